@@ -307,6 +307,14 @@ class History:
         """
         return removal.remove(self._database, conversations)
 
+    def strays(self) -> int:
+        """How many rows belong to no conversation that is listed, as another program may leave them."""
+        return removal.strays(self._database)
+
+    def remove_strays(self) -> int:
+        """Deletes those; returns how many there were. Their bytes go with the next `remove`."""
+        return removal.remove_strays(self._database)
+
     def takes_long_to_remove(self, conversations: Sequence[int]) -> bool:
         """Whether they lie where an earlier localspec kept all in one piece, which the next deletion divides."""
         return removal.takes_long(self._database, conversations)

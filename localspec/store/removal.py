@@ -52,6 +52,53 @@ def remove(database: Database, conversations: Sequence[int]) -> int:
     return removed
 
 
+def strays(database: Database) -> int:
+    """How many rows belong to no listed conversation, as another program may leave them. Raises StoreTrouble."""
+
+    def count(connection: sqlite3.Connection) -> int:
+        found = (_strays(connection, place) for place in volumes.every(connection))
+        queries = [*(query for queries in found for query in queries), _nowhere(connection)]
+        return sum(connection.execute(f"SELECT count(*) FROM {query}").fetchone()[0] for query in queries)
+
+    return database.at_once(count)
+
+
+def remove_strays(database: Database) -> int:
+    """Deletes those rows; returns how many there were. Their bytes go with the next `remove`. Raises StoreTrouble."""
+
+    def delete(connection: sqlite3.Connection) -> int:
+        removed = 0
+        for place in volumes.every(connection):
+            gone = sum(connection.execute(f"DELETE FROM {query}").rowcount for query in _strays(connection, place))
+            if gone:
+                connection.execute("INSERT INTO unclean (volume) VALUES (?)", (place,))
+            removed += gone
+        gone = connection.execute(f"DELETE FROM {_nowhere(connection)}").rowcount
+        if gone:
+            connection.execute("INSERT INTO unclean (volume) VALUES (0)")
+        return removed + gone
+
+    return database.save(delete)
+
+
+def _strays(connection: sqlite3.Connection, place: int) -> list[str]:
+    """Which rows of this volume belong to no conversation, and which conversations have no turn in it."""
+    volume = volumes.suffix(place)
+    turns = f"SELECT conversation FROM turn{volume}"
+    there = f"SELECT id FROM conversation WHERE volume = {place} AND id IN ({turns})"
+    return [
+        f"turn{volume} WHERE conversation NOT IN ({there})",
+        f"about{volume} WHERE conversation NOT IN ({there})",
+        f"conversation WHERE volume = {place} AND id NOT IN ({turns})",
+    ]
+
+
+def _nowhere(connection: sqlite3.Connection) -> str:
+    """Which conversations are in no volume that there is."""
+    places = ", ".join(map(str, volumes.every(connection)))
+    return f"conversation WHERE volume NOT IN ({places})"
+
+
 def takes_long(database: Database, conversations: Sequence[int]) -> bool:
     """Whether a volume has to be divided for it: those of earlier versions have any size. Raises StoreTrouble."""
 

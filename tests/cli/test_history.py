@@ -460,3 +460,29 @@ def test_rm_of_nothing_says_where_the_log_cannot_be_emptied(database: Path, monk
         monkeypatch.setattr(database_module, "_open_writable", full)
         with pytest.raises(StoreTrouble, match=r"may still be in .*-wal \(database or disk is full\): see whether"):
             run("rm", "--all", "--yes")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE turn SET conversation = 77 WHERE prompt LIKE 'SECRET%'",
+        "DELETE FROM conversation WHERE id = 1",
+        "UPDATE about SET conversation = 77 WHERE system LIKE 'SECRET%'",
+        "UPDATE conversation SET volume = 'x' WHERE id = 1",
+        "UPDATE conversation SET volume = 9 WHERE id = 1",
+        "UPDATE conversation SET model = 'SECRETZEBRA', volume = 9 WHERE id = 1; DELETE FROM turn WHERE conversation = 1",
+    ],
+)
+@pytest.mark.parametrize("others", [True, False])
+def test_rm_of_everything_deletes_what_belongs_to_no_conversation(database: Path, change: str, others: bool) -> None:
+    keep(database, ("SECRETZEBRA?", "SECRETZEBRA!", "stop"), system="SECRETZEBRA.")
+    if others:
+        keep(database, ("two?", "Two.", "stop"))
+        assert run("rm", "--older-than", "1d", "--yes").startswith("There are no conversations to delete")
+    with contextlib.closing(sqlite3.connect(database)) as other:
+        other.executescript(change)
+    with Store.open(database, pytest.fail) as store:  # which keeps the log from going with the last session
+        assert re.match(r"Deleted .*\d rows? of no conversation\.", run("rm", "--all", "--yes"))
+        assert store.history.conversations() == [] and store.history.strays() == 0
+        assert not any(b"SECRETZEBRA" in file.read_bytes() for file in database.parent.iterdir())
+        assert run("rm", "--all", "--yes") == "There are no conversations to delete.\n"
