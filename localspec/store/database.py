@@ -15,10 +15,12 @@ from typing import Self, TypeAlias, TypeVar
 
 from localspec.errors import LocalspecError
 from localspec.paths import private_directory
+from localspec.store.log_tail import log_size, overwrite_tail
 from localspec.store.shrinking import is_mostly_free, shrink
 
 BUSY_SECONDS = 5.0
 BROKEN = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
+NO_ROOM = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR}
 
 Result = TypeVar("Result")
 Work: TypeAlias = Callable[[sqlite3.Connection], Result]
@@ -123,6 +125,8 @@ class Database:
                 raise
             except sqlite3.DatabaseError as error:
                 if not _is_broken(error):
+                    if _code(error) in NO_ROOM:
+                        self._forget_half_saved()
                     raise StoreTrouble(f"{self.path} {_remedy(error)} ({error}).") from error
                 self._leave_broken_file(error)
                 return work(self._connection)
@@ -166,7 +170,7 @@ class Database:
     def empty_log(self, wait: bool = True) -> str:
         """Takes what was overwritten out of the write-ahead log too; returns what stood in the way, or nothing."""
         if self.read_only:  # a log that cannot be read here seems to be empty
-            return self._why_read_only if self.path and _size_of(f"{self.path}-wal") else ""
+            return self._why_read_only if self.path and log_size(self.path) else ""
         deadline = time.monotonic() + (BUSY_SECONDS if wait else 0)
         try:
             with self._lock, _patience(self._connection, wait):
@@ -177,6 +181,13 @@ class Database:
             return ""
         except sqlite3.DatabaseError as error:
             return str(error)
+
+    def _forget_half_saved(self) -> None:
+        """What a transaction had written before it failed would stay in the log for as long as that is not emptied."""
+        with contextlib.suppress(OSError, sqlite3.Error):
+            if self.path and not self._connection.in_transaction:
+                with _transaction(self._connection):  # nobody adds to the log meanwhile
+                    overwrite_tail(self.path)
 
     def _leave_broken_file(self, error: sqlite3.DatabaseError) -> None:
         """Damage found while at work: sets the file aside and goes on in memory."""
@@ -365,15 +376,12 @@ def _identity(path: Path) -> tuple[int, int] | None:
     return status.st_dev, status.st_ino
 
 
-def _size_of(path: str) -> int:
-    try:
-        return os.stat(path).st_size
-    except FileNotFoundError:
-        return 0
-
-
 def _is_broken(error: sqlite3.Error) -> bool:
-    return (getattr(error, "sqlite_errorcode", 0) & 0xFF) in BROKEN
+    return _code(error) in BROKEN
+
+
+def _code(error: sqlite3.Error) -> int:
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF
 
 
 def _reason(error: Exception) -> str:
@@ -381,10 +389,10 @@ def _reason(error: Exception) -> str:
 
 
 def _remedy(error: sqlite3.DatabaseError) -> str:
-    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    code = _code(error)
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return f"was in use by another process for more than {BUSY_SECONDS:.0f} seconds, so nothing more was saved"
-    if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
+    if code in NO_ROOM:
         return "could not be read or written, so nothing more was saved: see whether the disk is full"
     if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM):
         return "may not be written, so nothing more was saved: make it and its directory writable"

@@ -483,6 +483,29 @@ def test_a_write_that_the_system_refuses_keeps_the_old_and_says_so(database: Dat
     assert integrity(path) == "ok"
 
 
+def test_what_was_half_saved_when_room_ran_out_is_overwritten_in_the_log(database: Database, path: Path) -> None:
+    log = Path(f"{path}-wal")
+    write(database, 1, text=b"kept")
+    database.read(lambda connection: connection.execute("PRAGMA cache_size = 1").fetchone())
+    before, size = resource.getrlimit(resource.RLIMIT_FSIZE), log.stat().st_size
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 60_000, before[1]))
+    try:
+        with pytest.raises(StoreTrouble, match="nothing more was saved: see whether the disk is full"):
+            write(database, *range(2, 2000), text=MARKER * 20)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert log.stat().st_size > size and MARKER not in log.read_bytes()
+    with contextlib.closing(sqlite3.connect(path)) as other:
+        assert other.execute("SELECT count(*) FROM line").fetchone() == (1,)
+    write(database, 2)
+    aside = path.with_name("copy.db")  # as after a crash: the log is all that says what was saved
+    for part in ("", "-wal"):
+        shutil.copy(f"{path}{part}", f"{aside}{part}")
+    with contextlib.closing(sqlite3.connect(aside)) as other:
+        assert other.execute("SELECT count(*) FROM line").fetchone() == (2,)
+    assert integrity(path) == integrity(aside) == "ok"
+
+
 def test_a_long_lock_is_said_and_reading_goes_on(
     path: Path, notices: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
