@@ -245,7 +245,8 @@ class Conversation:
     def _stop_saving(self, trouble: StoreTrouble) -> None:
         """Saves nothing more: a conversation with gaps would be worse to come back to than one that ends here."""
         self._saving = False
-        self._notice(f"From here on this conversation is not kept: {trouble}")
+        kept = "" if self.id is None else f" What was saved of it before stays, as conversation {self.id}."
+        self._notice(f"From here on this conversation is not kept: {trouble}{kept}")
 
 
 def _filled_context(statistics: "Statistics", limits: "Limits | None") -> bool:

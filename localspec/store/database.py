@@ -15,10 +15,12 @@ from typing import Self, TypeAlias, TypeVar
 
 from localspec.errors import LocalspecError
 from localspec.paths import private_directory
+from localspec.store.log_tail import log_size, overwrite_tail
 from localspec.store.shrinking import is_mostly_free, shrink
 
 BUSY_SECONDS = 5.0
 BROKEN = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
+NO_ROOM = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR}
 _REMEDIES = {  # by what is said of why a database can only be read; the first that fits
     "locked": "wait for what else uses it",
     "full": "make room on its disk to change it",
@@ -131,6 +133,8 @@ class Database:
                 raise
             except sqlite3.DatabaseError as error:
                 if not _is_broken(error):
+                    if _code(error) in NO_ROOM:
+                        self._forget_half_saved()
                     raise StoreTrouble(f"{self.path} {_remedy(error)} ({error}).") from error
                 self._leave_broken_file(error)
                 return work(self._connection)
@@ -173,6 +177,8 @@ class Database:
 
     def empty_log(self, wait: bool = True) -> str:
         """Takes what was overwritten out of the write-ahead log too; returns what stood in the way, or nothing."""
+        if self.read_only:  # a log that cannot be read here seems to be empty
+            return self._why_read_only if self.path and log_size(self.path) else ""
         deadline = time.monotonic() + (BUSY_SECONDS if wait else 0)
         try:
             with self._lock, _patience(self._connection, wait):
@@ -183,6 +189,13 @@ class Database:
             return ""
         except sqlite3.DatabaseError as error:
             return str(error)
+
+    def _forget_half_saved(self) -> None:
+        """What a transaction had written before it failed would stay in the log for as long as that is not emptied."""
+        with contextlib.suppress(OSError, sqlite3.Error):
+            if self.path and not self._connection.in_transaction:
+                with _transaction(self._connection):  # nobody adds to the log meanwhile
+                    overwrite_tail(self.path)
 
     def _leave_broken_file(self, error: sqlite3.DatabaseError) -> None:
         """Damage found while at work: sets the file aside and goes on in memory."""
@@ -372,7 +385,11 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 
 def _is_broken(error: sqlite3.Error) -> bool:
-    return (getattr(error, "sqlite_errorcode", 0) & 0xFF) in BROKEN
+    return _code(error) in BROKEN
+
+
+def _code(error: sqlite3.Error) -> int:
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF
 
 
 def _reason(error: Exception) -> str:
@@ -380,11 +397,11 @@ def _reason(error: Exception) -> str:
 
 
 def _remedy(error: sqlite3.DatabaseError) -> str:
-    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    code = _code(error)
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-        return f"was in use by another process for more than {BUSY_SECONDS:.0f} seconds, so nothing was saved"
-    if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
-        return "could not be read or written, so nothing was saved: see whether the disk is full"
+        return f"was in use by another process for more than {BUSY_SECONDS:.0f} seconds, so nothing more was saved"
+    if code in NO_ROOM:
+        return "could not be read or written, so nothing more was saved: see whether the disk is full"
     if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM):
-        return "may not be written, so nothing was saved: make it and its directory writable"
-    return "cannot be used now, so nothing was saved"
+        return "may not be written, so nothing more was saved: make it and its directory writable"
+    return "cannot be used now, so nothing more was saved"

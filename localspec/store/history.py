@@ -302,9 +302,18 @@ class History:
     def remove(self, conversations: Sequence[int]) -> int:
         """Deletes these conversations, so that their bytes are gone from the files too; returns how many there were.
 
-        Raises StoreTrouble; its sentence says what was done and what is left to do.
+        Without any, what could not be saved goes out of the log. Raises StoreTrouble; its sentence says what was done
+        and what is left to do.
         """
         return removal.remove(self._database, conversations)
+
+    def strays(self) -> int:
+        """How many rows belong to no conversation that is listed, as another program may leave them."""
+        return removal.strays(self._database)
+
+    def remove_strays(self) -> int:
+        """Deletes those; returns how many there were. Their bytes go with the next `remove`."""
+        return removal.remove_strays(self._database)
 
     def takes_long_to_remove(self, conversations: Sequence[int]) -> bool:
         """Whether they lie where an earlier localspec kept all in one piece, which the next deletion divides."""

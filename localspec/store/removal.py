@@ -20,7 +20,8 @@ DIVIDED = (
 def remove(database: Database, conversations: Sequence[int]) -> int:
     """Deletes these conversations, so that their bytes are gone from the files too; returns how many there were.
 
-    Raises StoreTrouble; its sentence says what was done and what is left to do.
+    Without any, what could not be saved goes out of the log, and what a stopped deletion left. Raises StoreTrouble;
+    its sentence says what was done and what is left to do.
     """
     path, removed = database.path, 0
     try:
@@ -41,9 +42,61 @@ def remove(database: Database, conversations: Sequence[int]) -> int:
         raise StoreTrouble(f"{done} until the next start or deletion ({trouble.__cause__ or trouble}).") from trouble
     database.give_back()
     if problem := database.empty_log():
+        if not (removed or marks):
+            raise StoreTrouble(
+                f"Text that could not be saved or was deleted may still be in {path}-wal ({problem}): see whether the"
+                " disk is full, end every other localspec session, and delete again."
+            )
         raise StoreTrouble(f"{done} and its -wal file ({problem}) until every other localspec session is closed.")
     _forget(database, marks)
     return removed
+
+
+def strays(database: Database) -> int:
+    """How many rows belong to no listed conversation, as another program may leave them. Raises StoreTrouble."""
+
+    def count(connection: sqlite3.Connection) -> int:
+        found = (_strays(connection, place) for place in volumes.every(connection))
+        queries = [*(query for queries in found for query in queries), _nowhere(connection)]
+        return sum(connection.execute(f"SELECT count(*) FROM {query}").fetchone()[0] for query in queries)
+
+    return database.at_once(count)
+
+
+def remove_strays(database: Database) -> int:
+    """Deletes those rows; returns how many there were. Their bytes go with the next `remove`. Raises StoreTrouble."""
+
+    def delete(connection: sqlite3.Connection) -> int:
+        removed = 0
+        for place in volumes.every(connection):
+            gone = sum(connection.execute(f"DELETE FROM {query}").rowcount for query in _strays(connection, place))
+            if gone:
+                connection.execute("INSERT INTO unclean (volume) VALUES (?)", (place,))
+            removed += gone
+        gone = connection.execute(f"DELETE FROM {_nowhere(connection)}").rowcount
+        if gone:
+            connection.execute("INSERT INTO unclean (volume) VALUES (0)")
+        return removed + gone
+
+    return database.save(delete)
+
+
+def _strays(connection: sqlite3.Connection, place: int) -> list[str]:
+    """Which rows of this volume belong to no conversation, and which conversations have no turn in it."""
+    volume = volumes.suffix(place)
+    turns = f"SELECT conversation FROM turn{volume}"
+    there = f"SELECT id FROM conversation WHERE volume = {place} AND id IN ({turns})"
+    return [
+        f"turn{volume} WHERE conversation NOT IN ({there})",
+        f"about{volume} WHERE conversation NOT IN ({there})",
+        f"conversation WHERE volume = {place} AND id NOT IN ({turns})",
+    ]
+
+
+def _nowhere(connection: sqlite3.Connection) -> str:
+    """Which conversations are in no volume that there is."""
+    places = ", ".join(map(str, volumes.every(connection)))
+    return f"conversation WHERE volume NOT IN ({places})"
 
 
 def takes_long(database: Database, conversations: Sequence[int]) -> bool:

@@ -127,7 +127,9 @@ def test_a_store_that_fails_costs_no_reply_and_is_told_once(store, broken, monke
     monkeypatch.setattr(store.history, broken, fail)
     for _ in range(2):
         assert isinstance(talk(conversation, Engine("yes"), "one?")[-1], Done)
-    assert told == ["From here on this conversation is not kept: The disk is full."]
+    kept = {"say": "", "write": " What was saved of it before stays, as conversation 1."}[broken]
+    assert told == [f"From here on this conversation is not kept: The disk is full.{kept}"]
+    assert [info.id for info in store.history.conversations()] == ([1] if kept else [])
     assert [turn.reply for turn in conversation.turns] == ["yes", "yes"]
     monkeypatch.undo()
     new = conversation.start_new()  # perhaps there is room again

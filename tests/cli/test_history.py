@@ -1,8 +1,10 @@
 """`localspec history` shows conversations as safe text, deletes only what it was told to, and makes nothing by looking."""
 
+import contextlib
 import json
 import os
 import re
+import sqlite3
 import subprocess
 import sys
 import time
@@ -18,6 +20,7 @@ from localspec.cli import history as history_module
 from localspec.cli.main import main
 from localspec.errors import UsageMistake
 from localspec.paths import Paths
+from localspec.store import database as database_module
 from localspec.store import volumes
 from localspec.store.database import StoreTrouble
 from localspec.store.removal import DIVIDED
@@ -414,3 +417,72 @@ def test_importing_it_imports_nothing_heavy() -> None:
     code = f"import sys, localspec.cli.history; print(sorted({heavy!r} & set(sys.modules)))"
     root = Path(__file__).parents[2]
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root).stdout == "[]\n"
+
+
+def half_saved(connection: sqlite3.Connection) -> None:
+    """Text that reaches the log and is never committed, as where the disk is full."""
+    connection.execute("PRAGMA cache_size = 1")
+    connection.execute("BEGIN IMMEDIATE")
+    connection.executemany("INSERT INTO draft VALUES (?, 0, ?)", ((n, "SECRETZEBRA" * 500) for n in range(-20, 0)))
+    connection.execute("ROLLBACK")
+
+
+def test_rm_of_nothing_takes_what_could_not_be_saved_out_of_the_log(
+    database: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database_module, "BUSY_SECONDS", 0.05)
+    log = Path(f"{database}-wal")
+    with (
+        Store.open(database, pytest.fail),
+        contextlib.closing(sqlite3.connect(database, isolation_level=None)) as other,
+    ):
+        half_saved(other)
+        assert b"SECRETZEBRA" in log.read_bytes()
+        other.execute("BEGIN")
+        other.execute("SELECT count(*) FROM draft").fetchone()
+        with pytest.raises(StoreTrouble, match=r"may still be in .*-wal \(another process is using it\)"):
+            run("rm", "--all", "--yes")
+        assert b"SECRETZEBRA" in log.read_bytes()
+        other.execute("ROLLBACK")
+        for arguments in (["--all"], ["--older-than", "1d"]):
+            half_saved(other)
+            assert run("rm", *arguments, "--yes").startswith("There are no conversations to delete")
+            assert not any(b"SECRETZEBRA" in file.read_bytes() for file in database.parent.iterdir())
+
+
+def test_rm_of_nothing_says_where_the_log_cannot_be_emptied(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Store.open(database, pytest.fail), contextlib.closing(sqlite3.connect(database)) as other:
+        half_saved(other)
+
+        def full(*_: object) -> None:
+            raise sqlite3.OperationalError("database or disk is full")
+
+        monkeypatch.setattr(database_module, "_open_writable", full)
+        with pytest.raises(StoreTrouble, match=r"may still be in .*-wal \(database or disk is full\): see whether"):
+            run("rm", "--all", "--yes")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE turn SET conversation = 77 WHERE prompt LIKE 'SECRET%'",
+        "DELETE FROM conversation WHERE id = 1",
+        "UPDATE about SET conversation = 77 WHERE system LIKE 'SECRET%'",
+        "UPDATE conversation SET volume = 'x' WHERE id = 1",
+        "UPDATE conversation SET volume = 9 WHERE id = 1",
+        "UPDATE conversation SET model = 'SECRETZEBRA', volume = 9 WHERE id = 1; DELETE FROM turn WHERE conversation = 1",
+    ],
+)
+@pytest.mark.parametrize("others", [True, False])
+def test_rm_of_everything_deletes_what_belongs_to_no_conversation(database: Path, change: str, others: bool) -> None:
+    keep(database, ("SECRETZEBRA?", "SECRETZEBRA!", "stop"), system="SECRETZEBRA.")
+    if others:
+        keep(database, ("two?", "Two.", "stop"))
+        assert run("rm", "--older-than", "1d", "--yes").startswith("There are no conversations to delete")
+    with contextlib.closing(sqlite3.connect(database)) as other:
+        other.executescript(change)
+    with Store.open(database, pytest.fail) as store:  # which keeps the log from going with the last session
+        assert re.match(r"Deleted .*\d rows? of no conversation\.", run("rm", "--all", "--yes"))
+        assert store.history.conversations() == [] and store.history.strays() == 0
+        assert not any(b"SECRETZEBRA" in file.read_bytes() for file in database.parent.iterdir())
+        assert run("rm", "--all", "--yes") == "There are no conversations to delete.\n"

@@ -483,7 +483,7 @@ def test_a_full_database_keeps_the_old_and_says_so(database: Database, path: Pat
     write(database, 1)
     pages = database.read(lambda connection: connection.execute("PRAGMA page_count").fetchone()[0])
     database.read(lambda connection: connection.execute(f"PRAGMA max_page_count = {pages}").fetchone())
-    with pytest.raises(StoreTrouble, match="nothing was saved: see whether the disk is full .*full") as caught:
+    with pytest.raises(StoreTrouble, match="nothing more was saved: see whether the disk is full .*full") as caught:
         write(database, *range(2, 2000), text=bytes(64))
     assert caught.value.exit_code == 1 and str(path) in str(caught.value)
     assert numbers(database) == [1]
@@ -498,13 +498,36 @@ def test_a_write_that_the_system_refuses_keeps_the_old_and_says_so(database: Dat
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (Path(f"{path}-wal").stat().st_size + 6000, before[1]))
     try:
-        with pytest.raises(StoreTrouble, match="nothing was saved: see whether the disk is full"):
+        with pytest.raises(StoreTrouble, match="nothing more was saved: see whether the disk is full"):
             write(database, *range(2, 2000), text=bytes(64))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     write(database, 2)
     assert numbers(database) == [1, 2]
     assert integrity(path) == "ok"
+
+
+def test_what_was_half_saved_when_room_ran_out_is_overwritten_in_the_log(database: Database, path: Path) -> None:
+    log = Path(f"{path}-wal")
+    write(database, 1, text=b"kept")
+    database.read(lambda connection: connection.execute("PRAGMA cache_size = 1").fetchone())
+    before, size = resource.getrlimit(resource.RLIMIT_FSIZE), log.stat().st_size
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 60_000, before[1]))
+    try:
+        with pytest.raises(StoreTrouble, match="nothing more was saved: see whether the disk is full"):
+            write(database, *range(2, 2000), text=MARKER * 20)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert log.stat().st_size > size and MARKER not in log.read_bytes()
+    with contextlib.closing(sqlite3.connect(path)) as other:
+        assert other.execute("SELECT count(*) FROM line").fetchone() == (1,)
+    write(database, 2)
+    aside = path.with_name("copy.db")  # as after a crash: the log is all that says what was saved
+    for part in ("", "-wal"):
+        shutil.copy(f"{path}{part}", f"{aside}{part}")
+    with contextlib.closing(sqlite3.connect(aside)) as other:
+        assert other.execute("SELECT count(*) FROM line").fetchone() == (2,)
+    assert integrity(path) == integrity(aside) == "ok"
 
 
 def test_a_long_lock_is_said_and_reading_goes_on(

@@ -999,9 +999,9 @@ def test_a_full_database_keeps_the_old_and_says_so(store: Store, history: Histor
     number, turn = said(history, "prompt", "reply")
     pages = raw(store, "PRAGMA page_count")[0][0]
     raw(store, f"PRAGMA max_page_count = {pages}")
-    with pytest.raises(StoreTrouble, match="nothing was saved: see whether the disk is full"):
+    with pytest.raises(StoreTrouble, match="nothing more was saved: see whether the disk is full"):
         history.write(turn, "x" * 1_000_000, "stop")
-    with pytest.raises(StoreTrouble, match="nothing was saved: see whether the disk is full"):
+    with pytest.raises(StoreTrouble, match="nothing more was saved: see whether the disk is full"):
         history.say(number, "x" * 1_000_000, model="demo", system=None)
     assert texts(history, number) == [("prompt", "reply", "stop")]
     raw(store, "PRAGMA max_page_count = 1000000")

@@ -637,7 +637,7 @@ def test_a_full_database_keeps_the_old_and_says_so(store: Store) -> None:
     store.phrases.learn(pool, [phrase(1)])
     pages = store._database._connection.execute("PRAGMA page_count").fetchone()[0]
     store._database._connection.execute(f"PRAGMA max_page_count = {pages}").fetchone()
-    with pytest.raises(StoreTrouble, match="nothing was saved: see whether the disk is full"):
+    with pytest.raises(StoreTrouble, match="nothing more was saved: see whether the disk is full"):
         store.phrases.learn(pool, [(n, bytes(24), bytes(32)) for n in range(2000)])
     assert [found.key for found in store.phrases.export(pool)] == [1]
     store._database._connection.execute("PRAGMA max_page_count = 1000000").fetchone()
