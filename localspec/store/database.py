@@ -143,8 +143,9 @@ class Database:
     def save(self, work: Work[Result]) -> Result:
         """Does `work` in one transaction: all of it is kept or nothing. It may be called twice. Raises StoreTrouble."""
         if self.read_only:
-            locked = "locked" in self._why_read_only
-            remedy = "wait for what else uses it" if locked else "make it and its directory writable to change it"
+            remedy = "make it and its directory writable to change it"
+            for sign, other in ("locked", "wait for what else uses it"), ("full", "make room on the disk"):
+                remedy = other if sign in self._why_read_only else remedy
             raise StoreTrouble(f"{self.path} can only be read ({self._why_read_only}): {remedy}.")
 
         def whole(connection: sqlite3.Connection) -> Result:
@@ -184,10 +185,9 @@ class Database:
 
     def _forget_half_saved(self) -> None:
         """What a transaction had written before it failed would stay in the log for as long as that is not emptied."""
-        with contextlib.suppress(OSError, sqlite3.Error):
-            if self.path and not self._connection.in_transaction:
-                with _transaction(self._connection):  # nobody adds to the log meanwhile
-                    overwrite_tail(self.path)
+        with contextlib.suppress(OSError, sqlite3.Error), _transaction(self._connection):  # nobody adds to it meanwhile
+            if self.path is not None:
+                overwrite_tail(self.path)
 
     def _leave_broken_file(self, error: sqlite3.DatabaseError) -> None:
         """Damage found while at work: sets the file aside and goes on in memory."""

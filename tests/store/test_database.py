@@ -408,6 +408,20 @@ def test_what_can_only_be_read_is_read(
     path.chmod(0o600)
 
 
+def test_what_can_only_be_read_for_want_of_room_says_to_make_some(
+    database: Database, path: Path, notices: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    monkeypatch.setattr(database_module, "_open_writable", full)
+    with (
+        opened(path, notices) as reader,
+        pytest.raises(StoreTrouble, match=r"only be read \(database or disk is full\): make room on the disk\."),
+    ):
+        write(reader, 1)
+
+
 @pytest.mark.parametrize("damage", [damage_header, damage_newer])
 def test_a_bad_file_that_cannot_be_moved_is_left_alone(
     directory: Path, notices: list[str], damage: Callable[[Path], None]
