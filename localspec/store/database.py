@@ -192,10 +192,9 @@ class Database:
 
     def _forget_half_saved(self) -> None:
         """What a transaction had written before it failed would stay in the log for as long as that is not emptied."""
-        with contextlib.suppress(OSError, sqlite3.Error):
-            if self.path and not self._connection.in_transaction:
-                with _transaction(self._connection):  # nobody adds to the log meanwhile
-                    overwrite_tail(self.path)
+        with contextlib.suppress(OSError, sqlite3.Error), _transaction(self._connection):  # nobody adds to it meanwhile
+            if self.path is not None:
+                overwrite_tail(self.path)
 
     def _leave_broken_file(self, error: sqlite3.DatabaseError) -> None:
         """Damage found while at work: sets the file aside and goes on in memory."""
