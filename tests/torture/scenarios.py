@@ -96,8 +96,8 @@ class Look:
         return [turn["prompt"] for turn in self.turns()]
 
     def answered(self) -> Counter[str]:
-        """How often each prompt has a whole reply."""
-        return Counter(turn["prompt"] for turn in self.turns() if turn["reason"] in ("stop", "length"))
+        """How often each prompt has a reply that ended, be it by Ctrl+C."""
+        return Counter(turn["prompt"] for turn in self.turns() if turn["reason"])
 
 
 def _say(ground: Ground, *more: str) -> list[str]:
