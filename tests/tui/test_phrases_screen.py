@@ -54,6 +54,7 @@ def test_they_tell_their_story(kept, keys):
     async def story(pilot):
         await pilot.press(*keys)
         screen = await opened(kept, pilot)
+        await until(pilot, lambda: "straße" in kept.screen_text())  # what was found is drawn a moment later
         page = kept.screen_text()
         assert "scripted: 3 phrases of past replies" in page
         assert "the⏎ →  straße" in page and "said once, guessed right in 1 reply" in page
