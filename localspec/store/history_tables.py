@@ -15,12 +15,17 @@ def make_conversations(connection: sqlite3.Connection) -> None:
 
 def _make_turns(connection: sqlite3.Connection, volume: str) -> None:
     """The turns of one volume, which is told from others by the end of its tables' names, and the index of words."""
-    turn, trigram = f"turn{volume}", f"trigram{volume}"
     connection.execute(
-        f"""CREATE TABLE {turn} (
+        f"""CREATE TABLE turn{volume} (
             id INTEGER PRIMARY KEY AUTOINCREMENT, conversation INTEGER NOT NULL, prompt TEXT NOT NULL,
             reply TEXT NOT NULL, reason TEXT, figures TEXT NOT NULL, asked REAL NOT NULL)"""
     )
+    make_index(connection, volume)
+
+
+def make_index(connection: sqlite3.Connection, volume: str) -> None:
+    """What is derived from the turns of a volume: the index of words, and how turns are found by their conversation."""
+    turn, trigram = f"turn{volume}", f"trigram{volume}"
     connection.execute(f"CREATE INDEX {turn}_by_conversation ON {turn} (conversation)")
     # A growing reply is saved every second, and an unanswered prompt is taken back: neither is worth indexing, and
     # so few are searched without.
@@ -45,6 +50,13 @@ def _make_turns(connection: sqlite3.Connection, volume: str) -> None:
             f"""CREATE TRIGGER {turn}_{name} {when} ON {turn} WHEN {row}.reason IS NOT NULL AND {row}.reply <> ''
             BEGIN {statement}; END"""
         )
+
+
+def parts_of_index(volume: str) -> list[str]:
+    """The names of all that `make_index` makes, and of the tables that SQLite keeps the index of words in."""
+    turn, trigram = f"turn{volume}", f"trigram{volume}"
+    ends = ("by_conversation", "not_indexed", "indexed", "in", "changes", "changed", "out")
+    return [trigram, *(f"{trigram}_{end}" for end in ("data", "idx", "config")), *(f"{turn}_{end}" for end in ends)]
 
 
 def make_branches(connection: sqlite3.Connection) -> None:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 from localspec.store import volumes
 from localspec.store.database import Database, StoreTrouble
+from localspec.store.mending import PAGES_TO_FIND
+from localspec.store.shrinking import shrink
 
 PAUSE = 0.11  # seconds between transactions: who waits for the file looks every 0.1 s whether it is free
 
@@ -162,7 +164,10 @@ def _clean(database: Database) -> list[int]:
     marks = database.read(_marks)
     if marks:  # when it was, and with which model
         database.save(lambda connection: volumes.write_anew(connection, "conversation"))
-    for place in {volume for _, volume in marks}:
+    places = {volume for _, volume in marks}
+    if PAGES_TO_FIND in places:
+        database.read(lambda connection: shrink(connection, database.path))
+    for place in places - {PAGES_TO_FIND}:
         while not database.save(lambda connection, place=place: volumes.clean(connection, place)):  # type: ignore[misc]
             time.sleep(PAUSE)
     return [mark for mark, _ in marks]

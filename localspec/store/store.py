@@ -9,7 +9,7 @@ from typing import Self
 
 from localspec.config import home
 from localspec.paths import Paths
-from localspec.store import drafts, history, history_tables, measurements, phrases
+from localspec.store import drafts, history, history_tables, measurements, mending, phrases
 from localspec.store.database import Database
 from localspec.store.phrases import PoolNames
 
@@ -63,7 +63,7 @@ class Store:
                 ((pool, *names) for pool, names in known.items()),
             )
 
-        store = cls(Database.open(path, notice, MIGRATIONS, PROBES, refill), notice, limit, known)
+        store = cls(Database.open(path, notice, MIGRATIONS, PROBES, refill, mending.mend), notice, limit, known)
         store.history.finish_removal()
         return store
 

@@ -148,6 +148,11 @@ def empty(connection: sqlite3.Connection, number: int) -> None:
     connection.execute("UPDATE volume SET bytes = 0 WHERE number = 0")
 
 
+def sizes(connection: sqlite3.Connection) -> list[tuple[int, int]]:
+    """Each volume with its bytes of text, as they are."""
+    return [(number, _size(connection, suffix(number))) for number in every(connection)]
+
+
 def _size(connection: sqlite3.Connection, volume: str, where: str = "", values: tuple[int, ...] = ()) -> int:
     """Bytes of text, of all or some of the conversations in it."""
     system = "coalesce(length(CAST(system AS BLOB)), 0)"

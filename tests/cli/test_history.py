@@ -21,7 +21,7 @@ from localspec.cli.main import main
 from localspec.errors import UsageMistake
 from localspec.paths import Paths
 from localspec.store import database as database_module
-from localspec.store import volumes
+from localspec.store import opening, volumes
 from localspec.store.database import StoreTrouble
 from localspec.store.removal import DIVIDED
 from localspec.store.store import Store
@@ -430,7 +430,7 @@ def half_saved(connection: sqlite3.Connection) -> None:
 def test_rm_of_nothing_takes_what_could_not_be_saved_out_of_the_log(
     database: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(database_module, "BUSY_SECONDS", 0.05)
+    monkeypatch.setattr(opening, "BUSY_SECONDS", 0.05)
     log = Path(f"{database}-wal")
     with (
         Store.open(database, pytest.fail),
@@ -457,7 +457,7 @@ def test_rm_of_nothing_says_where_the_log_cannot_be_emptied(database: Path, monk
         def full(*_: object) -> None:
             raise sqlite3.OperationalError("database or disk is full")
 
-        monkeypatch.setattr(database_module, "_open_writable", full)
+        monkeypatch.setattr(database_module, "open_writable", full)
         with pytest.raises(StoreTrouble, match=r"may still be in .*-wal \(database or disk is full\): see whether"):
             run("rm", "--all", "--yes")
 

@@ -28,6 +28,7 @@ from database_files import (
 )
 
 from localspec.store import database as database_module
+from localspec.store import opening
 from localspec.store.database import Database, StoreTrouble
 
 MARKER = b"PRIVATE-MARKER-0123456789"
@@ -151,7 +152,7 @@ def test_migrations_run_once_when_many_processes_start(
         connection.execute("INSERT INTO step VALUES (2)")
 
     # The lock of opening aside, the transactions alone must do.
-    monkeypatch.setattr(database_module, "_one_at_a_time", lambda path: contextlib.nullcontext())
+    monkeypatch.setattr(database_module, "one_at_a_time", lambda path: contextlib.nullcontext())
 
     def start(pipe: int) -> None:
         with opened(path, notices, add_once, add_again) as database:
@@ -426,7 +427,7 @@ def test_room_is_what_a_full_disk_needs(
     def full(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr("localspec.store.database._open_writable", full)
+    monkeypatch.setattr("localspec.store.database.open_writable", full)
     said = r"can only be read \(.+\): make room on its disk to change it\.$"
     with opened(path, notices) as database, pytest.raises(StoreTrouble, match=said):
         write(database, 1)
@@ -533,7 +534,7 @@ def test_what_was_half_saved_when_room_ran_out_is_overwritten_in_the_log(databas
 def test_a_long_lock_is_said_and_reading_goes_on(
     path: Path, notices: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(database_module, "BUSY_SECONDS", 0.05)
+    monkeypatch.setattr(opening, "BUSY_SECONDS", 0.05)
     with opened(path, notices) as database:
         write(database, 1)
         with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:

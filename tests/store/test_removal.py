@@ -16,7 +16,7 @@ from database_files import in_a_child, integrity
 from deleted_text import MARKER, index_is_whole, talk, traces
 
 from localspec.store import database as database_module
-from localspec.store import removal, volumes
+from localspec.store import opening, removal, volumes
 from localspec.store.database import StoreTrouble
 from localspec.store.history import History
 from localspec.store.store import Store
@@ -264,7 +264,7 @@ def test_trouble_in_the_midst_tells_how_many_are_gone(store: Store, monkeypatch:
 
 
 def test_a_start_waits_for_nobody_to_finish_a_deletion(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(database_module, "BUSY_SECONDS", 0.05)
+    monkeypatch.setattr(opening, "BUSY_SECONDS", 0.05)
     with Store.open(path, pytest.fail) as store:
         says(store.history, random.Random(4))
         gone = talk(store.history, random.Random(4))
@@ -273,7 +273,7 @@ def test_a_start_waits_for_nobody_to_finish_a_deletion(path: Path, monkeypatch: 
             reader.execute("SELECT count(*) FROM turn").fetchall()
             with pytest.raises(StoreTrouble, match="until every other localspec session is closed"):
                 store.history.remove([gone])
-            monkeypatch.setattr(database_module, "BUSY_SECONDS", 3600)
+            monkeypatch.setattr(opening, "BUSY_SECONDS", 3600)
             with Store.open(path, pytest.fail) as another:
                 assert raw(another, "SELECT count(*) FROM unclean") == [(1,)]
                 assert removal.takes_long(another._database, [gone]) is False

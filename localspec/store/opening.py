@@ -1,0 +1,266 @@
+"""How the database's file is opened: made, migrated, checked, mended where that can be, else set aside."""
+
+import contextlib
+import os
+import sqlite3
+import stat
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TypeAlias, TypeVar
+
+BUSY_SECONDS = 5.0
+BROKEN = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
+
+Result = TypeVar("Result")
+Work: TypeAlias = Callable[[sqlite3.Connection], Result]
+
+
+class _Unfit(Exception):
+    """This file cannot serve as the database, for a reason that only setting it aside cures, unless `mendable`."""
+
+    def __init__(self, suffix: str, reason: str, mendable: bool = False) -> None:
+        super().__init__(reason)
+        self.suffix = suffix
+        self.mendable = mendable
+
+
+def open_writable(
+    path: Path,
+    notice: Callable[[str], None],
+    migrations: Sequence[Work[None]],
+    probes: Sequence[str],
+    mend: Work[str],
+) -> sqlite3.Connection:
+    """The database at `path`, made, migrated and checked; what cannot serve is mended or set aside first, each once.
+
+    Raises sqlite3.Error and OSError.
+    """
+    mended = aside = False
+    while True:
+        connection = _made(path)
+        try:
+            return _checked(connection, migrations, probes)
+        except (sqlite3.Error, _Unfit) as error:
+            unfit = error if isinstance(error, _Unfit) else _Unfit("broken", f"is broken ({error})", mendable=True)
+            try:
+                if isinstance(error, sqlite3.Error) and not is_broken(error):
+                    raise
+                if (
+                    unfit.mendable
+                    and not mended
+                    and mended_by(mend, connection, path, unfit.__cause__ or error, notice)
+                ):
+                    mended = True
+                    continue
+                if aside:
+                    raise OSError(f"it {unfit} again") from error
+                try:
+                    name = set_aside(path, unfit.suffix, connection).name
+                except OSError as trouble:
+                    raise OSError(f"it {unfit} and cannot be set aside: {reason_of(trouble)}") from trouble
+                notice(f"{path} {unfit} and was set aside as {name}; a new one was begun.")
+                aside = True
+            finally:
+                connection.close()
+
+
+def open_readable(path: Path, version: int, probes: Sequence[str]) -> sqlite3.Connection | None:
+    """The database at `path` where it can only be read, if it can and is of this version."""
+    # A database in WAL mode needs two files beside it; where they cannot be made, only `immutable` reads it.
+    for option in ("mode=ro", "immutable=1"):
+        try:
+            connection = _connect(f"{path.as_uri()}?{option}", uri=True)
+        except sqlite3.Error:
+            continue
+        try:
+            _tune(connection)
+            _check(connection, probes)
+            if _version(connection) == version:
+                return connection
+        except (sqlite3.Error, _Unfit):
+            pass
+        connection.close()
+    return None
+
+
+def mended_by(
+    mend: Work[str],
+    connection: sqlite3.Connection,
+    path: Path,
+    error: BaseException,
+    notice: Callable[[str], None],
+) -> bool:
+    """Whether what was found damaged may work now: `mend` was done, by this process or a quicker one.
+
+    Where it cannot be done nothing has changed. Raises sqlite3.Error where only something else stood in the way, such
+    as a full disk.
+    """
+    if connection.in_transaction:
+        return False
+    try:
+        anew = mend(connection)
+    except sqlite3.Error as trouble:
+        if may_be_damage(trouble):
+            return False
+        raise
+    finally:
+        # What a connection knows of its tables is no part of a transaction that was taken back.
+        with contextlib.suppress(sqlite3.Error):
+            connection.execute("PRAGMA writable_schema = RESET").fetchone()
+    if anew:
+        notice(f"{path} was damaged ({error}); {anew}.")
+    return True
+
+
+def _made(path: Path) -> sqlite3.Connection:
+    # Made here for its mode, which SQLite copies to -wal and -shm. An existing file is never opened outside
+    # SQLite: closing it again would drop the locks that this process holds on it.
+    with contextlib.suppress(FileExistsError):
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+    for suffix in ("", "-wal", "-shm"):
+        with contextlib.suppress(OSError):
+            mode = stat.S_IMODE(os.stat(f"{path}{suffix}").st_mode)
+            if mode & 0o077:
+                os.chmod(f"{path}{suffix}", mode & 0o700)
+    return _connect(os.fspath(path))
+
+
+def _checked(
+    connection: sqlite3.Connection, migrations: Sequence[Work[None]], probes: Sequence[str]
+) -> sqlite3.Connection:
+    version = _version(connection)
+    if version > len(migrations):
+        raise _Unfit("newer", f"was written by a newer localspec (version {version}, this one knows {len(migrations)})")
+    if version == 0 and connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+        raise _Unfit("broken", "is a database of something else")
+    connection.execute("PRAGMA journal_mode = WAL").fetchone()
+    _tune(connection)
+    _migrate(connection, migrations)
+    _check(connection, probes)
+    # Changes nothing, but raises where the file can only be read (BEGIN IMMEDIATE does not).
+    connection.executescript(f"BEGIN IMMEDIATE; PRAGMA user_version = {len(migrations)}; ROLLBACK")
+    return connection
+
+
+def open_in_memory(migrations: Sequence[Work[None]]) -> sqlite3.Connection:
+    connection = _connect(":memory:")
+    _tune(connection)
+    _migrate(connection, migrations)
+    return connection
+
+
+def _connect(place: str, uri: bool = False) -> sqlite3.Connection:
+    connection = sqlite3.connect(place, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False, uri=uri)
+    connection.text_factory = _decoded
+    return connection
+
+
+def _decoded(content: bytes) -> str:
+    return content.decode("utf-8", "replace")  # what is no text costs its characters, and not the whole query
+
+
+def _tune(connection: sqlite3.Connection) -> None:
+    # temp_store: no private text in /tmp; wal_autocheckpoint: a checkpoint costs several replies, so few do it.
+    pragmas = ("secure_delete = ON", "synchronous = NORMAL", "temp_store = MEMORY", "cache_size = -16384")
+    for pragma in (*pragmas, "wal_autocheckpoint = 4000"):
+        connection.execute(f"PRAGMA {pragma}").fetchone()
+
+
+def _version(connection: sqlite3.Connection) -> int:
+    return int(connection.execute("PRAGMA user_version").fetchone()[0])
+
+
+def _migrate(connection: sqlite3.Connection, migrations: Sequence[Work[None]]) -> None:
+    """Brings the database to the newest version, a transaction a step."""
+    while True:
+        with transaction(connection):
+            # Read inside the transaction: another process may have done this step just now.
+            version = _version(connection)
+            if version >= len(migrations):
+                return
+            migrations[version](connection)
+            connection.execute(f"PRAGMA user_version = {version + 1}")
+
+
+def _check(connection: sqlite3.Connection, probes: Sequence[str]) -> None:
+    """Cheap signs of damage (a full check reads every page); a table that is missing is one of them."""
+    for probe in probes:
+        try:
+            connection.execute(probe).fetchall()
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode == sqlite3.SQLITE_ERROR:
+                raise _Unfit("broken", f"is broken ({error})", mendable=True) from error
+            raise
+
+
+@contextlib.contextmanager
+def transaction(connection: sqlite3.Connection, kind: str = "IMMEDIATE") -> Iterator[None]:
+    connection.execute(f"BEGIN {kind}")
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        # After some errors (disk full) SQLite has rolled back already.
+        if connection.in_transaction:
+            with contextlib.suppress(sqlite3.Error):
+                connection.execute("ROLLBACK")
+        raise
+
+
+@contextlib.contextmanager
+def one_at_a_time(path: Path) -> Iterator[None]:
+    """Lets one process at a time open, migrate or set aside the file; a process that dies lets go."""
+    place = f"{path}-lock"
+    with contextlib.suppress(FileExistsError):
+        os.close(os.open(place, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+    # An empty SQLite file as the lock: the one lock that works alike on every system, with a time limit.
+    lock = sqlite3.connect(place, timeout=BUSY_SECONDS, isolation_level=None)
+    try:
+        lock.execute("BEGIN EXCLUSIVE")
+        yield
+    finally:
+        lock.close()
+
+
+def set_aside(path: Path, suffix: str, connection: sqlite3.Connection) -> Path:
+    """Renames the file with its -wal, -shm and -journal, byte for byte; returns its new name."""
+    number = 1
+    while any(os.path.lexists(f"{path}.{suffix}-{number}{part}") for part in ("", "-wal", "-shm", "-journal")):
+        number += 1
+    aside = Path(f"{path}.{suffix}-{number}")
+    try:
+        # Before it is closed: closing would first write the log into the file.
+        os.rename(path, aside)
+    except PermissionError:
+        # Windows renames no open file.
+        connection.close()
+        os.rename(path, aside)
+    for part in ("-wal", "-shm", "-journal"):
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(f"{path}{part}", f"{aside}{part}")
+    return aside
+
+
+def identity(path: Path) -> tuple[int, int] | None:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def is_broken(error: sqlite3.Error) -> bool:
+    return code_of(error) in BROKEN
+
+
+def may_be_damage(error: sqlite3.Error) -> bool:
+    """Also where a part of the search index is missing: then SQLite finds fault with the statement, or the row."""
+    return is_broken(error) or code_of(error) in (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CONSTRAINT)
+
+
+def code_of(error: sqlite3.Error) -> int:
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF
+
+
+def reason_of(error: Exception) -> str:
+    return (isinstance(error, OSError) and error.strerror) or str(error)
