@@ -12,14 +12,14 @@ from localspec.config import hub_places
 from localspec.errors import DoesNotFit, LocalspecError
 from localspec.hub.cache import cached, damage, discard, repository, size, snapshot
 from localspec.hub.client import PATIENCE, broke_off, client, localspec_errors, server
-from localspec.hub.pace import waits_told
+from localspec.hub.pace import Gain, waits_told
 from localspec.hub.plan import Part, Plan, is_weights
 from localspec.hub.records import ExpectedFile, folder, must_be_writable, record, remember
 from localspec.hub.sources import Source
 from localspec.paths import Paths, own_files, write_anew
 from localspec.quantities import size as shown
 
-_IN_VAIN = 3  # times in a row that a file is sent anew from its beginning and breaks off where it was before, at most
+_IN_VAIN = 3  # times in a row that a file is sent anew and breaks off without a tenth of it more than before, at most
 
 
 class Interrupted(KeyboardInterrupt):
@@ -107,15 +107,18 @@ class _Fetching:
             self.coming, self.of_coming = file, 0
             if not here:
                 self._clear(part.source, part.commit, file)
-            hub.hf_hub_download(
-                part.source.repo,
-                file.name,
-                revision=part.commit,
-                cache_dir=places.cache,
-                endpoint=places.endpoint,
-                etag_timeout=PATIENCE,
-                tqdm_class=self._bar(file),
-            )
+            try:
+                hub.hf_hub_download(
+                    part.source.repo,
+                    file.name,
+                    revision=part.commit,
+                    cache_dir=places.cache,
+                    endpoint=places.endpoint,
+                    etag_timeout=PATIENCE,
+                    tqdm_class=self._bar(file),
+                )
+            except RecursionError:  # the client calls itself each time that a connection breaks off
+                raise LocalspecError(broke_off(file.name, "again and again")) from None
             pointer = snapshot(part.source, part.commit) / file.name
             if not here and (problem := damage(pointer, file, lambda _: self._show(self.done + self.of_coming))):
                 discard(part.source, part.commit, file)
@@ -153,7 +156,7 @@ class _Fetching:
 
     def _bar(self, file: ExpectedFile) -> type:
         """A class that the client takes for tqdm's bar: it draws nothing, and raises where the plan is not met."""
-        state, most, in_vain = self, 0, 0
+        state, most, in_vain, gain = self, 0, 0, Gain(server)
 
         class Bar:
             def __init__(self, *_: Any, total: int | None = None, **__: Any) -> None:
@@ -172,7 +175,7 @@ class _Fetching:
             def update(self, count: float | None = 1) -> None:
                 nonlocal most, in_vain
                 if (count or 0) < 0:  # the client asked for the rest, and the server begins anew
-                    in_vain = 0 if state.of_coming > most else in_vain + 1
+                    in_vain = 0 if state.of_coming > most + file.bytes // 10 else in_vain + 1
                     most = max(most, state.of_coming)
                     if in_vain >= _IN_VAIN:
                         raise LocalspecError(broke_off(file.name, f"again and again, after {most:,} bytes at most"))
@@ -181,6 +184,7 @@ class _Fetching:
                     raise LocalspecError(
                         f"{server()} sends more of {file.name} than the {file.bytes:,} bytes it announced; try again."
                     )
+                gain.come(state.of_coming)
                 state._show(state.done + state.of_coming)
 
             def _nothing(self, *_: Any, **__: Any) -> None:

@@ -67,6 +67,33 @@ def obey(server: str, status: int, headers: Mapping[str, str]) -> None:
     _Waits.notice(f"{server} asks to wait {seconds} seconds.")
 
 
+class Gain:
+    """What is gained of a file: where connections break off or begin anew, again and again, each of them looks fast."""
+
+    WINDOWS = 3  # of time for as many bytes: the client outlives a network that is gone for one
+
+    def __init__(self, server: Callable[[], str]) -> None:
+        self._server = server
+        self._most = self._then = 0
+        self._began = self._time()
+
+    def come(self, read: int) -> None:
+        """`read` bytes of the file are here. Raises LocalspecError where too few came that had not come before."""
+        self._most = max(self._most, read)
+        if self._time() - self._began > self.WINDOWS * WINDOW:
+            if self._most - self._then < self.WINDOWS * LEAST_BYTES:
+                raise _too_slow(self._server())
+            self._then, self._began = self._most, self._time()
+
+    @staticmethod
+    def _time() -> float:
+        return time.monotonic() - _Waits.seconds  # without what the server asked to wait
+
+
+def _too_slow(server: str) -> LocalspecError:
+    return LocalspecError(f"{server} sends less than {LEAST_BYTES / WINDOW / 1024:.0f} KiB a second; try again later.")
+
+
 class PacedBackend:
     """Opens connections as `backend`, of httpcore, does; what comes through them must come in time."""
 
@@ -96,9 +123,7 @@ class PacedStream:
         self._bytes += len(content)
         if self._waited > WINDOW:
             if self._bytes < LEAST_BYTES and content:
-                raise LocalspecError(
-                    f"{self._server()} sends less than {LEAST_BYTES / WINDOW / 1024:.0f} KiB a second; try again later."
-                )
+                raise _too_slow(self._server())
             self._waited, self._bytes = 0.0, 0
         return content
 

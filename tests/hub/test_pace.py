@@ -1,5 +1,6 @@
 """A server is waited for, not for ever: what trickles is given up, and a wait that is asked for is told or refused."""
 
+import hashlib
 import json
 import threading
 from pathlib import Path
@@ -50,6 +51,82 @@ def test_a_server_that_trickles_is_given_up(hub: Hub, tmp_path, monkeypatch):
     with pytest.raises(LocalspecError, match="sends less than .* KiB a second; try again later"):
         fetch(found, paths=Paths(tmp_path))
     assert hub.sent_bytes < len(MODEL["model.safetensors"])
+
+
+def breaking_off(hub: Hub, gain: int, ranges: bool, body: bytes = MODEL["model.safetensors"]) -> list[int]:
+    """Each connection breaks off after `gain` bytes more than the one before; without `ranges` each begins anew."""
+    asked: list[int] = []
+    digest = hashlib.sha256(body).hexdigest()
+
+    def answer(path: str) -> tuple[int, dict[str, str], bytes] | None:
+        if not path.endswith("model.safetensors"):
+            return None
+        begin = len(asked) * gain if ranges else 0
+        end = (len(asked) + 1) * gain
+        asked.append(end)
+        headers = {"ETag": f'"{digest}"', "X-Repo-Commit": hub.repositories["org/name"].revisions["main"]}
+        if begin:
+            headers["Content-Range"] = f"bytes {begin}-{len(body) - 1}/{len(body)}"
+        headers |= {"Content-Length": str(len(body) - begin), "Connection": "close"}
+        return 206 if begin else 200, headers, body[begin:end]
+
+    hub.answer = answer
+    return asked
+
+
+@pytest.fixture
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client keeps what has come in whole pieces."""
+    monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 7)
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_little_gained_by_each_of_many_connections_is_given_up(hub: Hub, tmp_path, monkeypatch):
+    """Each is fast in itself."""
+    found = plan([SOURCE])
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(pace, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr("time.sleep", lambda seconds: setattr(clock, "now", clock.now + seconds))  # between them
+    asked = breaking_off(hub, 7, ranges=True)
+    with pytest.raises(LocalspecError, match="sends less than .* KiB a second; try again later"):
+        fetch(found, paths=Paths(tmp_path))
+    assert pace.Gain.WINDOWS * pace.WINDOW <= len(asked) < pace.Gain.WINDOWS * pace.WINDOW + 10
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_little_gained_by_each_beginning_is_given_up(hub: Hub, tmp_path, monkeypatch):
+    """Where each connection begins anew, all but those few bytes come again every time."""
+    found = plan([SOURCE])
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    asked = breaking_off(hub, 70, ranges=False)
+    with pytest.raises(LocalspecError, match=r"broke off while model.safetensors was fetched \(again and again, after"):
+        fetch(found, paths=Paths(tmp_path))
+    assert len(asked) < 10
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_a_connection_that_breaks_off_time_after_time_is_given_up(hub: Hub, tmp_path, monkeypatch):
+    """However fast: the client calls itself each time."""
+    found = plan([SOURCE])
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    breaking_off(hub, 7, ranges=True)
+    with pytest.raises(LocalspecError, match=r"broke off while model.safetensors was fetched \(again and again\)"):
+        fetch(found, paths=Paths(tmp_path))
+
+
+def test_what_is_waited_for_because_the_server_asks_is_no_slowness(monkeypatch):
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(pace, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    with pace.waits_told(lambda sentence: None):
+        gain = pace.Gain(lambda: "the server")
+        for _ in range(3):
+            pace.obey("the server", 429, {"retry-after": "60"})
+            clock.now += 60
+        clock.now += 10
+        gain.come(1)
+        clock.now += 171
+        with pytest.raises(LocalspecError, match="the server sends less than 4 KiB a second"):
+            gain.come(2)
 
 
 class _Dripping:
