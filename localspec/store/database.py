@@ -35,11 +35,12 @@ from localspec.store.opening import (
 from localspec.store.shrinking import is_mostly_free, shrink
 
 NO_ROOM = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR}
+_MAKE_ROOM = "make room on its disk to change it"
 _REMEDIES = {  # by what is said of why a database can only be read; the first that fits
     "locked": "wait for what else uses it",
-    "full": "make room on its disk to change it",
-    "No space": "make room on its disk to change it",
-    "quota": "make room on its disk to change it",
+    "full": _MAKE_ROOM,
+    "No space": _MAKE_ROOM,
+    "quota": _MAKE_ROOM,
     "I/O": "see whether its disk is full, to change it",
     "": "make it and its directory writable to change it",
 }
@@ -49,6 +50,10 @@ class StoreTrouble(LocalspecError):
     """The database cannot be written or read now: disk full, read-only, or locked for too long."""
 
     exit_code = 1
+
+
+class NoRoom(StoreTrouble):
+    """The disk is full."""
 
 
 class Database:
@@ -155,7 +160,8 @@ class Database:
         if self.read_only:
             why = self._why_read_only
             remedy = next(do for mark, do in _REMEDIES.items() if mark in why)
-            raise StoreTrouble(f"{self.path} can only be read ({why}): {remedy}.")
+            trouble = NoRoom if remedy == _MAKE_ROOM else StoreTrouble
+            raise trouble(f"{self.path} can only be read ({why}): {remedy}.")
 
         def whole(connection: sqlite3.Connection) -> Result:
             with transaction(connection):
@@ -204,7 +210,8 @@ class Database:
             raise self._trouble(trouble) from damage
 
     def _trouble(self, error: sqlite3.DatabaseError) -> StoreTrouble:
-        return StoreTrouble(f"{self.path} {_remedy(error)} ({error}).")
+        trouble = NoRoom if code_of(error) == sqlite3.SQLITE_FULL else StoreTrouble
+        return trouble(f"{self.path} {_remedy(error)} ({error}).")
 
     def _forget_half_saved(self) -> None:
         """What a transaction had written before it failed would stay in the log for as long as that is not emptied."""

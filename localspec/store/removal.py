@@ -5,12 +5,15 @@ import sqlite3
 import time
 from collections.abc import Sequence
 
+from localspec.quantities import size as shown
 from localspec.store import volumes
-from localspec.store.database import Database, StoreTrouble
+from localspec.store.database import Database, NoRoom, StoreTrouble
 from localspec.store.mending import PAGES_TO_FIND
 from localspec.store.shrinking import shrink
 
 PAUSE = 0.11  # seconds between transactions: who waits for the file looks every 0.1 s whether it is free
+
+ROOM = 6 * volumes.LIMIT  # bytes that the log may take: a volume with its index, and what pushes it out of memory
 
 # What is said where it takes long.
 DIVIDED = (
@@ -32,6 +35,8 @@ def remove(database: Database, conversations: Sequence[int]) -> int:
             for place, ids in chosen.items():
                 removed += database.save(lambda connection, place=place, ids=ids: _delete(connection, place, ids))  # type: ignore[misc]
     except StoreTrouble as trouble:
+        if not removed and isinstance(trouble, NoRoom):
+            raise NoRoom(f"Nothing was removed, since the disk of {path} is full: {_room(database)}.") from trouble
         if not removed:
             raise
         raise StoreTrouble(f"{_counted(removed)} removed, and then no more: {trouble}") from trouble
@@ -41,7 +46,9 @@ def remove(database: Database, conversations: Sequence[int]) -> int:
     try:
         marks = _clean(database)
     except StoreTrouble as trouble:
-        raise StoreTrouble(f"{done} until the next start or deletion ({trouble.__cause__ or trouble}).") from trouble
+        why = trouble.__cause__ or trouble
+        room = f": {_room(database)}" if isinstance(trouble, NoRoom) else ""
+        raise StoreTrouble(f"{done} until the next start or deletion ({why}){room}.") from trouble
     database.give_back()
     if problem := database.empty_log():
         if not (removed or marks):
@@ -52,6 +59,17 @@ def remove(database: Database, conversations: Sequence[int]) -> int:
         raise StoreTrouble(f"{done} and its -wal file ({problem}) until every other localspec session is closed.")
     _forget(database, marks)
     return removed
+
+
+def _room(database: Database) -> str:
+    """What to do about a full disk: how much of it a deletion takes, which overwrites by way of the log."""
+
+    def most(connection: sqlite3.Connection) -> int:
+        pages, size = (connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "page_size"))
+        divided = any(volumes.is_large(connection, number) for number in volumes.every(connection))
+        return int(2 * pages * size if divided else min(2 * pages * size, ROOM))
+
+    return f"a deletion needs up to {shown(database.read(most))} of it for a moment; make room and delete again"
 
 
 def strays(database: Database) -> int:

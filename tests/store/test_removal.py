@@ -15,6 +15,7 @@ import pytest
 from database_files import in_a_child, integrity
 from deleted_text import MARKER, index_is_whole, talk, traces
 
+from localspec import quantities
 from localspec.store import database as database_module
 from localspec.store import opening, removal, volumes
 from localspec.store.database import StoreTrouble
@@ -242,6 +243,41 @@ def test_trouble_after_deleting_is_told_and_made_good_at_the_next_start(
         assert raw(store, "SELECT volume FROM unclean") == [(0,)]
         with Store.open(path, pytest.fail) as another:
             assert traces(path) == set() and raw(another, "SELECT volume FROM unclean") == []
+
+
+@pytest.mark.parametrize("when", ["opened", "deleted", "cleaned"])
+def test_without_room_nothing_is_lost_and_it_says_how_much_a_deletion_takes(
+    path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    def full(*_: object) -> bool:
+        error = sqlite3.OperationalError("database or disk is full")
+        error.sqlite_errorcode = sqlite3.SQLITE_FULL
+        raise error
+
+    with Store.open(path, pytest.fail) as store:
+        kept = says(store.history, random.Random(4))
+        gone = talk(store.history, random.Random(4))
+        before = store.history.read(kept)
+    needed = quantities.size(2 * path.stat().st_size)
+    with monkeypatch.context() as trouble:
+        place, name = {
+            "opened": (database_module, "open_writable"),
+            "deleted": (removal, "_delete"),
+            "cleaned": (volumes, "clean"),
+        }[when]
+        trouble.setattr(place, name, full)
+        with Store.open(path, lambda sentence: None) as store, pytest.raises(StoreTrouble) as caught:
+            store.history.remove([gone])
+    begin = f"Nothing was removed, since the disk of {path} is full: "
+    if when == "cleaned":
+        begin = f"1 conversation removed, but their bytes may still be in {path} until the next start or deletion ("
+    assert str(caught.value).startswith(begin)
+    assert str(caught.value).endswith(
+        f": a deletion needs up to {needed} of it for a moment; make room and delete again."
+    )
+    with Store.open(path, pytest.fail) as store:
+        assert store.history.remove([gone]) == (when != "cleaned")
+        assert store.history.read(kept) == before and traces(path) == set()
 
 
 def test_trouble_in_the_midst_tells_how_many_are_gone(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
