@@ -51,7 +51,7 @@ class Corpus:
 
     def __init__(self, target: Target, examples: Sequence[Example], length: int, batch: int, seed: int) -> None:
         self._target, self.length, self._batch, self._seed = target, length, batch, seed
-        self.refused: set[bytes] = set()  # digests of conversations that the model's template refuses
+        self.refused: set[bytes] = set()  # digests of what the model's template or tokenizer refuses
         # By digest, so that a text that occurs twice is on one side only.
         by_digest = {example.digest: example for example in examples}
         digests = sorted(by_digest)
@@ -114,7 +114,7 @@ class Corpus:
             return UsageMistake(
                 f"Nothing is left to learn of {named} when they are cut to {length} tokens; give a larger --length."
             )
-        refused = ", and some of which the model's template refuses" if self.refused else ""
+        refused = ", and some of which the model's template or tokenizer refuses" if self.refused else ""
         return UsageMistake(
             f"There is too little text ({named}, a part of which is held out{refused}); give several, of more than "
             f"{SHORTEST} tokens each."
@@ -129,7 +129,11 @@ class Corpus:
         return rows
 
     def _rows(self, example: Example) -> list[Row]:
-        found = self._chat(example) if example.messages else self._text(example.text)
+        try:
+            found = self._chat(example) if example.messages else self._text(example.text)
+        except LocalspecError:
+            self.refused.add(example.digest)
+            return []
         rows = [row for row in found if len(row.tokens) >= SHORTEST and row.worth]
         vocabulary = self._target.transformer.config.vocab_size
         if any(max(row.tokens) >= vocabulary for row in rows):
@@ -146,18 +150,14 @@ class Corpus:
     def _chat(self, example: Example) -> list[Row]:
         """Returns one row; or one for each reply, where the template renders a reply differently later on."""
         messages = list(example.messages)
-        try:
-            whole, spans = self._target.chat.render(messages, waits=False), []
-            for index in (at for at, message in enumerate(messages) if at and message["role"] == "assistant"):
-                before = self._target.chat.render(messages[:index])
-                upto = self._target.chat.render(messages[: index + 1], waits=False)
-                content = self._target.chat.disarm(messages[index]["content"])
-                if not upto.startswith(before) and content in upto:
-                    upto = before + content + upto.rpartition(content)[2]
-                spans.append((before, upto))
-        except LocalspecError:
-            self.refused.add(example.digest)
-            return []
+        whole, spans = self._target.chat.render(messages, waits=False), []
+        for index in (at for at, message in enumerate(messages) if at and message["role"] == "assistant"):
+            before = self._target.chat.render(messages[:index])
+            upto = self._target.chat.render(messages[: index + 1], waits=False)
+            content = self._target.chat.disarm(messages[index]["content"])
+            if not upto.startswith(before) and content in upto:
+                upto = before + content + upto.rpartition(content)[2]
+            spans.append((before, upto))
         if all(whole.startswith(upto) and upto.startswith(before) for before, upto in spans):
             return [self._row(whole, [(len(before), len(upto)) for before, upto in spans])]
         return [self._row(upto, [(len(before), len(upto))]) for before, upto in spans if upto.startswith(before)]

@@ -160,8 +160,8 @@ class Job:
         self.training = Training(self.drafter, corpus, plan, request.directory, self.processes, identity, self.divided)
         if corpus.refused:
             self._tell(
-                f"{len(corpus.refused)} of the conversations that were looked at are left out, for the model's "
-                "template refuses them."
+                f"{len(corpus.refused)} of the texts that were looked at are left out, for the model's template or "
+                "tokenizer refuses them."
             )
         self.began = self.training.state.step
         if self.began:

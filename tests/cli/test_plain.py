@@ -22,6 +22,7 @@ from clocks import PATIENCE
 from command import environment, what_is_kept
 from hostile_text import NAME, commands
 from machines import cpu, machine
+from panicking import PANICS, panicking
 from scripted_models import Script, scripted_model
 from thinking_templates import switched_model
 
@@ -1020,3 +1021,12 @@ sys.exit(code)
     assert (result.returncode, result.stdout) == (0, b"Hello!\nHello!\n")
     assert result.stderr.count(b"\n") == 4 and result.stderr.endswith(b")\n\n")
     assert [turn.prompt for turn in kept(home)[0].turns] == ["one", "zwölf"]
+
+
+def test_a_prompt_on_which_the_tokenizer_panics_costs_nothing_that_was_said(talk, home, hello, tmp_path):
+    model = panicking(hello.path, tmp_path / "panicking")
+    result = talk("Hi", PANICS, "never read", model=model)
+    assert result.code == 1 and result.out.startswith("Hello!")
+    last = result.err.splitlines()[-1]
+    assert last.startswith(f"localspec: The tokenizer in {model} cannot be read (") and "retry-limit" in last
+    assert "Traceback" not in result.err and [said(one) for one in kept(home)] == [[("Hi", "Hello!", "stop")]]

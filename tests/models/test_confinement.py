@@ -1,7 +1,9 @@
 """What models bring along that computes does so in a process of its own: it can be stopped, and can die alone."""
 
+import ast
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -10,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from command import environment
+from panicking import PANICS, panicking
 from scripted_models import TEMPLATE, scripted_model
 
 from localspec.errors import LocalspecError
@@ -206,6 +209,29 @@ def test_a_panic_after_the_trial_is_a_sentence(unseen, model, monkeypatch):
         Tokenizer.open(
             changed(model, normalizer={"type": "Replace", "pattern": {"String": ""}, "content": "x"})
         ).encode("abc")
+
+
+def test_a_panic_on_a_text_that_the_trial_does_not_have_is_a_sentence_each_time(unseen, model, tmp_path):
+    tokenizer = Tokenizer.open(panicking(model, tmp_path / "panicking"))
+    for _ in range(2):
+        with pytest.raises(LocalspecError, match="tokenizer in .*panicking cannot be read .*retry-limit-in-match"):
+            tokenizer.encode(PANICS)
+        assert tokenizer.decode(tokenizer.encode("abc")) == "abc"
+
+
+def test_nothing_else_calls_what_may_panic():
+    """Text and ids go through Tokenizer, whatever is done with them."""
+    calls, package = set(), Path(tokenizer_trial.__file__).parents[1]
+    for root in (package, package.parent / "tui" / "localspec_tui"):
+        for file in root.rglob("*.py"):
+            for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+                if isinstance(node, ast.Attribute) and re.fullmatch(r"(en|de)code\w*", node.attr):
+                    owner = ast.unparse(node.value)
+                    calls |= {file.name} if owner.endswith("backend") else set()
+                named = node.module if isinstance(node, ast.ImportFrom) else None
+                if named == "tokenizers" and any(one.name == "Tokenizer" for one in node.names):
+                    calls.add(file.name)
+    assert calls == {"tokenizer.py", "confined.py"}  # the second is the trial's
 
 
 @pytest.mark.parametrize("kind", ["WordLevel", "WordPiece"])

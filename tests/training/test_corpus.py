@@ -101,8 +101,29 @@ def test_a_model_without_a_template_and_conversations_that_one_refuses(target):
     made = corpus(target, [])
     for _ in range(2):
         assert made._rows(chat("the cat", "sat")) == [] and len(made.refused) == 1
-    with pytest.raises(UsageMistake, match="3 examples.*, and some of which the model's template refuses"):
+    with pytest.raises(UsageMistake, match="3 examples.*, and some of which the model's template or tokenizer refuses"):
         Corpus(target, [chat("the cat", "sat" * n) for n in range(3)], 64, 128, 0)
+
+
+def test_a_text_on_which_the_tokenizer_panics_is_left_out_and_ends_no_training(target):
+    backend = target.tokenizer.backend
+
+    class PanicException(BaseException):  # as the library's, which has no name to import
+        pass
+
+    class Panics:
+        def encode(self, text: str, **given: object) -> object:
+            if "boom" in text:
+                raise PanicException("no end")
+            return backend.encode(text, **given)
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(backend, name)
+
+    target.tokenizer.backend = Panics()
+    made = corpus(target, [])
+    assert made._rows(Example("some text, long enough to go boom")) == [] and made._rows(chat("the cat", "boom")) == []
+    assert len(made.refused) == 2 and made._rows(Example("some text, long enough to learn of it"))
 
 
 def test_a_long_conversation_is_cut_and_a_cut_reply_counts_as_far_as_it_goes(target):

@@ -9,6 +9,10 @@ from typing import Any
 import pytest
 from cli.run.run_command import refused
 
+from localspec.models.tokenizer import Tokenizer, _failed
+from localspec.paths import Paths
+from localspec.store.store import Store
+
 
 # A model's directory, and what is done to it -> exit code and words of the sentence.
 def _config(**changes: object) -> Callable[[Path], object]:
@@ -102,3 +106,24 @@ def test_damaged_models(run, tmp_path, hello, damage):
     shutil.copytree(hello.path, path)
     change(path)
     refused(run("-m", path, "hi"), code, *said)
+
+
+def test_a_tokenizer_that_panics_in_the_midst_of_a_reply_costs_nothing_that_was_said(run, home, long, monkeypatch):
+    class PanicException(BaseException):  # as the library's, which has no name to import
+        pass
+
+    def fails(self: Tokenizer, tokens: list[int], skip_special_tokens: bool = False) -> str:
+        calls.append(tokens)
+        if len(calls) == 12:
+            raise _failed(self._path, PanicException("no end"))
+        return str(self.backend.decode(tokens, skip_special_tokens=skip_special_tokens))
+
+    calls: list[list[int]] = []
+    monkeypatch.setattr(Tokenizer, "decode", fails)
+    result = run("Hi", "-m", long.path)
+    assert result.code == 1 and result.out.startswith("one two three")
+    assert result.err.splitlines()[-1].startswith(f"localspec: The tokenizer in {long.path} cannot be read (no end)")
+    with Store.open(Paths(home).database, pytest.fail) as store:
+        [info] = store.history.conversations()
+        saved = store.history.read(info.id)
+    assert saved is not None and saved.turns[0].reply == result.out.rstrip("\n") and saved.turns[0].reason is not None

@@ -1,0 +1,20 @@
+"""A tokenizer that survives its trial and panics on one text: a regular expression that searches without end there."""
+
+import json
+import shutil
+from pathlib import Path
+
+PANICS = "qw" * 60  # spelt in the expression by numbers, so that the trial cannot know of it
+_ENDLESS = r"((?:\x71\x77|\x71|\x77)+)+#"
+
+
+def panicking(model: Path, copy: Path) -> Path:
+    """The model once more, with such a tokenizer."""
+    shutil.copytree(model, copy)
+    file = copy / "tokenizer.json"
+    content = json.loads(file.read_text())
+    split = {"type": "Split", "behavior": "Isolated", "invert": False, "pattern": {"Regex": _ENDLESS}}
+    parts = [split, content["pre_tokenizer"]] if content["pre_tokenizer"] else [split]
+    content["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": parts}
+    file.write_text(json.dumps(content))
+    return copy
