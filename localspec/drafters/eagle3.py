@@ -298,13 +298,16 @@ class Drafter(TrainedDrafter):
         self.rewind(position - 1)  # the root's row is always computed anew
         if not context.nodes or position < 2 or len(self._features) != position - 1:
             return DraftTree((context.root,), (-1,))
-        states = self._read_text(context.committed)
         attention, sampled = self._layer.attention, context.sampling.rule == "rejection"
         text, paths = attention.length, list[list[int]]([[]])  # rows below the root that a node sees, its own included
+        states: Rows = None
 
         def logits_of(parents: Sequence[int], tokens: Sequence[int], depth: int) -> Rows:
-            nonlocal states, paths
-            if depth:
+            nonlocal states, paths, text
+            if not depth:
+                states = self._read_text(context.committed)
+                text = attention.length
+            else:
                 seen = [[text, *paths[parent]] for parent in parents]
                 first = attention.length
                 positions = [position - 2 + depth] * len(tokens)

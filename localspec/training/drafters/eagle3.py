@@ -110,6 +110,13 @@ class Trainable(TrainableDrafter):
         return Drawn(1.0, self.depth)
 
     @property
+    def weights_passed(self) -> int:
+        """States are joined once, and each step passes the layer, its own head and, for the labels, the target's."""
+        own, head = sum(one.numel() for one in self.parameters()), self.target.transformer.config
+        joined = self.fc.weight.numel()
+        return joined + self.depth * (own - joined + head.vocab_size * head.hidden_size)
+
+    @property
     def transformers(self) -> Sequence[Recomputing]:
         """Its own layer."""
         return [self]
