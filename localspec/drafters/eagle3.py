@@ -120,6 +120,9 @@ def layer_of(target: TransformerConfig, options: Eagle3Options, context: int) ->
             "norm_offset": 0.0,
             "embed_scale": 1.0,
             "query_scalar": 0.0,
+            "residual_scale": 1.0,
+            "logit_scale": 1.0,
+            "local_layers": (),
         }
         return replace(target, family="llama", vocab_size=0, tied=True, sliding_windows=(None,), **plain), None
     sizes, rope, _ = described(options.config, context, "drafter's layer")

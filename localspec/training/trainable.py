@@ -133,7 +133,9 @@ class TrainableDrafter(nn.Module):
         Where gradients pass the target's own layers, `gradient_share` says more.
         """
         head = self.target.transformer.config
-        trained: int = sum(one.numel() for group in self.parameter_groups() for one in group["params"] if one.requires_grad)
+        trained: int = sum(
+            one.numel() for group in self.parameter_groups() for one in group["params"] if one.requires_grad
+        )
         return trained + self.depth * head.vocab_size * head.hidden_size
 
     @property

@@ -81,18 +81,21 @@ class Trainable(TrainableDrafter):
         last = copied_layers(transformer, one, transformer.config.num_layers - 1)
         self.fc.weight[:, -width:] += torch.eye(width, device=self.fc.weight.device)
         self.qkv.weight[:, width:].copy_(last["layers.0.qkv_proj.weight"])
-        self.o.weight.copy_(last["layers.0.o_proj.weight"])
+        if one.query_scalar:  # here scores are divided by the root of a head's width
+            queries = one.num_heads * one.head_dim
+            self.qkv.weight[:queries, width:] *= (one.head_dim / one.query_scalar) ** 0.5
+        self.o.weight.copy_(last["layers.0.o_proj.weight"] * one.residual_scale)
         gate, up = last["layers.0.gate_up_proj.weight"].chunk(2)
         self.gate.weight.copy_(gate)
         self.up.weight.copy_(up)
-        self.down.weight.copy_(last["layers.0.down_proj.weight"])
+        self.down.weight.copy_(last["layers.0.down_proj.weight"] * one.residual_scale)
         self.feature_norm.copy_(last["layers.0.input_layernorm"])
         self.mlp_norm.copy_(last["layers.0.post_attention_layernorm"])
         self.norm.copy_(transformer.norm)
         self._copy_head_rows()
 
     def _copy_head_rows(self) -> None:
-        rows = self.target.transformer.lm_head.weight.detach()
+        rows = self.target.transformer.lm_head.weight.detach() * self.target.transformer.config.logit_scale
         self.head.weight.data.copy_(rows if self.kept is None else rows[self.kept])
 
     @property
