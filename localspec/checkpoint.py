@@ -23,14 +23,24 @@ ARCHITECTURES = {
     "Phi3ForCausalLM": "phi3",
     "Gemma3ForCausalLM": "gemma3_text",
     "Gemma3ForConditionalGeneration": "gemma3",  # which reads pictures too: of it we serve the language model alone
+    "SmolLM3ForCausalLM": "smollm3",
+    "GraniteForCausalLM": "granite",
+    "GraniteMoeHybridForCausalLM": "granitemoehybrid",  # those without experts and recurrent layers
+    "Ministral3ForCausalLM": "ministral3",
+    "Mistral3ForConditionalGeneration": "mistral3",  # reads pictures too
 }  # and the model type that goes with each
 # The registered model that is nearest to those that are not supported, by how the name of an architecture begins.
 _NEAREST = {
     "Gemma": "gemma-3-4b-it", "Qwen": "qwen3-4b", "Mistral": "mistral-7b", "Mixtral": "mistral-7b",
-    "Ministral": "mistral-7b", "Llama": "llama3.1-8b", "Phi": "phi4-mini", "SmolLM": "smollm2-1.7b",
-    "Deepseek": "deepseek-r1-qwen-7b", "GptOss": "qwen3-14b",
+    "Ministral": "ministral-3-3b", "Llama": "llama3.1-8b", "Phi": "phi4-mini", "SmolLM": "smollm3-3b",
+    "Granite": "granite-4.0-micro", "Deepseek": "deepseek-r1-qwen-7b", "GptOss": "qwen3-14b",
 }  # fmt: skip
 ANY = "qwen3-4b"
+# Models that read pictures too, and by its type the architecture of the language model inside.
+_INSIDE: Mapping[str, Mapping[str, str]] = {
+    "gemma3": {"gemma3_text": "Gemma3ForCausalLM"},
+    "mistral3": {"ministral3": "Ministral3ForCausalLM", "mistral": "MistralForCausalLM"},
+}
 # What tensors of a language model are called inside of one that reads pictures too, by this and by later conventions.
 _LANGUAGE_MODEL = {"language_model.": "", "model.language_model.": "model."}
 _PICTURES = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
@@ -95,13 +105,16 @@ def supported(refused: str | None) -> str:
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """What a config.json says of the language model: that of a model which reads pictures too has it inside."""
-    inner = config.get("text_config")
-    if config.get("model_type") != "gemma3" or not isinstance(inner, dict):
+    inner, inside = config.get("text_config"), _INSIDE.get(str(config.get("model_type")))
+    if inside is None or not isinstance(inner, dict):
+        return config
+    kind = inner.get("model_type") or next(iter(inside))
+    if kind not in inside:
         return config
     outer = {name: value for name, value in config.items() if name not in ("text_config", "vision_config")}
     said = {name: value for name, value in inner.items() if value is not None}
     ends = {name: outer[name] for name in ("eos_token_id",) if name in outer}  # those of its turns too
-    return {**outer, **said, **ends, "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text"}
+    return {**outer, **said, **ends, "architectures": [inside[kind]], "model_type": kind}
 
 
 def text_name(name: str) -> str:

@@ -82,6 +82,17 @@ TENSORS: dict[str, tuple[str, ...]] = {
     "recent.outer.weight": ("half", "half"),
     "recent.outer.bias": ("half",),
     "kept": ("",),
+    # eagle3: names of its own where another kind's tensor of that name is of another shape
+    "fc.weight": ("hidden", "states"),
+    "embedding_norm": ("normed hidden",),
+    "feature_norm": ("normed hidden",),
+    "mlp_norm": ("normed hidden",),
+    "eagle3.norm": ("normed hidden",),
+    "eagle3.qkv.weight": ("qkv", "pair"),
+    "o.weight": ("hidden", "attended"),
+    "gate.weight": ("inner", "hidden"),
+    "up.weight": ("inner", "hidden"),
+    "head.weight": ("", "hidden"),
 }
 
 
@@ -95,6 +106,7 @@ class Widening:
         self._parts = {  # an axis is one or several parts, each of which grows by itself
             "hidden": [hidden],
             "pair": [hidden, hidden],
+            "states": [hidden, hidden, hidden],
             "half": [hidden // 2],
             "halves": [hidden // 2, hidden // 2],
             "inner": [inner],
@@ -124,9 +136,10 @@ class Widening:
             pieces += [part, part.new_zeros(shape)]
         return torch.cat(pieces, axis)
 
-    def file(self, source: Path, out: Path) -> None:
-        """Widens a file of tensors."""
-        grown = {name: self.tensor(name, tensor).contiguous() for name, tensor in load_file(source).items()}
+    def file(self, source: Path, out: Path, kind: str = "") -> None:
+        """Widens a file of tensors, of a model or of a kind of drafter."""
+        named = f"{kind}." if kind else ""
+        grown = {name: self.tensor(named + name, tensor).contiguous() for name, tensor in load_file(source).items()}
         save_file(grown, out, metadata={"format": "pt"})
 
 
@@ -165,8 +178,9 @@ def widen(out: Path, factor: int, context: int | None = None, source: Path = DEM
         for drafter in sorted((source / "drafters").iterdir()):
             own = made / "drafters" / drafter.name
             own.mkdir()
-            Widening(config, factor).file(drafter / "drafter.safetensors", own / "drafter.safetensors")
             card = json.loads((drafter / "drafter.json").read_text("utf-8"))
+            kept = "drafter.safetensors"
+            Widening(config, factor).file(drafter / kept, own / kept, card["kind"])
             card["target"] = {"name": out.name, "revision": revision(made)}
             (own / "drafter.json").write_text(json.dumps(card, indent=2) + "\n", "utf-8")
         shutil.copy(source / "NOTICES.txt", made / "NOTICES.txt")

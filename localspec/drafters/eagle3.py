@@ -120,6 +120,9 @@ def layer_of(target: TransformerConfig, options: Eagle3Options, context: int) ->
             "norm_offset": 0.0,
             "embed_scale": 1.0,
             "query_scalar": 0.0,
+            "residual_scale": 1.0,
+            "logit_scale": 1.0,
+            "local_layers": (),
         }
         return replace(target, family="llama", vocab_size=0, tied=True, sliding_windows=(None,), **plain), None
     sizes, rope, _ = described(options.config, context, "drafter's layer")
@@ -298,13 +301,16 @@ class Drafter(TrainedDrafter):
         self.rewind(position - 1)  # the root's row is always computed anew
         if not context.nodes or position < 2 or len(self._features) != position - 1:
             return DraftTree((context.root,), (-1,))
-        states = self._read_text(context.committed)
         attention, sampled = self._layer.attention, context.sampling.rule == "rejection"
         text, paths = attention.length, list[list[int]]([[]])  # rows below the root that a node sees, its own included
+        states: Rows = None
 
         def logits_of(parents: Sequence[int], tokens: Sequence[int], depth: int) -> Rows:
-            nonlocal states, paths
-            if depth:
+            nonlocal states, paths, text
+            if not depth:
+                states = self._read_text(context.committed)
+                text = attention.length
+            else:
                 seen = [[text, *paths[parent]] for parent in parents]
                 first = attention.length
                 positions = [position - 2 + depth] * len(tokens)

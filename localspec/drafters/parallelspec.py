@@ -93,8 +93,8 @@ class ParallelSpecOptions:
 
 def layers_of(target: TransformerConfig, options: ParallelSpecOptions) -> TransformerConfig:
     """Returns the sizes of a drafter that is no model: layers as the target's last, without embedding and head."""
-    windows = target.sliding_windows[-1:] * options.layers
-    return replace(target, vocab_size=0, tied=True, sliding_windows=windows)
+    windows, local = target.sliding_windows[-1:] * options.layers, target.local_layers[-1:] * options.layers
+    return replace(target, vocab_size=0, tied=True, sliding_windows=windows, local_layers=local)
 
 
 @dataclass(frozen=True)

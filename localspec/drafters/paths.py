@@ -1,5 +1,7 @@
 """Trees of a drafter whose candidates depend on the tokens above them, and what became of those candidates."""
 
+import time
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from localspec.decoding.compute import Rows
@@ -10,21 +12,69 @@ from localspec.decoding.tree import DraftTree, grow_tree
 from localspec.drafters.trained import TrainedDrafter
 
 BRANCHES = 8  # candidates of a node below the first depth
+PRIOR = 0.7  # how often a level is believed at first to hold what comes next, where all above it was right
+REMEMBERED, ENOUGH = 9, 3  # levels of a depth whose seconds are known, and as many as are believed
+JUDGED = 24  # drafts, over which it is averaged how often a level was right
+UNTRIED = 256  # drafts that end before a depth, after which what is known of it may be out of date
 # (place of each node's parent among the nodes asked for before, their tokens, their depth) -> logits of each
 LogitsOf = Callable[[Sequence[int], Sequence[int], int], Rows]
 
 
+class Levels:
+    """Says whether another level of a tree is expected to save more than it takes, by the levels before it."""
+
+    def __init__(self) -> None:
+        self._right: list[float] = []  # by depth, how often the next token was among those that it proposed
+        self._seconds: list[deque[float]] = []
+        self._left_out: list[int] = []  # drafts in a row that ended before it
+
+    def pays(self, context: Context, depth: int, chance: float) -> bool:
+        """Whether a level is worth its time, where `chance` is that of all its paths to be right together."""
+        self._know(depth)
+        if context.token_seconds is None:
+            return True
+        taken = self._seconds[depth]
+        if self._left_out[depth] >= UNTRIED:
+            self._right[depth] = max(self._right[depth], PRIOR)
+            taken.clear()
+        # What else the machine does makes a level slower, and a token's worth is that of a quiet one.
+        seconds = min(taken) if len(taken) >= ENOUGH else 0.0
+        paying = chance * self._right[depth] * context.token_seconds > seconds
+        self._left_out[depth] = 0 if paying else self._left_out[depth] + 1
+        return paying
+
+    def took(self, depth: int, seconds: float) -> None:
+        """Takes in what a level took."""
+        self._know(depth)
+        self._seconds[depth].append(seconds)
+
+    def judge(self, depth: int, right: bool) -> None:
+        """Takes in whether a level proposed the token that came, where all above it was right."""
+        self._know(depth)
+        self._right[depth] += (float(right) - self._right[depth]) / JUDGED
+
+    def _know(self, depth: int) -> None:
+        while len(self._right) <= depth:
+            self._right.append(PRIOR)
+            self._seconds.append(deque(maxlen=REMEMBERED))
+            self._left_out.append(0)
+
+
 class PathTrees:
-    """Builds a drafter's trees level by level, and calibrates its confidence along the text that was committed."""
+    """Builds a drafter's trees level by level, and calibrates its confidence along the text that was committed.
+
+    A tree ends where another level would take longer than it is expected to save.
+    """
 
     def __init__(self, drafter: TrainedDrafter) -> None:
-        self._drafter = drafter
+        self._drafter, self.levels = drafter, Levels()
         self._candidates: dict[tuple[int, ...], Sequence[Candidate]] = {}  # of the last draft, by path
+        self._proposed: set[tuple[int, ...]] = set()  # the paths of its tree
         self._greedy = True
 
     def forget(self) -> None:
         """Drops the last draft's candidates, so that nothing is calibrated by them."""
-        self._candidates = {}
+        self._candidates, self._proposed = {}, set()
 
     def calibrate(self, step: Step) -> None:
         """Calibrates the confidence of the last draft at each node of the committed path."""
@@ -33,29 +83,46 @@ class PathTrees:
             if path not in self._candidates:
                 break
             self._drafter.calibration.learn(self._candidates[path], len(path) + 1, self._greedy, token)
+            self.levels.judge(len(path), (*path, token) in self._proposed)
             path += (token,)
         self.forget()
 
     def grow(self, context: Context, logits_of: LogitsOf, depths: int, ids: Ids | None = None) -> DraftTree:
         """Returns the best tree of so many levels. `ids` are the tokens of the logits' columns, where not all are."""
         drafter, sampling = self._drafter, context.sampling
-        self._candidates, self._greedy = {}, sampling.greedy
+        self.forget()
+        self._greedy = sampling.greedy
         paths: list[tuple[int, ...]] = [()]
+        worths, chances = [1.0 - context.covered], list[dict[int, float]]()  # of nodes, and of their candidates
 
         def expand(parents: Sequence[int], tokens: Sequence[int], depth: int) -> list[list[Candidate]]:
             """Returns the candidates after nodes at `depth`, whose parents are nodes of the call before."""
-            nonlocal paths
+            nonlocal paths, worths, chances
             if depth:
                 paths = [(*paths[parent], token) for parent, token in zip(parents, tokens, strict=True)]
+                worths = [
+                    worths[parent] * chances[parent][token] for parent, token in zip(parents, tokens, strict=True)
+                ]
+            if not self.levels.pays(context, depth, sum(worths)):
+                return [[] for _ in tokens]
+            began = time.perf_counter()
             # Nodes of one depth have one position, and so meet the same noise.
             positions = [len(context.committed) + depth] * len(tokens)
             count = min(context.nodes, BRANCHES) if depth else context.nodes
             logits = drafter.compute.logits(logits_of(parents, tokens, depth))
             found = logits.candidates(positions, count, sampling, ids)
+            self.levels.took(depth, time.perf_counter() - began)
             self._candidates.update(zip(paths, found, strict=True))
-            return [drafter.calibration.chances(candidates, depth + 1, self._greedy) for candidates in found]
+            likely = [drafter.calibration.chances(candidates, depth + 1, self._greedy) for candidates in found]
+            chances = [dict(candidates) for candidates in likely]
+            return likely
 
-        return grow_tree(context.root, expand, context.nodes, depths, drafter.kind)
+        tree = grow_tree(context.root, expand, context.nodes, depths, drafter.kind)
+        above: list[tuple[int, ...]] = [()]
+        for node in range(1, tree.size):
+            above.append((*above[tree.parents[node]], tree.tokens[node]))
+        self._proposed = {*above[1:]}
+        return tree
 
     def sample(self, context: Context, logits_of: LogitsOf, depths: int) -> DraftTree:
         """Samples chains side by side for the rule `rejection`, each token given those above it.

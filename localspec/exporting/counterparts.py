@@ -262,6 +262,7 @@ def _layers(sizes: TransformerConfig, content: Mapping[str, Any]) -> dict[str, A
         "use_sliding_window": window is not None,
         "max_window_layers": count if window is None else 0,
     }
+    others["no_rope_layers"] = [int(not sizes.is_local(layer)) for layer in range(count)]
     windowed = ("layer_types",) if content["model_type"] == "gemma3_text" else ()  # which has a pattern without them
     return said | {name: value for name, value in others.items() if name in content or name in windowed}
 

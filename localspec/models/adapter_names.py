@@ -7,9 +7,12 @@ from localspec.models.architecture import TransformerConfig, in_features, weight
 
 LINEARS = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
 WHICH = {  # the projections that may be adapted, by the last part of their Hugging Face names
-    "all": {"q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj", "gate_proj", "up_proj", "gate_up_proj", "down_proj"},
+    "all": {
+        "q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj", "gate_proj", "up_proj", "gate_up_proj", "down_proj",
+        "input_linear", "output_linear",
+    },
     "vko": {"k_proj", "v_proj", "qkv_proj", "o_proj"},  # S3D, appendix B
-}
+}  # fmt: skip
 MOST_RANK = 1024  # a higher one is not low rank any more
 
 

@@ -1,4 +1,4 @@
-"""The transformer of Llama, Mistral, Qwen2, Qwen3, Phi-3 and Gemma 3: how they differ, and what its weights are.
+"""The transformer of all families that are served: how they differ, and what its weights are.
 
 Parameters are called as in the Hugging Face code of Llama, with query, key and value stacked as `qkv_proj`, gate and up
 as `gate_up_proj` (as Phi-3 has them). `weight_map` says which tensors of the Hugging Face layout each is made of. Norms
@@ -34,6 +34,9 @@ class TransformerConfig:
     norm_offset: float = 0.0  # norms multiply by this plus their weight
     embed_scale: float = 1.0  # embeddings are multiplied by it, rounded to their own precision
     query_scalar: float = 0.0  # scores are divided by its root; that of head_dim where it is 0
+    residual_scale: float = 1.0  # what attention and MLP give is multiplied by it
+    logit_scale: float = 1.0  # states are multiplied by it before the head
+    local_layers: tuple[bool, ...] = ()  # those that are rotated by `Rope.local`; () for none
 
     @classmethod
     def of(cls, config: ModelConfig) -> "TransformerConfig":
@@ -68,9 +71,16 @@ class TransformerConfig:
             activation=known[config.hidden_act],
             output_norms=gemma,
             norm_offset=1.0 if gemma else 0.0,
-            embed_scale=config.hidden_size**0.5 if gemma else 1.0,
+            embed_scale=config.hidden_size**0.5 if gemma else config.embedding_multiplier,
             query_scalar=config.query_pre_attn_scalar,
+            residual_scale=config.residual_multiplier,
+            logit_scale=1.0 / config.logits_scaling,
+            local_layers=tuple(one is not None for one in config.sliding_windows) if gemma else config.unrotated,
         )
+
+    def is_local(self, layer: int) -> bool:
+        """Whether a layer is rotated by `Rope.local`."""
+        return bool(self.local_layers) and self.local_layers[layer]
 
     @property
     def num_layers(self) -> int:
@@ -94,11 +104,18 @@ def weight_map(config: TransformerConfig) -> dict[str, list[tuple[str, int]]]:
         else:
             qkv = [("q_proj", queries), ("k_proj", keys), ("v_proj", keys)]
             gate_up = [("gate_proj", config.intermediate_size), ("up_proj", config.intermediate_size)]
+        down = "down_proj"
+        if config.family == "granitemoehybrid":  # a shared expert without any other
+            mlp, gate_up, down = (
+                theirs + "shared_mlp.",
+                [("input_linear", 2 * config.intermediate_size)],
+                "output_linear",
+            )
         linears = {
             "qkv_proj": ([(self_attn + name, rows) for name, rows in qkv], config.qkv_bias),
             "o_proj": ([(self_attn + "o_proj", config.hidden_size)], config.o_bias),
             "gate_up_proj": ([(mlp + name, rows) for name, rows in gate_up], config.mlp_bias),
-            "down_proj": ([(mlp + "down_proj", config.hidden_size)], config.mlp_bias),
+            "down_proj": ([(mlp + down, config.hidden_size)], config.mlp_bias),
         }
         for name, (made_of, bias) in linears.items():
             parts[f"{ours}{name}.weight"] = [(part + ".weight", rows) for part, rows in made_of]

@@ -8,6 +8,7 @@ from typing import Any
 
 from localspec.checkpoint import Checkpoint, text_config
 from localspec.errors import LocalspecError, UsageMistake, first_line
+from localspec.models.family_config import ORIGINAL, check, number, of_granite, of_smollm3, positive, query_growth
 from localspec.outside_files import parse_json, read_bytes
 from localspec.setting_checks import HOTTEST
 
@@ -22,6 +23,15 @@ _MOST_POSITIONS = 2**31  # of the library
 _QWEN2 = {
     "vocab_size": 151936, "hidden_size": 4096, "intermediate_size": 22016, "num_key_value_heads": 32,
     "max_position_embeddings": 32768, "use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28,
+}  # fmt: skip
+_GRANITE = {
+    "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008, "max_position_embeddings": 2048,
+    "embedding_multiplier": 1.0, "attention_multiplier": 1.0, "residual_multiplier": 1.0, "logits_scaling": 1.0,
+    "eos_token_id": 2,
+}  # fmt: skip
+_MINISTRAL3_ROPE = {
+    "rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "original_max_position_embeddings": 16384,
+    "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1,
 }  # fmt: skip
 _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "llama": {
@@ -45,6 +55,21 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "query_pre_attn_scalar": 256, "rope_theta": 1e6, "rope_local_base_freq": 1e4, "sliding_window_pattern": 6,
         "eos_token_id": 1,
     },
+    "smollm3": {
+        "vocab_size": 128256, "hidden_size": 2048, "intermediate_size": 11008, "num_hidden_layers": 36,
+        "num_attention_heads": 16, "num_key_value_heads": 4, "max_position_embeddings": 32768, "rope_theta": 2e6,
+        "tie_word_embeddings": True, "use_sliding_window": False, "no_rope_layers": None, "no_rope_layer_interval": 4,
+        "eos_token_id": 128001,
+    },
+    "granite": _GRANITE,
+    "granitemoehybrid": {
+        **_GRANITE, "shared_intermediate_size": 1024, "num_local_experts": 8, "position_embedding_type": None,
+    },
+    "ministral3": {
+        "vocab_size": 131072, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 34,
+        "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 262144, "rms_norm_eps": 1e-5,
+        "rope_parameters": _MINISTRAL3_ROPE, "eos_token_id": 2,
+    },
 }  # fmt: skip
 # Keys of other families, which converted models carry along and the stock model does not read.
 _NOT_READ: Mapping[str, tuple[str, ...]] = {
@@ -54,6 +79,16 @@ _NOT_READ: Mapping[str, tuple[str, ...]] = {
     "qwen3": ("mlp_bias",),
     "phi3": ("attention_bias", "mlp_bias", "use_sliding_window", "max_window_layers", "layer_types"),
     "gemma3_text": ("hidden_act", "mlp_bias", "use_sliding_window", "max_window_layers"),
+    "smollm3": ("max_window_layers",),
+    "granite": ("sliding_window", "use_sliding_window", "max_window_layers", "layer_types"),
+    "granitemoehybrid": (
+        "intermediate_size",
+        "mlp_bias",
+        "sliding_window",
+        "use_sliding_window",
+        "max_window_layers",
+    ),
+    "ministral3": ("attention_bias", "mlp_bias", "use_sliding_window", "max_window_layers", "layer_types"),
 }
 _SIZES = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
@@ -61,7 +96,6 @@ _SIZES = (
 )  # fmt: skip
 _SWITCHES = ("tie_word_embeddings", "attention_bias", "mlp_bias")
 _SOFT_CAPS = ("final_logit_softcapping", "attn_logit_softcapping")
-_ORIGINAL = "original_max_position_embeddings"
 
 
 @dataclass(frozen=True)
@@ -89,6 +123,11 @@ class ModelConfig:
     local_rope_parameters: Mapping[str, Any] | None  # of layers with a window, where those are rotated otherwise
     query_pre_attn_scalar: float  # 0 where scores are divided by the root of head_dim
     soft_caps: bool
+    unrotated: tuple[bool, ...]  # layers whose queries and keys are not rotated; () for none
+    embedding_multiplier: float
+    residual_multiplier: float
+    logits_scaling: float  # logits are divided by it
+    query_growth: tuple[float, int] | None  # (b, p): queries at position i are multiplied by 1 + b log(1 + i // p)
     eos_token_id: Any  # whoever ends replies checks it, with those of other files
     content: Mapping[str, Any]
 
@@ -103,29 +142,32 @@ class ModelConfig:
         found = {**_ALL, **_DEFAULTS[family], **said}
         if found["num_key_value_heads"] is None:
             found["num_key_value_heads"] = found["num_attention_heads"]
+        if family == "granitemoehybrid":
+            found["intermediate_size"] = found["shared_intermediate_size"]
         for name in _SIZES:
-            _check(found, name, _positive)
+            check(found, name, positive)
         if found["head_dim"] is None:
             found["head_dim"] = found["hidden_size"] // found["num_attention_heads"]
-        _check(found, "head_dim", _positive)
+        check(found, "head_dim", positive)
         if found["num_attention_heads"] % found["num_key_value_heads"]:
             raise ValueError(
                 f"num_attention_heads = {found['num_attention_heads']} is not a multiple of num_key_value_heads = "
                 f"{found['num_key_value_heads']}"
             )
-        _check(found, "rms_norm_eps", lambda value: _number(value) and 0 <= value < 1)
+        check(found, "rms_norm_eps", lambda value: number(value) and 0 <= value < 1)
         for name in _SWITCHES:
-            _check(found, name, lambda value: isinstance(value, bool))
-        _check(found, "hidden_act", lambda value: isinstance(value, str))
+            check(found, name, lambda value: isinstance(value, bool))
+        check(found, "hidden_act", lambda value: isinstance(value, str))
         if not found["use_sliding_window"]:
             found["sliding_window"] = None
-        _check(found, "sliding_window", lambda value: value is None or (type(value) is int and value >= 0))
-        _check(found, "max_window_layers", lambda value: type(value) is int)
-        _check(found, "layer_types", lambda value: value is None or _texts(value, found["num_hidden_layers"]))
+        check(found, "sliding_window", lambda value: value is None or (type(value) is int and value >= 0))
+        check(found, "max_window_layers", lambda value: type(value) is int)
+        check(found, "layer_types", lambda value: value is None or _texts(value, found["num_hidden_layers"]))
         if found["layer_types"] is not None:
             found["layer_types"] = tuple(found["layer_types"])
-        found |= _of_gemma(found) if family == "gemma3_text" else _OF_OTHERS
+        found |= {**_NEUTRAL, **(_OWN[family](found) if family in _OWN else {})}
         found["rope_parameters"] = _rope_parameters(found)
+        found["query_growth"] = query_growth(found) if family == "ministral3" else None
         found["content"] = dict(content)
         return cls(**{name: found[name] for name in cls.__dataclass_fields__})
 
@@ -148,7 +190,7 @@ class ModelConfig:
         """(the model's own context, the longest that it can be given), in tokens."""
         limit, rope = self.max_position_embeddings, self.rope_parameters
         if rope["rope_type"] == "longrope":  # two sets of factors: the model was mostly trained with the short one
-            return min(rope[_ORIGINAL], limit), limit
+            return min(rope[ORIGINAL], limit), limit
         if rope["rope_type"] == "dynamic":
             return limit, max(limit, int(limit * rope["factor"]))
         return limit, limit
@@ -164,22 +206,25 @@ class ModelConfig:
         return asked or own
 
 
-_OF_OTHERS = {"local_rope_parameters": None, "query_pre_attn_scalar": 0.0, "soft_caps": False}
+_NEUTRAL: Mapping[str, Any] = {  # where a family says nothing else
+    "local_rope_parameters": None, "query_pre_attn_scalar": 0.0, "soft_caps": False, "unrotated": (),
+    "embedding_multiplier": 1.0, "residual_multiplier": 1.0, "logits_scaling": 1.0,
+}  # fmt: skip
 
 
 def _of_gemma(found: Mapping[str, Any]) -> dict[str, Any]:
     """What Gemma 3 says in its own way: windows by a pattern, a rotation for layers with one and for those without."""
     if found.get("use_bidirectional_attention"):
         raise ValueError("use_bidirectional_attention: texts are read from left to right alone here")
-    _check(found, "hidden_activation", lambda value: isinstance(value, str))
-    _check(found, "query_pre_attn_scalar", lambda value: _number(value) and 0 < value < math.inf)
+    check(found, "hidden_activation", lambda value: isinstance(value, str))
+    check(found, "query_pre_attn_scalar", lambda value: number(value) and 0 < value < math.inf)
     types = found["layer_types"]
     if types is None:
-        _check(found, "sliding_window_pattern", _positive)
+        check(found, "sliding_window_pattern", positive)
         layers, every = range(1, found["num_hidden_layers"] + 1), found["sliding_window_pattern"]
         types = tuple("sliding_attention" if layer % every else "full_attention" for layer in layers)
     if "sliding_attention" in types:
-        _check(found, "sliding_window", _positive)
+        check(found, "sliding_window", positive)
     rotations, scaling = found.get("rope_parameters") or {}, found.get("rope_scaling") or {}
     if not isinstance(rotations, dict) or not isinstance(scaling, dict):
         raise ValueError("the rope_parameters are no table")
@@ -200,9 +245,19 @@ def _of_gemma(found: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+_OWN: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
+    "gemma3_text": _of_gemma,
+    "smollm3": of_smollm3,
+    "granite": of_granite,
+    "granitemoehybrid": of_granite,
+}
+
+
 def with_defaults(content: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a config.json says of the language model, with what Gemma's leave out; others say all sizes."""
+    """What a config.json says of the language model, with what its family leaves out or says in its own way."""
     said = text_config(content)
+    if said.get("model_type") == "granitemoehybrid":
+        return {**said, "intermediate_size": said.get("shared_intermediate_size")}
     return {**_DEFAULTS["gemma3_text"], **said} if said.get("model_type") == "gemma3_text" else said
 
 
@@ -219,31 +274,18 @@ def _rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
     if config["model_type"] == "phi3" and rope["rope_type"] in ("su", "yarn"):
         rope["rope_type"] = "longrope"
     if rope["rope_type"] in ("llama3", "yarn", "longrope"):
-        rope.setdefault(_ORIGINAL, config["max_position_embeddings"])
-        if config.get(_ORIGINAL) is not None:
-            rope[_ORIGINAL] = config[_ORIGINAL]
-        _check(rope, _ORIGINAL, _positive, "rope_parameters: ")
+        rope.setdefault(ORIGINAL, config["max_position_embeddings"])
+        if config.get(ORIGINAL) is not None:
+            rope[ORIGINAL] = config[ORIGINAL]
+        check(rope, ORIGINAL, positive, "rope_parameters: ")
     if rope["rope_type"] in ("linear", "dynamic", "llama3"):
         rope.setdefault("factor", None)
     for name in {"rope_theta", "factor", "partial_rotary_factor"} & rope.keys():
-        _check(rope, name, lambda value: _number(value) and 0 < value < math.inf, "rope_parameters: ")
+        check(rope, name, lambda value: number(value) and 0 < value < math.inf, "rope_parameters: ")
     if rope["rope_type"] == "dynamic":  # the context is multiplied by it
         most = _MOST_POSITIONS / config["max_position_embeddings"]
-        _check(rope, "factor", lambda value: value < most, "rope_parameters: ")
+        check(rope, "factor", lambda value: value < most, "rope_parameters: ")
     return rope
-
-
-def _check(values: Mapping[str, Any], name: str, possible: Callable[[Any], bool], where: str = "") -> None:
-    if not possible(values[name]):
-        raise ValueError(f"{where}{name} = {str(values[name])[:40]} is not possible")
-
-
-def _number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _positive(value: object) -> bool:
-    return type(value) is int and 1 <= value < 2**31
 
 
 def _texts(value: object, count: int) -> bool:
@@ -303,6 +345,6 @@ def generation_config(content: bytes, file: Path) -> Mapping[str, Any]:
     said = said if isinstance(said, dict) else {}
     for name, possible in _SAMPLING.items():
         value = said.get(name)
-        if value is not None and not (_number(value) and possible(value)):
+        if value is not None and not (number(value) and possible(value)):
             raise LocalspecError(f"{name} = {value!r} in {file} is not possible; correct it, or fetch the model again.")
     return said

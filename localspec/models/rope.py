@@ -26,7 +26,9 @@ class Rope:
 
     inv_freq: _Frequencies
     attention_scaling: float
-    local: "Rope | None" = None  # of layers with a window, where those are rotated otherwise; as wide
+    local: "Rope | None" = None  # of layers that are rotated otherwise, or not at all (zeros); as wide
+    query_factors: _Frequencies | None = None  # queries at position i are multiplied by that of i // query_period
+    query_period: int = 1
 
     @property
     def rotary_dim(self) -> int:
@@ -40,6 +42,13 @@ class Rope:
         changes while a text grows. Raises LocalspecError for parameters that are not known or not possible.
         """
         whole = cls._by(config, config.rope_parameters, context)
+        if config.query_growth is not None and context > config.query_growth[1]:
+            beta, period = config.query_growth
+            turns = np.arange(context // period + 2, dtype=np.float32)  # drafts may reach beyond the context
+            factors = 1 + np.float32(beta) * np.log(1 + turns)
+            whole = replace(whole, query_factors=factors.astype(np.float32), query_period=period)
+        if any(config.unrotated):
+            return replace(whole, local=cls(np.zeros_like(whole.inv_freq), 1.0))
         if config.local_rope_parameters is None:
             return whole
         local = cls._by(config, config.local_rope_parameters, context)

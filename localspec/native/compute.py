@@ -119,6 +119,7 @@ class NativeRowModel:
         for panel in np.unique(panels).tolist():  # one at a time: a whole head may be larger than all the rest
             there = panels == panel
             rows[there] = head.panel(panel).unpack()[np.array(ids)[there] % PANEL]
+        rows *= np.float32(self.sizes.logit_scale)
         return NativeLinear(PackedMatrix.pack(rows, head.format, head.group), None, self._model.threads)
 
 

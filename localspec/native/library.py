@@ -64,9 +64,10 @@ class ModelConfig(ctypes.Structure):
         ("num_kv_heads", c_int32), ("head_dim", c_int32), ("rotary_dim", c_int32), ("vocab_size", c_int32),
         ("cache_format", c_int32), ("embed_format", c_int32), ("rms_norm_eps", c_float),
         ("attention_scaling", c_float), ("local_scaling", c_float), ("query_scalar", c_float),
-        ("embed_scale", c_float), ("norm_offset", c_float), ("gate", c_int32), ("embed_tokens", c_void_p),
+        ("embed_scale", c_float), ("norm_offset", c_float), ("residual_scale", c_float),
+        ("logit_scale", c_float), ("gate", c_int32), ("embed_tokens", c_void_p),
         ("lm_head", Matrix), ("norm", c_void_p), ("inv_freq", c_void_p), ("local_inv_freq", c_void_p),
-        ("layers", c_void_p),
+        ("query_factors", c_void_p), ("num_query_factors", c_int32), ("query_period", c_int32), ("layers", c_void_p),
     )  # fmt: skip
 
 

@@ -72,6 +72,7 @@ class NativeModel:
         layers = (Layer * sizes.num_layers)(*(self._layer(index) for index in range(sizes.num_layers)))
         inv_freq, local = np.ascontiguousarray(rope.inv_freq, np.float32), rope.local
         local_inv_freq = None if local is None else np.ascontiguousarray(local.inv_freq, np.float32)
+        factors = None if rope.query_factors is None else np.ascontiguousarray(rope.query_factors, np.float32)
         embed, head = weights.get("embed_tokens"), weights.get("lm_head.weight")
         norm = self._vector("norm", sizes.hidden_size)
         if embed is not None and embed.shape != (sizes.vocab_size, sizes.hidden_size):
@@ -84,8 +85,9 @@ class NativeModel:
             sizes.head_dim, rope.rotary_dim, sizes.vocab_size, FORMATS[cache_format], embed_format, sizes.rms_norm_eps,
             rope.attention_scaling, 1.0 if local is None else local.attention_scaling,
             sizes.query_scalar or sizes.head_dim, _embed_scale(sizes, embed), sizes.norm_offset,
-            ACTIVATIONS[sizes.activation], address(embed), head.struct() if head else Matrix(), address(norm),
-            address(inv_freq), address(local_inv_freq), ctypes.addressof(layers),
+            sizes.residual_scale, sizes.logit_scale, ACTIVATIONS[sizes.activation], address(embed),
+            head.struct() if head else Matrix(), address(norm), address(inv_freq), address(local_inv_freq),
+            address(factors), 0 if factors is None else len(factors), rope.query_period, ctypes.addressof(layers),
         )  # fmt: skip
         self._library = library()
         self.handle = made(self._library.ls_model_new(config))
@@ -101,7 +103,7 @@ class NativeModel:
         norms |= {"o_norm": sizes.hidden_size, "down_norm": sizes.hidden_size}
         vectors = [address(self._vector(prefix + name, size)) for name, size in norms.items()]
         window = sizes.sliding_windows[index] or _NO_WINDOW
-        local = self.rope.local is not None and sizes.sliding_windows[index] is not None
+        local = self.rope.local is not None and sizes.is_local(index)
         return Layer(*linears, *vectors, window if window < _MOST_POSITIONS else _NO_WINDOW, local)
 
     def _vector(self, name: str, size: int) -> Floats | None:

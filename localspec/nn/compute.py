@@ -1,6 +1,6 @@
 """What drafters compute with where torch computes, as `decoding/compute.py` describes it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,14 +63,13 @@ class TorchLinears(TorchLinear):
 class TorchHeadRows:
     """Some rows of a head, of the head's own class."""
 
-    layer: torch.nn.Module
+    layer: Callable[[torch.Tensor], torch.Tensor]
     nbytes: int
 
     @torch.inference_mode()
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Returns their logits of states."""
-        logits: torch.Tensor = self.layer(x)
-        return logits
+        return self.layer(x)
 
 
 @dataclass(frozen=True)
@@ -161,13 +160,11 @@ class TorchRowModel:
     @torch.inference_mode()
     def head(self, states: torch.Tensor) -> torch.Tensor:
         """Returns the logits [rows, vocab_size] of states after the final norm."""
-        logits: torch.Tensor = self._transformer.lm_head(states.to(self._transformer.computes_in))
-        return logits
+        return self._transformer.head(states.to(self._transformer.computes_in))
 
     def head_rows(self, ids: Sequence[int]) -> TorchHeadRows:
         """Returns the part of the head that makes the logits of these tokens."""
-        part = self._transformer.lm_head.rows(torch.tensor(ids, device=self._device))
-        return TorchHeadRows(part, part.nbytes)
+        return TorchHeadRows(*self._transformer.head_of(torch.tensor(ids, device=self._device)))
 
 
 class TorchCompute:

@@ -164,8 +164,7 @@ class Target:
 
     def head(self, hidden: torch.Tensor, adapter: Adapter | None = None) -> torch.Tensor:
         """Returns the logits [..., vocab_size] of hidden states after the final norm."""
-        logits: torch.Tensor = self.transformer.lm_head(hidden, adapter)
-        return logits
+        return self.transformer.head(hidden, adapter)
 
     def cache(self, slots: int) -> KVCache:
         """Returns an empty cache with room for `slots` tokens, in this model's precision and on its device."""

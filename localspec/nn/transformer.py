@@ -1,4 +1,4 @@
-"""One lean decoder-only transformer that reads Llama, Mistral, Qwen2, Qwen3, Phi-3 and Gemma 3 weights.
+"""One lean decoder-only transformer that reads the weights of all families that are served.
 
 It knows tensors only: no tokenizer, no file, no device choice. Its parameters are called as in `weight_map`.
 """
@@ -31,12 +31,21 @@ class RotaryEmbedding:
         self.inv_freq = torch.from_numpy(rope.inv_freq).repeat(2).to(device)
         half = torch.ones(self.rotary_dim // 2)
         self.signs = torch.cat([-half, half]).to(device)
-        # Of layers with a window, where those are rotated otherwise.
         self.local = None if rope.local is None else RotaryEmbedding(rope.local, device)
+        factors = rope.query_factors
+        self._query_factors = None if factors is None else torch.from_numpy(factors).to(device)
+        self._query_period = rope.query_period
 
-    def of_window(self, window: int | None) -> "RotaryEmbedding":
-        """The rotation of layers that see so far."""
-        return self if window is None or self.local is None else self.local
+    def of_layer(self, config: TransformerConfig, layer: int) -> "RotaryEmbedding":
+        """The rotation of a layer."""
+        return self if self.local is None or not config.is_local(layer) else self.local
+
+    def query_factors(self, positions: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
+        """What queries are multiplied by, [(batch,) n, 1, 1]; None where they are not."""
+        if self._query_factors is None:
+            return None
+        turns = (positions // self._query_period).clamp(max=len(self._query_factors) - 1)
+        return self._query_factors[turns].to(dtype)[..., None, None]
 
     def cos_sin(self, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
         """Cosines and signed sines, [(batch,) n, 1, rotary_dim] each, as `apply_rope` takes them."""
@@ -54,7 +63,8 @@ def apply_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.T
 
 
 MOST_TREE_ROWS = 128  # no draft tree has more
-PositionEmbeddings = tuple[torch.Tensor, torch.Tensor]  # cos and sin, as `RotaryEmbedding.cos_sin` gives them
+# Cosines and sines, as `RotaryEmbedding.cos_sin` gives them, and what queries are multiplied by.
+PositionEmbeddings = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
 CacheLike = KVCache | TextPrefix
 LayerAdapters = Mapping[str, Adapter]
 _NONE: Mapping[Any, Any] = {}
@@ -103,13 +113,17 @@ class Layer(nn.Module):
         h = _norm(x, self.input_layernorm, config)
         h = self._self_attention(h, position_embeddings, mask, cache, adapters.get("qkv_proj"))
         h = self.o_proj(h, adapters.get("o_proj"))
-        x = x + (_norm(h, self.o_norm, config) if config.output_norms else h)
+        x = x + self._scaled(_norm(h, self.o_norm, config) if config.output_norms else h)
         h = _norm(x, self.post_attention_layernorm, config)
         gate, up = self.gate_up_proj(h, adapters.get("gate_up_proj")).split(config.intermediate_size, -1)
         alone = self.attention is invariant and isinstance(cache, KVCache)
         gate = in_parts(self.activation, gate) if alone else self.activation(gate)
         down: torch.Tensor = self.down_proj(gate * up, adapters.get("down_proj"))
-        return x + (_norm(down, self.down_norm, config) if config.output_norms else down)
+        return x + self._scaled(_norm(down, self.down_norm, config) if config.output_norms else down)
+
+    def _scaled(self, given: torch.Tensor) -> torch.Tensor:
+        scale = self.config.residual_scale
+        return given if scale == 1 else given * scale
 
     def _attention_for(self, rows: int, cache: CacheLike | None) -> Attention:
         """Training needs a gradient, not bits; prefill reads the same rows with and without speculation."""
@@ -131,8 +145,10 @@ class Layer(nn.Module):
         if config.qk_norm:
             q, k = qk[:, :, :heads], qk[:, :, heads:]
             qk = torch.cat([_norm(q, self.q_norm, config), _norm(k, self.k_norm, config)], 2)
-        qk = apply_rope(qk, *position_embeddings)
+        cos, sin, factors = position_embeddings
+        qk = apply_rope(qk, cos, sin)
         q, k = qk[:, :, :heads], qk[:, :, heads:].transpose(1, 2)
+        q = q if factors is None else q * factors
         if isinstance(cache, TextPrefix):
             k, v = cache.extended(self.index, k, v)
         elif cache is not None:
@@ -202,6 +218,21 @@ class Transformer(nn.Module):
         scale = self.config.embed_scale
         return embeddings if scale == 1 else embeddings * float(torch.tensor(scale, dtype=self.embed_tokens.dtype))
 
+    def head(self, states: torch.Tensor, adapter: Adapter | None = None) -> torch.Tensor:
+        """Returns the logits [..., vocab_size] of states after the final norm."""
+        logits: torch.Tensor = self.lm_head(self.for_head(states), adapter)
+        return logits
+
+    def head_of(self, ids: torch.Tensor) -> tuple[Callable[[torch.Tensor], torch.Tensor], int]:
+        """Returns the part of the head that makes the logits of these tokens, and its bytes."""
+        part = self.lm_head.rows(ids)
+        return lambda states: part(self.for_head(states)), part.nbytes
+
+    def for_head(self, states: torch.Tensor) -> torch.Tensor:
+        """Returns states as the matrix of the head reads them."""
+        scale = self.config.logit_scale
+        return states if scale == 1 else states * scale
+
     def forward(
         self,
         tokens: torch.Tensor,
@@ -226,12 +257,15 @@ class Transformer(nn.Module):
         x = (tokens if tokens.is_floating_point() else self.embed(tokens)).to(self.computes_in)
         windows = set(self.config.sliding_windows)
         masks = {window: self._additive_mask(mask, positions, window, cache) for window in windows}
-        rotations = {rotary: rotary.cos_sin(positions, x.dtype) for rotary in set(map(self.rotary.of_window, windows))}
-        for index in range(len(self.layers)) if layers is None else layers:
+        computed = range(len(self.layers)) if layers is None else layers
+        of_layers = {index: self.rotary.of_layer(self.config, index) for index in computed}
+        rotations = {rotary: rotary.cos_sin(positions, x.dtype) for rotary in set(of_layers.values())}
+        factors = self.rotary.query_factors(positions, x.dtype)
+        for index in computed:
             if inner is not None and index in inner:
                 inner[index] = x
             window, layer = self.config.sliding_windows[index], self.layers[index]
-            rotation = rotations[self.rotary.of_window(window)]
+            rotation = (*rotations[of_layers[index]], factors)
             brought = x, rotation, masks[window], cache, adapters.get(index, _NONE)
             again = self.recomputed and torch.is_grad_enabled()
             x = checkpoint(layer, *brought, use_reentrant=False) if again else layer(*brought)

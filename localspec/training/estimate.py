@@ -90,9 +90,7 @@ def hours(drafter: TrainableDrafter, seconds: float, tokens: int, recomputed: bo
     """
     target = drafter.target.transformer
     read = sum(parameter.numel() for parameter in target.parameters())
-    trained = sum(parameter.numel() for parameters, _ in trainable_groups(drafter) for parameter in parameters)
-    head = target.config.vocab_size * target.config.hidden_size
-    drawn = read * drafter.gradient_share or trained + drafter.depth * head
+    drawn = read * drafter.gradient_share or drafter.weights_passed
     return BESIDE * tokens * (read + (4 if recomputed else 3) * drawn) * seconds / 3600
 
 

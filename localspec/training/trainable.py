@@ -127,6 +127,18 @@ class TrainableDrafter(nn.Module):
         return Drawn(float(self.depth))
 
     @property
+    def weights_passed(self) -> int:
+        """How many weights each token of a text passes with a gradient, those that it passes twice counted twice.
+
+        Where gradients pass the target's own layers, `gradient_share` says more.
+        """
+        head = self.target.transformer.config
+        trained: int = sum(
+            one.numel() for group in self.parameter_groups() for one in group["params"] if one.requires_grad
+        )
+        return trained + self.depth * head.vocab_size * head.hidden_size
+
+    @property
     def transformers(self) -> Sequence[Recomputing]:
         """Those that gradients pass, whose layers may be computed a second time in place of being held."""
         return [self.target.transformer]

@@ -16,6 +16,7 @@ from quantized_layers import packed_target
 from slow_cases import covering
 from tiny_models import (
     END,
+    LATER,
     Tiny,
     exact_target,
     prompt_ids,
@@ -55,7 +56,7 @@ Make = Callable[[str], Tiny]
 
 LLAMA = "llama-grouped-dynamic"
 MODELS = [LLAMA, "qwen3-grouped-mixed-window-wide-heads", "phi3-grouped-window-partial-rotary"]
-MODELS += ["gemma3-grouped-mixed-window-linear"]
+MODELS += ["gemma3-grouped-mixed-window-linear", *LATER]
 GREEDY, NODES = Sampling(), 8
 FORMS: dict[str, dict[str, object]] = {
     "shared": {},

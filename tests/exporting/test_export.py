@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from command import called, sentence
 from safetensors.torch import load_file, save_file
-from tiny_models import Tiny, byte_tokenizer, prompt_ids, read, stock_logits, word_tokenizer, write
+from tiny_models import LATER, Tiny, byte_tokenizer, prompt_ids, read, stock_logits, word_tokenizer, write
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from localspec.checkpoint import revision
@@ -42,6 +42,7 @@ FAMILIES = [
     "qwen3-grouped-mixed-window-wide-heads",
     "phi3-grouped-window-partial-rotary",
     "gemma3-grouped-mixed-window-linear",
+    *LATER,
 ]
 MASK = 305
 NGRAM = {"vllm": '"method": "ngram"', "sglang": "--speculative-algorithm NGRAM"}

@@ -104,13 +104,15 @@ class Model:
                 for name in ("input_layernorm", "post_attention_layernorm", "q_norm", "k_norm", "o_norm", "down_norm")
             ]
             window = sizes.sliding_windows[index]
-            layers[index] = Layer(*linears, *norms, window or 0, bool(rope.local and window))
+            layers[index] = Layer(*linears, *norms, window or 0, sizes.is_local(index))
         self.config = NativeConfig(
             sizes.num_layers, sizes.hidden_size, sizes.intermediate_size, sizes.num_heads, sizes.num_kv_heads, sizes.head_dim,
             rope.rotary_dim, sizes.vocab_size, FORMATS[cache], FORMATS["fp32"], sizes.rms_norm_eps, rope.attention_scaling,
-            1.0, sizes.query_scalar or sizes.head_dim, sizes.embed_scale, sizes.norm_offset, ACTIVATIONS[sizes.activation],
+            1.0, sizes.query_scalar or sizes.head_dim, sizes.embed_scale, sizes.norm_offset, sizes.residual_scale,
+            sizes.logit_scale, ACTIVATIONS[sizes.activation],
             address(weights["embed_tokens"]), matrix("lm_head"), address(weights["norm"]), address(rope.inv_freq),
-            address(rope.local.inv_freq if rope.local else None), ctypes.cast(layers, ctypes.c_void_p),
+            address(rope.local.inv_freq if rope.local else None), address(rope.query_factors),
+            0 if rope.query_factors is None else len(rope.query_factors), rope.query_period, ctypes.cast(layers, ctypes.c_void_p),
         )  # fmt: skip
         self.kept.append(layers)
         self.handle = made(library().ls_model_new(self.config))

@@ -14,9 +14,12 @@ from widen_demo import DEMO, widen
 from localspec import Done, Engine, Limits, Sampling, config
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.models import drafter_cards, registry
+from localspec.nn.target import Target
 from localspec.policy.selection import choose
+from localspec.training.trainable import make_drafter, save_drafter
 
 QUESTIONS = ("Who are you?", "Tell me about the sea.", "Write a Python function that says whether a number is prime.")
+SHIPPED = sorted(path.name for path in (DEMO / "drafters").iterdir())
 FLAGS = {"dtype": "fp32", "quantize": "none"}
 
 
@@ -57,7 +60,7 @@ def test_the_text_is_the_demos_and_the_sizes_are_the_factors(wide):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["medusa", "s3d", "parallelspec", "semi"])
+@pytest.mark.parametrize("kind", SHIPPED)
 def test_each_drafter_drafts_the_same(wide, kind):
     expected = replies("demo", kind, 32)
     assert sum(accepted for *_, accepted in expected) > 3
@@ -95,6 +98,27 @@ def test_parts_that_a_drafter_may_have_draft_the_same(tmp_path, kind):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("options", [{}, {"vocabulary": 4096, "depth": 3}], ids=str)
+def test_an_eagle3_head_drafts_the_same(tmp_path, options):
+    """As it is before training, where it says what the model's last layer makes of the states, and of its own again."""
+    source, target = tmp_path / "demo", Target.load(DEMO)
+    shutil.copytree(DEMO, source)
+    torch.manual_seed(0)
+    made = make_drafter("eagle3", target, options)
+    made.begin_training(torch.arange(target.vocab_size, 0, -1).roll(50).float())  # a low id is a frequent token
+    about = {
+        "target": {"name": "demo", "revision": drafter_cards.read_drafter(source / "drafters" / "s3d").revision},
+        "accuracy_by_depth": [[0.5]] * made.depth,
+    }
+    shutil.rmtree(source / "drafters" / "eagle3", ignore_errors=True)
+    save_drafter(made, source / "drafters" / "eagle3", about)
+    widen(tmp_path / "wide", 2, source=source)
+    expected = replies(str(source), "eagle3", 32)
+    assert sum(accepted for *_, accepted in expected) > 0
+    assert replies(str(tmp_path / "wide"), "eagle3", 32) == expected
+
+
+@pytest.mark.slow
 def test_the_draft_model_drafts_the_same(wide):
     expected = replies("demo", f"draft_model:{DEMO / 'draft'}", 32)
     assert sum(accepted for *_, accepted in expected) > 3
@@ -104,7 +128,7 @@ def test_the_draft_model_drafts_the_same(wide):
 def test_the_drafters_belong_to_the_widened_model_and_to_no_other(wide):
     model = registry.resolve(str(wide))
     own = drafter_cards.trained_drafters(model)
-    assert [drafter.kind for drafter in own] == ["medusa", "parallelspec", "s3d", "semi"]
+    assert [drafter.kind for drafter in own] == SHIPPED
     assert {drafter.target for drafter in own} == {"twice"}
     assert [drafter_cards.find_drafter(str(wide / "drafters" / drafter.kind), model) for drafter in own] == own
     with pytest.raises(UsageMistake, match="was made for twice"):

@@ -62,6 +62,21 @@ def test_hours_are_those_of_one_pass_of_the_target_and_three_of_what_is_trained(
     assert hours(drafter, 2e-9, 3000) == pytest.approx(6 * hours(drafter, 1e-9, 1000))
 
 
+def test_of_eagle3_all_that_its_steps_pass_is_counted_as_often_as_they_do(tiny):
+    """What joins the states once; layer, norms, its own head and the model's once a step."""
+    for options in ({"depth": 3}, {"depth": 5, "vocabulary": 100}):
+        drafter = make_drafter("eagle3", tiny("phi3-one-key-head-tied").target, options)
+        target = drafter.target.transformer.config
+        layer = 72 * 96 + 48 * 48 + 3 * 48 * 40
+        head = options.get("vocabulary", target.vocab_size) * 48
+        norms = 4 * 48
+        each = layer + head + norms + target.vocab_size * 48
+        assert drafter.weights_passed == 3 * 48 * 48 + drafter.depth * each
+        read = sum(parameter.numel() for parameter in drafter.target.transformer.parameters())
+        expected = BESIDE * 1e-6 * (read + 3 * drafter.weights_passed) / 3600
+        assert hours(drafter, 1e-9, 1000) == pytest.approx(expected)
+
+
 def test_what_a_product_takes_is_measured_by_its_quickest(monkeypatch):
     """The clock jumps: other programs had their turn."""
     ticks = iter([0.0, 0.0, 0.0, 0.3, 0.35, 0.35, 0.37, 0.4, 0.4, 0.49, 1.0])

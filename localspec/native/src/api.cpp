@@ -62,11 +62,13 @@ int check_sizes(const ls_model_config& c) {
     LS_CHECK(c.cache_format == LS_FP32 || c.cache_format == LS_FP16, "A cache cannot have format %d; give 0 (fp32) or 4 (fp16).", c.cache_format);
     LS_CHECK(c.rms_norm_eps >= 0 && c.rms_norm_eps < 1, "rms_norm_eps = %g is not possible.", (double)c.rms_norm_eps);
     const struct { const char* name; float value; } factors[] = {
-        {"attention_scaling", c.attention_scaling}, {"local_scaling", c.local_scaling}, {"query_scalar", c.query_scalar}, {"embed_scale", c.embed_scale}};
+        {"attention_scaling", c.attention_scaling}, {"local_scaling", c.local_scaling}, {"query_scalar", c.query_scalar}, {"embed_scale", c.embed_scale},
+        {"residual_scale", c.residual_scale}, {"logit_scale", c.logit_scale}};
     for (const auto& factor : factors)
         LS_CHECK(factor.value > 0 && factor.value < 1e6f, "%s = %g is not possible.", factor.name, (double)factor.value);
     LS_CHECK(c.norm_offset >= 0 && c.norm_offset <= 1, "norm_offset = %g is not possible.", (double)c.norm_offset);
     LS_CHECK(c.gate == LS_SILU || c.gate == LS_GELU, "There is no gate %d; give 1 (SiLU) or 2 (GELU).", c.gate);
+    LS_CHECK(!c.query_factors || (c.num_query_factors > 0 && c.query_period > 0), "There are %d query_factors, each for %d positions.", c.num_query_factors, c.query_period);
     LS_CHECK(c.rotary_dim == 0 || c.inv_freq, "A model with rotary positions needs inv_freq.");
     LS_CHECK(c.num_layers == 0 || c.layers, "A model of %d layers needs them.", c.num_layers);
     return LS_OK;
@@ -236,7 +238,7 @@ ls_model* ls_model_new(const ls_model_config* config) {
     const ls_model_config& c = *config;
     ls_model* model = make<ls_model>();
     Arena measured(nullptr);
-    const float *inv_freq = nullptr, *local_inv_freq = nullptr, *norm = nullptr;
+    const float *inv_freq = nullptr, *local_inv_freq = nullptr, *query_factors = nullptr, *norm = nullptr;
     auto copy_all = [&](Arena& arena, bool now) {
         auto copied = [&](const float* from, int count) -> const float* {
             if (!from) return nullptr;
@@ -252,7 +254,7 @@ ls_model* ls_model_new(const ls_model_config* config) {
         model->layers = arena.take<ls_layer>(c.num_layers);
         if (now && c.num_layers) memcpy(model->layers, c.layers, sizeof(ls_layer) * c.num_layers);
         inv_freq = copied(c.inv_freq, c.rotary_dim / 2), norm = copied_norm(c.norm, c.hidden_size);
-        local_inv_freq = copied(c.local_inv_freq, c.rotary_dim / 2);
+        local_inv_freq = copied(c.local_inv_freq, c.rotary_dim / 2), query_factors = copied(c.query_factors, c.num_query_factors);
         for (int i = 0; i < c.num_layers; i++) {
             const ls_layer& from = c.layers[i];
             const float *input = copied_norm(from.input_layernorm, c.hidden_size), *post = copied_norm(from.post_attention_layernorm, c.hidden_size);
@@ -271,7 +273,8 @@ ls_model* ls_model_new(const ls_model_config* config) {
     Arena arena(model->memory.data());
     copy_all(arena, true);
     model->config = c;
-    model->config.layers = model->layers, model->config.inv_freq = inv_freq, model->config.norm = norm, model->config.local_inv_freq = local_inv_freq;
+    model->config.layers = model->layers, model->config.inv_freq = inv_freq, model->config.norm = norm;
+    model->config.local_inv_freq = local_inv_freq, model->config.query_factors = query_factors;
     return model;
 }
 void ls_model_free(ls_model* model) { unmake(model); }

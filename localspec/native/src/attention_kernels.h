@@ -31,12 +31,13 @@ LS_INLINE void head_row(const Attending& a, const float* from, const float* norm
 template <class Cell>
 void place_as(const Attending& a, int kv_head, int from_row, int to_row) {
     const int d = a.head_dim, padded = padded_head(d), group = a.num_heads / a.num_kv_heads;
-    const v16 scale = all(1.0f / __builtin_sqrtf(a.query_scalar));
+    const float usual = 1.0f / __builtin_sqrtf(a.query_scalar);
     Cell* keys = (Cell*)a.keys + (size_t)kv_head * a.slots * padded;
     Cell* values = (Cell*)a.values + (size_t)kv_head * a.slots * padded;
     for (int row = from_row; row < to_row; row++) {
         const float* qkv = a.qkv + (size_t)row * (a.num_heads + 2 * a.num_kv_heads) * d;
         const int slot = a.first_slot + row;
+        const v16 scale = all(a.factors ? usual * a.factors[row] : usual);
         // the key is made in the place of the row's first query, which comes after it
         float* queries = a.queries + ((size_t)row * a.num_heads + kv_head * group) * padded;
         head_row(a, qkv + (size_t)(a.num_heads + kv_head) * d, a.k_norm, row, queries);

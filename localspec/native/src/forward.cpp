@@ -32,7 +32,7 @@ class Forward {
 
   private:
     int qkv_size() const { return (c_.num_heads + 2 * c_.num_kv_heads) * c_.head_dim; }
-    bool output_norms() const { return c_.num_layers && model_.layers[0].o_norm; }
+    bool stored_apart() const { return c_.num_layers && (model_.layers[0].o_norm || c_.residual_scale != 1); }
     int layer_count() const { return q_.layers ? q_.num_layers : c_.num_layers; }
     const ls_adapter* adapters_of(int layer) const { return q_.adapters ? q_.adapters + (size_t)layer * 4 : nullptr; }
 
@@ -60,7 +60,8 @@ class Forward {
         factors_ = arena.take<float>(rows);
         const size_t turned = (c_.local_inv_freq ? 2 : 1) * rows * half;  // those of local layers follow
         cos_ = arena.take<float>(turned), sin_ = arena.take<float>(turned);
-        given_ = arena.take<float>(output_norms() ? rows * c_.hidden_size : 0);
+        given_ = arena.take<float>(stored_apart() ? rows * c_.hidden_size : 0);
+        query_factors_ = c_.query_factors ? arena.take<float>(rows) : nullptr;
         visible_from_ = arena.take<int32_t>(rows);
         best_ = arena.take<Best>(rows * pool_.threads());
         inputs_ = inputs.take(arena);
@@ -85,6 +86,7 @@ class Forward {
             const size_t at = (size_t)r * half, local = (size_t)(rows_ + r) * half;
             cos_sin(sequences_.positions[row], c_.inv_freq, half, c_.attention_scaling, cos_ + at, sin_ + at);
             if (c_.local_inv_freq) cos_sin(sequences_.positions[row], c_.local_inv_freq, half, c_.local_scaling, cos_ + local, sin_ + local);
+            if (query_factors_) query_factors_[r] = c_.query_factors[smaller(sequences_.positions[row] / c_.query_period, c_.num_query_factors - 1)];
         }
         // Rows whose states nobody asks for give keys and values only, and need no more of the last layer.
         const bool heads = q_.logits || q_.argmax;
@@ -121,15 +123,16 @@ class Forward {
         add(w.down_proj, adapters, 3, from, act_, w.down_norm);
     }
 
-    // Adds what a linear gives, after the norm where there is one, to rows [from, rows) of the states.
+    // Adds what a linear gives, after norm and scale where there are any, to rows [from, rows) of the states.
     void add(const ls_matrix& m, const ls_adapter* adapters, int which, int from, const float* x, const float* norm) {
         const int hidden = c_.hidden_size;
-        if (!norm) return linear(m, adapters, which, from, x, nullptr, Epilogue::add, x_, hidden);
+        if (!norm && c_.residual_scale == 1) return linear(m, adapters, which, from, x, nullptr, Epilogue::add, x_, hidden);
         linear(m, adapters, which, from, x, nullptr, Epilogue::store, given_, hidden);
         auto some = [&](int row, int to, int) {
             for (row += from, to += from; row < to; row++) {
                 float *given = given_ + (size_t)row * hidden, *state = x_ + (size_t)row * hidden;
-                k_.normalise(given, k_.inverse_rms(given, hidden, c_.rms_norm_eps), norm, hidden, given);
+                if (norm) k_.normalise(given, k_.inverse_rms(given, hidden, c_.rms_norm_eps), norm, hidden, given);
+                if (c_.residual_scale != 1) k_.normalise(given, c_.residual_scale, nullptr, hidden, given);
                 for (int i = 0; i < hidden; i++) state[i] = state[i] + given[i];
             }
         };
@@ -176,7 +179,7 @@ class Forward {
         a.cache_format = c_.cache_format, a.slots = cache_.slots, a.rms_norm_eps = c_.rms_norm_eps;
         a.rows = rows_, a.first_slot = cache_.length + first_, a.tree_slot = cache_.length;
         const size_t turned = w.local ? (size_t)rows_ * (c_.rotary_dim / 2) : 0;
-        a.query_scalar = c_.query_scalar;
+        a.query_scalar = c_.query_scalar, a.factors = query_factors_;
         a.qkv = qkv_, a.q_norm = w.q_norm, a.k_norm = w.k_norm, a.cos = cos_ + turned, a.sin = sin_ + turned;
         a.queries = queries_, a.keys = cache_.keys(number), a.values = cache_.values(number);
         a.prefix = sequences_.prefix + first_, a.tail_count = sequences_.tail_count + first_, a.tails = sequences_.tails + first_;
@@ -209,7 +212,8 @@ class Forward {
     // Final norm and head: states of rows from `wanted` on, logits of rows from `head_from` on.
     void finish(int wanted, int head_from) {
         const size_t size = (size_t)c_.hidden_size;
-        const float *x = x_ + wanted * size, *norm = c_.norm;
+        float* x = x_ + wanted * size;
+        const float* norm = c_.norm;
         if (norm) root_mean_squares(x, rows_ - wanted, c_.hidden_size);
         if (q_.hidden) {
             float* hidden = q_.hidden + first_ * size;
@@ -220,10 +224,16 @@ class Forward {
             x = hidden, norm = nullptr;
             give_inner(c_.num_layers, hidden);
         }
+        const bool scaled = c_.logit_scale != 1;
+        if (scaled && norm) {  // in the same two steps whether or not states were asked for
+            for (int r = 0; r < rows_ - wanted; r++) k_.normalise(x + r * size, factors_[r], norm, c_.hidden_size, x + r * size);
+            norm = nullptr;
+        }
+        for (int r = 0; scaled && r < rows_ - wanted; r++) factors_[r] = c_.logit_scale;
         const int rows = rows_ - head_from, at = first_ + head_from - q_.logits_from;
         if (rows <= 0) return;
         const Linear l{&c_.lm_head, rows, x + (head_from - wanted) * size, c_.hidden_size,
-                       norm ? factors_ + (head_from - wanted) : nullptr, norm, Epilogue::head,
+                       norm || scaled ? factors_ + (head_from - wanted) : nullptr, norm, Epilogue::head,
                        q_.logits ? q_.logits + (size_t)at * c_.vocab_size : nullptr, c_.vocab_size, nullptr, best_};
         reset(best_, pool_.threads(), rows);
         multiply(pool_, l, inputs_);
@@ -240,7 +250,7 @@ class Forward {
     int first_ = 0, rows_ = 0;  // of the batch
     int chunks_ = 0;
     bool split_ = false;
-    float *x_, *given_, *qkv_, *queries_, *mixed_, *act_, *factors_, *cos_, *sin_, *normed_, *low_, *delta_, *partials_, *scratch_;
+    float *x_, *given_, *qkv_, *queries_, *mixed_, *act_, *factors_, *cos_, *sin_, *query_factors_, *normed_, *low_, *delta_, *partials_, *scratch_;
     size_t scratch_size_;
     int32_t* visible_from_;
     Best* best_;
@@ -261,11 +271,13 @@ int head(const ls_model& model, Pool& pool, int rows, const float* hidden, float
         Arena arena(pass ? pool.workspace.data() : nullptr);
         const Inputs inputs = room.take(arena);
         Best* best = arena.take<Best>((size_t)smaller(rows, BATCH) * pool.threads());
+        float* factors = c.logit_scale != 1 ? arena.take<float>(smaller(rows, BATCH)) : nullptr;
         if (!pass && !pool.workspace.at_least(arena.used())) return fail(LS_NO_MEMORY, "There is no memory for the logits of %d rows.", rows);
         for (int first = 0; pass && first < rows; first += BATCH) {
             const int count = smaller(BATCH, rows - first);
             reset(best, pool.threads(), count);
-            multiply(pool, Linear{&c.lm_head, count, hidden + (size_t)first * c.hidden_size, c.hidden_size, nullptr, nullptr, Epilogue::head,
+            for (int r = 0; factors && r < count; r++) factors[r] = c.logit_scale;
+            multiply(pool, Linear{&c.lm_head, count, hidden + (size_t)first * c.hidden_size, c.hidden_size, factors, nullptr, Epilogue::head,
                                   logits ? logits + (size_t)first * c.vocab_size : nullptr, c.vocab_size, nullptr, best}, inputs);
             if (argmax) settle(best, pool.threads(), count, argmax + first);
         }

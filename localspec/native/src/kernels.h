@@ -36,8 +36,8 @@ struct Preparing {  // rows x [rows, in] -> Inputs, after the norm where there i
     RowBlocks blocks;
     const float* x;
     int stride;
-    const float* factors;      // [rows]: 1 / root mean square, or NULL: no norm
-    const float* norm;         // [in]
+    const float* factors;      // [rows]: 1 / root mean square, or another factor of all inputs; NULL: none
+    const float* norm;         // [in], or NULL
     Inputs to;
 };
 
@@ -74,6 +74,7 @@ struct Attending {  // one layer, some rows of a forward
     float rms_norm_eps, query_scalar;
     const float *qkv, *q_norm, *k_norm;    // qkv [rows, (heads + 2 kv_heads) * head_dim]
     const float *cos, *sin;                // [rows, rotary_dim / 2]
+    const float* factors;                  // [rows]: queries are multiplied by them; or NULL
     float* queries;                        // [rows, heads, padded head_dim]
     void *keys, *values;                   // of this layer, see cache.h
     // A row sees slots [0, prefix), then those of its tail, as one logical sequence; from `visible_from` on.

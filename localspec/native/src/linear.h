@@ -22,7 +22,7 @@ struct Linear {
     int rows;
     const float* x;         // [rows, stride]
     int stride;
-    const float* factors;   // [rows], with `norm` [in]: x is normalised first; or NULL
+    const float* factors;   // [rows]: x is multiplied by them first, and by `norm` [in] where that is not NULL; or NULL
     const float* norm;
     Epilogue epilogue;
     float* y;

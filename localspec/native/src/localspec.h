@@ -18,7 +18,7 @@
 extern "C" {
 #endif
 
-enum { LS_ABI = 3 };                                  /* changes with anything in this file */
+enum { LS_ABI = 4 };                                  /* changes with anything in this file */
 enum { LS_OK = 0, LS_WRONG = 1, LS_NO_MEMORY = 2 };   /* codes */
 enum { LS_FP32 = 0, LS_BF16 = 1, LS_INT8 = 2, LS_INT4 = 3, LS_FP16 = 4 }; /* formats; of weights the first four */
 enum { LS_C = 0, LS_NEON = 1, LS_AVX2 = 2, LS_AVX_VNNI = 3, LS_AVX512_VNNI = 4 }; /* instruction sets */
@@ -76,7 +76,7 @@ typedef struct {
     const float *q_norm, *k_norm;                            /* [head_dim], or NULL: none */
     const float *o_norm, *down_norm;                         /* [hidden_size], of what o_proj and down_proj give; or NULL */
     int32_t sliding_window;                                  /* positions, the row's own included; 0: sees everything */
-    int32_t local;                                           /* 1: rotated by local_inv_freq */
+    int32_t local;                                           /* 1: rotated by local_inv_freq; zeros there rotate nothing */
 } ls_layer;
 
 enum { LS_EMBED_NONE = -1 };
@@ -92,17 +92,21 @@ typedef struct {
     float query_scalar;          /* scores are divided by its root: usually head_dim */
     float embed_scale;           /* embeddings are multiplied by it: usually 1 */
     float norm_offset;           /* norms multiply by this plus their weight: usually 0 */
+    float residual_scale;        /* what attention and MLP give is multiplied by it: usually 1 */
+    float logit_scale;           /* states are multiplied by it before the head: usually 1 */
     int32_t gate;                /* LS_SILU or LS_GELU */
     const void* embed_tokens;    /* [vocab_size, hidden_size] */
     ls_matrix lm_head;           /* data NULL: none */
     const float* norm;           /* [hidden_size]; NULL: no final norm */
     const float* inv_freq;       /* [rotary_dim / 2] */
     const float* local_inv_freq; /* [rotary_dim / 2], or NULL where no layer is `local` */
+    const float* query_factors;  /* [num_query_factors]: of queries at position / query_period, the last beyond; or NULL */
+    int32_t num_query_factors, query_period;
     const ls_layer* layers;      /* [num_layers] */
 } ls_model_config;
 
 typedef struct ls_model ls_model;
-LS_API ls_model* ls_model_new(const ls_model_config* config); /* copies structs, norms and inv_freq, not the weights */
+LS_API ls_model* ls_model_new(const ls_model_config* config); /* copies all but the weights */
 LS_API void ls_model_free(ls_model* model);
 
 /* ---- caches: keys and values of the committed tokens [0, length), then of the last forward's rows; zeros at first */

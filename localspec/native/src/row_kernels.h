@@ -22,7 +22,9 @@ LS_INLINE v16 input_of(const Preparing& p, const float* x, int row, int i) {
     const int left = p.matrix->in - i;
     if (left <= 0) return all(0.0f);
     const v16 v = load_part(x + i, left);
-    return p.factors ? v * all(p.factors[row]) * load_part(p.norm + i, left) : v;
+    if (!p.factors) return v;
+    const v16 scaled = v * all(p.factors[row]);
+    return p.norm ? scaled * load_part(p.norm + i, left) : scaled;
 }
 
 // 128 inputs (or a group, where that is more) share a scale: the largest of them becomes 127. Integers compare as the

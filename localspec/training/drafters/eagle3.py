@@ -81,18 +81,21 @@ class Trainable(TrainableDrafter):
         last = copied_layers(transformer, one, transformer.config.num_layers - 1)
         self.fc.weight[:, -width:] += torch.eye(width, device=self.fc.weight.device)
         self.qkv.weight[:, width:].copy_(last["layers.0.qkv_proj.weight"])
-        self.o.weight.copy_(last["layers.0.o_proj.weight"])
+        if one.query_scalar:  # here scores are divided by the root of a head's width
+            queries = one.num_heads * one.head_dim
+            self.qkv.weight[:queries, width:] *= (one.head_dim / one.query_scalar) ** 0.5
+        self.o.weight.copy_(last["layers.0.o_proj.weight"] * one.residual_scale)
         gate, up = last["layers.0.gate_up_proj.weight"].chunk(2)
         self.gate.weight.copy_(gate)
         self.up.weight.copy_(up)
-        self.down.weight.copy_(last["layers.0.down_proj.weight"])
+        self.down.weight.copy_(last["layers.0.down_proj.weight"] * one.residual_scale)
         self.feature_norm.copy_(last["layers.0.input_layernorm"])
         self.mlp_norm.copy_(last["layers.0.post_attention_layernorm"])
         self.norm.copy_(transformer.norm)
         self._copy_head_rows()
 
     def _copy_head_rows(self) -> None:
-        rows = self.target.transformer.lm_head.weight.detach()
+        rows = self.target.transformer.lm_head.weight.detach() * self.target.transformer.config.logit_scale
         self.head.weight.data.copy_(rows if self.kept is None else rows[self.kept])
 
     @property
@@ -108,6 +111,13 @@ class Trainable(TrainableDrafter):
     def drawn(self, length: int) -> Drawn:
         """Each step is one layer more for the whole text."""
         return Drawn(1.0, self.depth)
+
+    @property
+    def weights_passed(self) -> int:
+        """States are joined once, and each step passes the layer, its own head and, for the labels, the target's."""
+        own, head = sum(one.numel() for one in self.parameters()), self.target.transformer.config
+        joined = self.fc.weight.numel()
+        return joined + self.depth * (own - joined + head.vocab_size * head.hidden_size)
 
     @property
     def transformers(self) -> Sequence[Recomputing]:

@@ -74,7 +74,8 @@ class Trainable(TrainableDrafter):
         )
         self.linears = None
         if options.private:
-            self.linears = nn.Parameter(transformer.lm_head.weight.detach().float().repeat(options.heads, 1, 1))
+            head = transformer.lm_head.weight.detach().float() * transformer.config.logit_scale
+            self.linears = nn.Parameter(head.repeat(options.heads, 1, 1))
         if rank := options.rank_of_own:
             shape = transformer.config
             self.own = OwnChange(options.heads, rank, shape.hidden_size, shape.vocab_size, target.device)

@@ -150,7 +150,7 @@ class Trainable(TrainableDrafter):
         """Returns logits of states [rows, hidden_size], for the ids that the drafter and the target both have."""
         if self.options.form != "model":
             return self.target.head(states.to(self.target.transformer.computes_in))
-        logits: torch.Tensor = self.model.lm_head(states)
+        logits: torch.Tensor = self.model.head(states)
         return logits[:, : self.target.transformer.config.vocab_size]
 
     def _logits(self, states: torch.Tensor) -> torch.Tensor:

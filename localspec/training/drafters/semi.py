@@ -172,13 +172,16 @@ class Trainable(TrainableDrafter):
         if not self.options.shared:
             return x
         adapter = None if self.adapters is None else self.adapters.head
-        return self._shared(x) if adapter is None else self._shared(x) + adapter(x, self.kept).to(x.dtype)
+        if adapter is None:
+            return self._shared(x)
+        change: torch.Tensor = adapter(self.target.transformer.for_head(x), self.kept)
+        return self._shared(x) + change.to(x.dtype)
 
     def _copy_head_rows(self) -> None:
         """Copies the rows of the target's head that belong to the draft vocabulary, in that head's precision."""
         transformer = self.target.transformer
         if self.options.shared and self.kept is not None:
-            self._shared = transformer.lm_head.rows(self.kept).forward
+            self._shared = transformer.head_of(self.kept)[0]
 
     @property
     def _dtype(self) -> torch.dtype:

@@ -1,0 +1,199 @@
+"""SmolLM3, Granite and Ministral 3: what their config.json says in ways of its own, and what of it is refused."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tiny_models import CONFIGS, VOCABULARY, byte_tokenizer, prompt_ids, stock_logits
+from transformers import CONFIG_MAPPING, Mistral3Config, Mistral3ForConditionalGeneration
+from transformers.models.ministral3.modeling_ministral3 import get_llama_4_attn_scale
+
+from localspec.checkpoint import inspect, supported, text_config
+from localspec.decoding.tree import DraftTree
+from localspec.errors import LocalspecError
+from localspec.models.architecture import TransformerConfig
+from localspec.models.model_config import ModelConfig
+from localspec.models.rope import Rope
+from localspec.models.shape import Shape
+from localspec.native.target import NativeTarget
+from localspec.nn.target import Target
+from localspec.nn.transformer import RotaryEmbedding
+
+SMALL = {
+    "hidden_size": 48, "intermediate_size": 40, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": VOCABULARY, "max_position_embeddings": 512,
+}  # fmt: skip
+DENSE = {"num_local_experts": 0, "layer_types": ["attention"] * 4, "shared_intermediate_size": 24}
+
+
+@pytest.mark.parametrize("family", ["smollm3", "granite", "ministral3"])
+def test_what_a_config_leaves_out_is_as_its_class_has_it(family):
+    stock, ours = CONFIG_MAPPING[family](), ModelConfig.of({"model_type": family})
+    for name in (
+        "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+        "num_key_value_heads", "max_position_embeddings", "rms_norm_eps", "tie_word_embeddings", "eos_token_id",
+    ):  # fmt: skip
+        assert getattr(ours, name) == getattr(stock, name), name
+    said = {
+        name: value for name, value in stock.rope_parameters.items() if name not in ("type", "max_position_embeddings")
+    }
+    assert said.items() <= dict(ours.rope_parameters).items()
+
+
+@pytest.mark.parametrize(
+    ("said", "unrotated"),
+    [
+        ({}, [0, 0, 0, 1]),
+        ({"no_rope_layer_interval": 2}, [0, 1, 0, 1]),
+        ({"no_rope_layers": [0, 1, 1, 0, 1]}, [1, 0, 0, 1]),
+        ({"no_rope_layers": [1, 1, 0, 1], "use_sliding_window": True, "sliding_window": 9}, [0, 0, 1, 0]),
+    ],
+)
+def test_of_smollm3_the_layers_that_are_not_rotated_are_its_classs_and_windows_are_theirs(said, unrotated):
+    content = {"model_type": "smollm3", **SMALL, **said}
+    stock, ours = CONFIG_MAPPING["smollm3"].from_dict(json.loads(json.dumps(content))), ModelConfig.of(content)
+    assert [not one for one in stock.no_rope_layers[:4]] == [*map(bool, unrotated)] == [*ours.unrotated]
+    windows = [stock.sliding_window if kind == "sliding_attention" else None for kind in stock.layer_types]
+    assert [*ours.sliding_windows] == windows
+    sizes, rope = TransformerConfig.of(ours), Rope.of(ours, 512)
+    assert [sizes.is_local(layer) for layer in range(4)] == [*map(bool, unrotated)]
+    assert rope.local is not None and not rope.local.inv_freq.any() and rope.inv_freq.all()
+
+
+def test_granites_multipliers_are_switches_of_the_transformer():
+    said = {
+        "embedding_multiplier": 12,
+        "attention_multiplier": 1 / 64,
+        "residual_multiplier": 0.22,
+        "logits_scaling": 8,
+    }
+    sizes = TransformerConfig.of(ModelConfig.of({"model_type": "granite", **SMALL, **said}))
+    assert (sizes.embed_scale, sizes.query_scalar, sizes.residual_scale, sizes.logit_scale) == (12, 4096, 0.22, 1 / 8)
+    plain = TransformerConfig.of(ModelConfig.of({"model_type": "llama", **SMALL}))
+    assert (plain.embed_scale, plain.query_scalar, plain.residual_scale, plain.logit_scale) == (1, 0, 1, 1)
+    assert plain.local_layers == ()
+
+
+def test_of_granite_4_the_shared_expert_is_the_mlp():
+    content = {"model_type": "granitemoehybrid", **SMALL, **DENSE, "position_embedding_type": "rope"}
+    config, shape = ModelConfig.of(content), Shape.of(content)
+    assert config.intermediate_size == 24 and shape is not None and shape.intermediate_size == 24
+    assert not any(config.unrotated) and config.sliding_windows == (None,) * 4
+    assert all(ModelConfig.of({**content, "position_embedding_type": None}).unrotated)
+    named = {name: value for name, value in content.items() if name != "layer_types"}
+    assert ModelConfig.of({**named, "layers_block_type": ["attention"] * 4}).sliding_windows == (None,) * 4
+
+
+@pytest.mark.parametrize(
+    ("family", "wrong"),
+    [
+        ("smollm3", {"no_rope_layers": [1, 1]}), ("smollm3", {"no_rope_layers": 3}), ("smollm3", {"no_rope_layers": ["a"] * 4}),
+        ("smollm3", {"no_rope_layer_interval": 0}), ("granite", {"residual_multiplier": 0}),
+        ("granite", {"logits_scaling": -1.0}), ("granite", {"attention_multiplier": "x"}),
+        ("granite", {"embedding_multiplier": float("inf")}), ("granitemoehybrid", {**DENSE, "num_local_experts": 8}),
+        ("granitemoehybrid", {**DENSE, "position_embedding_type": "alibi"}),
+        ("granitemoehybrid", {**DENSE, "shared_intermediate_size": None}),
+        ("ministral3", {"rope_parameters": {"rope_type": "default", "llama_4_scaling_beta": 0.1}}),
+        ("ministral3", {"rope_parameters": {"rope_type": "default", "llama_4_scaling_beta": "x"}}),
+    ],
+)  # fmt: skip
+def test_what_is_not_possible_is_a_value_error(family, wrong):
+    with pytest.raises(ValueError, match=r"\w"):
+        ModelConfig.of({"model_type": family, **SMALL, **wrong})
+
+
+@pytest.mark.parametrize("said", [{"layer_types": ["mamba", *["attention"] * 3]}, {"layer_types": None}])
+def test_recurrent_layers_are_refused(said):
+    config = ModelConfig.of({"model_type": "granitemoehybrid", **SMALL, **DENSE, **said})
+    with pytest.raises(LocalspecError, match="layers of type 'linear_attention'"):
+        TransformerConfig.of(config)
+
+
+@pytest.mark.parametrize(
+    ("refused", "nearest"),
+    [
+        ("Qwen3_5ForConditionalGeneration", "qwen3-4b"), ("Qwen3_5ForCausalLM", "qwen3-4b"),
+        ("Qwen3_5MoeForConditionalGeneration", "qwen3-4b"), ("GraniteMoeForCausalLM", "granite-4.0-micro"),
+        ("MinistralForCausalLM", "ministral-3-3b"),
+    ],
+)  # fmt: skip
+def test_what_is_refused_names_the_nearest_model_that_is_not(tmp_path: Path, refused, nearest):
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": [refused], "model_type": "any"}))
+    with pytest.raises(LocalspecError, match=f"{refused}.* is not supported; .*the nearest model is {nearest}, by"):
+        inspect(tmp_path)
+    assert nearest in supported(refused)
+
+
+# -- queries that grow -------------------------------------------------------------------------------------------------
+
+
+def test_queries_grow_as_the_stock_models_do_and_not_below_the_first_length():
+    stock = CONFIGS["ministral3-grouped-growing-queries"]()
+    config, positions = ModelConfig.of(stock.to_dict()), torch.arange(200)
+    rope = Rope.of(config, 190)
+    want = get_llama_4_attn_scale(positions[None], 0.4, 8)[0, 0]
+    found = RotaryEmbedding(rope, "cpu").query_factors(positions, torch.float32)
+    assert found is not None
+    torch.testing.assert_close(found[..., 0], want, rtol=1e-6, atol=0)
+    assert Rope.of(config, 8).query_factors is None, "all of a short context is before that"
+    assert RotaryEmbedding(Rope.of(config, 8), "cpu").query_factors(positions, torch.float32) is None
+
+
+# -- one that reads pictures too ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Ministral 3 as it is published: its language model has a config and a prefix."""
+    path = tmp_path_factory.mktemp("ministral") / "pictures"
+    eyes = {
+        "model_type": "pixtral", "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
+        "num_attention_heads": 2, "head_dim": 8, "image_size": 28, "patch_size": 14,
+    }  # fmt: skip
+    inner = CONFIGS["ministral3-grouped-growing-queries"]().to_dict()
+    torch.manual_seed(0)
+    config = Mistral3Config(text_config=inner, vision_config=eyes, image_token_index=319, tie_word_embeddings=False)
+    Mistral3ForConditionalGeneration(config).save_pretrained(path)
+    weights, generator = load_file(path / "model.safetensors"), torch.Generator().manual_seed(0)
+    for tensor in weights.values():
+        tensor.normal_(0.0, 0.3 if tensor.ndim == 1 else 0.2, generator=generator)
+    save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
+    byte_tokenizer().save_pretrained(path)
+    return path
+
+
+def test_of_a_model_that_reads_pictures_the_language_model_is_served(pictures: Path):
+    tokens = prompt_ids(40)
+    whole = Mistral3ForConditionalGeneration.from_pretrained(pictures, attn_implementation="eager", dtype=torch.float32)
+    want = stock_logits(whole.eval(), tokens)
+    target, native = Target.load(pictures), NativeTarget.open(pictures, quantize="fp32")
+    rows = torch.ones(40, 40, dtype=torch.bool).tril()
+    with torch.no_grad():
+        ours = target.forward_tensors(torch.tensor(tokens), torch.arange(40), rows).logits
+    assert (ours - want).abs().max() < 1e-5 * want.abs().max()
+    theirs = native.forward(DraftTree.chain(tokens), native.cache(64)).logits.rows
+    assert np.abs(theirs - want.numpy()).max() < 1e-4 * np.abs(want.numpy()).max()
+    found = inspect(pictures)
+    assert found.architecture == "Mistral3ForConditionalGeneration" and found.embedding == VOCABULARY * 48
+
+
+def test_a_language_model_inside_that_is_not_known_is_refused(pictures: Path, tmp_path: Path):
+    other = shutil.copytree(pictures, tmp_path / "other")
+    content = json.loads((other / "config.json").read_text())
+    content["text_config"]["model_type"] = "odd"
+    (other / "config.json").write_text(json.dumps(content))
+    with pytest.raises(LocalspecError, match="'mistral3' is not one of"):
+        Target.load(other)
+
+
+def test_mistral_small_is_a_mistral_inside():
+    inner = {**SMALL, "model_type": "mistral", "sliding_window": None}
+    said = text_config(
+        {"architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3", "text_config": inner}
+    )
+    assert (said["model_type"], said["architectures"]) == ("mistral", ["MistralForCausalLM"])
+    assert ModelConfig.of(said).num_hidden_layers == 4
