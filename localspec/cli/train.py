@@ -299,8 +299,8 @@ def _summary(report: dict[str, Any]) -> str:
     ):
         if found := report.get(name):
             lines.append(
-                f"{what}: {found['length']:.2f} tokens a forward with {found['nodes']} nodes ({found['replies']} replies, "
-                f"{found['tokens']} tokens)"
+                f"{what}: {found['length']:.2f} tokens a forward with {found['nodes']} nodes "
+                f"({found['replies']} replies, {found['tokens']} tokens)"
             )
     if report["changes_target"]:
         before, after = report["perplexity"]
