@@ -141,7 +141,7 @@ def measured(
         return {"category": category(prompt), "load": psutil.getloadavg()[0], "replies": replies}
 
     def has_room(one: prompts.Prompt) -> bool:
-        return len(target.encode(peers.message(one.text))) + asked.max_tokens <= min(target.context, 1024)
+        return bool(len(target.encode(peers.message(one.text))) + asked.max_tokens <= min(target.context, 1024))
 
     fitting = in_kinds(filter(has_room, questions(asked.prompts, None)), asked.limit)
     if any(not (place / f"turn-{number}.json").exists() for number in range(len(fitting))):

@@ -12,6 +12,7 @@ from localspec.models.drafter_cards import DrafterCard, read_drafter
 from localspec.models.drafter_kinds import DRAFT_TOKENS, FORWARDS_A_DRAFT
 from localspec.models.entries import PublishedDrafter, PublishedLength
 from localspec.models.s3d_prediction import Constants, propose, share
+from localspec.policy import host_time
 from localspec.policy.candidates import (
     PAIR,
     PHRASES,
@@ -170,6 +171,25 @@ def test_a_small_model_that_is_here_is_tried_for_what_such_pairs_are_published_t
     replies = {reply_key("draft_model", (), SMALL.card): ReplyStats(1.1, 2.0, 0.1)}
     corrected = found(small=SMALL, small_here=True, at=replace(AT, replies=replies))["draft_model:small"]
     assert corrected.acceptance is not None and corrected.acceptance.length(99) == pytest.approx(1.1)
+
+
+def test_what_a_search_decoded_again_serves_until_there_are_replies() -> None:
+    key = reply_key("draft_model", (), SMALL.card)
+    at = replace(AT, replays={key: ReplyStats(1.5, 2.0, 0.25)})
+    again = found(small=SMALL, small_here=True, at=at)["draft_model:small"]
+    assert again.acceptance is not None and again.acceptance.length(99) == pytest.approx(1.5)
+    assert "decoded again" in again.acceptance.origin
+    assert again.draft_seconds(2) == pytest.approx(0.25 * at.costs.at(3, CONTEXT)) and again.draft_seconds(0) == 0
+    at = replace(at, replies={key: ReplyStats(1.1, 2.0, 0.1)})
+    measured = found(small=SMALL, small_here=True, at=at)["draft_model:small"].acceptance
+    assert measured is not None and measured.origin == "as measured here"
+
+
+def test_a_small_models_forward_is_priced_as_a_whole_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = found(small=SMALL, small_here=True)["draft_model:small"].draft_seconds(3)
+    monkeypatch.setattr(host_time, "STEP", 0.5)
+    steps = found(small=SMALL, small_here=True)["draft_model:small"].draft_seconds(3)
+    assert steps - alone == pytest.approx(0.5 * FORWARDS_A_DRAFT)
 
 
 def test_what_was_measured_here_comes_before_all_figures() -> None:
