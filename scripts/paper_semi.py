@@ -1,4 +1,4 @@
-"""What the paper of semi-autoregressive drafting finds (figures 4 and 5), tried on a model: docs/paper-semi.md.
+"""What the paper of semi-autoregressive drafting finds (table 2, figures 4 and 5, §4.2), tried on a model.
 
     python scripts/paper_semi.py --data FILE… --prompts data/eval --work build/semi --out docs/paper-semi.md
 
@@ -13,6 +13,10 @@ from experiment import Variant, about, begun, compared, parser, parts
 
 TEXT = ("--labels", "text")
 GROUPS = {
+    "Table 2: beside heads that foresee each depth by itself": {
+        "block (Medusa's heads)": Variant("medusa"),
+        "semi": Variant("semi"),
+    },
     "Figure 4: the model of recent tokens": {
         "none": Variant("semi", {"recent": "none"}),
         "simplified transformer": Variant("semi"),
@@ -20,7 +24,14 @@ GROUPS = {
     },
     "Figure 5: joint against separate": {
         "separate": Variant("semi", flags=TEXT),
+        "separate, the target first": Variant("semi", {"first": 0.5}, TEXT),
         "joint": Variant("semi", {"joint": True}, TEXT),
+    },
+    "Section 4.2: ranks": {
+        "joint, r_p = 16": Variant("semi", {"joint": True}, TEXT),
+        "joint, r_p = 64": Variant("semi", {"joint": True, "rank": 64}, TEXT),
+        "joint, r_p = 16, r_q = 64": Variant("semi", {"joint": True, "draft_rank": 64}, TEXT),
+        "joint, r_p = 16, without the head": Variant("semi", {"joint": True, "lm_head": False}, TEXT),
     },
 }
 

@@ -1,18 +1,20 @@
 """What each drafter is worth on a model, by the kind of text, beside what was predicted: docs/speedups.md.
 
-    python scripts/speedups.py -m demo build/bench/small build/bench/large --prompts data/eval --limit 24 \
+    python scripts/speedups.py -m demo build/bench/small build/bench/large --prompts data/eval --limit 6 \
         --work build/speedups --out docs/speedups.md
 
 All drafters of a model answer a prompt in turns, greedily and at temperature 0.7 with a seed; who comes first changes
-from prompt to prompt. Replies end where the plain text goes round, for loops flatter phrases. What is measured is kept
-in `--work`, so a run that was stopped goes on.
+from prompt to prompt, and so does the kind of text. Replies end where the plain text goes round, for loops flatter
+phrases. What is measured is kept in `--work`, prompt by prompt, so a run that was stopped goes on, with the drafter that
+`auto` took at its beginning; the page is written anew after each model and temperature.
 """
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
+from itertools import chain, islice, zip_longest
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -41,6 +43,7 @@ PLAIN, AUTO, PHRASES = "none", "auto", "phrases"
 TEMPERATURES = (0.0, 0.7)
 WARM = 2  # prompts that are answered first and do not count
 LEAST = 8  # tokens of a reply that counts
+NEARLY, HARMLESS = 0.95, 0.98  # of the best, and of plain decoding
 KINDS = {
     "code": ("humaneval", "mbpp_test"),
     "sums": ("gsm8k_test",),
@@ -48,19 +51,22 @@ KINDS = {
 }  # files of prompts; all others are chat
 
 
-def main() -> None:
+def main(given: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-m", "--models", nargs="+", default=["demo"])
     parser.add_argument("--prompts", type=Path, required=True, help="a directory of .jsonl files, or one file")
-    parser.add_argument("--limit", type=int, default=24, help="prompts")
+    parser.add_argument("--limit", type=int, default=6, help="prompts of each kind of text")
     parser.add_argument("-n", "--max-tokens", type=int, default=64, help="of a reply")
     parser.add_argument("--drafters", nargs="+", help="some, instead of all that the model has")
     parser.add_argument("--temperatures", type=float, nargs="+", default=TEMPERATURES)
     parser.add_argument("--work", type=Path, required=True, help="where replies are kept; outside git")
     parser.add_argument("--out", type=Path, required=True)
-    asked = parser.parse_args()
+    asked = parser.parse_args(given)
     asked.work.mkdir(parents=True, exist_ok=True)
-    parts = ["# What drafters are worth", about(asked)]
+    decisive = {name: vars(asked)[name] for name in ("limit", "max_tokens", "drafters")}
+    if (before := kept(asked.work / "settings.json", lambda: decisive)) != decisive:
+        parser.error(f"{asked.work} holds results with {before}; give another --work, or the same settings.")
+    parts, runs = [], []
     for model in asked.models:
         card = registry.resolve(model)
         for temperature in asked.temperatures:
@@ -70,13 +76,19 @@ def main() -> None:
                 run = kept(place / "run.json", partial(measured, card, temperature, asked, place, at_the_end))
             how = "greedy" if temperature == 0 else f"temperature {temperature}"
             size = f"{inspect(card.path).parameters / 1e9:.2g} B parameters"
-            parts += [f"## `{Path(card.name).name}`, {size}, {how}", section(run)]
-            asked.out.write_text("\n\n".join(parts) + "\n", "utf-8")
+            title = f"`{Path(card.name).name}`, {size}, {how}"
+            if not run["turns"]:
+                parts.append(f"## {title}\n\nNo reply had {LEAST} tokens.")
+                continue
+            parts += [f"## {title}", section(run)]
+            runs.append((title, run))
+            page = ["# What drafters are worth", about(asked), overall(runs), *parts]
+            asked.out.write_text("\n\n".join(page) + "\n", "utf-8")
 
 
 def about(asked: argparse.Namespace) -> str:
     return (
-        f"Made by `scripts/speedups.py`: at most {asked.limit} prompts, replies of at most {asked.max_tokens} tokens that end "
+        f"Made by `scripts/speedups.py`: at most {asked.limit} prompts of a kind of text, replies of at most {asked.max_tokens} tokens that end "
         f"where the text goes round, those of fewer than {LEAST} left out; pools of phrases are empty at the beginning of "
         "each. × is the time of plain decoding over that of the drafter, all replies together, each drafter beside plain "
         f"decoding at each prompt; in brackets the bounds of 95 % of {DRAWS} bootstrap samples of prompts. τ is tokens a step, "
@@ -94,14 +106,17 @@ def measured(
     """All replies of all drafters of a model, and what was predicted of them."""
     store = at_the_end.enter_context(Store.open(place / "localspec.db", print))
     settings = config.load(flags={"temperature": temperature, "seed": 0})
-    choices = {name: one for name in asked.drafters or names() if (one := chosen(card, settings, name))}
+    wanted = dict.fromkeys([PLAIN, *(asked.drafters or names())])
+    choices = {name: one for name in wanted if (one := chosen(card, settings, name))}
     load = partial(Engine, store=store, phrases="off")
     first = load(choices[PLAIN])
     firsts = {name: load(choice, beside=first) if name != PLAIN else first for name, choice in choices.items()}
     known = RecalledMeasurements(MeasurementCache(store, Reporter()), False, None)
     predicted = kept(place / "predicted.json", partial(predictions, card, firsts[PLAIN].choice, known))
-    if AUTO in choices and (again := chosen(card, settings, AUTO, known)):  # as after a first load
-        choices[AUTO], firsts[AUTO] = again, load(again, beside=first)
+    if AUTO in choices:  # as after a first load; a run that goes on has replies by now, which would tell more
+        took = kept(place / "auto.json", lambda: getattr(chosen(card, settings, AUTO, known), "drafter", PLAIN))
+        if again := chosen(card, settings, took, known):
+            choices[AUTO], firsts[AUTO] = again, load(again, beside=first)
     engines = {name: partial(load, choice, beside=firsts[name]) for name, choice in choices.items()}
     target, sampling = first.target, first.sampling(settings)
 
@@ -116,7 +131,7 @@ def measured(
         }  # fmt: skip
 
     def turn(number: int, prompt: prompts.Prompt) -> dict[str, Any]:
-        plain = reply(PHRASES, prompt, asked.max_tokens)
+        plain = reply(PHRASES if PHRASES in engines else PLAIN, prompt, asked.max_tokens)
         most = until_it_goes_round(plain["ids"])
         if most < LEAST:
             return {}
@@ -125,15 +140,17 @@ def measured(
         replies = {name: reply(name, prompt, most) for name in order}
         return {"category": category(prompt), "load": psutil.getloadavg()[0], "replies": replies}
 
-    fitting = [
-        one for one in questions(asked.prompts, asked.limit + WARM)
-        if len(target.encode(peers.message(one.text))) + asked.max_tokens <= min(target.context, 1024)
-    ]  # fmt: skip
-    for number, prompt in enumerate(fitting[:WARM]):
-        turn(number, prompt)
+    def has_room(one: prompts.Prompt) -> bool:
+        return bool(len(target.encode(peers.message(one.text))) + asked.max_tokens <= min(target.context, 1024))
+
+    fitting = in_kinds(filter(has_room, questions(asked.prompts, None)), asked.limit)
+    if any(not (place / f"turn-{number}.json").exists() for number in range(len(fitting))):
+        others = (one for one in questions(asked.prompts, None) if one not in fitting and has_room(one))
+        for number, prompt in enumerate(islice(others, WARM)):
+            turn(number, prompt)
     turns = []
-    for number, prompt in enumerate(fitting[WARM:]):
-        print(f"{card.name}, temperature {temperature}: prompt {number + 1} of {len(fitting) - WARM}", flush=True)
+    for number, prompt in enumerate(fitting):
+        print(f"{card.name}, temperature {temperature}: prompt {number + 1} of {len(fitting)}", flush=True)
         turns.append(kept(place / f"turn-{number}.json", partial(turn, number, prompt)))
     then = chosen(card, settings, AUTO, known) if AUTO in choices else None  # what replies brought is known now
     return {
@@ -173,6 +190,17 @@ def category(prompt: prompts.Prompt) -> str:
     return next((kind for kind, files in KINDS.items() if prompt.category in files), "chat")
 
 
+def in_kinds(asked: Iterable[prompts.Prompt], most: int) -> list[prompts.Prompt]:
+    """So many of each kind of text, the kinds in turn: a machine that becomes busy slows none alone."""
+    by_kind: dict[str, list[prompts.Prompt]] = {kind: [] for kind in ("chat", *KINDS)}
+    for one in asked:
+        if len(own := by_kind[category(one)]) < most:
+            own.append(one)
+        elif all(len(some) == most for some in by_kind.values()):
+            break
+    return [one for one in chain.from_iterable(zip_longest(*by_kind.values())) if one is not None]
+
+
 # -- the page ----------------------------------------------------------------------------------------------------------
 
 Turns = Sequence[Mapping[str, Any]]
@@ -210,18 +238,48 @@ def section(run: Mapping[str, Any]) -> str:
     return "\n\n".join([*told, verdict(run, kinds)])
 
 
+def overall(runs: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
+    """How well drafters were chosen and foreseen, over all models, temperatures and kinds of text: the cells."""
+    cells = [
+        (f"{kind} of {title}", [turn for turn in run["turns"] if turn["category"] == kind])
+        for title, run in runs for kind in ("chat", *KINDS)
+    ]  # fmt: skip
+    cells = [(name, turns) for name, turns in cells if turns and AUTO in turns[0]["replies"]]
+    errors = [error for _, run in runs for error in errors_of(run).values()]
+    near = sum(abs(error) <= 0.1 for error in errors)
+    said = f"Over all: predicted within 10 % of what was measured in {near} of {len(errors)}."
+    if not cells:
+        return said
+    right = sum(nearly_best(turns, AUTO) for _, turns in cells)
+    worst, name = min((speedup(turns, AUTO), name) for name, turns in cells)
+    below = sum(speedup(turns, AUTO) < HARMLESS for _, turns in cells)
+    return (
+        f"{said} `auto` was the best or within 5 % of it in {right} of {len(cells)} cells (a model, a temperature and a "
+        f"kind of text), below {HARMLESS} of plain decoding in {below}; the lowest was {worst:.2f} ({name})."
+    )
+
+
+def errors_of(run: Mapping[str, Any]) -> dict[str, float]:
+    """By drafter, by how much its prediction was too high, as a share of what was measured."""
+    turns, predicted = run["turns"], run["predicted"]
+    rows = [name for name in turns[0]["replies"] if name in predicted and name != PLAIN]
+    return {name: predicted[name] / speedup(turns, name) - 1 for name in rows}
+
+
+def nearly_best(turns: Turns, name: str) -> bool:
+    best = max(speedup(turns, other) for other in turns[0]["replies"])
+    return speedup(turns, name) >= NEARLY * best
+
+
 def verdict(run: Mapping[str, Any], kinds: Mapping[str, Turns]) -> str:
     """How far the predictions were off, and how often `auto` was the best or nearly so."""
-    turns, rows = run["turns"], list(run["turns"][0]["replies"])
-    off = {n: run["predicted"][n] / speedup(turns, n) - 1 for n in rows if n in run["predicted"] and n != PLAIN}
-    near = sum(abs(error) <= 0.1 for error in off.values())
-    said = (
-        f"Predicted within 10 % of what was measured: {near} of {len(off)}; median error {median(off.values()):+.0%}."
-    )
-    best = {kind: max(speedup(some, name) for name in rows) for kind, some in kinds.items()}
+    rows, errors = list(run["turns"][0]["replies"]), errors_of(run)
+    near = sum(abs(error) <= 0.1 for error in errors.values())
+    said = f"Predicted within 10 % of what was measured: {near} of {len(errors)}"
+    said += f"; median error {median(errors.values()):+.0%}." if errors else "."
 
     def close(name: str) -> str:
-        number = sum(speedup(some, name) >= 0.95 * best[kind] for kind, some in kinds.items())
+        number = sum(nearly_best(some, name) for some in kinds.values())
         return f"the best or within 5 % of it in {number} of {len(kinds)} kinds of text"
 
     if AUTO in rows:

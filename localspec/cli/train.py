@@ -293,11 +293,15 @@ def _summary(report: dict[str, Any]) -> str:
         f"{_duration(report['seconds'])}, loss {report['loss']:.3f}",
         f"first guess right on held-out text, by depth: {_percentages(report['accuracy_by_depth'])}{caution}",
     ]
-    if found := report.get("acceptance"):
-        lines.append(
-            f"on text that the model wrote: {found['length']:.2f} tokens a forward with {found['nodes']} nodes "
-            f"({found['replies']} replies, {found['tokens']} tokens)"
-        )
+    for name, what in (
+        ("acceptance", "on text that the model wrote"),
+        ("acceptance_elsewhere", "on replies of all kinds"),
+    ):
+        if found := report.get(name):
+            lines.append(
+                f"{what}: {found['length']:.2f} tokens a forward with {found['nodes']} nodes "
+                f"({found['replies']} replies, {found['tokens']} tokens)"
+            )
     if report["changes_target"]:
         before, after = report["perplexity"]
         lines.append(

@@ -16,6 +16,7 @@ from localspec.decoding.tree import DraftTree, caterpillar
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.ingredients import Ingredients
 from localspec.errors import LocalspecError
+from localspec.policy import host_time
 from localspec.policy.forward_costs import ForwardCostModel
 from localspec.policy.prediction import CHUNK
 
@@ -136,7 +137,7 @@ class DraftModel:
         if self._costs is None or context.token_seconds is None:
             return True
         hit = self._hits[depth] if depth < len(self._hits) else PRIOR
-        seconds = self._costs.at(min(max(rows, 1), CHUNK), len(context.committed))
+        seconds = self._costs.at(min(max(rows, 1), CHUNK), len(context.committed)) + host_time.STEP
         if chance * hit * context.token_seconds > seconds:
             return True
         if depth == 0 and self._hits:  # what is never tried is never seen to be right again

@@ -39,6 +39,27 @@ class Workload:
     draft_costs: ForwardCostModel
 
 
+@dataclass(frozen=True)
+class Replay:
+    """What replies came to that were decoded again: `tokens` in `steps` with so many `nodes`, and predicted seconds."""
+
+    tokens: int
+    steps: int
+    nodes: int
+    drafting: float
+    verifying: float
+
+    @property
+    def seconds(self) -> float:
+        """All of them."""
+        return self.drafting + self.verifying
+
+    @property
+    def sums(self) -> list[float]:
+        """As replies are kept: tokens, steps, nodes, seconds of drafting, of verification, and of steps beside both."""
+        return [float(self.tokens), float(self.steps), float(self.nodes), self.drafting, self.verifying, 0.0]
+
+
 class ReplayCache:
     """A cache that holds nothing and knows how long the text is."""
 
@@ -99,37 +120,52 @@ class ReplayTarget:
 
 
 class SimulatedBudget(Budget):
-    """Cuts drafts as in use, and adds up the `seconds` that both models' forwards would take by their costs."""
+    """Cuts drafts as in use, and adds up nodes, steps, and the seconds that both models' forwards would take."""
 
     def __init__(self, workload: Workload, small: DraftModel) -> None:
         super().__init__(workload.nodes, workload.target_costs)
-        self.seconds = 0.0
+        self.steps = self.drafted = 0
+        self.drafting = self.verifying = 0.0
         self._workload, self._small, self._forwards = workload, small, small.forwards.copy()
 
     def observe(self, step: Step, beside: float = 0.0) -> None:
         """Observes a step as if drafting had taken what the small model's forwards cost, on a busy machine too."""
         new, self._forwards = self._small.forwards - self._forwards, self._small.forwards.copy()
         drafting = sum(times * self._workload.draft_costs.at(rows, CONTEXT) for rows, times in new.items())
-        self.seconds += drafting + self._workload.target_costs.at(step.tree.size if step.tree else 1, CONTEXT)
+        rows = step.tree.size if step.tree else 1
+        self.steps, self.drafted = self.steps + 1, self.drafted + rows - 1
+        self.drafting += drafting
+        self.verifying += self._workload.target_costs.at(rows, CONTEXT)
         super().observe(replace(step, draft_seconds=drafting, verify_seconds=0.0))  # a replay takes no time
+
+
+def replayed(drafter: Drafter, small: DraftModel, workload: Workload) -> Replay:
+    """Returns what the workload would come to with this drafter, whose draft model is `small`."""
+    tokens, budgets, nodes = 0, [], workload.nodes
+    for prompt, reply in workload.exchanges:
+        text = [*prompt, *reply]
+        target, known = ReplayTarget(text, workload.vocabulary), list(prompt)
+        cache = target.cache(len(text) + nodes + 1)
+        drafter.rewind(0)
+        known += prefill_step(target, cache, drafter, prompt, Sampling(), last=True).committed[-1:]
+        small.draft(Context(known, cache, 1, Sampling()))  # reads the prompt, which takes the same time for all
+        budgets.append(budget := SimulatedBudget(workload, small))
+        while len(known) < len(text):
+            cache.reserve(len(known) + nodes + 1)
+            known += decode_step(target, cache, drafter, known, budget, Sampling()).committed
+        tokens += len(reply) - 1  # the first one belongs to prefill, and what is beyond the text to nobody
+    return Replay(
+        tokens,
+        sum(budget.steps for budget in budgets),
+        sum(budget.drafted for budget in budgets),
+        sum(budget.drafting for budget in budgets),
+        sum(budget.verifying for budget in budgets),
+    )
 
 
 def simulated_seconds(drafter: Drafter, small: DraftModel, workload: Workload) -> float:
     """Returns the seconds that the workload would take with this drafter, whose draft model is `small`."""
-    seconds, nodes = 0.0, workload.nodes
-    for prompt, reply in workload.exchanges:
-        text = [*prompt, *reply]
-        target, tokens = ReplayTarget(text, workload.vocabulary), list(prompt)
-        cache = target.cache(len(text) + nodes + 1)
-        drafter.rewind(0)
-        tokens += prefill_step(target, cache, drafter, prompt, Sampling(), last=True).committed[-1:]
-        small.draft(Context(tokens, cache, 1, Sampling()))  # reads the prompt, which takes the same time for all
-        budget = SimulatedBudget(workload, small)
-        while len(tokens) < len(text):
-            cache.reserve(len(tokens) + nodes + 1)
-            tokens += decode_step(target, cache, drafter, tokens, budget, Sampling()).committed
-        seconds += budget.seconds
-    return seconds
+    return replayed(drafter, small, workload).seconds
 
 
 def search(build: Build, workload: Workload, names: Sequence[str]) -> Hyperparameters:

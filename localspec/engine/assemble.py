@@ -1,9 +1,10 @@
 """Builds the drafter of a choice from what it takes: weights, a small model, phrases, hyper-parameters."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 
+from localspec.config import Settings
 from localspec.decoding.budget import Budget
 from localspec.decoding.drafter import Drafter
 from localspec.decoding.limits import Limits
@@ -13,25 +14,36 @@ from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.draft_model import DraftModel
 from localspec.drafters.ingredients import Hyperparameters, Ingredients
 from localspec.drafters.merged import Merged
-from localspec.drafters.ouroboros_tuning import Exchange, Workload, search
+from localspec.drafters.ouroboros_tuning import Exchange, Workload, replayed, search
 from localspec.drafters.phrases import WithPhrases
 from localspec.drafters.pool import PhrasePool, PhraseReader
 from localspec.engine.backends import Target
 from localspec.engine.measurement_cache import Quantity
 from localspec.engine.model_profile import ModelProfile
-from localspec.engine.recalled_measurements import COSTS
+from localspec.engine.recalled_measurements import COSTS, REPLAYS
 from localspec.errors import LocalspecError
-from localspec.models.drafter_kinds import WITH_PHRASES, kind_of
+from localspec.models.drafter_kinds import WITH_PHRASES, kind_of, kinds
+from localspec.policy.candidates import reply_key
 from localspec.policy.forward_costs import ForwardCosts
+from localspec.policy.host_time import StepCosts
 from localspec.policy.selection import Choice
 
-ASKED = (
-    "Write a Python function that returns the largest number of a list, and explain how it works.",
-    "Tom has 12 apples. He gives 5 of them to Anna and buys 8 more. How many apples does Tom have now?",
-    "Tell me a short story about a fox and a crow.",
-    "Give me three reasons to learn a foreign language.",
+ASKED = (  # of all kinds: what a small model foresees differs more by the text than by its place in a reply
+    "Write a Python function that returns the longest word of a sentence, and say how it works.",
+    "A train has 8 carriages with 46 seats each, and 125 seats are taken. How many are free?",
+    "Tell me a short story about a heron that is afraid of water.",
+    "What causes the tides, and why are there two a day?",
+    "Write a short letter to a landlord about a window that does not close.",
+    "Translate into German: The shop opens at nine, but the baker is there at four.",
+    "Give me six things to check before a long journey by bicycle.",
+    "Summarise: The council met on Monday. It agreed to close the old bridge for two years, and to run a free ferry "
+    "from May on. Shops near the bridge fear for their trade.",
+    "Rewrite this more politely: Send me the figures today, you are late again.",
+    "List the names and cities in this text: Ana Duarte moved from Porto to Ghent, where she met Piet Maes.",
+    "How does a lighthouse differ from a lightship?",
+    "Complete this poem: The kettle hums, the window clears,",
 )
-REPLY = 48  # tokens of the replies that hyper-parameters are searched on
+REPLY = 24  # tokens of the replies that hyper-parameters are searched on
 
 
 @dataclass(frozen=True)
@@ -94,7 +106,8 @@ def find_hyperparameters(
     """Returns what was found before for this pair of models; else, or `again`, what a search finds.
 
     Returns the defaults where trees are fixed, where no reply has room in the context, and where what a search finds
-    could not be kept: without a store, or while the machine is busy, when costs are not kept either.
+    could not be kept: without a store, or while the machine is busy, when costs are not kept either. What its replies
+    came to is kept, too: `auto` goes by it until this pair has replied.
     """
     name = f"hyperparameters of {choice.drafter} {'+'.join(choice.parts)} with {small.profile.subject}"
     quantity = Quantity(name, Hyperparameters.from_json, Hyperparameters.as_json)
@@ -109,18 +122,33 @@ def find_hyperparameters(
             f"in a context of {target.context} tokens there is no room to search how long drafts should be."
         )
         return found or Hyperparameters()
-    workload = Workload(said, target.vocab_size, choice.nodes, costs, small.costs)
+    workload = Workload(said, target.vocab_size, choice.nodes, StepCosts(costs), StepCosts(small.costs))
 
-    def build(tried: Hyperparameters) -> tuple[Drafter, DraftModel]:
-        drafter = drafter_of(choice, target, pool_of(choice, target, small), (), small, tried)
+    def build(tried: Hyperparameters, form: Choice = choice) -> tuple[Drafter, DraftModel]:
+        drafter = drafter_of(form, target, pool_of(form, target, small), (), small, tried)
         drafting = drafter.inner if isinstance(drafter, WithPhrases) else drafter
         if not isinstance(drafting, DraftModel):
-            raise LocalspecError(f"The file of '{choice.drafter}' builds no DraftModel; let `build` return one.")
+            raise LocalspecError(f"The file of '{form.drafter}' builds no DraftModel; let `build` return one.")
         return drafter, drafting
 
     found = search(build, workload, kind_of(choice.drafter).searched(choice.parts))
     profile.remember(quantity, found)
+    sums: dict[str, list[float]] = profile.recall(REPLAYS) or {}
+    for form in _forms(choice):  # of all, or those that nobody tried would seem better than what was
+        key = reply_key(form.drafter, (), choice.draft.target if choice.draft else None)
+        sums = {**sums, key: replayed(*build(found, form), workload).sums}
+    profile.remember(REPLAYS, sums)
     return found
+
+
+def _forms(choice: Choice) -> list[Choice]:
+    """This choice, and the others with the same small model."""
+    forms = [choice]
+    for kind in map(kind_of, kinds("draft model")):
+        parts = tuple(getattr(Settings(), kind.parts)) if kind.parts else ()
+        names = [kind.name] if kind.has_phrases else [kind.name, kind.name + WITH_PHRASES]
+        forms += [replace(choice, drafter=name, parts=parts) for name in names if name != choice.drafter]
+    return forms
 
 
 def own_replies(target: Target, asked: Sequence[str] = ASKED, budget: Budget | None = None) -> list[Exchange]:

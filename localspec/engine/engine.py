@@ -146,10 +146,14 @@ class Engine:
                 if smaller is None or not (unasked or isinstance(trouble, DoesNotFit)):
                     raise
                 notice(f"{trouble} It is tried once more with less: {smaller.reason}.")
-        if auto and engine.profile.cache.measured:  # what was an estimate is known now
-            again = decide()[0]
-            if again.drafter != engine.choice.drafter and again.loads_as(engine.choice):
-                engine = engine._with_drafter_of(again, load)
+        for _ in range(2 if auto and engine.profile.cache.measured else 0):
+            again = decide()[0]  # what was an estimate is known now: of forwards, then of a small model that was tried
+            if again.drafter == engine.choice.drafter or not again.loads_as(engine.choice):
+                break
+            taken = engine._with_drafter_of(again, load)
+            if taken is engine:  # which says why
+                break
+            engine = taken
         if settings.device == "auto" and engine.choice.device == "cpu":  # nobody with a GPU is left there in silence
             why = only_packed(card.path) if is_packed(card.path) and devices() != ["cpu"] else torch_trouble()
             if why:

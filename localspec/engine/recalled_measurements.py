@@ -46,6 +46,7 @@ BANDWIDTH = Quantity("bandwidth", _bandwidth, float)
 LAYERS = Quantity("layers that draft", _kept_layers, lambda found: [one.as_json() for one in found])
 # By drafter: tokens, steps, nodes, seconds of drafting, of verification, and of steps beside both.
 REPLY_SUMS = Quantity("replies", _sums_by_drafter, dict)
+REPLAYS = Quantity("replays", _sums_by_drafter, dict)  # the same, of replies that a search decoded again
 
 
 def model_subject(revision: str, device: str, dtype: str, quantize: str, exact: bool, context: int | None) -> str:
@@ -81,11 +82,13 @@ class RecalledMeasurements:
             return ModelMeasurements()
         for exact, context in self._forms:
             subject = model_subject(self._revisions[card.path], device, dtype, quantize, exact, context)
-            sums = self.cache.recall(REPLY_SUMS, subject) or {}
-            replies = {drafter: stats for drafter, of_it in sums.items() if (stats := reply_stats(of_it)) is not None}
+            replies, replays = (
+                {drafter: stats for drafter, of_it in sums.items() if (stats := reply_stats(of_it)) is not None}
+                for sums in (self.cache.recall(quantity, subject) or {} for quantity in (REPLY_SUMS, REPLAYS))
+            )
             layers = self.cache.recall(LAYERS, subject) or ()
-            if (costs := self.cache.recall_either(COSTS, subject)) is not None or replies or layers:
-                return ModelMeasurements(costs, replies, layers)
+            if (costs := self.cache.recall_either(COSTS, subject)) is not None or replies or replays or layers:
+                return ModelMeasurements(costs, replies, layers, replays)
         return ModelMeasurements()
 
     def rates(self, device: str, dtype: str, quantize: str) -> Rates | None:

@@ -18,6 +18,7 @@ from localspec.paths import Paths
 
 FORMAT = 1  # of drafter.json
 RANKS = 10  # of the candidates whose accuracy it tells
+ACCEPTANCE = ("acceptance", "acceptance_elsewhere")  # on text like what it learned from, and on all kinds
 MASKS = "masks"  # a tensor of embeddings, which is read by rows and not multiplied
 REMEDY = "train the drafter again"  # one that `train` wrote cannot be fetched
 
@@ -39,9 +40,14 @@ class DrafterCard:
 
     @property
     def generated(self) -> tuple[float, int] | None:
-        """(acceptance length, nodes) on text that its target wrote after the training, where that was measured."""
-        found = self.about.get("acceptance")
-        return None if found is None else (float(found["length"]), int(found["nodes"]))
+        """(acceptance length, nodes) on text that its target wrote after the training, where that was measured.
+
+        That of text like what it was trained on, or of replies to prompts of all kinds, where it brings less there:
+        nobody knows what it will be asked.
+        """
+        known = [found for name in ACCEPTANCE if (found := self.about.get(name)) is not None]
+        lengths = [(float(found["length"]), int(found["nodes"])) for found in known]
+        return min(lengths, default=None)
 
 
 def find_drafter(name: str, card: TargetCard, paths: Paths | None = None) -> DrafterCard:
@@ -157,8 +163,8 @@ def read_drafter(path: Path) -> DrafterCard:
         raise LocalspecError(
             f"accuracy_by_depth in {file} does not list numbers from 0 to 1 for each depth; train the drafter again."
         )
-    if not _is_acceptance(content.get("acceptance")):
-        raise LocalspecError(f"acceptance in {file} has no length and nodes that can be; train the drafter again.")
+    if wrong := [name for name in ACCEPTANCE if not _is_acceptance(content.get(name))]:
+        raise LocalspecError(f"{wrong[0]} in {file} has no length and nodes that can be; train the drafter again.")
     weights = path / "drafter.safetensors"
     if not weights.is_file():
         raise NotHere(f"{path} lacks drafter.safetensors; train the drafter again.")

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from localspec.models.drafter_cards import DrafterCard
 from localspec.models.drafter_kinds import (
@@ -110,6 +110,7 @@ class CostInputs:
     context: int  # tokens
     replies: Mapping[str, ReplyStats]
     layers: Sequence[KeptLayers] = ()  # that a probe measured
+    replays: Mapping[str, ReplyStats] = field(default_factory=dict)
 
 
 def plain() -> DrafterCandidate:
@@ -145,12 +146,16 @@ def candidates(
 
 
 def _as_measured(candidate: DrafterCandidate, at: CostInputs) -> DrafterCandidate:
-    """The candidate with what replies with it brought and cost on this machine, where there were enough."""
-    found = at.replies.get(candidate.key)
-    if found is None:
+    """The candidate with what replies with it brought and cost on this machine, where there were enough.
+
+    Else with what the search for its hyper-parameters decoded again.
+    """
+    measured, again = at.replies.get(candidate.key), at.replays.get(candidate.key)
+    if (found := measured or again) is None:
         return candidate
     depth = max(DRAFT_TOKENS, round(found.nodes), math.ceil(found.length))
-    acceptance = Acceptance.of_length(found.length, depth, "as measured here")
+    origin = "as measured here" if measured else "with its own replies decoded again"
+    acceptance = Acceptance.of_length(found.length, depth, origin)
     seconds = found.drafting * at.costs.at(round(1 + found.nodes), CONTEXT)
     return replace(candidate, acceptance=acceptance, draft_seconds=lambda nodes: seconds if nodes else 0.0)
 
@@ -247,7 +252,7 @@ def _draft_seconds(
     kind: DrafterKind, parameters: int, depth: int, at: CostInputs, small: DraftModelEstimate | None = None
 ) -> Callable[[int], float]:
     """Returns the function of nodes that gives the seconds of one draft."""
-    costs = small.costs if small else at.costs
+    costs = host_time.StepCosts(small.costs) if small else at.costs  # a draft model's forwards are whole steps
     cost = DraftCost(
         parameters, depth, at.shape, at.rates.product, at.rates.layer[0], lambda rows: costs.at(rows, CONTEXT)
     )

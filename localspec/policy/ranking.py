@@ -237,6 +237,7 @@ def _plans_in(
         planned,
         known.replies,
         known.layers,
+        known.replays,
     )
     small = _draft_model(model, precision, measurements, planned)
     every = candidates(model.card, inputs, list(model.trained), small, model.small_here)

@@ -1,7 +1,7 @@
 """What a drafter brings on text that its target writes: the acceptance length of a few replies to held-out prompts."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,9 +13,11 @@ from localspec.decoding.session import Session
 from localspec.drafters.trained import TrainedDrafter
 from localspec.events import Done
 from localspec.training.corpus import Row
+from localspec.training.prompts import held_out_prompts
 
 NODES = 16  # of each tree
 REPLIES, TOKENS = 16, 48  # replies, and tokens of each, at most
+ELSEWHERE = 32  # replies to prompts of all kinds, which differ more from each other
 SECONDS = 120.0  # after which no further reply is begun
 
 
@@ -41,16 +43,12 @@ class GeneratedText:
 
 
 def measure_generated(
-    target: DraftableModel[Any], drafter: TrainedDrafter, held_out: Sequence[Row]
+    target: DraftableModel[Any], drafter: TrainedDrafter, prompts: Iterable[Sequence[int]], most: int = REPLIES
 ) -> GeneratedText | None:
-    """Lets the target answer the prompts of held-out rows; None where no row leaves room for a reply.
-
-    The prompt of a row is what precedes its first reply; of a plain text it is the first half.
-    """
+    """Lets the target answer prompts, of `most` replies at most; None where no prompt leaves room for a reply."""
     session, began = Session(target, drafter, Budget(NODES)), time.monotonic()
     tokens = steps = replies = 0  # committed ones, the forwards for them
-    for row in held_out:
-        prompt = _prompt(row)
+    for prompt in prompts:
         if len(prompt) < 2 or len(prompt) + TOKENS + NODES > target.context:
             continue
         *_, done = session.generate(prompt, Sampling(), Limits(max_tokens=TOKENS))
@@ -59,11 +57,26 @@ def measure_generated(
         if said.steps:
             tokens, steps = tokens + round(said.acceptance_length * said.steps), steps + said.steps
             replies += 1
-        if replies == REPLIES or time.monotonic() - began > SECONDS:
+        if replies == most or time.monotonic() - began > SECONDS:
             break
     return GeneratedText(tokens, steps, replies) if tokens else None
 
 
+def measured_text(
+    target: DraftableModel[Any], drafter: TrainedDrafter, held_out: Sequence[Row]
+) -> dict[str, dict[str, Any]]:
+    """What drafter.json says of text that the target wrote: its `acceptance` on text like that it was trained on, and
+    `acceptance_elsewhere`, on replies to the prompts of all kinds that ship with the program and nobody trains on.
+    """
+    shipped = ([*target.encode([{"role": "user", "content": one.text}])] for one in held_out_prompts())
+    found = {
+        "acceptance": measure_generated(target, drafter, map(_prompt, held_out)),
+        "acceptance_elsewhere": measure_generated(target, drafter, shipped, ELSEWHERE),
+    }
+    return {name: text.as_json() for name, text in found.items() if text is not None}
+
+
 def _prompt(row: Row) -> list[int]:
+    """The prompt of a row is what precedes its first reply; of a plain text it is the first half."""
     first = next(place for place, counts in enumerate(row.loss_mask) if counts)
     return list(row.tokens[: first or len(row.tokens) // 2])

@@ -24,7 +24,7 @@ from localspec.training import checkpoint, estimate, processes
 from localspec.training.corpus import Corpus
 from localspec.training.directory import Lock
 from localspec.training.examples import Example
-from localspec.training.generated import measure_generated
+from localspec.training.generated import measured_text
 from localspec.training.result import NEW_TARGET, Origin, Result, report_of, rounded, write_target
 from localspec.training.target import decoding_target, load_target
 from localspec.training.train import StepReport, Training, TrainingPlan, perplexity
@@ -270,8 +270,7 @@ class Job:
         generated: dict[str, Any] = {}
         if self.main and not self.divided:  # one process alone cannot decode with a target that all share
             decoding = decoding_target(self.choice, self.drafter.target)
-            found = measure_generated(decoding, self.drafter.drafter(decoding), training.corpus.held_out)
-            generated = {} if found is None else {"acceptance": found.as_json()}
+            generated = measured_text(decoding, self.drafter.drafter(decoding), training.corpus.held_out)
         if self.main:
             origin = Origin(request.name, request.card.path, self.own)
             Result(self.drafter, origin, self.changes_target, self._record(accuracy, figures) | generated).write(

@@ -19,6 +19,7 @@ from localspec import __version__
 from localspec.checkpoint import revision
 from localspec.drafters.saved import CARD
 from localspec.errors import DoesNotFit, LocalspecError
+from localspec.models.drafter_cards import ACCEPTANCE
 from localspec.nn.target import Target
 from localspec.outside_files import parse_json, read_bytes
 from localspec.training import checkpoint, curves
@@ -138,7 +139,7 @@ def report_of(directory: Path) -> dict[str, Any]:
             "changes_target": "made_from" in target,
             "seconds": round(3600 * trained["hours"], 2),
             "accuracy_by_depth": card["accuracy_by_depth"],
-            **{name: card[name] for name in ("acceptance",) if name in card},
+            **{name: card[name] for name in ACCEPTANCE if name in card},
             **{name: trained[name] for name in REPORTED if name in trained},
         }
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

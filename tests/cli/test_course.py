@@ -19,6 +19,7 @@ from reply_statistics import said
 from localspec.cli.main import main
 from localspec.errors import NotHere
 from localspec.models.drafter_cards import find_drafter, read_drafter
+from localspec.models.drafter_kinds import kinds
 from localspec.models.registry import TargetCard
 from localspec.paths import Paths
 from localspec.policy import host_time
@@ -231,6 +232,32 @@ def test_ctrl_c_while_it_answers_or_trains_or_benches(train, place, monkeypatch)
     code, text, errors = train("--json")
     assert code == 0, errors
     assert json.loads(text)["kept"] is True and json.loads(text)["steps"] == 2 and lines(place) == answered
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [kind for kind in kinds("weights") if kind != "medusa"])
+def test_the_other_kinds_have_the_same_course_and_go_on_with_it(
+    small, speeds, model, tmp_path, monkeypatch, capfd, kind
+):
+    monkeypatch.setenv("LOCALSPEC_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(sys, "stdin", None)
+    words = ["train", kind, "-m", str(model), "--steps", "1", "--batch", "256", "--length", "128", "--json"]
+    running = Job.run
+    monkeypatch.setattr(Job, "run", lambda *_: (_ for _ in ()).throw(Killed))
+    with pytest.raises(Killed):
+        main(words)
+    place = tmp_path / "home" / "data" / "drafters" / f"{model.name}-{kind}"
+    answered = (place / "answers.jsonl").read_bytes()
+    assert answered and not (place / "drafter").exists()
+    monkeypatch.setattr(Job, "run", running)
+    capfd.readouterr()
+    assert main(words) == 0
+    out, errors = capfd.readouterr()
+    report = json.loads(out)
+    assert (report["kind"], report["steps"], report["kept"]) == (kind, 1, True), errors
+    assert report["bench"]["drafter"] == kind
+    assert (place / "answers.jsonl").read_bytes() == answered and not (place / "plan.json").exists()
+    assert find_drafter(kind, TargetCard("tiny", model, None, ""), Paths(tmp_path / "home")).path == place / "drafter"
 
 
 @pytest.mark.slow

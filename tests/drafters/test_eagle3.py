@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from distributions import assert_drawn_from
 from drafting import drafting, session_of, torch_form
+from noise_by_depth import assert_each_depth_has_its_own_noise, six_words
 from session_replies import reply
 from slow_cases import cases, covering
 from tiny_models import (
@@ -240,6 +241,15 @@ def test_a_seed_gives_the_same_ids_with_and_without_it(tiny: Make, form: dict[st
 def own_read() -> Any:
     """How a target is read: in torch here, by the CPU engine in tests/native."""
     return read
+
+
+@pytest.mark.parametrize("form", [{"depth": 3}, {"depth": 4, "vocabulary": 4, "states": "0,2"}], ids=str)
+def test_a_seed_gives_the_same_ids_where_drafts_are_often_right(
+    tmp_path: Path, own_read: Any, form: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = six_words(tmp_path, own_read).target
+    weights = perturbed(eagle(target, **form))
+    assert_each_depth_has_its_own_noise(target, lambda: drafting(weights, target), monkeypatch)
 
 
 @pytest.mark.slow

@@ -3,11 +3,13 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
+from noise_by_depth import assert_each_depth_has_its_own_noise, six_words
 from scripted_drafters import Witness
 from session_replies import reply
 from slow_cases import cases
@@ -369,6 +371,15 @@ def test_a_seed_gives_the_text_of_plain_decoding(tiny: Make, name: str) -> None:
         plain, _ = reply(Session(target, Autoregressive(), Budget(0)), prompt, 24, sampling)
         session = Session(target, lookahead(target), Budget(NODES))
         assert reply(session, prompt, 24, sampling)[0] == plain
+
+
+@pytest.mark.parametrize("own_text", [False, True])
+def test_a_seed_gives_the_text_of_plain_decoding_where_phrases_are_often_right(
+    tmp_path: Path, own_text: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Random text of many words hardly ever repeats what a window won: there only the noise of the root is met."""
+    target = six_words(tmp_path).target
+    assert_each_depth_has_its_own_noise(target, lambda: lookahead(target, text=own_text), monkeypatch)
 
 
 @needs_order

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from distributions import assert_drawn_from
 from drafting import add_changes, after_training, drafting, hidden_for, session_of, torch_form
+from noise_by_depth import assert_each_depth_has_its_own_noise, six_words
 from quantized_layers import packed_target
 from slow_cases import covering
 from tiny_models import (
@@ -447,6 +448,15 @@ def test_a_seed_gives_the_text_of_plain_decoding(tiny: Make, name: str, form: st
         drafter = drafting(perturbed(medusa(target, **FORMS[form])), target)
         for whole in (drafter, WithPhrases(drafter, PhrasePool(target.special_tokens), anywhere=True)):
             assert reply(session_of(target, whole, Budget(12)), prompt, sampling, 24)[0] == plain
+
+
+@pytest.mark.parametrize("form", ["shared", "static", "dense"])
+def test_a_seed_gives_the_text_of_plain_decoding_where_drafts_are_often_right(
+    tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = six_words(tmp_path).target
+    drafter = perturbed(medusa(target, **FORMS[form]))
+    assert_each_depth_has_its_own_noise(target, lambda: drafting(drafter, target), monkeypatch)
 
 
 @pytest.mark.slow

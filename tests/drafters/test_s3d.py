@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from distributions import assert_drawn_from
 from drafting import drafting, hidden_for, session_of, torch_form
+from noise_by_depth import assert_each_depth_has_its_own_noise, six_words
 from quantized_layers import packed_target
 from slow_cases import cases
 from tiny_models import (
@@ -229,6 +230,14 @@ def test_a_seed_gives_the_same_text_as_without_a_drafter(tiny: Make, name: str) 
     for sampling in (Sampling(1.0, seed=1), Sampling(0.8, top_k=5, top_p=0.9, min_p=0.05, seed=2)):
         plain = spoken(session_of(target, Autoregressive(), Budget(0)), prompt, sampling)[0]
         assert spoken(session_of(target, drafter, Budget(6)), prompt, sampling)[0] == plain
+
+
+def test_a_seed_gives_the_same_text_where_drafts_are_often_right(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = six_words(tmp_path).target
+    drafter = made(target, 0.3)
+    assert_each_depth_has_its_own_noise(target, lambda: drafting(drafter), monkeypatch)
 
 
 @needs_order

@@ -1,5 +1,6 @@
 """What an engine measures of its model on this machine, and when it does so again."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,9 @@ from localspec.decoding.exactness import Exactness
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Limits
 from localspec.decoding.tree import DraftTree
-from localspec.engine import model_profile, recalled_measurements
+from localspec.drafters.ingredients import Hyperparameters
+from localspec.drafters.ouroboros_tuning import Replay
+from localspec.engine import assemble, model_profile, recalled_measurements
 from localspec.engine.engine import Engine
 from localspec.engine.reconsidering import reconsidered
 from localspec.errors import UsageMistake
@@ -133,6 +136,28 @@ def test_a_long_life_chooses_its_drafter_anew_when_the_machine_is_quiet(measured
     *_, done = found.chat([{"role": "user", "content": "Who are you?"}], found.sampling(settings), Limits(5))
     assert isinstance(done, Done)
     assert reconsidered(found, settings, store, Reporter()) is found
+
+
+@pytest.mark.parametrize(("steps", "taken"), [(185, False), (60, True)])
+def test_a_small_model_that_a_search_finds_useless_is_not_taken(measured, store, tmp_path, monkeypatch, steps, taken):
+    """Nobody knows what a pair brings until its search has decoded some replies again; then auto chooses once more."""
+    shutil.copytree(CARD.path, tmp_path / "pair", ignore=shutil.ignore_patterns("drafters"))
+    pair = replace(CARD, path=tmp_path / "pair")
+
+    def costs(target):
+        share = 1.0 if target.compute.target.sizes.num_layers == 8 else 0.02
+        return ForwardCosts((1, 2, 64), (256,), ((share, share, 1.5 * share),))
+
+    searched = []
+    monkeypatch.setattr(model_profile, "measure_forward_costs", costs)
+    monkeypatch.setattr(assemble, "search", lambda *_: searched.append(1) or Hyperparameters())
+    monkeypatch.setattr(assemble, "replayed", lambda *_: Replay(184, steps, 2 * steps, 0.04 * steps, 1.1 * steps))
+    settings = Settings(drafter="auto", temperature=0.0)
+    for _ in range(2):
+        engine = Engine.open(settings, pair, store=store)
+        assert engine.choice.drafter.startswith(("draft_model", "ouroboros")) is taken
+        assert searched, "it was tried"
+        monkeypatch.setattr(assemble, "search", lambda *_: pytest.fail("the second process knows it"))
 
 
 @pytest.mark.parametrize(

@@ -120,11 +120,22 @@ def test_accuracies_that_are_none_are_told(tmp_path, model, accuracies):
     [5, [], {}, {"length": 2}, {"length": 0.5, "nodes": 4}, {"length": float("nan"), "nodes": 4},
      {"length": 6, "nodes": 4}, {"length": 1, "nodes": 0}, {"length": "2", "nodes": 4}],
 )  # fmt: skip
-def test_an_acceptance_that_cannot_be_is_told(tmp_path, model, acceptance):
-    path = written(tmp_path / "drafter", model, acceptance=acceptance)
-    with pytest.raises(LocalspecError, match=r"acceptance in .*; train the drafter again\."):
+@pytest.mark.parametrize("name", ["acceptance", "acceptance_elsewhere"])
+def test_an_acceptance_that_cannot_be_is_told(tmp_path, model, name, acceptance):
+    path = written(tmp_path / "drafter", model, **{name: acceptance})
+    with pytest.raises(LocalspecError, match=rf"^{name} in .*; train the drafter again\."):
         read_drafter(path)
-    assert read_drafter(written(tmp_path / "sound", model, acceptance={"length": 2, "nodes": 4})).generated == (2.0, 4)
+
+
+def test_what_it_brings_is_the_less_of_its_own_text_and_others(tmp_path, model):
+    def read(**known):
+        return read_drafter(written(tmp_path / f"drafter {len(list(tmp_path.iterdir()))}", model, **known)).generated
+
+    own, others = {"length": 2.5, "nodes": 16}, {"length": 1.75, "nodes": 16}
+    assert read() is None
+    assert read(acceptance=own) == (2.5, 16), "of a version before"
+    assert read(acceptance=own, acceptance_elsewhere=others) == (1.75, 16)
+    assert read(acceptance=others, acceptance_elsewhere=own) == (1.75, 16)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from drafters.test_eagle3 import (  # noqa: F401
     perturbed,
     test_a_draft_vocabulary_that_the_model_does_not_have_is_refused,
     test_a_long_prompt_is_read_in_parts_and_a_chain_goes_as_deep_as_it_may,
+    test_a_seed_gives_the_same_ids_where_drafts_are_often_right,
     test_a_seed_gives_the_same_ids_with_and_without_it,
     test_beside_others_each_gets_the_states_that_it_asked_for,
     test_by_rejection_three_tokens_have_the_stock_models_joint_distribution,

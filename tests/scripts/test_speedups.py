@@ -1,5 +1,7 @@
 """The page of what drafters are worth: sums of seconds, and what is said of predictions and of `auto`."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -60,3 +62,63 @@ def test_predictions_and_the_choice_are_judged() -> None:
 def test_kinds_of_text_follow_from_the_files() -> None:
     asked = [speedups.prompts.Prompt("1", name, "?") for name in ("mbpp_test", "gsm8k_test", "xquad_en", "anything")]
     assert [speedups.category(one) for one in asked] == ["code", "sums", "from the prompt", "chat"]
+
+
+def test_each_kind_of_text_has_as_many_prompts_and_they_come_in_turn() -> None:
+    files = ["oasst_en100"] * 5 + ["humaneval"] * 3 + ["gsm8k_test", "xquad_en", "xquad_en", "xquad_en"]
+    asked = [speedups.prompts.Prompt(f"{number}", name, "?") for number, name in enumerate(files)]
+    found = [(speedups.category(one), one.id) for one in speedups.in_kinds(asked, 2)]
+    assert found == [
+        ("chat", "0"), ("code", "5"), ("sums", "8"), ("from the prompt", "9"),
+        ("chat", "1"), ("code", "6"), ("from the prompt", "10"),
+    ]  # fmt: skip
+
+
+def test_over_all_cells_are_counted_and_the_lowest_is_named() -> None:
+    good = run(none=[1.5] * 8, phrases=[1.0] * 8, s3d=[0.75] * 8, auto=[0.75] * 8)
+    bad = run(none=[1.5] * 8, phrases=[1.0] * 8, s3d=[0.75] * 8, auto=[0.75] * 6 + [1.6] * 2)
+    said = speedups.overall([("good", good), ("bad", bad)])
+    assert "within 10 % of what was measured in 4 of 4." in said
+    assert "best or within 5 % of it in 7 of 8 cells" in said
+    assert "below 0.98 of plain decoding in 1; the lowest was 0.94 (from the prompt of bad)." in said
+    without = run(none=[1.5] * 8, phrases=[1.0] * 8)
+    assert "cells" not in speedups.overall([("without auto", without)])
+
+
+@pytest.mark.slow
+def test_a_run_that_was_stopped_goes_on_with_what_auto_took(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCALSPEC_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(speedups, "LEAST", 1)  # however soon this model's text ends
+    (place := tmp_path / "eval").mkdir()
+    for name in ("oasst_en100", "humaneval"):
+        lines = [{"id": f"{n}", "category": "", "prompt": f"Tell me a story about {n} dogs."} for n in (2, 3)]
+        (place / f"{name}.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    work, page = tmp_path / "work", tmp_path / "page.md"
+    words = ["-m", "demo", "--prompts", str(place), "--limit", "1", "-n", "24", "--temperatures", "0.7"]
+    words += ["--work", str(work), "--out", str(page)]
+    kept: list[Path] = []
+    honest = speedups.kept
+
+    def stopped(file: Path, make: Any) -> Any:
+        kept.append(file)
+        if file.name == "turn-1.json":
+            raise KeyboardInterrupt
+        return honest(file, make)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(speedups, "kept", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            speedups.main([*words, "--drafters", "auto", "phrases"])
+    assert not page.exists()
+    first = (work / "demo-0.7" / "turn-0.json").read_bytes()
+    (work / "demo-0.7" / "auto.json").write_text('"phrases"')  # whatever a machine takes that is busy or not
+    speedups.main([*words, "--drafters", "auto", "phrases"])
+    assert (work / "demo-0.7" / "turn-0.json").read_bytes() == first
+    found = json.loads((work / "demo-0.7" / "run.json").read_text())
+    assert found["auto"] == "phrases" and len(found["turns"]) == 2
+    assert {turn["category"] for turn in found["turns"]} == {"chat", "code"}
+    assert all(turn["replies"].keys() == {"none", "auto", "phrases"} for turn in found["turns"])
+    said = page.read_text("utf-8")
+    assert "temperature 0.7" in said and "Replies that differ from plain decoding: 0." in said and "Over all:" in said
+    with pytest.raises(SystemExit):
+        speedups.main([*words, "--drafters", "auto"])

@@ -24,7 +24,7 @@ from localspec.nn.linear import PackedLinear
 from localspec.nn.target import Target
 from localspec.policy.selection import choose
 from localspec.training.corpus import Row
-from localspec.training.generated import measure_generated
+from localspec.training.generated import measured_text
 from localspec.training.target import decoding_target, load_target, torch_target
 from localspec.training.trainable import make_drafter
 
@@ -219,8 +219,9 @@ def test_packed_weights_decode_in_the_library_with_the_same_drafter(tiny: Make, 
     assert isinstance(decoding, NativeTarget) and decoding.precision == packing
     drafter = make_drafter("medusa", target, {}).drafter(decoding)
     assert drafter.target is decoding
-    found = measure_generated(decoding, drafter, [Row(list(range(5, 25)), [False] * 8 + [True] * 12)])
-    assert found is not None and found.replies == 1 and found.length >= 1
+    found = measured_text(decoding, drafter, [Row(list(range(5, 25)), [False] * 8 + [True] * 12)])
+    assert found["acceptance"]["replies"] == 1 and found["acceptance"]["length"] >= 1
+    assert found["acceptance_elsewhere"]["replies"] > 20, "the prompts that ship and are held out"
     dense = cpu_choice(tiny(FAMILIES[0]).path, "none")
     target = load_target(dense, Reporter())
     assert decoding_target(dense, target) is target

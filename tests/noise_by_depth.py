@@ -1,0 +1,60 @@
+"""Whether seeded text would tell that noise was drawn at a wrong depth: on six words, where drafts are often right."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from session_replies import reply
+from tiny_models import Tiny, read, word_tokenizer, write
+from transformers import LlamaConfig
+
+from localspec.decoding import decode
+from localspec.decoding.acceptance import walk
+from localspec.decoding.budget import Budget
+from localspec.decoding.drafter import Drafter
+from localspec.decoding.logits import Logits
+from localspec.decoding.sampling import Sampling
+from localspec.decoding.session import Session
+from localspec.decoding.tree import DraftTree
+from localspec.drafters.autoregressive import Autoregressive
+
+PROMPT, COUNT, NODES = [0, 3, 1, 5, 2], 100, 16
+SAMPLED = [Sampling(1.0, seed=3), Sampling(0.8, top_k=4, top_p=0.95, seed=2**63 + 5)]
+
+
+def six_words(path: Path, reading: Callable[[Path], Tiny] = read) -> Tiny:
+    """A model of six words and three layers; nothing stops a reply."""
+    config = LlamaConfig(
+        hidden_size=16, intermediate_size=16, num_hidden_layers=3, num_attention_heads=2, num_key_value_heads=1,
+        vocab_size=6, max_position_embeddings=256, bos_token_id=None, eos_token_id=None,
+    )  # fmt: skip
+    return reading(write(path / "six-words", config, word_tokenizer(list("abcdef")), seed=3, spread=0.6))
+
+
+def assert_each_depth_has_its_own_noise(
+    target: Any, make: Callable[[], Drafter], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seeded text with this drafter is plain decoding's, and no longer where a depth takes the noise of the one above."""
+
+    def texts(drafted: bool) -> list[list[int]]:
+        found = []
+        for sampling in SAMPLED:
+            session = Session(target, make() if drafted else Autoregressive(), Budget(NODES if drafted else 0))
+            found.append(reply(session, PROMPT, COUNT, sampling)[0])
+        return found
+
+    plain = texts(False)
+    assert texts(True) == plain
+    for deepest in (0, 1):  # of the depths that have noise of their own
+
+        def wrong(
+            tree: DraftTree, logits: Logits, _: Sequence[int], start: int, sampling: Sampling, most: int = deepest
+        ) -> tuple[list[int], int]:
+            return walk(tree, logits.picks([start + min(depth, most) + 1 for depth in tree.depth], sampling))
+
+        with monkeypatch.context() as patch:
+            patch.setattr(decode, "_walk", wrong)
+            assert all(text != own for text, own in zip(texts(True), plain, strict=True)), (
+                f"nothing below depth {deepest} was ever accepted, so this test could not fail"
+            )
