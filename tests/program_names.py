@@ -17,6 +17,7 @@ from localspec.cli import main, plain
 from localspec.models.drafter_kinds import kinds
 from localspec.models.entries import read_entries
 from localspec_tui.app import ChatApp
+from localspec_tui.screens.all_keys import AllKeysScreen
 from localspec_tui.screens.chat import ChatScreen
 from localspec_tui.screens.conversations import ConversationsScreen
 from localspec_tui.screens.models import ModelsScreen
@@ -41,6 +42,7 @@ SCREENS = (
     XRayScreen,
     PhrasesScreen,
     RaceScreen,
+    AllKeysScreen,
     XRayView,
     MessageView,
 )

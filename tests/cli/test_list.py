@@ -34,6 +34,16 @@ def test_table(tmp_path):
     assert lines[1].split()[:2] == ["demo", "44"] and lines[1].endswith(str(model)) and "unknown" in lines[1]
 
 
+def test_at_a_terminal_no_line_is_wider_than_it_and_programs_get_the_whole_path(tmp_path, monkeypatch):
+    model = write_checkpoint(tmp_path / ("long-" * 30) / "model")
+    register(tmp_path, f'[demo]\npath = "{model}"\n')
+    monkeypatch.setenv("COLUMNS", "80")
+    assert called(tmp_path, "list").stdout.splitlines()[1].endswith(str(model))
+    monkeypatch.setattr("localspec.cli.list.seen", lambda: True)
+    lines = called(tmp_path, "list").stdout.splitlines()
+    assert max(map(len, lines)) <= 80 and lines[1].endswith("…")
+
+
 def test_names_are_made_safe(tmp_path):
     model = write_checkpoint(tmp_path / "model")
     register(tmp_path, f'["\\u001b[31mred\\nline"]\npath = "{model}"\n["\\u202ebroken"]\npath = "x"\n')

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -78,6 +79,16 @@ def test_list_tells_every_pool(database: Path, model_directory: Path) -> None:
     text = run("list")
     assert "demo: 1 phrase, " in text and "evil␛[2J name: 0 phrases" in text
     assert len(text.splitlines()) == 2 and "\x1b" not in text + run("list", "--json")
+
+
+def test_list_says_it_in_words(database: Path, model_directory: Path) -> None:
+    assert run("list") == "No phrases are kept yet.\n"
+    learn(database, "demo", model_directory, phrase([0], (1, 2), [3]), phrase([0], (4, 2), [3]))
+    learn(database, "gone", None)
+    lines = sorted(run("list").splitlines())
+    day = r"\d{4}-\d\d-\d\d \d\d:\d\d"
+    assert re.fullmatch(rf"demo: 2 phrases, 32 bytes, last used {day}, {re.escape(str(model_directory))}", lines[0])
+    assert re.fullmatch(rf"gone: 0 phrases, 0 bytes, last used {day}, directory unknown", lines[1])
 
 
 def test_show_prints_safe_text(database: Path, model_directory: Path) -> None:

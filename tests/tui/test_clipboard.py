@@ -1,5 +1,6 @@
 """Where a copied text goes, and what is said of it."""
 
+import os
 import stat
 import subprocess
 from types import SimpleNamespace
@@ -75,6 +76,23 @@ def test_else_a_file_for_its_owner_alone(no_desktop, tmp_path):
     clipboard.copied("é", file)
     assert file.read_text("utf-8") == "é"
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes are those of POSIX")
+def test_a_file_that_others_could_read_is_its_owners_alone_before_it_holds_anything(no_desktop, tmp_path, monkeypatch):
+    file = tmp_path / "copied.txt"
+    file.write_text("of earlier")
+    file.chmod(0o666)
+    seen, change = [], os.fchmod
+
+    def fchmod(descriptor, mode):
+        change(descriptor, mode)
+        seen.append((stat.S_IMODE(file.stat().st_mode), file.read_text()))
+
+    monkeypatch.setattr(os, "fchmod", fchmod)
+    clipboard.copied("é", file)
+    assert (stat.S_IMODE(file.stat().st_mode), file.read_text("utf-8")) == (0o600, "é")
+    assert seen == [(0o600, "")]
 
 
 def test_a_file_that_cannot_be_written_is_not_named(no_desktop, tmp_path):

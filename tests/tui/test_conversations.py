@@ -1,5 +1,6 @@
 """The list of conversations: renamed, exported and deleted there; the list stays where it was."""
 
+import os
 import sys
 import threading
 import time
@@ -11,6 +12,7 @@ from tui.scripted_engine import say, until
 
 from localspec.chat.export import as_markdown
 from localspec.config import Settings
+from localspec.paths import Paths
 from localspec.store import volumes
 from localspec.store.database import StoreTrouble
 from localspec.store.store import Store
@@ -114,8 +116,6 @@ def test_a_deletion_that_divides_the_history_first_says_so(chat, monkeypatch):
 def test_the_last_one_of_a_search_is_deleted(chat):
     talk = chat()
     keep(talk, "cats", "dogs")
-    copied = talk.database.with_name("copied.txt")
-    copied.write_text("Said of cats.")
 
     async def story(pilot):
         await open_list(pilot, talk, first="dogs")
@@ -123,12 +123,36 @@ def test_the_last_one_of_a_search_is_deleted(chat):
         await until(pilot, lambda: listed(talk) == ["cats"])
         await pilot.press("ctrl+d", "y")
         await until(pilot, lambda: listed(talk) == [])
-        await pilot.press("ctrl+d", "f2", "ctrl+s", "enter")  # of nothing
+        for key in ("ctrl+d", "f2", "ctrl+s"):  # of nothing
+            talk.app.screen._tell("")
+            await pilot.press(key)
+            await until(pilot, told(talk, "No conversation is chosen."))
+        await pilot.press("enter")
         assert not talk.app.screen.query_one(AskingLine).asking
         assert talk.app.screen.query_one(Input).value == "cats"
 
     talk.play(story)
     assert titles(talk) == ["dogs"]
+
+
+def test_what_was_copied_goes_with_a_conversation_that_is_deleted(chat, tmp_path):
+    """It may be of that one; another name of the file has nothing of it left, either."""
+    talk = chat()
+    keep(talk, "cats", "dogs")
+    copied = Paths(tmp_path).copied
+    copied.parent.mkdir(exist_ok=True)
+    copied.write_text("Said of cats.")
+    os.link(copied, other := copied.with_name("other"))
+
+    async def story(pilot):
+        await open_list(pilot, talk, first="dogs")
+        await pilot.press("ctrl+d", "n")
+        assert copied.exists()
+        await pilot.press("ctrl+d", "y")
+        await until(pilot, told(talk, "Deleted 1 conversation."))
+
+    talk.play(story)
+    assert not copied.exists() and b"cats" not in other.read_bytes()
 
 
 def test_the_open_conversation_is_deleted_and_another_one_begins(chat):

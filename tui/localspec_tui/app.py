@@ -125,6 +125,12 @@ class ChatApp(App[None]):
         if not self._chat.stop_reply():
             self.notify(f"{keymap.key(self, 'app.quit')} quits.", markup=False)
 
+    def action_all_keys(self) -> None:
+        """Of the dialog in front."""
+        from localspec_tui.screens.all_keys import AllKeysScreen
+
+        self.push_screen(AllKeysScreen(self.screen))
+
     def action_command_palette(self) -> None:
         """Opens it, but not a second time: Textual knows only of one that nothing lies above."""
         if not any(isinstance(screen, Palette) for screen in self.screen_stack):

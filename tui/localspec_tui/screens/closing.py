@@ -1,10 +1,13 @@
-"""How what opens above the chat is closed."""
+"""How what opens above the chat is closed, and the key that all of it has."""
 
 from typing import Any
 
 from textual.await_complete import AwaitComplete
+from textual.binding import Binding
 
 from localspec_tui.screens.steady import Steady
+
+DIALOG_KEYS = Binding("f1", "app.all_keys", "Keys", id="dialog.keys")
 
 
 class ClosesOnce(Steady):

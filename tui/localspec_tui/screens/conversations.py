@@ -27,6 +27,7 @@ from localspec.store.history import History
 from localspec.store.removal import DIVIDED
 from localspec.text import one_line
 from localspec_tui import keymap
+from localspec_tui.screens.closing import DIALOG_KEYS
 from localspec_tui.screens.searched import AskingScreen
 
 LISTED = 100
@@ -70,6 +71,7 @@ class ConversationsScreen(AskingScreen[int | None]):
         Binding("f8", "delete_older", "Delete older", id="conversations.delete_older"),
         Binding("down", "move(1)", "Next", id="conversations.next", show=False, priority=True),
         Binding("up", "move(-1)", "Previous", id="conversations.previous", show=False, priority=True),
+        DIALOG_KEYS,
     ]
 
     def __init__(self, history: History, chat: OpenConversation) -> None:

@@ -7,11 +7,12 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.screen import ModalScreen
-from textual.widgets import Footer, Static
+from textual.widgets import Static
 
 from localspec.quantities import size
 from localspec.text import one_line
-from localspec_tui.screens.closing import ClosesOnce
+from localspec_tui.screens.closing import DIALOG_KEYS, ClosesOnce
+from localspec_tui.widgets.keys_footer import KeysFooter
 
 if TYPE_CHECKING:
     from localspec.pulling.pull import Planned
@@ -23,6 +24,7 @@ class DownloadScreen(ClosesOnce, ModalScreen[bool | None]):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("enter", "agree", "Download", id="download.agree"),
         Binding("escape", "dismiss(None)", "Back", id="download.back"),
+        DIALOG_KEYS,
     ]
 
     def __init__(self, model: str) -> None:
@@ -34,7 +36,7 @@ class DownloadScreen(ClosesOnce, ModalScreen[bool | None]):
         with Vertical(classes="panel"):
             yield Static(one_line(f"Download {self._model}?"), markup=False, classes="question")
             yield Static("Asking the hub what it holds …", markup=False, id="plan")
-        yield Footer(show_command_palette=False)
+        yield KeysFooter(show_command_palette=False)
 
     def on_mount(self) -> None:
         self._show()

@@ -13,6 +13,7 @@ from textual.widgets.option_list import Option
 
 from localspec.errors import LocalspecError
 from localspec.text import one_line
+from localspec_tui.screens.closing import DIALOG_KEYS
 from localspec_tui.screens.searched import SearchedScreen
 from localspec_tui.widgets.download_line import DownloadLine
 from localspec_tui.widgets.status_line import fitting
@@ -52,6 +53,7 @@ class ModelsScreen(SearchedScreen[Chosen | None]):
         Binding("up", "move(-1)", "Previous", id="models.previous", show=False, priority=True),
         Binding("pagedown", "page(1)", "Page down", id="models.page_down", show=False, priority=True),
         Binding("pageup", "page(-1)", "Page up", id="models.page_up", show=False, priority=True),
+        DIALOG_KEYS,
     ]
 
     def __init__(self, current: "TargetCard | None", held: tuple[str, int], download: DownloadLine) -> None:

@@ -19,6 +19,7 @@ from localspec.quantities import counted, size
 from localspec.store.phrases import PoolInfo
 from localspec.store.store import Store
 from localspec.text import one_line
+from localspec_tui.screens.closing import DIALOG_KEYS
 from localspec_tui.screens.searched import AskingScreen
 
 LISTED = 200
@@ -38,6 +39,7 @@ class PhrasesScreen(AskingScreen[None]):
         Binding("f8", "delete_all", "Delete all", id="phrases.delete_all", priority=True),
         Binding("down", "move(1)", "Next", id="phrases.next", show=False, priority=True),
         Binding("up", "move(-1)", "Previous", id="phrases.previous", show=False, priority=True),
+        DIALOG_KEYS,
     ]
 
     def __init__(self, store: Store, model: str, words: str = "") -> None:

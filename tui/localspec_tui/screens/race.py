@@ -17,10 +17,14 @@ from localspec.bench.racers import LIVE, REPLAY
 from localspec.text import one_line
 from localspec_tui.engine_thread import EngineThread
 from localspec_tui.messages import RaceBegun, RaceEnded
-from localspec_tui.screens.closing import ClosesOnce
+from localspec_tui.screens.closing import DIALOG_KEYS, ClosesOnce
 from localspec_tui.widgets.keys_footer import KeysFooter
 
 LEFT = 5  # lines of the screen that are none of the picture's
+
+
+class _Question(Input):
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("enter", "submit", "Begin", id="race.begin")]
 
 
 class RaceScreen(ClosesOnce, Screen[None]):
@@ -28,8 +32,10 @@ class RaceScreen(ClosesOnce, Screen[None]):
 
     AUTO_FOCUS = ""  # where the prompt is known, nobody sees what is typed into the field for it
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape", "back", "Stop, or back", id="race.back"),
+        Binding("escape", "stop", "Stop", id="race.stop"),
+        Binding("escape", "dismiss", "Back", id="race.back"),
         Binding("f5", "replay", "Once more", id="race.replay"),
+        DIALOG_KEYS,
     ]
 
     def __init__(self, engine: EngineThread, prompt: str, proposed: str) -> None:
@@ -43,7 +49,7 @@ class RaceScreen(ClosesOnce, Screen[None]):
 
     def compose(self) -> ComposeResult:
         yield Static("", id="question", markup=False)
-        yield Input(one_line(self._proposed), placeholder="What shall both be asked?", compact=True)
+        yield _Question(one_line(self._proposed), placeholder="What shall both be asked?", compact=True)
         yield Static("", id="course", markup=False)
         yield Static("", id="verdict", markup=False)
         yield KeysFooter(show_command_palette=False)
@@ -67,16 +73,17 @@ class RaceScreen(ClosesOnce, Screen[None]):
         self.query_one("#question", Static).update(Content.assemble(("Race: ", "bold"), one_line(prompt)))
         self.query_one("#verdict", Static).update("warming up …")
         self._racing = True
+        self.refresh_bindings()
         self._engine.race(prompt, self.post_message)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        return action != "replay" or (self._over and not self._racing)
+        """A key that would do nothing now is not offered."""
+        if action == "replay":
+            return self._over and not self._racing
+        return action not in {"stop", "dismiss"} or (action == "stop") == self._racing
 
-    def action_back(self) -> None:
-        if self._racing:
-            self._engine.stop_reply()
-        else:
-            self.dismiss()
+    def action_stop(self) -> None:
+        self._engine.stop_reply()
 
     # -- as it happens ------------------------------------------------------------------------------------------------
 

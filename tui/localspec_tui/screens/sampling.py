@@ -7,12 +7,13 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
 from textual.screen import ModalScreen
-from textual.widgets import Footer, Input, Label, Static
+from textual.widgets import Input, Label, Static
 
 from localspec.config import TYPED
 from localspec.errors import UsageMistake
 from localspec.text import one_line
-from localspec_tui.screens.closing import ClosesOnce
+from localspec_tui.screens.closing import DIALOG_KEYS, ClosesOnce
+from localspec_tui.widgets.keys_footer import KeysFooter
 
 if TYPE_CHECKING:
     from localspec.chat.sampling import Line
@@ -26,6 +27,7 @@ class SamplingScreen(ClosesOnce, ModalScreen[None]):
         Binding("escape", "dismiss(None)", "Back", id="sampling.back"),
         Binding("up", "app.focus_previous", "Field above", id="sampling.above", show=False),
         Binding("down", "app.focus_next", "Field below", id="sampling.below", show=False),
+        DIALOG_KEYS,
     ]
 
     def __init__(
@@ -43,7 +45,7 @@ class SamplingScreen(ClosesOnce, ModalScreen[None]):
                     now = "as it was at the beginning" if key in self._typed else f"{value} {origin}"
                     yield Input(self._typed.get(key, ""), placeholder=now, compact=True, id=key)
             yield Static("", id="mistake", markup=False)
-        yield Footer(show_command_palette=False)
+        yield KeysFooter(show_command_palette=False)
 
     def on_input_submitted(self) -> None:
         self.action_save()

@@ -6,9 +6,10 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.screen import ModalScreen
-from textual.widgets import Footer, Static
+from textual.widgets import Static
 
-from localspec_tui.screens.closing import ClosesOnce
+from localspec_tui.screens.closing import DIALOG_KEYS, ClosesOnce
+from localspec_tui.widgets.keys_footer import KeysFooter
 from localspec_tui.widgets.typed_text import TypedText
 
 
@@ -18,6 +19,7 @@ class SystemPromptScreen(ClosesOnce, ModalScreen[str | None]):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("ctrl+s", "save", "Save", id="system.save", priority=True),
         Binding("escape", "dismiss(None)", "Back", id="system.back"),
+        DIALOG_KEYS,
     ]
 
     def __init__(self, text: str) -> None:
@@ -28,7 +30,7 @@ class SystemPromptScreen(ClosesOnce, ModalScreen[str | None]):
         with Vertical(classes="panel"):
             yield Static("System prompt: what the model reads before everything else", markup=False)
             yield TypedText(compact=True, highlight_cursor_line=False)
-        yield Footer(show_command_palette=False)
+        yield KeysFooter(show_command_palette=False)
 
     def on_mount(self) -> None:
         text = self.query_one(TypedText)

@@ -17,7 +17,7 @@ from localspec.chat.trace import Pieces, Trace
 from localspec.chat.trace_words import NOTHING_KEPT, UNTOLD, about, overview
 from localspec.text import one_line
 from localspec_tui.pace import Pace
-from localspec_tui.screens.closing import ClosesOnce
+from localspec_tui.screens.closing import DIALOG_KEYS, ClosesOnce
 from localspec_tui.widgets.keys_footer import KeysFooter
 from localspec_tui.widgets.status_line import cut
 from localspec_tui.widgets.xray_view import XRayLegend, XRayView
@@ -34,6 +34,7 @@ class XRayScreen(ClosesOnce, Screen[None]):
         Binding("escape,ctrl+t", "dismiss", "Back", id="xray.back"),
         Binding("alt+up", "reply(-1)", "Reply before", id="xray.reply_before"),
         Binding("alt+down", "reply(1)", "Reply after", id="xray.reply_after"),
+        DIALOG_KEYS,
     ]
 
     def __init__(self, traces: Sequence[Trace], chosen: Trace | None, earlier: bool) -> None:

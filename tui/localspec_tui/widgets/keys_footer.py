@@ -1,17 +1,24 @@
 """The line of keys at the bottom."""
 
+from bisect import bisect_right
+from itertools import accumulate
+
 from rich.cells import cell_len
 from textual import events
 from textual.app import ComposeResult
+from textual.binding import Binding
 from textual.screen import Screen
-from textual.widgets import Footer
+from textual.widgets import Footer, Static
 from textual.widgets._footer import FooterKey
 
 AROUND = 3  # blanks of one key
+MORE = "…"
+SHOW_KEYS = {"keys", "all_keys"}  # in the chat, and above it
 
 
 class KeysFooter(Footer):
-    """As many keys as there is room for, none of them cut; the palette's stands at the right in any case.
+    """As many keys as there is room for, none of them cut; then the one that shows all keys, after a mark where some
+    are left out; the palette's stands at the right in any case.
 
     Textual makes it anew whenever bindings may have changed, with each move of the focus: here, when they have.
     """
@@ -20,22 +27,19 @@ class KeysFooter(Footer):
 
     def compose(self) -> ComposeResult:
         self._shown = self._known()
-        keys = sorted((key for key in super().compose() if isinstance(key, FooterKey)), key=self._rank)
+        all_of_them = (key for key in super().compose() if isinstance(key, FooterKey))
+        keys = sorted(all_of_them, key=lambda key: rank(self.screen, key))
         palette = [key for key in keys if key.has_class("-command-palette")]
-        room = self.app.size.width - sum(_width(key) + 2 for key in palette)  # a line, and a blank
-        for key in keys:
-            if key not in palette:
-                room -= _width(key)
-                if room < 0:
-                    break
-                yield key
-        yield from palette
-
-    def _rank(self, key: FooterKey) -> int:
-        """What has the focus, then the screen in its own order, also where the user gave other keys, then the rest."""
-        screen, rest = ([*map(_action, owner.BINDINGS)] for owner in (self.screen, self.app))
-        action = _action(key)
-        return screen.index(action) if action in screen else len(screen) if action in rest else -1
+        help_keys = [key for key in keys if _action(key) in SHOW_KEYS]
+        keys = [key for key in keys if key not in palette and key not in help_keys]
+        room = self.app.size.width - sum(map(_width, (*help_keys, *palette))) - len(palette)  # and a blank
+        if sum(map(_width, keys)) > room:
+            widths = [*accumulate(map(_width, keys))]
+            yield from keys[: bisect_right(widths, room - len(MORE))]
+            yield Static(MORE, markup=False)
+        else:
+            yield from keys
+        yield from (*help_keys, *palette)
 
     def _known(self) -> object:
         """All that it is composed of."""
@@ -54,6 +58,13 @@ class KeysFooter(Footer):
     async def _keep_up(self) -> None:
         if self.is_attached and self._known() != self._shown:
             await self.recompose()
+
+
+def rank(screen: Screen[object], key: FooterKey | Binding) -> int:
+    """What has the focus, then the screen in its own order, also where the user gave other keys, then the rest."""
+    own, rest = ([*map(_action, owner.BINDINGS)] for owner in (screen, screen.app))
+    action = _action(key)
+    return own.index(action) if action in own else len(own) if action in rest else -1
 
 
 def _action(key: object) -> str:

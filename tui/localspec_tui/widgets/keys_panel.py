@@ -31,6 +31,14 @@ def lines_of(app: App[Any], bindings: Iterable[object]) -> Iterator[Line]:
             yield Line(keymap.shown(app, binding), binding.tooltip or binding.description)
 
 
+def table_of(lines: Iterable[Line]) -> Table:
+    """The lines below each other, as wide as there is room."""
+    table = Table.grid(Column(max_width=NAMES), Column(ratio=1), padding=(0, 2, 0, 0), expand=True)
+    for name, does in lines:
+        table.add_row(Text(name, "bold"), Text(does))
+    return table
+
+
 def of_the_chat(app: App[Any], bindings: Iterable[object]) -> "KeysPanel":
     """`bindings`: those of the chat's screen."""
     offered = [one for one in bindings if isinstance(one, Binding) and one.action != "back"]
@@ -61,10 +69,7 @@ class KeysPanel(VerticalScroll, can_focus=False):
     def compose(self) -> ComposeResult:
         for heading, lines in self._sections:
             yield Static(heading, markup=False, classes="heading")
-            table = Table.grid(Column(max_width=NAMES), Column(ratio=1), padding=(0, 2, 0, 0), expand=True)
-            for name, does in lines:
-                table.add_row(Text(name, "bold"), Text(does))
-            yield Static(table, classes="lines")
+            yield Static(table_of(lines), classes="lines")
 
     def page(self, step: int) -> None:
         """Scrolls by a page; -1 is up."""
