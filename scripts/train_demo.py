@@ -263,7 +263,9 @@ def options() -> argparse.Namespace:
     parser.add_argument("--micro", type=int, help="tokens a forward")
     parser.add_argument("--saved", type=float, default=180, help="seconds between checkpoints")
     parser.add_argument("--begin", type=Path, help="go on from this model, in its shape and with its tokenizer")
-    parser.add_argument("--rate", type=float, default=1.0, help="a factor on the rates: below 1 where a stage is done again")
+    parser.add_argument(
+        "--rate", type=float, default=1.0, help="a factor on the rates: below 1 where a stage is done again"
+    )
     parser.add_argument("--mean", action="store_true", help="end with the mean of the weights before and after")
     parser.add_argument("--first-pass", type=int, default=0, help="where a stage is done again: other variations")
     parser.add_argument("--towards", type=Path, default=Path("localspec/demo"), help="whose draft model to train")
