@@ -167,6 +167,13 @@ def test_a_server_that_says_for_ever_that_it_will_answer_is_given_up(hub: Hub, m
         plan([SOURCE])
 
 
+def test_an_answer_about_a_repository_that_has_no_end_is_given_up(hub: Hub, monkeypatch):
+    monkeypatch.setattr("localspec.hub.client._LONGEST_ANSWER", 100_000)
+    hub.answer = lambda path: (200, {"Content-Type": "application/json"}, b" " * 5_000_000)
+    with pytest.raises(LocalspecError, match="sends an answer without end; try again later"):
+        plan([SOURCE])
+
+
 def test_a_few_words_before_the_answer_are_read_over(hub: Hub, tmp_path, monkeypatch):
     def first(self: object) -> None:
         self.wfile.write(b"HTTP/1.1 103 Early Hints\r\nLink: a\r\n\r\n")
