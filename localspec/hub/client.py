@@ -15,6 +15,7 @@ from localspec.hub.sources import Source
 from localspec.text import one_line
 
 PATIENCE = 10.0  # seconds to wait for an answer about a repository
+_LONGEST_ANSWER = 2**26  # bytes of what is said about a repository, as they are sent
 _LONGEST = 200  # characters of another library's message
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -35,8 +36,27 @@ def _session() -> Any:
     """An HTTP client that waits for nobody for long, and checks the headers that become names of files."""
     import httpx2
 
+    class Bounded(httpx2.SyncByteStream):
+        """What is no file is read as a whole, into memory."""
+
+        def __init__(self, stream: Any) -> None:
+            self._stream = stream
+
+        def __iter__(self) -> Iterator[bytes]:
+            read = 0
+            for part in self._stream:
+                read += len(part)
+                if read > _LONGEST_ANSWER:
+                    raise LocalspecError(f"{server()} sends an answer without end; try again later.")
+                yield part
+
+        def close(self) -> None:
+            self._stream.close()
+
     def check(response: Any) -> None:
         obey(server(), response.status_code, response.headers)
+        if response.url.path.startswith("/api/"):
+            response.stream = Bounded(response.stream)
         # The client joins these to the path of its cache as they come: a slash in them would lead out of it.
         if "x-repo-commit" in response.headers:
             for name in ("etag", "x-linked-etag", "x-repo-commit"):

@@ -12,6 +12,8 @@ from localspec.errors import LocalspecError
 WINDOW = 60.0  # seconds of waiting for one answer, in which
 LEAST_BYTES = 60 * 4096  # so many bytes of it must have come, unless it ends before
 LONGEST_WAIT, ALL_WAITS = 60.0, 180.0  # seconds that a server may ask to wait, at once and in one pull
+LONGEST_PRELUDE = 2**20  # bytes before an answer begins
+_ANSWER = re.compile(rb"HTTP/\d(?:\.\d)? [2-9]\d\d")
 LOOK = 0.25  # seconds of waiting, after which it is asked again whether anybody wants the answer
 
 
@@ -113,19 +115,29 @@ class PacedStream:
     def __init__(self, stream: Any, server: Callable[[], str]) -> None:
         self._stream, self._server = stream, server
         self._waited, self._bytes = 0.0, 0
+        self._begun, self._tail = False, b""
 
     def read(self, *given: Any, **options: Any) -> bytes:
-        """Raises LocalspecError where too little has come in `WINDOW` seconds of waiting."""
+        """Raises LocalspecError where too little has come in `WINDOW` seconds of waiting, or no answer begins."""
         began = time.monotonic()
         read = self._stream.read if _Wanted.asked is None else self._while_wanted
         content: bytes = read(*given, **options)
         self._waited += time.monotonic() - began
         self._bytes += len(content)
+        if not self._begun:
+            self._look_for_answer(content)
         if self._waited > WINDOW:
             if self._bytes < LEAST_BYTES and content:
                 raise _too_slow(self._server())
             self._waited, self._bytes = 0.0, 0
         return content
+
+    def _look_for_answer(self, content: bytes) -> None:
+        """Answers that say that another one will follow are read over by the client, however many there are."""
+        self._begun = bool(_ANSWER.search(self._tail + content))
+        self._tail = content[-16:]
+        if not self._begun and self._bytes > LONGEST_PRELUDE:
+            raise LocalspecError(f"{self._server()} says again and again that it will answer; try again later.")
 
     def _while_wanted(self, most: int, timeout: float | None = None) -> bytes:
         """The same read, in short waits. Raises KeyboardInterrupt once its answer is not wanted any more."""
@@ -144,7 +156,7 @@ class PacedStream:
 
     def write(self, *given: Any, **options: Any) -> None:
         """What is asked anew is waited for anew."""
-        self._waited, self._bytes = 0.0, 0
+        self._waited, self._bytes, self._begun = 0.0, 0, False
         self._stream.write(*given, **options)
 
     def start_tls(self, *given: Any, **options: Any) -> "PacedStream":

@@ -4,6 +4,7 @@ A damaged tree is not given up page by page, since it may name pages of another:
 and its pages are found again when the file is written anew.
 """
 
+import contextlib
 import sqlite3
 from collections.abc import Iterable
 
@@ -39,8 +40,12 @@ def mend(connection: sqlite3.Connection) -> str:
         for volume in map(volumes.suffix, still):
             make_index(connection, volume)
             connection.execute(f"INSERT INTO trigram{volume} (trigram{volume}) VALUES ('rebuild')")
-        if connection.execute("SELECT name FROM sqlite_master WHERE name = 'unclean'").fetchone():
+        marked = connection.execute("SELECT name FROM sqlite_master WHERE name = 'unclean'").fetchone()
+        if marked:
             connection.execute("INSERT INTO unclean (volume) VALUES (?)", (PAGES_TO_FIND,))
+    if not marked:  # by a version that had no marks
+        with contextlib.suppress(sqlite3.Error):
+            connection.execute("VACUUM")
     if volumes_of:
         anew.append("its search index was built anew from the conversations")
     if any(damaged.values()) or not damaged.get("volume", True):

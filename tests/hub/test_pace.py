@@ -3,6 +3,7 @@
 import hashlib
 import json
 import threading
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -152,6 +153,34 @@ def test_what_is_slow_and_comes_is_taken(monkeypatch):
     stream = pace.PacedStream(type("Slow", (), {"read": lambda *_: b"x" * 5000})(), lambda: "the server")
     for _ in range(1000):
         stream.read(9999)
+
+
+def test_a_server_that_says_for_ever_that_it_will_answer_is_given_up(hub: Hub, monkeypatch):
+    def going_on(self: object) -> None:
+        with suppress(OSError):
+            for _ in range(200):
+                self.wfile.write(b"HTTP/1.1 102 Processing\r\n\r\n" * 1000)  # five megabytes
+        self._serve()  # so that the test ends without the limit, too
+
+    monkeypatch.setattr("hub_server._Handler.do_GET", going_on)
+    with pytest.raises(LocalspecError, match="says again and again that it will answer; try again later"):
+        plan([SOURCE])
+
+
+def test_an_answer_about_a_repository_that_has_no_end_is_given_up(hub: Hub, monkeypatch):
+    monkeypatch.setattr("localspec.hub.client._LONGEST_ANSWER", 100_000)
+    hub.answer = lambda path: (200, {"Content-Type": "application/json"}, b" " * 5_000_000)
+    with pytest.raises(LocalspecError, match="sends an answer without end; try again later"):
+        plan([SOURCE])
+
+
+def test_a_few_words_before_the_answer_are_read_over(hub: Hub, tmp_path, monkeypatch):
+    def first(self: object) -> None:
+        self.wfile.write(b"HTTP/1.1 103 Early Hints\r\nLink: a\r\n\r\n")
+        self._serve()
+
+    monkeypatch.setattr("hub_server._Handler.do_GET", first)
+    fetch(plan([SOURCE]), paths=Paths(tmp_path))
 
 
 def test_every_connection_is_watched(hub: Hub, monkeypatch):
