@@ -125,21 +125,23 @@ BEGAN = (  # where `--begin` went on from the model that was here before
     "The second edition: it began with the weights and the tokenizer of the first, which had learnt 17 M tokens of books, "
     "chats, code and question sets (whose sources are among those credited below), learnt 4.0 M tokens of the stage below "
     "while the help had some four phrasings a question (0.97 core-hours), 6.0 M while it had fourteen (1.14 core-hours), "
-    "5.5 M as it stands (0.54 core-hours), and then the stage once more,"
+    "5.5 M and 4.5 M with twice as many, of which it became the mean (0.98), 12.0 M at six tenths of the rate when readers of the "
+    "README had written theirs (1.09), and then the stage once more,"
 )
 
 
 def recipe(model: Any, training: dict[str, Any]) -> str:
     """How it was trained, from the constants of the scripts and the record that train_demo.py wrote."""
     stages, names = [], [name for name in ("long", "last") if name in training]
+    factor = training.get("rate", 1.0)
     for name in names:
         stage, seen = STAGES[name], training[name]
         stages.append(
-            [name, f"{stage.length:,}", f"{stage.rates[0]:g} to {stage.rates[1]:g}", f"{stage.user_share:g}",
+            [name, f"{stage.length:,}", f"{factor * stage.rates[0]:g} to {factor * stage.rates[1]:g}", f"{stage.user_share:g}",
              f"{seen['tokens'] / 1e6:.1f} M", f"{seen['steps']:,}", f"{seen['cpu_seconds'] / 3600:.2f}"]
         )  # fmt: skip
     points = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
-    schedule = [[n, *(f"{rate(STAGES[n], 10**6, done):.2f}" for done in points)] for n in names]
+    schedule = [[n, *(f"{factor * rate(STAGES[n], 10**6, done):.2f}" for done in points)] for n in names]
     rules = []
     for optimiser, base in optimizers(model):
         group = optimiser.param_groups[0]
@@ -167,7 +169,7 @@ def recipe(model: Any, training: dict[str, Any]) -> str:
             "whole recipe; the numbers below come from it and from its record of the run.",
             f"**Tokenizer**: byte-level BPE, {model.config.vocab_size:,} entries, single digits, trained on {read}. "
             f"`<|endoftext|>` begins every example. Chat template: `{TEMPLATE}`",
-            f"**Stages**: {meant}" if whole else f"**Stage**: from a whole rate down to nothing.{mean}",
+            f"**Stages**: {meant}" if whole else f"**Stage**: from the first rate down to nothing.{mean}",
             table(
                 ["stage", "tokens a row", "rate", "weight of what users say", "tokens seen", "steps", "core-hours"],
                 stages,

@@ -317,6 +317,7 @@ def towards_mean(model: Phi3ForCausalLM, before: Phi3ForCausalLM) -> None:
 def finish(run: Run) -> None:
     """The model in its shipped form, and the record of its training."""
     told = {"device": run.asked.device, "seed": SEED, "shape": run.asked.shape, "mean": run.asked.mean}
+    told["rate"] = run.asked.rate
     for name in STAGES:
         checkpoint = run.asked.work / name / "checkpoint.pt"
         if checkpoint.exists():
