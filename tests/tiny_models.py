@@ -107,7 +107,7 @@ _GROWING = {
     "mscale_all_dim": 1.0,
 }
 _GRANITE = {
-    "embedding_multiplier": 6.0, "attention_multiplier": 0.2, "residual_multiplier": 0.6, "logits_scaling": 3.0,
+    "embedding_multiplier": 6.0, "attention_multiplier": 0.2, "residual_multiplier": 0.6, "logits_scaling": 0.4,
 }  # fmt: skip
 _TIED_GRANITE = {**_GRANITE, "embedding_multiplier": 0.4, "residual_multiplier": 1.5, "tie_word_embeddings": True}
 _DENSE = {
@@ -225,7 +225,7 @@ CONFIGS: dict[str, Callable[[], Any]] = {
         layer_types=["full_attention", "sliding_attention", "sliding_attention"],
     ),
     "granite-many-heads-biases-untied": _config(
-        GraniteConfig, num_key_value_heads=4, attention_bias=True, mlp_bias=True, logits_scaling=0.5
+        GraniteConfig, num_key_value_heads=4, attention_bias=True, mlp_bias=True, logits_scaling=3.0
     ),
     "granite-grouped-multipliers-tied": _config(
         GraniteConfig, num_key_value_heads=2, rope_parameters=_LINEAR, **_TIED_GRANITE
