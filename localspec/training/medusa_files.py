@@ -2,6 +2,7 @@
 
     v0.1   medusa_lm_head.pt           {head}.{block}.linear.{weight,bias}   {head}.{blocks}.weight
     v2     medusa_lm_head.safetensors  {head}.{block}.linear.{weight,bias}
+    TGI    medusa_lm_head.safetensors  as v2, or with matrices as v0.1
     vLLM   model.safetensors           blocks.{head}.layers.{block}.{weight,bias}   lm_heads.{head}.weight   token_map
     v1.0   a whole model's files       those of v0.1 after medusa_head., and the model's own tensors
 

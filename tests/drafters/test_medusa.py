@@ -17,7 +17,7 @@ from quantized_layers import packed_target
 from slow_cases import covering
 from tiny_models import (
     END,
-    LATER,
+    FAMILIES,
     Tiny,
     exact_target,
     prompt_ids,
@@ -56,8 +56,7 @@ from localspec.training.trainable import Batch, TrainableDrafter, make_drafter, 
 Make = Callable[[str], Tiny]
 
 LLAMA = "llama-grouped-dynamic"
-MODELS = [LLAMA, "qwen3-grouped-mixed-window-wide-heads", "phi3-grouped-window-partial-rotary"]
-MODELS += ["gemma3-grouped-mixed-window-linear", *LATER]
+MODELS = [LLAMA, *FAMILIES[1:]]
 GREEDY, NODES = Sampling(), 8
 FORMS: dict[str, dict[str, object]] = {
     "shared": {},

@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from slow_cases import covering
 from tiny_models import (
     CONFIGS,
-    LATER,
+    FAMILIES,
     SEEDS,
     VOCABULARY,
     Tiny,
@@ -60,8 +60,6 @@ Build = Callable[..., Trainable]
 
 LLAMA = "llama-grouped-dynamic"
 PHI = "phi3-grouped-window-partial-rotary"
-GEMMA = "gemma3-grouped-mixed-window-linear"
-FAMILIES = ["llama-many-heads-biases-llama3", "qwen3-grouped-mixed-window-wide-heads", PHI, GEMMA, *LATER]
 FORMS = ["medusa", "eagle", "model"]
 MASK, GREEDY, NODES = 317, Sampling(), 8
 every_form = pytest.mark.parametrize("form", FORMS)

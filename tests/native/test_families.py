@@ -1,11 +1,15 @@
 """Every family and switch against the stock model in fp32, on every instruction set of this machine."""
 
+import ctypes
+
 import numpy as np
 import pytest
 from native.engine import POOL, Model, Pool, Text, isas, stock_logits, using
 from native.stock_models import stock_of
 from slow_cases import cases
-from tiny_models import CONFIGS, FAMILIES
+from tiny_models import CONFIGS, FAMILIES, LATER
+
+from localspec.native.library import Request, address, check, int32, library
 
 TWO = Pool(2)
 FORMS = [(isa, pool, chunk) for isa in isas() for pool in (POOL, TWO) for chunk in (1, 7, 60)]
@@ -28,6 +32,24 @@ def test_logits_are_the_stock_models_and_the_same_bits_however_they_are_computed
         assert np.array_equal(first, got), (isa, chunk)
     assert np.abs(first - want).max() < 1e-4 * np.abs(want).max()
     assert (first.argmax(-1) == want.argmax(-1)).all()
+
+
+@pytest.mark.parametrize("name", LATER)
+@pytest.mark.parametrize("form", ["fp32", "int8"])
+def test_states_that_nobody_asks_for_and_the_head_alone_change_no_bit_of_the_logits(name, form):
+    """Where logits are scaled, what the head reads is not the states, whichever way it comes by them."""
+    config = CONFIGS[name]()
+    model = Model(stock_of(config, seed=0), form, context=128)
+    tokens = np.random.default_rng(0).integers(0, config.vocab_size, 60).tolist()
+    text, alone, numbers = Text(model, TWO), Text(model, TWO), int32(tokens)
+    want = text.forward(tokens)
+    logits = np.empty((2, config.vocab_size), np.float32)
+    request = Request(60, address(numbers), None, None, None, None, 0, None, None, address(logits), None, 58)
+    check(library().ls_forward(model.handle, alone.cache, TWO.handle, ctypes.byref(request)))
+    assert np.array_equal(logits, want[58:])
+    again = np.empty((60, config.vocab_size), np.float32)
+    check(library().ls_head(model.handle, TWO.handle, 60, address(text.hidden), address(again), None))
+    assert np.array_equal(again, want)
 
 
 @pytest.mark.parametrize("head_dim", cases([40, 64, 80, 128, 256], [40]))

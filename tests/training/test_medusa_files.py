@@ -121,6 +121,28 @@ def test_v2_shares_the_targets_matrix(tmp_path, target: Target) -> None:
         torch.testing.assert_close(logits(drafter, state)[head], wanted, rtol=1e-2, atol=1e-2)
 
 
+@pytest.mark.parametrize("private_matrices", [True, False], ids=["V1", "V2"])
+def test_heads_of_text_generation_inference(tmp_path, target: Target, private_matrices: bool) -> None:
+    """Its two classes read one file beside a config.json: in the first each head ends in a matrix of its own."""
+    blocks = official(heads=3)
+    matrices = private("{}.1.weight", heads=3) if private_matrices else {}
+    halved = {name: tensor.half() for name, tensor in {**blocks, **matrices}.items()}
+    save_file(halved, tmp_path / "medusa_lm_head.safetensors")
+    config = {"medusa_num_heads": 3, "medusa_num_layers": 1, "base_model_name_or_path": "org/base"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    drafter, state = read_published(tmp_path, target), random(1, WIDTH)
+    assert (drafter.options.heads, drafter.options.layers, drafter.options.private) == (3, 1, private_matrices)
+    for head in range(3):
+        matrix = matrices.get(f"{head}.1.weight", target.transformer.lm_head.weight)
+        torch.testing.assert_close(
+            logits(drafter, state)[head], expected(blocks, state[0], head, 1, matrix), rtol=1e-2, atol=1e-2
+        )
+    wider = {name: torch.zeros(WIDTH + 1, WIDTH + 1) if name.endswith("r.weight") else t for name, t in halved.items()}
+    save_file(wider, tmp_path / "medusa_lm_head.safetensors")
+    with pytest.raises(LocalspecError, match="name the model that these heads were made for"):
+        read_published(tmp_path, target)
+
+
 @pytest.mark.parametrize("prefix", ["", "medusa_heads."])
 def test_names_of_vllm_with_and_without_bias(tmp_path, target: Target, prefix: str) -> None:
     blocks, matrices = official(), private("lm_heads.{}.weight")
