@@ -1,5 +1,6 @@
 """The terminal interface: a client of localspec's public names."""
 
+import asyncio
 import atexit
 import gc
 import sys
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from localspec.serving.behind import Behind
 
 CLOSE_SECONDS = 2.0  # for the step under way and the store
-SWITCH_SECONDS = 0.0005
 
 
 def chat(settings: Settings, prompt: str | None, files: str, resume: int | Literal["last"] | None) -> int:
@@ -42,6 +42,7 @@ def _chat(
     from localspec_tui import loading, messages, terminal
     from localspec_tui.app import ChatApp
     from localspec_tui.engine_thread import EngineThread
+    from localspec_tui.interpreter import ScreenFirst
 
     def opening(at_the_end: ExitStack, notice: Callable[[str], None]) -> "StartedChat":
         gc.freeze()  # what is there by now stays to the end, and need not be looked through again
@@ -62,16 +63,14 @@ def _chat(
         return loading.load(*asked, **how) if settings.elsewhere is None else behind().load(*asked, **how)
 
     terminal.prepare(answer.without)
-    # A step is hundreds of short operations, and after each one the engine's thread asks for the interpreter again:
-    # while the screen draws, it would wait 5 ms each time.
-    sys.setswitchinterval(SWITCH_SECONDS)
     engine = EngineThread(settings, opening, load)
     app = ChatApp(engine, settings, first=prompt, files=files)
     answer.tell = lambda light: app.post_message(messages.BackgroundKnown(light))
     log, gone = Paths(config.home()).logs / "native.log", partial(app.leave, terminal.HANGUP)
     with terminal.guarded(log, gone), terminal.signals(app.leave):
         try:
-            app.run()
+            with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(ScreenFirst())) as runner:
+                runner.run(app.run_async())
         finally:
             gc.enable()
             app.keep_unsent()
