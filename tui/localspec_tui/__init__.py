@@ -1,6 +1,5 @@
 """The terminal interface: a client of localspec's public names."""
 
-import asyncio
 import atexit
 import gc
 import sys
@@ -39,10 +38,9 @@ def chat(settings: Settings, prompt: str | None, files: str, resume: int | Liter
 def _chat(
     settings: Settings, prompt: str | None, files: str, resume: int | Literal["last"] | None, answer: background.Answer
 ) -> int:
-    from localspec_tui import loading, messages, terminal
+    from localspec_tui import interpreter, loading, messages, terminal
     from localspec_tui.app import ChatApp
     from localspec_tui.engine_thread import EngineThread
-    from localspec_tui.interpreter import ScreenFirst
 
     def opening(at_the_end: ExitStack, notice: Callable[[str], None]) -> "StartedChat":
         gc.freeze()  # what is there by now stays to the end, and need not be looked through again
@@ -69,8 +67,7 @@ def _chat(
     log, gone = Paths(config.home()).logs / "native.log", partial(app.leave, terminal.HANGUP)
     with terminal.guarded(log, gone), terminal.signals(app.leave):
         try:
-            with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(ScreenFirst())) as runner:
-                runner.run(app.run_async())
+            interpreter.run(app)
         finally:
             gc.enable()
             app.keep_unsent()

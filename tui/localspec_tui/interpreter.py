@@ -1,10 +1,14 @@
 """Who of this process's threads has Python's interpreter: the screen's own first, but for the time of a reply."""
 
+import asyncio
 import selectors
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
+
+from textual.app import App
 
 # Seconds after which a thread that waits for the interpreter is given it.
 SHARED = 0.0005  # a step is hundreds of short operations, and after each one the engine's thread waits again
@@ -41,3 +45,9 @@ class ScreenFirst(selectors.DefaultSelector):
     def close(self) -> None:
         sys.setswitchinterval(SHARED)
         super().close()
+
+
+def run(app: App[Any]) -> None:
+    """As its own `run`, in an event loop that waits with it."""
+    with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(ScreenFirst())) as runner:
+        runner.run(app.run_async())
