@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from textual.events import Paste
 from tui.scripted_engine import card, say, until
+from tui.test_conversations import keep
 
 from localspec.chat.introduction import STARTERS
 from localspec.config import Settings
@@ -25,10 +26,26 @@ def test_it_says_who_answers_and_how_well_and_what_is_kept(chat):
         text = talk.screen_text()
         assert "761 million parameters · fp32 · cpu" in text and "often wrong" in text
         assert all(starter in text for starter in STARTERS)
-        assert f"alone,in{talk.database};--no-log" in "".join(text.split())  # wherever the path is broken
+        assert f"alone(--no-logkeepsnothing),in{talk.database}" in "".join(text.split())  # wherever the path is broken
         assert "Last:" not in text
 
     talk.play(story, size=(98, 30))
+
+
+def test_a_small_window_with_a_notice_cuts_no_more_than_the_path(chat, monkeypatch):
+    monkeypatch.setattr(Entry, "toy", True)
+    entry = Entry("scripted", Path("/x"), starters=("Who are you?", "What can you do?", "And what not?"))
+    monkeypatch.setattr("tui.scripted_engine.card", lambda name: replace(card(name), entry=entry))
+    talk = chat()
+    talk.notices = ["no model named, so the small demo model answers; choose one with -m."]
+    keep(talk, "One question", days=1)
+
+    async def story(pilot):
+        await until(pilot, lambda: "And what not?" in talk.screen_text())
+        text = talk.screen_text()
+        assert "Last: One question" in text and "(--no-log keeps nothing)" in text
+
+    talk.play(story, size=(60, 20))
 
 
 def test_where_nothing_is_kept_it_says_so(chat):

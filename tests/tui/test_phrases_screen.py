@@ -163,3 +163,20 @@ def test_where_nothing_is_kept_it_says_so(chat):
         await until(pilot, lambda: "No phrases are kept for this model yet." in talk.screen_text())
 
     talk.play(story, size=(60, 20))
+
+
+@pytest.mark.parametrize(
+    ("key", "sentence"),
+    [("ctrl+d", "No phrase is chosen."), ("f7", "No phrase is chosen."), ("f8", phrases.NOTHING)],
+)
+def test_a_key_that_has_nothing_to_delete_says_so(chat, key, sentence):
+    talk = chat()
+
+    async def story(pilot):
+        await pilot.press("f8", *"fox")
+        await until(pilot, lambda: "Nothing was found." in talk.screen_text())
+        await pilot.press(key)
+        await until(pilot, lambda: sentence in talk.screen_text())
+        assert not talk.app.screen._asking.asking
+
+    talk.play(story)

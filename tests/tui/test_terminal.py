@@ -17,7 +17,7 @@ from textual._xterm_parser import XTermParser
 import localspec_tui
 from localspec.config import Settings
 from localspec.errors import UsageMistake
-from localspec_tui import app, engine_thread, terminal
+from localspec_tui import engine_thread, interpreter, terminal
 
 
 @contextmanager
@@ -200,7 +200,7 @@ def ending(monkeypatch, tmp_path):
     at_exit, closed = [], []
 
     def make(run, ended: bool = True):
-        monkeypatch.setattr(app.ChatApp, "run", run)
+        monkeypatch.setattr(interpreter, "run", run)
         monkeypatch.setattr(
             engine_thread.EngineThread, "close", lambda thread, seconds: closed.append(seconds) or ended
         )

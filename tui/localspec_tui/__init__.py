@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from localspec.serving.behind import Behind
 
 CLOSE_SECONDS = 2.0  # for the step under way and the store
-SWITCH_SECONDS = 0.0005
 
 
 def chat(settings: Settings, prompt: str | None, files: str, resume: int | Literal["last"] | None) -> int:
@@ -39,7 +38,7 @@ def chat(settings: Settings, prompt: str | None, files: str, resume: int | Liter
 def _chat(
     settings: Settings, prompt: str | None, files: str, resume: int | Literal["last"] | None, answer: background.Answer
 ) -> int:
-    from localspec_tui import loading, messages, terminal
+    from localspec_tui import interpreter, loading, messages, terminal
     from localspec_tui.app import ChatApp
     from localspec_tui.engine_thread import EngineThread
 
@@ -62,16 +61,13 @@ def _chat(
         return loading.load(*asked, **how) if settings.elsewhere is None else behind().load(*asked, **how)
 
     terminal.prepare(answer.without)
-    # A step is hundreds of short operations, and after each one the engine's thread asks for the interpreter again:
-    # while the screen draws, it would wait 5 ms each time.
-    sys.setswitchinterval(SWITCH_SECONDS)
     engine = EngineThread(settings, opening, load)
     app = ChatApp(engine, settings, first=prompt, files=files)
     answer.tell = lambda light: app.post_message(messages.BackgroundKnown(light))
     log, gone = Paths(config.home()).logs / "native.log", partial(app.leave, terminal.HANGUP)
     with terminal.guarded(log, gone), terminal.signals(app.leave):
         try:
-            app.run()
+            interpreter.run(app)
         finally:
             gc.enable()
             app.keep_unsent()

@@ -17,7 +17,7 @@ from localspec.chat.trace import Trace
 from localspec.config import Settings
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.events import Prefill
-from localspec_tui import messages
+from localspec_tui import interpreter, messages
 from localspec_tui.loading import Loading, Opening
 from localspec_tui.reply_buffer import ReplyBuffer
 
@@ -343,7 +343,8 @@ class EngineThread(threading.Thread):
 
         asked = [{"role": "system", "content": self._conversation.system}] if self._conversation.system else []
         asked.append({"role": "user", "content": prompt})
-        race_job.run(self._engine, asked, self._settings.now, stop, post)
+        with interpreter.shared():
+            race_job.run(self._engine, asked, self._settings.now, stop, post)
 
     def _answer(self, written: Written, stop: threading.Event, trace: Trace) -> None:
         from localspec import Limits
@@ -359,7 +360,7 @@ class EngineThread(threading.Thread):
             try:
                 limits, think = Limits(settings.max_tokens, settings.stop), engine.thinking(settings, talk.system)
                 events = talk.ask(engine, written.prompt, engine.sampling(settings), limits, written.figures, think)
-                with closing(events):
+                with interpreter.shared(), closing(events):
                     for event in events:
                         if isinstance(event, Prefill) and event.done == event.total and event.dropped:
                             self._notice(dropped_turns_notice(event.dropped))

@@ -23,6 +23,7 @@ from localspec_tui.screens.closing import DIALOG_KEYS
 from localspec_tui.screens.searched import AskingScreen
 
 LISTED = 200
+NOTHING = "No phrases are kept for this model yet."
 
 
 class _Left(Exception):
@@ -90,7 +91,7 @@ class PhrasesScreen(AskingScreen[None]):
         room = sum(pool.bytes for pool in self._pools)
         kept = f"{self._model}: {counted(all_of_them, 'phrase')} of past replies, {size(room)}, kept here alone"
         self._kept.update(one_line(kept))
-        nothing = "Nothing was found." if words.strip() else "No phrases are kept for this model yet."
+        nothing = "Nothing was found." if words.strip() else NOTHING
         more = "Others are found by searching." if len(found) == LISTED else ""
         self._tell(sentence or (more if found else nothing))
 
@@ -114,17 +115,23 @@ class PhrasesScreen(AskingScreen[None]):
         at = self._options.highlighted
         return self._found[at] if at is not None and at < len(self._found) else None
 
+    def _chosen(self) -> KeptPhrase | None:
+        """The one that something is to be done with; what was told before is no longer of interest."""
+        kept = self._highlighted()
+        self._tell("" if kept else "No phrase is chosen.")
+        return kept
+
     # -- deleting -----------------------------------------------------------------------------------------------------
 
     @work(exclusive=True, group="asking")
     async def action_delete(self) -> None:
-        if (kept := self._highlighted()) is not None:
+        if (kept := self._chosen()) is not None:
             forget, pool = self._store.phrases.forget, kept.pool.pool
             await self._delete(f"“{kept.line}”", lambda: forget(pool, phrases=[kept.name]))
 
     @work(exclusive=True, group="asking")
     async def action_delete_chat(self) -> None:
-        if (kept := self._highlighted()) is None:
+        if (kept := self._chosen()) is None:
             return
         if (conversation := kept.phrase.conversation) is None:
             self._tell("Nobody knows which chat this one is from: it was not kept.")
@@ -141,6 +148,8 @@ class PhrasesScreen(AskingScreen[None]):
             await self._delete(
                 f"all {counted(count, 'phrase')} of {self._model}", lambda: sum(forget(pool) for pool in pools)
             )
+        else:
+            self._tell(NOTHING)
 
     async def _delete(self, what: str, forget: Callable[[], int]) -> None:
         if not await self._asking.decision(f"Delete {what} for good?"):

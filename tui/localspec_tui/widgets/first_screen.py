@@ -50,7 +50,8 @@ class FirstScreen(Vertical):
 
     def keeps(self, place: Path | None) -> None:
         """Where what is said is kept; None where it is not."""
-        self._kept = f"Kept on this machine alone, in {place}; --no-log keeps nothing." if place else "Nothing is kept."
+        kept = "Kept on this machine alone (--no-log keeps nothing), in"  # a low window may cut the path off
+        self._kept = f"{kept}\n{place}" if place else "Nothing is kept."
 
     def introduce(self, model: "Introduction") -> None:
         """This one answers from here on."""
