@@ -39,6 +39,7 @@ from localspec.models.messages import Message
 from localspec.models.model import model_of
 from localspec.models.registry import TargetCard
 from localspec.policy.candidates import reply_key
+from localspec.policy.decoding_kinds import DecodingKind, decoding_kind
 from localspec.policy.selection import Choice, choices, requested_drafter
 from localspec.store.store import Store
 
@@ -274,7 +275,7 @@ class Engine:
                 for event in stream:
                     yield Prefill(event.done, event.total, dropped) if isinstance(event, Prefill) else event
         finally:
-            self._keep(len(prompt))
+            self._keep(len(prompt), decoding_kind(sampling.temperature, sampling.rule))
 
     def _room(self) -> int:
         """Tokens of context that fit: as many as the model's own, or fewer where memory is short."""
@@ -296,7 +297,7 @@ class Engine:
         tokenizer = f"{self.target.tokenizer.hash}-{self.revision[:16]}"
         return SavedPhrases.open(store, self.choice.target, tokenizer, learn, self._reporter)
 
-    def _keep(self, start: int) -> None:
+    def _keep(self, start: int, kind: DecodingKind) -> None:
         """Keeps what the reply that began at token `start` taught. What cannot be kept costs this session nothing."""
         statistics = None if self.choice.fixed else self.session.statistics
         if statistics is not None:
@@ -307,4 +308,4 @@ class Engine:
             self.profile.remember(quantity, calibration)
         if statistics is not None:
             draft = self.choice.draft.target if self.choice.draft else None
-            self.profile.add_reply(reply_key(self.choice.drafter, self.choice.trained, draft), statistics)
+            self.profile.add_reply(reply_key(self.choice.drafter, self.choice.trained, draft), kind, statistics)

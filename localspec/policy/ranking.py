@@ -9,6 +9,7 @@ from localspec.models.shape import Shape
 from localspec.policy import prediction
 from localspec.policy.candidates import CostInputs, DrafterCandidate, DraftModelEstimate, candidates, plain
 from localspec.policy.cost_effectiveness import cost_effectiveness
+from localspec.policy.decoding_kinds import DecodingKind, kept_as
 from localspec.policy.forward_costs import ForwardCostModel
 from localspec.policy.host_time import step_seconds
 from localspec.policy.measurements import MeasurementSource
@@ -88,12 +89,17 @@ def run_plans(
     measurements: MeasurementSource,
     most: int,
     context: int | None = None,
+    decoding: DecodingKind = "greedy",
 ) -> list[RunPlan]:
     """Every plan to run a model in these precisions, the best M first, with trees of up to `most` nodes.
 
+    `decoding` is how replies will be decoded.
+
     v₀ and m₀ are those of the model's fastest plain decoding that fits; where nothing fits, of the fastest.
     """
-    plans = [plan for precision in precisions for plan in _plans_in(model, precision, measurements, most, context)]
+    plans = [
+        plan for precision in precisions for plan in _plans_in(model, precision, measurements, most, context, decoding)
+    ]
     plans = _in_one_packing(plans, lambda plan: _read_along(model, plan.precision, measurements))
     plain_decoding = [plan for plan in plans if plan.candidate.name == "none"]
     base = max(plain_decoding, key=lambda plan: (plan.fits, plan.speed))
@@ -195,7 +201,12 @@ def plain_tokens_a_second(costs: ForwardCostModel) -> float:
 
 
 def _plans_in(
-    model: Model, precision: Precision, measurements: MeasurementSource, most: int, context: int | None
+    model: Model,
+    precision: Precision,
+    measurements: MeasurementSource,
+    most: int,
+    context: int | None,
+    decoding: DecodingKind,
 ) -> Iterator[RunPlan]:
     """The plans in one precision: plain decoding first, then each drafter of which it is known what it brings."""
     dtype, quantize, backend = how = precision.dtype, precision.quantize, precision.device.backend
@@ -214,7 +225,7 @@ def _plans_in(
             if candidate.acceptance is None:
                 return None
             speed, nodes = prediction.speed(costs, candidate.acceptance, candidate.draft_seconds, most)
-        replies = known.replies.get(candidate.key) if known.costs else None
+        replies = known.replies.get(kept_as(candidate.key, decoding)) if known.costs else None
         if replies is not None:
             speed = replies.speed(costs)
         if candidate.name == "phrases" and speed >= HARMLESS * plain_speed:  # they may pay in the next text
@@ -238,6 +249,7 @@ def _plans_in(
         known.replies,
         known.layers,
         known.replays,
+        decoding,
     )
     small = _draft_model(model, precision, measurements, planned)
     every = candidates(model.card, inputs, list(model.trained), small, model.small_here)

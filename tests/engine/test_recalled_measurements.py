@@ -97,10 +97,13 @@ def test_what_was_kept_of_a_model_is_found_in_the_same_form_only(store: Store, c
     costs = flat(0.05)
     store.measurements.remember("costs", about(card), costs.as_list())
     store.measurements.remember(
-        "replies", about(card), {"phrases": SUMS, "s3d": [1.0, 1.0, 1.0, 1.0, 1.0], "medusa": "odd"}
+        REPLY_SUMS.name,
+        about(card),
+        {"phrases": SUMS, "phrases, sampled": SUMS, "s3d": [1.0, 1.0, 1.0, 1.0, 1.0], "medusa": "odd"},
     )
     found = known(store).of(card, "cpu", "bf16", "none")
-    assert found == ModelMeasurements(costs, {"phrases": ReplyStats(2.0, 4.0, 0.2, 0.1)})
+    said = ReplyStats(2.0, 4.0, 0.2, 0.1)
+    assert found == ModelMeasurements(costs, {"phrases": said, "phrases, sampled": said})
     assert known(store).of(card, "cpu", "bf16", "int8") == ModelMeasurements()
     assert known(store).of(card, "cpu", "fp32", "none") == ModelMeasurements()
     write_checkpoint(card.path, shapes={"a": [4, 11]})
@@ -130,7 +133,7 @@ def test_of_a_model_that_is_not_here_or_damaged_nothing_is_known(store: Store, c
 
 @pytest.mark.parametrize("kept", [None, 7, "x", [], [1, 2], {"phrases": None}, {"phrases": {}}])
 def test_nonsense_in_the_store_is_nothing(store: Store, card: TargetCard, kept: object) -> None:
-    store.measurements.remember("replies", about(card), kept)
+    store.measurements.remember(REPLY_SUMS.name, about(card), kept)
     store.measurements.remember("costs", about(card), kept)
     store.measurements.remember("rates by a wide and a slim model", device_subject("cpu", "bf16", "none"), kept)
     found = known(store)
