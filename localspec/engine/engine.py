@@ -90,22 +90,23 @@ class Engine:
         self.draft_model: LoadedDraftModel | None = (
             pair.draft_model if pair else load_draft_model(choice.draft, self.target, cache, auto)
         )
-        self.hyperparameters = Hyperparameters()
-        if pair and pair.choice.drafter == choice.drafter and not tune:
-            self.hyperparameters = pair.hyperparameters
-        elif self.draft_model:
-            self.hyperparameters = find_hyperparameters(
-                choice, self.target, self.draft_model, self.profile, self.costs, tune
-            )
-        # Phrases, those of earlier sessions included.
+        # Phrases of earlier sessions.
         drafts = choice.drafter != "none"  # else no phrase would ever be used
         uses_history = drafts and phrases != "off" and (not kind_of(choice.drafter).parts or "history" in choice.parts)
         self.saved_phrases = self._open_phrases(store, phrases == "user") if store and uses_history else None
         self.conversation: int | None = None  # where replies are kept: phrases are told apart by it
         self.wanted: Callable[[], bool] = lambda: True  # asked before events come, which then come often enough
         reader = self.saved_phrases.read if self.saved_phrases else None
-        self.pool = pool_of(choice, self.target, self.draft_model, reader)
+        # How a small model drafts.
+        self.hyperparameters = Hyperparameters()
+        if pair and pair.choice.drafter == choice.drafter and not tune:
+            self.hyperparameters = pair.hyperparameters
+        elif self.draft_model:
+            self.hyperparameters = find_hyperparameters(
+                choice, self.target, self.draft_model, self.profile, self.costs, reader, tune
+            )
         # All of it together.
+        self.pool = pool_of(choice, self.target, self.draft_model, reader)
         drafter = drafter_of(choice, self.target, self.pool, own, self.draft_model, self.hyperparameters)
         self.session = Session(self.target, drafter, Budget(choice.nodes, self.costs), self.target.chat.thinking)
         self._calibrated = calibrated(drafter, choice, self.profile)

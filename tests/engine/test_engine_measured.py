@@ -161,6 +161,21 @@ def test_a_small_model_that_a_search_finds_useless_is_not_taken(measured, store,
         monkeypatch.setattr(assemble, "search", lambda *_: pytest.fail("the second process knows it"))
 
 
+def test_a_search_begins_with_the_phrases_of_earlier_sessions(measured, store, tmp_path, monkeypatch):
+    """As a reply does: else phrases would seem to bring less than they will."""
+    shutil.copytree(CARD.path, tmp_path / "pair", ignore=shutil.ignore_patterns("drafters"))
+    choice = choose(replace(CARD, path=tmp_path / "pair"), Settings(drafter="ouroboros"))
+    readers, own = [], assemble.pool_of
+    monkeypatch.setattr(assemble, "pool_of", lambda *given: readers.append(given[3]) or own(*given))
+    monkeypatch.setattr(assemble, "search", lambda build, *_: build(Hyperparameters()) and Hyperparameters())
+    monkeypatch.setattr(assemble, "replayed", lambda *_: Replay(184, 60, 120, 2.4, 66.0))
+    engine = Engine(choice, store=store)
+    assert readers and all(reader == engine.saved_phrases.read for reader in readers)
+    readers.clear()
+    Engine(choice, store=store, phrases="off", tune=True)
+    assert readers and not any(readers)
+
+
 @pytest.mark.parametrize(
     "kept", [None, 7, {}, {"bitwise": True}, {"bitwise": 1, "widest": 99, "multiple": 1, "largest": 0}]
 )
