@@ -7,6 +7,7 @@ from typing import Any
 from localspec.config import TYPED, Settings
 from localspec.decoding.sampling import Sampling
 from localspec.errors import UsageMistake
+from localspec.models.model_config import own_temperature
 
 
 def asked_sampling(settings: Settings, generation: Mapping[str, Any]) -> Sampling:
@@ -14,7 +15,7 @@ def asked_sampling(settings: Settings, generation: Mapping[str, Any]) -> Samplin
 
     Raises UsageMistake for what was asked for and has no effect.
     """
-    own = generation if generation.get("do_sample") else {"temperature": 0.0}
+    own = generation if generation.get("do_sample") else {}
 
     def value(name: str, default: float) -> float:
         for given in (getattr(settings, name), own.get(name)):
@@ -23,7 +24,7 @@ def asked_sampling(settings: Settings, generation: Mapping[str, Any]) -> Samplin
         return default
 
     sampling = Sampling(
-        temperature=value("temperature", 1.0),
+        temperature=value("temperature", own_temperature(generation)),
         top_k=int(value("top_k", 0)),
         top_p=value("top_p", 1.0),
         min_p=value("min_p", 0.0),

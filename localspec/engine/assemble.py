@@ -101,13 +101,15 @@ def find_hyperparameters(
     small: LoadedDraftModel,
     profile: ModelProfile,
     costs: ForwardCosts | None,
+    reader: PhraseReader | None = None,
     again: bool = False,
 ) -> Hyperparameters:
     """Returns what was found before for this pair of models; else, or `again`, what a search finds.
 
     Returns the defaults where trees are fixed, where no reply has room in the context, and where what a search finds
     could not be kept: without a store, or while the machine is busy, when costs are not kept either. What its replies
-    came to is kept, too: `auto` goes by it until this pair has replied.
+    came to is kept, too: `auto` goes by it until this pair has replied. Each value begins with the phrases of earlier
+    sessions, as in use, but with none of the replies that are decoded again: those it would know by heart.
     """
     name = f"hyperparameters of {choice.drafter} {'+'.join(choice.parts)} with {small.profile.subject}"
     quantity = Quantity(name, Hyperparameters.from_json, Hyperparameters.as_json)
@@ -125,7 +127,7 @@ def find_hyperparameters(
     workload = Workload(said, target.vocab_size, choice.nodes, StepCosts(costs), StepCosts(small.costs))
 
     def build(tried: Hyperparameters, form: Choice = choice) -> tuple[Drafter, DraftModel]:
-        drafter = drafter_of(form, target, pool_of(form, target, small), (), small, tried)
+        drafter = drafter_of(form, target, pool_of(form, target, small, reader), (), small, tried)
         drafting = drafter.inner if isinstance(drafter, WithPhrases) else drafter
         if not isinstance(drafting, DraftModel):
             raise LocalspecError(f"The file of '{form.drafter}' builds no DraftModel; let `build` return one.")

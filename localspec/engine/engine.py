@@ -39,6 +39,7 @@ from localspec.models.messages import Message
 from localspec.models.model import model_of
 from localspec.models.registry import TargetCard
 from localspec.policy.candidates import reply_key
+from localspec.policy.decoding_kinds import DecodingKind, decoding_kind
 from localspec.policy.selection import Choice, choices, requested_drafter
 from localspec.store.store import Store
 
@@ -89,22 +90,23 @@ class Engine:
         self.draft_model: LoadedDraftModel | None = (
             pair.draft_model if pair else load_draft_model(choice.draft, self.target, cache, auto)
         )
-        self.hyperparameters = Hyperparameters()
-        if pair and pair.choice.drafter == choice.drafter and not tune:
-            self.hyperparameters = pair.hyperparameters
-        elif self.draft_model:
-            self.hyperparameters = find_hyperparameters(
-                choice, self.target, self.draft_model, self.profile, self.costs, tune
-            )
-        # Phrases, those of earlier sessions included.
+        # Phrases of earlier sessions.
         drafts = choice.drafter != "none"  # else no phrase would ever be used
         uses_history = drafts and phrases != "off" and (not kind_of(choice.drafter).parts or "history" in choice.parts)
         self.saved_phrases = self._open_phrases(store, phrases == "user") if store and uses_history else None
         self.conversation: int | None = None  # where replies are kept: phrases are told apart by it
         self.wanted: Callable[[], bool] = lambda: True  # asked before events come, which then come often enough
         reader = self.saved_phrases.read if self.saved_phrases else None
-        self.pool = pool_of(choice, self.target, self.draft_model, reader)
+        # How a small model drafts.
+        self.hyperparameters = Hyperparameters()
+        if pair and pair.choice.drafter == choice.drafter and not tune:
+            self.hyperparameters = pair.hyperparameters
+        elif self.draft_model:
+            self.hyperparameters = find_hyperparameters(
+                choice, self.target, self.draft_model, self.profile, self.costs, reader, tune
+            )
         # All of it together.
+        self.pool = pool_of(choice, self.target, self.draft_model, reader)
         drafter = drafter_of(choice, self.target, self.pool, own, self.draft_model, self.hyperparameters)
         self.session = Session(self.target, drafter, Budget(choice.nodes, self.costs), self.target.chat.thinking)
         self._calibrated = calibrated(drafter, choice, self.profile)
@@ -274,7 +276,7 @@ class Engine:
                 for event in stream:
                     yield Prefill(event.done, event.total, dropped) if isinstance(event, Prefill) else event
         finally:
-            self._keep(len(prompt))
+            self._keep(len(prompt), decoding_kind(sampling.temperature, sampling.rule))
 
     def _room(self) -> int:
         """Tokens of context that fit: as many as the model's own, or fewer where memory is short."""
@@ -296,7 +298,7 @@ class Engine:
         tokenizer = f"{self.target.tokenizer.hash}-{self.revision[:16]}"
         return SavedPhrases.open(store, self.choice.target, tokenizer, learn, self._reporter)
 
-    def _keep(self, start: int) -> None:
+    def _keep(self, start: int, kind: DecodingKind) -> None:
         """Keeps what the reply that began at token `start` taught. What cannot be kept costs this session nothing."""
         statistics = None if self.choice.fixed else self.session.statistics
         if statistics is not None:
@@ -307,4 +309,4 @@ class Engine:
             self.profile.remember(quantity, calibration)
         if statistics is not None:
             draft = self.choice.draft.target if self.choice.draft else None
-            self.profile.add_reply(reply_key(self.choice.drafter, self.choice.trained, draft), statistics)
+            self.profile.add_reply(reply_key(self.choice.drafter, self.choice.trained, draft), kind, statistics)

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from statistics import median_low
 from typing import Any
 
@@ -15,6 +16,8 @@ ROWS = (1, 2, 4, 8, 16, 32, 64)
 NEAR, FAR = 256, 2048  # tokens of context
 MOST_REPETITIONS = 15
 ENOUGH_SECONDS = 1.0  # of repetitions, but two of them at least
+TRIES = 3  # as often all that is repeated, while its halves contradict each other
+ALIKE = 1.25  # times one half's figure the other's may be
 PATIENCE_SECONDS = 3.0  # after so long one is enough, and after a forward that takes so long no more rows are tried
 
 
@@ -22,7 +25,8 @@ def measure_forward_costs(target: Target) -> ForwardCosts:
     """Measures forwards of 1 to 64 rows at two contexts: about a second for most models, longer for very large ones.
 
     The numbers of rows take turns, so that a busy moment slows them all alike. A context that does not fit in memory is
-    left out, and so are more rows once a forward takes more than three seconds.
+    left out, and so are more rows once a forward takes more than three seconds. Where the earlier and the later
+    repetitions contradict each other there are up to three times as many; if they still do, the costs are not `steady`.
     """
     device, smallest = target.device, target.cache(1)
     far = max(0, min(FAR, target.context - ROWS[-1]))
@@ -43,16 +47,20 @@ def measure_forward_costs(target: Target) -> ForwardCosts:
         return time.perf_counter() - start
 
     time_forward(1, contexts[0])  # the first time, weights may still come from disk
-    began = time.perf_counter()
-    for repetition in range(MOST_REPETITIONS + 1):
-        if time.perf_counter() - began > (ENOUGH_SECONDS if repetition > 2 else PATIENCE_SECONDS):
+    began, repetition = time.perf_counter(), 0
+    for tried in range(1, TRIES + 1):
+        while repetition <= tried * MOST_REPETITIONS:
+            if time.perf_counter() - began > (tried * ENOUGH_SECONDS if repetition > 2 else PATIENCE_SECONDS):
+                break
+            for n in rows:
+                for context in contexts:
+                    timings.setdefault((n, context), []).append(time_forward(n, context))
+                if timings[n, contexts[-1]][0] > PATIENCE_SECONDS:
+                    del rows[rows.index(n) + 1 :]
+            repetition += 1
+        if steady := all(map(_agree, timings.values())):
             break
-        for n in rows:
-            for context in contexts:
-                timings.setdefault((n, context), []).append(time_forward(n, context))
-            if timings[n, contexts[-1]][0] > PATIENCE_SECONDS:
-                del rows[rows.index(n) + 1 :]
-    return _smoothed(rows, contexts, timings)
+    return replace(_smoothed(rows, contexts, timings), steady=steady)
 
 
 def picks_after(target: Target, cache: Any, tokens: Sequence[int]) -> list[int]:
@@ -60,10 +68,21 @@ def picks_after(target: Target, cache: Any, tokens: Sequence[int]) -> list[int]:
     return target.forward(DraftTree.chain(tokens), cache).logits.argmax()
 
 
+def _halves(seconds: Sequence[float]) -> tuple[float, float]:
+    """Medians of the earlier and of the later repetitions; the first of several is left out."""
+    counted = seconds[1:] or seconds
+    middle = len(counted) // 2
+    return median_low(counted[:middle] or counted), median_low(counted[middle:])
+
+
+def _agree(seconds: Sequence[float]) -> bool:
+    return max(_halves(seconds)) <= ALIKE * min(_halves(seconds))
+
+
 def _smoothed(
     rows: Sequence[int], contexts: Sequence[int], timings: dict[tuple[int, int], list[float]]
 ) -> ForwardCosts:
-    """Medians that leave out the first of several; none is above that of more rows or of a longer context.
+    """Medians of the quicker half; none is above that of more rows or of a longer context.
 
     What disturbs a measurement makes it longer, so where two contradict each other the shorter one is right.
     """
@@ -72,7 +91,7 @@ def _smoothed(
     for context in reversed(contexts):
         line, least = [], float("inf")
         for n, above in zip(reversed(rows), reversed(longer), strict=True):
-            least = min(least, above, median_low(timings[n, context][1:] or timings[n, context]))
+            least = min(least, above, *_halves(timings[n, context]))
             line.append(least)
         longer = line[::-1]
         seconds.append(longer)

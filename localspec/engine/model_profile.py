@@ -10,6 +10,7 @@ from localspec.engine.forward_timing import measure_forward_costs
 from localspec.engine.measurement_cache import MeasurementCache, Quantity, T
 from localspec.engine.recalled_measurements import COSTS, REPLY_SUMS, model_subject, with_reply
 from localspec.events import Reporter, Statistics
+from localspec.policy.decoding_kinds import DecodingKind, kept_as
 from localspec.policy.forward_costs import ForwardCosts
 from localspec.policy.selection import LoadSpec
 
@@ -66,12 +67,12 @@ class ModelProfile:
 
     def costs_of_an_idle_moment(self, target: Target) -> None:
         """Measures costs again that a busy moment gave, unless this one is busy, too."""
-        if self.recall(COSTS) is None and self.recall(COSTS.when_busy) is not None:
+        if self.recall(COSTS) is None and self.recall(COSTS.when_busy) is not None and self.cache.idle:
             self.costs(target)
 
-    def add_reply(self, drafter: str, statistics: Statistics) -> None:
-        """Adds one reply to what is kept of a drafter, by its `reply_key`."""
+    def add_reply(self, drafter: str, kind: DecodingKind, statistics: Statistics) -> None:
+        """Adds one reply to what is kept of a drafter, by its `reply_key`, and of this kind of decoding."""
         if statistics.steps and statistics.token_ids:
-            sums = with_reply(self.recall(REPLY_SUMS) or {}, drafter, statistics)
+            sums = with_reply(self.recall(REPLY_SUMS) or {}, kept_as(drafter, kind), statistics)
             # Trouble is not worth a sentence: the next reply will tell as much.
             self.cache.remember(REPLY_SUMS, self.subject, sums, silent=True)

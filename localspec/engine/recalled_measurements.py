@@ -40,12 +40,13 @@ def _kept_layers(value: Any) -> list[KeptLayers] | None:
         return None
 
 
-COSTS = Quantity("costs", ForwardCosts.from_list, ForwardCosts.as_list)
+COSTS = Quantity("costs", ForwardCosts.from_list, ForwardCosts.as_list, lambda costs: costs.steady)
 RATES = Quantity("rates by a wide and a slim model", Rates.from_list, Rates.as_list)
 BANDWIDTH = Quantity("bandwidth", _bandwidth, float)
 LAYERS = Quantity("layers that draft", _kept_layers, lambda found: [one.as_json() for one in found])
-# By drafter: tokens, steps, nodes, seconds of drafting, of verification, and of steps beside both.
-REPLY_SUMS = Quantity("replies", _sums_by_drafter, dict)
+# By `kept_as`, a drafter and how its replies were decoded: tokens, steps, nodes, and seconds of drafting, of
+# verification, and of steps beside both.
+REPLY_SUMS = Quantity("replies by their decoding", _sums_by_drafter, dict)
 REPLAYS = Quantity("replays", _sums_by_drafter, dict)  # the same, of replies that a search decoded again
 
 
@@ -83,12 +84,12 @@ class RecalledMeasurements:
         for exact, context in self._forms:
             subject = model_subject(self._revisions[card.path], device, dtype, quantize, exact, context)
             replies, replays = (
-                {drafter: stats for drafter, of_it in sums.items() if (stats := reply_stats(of_it)) is not None}
+                {key: stats for key, of_it in sums.items() if (stats := reply_stats(of_it)) is not None}
                 for sums in (self.cache.recall(quantity, subject) or {} for quantity in (REPLY_SUMS, REPLAYS))
             )
             layers = self.cache.recall(LAYERS, subject) or ()
             if (costs := self.cache.recall_either(COSTS, subject)) is not None or replies or replays or layers:
-                return ModelMeasurements(costs, replies, layers, replays)
+                return ModelMeasurements(costs, replies, layers, replays, costs is None or costs.steady)
         return ModelMeasurements()
 
     def rates(self, device: str, dtype: str, quantize: str) -> Rates | None:

@@ -7,10 +7,8 @@ from typing import Any
 from localspec import packed_file
 from localspec.checkpoint import is_packed
 from localspec.models.chat_tokenizer import ChatTokenizer
-from localspec.models.model_config import generation_config, read_generation_config
+from localspec.models.model_config import GENERATION, generation_config, read_generation_config
 from localspec.models.tokenizer import Tokenizer
-
-GENERATION = "generation_config.json"
 
 
 def chat_files(path: Path) -> tuple[ChatTokenizer, Mapping[str, Any]]:

@@ -2,14 +2,17 @@
 
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 
-from localspec.checkpoint import inspect
+from localspec.checkpoint import inspect, is_packed
 from localspec.errors import LocalspecError
 from localspec.models.drafter_cards import DrafterCard, trained_drafters
+from localspec.models.model_config import GENERATION, generation_config, own_temperature, read_generation_config
 from localspec.models.own_draft import own_draft
 from localspec.models.registry import TargetCard
 from localspec.models.shape import Shape
 from localspec.packed_file import forms
+from localspec.packed_file import read as read_packed
 
 
 @dataclass(frozen=True)
@@ -18,7 +21,8 @@ class Model:
 
     `small_here` says whether that is on this machine, `small_named` whether models.toml names it, and `passed_over` why
     another is not used, in a sentence, if there was one. `packed` are the packings that the target is here in where
-    that is all there is of it, without its own weights.
+    that is all there is of it, without its own weights. `temperature` is the one that its maker samples at; 0 is
+    greedy, and what is taken of a model that is not here, since published figures are of greedy replies.
     """
 
     card: TargetCard
@@ -30,6 +34,7 @@ class Model:
     small_named: bool = True
     passed_over: str = ""
     packed: tuple[str, ...] = ()
+    temperature: float = 0.0
 
     def can_be(self, quantize: str, engine: str) -> bool:
         """Whether it can be loaded so: what was packed is for the CPU engine, in that packing alone."""
@@ -50,12 +55,21 @@ def model_of(card: TargetCard) -> Model:
             small = small_model_of(own.card)
     return replace(
         model,
+        temperature=_own_temperature(card.path) if card.here else 0.0,
         trained=trained,
         small=small,
         small_here=small is not None and small.card.here,
         small_named=own is not None and own.named,
         passed_over=passed_over,
     )
+
+
+def _own_temperature(path: Path) -> float:
+    if not is_packed(path):
+        return own_temperature(read_generation_config(path))
+    found = read_packed(path)
+    text = found.text(GENERATION) if GENERATION in found.header.texts else b"{}"
+    return own_temperature(generation_config(text, path / GENERATION))
 
 
 def small_model_of(card: TargetCard) -> Model:

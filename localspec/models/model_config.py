@@ -319,6 +319,7 @@ def least_parameters(config: ModelConfig) -> int:
     return config.vocab_size * config.hidden_size + config.num_hidden_layers * 4 * config.hidden_size
 
 
+GENERATION = "generation_config.json"
 _SAMPLING: Mapping[str, Callable[[float], bool]] = {
     "temperature": lambda value: 0 <= value < HOTTEST,
     "top_k": lambda value: value >= 0 and int(value) == value,
@@ -329,11 +330,17 @@ _SAMPLING: Mapping[str, Callable[[float], bool]] = {
 
 def read_generation_config(path: Path) -> Mapping[str, Any]:
     """Reads generation_config.json, {} where there is none. Raises LocalspecError for values that are not possible."""
-    file = path / "generation_config.json"
+    file = path / GENERATION
     try:
         return generation_config(read_bytes(file), file) if file.is_file() else {}
     except OSError as error:
         raise LocalspecError(f"{file} cannot be read ({error.strerror}); fetch the model again.") from error
+
+
+def own_temperature(generation: Mapping[str, Any]) -> float:
+    """The temperature that a generation_config.json asks for; 0, which is greedy, where it does not sample."""
+    said = generation.get("temperature")
+    return (1.0 if said is None else float(said)) if generation.get("do_sample") else 0.0
 
 
 def generation_config(content: bytes, file: Path) -> Mapping[str, Any]:

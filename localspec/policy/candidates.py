@@ -19,6 +19,7 @@ from localspec.models.registry import TargetCard
 from localspec.models.s3d_prediction import KeptLayers
 from localspec.models.shape import Shape
 from localspec.policy import host_time
+from localspec.policy.decoding_kinds import DecodingKind, kept_as
 from localspec.policy.forward_costs import ForwardCostModel
 from localspec.policy.measurements import ReplyStats
 from localspec.policy.own_layers import best_layers
@@ -26,6 +27,7 @@ from localspec.policy.prediction import CHUNK, CONTEXT, Acceptance, Rates, cache
 
 FORESEEN = 0.85  # of what its accuracies promise a tree of a trained drafter brings: its four on the demo 0.79 to 0.92
 MOST_NODES = 64  # of a tree
+REPLAYED = "with its own replies decoded again"
 
 # Published for prompt lookup: Vicuna 7B, Spec-Bench on an RTX 3090, greedy. Ours also knows phrases of earlier replies.
 PHRASES = Acceptance.of_length(1.73, 10, "from 1.73 as published for prompt lookup, Spec-Bench")
@@ -111,6 +113,17 @@ class CostInputs:
     replies: Mapping[str, ReplyStats]
     layers: Sequence[KeptLayers] = ()  # that a probe measured
     replays: Mapping[str, ReplyStats] = field(default_factory=dict)
+    decoding: DecodingKind = "greedy"
+
+    @property
+    def draws(self) -> bool:
+        """Whether a token is accepted as what was drawn; phrases do not know that, all other drafters do."""
+        return self.decoding in ("sampled", "rejection")
+
+    @property
+    def phrases(self) -> Acceptance:
+        """What phrases bring where nothing was measured."""
+        return PHRASES.unaware() if self.draws else PHRASES
 
 
 def plain() -> DrafterCandidate:
@@ -122,7 +135,7 @@ def candidates(
     card: TargetCard, at: CostInputs, trained: list[DrafterCard], small: DraftModelEstimate | None, small_here: bool
 ) -> Iterator[DrafterCandidate]:
     """Phrases, which need no training, then the drafters that are here, then those that could be fetched or made."""
-    phrases = _as_measured(DrafterCandidate("phrases", 0, PHRASES, _draft_seconds(kind_of("phrases"), 0, 0, at)), at)
+    phrases = _as_measured(DrafterCandidate("phrases", 0, at.phrases, _draft_seconds(kind_of("phrases"), 0, 0, at)), at)
     yield phrases
     if at.layers:
         own = best_layers(at.layers, at.shape, at.costs, MOST_NODES)
@@ -148,13 +161,27 @@ def candidates(
 def _as_measured(candidate: DrafterCandidate, at: CostInputs) -> DrafterCandidate:
     """The candidate with what replies with it brought and cost on this machine, where there were enough.
 
-    Else with what the search for its hyper-parameters decoded again.
+    Else with what replies of another kind did: what the search for its hyper-parameters decoded again is greedy.
     """
-    measured, again = at.replies.get(candidate.key), at.replays.get(candidate.key)
-    if (found := measured or again) is None:
-        return candidate
+    own = at.replies.get(kept_as(candidate.key, at.decoding))
+    again = at.replays.get(candidate.key)
+    if own:
+        return _by_replies(candidate, own, "as measured here", at)
+    if at.decoding == "greedy" and again:
+        return _by_replies(candidate, again, REPLAYED, at)
+    aware = not (kind_of(candidate.drafter).has_phrases or candidate.drafter.endswith(WITH_PHRASES))
+    if (drawn := at.replies.get(kept_as(candidate.key, "sampled"))) and (aware or at.decoding == "rejection"):
+        return _by_replies(candidate, drawn, "as measured here where tokens were drawn", at)
+    greedily = at.replies.get(candidate.key)
+    if (found := greedily or again) is None or (at.draws and candidate.drafter.endswith(WITH_PHRASES)):
+        return candidate  # which is put together of what is known of its parts
+    known = _by_replies(candidate, found, "as measured here greedily" if greedily else REPLAYED, at)
+    assert known.acceptance is not None
+    return known if aware or not at.draws else replace(known, acceptance=known.acceptance.unaware())
+
+
+def _by_replies(candidate: DrafterCandidate, found: ReplyStats, origin: str, at: CostInputs) -> DrafterCandidate:
     depth = max(DRAFT_TOKENS, round(found.nodes), math.ceil(found.length))
-    origin = "as measured here" if measured else "with its own replies decoded again"
     acceptance = Acceptance.of_length(found.length, depth, origin)
     seconds = found.drafting * at.costs.at(round(1 + found.nodes), CONTEXT)
     return replace(candidate, acceptance=acceptance, draft_seconds=lambda nodes: seconds if nodes else 0.0)
@@ -226,7 +253,7 @@ def _fetched(one: PublishedDrafter, at: CostInputs) -> DrafterCandidate:
 def _paired(one: PublishedDrafter, small: DraftModelEstimate, at: CostInputs, here: bool) -> DrafterCandidate:
     kind, acceptance = kind_of(one.kind), _published_acceptance(one) or (PAIR if here else None)
     if acceptance and kind.has_phrases:
-        acceptance = acceptance.beside(PHRASES)
+        acceptance = acceptance.beside(at.phrases)
     return DrafterCandidate(
         f"{one.kind}:{small.card.name}",
         small.bytes,

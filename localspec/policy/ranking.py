@@ -9,6 +9,7 @@ from localspec.models.shape import Shape
 from localspec.policy import prediction
 from localspec.policy.candidates import CostInputs, DrafterCandidate, DraftModelEstimate, candidates, plain
 from localspec.policy.cost_effectiveness import cost_effectiveness
+from localspec.policy.decoding_kinds import DecodingKind, kept_as
 from localspec.policy.forward_costs import ForwardCostModel
 from localspec.policy.host_time import step_seconds
 from localspec.policy.measurements import MeasurementSource
@@ -50,6 +51,7 @@ class RunPlan:
     speed: float  # tokens/s
     measured: bool  # whether the speed was measured here rather than predicted
     cost_effectiveness: float = 0.0  # M
+    steady: bool = True  # whether it rests on more than one busy moment
 
     @property
     def fits(self) -> bool:
@@ -88,12 +90,17 @@ def run_plans(
     measurements: MeasurementSource,
     most: int,
     context: int | None = None,
+    decoding: DecodingKind = "greedy",
 ) -> list[RunPlan]:
     """Every plan to run a model in these precisions, the best M first, with trees of up to `most` nodes.
 
+    `decoding` is how replies will be decoded.
+
     v₀ and m₀ are those of the model's fastest plain decoding that fits; where nothing fits, of the fastest.
     """
-    plans = [plan for precision in precisions for plan in _plans_in(model, precision, measurements, most, context)]
+    plans = [
+        plan for precision in precisions for plan in _plans_in(model, precision, measurements, most, context, decoding)
+    ]
     plans = _in_one_packing(plans, lambda plan: _read_along(model, plan.precision, measurements))
     plain_decoding = [plan for plan in plans if plan.candidate.name == "none"]
     base = max(plain_decoding, key=lambda plan: (plan.fits, plan.speed))
@@ -140,14 +147,14 @@ def best(ranked: Sequence[RunPlan], here: bool = True, allow_plain: bool = True)
     """The plan to take of those that fit: the simplest drafter that no other clearly beats. None where nothing fits.
 
     `here` leaves out what could not be loaded now, and `allow_plain` lets plain decoding be taken too. A plan whose M
-    is below that of plain decoding is never taken.
+    is below that of plain decoding is never taken, nor a drafter that takes time by costs of one busy moment.
     """
     possible = [
         plan
         for plan in ranked
         if plan.fits and (plan.candidate.here or (not here and plan.candidate.obtainable))
         if allow_plain or plan.candidate.name != "none"
-        if pays(plan, ranked)
+        if pays(plan, ranked) and (plan.steady or _complexity(plan)[0] < 2)
     ]
     if not possible:
         return None
@@ -195,7 +202,12 @@ def plain_tokens_a_second(costs: ForwardCostModel) -> float:
 
 
 def _plans_in(
-    model: Model, precision: Precision, measurements: MeasurementSource, most: int, context: int | None
+    model: Model,
+    precision: Precision,
+    measurements: MeasurementSource,
+    most: int,
+    context: int | None,
+    decoding: DecodingKind,
 ) -> Iterator[RunPlan]:
     """The plans in one precision: plain decoding first, then each drafter of which it is known what it brings."""
     dtype, quantize, backend = how = precision.dtype, precision.quantize, precision.device.backend
@@ -214,7 +226,7 @@ def _plans_in(
             if candidate.acceptance is None:
                 return None
             speed, nodes = prediction.speed(costs, candidate.acceptance, candidate.draft_seconds, most)
-        replies = known.replies.get(candidate.key) if known.costs else None
+        replies = known.replies.get(kept_as(candidate.key, decoding)) if known.costs else None
         if replies is not None:
             speed = replies.speed(costs)
         if candidate.name == "phrases" and speed >= HARMLESS * plain_speed:  # they may pay in the next text
@@ -224,7 +236,7 @@ def _plans_in(
         working += prediction.workspace(model.shape, *how, planned, nodes)
         size = loaded_bytes + beside + max(working, loading)
         measured = known.costs is not None if candidate.name == "none" else replies is not None
-        return RunPlan(precision, candidate, nodes, loaded_bytes, size, speed, measured)
+        return RunPlan(precision, candidate, nodes, loaded_bytes, size, speed, measured, steady=known.steady)
 
     form = "int8" if backend == "native" and quantize != "none" else "none"  # of the matrices of drafters
     numbers = prediction.drafter_numbers(dtype, quantize, backend)
@@ -238,6 +250,7 @@ def _plans_in(
         known.replies,
         known.layers,
         known.replays,
+        decoding,
     )
     small = _draft_model(model, precision, measurements, planned)
     every = candidates(model.card, inputs, list(model.trained), small, model.small_here)

@@ -12,6 +12,7 @@ from localspec.models.drafter_kinds import WITH_PHRASES, drafting_kinds, kind_of
 from localspec.models.model import Model, model_of
 from localspec.models.registry import TargetCard
 from localspec.policy.candidates import MOST_NODES, DrafterCandidate, drafter_bytes
+from localspec.policy.decoding_kinds import asked_kind
 from localspec.policy.drafter_spec import DrafterSpec, named_drafter
 from localspec.policy.measurements import MeasurementSource, NoMeasurements
 from localspec.policy.prediction import drafter_numbers, program
@@ -187,7 +188,8 @@ def _attempt(
             no_room = trouble
 
     def among(precisions: Sequence[Precision]) -> Attempt:
-        ranked = run_plans(model, precisions, measurements, _most_nodes(settings), settings.context)
+        kind = asked_kind(settings, model.temperature)
+        ranked = run_plans(model, precisions, measurements, _most_nodes(settings), settings.context, kind)
         if draft_device != device:
             ranked = [_with_more(plan, -plan.candidate.bytes) if plan.candidate.small else plan for plan in ranked]
         return Attempt(ranked, _eligible(ranked, drafter, settings, model, draft), draft_device, no_room=no_room)

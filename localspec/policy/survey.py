@@ -11,6 +11,7 @@ from localspec.machine.machine import Device, Machine
 from localspec.models.entries import Entry
 from localspec.models.model import Model, model_of
 from localspec.models.registry import TargetCard, known
+from localspec.policy.decoding_kinds import decoding_kind
 from localspec.policy.forms import form_bytes, original_bytes, suited_form
 from localspec.policy.measurements import MeasurementSource
 from localspec.policy.ranking import (
@@ -140,7 +141,9 @@ def recommend(
     for device in machine.devices:
         if not (open_ones := possible_precisions(model, precisions(device))):
             continue
-        ranked = run_plans(model, open_ones, measurements, AUTO_NODES)
+        ranked = run_plans(
+            model, open_ones, measurements, AUTO_NODES, decoding=decoding_kind(model.temperature, "exact")
+        )
         if (plan := best(ranked, here)) is not None:
             fitting.append((plan, ranked))
         smallest.append(min(ranked, key=lambda one: one.bytes))

@@ -16,6 +16,7 @@ from localspec.drafters.ingredients import Hyperparameters
 from localspec.drafters.ouroboros_tuning import Replay
 from localspec.engine import assemble, model_profile, recalled_measurements
 from localspec.engine.engine import Engine
+from localspec.engine.recalled_measurements import REPLY_SUMS
 from localspec.engine.reconsidering import reconsidered
 from localspec.errors import UsageMistake
 from localspec.events import Done, Reporter
@@ -160,6 +161,21 @@ def test_a_small_model_that_a_search_finds_useless_is_not_taken(measured, store,
         monkeypatch.setattr(assemble, "search", lambda *_: pytest.fail("the second process knows it"))
 
 
+def test_a_search_begins_with_the_phrases_of_earlier_sessions(measured, store, tmp_path, monkeypatch):
+    """As a reply does: else phrases would seem to bring less than they will."""
+    shutil.copytree(CARD.path, tmp_path / "pair", ignore=shutil.ignore_patterns("drafters"))
+    choice = choose(replace(CARD, path=tmp_path / "pair"), Settings(drafter="ouroboros"))
+    readers, own = [], assemble.pool_of
+    monkeypatch.setattr(assemble, "pool_of", lambda *given: readers.append(given[3]) or own(*given))
+    monkeypatch.setattr(assemble, "search", lambda build, *_: build(Hyperparameters()) and Hyperparameters())
+    monkeypatch.setattr(assemble, "replayed", lambda *_: Replay(184, 60, 120, 2.4, 66.0))
+    engine = Engine(choice, store=store)
+    assert readers and all(reader == engine.saved_phrases.read for reader in readers)
+    readers.clear()
+    Engine(choice, store=store, phrases="off", tune=True)
+    assert readers and not any(readers)
+
+
 @pytest.mark.parametrize(
     "kept", [None, 7, {}, {"bitwise": True}, {"bitwise": 1, "widest": 99, "multiple": 1, "largest": 0}]
 )
@@ -167,6 +183,19 @@ def test_nonsense_in_the_store_is_measured_anew(measured, store, monkeypatch, ke
     monkeypatch.setattr(store.measurements, "recall", lambda name, subject: kept)
     assert Engine(choice(), store=store).costs == COSTS
     assert len(measured) == 2
+
+
+def test_replies_are_kept_by_how_they_were_decoded(measured, store):
+    """A prompt's phrases pay greedily and not where tokens are drawn, so what they brought is not mixed."""
+    engine = Engine(choice(), store=store)
+    kept = []
+    for sampling in (Sampling(), Sampling(temperature=0.7, seed=1), Sampling(temperature=0.7, seed=1, rule="typical")):
+        for _ in engine.chat([{"role": "user", "content": "Who are you?"}], sampling, Limits(6)):
+            pass
+        kept.append({key: sums[0] for key, sums in engine.profile.recall(REPLY_SUMS).items()})
+    assert [*kept[0]] == ["phrases"] and [*kept[1]] == ["phrases", "phrases, sampled"]
+    assert [*kept[2]] == ["phrases", "phrases, sampled", "phrases, typical"]
+    assert kept[0]["phrases"] == kept[2]["phrases"] > 0, "the others leave it as it is"
 
 
 @pytest.mark.slow

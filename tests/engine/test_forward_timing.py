@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -86,6 +87,29 @@ def test_the_first_time_and_a_disturbed_one_do_not_count(clock: Clock) -> None:
     assert all(costs.at(n, c) == pytest.approx(flat_then_linear(n, c)) for n in ROWS for c in costs.contexts)
 
 
+def test_a_busy_moment_that_passes_costs_repetitions_and_changes_no_figure(clock: Clock) -> None:
+    """The median of all would be of the busy moment."""
+
+    def busy_at_first(rows: int, context: int, before: int) -> float:
+        return flat_then_linear(rows, context) * (4 if rows > 1 and before < 9 else 1) / 5
+
+    model = Model(clock, busy_at_first)
+    costs = measured(model)
+    assert model.calls.count((8, 256)) > 16 and costs.steady and clock.now - 100 < 3.2
+    for n in ROWS:
+        assert costs.at(n, 256) == pytest.approx(flat_then_linear(n, 256) / 5)
+
+
+def test_costs_whose_earlier_and_later_repetitions_contradict_each_other_are_not_steady(clock: Clock) -> None:
+    def slower_and_slower(rows: int, context: int, before: int) -> float:
+        return flat_then_linear(rows, context) * (1 + before / 4)
+
+    assert not measured(Model(clock, slower_and_slower)).steady
+    assert measured(Model(clock, flat_then_linear)).steady
+    huge = Model(clock, lambda rows, context, before: 2.0 * rows)
+    assert measured(huge).steady, "one repetition contradicts nothing"
+
+
 def test_more_rows_and_longer_contexts_never_cost_less(clock: Clock) -> None:
     figures = {1: 0.005, 2: 0.009, 4: 0.004, 8: 0.006, 16: 0.008, 32: 0.010, 64: 0.012}
     costs = measured(
@@ -157,7 +181,9 @@ def test_one_point_is_a_constant() -> None:
 
 
 def test_costs_go_through_json() -> None:
-    assert ForwardCosts.from_list(json.loads(json.dumps(COSTS.as_list()))) == COSTS
+    for costs in (COSTS, replace(COSTS, steady=False)):
+        assert ForwardCosts.from_list(json.loads(json.dumps(costs.as_list()))) == costs
+    assert ForwardCosts.from_list(COSTS.as_list()[:3]) == COSTS, "as earlier versions wrote them"
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """What was measured is kept by what it is valid for, under names that earlier versions used, and nothing else is believed."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from localspec.checkpoint import revision
 from localspec.engine import recalled_measurements
 from localspec.engine.measurement_cache import MeasurementCache
 from localspec.engine.recalled_measurements import (
+    COSTS,
     FADING,
     LEAST_TOKENS,
     REPLY_SUMS,
@@ -97,14 +99,25 @@ def test_what_was_kept_of_a_model_is_found_in_the_same_form_only(store: Store, c
     costs = flat(0.05)
     store.measurements.remember("costs", about(card), costs.as_list())
     store.measurements.remember(
-        "replies", about(card), {"phrases": SUMS, "s3d": [1.0, 1.0, 1.0, 1.0, 1.0], "medusa": "odd"}
+        REPLY_SUMS.name,
+        about(card),
+        {"phrases": SUMS, "phrases, sampled": SUMS, "s3d": [1.0, 1.0, 1.0, 1.0, 1.0], "medusa": "odd"},
     )
     found = known(store).of(card, "cpu", "bf16", "none")
-    assert found == ModelMeasurements(costs, {"phrases": ReplyStats(2.0, 4.0, 0.2, 0.1)})
+    said = ReplyStats(2.0, 4.0, 0.2, 0.1)
+    assert found == ModelMeasurements(costs, {"phrases": said, "phrases, sampled": said})
     assert known(store).of(card, "cpu", "bf16", "int8") == ModelMeasurements()
     assert known(store).of(card, "cpu", "fp32", "none") == ModelMeasurements()
     write_checkpoint(card.path, shapes={"a": [4, 11]})
     assert known(store).of(card, "cpu", "bf16", "none") == ModelMeasurements(), "other weights are another model"
+
+
+def test_costs_that_are_not_steady_are_known_as_that(store: Store, card: TargetCard) -> None:
+    store.measurements.remember(COSTS.when_busy.name, about(card), replace(flat(0.05), steady=False).as_list())
+    found = known(store).of(card, "cpu", "bf16", "none")
+    assert found.costs is not None and not found.steady
+    store.measurements.remember(COSTS.when_busy.name, about(card), flat(0.05).as_list())
+    assert known(store).of(card, "cpu", "bf16", "none").steady
 
 
 def test_the_form_and_context_that_are_asked_for_come_first_and_the_usual_ones_serve(
@@ -130,7 +143,7 @@ def test_of_a_model_that_is_not_here_or_damaged_nothing_is_known(store: Store, c
 
 @pytest.mark.parametrize("kept", [None, 7, "x", [], [1, 2], {"phrases": None}, {"phrases": {}}])
 def test_nonsense_in_the_store_is_nothing(store: Store, card: TargetCard, kept: object) -> None:
-    store.measurements.remember("replies", about(card), kept)
+    store.measurements.remember(REPLY_SUMS.name, about(card), kept)
     store.measurements.remember("costs", about(card), kept)
     store.measurements.remember("rates by a wide and a slim model", device_subject("cpu", "bf16", "none"), kept)
     found = known(store)
