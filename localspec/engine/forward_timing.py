@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from statistics import median_low
 from typing import Any
 
@@ -26,7 +25,7 @@ def measure_forward_costs(target: Target) -> ForwardCosts:
 
     The numbers of rows take turns, so that a busy moment slows them all alike. A context that does not fit in memory is
     left out, and so are more rows once a forward takes more than three seconds. Where the earlier and the later
-    repetitions contradict each other there are up to three times as many; if they still do, the costs are not `steady`.
+    repetitions contradict each other there are up to three times as many, and the quicker half serves.
     """
     device, smallest = target.device, target.cache(1)
     far = max(0, min(FAR, target.context - ROWS[-1]))
@@ -58,9 +57,9 @@ def measure_forward_costs(target: Target) -> ForwardCosts:
                 if timings[n, contexts[-1]][0] > PATIENCE_SECONDS:
                     del rows[rows.index(n) + 1 :]
             repetition += 1
-        if steady := all(map(_agree, timings.values())):
+        if all(map(_agree, timings.values())):
             break
-    return replace(_smoothed(rows, contexts, timings), steady=steady)
+    return _smoothed(rows, contexts, timings)
 
 
 def picks_after(target: Target, cache: Any, tokens: Sequence[int]) -> list[int]:

@@ -25,9 +25,6 @@ class Quantity(Generic[T]):
     name: str
     parse: Callable[[Any], T | None]
     to_json: Callable[[T], Any]
-    steady: Callable[[T], bool] = lambda value: (
-        True
-    )  # else it counts as of a busy moment, and only until it is asked for
 
     @property
     def when_busy(self) -> "Quantity[T]":
@@ -73,25 +70,25 @@ class MeasurementCache:
     def get_or_measure(self, quantity: Quantity[T], subject: str, what: str, measure: Callable[[int], T]) -> T:
         """What was kept, else the result of `measure`, which is given the number of idle cores and may raise anything.
 
-        What a busy moment gave is measured again as soon as the machine is idle, and what is not steady in any case.
-        `what` completes the sentence "measuring …, once".
+        What a busy moment gave is measured again as soon as the machine is idle. `what` completes the sentence
+        "measuring …, once".
         """
         found = self.recall(quantity, subject)
         if found is None:
             found = self.recall(quantity.when_busy, subject)
-            if found is not None and (not quantity.steady(found) or self.idle):
+            if found is not None and self._idle:
                 found = None
         if found is None:
             self.reporter.progress(f"measuring {what}, once")
             cores = self._idle_cores()
             found = measure(cores)
             self.measured = True
-            calm = cores == self._idle_cores() == physical_cores() and quantity.steady(found)
-            self.remember(quantity if calm else quantity.when_busy, subject, found)
+            idle = cores == self._idle_cores() == physical_cores()
+            self.remember(quantity if idle else quantity.when_busy, subject, found)
         return found
 
     @cached_property
-    def idle(self) -> bool:
+    def _idle(self) -> bool:
         """Whether other programs have left all cores idle since the cache was opened; looked at once."""
         time.sleep(max(0.0, self._opened + LOOK_SECONDS - time.monotonic()))
         return self._idle_cores() == physical_cores()

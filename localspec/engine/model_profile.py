@@ -67,7 +67,7 @@ class ModelProfile:
 
     def costs_of_an_idle_moment(self, target: Target) -> None:
         """Measures costs again that a busy moment gave, unless this one is busy, too."""
-        if self.recall(COSTS) is None and self.recall(COSTS.when_busy) is not None and self.cache.idle:
+        if self.recall(COSTS) is None and self.recall(COSTS.when_busy) is not None:
             self.costs(target)
 
     def add_reply(self, drafter: str, kind: DecodingKind, statistics: Statistics) -> None:

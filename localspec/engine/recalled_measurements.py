@@ -40,7 +40,7 @@ def _kept_layers(value: Any) -> list[KeptLayers] | None:
         return None
 
 
-COSTS = Quantity("costs", ForwardCosts.from_list, ForwardCosts.as_list, lambda costs: costs.steady)
+COSTS = Quantity("costs", ForwardCosts.from_list, ForwardCosts.as_list)
 RATES = Quantity("rates by a wide and a slim model", Rates.from_list, Rates.as_list)
 BANDWIDTH = Quantity("bandwidth", _bandwidth, float)
 LAYERS = Quantity("layers that draft", _kept_layers, lambda found: [one.as_json() for one in found])
@@ -89,7 +89,7 @@ class RecalledMeasurements:
             )
             layers = self.cache.recall(LAYERS, subject) or ()
             if (costs := self.cache.recall_either(COSTS, subject)) is not None or replies or replays or layers:
-                return ModelMeasurements(costs, replies, layers, replays, costs is None or costs.steady)
+                return ModelMeasurements(costs, replies, layers, replays)
         return ModelMeasurements()
 
     def rates(self, device: str, dtype: str, quantize: str) -> Rates | None:

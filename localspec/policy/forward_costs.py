@@ -17,14 +17,12 @@ class ForwardCostModel(Protocol):
 class ForwardCosts:
     """Seconds of one target forward, by rows (new tokens) and by the committed tokens before them.
 
-    `seconds` has a line for each of `contexts`, with a figure for each of `rows`; both ascend. They are `steady` unless
-    what was timed earlier and later contradict each other: then they are those of a moment, of other programs' mostly.
+    `seconds` has a line for each of `contexts`, with a figure for each of `rows`; both ascend.
     """
 
     rows: tuple[int, ...]
     contexts: tuple[int, ...]
     seconds: tuple[tuple[float, ...], ...]
-    steady: bool = True
 
     def at(self, rows: int, context: int) -> float:
         """Seconds of a forward of so many rows after so many tokens: linear between what was measured and beyond it.
@@ -35,15 +33,14 @@ class ForwardCosts:
 
     def as_list(self) -> list[object]:
         """Lists and numbers that `from_list` reads."""
-        return [list(self.rows), list(self.contexts), [list(line) for line in self.seconds], self.steady]
+        return [list(self.rows), list(self.contexts), [list(line) for line in self.seconds]]
 
     @classmethod
     def from_list(cls, value: Any) -> "ForwardCosts | None":
         """The costs that `as_list` wrote; None for anything else, since costs can be measured again."""
         try:
-            rows, contexts, seconds, *steady = value  # which earlier versions did not tell
-            lines = tuple(tuple(map(float, line)) for line in seconds)
-            costs = cls(tuple(map(int, rows)), tuple(map(int, contexts)), lines, steady != [False])
+            rows, contexts, seconds = value
+            costs = cls(tuple(map(int, rows)), tuple(map(int, contexts)), tuple(tuple(map(float, s)) for s in seconds))
         except (TypeError, ValueError, OverflowError):
             return None
         ascending = all(points and sorted({*points}) == [*points] for points in (costs.rows, costs.contexts))

@@ -32,15 +32,13 @@ class ReplyStats:
 class ModelMeasurements:
     """What was measured on this machine of one model in one precision: forwards, replies by drafter, its layers.
 
-    `replays` are replies that were decoded again to find out how long drafts of a small model should be. Costs that are
-    not `steady` are those of one busy moment.
+    `replays` are replies that were decoded again to find out how long drafts of a small model should be.
     """
 
     costs: ForwardCostModel | None = None
     replies: Mapping[str, ReplyStats] = field(default_factory=dict)
     layers: Sequence[KeptLayers] = ()  # that a probe found for each number of them
     replays: Mapping[str, ReplyStats] = field(default_factory=dict)
-    steady: bool = True
 
 
 class MeasurementSource(Protocol):

@@ -51,7 +51,6 @@ class RunPlan:
     speed: float  # tokens/s
     measured: bool  # whether the speed was measured here rather than predicted
     cost_effectiveness: float = 0.0  # M
-    steady: bool = True  # whether it rests on more than one busy moment
 
     @property
     def fits(self) -> bool:
@@ -147,14 +146,14 @@ def best(ranked: Sequence[RunPlan], here: bool = True, allow_plain: bool = True)
     """The plan to take of those that fit: the simplest drafter that no other clearly beats. None where nothing fits.
 
     `here` leaves out what could not be loaded now, and `allow_plain` lets plain decoding be taken too. A plan whose M
-    is below that of plain decoding is never taken, nor a drafter that takes time by costs of one busy moment.
+    is below that of plain decoding is never taken.
     """
     possible = [
         plan
         for plan in ranked
         if plan.fits and (plan.candidate.here or (not here and plan.candidate.obtainable))
         if allow_plain or plan.candidate.name != "none"
-        if pays(plan, ranked) and (plan.steady or _complexity(plan)[0] < 2)
+        if pays(plan, ranked)
     ]
     if not possible:
         return None
@@ -236,7 +235,7 @@ def _plans_in(
         working += prediction.workspace(model.shape, *how, planned, nodes)
         size = loaded_bytes + beside + max(working, loading)
         measured = known.costs is not None if candidate.name == "none" else replies is not None
-        return RunPlan(precision, candidate, nodes, loaded_bytes, size, speed, measured, steady=known.steady)
+        return RunPlan(precision, candidate, nodes, loaded_bytes, size, speed, measured)
 
     form = "int8" if backend == "native" and quantize != "none" else "none"  # of the matrices of drafters
     numbers = prediction.drafter_numbers(dtype, quantize, backend)

@@ -1,6 +1,5 @@
 """The one rule of measuring: recalled, else what a busy moment gave while it is still busy, else measured and kept."""
 
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -69,20 +68,6 @@ def test_what_a_busy_moment_gave_serves_until_the_machine_is_idle(machine: Machi
     assert [ask(store, 7)[0], ask(store, 8)[0]] == [7, 7]
     machine.cores = [physical_cores() - 1]
     assert ask(store, 9)[0] == 7, "what an idle moment gave stays"
-
-
-def test_what_is_not_steady_is_measured_again_by_the_next_even_where_the_machine_is_busy(
-    machine: Machine, store: Store
-) -> None:
-    def asked(value: int) -> int:
-        cache = MeasurementCache(store)
-        return cache.get_or_measure(replace(LENGTH, steady=lambda found: found > 5), "a table", "", lambda _: value)
-
-    assert asked(5) == 5 and store.measurements.recall("length", "a table") is None, "however idle it was"
-    machine.cores = [physical_cores() - 1]
-    assert [asked(4), asked(6), asked(7)] == [4, 6, 6]
-    machine.cores = [physical_cores()]
-    assert [asked(8), asked(9)] == [8, 8]
 
 
 @pytest.mark.parametrize("busy", [0, 1], ids=["before it", "after it"])

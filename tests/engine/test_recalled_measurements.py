@@ -1,6 +1,5 @@
 """What was measured is kept by what it is valid for, under names that earlier versions used, and nothing else is believed."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,6 @@ from localspec.checkpoint import revision
 from localspec.engine import recalled_measurements
 from localspec.engine.measurement_cache import MeasurementCache
 from localspec.engine.recalled_measurements import (
-    COSTS,
     FADING,
     LEAST_TOKENS,
     REPLY_SUMS,
@@ -110,14 +108,6 @@ def test_what_was_kept_of_a_model_is_found_in_the_same_form_only(store: Store, c
     assert known(store).of(card, "cpu", "fp32", "none") == ModelMeasurements()
     write_checkpoint(card.path, shapes={"a": [4, 11]})
     assert known(store).of(card, "cpu", "bf16", "none") == ModelMeasurements(), "other weights are another model"
-
-
-def test_costs_that_are_not_steady_are_known_as_that(store: Store, card: TargetCard) -> None:
-    store.measurements.remember(COSTS.when_busy.name, about(card), replace(flat(0.05), steady=False).as_list())
-    found = known(store).of(card, "cpu", "bf16", "none")
-    assert found.costs is not None and not found.steady
-    store.measurements.remember(COSTS.when_busy.name, about(card), flat(0.05).as_list())
-    assert known(store).of(card, "cpu", "bf16", "none").steady
 
 
 def test_the_form_and_context_that_are_asked_for_come_first_and_the_usual_ones_serve(

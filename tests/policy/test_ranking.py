@@ -176,16 +176,6 @@ def test_replies_are_worth_nothing_without_what_their_rows_cost() -> None:
     assert acceptance is not None and acceptance.origin == "as measured here", "but what was accepted is known"
 
 
-@pytest.mark.parametrize(("steady", "taken"), [(True, "medusa+phrases"), (False, "phrases")])
-def test_costs_of_one_busy_moment_take_no_drafter(steady: bool, taken: str) -> None:
-    """Beside other programs sixteen rows may seem as cheap as one."""
-    heads = trained("medusa", 10**8, 0.9, 0.8, 0.7)
-    replies = {reply_key("medusa", (heads,), None): ReplyStats(3.0, 8, 0.1), "phrases": ReplyStats(1.5, 4, 0.0)}
-    told = Told({("cuda:0", "none"): ModelMeasurements(flat(0.05), replies, steady=steady)})
-    chosen = best(run_plans(model(here=(heads,)), [PRECISION], told, 16))
-    assert chosen is not None and chosen.candidate.name == taken
-
-
 @pytest.mark.parametrize(
     ("name", "drafter"),
     [("ouroboros:small", "ouroboros"), ("draft_model:small", "draft_model"),
