@@ -116,7 +116,7 @@ class PacedStream:
     def __init__(self, stream: Any, server: Callable[[], str]) -> None:
         self._stream, self._server = stream, server
         self._waited, self._bytes = 0.0, 0
-        self._begun, self._tail = False, _BEGIN
+        self._begun, self._prelude, self._tail = False, 0, _BEGIN
 
     def read(self, *given: Any, **options: Any) -> bytes:
         """Raises LocalspecError where too little has come in `WINDOW` seconds of waiting, or no answer begins."""
@@ -137,7 +137,8 @@ class PacedStream:
         """Answers that say that another one will follow are read over by the client, however many there are."""
         seen = self._tail + content
         self._begun, self._tail = bool(_ANSWER.search(seen)), seen[-16:]
-        if not self._begun and self._bytes > LONGEST_PRELUDE:
+        self._prelude += len(content)
+        if not self._begun and self._prelude > LONGEST_PRELUDE:
             raise LocalspecError(f"{self._server()} says again and again that it will answer; try again later.")
 
     def _while_wanted(self, most: int, timeout: float | None = None) -> bytes:
@@ -158,7 +159,7 @@ class PacedStream:
     def write(self, *given: Any, **options: Any) -> None:
         """What is asked anew is waited for anew."""
         self._waited, self._bytes = 0.0, 0
-        self._begun, self._tail = False, _BEGIN
+        self._begun, self._prelude, self._tail = False, 0, _BEGIN
         self._stream.write(*given, **options)
 
     def start_tls(self, *given: Any, **options: Any) -> "PacedStream":

@@ -152,7 +152,8 @@ def test_each_question_is_waited_for_anew(monkeypatch):
 def test_what_is_slow_and_comes_is_taken(monkeypatch):
     clock = iter(range(10_000))
     monkeypatch.setattr(pace.time, "monotonic", lambda: float(next(clock)))
-    stream = pace.PacedStream(type("Slow", (), {"read": lambda *_: b"x" * 5000})(), lambda: "the server")
+    sent = b"HTTP/1.1 200 OK\r\n".ljust(5000, b"x")
+    stream = pace.PacedStream(type("Slow", (), {"read": lambda *_: sent})(), lambda: "the server")
     for _ in range(1000):
         stream.read(9999)
 
@@ -181,6 +182,14 @@ def test_words_within_a_header_begin_no_answer(monkeypatch, beginning):
     monkeypatch.setattr(pace, "LONGEST_PRELUDE", 10_000)
     with pytest.raises(LocalspecError, match="the server says again and again that it will answer"):
         _read_all(beginning * 1000)
+
+
+def test_who_says_so_without_haste_is_given_up_too(monkeypatch):
+    """Faster than what trickles, and slower than the limit in one window."""
+    clock = iter(range(10_000))
+    monkeypatch.setattr(pace.time, "monotonic", lambda: float(next(clock)))
+    with pytest.raises(LocalspecError, match="the server says again and again that it will answer"):
+        _read_all([b"HTTP/1.1 100 Continue\r\n\r\n" * 300] * 1000)
 
 
 @pytest.mark.parametrize("end", [b"\r\n", b"\n"])
