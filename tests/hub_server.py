@@ -63,6 +63,7 @@ class Hub:
     answer: Callable[[str], tuple[int, dict[str, str], bytes] | None] = lambda path: None  # instead of anything else
     token: str | None = None  # what is accepted
     gzip: bool = False  # small files are sent so, to who takes it
+    chunked: bool = False  # no answer with a file says how long it is
     elsewhere: bool = False  # large files come from another host, as from a content network
     requests: list[str] = field(default_factory=list)
     tokens: set[str | None] = field(default_factory=set)
@@ -163,6 +164,9 @@ class _Handler(BaseHTTPRequestHandler):
         if wanted := re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", "")):
             status, start = 206, int(wanted[1])
             headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
+        if hub.chunked and self.command == "GET":
+            headers["Transfer-Encoding"] = "chunked"
+            content = content[:start] + b"%x\r\n%b\r\n0\r\n\r\n" % (len(content) - start, content[start:])
         self._answer(status, headers, content[start:], large)
 
     def _json(self, value: object) -> None:
@@ -170,7 +174,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, status: int, headers: dict[str, str], body: bytes, large: bool = False) -> None:
         self.send_response(status)
-        for name, value in {"Content-Length": str(len(body)), **headers}.items():
+        length = {} if "Transfer-Encoding" in headers else {"Content-Length": str(len(body))}
+        for name, value in {**length, **headers}.items():
             self.send_header(name, value)
         self.end_headers()
         self.close_connection |= headers.get("Connection") == "close"

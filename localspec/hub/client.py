@@ -15,7 +15,8 @@ from localspec.hub.sources import Source
 from localspec.text import one_line
 
 PATIENCE = 10.0  # seconds to wait for an answer about a repository
-_LONGEST_ANSWER = 2**26  # bytes of what is said about a repository, as they are sent
+_LONGEST_ANSWER = 2**26  # bytes of what is said about a repository
+_LONGEST_REFUSAL = 2**20  # bytes of an answer that leads elsewhere or says no
 _LONGEST = 200  # characters of another library's message
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -37,26 +38,36 @@ def _session() -> Any:
     import httpx2
 
     class Bounded(httpx2.SyncByteStream):
-        """What is no file is read as a whole, into memory."""
-
-        def __init__(self, stream: Any) -> None:
-            self._stream = stream
+        def __init__(self, stream: Any, most: int) -> None:
+            self._stream, self._most = stream, most
 
         def __iter__(self) -> Iterator[bytes]:
             read = 0
             for part in self._stream:
                 read += len(part)
-                if read > _LONGEST_ANSWER:
+                if read > self._most:
                     raise LocalspecError(f"{server()} sends an answer without end; try again later.")
                 yield part
 
         def close(self) -> None:
             self._stream.close()
 
+    def bound(response: Any) -> None:
+        """Whatever is read as a whole, into memory, has an end. Only a wanted file is read piece by piece."""
+        whole, most = response.read, _LONGEST_ANSWER if response.is_success else _LONGEST_REFUSAL
+
+        def read() -> Any:
+            response.stream = Bounded(response.stream, most)
+            return whole()
+
+        response.read = read
+
     def check(response: Any) -> None:
         obey(server(), response.status_code, response.headers)
-        if response.url.path.startswith("/api/"):
-            response.stream = Bounded(response.stream)
+        if response.headers.get("content-encoding", "identity").strip().lower() != "identity":
+            # A few bytes may stand for gigabytes, or many for nothing: limits hold for what is sent as it is.
+            raise LocalspecError(f"{server()} sends compressed what was asked for as it is; try again later.")
+        bound(response)
         # The client joins these to the path of its cache as they come: a slash in them would lead out of it.
         if "x-repo-commit" in response.headers:
             for name in ("etag", "x-linked-etag", "x-repo-commit"):
@@ -67,7 +78,8 @@ def _session() -> Any:
         must_be_online(str(request.url.host))
 
     hooks: dict[str, list[Callable[..., Any]]] = {"request": [check_online], "response": [check]}
-    return pace(httpx2.Client(event_hooks=hooks, follow_redirects=True, timeout=PATIENCE), server)
+    plain = {"Accept-Encoding": "identity"}
+    return pace(httpx2.Client(headers=plain, event_hooks=hooks, follow_redirects=True, timeout=PATIENCE), server)
 
 
 def server() -> str:

@@ -13,7 +13,8 @@ WINDOW = 60.0  # seconds of waiting for one answer, in which
 LEAST_BYTES = 60 * 4096  # so many bytes of it must have come, unless it ends before
 LONGEST_WAIT, ALL_WAITS = 60.0, 180.0  # seconds that a server may ask to wait, at once and in one pull
 LONGEST_PRELUDE = 2**20  # bytes before an answer begins
-_ANSWER = re.compile(rb"HTTP/\d(?:\.\d)? [2-9]\d\d")
+_BEGIN = b"\n\n"  # an answer stands at the beginning, or behind the empty line that ends the one before
+_ANSWER = re.compile(rb"\n\r?\nHTTP/\d(?:\.\d)? [2-9]\d\d")
 LOOK = 0.25  # seconds of waiting, after which it is asked again whether anybody wants the answer
 
 
@@ -115,7 +116,7 @@ class PacedStream:
     def __init__(self, stream: Any, server: Callable[[], str]) -> None:
         self._stream, self._server = stream, server
         self._waited, self._bytes = 0.0, 0
-        self._begun, self._tail = False, b""
+        self._begun, self._prelude, self._tail = False, 0, _BEGIN
 
     def read(self, *given: Any, **options: Any) -> bytes:
         """Raises LocalspecError where too little has come in `WINDOW` seconds of waiting, or no answer begins."""
@@ -134,9 +135,10 @@ class PacedStream:
 
     def _look_for_answer(self, content: bytes) -> None:
         """Answers that say that another one will follow are read over by the client, however many there are."""
-        self._begun = bool(_ANSWER.search(self._tail + content))
-        self._tail = content[-16:]
-        if not self._begun and self._bytes > LONGEST_PRELUDE:
+        seen = self._tail + content
+        self._begun, self._tail = bool(_ANSWER.search(seen)), seen[-16:]
+        self._prelude += len(content)
+        if not self._begun and self._prelude > LONGEST_PRELUDE:
             raise LocalspecError(f"{self._server()} says again and again that it will answer; try again later.")
 
     def _while_wanted(self, most: int, timeout: float | None = None) -> bytes:
@@ -156,7 +158,8 @@ class PacedStream:
 
     def write(self, *given: Any, **options: Any) -> None:
         """What is asked anew is waited for anew."""
-        self._waited, self._bytes, self._begun = 0.0, 0, False
+        self._waited, self._bytes = 0.0, 0
+        self._begun, self._prelude, self._tail = False, 0, _BEGIN
         self._stream.write(*given, **options)
 
     def start_tls(self, *given: Any, **options: Any) -> "PacedStream":

@@ -1,8 +1,10 @@
 """A server is waited for, not for ever: what trickles is given up, and a wait that is asked for is told or refused."""
 
+import gzip
 import hashlib
 import json
 import threading
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -150,7 +152,8 @@ def test_each_question_is_waited_for_anew(monkeypatch):
 def test_what_is_slow_and_comes_is_taken(monkeypatch):
     clock = iter(range(10_000))
     monkeypatch.setattr(pace.time, "monotonic", lambda: float(next(clock)))
-    stream = pace.PacedStream(type("Slow", (), {"read": lambda *_: b"x" * 5000})(), lambda: "the server")
+    sent = b"HTTP/1.1 200 OK\r\n".ljust(5000, b"x")
+    stream = pace.PacedStream(type("Slow", (), {"read": lambda *_: sent})(), lambda: "the server")
     for _ in range(1000):
         stream.read(9999)
 
@@ -167,11 +170,97 @@ def test_a_server_that_says_for_ever_that_it_will_answer_is_given_up(hub: Hub, m
         plan([SOURCE])
 
 
+@pytest.mark.parametrize(
+    "beginning",
+    [
+        (b"HTTP/1.1 100 Continue\r\nX: HTTP/1.1 200 OK\r\n\r\n",),
+        (b"HTTP/1.1 100 HTTP/1.1 200 OK\r\n\r\n",),
+        (b"HTTP/1.1 100 Continue\r\nX: a\r\n HTTP/1.1 200 OK\r\n\r\n",),
+    ],
+)
+def test_words_within_a_header_begin_no_answer(monkeypatch, beginning):
+    monkeypatch.setattr(pace, "LONGEST_PRELUDE", 10_000)
+    with pytest.raises(LocalspecError, match="the server says again and again that it will answer"):
+        _read_all(beginning * 1000)
+
+
+def test_who_says_so_without_haste_is_given_up_too(monkeypatch):
+    """Faster than what trickles, and slower than the limit in one window."""
+    clock = iter(range(10_000))
+    monkeypatch.setattr(pace.time, "monotonic", lambda: float(next(clock)))
+    with pytest.raises(LocalspecError, match="the server says again and again that it will answer"):
+        _read_all([b"HTTP/1.1 100 Continue\r\n\r\n" * 300] * 1000)
+
+
+@pytest.mark.parametrize("end", [b"\r\n", b"\n"])
+@pytest.mark.parametrize("before", [b"", b"HTTP/1.1 103 Early Hints@Link: a@@"])
+@pytest.mark.parametrize("piece", [1, 2, 7, 1000])
+def test_an_answer_is_seen_to_begin_however_it_is_cut(monkeypatch, end, before, piece):
+    monkeypatch.setattr(pace, "LONGEST_PRELUDE", 100)
+    sent = (before + b"HTTP/1.1 200 OK@@").replace(b"@", end) + b"x" * 1000
+    _read_all([sent[at : at + piece] for at in range(0, len(sent), piece)])
+
+
+def _read_all(pieces: Iterable[bytes]) -> None:
+    """Each in a read of its own, as the answer to a second question of one connection."""
+    coming = iter([b"HTTP/1.1 200 OK\r\n\r\n", *pieces])
+    sends = {"write": lambda *_: None, "read": lambda *_, **__: next(coming, b"")}
+    stream = pace.PacedStream(type("Sends", (), sends)(), lambda: "the server")
+    stream.write(b"?")
+    stream.read(100)
+    stream.write(b"?")
+    while stream.read(100):
+        pass
+
+
 def test_an_answer_about_a_repository_that_has_no_end_is_given_up(hub: Hub, monkeypatch):
+    """Wherever the server leads for it."""
     monkeypatch.setattr("localspec.hub.client._LONGEST_ANSWER", 100_000)
-    hub.answer = lambda path: (200, {"Content-Type": "application/json"}, b" " * 5_000_000)
+    led = (302, {"Location": f"{hub.endpoint}/elsewhere"}, b"")
+    endless = (200, {"Content-Type": "application/json"}, b" " * 5_000_000)
+    for answers in ([endless], [led, endless]):
+        coming = iter(answers)
+        hub.answer = lambda path, coming=coming: next(coming)
+        with pytest.raises(LocalspecError, match="sends an answer without end; try again later"):
+            plan([SOURCE])
+
+
+@pytest.mark.parametrize("status", [302, 403, 404, 416, 500])
+@pytest.mark.parametrize("file", [False, True])
+def test_an_answer_that_leads_elsewhere_or_says_no_without_end_is_given_up(hub, tmp_path, monkeypatch, status, file):
+    found = plan([SOURCE])
+    monkeypatch.setattr("localspec.hub.client._LONGEST_REFUSAL", 100_000)
+    asked: list[str] = []
+
+    def answer(path: str) -> tuple[int, dict[str, str], bytes] | None:
+        if ("/resolve/" in path) != file or hub.requests[-1].startswith("HEAD"):
+            return None
+        asked.append(path)
+        return status, {"Location": "/elsewhere"} if status == 302 else {}, b" " * 2_000_000
+
+    hub.answer = answer
     with pytest.raises(LocalspecError, match="sends an answer without end; try again later"):
-        plan([SOURCE])
+        fetch(found, paths=Paths(tmp_path)) if file else plan([SOURCE])
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize("place", ["/api/", "config.json", "model.safetensors"])
+def test_a_compressed_answer_is_refused(hub: Hub, tmp_path, place):
+    """What it says of itself cannot be limited: it may stand for gigabytes, or for nothing for ever."""
+    found = plan([SOURCE])
+    wanted = MODEL.get(place, b"{}")
+    headers = {
+        "ETag": f'"{hashlib.sha256(wanted).hexdigest()}"',
+        "X-Repo-Commit": hub.repositories["org/name"].revisions["main"],
+        "Content-Encoding": "gzip",
+    }
+
+    def answer(path: str) -> tuple[int, dict[str, str], bytes] | None:
+        return (200, headers, gzip.compress(wanted)) if place in path else None
+
+    hub.answer = answer
+    with pytest.raises(LocalspecError, match="sends compressed what was asked for as it is"):
+        plan([SOURCE]) if place == "/api/" else fetch(found, paths=Paths(tmp_path))
 
 
 def test_a_few_words_before_the_answer_are_read_over(hub: Hub, tmp_path, monkeypatch):
