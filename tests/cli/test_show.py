@@ -76,7 +76,8 @@ def test_a_small_model_in_the_directory_drafts_or_is_passed_over_with_a_reason(t
 def test_the_demo(tmp_path):
     facts = json.loads(called(tmp_path, "show", "demo", "--json").stdout)
     assert facts["name"] == "demo" and facts["parameters"] > 1_000_000 and facts["license"] == "Apache-2.0"
-    trained, paired = ["medusa", "parallelspec", "s3d", "semi"], ["draft_model:demo-draft", "ouroboros:demo-draft"]
+    trained = ["eagle3", "medusa", "parallelspec", "s3d", "semi"]
+    paired = ["draft_model:demo-draft", "ouroboros:demo-draft"]
     assert facts["drafters"] == ["none", "phrases", "lookahead", "layers", *trained, *paired]
 
 

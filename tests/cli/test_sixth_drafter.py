@@ -151,7 +151,7 @@ def test_it_is_measured_beside_plain_decoding(home: Path) -> None:
 
 def test_it_is_shown_listed_and_chosen_where_it_pays(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert answer(home, "show", "demo", "--json")["drafters"] == [
-        "none", "phrases", "lookahead", "layers", "medusa", "parallelspec", "s3d", "semi", "toy", "draft_model:demo-draft",
+        "none", "phrases", "lookahead", "layers", "eagle3", "medusa", "parallelspec", "s3d", "semi", "toy", "draft_model:demo-draft",
         "ouroboros:demo-draft",
     ]  # fmt: skip
     assert "demo" in [model["name"] for model in answer(home, "list", "--json")]

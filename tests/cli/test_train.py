@@ -410,7 +410,7 @@ def test_what_rests_on_little_says_so_and_what_is_left_out_is_told(train, model,
     mixed.write_text("\n".join(map(json.dumps, said + texts)))
     monkeypatch.setattr("localspec.models.chat_tokenizer.ChatTokenizer.render", refuse)
     _, _, errors = train("medusa", "--steps", 1, "-o", tmp_path / "b", text=mixed)
-    assert "3 of the conversations" in errors and "left out" in errors
+    assert "3 of the texts" in errors and "left out" in errors
 
 
 def refuse(*_: object, **__: object) -> str:

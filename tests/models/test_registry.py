@@ -1,4 +1,5 @@
 import json
+import re
 import struct
 
 import pytest
@@ -214,7 +215,8 @@ def test_broken_config(model, content):
 def test_other_architectures_are_refused_by_name(model, named):
     (model / "config.json").write_text(json.dumps({"architectures": named}))
     message = refused(LocalspecError, inspect, model)
-    assert all(name in message for name in ARCHITECTURES)
+    families = {re.sub("For(CausalLM|ConditionalGeneration)$", "", name) for name in ARCHITECTURES}
+    assert all(re.search(rf"\b{name}\b", message) for name in families)
     if isinstance(named, list) and named and isinstance(named[0], str):
         assert named[0] in message
 

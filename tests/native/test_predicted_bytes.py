@@ -15,7 +15,7 @@ from localspec.models.registry import resolve
 from localspec.models.shape import Shape
 from localspec.native.target import NativeTarget
 from localspec.policy.candidates import drafter_bytes
-from localspec.policy.prediction import drafter_numbers
+from localspec.policy.prediction import CHUNK, drafter_numbers
 
 pytestmark = pytest.mark.skipif(compiled.library() is None, reason="the library is not built")
 
@@ -30,10 +30,12 @@ def test_the_demo_s_drafters_hold_what_is_predicted(packing: str, monkeypatch, t
     dtype, quantize = (packing, "none") if packing in ("bf16", "fp32") else ("bf16", packing)
     numbers = drafter_numbers(dtype, quantize, "native")
     found = trained_drafters(card)
-    assert {one.kind for one in found} == {"medusa", "parallelspec", "s3d", "semi"}
+    assert {one.kind for one in found} == {"eagle3", "medusa", "parallelspec", "s3d", "semi"}
     for one in found:
         held = load_drafter(one, target).nbytes
-        assert drafter_bytes(one, shape, dtype, numbers, 0) == held, one.kind
+        read = CHUNK * one.inner * numbers[1]  # of the target's states, while a prompt is read
+        names = 4 * (one.options["vocabulary"] if one.kind == "eagle3" else 0)  # which tokens its head stands for
+        assert drafter_bytes(one, shape, dtype, numbers, 0) == held + read + names, one.kind
 
 
 TOUCHES = """
