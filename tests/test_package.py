@@ -68,7 +68,9 @@ def test_the_wheel_holds_what_the_program_needs(wheel):
         assert b"\nLicense-Expression: Apache-2.0\n" in content.read(metadata)
     demo = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "README.md"}
     assert {f"localspec/demo/{place}{name}" for place in ("", "draft/") for name in demo} <= names
-    drafters = {f"localspec/demo/drafters/{kind}/drafter" for kind in ("medusa", "parallelspec", "s3d", "semi")}
+    drafters = {
+        f"localspec/demo/drafters/{kind}/drafter" for kind in ("eagle3", "medusa", "parallelspec", "s3d", "semi")
+    }
     assert {f"{name}{end}" for name in drafters for end in (".json", ".safetensors")} <= names
     assert (sources("localspec") | sources("localspec_tui")) - names == {NATIVE + "build.py"}
     # An installed `tui` would belong to anybody.
