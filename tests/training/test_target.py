@@ -32,7 +32,7 @@ pytestmark = pytest.mark.skipif(compiled.library() is None, reason="the library 
 Make = Callable[[str], Tiny]
 packings = pytest.mark.parametrize("packing", ["int8", "int4"])
 SPAN = 128  # inputs that share a scale in the library's activations
-FLIP = 0.1  # of a row: what follows where a number near a half is rounded up by one of the two and down by the other
+FLIP = 0.03  # of a row: what follows where a number near a half is rounded up by one of the two and down by the other
 
 
 def causal(count: int) -> torch.Tensor:
@@ -76,7 +76,7 @@ def assert_the_same_but_for_roundings(errors: np.ndarray, share: float = 0.75) -
     A row in which it never did agrees to millionths. Any real error is in every row.
     """
     assert (errors < 1e-5).mean() >= share, np.sort(errors)
-    assert errors.max() < FLIP, errors.max()
+    assert np.quantile(errors, 0.95) < FLIP and errors.max() < 3 * FLIP, np.sort(errors)  # two may meet in one row
 
 
 def assert_each_layer_agrees(native: NativeTarget, tokens: list[int]) -> None:
