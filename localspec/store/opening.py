@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import TypeAlias, TypeVar
 
 BUSY_SECONDS = 5.0
+from localspec.store.comparing import Comparison, compare
+
 BROKEN = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 
 Result = TypeVar("Result")
@@ -186,7 +188,10 @@ def _check(connection: sqlite3.Connection, probes: Sequence[str]) -> None:
     """Cheap signs of damage (a full check reads every page); a table that is missing is one of them."""
     for probe in probes:
         try:
-            connection.execute(probe).fetchall()
+            if isinstance(probe, Comparison):
+                compare(connection, probe)
+            else:
+                connection.execute(probe).fetchall()
         except sqlite3.OperationalError as error:
             if error.sqlite_errorcode == sqlite3.SQLITE_ERROR:
                 raise _Unfit("broken", f"is broken ({error})", mendable=True) from error

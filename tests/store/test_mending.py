@@ -5,6 +5,7 @@ import random
 import sqlite3
 from collections.abc import Callable
 from functools import partial
+from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from deleted_text import MARKER, index_is_whole, traces
 
 from localspec.store import store as store_module
 from localspec.store import volumes
+from localspec.store.comparing import Comparison
 from localspec.store.database import StoreTrouble
 from localspec.store.store import Store
 
@@ -235,3 +237,99 @@ def test_where_the_turns_are_damaged_too_the_file_is_set_aside_as_it_is(path: Pa
     with Store.open(path, notices.append):
         assert len(notices) == 1 and "was set aside as localspec.db.broken-1" in notices[0]
     assert path.with_name("localspec.db.broken-1").read_bytes() == content
+
+
+# -- exchanged indexes --
+
+
+TREES = (*INDEXES, *AUTOMATIC, "turn_1_by_conversation", "turn_1_not_indexed")
+FOUND_AT_WORK = [  # by what conversations are read by; what lists are read by is compared at opening alone
+    pair
+    for pair in combinations([tree for tree in TREES if tree != "conversation_by_newest"], 2)
+    if {"turn_by_conversation", "turn_1_by_conversation"} & {*pair}
+]
+
+
+def exchanged(one: str, other: str, path: Path) -> bool:
+    """Each lies in the place of the other from now on; whether that makes a difference: two empty ones are alike."""
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        roots = dict(connection.execute("SELECT name, rootpage FROM sqlite_master").fetchall())
+        size = connection.execute("PRAGMA page_size").fetchone()[0]
+    content = bytearray(path.read_bytes())
+    places = [slice((roots[name] - 1) * size, roots[name] * size) for name in (one, other)]
+    pages = [bytes(content[place]) for place in places]
+    for place, page in zip(places, reversed(pages), strict=True):
+        content[place] = page
+    path.write_bytes(content)
+    return any(any(page[3:5]) for page in pages)  # how many cells there are
+
+
+@pytest.fixture
+def with_draft(path: Path) -> Path:
+    with Store.open(path, pytest.fail) as store:
+        store.drafts.keep("typed")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "found_at_work"),
+    [(*pair, False) for pair in combinations(TREES, 2)] + [(*pair, True) for pair in FOUND_AT_WORK],
+)
+def test_indexes_that_were_exchanged_are_built_anew(
+    with_draft: Path,
+    notices: list[str],
+    one: str,
+    other: str,
+    found_at_work: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    path = with_draft
+    matters = exchanged(one, other, path)
+    if found_at_work:
+        monkeypatch.setattr(store_module, "PROBES", ())
+    with Store.open(path, notices.append) as store:
+        all_is_there(store, path)
+        assert store.measurements.recall("costs", "demo") == [1]
+        assert store.phrases.pool("demo", "hash", None) == 1
+        written(store)
+    assert notices == [notice for notice in notices if notice.endswith("from its table, and no conversation is lost.")]
+    assert len(notices) == matters
+    with Store.open(path, notices.append):
+        pass
+    assert len(notices) == matters and integrity(path) == "ok"
+
+
+def test_every_index_is_compared_with_its_table_at_opening(path: Path) -> None:
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        query = "SELECT name FROM sqlite_master WHERE type = 'index' AND name NOT GLOB 'turn_[0-9]*'"
+        names = {name for (name,) in connection.execute(query)}
+    compared = {
+        name for name in names for probe in store_module.PROBES if isinstance(probe, Comparison) and name in probe
+    }
+    assert names == compared
+
+
+@pytest.mark.parametrize("name", INDEXES + AUTOMATIC)
+def test_a_comparison_reads_a_few_pages_by_the_key_alone(path: Path, name: str) -> None:
+    [probe] = [probe for probe in store_module.PROBES if isinstance(probe, Comparison) and f"BY {name} " in probe]
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        plan = [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {probe}").fetchall()]
+    assert plan and not any("TEMP B-TREE" in step or "SCAN found" in step for step in plan)
+    assert sum(step.startswith("SEARCH found USING") for step in plan) == 4
+    assert sum(name in step for step in plan) == 4  # two rows are looked up in it, two ends of it are read
+
+
+def test_what_is_deleted_is_gone_where_an_index_hides_it(
+    path: Path, notices: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Store.open(path, notices.append) as store:
+        number, turn = store.history.say(None, f"{MARKER} prompt", model="demo", system=None)
+        store.history.write(turn, f"{MARKER} reply", "stop")
+    volume = last_volume(path)
+    assert exchanged(f"turn{volume}_by_conversation", f"turn{volume}_not_indexed", path)
+    monkeypatch.setattr(store_module, "PROBES", ())
+    with Store.open(path, notices.append) as store:
+        assert store.history.remove([number]) == 1
+        all_is_there(store, path)
+        assert traces(path) == set()
+    assert integrity(path) == "ok"
