@@ -2,6 +2,7 @@
 
 import contextlib
 import random
+import shutil
 import sqlite3
 from collections.abc import Callable
 from functools import partial
@@ -9,11 +10,11 @@ from itertools import combinations
 from pathlib import Path
 
 import pytest
-from database_files import damage_root, integrity
+from database_files import damage_root, integrity, only_readable, open_directory
 from deleted_text import MARKER, index_is_whole, traces
 
+from localspec.store import opening, volumes
 from localspec.store import store as store_module
-from localspec.store import volumes
 from localspec.store.comparing import Comparison
 from localspec.store.database import StoreTrouble
 from localspec.store.store import Store
@@ -333,3 +334,56 @@ def test_what_is_deleted_is_gone_where_an_index_hides_it(
         all_is_there(store, path)
         assert traces(path) == set()
     assert integrity(path) == "ok"
+
+
+# -- where nothing can be written --
+
+
+def nothing_was_written(folder: Path, before: dict[str, bytes]) -> bool:
+    return {file.name: file.read_bytes() for file in folder.iterdir()} == before
+
+
+@pytest.mark.parametrize("directory_too", [True, False])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        *DAMAGE.values(),
+        *(partial(overwritten, name) for name in (*INDEXES, "measurement", "volume")),
+        partial(exchanged, "sqlite_autoindex_pool_1", "turn_by_conversation"),
+        partial(overwritten, "trigram_1_data"),
+        partial(exchanged, "turn_1_by_conversation", "turn_1_not_indexed"),
+    ],
+    ids=[*DAMAGE, *INDEXES, "measurement", "volume", "exchanged", "found when searched", "found when listed"],
+)
+def test_what_is_damaged_and_can_only_be_read_is_mended_in_memory(
+    path: Path, notices: list[str], damage: Callable[[Path], None], directory_too: bool
+) -> None:
+    damage(path)
+    with open_directory() as directory:
+        path = Path(shutil.copytree(path.parent, directory / "data")) / path.name
+        with only_readable(path, directory_too):
+            before = {file.name: file.read_bytes() for file in path.parent.iterdir()}
+            with Store.open(path, notices.append) as store:
+                assert store.read_only
+                all_is_there(store, path)
+                with pytest.raises(StoreTrouble, match="can only be read"):
+                    store.history.say(None, "more", model="demo", system=None)
+            told = [notice for notice in notices if "so a copy of it in memory is what is read now: there" in notice]
+            assert len(told) == 1 and told[0].endswith("lost; the file is mended once it can be written.")
+            assert len(notices) == 2 and any("can only be read (" in notice for notice in notices)
+            assert nothing_was_written(path.parent, before) or not directory_too
+            assert path.read_bytes() == before[path.name]
+
+
+def test_what_is_too_large_for_memory_is_told_and_left_alone(
+    path: Path, notices: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(opening, "MOST_COPIED", 1000)
+    overwritten("turn_by_conversation", path)
+    with open_directory() as directory:
+        path = Path(shutil.copytree(path.parent, directory / "data")) / path.name
+        before = {file.name: file.read_bytes() for file in path.parent.iterdir()}
+        with only_readable(path, directory_too=True), Store.open(path, notices.append) as store:
+            assert store.path is None and store.history.conversations() == []
+        assert len(notices) == 1 and "cannot be used" in notices[0]
+        assert nothing_was_written(path.parent, before)
