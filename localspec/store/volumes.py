@@ -81,11 +81,13 @@ def with_room(connection: sqlite3.Connection, size: int = 1, besides: int | None
     return number
 
 
-def newest_first(connection: sqlite3.Connection, query: str, values: tuple[object, ...] = ()) -> Generator[Any]:
+def newest_first(
+    connection: sqlite3.Connection, query: str, values: tuple[object, ...] = (), by_index: bool = False
+) -> Generator[Any]:
     """The rows of a query in all volumes; it has `{volume}` in its tables' names, and orders by the turn's id, first in
     a row, from the highest on. A volume is asked when all that is newer has been taken, so mostly few are.
 
-    Raises sqlite3.DatabaseError where an index of a volume's turns is another's.
+    Where it finds turns `by_index` sqlite3.DatabaseError is raised for an index that is another's.
     """
     newest = [
         (connection.execute(f"SELECT max(id) FROM turn{suffix(number)}").fetchone()[0], number)
@@ -97,7 +99,7 @@ def newest_first(connection: sqlite3.Connection, query: str, values: tuple[objec
         while waiting or heads:
             if waiting and (not heads or waiting[-1][0] > -heads[0][0]):
                 number = waiting.pop()[1]
-                compare(connection, *comparisons_of(suffix(number)))
+                compare(connection, *(comparisons_of(suffix(number)) if by_index else ()))
                 cursor = connection.execute(query.format(volume=suffix(number)), values)
                 opened.enter_context(contextlib.closing(cursor))
             else:
