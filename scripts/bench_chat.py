@@ -5,7 +5,8 @@
 
 Every round answers the same prompt with `localspec run`, and in a chat as each of LOOKS looks at it, in a terminal of its
 own; greedily, without stored phrases, after so many `--replies` in the same conversation. Tokens/s are the engine's own,
-decoding only. Keys are typed while the model loads, and in a reply that is not timed. Linux and macOS.
+decoding only, and what the terminal itself would take to draw is not counted. Keys are typed while the model loads, and
+in a reply that is not timed. Linux and macOS.
 """
 
 import argparse
@@ -23,11 +24,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pyte
 
 from localspec.chat.conversation import saved_conversation
 from localspec.paths import Paths
-from localspec.store.conversations import Saved
+from localspec.store.conversations import Saved, Turn
 from localspec.store.store import Store
 
 COLUMNS, LINES = 120, 40
@@ -91,6 +93,19 @@ class Terminal:
         """Draws it. That takes longer than most programs need to send it."""
         self._stream.feed(data)
 
+    def skim(self, done: Callable[[], bool], seconds: float = 600) -> None:
+        """Reads what comes, and draws none of it, until `done`: a terminal takes no time from what is timed."""
+        until = time.perf_counter() + seconds
+        while not done():
+            if time.perf_counter() > until:
+                raise SystemExit("the reply never came, or never ended")
+            self.read(0.02)
+
+    def seconds_of_the_screen(self) -> float:
+        """That its first thread has computed; 0 where the system does not tell threads apart by the process's number."""
+        threads = psutil.Process(self.process.pid).threads()
+        return sum((float(one.user_time + one.system_time) for one in threads if one.id == self.process.pid), 0.0)
+
     def leave(self) -> None:
         """Ctrl+Q; what is still drawn is read, or the program would wait."""
         self.send("\x11")
@@ -105,35 +120,60 @@ def headless(command: list[str], home: Path, alike: list[str]) -> float:
     return float(json.loads(answer.stdout)["timings"]["tokens_per_second"])
 
 
-def in_the_terminal(command: list[str], home: Path, alike: list[str], keys: str) -> tuple[float, float, float]:
-    """(tokens/s, seconds to the first paint, longest wait for a key while the model loads) of `localspec chat`.
+class Kept:
+    """The conversation used last, read again only where something was written since: looking takes time, too."""
 
-    `keys` are typed when the reply has begun.
+    def __init__(self, store: Store, home: Path) -> None:
+        self._store, self._file = store, Paths(home).database
+        self._seen: tuple[int, ...] = ()
+        self._last: Saved | None = None
+
+    def last(self) -> Saved | None:
+        """None where there is none yet."""
+        files = (self._file, self._file.with_name(f"{self._file.name}-wal"))
+        seen = tuple(file.stat().st_mtime_ns for file in files if file.exists())
+        if seen != self._seen:
+            self._seen, latest = seen, self._store.history.latest()
+            self._last = None if latest is None else self._store.history.read(latest)
+        return self._last
+
+
+def in_the_terminal(command: list[str], home: Path, alike: list[str], keys: str) -> tuple[float, float]:
+    """Tokens/s of `localspec chat`, and what its screen took meanwhile, as a share of a core.
+
+    `keys` are typed when the reply has begun. Until it has ended what the program sends is read and not drawn.
     """
+    with Store.open(Paths(home).database, lambda _: None) as store:
+        kept, before = Kept(store, home), state(home)
+        terminal = Terminal([*command, "chat", PROMPT, *alike], environment(home))
+
+        def asked() -> Turn | None:
+            last = kept.last()
+            return last.turns[-1] if last is not None and (last.info.id, len(last.turns)) != before else None
+
+        terminal.skim(lambda: asked() is not None)
+        terminal.send(keys)
+        began, took = time.perf_counter(), terminal.seconds_of_the_screen()
+        terminal.skim(lambda: (turn := asked()) is not None and turn.reason is not None)
+        share = (terminal.seconds_of_the_screen() - took) / (time.perf_counter() - began)
+        terminal.leave()
+    return float(last(home).turns[-1].figures["tokens_per_second"]), share
+
+
+def typing(command: list[str], home: Path, alike: list[str]) -> tuple[float, float, float]:
+    """(seconds to the first paint, longest wait for a key while the model loads, the same while it answers)."""
     terminal, before = Terminal([*command, "chat", *alike], environment(home)), state(home)
     painted = terminal.until(lambda screen: screen.strip() != "")
-    longest = typed(terminal, 60)
+    loading = typed(terminal, 60)
     terminal.send("\x15")  # deletes the line
     terminal.until(lambda screen: "xxxx" not in screen)
     terminal.send(PROMPT + "\r")
-    terminal.until(lambda _: state(home) != before, every=0.5)
-    terminal.send(keys)
-    terminal.until(lambda _: state(home) != before and last(home).turns[-1].reason is not None, 600, every=0.5)
-    terminal.leave()
-    return float(last(home).turns[-1].figures["tokens_per_second"]), painted, longest
-
-
-def typing_in_a_reply(command: list[str], home: Path, alike: list[str]) -> float:
-    """The longest wait for a typed key while the model answers."""
-    terminal, before = Terminal([*command, "chat", *alike], environment(home)), state(home)
-    terminal.until(lambda screen: screen.strip() != "")
-    terminal.send(PROMPT + "\r")
     terminal.until(lambda _: state(home) != before and last(home).turns[-1].reply != "", 600, every=0.5)
-    longest = typed(terminal, 40)
+    answering = typed(terminal, 40)
     terminal.send("\x15")  # what was typed and not sent would be there in the next chat
     terminal.until(lambda screen: "xxxx" not in screen)
     terminal.leave()
-    return longest
+    return painted, loading, answering
 
 
 def typed(terminal: Terminal, keys: int) -> float:
@@ -195,12 +235,27 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("-m", "--model", default="demo")
     parser.add_argument("-n", "--max-tokens", type=int, default=400)
+    parser.add_argument("--drafter", default="auto")
     parser.add_argument("--replies", type=int, default=0, help="that the conversation has before")
     arguments = parser.parse_args()
-    alike = ["-m", arguments.model, "-n", str(arguments.max_tokens), "--temp", "0", "--pool", "off"]
+    alike = [
+        "-m",
+        arguments.model,
+        "--drafter",
+        arguments.drafter,
+        "-n",
+        str(arguments.max_tokens),
+        "--temp",
+        "0",
+        "--pool",
+        "off",
+    ]
     command = [sys.executable, "-m", "localspec"]
     rounds: list[dict[str, float]] = []
-    painted, loading, answering = [], [], []
+    screens: dict[str, list[float]] = {look: [] for look in LOOKS}
+    painted: list[float] = []
+    loading: list[float] = []
+    answering: list[float] = []
     with tempfile.TemporaryDirectory() as place:
         home = Path(place)
         headless(command, home, alike)  # measures what is measured once
@@ -208,15 +263,18 @@ def main() -> None:
         for _ in range(arguments.rounds):
             row = {"headless": headless(command, home, alike)}
             for look, keys in LOOKS.items():
-                row[look], paint, wait = in_the_terminal(command, home, alike, keys)
-                painted.append(paint)
-                loading.append(wait)
-            answering.append(typing_in_a_reply(command, home, alike))
+                row[look], screen = in_the_terminal(command, home, alike, keys)
+                screens[look].append(screen)
+            for figures, figure in zip((painted, loading, answering), typing(command, home, alike), strict=True):
+                figures.append(figure)
             rounds.append(row)
             print(", ".join(f"{look} {speed:.1f} tokens/s" for look, speed in row.items()), flush=True)
     for look in LOOKS:
         shares = [row[look] / row["headless"] for row in rounds]
-        print(f"{look}, of headless: median {statistics.median(shares):.3f} ({min(shares):.3f} to {max(shares):.3f})")
+        print(
+            f"{look}, of headless: median {statistics.median(shares):.3f} ({min(shares):.3f} to {max(shares):.3f}); "
+            f"the screen takes {statistics.median(screens[look]):.1%} of a core"
+        )
     print(f"first paint: median {statistics.median(painted):.3f} s")
     print(
         f"longest wait for a typed key while the model loads: {max(loading):.3f} s, while it answers: {max(answering):.3f} s"

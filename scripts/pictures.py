@@ -52,6 +52,12 @@ SCENES = {
         [("quit|Quit|keys", f"{QUESTION}\r")],
         rf"(?s){re.escape(QUESTION)}.*tokens/s",
     ),
+    "xray": Scene(
+        ["chat", "--temp", "0", "--no-log", "-n", "120", "--drafter", "eagle3"],
+        (100, 20),
+        [("quit|Quit|keys", f"{QUESTION}\r"), (r"s · \d+ tokens", "\x14"), ("token 1 of", "\t\t")],
+        "step 2 brought",
+    ),
     "race": Scene(
         ["race", QUESTION, "--temp", "0", "-n", "60", "--cast", "race.cast"],
         (100, 18),

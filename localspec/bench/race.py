@@ -40,19 +40,26 @@ class Lane:
         seen = [moment for moment in self.moments if seconds is None or moment.seconds <= seconds]
         return "".join(moment.text for moment in seen), sum(moment.tokens for moment in seen)
 
+    def decoding(self, seconds: float | None = None) -> float | None:
+        """Seconds from the first token on, as of so many since it was asked, or now; None while the prompt is read.
+
+        They end with the last token. It is these that tokens/s and × are about: both lanes read the same prompt.
+        """
+        if not self.moments or (seconds is not None and seconds < self.moments[0].seconds):
+            return None
+        first, last = self.moments[0].seconds, self.moments[-1].seconds
+        return (last if seconds is None else min(seconds, last)) - first
+
     @property
     def tokens_per_second(self) -> float:
         """Of decoding alone, from the first token on; 0 before there is a second one."""
-        if len(self.moments) < 2:
-            return 0.0
-        first, *later = self.moments
-        passed = later[-1].seconds - first.seconds
-        return sum(moment.tokens for moment in later) / passed if passed > 0 else 0.0
+        passed = self.decoding() or 0.0
+        return sum(moment.tokens for moment in self.moments[1:]) / passed if passed > 0 else 0.0
 
 
 @dataclass(frozen=True)
 class Result:
-    """How a race ended: how many times as fast the second lane was, and where their texts part, if they do."""
+    """How a race ended: how many times as fast the second lane was, from the first token on, and where texts part."""
 
     speedup: float | None
     parted: int | None  # the number of the first token that differs, from 1

@@ -14,6 +14,7 @@ from localspec.quantities import counted
 LEAST_COLUMNS, MOST_COLUMNS, AROUND = 24, 160, 10  # and lines around the text: six, and what is said at the end
 TEXT_LINES = 16  # of a reply, at most; the last ones are seen
 PAUSE = 1 / 20  # seconds between two pictures
+READING = "reading…"  # the prompt; it fits into the narrowest column
 LINGER = 2.0  # seconds that the last picture of a recording stays
 
 
@@ -59,9 +60,14 @@ def _column(lane: Lane, width: int, height: int, seconds: float | None) -> list[
         *lines,
         *[""] * (height - len(lines)),
         drawn,
-        f"{counted(tokens, 'token')}, {_seconds(passed)}"
+        _figures(tokens, lane.decoding(seconds))
         + (f", {lane.tokens_per_second:.1f} tokens/s" if over and width >= 36 else ""),
     ]
+
+
+def _figures(tokens: int, decoding: float | None) -> str:
+    """Tokens, and the seconds from the first of them on: what × compares."""
+    return READING if decoding is None else f"{counted(tokens, 'token')}, {_seconds(decoding)}"
 
 
 def _seconds(seconds: float) -> str:

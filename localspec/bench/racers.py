@@ -50,7 +50,7 @@ def racers(
 def sentences(lanes: Sequence[Lane], found: Result) -> Iterator[str]:
     """What came of it."""
     plain, fast = lanes
-    speeds = f"{fast.tokens_per_second:.1f} tokens/s, and {plain.tokens_per_second:.1f} without"
+    speeds = f"{fast.tokens_per_second:.1f} tokens/s after the first, and {plain.tokens_per_second:.1f} without"
     if found.speedup is None:
         yield "The reply is too short to tell a speed; ask for something longer."
     else:

@@ -83,6 +83,19 @@ def test_where_drafts_do_not_pay_it_is_said_in_plain_words(fast):
     assert any("do not pay here" in sentence for sentence in told) is (fast < 1)
 
 
+def test_the_seconds_shown_are_those_that_the_speedup_compares(clock):
+    lanes = [Lane("plain decoding"), Lane("with phrases")]
+    for _ in race(lanes, [stream(clock, 4.0, 1.0, 12, 1, []), stream(clock, 4.0, 2.0, 3, 4, [])]):
+        pass
+    plain, fast = lanes
+    assert (plain.decoding(), fast.decoding()) == (12.0, 6.0), "and not the 4 seconds in which both read the prompt"
+    assert result(plain, fast).speedup == plain.decoding() / fast.decoding() == 2.0
+    assert next(iter(sentences(lanes, result(*lanes)))).endswith("(2.0 tokens/s after the first, and 1.0 without)")
+    assert (plain.decoding(3.9), plain.decoding(4.0), plain.decoding(5.5)) == (None, 0.0, 1.5)
+    plain.seconds += 1.0  # what is settled at the end brings no token
+    assert plain.decoding() == plain.decoding(99.0) == 12.0 and Lane("", []).decoding() is None
+
+
 def test_a_reply_of_one_token_has_no_speedup():
     lanes = [Lane("", [Moment(1.0, "a", 1)], 1.0, said((1,))) for _ in range(2)]
     assert result(*lanes).speedup is None and lanes[0].tokens_per_second == 0.0

@@ -5,7 +5,7 @@ from reply_statistics import said
 from rich.cells import cell_len
 
 from localspec.bench.race import Lane, Moment
-from localspec.bench.race_view import PAUSE, Size, fits, frame, moments, recording, redrawn, wrapped
+from localspec.bench.race_view import PAUSE, READING, Size, fits, frame, moments, recording, redrawn, wrapped
 
 TEXT = "Once upon a time a fox met 世界 and 狐, and Donaudampfschifffahrtsgesellschaft followed.\n\nThe\tend. "
 WORDS = TEXT.split(" ")
@@ -46,10 +46,11 @@ def test_a_terminal_that_has_shrunk_meanwhile_costs_no_race(lanes):
 def test_a_picture_shows_what_was_there_at_that_time(lanes):
     size = Size(columns=80, lines=30)
     early, late = (" ".join(frame(lanes, size, "c", seconds)) for seconds in (1.5, 99.0))
-    assert "2 tokens, 1.5 s" in early and "3 tokens, 1.5 s" in early and "end." not in early
+    assert "2 tokens, 500 ms" in early and "3 tokens, 500 ms" in early and "end." not in early
+    assert " ".join(frame(lanes, size, "c", 0.9)).count(READING) == 2, "no time is shown that × does not count"
     assert f"{len(WORDS)} tokens" in late and late.count("followed.") == 2 and "tokens/s" in late
     live = [Lane("plain decoding"), Lane("with phrases", [Moment(0.25, "Hi", 1)], 0.25)]
-    assert "1 token, 250 ms" in " ".join(frame(live, size, "c"))
+    assert "1 token, 0 ms" in (drawn := " ".join(frame(live, size, "c"))) and READING in drawn
 
 
 def test_text_is_broken_between_words_and_inside_of_long_ones():

@@ -113,7 +113,9 @@ class Terminal:
 
     @property
     def text(self) -> str:
-        return "\n".join(self.screen.display)
+        # pyte's own `display` fails where the first half of a wide character has been drawn over, and the rest not yet.
+        columns, lines = range(self.screen.columns), range(self.screen.lines)
+        return "\n".join("".join(self.screen.buffer[line][column].data for column in columns) for line in lines)
 
     @property
     def words(self) -> str:

@@ -55,8 +55,7 @@ OPENED = {
     ),
     "x-ray": (
         ["ctrl+t"],
-        "tab Next step  esc Back  alt+↑ Reply before … f1 Keys",
-        "tab Next step  esc Back  alt+↑ Reply before  alt+↓ Reply after … f1 Keys",
+        *["tab Next step  esc Back  ^q Quit  f1 Keys"] * 2,
     ),
     "race": (["f9"], *["⏎ Begin  esc Back  ^q Quit  f1 Keys"] * 2),
     "sampling": (["f3"], FIELD, FIELD),
@@ -66,7 +65,6 @@ HIDDEN = {
     "conversations": ["ctrl+s Export", "f8 Delete older", "down Next", "up Previous"],
     "models": ["pgdn Page down", "pgup Page up"],
     "phrases": ["f8 Delete all"],
-    "x-ray": ["alt+down Reply after", "ctrl+q Quit"],
     "sampling": ["up Field above", "down Field below"],
 }
 

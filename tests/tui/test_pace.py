@@ -4,45 +4,46 @@ import time
 
 import pytest
 
-from localspec_tui.pace import LONGEST, SHORTEST, Pace
+from localspec_tui.pace import LONGEST, SHARE, SHORTEST, Pace
 
 
 @pytest.fixture
-def clocks(monkeypatch):
-    """clocks(spent, passed): so much processor time of this thread, in so many seconds."""
-    now = {"thread_time": 0.0, "monotonic": 0.0}
-    monkeypatch.setattr(time, "thread_time", lambda: now["thread_time"])
-    monkeypatch.setattr(time, "monotonic", lambda: now["monotonic"])
+def spend(monkeypatch):
+    """spend(seconds): so much processor time of this thread."""
+    now = {"spent": 0.0}
+    monkeypatch.setattr(time, "thread_time", lambda: now["spent"])
 
-    def forward(spent: float, passed: float) -> None:
-        now["thread_time"] += spent
-        now["monotonic"] += passed
+    def forward(spent: float) -> None:
+        now["spent"] += spent
 
     return forward
 
 
-def test_ten_times_a_second_where_it_costs_little(clocks):
+def test_ten_times_a_second_where_it_costs_little(spend):
     pace = Pace()
     for _ in range(20):
-        clocks(0.005, 0.1)
+        spend(0.9 * SHARE * SHORTEST)
         assert pace.next() == SHORTEST
 
 
-def test_half_as_often_whenever_it_costs_more_than_its_share(clocks):
+def test_as_often_as_makes_its_share_and_sooner_again_when_it_costs_less(spend):
     pace = Pace()
-    periods = []
-    for spent in (0.02, 0.01, 0.03, 0.2, 0.9):
-        clocks(spent, pace.period)
-        periods.append(pace.next())
-    assert periods == [0.2, 0.2, 0.4, LONGEST, LONGEST]
+    for seconds in (2 * SHORTEST, 4 * SHORTEST, 3 * SHORTEST):
+        spend(SHARE * seconds)
+        assert pace.next() == pytest.approx(seconds) == pace.period
+    for spent in (0.2, 0.9):
+        spend(spent)
+        assert pace.next() == LONGEST
+    spend(0.0)
+    assert pace.next() == SHORTEST
 
 
-def test_every_reply_begins_anew(clocks):
+def test_every_reply_begins_anew(spend):
     pace = Pace()
-    clocks(0.09, 0.1)
-    assert pace.next() == 0.2
-    clocks(50.0, 100.0)  # until the next prompt
+    spend(2 * SHARE * SHORTEST)
+    assert pace.next() == pytest.approx(2 * SHORTEST)
+    spend(50.0)  # until the next prompt
     pace.begin()
     assert pace.period == SHORTEST
-    clocks(0.005, 0.1)
+    spend(0.5 * SHARE * SHORTEST)
     assert pace.next() == SHORTEST

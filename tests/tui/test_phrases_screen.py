@@ -165,18 +165,34 @@ def test_where_nothing_is_kept_it_says_so(chat):
     talk.play(story, size=(60, 20))
 
 
-@pytest.mark.parametrize(
-    ("key", "sentence"),
-    [("ctrl+d", "No phrase is chosen."), ("f7", "No phrase is chosen."), ("f8", phrases.NOTHING)],
-)
-def test_a_key_that_has_nothing_to_delete_says_so(chat, key, sentence):
+def offered(talk):
+    """What of the keys for deleting."""
+    return [key for key in ("^d Delete", "f7 Delete this chat's", "f8 Delete all") if key in talk.screen_text()]
+
+
+def test_keys_that_have_nothing_to_delete_are_not_offered_and_do_nothing(chat):
     talk = chat()
 
     async def story(pilot):
         await pilot.press("f8", *"fox")
         await until(pilot, lambda: "Nothing was found." in talk.screen_text())
-        await pilot.press(key)
-        await until(pilot, lambda: sentence in talk.screen_text())
-        assert not talk.app.screen._asking.asking
+        await until(pilot, lambda: "esc Back" in talk.screen_text() and not offered(talk))
+        await pilot.press("ctrl+d", "f7", "f8")
+        assert isinstance(talk.app.screen, PhrasesScreen) and not talk.app.screen._asking.asking
 
     talk.play(story)
+
+
+def test_what_is_not_found_is_not_deleted_but_with_all(kept):
+    async def story(pilot):
+        await pilot.press("f8")
+        await opened(kept, pilot)
+        await until(pilot, lambda: len(offered(kept)) == 3)
+        await pilot.press(*"none of it")
+        await until(pilot, lambda: offered(kept) == ["f8 Delete all"])
+        await pilot.press(*["backspace"] * 10)
+        await until(pilot, lambda: len(offered(kept)) == 3)
+        await pilot.press("f8", "y")
+        await until(pilot, lambda: "Deleted 3 phrases." in kept.screen_text() and not offered(kept))
+
+    kept.play(story)

@@ -5,7 +5,7 @@ from rich.cells import cell_len
 from tui.scripted_engine import say, until
 
 from localspec.config import Settings
-from localspec_tui.widgets.status_line import cut, fitting
+from localspec_tui.widgets.status_line import cut, fitting, whole_names
 
 PARTS = ["61.3 tokens/s", "3.10 tokens/step", "phrases 71%, target 29%", "fp32"]
 
@@ -33,6 +33,24 @@ def test_nothing_is_nothing():
 @pytest.mark.parametrize("width", range(12))
 def test_wide_characters_are_cut_in_cells(width):
     assert cell_len(cut("日本語のテキスト", width)) <= width
+
+
+SAID = "If it took nothing, the text is in "
+
+
+@pytest.mark.parametrize(
+    ("path", "width", "broken"),
+    [
+        ("/home/me/copied.txt", 37, "/home/me/copied.txt"),
+        ("/home/somebody/.local/share/localspec/copied.txt", 37, "/home/somebody/.local/share/\nlocalspec/copied.txt"),
+        ("C:\\Users\\somebody\\AppData\\copied.txt", 20, "C:\\Users\\somebody\\\nAppData\\copied.txt"),
+        ("/abcdefghijkl/copied.txt is there", 10, "/\nabcdefghijkl/\ncopied.txt is there"),
+    ],
+)
+def test_a_path_is_broken_between_its_names(path, width, broken):
+    shown = whole_names(SAID + path, width)
+    assert shown == f"{SAID.strip()}{' ' if path == broken else chr(10)}{broken}"
+    assert shown.replace("\n", "").replace(" ", "") == (SAID + path).replace(" ", ""), "and nothing of it is lost"
 
 
 def test_a_title_of_hostile_text_stays_one_safe_line(chat):

@@ -196,6 +196,36 @@ def test_alt_and_arrows_go_from_reply_to_reply_and_the_focus_says_with_which_to_
     talk.play(story)
 
 
+def test_the_keys_to_other_replies_are_offered_where_there_are_some(chat):
+    gate = threading.Event()
+    talk = drafted(chat, ["Second."], [gate, "Third."])
+
+    def offered():
+        return [words for words in ("Reply before", "Reply after") if words in talk.screen_text()]
+
+    async def story(pilot):
+        await looked_at(talk, pilot, "one")
+        await until(pilot, lambda: "Next step" in talk.screen_text() and not offered())
+        await pilot.press("f1")
+        await until(pilot, lambda: "Screenful up" in talk.screen_text())
+        assert not offered()
+        await pilot.press("escape", "escape")
+        await until(pilot, lambda: isinstance(talk.app.screen, ChatScreen))
+        await looked_at(talk, pilot, "two")
+        await until(pilot, lambda: offered() == ["Reply before"])
+        await pilot.press("alt+up")
+        await until(pilot, lambda: offered() == ["Reply after"])
+        await pilot.press("escape")
+        await until(pilot, lambda: isinstance(talk.app.screen, ChatScreen))
+        await say(pilot, "three")
+        await pilot.press("alt+up", "alt+up", "ctrl+t")  # the reply to the second prompt, while the third is awaited
+        await until(pilot, lambda: "reply 2 of 2" in which(talk) and offered() == ["Reply before"])
+        gate.set()
+        await until(pilot, lambda: offered() == ["Reply before", "Reply after"])
+
+    talk.play(story, size=(120, 30))
+
+
 def test_the_reply_under_way_is_followed_until_one_looks_elsewhere(chat):
     gate, other = threading.Event(), threading.Event()
     talk = chat([*"abc", gate, *"def", other, *"ghi"])

@@ -27,8 +27,10 @@ from localspec_tui import clipboard, keymap, messages, terminal, themes
 from localspec_tui.engine_thread import EngineThread
 from localspec_tui.screens.chat import ChatScreen
 from localspec_tui.screens.palette import Palette
+from localspec_tui.widgets.status_line import whole_names
 
 TOASTS = 2  # at a time
+TOAST_COLUMNS, AROUND_TOAST = 60, 4  # of a toast, which takes half of the screen at most; of them around its text
 
 
 class ChatApp(App[None]):
@@ -170,7 +172,8 @@ class ChatApp(App[None]):
             self.post_message(messages.Copied(sentence, what))
 
     def on_copied(self, copied: messages.Copied) -> None:
-        self.notify(copied.sentence, title=copied.what, markup=False, timeout=3)
+        width = min(TOAST_COLUMNS, self.size.width // 2) - AROUND_TOAST
+        self.notify(whole_names(copied.sentence, width), title=copied.what, markup=False, timeout=3)
 
     @property
     def leaving(self) -> bool:
@@ -190,6 +193,8 @@ class ChatApp(App[None]):
     def push_screen(self, *screen: Any, **how: Any) -> Any:
         """What was told of one screen is not told of the next."""
         self.clear_notifications()
+        if self._screen_stack and (coming := self.screen._tooltip_timer) is not None:
+            coming.stop()  # Textual takes away what is shown, and not what is about to be: it would stay above the next
         return super().push_screen(*screen, **how)
 
     def pop_screen(self) -> Any:

@@ -3,11 +3,11 @@
 import time
 
 SHORTEST, LONGEST = 0.1, 0.5  # seconds
-SHARE = 0.1  # of a core: what the screen may take before it slows down
+SHARE = 0.03  # of a core: each second that the screen computes, one of the model's threads does not, and others wait
 
 
 class Pace:
-    """The seconds until the next look, by what the last ones cost this thread."""
+    """The seconds until the next look, by what the last one cost this thread."""
 
     def __init__(self) -> None:
         self.begin()
@@ -15,12 +15,11 @@ class Pace:
     def begin(self) -> None:
         """A reply begins."""
         self.period = SHORTEST
-        self._spent, self._at = time.thread_time(), time.monotonic()
+        self._spent = time.thread_time()
 
     def next(self) -> float:
-        """Doubles the period where more than its share was spent since the last call."""
-        spent, at = time.thread_time(), time.monotonic()
-        if at > self._at and (spent - self._spent) / (at - self._at) > SHARE:
-            self.period = min(self.period * 2, LONGEST)
-        self._spent, self._at = spent, at
+        """As long as makes its share of what was spent since the last call, drawing and all; as far as eyes bear it."""
+        spent = time.thread_time()
+        self.period = min(max((spent - self._spent) / SHARE, SHORTEST), LONGEST)
+        self._spent = spent
         return self.period

@@ -132,6 +132,8 @@ class _Fence(MarkdownFence):
 class ReplyMarkdown(Markdown):
     """One reply. It may grow by `append`; `update` with the whole text makes up for what only the end can tell."""
 
+    BLANK = True  # but for what it holds: else each of its lines is drawn anew behind that, whenever it grows
+
     def __init__(self, text: str = "") -> None:
         super().__init__(text, parser_factory=parser, open_links=False)
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import ClassVar
 
+from textual.actions import parse
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical, VerticalScroll
@@ -38,7 +39,8 @@ def _named(screen: Screen[object]) -> Iterator[Binding]:
     """What can be pressed now: what has the focus, the screen, and what quits, which can be at any time."""
     for owner in (screen.focused, screen):
         for one in getattr(owner, "BINDINGS", ()):
-            asked = one.action.partition("(")[0].rpartition(".")[2]
-            if isinstance(one, Binding) and one.id not in {None, DIALOG_KEYS.id} and screen.check_action(asked, ()):
-                yield one
+            if isinstance(one, Binding) and one.id not in {None, DIALOG_KEYS.id}:
+                _, action, given = parse(one.action)
+                if screen.check_action(action, given):
+                    yield one
     yield from (one for one in screen.app.BINDINGS if isinstance(one, Binding) and one.id == "app.quit")

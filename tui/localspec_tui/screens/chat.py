@@ -198,12 +198,13 @@ class ChatScreen(Steady, ChoosingScreen, ReadingScreen):
         if self._outbox.asked is None:
             return
         if self.is_seen:
-            if thoughts := self._engine.buffer.take_thoughts():
-                await self._conversation.think(thoughts)
-            if text := self._engine.buffer.take():
-                await self._conversation.grow(text)
-            if not self._stopping:
-                self._show_figures()
+            with self.app.batch_update():  # text and figures are one picture
+                if not self._stopping:
+                    self._show_figures()  # first: they are drawn when the text has been read
+                if thoughts := self._engine.buffer.take_thoughts():
+                    await self._conversation.think(thoughts)
+                if text := self._engine.buffer.take():
+                    await self._conversation.grow(text)
         self._follow_again(self._pace.next())
 
     def on_first_screen_chosen(self, chosen: FirstScreen.Chosen) -> None:

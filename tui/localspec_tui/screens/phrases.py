@@ -87,13 +87,13 @@ class PhrasesScreen(AskingScreen[None]):
             for kept, story in zip(found, stories, strict=True)
         )
         options.highlighted = 0 if found else None
-        all_of_them = sum(pool.phrases for pool in self._pools)
         room = sum(pool.bytes for pool in self._pools)
-        kept = f"{self._model}: {counted(all_of_them, 'phrase')} of past replies, {size(room)}, kept here alone"
+        kept = f"{self._model}: {counted(self._all(), 'phrase')} of past replies, {size(room)}, kept here alone"
         self._kept.update(one_line(kept))
         nothing = "Nothing was found." if words.strip() else NOTHING
         more = "Others are found by searching." if len(found) == LISTED else ""
         self._tell(sentence or (more if found else nothing))
+        self.refresh_bindings()
 
     def _find(self, words: str, left: threading.Event) -> tuple[list[KeptPhrase], list[str]]:
         """In a thread: a hundred thousand phrases take seconds."""
@@ -115,11 +115,19 @@ class PhrasesScreen(AskingScreen[None]):
         at = self._options.highlighted
         return self._found[at] if at is not None and at < len(self._found) else None
 
+    def _all(self) -> int:
+        """How many there are of this model, found or not."""
+        return sum(pool.phrases for pool in self._pools)
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Where there is nothing to delete, no key is offered for it."""
+        there = {"delete": self._highlighted(), "delete_chat": self._highlighted(), "delete_all": self._all()}
+        return bool(there.get(action, True)) and super().check_action(action, parameters)
+
     def _chosen(self) -> KeptPhrase | None:
         """The one that something is to be done with; what was told before is no longer of interest."""
-        kept = self._highlighted()
-        self._tell("" if kept else "No phrase is chosen.")
-        return kept
+        self._tell("")
+        return self._highlighted()
 
     # -- deleting -----------------------------------------------------------------------------------------------------
 
@@ -144,12 +152,8 @@ class PhrasesScreen(AskingScreen[None]):
     @work(exclusive=True, group="asking")
     async def action_delete_all(self) -> None:
         pools, forget = [pool.pool for pool in self._pools], self._store.phrases.forget
-        if count := sum(pool.phrases for pool in self._pools):
-            await self._delete(
-                f"all {counted(count, 'phrase')} of {self._model}", lambda: sum(forget(pool) for pool in pools)
-            )
-        else:
-            self._tell(NOTHING)
+        what = f"all {counted(self._all(), 'phrase')} of {self._model}"
+        await self._delete(what, lambda: sum(forget(pool) for pool in pools))
 
     async def _delete(self, what: str, forget: Callable[[], int]) -> None:
         if not await self._asking.decision(f"Delete {what} for good?"):

@@ -1,14 +1,16 @@
 """What Textual's screens forget where much happens at once: how large they are, and what is gone from them."""
 
+from itertools import chain
 from typing import Any
 
 from textual import events
-from textual.geometry import Offset
+from textual.geometry import Offset, Size
+from textual.scroll_view import ScrollView
 from textual.widget import Widget
 
 
 class Steady:
-    """For a screen: it is laid out for one size at a time, and a click on what is gone is none.
+    """For a screen: it is laid out for one size at a time and once, and a click on what is gone is none.
 
     No screen itself: Textual looks for styles and keys among the first screens that a class is made of alone.
     """
@@ -22,6 +24,24 @@ class Steady:
         if isinstance(event, events.Resize) and event.size != self.app.size:
             event = events.Resize.from_dimensions(self.app.size, None)
         await super().on_event(event)  # type: ignore[misc]
+
+    def _refresh_layout(self: Any, size: Size | None = None, scroll: bool = False) -> None:
+        """Lays out, and draws, once what has grown.
+
+        Textual takes the new size of whatever holds it for news that ask for a layout: a second one, which finds all in
+        its place, and a second picture like the first. Scrollbars that come or go do need it.
+        """
+        grown = {*self._layout_widgets, *chain.from_iterable(self._layout_widgets.values())}
+        before = [
+            (one, one.virtual_size, one.scrollbars_enabled)
+            for one in grown
+            if not (one._layout_required or one._repaint_required or isinstance(one, ScrollView))
+        ]
+        super()._refresh_layout(size, scroll)  # type: ignore[misc]
+        if self.is_current:
+            for one, virtual, bars in before:
+                if one.virtual_size != virtual and one.scrollbars_enabled == bars:
+                    one._layout_required = one._repaint_required = False
 
     def get_widget_and_offset_at(self: Any, x: int, y: int) -> tuple[Widget | None, Offset | None]:
         """What stands there. Until the next layout it may have left the screen, and Textual asks for its parent."""

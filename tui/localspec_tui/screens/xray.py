@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, cast
 
 from rich.cells import cell_len
 from textual import work
@@ -42,6 +42,7 @@ class XRayScreen(ClosesOnce, Screen[None]):
         self._traces, self._chosen = traces, chosen
         self._nothing = NOTHING_KEPT if earlier else NOTHING_YET
         self._pieces: dict[int, Pieces] = {}  # decoded so far, by the id of a trace
+        self._counted = 0  # replies
         self._pace = Pace()
         self._one_at_a_time = asyncio.Lock()
 
@@ -66,18 +67,27 @@ class XRayScreen(ClosesOnce, Screen[None]):
     def _replies(self) -> list[Trace]:
         return [trace for trace in self._traces if len(trace.tokens)]
 
-    def action_reply(self, step: int) -> None:
-        """To the reply before or after, of this session."""
+    def _beside(self, step: int) -> Trace | None:
+        """The reply before (-1) or after (1) the one that is shown, else the last one; None where there is none."""
         replies = self._replies()
         at = replies.index(self._chosen) + step if self._chosen in replies else len(replies) - 1
-        if 0 <= at < len(replies):
-            self._chosen = replies[at]
+        return replies[at] if 0 <= at < len(replies) else None
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """A key that would do nothing now is not offered."""
+        return action != "reply" or self._beside(*cast("tuple[int]", parameters)) is not None
+
+    def action_reply(self, step: int) -> None:
+        """To the reply before or after, of this session."""
+        if (beside := self._beside(step)) is not None:
+            self._chosen = beside
             self._show()
 
     @work(exclusive=True, group="show")
     async def _show(self) -> None:
         chosen = self._chosen
         self.query_one("#both").display = chosen is not None
+        self.refresh_bindings()
         if chosen is None:
             self.query_one("#which", Static).update(self._nothing)
             return
@@ -104,12 +114,17 @@ class XRayScreen(ClosesOnce, Screen[None]):
             if pieces is view.pieces:
                 view.grow()
                 self._show_counts(chosen)
+        elif chosen is not None and len(self._replies()) != self._counted:
+            self._show_counts(chosen)
         self._follow_later()
 
     # -- words --------------------------------------------------------------------------------------------------------
 
     def _show_counts(self, chosen: Trace) -> None:
         replies = self._replies()
+        if len(replies) != self._counted:  # one more came
+            self._counted = len(replies)
+            self.refresh_bindings()
         if chosen not in replies:
             self.query_one("#which", Static).update(UNTOLD if chosen.untold else NOTHING_YET)
             return

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from textual.app import ComposeResult
+from textual.geometry import Region
+from textual.strip import Strip
 from textual.widgets import Static
 
 from localspec.chat.repetition import goes_round
@@ -34,6 +36,12 @@ class ReplyView(MessageView):
         self._below = _below(source, reason, figures or {})
         self._markdown = ReplyMarkdown(source)
         self._thoughts = ThoughtView(reasoning, kept_thought(figures or {})) if reasoning else None
+
+    def render_lines(self, crop: Region) -> list[Strip]:
+        """Nothing, but for the bar of what has the focus: it would be drawn anew whenever the text grows."""
+        if self.has_focus:
+            return super().render_lines(crop)
+        return [Strip.blank(crop.width, self.visual_style.rich_style)] * crop.height
 
     def compose(self) -> ComposeResult:
         if self._thoughts is not None:

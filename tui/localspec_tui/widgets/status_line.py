@@ -1,5 +1,6 @@
 """Lines whose parts are shown as far as there is room."""
 
+import re
 from collections.abc import Sequence
 
 from rich.cells import cell_len, set_cell_size
@@ -28,6 +29,24 @@ def fitting(parts: Sequence[str], width: int) -> str:
         if cell_len(longer) <= width:
             line = longer
     return line
+
+
+def whole_names(sentence: str, width: int) -> str:
+    """A sentence to be shown in so many columns: a path that is longer is broken behind its separators alone."""
+    lines: list[str] = []
+    line = ""
+    for word in sentence.split(" "):
+        if cell_len(word) <= width:
+            line = f"{line} {word}" if line else word
+            continue
+        lines += [line] if line else []
+        line = ""
+        for name in re.findall(r"[^/\\]*[/\\]|[^/\\]+", word):
+            if line and cell_len(line + name) > width:
+                lines.append(line)
+                line = ""
+            line += name
+    return "\n".join([*lines, line])
 
 
 class WaitingLine(Widget):

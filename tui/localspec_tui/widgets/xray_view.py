@@ -69,8 +69,9 @@ class XRayLegend(Widget):
         if wrong := trace.corrections:
             parts.append((CORRECTED, f"where a draft was refused {wrong}"))
         if parts != self._parts:
+            width, before = self.content_size.width, len(self._parts) and len(self._lines(self.content_size.width))
             self._parts = parts
-            self.refresh(layout=True)
+            self.refresh(layout=len(self._lines(width)) != before)
 
     def _lines(self, width: int) -> list[list[tuple[Mark, str]]]:
         lines: list[list[tuple[Mark, str]]] = [[]]
@@ -143,7 +144,8 @@ class XRayView(ScrollView, can_focus=True):
         for piece in self.pieces.all[self._layout.pieces :]:
             self._layout.add(piece.text)
         if self.virtual_size != (size := Size(self._columns, ROWS * self._layout.height)):
-            self.virtual_size = size  # which lays out the whole screen
+            self.set_reactive(ScrollView.virtual_size, size)  # or the whole screen would be laid out
+            self._scroll_update(size)  # there is always a scrollbar
         self.refresh(Region(0, ROWS * before - self.scroll_offset.y, self.size.width, self.size.height))
         if self._follows and self.pieces.all:
             self._put_cursor(len(self.pieces.all) - 1)
