@@ -31,10 +31,15 @@ def comparison(table: str, index: str, columns: Sequence[str], key: Sequence[str
     return Comparison(f"{of_table} UNION ALL {lost(ends(indexed, names, where), plain, key)}")
 
 
+def damage(why: str) -> sqlite3.DatabaseError:
+    """What SQLite raises of a damaged file."""
+    error = sqlite3.DatabaseError(why)
+    error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+    return error
+
+
 def compare(connection: sqlite3.Connection, *comparisons: str) -> None:
     """Raises sqlite3.DatabaseError, as SQLite does of damage, where one of these queries finds something."""
     for query in comparisons:
         if connection.execute(query).fetchone() is not None:
-            error = sqlite3.DatabaseError("an index tells of other rows than its table")
-            error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
-            raise error
+            raise damage("an index tells of other rows than its table")

@@ -9,6 +9,7 @@ import sqlite3
 from collections.abc import Iterable
 
 from localspec.store import volumes
+from localspec.store.comparing import damage
 from localspec.store.history_tables import make_index, parts_of_index
 from localspec.store.opening import may_be_damage, transaction
 from localspec.store.searched_words import trigram_query
@@ -91,7 +92,26 @@ def _can_be_read(connection: sqlite3.Connection, table: str) -> bool:
         if table not in _DERIVED:
             raise
         return _if_damage(error)
+    if table not in _DERIVED and _has_lost_rows(connection, table):
+        raise damage(f"rows of {table} are out of reach")
     return True
+
+
+def _has_lost_rows(connection: sqlite3.Connection, table: str) -> bool:
+    """Whether pages do not hold together, and an index names rows that the table has not: then the table has lost them,
+    and its index is all that tells of them. One that merely stands in the place of another has whole pages.
+    """
+    with contextlib.suppress(sqlite3.DatabaseError):  # which may be too much even for the check
+        said = connection.execute(f"PRAGMA integrity_check('{table}')").fetchall()
+        if not any("***" in str(line) for (line,) in said):
+            return False
+    query = "SELECT name FROM sqlite_master WHERE tbl_name = ? AND type = 'index'"
+    for (index,) in connection.execute(query, (table,)).fetchall():
+        rows = f"SELECT rowid FROM {table} INDEXED BY {index} EXCEPT SELECT rowid FROM {table} NOT INDEXED LIMIT 1"
+        with contextlib.suppress(sqlite3.DatabaseError):  # it is of some rows alone, or cannot be read itself
+            if connection.execute(rows).fetchone():
+                return True
+    return False
 
 
 def _build_anew(connection: sqlite3.Connection, table: str, readable: bool) -> None:

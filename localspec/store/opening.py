@@ -7,9 +7,9 @@ import sqlite3
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
-from localspec.store.comparing import Comparison, compare
+from localspec.store.comparing import Comparison, compare, damage
 
 BUSY_SECONDS = 5.0
 MOST_COPIED = 2**30  # bytes of a database that is mended in memory
@@ -189,8 +189,20 @@ def open_in_memory(migrations: Sequence[Work[None]]) -> sqlite3.Connection:
     return connection
 
 
+class _Connection(sqlite3.Connection):
+    """One whose errors are always of sqlite3: of a damaged schema SQLite quotes words that are no text."""
+
+    def execute(self, *given: Any) -> sqlite3.Cursor:
+        try:
+            return super().execute(*given)
+        except UnicodeDecodeError as error:
+            raise damage("what it says of itself is no text") from error
+
+
 def _connect(place: str, uri: bool = False) -> sqlite3.Connection:
-    connection = sqlite3.connect(place, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False, uri=uri)
+    connection = sqlite3.connect(
+        place, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False, uri=uri, factory=_Connection
+    )
     connection.text_factory = _decoded
     return connection
 

@@ -203,6 +203,28 @@ def test_a_regular_expression_that_searches_without_end_is_found_by_the_trial(un
     assert len(list(unseen.iterdir())) == 1
 
 
+REPLACE = {"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "}
+
+
+@pytest.mark.parametrize(
+    ("step", "good"),
+    [
+        (REPLACE, True),
+        ({**REPLACE, "content": "  "}, False),
+        ({**REPLACE, "pattern": {"Regex": "a*[bc]"}}, False),
+    ],
+)
+def test_text_is_made_of_ids_by_steps_that_end(unseen, model, step, good):
+    """Nothing could interrupt them: the library keeps the interpreter meanwhile."""
+    decoder = {"type": "Sequence", "decoders": [step, {"type": "Fuse"}]}
+    if good:
+        assert Tokenizer.open(changed(model, decoder=decoder))
+    else:
+        with pytest.raises(LocalspecError, match="makes text of ids by an expression, or makes it longer"):
+            Tokenizer.open(changed(model, decoder=decoder))
+    assert unseen.exists() == good
+
+
 def test_a_panic_after_the_trial_is_a_sentence(unseen, model, monkeypatch):
     monkeypatch.setattr("localspec.models.tokenizer.try_out", lambda *_: None)
     with pytest.raises(LocalspecError, match="tokenizer in .*model cannot be read"):

@@ -23,6 +23,8 @@ from deleted_text import MARKER, index_is_whole, traces
 
 from localspec.store import store as store_module
 from localspec.store.database import StoreTrouble
+from localspec.store.mending import mend
+from localspec.store.opening import is_broken
 from localspec.store.store import Store
 
 REBUILT = "its search index was built anew from the conversations, and no conversation is lost."
@@ -186,3 +188,34 @@ def test_where_the_turns_are_damaged_too_the_file_is_set_aside_as_it_is(path: Pa
     with Store.open(path, notices.append):
         assert len(notices) == 1 and "was set aside as localspec.db.broken-1" in notices[0]
     assert path.with_name("localspec.db.broken-1").read_bytes() == content
+
+
+def test_where_a_table_has_lost_rows_that_its_index_names_nothing_is_built_anew(path: Path) -> None:
+    """To build the index anew would hide the turns for good, and the next deletion would overwrite them."""
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        size = connection.execute("PRAGMA page_size").fetchone()[0]
+        query = "SELECT rootpage FROM sqlite_master WHERE name = 'turn'"
+        page = bytearray(path.read_bytes()[(at := (connection.execute(query).fetchone()[0] - 1) * size) :][:size])
+    assert page[0] == 5, "the root of several pages"
+    page[3:5] = (int.from_bytes(page[3:5]) - 1).to_bytes(2)  # one of them is out of reach
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(page)
+    before = path.read_bytes()
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        with pytest.raises(sqlite3.DatabaseError, match="rows of turn are out of reach") as raised:
+            mend(connection)
+        assert is_broken(raised.value), "so the file is set aside"
+    assert path.read_bytes() == before
+
+
+def test_a_schema_that_is_no_text_is_damage(path: Path, notices: list[str]) -> None:
+    """SQLite quotes it in its errors, which Python then fails to read."""
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA writable_schema = ON")
+        wrong = "UPDATE sqlite_master SET sql = CAST(x'4352454154452054e1ff' AS TEXT) WHERE name = 'draft'"
+        connection.execute(wrong)
+        connection.commit()
+    with Store.open(path, notices.append) as store:
+        assert store.history.conversations() == []
+    assert len(notices) == 1 and "set aside as localspec.db.broken-1" in notices[0]
