@@ -3,7 +3,8 @@
     python scripts/drafter_table.py --prompts data/eval --work build/drafter_table --out docs/drafter-table.md
 
 Every drafter alone and lengthened by phrases, greedily and at temperature 0.7, with trees of 1 to 32 nodes, on the same
-prompts, taken evenly from all files of a directory. One temperature and one number of nodes after the other, each in a
+prompts, taken evenly from all files of a directory, as far as the plain reply does not go round: loops flatter all of
+them, phrases most. One temperature and one number of nodes after the other, each in a
 run of its own beside plain decoding; what is measured is kept in `--work`, so a run that was stopped goes on.
 """
 
@@ -15,15 +16,18 @@ from typing import Any
 
 from experiment import figure, kept, questions, table
 
-from localspec import config
-from localspec.bench import comparison
+from localspec import Done, Engine, Limits, config
+from localspec.bench import comparison, peers, prompts
 from localspec.checkpoint import inspect
+from localspec.config import Settings
+from localspec.decoding.going_round import until_it_goes_round
 from localspec.models import drafter_cards, registry
 from localspec.policy.selection import choose
 
 NODES, TEMPERATURES = (1, 4, 8, 16, 32), (0.0, 0.7)
 FOCUS = 16  # nodes of the table by depth
 DEPTHS = 5
+LEAST = 8  # tokens of a reply
 
 
 def measured(
@@ -37,11 +41,33 @@ def measured(
         return comparison.Row(choose(card, own), size)
 
     rows = [row("none", 0), *(row(name, nodes) for name in names)]
-    asked = questions(arguments.prompts, arguments.limit)
-    compared = comparison.Comparison(rows, asked, arguments.max_tokens)
-    arguments.work.mkdir(parents=True, exist_ok=True)
+    compared = comparison.Comparison(rows, answered(card, arguments), arguments.max_tokens)
     file = arguments.work / f"{card.name}-{nodes}-{temperature}.json"
     return dict(kept(file, lambda: comparison.bench(compared, settings, lambda _: None)))
+
+
+def answered(card: registry.TargetCard, arguments: argparse.Namespace) -> list[prompts.Prompt]:
+    """The first prompts whose greedy reply is as long as it may be, or ends by itself, and does not go round."""
+    arguments.work.mkdir(parents=True, exist_ok=True)
+
+    def found() -> list[str]:
+        engine = Engine(choose(card, config.load(flags={"temperature": 0.0, "drafter": "none"})), phrases="off")
+        sampling, most = engine.sampling(Settings(temperature=0.0)), Limits(arguments.max_tokens)
+        known: list[str] = []
+        for one in questions(arguments.prompts, None):
+            if len(engine.target.encode(peers.message(one.text))) + arguments.max_tokens > engine.target.context:
+                continue
+            *_, done = engine.chat(peers.message(one.text), sampling, most)
+            assert isinstance(done, Done)
+            ids = done.statistics.token_ids
+            if len(ids) > LEAST and until_it_goes_round(ids) == len(ids):
+                known.append(f"{one.category} {one.id}")
+            if len(known) == arguments.limit:
+                break
+        return known
+
+    chosen = {*kept(arguments.work / f"{card.name}-prompts.json", found)}
+    return [one for one in questions(arguments.prompts, None) if f"{one.category} {one.id}" in chosen]
 
 
 def section(reports: dict[int, dict[str, Any]], names: Sequence[str]) -> str:
@@ -97,8 +123,8 @@ def main() -> None:
     parts = [f"# The drafters of `{card.name}`"]
     parameters = inspect(card.path).parameters
     parts.append(
-        f"Made by `scripts/drafter_table.py`: {arguments.limit} prompts, replies of at most {arguments.max_tokens} tokens, "
-        "fixed trees. A chain of one node is plain speculative decoding."
+        f"Made by `scripts/drafter_table.py`: {arguments.limit} prompts, replies of at most {arguments.max_tokens} tokens "
+        "that do not go round, fixed trees. A chain of one node is plain speculative decoding."
     )
     parts.append(
         table(

@@ -20,6 +20,7 @@ from localspec.bench import peers, prompts
 from localspec.bench.turns import in_turns
 from localspec.decoding.budget import Budget
 from localspec.decoding.drafter import Drafter
+from localspec.decoding.going_round import until_it_goes_round
 from localspec.decoding.limits import Limits
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Session
@@ -36,7 +37,6 @@ from localspec.store.store import Store
 GREEDY = Sampling()
 NODES, DEPTHS = 16, 4
 DRAWS = 2000  # of a bootstrap
-REPEATED, PERIOD = 3, 24  # a text goes round once a part of so many tokens at most has come so often in a row
 RATES = {"medusa": 5e-3, "s3d": 3e-3, "parallelspec": 3e-3, "semi": 3e-3}  # of those that were tried, the best
 ALWAYS: dict[str, dict[str, object]] = {"parallelspec": {"drop": 0.5}}  # else its many rows take most of the time
 SMOKE = {"steps": 2, "limit": 3, "max_tokens": 12, "seeds": [0]}
@@ -118,17 +118,6 @@ def questions(place: Path, count: int | None) -> list[prompts.Prompt]:
         replace(prompt, category=file.stem) for file in files for prompt in prompts.spread(prompts.read(file), None)
     ]
     return prompts.spread(asked, count)
-
-
-def until_it_goes_round(tokens: Sequence[int]) -> int:
-    """How many tokens there are before a part that was just there comes again and again: loops flatter phrases."""
-    for end in range(len(tokens)):
-        for period in range(1, PERIOD + 1):
-            length = max(REPEATED * period, 2 * REPEATED)  # a word said three times is no loop yet
-            part = tokens[end : end + length]
-            if len(part) == length and part[period:] == part[:-period]:
-                return end + period
-    return len(tokens)
 
 
 @dataclass

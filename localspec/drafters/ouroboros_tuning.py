@@ -1,5 +1,6 @@
 """Searches Ouroboros' hyper-parameters for one pair of models on one machine (Zhao et al. 2024, appendix B)."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -122,15 +123,16 @@ class ReplayTarget:
 class SimulatedBudget(Budget):
     """Cuts drafts as in use, and adds up nodes, steps, and the seconds that both models' forwards would take."""
 
-    def __init__(self, workload: Workload, small: DraftModel) -> None:
+    def __init__(self, workload: Workload, small: DraftModel | None) -> None:
         super().__init__(workload.nodes, workload.target_costs)
         self.steps = self.drafted = 0
         self.drafting = self.verifying = 0.0
-        self._workload, self._small, self._forwards = workload, small, small.forwards.copy()
+        self._workload, self._small, self._forwards = workload, small, small.forwards.copy() if small else Counter()
 
     def observe(self, step: Step, beside: float = 0.0) -> None:
         """Observes a step as if drafting had taken what the small model's forwards cost, on a busy machine too."""
-        new, self._forwards = self._small.forwards - self._forwards, self._small.forwards.copy()
+        before, self._forwards = self._forwards, self._small.forwards.copy() if self._small else Counter()
+        new = self._forwards - before
         drafting = sum(times * self._workload.draft_costs.at(rows, CONTEXT) for rows, times in new.items())
         rows = step.tree.size if step.tree else 1
         self.steps, self.drafted = self.steps + 1, self.drafted + rows - 1
@@ -139,8 +141,8 @@ class SimulatedBudget(Budget):
         super().observe(replace(step, draft_seconds=drafting, verify_seconds=0.0))  # a replay takes no time
 
 
-def replayed(drafter: Drafter, small: DraftModel, workload: Workload) -> Replay:
-    """Returns what the workload would come to with this drafter, whose draft model is `small`."""
+def replayed(drafter: Drafter, small: DraftModel | None, workload: Workload) -> Replay:
+    """Returns what the workload would come to with this drafter, whose draft model is `small`, if it has one."""
     tokens, budgets, nodes = 0, [], workload.nodes
     for prompt, reply in workload.exchanges:
         text = [*prompt, *reply]
@@ -148,7 +150,8 @@ def replayed(drafter: Drafter, small: DraftModel, workload: Workload) -> Replay:
         cache = target.cache(len(text) + nodes + 1)
         drafter.rewind(0)
         known += prefill_step(target, cache, drafter, prompt, Sampling(), last=True).committed[-1:]
-        small.draft(Context(known, cache, 1, Sampling()))  # reads the prompt, which takes the same time for all
+        if small is not None:
+            small.draft(Context(known, cache, 1, Sampling()))  # reads the prompt, which takes the same time for all
         budgets.append(budget := SimulatedBudget(workload, small))
         while len(known) < len(text):
             cache.reserve(len(known) + nodes + 1)

@@ -7,6 +7,7 @@ from importlib import import_module
 from localspec.config import Settings
 from localspec.decoding.budget import Budget
 from localspec.decoding.drafter import Drafter
+from localspec.decoding.going_round import until_it_goes_round
 from localspec.decoding.limits import Limits
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Session
@@ -23,6 +24,7 @@ from localspec.engine.model_profile import ModelProfile
 from localspec.engine.recalled_measurements import COSTS, REPLAYS
 from localspec.errors import LocalspecError
 from localspec.models.drafter_kinds import WITH_PHRASES, kind_of, kinds
+from localspec.policy import host_time
 from localspec.policy.candidates import reply_key
 from localspec.policy.forward_costs import ForwardCosts
 from localspec.policy.host_time import StepCosts
@@ -139,6 +141,10 @@ def find_hyperparameters(
     for form in _forms(choice):  # of all, or those that nobody tried would seem better than what was
         key = reply_key(form.drafter, (), choice.draft.target if choice.draft else None)
         sums = {**sums, key: replayed(*build(found, form), workload).sums}
+    alone = replace(choice, drafter="phrases", draft=None)  # as long as it has not replied, nothing else tells of them
+    phrases = drafter_of(alone, target, pool_of(alone, target, None, reader), (), None, found)
+    without = replayed(phrases, None, workload)
+    sums["phrases"] = replace(without, drafting=without.steps * host_time.PHRASES).sums
     profile.remember(REPLAYS, sums)
     return found
 
@@ -154,7 +160,7 @@ def _forms(choice: Choice) -> list[Choice]:
 
 
 def own_replies(target: Target, asked: Sequence[str] = ASKED, budget: Budget | None = None) -> list[Exchange]:
-    """Returns the target's greedy replies to a few prompts, as far as its context has room for them."""
+    """Returns the target's greedy replies to a few prompts, as far as its context has room and until they go round."""
     said: list[Exchange] = []
     drafter = WithPhrases(Autoregressive(), PhrasePool(target.special_tokens))
     session = Session(target, drafter, budget or Budget(0))
@@ -163,5 +169,6 @@ def own_replies(target: Target, asked: Sequence[str] = ASKED, budget: Budget | N
         if len(prompt) + REPLY <= target.context:
             for _ in session.generate(prompt, Sampling(), Limits(REPLY)):
                 pass
-            said.append((prompt, session.tokens[len(prompt) :]))
+            reply = session.tokens[len(prompt) :]
+            said.append((prompt, reply[: until_it_goes_round(reply)]))
     return [(prompt, reply) for prompt, reply in said if reply]

@@ -26,6 +26,9 @@ from localspec.policy.own_layers import best_layers
 from localspec.policy.prediction import CHUNK, CONTEXT, Acceptance, Rates, cache
 
 FORESEEN = 0.85  # of what its accuracies promise a tree of a trained drafter brings: its four on the demo 0.79 to 0.92
+# Where tokens are drawn at 0.7, of what a trained drafter or a small model brings greedily: ours on the demo's forms
+# 0.43 to 0.93, on average this (docs/decisions.md).
+DRAWN_SHARE = 0.75
 MOST_NODES = 64  # of a tree
 REPLAYED = "with its own replies decoded again"
 
@@ -177,7 +180,16 @@ def _as_measured(candidate: DrafterCandidate, at: CostInputs) -> DrafterCandidat
         return candidate  # which is put together of what is known of its parts
     known = _by_replies(candidate, found, "as measured here greedily" if greedily else REPLAYED, at)
     assert known.acceptance is not None
-    return known if aware or not at.draws else replace(known, acceptance=known.acceptance.unaware())
+    if aware:
+        return _where_drawn(known, at)
+    return replace(known, acceptance=known.acceptance.unaware()) if at.draws else known
+
+
+def _where_drawn(candidate: DrafterCandidate, at: CostInputs) -> DrafterCandidate:
+    """A drafter that knows what was drawn, by what it brings greedily."""
+    if not at.draws or candidate.acceptance is None:
+        return candidate
+    return replace(candidate, acceptance=candidate.acceptance.scaled(DRAWN_SHARE))
 
 
 def _by_replies(candidate: DrafterCandidate, found: ReplyStats, origin: str, at: CostInputs) -> DrafterCandidate:
@@ -191,7 +203,7 @@ def _alone_and_with_phrases(
     alone: DrafterCandidate, phrases: DrafterCandidate, at: CostInputs
 ) -> Iterator[DrafterCandidate]:
     """A trained drafter alone, and lengthened with phrases."""
-    alone = _as_measured(alone, at)
+    alone = _as_measured(_where_drawn(alone, at), at)
     yield alone
     assert phrases.acceptance is not None
     both = alone.acceptance.beside(phrases.acceptance) if alone.acceptance else None
@@ -253,7 +265,7 @@ def _fetched(one: PublishedDrafter, at: CostInputs) -> DrafterCandidate:
 def _paired(one: PublishedDrafter, small: DraftModelEstimate, at: CostInputs, here: bool) -> DrafterCandidate:
     kind, acceptance = kind_of(one.kind), _published_acceptance(one) or (PAIR if here else None)
     if acceptance and kind.has_phrases:
-        acceptance = acceptance.beside(at.phrases)
+        acceptance = acceptance.scaled(DRAWN_SHARE if at.draws else 1.0).beside(at.phrases)
     return DrafterCandidate(
         f"{one.kind}:{small.card.name}",
         small.bytes,

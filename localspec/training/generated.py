@@ -7,11 +7,12 @@ from typing import Any
 
 from localspec.decoding.budget import Budget
 from localspec.decoding.compute import DraftableModel
+from localspec.decoding.going_round import until_it_goes_round
 from localspec.decoding.limits import Limits
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Session
 from localspec.drafters.trained import TrainedDrafter
-from localspec.events import Done
+from localspec.events import Done, Statistics
 from localspec.training.corpus import Row
 from localspec.training.prompts import held_out_prompts
 
@@ -45,21 +46,30 @@ class GeneratedText:
 def measure_generated(
     target: DraftableModel[Any], drafter: TrainedDrafter, prompts: Iterable[Sequence[int]], most: int = REPLIES
 ) -> GeneratedText | None:
-    """Lets the target answer prompts, of `most` replies at most; None where no prompt leaves room for a reply."""
+    """Lets the target answer prompts, of `most` replies at most; None where no prompt leaves room for a reply.
+
+    Replies end where they go round.
+    """
     session, began = Session(target, drafter, Budget(NODES)), time.monotonic()
     tokens = steps = replies = 0  # committed ones, the forwards for them
     for prompt in prompts:
         if len(prompt) < 2 or len(prompt) + TOKENS + NODES > target.context:
             continue
-        *_, done = session.generate(prompt, Sampling(), Limits(max_tokens=TOKENS))
-        assert isinstance(done, Done)
-        said = done.statistics
+        said = _answered(session, prompt, TOKENS)
+        if (end := max(until_it_goes_round(said.token_ids), 2)) < len(said.token_ids):  # one step at least
+            said = _answered(session, prompt, end)
         if said.steps:
             tokens, steps = tokens + round(said.acceptance_length * said.steps), steps + said.steps
             replies += 1
         if replies == most or time.monotonic() - began > SECONDS:
             break
     return GeneratedText(tokens, steps, replies) if tokens else None
+
+
+def _answered(session: Session, prompt: Sequence[int], most: int) -> Statistics:
+    *_, done = session.generate(prompt, Sampling(), Limits(max_tokens=most))
+    assert isinstance(done, Done)
+    return done.statistics
 
 
 def measured_text(

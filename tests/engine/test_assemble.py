@@ -22,6 +22,7 @@ from localspec.engine.measurement_cache import MeasurementCache
 from localspec.engine.model_profile import ModelProfile
 from localspec.events import Reporter
 from localspec.models.drafter_kinds import kinds
+from localspec.policy import host_time
 from localspec.policy.forward_costs import ForwardCosts
 from localspec.policy.selection import Choice, choose
 from localspec.store.store import Store
@@ -149,3 +150,13 @@ def test_phrases_of_a_search_hold_no_id_that_the_small_model_lacks(
         find_hyperparameters(choice, model.target, small(little, store), measured, COSTS, again=True)
     assert [pool._vocabulary for pool in pools] == [300, 300]
     assert [pool._verification for pool in pools] == [True, False]
+    sums = measured.recall(recalled_measurements.REPLAYS)
+    assert {name.partition(" of ")[0] for name in sums} >= {
+        "phrases",
+        "draft_model",
+        "draft_model+phrases",
+        "ouroboros",
+    }
+    tokens, steps, nodes, drafting, *_ = sums["phrases"]
+    assert 0 < steps <= tokens and nodes >= 0, "they are decoded again with phrases alone, too"
+    assert drafting == pytest.approx(steps * host_time.PHRASES), "for which the small model does nothing"

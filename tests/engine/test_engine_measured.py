@@ -152,7 +152,11 @@ def test_a_small_model_that_a_search_finds_useless_is_not_taken(measured, store,
     searched = []
     monkeypatch.setattr(model_profile, "measure_forward_costs", costs)
     monkeypatch.setattr(assemble, "search", lambda *_: searched.append(1) or Hyperparameters())
-    monkeypatch.setattr(assemble, "replayed", lambda *_: Replay(184, steps, 2 * steps, 0.04 * steps, 1.1 * steps))
+
+    def replayed(_, small, __):
+        return Replay(184, steps, 2 * steps, 0.04 * steps, 1.1 * steps) if small else Replay(184, 170, 340, 0.0, 187.0)
+
+    monkeypatch.setattr(assemble, "replayed", replayed)
     settings = Settings(drafter="auto", temperature=0.0)
     for _ in range(2):
         engine = Engine.open(settings, pair, store=store)

@@ -14,6 +14,7 @@ from localspec.models.drafter_cards import DrafterCard, read_drafter
 from localspec.models.model import model_of
 from localspec.models.registry import TargetCard
 from localspec.policy.candidates import (
+    DRAWN_SHARE,
     PHRASES,
     CostInputs,
     DrafterCandidate,
@@ -99,7 +100,7 @@ def test_what_was_measured_greedily_foresees_the_phrases_of_drawn_replies() -> N
 
 @pytest.mark.parametrize("kind", ["medusa", "parallelspec", "s3d", "semi"])
 def test_drafters_that_know_the_draw_bring_as_much_of_it(kind: str) -> None:
-    """On the demo, whose cards tell of greedy replies; with what phrases bring there."""
+    """Nearly: on the demo, whose cards tell of greedy replies; with what phrases bring there."""
     phrases = ReplyStats(of_table("Temperature 0.7", "phrases"), 2.0, 0.0)
     at = replace(DRAWN, replies={kept_as("phrases", "sampled"): phrases})
     brought = found(at, read_drafter(DEMO / "drafters" / kind))
@@ -131,7 +132,8 @@ def test_where_none_is_known_of_a_kind_the_other_serves_those_that_know_the_draw
     key, both = reply_key("medusa", (HEADS,), None), reply_key("medusa+phrases", (HEADS,), None)
     greedily = {key: ReplyStats(3.0, 8, 0.1), both: ReplyStats(9.0, 8, 0.1)}
     told = lengths(replace(DRAWN, replies=greedily), HEADS)
-    assert told["medusa"] == 3.0 and told["medusa+phrases"] == pytest.approx(3 + told["phrases"] - 1)
+    assert told["medusa"] == pytest.approx(1 + 2 * DRAWN_SHARE), "a part of it: the likeliest is not always drawn"
+    assert told["medusa+phrases"] == pytest.approx(told["medusa"] + told["phrases"] - 1)
     drawn = {kept_as(key, "sampled"): ReplyStats(2.5, 8, 0.1), "phrases, sampled": ReplyStats(1.1, 2, 0.0)}
     assert lengths(replace(AT, replies=drawn), HEADS)["medusa"] == 2.5
     assert found(replace(AT, replies=drawn), HEADS)["phrases"].acceptance is PHRASES
@@ -140,7 +142,8 @@ def test_where_none_is_known_of_a_kind_the_other_serves_those_that_know_the_draw
 def test_what_a_search_decoded_again_was_greedy() -> None:
     again = {reply_key(name, (), SMALL.card): ReplyStats(2.0, 4.0, 0.25) for name in ("draft_model", "ouroboros")}
     greedy, drawn = (lengths(replace(at, replays=again), pair=True) for at in (AT, DRAWN))
-    assert greedy["draft_model:small"] == greedy["ouroboros:small"] == drawn["draft_model:small"] == 2.0
+    assert greedy["draft_model:small"] == greedy["ouroboros:small"] == 2.0
+    assert drawn["draft_model:small"] == pytest.approx(1 + DRAWN_SHARE)
     assert 1 < drawn["ouroboros:small"] < 2.0, "less, and not what is published of other pairs"
 
 

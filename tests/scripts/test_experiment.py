@@ -15,7 +15,7 @@ import paper_parallelspec
 import paper_s3d
 import paper_semi
 import pytest
-from experiment import Variant, begun, by_depth, difference, kept, length, parser, until_it_goes_round
+from experiment import Variant, begun, by_depth, difference, kept, length, parser
 from tiny_models import FAMILIES, Tiny
 
 from localspec.cli.main import main
@@ -70,24 +70,6 @@ def test_seeds_that_differ_widen_an_interval() -> None:
 def test_acceptance_by_depth_counts_steps() -> None:
     replies = [{"steps": 10, "depths": [0.5, 0.2]}, {"steps": 30, "depths": [1.0]}]
     assert by_depth([replies]) == [pytest.approx(35 / 40), pytest.approx(0.2)]
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("the cat sat on the mat", "the cat sat on the mat"),
-        ("the lion and the lion and the lion and the lion and", "the lion and"),
-        ("so so so so so so so", "so"),
-        ("very very very good", "very very very good"),
-        ("a b c d a b c d", "a b c d a b c d"),
-        ("once a b a b a b a", "once a b"),
-        ("", ""),
-    ],
-)
-def test_a_text_ends_where_it_goes_round(text: str, said: str) -> None:
-    words = text.split()
-    numbers = [sorted({*words}).index(word) for word in words]
-    assert words[: until_it_goes_round(numbers)] == said.split()
 
 
 # -- what is kept ------------------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from localspec.native.target import NativeTarget
 from localspec.nn.linear import PackedLinear
 from localspec.nn.target import Target
 from localspec.policy.selection import choose
+from localspec.training import generated
 from localspec.training.corpus import Row
 from localspec.training.generated import measured_text
 from localspec.training.target import decoding_target, load_target, torch_target
@@ -211,7 +212,9 @@ def test_where_it_does_not_fit_one_is_told(tiny: Make, monkeypatch: pytest.Monke
 
 
 @packings
-def test_packed_weights_decode_in_the_library_with_the_same_drafter(tiny: Make, packing: str):
+def test_packed_weights_decode_in_the_library_with_the_same_drafter(
+    tiny: Make, packing: str, monkeypatch: pytest.MonkeyPatch
+):
     """torch would make them dense for each product of each forward."""
     choice = cpu_choice(tiny(FAMILIES[0]).path, packing)
     target = load_target(choice, Reporter())
@@ -222,6 +225,9 @@ def test_packed_weights_decode_in_the_library_with_the_same_drafter(tiny: Make, 
     found = measured_text(decoding, drafter, [Row(list(range(5, 25)), [False] * 8 + [True] * 12)])
     assert found["acceptance"]["replies"] == 1 and found["acceptance"]["length"] >= 1
     assert found["acceptance_elsewhere"]["replies"] > 20, "the prompts that ship and are held out"
+    monkeypatch.setattr(generated, "until_it_goes_round", lambda _: 4)
+    short = measured_text(decoding, drafter, [])["acceptance_elsewhere"]
+    assert 0 < short["tokens"] <= 3 * short["replies"], "a reply ends where it goes round; its first token is prefill's"
     dense = cpu_choice(tiny(FAMILIES[0]).path, "none")
     target = load_target(dense, Reporter())
     assert decoding_target(dense, target) is target
