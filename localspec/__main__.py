@@ -1,5 +1,6 @@
 """python -m localspec, and the command `localspec`"""
 
+import os
 import signal
 import sys
 
@@ -13,6 +14,9 @@ def run() -> int:
         code = main()
         if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
             signal.signal(signal.SIGINT, end_at_once)
+        encoding = sys.modules.get("localspec.models.encoding")  # most commands never encode anything
+        if encoding is not None and encoding.is_left_behind():
+            os._exit(code)  # the interpreter would take its modules away from a thread that it cannot stop
     except KeyboardInterrupt:
         end_at_once()
     return code

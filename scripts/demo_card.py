@@ -126,7 +126,8 @@ BEGAN = (  # where `--begin` went on from the model that was here before
     "chats, code and question sets (whose sources are among those credited below), learnt 4.0 M tokens of the stage below "
     "while the help had some four phrasings a question (0.97 core-hours), 6.0 M while it had fourteen (1.14 core-hours), "
     "5.5 M and 4.5 M with twice as many, of which it became the mean (0.98), 12.0 M at six tenths of the rate when readers of the "
-    "README had written theirs (1.09), and then the stage once more,"
+    "README had written theirs (1.09), 5.5 M at four tenths, of which it became the mean (0.54), 9.0 M at six tenths with twice "
+    "as many of theirs, of which it became three quarters (0.84), and then the stage once more,"
 )
 
 
@@ -161,7 +162,8 @@ def recipe(model: Any, training: dict[str, Any]) -> str:
     whole = "long" in names
     began = "Trained from nothing" if whole else BEGAN
     read = "the first pass of the long stage and on localspec's documents" if whole else "the first edition's data"
-    mean = " The weights are the mean of those before and after this stage." if training.get("mean") else ""
+    share = training.get("mean")
+    mean = f" The weights are a mean: {share:.0%} of those after this stage, else those before." if share else ""
     meant = "the long one is at a constant rate and as long as there was time, the last one brings the rate down"
     return "\n\n".join(
         [

@@ -266,12 +266,19 @@ def options() -> argparse.Namespace:
     parser.add_argument(
         "--rate", type=float, default=1.0, help="a factor on the rates: below 1 where a stage is done again"
     )
-    parser.add_argument("--mean", action="store_true", help="end with the mean of the weights before and after")
+    parser.add_argument(
+        "--mean",
+        type=float,
+        metavar="SHARE",
+        help="end with a mean of the weights: so much of those after, else before",
+    )
     parser.add_argument("--first-pass", type=int, default=0, help="where a stage is done again: other variations")
     parser.add_argument("--towards", type=Path, default=Path("localspec/demo"), help="whose draft model to train")
     parser.add_argument("--float32", action="store_true", help="no bfloat16: for processors without such arithmetic")
     parser.add_argument("--compile", action="store_true", help="torch.compile the model (needs a C++ compiler)")
     asked = parser.parse_args()
+    if asked.mean is not None and not 0 < asked.mean < 1:
+        parser.error(f"--mean {asked.mean} is no share between 0 and 1.")
     if asked.mean and not asked.begin:
         parser.error("--mean needs --begin: the weights to take the mean with.")
     asked.micro = asked.micro or MICRO.get(torch.device(asked.device).type, MICRO["cpu"])
@@ -304,14 +311,14 @@ def main() -> None:
 
 
 @torch.no_grad()
-def towards_mean(model: Phi3ForCausalLM, before: Phi3ForCausalLM) -> None:
-    """Makes each weight the mean of what it was and is.
+def towards_mean(model: Phi3ForCausalLM, before: Phi3ForCausalLM, share: float) -> None:
+    """Makes each weight the mean of what it was and, by this share, of what it is.
 
     A stage that is done again overfits; the mean of before and after keeps what both know (Wortsman et al. 2022, "Robust
     fine-tuning of zero-shot models").
     """
     for new, old in zip(model.parameters(), before.parameters(), strict=True):
-        new.copy_((new + old.to(new.device)) / 2)
+        new.copy_(share * new + (1 - share) * old.to(new.device))
 
 
 def finish(run: Run) -> None:
@@ -325,7 +332,7 @@ def finish(run: Run) -> None:
     if run.teacher:
         told |= agreement(run.model.eval(), run.teacher, run.aside())
     if run.asked.mean:
-        towards_mean(run.model, Phi3ForCausalLM.from_pretrained(run.asked.begin, dtype=torch.float32))
+        towards_mean(run.model, Phi3ForCausalLM.from_pretrained(run.asked.begin, dtype=torch.float32), run.asked.mean)
     out = run.asked.work / ("draft-model" if run.teacher else "model")
     export(run.model, run.tokenizer, out)
     (out.parent / f"{out.name}.json").write_text(json.dumps(told, indent=1) + "\n")

@@ -21,7 +21,7 @@ from localspec.engine.asked_thinking import asked_thinking
 from localspec.engine.assemble import LoadedDraftModel, drafter_of, find_hyperparameters, pool_of
 from localspec.engine.backends import Target
 from localspec.engine.device_profile import BandwidthProfiler
-from localspec.engine.fit_context import Unwanted, fit_conversation, fit_text
+from localspec.engine.fit_context import fit_conversation, fit_text
 from localspec.engine.loading import calibrated, load_draft_model, load_target, load_trained, promised_exactness
 from localspec.engine.measurement_cache import MeasurementCache
 from localspec.engine.model_profile import ModelProfile
@@ -35,6 +35,7 @@ from localspec.machine.hardware import IdleCores, devices
 from localspec.machine.machine import this_machine, torch_trouble
 from localspec.models.confinement import Stopped, confinement
 from localspec.models.drafter_kinds import kind_of
+from localspec.models.encoding import Unwanted, given_up_unless
 from localspec.models.messages import Message
 from localspec.models.model import model_of
 from localspec.models.registry import TargetCard
@@ -264,7 +265,11 @@ class Engine:
         """Goes on with a text as it is, without a chat template. Raises UsageMistake for one that is too long."""
         self.target.set_threads(self._idle_cores())
         limits, room = limits or Limits(), self._room()
-        prompt, lower = fit_text(self.target, text, limits, room)
+        try:
+            with given_up_unless(self.wanted):
+                prompt, lower = fit_text(self.target, text, limits, room)
+        except Unwanted:
+            return
         yield from self._answer(prompt, sampling, lower, dropped=0)
 
     def _answer(

@@ -6,6 +6,7 @@ from dataclasses import replace
 from localspec.decoding.limits import Limits
 from localspec.engine.backends import Target
 from localspec.errors import DoesNotFit, UsageMistake
+from localspec.models.encoding import Unwanted, given_up_unless
 from localspec.models.messages import Message
 
 LONGEST_TOKEN = 256  # characters; a text longer than a context of such tokens is refused before it is tokenized
@@ -13,10 +14,6 @@ LONGEST_TOKEN = 256  # characters; a text longer than a context of such tokens i
 
 class Overlong(UsageMistake):
     """A conversation that does not fit as a whole, where nothing of it may be left out."""
-
-
-class Unwanted(Exception):  # nothing is wrong
-    """Whoever asked has left."""
 
 
 def fit_conversation(
@@ -32,7 +29,7 @@ def fit_conversation(
     """Token ids of the conversation, how many of its oldest turns had to be left out, and the limits of the reply.
 
     `room` is how many tokens fit in memory: what is beyond it is treated like what is beyond the context. With `whole`
-    nothing is left out. `wanted` is asked each time before the chat template is rendered.
+    nothing is left out. `wanted` is asked before the chat template is rendered, and while its text is encoded.
     Raises UsageMistake for a prompt that the context has no room for, Overlong for a conversation that is to be read
     as a whole, DoesNotFit for a prompt that memory has no room for, and Unwanted.
     """
@@ -53,7 +50,8 @@ def fit_conversation(
     def read(dropped: int) -> list[int]:
         if not wanted():
             raise Unwanted
-        return target.encode([*messages[:first], *messages[first + 2 * dropped :]], think)
+        with given_up_unless(wanted):
+            return target.encode([*messages[:first], *messages[first + 2 * dropped :]], think)
 
     def fits(prompt: list[int]) -> bool:
         return len(prompt) + reply <= room

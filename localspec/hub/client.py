@@ -17,6 +17,7 @@ from localspec.text import one_line
 PATIENCE = 10.0  # seconds to wait for an answer about a repository
 _LONGEST_ANSWER = 2**26  # bytes of what is said about a repository
 _LONGEST_REFUSAL = 2**20  # bytes of an answer that leads elsewhere or says no
+_LEAST_PIECE = 64  # bytes that any piece of these counts for: it takes memory and time of its own
 _LONGEST = 200  # characters of another library's message
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -44,7 +45,7 @@ def _session() -> Any:
         def __iter__(self) -> Iterator[bytes]:
             read = 0
             for part in self._stream:
-                read += len(part)
+                read += max(len(part), _LEAST_PIECE)
                 if read > self._most:
                     raise LocalspecError(f"{server()} sends an answer without end; try again later.")
                 yield part

@@ -1,6 +1,7 @@
 """Reads a model's tokenizer from its files: text <-> token ids, and which ids are special."""
 
 import hashlib
+import os
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -10,8 +11,11 @@ from tokenizers import AddedToken, Encoding, decoders, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from localspec.errors import LocalspecError, first_line
+from localspec.models.encoding import Unwanted, patience, waited_for
 from localspec.models.tokenizer_trial import try_out
 from localspec.outside_files import parse_json, read_bytes
+
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # one text needs no threads, which complain after a fork
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -80,18 +84,34 @@ class Tokenizer:
     # -- text and ids -------------------------------------------------------------------------------------------------
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Returns the ids of a text, with the marks that the tokenizer sets around one if asked for."""
+        """Returns the ids of a text, with the marks that the tokenizer sets around one if asked for.
+
+        Raises LocalspecError for a text on which the tokenizer fails, or that it does not come to an end with, and
+        Unwanted where nobody waits for the ids any more (`given_up_unless`).
+        """
         ids: list[int] = self._encode(text, add_special_tokens).ids
         return ids
 
     def encode_with_offsets(self, text: str, add_special_tokens: bool) -> tuple[list[int], list[tuple[int, int]]]:
-        """Returns the ids of a text, and which of its characters each stands for: (first, after the last)."""
+        """Returns the ids of a text, and which of its characters each stands for: (first, after the last). Raises the
+        same."""
         encoding = self._encode(text, add_special_tokens)
         return encoding.ids, encoding.offsets
 
     def _encode(self, text: str, add_special_tokens: bool) -> Encoding:
+        def encode() -> Encoding:  # several at once: of a single text, the library keeps Python's interpreter
+            return self.backend.encode_batch([text], add_special_tokens=add_special_tokens)[0]
+
+        seconds = patience(text)
         try:
-            return self.backend.encode(text, add_special_tokens=add_special_tokens)
+            return waited_for(encode, seconds)
+        except TimeoutError:
+            raise LocalspecError(
+                f"The tokenizer in {self._path} has not read a text of {len(text)} characters in {seconds:.0f} "
+                "seconds; shorten it, or choose another model."
+            ) from None
+        except Unwanted:
+            raise
         except BaseException as error:
             raise _failed(self._path, error) from error
 

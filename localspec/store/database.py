@@ -24,6 +24,7 @@ from localspec.store.opening import (
     is_broken,
     may_be_damage,
     mended_by,
+    mended_copy,
     one_at_a_time,
     open_in_memory,
     open_readable,
@@ -113,7 +114,7 @@ class Database:
                 return cls(connection, path, notice, migrations, refill, mend)
         except (OSError, sqlite3.Error, LocalspecError) as error:
             reason = reason_of(error)
-        readable = open_readable(path, len(migrations), probes) if os.path.isfile(path) else None
+        readable = open_readable(path, len(migrations), probes, mend, notice) if os.path.isfile(path) else None
         if readable is not None:
             notice(f"{path} can only be read ({reason}), so nothing new is kept in it.")
             return cls(readable, path, notice, migrations, refill, mend, read_only=reason)
@@ -200,8 +201,14 @@ class Database:
 
     def _is_mended(self, damage: sqlite3.DatabaseError) -> bool:
         """Whether what failed may work now, since what is derived was built anew. Raises StoreTrouble."""
-        if self.path is None or self.read_only or not may_be_damage(damage):
+        if self.path is None or not may_be_damage(damage):
             return False
+        if self.read_only:
+            copy = mended_copy(self._mend, self._connection, self.path, damage, self._notice)
+            if copy is not None:
+                self._connection.close()
+                self._connection = copy
+            return copy is not None
         try:
             with one_at_a_time(self.path):
                 ours = identity(self.path) == self._identity

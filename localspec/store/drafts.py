@@ -4,6 +4,7 @@ import os
 import sqlite3
 from functools import cached_property
 
+from localspec.store.comparing import comparison
 from localspec.store.database import Database, StoreTrouble
 
 CLOCK = 2.0  # seconds by which the beginning of a process may seem to move when the clock is set
@@ -17,7 +18,10 @@ def make_drafts(connection: sqlite3.Connection) -> None:
     )
 
 
-PROBES = ("SELECT process, began, text FROM draft LIMIT 1",)
+PROBES = (
+    "SELECT process, began, text FROM draft LIMIT 1",
+    comparison("draft", "sqlite_autoindex_draft_1", ("process", "began"), ("rowid",)),
+)
 
 
 class Drafts:

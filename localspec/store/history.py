@@ -43,9 +43,9 @@ CANDIDATES = """SELECT id, conversation, prompt, reply FROM turn{volume} WHERE i
     UNION ALL SELECT id FROM turn{volume} WHERE reason IS NULL OR reply = '') ORDER BY id DESC"""
 EVERY_TURN = "SELECT id, conversation, prompt, reply FROM turn{volume} ORDER BY id DESC"
 IN_ORDER = "SELECT id, prompt, reply, reason, figures, asked FROM turn{volume} WHERE conversation = ? ORDER BY id"
-TITLED = """SELECT (SELECT max(id) FROM turn{volume} AS said WHERE said.conversation = named.conversation) AS newest,
-    conversation, title FROM about{volume} AS named
-    WHERE title IS NOT NULL AND newest IS NOT NULL ORDER BY newest DESC"""
+TITLED = """SELECT newest, named.conversation, named.title FROM about{volume} AS named
+    JOIN conversation ON conversation.id = named.conversation
+    WHERE named.title IS NOT NULL AND typeof(newest) = 'integer' ORDER BY newest DESC"""
 EVERY_PROMPT = "SELECT id, prompt, figures FROM turn{volume} ORDER BY id DESC"
 
 
@@ -237,6 +237,7 @@ class History:
             place = volumes.of_conversation(connection, conversation)
             if place is None:
                 return []
+            volumes.compare_turns(connection, place, conversation)
             return connection.execute(WHOLE.format(volume=volumes.suffix(place)), (conversation,)).fetchall()
 
         rows = self._database.at_once(find)
@@ -271,7 +272,7 @@ class History:
                             found[conversation] = Found(info, turn, excerpt(wanted[0], title, ""))
                     if (called := len(found)) >= limit:
                         break
-            with closing(volumes.newest_first(connection, query, values)) as turns:
+            with closing(volumes.newest_first(connection, query, values, bool(match))) as turns:
                 for turn, conversation, prompt, reply in turns if limit > 0 else ():
                     prompt, reply = text(prompt), text(reply)
                     if conversation not in found and all(word.search(prompt) or word.search(reply) for word in wanted):
@@ -341,6 +342,8 @@ def _info_of(connection: sqlite3.Connection, conversation: int, place: int | Non
     if place is None:
         return None
     row = connection.execute(INFO.format(volume=volumes.suffix(place)), (conversation,)).fetchone()
+    if row is not None and not row[6]:
+        volumes.compare_turns(connection, place, conversation)
     return _info(row) if row is not None and row[6] else None
 
 

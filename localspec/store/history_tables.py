@@ -1,6 +1,11 @@
 """The tables of conversations, as they were first made and with what came later; what shows that they are sound."""
 
 import sqlite3
+from functools import cache
+
+from localspec.store.comparing import Comparison, comparison
+
+_NOT_INDEXED = "reason IS NULL OR reply = ''"  # turns that the index of words leaves out
 
 
 def make_conversations(connection: sqlite3.Connection) -> None:
@@ -29,7 +34,7 @@ def make_index(connection: sqlite3.Connection, volume: str) -> None:
     connection.execute(f"CREATE INDEX {turn}_by_conversation ON {turn} (conversation)")
     # A growing reply is saved every second, and an unanswered prompt is taken back: neither is worth indexing, and
     # so few are searched without.
-    connection.execute(f"CREATE INDEX {turn}_not_indexed ON {turn} (id) WHERE reason IS NULL OR reply = ''")
+    connection.execute(f"CREATE INDEX {turn}_not_indexed ON {turn} (id) WHERE {_NOT_INDEXED}")
     connection.execute(
         f"CREATE VIEW {turn}_indexed AS SELECT id, prompt, reply FROM {turn} WHERE reason IS NOT NULL AND reply <> ''"
     )
@@ -57,6 +62,16 @@ def parts_of_index(volume: str) -> list[str]:
     turn, trigram = f"turn{volume}", f"trigram{volume}"
     ends = ("by_conversation", "not_indexed", "indexed", "in", "changes", "changed", "out")
     return [trigram, *(f"{trigram}_{end}" for end in ("data", "idx", "config")), *(f"{turn}_{end}" for end in ends)]
+
+
+@cache
+def comparisons_of(volume: str) -> tuple[Comparison, Comparison]:
+    """What finds nothing where the indexes of a volume's turns tell of the same as the turns."""
+    turn = f"turn{volume}"
+    return (
+        comparison(turn, f"{turn}_by_conversation", ("conversation",), ("id",)),
+        comparison(turn, f"{turn}_not_indexed", ("id",), ("id",), _NOT_INDEXED),
+    )
 
 
 def make_branches(connection: sqlite3.Connection) -> None:
@@ -135,4 +150,6 @@ PROBES = (
     "SELECT block FROM trigram_data ORDER BY id DESC LIMIT 1",
     "SELECT v FROM trigram_config",
     "SELECT rowid FROM trigram WHERE trigram MATCH '\"...\"' LIMIT 1",
+    comparison("conversation", "conversation_by_newest", ("newest",), ("id",)),
+    *comparisons_of(""),
 )

@@ -1,6 +1,7 @@
 """How the database's file is opened: made, migrated, checked, mended where that can be, else set aside."""
 
 import contextlib
+import math
 import os
 import sqlite3
 import stat
@@ -8,7 +9,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 
+from localspec.store.comparing import Comparison, compare
+
 BUSY_SECONDS = 5.0
+MOST_COPIED = 2**30  # bytes of a database that is mended in memory
 BROKEN = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 
 Result = TypeVar("Result")
@@ -64,8 +68,13 @@ def open_writable(
                 connection.close()
 
 
-def open_readable(path: Path, version: int, probes: Sequence[str]) -> sqlite3.Connection | None:
-    """The database at `path` where it can only be read, if it can and is of this version."""
+def open_readable(
+    path: Path, version: int, probes: Sequence[str], mend: Work[str], notice: Callable[[str], None]
+) -> sqlite3.Connection | None:
+    """The database at `path` where it can only be read, if it can and is of this version; a copy where that is mended.
+
+    `notice` is told of such a copy.
+    """
     # A database in WAL mode needs two files beside it; where they cannot be made, only `immutable` reads it.
     for option in ("mode=ro", "immutable=1"):
         try:
@@ -74,12 +83,43 @@ def open_readable(path: Path, version: int, probes: Sequence[str]) -> sqlite3.Co
             continue
         try:
             _tune(connection)
-            _check(connection, probes)
             if _version(connection) == version:
+                _check(connection, probes)
                 return connection
-        except (sqlite3.Error, _Unfit):
-            pass
+        except (sqlite3.Error, _Unfit) as error:
+            copy = mended_copy(mend, connection, path, error.__cause__ or error, notice)
+            if copy is not None:
+                connection.close()
+                return copy
         connection.close()
+    return None
+
+
+def mended_copy(
+    mend: Work[str],
+    connection: sqlite3.Connection,
+    path: Path,
+    error: BaseException,
+    notice: Callable[[str], None],
+) -> sqlite3.Connection | None:
+    """A copy in memory of what can only be read and is damaged, mended there; None where it cannot be mended."""
+    if not isinstance(error, sqlite3.Error) or not may_be_damage(error):
+        return None
+    copy = _connect(":memory:")
+    try:
+        size = math.prod(connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "page_size"))
+        if size <= MOST_COPIED:
+            connection.backup(copy)
+            _tune(copy)
+            if anew := mend(copy):
+                notice(
+                    f"{path} is damaged ({error}) and can only be read, so a copy of it in memory is what is read now: "
+                    f"there {anew}; the file is mended once it can be written."
+                )
+                return copy
+    except sqlite3.Error:  # what else is damaged, or is not there, costs the file as before
+        pass
+    copy.close()
     return None
 
 
@@ -186,7 +226,10 @@ def _check(connection: sqlite3.Connection, probes: Sequence[str]) -> None:
     """Cheap signs of damage (a full check reads every page); a table that is missing is one of them."""
     for probe in probes:
         try:
-            connection.execute(probe).fetchall()
+            if isinstance(probe, Comparison):
+                compare(connection, probe)
+            else:
+                connection.execute(probe).fetchall()
         except sqlite3.OperationalError as error:
             if error.sqlite_errorcode == sqlite3.SQLITE_ERROR:
                 raise _Unfit("broken", f"is broken ({error})", mendable=True) from error

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from localspec.store.comparing import comparison
 from localspec.store.database import Database, StoreTrouble
 from localspec.store.values import count, moment, text
 
@@ -105,6 +106,8 @@ PROBES = (
     "SELECT id FROM pool WHERE model = '' AND tokenizer = ''",
     "SELECT key, before, after, uses, used FROM phrase LIMIT 1",
     "SELECT used FROM phrase INDEXED BY phrase_by_use WHERE pool = 1 ORDER BY used DESC LIMIT 1",
+    comparison("pool", "sqlite_autoindex_pool_1", ("model", "tokenizer"), ("id",)),
+    comparison("phrase", "phrase_by_use", ("pool", "used"), ("pool", "key", "before", "after")),
 )
 PROBE_OF_ORIGIN = "SELECT served, conversation FROM phrase LIMIT 1"
 

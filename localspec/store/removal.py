@@ -13,6 +13,7 @@ from localspec.store.shrinking import shrink
 
 PAUSE = 0.11  # seconds between transactions: who waits for the file looks every 0.1 s whether it is free
 
+AT_ONCE = 10_000  # conversations that a volume is searched for in one pass
 ROOM = 6 * volumes.LIMIT  # bytes that the log may take: a volume with its index, and what pushes it out of memory
 
 # What is said where it takes long.
@@ -104,7 +105,7 @@ def remove_strays(database: Database) -> int:
 def _strays(connection: sqlite3.Connection, place: int) -> list[str]:
     """Which rows of this volume belong to no conversation, and which conversations have no turn in it."""
     volume = volumes.suffix(place)
-    turns = f"SELECT conversation FROM turn{volume}"
+    turns = f"SELECT conversation FROM turn{volume} NOT INDEXED"  # an index might hide some
     there = f"SELECT id FROM conversation WHERE volume = {place} AND id IN ({turns})"
     return [
         f"turn{volume} WHERE conversation NOT IN ({there})",
@@ -165,9 +166,12 @@ def _delete(connection: sqlite3.Connection, place: int, conversations: Sequence[
     if connection.execute("SELECT id FROM conversation WHERE volume = ? LIMIT 1", (place,)).fetchone() is None:
         volumes.empty(connection, place)
     else:
-        ids = [(conversation,) for conversation in conversations]
-        for table in ("turn", "about"):
-            connection.executemany(f"DELETE FROM {table}{volumes.suffix(place)} WHERE conversation = ?", ids)
+        volume = volumes.suffix(place)
+        connection.executemany(f"DELETE FROM about{volume} WHERE conversation = ?", ((one,) for one in conversations))
+        for start in range(0, len(conversations), AT_ONCE):
+            chosen = ", ".join(map(str, conversations[start : start + AT_ONCE]))
+            # All turns are looked at: what an index hides is deleted, too.
+            connection.execute(f"DELETE FROM turn{volume} NOT INDEXED WHERE conversation IN ({chosen})")
     # Until its pages are clean and the log is empty, which may be after this process.
     connection.execute("INSERT INTO unclean (volume) VALUES (?)", (place,))
     return removed

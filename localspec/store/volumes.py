@@ -11,7 +11,8 @@ import sqlite3
 from collections.abc import Generator, Iterator
 from typing import Any
 
-from localspec.store.history_tables import make_volume
+from localspec.store.comparing import compare
+from localspec.store.history_tables import comparisons_of, make_volume
 
 LIMIT = 8 * 2**20  # bytes of text, after which another volume is begun
 ONE_BY_ONE = 2 * LIMIT  # more than that is not held in memory to be written anew
@@ -19,6 +20,9 @@ MOVED_AT_ONCE = LIMIT // 2  # bytes, in one transaction
 
 _IS_THERE = """typeof(volume) = 'integer'
     AND EXISTS (SELECT 1 FROM pragma_table_info(iif(volume = 0, 'turn', 'turn_' || volume)))"""
+_HIDDEN = """SELECT 1 FROM conversation AS owner JOIN turn{volume} AS said NOT INDEXED ON said.id = owner.newest
+    WHERE owner.id = {id} AND said.conversation = owner.id AND NOT EXISTS (SELECT 1 FROM turn{volume} AS found
+    INDEXED BY turn{volume}_by_conversation WHERE found.conversation = owner.id AND found.id = owner.newest)"""
 SIZE = "length(CAST(prompt AS BLOB)) + length(CAST(reply AS BLOB)) + length(figures) + length(CAST(reasoning AS BLOB))"
 
 
@@ -52,6 +56,11 @@ def of_turn(connection: sqlite3.Connection, turn: int) -> int | None:
     return None
 
 
+def compare_turns(connection: sqlite3.Connection, number: int, conversation: int) -> None:
+    """Raises sqlite3.DatabaseError where an index hides the newest turn of a conversation, or others of its volume."""
+    compare(connection, _HIDDEN.format(volume=suffix(number), id=conversation), *comparisons_of(suffix(number)))
+
+
 def new_turn_id(connection: sqlite3.Connection) -> int:
     """One that no turn has had, in any volume."""
     # The counter that SQLite keeps for the first volume counts for all.
@@ -72,9 +81,14 @@ def with_room(connection: sqlite3.Connection, size: int = 1, besides: int | None
     return number
 
 
-def newest_first(connection: sqlite3.Connection, query: str, values: tuple[object, ...] = ()) -> Generator[Any]:
+def newest_first(
+    connection: sqlite3.Connection, query: str, values: tuple[object, ...] = (), by_index: bool = False
+) -> Generator[Any]:
     """The rows of a query in all volumes; it has `{volume}` in its tables' names, and orders by the turn's id, first in
-    a row, from the highest on. A volume is asked when all that is newer has been taken, so mostly few are."""
+    a row, from the highest on. A volume is asked when all that is newer has been taken, so mostly few are.
+
+    Where it finds turns `by_index` sqlite3.DatabaseError is raised for an index that is another's.
+    """
     newest = [
         (connection.execute(f"SELECT max(id) FROM turn{suffix(number)}").fetchone()[0], number)
         for number in every(connection)
@@ -85,6 +99,7 @@ def newest_first(connection: sqlite3.Connection, query: str, values: tuple[objec
         while waiting or heads:
             if waiting and (not heads or waiting[-1][0] > -heads[0][0]):
                 number = waiting.pop()[1]
+                compare(connection, *(comparisons_of(suffix(number)) if by_index else ()))
                 cursor = connection.execute(query.format(volume=suffix(number)), values)
                 opened.enter_context(contextlib.closing(cursor))
             else:
@@ -167,6 +182,7 @@ def _move(connection: sqlite3.Connection, number: int) -> bool:
     found = connection.execute("SELECT id FROM conversation WHERE volume = ? ORDER BY id", (number,)).fetchall()
     with _without_triggers(connection, source):  # its part of the index goes as a whole in the end
         for (conversation,) in found:
+            compare_turns(connection, number, conversation)  # what is not seen here would go with the volume
             size = _size(connection, suffix(number), "WHERE conversation = ?", (conversation,))
             target = with_room(connection, size, besides=number)
             into = f"INSERT INTO turn{suffix(target)} SELECT * FROM {source} WHERE conversation = ? ORDER BY id"

@@ -225,6 +225,19 @@ def test_an_answer_about_a_repository_that_has_no_end_is_given_up(hub: Hub, monk
             plan([SOURCE])
 
 
+def test_an_answer_in_very_many_pieces_is_given_up(hub: Hub, monkeypatch):
+    """Each takes fifty times the memory of the byte that it is."""
+    monkeypatch.setattr("localspec.hub.client._LONGEST_ANSWER", 100_000)
+
+    def crumbs(self: object) -> None:
+        head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+        self.wfile.write(head + b"1\r\n \r\n" * 20_000 + b"0\r\n\r\n")
+
+    monkeypatch.setattr("hub_server._Handler.do_GET", crumbs)
+    with pytest.raises(LocalspecError, match="sends an answer without end; try again later"):
+        plan([SOURCE])
+
+
 @pytest.mark.parametrize("status", [302, 403, 404, 416, 500])
 @pytest.mark.parametrize("file", [False, True])
 def test_an_answer_that_leads_elsewhere_or_says_no_without_end_is_given_up(hub, tmp_path, monkeypatch, status, file):

@@ -252,7 +252,7 @@ def test_ctrl_c_stays_what_it_is(model):
     tokenizer = Tokenizer.open(model)
 
     class Interrupted:
-        def encode(self, *_: object, **__: object) -> None:
+        def encode_batch(self, *_: object, **__: object) -> None:
             raise KeyboardInterrupt
 
     tokenizer.backend = Interrupted()

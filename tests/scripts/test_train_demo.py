@@ -187,16 +187,16 @@ def test_a_stage_that_is_done_again_sees_other_passes_and_ends_with_the_mean(sma
     run(monkeypatch, data, work, "long", 1)
     run(monkeypatch, data, work, "last", 1)
     begin, again = work / "model", tmp_path / "again"
-    run(monkeypatch, data, again, "last", 2, "--begin", str(begin), "--mean", "--first-pass", "5")
+    run(monkeypatch, data, again, "last", 2, "--begin", str(begin), "--mean", "0.75", "--first-pass", "5")
     assert progress(again, "last")["number"] == 5 and not (again / "last" / "pass-0.npz").exists()
     before, after = load_file(begin / "model.safetensors"), load_file(again / "model" / "model.safetensors")
     ended = torch.load(again / "last" / "checkpoint.pt", weights_only=True)["model"]
     for name, weight in after.items():
-        mean = (before[name].float() + ended[name]) / 2
+        mean = 0.25 * before[name].float() + 0.75 * ended[name]
         assert torch.equal(weight, mean.to(weight.dtype)) and not torch.equal(weight, before[name])
-    assert json.loads((again / "model.json").read_text())["mean"] is True
+    assert json.loads((again / "model.json").read_text())["mean"] == 0.75
     with pytest.raises(SystemExit):
-        run(monkeypatch, data, again, "last", 2, "--mean")
+        run(monkeypatch, data, again, "last", 2, "--mean", "0.5")
 
 
 @pytest.mark.slow

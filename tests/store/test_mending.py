@@ -1,40 +1,36 @@
 """Damage in what is derived costs nothing: it is built anew, at opening or at work, and told in one sentence."""
 
 import contextlib
-import random
 import sqlite3
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import pytest
-from database_files import damage_root, integrity
+from damaged_history import (
+    AUTOMATIC,
+    COUNT,
+    DAMAGE,
+    INDEXES,
+    all_is_there,
+    changed,
+    history_in,
+    last_volume,
+    overwritten,
+    written,
+)
+from database_files import integrity
 from deleted_text import MARKER, index_is_whole, traces
 
 from localspec.store import store as store_module
-from localspec.store import volumes
 from localspec.store.database import StoreTrouble
 from localspec.store.store import Store
 
 REBUILT = "its search index was built anew from the conversations, and no conversation is lost."
-COUNT = 12
 
 
 @pytest.fixture
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A history in two volumes at least, with phrases and a measurement."""
-    monkeypatch.setattr(volumes, "LIMIT", 20_000)
-    path = tmp_path / "data" / "localspec.db"
-    chance = random.Random(3)
-    with Store.open(path, pytest.fail) as store:
-        for number in range(COUNT):
-            words = " ".join(f"w{chance.randrange(10**6)}" for _ in range(400))
-            _, turn = store.history.say(None, f"prompt{number}", model="demo", system=None)
-            store.history.write(turn, words, "stop")
-        pool = store.phrases.pool("demo", "hash", None)
-        store.phrases.learn(pool, [(7, b"", b"\1\0\0\0")])
-        store.measurements.remember("costs", "demo", [1])
-    return path
+    return history_in(tmp_path, monkeypatch)
 
 
 @pytest.fixture
@@ -42,53 +38,8 @@ def notices() -> list[str]:
     return []
 
 
-def changed(statement: str, path: Path) -> None:
-    with contextlib.closing(sqlite3.connect(path)) as connection:
-        connection.execute(statement)
-        connection.commit()
-
-
-def overwritten(name: str, path: Path) -> None:
-    damage_root(path, name)
-
-
-def last_volume(path: Path) -> str:
-    with contextlib.closing(sqlite3.connect(path)) as connection:
-        return volumes.suffix(volumes.every(connection)[-1])
-
-
-DAMAGE = {
-    **{f"{name} dropped": partial(changed, f"DROP TABLE {name}") for name in ("trigram", "trigram_data")},
-    **{f"{name} dropped": partial(changed, f"DROP TABLE {name}") for name in ("trigram_idx", "trigram_config")},
-    "data emptied": partial(changed, "DELETE FROM trigram_data"),
-    "config emptied": partial(changed, "DELETE FROM trigram_config"),
-    "structure replaced": partial(changed, "UPDATE trigram_data SET block = x'ffffffffffff' WHERE id = 10"),
-    "words replaced": partial(changed, "UPDATE trigram_data SET block = x'00ff00ff' WHERE id > 10"),
-    **{f"{name} overwritten": partial(overwritten, name) for name in ("trigram_data", "trigram_idx", "trigram_config")},
-    "index dropped": partial(changed, "DROP INDEX turn_not_indexed"),
-}
-INDEXES = ("turn_by_conversation", "turn_not_indexed", "conversation_by_newest", "phrase_by_use")
-AUTOMATIC = ("sqlite_autoindex_pool_1", "sqlite_autoindex_measurement_1", "sqlite_autoindex_draft_1")
-
-
-def all_is_there(store: Store, path: Path, count: int = COUNT) -> None:
-    assert store.path == path and not [*path.parent.glob("*.broken-*")]
-    assert len(store.history.conversations()) == count
-    for number in range(COUNT - count, COUNT):
-        (hit,) = [hit for hit in store.history.search(f"prompt{number}") if hit.info.title == f"prompt{number}"]
-        saved = store.history.read(hit.info.id)
-        assert saved is not None and len(saved.turns[0].reply.split()) == 400
-    assert len(store.phrases.look_up(1, [7])) == 1
-
-
 def searched(store: Store) -> None:
     assert len(store.history.search("prompt3")) == 1
-
-
-def written(store: Store) -> None:
-    _, turn = store.history.say(5, "prompt more", model="demo", system=None)
-    assert store.history.write(turn, "reply more", "stop")
-    assert [hit.turn for hit in store.history.search("reply more")] == [turn]
 
 
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
