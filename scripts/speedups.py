@@ -42,7 +42,7 @@ from localspec.policy.ranking import AUTO_NODES, Precision, run_plans
 from localspec.policy.selection import Choice, choose
 from localspec.store.store import Store
 
-PLAIN, AUTO, PHRASES = "none", "auto", "phrases"
+PLAIN, AUTO = "none", "auto"
 TEMPERATURES = (0.0, 0.7)
 WARM = 2  # prompts that are answered first and do not count
 LEAST = 8  # tokens of a reply that counts
@@ -141,7 +141,7 @@ def measured(
         }  # fmt: skip
 
     def turn(number: int, prompt: prompts.Prompt) -> dict[str, Any]:
-        plain = reply(PHRASES if PHRASES in engines else PLAIN, prompt, asked.max_tokens)
+        plain = reply(PLAIN, prompt, asked.max_tokens)  # not by phrases: what a loop brings them would be remembered
         most = until_it_goes_round(plain["ids"])
         if most < LEAST:
             return {}

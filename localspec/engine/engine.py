@@ -44,6 +44,8 @@ from localspec.policy.decoding_kinds import DecodingKind, decoding_kind
 from localspec.policy.selection import Choice, choices, requested_drafter
 from localspec.store.store import Store
 
+LOOK = 1.0  # seconds in which other programs are looked at: in a moment anything looks busy
+
 Phrases = Literal["user", "readonly", "off"]
 
 
@@ -76,7 +78,7 @@ class Engine:
         began = time.perf_counter()
         self.choice, self._reporter = choice, reporter or Reporter()
         # Engines that take turns look at the machine alike, or one would compute with more threads than the other.
-        self._idle_cores: IdleCores = beside._idle_cores if beside else IdleCores()
+        self._idle_cores: IdleCores = beside._idle_cores if beside else IdleCores(LOOK)
         cache = MeasurementCache(store, self._reporter)
         auto = choice.nodes > 0 and not choice.fixed
         # The target, and what is measured of it.

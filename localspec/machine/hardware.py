@@ -48,9 +48,10 @@ def _cores_here() -> int:
 
 
 class IdleCores:
-    """How many cores other programs left idle since the last look."""
+    """How many cores other programs left idle since the last look, of `least` seconds, or since the one before."""
 
-    def __init__(self) -> None:
+    def __init__(self, least: float = 0.05) -> None:  # the kernel counts in hundredths of one
+        self._least = least
         self._last, self._found, self._held = self._read(), physical_cores(), False
 
     def __call__(self) -> int:
@@ -59,7 +60,7 @@ class IdleCores:
             return self._found
         now, last = self._read(), self._last
         passed = now[0] - last[0]
-        if passed < 0.05:  # the kernel counts in hundredths of one
+        if passed < self._least:
             return self._found
         self._last, self._found = now, max(1, physical_cores() - round(_others(last, now)))
         return self._found

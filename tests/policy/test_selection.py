@@ -9,6 +9,7 @@ from checkpoints import CONFIG, write_checkpoint
 from machines import BILLION, GIB, LITTLE, SEVEN, Told, apple, cpu, flat, gpu, machine, trained, unfetched
 
 from localspec.config import Settings
+from localspec.engine import engine
 from localspec.errors import DoesNotFit, LocalspecError, NotHere, UsageMistake
 from localspec.machine import hardware, memory
 from localspec.machine.machine import Device, Machine
@@ -606,6 +607,15 @@ def test_a_busy_machine_leaves_fewer_cores_but_always_one(monkeypatch) -> None:
     assert idle() == 4, "our own work is ours"
     assert idle() == 2, "two cores' worth of somebody else's work"
     assert idle() == 2, "too short a time to tell: as before"
+
+
+def test_an_engine_does_not_go_by_a_look_of_a_moment(monkeypatch) -> None:
+    """A helper of our own that begins, or a terminal that draws, takes half a core for so long."""
+    readings = iter([(0.0, 0.0, 0.0), (0.06, 0.09, 0.05), (2.0, 2.5, 0.5)])
+    monkeypatch.setattr(hardware.IdleCores, "_read", staticmethod(lambda: next(readings)))
+    monkeypatch.setattr(hardware, "physical_cores", lambda: 2)
+    idle = hardware.IdleCores(engine.LOOK)
+    assert (idle(), idle()) == (2, 1)
 
 
 def test_a_look_that_is_held_is_not_repeated(monkeypatch) -> None:
