@@ -3,24 +3,20 @@
 import os
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
 
 from localspec import setting_checks
+from localspec.environment import HOME, ISA, SERVE_KEY, SERVER_KEY, home
 from localspec.errors import UsageMistake
 from localspec.outside_files import MIB, parse_json, parse_toml, read_bytes
 from localspec.paths import Paths
 
 PREFIX = "LOCALSPEC_"
-HOME = "LOCALSPEC_HOME"
-ISA = "LOCALSPEC_ISA"
-SERVE_KEY = "LOCALSPEC_SERVE_KEY"
-SERVER_KEY = "LOCALSPEC_SERVER_KEY"
-_NO_SETTINGS = (HOME, ISA, SERVE_KEY, SERVER_KEY)
-TAB_DRIVER = "localspec_tui.tab:TabDriver"  # what Textual draws with in a tab of a browser, by its own variable
+_NO_SETTINGS = (HOME, ISA, SERVE_KEY, SERVER_KEY)  # though they begin so
 TYPED = "/set"  # the origin of what was typed in a chat
 _LONGEST = 4 * MIB  # bytes of a file that a person writes by hand
 
@@ -166,117 +162,6 @@ _WORDS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0":
 
 
 # -- where values come from --------------------------------------------------------------------------------------------
-
-
-def home(environ: Mapping[str, str] | None = None) -> Path | None:
-    """The directory that LOCALSPEC_HOME names, absolute, or None."""
-    named = (os.environ if environ is None else environ).get(HOME)
-    return Path(os.path.expanduser(named)).absolute() if named else None
-
-
-def instruction_set(environ: Mapping[str, str] | None = None) -> str | None:
-    """The instructions that LOCALSPEC_ISA asks our compiled library to use, or None for the best of this CPU."""
-    return (os.environ if environ is None else environ).get(ISA) or None
-
-
-def serve_key(environ: Mapping[str, str] | None = None) -> str | None:
-    """What LOCALSPEC_SERVE_KEY says requests over TCP must bring; a secret, so no setting, which would be shown."""
-    return (os.environ if environ is None else environ).get(SERVE_KEY) or None
-
-
-def server_key(environ: Mapping[str, str] | None = None) -> str | None:
-    """What LOCALSPEC_SERVER_KEY says a server is to be told; a secret, too."""
-    return (os.environ if environ is None else environ).get(SERVER_KEY) or None
-
-
-def dumb_terminal(environ: Mapping[str, str] | None = None) -> bool:
-    """Whether the terminal says that it cannot move its cursor."""
-    return (os.environ if environ is None else environ).get("TERM") == "dumb"
-
-
-def in_a_tab(environ: Mapping[str, str] | None = None) -> bool:
-    """Whether a tab of a browser stands for the terminal (`localspec serve --ui`)."""
-    return (os.environ if environ is None else environ).get("TEXTUAL_DRIVER") == TAB_DRIVER
-
-
-def inside_tmux(environ: Mapping[str, str] | None = None) -> bool:
-    """Whether the terminal is a window of tmux, which has a buffer of its own to copy to."""
-    return bool((os.environ if environ is None else environ).get("TMUX"))
-
-
-def in_screen(environ: Mapping[str, str] | None = None) -> bool:
-    """Whether the terminal is a window of GNU screen, which sends answers to what was not asked."""
-    return bool((os.environ if environ is None else environ).get("STY"))
-
-
-def terminal_kind(environ: Mapping[str, str] | None = None) -> str:
-    """What the terminal says it is."""
-    return (os.environ if environ is None else environ).get("TERM", "")
-
-
-def light_background(environ: Mapping[str, str] | None = None) -> bool | None:
-    """Whether the terminal says in COLORFGBG that it is light; None where it says nothing."""
-    ground = (os.environ if environ is None else environ).get("COLORFGBG", "").rpartition(";")[2]
-    return int(ground) in (7, *range(9, 16)) if ground.isdecimal() and int(ground) < 16 else None
-
-
-def editor(environ: Mapping[str, str] | None = None) -> str | None:
-    """The command of the editor that the user prefers."""
-    environ = os.environ if environ is None else environ
-    return environ.get("VISUAL") or environ.get("EDITOR") or None
-
-
-def kernel_settings(environ: Mapping[str, str] | None = None) -> list[str]:
-    """The variables, NAME=value, that make torch's libraries take other kernels, and so give other last bits."""
-    environ = os.environ if environ is None else environ
-    names = (
-        "DNNL_MAX_CPU_ISA",
-        "MKL_CBWR",
-        "MKL_ENABLE_INSTRUCTIONS",
-        "ONEDNN_MAX_CPU_ISA",
-    )
-    return [f"{name}={environ[name]}" for name in names if environ.get(name)]
-
-
-@dataclass(frozen=True)
-class HubPlaces:
-    """Where the Hugging Face client looks, by the variables that all programs with this cache share."""
-
-    cache: Path
-    """The common cache of models."""
-    endpoint: str
-    """The server."""
-    offline: bool
-    """Whether the user forbids any request."""
-
-
-def hub_places(environ: Mapping[str, str] | None = None) -> HubPlaces:
-    """What the client makes of these variables; it reads them once, when it is imported."""
-    environ = os.environ if environ is None else environ
-
-    def place(*names: str, default: str) -> str:
-        found = next((environ[name] for name in names if environ.get(name)), default)
-        return os.path.expandvars(os.path.expanduser(found))
-
-    home = place("HF_HOME", default=os.path.join(place("XDG_CACHE_HOME", default="~/.cache"), "huggingface"))
-    cache = place("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", default=os.path.join(home, "hub"))
-    offline = environ.get("HF_HUB_OFFLINE") or environ.get("TRANSFORMERS_OFFLINE") or ""
-    return HubPlaces(
-        Path(cache).absolute(),
-        (environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/"),
-        offline.upper() in ("1", "ON", "YES", "TRUE"),
-    )
-
-
-def quiet_hub(environ: MutableMapping[str, str] | None = None) -> None:
-    """Switches off the Hugging Face client's telemetry, look for updates and advice on links, before it is imported.
-
-    Files come over HTTP, where a break is resumed and every byte passes our checks; HF_HUB_DISABLE_XET=0 allows Xet.
-    """
-    environ = os.environ if environ is None else environ
-    for name in ("HF_HUB_DISABLE_TELEMETRY", "HF_HUB_DISABLE_UPDATE_CHECK", "HF_HUB_DISABLE_SYMLINKS_WARNING"):
-        environ[name] = "1"
-    environ.setdefault("HF_HUB_DISABLE_XET", "1")
 
 
 def load(

@@ -19,7 +19,7 @@ from typing import Any
 
 from experiment import questions, table
 
-from localspec import Done, Engine, Limits, Sampling, config
+from localspec import Done, Engine, Limits, Sampling, config, environment
 from localspec.bench.proof import TEMPERATURE
 from localspec.events import Reporter
 from localspec.machine import compiled
@@ -58,7 +58,7 @@ def main() -> None:
         answer_all(options)
         return
     for isa in options.isa:
-        subprocess.run([sys.executable, *sys.argv, "--run"], check=True, env={**os.environ, config.ISA: isa})
+        subprocess.run([sys.executable, *sys.argv, "--run"], check=True, env={**os.environ, environment.ISA: isa})
     if options.out:
         options.out.write_text(page(options.model, options.work), "utf-8")
 

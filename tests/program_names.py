@@ -12,7 +12,7 @@ from command import ROOT
 from textual.binding import Binding
 from typer.main import get_command
 
-from localspec import config, errors
+from localspec import config, environment, errors
 from localspec.cli import main, plain
 from localspec.models.drafter_kinds import kinds
 from localspec.models.entries import read_entries
@@ -214,7 +214,7 @@ def all_things() -> Iterator[set[str]]:
             yield {f"{before} {name}"}
     for command in slash_commands():
         yield {command}
-    yield {config.HOME}
+    yield {environment.HOME}
 
 
 def unknown(span: str) -> list[str]:

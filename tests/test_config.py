@@ -3,17 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from localspec.config import (
-    NAMES,
-    Settings,
-    dumb_terminal,
-    home,
-    in_screen,
-    kernel_settings,
-    light_background,
-    load,
-    terminal_kind,
-)
+from localspec.config import NAMES, Settings, load
 from localspec.errors import UsageMistake
 from localspec.paths import Paths
 
@@ -211,31 +201,6 @@ def test_other_unreadable_files(paths):
     paths.config_file.unlink()
     paths.config_file.mkdir()
     assert "cannot be read" in mistake(paths)
-
-
-def test_dumb_terminal():
-    assert dumb_terminal({"TERM": "dumb"})
-    assert not dumb_terminal({"TERM": "xterm"}) and not dumb_terminal({})
-
-
-def test_what_terminals_say_about_themselves():
-    for ground, light in (("15;0", False), ("0;15", True), ("0;default;15", True), ("0;7", True), ("12;8", False)):
-        assert light_background({"COLORFGBG": ground}) is light
-    assert [light_background({"COLORFGBG": text}) for text in ("", "0;default", "0;255", "x")] == [None] * 4
-    assert in_screen({"STY": "1.x"}) and not in_screen({})
-    assert terminal_kind({"TERM": "linux"}) == "linux" and terminal_kind({}) == ""
-
-
-def test_variables_that_choose_kernels():
-    environ = {"ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_CBWR": "COMPATIBLE", "DNNL_MAX_CPU_ISA": "", "PATH": "/bin"}
-    assert kernel_settings(environ) == ["MKL_CBWR=COMPATIBLE", "ONEDNN_MAX_CPU_ISA=AVX2"]
-    assert kernel_settings({}) == []
-
-
-def test_home():
-    assert home({}) is None and home({"LOCALSPEC_HOME": ""}) is None
-    assert home({"LOCALSPEC_HOME": "here"}) == Path.cwd() / "here"
-    assert home({"LOCALSPEC_HOME": "~/there"}) == Path.home() / "there"
 
 
 def test_home_is_where_the_file_is_looked_for(paths, tmp_path):

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from localspec import config
+from localspec import environment
 from localspec.chat.conversation import Conversation, saved_conversation
 from localspec.checkpoint import inspect
 from localspec.config import Settings
@@ -52,7 +52,7 @@ def start_chat(
 
     Raises NotHere, UsageMistake, LocalspecError for a broken model.
     """
-    database = Paths(config.home()).database
+    database = Paths(environment.home()).database
     store = found = None
     if resume is not None:
         store = at_the_end.enter_context(user_store(notice, create=False))

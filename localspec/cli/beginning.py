@@ -5,7 +5,7 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
-from localspec import config
+from localspec import environment
 from localspec.chat.answerer import Answerer
 from localspec.chat.start import StartedChat, start_chat
 from localspec.cli.left_behind import leave_behind
@@ -45,7 +45,7 @@ class Begun(NamedTuple):
         """
         if self.server is not None:
             return self._there(self.server, settings, card)
-        if settings.server is not None or not os.path.exists(Paths(config.home()).socket):
+        if settings.server is not None or not os.path.exists(Paths(environment.home()).socket):
             return self._here(settings, card)
         from localspec.serving.warm_chat import warm_or_here
 
@@ -57,7 +57,7 @@ class Begun(NamedTuple):
         A server stays for `keep` seconds, and is started where there is none; that none can be is told. Raises
         UsageMistake where another one is in the way.
         """
-        place = Paths(config.home()).socket
+        place = Paths(environment.home()).socket
         if self.server is not None:
             return self._there(self.server, settings, card)
         if settings.server is not None or not (keep or os.path.exists(place)):

@@ -7,7 +7,7 @@ import typer
 
 from localspec.cli.options import SharedFlags, takes_shared_flags
 from localspec.cli.texts import asked
-from localspec.config import dumb_terminal, in_a_tab
+from localspec.environment import dumb_terminal, in_a_tab
 from localspec.errors import UsageMistake
 
 app = typer.Typer()

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from localspec import config
+from localspec import environment
 from localspec.bench.proof import prove
 from localspec.cli.console import print_json
 from localspec.cli.options import Context, Drafter, DraftMax, Dtype, Quantize, load_settings
@@ -156,7 +156,7 @@ def _survey(settings: Settings) -> _Survey:
         preferred(here, settings.prefer),
         preferred(every, settings.prefer),
         preferred([one for one in every if not one.gated], settings.prefer),
-        _Packed.look(Paths(config.home())),
+        _Packed.look(Paths(environment.home())),
         others(),
     )
 

@@ -14,7 +14,7 @@ from localspec.chat.export import as_markdown
 from localspec.cli.console import may_delete, print_json, seen, table
 from localspec.cli.progress import tell
 from localspec.cli.store_access import report_files_set_aside, store_if_any
-from localspec.config import home
+from localspec.environment import home
 from localspec.errors import UsageMistake
 from localspec.paths import Paths
 from localspec.quantities import ago, counted, day, moment, seconds_of

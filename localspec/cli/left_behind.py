@@ -9,7 +9,7 @@ import tempfile
 import time
 from typing import Any
 
-from localspec import config
+from localspec import environment
 from localspec.config import LOADED_BY, PREFIX, Settings
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.events import Reporter
@@ -71,7 +71,7 @@ def _environment(settings: Settings, card: TargetCard) -> dict[str, str]:
     """This process's variables, with what decides how a model is loaded as it is here, wherever that came from."""
     known = {f"{PREFIX}{name.upper()}": _written(getattr(settings, name)) for name in LOADED_BY}
     own = {**known, f"{PREFIX}MODEL": registry.reference(card)}
-    home = {} if config.home() is None else {config.HOME: str(config.home())}
+    home = {} if environment.home() is None else {environment.HOME: str(environment.home())}
     return {**os.environ, **{name: value for name, value in own.items() if value}, **home}
 
 

@@ -10,7 +10,7 @@ import typer
 
 from localspec.checkpoint import revision
 from localspec.cli.console import seen, table
-from localspec.config import home
+from localspec.environment import home
 from localspec.errors import LocalspecError
 from localspec.hub.cached_gguf import cached_gguf
 from localspec.models.own_draft import BESIDE, own_draft

@@ -18,7 +18,8 @@ from typer.main import get_command
 
 import localspec
 from localspec.cli.interrupt import INTERRUPTED, interrupt, postponed
-from localspec.config import home, nearest
+from localspec.config import nearest
+from localspec.environment import home
 from localspec.errors import LocalspecError
 from localspec.paths import Paths, private_directory
 from localspec.text import one_line

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from localspec.config import home
+from localspec.environment import home
 from localspec.paths import Paths
 from localspec.text import one_line
 

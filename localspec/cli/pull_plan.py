@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from localspec import config
+from localspec import environment
 from localspec.cli.show import form_in_words
 from localspec.hub.plan import Part, Plan, free_disk_bytes
 from localspec.models.entries import Form
@@ -67,7 +67,7 @@ def _about_bytes(count: int | None) -> str:
 
 
 def _free(count: int) -> str:
-    return f"{size(count)} free on the disk of {config.hub_places().cache}"
+    return f"{size(count)} free on the disk of {environment.hub_places().cache}"
 
 
 # -- as JSON -----------------------------------------------------------------------------------------------------------

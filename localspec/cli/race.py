@@ -19,7 +19,7 @@ from localspec.chat.start import start_chat
 from localspec.cli.options import Context, Device, Drafter, DraftMax, Dtype, Model, Quantize, load_settings, number
 from localspec.cli.progress import Progress
 from localspec.cli.texts import valid_text
-from localspec.config import dumb_terminal
+from localspec.environment import dumb_terminal
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.marks import drawable
 from localspec.text import one_line

@@ -11,7 +11,7 @@ import typer
 
 from localspec.checkpoint import is_packed
 from localspec.cli.console import may_delete
-from localspec.config import home
+from localspec.environment import home
 from localspec.errors import NotHere, UsageMistake
 from localspec.hub.cache import Removal, forget_what_is_gone, removable, remove
 from localspec.hub.cached_gguf import cached_gguf, discard_gguf

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from localspec import config
+from localspec import environment
 from localspec.cli.options import (
     Accept,
     Context,
@@ -25,7 +25,7 @@ from localspec.cli.options import (
     number,
 )
 from localspec.cli.progress import Progress
-from localspec.config import home
+from localspec.environment import home
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.paths import Paths
 from localspec.quantities import short_seconds_of
@@ -138,7 +138,7 @@ def serve(
             progress.clear()
             print(f"{card.name} answers at {paths.socket}", flush=True)
             if port is not None:
-                where = f"${config.SERVE_KEY}" if config.serve_key() else paths.serving_key
+                where = f"${environment.SERVE_KEY}" if environment.serve_key() else paths.serving_key
                 print(f"{url}/v1 (the key is in {where})", flush=True)
             if browser is not None:
                 open_by(browser.key)

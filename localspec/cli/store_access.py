@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import typer
 
-from localspec import config
+from localspec import environment
 from localspec.paths import Paths
 from localspec.store.database import StoreTrouble
 from localspec.store.store import Store, user_store
@@ -20,14 +20,14 @@ def store_if_any(what: str) -> Iterator[Store | None]:
     """
     with user_store(lambda sentence: typer.echo(one_line(sentence), err=True), create=False) as store:
         if store is not None and store.path is None:
-            database = Paths(config.home()).database
+            database = Paths(environment.home()).database
             raise StoreTrouble(f"{database} cannot be used, so its {what} can be neither shown nor deleted.")
         yield store
 
 
 def report_files_set_aside(what: str) -> None:
     """Names the damaged files that were set aside: whether to keep them is the user's choice."""
-    database = Paths(config.home()).database
+    database = Paths(environment.home()).database
     for file in sorted(database.parent.glob(f"{database.name}.*")):
         sentence = f"localspec: {file} was set aside and may hold {what} too; delete it to be rid of them."
         typer.echo(one_line(sentence), err=True)

@@ -17,7 +17,8 @@ from localspec.cli import console
 from localspec.cli.interrupt import Interrupt
 from localspec.cli.options import Device, Dtype, Quantize
 from localspec.cli.progress import Progress
-from localspec.config import home, nearest
+from localspec.config import nearest
+from localspec.environment import home
 from localspec.errors import NotHere, UsageMistake
 from localspec.marks import drawable
 from localspec.models import registry

@@ -8,7 +8,7 @@ import typer
 
 from localspec.checkpoint import inspect, is_packed
 from localspec.cli.progress import Progress
-from localspec.config import home
+from localspec.environment import home
 from localspec.errors import LocalspecError, NotHere
 from localspec.hub.cache import Verified, find_snapshot, verify
 from localspec.hub.sources import Source

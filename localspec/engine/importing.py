@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from localspec.config import Settings, home
+from localspec.config import Settings
+from localspec.environment import home
 from localspec.errors import LocalspecError, NotHere, UsageMistake
 from localspec.events import Reporter
 from localspec.machine import compiled

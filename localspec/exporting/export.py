@@ -12,7 +12,7 @@ import psutil
 from safetensors import SafetensorError
 
 from localspec.checkpoint import originals
-from localspec.config import home
+from localspec.environment import home
 from localspec.errors import DoesNotFit, LocalspecError, NotHere, UsageMistake, first_line
 from localspec.exporting.counterparts import counterpart
 from localspec.exporting.engines import Form, Served, check_heads, check_path, command, engine_named

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from localspec.checkpoint import inspect
-from localspec.config import hub_places
+from localspec.environment import hub_places
 from localspec.errors import LocalspecError, NotHere
 from localspec.hub.records import COMMIT, DIGEST, ExpectedFile, PullRecord, all_records, folder, forget, record, records
 from localspec.hub.sources import Source

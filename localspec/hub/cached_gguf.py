@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
-from localspec.config import hub_places
+from localspec.environment import hub_places
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.hub.cache import discard, repository, size, snapshot
 from localspec.hub.gguf_files import by_type

@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
-from localspec.config import hub_places, nearest, quiet_hub
+from localspec.config import nearest
+from localspec.environment import hub_places, quiet_hub
 from localspec.errors import DoesNotFit, LocalspecError, NotAllowed, NotHere, first_line
 from localspec.hub.pace import obey, pace
 from localspec.hub.sources import Source

@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from localspec.config import hub_places
+from localspec.environment import hub_places
 from localspec.errors import DoesNotFit, LocalspecError
 from localspec.hub.cache import cached, damage, discard, repository, size, snapshot
 from localspec.hub.client import PATIENCE, broke_off, client, localspec_errors, server

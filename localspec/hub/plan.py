@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from localspec.checkpoint import ARCHITECTURES, HEAD_PREFIX, PICKLED_INDEX, supported
-from localspec.config import hub_places
+from localspec.environment import hub_places
 from localspec.errors import LocalspecError
 from localspec.hub.cache import HEADS, TOKENIZER, cached, damage
 from localspec.hub.client import PATIENCE, client, localspec_errors, must_be_online, page, server

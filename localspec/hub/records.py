@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from localspec.config import home
+from localspec.environment import home
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.hub.sources import Source
 from localspec.outside_files import parse_json, read_bytes

@@ -9,7 +9,7 @@ import struct
 from functools import cache
 from pathlib import Path
 
-from localspec import config
+from localspec import environment
 from localspec.config import nearest
 from localspec.errors import UsageMistake
 
@@ -25,8 +25,8 @@ def library() -> ctypes.CDLL | None:
 
     Raises UsageMistake for instructions that there are not, or that this CPU does not have.
     """
-    name = config.instruction_set()
-    shown = f"{config.ISA} = {name!r}"
+    name = environment.instruction_set()
+    shown = f"{environment.ISA} = {name!r}"
     if name is not None and name not in ISAS:
         raise UsageMistake(f"{shown} is unknown{nearest(name, ISAS)}; use one of {', '.join(ISAS)}.")
     if (found := _loaded()) is None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from localspec import config
+from localspec import environment
 from localspec.errors import UsageMistake
 from localspec.machine import compiled
 from localspec.machine.memory import free_memory
@@ -120,7 +120,7 @@ def versions(device: str = "cpu") -> str:
         return f"torch {torch_build().version}, {cpu_name()}, {cores}, mps, macOS {platform.mac_ver()[0]}"
     if computes := compiled.instruction_set():
         return f"native {compiled.ABI} with {computes}, {cpu_name()}, {cores}"
-    return ", ".join((f"torch {torch_build().version}", cpu_name(), cores, *config.kernel_settings()))
+    return ", ".join((f"torch {torch_build().version}", cpu_name(), cores, *environment.kernel_settings()))
 
 
 def devices() -> list[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from localspec.checkpoint import inspect, read_config, read_json, revision, tensor_headers
-from localspec.config import home
+from localspec.environment import home
 from localspec.errors import LocalspecError, NotHere, UsageMistake
 from localspec.hub.cache import find_snapshot
 from localspec.models.drafter_kinds import TABLE, kind_of, kinds

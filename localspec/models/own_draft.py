@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from localspec.checkpoint import inspect
-from localspec.config import home
+from localspec.environment import home
 from localspec.errors import LocalspecError
 from localspec.models.registry import TargetCard, known, named_card, resolve
 from localspec.models.shape import Shape

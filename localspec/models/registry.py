@@ -10,7 +10,8 @@ from pathlib import Path
 
 from localspec import packed_file
 from localspec.checkpoint import PICKLED_INDEX, Checkpoint, inspect, is_packed, read_config
-from localspec.config import home, nearest
+from localspec.config import nearest
+from localspec.environment import home
 from localspec.errors import LocalspecError, NotHere
 from localspec.hub.cache import find_snapshot, pulled_sources
 from localspec.hub.records import folder

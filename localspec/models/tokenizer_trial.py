@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from localspec.config import home
+from localspec.environment import home
 from localspec.errors import LocalspecError, first_line
 from localspec.models.confinement import Stopped, confinement
 from localspec.outside_files import parse_json

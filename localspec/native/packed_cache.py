@@ -11,7 +11,7 @@ from time import monotonic
 from filelock import FileLock
 
 from localspec.checkpoint import is_packed, only_packed, revision, weight_files
-from localspec.config import home
+from localspec.environment import home
 from localspec.errors import DoesNotFit, LocalspecError
 from localspec.events import Reporter
 from localspec.models.packed_files import FILED, former_forms, in_all_formats, lock_of, remove_abandoned

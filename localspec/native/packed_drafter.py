@@ -9,8 +9,8 @@ import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from localspec.checkpoint import tensor_headers, tensor_start
-from localspec.config import home
 from localspec.decoding.compute import Array, Floats
+from localspec.environment import home
 from localspec.errors import DoesNotFit, LocalspecError
 from localspec.events import Reporter
 from localspec.models.drafter_cards import REMEDY

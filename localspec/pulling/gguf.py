@@ -5,8 +5,9 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from localspec.config import Settings, home, hub_places
+from localspec.config import Settings
 from localspec.engine.importing import asked_packing, import_gguf
+from localspec.environment import home, hub_places
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.events import Reporter
 from localspec.hub.cache import differs, snapshot

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from localspec.checkpoint import HEAD_PREFIX, inspect, read_json, tensor_headers
-from localspec.config import home
+from localspec.environment import home
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.hub.cache import find_snapshot, snapshot
 from localspec.hub.plan import Part, Plan

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from localspec.checkpoint import revision, weight_files
-from localspec.config import Settings, home
+from localspec.config import Settings
+from localspec.environment import home
 from localspec.errors import DoesNotFit, LocalspecError, UsageMistake
 from localspec.events import Reporter
 from localspec.hub.cache import discard, find_snapshot, repository, snapshot

@@ -4,7 +4,7 @@ import importlib
 from dataclasses import dataclass
 from typing import Self
 
-from localspec.config import server_key
+from localspec.environment import server_key
 from localspec.errors import UsageMistake
 from localspec.setting_checks import SERVER_URL
 

@@ -7,7 +7,7 @@ import stat
 from collections.abc import Callable
 from pathlib import Path
 
-from localspec.config import SERVE_KEY, serve_key
+from localspec.environment import SERVE_KEY, serve_key
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.outside_files import read_bytes
 from localspec.paths import private_directory

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from localspec import Limits, Sampling, __version__, config
+from localspec import Limits, Sampling, __version__, config, environment
 from localspec.config import LOADED_BY, Rule, Settings
 from localspec.engine.engine import Engine
 from localspec.engine.report import Report
@@ -53,7 +53,7 @@ class Opened:
 
     def answer(self, models: LoadedModels, own: Settings) -> dict[str, Any]:
         """What is told of the engine, which is loaded if it was not. Raises Differs, and what loading it does."""
-        if (self.version, self.isa) != (__version__, config.instruction_set()):
+        if (self.version, self.isa) != (__version__, environment.instruction_set()):
             raise Differs("The server is of another version.")
         self._compare(models, own)
         loaded, seconds = models.exactly(self.model, self.path)

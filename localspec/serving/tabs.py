@@ -16,7 +16,7 @@ from typing import Any
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from localspec.config import SERVER_KEY, TAB_DRIVER
+from localspec.environment import SERVER_KEY, TAB_DRIVER
 from localspec.text import safe
 
 MOST_TABS = 8  # at once: each is a process

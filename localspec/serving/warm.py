@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from localspec import __version__, config
+from localspec import __version__, environment
 from localspec.config import NAMES, Rule, Settings
 from localspec.engine.report import whole
 from localspec.events import Done, Event, Memory, Reporter, Statistics, Text
@@ -106,7 +106,7 @@ class WarmEngine:
         asked = {
             "keep": keep,
             "version": __version__,
-            "isa": config.instruction_set(),
+            "isa": environment.instruction_set(),
             "model": card.name,
             "path": str(card.path),
             "settings": {name: getattr(settings, name) for name in NAMES if name != "keymap"},

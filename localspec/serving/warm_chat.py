@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from localspec import config
+from localspec import environment
 from localspec.chat.answerer import Answerer
 from localspec.config import Rule, Settings
 from localspec.engine.asked_sampling import asked_sampling
@@ -112,7 +112,7 @@ def warm_or_here(settings: Settings, card: TargetCard, reporter: Reporter, here:
 
     Raises what `here` raises, and the same where the server cannot load the model.
     """
-    place = Paths(config.home()).socket
+    place = Paths(environment.home()).socket
     if settings.server is None and os.path.exists(place):
         with suppress(Gone, NotThisOne):
             return WarmChat.open(place, card, settings, None, reporter, here)

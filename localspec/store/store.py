@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
-from localspec.config import home
+from localspec.environment import home
 from localspec.paths import Paths
 from localspec.store import drafts, history, history_tables, measurements, mending, phrases
 from localspec.store.database import Database

@@ -16,7 +16,7 @@ from benchmarks.sections import Measured, Wanted
 from benchmarks.workshop import Model
 from localspec.bench.llama_cpp import QUANTISED
 from localspec.checkpoint import inspect, revision
-from localspec.config import home
+from localspec.environment import home
 from localspec.errors import LocalspecError
 from localspec.models.packed_files import packed_path
 from localspec.native.packed_cache import with_digests

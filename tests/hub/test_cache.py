@@ -100,7 +100,7 @@ def test_the_cache_is_where_the_client_has_it(tmp_path, monkeypatch, variables, 
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value if value[0] in "$~" else str(tmp_path / value))
-    code = "import huggingface_hub.constants as c; from localspec.config import hub_places as p; print(c.HF_HUB_CACHE, p().cache)"
+    code = "import huggingface_hub.constants as c; from localspec.environment import hub_places as p; print(c.HF_HUB_CACHE, p().cache)"
     theirs, ours = subprocess.check_output([sys.executable, "-c", code], text=True).split()
     assert theirs == ours == str(tmp_path / place)
 

@@ -75,11 +75,6 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def notices() -> list[str]:
-    return []
-
-
-@pytest.fixture
 def database(path: Path, notices: list[str]) -> Iterator[Database]:
     with opened(path, notices) as database:
         yield database

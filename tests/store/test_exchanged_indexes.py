@@ -35,11 +35,6 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return history_in(tmp_path, monkeypatch)
 
 
-@pytest.fixture
-def notices() -> list[str]:
-    return []
-
-
 TREES = (*INDEXES, *AUTOMATIC, "turn_1_by_conversation", "turn_1_not_indexed")
 FOUND_AT_WORK = [  # by what conversations are read by; what lists are read by is compared at opening alone
     pair

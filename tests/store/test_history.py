@@ -40,11 +40,6 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def notices() -> list[str]:
-    return []
-
-
-@pytest.fixture
 def store(path: Path, notices: list[str]) -> Iterator[Store]:
     with Store.open(path, notices.append) as opened:
         yield opened

@@ -35,11 +35,6 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return history_in(tmp_path, monkeypatch)
 
 
-@pytest.fixture
-def notices() -> list[str]:
-    return []
-
-
 def searched(store: Store) -> None:
     assert len(store.history.search("prompt3")) == 1
 

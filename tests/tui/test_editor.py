@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tui.scripted_engine import until
 
-from localspec import config
+from localspec import environment
 from localspec.errors import LocalspecError, UsageMistake
 from localspec_tui import editor
 from localspec_tui.editor import edited
@@ -91,9 +91,9 @@ def test_it_is_ended_when_the_chat_is_and_what_it_saved_is_taken(command, tmp_pa
 
 
 def test_which_one():
-    assert config.editor({"VISUAL": "vi", "EDITOR": "ed"}) == "vi"
-    assert config.editor({"VISUAL": "", "EDITOR": "ed"}) == "ed"
-    assert config.editor({}) is None
+    assert environment.editor({"VISUAL": "vi", "EDITOR": "ed"}) == "vi"
+    assert environment.editor({"VISUAL": "", "EDITOR": "ed"}) == "ed"
+    assert environment.editor({}) is None
 
 
 @pytest.fixture

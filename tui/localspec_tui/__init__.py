@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Literal
 
-from localspec import config
+from localspec import environment
 from localspec.config import Settings
 from localspec.marks import drawable
 from localspec.paths import Paths
@@ -64,7 +64,7 @@ def _chat(
     engine = EngineThread(settings, opening, load)
     app = ChatApp(engine, settings, first=prompt, files=files)
     answer.tell = lambda light: app.post_message(messages.BackgroundKnown(light))
-    log, gone = Paths(config.home()).logs / "native.log", partial(app.leave, terminal.HANGUP)
+    log, gone = Paths(environment.home()).logs / "native.log", partial(app.leave, terminal.HANGUP)
     with terminal.guarded(log, gone), terminal.signals(app.leave):
         try:
             interpreter.run(app)

@@ -19,7 +19,7 @@ from textual.widget import MountError
 from textual.widgets import Input
 from textual.worker import WorkerFailed
 
-from localspec import config
+from localspec import environment
 from localspec.config import Settings
 from localspec.paths import Paths
 from localspec.text import one_line, safe
@@ -54,7 +54,7 @@ class ChatApp(App[None]):
         self._chat = ChatScreen(engine, first, files, settings.log)
         self._kept = settings.log
         self._theme, self._theme_origin = settings.theme, settings.origins.get("theme", "default")
-        self._light = config.light_background()
+        self._light = environment.light_background()
         self.theme = themes.shown(self._theme, self._light)
         self.failure: Exception | None = None
         self._left: int | None = None  # the exit code, once a signal came
@@ -162,7 +162,7 @@ class ChatApp(App[None]):
         if not text:
             return
         super().copy_to_clipboard(text)
-        file = Paths(config.home()).copied if self._kept else None
+        file = Paths(environment.home()).copied if self._kept else None
         threading.Thread(target=self._copy, args=(text, file, what), name="clipboard", daemon=True).start()
 
     def _copy(self, text: str, file: Path | None, what: str) -> None:

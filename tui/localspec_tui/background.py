@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-from localspec import config
+from localspec import environment
 
 QUESTION = b"\x1b]11;?\x1b\\"  # OSC 11; what does not know it leaves it out
 AWAITED = 5.0  # seconds for an answer to come; later ones are of no use, and would be keys
@@ -27,7 +27,7 @@ _BEGUN = re.compile(r"\x1b\](?:1(?:1(?:;[rgba:0-9a-f/]{0,30}\x1b?)?)?)?\Z", re.I
 
 def askable() -> bool:
     """Whether a terminal is there that will not draw the question, nor answer what was not asked."""
-    if sys.platform == "win32" or config.terminal_kind() in ("", "dumb", "linux") or config.in_screen():
+    if sys.platform == "win32" or environment.terminal_kind() in ("", "dumb", "linux") or environment.in_screen():
         return False
     if sys.__stdin__ is None or sys.__stderr__ is None:
         return False

@@ -4,7 +4,7 @@ import os
 import subprocess
 from pathlib import Path
 
-from localspec import config
+from localspec import environment
 from localspec.paths import private_directory
 
 TMUX_SECONDS = 2.0
@@ -36,7 +36,7 @@ def _to_desktop(text: str) -> bool:
 
 def _to_tmux(text: str) -> bool:
     """`-w` asks tmux to hand it on to its own terminal."""
-    if not config.inside_tmux():
+    if not environment.inside_tmux():
         return False
     command = ["tmux", "load-buffer", "-w", "-"]
     try:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from textual.app import App, SuspendNotSupported
 
-from localspec import config
+from localspec import environment
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.outside_files import MIB, read_bytes
 from localspec.text import one_line
@@ -58,13 +58,13 @@ def edited(text: str, command: str | None, leaving: Callable[[], bool]) -> str:
 def edit_prompt(app: App[Any], prompt: TypedText) -> None:
     """Gives the terminal to the editor, and takes it back; a prompt whose editor failed stays as it was."""
     text, mistake = prompt.text, ""
-    if config.editor() is None:
+    if environment.editor() is None:
         app.notify(NONE_NAMED, markup=False)
         return
     try:
         with _left_alone(), app.suspend():  # which would not take the terminal back after an exception
             try:
-                text = edited(text, config.editor(), lambda: cast("ChatApp", app).leaving)
+                text = edited(text, environment.editor(), lambda: cast("ChatApp", app).leaving)
             except LocalspecError as error:
                 mistake = str(error)
     except SuspendNotSupported:

@@ -5,7 +5,7 @@ from functools import partial
 
 from textual.theme import BUILTIN_THEMES, ThemeProvider
 
-from localspec import config
+from localspec import environment
 from localspec.config import PREFIX, Settings, nearest
 from localspec.config_file import keep_setting
 from localspec.errors import LocalspecError, UsageMistake
@@ -31,7 +31,7 @@ def shown(theme: str, light: bool | None) -> str:
 
 def keep(theme: str, origin: str) -> str:
     """Keeps it in config.toml; returns the sentence for the user. `origin` is where the one of now came from."""
-    file = Paths(config.home()).config_file
+    file = Paths(environment.home()).config_file
     try:
         keep_setting(file, "theme", theme)
     except LocalspecError as error:

@@ -14,7 +14,7 @@ from textual.timer import Timer
 from textual.widgets import Input, OptionList
 from textual.widgets.option_list import Option
 
-from localspec import config
+from localspec import environment
 from localspec.chat.branches import Row, parted, rows
 from localspec.chat.conversation import saved_conversation
 from localspec.chat.export import as_markdown, proposed_file, write_new
@@ -252,7 +252,7 @@ class ConversationsScreen(AskingScreen[int | None]):
             if await asyncio.to_thread(self._history.takes_long_to_remove, conversations):
                 self._tell(f"{DIVIDED[0].upper()}{DIVIDED[1:]}")
             removed = await asyncio.to_thread(self._history.remove, conversations)
-            await asyncio.to_thread(remove_copied, Paths(config.home()).copied)  # it may be of any of them
+            await asyncio.to_thread(remove_copied, Paths(environment.home()).copied)  # it may be of any of them
             stay = await asyncio.to_thread(self._chat.phrases_are_kept)
         except LocalspecError as error:
             self._drop(await asyncio.to_thread(_gone, self._history, conversations))

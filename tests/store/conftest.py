@@ -1,0 +1,8 @@
+"""What tests of the store share."""
+
+import pytest
+
+
+@pytest.fixture
+def notices() -> list[str]:
+    return []
