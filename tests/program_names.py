@@ -88,8 +88,8 @@ def exit_codes() -> set[str]:
 @cache
 def variables() -> set[str]:
     """The environment variables that are read."""
-    read = set(re.findall(r'"([A-Z]+_[A-Z_]+|TERM)"', (ROOT / "localspec" / "config.py").read_text("utf-8")))
-    return {*read - {config.PREFIX}, *(config.PREFIX + name.upper() for name in config.NAMES), *FOREIGN_VARIABLES}
+    read = set(re.findall(r'"([A-Z]+_[A-Z_]+|TERM)"', (ROOT / "localspec" / "environment.py").read_text("utf-8")))
+    return {*read, *(config.PREFIX + name.upper() for name in config.NAMES), *FOREIGN_VARIABLES}
 
 
 @cache
