@@ -112,7 +112,7 @@ def reply_stats(sums: list[float]) -> ReplyStats | None:
 def with_reply(sums: dict[str, list[float]], drafter: str, statistics: Statistics) -> dict[str, list[float]]:
     """The sums by drafter, with those of one more reply; earlier ones fade."""
     new = (
-        len(statistics.token_ids) - 1,  # the first token belongs to prefill
+        statistics.acceptance_length * statistics.steps,  # the token that ended the reply too: its step was paid for
         statistics.steps,
         statistics.drafted,
         statistics.draft_seconds,

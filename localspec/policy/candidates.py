@@ -61,6 +61,11 @@ class DrafterCandidate:
         return kind + WITH_PHRASES if small and self.name.endswith(WITH_PHRASES) else kind
 
     @property
+    def with_phrases(self) -> bool:
+        """Whether phrases are a part of its drafts, or lengthen them."""
+        return kind_of(self.drafter).has_phrases or self.drafter.endswith(WITH_PHRASES)
+
+    @property
     def here(self) -> bool:
         """Whether nothing has to be fetched or made before it is loaded."""
         return self.published is None
@@ -172,7 +177,7 @@ def _as_measured(candidate: DrafterCandidate, at: CostInputs) -> DrafterCandidat
         return _by_replies(candidate, own, "as measured here", at)
     if at.decoding == "greedy" and again:
         return _by_replies(candidate, again, REPLAYED, at)
-    aware = not (kind_of(candidate.drafter).has_phrases or candidate.drafter.endswith(WITH_PHRASES))
+    aware = not candidate.with_phrases
     if (drawn := at.replies.get(kept_as(candidate.key, "sampled"))) and (aware or at.decoding == "rejection"):
         return _by_replies(candidate, drawn, "as measured here where tokens were drawn", at)
     greedily = at.replies.get(candidate.key)

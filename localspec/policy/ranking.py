@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from localspec.machine.machine import Device
 from localspec.models.model import Model
 from localspec.models.shape import Shape
-from localspec.policy import prediction
+from localspec.policy import host_time, prediction
 from localspec.policy.candidates import CostInputs, DrafterCandidate, DraftModelEstimate, candidates, plain
 from localspec.policy.cost_effectiveness import cost_effectiveness
 from localspec.policy.decoding_kinds import DecodingKind, kept_as
@@ -181,14 +181,16 @@ def _plain_decoding(plan: RunPlan, ranked: Sequence[RunPlan]) -> RunPlan:
     return next(other for other in ranked if other.precision == plan.precision and other.candidate.name == "none")
 
 
-def _complexity(plan: RunPlan) -> tuple[int, int]:
-    """How complex a drafter is, then its bytes.
+def _complexity(plan: RunPlan) -> tuple[int, int, bool]:
+    """How complex a drafter is, then its bytes, then whether it goes without phrases where they cost next to nothing.
 
     Phrases come before none, since where they do not pay nothing is drafted; but not where looking for them takes time.
+    As many bytes bring more with them: what they bring grows with use.
     """
     if plan.candidate.name == "phrases":
-        return 0 if plan.candidate.draft_seconds(max(plan.nodes, 1)) * plan.speed < NEXT_TO_NOTHING else 2, 0
-    return 1 if plan.candidate.name == "none" else 2, plan.candidate.bytes
+        return 0 if plan.candidate.draft_seconds(max(plan.nodes, 1)) * plan.speed < NEXT_TO_NOTHING else 2, 0, False
+    with_phrases = plan.candidate.with_phrases and host_time.PHRASES * plan.speed < NEXT_TO_NOTHING
+    return 1 if plan.candidate.name == "none" else 2, plan.candidate.bytes, not with_phrases
 
 
 def _rated(plan: RunPlan, base: RunPlan) -> RunPlan:

@@ -1,5 +1,6 @@
 """What was measured is kept by what it is valid for, under names that earlier versions used, and nothing else is believed."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -176,6 +177,8 @@ def test_a_reply_is_added_to_its_own_drafter_and_earlier_ones_fade() -> None:
     one = said(range(41), steps=20, drafted=60, draft=0.5, verify=2.0, beside=0.25)
     first = with_reply({}, "phrases", one)
     assert first == {"phrases": [40, 20, 60, 0.5, 2.0, 0.25]}, "the first token belongs to prefill"
+    ended = replace(one, token_ids=one.token_ids[:-1])
+    assert with_reply({}, "phrases", ended) == first, "the token that ends a reply stands in no text, but was decoded"
     second = with_reply({**first, "s3d": SUMS}, "phrases", one)
     assert second["s3d"] == SUMS and second["phrases"] == pytest.approx(
         [(1 + FADING) * new for new in (40, 20, 60, 0.5, 2, 0.25)]

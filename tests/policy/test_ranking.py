@@ -10,7 +10,7 @@ from localspec.machine.machine import Device
 from localspec.models.drafter_cards import DrafterCard
 from localspec.models.entries import PublishedDrafter, PublishedLength
 from localspec.models.model import Model
-from localspec.policy import ranking
+from localspec.policy import host_time, ranking
 from localspec.policy.candidates import DrafterCandidate, plain, reply_key
 from localspec.policy.measurements import ModelMeasurements, NoMeasurements, ReplyStats
 from localspec.policy.prediction import CONTEXT, Acceptance, Rates, reading
@@ -250,6 +250,15 @@ def test_phrases_that_take_much_of_a_step_are_a_drafter_like_others() -> None:
 def test_of_drafters_as_good_the_smaller_one() -> None:
     heads = [plan("medusa", 2.0, size=100), plan("s3d", 1.95, size=10), plan("semi", 1.5, size=1)]
     assert taken(plan("none", 1.0), *heads) == "s3d"
+
+
+def test_of_as_many_bytes_the_one_with_phrases_unless_looking_for_them_takes_time(monkeypatch) -> None:
+    monkeypatch.setattr(host_time, "PHRASES", 1e-4)
+    plain_decoding, alone, both = plan("none", 1.0), plan("medusa", 2.0, size=9), plan("medusa+phrases", 1.95, size=9)
+    assert taken(plain_decoding, alone, both) == "medusa+phrases"
+    assert taken(plain_decoding, alone, plan("medusa+phrases", 1.8, size=9)) == "medusa", "it is clearly better"
+    tiny = [replace(one, speed=1000.0) for one in (plain_decoding, alone, both)]
+    assert taken(*tiny) == "medusa"
 
 
 def test_what_does_not_fit_is_not_here_or_is_left_out_is_not_taken() -> None:
