@@ -67,6 +67,21 @@ def test_ctrl_t_marks_each_token_by_who_proposed_it(chat):
     talk.play(story, size=(100, 30))
 
 
+def test_other_colours_reach_lines_that_were_drawn(chat):
+    talk = drafted(chat)
+
+    async def story(pilot):
+        view = await looked_at(talk, pilot)
+        await pilot.press("end")
+        before = view.render_line(0)
+        assert view._layout.closed and view.render_line(0) is before
+        talk.app.theme = "textual-light"
+        await until(pilot, lambda: view.render_line(0) is not before)
+        assert view.render_line(0).text == before.text and view.render_line(0) != before
+
+    talk.play(story)
+
+
 def test_the_cursor_tells_of_a_token_its_step_and_what_was_refused(chat):
     talk = drafted(chat)
 
