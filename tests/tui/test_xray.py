@@ -67,6 +67,22 @@ def test_ctrl_t_marks_each_token_by_who_proposed_it(chat):
     talk.play(story, size=(100, 30))
 
 
+def test_the_cursor_leaves_no_mark_on_lines_that_were_drawn(chat):
+    talk = drafted(chat)
+
+    def under_the_cursor(strip):
+        return [segment.text for segment in strip if segment.style and segment.style.reverse]
+
+    async def story(pilot):
+        view = await looked_at(talk, pilot)
+        for key, marked in (("end", []), ("home", ["Snow"]), ("end", [])):
+            await pilot.press(key)
+            assert under_the_cursor(view.render_line(0)) == marked
+        assert view._layout.closed
+
+    talk.play(story)
+
+
 def test_other_colours_reach_lines_that_were_drawn(chat):
     talk = drafted(chat)
 
