@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from tiny_models import RECURRENT, VOCABULARY, Tiny, byte_tokenizer, prompt_ids, stock_logits, stock_reply
 from transformers import CONFIG_MAPPING, Qwen3_5Config, Qwen3_5ForConditionalGeneration
 
-from localspec.checkpoint import inspect
+from localspec.checkpoint import inspect, revision
 from localspec.config import Settings
 from localspec.decoding.session import Limits
 from localspec.decoding.tree import DraftTree
@@ -31,6 +31,7 @@ from localspec.nn.target import Target
 from localspec.policy.prediction import STATES, cache
 from localspec.policy.selection import choose
 from localspec.training.estimate import shadow
+from localspec.training.trainable import make_drafter, save_drafter
 
 NAME = "qwen3_5-grouped-shared-keys-interval"
 every_config = pytest.mark.parametrize("name", RECURRENT)
@@ -181,6 +182,21 @@ def test_int8_trees_and_training_are_refused_with_what_to_do(tiny, name: str) ->
     config = (path / "config.json").read_text()
     with pytest.raises(UsageMistake, match="recurrent layers do not draft by mask tokens"):
         MaskedModel.of(json.dumps({**json.loads(config), "pard_token": 3}), 256)
+
+
+def test_heads_of_medusa_in_a_directory_draft_for_it_and_others_do_not(tiny, tmp_path: Path) -> None:
+    model: Tiny = tiny(NAME)
+    about = {"target": {"name": NAME, "revision": revision(model.path)}}
+    for kind in ("medusa", "semi"):
+        torch.manual_seed(0)
+        save_drafter(make_drafter(kind, model.target, {}), tmp_path / kind, about)
+    engine = Engine.open(Settings(drafter=str(tmp_path / "medusa"), device="cpu", draft_max=4), card_of(model.path))
+    prompt = prompt_ids(20, seed=23)
+    *_, done = engine.session.generate(prompt, engine.sampling(Settings(temperature=0.0)), Limits(20))
+    assert isinstance(done, Done) and done.statistics.drafted > 19
+    assert list(done.statistics.token_ids) == stock_reply(model.stock, prompt, 20)
+    with pytest.raises(UsageMistake, match=f"'semi' does not draft for {NAME}"):
+        choose(card_of(model.path), Settings(drafter=str(tmp_path / "semi"), device="cpu"))
 
 
 def test_a_small_one_beside_another_target_is_computed_in_torch(tiny) -> None:
