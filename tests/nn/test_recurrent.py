@@ -180,18 +180,19 @@ def test_any_length_of_late_can_be_gone_back_to_and_any_before_about(tiny: Make,
     text = prompt_ids(330, seed=4)
     want = stock_logits(model.stock, text)
     cache = cached(model.target)
-    read(model.target, cache, text[:140])
-    for token in text[140:320]:
+    read(model.target, cache, text[:20])
+    for token in text[20:320]:
         read(model.target, cache, [token])
-    for length in (320, 319, 310, 270, 320 - KEPT + 1):
-        assert cache.length >= length
+    first = next(iter(cache._states.values()))._first
+    assert 0 < first <= 320 - KEPT, "what was read long ago is not kept"
+    for length in (320, 319, 310, 270, 320 - KEPT, first + 1):  # the last from the state that was made there
         cache.truncate(length)
         assert cache.length == length
         assert (
             apart(read(model.target, cache, text[length : length + 5], keep=0), want[length : length + 5]) < TOLERANCE
         )
     for _ in range(6):  # far back: to a state that is held, from which the text is read again
-        length = choose.randrange(1, 150)
+        length = choose.randrange(1, 120)
         cache.truncate(min(length, cache.length))
         reached = cache.length
         assert reached <= length
@@ -297,7 +298,7 @@ def test_greedy_ids_are_those_of_a_plain_loop_over_the_stock_model(tiny: Make, n
         assert reply(session, prompt, Sampling(), 40) == text
         statistics = session.statistics
         assert statistics is not None
-        if drafter in ("oracle", "itself"):
+        if drafter in ("oracle", "itself") and costs is None:  # else a busy machine may switch drafts off
             assert statistics.acceptance_length > 2, "right drafts are accepted"
 
 
