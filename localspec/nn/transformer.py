@@ -157,7 +157,8 @@ class Layer(nn.Module):
         config, (batch, n) = self.config, h.shape[:2]
         heads, kv_heads, head_dim = config.num_heads, config.num_kv_heads, config.head_dim
         group = heads // kv_heads
-        qkv = self.qkv_proj(h, adapter).view(batch, n, -1, head_dim)
+        projected = (2 if config.gated else 1) * heads + 2 * kv_heads
+        qkv = self.qkv_proj(h, adapter).view(batch, n, projected, head_dim)
         gate = None
         if config.gated:  # a query, its gate, a query, its gate, …, keys, values
             gate = qkv[:, :, 1 : 2 * heads : 2].reshape(batch, n, heads * head_dim)
