@@ -23,6 +23,7 @@ from localspec.models.architecture import TransformerConfig
 from localspec.models.delta_net import DeltaNet
 from localspec.models.model_config import ModelConfig
 from localspec.models.registry import TargetCard
+from localspec.models.rope import Rope
 from localspec.models.shape import Shape
 from localspec.models.small_model import MaskedModel
 from localspec.native.target import NativeTarget
@@ -90,6 +91,24 @@ def test_what_is_not_possible_is_a_value_error(wrong) -> None:
     with pytest.raises(ValueError, match=r"\w"):
         ModelConfig.of({**SMALL, **wrong})
     Shape.of({**SMALL, **wrong})  # which says nothing about it
+
+
+def test_a_config_as_it_is_published_is_read() -> None:
+    """The language model's part inside, with rotations of pictures, and keys of what is not computed here."""
+    rope = {
+        "mrope_interleaved": True, "mrope_section": [11, 11, 10], "partial_rotary_factor": 0.25, "rope_theta": 10000000,
+        "rope_type": "default",
+    }  # fmt: skip
+    inner = {
+        **SMALL, "head_dim": 256, "attn_output_gate": True, "full_attention_interval": 2, "mamba_ssm_dtype": "float32",
+        "mtp_num_hidden_layers": 1, "rope_parameters": rope, "tie_word_embeddings": True, "eos_token_id": 7,
+    }  # fmt: skip
+    outer = {"architectures": ["Qwen3_5ForConditionalGeneration"], "model_type": "qwen3_5", "text_config": inner}
+    config = ModelConfig.of({**outer, "vision_config": {"depth": 1}, "image_token_id": 9})
+    assert (config.tie_word_embeddings, config.eos_token_id) == (True, 7)
+    assert config.delta is not None and config.delta.layers == (True, False, True, False)
+    frequencies = Rope.of(config, 512).inv_freq
+    assert len(frequencies) == 32 and frequencies[1] == pytest.approx(1e7 ** (-1 / 32))
 
 
 def test_layers_that_all_attend_are_no_recurrent_model() -> None:
