@@ -28,6 +28,8 @@ ARCHITECTURES = {
     "GraniteMoeHybridForCausalLM": "granitemoehybrid",  # those without experts and recurrent layers
     "Ministral3ForCausalLM": "ministral3",
     "Mistral3ForConditionalGeneration": "mistral3",  # reads pictures too
+    "Qwen3_5ForCausalLM": "qwen3_5_text",
+    "Qwen3_5ForConditionalGeneration": "qwen3_5",  # reads pictures too
 }  # and the model type that goes with each
 # The registered model that is nearest to those that are not supported, by how the name of an architecture begins.
 _NEAREST = {
@@ -40,10 +42,15 @@ ANY = "qwen3-4b"
 _INSIDE: Mapping[str, Mapping[str, str]] = {
     "gemma3": {"gemma3_text": "Gemma3ForCausalLM"},
     "mistral3": {"ministral3": "Ministral3ForCausalLM", "mistral": "MistralForCausalLM"},
+    "qwen3_5": {"qwen3_5_text": "Qwen3_5ForCausalLM"},
 }
 # What tensors of a language model are called inside of one that reads pictures too, by this and by later conventions.
 _LANGUAGE_MODEL = {"language_model.": "", "model.language_model.": "model."}
-_PICTURES = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
+# Parts that are not computed here: what reads pictures, and the layer of Qwen3.5 that predicts a token further ahead.
+_OTHERS = (
+    "vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.", "model.visual.",
+    "mtp.",
+)  # fmt: skip
 
 PICKLED_INDEX = "pytorch_model.bin.index.json"
 HEAD_PREFIX = "medusa_head."  # of the tensors of Medusa heads inside a whole model
@@ -90,7 +97,7 @@ def inspect(path: Path) -> Checkpoint:
         text_name(name): math.prod(entry["shape"])
         for file in files
         for name, entry in tensor_headers(file).items()
-        if not name.startswith((HEAD_PREFIX, *_PICTURES))
+        if not name.startswith((HEAD_PREFIX, *_OTHERS))
     }
     size = sum(file.stat().st_size for file in files)
     embedding = counts.get("model.embed_tokens.weight", 0)

@@ -53,6 +53,10 @@ class Device:
         """Bytes that a model may take: Windows would silently move more than that to main memory."""
         return max(0, self.free - max(self.total // 10, LEAST_FREE))
 
+    def as_torch_has_it(self) -> "Device":
+        """The same device where torch computes on the CPU too."""
+        return replace(self, engine="torch", dtypes=("fp32", "bf16")) if self.type == "cpu" else self
+
 
 @dataclass(frozen=True)
 class Machine:
@@ -71,11 +75,7 @@ class Machine:
 
         Weights in few bits are still the library's own there, which torch makes dense for each product.
         """
-        devices = (
-            replace(device, engine="torch", dtypes=("fp32", "bf16")) if device.type == "cpu" else device
-            for device in self.devices
-        )
-        return replace(self, devices=tuple(devices))
+        return replace(self, devices=tuple(device.as_torch_has_it() for device in self.devices))
 
 
 def this_machine(bandwidth: Callable[[str], float | None] = lambda device: None) -> Machine:

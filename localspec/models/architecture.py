@@ -8,6 +8,7 @@ of what attention and MLP give (Gemma) are `o_norm` and `down_norm`; `post_atten
 from dataclasses import dataclass
 
 from localspec.errors import LocalspecError
+from localspec.models.delta_net import DeltaNet
 from localspec.models.model_config import ModelConfig
 
 
@@ -37,11 +38,13 @@ class TransformerConfig:
     residual_scale: float = 1.0  # what attention and MLP give is multiplied by it
     logit_scale: float = 1.0  # states are multiplied by it before the head
     local_layers: tuple[bool, ...] = ()  # those that are rotated by `Rope.local`; () for none
+    gated: bool = False  # what attention gives is multiplied by a sigmoid, whose inputs are projected with the queries
+    delta: DeltaNet | None = None  # layers that have a recurrent state in the place of attention
 
     @classmethod
     def of(cls, config: ModelConfig) -> "TransformerConfig":
         """Reads a model's config. Raises LocalspecError where this transformer would not compute the same."""
-        gemma = config.model_type == "gemma3_text"
+        gemma, qwen35 = config.model_type == "gemma3_text", config.model_type == "qwen3_5_text"
         known = {"gelu_pytorch_tanh": "gelu"} if gemma else {"silu": "silu", "swish": "silu"}
         if config.hidden_act not in known:
             raise LocalspecError(
@@ -67,20 +70,31 @@ class TransformerConfig:
             qkv_bias=config.attention_bias or config.model_type == "qwen2",
             o_bias=config.attention_bias,
             mlp_bias=config.mlp_bias,
-            qk_norm=gemma or config.model_type == "qwen3",
+            qk_norm=gemma or qwen35 or config.model_type == "qwen3",
             activation=known[config.hidden_act],
             output_norms=gemma,
-            norm_offset=1.0 if gemma else 0.0,
+            norm_offset=1.0 if gemma or qwen35 else 0.0,
             embed_scale=config.hidden_size**0.5 if gemma else config.embedding_multiplier,
             query_scalar=config.query_pre_attn_scalar,
             residual_scale=config.residual_multiplier,
             logit_scale=1.0 / config.logits_scaling,
             local_layers=tuple(one is not None for one in config.sliding_windows) if gemma else config.unrotated,
+            gated=qwen35,
+            delta=config.delta,
         )
 
     def is_local(self, layer: int) -> bool:
         """Whether a layer is rotated by `Rope.local`."""
         return bool(self.local_layers) and self.local_layers[layer]
+
+    def is_recurrent(self, layer: int) -> bool:
+        """Whether a layer has a recurrent state in the place of attention."""
+        return self.delta is not None and self.delta.layers[layer]
+
+    @property
+    def attending(self) -> list[int]:
+        """The layers that have keys and values."""
+        return [layer for layer in range(self.num_layers) if not self.is_recurrent(layer)]
 
     @property
     def num_layers(self) -> int:
@@ -88,13 +102,14 @@ class TransformerConfig:
 
     @property
     def cache_shape(self) -> tuple[int, int, int]:
-        """(layers, key and value heads, channels of a head) of a cache."""
-        return self.num_layers, self.num_kv_heads, self.head_dim
+        """(layers, key and value heads, channels of a head) of a cache of keys and values."""
+        return len(self.attending), self.num_kv_heads, self.head_dim
 
 
 def weight_map(config: TransformerConfig) -> dict[str, list[tuple[str, int]]]:
     """Our parameter -> the Hugging Face tensors it is made of, stacked along the first axis, with their rows."""
     queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    projected = 2 * queries if config.gated else queries  # head by head: its query, and what gates its output
     parts: dict[str, list[tuple[str, int]]] = {"embed_tokens": [("model.embed_tokens.weight", config.vocab_size)]}
     for index in range(config.num_layers):
         ours, theirs = f"layers.{index}.", f"model.layers.{index}."
@@ -102,7 +117,7 @@ def weight_map(config: TransformerConfig) -> dict[str, list[tuple[str, int]]]:
         if config.family == "phi3":
             qkv, gate_up = [("qkv_proj", queries + 2 * keys)], [("gate_up_proj", 2 * config.intermediate_size)]
         else:
-            qkv = [("q_proj", queries), ("k_proj", keys), ("v_proj", keys)]
+            qkv = [("q_proj", projected), ("k_proj", keys), ("v_proj", keys)]
             gate_up = [("gate_proj", config.intermediate_size), ("up_proj", config.intermediate_size)]
         down = "down_proj"
         if config.family == "granitemoehybrid":  # a shared expert without any other
@@ -111,9 +126,13 @@ def weight_map(config: TransformerConfig) -> dict[str, list[tuple[str, int]]]:
                 [("input_linear", 2 * config.intermediate_size)],
                 "output_linear",
             )
-        linears = {
+        attention = {
             "qkv_proj": ([(self_attn + name, rows) for name, rows in qkv], config.qkv_bias),
             "o_proj": ([(self_attn + "o_proj", config.hidden_size)], config.o_bias),
+        }
+        recurrent = config.delta if config.is_recurrent(index) else None
+        linears = {
+            **({} if recurrent else attention),
             "gate_up_proj": ([(mlp + name, rows) for name, rows in gate_up], config.mlp_bias),
             "down_proj": ([(mlp + down, config.hidden_size)], config.mlp_bias),
         }
@@ -123,7 +142,10 @@ def weight_map(config: TransformerConfig) -> dict[str, list[tuple[str, int]]]:
                 parts[f"{ours}{name}.bias"] = [(part + ".bias", rows) for part, rows in made_of]
         for name, called in _norms(config).items():
             parts[ours + name] = [(f"{theirs}{called}.weight", config.hidden_size)]
-        if config.qk_norm:
+        if recurrent:
+            own = recurrent.weights(theirs, config.hidden_size)
+            parts |= {ours + name: made_of for name, made_of in own.items()}
+        elif config.qk_norm:
             for name in ("q_norm", "k_norm"):
                 parts[ours + name] = [(f"{self_attn}{name}.weight", config.head_dim)]
     parts["norm"] = [("model.norm.weight", config.hidden_size)]
@@ -146,8 +168,10 @@ def _norms(config: TransformerConfig) -> dict[str, str]:
 
 def in_features(name: str, config: TransformerConfig) -> int | None:
     """The columns of one of our parameters: None for a vector, else the channels that the layer takes in."""
-    if name.endswith((".bias", "norm")):
+    if name.endswith((".bias", "norm", ".dt_bias", ".A_log")):
         return None
+    if config.delta and name.endswith((".delta.conv", ".delta.out_proj.weight")):
+        return config.delta.taps if name.endswith("conv") else config.delta.values
     layer = name.removesuffix(".weight").rpartition(".")[2]
     sizes = {"o_proj": config.num_heads * config.head_dim, "down_proj": config.intermediate_size}
     return sizes.get(layer, config.hidden_size)

@@ -8,6 +8,7 @@ from typing import Any
 
 from localspec.checkpoint import Checkpoint, text_config
 from localspec.errors import LocalspecError, UsageMistake, first_line
+from localspec.models.delta_net import LINEAR, DeltaNet, of_qwen35
 from localspec.models.family_config import ORIGINAL, check, number, of_granite, of_smollm3, positive, query_growth
 from localspec.outside_files import parse_json, read_bytes
 from localspec.setting_checks import HOTTEST
@@ -70,6 +71,12 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 262144, "rms_norm_eps": 1e-5,
         "rope_parameters": _MINISTRAL3_ROPE, "eos_token_id": 2,
     },
+    "qwen3_5_text": {
+        "vocab_size": 248320, "hidden_size": 4096, "intermediate_size": 12288, "num_attention_heads": 16,
+        "num_key_value_heads": 4, "head_dim": 256, "max_position_embeddings": 32768, "partial_rotary_factor": 0.25,
+        "full_attention_interval": 4, "linear_num_key_heads": 16, "linear_num_value_heads": 32,
+        "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4,
+    },
 }  # fmt: skip
 # Keys of other families, which converted models carry along and the stock model does not read.
 _NOT_READ: Mapping[str, tuple[str, ...]] = {
@@ -89,6 +96,7 @@ _NOT_READ: Mapping[str, tuple[str, ...]] = {
         "max_window_layers",
     ),
     "ministral3": ("attention_bias", "mlp_bias", "use_sliding_window", "max_window_layers", "layer_types"),
+    "qwen3_5_text": ("mlp_bias", "sliding_window", "use_sliding_window", "max_window_layers"),
 }
 _SIZES = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
@@ -127,6 +135,7 @@ class ModelConfig:
     embedding_multiplier: float
     residual_multiplier: float
     logits_scaling: float  # logits are divided by it
+    delta: DeltaNet | None  # of layers with a recurrent state in the place of attention
     query_growth: tuple[float, int] | None  # (b, p): queries at position i are multiplied by 1 + b log(1 + i // p)
     eos_token_id: Any  # whoever ends replies checks it, with those of other files
     content: Mapping[str, Any]
@@ -179,7 +188,8 @@ class ModelConfig:
         """
         layers, window = range(self.num_hidden_layers), self.sliding_window or None
         types = self.layer_types or [("full", "sliding")[i >= self.max_window_layers] + "_attention" for i in layers]
-        if unknown := set(types) - {"full_attention", "sliding_attention"}:
+        known = {"full_attention", "sliding_attention", *([LINEAR] if self.delta else [])}
+        if unknown := set(types) - known:
             raise LocalspecError(
                 f"The model has layers of type '{unknown.pop()}', which localspec cannot serve; choose another model."
             )
@@ -208,7 +218,7 @@ class ModelConfig:
 
 _NEUTRAL: Mapping[str, Any] = {  # where a family says nothing else
     "local_rope_parameters": None, "query_pre_attn_scalar": 0.0, "soft_caps": False, "unrotated": (),
-    "embedding_multiplier": 1.0, "residual_multiplier": 1.0, "logits_scaling": 1.0,
+    "embedding_multiplier": 1.0, "residual_multiplier": 1.0, "logits_scaling": 1.0, "delta": None,
 }  # fmt: skip
 
 
@@ -250,6 +260,7 @@ _OWN: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
     "smollm3": of_smollm3,
     "granite": of_granite,
     "granitemoehybrid": of_granite,
+    "qwen3_5_text": of_qwen35,
 }
 
 
@@ -258,7 +269,8 @@ def with_defaults(content: Mapping[str, Any]) -> Mapping[str, Any]:
     said = text_config(content)
     if said.get("model_type") == "granitemoehybrid":
         return {**said, "intermediate_size": said.get("shared_intermediate_size")}
-    return {**_DEFAULTS["gemma3_text"], **said} if said.get("model_type") == "gemma3_text" else said
+    family = said.get("model_type")
+    return {**_ALL, **_DEFAULTS[family], **said} if family in ("gemma3_text", "qwen3_5_text") else said
 
 
 def _rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from localspec.models.delta_net import of_qwen35
 from localspec.models.model_config import with_defaults
 
 # Our names, and those of config.json; what it may leave out has a rule below.
@@ -33,6 +34,7 @@ class Shape:
     vocab_size: int
     context: int
     tied: bool = False
+    states: int = 0  # numbers of a state of its recurrent layers, all of them together; 0 where it has none
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> "Shape | None":
@@ -45,8 +47,13 @@ class Shape:
         if found["head_dim"] is None and whole(found["hidden_size"]) and whole(found["num_heads"]):
             found["head_dim"] = found["hidden_size"] // found["num_heads"]
         if all(whole(value) for name, value in found.items() if name != "tied"):
-            return cls(**found)
+            return cls(**found, states=_states(said))
         return None
+
+    @property
+    def recurrent(self) -> bool:
+        """Whether it has recurrent layers: torch alone computes them, with dense weights, and drafts are chains."""
+        return bool(self.states)
 
     @property
     def config(self) -> dict[str, Any]:
@@ -55,7 +62,7 @@ class Shape:
 
     @property
     def layer(self) -> int:
-        """Weights of one layer's matrices."""
+        """Weights of one layer's matrices; those of a recurrent layer are about as many as those of attention."""
         attention = self.hidden_size * self.head_dim * (2 * self.num_heads + 2 * self.num_kv_heads)
         return attention + 3 * self.hidden_size * self.intermediate_size
 
@@ -91,10 +98,21 @@ class Shape:
 TABLE_KEYS = dict(
     zip(
         ("layers", "width", "inner", "heads", "key_heads", "head_width", "vocabulary", "context", "tied"),
-        (field.name for field in fields(Shape)),
+        (field.name for field in fields(Shape) if field.name != "states"),
         strict=True,
     )
 )
+
+
+def _states(said: Mapping[str, Any]) -> int:
+    """What is wrong with the sizes of recurrent layers is said where the model is read."""
+    if said.get("model_type") != "qwen3_5_text":
+        return 0
+    try:
+        sizes = of_qwen35(said)["delta"]
+    except (ValueError, TypeError):
+        return 0
+    return sizes.numbers if sizes else 0
 
 
 def whole(value: object) -> bool:

@@ -28,6 +28,7 @@ class NativeTarget:
     """The model whose distribution is reproduced. `context` is the longest text it will hold, in tokens."""
 
     row_multiple = 1
+    branches = True
     device = "cpu"
 
     def __init__(

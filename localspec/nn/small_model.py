@@ -23,7 +23,10 @@ def fresh_weights(config: TransformerConfig, device: torch.device | str) -> Mapp
         if columns is not None:
             weights[name] = torch.randn(rows, columns, device=device) * SPREAD
         else:
-            weights[name] = torch.full((rows,), one if name.endswith("norm") else 0.0, device=device)
+            own = name.endswith("value_norm")  # without the offset of the others
+            weights[name] = torch.full((rows,), 1.0 if own else one if name.endswith("norm") else 0.0, device=device)
+        if name.endswith(".conv"):
+            weights[name] = weights[name][:, None]  # each channel has a filter of its own
     return weights
 
 

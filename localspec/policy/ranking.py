@@ -3,7 +3,8 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from localspec.machine.machine import Device
+from localspec.machine.machine import PACKINGS, Device
+from localspec.models.drafter_kinds import kind_of
 from localspec.models.model import Model
 from localspec.models.shape import Shape
 from localspec.policy import host_time, prediction
@@ -57,6 +58,14 @@ class RunPlan:
         return self.bytes <= self.precision.device.usable
 
 
+def as_computed(device: Device, shape: Shape) -> Device:
+    """The device as it computes a model of this shape: one with recurrent layers in torch, with dense weights."""
+    if not shape.recurrent:
+        return device
+    why = "a model with recurrent layers is computed with dense weights alone"
+    return replace(device.as_torch_has_it(), packings=(), missing=dict.fromkeys(PACKINGS, why))
+
+
 def possible_precisions(model: Model, precisions: Iterable[Precision]) -> list[Precision]:
     """Those in which this model can be had: of a model that is here only packed, what was packed."""
     return [one for one in precisions if model.can_be(one.quantize, one.device.engine)]
@@ -78,6 +87,7 @@ def draft_precisions(small: Model, device: Device) -> list[Precision]:
 
     Without any it cannot be had on this device.
     """
+    device = as_computed(device, small.shape)
     natural = natural_precisions(device)
     best = [one for one in natural if one.quantize != "int4"] if device.type == "cpu" else natural[:1]
     return possible_precisions(small, best) or possible_precisions(small, natural)
@@ -254,7 +264,8 @@ def _plans_in(
         decoding,
     )
     small = _draft_model(model, precision, measurements, planned)
-    every = candidates(model.card, inputs, list(model.trained), small, model.small_here)
+    trained = [one for one in model.trained if not model.shape.recurrent or kind_of(one.kind).on_chains]
+    every = candidates(model.card, inputs, trained, small, model.small_here)
     yield from (one for one in map(plan, (plain(), *every)) if one is not None)
 
 

@@ -21,6 +21,7 @@ KEYS = {
     "draft",
     "draft_origin",
     "passed_over",
+    "engine",
     "revision",
 }
 
