@@ -17,6 +17,7 @@ from localspec.paths import private_directory
 from localspec.store import opening
 from localspec.store.log_tail import log_size, overwrite_tail
 from localspec.store.opening import (
+    Probe,
     Result,
     Work,
     code_of,
@@ -90,7 +91,7 @@ class Database:
         path: Path,
         notice: Callable[[str], None],
         migrations: Sequence[Work[None]],
-        probes: Sequence[str],
+        probes: Sequence[Probe],
         refill: Work[None],
         mend: Work[str] = lambda connection: "",
     ) -> Self:

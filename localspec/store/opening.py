@@ -17,6 +17,7 @@ BROKEN = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 
 Result = TypeVar("Result")
 Work: TypeAlias = Callable[[sqlite3.Connection], Result]
+Probe: TypeAlias = str | Work[None]
 
 
 class _Unfit(Exception):
@@ -32,7 +33,7 @@ def open_writable(
     path: Path,
     notice: Callable[[str], None],
     migrations: Sequence[Work[None]],
-    probes: Sequence[str],
+    probes: Sequence[Probe],
     mend: Work[str],
 ) -> sqlite3.Connection:
     """The database at `path`, made, migrated and checked; what cannot serve is mended or set aside first, each once.
@@ -69,7 +70,7 @@ def open_writable(
 
 
 def open_readable(
-    path: Path, version: int, probes: Sequence[str], mend: Work[str], notice: Callable[[str], None]
+    path: Path, version: int, probes: Sequence[Probe], mend: Work[str], notice: Callable[[str], None]
 ) -> sqlite3.Connection | None:
     """The database at `path` where it can only be read, if it can and is of this version; a copy where that is mended.
 
@@ -107,9 +108,11 @@ def mended_copy(
         return None
     copy = _connect(":memory:")
     try:
+        loaded(connection)
         size = math.prod(connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "page_size"))
         if size <= MOST_COPIED:
             connection.backup(copy)
+            loaded(copy)
             _tune(copy)
             if anew := mend(copy):
                 notice(
@@ -138,6 +141,8 @@ def mended_by(
     if connection.in_transaction:
         return False
     try:
+        loaded(connection)
+        _tune(connection)
         anew = mend(connection)
     except sqlite3.Error as trouble:
         if may_be_damage(trouble):
@@ -166,7 +171,7 @@ def _made(path: Path) -> sqlite3.Connection:
 
 
 def _checked(
-    connection: sqlite3.Connection, migrations: Sequence[Work[None]], probes: Sequence[str]
+    connection: sqlite3.Connection, migrations: Sequence[Work[None]], probes: Sequence[Probe]
 ) -> sqlite3.Connection:
     version = _version(connection)
     if version > len(migrations):
@@ -180,6 +185,14 @@ def _checked(
     # Changes nothing, but raises where the file can only be read (BEGIN IMMEDIATE does not).
     connection.executescript(f"BEGIN IMMEDIATE; PRAGMA user_version = {len(migrations)}; ROLLBACK")
     return connection
+
+
+def loaded(connection: sqlite3.Connection) -> None:
+    """Has SQLite go by what it can make of the list of tables, though it finds fault with some of it."""
+    connection.execute("PRAGMA writable_schema = ON").fetchone()
+    with contextlib.suppress(sqlite3.DatabaseError):  # told once; from then on it takes what there is
+        connection.execute("SELECT 1 FROM sqlite_master").fetchone()
+    connection.execute("PRAGMA writable_schema = OFF").fetchone()
 
 
 def open_in_memory(migrations: Sequence[Work[None]]) -> sqlite3.Connection:
@@ -234,11 +247,13 @@ def _migrate(connection: sqlite3.Connection, migrations: Sequence[Work[None]]) -
             connection.execute(f"PRAGMA user_version = {version + 1}")
 
 
-def _check(connection: sqlite3.Connection, probes: Sequence[str]) -> None:
+def _check(connection: sqlite3.Connection, probes: Sequence[Probe]) -> None:
     """Cheap signs of damage (a full check reads every page); a table that is missing is one of them."""
     for probe in probes:
         try:
-            if isinstance(probe, Comparison):
+            if callable(probe):
+                probe(connection)
+            elif isinstance(probe, Comparison):
                 compare(connection, probe)
             else:
                 connection.execute(probe).fetchall()
