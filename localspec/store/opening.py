@@ -18,6 +18,7 @@ BROKEN = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 Result = TypeVar("Result")
 Work: TypeAlias = Callable[[sqlite3.Connection], Result]
 Probe: TypeAlias = str | Work[None]
+Salvage: TypeAlias = Callable[[sqlite3.Connection, sqlite3.Connection], str]
 
 
 class _Unfit(Exception):
@@ -35,10 +36,11 @@ def open_writable(
     migrations: Sequence[Work[None]],
     probes: Sequence[Probe],
     mend: Work[str],
+    salvage: Salvage,
 ) -> sqlite3.Connection:
     """The database at `path`, made, migrated and checked; what cannot serve is mended or set aside first, each once.
 
-    Raises sqlite3.Error and OSError.
+    What `salvage` can read of a broken one comes over. Raises sqlite3.Error and OSError.
     """
     mended = aside = False
     while True:
@@ -60,10 +62,11 @@ def open_writable(
                 if aside:
                     raise OSError(f"it {unfit} again") from error
                 try:
-                    name = set_aside(path, unfit.suffix, connection).name
+                    file = set_aside(path, unfit.suffix, connection)
                 except OSError as trouble:
                     raise OSError(f"it {unfit} and cannot be set aside: {reason_of(trouble)}") from trouble
-                notice(f"{path} {unfit} and was set aside as {name}; a new one was begun.")
+                came = begun_anew(path, file, migrations, salvage) if unfit.mendable else ""
+                notice(f"{path} {unfit} and was set aside as {file.name}; a new one was begun{came and ' '}{came}.")
                 aside = True
             finally:
                 connection.close()
@@ -309,6 +312,19 @@ def set_aside(path: Path, suffix: str, connection: sqlite3.Connection) -> Path:
         with contextlib.suppress(FileNotFoundError):
             os.rename(f"{path}{part}", f"{aside}{part}")
     return aside
+
+
+def begun_anew(path: Path, aside: Path, migrations: Sequence[Work[None]], salvage: Salvage) -> str:
+    """Makes a new file at `path` with what can be read of the one that was set aside; says with what, or nothing."""
+    with contextlib.suppress(OSError, sqlite3.Error):
+        place = f"{aside.as_uri()}?mode=ro"  # it stays as it is
+        with contextlib.closing(_connect(place, uri=True)) as source, contextlib.closing(_made(path)) as target:
+            loaded(source)
+            target.execute("PRAGMA journal_mode = WAL").fetchone()
+            _tune(target)
+            _migrate(target, migrations)
+            return salvage(source, target)
+    return ""
 
 
 def identity(path: Path) -> tuple[int, int] | None:

@@ -9,7 +9,7 @@ from typing import Self
 
 from localspec.environment import home
 from localspec.paths import Paths
-from localspec.store import drafts, history, history_tables, measurements, mending, phrases
+from localspec.store import drafts, history, history_tables, measurements, mending, phrases, salvage
 from localspec.store.database import Database
 from localspec.store.phrases import PoolNames
 from localspec.store.schema import MIGRATIONS, compare_schema
@@ -57,7 +57,9 @@ class Store:
                 ((pool, *names) for pool, names in known.items()),
             )
 
-        store = cls(Database.open(path, notice, MIGRATIONS, PROBES, refill, mending.mend), notice, limit, known)
+        store = cls(
+            Database.open(path, notice, MIGRATIONS, PROBES, refill, mending.mend, salvage.salvage), notice, limit, known
+        )
         store.history.finish_removal()
         return store
 
