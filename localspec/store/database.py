@@ -225,7 +225,7 @@ class Database:
 
     def _trouble(self, error: sqlite3.DatabaseError) -> StoreTrouble:
         trouble = NoRoom if code_of(error) == sqlite3.SQLITE_FULL else StoreTrouble
-        return trouble(f"{self.path} {_remedy(error)} ({error}).")
+        return trouble(f"{self.path} {_remedy(error)} ({reason_of(error)}).")
 
     def _forget_half_saved(self) -> None:
         """What a transaction had written before it failed would stay in the log for as long as that is not emptied."""
@@ -255,7 +255,8 @@ class Database:
         self._connection = open_in_memory(self._migrations)
         self.path, self.read_only = None, False
         self._refill(self._connection)
-        self._notice(f"{path} is broken ({error}) and {fate}; what is learned in this session is forgotten at its end.")
+        what = f"{path} is broken ({reason_of(error)}) and {fate}"
+        self._notice(f"{what}; what is learned in this session is forgotten at its end.")
 
 
 @contextlib.contextmanager

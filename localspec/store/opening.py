@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 from localspec.store.comparing import Comparison, compare, damage
+from localspec.text import one_line
 
 BUSY_SECONDS = 5.0
+LONGEST_REASON = 300  # characters
 MOST_COPIED = 2**30  # bytes of a database that is mended in memory
 BROKEN = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 
@@ -48,7 +50,11 @@ def open_writable(
         try:
             return _checked(connection, migrations, probes)
         except (sqlite3.Error, _Unfit) as error:
-            unfit = error if isinstance(error, _Unfit) else _Unfit("broken", f"is broken ({error})", mendable=True)
+            unfit = (
+                error
+                if isinstance(error, _Unfit)
+                else _Unfit("broken", f"is broken ({reason_of(error)})", mendable=True)
+            )
             try:
                 if isinstance(error, sqlite3.Error) and not is_broken(error):
                     raise
@@ -119,8 +125,8 @@ def mended_copy(
             _tune(copy)
             if anew := mend(copy):
                 notice(
-                    f"{path} is damaged ({error}) and can only be read, so a copy of it in memory is what is read now: "
-                    f"there {anew}; the file is mended once it can be written."
+                    f"{path} is damaged ({reason_of(error)}) and can only be read, so a copy of it in memory is what "
+                    f"is read now: there {anew}; the file is mended once it can be written."
                 )
                 return copy
     except sqlite3.Error:  # what else is damaged, or is not there, costs the file as before
@@ -156,7 +162,7 @@ def mended_by(
         with contextlib.suppress(sqlite3.Error):
             connection.execute("PRAGMA writable_schema = RESET").fetchone()
     if anew:
-        notice(f"{path} was damaged ({error}); {anew}.")
+        notice(f"{path} was damaged ({reason_of(error)}); {anew}.")
     return True
 
 
@@ -262,7 +268,7 @@ def _check(connection: sqlite3.Connection, probes: Sequence[Probe]) -> None:
                 connection.execute(probe).fetchall()
         except sqlite3.OperationalError as error:
             if error.sqlite_errorcode == sqlite3.SQLITE_ERROR:
-                raise _Unfit("broken", f"is broken ({error})", mendable=True) from error
+                raise _Unfit("broken", f"is broken ({reason_of(error)})", mendable=True) from error
             raise
 
 
@@ -348,5 +354,7 @@ def code_of(error: sqlite3.Error) -> int:
     return getattr(error, "sqlite_errorcode", 0) & 0xFF
 
 
-def reason_of(error: Exception) -> str:
-    return (isinstance(error, OSError) and error.strerror) or str(error)
+def reason_of(error: BaseException) -> str:
+    """In one line and not much: SQLite quotes a damaged statement from where it does not understand it to its end."""
+    line = one_line((isinstance(error, OSError) and error.strerror) or str(error))
+    return line if len(line) <= LONGEST_REASON else f"{line[: LONGEST_REASON - 1]}…"

@@ -207,3 +207,13 @@ def test_what_can_only_be_read_is_corrected_in_memory(path: Path, notices: list[
             all_is_there(store, path)
         assert any(CORRECTED in notice and "a copy of it in memory" in notice for notice in notices)
         assert path.read_bytes() == before
+
+
+def test_what_sqlite_quotes_of_a_statement_is_told_in_one_line(path: Path, notices: list[str]) -> None:
+    text = str(said(path)["turn_in"][3])
+    put(path, "turn_in", "sql", text.replace("WHEN", "'HEN", 1))
+    with contextlib.closing(sqlite3.connect(path)) as connection, pytest.raises(sqlite3.DatabaseError, match="\n"):
+        connection.execute("SELECT 1 FROM turn")
+    with Store.open(path, notices.append) as store:
+        all_is_there(store, path)
+    assert len(notices) == 1 and "\n" not in notices[0] and len(notices[0]) < 800
