@@ -92,15 +92,16 @@ def _rows(
     """The rows that can be read, whose first column is their rowid: from the last on, from the first on, and between
     the two pages that cannot be read each that may be there. Raises _Late."""
     query = f"SELECT {', '.join(columns)} FROM {table} NOT INDEXED WHERE rowid"
-    low, high = 0, 2**63 - 1
+    low, high, whole = 0, 2**63 - 1, True
     for order in (" DESC", ""):
         try:
             for row in source.execute(f"{query} > ? AND rowid < ? ORDER BY rowid{order}", (low, high)):
                 low, high = (low, row[0]) if order else (row[0], high)
                 yield _in_time(row, deadline)
-            return
         except sqlite3.DatabaseError:
-            continue
+            whole = False
+    if whole:  # from both ends: rows of a damaged page that are none may seem to be the last
+        return
     if high == 2**63 - 1:
         high = max(low, _last_id(source, "turn")) + _BLIND
     for number in range(high - 1, low, -1):
