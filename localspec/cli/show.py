@@ -64,6 +64,7 @@ def _installed_facts(card: TargetCard) -> Facts:
         "bytes": checkpoint.bytes,
         "context": shape.context if shape else checkpoint.context,
         "license": card.license,
+        "engines": _engines(shape),
         "drafters": [
             *kinds("nothing", "probe"),
             *(drafter.kind for drafter in trained_drafters(card)),
@@ -74,6 +75,11 @@ def _installed_facts(card: TargetCard) -> Facts:
         "passed_over": passed_over or None,
         "revision": revision(card.path),
     }
+
+
+def _engines(shape: Shape | None) -> list[str]:
+    """What computes a model of this shape: our library on a CPU, torch elsewhere; of some families torch alone."""
+    return ["torch"] if shape and shape.torch_only else ["native", "torch"]
 
 
 def _announced_facts(card: TargetCard) -> Facts:
@@ -89,6 +95,7 @@ def _announced_facts(card: TargetCard) -> Facts:
         "bytes": 2 * shape.parameters if shape else None,  # published weights are bf16
         "context": shape.context if shape else None,
         "license": card.license,
+        "engines": _engines(shape),
         "drafters": list(kinds("nothing", "probe")),
     }
 

@@ -164,7 +164,9 @@ class Engine:
             if why:
                 notice(f"This runs on the CPU. {why}")
         if (engine.choice.device, engine.choice.engine) == ("cpu", "torch"):
-            notice(f"PyTorch computes with dense weights, slowly: {compiled.missing()}; install localspec again.")
+            missing = compiled.missing()
+            why = f"{missing}; install localspec again" if missing else "the CPU engine does not have its family yet"
+            notice(f"PyTorch computes with dense weights, slowly: {why}.")
         if not engine.target.chat.keeps_prompts:
             notice("the model's chat template leaves out what is asked, so no answer can be about it.")
         if engine.sampling(settings).rule == "typical":

@@ -8,7 +8,18 @@ from typing import Any
 
 from localspec.checkpoint import Checkpoint, text_config
 from localspec.errors import LocalspecError, UsageMistake, first_line
-from localspec.models.family_config import ORIGINAL, check, number, of_granite, of_smollm3, positive, query_growth
+from localspec.models.family_config import (
+    ORIGINAL,
+    LayerSizes,
+    by_pattern,
+    check,
+    number,
+    of_gemma4,
+    of_granite,
+    of_smollm3,
+    positive,
+    query_growth,
+)
 from localspec.outside_files import parse_json, read_bytes
 from localspec.setting_checks import HOTTEST
 
@@ -70,6 +81,15 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 262144, "rms_norm_eps": 1e-5,
         "rope_parameters": _MINISTRAL3_ROPE, "eos_token_id": 2,
     },
+    "gemma4_text": {
+        "vocab_size": 262144, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 30,
+        "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "global_head_dim": 512,
+        "num_global_key_value_heads": None, "max_position_embeddings": 131072,
+        "hidden_activation": "gelu_pytorch_tanh", "tie_word_embeddings": True, "sliding_window": 512,
+        "vocab_size_per_layer_input": 262144, "hidden_size_per_layer_input": 256, "attention_k_eq_v": False,
+        "num_kv_shared_layers": 0, "use_double_wide_mlp": False, "enable_moe_block": False,
+        "final_logit_softcapping": None, "use_bidirectional_attention": None, "eos_token_id": 1,
+    },
 }  # fmt: skip
 # Keys of other families, which converted models carry along and the stock model does not read.
 _NOT_READ: Mapping[str, tuple[str, ...]] = {
@@ -89,7 +109,10 @@ _NOT_READ: Mapping[str, tuple[str, ...]] = {
         "max_window_layers",
     ),
     "ministral3": ("attention_bias", "mlp_bias", "use_sliding_window", "max_window_layers", "layer_types"),
+    "gemma4_text": ("hidden_act", "mlp_bias", "use_sliding_window", "max_window_layers", "rope_theta", "rope_scaling"),
 }
+# Families that torch alone computes, wherever it is: the CPU engine does not have them yet.
+TORCH_ONLY = frozenset({"gemma4_text"})
 _SIZES = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
     "max_position_embeddings",
@@ -127,6 +150,9 @@ class ModelConfig:
     embedding_multiplier: float
     residual_multiplier: float
     logits_scaling: float  # logits are divided by it
+    layer_sizes: tuple[LayerSizes, ...]  # where layers differ; () where they do not
+    per_layer_inputs: tuple[int, int]  # (channels, tokens of the table) of what each layer reads of a token, 0 for none
+    logit_cap: float  # logits are bent to stay below it, by tanh; 0 for not
     query_growth: tuple[float, int] | None  # (b, p): queries at position i are multiplied by 1 + b log(1 + i // p)
     eos_token_id: Any  # whoever ends replies checks it, with those of other files
     content: Mapping[str, Any]
@@ -208,37 +234,56 @@ class ModelConfig:
 
 _NEUTRAL: Mapping[str, Any] = {  # where a family says nothing else
     "local_rope_parameters": None, "query_pre_attn_scalar": 0.0, "soft_caps": False, "unrotated": (),
-    "embedding_multiplier": 1.0, "residual_multiplier": 1.0, "logits_scaling": 1.0,
+    "embedding_multiplier": 1.0, "residual_multiplier": 1.0, "logits_scaling": 1.0, "layer_sizes": (),
+    "per_layer_inputs": (0, 0), "logit_cap": 0.0,
 }  # fmt: skip
 
 
-def _of_gemma(found: Mapping[str, Any]) -> dict[str, Any]:
+def _of_gemma3(found: Mapping[str, Any]) -> dict[str, Any]:
     """What Gemma 3 says in its own way: windows by a pattern, a rotation for layers with one and for those without."""
     if found.get("use_bidirectional_attention"):
         raise ValueError("use_bidirectional_attention: texts are read from left to right alone here")
-    check(found, "hidden_activation", lambda value: isinstance(value, str))
     check(found, "query_pre_attn_scalar", lambda value: number(value) and 0 < value < math.inf)
     types = found["layer_types"]
     if types is None:
         check(found, "sliding_window_pattern", positive)
-        layers, every = range(1, found["num_hidden_layers"] + 1), found["sliding_window_pattern"]
-        types = tuple("sliding_attention" if layer % every else "full_attention" for layer in layers)
-    if "sliding_attention" in types:
+        types = by_pattern(found["num_hidden_layers"], found["sliding_window_pattern"])
+    said = {
+        "layer_types": types,
+        "query_pre_attn_scalar": float(found["query_pre_attn_scalar"]),
+        "soft_caps": any(found.get(name) is not None for name in _SOFT_CAPS),
+    }
+    return said | _two_rotations({**found, **said}, {}, {"rope_theta": found["rope_local_base_freq"]})
+
+
+def _of_gemma4(found: Mapping[str, Any]) -> dict[str, Any]:
+    """What Gemma 4 says: heads and inputs of layers, and rotations as Gemma 3 has them, from other beginnings."""
+    said = of_gemma4(found)
+    whole = {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6}
+    return said | _two_rotations({**found, **said}, whole, {"rope_theta": 1e4})
+
+
+def _two_rotations(
+    found: Mapping[str, Any], whole_default: Mapping[str, Any], local_default: Mapping[str, Any]
+) -> dict[str, Any]:
+    """A rotation for layers without a window and another for those with one; what Gemmas call their activation."""
+    check(found, "hidden_activation", lambda value: isinstance(value, str))
+    if "sliding_attention" in found["layer_types"]:
         check(found, "sliding_window", positive)
     rotations, scaling = found.get("rope_parameters") or {}, found.get("rope_scaling") or {}
     if not isinstance(rotations, dict) or not isinstance(scaling, dict):
         raise ValueError("the rope_parameters are no table")
     if unknown := rotations.keys() - {"full_attention", "sliding_attention"}:
         raise ValueError(f"the rope_parameters tell of {min(map(str, unknown))!r:.40}, which is no kind of layer")
-    whole, local = (rotations.get(kind) or {"rope_type": "default"} for kind in ("full_attention", "sliding_attention"))
+    whole, local = (
+        rotations.get(kind) or {"rope_type": "default", **default}
+        for kind, default in (("full_attention", whole_default), ("sliding_attention", {}))
+    )
     if not isinstance(whole, dict) or not isinstance(local, dict):
         raise ValueError("the rope_parameters of a kind of layer are no table")
-    base = {**found, "rope_scaling": None, "rope_theta": found["rope_local_base_freq"]}
+    base = {**found, "rope_scaling": None, **local_default}
     return {
         "hidden_act": found["hidden_activation"],
-        "layer_types": types,
-        "query_pre_attn_scalar": float(found["query_pre_attn_scalar"]),
-        "soft_caps": any(found.get(name) is not None for name in _SOFT_CAPS),
         "rope_scaling": None,
         "rope_parameters": {**whole, **scaling},
         "local_rope_parameters": _rope_parameters({**base, "rope_parameters": local}),
@@ -246,7 +291,8 @@ def _of_gemma(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 _OWN: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
-    "gemma3_text": _of_gemma,
+    "gemma3_text": _of_gemma3,
+    "gemma4_text": _of_gemma4,
     "smollm3": of_smollm3,
     "granite": of_granite,
     "granitemoehybrid": of_granite,
@@ -258,7 +304,8 @@ def with_defaults(content: Mapping[str, Any]) -> Mapping[str, Any]:
     said = text_config(content)
     if said.get("model_type") == "granitemoehybrid":
         return {**said, "intermediate_size": said.get("shared_intermediate_size")}
-    return {**_DEFAULTS["gemma3_text"], **said} if said.get("model_type") == "gemma3_text" else said
+    family = str(said.get("model_type"))
+    return {**_DEFAULTS[family], **said} if family in ("gemma3_text", "gemma4_text") else said
 
 
 def _rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,10 +1,11 @@
 """How large the parts of a model are, from its config.json or from models.toml; parameters are counted, not read."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
-from localspec.models.model_config import with_defaults
+from localspec.checkpoint import text_config
+from localspec.models.model_config import TORCH_ONLY, with_defaults
 
 # Our names, and those of config.json; what it may leave out has a rule below.
 _NAMES = {
@@ -22,7 +23,10 @@ _NAMES = {
 
 @dataclass(frozen=True)
 class Shape:
-    """A decoder-only transformer of the kind that is served here: widths in channels, context in tokens."""
+    """A decoder-only transformer of the kind that is served here: widths in channels, context in tokens.
+
+    One of a family that is `torch_only` is not computed by the CPU engine, on a CPU neither.
+    """
 
     num_layers: int
     hidden_size: int
@@ -33,6 +37,7 @@ class Shape:
     vocab_size: int
     context: int
     tied: bool = False
+    torch_only: bool = False
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> "Shape | None":
@@ -45,7 +50,7 @@ class Shape:
         if found["head_dim"] is None and whole(found["hidden_size"]) and whole(found["num_heads"]):
             found["head_dim"] = found["hidden_size"] // found["num_heads"]
         if all(whole(value) for name, value in found.items() if name != "tied"):
-            return cls(**found)
+            return cls(**found, torch_only=text_config(config).get("model_type") in TORCH_ONLY)
         return None
 
     @property
@@ -91,7 +96,7 @@ class Shape:
 TABLE_KEYS = dict(
     zip(
         ("layers", "width", "inner", "heads", "key_heads", "head_width", "vocabulary", "context", "tied"),
-        (field.name for field in fields(Shape)),
+        _NAMES,
         strict=True,
     )
 )

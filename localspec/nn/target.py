@@ -1,6 +1,7 @@
 """The target: the model whose distribution is reproduced. It joins a transformer, a tokenizer and their settings."""
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -154,9 +155,11 @@ class Target:
     @property
     def page(self) -> int:
         """How many slots the invariant attention of a single row, filled up to `row_multiple`, sums in one go."""
-        config = self.transformer.config
-        rows = config.num_heads // config.num_kv_heads * self.row_multiple
-        return page_size(config.num_kv_heads, config.head_dim, rows, torch.device(self.device))
+        config, device = self.transformer.config, torch.device(self.device)
+        kinds = {(one.num_kv_heads, one.head_dim) for one in map(config.sizes_of, range(config.num_layers))}
+        rows = {kind: config.num_heads // kind[0] * self.row_multiple for kind in kinds}
+        # Where layers differ in it, what shares a part of both shares a page of either.
+        return math.gcd(*(page_size(*kind, rows[kind], device) for kind in kinds))
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
         """Returns the input embeddings of token ids, [..., hidden_size]."""
@@ -169,7 +172,7 @@ class Target:
     def cache(self, slots: int) -> KVCache:
         """Returns an empty cache with room for `slots` tokens, in this model's precision and on its device."""
         least = LEAST_SLOTS if self.exact else 0
-        return KVCache(self.transformer.config.cache_shape, slots, self.dtype, self.device, least)
+        return KVCache(self.transformer.config.cache_shapes, slots, self.dtype, self.device, least)
 
     @cached_property
     def compute(self) -> TorchCompute:

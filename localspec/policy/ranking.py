@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from localspec.machine.machine import Device
+from localspec.machine.machine import PACKINGS, Device
 from localspec.models.model import Model
 from localspec.models.shape import Shape
 from localspec.policy import host_time, prediction
@@ -57,6 +57,14 @@ class RunPlan:
         return self.bytes <= self.precision.device.usable
 
 
+def device_for(model: Model, device: Device) -> Device:
+    """A device as it is for this model: families that the CPU engine does not have are torch's on a CPU, unpacked."""
+    if device.type != "cpu" or not model.shape.torch_only:
+        return device
+    why = "of this model's family PyTorch alone computes, which has no packed weights on a CPU"
+    return replace(device.in_torch, packings=(), missing=dict.fromkeys(PACKINGS, why))
+
+
 def possible_precisions(model: Model, precisions: Iterable[Precision]) -> list[Precision]:
     """Those in which this model can be had: of a model that is here only packed, what was packed."""
     return [one for one in precisions if model.can_be(one.quantize, one.device.engine)]
@@ -78,6 +86,7 @@ def draft_precisions(small: Model, device: Device) -> list[Precision]:
 
     Without any it cannot be had on this device.
     """
+    device = device_for(small, device)
     natural = natural_precisions(device)
     best = [one for one in natural if one.quantize != "int4"] if device.type == "cpu" else natural[:1]
     return possible_precisions(small, best) or possible_precisions(small, natural)

@@ -22,6 +22,7 @@ from localspec.policy.ranking import (
     Precision,
     RunPlan,
     best,
+    device_for,
     draft_precisions,
     explained,
     natural_precisions,
@@ -173,6 +174,7 @@ def _attempt(
     machine: Machine,
     measurements: MeasurementSource,
 ) -> Attempt:
+    device = device_for(model, device)
     try:
         precisions = possible_precisions(model, precisions_of(settings, device))
         if not precisions:
@@ -308,6 +310,7 @@ def _draft(
             f"There is no device '{settings.draft_device}' here for a draft model; set draft_device to one of "
             f"{_names(machine)}, or auto."
         )
+    device = device_for(small, device)
     if not (precisions := draft_precisions(small, device)):
         raise only_packed(small.card.path)
     ranked = run_plans(small, precisions, measurements, AUTO_NODES)

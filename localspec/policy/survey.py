@@ -20,6 +20,7 @@ from localspec.policy.ranking import (
     Precision,
     RunPlan,
     best,
+    device_for,
     explained,
     natural_precisions,
     possible_precisions,
@@ -139,7 +140,7 @@ def recommend(
     fitting: list[tuple[RunPlan, Sequence[RunPlan]]] = []
     smallest: list[RunPlan] = []
     for device in machine.devices:
-        if not (open_ones := possible_precisions(model, precisions(device))):
+        if not (open_ones := possible_precisions(model, precisions(device_for(model, device)))):
             continue
         ranked = run_plans(
             model, open_ones, measurements, AUTO_NODES, decoding=decoding_kind(model.temperature, "exact")

@@ -12,7 +12,7 @@ LAYERS, HEADS, WIDTH = 2, 3, 4
 
 
 def cache(slots: int = 0, least: int = 0) -> KVCache:
-    return KVCache((LAYERS, HEADS, WIDTH), slots, torch.float32, torch.device("cpu"), least)
+    return KVCache([(HEADS, WIDTH)] * LAYERS, slots, torch.float32, torch.device("cpu"), least)
 
 
 def rows(numbers: list[int], layer: int, sign: int) -> torch.Tensor:
@@ -120,7 +120,8 @@ def test_rows_are_the_keys_and_values_after_what_is_committed_in_the_order_asked
     kept.keep(range(3))
     write(kept, [10, 11, 12, 13])
     asked = kept.rows([0, 3, 1])
-    assert asked.shape == (LAYERS, 2, HEADS, 3, WIDTH)
+    assert asked.shape == (3, LAYERS * 2 * HEADS * WIDTH)
+    asked = asked.view(3, LAYERS, 2, HEADS, WIDTH).movedim(0, 3)
     for layer in range(LAYERS):
         for which, sign in enumerate((1, -1)):
             assert torch.equal(asked[layer, which], rows([10, 13, 11], layer, sign))
