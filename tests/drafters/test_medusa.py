@@ -333,7 +333,7 @@ class Watched(Medusa):
 
     def draft(self, context: Context) -> DraftTree:
         read = states(self.target, torch.tensor([list(context.committed[:-1])]))[0, -1:]
-        torch.testing.assert_close(torch.as_tensor(self._state), read, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(torch.as_tensor(self._state), read, rtol=1e-4, atol=5e-5)  # in other chunks
         self.drafts += 1
         tree = super().draft(context)
         assert tree.size <= context.nodes + 1 and tree.tokens[0] == context.root
