@@ -101,13 +101,7 @@ _NOT_READ: Mapping[str, tuple[str, ...]] = {
     "gemma3_text": ("hidden_act", "mlp_bias", "use_sliding_window", "max_window_layers"),
     "smollm3": ("max_window_layers",),
     "granite": ("sliding_window", "use_sliding_window", "max_window_layers", "layer_types"),
-    "granitemoehybrid": (
-        "intermediate_size",
-        "mlp_bias",
-        "sliding_window",
-        "use_sliding_window",
-        "max_window_layers",
-    ),
+    "granitemoehybrid": ("intermediate_size", "mlp_bias", "sliding_window", "use_sliding_window", "max_window_layers"),
     "ministral3": ("attention_bias", "mlp_bias", "use_sliding_window", "max_window_layers", "layer_types"),
     "gemma4_text": ("hidden_act", "mlp_bias", "use_sliding_window", "max_window_layers", "rope_theta", "rope_scaling"),
 }
