@@ -30,6 +30,8 @@ ARCHITECTURES = {
     "GraniteMoeHybridForCausalLM": "granitemoehybrid",  # those without experts and recurrent layers
     "Ministral3ForCausalLM": "ministral3",
     "Mistral3ForConditionalGeneration": "mistral3",  # reads pictures too
+    "Qwen3_5ForCausalLM": "qwen3_5_text",
+    "Qwen3_5ForConditionalGeneration": "qwen3_5",  # reads pictures too
 }  # and the model type that goes with each
 # The registered model that is nearest to those that are not supported, by how the name of an architecture begins.
 _NEAREST = {
@@ -43,11 +45,13 @@ _INSIDE: Mapping[str, Mapping[str, str]] = {
     "gemma3": {"gemma3_text": "Gemma3ForCausalLM"},
     "gemma4": {"gemma4_text": "Gemma4ForCausalLM"},
     "mistral3": {"ministral3": "Ministral3ForCausalLM", "mistral": "MistralForCausalLM"},
+    "qwen3_5": {"qwen3_5_text": "Qwen3_5ForCausalLM"},
 }
 # What tensors of a language model are called inside of one that reads pictures too, by this and by later conventions.
 _LANGUAGE_MODEL = {"language_model.": "", "model.language_model.": "model."}
 _OTHER_SENSES = ("vision_tower.", "multi_modal_projector.", "audio_tower.", "embed_vision.", "embed_audio.")
-_PICTURES = (*_OTHER_SENSES, *(f"model.{name}" for name in _OTHER_SENSES))
+# Parts that are not computed here: what sees and hears, and the layer of Qwen3.5 that predicts a token further ahead.
+_OTHERS = (*_OTHER_SENSES, *(f"model.{name}" for name in _OTHER_SENSES), "model.visual.", "mtp.")
 
 PICKLED_INDEX = "pytorch_model.bin.index.json"
 HEAD_PREFIX = "medusa_head."  # of the tensors of Medusa heads inside a whole model
@@ -94,7 +98,7 @@ def inspect(path: Path) -> Checkpoint:
         text_name(name): math.prod(entry["shape"])
         for file in files
         for name, entry in tensor_headers(file).items()
-        if not name.startswith((HEAD_PREFIX, *_PICTURES))
+        if not name.startswith((HEAD_PREFIX, *_OTHERS))
     }
     size = sum(file.stat().st_size for file in files)
     embedding = counts.get("model.embed_tokens.weight", 0)

@@ -62,7 +62,7 @@ def one_thread() -> None:
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], "Tiny"]:
-    """tiny(name): the model of that name in tiny_models.CONFIGS, on disk, as transformers reads it, and as we do."""
+    """tiny(name): the model of that name in tiny_models.CONFIGS, or RECURRENT, on disk, as transformers reads it, and as we do."""
     import tiny_models
 
     tokenizer = tiny_models.byte_tokenizer()
@@ -72,7 +72,8 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], "Tiny"]:
         seed = tiny_models.SEEDS[name]
         shard = "20KB" if name == tiny_models.SHARDED else "1GB"
         path = tmp_path_factory.mktemp("model") / name
-        return tiny_models.read(tiny_models.write(path, tiny_models.CONFIGS[name](), tokenizer, seed, shard))
+        config = {**tiny_models.CONFIGS, **tiny_models.RECURRENT}[name]()
+        return tiny_models.read(tiny_models.write(path, config, tokenizer, seed, shard))
 
     return make
 

@@ -45,7 +45,7 @@ class TableModel:
     Its states are those two tokens, [rows, 2].
     """
 
-    context, row_multiple, nbytes = 4096, 1, 0
+    context, row_multiple, branches, nbytes = 4096, 1, True, 0
     device, precision = "cpu", "fp32"
     stop_tokens = special_tokens = frozenset[int]()
 

@@ -23,6 +23,7 @@ from transformers import (
     Phi3Config,
     PreTrainedTokenizerFast,
     Qwen2Config,
+    Qwen3_5TextConfig,
     Qwen3Config,
     SmolLM3Config,
     TemperatureLogitsWarper,
@@ -307,7 +308,28 @@ SEEDS = dict(
         (6, 2, 3, 0, 0, 0, 0, 0, 2, 0, 1, 5, 0, 0, 1, 10, 12, 2, 1, 0, 8, 0, 9, 0, 13, 0, 7, 18, 24, 2),
         strict=True,
     )
-)  # fmt: skip
+)
+# A family whose layers are recurrent in part: it reads chains alone, so its tests are its own (tests/nn/test_recurrent.py).
+RECURRENT: dict[str, Callable[[], Any]] = {
+    "qwen3_5-grouped-shared-keys-interval": _config(
+        Qwen3_5TextConfig, num_hidden_layers=5, num_key_value_heads=2, head_dim=16, full_attention_interval=3,
+        linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=8, linear_value_head_dim=12,
+    ),
+    "qwen3_5-many-heads-biases-tied-half-rotated": _config(
+        Qwen3_5TextConfig, num_hidden_layers=4, num_key_value_heads=4, head_dim=12, attention_bias=True,
+        tie_word_embeddings=True, linear_num_key_heads=3, linear_num_value_heads=3, linear_key_head_dim=10,
+        linear_value_head_dim=6, linear_conv_kernel_dim=3,
+        layer_types=["full_attention", "linear_attention", "linear_attention", "full_attention"],
+        rope_parameters={"rope_type": "default", "rope_theta": 1000.0, "partial_rotary_factor": 0.5},
+    ),
+    "qwen3_5-one-key-head-long-convolution-yarn": _config(
+        Qwen3_5TextConfig, num_hidden_layers=3, num_key_value_heads=1, head_dim=16, linear_num_key_heads=1,
+        linear_num_value_heads=2, linear_key_head_dim=8, linear_value_head_dim=8, linear_conv_kernel_dim=6,
+        layer_types=["linear_attention", "full_attention", "linear_attention"],
+        rope_parameters={**_YARN, "partial_rotary_factor": 0.25},
+    ),
+}  # fmt: skip
+SEEDS |= dict.fromkeys(RECURRENT, 0)
 # One of each family, and between them all that layers differ in.
 FAMILIES = [
     "llama-many-heads-biases-llama3",
@@ -352,7 +374,9 @@ def write(path: Path, config: Any, tokenizer: Any, seed: int, shard: str = "1GB"
             if parameter.ndim > 1:
                 parameter.normal_(0, spread, generator=generator)
             else:
-                parameter.normal_(0.0 if name.endswith("bias") else 1.0, 0.3, generator=generator)
+                # states that forget quickly would hide what is wrong with them
+                mean = -2.0 if name.endswith("A_log") else 0.0 if name.endswith("bias") else 1.0
+                parameter.normal_(mean, 0.3, generator=generator)
         for name, buffer in model.named_buffers():
             if name.endswith("layer_scalar"):
                 buffer.normal_(1.0, 0.3, generator=generator)

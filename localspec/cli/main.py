@@ -131,12 +131,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit code. Every error is one line on standard error."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, interrupt)
-    if sys.stdout is not None and hasattr(sys.stdout, "reconfigure"):
+    closed = None
+    if sys.stdout is None:
+        from localspec.cli.closed_output import ClosedOutput
+
+        closed = sys.stdout = ClosedOutput()
+    if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")  # a terminal that lacks a character is no reason to stop
     try:
         code = _run(arguments)
-        if sys.stdout is not None:
-            sys.stdout.flush()  # what cannot be written must be reported here, not at interpreter shutdown
+        sys.stdout.flush()  # what cannot be written must be reported here, not at interpreter shutdown
+        if code == 0 and closed is not None and closed.missed:
+            code = _say("Standard output is closed, so what was to be read there is nowhere; leave it open.")
     except (BrokenPipeError, _ReaderGone):
         code = READER_GONE
     except KeyboardInterrupt:  # while the last sentence was said, or that of a Ctrl+C that had been put off

@@ -14,6 +14,7 @@ from localspec.chat.conversation import dropped_turns_notice
 from localspec.chat.thinking import only_thinking
 from localspec.chat.wording import seconds_words
 from localspec.cli.beginning import Report, begin, report_of
+from localspec.cli.closed_output import ClosedOutput
 from localspec.cli.interrupt import Interrupt
 from localspec.cli.left_behind import kept_seconds
 from localspec.cli.options import SharedFlags, takes_shared_flags
@@ -55,7 +56,7 @@ def run(
 
 
 def _answer(flags: SharedFlags, question: str, output: "_Output", stats: bool, keep: int | None) -> int:
-    if sys.stdout is None:
+    if isinstance(sys.stdout, ClosedOutput):
         raise LocalspecError("Standard output is closed, so there is no place for an answer; leave it open.")
     settings, progress = flags.settings, Progress()
     with ExitStack() as at_the_end, Interrupt() as interrupt:

@@ -11,7 +11,7 @@ from localspec.cli.console import seen
 from localspec.errors import LocalspecError
 from localspec.hub.records import record
 from localspec.models.drafter_cards import trained_drafters
-from localspec.models.drafter_kinds import kinds
+from localspec.models.drafter_kinds import kind_of, kinds
 from localspec.models.entries import Entry, Form, PublishedDrafter
 from localspec.models.own_draft import own_draft
 from localspec.models.registry import TargetCard, named_card, source_here
@@ -23,7 +23,9 @@ from localspec.text import one_line
 app = typer.Typer()
 
 Facts = dict[str, str | int | list[str] | None]
-_ONLY_KNOWN = ("draft", "draft_origin", "passed_over")  # lines that most models lack
+_ONLY_KNOWN = ("draft", "draft_origin", "passed_over", "engine")  # lines that most models lack
+_RECURRENT = "torch on every device, with dense weights: the CPU engine does not have its recurrent layers yet"
+_TORCH_ONLY = "torch, on a CPU with dense weights: the CPU engine does not have its family yet"
 
 
 @app.command()
@@ -52,6 +54,7 @@ def _installed_facts(card: TargetCard) -> Facts:
     """What the files of a model that is here say."""
     checkpoint = inspect(card.path)
     shape = Shape.of(checkpoint.config)
+    recurrent = shape is not None and shape.recurrent
     own, passed_over = own_draft(card)
     draft = own.card.name if own is not None and own.card.here else None
     return {
@@ -64,22 +67,17 @@ def _installed_facts(card: TargetCard) -> Facts:
         "bytes": checkpoint.bytes,
         "context": shape.context if shape else checkpoint.context,
         "license": card.license,
-        "engines": _engines(shape),
         "drafters": [
-            *kinds("nothing", "probe"),
+            *(kind for kind in kinds("nothing", "probe") if not recurrent or kind_of(kind).on_chains),
             *(drafter.kind for drafter in trained_drafters(card)),
             *(f"{kind}:{draft}" for kind in kinds("draft model") if draft is not None),
         ],
         "draft": draft,
         "draft_origin": own.origin if own is not None and draft is not None else None,
         "passed_over": passed_over or None,
+        "engine": _RECURRENT if recurrent else _TORCH_ONLY if shape and shape.torch_only else None,
         "revision": revision(card.path),
     }
-
-
-def _engines(shape: Shape | None) -> list[str]:
-    """What computes a model of this shape: our library on a CPU, torch elsewhere; of some families torch alone."""
-    return ["torch"] if shape and shape.torch_only else ["native", "torch"]
 
 
 def _announced_facts(card: TargetCard) -> Facts:
@@ -95,7 +93,6 @@ def _announced_facts(card: TargetCard) -> Facts:
         "bytes": 2 * shape.parameters if shape else None,  # published weights are bf16
         "context": shape.context if shape else None,
         "license": card.license,
-        "engines": _engines(shape),
         "drafters": list(kinds("nothing", "probe")),
     }
 

@@ -11,6 +11,8 @@ from localspec.store.database import StoreTrouble
 from localspec.store.store import Store, user_store
 from localspec.text import one_line
 
+PARTS = ("-wal", "-shm", "-journal")  # files of SQLite beside a database
+
 
 @contextmanager
 def store_if_any(what: str) -> Iterator[Store | None]:
@@ -28,6 +30,11 @@ def store_if_any(what: str) -> Iterator[Store | None]:
 def report_files_set_aside(what: str) -> None:
     """Names the damaged files that were set aside: whether to keep them is the user's choice."""
     database = Paths(environment.home()).database
-    for file in sorted(database.parent.glob(f"{database.name}.*")):
-        sentence = f"localspec: {file} was set aside and may hold {what} too; delete it to be rid of them."
+    files = {file.name: file for file in sorted(database.parent.glob(f"{database.name}.*"))}
+    for name, file in files.items():
+        if any(name == f"{other}{part}" for other in files for part in PARTS):
+            continue  # it is told with the file that it belongs to
+        parts = " and ".join(part for part in PARTS if f"{name}{part}" in files)
+        which = f"it, with its {parts}," if parts else "it"
+        sentence = f"localspec: {file} was set aside and may hold {what} too; delete {which} to be rid of them."
         typer.echo(one_line(sentence), err=True)

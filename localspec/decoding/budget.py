@@ -29,11 +29,13 @@ class Budget:
     was cut to nothing is still judged by its first guess. That costs no row, and an old estimate never hides a source
     that has become right again.
 
-    Costs are corrected by what forwards take now (`ObservedCosts`).
+    Costs are corrected by what forwards take now (`ObservedCosts`). Without `branches` the target reads chains alone:
+    of each draft the path that promises most is all there is.
     Without costs it is a fixed experiment: trees of `most` nodes, no resizing, no switching off as long as they fit.
     """
 
-    def __init__(self, most: int, costs: ForwardCostModel | None = None) -> None:
+    def __init__(self, most: int, costs: ForwardCostModel | None = None, branches: bool = True) -> None:
+        self._branches = branches
         self.most, self._costs = most, None if costs is None else ObservedCosts(costs)
         self._seen: dict[tuple[str | None, int, int], tuple[float, float]] = {}  # (hits, tries); None means all sources
         self._draft, self._context = DraftTree((0,), (-1,)), 0  # the last one, before pruning, and the text before it
@@ -76,12 +78,13 @@ class Budget:
         go where nothing else pays. A tree of probes alone is returned as it is, and is a draft that does not pay.
         """
         if self._costs is None:
-            return tree
+            return self._computable(tree)
         self._draft, self._context = tree, context
         if not self.nodes:
             self._wait -= 1
             if self._wait == 0:
                 self.nodes, self._losing_drafts, self._lost_steps = self.most, 0, 0.0
+        tree = self._computable(tree)
         if tree.size == 1:
             return tree
         chances = self._chances(tree)
@@ -148,6 +151,16 @@ class Budget:
         if not tree:
             known, other = other, known
         return median(known) if known else median(other or (0.0,)) * (2.0 if tree else 0.5)
+
+    def _computable(self, tree: DraftTree) -> DraftTree:
+        """Returns the tree, or the path of it that promises most tokens where the target computes no branches."""
+        if self._branches:
+            return tree
+        chances = self._chances(tree)
+        tokens: dict[int, float] = {}  # that the path to a node promises
+        for node in sorted(chances):
+            tokens[node] = tokens.get(tree.parents[node], 0.0) + chances[node]
+        return tree.chain_to(max(tokens, key=tokens.__getitem__))
 
     def _chances(self, tree: DraftTree) -> dict[int, float]:
         """Returns the chance that a node and all above it are accepted, by node, without probes and what is below."""

@@ -33,7 +33,11 @@ class TokenCache(Protocol):
         """Commits the rows `path` after `length`, in that order."""
 
     def truncate(self, length: int) -> None:
-        """Forgets everything after the first `length` tokens."""
+        """Forgets everything after the first `length` tokens, and before them what it must: `length` says what is left.
+
+        A cache of keys and values forgets no more than that; one with states does, but for what came lately: what a
+        step or a draft read is always taken back to the token.
+        """
 
     def assume(self, length: int) -> None:
         """Counts the first `length` slots as committed, whatever they hold: for measurements, which need no text."""
@@ -61,6 +65,10 @@ class ForwardModel(Protocol[CacheT]):
     context: int  # the longest text it holds, in tokens
     row_multiple: int  # a forward fills its rows up to a multiple of this many
     stop_tokens: frozenset[int]
+
+    @property
+    def branches(self) -> bool:
+        """Whether it computes trees; where it reads chains alone, as recurrent layers do, `aligned` gives those."""
 
     @property
     def special_tokens(self) -> frozenset[int]:
@@ -97,7 +105,8 @@ class ForwardModel(Protocol[CacheT]):
     def aligned(self, tree: DraftTree, start: int) -> DraftTree:
         """Returns the part of a tree, after `start` committed tokens, that the model computes as plain decoding would.
 
-        That is all of it, except where results must be equal to the bit and the cache's layout would change one.
+        That is all of it, except where results must be equal to the bit and the cache's layout would change one, and
+        where it does not compute branches.
         """
 
     def encode(self, messages: Sequence[dict[str, str]], think: bool | None = None) -> list[int]:

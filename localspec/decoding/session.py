@@ -24,7 +24,9 @@ Result = TypeVar("Result")
 
 
 class Session:
-    """Between replies and after every step, `tokens` are final, and all but the last are in the cache."""
+    """Between replies and after every step, `tokens` are final, and all but the last are in the cache; after a reply
+    that was cut far back, a cache with states may hold fewer.
+    """
 
     def __init__(
         self, target: ForwardModel[Any], drafter: Drafter, budget: Budget, thinking: Thinking | None = None
@@ -126,9 +128,9 @@ class _Reply:
     def _prefill(self) -> Iterator[Prefill]:
         session, prompt = self.session, self.prompt
         session.statistics = None
-        self.reused = min(common_prefix(session.tokens, prompt), session.cache.length, len(prompt) - 1)
+        session.cache.truncate(min(common_prefix(session.tokens, prompt), session.cache.length, len(prompt) - 1))
+        self.reused = session.cache.length
         del session.tokens[self.reused :]
-        session.cache.truncate(self.reused)
         session.drafter.rewind(self.reused)
         session.budget.begin()
         self._within_memory(lambda: self._reserve(len(prompt)), self._give_up_spare)

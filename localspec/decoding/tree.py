@@ -69,6 +69,22 @@ class DraftTree:
                 kept.append(node)
         return self if len(kept) == self.size else self.subtree(kept)
 
+    def chain_to(self, node: int) -> "DraftTree":
+        """Returns the chain from the root to a node."""
+        nodes = [node]
+        while nodes[-1]:
+            nodes.append(self.parents[nodes[-1]])
+        return self if len(nodes) == self.size else self.subtree(nodes[::-1])
+
+    def first_chain(self) -> "DraftTree":
+        """Returns the chain of first children, whatever their tokens; a probe ends it."""
+        node = 0
+        while below := self.siblings[node]:
+            if self.probe and self.probe[below[0]]:
+                break
+            node = below[0]
+        return self.chain_to(node)
+
     @property
     def size(self) -> int:
         return len(self.tokens)

@@ -45,7 +45,7 @@ def draft_model(
     window = Lookahead(pair.pool, pair.special, chosen.window, chosen.phrase) if chosen.window else Autoregressive()
     ahead = chosen.phrase - 1
     inner = WithPhrases(window, pair.pool, chosen.phrases, ahead, read_only=True)
-    budget = Budget(min((chosen.window + chosen.phrases) * ahead, MAX_NODES), costs)
+    budget = Budget(min((chosen.window + chosen.phrases) * ahead, MAX_NODES), costs, pair.small.branches)
     return DraftModel(pair.small, pair.vocabulary, inner, budget, length, costs)
 
 

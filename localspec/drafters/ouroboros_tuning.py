@@ -38,6 +38,7 @@ class Workload:
     nodes: int
     target_costs: ForwardCostModel
     draft_costs: ForwardCostModel
+    branches: bool = True  # whether the target computes trees
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ class ReplayCache:
 class ReplayTarget:
     """A target that repeats a known text: its text does not depend on the draft, so no forward is needed."""
 
-    row_multiple, nbytes, device, precision = 1, 0, "cpu", "fp32"
+    row_multiple, branches, nbytes, device, precision = 1, True, 0, "cpu", "fp32"
     stop_tokens = special_tokens = frozenset[int]()
 
     def __init__(self, text: Sequence[int], vocabulary: int) -> None:
@@ -124,7 +125,7 @@ class SimulatedBudget(Budget):
     """Cuts drafts as in use, and adds up nodes, steps, and the seconds that both models' forwards would take."""
 
     def __init__(self, workload: Workload, small: DraftModel | None) -> None:
-        super().__init__(workload.nodes, workload.target_costs)
+        super().__init__(workload.nodes, workload.target_costs, workload.branches)
         self.steps = self.drafted = 0
         self.drafting = self.verifying = 0.0
         self._workload, self._small, self._forwards = workload, small, small.forwards.copy() if small else Counter()

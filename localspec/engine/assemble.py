@@ -120,13 +120,14 @@ def find_hyperparameters(
     if costs is None or small.costs is None or (not again and (found or not kept)):
         return found or Hyperparameters()
     profile.reporter.progress("searching how long drafts should be for these two models, once")
-    said = own_replies(target, budget=Budget(choice.nodes, costs))
+    said = own_replies(target, budget=Budget(choice.nodes, costs, target.branches))
     if not said:
         profile.reporter.notice(
             f"in a context of {target.context} tokens there is no room to search how long drafts should be."
         )
         return found or Hyperparameters()
-    workload = Workload(said, target.vocab_size, choice.nodes, StepCosts(costs), StepCosts(small.costs))
+    costs_of_both = StepCosts(costs), StepCosts(small.costs)
+    workload = Workload(said, target.vocab_size, choice.nodes, *costs_of_both, target.branches)
 
     def build(tried: Hyperparameters, form: Choice = choice) -> tuple[Drafter, DraftModel]:
         drafter = drafter_of(form, target, pool_of(form, target, small, reader), (), small, tried)

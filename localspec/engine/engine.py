@@ -111,7 +111,8 @@ class Engine:
         # All of it together.
         self.pool = pool_of(choice, self.target, self.draft_model, reader)
         drafter = drafter_of(choice, self.target, self.pool, own, self.draft_model, self.hyperparameters)
-        self.session = Session(self.target, drafter, Budget(choice.nodes, self.costs), self.target.chat.thinking)
+        budget = Budget(choice.nodes, self.costs, self.target.branches)
+        self.session = Session(self.target, drafter, budget, self.target.chat.thinking)
         self._calibrated = calibrated(drafter, choice, self.profile)
         self._spill_watch = SpillWatch(choice.device, self.costs, self._reporter)
         self._warned_of_context = False
@@ -163,10 +164,11 @@ class Engine:
             why = only_packed(card.path) if is_packed(card.path) and devices() != ["cpu"] else torch_trouble()
             if why:
                 notice(f"This runs on the CPU. {why}")
-        if (engine.choice.device, engine.choice.engine) == ("cpu", "torch"):
-            missing = compiled.missing()
-            why = f"{missing}; install localspec again" if missing else "the CPU engine does not have its family yet"
-            notice(f"PyTorch computes with dense weights, slowly: {why}.")
+        if engine.choice.device == "cpu" and (model.shape.recurrent or model.shape.torch_only):
+            lacking = "recurrent layers" if model.shape.recurrent else "family"
+            notice(f"PyTorch computes this model, whose {lacking} the CPU engine does not have yet.")
+        elif (engine.choice.device, engine.choice.engine) == ("cpu", "torch"):
+            notice(f"PyTorch computes with dense weights, slowly: {compiled.missing()}; install localspec again.")
         if not engine.target.chat.keeps_prompts:
             notice("the model's chat template leaves out what is asked, so no answer can be about it.")
         if engine.sampling(settings).rule == "typical":

@@ -49,14 +49,13 @@ class Device:
         return self.name.partition(":")[0]
 
     @property
-    def in_torch(self) -> "Device":
-        """The same where torch computes, on a CPU too."""
-        return replace(self, engine="torch", dtypes=("fp32", "bf16")) if self.type == "cpu" else self
-
-    @property
     def usable(self) -> int:
         """Bytes that a model may take: Windows would silently move more than that to main memory."""
         return max(0, self.free - max(self.total // 10, LEAST_FREE))
+
+    def as_torch_has_it(self) -> "Device":
+        """The same device where torch computes on the CPU too."""
+        return replace(self, engine="torch", dtypes=("fp32", "bf16")) if self.type == "cpu" else self
 
 
 @dataclass(frozen=True)
@@ -76,7 +75,7 @@ class Machine:
 
         Weights in few bits are still the library's own there, which torch makes dense for each product.
         """
-        return replace(self, devices=tuple(device.in_torch for device in self.devices))
+        return replace(self, devices=tuple(device.as_torch_has_it() for device in self.devices))
 
 
 def this_machine(bandwidth: Callable[[str], float | None] = lambda device: None) -> Machine:

@@ -8,6 +8,7 @@ of what attention and MLP give (Gemma) are `o_norm` and `down_norm`; `post_atten
 from dataclasses import dataclass
 
 from localspec.errors import LocalspecError, UsageMistake
+from localspec.models.delta_net import DeltaNet
 from localspec.models.family_config import LayerSizes
 from localspec.models.model_config import ModelConfig
 
@@ -39,19 +40,18 @@ class TransformerConfig:
     logit_scale: float = 1.0  # states are multiplied by it before the head
     local_layers: tuple[bool, ...] = ()  # those that are rotated by `Rope.local`; () for none
     layer_sizes: tuple[LayerSizes, ...] = ()  # where layers differ; () where all are as wide as is said above
-    per_layer_inputs: tuple[int, int] = (
-        0,
-        0,
-    )  # (channels, tokens of the table) that each layer reads beside its states
+    per_layer_inputs: tuple[int, int] = (0, 0)  # (channels, tokens of the table) that layers read beside their states
     value_norm: bool = False  # values are normed, without weights
     layer_scalars: bool = False  # what a layer gives is multiplied by a number of its own
     logit_cap: float = 0.0  # logits are bent to stay below it, by tanh; 0 for not
+    gated: bool = False  # what attention gives is multiplied by a sigmoid, whose inputs are projected with the queries
+    delta: DeltaNet | None = None  # layers that have a recurrent state in the place of attention
 
     @classmethod
     def of(cls, config: ModelConfig) -> "TransformerConfig":
         """Reads a model's config. Raises LocalspecError where this transformer would not compute the same."""
         gemma3, gemma4 = config.model_type == "gemma3_text", config.model_type == "gemma4_text"
-        gemma = gemma3 or gemma4
+        gemma, qwen35 = gemma3 or gemma4, config.model_type == "qwen3_5_text"
         known = {"gelu_pytorch_tanh": "gelu"} if gemma else {"silu": "silu", "swish": "silu"}
         if config.hidden_act not in known:
             raise LocalspecError(
@@ -77,10 +77,10 @@ class TransformerConfig:
             qkv_bias=config.attention_bias or config.model_type == "qwen2",
             o_bias=config.attention_bias,
             mlp_bias=config.mlp_bias,
-            qk_norm=gemma or config.model_type == "qwen3",
+            qk_norm=gemma or qwen35 or config.model_type == "qwen3",
             activation=known[config.hidden_act],
             output_norms=gemma,
-            norm_offset=1.0 if gemma3 else 0.0,
+            norm_offset=1.0 if gemma3 or qwen35 else 0.0,
             embed_scale=config.hidden_size**0.5 if gemma else config.embedding_multiplier,
             query_scalar=config.query_pre_attn_scalar,
             residual_scale=config.residual_multiplier,
@@ -91,6 +91,8 @@ class TransformerConfig:
             value_norm=gemma4,
             layer_scalars=gemma4,
             logit_cap=config.logit_cap,
+            gated=qwen35,
+            delta=config.delta,
         )
 
     def is_local(self, layer: int) -> bool:
@@ -110,15 +112,20 @@ class TransformerConfig:
                 "keys and values, or read inputs that a mask token does not have; use another drafter."
             )
 
+    def is_recurrent(self, layer: int) -> bool:
+        """Whether a layer has a recurrent state in the place of attention."""
+        return self.delta is not None and self.delta.layers[layer]
+
     @property
     def num_layers(self) -> int:
         return len(self.sliding_windows)
 
     @property
     def cache_shapes(self) -> tuple[tuple[int, int] | None, ...]:
-        """(key and value heads, channels of a head) of each layer; None of one that reads those of another."""
-        every = map(self.sizes_of, range(self.num_layers))
-        return tuple((one.num_kv_heads, one.head_dim) if one.keys_of is None else None for one in every)
+        """(key and value heads, channels of a head) of each layer; None of one that keeps none of its own."""
+        sizes = [self.sizes_of(layer) for layer in range(self.num_layers)]
+        keeps = [one.keys_of is None and not self.is_recurrent(layer) for layer, one in enumerate(sizes)]
+        return tuple((one.num_kv_heads, one.head_dim) if kept else None for one, kept in zip(sizes, keeps, strict=True))
 
 
 def weight_map(config: TransformerConfig) -> dict[str, list[tuple[str, int]]]:
@@ -133,17 +140,15 @@ def weight_map(config: TransformerConfig) -> dict[str, list[tuple[str, int]]]:
         parts["per_layer_projection_norm"] = [("model.per_layer_projection_norm.weight", width)]
     for index in range(config.num_layers):
         sizes = config.sizes_of(index)
-        inner, queries, keys = (
-            sizes.intermediate_size,
-            config.num_heads * sizes.head_dim,
-            sizes.num_kv_heads * sizes.head_dim,
-        )
+        inner, keys = sizes.intermediate_size, sizes.num_kv_heads * sizes.head_dim
+        queries = config.num_heads * sizes.head_dim
+        projected = 2 * queries if config.gated else queries  # head by head: its query, and what gates its output
         ours, theirs = f"layers.{index}.", f"model.layers.{index}."
         self_attn, mlp = theirs + "self_attn.", theirs + "mlp."
         if config.family == "phi3":
             qkv, gate_up = [("qkv_proj", queries + 2 * keys)], [("gate_up_proj", 2 * inner)]
         else:
-            qkv = [("q_proj", queries), ("k_proj", keys), ("v_proj", keys)]
+            qkv = [("q_proj", projected), ("k_proj", keys), ("v_proj", keys)]
             qkv = qkv[: 1 if sizes.keys_of is not None else 2 if sizes.keys_are_values else 3]
             gate_up = [("gate_proj", inner), ("up_proj", inner)]
         down = "down_proj"
@@ -153,9 +158,13 @@ def weight_map(config: TransformerConfig) -> dict[str, list[tuple[str, int]]]:
                 [("input_linear", 2 * inner)],
                 "output_linear",
             )
-        linears = {
+        attention = {
             "qkv_proj": ([(self_attn + name, rows) for name, rows in qkv], config.qkv_bias),
             "o_proj": ([(self_attn + "o_proj", config.hidden_size)], config.o_bias),
+        }
+        recurrent = config.delta if config.is_recurrent(index) else None
+        linears = {
+            **({} if recurrent else attention),
             "gate_up_proj": ([(mlp + name, rows) for name, rows in gate_up], config.mlp_bias),
             "down_proj": ([(mlp + down, config.hidden_size)], config.mlp_bias),
         }
@@ -165,7 +174,10 @@ def weight_map(config: TransformerConfig) -> dict[str, list[tuple[str, int]]]:
                 parts[f"{ours}{name}.bias"] = [(part + ".bias", rows) for part, rows in made_of]
         for name, called in _norms(config).items():
             parts[ours + name] = [(f"{theirs}{called}.weight", config.hidden_size)]
-        if config.qk_norm:
+        if recurrent:
+            own = recurrent.weights(theirs, config.hidden_size)
+            parts |= {ours + name: made_of for name, made_of in own.items()}
+        elif config.qk_norm:
             for name in ("q_norm", "k_norm")[: 2 if sizes.keys_of is None else 1]:
                 parts[ours + name] = [(f"{self_attn}{name}.weight", sizes.head_dim)]
         if width:
@@ -194,15 +206,16 @@ def _norms(config: TransformerConfig) -> dict[str, str]:
 
 def in_features(name: str, config: TransformerConfig) -> int | None:
     """The columns of one of our parameters: None for a vector, else the channels that the layer takes in."""
-    if name.endswith((".bias", "norm", "scalar")):
+    if name.endswith((".bias", "norm", "scalar", ".dt_bias", ".A_log")):
         return None
-    width = config.per_layer_inputs[0]
     if name == "embed_tokens_per_layer":
-        return config.num_layers * width
-    of, _, layer = name.removesuffix(".weight").rpartition(".")
-    if not of:
+        return config.num_layers * config.per_layer_inputs[0]
+    if config.delta and name.endswith((".delta.conv", ".delta.out_proj.weight")):
+        return config.delta.taps if name.endswith("conv") else config.delta.values
+    of, *inside = name.removesuffix(".weight").split(".")
+    if of != "layers":
         return config.hidden_size
-    sizes = config.sizes_of(int(of.rpartition(".")[2]))
+    sizes = config.sizes_of(int(inside[0]))
     inputs = {"o_proj": config.num_heads * sizes.head_dim, "down_proj": sizes.intermediate_size}
-    inputs["per_layer_projection"] = width
-    return inputs.get(layer, config.hidden_size)
+    inputs["per_layer_projection"] = config.per_layer_inputs[0]
+    return inputs.get(inside[-1], config.hidden_size)

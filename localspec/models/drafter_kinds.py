@@ -78,6 +78,8 @@ class DrafterKind:
     that lists which of its parts are used, and `searched(parts)` the hyper-parameters that are searched for a pair of
     models. `mask_key`: a small language model whose config.json has this key is a
     drafter of this kind. `states_in` is the matrix that reads states of the target's inner layers, as wide as they are.
+    `on_chains`: it also drafts for a target with recurrent layers, of which it needs the last states at most, and whose
+    drafts are chains.
     """
 
     name: str
@@ -92,6 +94,7 @@ class DrafterKind:
     searched: Callable[[Collection[str]], Sequence[str]] = lambda parts: ("draft",)
     mask_key: str = ""
     states_in: str = ""
+    on_chains: bool = False
     module: str = ""
     training_module: str = ""
 
@@ -204,15 +207,19 @@ def _ouroboros_searched(parts: Collection[str]) -> Sequence[str]:
 
 
 TABLE = [
-    DrafterKind("none", "plain decoding", "nothing", _free, module="localspec.drafters.autoregressive"),
-    DrafterKind("phrases", "phrases of this text and of earlier replies", "nothing", _free, has_phrases=True),
+    DrafterKind(
+        "none", "plain decoding", "nothing", _free, on_chains=True, module="localspec.drafters.autoregressive"
+    ),
+    DrafterKind(
+        "phrases", "phrases of this text and of earlier replies", "nothing", _free, has_phrases=True, on_chains=True
+    ),
     DrafterKind("lookahead", "phrases that a Jacobi window beside the text finds", "nothing", _free),
     DrafterKind("layers", "some of the target's own layers: S3D without training", "probe", _layers_seconds),
     DrafterKind(
         "eagle3", "a layer on states of three of the target's layers, token after token", "weights",
         _eagle3_seconds, size=_eagle3_size, parameters=_eagle3_parameters, states_in="fc.weight",
     ),
-    DrafterKind("medusa", "heads on the target's last state, one a depth", "weights", _medusa_seconds),
+    DrafterKind("medusa", "heads on the target's last state, one a depth", "weights", _medusa_seconds, on_chains=True),
     DrafterKind(
         "parallelspec", "a layer or a small model with mask tokens, all depths in one forward", "weights",
         _parallelspec_seconds, size=_parallelspec_size, parameters=lambda shape: shape.layer, mask_key="pard_token",
@@ -222,10 +229,12 @@ TABLE = [
         _s3d_seconds, size=lambda one: one.parameters * one.other_bytes, predicted=_s3d_predicted,
     ),
     DrafterKind("semi", "the target's last state and a tiny model of what was drafted", "weights", _semi_seconds),
-    DrafterKind("draft_model", "a small model of the same tokenizer", "draft model", _draft_model_seconds),
+    DrafterKind(
+        "draft_model", "a small model of the same tokenizer", "draft model", _draft_model_seconds, on_chains=True
+    ),
     DrafterKind(
         "ouroboros", "a small model that drafts phrase by phrase", "draft model", _ouroboros_seconds,
-        has_phrases=True, parts="ouroboros", searched=_ouroboros_searched,
+        has_phrases=True, parts="ouroboros", searched=_ouroboros_searched, on_chains=True,
     ),
 ]  # fmt: skip
 

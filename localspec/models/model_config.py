@@ -1,13 +1,13 @@
-"""Reads a model's config.json, with the values its family has for what it leaves out, and generation_config.json."""
+"""Reads a model's config.json, with the values its family has for what it leaves out."""
 
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from localspec.checkpoint import Checkpoint, text_config
-from localspec.errors import LocalspecError, UsageMistake, first_line
+from localspec.errors import LocalspecError, UsageMistake
+from localspec.models.delta_net import LINEAR, DeltaNet, of_qwen35
 from localspec.models.family_config import (
     ORIGINAL,
     LayerSizes,
@@ -20,8 +20,6 @@ from localspec.models.family_config import (
     positive,
     query_growth,
 )
-from localspec.outside_files import parse_json, read_bytes
-from localspec.setting_checks import HOTTEST
 
 # As the config classes of the Hugging Face code have them; a family has only the keys that its stock model reads.
 _ALL: Mapping[str, Any] = {
@@ -90,6 +88,12 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "num_kv_shared_layers": 0, "use_double_wide_mlp": False, "enable_moe_block": False,
         "final_logit_softcapping": None, "use_bidirectional_attention": None, "eos_token_id": 1,
     },
+    "qwen3_5_text": {
+        "vocab_size": 248320, "hidden_size": 4096, "intermediate_size": 12288, "num_attention_heads": 16,
+        "num_key_value_heads": 4, "head_dim": 256, "max_position_embeddings": 32768, "partial_rotary_factor": 0.25,
+        "full_attention_interval": 4, "linear_num_key_heads": 16, "linear_num_value_heads": 32,
+        "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4,
+    },
 }  # fmt: skip
 # Keys of other families, which converted models carry along and the stock model does not read.
 _NOT_READ: Mapping[str, tuple[str, ...]] = {
@@ -104,6 +108,7 @@ _NOT_READ: Mapping[str, tuple[str, ...]] = {
     "granitemoehybrid": ("intermediate_size", "mlp_bias", "sliding_window", "use_sliding_window", "max_window_layers"),
     "ministral3": ("attention_bias", "mlp_bias", "use_sliding_window", "max_window_layers", "layer_types"),
     "gemma4_text": ("hidden_act", "mlp_bias", "use_sliding_window", "max_window_layers", "rope_theta", "rope_scaling"),
+    "qwen3_5_text": ("mlp_bias", "sliding_window", "use_sliding_window", "max_window_layers"),
 }
 # Families that torch alone computes, wherever it is: the CPU engine does not have them yet.
 TORCH_ONLY = frozenset({"gemma4_text"})
@@ -147,6 +152,7 @@ class ModelConfig:
     layer_sizes: tuple[LayerSizes, ...]  # where layers differ; () where they do not
     per_layer_inputs: tuple[int, int]  # (channels, tokens of the table) of what each layer reads of a token, 0 for none
     logit_cap: float  # logits are bent to stay below it, by tanh; 0 for not
+    delta: DeltaNet | None  # of layers with a recurrent state in the place of attention
     query_growth: tuple[float, int] | None  # (b, p): queries at position i are multiplied by 1 + b log(1 + i // p)
     eos_token_id: Any  # whoever ends replies checks it, with those of other files
     content: Mapping[str, Any]
@@ -199,7 +205,8 @@ class ModelConfig:
         """
         layers, window = range(self.num_hidden_layers), self.sliding_window or None
         types = self.layer_types or [("full", "sliding")[i >= self.max_window_layers] + "_attention" for i in layers]
-        if unknown := set(types) - {"full_attention", "sliding_attention"}:
+        known = {"full_attention", "sliding_attention", *([LINEAR] if self.delta else [])}
+        if unknown := set(types) - known:
             raise LocalspecError(
                 f"The model has layers of type '{unknown.pop()}', which localspec cannot serve; choose another model."
             )
@@ -229,7 +236,7 @@ class ModelConfig:
 _NEUTRAL: Mapping[str, Any] = {  # where a family says nothing else
     "local_rope_parameters": None, "query_pre_attn_scalar": 0.0, "soft_caps": False, "unrotated": (),
     "embedding_multiplier": 1.0, "residual_multiplier": 1.0, "logits_scaling": 1.0, "layer_sizes": (),
-    "per_layer_inputs": (0, 0), "logit_cap": 0.0,
+    "per_layer_inputs": (0, 0), "logit_cap": 0.0, "delta": None,
 }  # fmt: skip
 
 
@@ -290,6 +297,7 @@ _OWN: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
     "smollm3": of_smollm3,
     "granite": of_granite,
     "granitemoehybrid": of_granite,
+    "qwen3_5_text": of_qwen35,
 }
 
 
@@ -299,7 +307,7 @@ def with_defaults(content: Mapping[str, Any]) -> Mapping[str, Any]:
     if said.get("model_type") == "granitemoehybrid":
         return {**said, "intermediate_size": said.get("shared_intermediate_size")}
     family = str(said.get("model_type"))
-    return {**_DEFAULTS[family], **said} if family in ("gemma3_text", "gemma4_text") else said
+    return {**_ALL, **_DEFAULTS[family], **said} if family in ("gemma3_text", "gemma4_text", "qwen3_5_text") else said
 
 
 def _rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -358,41 +366,3 @@ def read_config(checkpoint: Checkpoint) -> ModelConfig:
 def least_parameters(config: ModelConfig) -> int:
     """So many parameters, at least, has a model of these sizes: its embedding and a few rows of each layer."""
     return config.vocab_size * config.hidden_size + config.num_hidden_layers * 4 * config.hidden_size
-
-
-GENERATION = "generation_config.json"
-_SAMPLING: Mapping[str, Callable[[float], bool]] = {
-    "temperature": lambda value: 0 <= value < HOTTEST,
-    "top_k": lambda value: value >= 0 and int(value) == value,
-    "top_p": lambda value: 0 < value <= 1,
-    "min_p": lambda value: 0 <= value <= 1,
-}
-
-
-def read_generation_config(path: Path) -> Mapping[str, Any]:
-    """Reads generation_config.json, {} where there is none. Raises LocalspecError for values that are not possible."""
-    file = path / GENERATION
-    try:
-        return generation_config(read_bytes(file), file) if file.is_file() else {}
-    except OSError as error:
-        raise LocalspecError(f"{file} cannot be read ({error.strerror}); fetch the model again.") from error
-
-
-def own_temperature(generation: Mapping[str, Any]) -> float:
-    """The temperature that a generation_config.json asks for; 0, which is greedy, where it does not sample."""
-    said = generation.get("temperature")
-    return (1.0 if said is None else float(said)) if generation.get("do_sample") else 0.0
-
-
-def generation_config(content: bytes, file: Path) -> Mapping[str, Any]:
-    """What a generation_config.json says; `file` names it in sentences. Raises as `read_generation_config` does."""
-    try:
-        said = parse_json(content)
-    except ValueError as error:
-        raise LocalspecError(f"{file} cannot be read ({first_line(error)}); fetch the model again.") from error
-    said = said if isinstance(said, dict) else {}
-    for name, possible in _SAMPLING.items():
-        value = said.get(name)
-        if value is not None and not (number(value) and possible(value)):
-            raise LocalspecError(f"{name} = {value!r} in {file} is not possible; correct it, or fetch the model again.")
-    return said

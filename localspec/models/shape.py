@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from localspec.checkpoint import text_config
+from localspec.models.delta_net import of_qwen35
 from localspec.models.model_config import TORCH_ONLY, with_defaults
 
 # Our names, and those of config.json; what it may leave out has a rule below.
@@ -38,6 +39,7 @@ class Shape:
     context: int
     tied: bool = False
     torch_only: bool = False
+    states: int = 0  # numbers of a state of its recurrent layers, all of them together; 0 where it has none
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> "Shape | None":
@@ -50,8 +52,14 @@ class Shape:
         if found["head_dim"] is None and whole(found["hidden_size"]) and whole(found["num_heads"]):
             found["head_dim"] = found["hidden_size"] // found["num_heads"]
         if all(whole(value) for name, value in found.items() if name != "tied"):
-            return cls(**found, torch_only=text_config(config).get("model_type") in TORCH_ONLY)
+            family = text_config(config).get("model_type")
+            return cls(**found, torch_only=family in TORCH_ONLY, states=_states(said))
         return None
+
+    @property
+    def recurrent(self) -> bool:
+        """Whether it has recurrent layers: torch alone computes them, with dense weights, and drafts are chains."""
+        return bool(self.states)
 
     @property
     def config(self) -> dict[str, Any]:
@@ -60,7 +68,7 @@ class Shape:
 
     @property
     def layer(self) -> int:
-        """Weights of one layer's matrices."""
+        """Weights of one layer's matrices; those of a recurrent layer are about as many as those of attention."""
         attention = self.hidden_size * self.head_dim * (2 * self.num_heads + 2 * self.num_kv_heads)
         return attention + 3 * self.hidden_size * self.intermediate_size
 
@@ -100,6 +108,17 @@ TABLE_KEYS = dict(
         strict=True,
     )
 )
+
+
+def _states(said: Mapping[str, Any]) -> int:
+    """What is wrong with the sizes of recurrent layers is said where the model is read."""
+    if said.get("model_type") != "qwen3_5_text":
+        return 0
+    try:
+        sizes = of_qwen35(said)["delta"]
+    except (ValueError, TypeError):
+        return 0
+    return sizes.numbers if sizes else 0
 
 
 def whole(value: object) -> bool:

@@ -87,6 +87,8 @@ def described(text: str, context: int, what: str, token: str = "") -> tuple[Tran
             raise ValueError(f"{unlikely[0]} = {shortened(content[unlikely[0]])}")
         config = ModelConfig.of(content)
         sizes = TransformerConfig.of(config)
+        if sizes.delta is not None:
+            raise ValueError("recurrent layers do not draft by mask tokens")
         rope = Rope.of(config, min(context, config.max_position_embeddings))
         return _sound(sizes), rope, int(content[token]) if token else -1
     except (ValueError, TypeError, KeyError, AttributeError) as error:

@@ -76,7 +76,8 @@ def stored_tensors(checkpoint: Checkpoint, config: TransformerConfig) -> dict[st
                     f"'{part}' in {checkpoint.path} is of the type {found[part].dtype}, which weights never are; fetch "
                     "the model again."
                 )
-            promised = (rows,) if columns is None else (rows, columns)
+            one_each = (1,) if name.endswith(".conv") else ()  # of the input channels: each has a filter of its own
+            promised = (rows,) if columns is None else (rows, *one_each, columns)
             if found[part].shape != promised:
                 raise LocalspecError(
                     f"'{part}' in {checkpoint.path} has the shape {[*found[part].shape]} where config.json promises "

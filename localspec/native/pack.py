@@ -78,6 +78,10 @@ class Source:
                 "it has no packed form; leave --quantize out, or give none."
             )
         sizes = stored_sizes(checkpoint, config)
+        if sizes.delta is not None:
+            raise LocalspecError(
+                f"{path} has recurrent layers, which the CPU engine does not compute; load it with --quantize none."
+            )
         Rope.of(config, config.contexts[0])
         stored = stored_tensors(checkpoint, sizes)
         made_of = {name: [stored[part] for part, _ in parts] for name, parts in weight_map(sizes).items()}

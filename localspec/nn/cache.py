@@ -26,7 +26,8 @@ class KVCache:
         self.length = 0
         self._least = _rounded(least)
         slots = max(_rounded(slots), self._least)
-        kinds = list(dict.fromkeys(shape for shape in shapes if shape is not None))
+        # A model may have recurrent layers alone: then one tensor of no layers says how many slots there are.
+        kinds = list(dict.fromkeys(shape for shape in shapes if shape is not None)) or [(1, 1)]
         # Zeros, not empty: a masked slot weighs nothing, but nothing times NaN is NaN.
         self._slots = [
             torch.zeros(shapes.count(kind), 2, kind[0], slots, kind[1], dtype=dtype, device=device) for kind in kinds

@@ -21,6 +21,7 @@ from localspec.nn.linear import Linear, PackedLinear
 from localspec.nn.logits import TorchLogits
 from localspec.nn.packing import linear_class, lm_head_class
 from localspec.nn.row_attention import TorchAttention
+from localspec.nn.states import cache_of
 from localspec.nn.transformer import RotaryEmbedding, Transformer
 from localspec.nn.weights import Weights
 
@@ -116,7 +117,7 @@ class TorchRowModel:
 
     def cache(self, slots: int) -> KVCache:
         """Returns an empty cache with room for `slots` tokens."""
-        return KVCache(self.sizes.cache_shapes, slots, self._transformer.computes_in, self._device)
+        return cache_of(self.sizes, slots, self._transformer.computes_in, self._device)
 
     def embed(self, tokens: Sequence[int]) -> torch.Tensor:
         """Returns the input embeddings of token ids, [tokens, hidden_size]."""

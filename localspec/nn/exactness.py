@@ -65,6 +65,7 @@ def _largest_difference(target: Target, widths: Sequence[int]) -> float:
         comparison = _Comparison(target, context, path if index == 0 else path[:DEPTH], generator)
         for width in widths:
             chain, branch = 0, max(0, min(3, width - 2), width - DEPTH)  # decoys between the root and its path
+            branch = branch if target.branches else chain
             trials = {(chain, all_cores), (chain, 1), (branch, all_cores)}
             if index:  # the first context has shown what depends on the width alone
                 trials = {(chain, 1) if width % 2 else (branch, all_cores)} if width <= ALWAYS else set()
@@ -89,6 +90,7 @@ class _Comparison:
         self.target, self.context, self.path, self.generator = target, context, path, generator
         self.cache = target.cache(context + 2 * len(path))
         self.cache.fill(generator)
+        self.cache.assume(context)
         self.plain = plain_rows(target, self.cache, context, path)
 
     def difference(self, width: int, decoys: int) -> float:
@@ -97,7 +99,6 @@ class _Comparison:
         Returns 0.0 where all bits are the same, else the largest difference of a logit relative to the largest logit.
         """
         tree, nodes = self._tree(width, decoys)
-        self.cache.length = self.context
         rows = tree_rows(self.target, self.cache, tree, nodes)
         plain = [part[: len(nodes)] for part in self.plain]
         if all(torch.equal(ours, theirs) for ours, theirs in zip(rows, plain, strict=True)):
@@ -124,11 +125,13 @@ class _Comparison:
 
 def plain_rows(target: Target, cache: KVCache, context: int, path: Sequence[int]) -> Rows:
     """Returns what `tree_rows` does of tokens that are read one by one after `context` tokens, as in plain decoding."""
-    cache.length, rows = context, []
+    cache.assume(context)
+    rows = []
     for token in path:
         rows.append(tree_rows(target, cache, DraftTree.chain([token]), [0]))
         cache.keep([0])
     cache.truncate(context)
+    assert cache.length == context
     return [torch.cat(parts) for parts in zip(*rows, strict=True)]
 
 

@@ -24,8 +24,11 @@ def fresh_weights(config: TransformerConfig, device: torch.device | str) -> Mapp
         if columns is not None:
             weights[name] = torch.randn(rows, columns, device=device) * SPREAD
         else:
-            fill = one if name.endswith("norm") else float(name.endswith("scalar"))
-            weights[name] = torch.full((rows,), fill, device=device)
+            # Norms of recurrent layers' values are without the offset of the others.
+            ones = one if name.endswith("norm") and not name.endswith("value_norm") else 1.0
+            weights[name] = torch.full((rows,), ones if name.endswith(("norm", "scalar")) else 0.0, device=device)
+        if name.endswith(".conv"):
+            weights[name] = weights[name][:, None]  # each channel has a filter of its own
     return weights
 
 

@@ -18,8 +18,9 @@ from localspec.decoding.tree import DraftTree
 from localspec.errors import LocalspecError
 from localspec.models.architecture import weight_map
 from localspec.models.chat_tokenizer import ChatTokenizer
+from localspec.models.generation_config import read_generation_config
 from localspec.models.messages import Message
-from localspec.models.model_config import ModelConfig, read_config, read_generation_config
+from localspec.models.model_config import ModelConfig, read_config
 from localspec.models.rope import Rope
 from localspec.models.stored_weights import stored_sizes
 from localspec.models.tokenizer import Tokenizer
@@ -29,6 +30,7 @@ from localspec.nn.compute import TorchCompute
 from localspec.nn.linear import Adapter, Linear
 from localspec.nn.logits import TensorOutput, TorchHidden, TorchLogits
 from localspec.nn.packing import DTYPES, linear_class, lm_head_class
+from localspec.nn.states import cache_of
 from localspec.nn.transformer import RotaryEmbedding, Transformer
 from localspec.nn.weights import Weights, freed_at_once
 
@@ -102,6 +104,7 @@ class Target:
         With `last` the logits are those of the last row only, all that prefill needs of a long prompt. With `inner`
         there are the hidden states with these indices, too.
         """
+        assert self.branches or is_chain(tree.parents), "recurrent layers read chains alone"
         device = self.device
         tokens = torch.tensor(tree.tokens, device=device)
         positions = cache.length + torch.tensor(tree.depth, device=device)
@@ -149,8 +152,14 @@ class Target:
         return torch.cat(states, -1)
 
     def aligned(self, tree: DraftTree, start: int) -> DraftTree:
-        """Returns the part of a tree, after `start` committed tokens, that the exact form computes to the bit."""
+        """Returns the part of a tree, after `start` committed tokens, it computes, in the exact form to the bit."""
+        tree = tree if self.branches else tree.first_chain()
         return tree.aligned(start, self.page) if self.exact else tree
+
+    @property
+    def branches(self) -> bool:
+        """Whether it computes trees; recurrent layers read chains alone."""
+        return self.transformer.config.delta is None
 
     @property
     def page(self) -> int:
@@ -172,7 +181,7 @@ class Target:
     def cache(self, slots: int) -> KVCache:
         """Returns an empty cache with room for `slots` tokens, in this model's precision and on its device."""
         least = LEAST_SLOTS if self.exact else 0
-        return KVCache(self.transformer.config.cache_shapes, slots, self.dtype, self.device, least)
+        return cache_of(self.transformer.config, slots, self.dtype, self.device, least)
 
     @cached_property
     def compute(self) -> TorchCompute:
@@ -256,10 +265,15 @@ class Target:
         self.tokenizer.save(path)
 
 
+def is_chain(parents: Sequence[int]) -> bool:
+    """Whether each node but the root is below the one before it."""
+    return all(parent == node - 1 for node, parent in enumerate(parents))
+
+
 def ancestor_mask(parents: Sequence[int]) -> torch.Tensor:
     """Returns bool [size, size] of a tree: True where the column is the row itself or one of its ancestors."""
     size = len(parents)
-    if all(parent == node - 1 for node, parent in enumerate(parents)):
+    if is_chain(parents):
         return torch.ones(size, size, dtype=torch.bool).tril_()
     seen: list[list[bool]] = []
     for node, parent in enumerate(parents):

@@ -14,9 +14,11 @@ from torch.utils.checkpoint import checkpoint
 from localspec.models.architecture import TransformerConfig
 from localspec.models.rope import Rope
 from localspec.models.stored_names import use_stored_names
-from localspec.nn.attention import ACTIVATIONS, Attention, fastest, in_parts, invariant
+from localspec.nn.attention import ACTIVATIONS, Activation, Attention, fastest, in_parts, invariant
 from localspec.nn.cache import KVCache, TextPrefix
+from localspec.nn.delta_net import GatedDeltaNet
 from localspec.nn.linear import Adapter, LayerClass, Linear, QuantizedLinear
+from localspec.nn.states import AT_ONCE, StateCache
 
 
 class RotaryEmbedding:
@@ -62,7 +64,6 @@ def apply_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.T
     return rotated if rotary is x else torch.cat([rotated, x[..., rotary_dim:]], -1)
 
 
-MOST_TREE_ROWS = 128  # no draft tree has more
 # Cosines and sines, as `RotaryEmbedding.cos_sin` gives them, and what queries are multiplied by.
 PositionEmbeddings = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
 CacheLike = KVCache | TextPrefix
@@ -72,7 +73,9 @@ _NONE: Mapping[Any, Any] = {}
 
 
 class Layer(nn.Module):
-    """Attention and a gated feed-forward network, each after its norm, and in some families before another one."""
+    """Attention, or a recurrent state in its place, and a gated feed-forward network: each after its norm, and in some
+    families before another one.
+    """
 
     def __init__(
         self,
@@ -93,20 +96,24 @@ class Layer(nn.Module):
         def norm(name: str) -> nn.Parameter:
             return nn.Parameter(weights[f"layers.{index}.{name}"], requires_grad=False)
 
-        self.qkv_proj, self.o_proj = linear("qkv_proj"), linear("o_proj")
+        self.delta: GatedDeltaNet | None = None
+        if config.delta is not None and config.is_recurrent(index):
+            own = f"layers.{index}.delta."
+            self.delta = GatedDeltaNet(
+                config.delta, config.rms_norm_eps, weights, own, linear_class, attention is invariant
+            )
+        else:
+            self.qkv_proj, self.o_proj = linear("qkv_proj"), linear("o_proj")
+            if config.qk_norm:
+                self.q_norm = norm("q_norm")
+                self.k_norm = norm("k_norm") if self.sizes.keys_of is None else None
         self.gate_up_proj, self.down_proj = linear("gate_up_proj"), linear("down_proj")
         self.input_layernorm, self.post_attention_layernorm = norm("input_layernorm"), norm("post_attention_layernorm")
         if config.output_norms:
             self.o_norm, self.down_norm = norm("o_norm"), norm("down_norm")
-        if config.qk_norm:
-            self.q_norm = norm("q_norm")
-            self.k_norm = norm("k_norm") if self.sizes.keys_of is None else None
         if config.per_layer_inputs[0]:
-            self.per_layer_input_gate, self.per_layer_projection = (
-                linear("per_layer_input_gate"),
-                linear("per_layer_projection"),
-            )
-            self.per_layer_norm = norm("per_layer_norm")
+            self.per_layer_input_gate = linear("per_layer_input_gate")
+            self.per_layer_projection, self.per_layer_norm = linear("per_layer_projection"), norm("per_layer_norm")
         if config.layer_scalars:
             self.layer_scalar = norm("layer_scalar")
         use_stored_names(self)
@@ -123,21 +130,26 @@ class Layer(nn.Module):
     ) -> torch.Tensor:
         config = self.config
         h = _norm(x, self.input_layernorm, config)
-        h = self._self_attention(h, position_embeddings, mask, cache, adapters.get("qkv_proj"), read)
-        h = self.o_proj(h, adapters.get("o_proj"))
+        if self.delta is not None:
+            assert isinstance(cache, StateCache | None), "nothing that recurrent layers read is trained"
+            h = self.delta(h, cache, self.index)
+        else:
+            h = self._self_attention(h, position_embeddings, mask, cache, adapters.get("qkv_proj"), read)
+            h = self.o_proj(h, adapters.get("o_proj"))
         x = x + self._scaled(_norm(h, self.o_norm, config) if config.output_norms else h)
         h = _norm(x, self.post_attention_layernorm, config)
         gate, up = self.gate_up_proj(h, adapters.get("gate_up_proj")).split(self.sizes.intermediate_size, -1)
-        down: torch.Tensor = self.down_proj(self._activated(gate, cache) * up, adapters.get("down_proj"))
+        gate = self._activated(self.activation, gate, cache)
+        down: torch.Tensor = self.down_proj(gate * up, adapters.get("down_proj"))
         x = x + self._scaled(_norm(down, self.down_norm, config) if config.output_norms else down)
         if own_input is not None:
-            gate = self._activated(self.per_layer_input_gate(x), cache)
+            gate = self._activated(self.activation, self.per_layer_input_gate(x), cache)
             x = x + _norm(self.per_layer_projection(gate * own_input), self.per_layer_norm, config)
         return x * self.layer_scalar if config.layer_scalars else x
 
-    def _activated(self, gate: torch.Tensor, cache: CacheLike | None) -> torch.Tensor:
+    def _activated(self, activation: Activation, x: torch.Tensor, cache: CacheLike | None) -> torch.Tensor:
         alone = self.attention is invariant and isinstance(cache, KVCache)
-        return in_parts(self.activation, gate) if alone else self.activation(gate)
+        return in_parts(activation, x) if alone else activation(x)
 
     def _scaled(self, given: torch.Tensor) -> torch.Tensor:
         scale = self.config.residual_scale
@@ -145,7 +157,7 @@ class Layer(nn.Module):
 
     def _attention_for(self, rows: int, cache: CacheLike | None) -> Attention:
         """Training needs a gradient, not bits; prefill reads the same rows with and without speculation."""
-        return self.attention if isinstance(cache, KVCache) and rows <= MOST_TREE_ROWS else fastest
+        return self.attention if isinstance(cache, KVCache) and rows <= AT_ONCE else fastest
 
     def _self_attention(
         self,
@@ -160,6 +172,10 @@ class Layer(nn.Module):
         heads, kv_heads, head_dim = config.num_heads, sizes.num_kv_heads, sizes.head_dim
         group, own = heads // kv_heads, kv_heads if sizes.keys_of is None else 0
         qkv = self.qkv_proj(h, adapter).view(batch, n, -1, head_dim)
+        gate = None
+        if config.gated:  # a query, its gate, a query, its gate, …, keys, values
+            gate = qkv[:, :, 1 : 2 * heads : 2].reshape(batch, n, heads * head_dim)
+            qkv = torch.cat([qkv[:, :, : 2 * heads : 2], qkv[:, :, 2 * heads :]], 2)
         qk, v = qkv[:, :, : heads + own], qkv[:, :, heads + (0 if sizes.keys_are_values else own) :]
         if config.value_norm and own:
             v = F.rms_norm(v, (head_dim,), eps=config.rms_norm_eps)
@@ -187,7 +203,8 @@ class Layer(nn.Module):
         grouped = grouped.reshape(batch, kv_heads, group * n, head_dim)
         mixed = self._attention_for(n, cache)(grouped, k, v, mask, self.scale)
         mixed = mixed.view(batch, kv_heads, group, n, head_dim).permute(0, 3, 1, 2, 4)
-        return mixed.reshape(batch, n, heads * head_dim)
+        mixed = mixed.reshape(batch, n, heads * head_dim)
+        return mixed if gate is None else mixed * self._activated(torch.sigmoid, gate, cache)
 
 
 class Transformer(nn.Module):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from localspec.config import nearest
 from localspec.errors import LocalspecError, NotHere, UsageMistake
 from localspec.models.drafter_cards import DrafterCard, find_drafter
-from localspec.models.drafter_kinds import MERGED, TABLE, WITH_PHRASES, can_be_merged, kind_of, kinds
+from localspec.models.drafter_kinds import MERGED, TABLE, WITH_PHRASES, can_be_merged, drafting_kinds, kind_of, kinds
 from localspec.models.model import Model, small_model_of
 from localspec.models.own_draft import BESIDE, own_draft
 from localspec.models.registry import TargetCard, resolve
@@ -101,3 +101,12 @@ def _own_draft(kind: str, card: TargetCard) -> TargetCard:
         return resolve(card.draft)
     except NotHere as missing:
         raise NotHere(f"draft = {card.draft!r} of {card.name} in models.toml cannot be used: {missing}") from None
+
+
+def check_chains(drafter: str, card: TargetCard) -> None:
+    """Raises UsageMistake for a drafter that needs more of its target than chains that recurrent layers read."""
+    if unfit := next((kind.name for kind in drafting_kinds(drafter) if not kind.on_chains), None):
+        raise UsageMistake(
+            f"'{unfit}' does not draft for {card.name}, some of whose layers are recurrent: they read chains, and not "
+            f"without the others; use one of {', '.join(kind.name for kind in TABLE if kind.on_chains)}."
+        )

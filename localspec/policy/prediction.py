@@ -16,6 +16,7 @@ ITEM = {"fp32": 4, "bf16": 2, "fp16": 2}  # bytes of a number
 CHUNK = 512  # prompt tokens a forward: bounds the memory of prefill
 BUCKET = 256  # slots: caches grow by this many, and attention looks at a multiple of it, so that shapes seldom change
 ROWS, MOST_PARTS = 256, 64 * 2**20  # of the CPU engine: rows that pass a layer together; bytes of parts of attention
+STATES = 8  # of a recurrent layer that are held: the latest, and earlier ones that can be gone back to
 PAGE = 4096  # bytes of a mapped file that come with any of them that is read
 PROGRAM = 40 * 2**20  # bytes that a loaded model holds beside its tensors and its tokenizer: template, threads
 NATIVE_PROGRAM, PACKING = 8 * 2**20, 24 * 2**20  # the same of the CPU engine; what packing in memory leaves behind
@@ -62,8 +63,11 @@ def weights(shape: Shape, dtype: str, quantize: str, backend: str, parameters: i
 
 
 def cache(shape: Shape, tokens: int, dtype: str) -> int:
-    """Bytes of keys and values of so many tokens, tree included, in whole buckets."""
-    return shape.cached(-(-tokens // BUCKET) * BUCKET, ITEM[dtype])
+    """Bytes of keys and values of so many tokens, tree included, in whole buckets, and of states in fp32.
+
+    All layers count as if they had keys and values: what recurrent ones read lately takes less than that.
+    """
+    return shape.cached(-(-tokens // BUCKET) * BUCKET, ITEM[dtype]) + STATES * shape.states * ITEM["fp32"]
 
 
 def tokenizer(shape: Shape, backend: str) -> int:

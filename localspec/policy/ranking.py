@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from localspec.machine.machine import PACKINGS, Device
+from localspec.models.drafter_kinds import kind_of
 from localspec.models.model import Model
 from localspec.models.shape import Shape
 from localspec.policy import host_time, prediction
@@ -57,12 +58,18 @@ class RunPlan:
         return self.bytes <= self.precision.device.usable
 
 
-def device_for(model: Model, device: Device) -> Device:
-    """A device as it is for this model: families that the CPU engine does not have are torch's on a CPU, unpacked."""
-    if device.type != "cpu" or not model.shape.torch_only:
+def as_computed(device: Device, shape: Shape) -> Device:
+    """The device as it computes a model of this shape: what the CPU engine does not have in torch, with dense weights.
+
+    On a GPU torch has packed weights of all layers but recurrent ones.
+    """
+    if shape.recurrent:
+        why = "a model with recurrent layers is computed with dense weights alone"
+    elif shape.torch_only and device.type == "cpu":
+        why = "of this model's family PyTorch alone computes, which has no packed weights on a CPU"
+    else:
         return device
-    why = "of this model's family PyTorch alone computes, which has no packed weights on a CPU"
-    return replace(device.in_torch, packings=(), missing=dict.fromkeys(PACKINGS, why))
+    return replace(device.as_torch_has_it(), packings=(), missing=dict.fromkeys(PACKINGS, why))
 
 
 def possible_precisions(model: Model, precisions: Iterable[Precision]) -> list[Precision]:
@@ -86,7 +93,7 @@ def draft_precisions(small: Model, device: Device) -> list[Precision]:
 
     Without any it cannot be had on this device.
     """
-    device = device_for(small, device)
+    device = as_computed(device, small.shape)
     natural = natural_precisions(device)
     best = [one for one in natural if one.quantize != "int4"] if device.type == "cpu" else natural[:1]
     return possible_precisions(small, best) or possible_precisions(small, natural)
@@ -263,7 +270,8 @@ def _plans_in(
         decoding,
     )
     small = _draft_model(model, precision, measurements, planned)
-    every = candidates(model.card, inputs, list(model.trained), small, model.small_here)
+    trained = [one for one in model.trained if not model.shape.recurrent or kind_of(one.kind).on_chains]
+    every = candidates(model.card, inputs, trained, small, model.small_here)
     yield from (one for one in map(plan, (plain(), *every)) if one is not None)
 
 

@@ -13,7 +13,7 @@ from localspec.models.model import Model, model_of
 from localspec.models.registry import TargetCard
 from localspec.policy.candidates import MOST_NODES, DrafterCandidate, drafter_bytes
 from localspec.policy.decoding_kinds import asked_kind
-from localspec.policy.drafter_spec import DrafterSpec, named_drafter
+from localspec.policy.drafter_spec import DrafterSpec, check_chains, named_drafter
 from localspec.policy.measurements import MeasurementSource, NoMeasurements
 from localspec.policy.prediction import drafter_numbers, program
 from localspec.policy.ranking import (
@@ -21,8 +21,8 @@ from localspec.policy.ranking import (
     PLANNED,
     Precision,
     RunPlan,
+    as_computed,
     best,
-    device_for,
     draft_precisions,
     explained,
     natural_precisions,
@@ -159,6 +159,8 @@ def choices(
     for plan in (first, *smaller):
         chosen = _of_candidate(plan.candidate, model) if drafter.drafter == "auto" else drafter
         _check(settings, chosen, plan.precision)
+        if model.shape.recurrent:
+            check_chains(chosen.drafter, model.card)
         draft = None
         if chosen.small is not None:
             draft = _draft(chosen.small, taken.draft_device, settings, machine, measurements)
@@ -174,9 +176,8 @@ def _attempt(
     machine: Machine,
     measurements: MeasurementSource,
 ) -> Attempt:
-    device = device_for(model, device)
     try:
-        precisions = possible_precisions(model, precisions_of(settings, device))
+        precisions = possible_precisions(model, precisions_of(settings, as_computed(device, model.shape)))
         if not precisions:
             raise only_packed(model.card.path)
     except (UsageMistake, NotHere) as mistake:  # another device may have what was named
@@ -310,7 +311,6 @@ def _draft(
             f"There is no device '{settings.draft_device}' here for a draft model; set draft_device to one of "
             f"{_names(machine)}, or auto."
         )
-    device = device_for(small, device)
     if not (precisions := draft_precisions(small, device)):
         raise only_packed(small.card.path)
     ranked = run_plans(small, precisions, measurements, AUTO_NODES)
@@ -324,7 +324,7 @@ def _draft(
         device=device.name,
         dtype=plan.precision.dtype,
         quantize=plan.precision.quantize,
-        engine=device.engine,
+        engine=plan.precision.device.engine,
         loaded_bytes=plan.loaded_bytes,
         bytes=plan.bytes,
     )
@@ -341,7 +341,7 @@ def _too_large(
     )
     if context is not None and context > PLANNED:  # with which others take more as well
         return f"{missing}; close other programs, or give a smaller --context."
-    there = replace(machine, devices=(device,))
+    there = replace(machine, devices=(machine.device(device.name) or device,))
     others = [
         one for one in recommendations(there, measurements, here=False) if one.fits and one.card.name != card.name
     ]

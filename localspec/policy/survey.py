@@ -19,8 +19,8 @@ from localspec.policy.ranking import (
     QUICK,
     Precision,
     RunPlan,
+    as_computed,
     best,
-    device_for,
     explained,
     natural_precisions,
     possible_precisions,
@@ -140,7 +140,7 @@ def recommend(
     fitting: list[tuple[RunPlan, Sequence[RunPlan]]] = []
     smallest: list[RunPlan] = []
     for device in machine.devices:
-        if not (open_ones := possible_precisions(model, precisions(device_for(model, device)))):
+        if not (open_ones := possible_precisions(model, precisions(as_computed(device, model.shape)))):
             continue
         ranked = run_plans(
             model, open_ones, measurements, AUTO_NODES, decoding=decoding_kind(model.temperature, "exact")

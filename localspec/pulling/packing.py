@@ -79,11 +79,15 @@ def packing_to_keep(plan: Plan, packing: str | None, settings: Settings) -> str:
             trouble = f"config.json promises more weights than {model.weights} bytes can hold"
     except (ValueError, LocalspecError) as error:
         trouble = str(error).rstrip(".")
+    shape = Shape.of(model.config)
+    if shape and shape.recurrent:
+        trouble = "it has recurrent layers, which the CPU engine does not compute"
+    elif shape and shape.torch_only:
+        trouble = "PyTorch alone computes its family, and not the CPU engine"
     if missing := compiled.missing():
         trouble = f"the CPU engine would read it, and {missing}"
     if trouble:
         raise LocalspecError(f"{model.source} cannot be kept packed alone: {trouble}; leave --packed-only out.")
-    shape = Shape.of(model.config)
     needed = plan.fetch_bytes + (weights(shape, "bf16", packing, "native") if shape else model.weights)
     if needed > plan.disk_free:
         raise DoesNotFit(

@@ -17,8 +17,11 @@ from localspec.paths import private_directory
 from localspec.store import opening
 from localspec.store.log_tail import log_size, overwrite_tail
 from localspec.store.opening import (
+    Probe,
     Result,
+    Salvage,
     Work,
+    begun_anew,
     code_of,
     identity,
     is_broken,
@@ -71,6 +74,7 @@ class Database:
         migrations: Sequence[Work[None]],
         refill: Work[None],
         mend: Work[str],
+        salvage: Salvage,
         read_only: str = "",
     ) -> None:
         self.path = path
@@ -81,6 +85,7 @@ class Database:
         self._migrations = migrations
         self._refill = refill
         self._mend = mend
+        self._salvage = salvage
         self._identity = identity(path) if path else None
         self._lock = threading.RLock()
 
@@ -90,16 +95,18 @@ class Database:
         path: Path,
         notice: Callable[[str], None],
         migrations: Sequence[Work[None]],
-        probes: Sequence[str],
+        probes: Sequence[Probe],
         refill: Work[None],
         mend: Work[str] = lambda connection: "",
+        salvage: Salvage = lambda source, target: "",
     ) -> Self:
         """Opens or makes the database at `path`.
 
         The version of a file (PRAGMA user_version) is the number of `migrations` that it has been through. `probes`
         are quick queries that fail where a table or an index is damaged. `refill` puts into an empty database in
         memory what a session cannot go on without, should its file turn out to be broken. `mend` builds anew what is
-        derived from the rest, where that is damaged, and says so in half a sentence.
+        derived from the rest, where that is damaged, and says so in half a sentence. `salvage` copies from a file that
+        was set aside into the new one, and says what.
 
         Never fails: a broken file or one of a newer version is set aside, one that can only be read is read, and
         where nothing works the database lives in memory. Each of these is reported to `notice` in one sentence.
@@ -110,16 +117,16 @@ class Database:
                 raise OSError("it is not a file")
             private_directory(path.parent)
             with one_at_a_time(path):
-                connection = open_writable(path, notice, migrations, probes, mend)
-                return cls(connection, path, notice, migrations, refill, mend)
+                connection = open_writable(path, notice, migrations, probes, mend, salvage)
+                return cls(connection, path, notice, migrations, refill, mend, salvage)
         except (OSError, sqlite3.Error, LocalspecError) as error:
             reason = reason_of(error)
         readable = open_readable(path, len(migrations), probes, mend, notice) if os.path.isfile(path) else None
         if readable is not None:
             notice(f"{path} can only be read ({reason}), so nothing new is kept in it.")
-            return cls(readable, path, notice, migrations, refill, mend, read_only=reason)
+            return cls(readable, path, notice, migrations, refill, mend, salvage, read_only=reason)
         notice(f"{path} cannot be used ({reason}), so what is learned in this session is forgotten at its end.")
-        return cls(open_in_memory(migrations), None, notice, migrations, refill, mend)
+        return cls(open_in_memory(migrations), None, notice, migrations, refill, mend, salvage)
 
     def close(self) -> None:
         """Closes the file; the database cannot be used afterwards."""
@@ -218,7 +225,7 @@ class Database:
 
     def _trouble(self, error: sqlite3.DatabaseError) -> StoreTrouble:
         trouble = NoRoom if code_of(error) == sqlite3.SQLITE_FULL else StoreTrouble
-        return trouble(f"{self.path} {_remedy(error)} ({error}).")
+        return trouble(f"{self.path} {_remedy(error)} ({reason_of(error)}).")
 
     def _forget_half_saved(self) -> None:
         """What a transaction had written before it failed would stay in the log for as long as that is not emptied."""
@@ -235,7 +242,12 @@ class Database:
             with one_at_a_time(path):
                 # Another process may have been quicker; then the file of this name is a new and good one.
                 aside = set_aside(path, "broken", broken) if identity(path) == self._identity else None
+                came = begun_anew(path, aside, self._migrations, self._salvage) if aside else ""
+                if aside and not came:  # the next start makes one
+                    for part in ("", "-wal", "-shm"):
+                        Path(f"{path}{part}").unlink(missing_ok=True)
             fate = f"was set aside as {aside.name}" if aside else "was set aside by another process"
+            fate += f"; from the next start on a new one is used, begun {came}" if came else ""
         except (OSError, sqlite3.Error) as trouble:
             fate = f"cannot be set aside ({reason_of(trouble)})"
         with contextlib.suppress(sqlite3.Error):
@@ -243,7 +255,8 @@ class Database:
         self._connection = open_in_memory(self._migrations)
         self.path, self.read_only = None, False
         self._refill(self._connection)
-        self._notice(f"{path} is broken ({error}) and {fate}; what is learned in this session is forgotten at its end.")
+        what = f"{path} is broken ({reason_of(error)}) and {fate}"
+        self._notice(f"{what}; what is learned in this session is forgotten at its end.")
 
 
 @contextlib.contextmanager

@@ -61,6 +61,7 @@ class History:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self._counted: dict[int, int] = {}
 
     @property
     def lasts(self) -> bool:
@@ -272,7 +273,7 @@ class History:
                             found[conversation] = Found(info, turn, excerpt(wanted[0], title, ""))
                     if (called := len(found)) >= limit:
                         break
-            with closing(volumes.newest_first(connection, query, values, bool(match))) as turns:
+            with closing(volumes.newest_first(connection, query, values, self._counted if match else None)) as turns:
                 for turn, conversation, prompt, reply in turns if limit > 0 else ():
                     prompt, reply = text(prompt), text(reply)
                     if conversation not in found and all(word.search(prompt) or word.search(reply) for word in wanted):

@@ -5,7 +5,7 @@ from functools import cache
 
 from localspec.store.comparing import Comparison, comparison
 
-_NOT_INDEXED = "reason IS NULL OR reply = ''"  # turns that the index of words leaves out
+NOT_INDEXED = "reason IS NULL OR reply = ''"  # turns that the index of words leaves out
 
 
 def make_conversations(connection: sqlite3.Connection) -> None:
@@ -34,7 +34,7 @@ def make_index(connection: sqlite3.Connection, volume: str) -> None:
     connection.execute(f"CREATE INDEX {turn}_by_conversation ON {turn} (conversation)")
     # A growing reply is saved every second, and an unanswered prompt is taken back: neither is worth indexing, and
     # so few are searched without.
-    connection.execute(f"CREATE INDEX {turn}_not_indexed ON {turn} (id) WHERE {_NOT_INDEXED}")
+    connection.execute(f"CREATE INDEX {turn}_not_indexed ON {turn} (id) WHERE {NOT_INDEXED}")
     connection.execute(
         f"CREATE VIEW {turn}_indexed AS SELECT id, prompt, reply FROM {turn} WHERE reason IS NOT NULL AND reply <> ''"
     )
@@ -70,7 +70,7 @@ def comparisons_of(volume: str) -> tuple[Comparison, Comparison]:
     turn = f"turn{volume}"
     return (
         comparison(turn, f"{turn}_by_conversation", ("conversation",), ("id",)),
-        comparison(turn, f"{turn}_not_indexed", ("id",), ("id",), _NOT_INDEXED),
+        comparison(turn, f"{turn}_not_indexed", ("id",), ("id",), NOT_INDEXED),
     )
 
 

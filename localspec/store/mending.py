@@ -6,12 +6,13 @@ and its pages are found again when the file is written anew.
 
 import contextlib
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from localspec.store import volumes
 from localspec.store.comparing import damage
 from localspec.store.history_tables import make_index, parts_of_index
 from localspec.store.opening import may_be_damage, transaction
+from localspec.store.schema import correct_schema, tables_of_lost_indexes
 from localspec.store.searched_words import trigram_query
 from localspec.store.values import text
 
@@ -24,15 +25,19 @@ def mend(connection: sqlite3.Connection) -> str:
 
     Raises sqlite3.Error where something else is damaged, or there is no room; then nothing has changed.
     """
+    corrected = correct_schema(connection)
+    lost = tables_of_lost_indexes(connection)
     # All is looked at before anything is changed: SQLite refuses changes after a check in the same transaction.
     volumes_of = [number for number in volumes.every(connection) if not _holds_together(connection, number)]
     parts = {part for number in volumes.every(connection) for part in parts_of_index(volumes.suffix(number))}
     query = "SELECT name FROM sqlite_master WHERE type = 'table' AND rootpage > 0"
     tables = [table for (table,) in connection.execute(query).fetchall() if table not in parts]
-    damaged = {table: _can_be_read(connection, table) for table in tables if not _is_sound(connection, table)}
+    damaged = {
+        table: _can_be_read(connection, table) for table in tables if table in lost or not _is_sound(connection, table)
+    }
+    anew = ["what it says of its tables was corrected"] if corrected else []
     if not volumes_of and not damaged:
-        return ""
-    anew = []
+        return _whole(anew)
     with transaction(connection):
         for table, readable in damaged.items():
             _build_anew(connection, table, readable)
@@ -53,7 +58,11 @@ def mend(connection: sqlite3.Connection) -> str:
         anew.append("an index was built anew from its table")
     if not damaged.get("measurement", True):
         anew.append("what was measured on this machine is measured again")
-    return f"{', '.join(anew)}, and no conversation is lost"
+    return _whole(anew)
+
+
+def _whole(anew: Sequence[str]) -> str:
+    return f"{', '.join(anew)}, and no conversation is lost" if anew else ""
 
 
 def _holds_together(connection: sqlite3.Connection, number: int) -> bool:

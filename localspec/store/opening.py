@@ -10,13 +10,17 @@ from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 from localspec.store.comparing import Comparison, compare, damage
+from localspec.text import one_line
 
 BUSY_SECONDS = 5.0
+LONGEST_REASON = 300  # characters
 MOST_COPIED = 2**30  # bytes of a database that is mended in memory
 BROKEN = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 
 Result = TypeVar("Result")
 Work: TypeAlias = Callable[[sqlite3.Connection], Result]
+Probe: TypeAlias = str | Work[None]
+Salvage: TypeAlias = Callable[[sqlite3.Connection, sqlite3.Connection], str]
 
 
 class _Unfit(Exception):
@@ -32,12 +36,13 @@ def open_writable(
     path: Path,
     notice: Callable[[str], None],
     migrations: Sequence[Work[None]],
-    probes: Sequence[str],
+    probes: Sequence[Probe],
     mend: Work[str],
+    salvage: Salvage,
 ) -> sqlite3.Connection:
     """The database at `path`, made, migrated and checked; what cannot serve is mended or set aside first, each once.
 
-    Raises sqlite3.Error and OSError.
+    What `salvage` can read of a broken one comes over. Raises sqlite3.Error and OSError.
     """
     mended = aside = False
     while True:
@@ -45,7 +50,11 @@ def open_writable(
         try:
             return _checked(connection, migrations, probes)
         except (sqlite3.Error, _Unfit) as error:
-            unfit = error if isinstance(error, _Unfit) else _Unfit("broken", f"is broken ({error})", mendable=True)
+            unfit = (
+                error
+                if isinstance(error, _Unfit)
+                else _Unfit("broken", f"is broken ({reason_of(error)})", mendable=True)
+            )
             try:
                 if isinstance(error, sqlite3.Error) and not is_broken(error):
                     raise
@@ -59,17 +68,18 @@ def open_writable(
                 if aside:
                     raise OSError(f"it {unfit} again") from error
                 try:
-                    name = set_aside(path, unfit.suffix, connection).name
+                    file = set_aside(path, unfit.suffix, connection)
                 except OSError as trouble:
                     raise OSError(f"it {unfit} and cannot be set aside: {reason_of(trouble)}") from trouble
-                notice(f"{path} {unfit} and was set aside as {name}; a new one was begun.")
+                came = begun_anew(path, file, migrations, salvage) if unfit.mendable else ""
+                notice(f"{path} {unfit} and was set aside as {file.name}; a new one was begun{came and ' '}{came}.")
                 aside = True
             finally:
                 connection.close()
 
 
 def open_readable(
-    path: Path, version: int, probes: Sequence[str], mend: Work[str], notice: Callable[[str], None]
+    path: Path, version: int, probes: Sequence[Probe], mend: Work[str], notice: Callable[[str], None]
 ) -> sqlite3.Connection | None:
     """The database at `path` where it can only be read, if it can and is of this version; a copy where that is mended.
 
@@ -107,14 +117,16 @@ def mended_copy(
         return None
     copy = _connect(":memory:")
     try:
+        loaded(connection)
         size = math.prod(connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "page_size"))
         if size <= MOST_COPIED:
             connection.backup(copy)
+            loaded(copy)
             _tune(copy)
             if anew := mend(copy):
                 notice(
-                    f"{path} is damaged ({error}) and can only be read, so a copy of it in memory is what is read now: "
-                    f"there {anew}; the file is mended once it can be written."
+                    f"{path} is damaged ({reason_of(error)}) and can only be read, so a copy of it in memory is what "
+                    f"is read now: there {anew}; the file is mended once it can be written."
                 )
                 return copy
     except sqlite3.Error:  # what else is damaged, or is not there, costs the file as before
@@ -138,6 +150,8 @@ def mended_by(
     if connection.in_transaction:
         return False
     try:
+        loaded(connection)
+        _tune(connection)
         anew = mend(connection)
     except sqlite3.Error as trouble:
         if may_be_damage(trouble):
@@ -148,7 +162,7 @@ def mended_by(
         with contextlib.suppress(sqlite3.Error):
             connection.execute("PRAGMA writable_schema = RESET").fetchone()
     if anew:
-        notice(f"{path} was damaged ({error}); {anew}.")
+        notice(f"{path} was damaged ({reason_of(error)}); {anew}.")
     return True
 
 
@@ -166,7 +180,7 @@ def _made(path: Path) -> sqlite3.Connection:
 
 
 def _checked(
-    connection: sqlite3.Connection, migrations: Sequence[Work[None]], probes: Sequence[str]
+    connection: sqlite3.Connection, migrations: Sequence[Work[None]], probes: Sequence[Probe]
 ) -> sqlite3.Connection:
     version = _version(connection)
     if version > len(migrations):
@@ -180,6 +194,14 @@ def _checked(
     # Changes nothing, but raises where the file can only be read (BEGIN IMMEDIATE does not).
     connection.executescript(f"BEGIN IMMEDIATE; PRAGMA user_version = {len(migrations)}; ROLLBACK")
     return connection
+
+
+def loaded(connection: sqlite3.Connection) -> None:
+    """Has SQLite go by what it can make of the list of tables, though it finds fault with some of it."""
+    connection.execute("PRAGMA writable_schema = ON").fetchone()
+    with contextlib.suppress(sqlite3.DatabaseError):  # told once; from then on it takes what there is
+        connection.execute("SELECT 1 FROM sqlite_master").fetchone()
+    connection.execute("PRAGMA writable_schema = OFF").fetchone()
 
 
 def open_in_memory(migrations: Sequence[Work[None]]) -> sqlite3.Connection:
@@ -234,17 +256,19 @@ def _migrate(connection: sqlite3.Connection, migrations: Sequence[Work[None]]) -
             connection.execute(f"PRAGMA user_version = {version + 1}")
 
 
-def _check(connection: sqlite3.Connection, probes: Sequence[str]) -> None:
+def _check(connection: sqlite3.Connection, probes: Sequence[Probe]) -> None:
     """Cheap signs of damage (a full check reads every page); a table that is missing is one of them."""
     for probe in probes:
         try:
-            if isinstance(probe, Comparison):
+            if callable(probe):
+                probe(connection)
+            elif isinstance(probe, Comparison):
                 compare(connection, probe)
             else:
                 connection.execute(probe).fetchall()
         except sqlite3.OperationalError as error:
             if error.sqlite_errorcode == sqlite3.SQLITE_ERROR:
-                raise _Unfit("broken", f"is broken ({error})", mendable=True) from error
+                raise _Unfit("broken", f"is broken ({reason_of(error)})", mendable=True) from error
             raise
 
 
@@ -296,6 +320,19 @@ def set_aside(path: Path, suffix: str, connection: sqlite3.Connection) -> Path:
     return aside
 
 
+def begun_anew(path: Path, aside: Path, migrations: Sequence[Work[None]], salvage: Salvage) -> str:
+    """Makes a new file at `path` with what can be read of the one that was set aside; says with what, or nothing."""
+    with contextlib.suppress(OSError, sqlite3.Error):
+        place = f"{aside.as_uri()}?mode=ro"  # it stays as it is
+        with contextlib.closing(_connect(place, uri=True)) as source, contextlib.closing(_made(path)) as target:
+            loaded(source)
+            target.execute("PRAGMA journal_mode = WAL").fetchone()
+            _tune(target)
+            _migrate(target, migrations)
+            return salvage(source, target)
+    return ""
+
+
 def identity(path: Path) -> tuple[int, int] | None:
     try:
         status = os.stat(path)
@@ -317,5 +354,7 @@ def code_of(error: sqlite3.Error) -> int:
     return getattr(error, "sqlite_errorcode", 0) & 0xFF
 
 
-def reason_of(error: Exception) -> str:
-    return (isinstance(error, OSError) and error.strerror) or str(error)
+def reason_of(error: BaseException) -> str:
+    """In one line and not much: SQLite quotes a damaged statement from where it does not understand it to its end."""
+    line = one_line((isinstance(error, OSError) and error.strerror) or str(error))
+    return line if len(line) <= LONGEST_REASON else f"{line[: LONGEST_REASON - 1]}…"

@@ -8,15 +8,16 @@ it is left, nor of what was in it before. A conversation lies in one volume, and
 import contextlib
 import heapq
 import sqlite3
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, MutableMapping
 from typing import Any
 
-from localspec.store.comparing import compare
-from localspec.store.history_tables import comparisons_of, make_volume
+from localspec.store.comparing import compare, damage
+from localspec.store.history_tables import NOT_INDEXED, comparisons_of, make_volume
 
 LIMIT = 8 * 2**20  # bytes of text, after which another volume is begun
 ONE_BY_ONE = 2 * LIMIT  # more than that is not held in memory to be written anew
 MOVED_AT_ONCE = LIMIT // 2  # bytes, in one transaction
+MOST_COUNTED = 8 * LIMIT  # bytes of text whose unanswered turns searches of one process count: some 2 ms for each 8 MiB
 
 _IS_THERE = """typeof(volume) = 'integer'
     AND EXISTS (SELECT 1 FROM pragma_table_info(iif(volume = 0, 'turn', 'turn_' || volume)))"""
@@ -61,6 +62,23 @@ def compare_turns(connection: sqlite3.Connection, number: int, conversation: int
     compare(connection, _HIDDEN.format(volume=suffix(number), id=conversation), *comparisons_of(suffix(number)))
 
 
+def _count_turns(connection: sqlite3.Connection, number: int, counted: MutableMapping[int, int]) -> None:
+    """Raises sqlite3.DatabaseError where the index of turns that are in no index of words has more or less of them.
+
+    `counted` is what was counted by this process: bytes by volume. It ends with MOST_COUNTED.
+    """
+    row = connection.execute("SELECT bytes FROM volume WHERE number = ?", (number,)).fetchone()
+    size = row[0] if row is not None and isinstance(row[0], int) else MOST_COUNTED + 1
+    if number in counted or sum(counted.values()) + size > MOST_COUNTED:
+        return
+    turn = f"turn{suffix(number)}"
+    ways = ("NOT INDEXED", f"INDEXED BY {turn}_not_indexed")
+    counts = [f"(SELECT count(*) FROM {turn} {way} WHERE {NOT_INDEXED})" for way in ways]
+    if connection.execute(f"SELECT {' <> '.join(counts)}").fetchone()[0]:
+        raise damage("an index has not as many rows as its table")
+    counted[number] = size
+
+
 def new_turn_id(connection: sqlite3.Connection) -> int:
     """One that no turn has had, in any volume."""
     # The counter that SQLite keeps for the first volume counts for all.
@@ -82,12 +100,16 @@ def with_room(connection: sqlite3.Connection, size: int = 1, besides: int | None
 
 
 def newest_first(
-    connection: sqlite3.Connection, query: str, values: tuple[object, ...] = (), by_index: bool = False
+    connection: sqlite3.Connection,
+    query: str,
+    values: tuple[object, ...] = (),
+    counted: MutableMapping[int, int] | None = None,
 ) -> Generator[Any]:
     """The rows of a query in all volumes; it has `{volume}` in its tables' names, and orders by the turn's id, first in
     a row, from the highest on. A volume is asked when all that is newer has been taken, so mostly few are.
 
-    Where it finds turns `by_index` sqlite3.DatabaseError is raised for an index that is another's.
+    Where it finds turns by indexes it is given what was `counted` of them, and sqlite3.DatabaseError is raised for one
+    that is another's, or has not as many rows.
     """
     newest = [
         (connection.execute(f"SELECT max(id) FROM turn{suffix(number)}").fetchone()[0], number)
@@ -99,7 +121,9 @@ def newest_first(
         while waiting or heads:
             if waiting and (not heads or waiting[-1][0] > -heads[0][0]):
                 number = waiting.pop()[1]
-                compare(connection, *(comparisons_of(suffix(number)) if by_index else ()))
+                if counted is not None:
+                    compare(connection, *comparisons_of(suffix(number)))
+                    _count_turns(connection, number, counted)
                 cursor = connection.execute(query.format(volume=suffix(number)), values)
                 opened.enter_context(contextlib.closing(cursor))
             else:

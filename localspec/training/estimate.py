@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from localspec import config
-from localspec.errors import DoesNotFit
+from localspec.errors import DoesNotFit, UsageMistake
 from localspec.machine.hardware import wait_for
 from localspec.machine.machine import Machine
 from localspec.machine.memory import free_memory
@@ -64,6 +64,11 @@ class Fit:
 def shadow(kind: str, card: TargetCard, options: Mapping[str, Any], choice: Choice) -> TrainableDrafter:
     """Returns the drafter that would be trained, on the meta device, without weights. Raises as `make_drafter` does."""
     target = Target.load(card.path, device="meta", dtype=DTYPES[choice.dtype])
+    if target.transformer.config.delta is not None:
+        raise UsageMistake(
+            f"Nothing is trained for {card.name} yet, for some of its layers are recurrent; it is drafted for by "
+            "phrases, a small model, or Medusa's heads that others publish."
+        )
     if choice.quantize != "none":
         target.transformer.linear_class = QuantizedLinear  # which a drafter may ask for; shapes are the same
     return make_drafter(kind, target, options)

@@ -383,6 +383,14 @@ def test_what_was_set_aside_is_told_when_deleting(database: Path) -> None:
     assert aside.exists()
 
 
+def test_a_file_that_was_set_aside_is_told_in_one_line_with_what_belongs_to_it(database: Path) -> None:
+    keep(database, ("one", "reply", "stop"))
+    for part in ("", "-wal", "-shm"):
+        database.with_name(f"localspec.db.broken-1{part}").write_bytes(b"old")
+    result = CliRunner().invoke(history_module.app, ["rm", "--all", "--yes"], catch_exceptions=False)
+    assert result.stderr.count("\n") == 1 and "delete it, with its -wal and -shm, to be rid of them" in result.stderr
+
+
 def test_a_broken_file_is_told_on_standard_error(database: Path) -> None:
     database.parent.mkdir(parents=True)
     database.write_bytes(b"no database" * 100)

@@ -222,7 +222,11 @@ def test_a_full_disk_behind_standard_output(tmp_path, unbuffered):
 def test_closed_streams(tmp_path):
     command = f"'{sys.executable}' -m localspec"
     shell = {"shell": True, "env": environment(tmp_path), "stderr": subprocess.PIPE, "text": True}
-    assert subprocess.run(f"{command} path >&-", **shell).returncode == 0
+    for told in ("path", "path --json", "list", "history list", "history list --json", "--version", "config"):
+        result = subprocess.run(f"{command} {told} >&-", **shell)
+        assert result.returncode == 1
+        assert result.stderr.startswith("localspec: Standard output is closed") and result.stderr.count("\n") == 1
+    assert subprocess.run(f"{command} path >/dev/null 2>&-", **shell).returncode == 0
     assert subprocess.run(f"{command} show dmo >&- 2>&-", **shell).returncode == 3
 
 

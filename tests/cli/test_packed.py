@@ -255,6 +255,22 @@ def test_what_cannot_be_packed_is_refused_before_the_download(home, repo, change
     assert not list(common_cache(home).rglob("blobs/*"))
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("qwen3_5-grouped-shared-keys-interval", "it has recurrent layers, which the CPU engine does not compute"),
+        ("gemma4-many-heads-untied-keys-as-values-capped", "PyTorch alone computes its family, and not the CPU engine"),
+    ],
+)
+def test_what_torch_alone_computes_is_fetched_and_not_packed(home, tiny, name, said):
+    with served(org__name=model_repository(tiny(name).path)) as hub:
+        alone = at(home, hub, "pull", "org/name", "--packed-only", "--yes")
+        assert alone.returncode == 1 and alone.stderr.count("\n") == 1
+        assert f"cannot be kept packed alone: {said}; leave --packed-only out" in alone.stderr
+        result = at(home, hub, "pull", "org/name", "--yes")
+        assert result.returncode == 0 and find_snapshot(Source("org/name"), Paths(home)) and packed(home) == []
+
+
 def test_kept_alone_weights_that_are_no_numbers_are_refused_and_what_was_fetched_stays(home, tiny, tmp_path):
     from native.test_pack import copied
 

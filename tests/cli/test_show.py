@@ -17,11 +17,11 @@ KEYS = {
     "bytes",
     "context",
     "license",
-    "engines",
     "drafters",
     "draft",
     "draft_origin",
     "passed_over",
+    "engine",
     "revision",
 }
 
@@ -40,7 +40,7 @@ def test_json(tmp_path):
         "bytes": (model / "model.safetensors").stat().st_size,
         "context": 512,
         "license": None,
-        "engines": ["native", "torch"],
+        "engine": None,
         "drafters": ["none", "phrases", "lookahead", "layers"],
         "draft": None,
         "passed_over": None,

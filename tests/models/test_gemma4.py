@@ -10,16 +10,29 @@ import pytest
 import torch
 from machines import cpu, machine
 from safetensors.torch import load_file, save_file
-from tiny_models import CONFIGS, FAMILIES, VOCABULARY, Tiny, byte_tokenizer, prompt_ids, stock_logits, write
+from tiny_models import (
+    CONFIGS,
+    FAMILIES,
+    VOCABULARY,
+    Tiny,
+    byte_tokenizer,
+    prompt_ids,
+    stock_logits,
+    stock_reply,
+    write,
+)
 from transformers import CONFIG_MAPPING, Gemma4Config, Gemma4ForConditionalGeneration
 from transformers.models.gemma4.modeling_gemma4 import Gemma4TextRotaryEmbedding
 
 from localspec.checkpoint import inspect
 from localspec.cli.show import _installed_facts
 from localspec.config import Settings
+from localspec.decoding.session import Limits
 from localspec.drafters.s3d import Drafter, S3DOptions
+from localspec.engine.engine import Engine
 from localspec.engine.own_layers import load_layers
 from localspec.errors import LocalspecError, UsageMistake
+from localspec.events import Done
 from localspec.models.architecture import TransformerConfig
 from localspec.models.model_config import ModelConfig, read_config
 from localspec.models.registry import named_card
@@ -170,7 +183,23 @@ def test_torch_alone_computes_it_unpacked_on_a_cpu(tiny: Make, name: str) -> Non
             choose(card, Settings(quantize=packing), here)
         with pytest.raises(LocalspecError, match="gemma4_text, which PyTorch alone computes, and not the CPU engine"):
             NativeTarget.open(path, quantize=packing)
-    assert _installed_facts(card)["engines"] == ["torch"]
+    told = _installed_facts(card)["engine"]
+    assert isinstance(told, str) and told.startswith("torch, on a CPU with dense weights")
+
+
+@pytest.mark.parametrize("name", [OWN_LAYERS, LAYER_INPUTS])
+@pytest.mark.parametrize("small", ["", "llama-grouped-dynamic"])  # which the CPU engine computes beside it
+def test_the_engine_answers_in_torch_and_says_so(tiny: Make, name: str, small: str) -> None:
+    model, told = tiny(name), list[str]()
+    drafter = f"draft_model:{tiny(small).path}" if small else "phrases"
+    settings = Settings(drafter=drafter, device="cpu", context=256, draft_max=6)
+    engine = Engine.open(settings, named_card(str(model.path)), notice=told.append)
+    assert (engine.choice.engine, engine.choice.precision, engine.choice.quantize) == ("torch", "fp32", "none")
+    assert not small or (engine.choice.draft is not None and engine.choice.draft.engine == "native")
+    assert told == ["PyTorch computes this model, whose family the CPU engine does not have yet."]
+    prompt = prompt_ids(20, seed=23)
+    *_, done = engine.session.generate(prompt, engine.sampling(Settings(temperature=0.0)), Limits(20))
+    assert isinstance(done, Done) and list(done.statistics.token_ids) == stock_reply(model.stock, prompt, 20)
 
 
 # -- one that reads pictures too ---------------------------------------------------------------------------------------

@@ -116,8 +116,7 @@ def test_recurrent_layers_are_refused(said):
 @pytest.mark.parametrize(
     ("refused", "nearest"),
     [
-        ("Qwen3_5ForConditionalGeneration", "qwen3-4b"), ("Qwen3_5ForCausalLM", "qwen3-4b"),
-        ("Qwen3_5MoeForConditionalGeneration", "qwen3-4b"), ("GraniteMoeForCausalLM", "granite-4.0-micro"),
+        ("Qwen3NextForCausalLM", "qwen3-4b"), ("Qwen3_5MoeForConditionalGeneration", "qwen3-4b"), ("GraniteMoeForCausalLM", "granite-4.0-micro"),
         ("MinistralForCausalLM", "ministral-3-3b"),
     ],
 )  # fmt: skip

@@ -172,3 +172,14 @@ def test_any_order_of_writing_keeping_forgetting_and_growing_is_that_of_a_list()
             assert_holds(kept, numbers)
     assert kept.capacity > BUCKET, "it grew on the way"
     assert_holds(kept, numbers)
+
+
+def test_a_cache_of_layers_that_all_keep_nothing_counts_tokens_as_any_other() -> None:
+    kept = KVCache([None, None], 1, torch.float32, torch.device("cpu"))
+    kept.reserve(BUCKET + 1)
+    kept.assume(BUCKET - 1)
+    kept.keep([0, 2])
+    assert (kept.length, kept.nbytes) == (BUCKET + 1, 0) and kept.capacity > BUCKET
+    assert kept.rows([0, 1]).shape == (2, 0)
+    with pytest.raises(AssertionError, match="layer 1 keeps nothing"):
+        kept.write(1, torch.zeros(HEADS, 1, WIDTH), torch.zeros(HEADS, 1, WIDTH))

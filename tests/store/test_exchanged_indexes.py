@@ -23,7 +23,7 @@ from damaged_history import (
 from database_files import integrity, only_readable, open_directory
 from deleted_text import MARKER, traces
 
-from localspec.store import opening
+from localspec.store import opening, volumes
 from localspec.store import store as store_module
 from localspec.store.comparing import Comparison
 from localspec.store.database import StoreTrouble
@@ -90,6 +90,53 @@ def test_a_search_compares_what_it_finds_turns_by(
     with Store.open(path, notices.append):
         pass
     assert len(notices) == 1 and integrity(path) == "ok"
+
+
+def emptied(path: Path, volume: str) -> None:
+    """Puts an empty index in the place of the one by which a search finds turns that are in no index of words."""
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute(f"CREATE INDEX empty ON turn{volume} (id) WHERE id < 0")
+        (page,) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'empty'").fetchone()
+        connection.execute("PRAGMA writable_schema = ON")
+        connection.execute("DELETE FROM sqlite_master WHERE name = 'empty'")
+        place = "UPDATE sqlite_master SET rootpage = ? WHERE name = ?"
+        connection.execute(place, (page, f"turn{volume}_not_indexed"))
+        connection.commit()
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_search_finds_what_an_empty_index_hides(
+    path: Path, notices: list[str], first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    volume = "" if first else last_volume(path)
+    with Store.open(path, notices.append) as store:
+        turn = 2 if first else store.history.say(None, "prompt more", model="demo", system=None)[1]
+        store.history.write(store.history.say(None, "after it", model="demo", system=None)[1], "reply", "stop")
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute(f"UPDATE turn{volume} SET reply = '', prompt = 'unanswered' WHERE id = ?", (turn,))
+        assert connection.execute(f"SELECT count(*) FROM turn{volume} WHERE id > ?", (turn,)).fetchone()[0]
+        connection.commit()
+    emptied(path, volume)
+    with Store.open(path, notices.append) as store:
+        assert notices == [], "neither the first nor the last row of the table is hidden"
+        with monkeypatch.context() as patched:
+            patched.setattr(volumes, "MOST_COUNTED", 0)
+            assert store.history.search("unanswered") == [], "so much is not counted, and one need not"
+        assert [found.turn for found in store.history.search("unanswered")] == [turn]
+    assert len(notices) == 1 and "an index was built anew from its table" in notices[0]
+    with Store.open(path, notices.append):
+        pass
+    assert len(notices) == 1 and integrity(path) == "ok"
+
+
+def test_turns_are_counted_once_by_a_process(path: Path) -> None:
+    asked: list[str] = []
+    with Store.open(path, pytest.fail) as store:
+        store._database._connection.set_trace_callback(asked.append)
+        for _ in range(2):
+            store.history.search("prompt3")
+    counting = [statement for statement in asked if "count(*)" in statement and "not_indexed" in statement]
+    assert len(counting) == 2 and len({*counting}) == 2  # one for each volume
 
 
 def test_every_index_is_compared_with_its_table_at_opening(path: Path) -> None:

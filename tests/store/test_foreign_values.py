@@ -43,9 +43,14 @@ def home(tmp_path: Path) -> Path:
 
 def written(home: Path, statement: str, *values: object) -> None:
     with sqlite3.connect(Paths(home).database) as connection:
-        for trigger in ("turn_changes", "turn_changed") if statement.startswith("UPDATE turn") else ():
+        # What a trigger would say of such a value is not what is tried here.
+        query = "SELECT name, sql FROM sqlite_master WHERE name IN ('turn_changes', 'turn_changed')"
+        triggers = connection.execute(query).fetchall() if statement.startswith("UPDATE turn") else []
+        for trigger, _ in triggers:
             connection.execute(f"DROP TRIGGER {trigger}")
         connection.execute(statement, values)
+        for _, text in triggers:
+            connection.execute(text)
     connection.close()
 
 

@@ -1,11 +1,13 @@
 """The engine's thread by itself: how it ends, whatever it is doing, and whoever still listens."""
 
 import asyncio
+import gc
 import threading
+import weakref
 
 import pytest
 from clocks import PATIENCE
-from tui.scripted_engine import ScriptedChat, talked, until
+from tui.scripted_engine import ScriptedChat, ScriptedEngine, card, talked, until
 
 from localspec.chat.attachments import Written
 from localspec.errors import LocalspecError
@@ -41,6 +43,24 @@ def test_closed_before_it_was_begun_it_never_begins(talk):
     assert talk.thread.close(PATIENCE)
     talk.thread.begin(lambda _: pytest.fail("it works after its end"))
     assert talk.thread.ident is None
+
+
+def test_a_model_that_goes_leaves_no_memory_behind_though_it_was_to_stay(talk):
+    loaded = threading.Semaphore(0)
+
+    def post(message):
+        if isinstance(message, messages.ModelLoaded):
+            loaded.release()
+
+    talk.thread.begin(post)
+    assert loaded.acquire(timeout=PATIENCE)
+    gone, talk.engine.session.engine = weakref.ref(talk.engine), talk.engine  # they name each other
+    gc.freeze()
+    talk.models, talk.engine = {"other": ScriptedEngine()}, None
+    talk.thread.switch_model(card("other"))
+    assert loaded.acquire(timeout=PATIENCE)
+    assert talk.thread.close(PATIENCE)
+    assert gone() is None
 
 
 def test_a_screen_that_is_gone_is_no_trouble(talk):

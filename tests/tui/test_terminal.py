@@ -17,7 +17,7 @@ from textual._xterm_parser import XTermParser
 import localspec_tui
 from localspec.config import Settings
 from localspec.errors import UsageMistake
-from localspec_tui import engine_thread, interpreter, terminal
+from localspec_tui import engine_thread, interpreter, loading, terminal
 
 
 @contextmanager
@@ -225,6 +225,18 @@ def test_no_garbage_is_collected_until_the_first_paint(ending):
         with ExitStack() as at_the_end:
             app._chat._engine._opening(at_the_end, lambda _: None)
         assert gc.isenabled()
+
+    ending(run)
+
+
+def test_what_a_model_brought_is_not_looked_through_again(ending, monkeypatch):
+    done = []
+    monkeypatch.setattr(loading, "load", lambda *_, **__: done.append("loaded") or "an engine")
+    monkeypatch.setattr(gc, "freeze", lambda: done.append("frozen"))
+
+    def run(app):
+        assert app._chat._engine._loading(Settings(), None) == "an engine"
+        assert done == ["loaded", "frozen"]
 
     ending(run)
 

@@ -67,6 +67,37 @@ def test_ctrl_t_marks_each_token_by_who_proposed_it(chat):
     talk.play(story, size=(100, 30))
 
 
+def test_the_cursor_leaves_no_mark_on_lines_that_were_drawn(chat):
+    talk = drafted(chat)
+
+    def under_the_cursor(strip):
+        return [segment.text for segment in strip if segment.style and segment.style.reverse]
+
+    async def story(pilot):
+        view = await looked_at(talk, pilot)
+        for key, marked in (("end", []), ("home", ["Snow"]), ("end", [])):
+            await pilot.press(key)
+            assert under_the_cursor(view.render_line(0)) == marked
+        assert view._layout.closed
+
+    talk.play(story)
+
+
+def test_other_colours_reach_lines_that_were_drawn(chat):
+    talk = drafted(chat)
+
+    async def story(pilot):
+        view = await looked_at(talk, pilot)
+        await pilot.press("end")
+        before = view.render_line(0)
+        assert view._layout.closed and view.render_line(0) is before
+        talk.app.theme = "textual-light"
+        await until(pilot, lambda: view.render_line(0) is not before)
+        assert view.render_line(0).text == before.text and view.render_line(0) != before
+
+    talk.play(story)
+
+
 def test_the_cursor_tells_of_a_token_its_step_and_what_was_refused(chat):
     talk = drafted(chat)
 

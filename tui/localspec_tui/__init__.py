@@ -58,7 +58,9 @@ def _chat(
         return Behind(settings)
 
     def load(*asked: Any, **how: Any) -> "Answerer":
-        return loading.load(*asked, **how) if settings.elsewhere is None else behind().load(*asked, **how)
+        engine = loading.load(*asked, **how) if settings.elsewhere is None else behind().load(*asked, **how)
+        gc.freeze()  # or the screen would go through all of it in the middle of a reply, while keys wait
+        return engine
 
     terminal.prepare(answer.without)
     engine = EngineThread(settings, opening, load)

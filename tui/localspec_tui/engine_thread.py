@@ -285,6 +285,7 @@ class EngineThread(threading.Thread):
     def _loaded_instead(self, card: "TargetCard") -> str | None:
         """Loads a model in the place of the one before, which goes first: two may not fit. Else says why not."""
         self._engine = self._live = None
+        gc.unfreeze()  # it was to stay to the end
         gc.collect()
         try:
             self._load(card)

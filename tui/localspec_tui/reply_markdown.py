@@ -141,7 +141,13 @@ class ReplyMarkdown(Markdown):
         return super().update(safe(markdown))
 
     def append(self, markdown: str) -> AwaitComplete:
-        return super().append(safe(markdown))
+        return AwaitComplete(self._append(safe(markdown)))
+
+    async def _append(self, markdown: str) -> None:
+        await super().append(markdown)
+        for block in self.walk_children(MarkdownBlock):
+            if block._layout_required:
+                block._check_refresh()  # one that is new would ask for a layout of its own after the first
 
     def get_block_class(self, block_name: str) -> type[MarkdownBlock]:
         own: dict[str, type[MarkdownBlock]] = {"table_open": _Table, "fence": _Fence, "code_block": _Fence}

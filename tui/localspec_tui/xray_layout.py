@@ -65,6 +65,11 @@ class Layout:
         self._column = sum(get_character_cell_size(character) for _, character in self._open)
 
     @property
+    def closed(self) -> int:
+        """How many lines stay as they are."""
+        return len(self._closed)
+
+    @property
     def height(self) -> int:
         """How many lines there are."""
         return len(self._closed) + bool(self._open)

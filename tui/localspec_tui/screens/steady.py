@@ -4,16 +4,26 @@ from itertools import chain
 from typing import Any
 
 from textual import events
+from textual._compositor import Compositor
 from textual.geometry import Offset, Size
 from textual.scroll_view import ScrollView
+from textual.scrollbar import ScrollBar
 from textual.widget import Widget
+
+from localspec_tui.screens.front_first import FrontFirst
 
 
 class Steady:
-    """For a screen: it is laid out for one size at a time and once, and a click on what is gone is none.
+    """For a screen: it is laid out for one size at a time and once, drawn once, and a click on what is gone is none.
 
     No screen itself: Textual looks for styles and keys among the first screens that a class is made of alone.
     """
+
+    _compositor: Compositor
+
+    def __init__(self: Any, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self._compositor = FrontFirst()
 
     async def on_event(self: Any, event: events.Event) -> None:
         """Takes any size that it is told as news of the one that the terminal has now.
@@ -42,6 +52,14 @@ class Steady:
             for one, virtual, bars in before:
                 if one.virtual_size != virtual and one.scrollbars_enabled == bars:
                     one._layout_required = one._repaint_required = False
+
+    def _compositor_refresh(self: Any) -> None:
+        """Draws scrollbars in the same picture as what they belong to: they learn of it by the layout before."""
+        bars = {one for one in self._compositor.visible_widgets if isinstance(one, ScrollBar) and one._repaint_required}
+        self._compositor.update_widgets(bars)
+        for bar in bars:
+            bar._repaint_required = False
+        super()._compositor_refresh()  # type: ignore[misc]
 
     def get_widget_and_offset_at(self: Any, x: int, y: int) -> tuple[Widget | None, Offset | None]:
         """What stands there. Until the next layout it may have left the screen, and Textual asks for its parent."""

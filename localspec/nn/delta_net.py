@@ -1,0 +1,143 @@
+"""Gated DeltaNet (Yang et al. 2024): a layer's tokens read and change a state, in the place of attention.
+
+For each value head, with keys k and queries q of length one, values v, and numbers α and β of each token in (0, 1):
+
+    S ← α S;   S ← S + k βᵀ(v − Sᵀk);   o = Sᵀq / √(channels of a key)
+
+One token after the other that is, so a row is the same whatever stands beside it; many rows are computed in chunks.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from localspec.models.delta_net import DeltaNet
+from localspec.nn.attention import in_parts
+from localspec.nn.linear import LayerClass
+from localspec.nn.states import State, StateCache
+
+CHUNK = 64  # rows of a chunk
+EPS = 1e-6  # of the lengths of queries and keys
+
+Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+class GatedDeltaNet(nn.Module):
+    """The layer between a norm and the sum with its input. With `exact`, rows are computed one by one throughout."""
+
+    def __init__(
+        self, sizes: DeltaNet, eps: float, weights: Mapping[str, Any], name: str, linear_class: LayerClass, exact: bool
+    ) -> None:
+        """`weights` have our names; those of this layer begin with `name`."""
+        super().__init__()
+        self.sizes, self.eps, self.exact = sizes, eps, exact
+
+        def parameter(own: str) -> nn.Parameter:
+            return nn.Parameter(weights[name + own], requires_grad=False)
+
+        self.in_proj, self.out_proj = (linear_class(weights[f"{name}{one}.weight"]) for one in ("in_proj", "out_proj"))
+        self.conv, self.value_norm = parameter("conv"), parameter("value_norm")
+        self.dt_bias, self.A_log = parameter("dt_bias"), parameter("A_log")
+
+    def forward(self, h: torch.Tensor, cache: StateCache | None, layer: int) -> torch.Tensor:
+        """Returns what rows [batch, n, hidden_size] give, after what the cache holds of this layer."""
+        sizes = self.sizes
+        read, gate = torch.split(self.in_proj(h), [sizes.read, sizes.values], -1)
+        if cache is not None:
+            values = cache.read(layer, read[0], self.advance)[None]
+        else:
+            values = torch.stack([self.advance(self._nothing(rows), rows, False)[0] for rows in read])
+        normed = F.rms_norm(
+            values.view(*values.shape[:-1], -1, sizes.value_dim).float(),
+            (sizes.value_dim,),
+            self.value_norm.float(),
+            self.eps,
+        )
+        gate = in_parts(F.silu, gate.float()) if self.exact and cache is not None else F.silu(gate.float())
+        outputs: torch.Tensor = self.out_proj((normed.view(gate.shape) * gate).to(h.dtype))
+        return outputs
+
+    def advance(self, state: State, rows: torch.Tensor, one_by_one: bool) -> tuple[torch.Tensor, State]:
+        """Reads rows [n, numbers] after a state; returns their values [n, channels], and the state after them."""
+        sizes, count = self.sizes, len(rows)
+        mixed, beta, alpha = torch.split(rows, [sizes.channels, sizes.value_heads, sizes.value_heads], -1)
+        window = torch.cat([state.tail, mixed])
+        if one_by_one and self.exact:  # a function of several rows may round the last of them differently
+            each = [
+                self._inputs(window[row : row + sizes.taps], beta[row : row + 1], alpha[row : row + 1])
+                for row in range(count)
+            ]
+            q, k, v, decay, beta = (torch.cat(parts) for parts in zip(*each, strict=True))
+        else:
+            q, k, v, decay, beta = self._inputs(window, beta, alpha)
+        compute = _one_by_one if one_by_one else _in_chunks
+        values, matrices = compute((q, k, v, decay, beta), state.matrices)
+        return values.reshape(count, -1).to(rows.dtype), State(state.length + count, matrices, window[count:].clone())
+
+    def _nothing(self, rows: torch.Tensor) -> State:
+        """The state before a text."""
+        sizes = self.sizes
+        matrices = rows.new_zeros(sizes.value_heads, sizes.key_dim, sizes.value_dim, dtype=torch.float32)
+        return State(0, matrices, rows.new_zeros(sizes.taps - 1, sizes.channels))
+
+    def _inputs(self, window: torch.Tensor, beta: torch.Tensor, alpha: torch.Tensor) -> Inputs:
+        """Queries, keys [n, value heads, key_dim], values [n, value heads, value_dim], log α and β [n, value heads].
+
+        `window` [taps - 1 + n, channels] are the rows before the convolution, those before the first included.
+        """
+        sizes, count, taps = self.sizes, len(beta), self.conv[:, 0].float()
+        mixed = sum(window[tap : tap + count].float() * taps[:, tap] for tap in range(sizes.taps))
+        assert isinstance(mixed, torch.Tensor)
+        mixed = F.silu(mixed).to(window.dtype).float()
+        keys, values = (sizes.key_heads, sizes.key_dim), (sizes.value_heads, sizes.value_dim)
+        q, k, v = torch.split(mixed, [sizes.keys, sizes.keys, sizes.values], -1)
+        shared = sizes.value_heads // sizes.key_heads
+        q, k = (_unit(part.view(count, *keys)).repeat_interleave(shared, 1) for part in (q, k))
+        decay = -self.A_log.float().exp() * F.softplus(alpha.float() + self.dt_bias.float())
+        return q * sizes.key_dim**-0.5, k, v.view(count, *values), decay, beta.sigmoid().float()
+
+
+def _unit(x: torch.Tensor) -> torch.Tensor:
+    """Vectors of length one."""
+    return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + EPS)
+
+
+def _one_by_one(inputs: Inputs, matrices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The rule as it is written above."""
+    values = []
+    for q, k, v, decay, beta in zip(*inputs, strict=True):
+        matrices = matrices * decay.exp()[:, None, None]
+        change = (v - (matrices * k[..., None]).sum(-2)) * beta[:, None]
+        matrices = matrices + k[..., None] * change[:, None]
+        values.append((matrices * q[..., None]).sum(-2))
+    return torch.stack(values), matrices
+
+
+def _in_chunks(inputs: Inputs, matrices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same by matrix products (Yang et al. 2024, §3.3): in a chunk, what its own rows change is one triangular
+    system.
+    """
+    count = len(inputs[0])
+    padding = -count % CHUNK
+    # [chunks, value heads, rows, …]
+    q, k, v, decay, beta = (
+        F.pad(x, (0, 0) * (x.ndim - 1) + (0, padding)).view(-1, CHUNK, *x.shape[1:]).transpose(1, 2) for x in inputs
+    )
+    total = decay.cumsum(-1)
+    causal = torch.ones(CHUNK, CHUNK, dtype=torch.bool, device=q.device).tril()
+    between = (total[..., :, None] - total[..., None, :]).masked_fill(~causal, float("-inf")).exp()
+    system = (k * beta[..., None]) @ k.transpose(-1, -2) * between
+    known = torch.linalg.solve_triangular(system, v * beta[..., None], upper=False, unitriangular=True)
+    asked = k * (beta * total.exp())[..., None]
+    asked = torch.linalg.solve_triangular(system, asked, upper=False, unitriangular=True)
+    attention = (q @ k.transpose(-1, -2)) * between
+    q, k = q * total.exp()[..., None], k * (total[..., -1:] - total).exp()[..., None]
+    values = []
+    for chunk in range(len(q)):
+        change = known[chunk] - asked[chunk] @ matrices
+        values.append(q[chunk] @ matrices + attention[chunk] @ change)
+        matrices = matrices * total[chunk, :, -1].exp()[:, None, None] + k[chunk].transpose(-1, -2) @ change
+    return torch.stack(values).transpose(1, 2).flatten(0, 1)[:count], matrices

@@ -1,0 +1,175 @@
+"""Layers with a state that every token changes, and how tokens are taken back: by earlier states, and what came after.
+
+A state is no cache: nothing can be cut off it. What a layer read lately is kept, and read again from the nearest state
+before it, in the same order and so with the same bits. A text can branch nowhere: it is read as a chain.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+
+from localspec.models.architecture import TransformerConfig
+from localspec.nn.cache import KVCache
+from localspec.policy.prediction import STATES
+
+AT_ONCE = 128  # rows: no draft has more; what is longer is a prompt, and cannot be taken back in part
+KEPT = 128  # rows that can be taken back at least, where they were read a few at a time
+
+
+class State(NamedTuple):
+    """What a layer knows of the first `length` tokens."""
+
+    length: int
+    matrices: torch.Tensor  # [value heads, channels of a key, channels of a value], fp32
+    tail: torch.Tensor  # [taps - 1, channels]: the last rows before the convolution
+
+
+# Reads rows [n, numbers] after a state, one by one where that is asked for: what the rows give, and the state then.
+Advance = Callable[[State, torch.Tensor, bool], tuple[torch.Tensor, State]]
+
+
+class LayerStates:
+    """The states of one layer: now, and at some lengths before, the sparser the longer ago.
+
+        states   │         │       │   │ ││
+        rows                       aaaaaaaa     What came after the states that can be gone back to in small steps.
+
+    All else that can be gone back to are the states themselves.
+    """
+
+    def __init__(self, nothing: State) -> None:
+        self._states = [nothing]  # by length
+        self._first = 0  # the length after which rows are kept
+        self._rows = nothing.tail.new_empty(0, 0)  # made where it is needed
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are held."""
+        return self._rows.nbytes + sum(state.matrices.nbytes + state.tail.nbytes for state in self._states)
+
+    def reachable(self, length: int) -> int:
+        """The longest text, of at most `length` tokens, that it can go back to; it has read that many."""
+        nearest = max(state.length for state in self._states if state.length <= length)
+        return length if nearest >= self._first else nearest
+
+    def read(self, length: int, rows: torch.Tensor, advance: Advance) -> torch.Tensor:
+        """Reads rows after the first `length` tokens, which it can reach, and forgets what it read after those."""
+        before, few = self._at(length, advance), len(rows) <= AT_ONCE
+        outputs, after = advance(before, rows, few)
+        self._put(before)
+        if few:
+            self._keep(length, rows, advance)
+        else:
+            self._first = after.length
+        self._put(after)
+        self._thin()
+        return outputs
+
+    def assume(self, length: int) -> None:
+        """Takes the latest state as that after `length` tokens."""
+        self._states, self._first = [self._states[-1]._replace(length=length)], length
+
+    def fill(self, generator: torch.Generator) -> None:
+        """Puts random numbers in place of the state."""
+        last = self._states[-1]
+        matrices, tail = (torch.randn(part.shape, generator=generator).to(part) for part in last[1:])
+        self._states, self._first = [State(last.length, matrices, tail)], last.length
+
+    def _at(self, length: int, advance: Advance) -> State:
+        nearest = max((state for state in self._states if state.length <= length), key=lambda state: state.length)
+        if nearest.length < self._first:  # from here on it is the earliest with rows after it
+            assert nearest.length == length, f"{length} tokens are no text that it can go back to"
+            self._first = length
+        if nearest.length < length:
+            first = nearest.length - self._first
+            nearest = advance(nearest, self._rows[first : first + length - nearest.length], True)[1]
+        return nearest
+
+    def _put(self, state: State) -> None:
+        """Adds a state, in the place of all that follow it."""
+        self._states = [*(one for one in self._states if one.length < state.length), state]
+
+    def _keep(self, length: int, rows: torch.Tensor, advance: Advance) -> None:
+        """Keeps rows that were read after `length` tokens; where there is no room, those long before them go."""
+        room = KEPT + AT_ONCE
+        if not len(self._rows):
+            self._rows = rows.new_empty(room, rows.shape[1])
+        if length - self._first + len(rows) > room:
+            first, later = length - KEPT, [state for state in self._states if state.length > length - KEPT]
+            self._put(self._at(first, advance))
+            self._states += later
+            self._rows[:KEPT] = self._rows[first - self._first : length - self._first].clone()  # places overlap
+            self._first = first
+        self._rows[length - self._first : length - self._first + len(rows)] = rows
+
+    def _thin(self) -> None:
+        """Leaves out states where there are too many: each time the one that leaves the smallest gap for its age.
+
+        The first stays, so do the last two, and the one from which rows are kept.
+        """
+        while len(self._states) > STATES:
+            lengths = [state.length for state in self._states]
+            places = [place for place in range(1, len(lengths) - 2) if lengths[place] != self._first]
+            gaps = {
+                place: (lengths[place + 1] - lengths[place - 1]) / (lengths[-1] - lengths[place - 1])
+                for place in places
+            }
+            del self._states[min(gaps, key=gaps.__getitem__)]
+
+
+class StateCache(KVCache):
+    """Keys and values of the layers that attend, and the states of those that do not.
+
+    `truncate` may forget more than it is told to: `length` says what is left.
+    """
+
+    def __init__(
+        self, config: TransformerConfig, slots: int, dtype: torch.dtype, device: torch.device | str, least: int = 0
+    ) -> None:
+        assert config.delta is not None
+        super().__init__(config.cache_shapes, slots, dtype, device, least)
+        sizes = config.delta
+        matrices = torch.zeros(sizes.value_heads, sizes.key_dim, sizes.value_dim, device=device)
+        nothing = State(0, matrices, torch.zeros(sizes.taps - 1, sizes.channels, dtype=dtype, device=device))
+        self._states = {layer: LayerStates(nothing) for layer in range(config.num_layers) if config.is_recurrent(layer)}
+
+    @property
+    def nbytes(self) -> int:
+        return super().nbytes + (sum(one.nbytes for one in self._states.values()) if self.length else 0)
+
+    def read(self, layer: int, rows: torch.Tensor, advance: Advance) -> torch.Tensor:
+        """Reads rows [n, numbers] of a recurrent layer after the committed tokens; returns what they give."""
+        return self._states[layer].read(self.length, rows, advance)
+
+    def keep(self, path: Sequence[int]) -> None:
+        """Commits the first rows after `length`; others do not follow each other."""
+        assert list(path) == list(range(len(path))), "recurrent layers read chains alone"
+        super().keep(path)
+
+    def truncate(self, length: int) -> None:
+        """Forgets everything after the first `length` tokens, and some before them where no state is near."""
+        while (least := min(one.reachable(length) for one in self._states.values())) < length:
+            length = least
+        super().truncate(length)
+
+    def assume(self, length: int) -> None:
+        """Counts the first `length` slots as committed, and takes the latest state as that after them."""
+        super().assume(length)
+        for one in self._states.values():
+            one.assume(length)
+
+    def fill(self, generator: torch.Generator) -> None:
+        """Puts random keys and values in all slots, and random numbers in the states."""
+        super().fill(generator)
+        for one in self._states.values():
+            one.fill(generator)
+
+
+def cache_of(
+    config: TransformerConfig, slots: int, dtype: torch.dtype, device: torch.device | str, least: int = 0
+) -> KVCache:
+    """Returns an empty cache with room for `slots` tokens, for a transformer of these sizes."""
+    if config.delta is not None:
+        return StateCache(config, slots, dtype, device, least)
+    return KVCache(config.cache_shapes, slots, dtype, device, least)

@@ -1,0 +1,232 @@
+"""Qwen3.5: what its config.json says, the engine over a directory of it, and what is refused with a sentence."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from command import called
+from safetensors.torch import load_file, save_file
+from tiny_models import RECURRENT, VOCABULARY, Tiny, byte_tokenizer, prompt_ids, stock_logits, stock_reply
+from transformers import CONFIG_MAPPING, Qwen3_5Config, Qwen3_5ForConditionalGeneration
+
+from localspec.checkpoint import inspect, revision
+from localspec.config import Settings
+from localspec.decoding.session import Limits
+from localspec.decoding.tree import DraftTree
+from localspec.engine.engine import Engine
+from localspec.errors import LocalspecError, UsageMistake
+from localspec.events import Done, Text
+from localspec.models.architecture import TransformerConfig
+from localspec.models.delta_net import DeltaNet
+from localspec.models.model_config import ModelConfig
+from localspec.models.registry import TargetCard
+from localspec.models.rope import Rope
+from localspec.models.shape import Shape
+from localspec.models.small_model import MaskedModel
+from localspec.native.target import NativeTarget
+from localspec.nn.invented import invented_target
+from localspec.nn.target import Target
+from localspec.policy.prediction import STATES, cache
+from localspec.policy.selection import choose
+from localspec.training.estimate import shadow
+from localspec.training.trainable import make_drafter, save_drafter
+
+NAME = "qwen3_5-grouped-shared-keys-interval"
+every_config = pytest.mark.parametrize("name", RECURRENT)
+SMALL = {
+    "model_type": "qwen3_5_text", "hidden_size": 48, "intermediate_size": 40, "num_hidden_layers": 4, "head_dim": 16,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": VOCABULARY, "max_position_embeddings": 512,
+    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
+}  # fmt: skip
+
+
+def card_of(path: Path) -> TargetCard:
+    return TargetCard(path.name, path, None, "")
+
+
+# -- config.json -------------------------------------------------------------------------------------------------------
+
+
+def test_what_a_config_leaves_out_is_as_its_class_has_it() -> None:
+    stock, ours = CONFIG_MAPPING["qwen3_5_text"](), ModelConfig.of({"model_type": "qwen3_5_text"})
+    for name in (
+        "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "head_dim",
+        "num_key_value_heads", "max_position_embeddings", "rms_norm_eps", "tie_word_embeddings", "eos_token_id",
+        "hidden_act",
+    ):  # fmt: skip
+        assert getattr(ours, name) == getattr(stock, name), name
+    assert list(ours.layer_types or ()) == stock.layer_types
+    said = {name: stock.rope_parameters[name] for name in ("rope_theta", "rope_type", "partial_rotary_factor")}
+    assert said.items() <= dict(ours.rope_parameters).items()
+    sizes = DeltaNet(tuple(kind == "linear_attention" for kind in stock.layer_types), 16, 32, 128, 128, 4)
+    assert ours.delta == sizes and sizes.numbers == 24 * 32 * 128 * 128
+
+
+@every_config
+def test_sizes_and_parameters_are_those_of_its_files(tiny, name: str) -> None:
+    model: Tiny = tiny(name)
+    found = inspect(model.path)
+    assert found.parameters == sum(one.numel() for one in model.stock.parameters())
+    shape, config = Shape.of(found.config), model.stock.config
+    assert shape is not None and shape.recurrent
+    layers = sum(kind == "linear_attention" for kind in config.layer_types)
+    one = config.linear_num_value_heads * config.linear_key_head_dim * config.linear_value_head_dim
+    assert shape.states == layers * one
+    assert cache(shape, 10, "fp32") - cache(replace(shape, states=0), 10, "fp32") == STATES * 4 * layers * one
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"linear_num_value_heads": 3}, {"linear_num_key_heads": 0}, {"linear_conv_kernel_dim": "x"},
+        {"linear_key_head_dim": None}, {"full_attention_interval": 0}, {"linear_value_head_dim": 2**31},
+        {"layer_types": ["linear_attention"] * 3},
+    ],
+)  # fmt: skip
+def test_what_is_not_possible_is_a_value_error(wrong) -> None:
+    assert ModelConfig.of(SMALL).delta is not None
+    with pytest.raises(ValueError, match=r"\w"):
+        ModelConfig.of({**SMALL, **wrong})
+    Shape.of({**SMALL, **wrong})  # which says nothing about it
+
+
+def test_a_config_as_it_is_published_is_read() -> None:
+    """The language model's part inside, with rotations of pictures, and keys of what is not computed here."""
+    rope = {
+        "mrope_interleaved": True, "mrope_section": [11, 11, 10], "partial_rotary_factor": 0.25, "rope_theta": 10000000,
+        "rope_type": "default",
+    }  # fmt: skip
+    inner = {
+        **SMALL, "head_dim": 256, "attn_output_gate": True, "full_attention_interval": 2, "mamba_ssm_dtype": "float32",
+        "mtp_num_hidden_layers": 1, "rope_parameters": rope, "tie_word_embeddings": True, "eos_token_id": 7,
+    }  # fmt: skip
+    outer = {"architectures": ["Qwen3_5ForConditionalGeneration"], "model_type": "qwen3_5", "text_config": inner}
+    config = ModelConfig.of({**outer, "vision_config": {"depth": 1}, "image_token_id": 9})
+    assert (config.tie_word_embeddings, config.eos_token_id) == (True, 7)
+    assert config.delta is not None and config.delta.layers == (True, False, True, False)
+    frequencies = Rope.of(config, 512).inv_freq
+    assert len(frequencies) == 32 and frequencies[1] == pytest.approx(1e7 ** (-1 / 32))
+
+
+def test_layers_that_all_attend_are_no_recurrent_model() -> None:
+    config = ModelConfig.of({**SMALL, "layer_types": ["full_attention"] * 4})
+    sizes, shape = TransformerConfig.of(config), Shape.of({**SMALL, "layer_types": ["full_attention"] * 4})
+    assert sizes.delta is None and sizes.gated and shape is not None and not shape.recurrent
+    with pytest.raises(LocalspecError, match="layers of type 'sliding_attention'|'odd'"):
+        TransformerConfig.of(ModelConfig.of({**SMALL, "layer_types": ["odd"] * 4}))
+
+
+def test_a_model_that_is_invented_computes() -> None:
+    target = invented_target(ModelConfig.of(SMALL), "cpu", "fp32", "none")
+    assert target.forward(DraftTree.chain([1, 2, 3]), target.cache(9)).logits.finite()
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["own head", "tied"])
+def pictures(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny one as it is published: the language model inside of one that reads pictures, and a layer that is not read."""
+    path = tmp_path_factory.mktemp("qwen") / "pictures"
+    eyes = {
+        "depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 48, "patch_size": 4,
+        "num_position_embeddings": 16,
+    }  # fmt: skip
+    inner = {**RECURRENT[NAME]().to_dict(), "tie_word_embeddings": request.param}
+    torch.manual_seed(0)
+    config = Qwen3_5Config(text_config=inner, vision_config=eyes, tie_word_embeddings=request.param)
+    Qwen3_5ForConditionalGeneration(config).save_pretrained(path)
+    weights, generator = load_file(path / "model.safetensors"), torch.Generator().manual_seed(0)
+    for name, tensor in weights.items():
+        tensor.normal_(-2.0 if name.endswith("A_log") else 0.0, 0.3 if tensor.ndim == 1 else 0.2, generator=generator)
+    weights["mtp.fc.weight"] = torch.zeros(48, 96)
+    save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
+    byte_tokenizer().save_pretrained(path)
+    return path
+
+
+def test_of_a_model_that_reads_pictures_the_language_model_is_served(pictures: Path) -> None:
+    tokens = prompt_ids(40)
+    whole = Qwen3_5ForConditionalGeneration.from_pretrained(pictures, attn_implementation="eager", dtype=torch.float32)
+    want, target = stock_logits(whole.eval(), tokens), Target.load(pictures)
+    ours = target.forward(DraftTree.chain(tokens), target.cache(64)).logits.rows
+    assert (ours - want).abs().max() < 2e-5 * want.abs().max()
+    found = inspect(pictures)
+    assert found.architecture == "Qwen3_5ForConditionalGeneration" and found.embedding == VOCABULARY * 48
+    assert found.parameters == sum(one.numel() for one in target.transformer.parameters())
+
+
+# -- the engine --------------------------------------------------------------------------------------------------------
+
+
+@every_config
+@pytest.mark.parametrize("drafter", ["phrases", "none", "draft_model"])
+def test_the_engine_answers_in_torch_and_says_so(tiny, tmp_path: Path, name: str, drafter: str) -> None:
+    model: Tiny = tiny(name)
+    told: list[str] = []
+    small = tiny(NAME).path
+    named = f"draft_model:{small}" if drafter == "draft_model" else drafter
+    settings = Settings(drafter=named, device="cpu", context=256, draft_max="auto" if drafter == "none" else 6)
+    engine = Engine.open(settings, card_of(model.path), notice=told.append)
+    assert (engine.choice.engine, engine.choice.dtype, engine.choice.quantize) == ("torch", "fp32", "none")
+    assert told == ["PyTorch computes this model, whose recurrent layers the CPU engine does not have yet."]
+    messages = [{"role": "user", "content": "the cat sat on the mat"}]
+    for _ in range(2):  # the second time from what is left of the first
+        events = list(engine.chat(messages, engine.sampling(Settings(temperature=0.0)), Limits(20)))
+        done = events[-1]
+        assert isinstance(done, Done)
+        prompt = engine.target.encode(messages)
+        assert list(done.statistics.token_ids) == stock_reply(model.stock, prompt, 20)
+        text = "".join(event.text for event in events if isinstance(event, Text))
+        messages = [*messages, {"role": "assistant", "content": text}, {"role": "user", "content": "and the dog?"}]
+
+
+@pytest.mark.parametrize("name", [NAME])
+def test_int8_trees_and_training_are_refused_with_what_to_do(tiny, name: str) -> None:
+    path = tiny(name).path
+    card = card_of(path)
+    for packing in ("int8", "int4", "nf4"):
+        with pytest.raises(UsageMistake, match=f"{packing} cannot be had on cpu: .*dense weights alone; use .*none"):
+            choose(card, Settings(quantize=packing, device="cpu"))
+    for drafter in ("lookahead", "layers"):
+        with pytest.raises(
+            UsageMistake, match=f"'{drafter}' does not draft for {NAME}, .*recurrent.*use one of none, phr"
+        ):
+            choose(card, Settings(drafter=drafter, device="cpu"))
+    choice = choose(card, Settings(drafter="none", device="cpu"))
+    with pytest.raises(UsageMistake, match=f"Nothing is trained for {NAME} yet, .*recurrent"):
+        shadow("medusa", card, {}, choice)
+    with pytest.raises(LocalspecError, match="recurrent layers, which the CPU engine does not compute; .*none"):
+        NativeTarget.open(path)
+    config = (path / "config.json").read_text()
+    with pytest.raises(UsageMistake, match="recurrent layers do not draft by mask tokens"):
+        MaskedModel.of(json.dumps({**json.loads(config), "pard_token": 3}), 256)
+
+
+def test_heads_of_medusa_in_a_directory_draft_for_it_and_others_do_not(tiny, tmp_path: Path) -> None:
+    model: Tiny = tiny(NAME)
+    about = {"target": {"name": NAME, "revision": revision(model.path)}}
+    for kind in ("medusa", "semi"):
+        torch.manual_seed(0)
+        save_drafter(make_drafter(kind, model.target, {}), tmp_path / kind, about)
+    engine = Engine.open(Settings(drafter=str(tmp_path / "medusa"), device="cpu", draft_max=4), card_of(model.path))
+    prompt = prompt_ids(20, seed=23)
+    *_, done = engine.session.generate(prompt, engine.sampling(Settings(temperature=0.0)), Limits(20))
+    assert isinstance(done, Done) and done.statistics.drafted > 19
+    assert list(done.statistics.token_ids) == stock_reply(model.stock, prompt, 20)
+    with pytest.raises(UsageMistake, match=f"'semi' does not draft for {NAME}"):
+        choose(card_of(model.path), Settings(drafter=str(tmp_path / "semi"), device="cpu"))
+
+
+def test_a_small_one_beside_another_target_is_computed_in_torch(tiny) -> None:
+    """Two of one model, as the target and as what drafts."""
+    path = tiny(NAME).path
+    choice = choose(card_of(path), Settings(drafter=f"draft_model:{path}", device="cpu"))
+    assert choice.draft is not None and (choice.draft.engine, choice.draft.quantize) == ("torch", "none")
+
+
+def test_show_says_what_computes_it_and_what_can_draft(tiny, tmp_path: Path) -> None:
+    path = shutil.copytree(tiny(NAME).path, tmp_path / "model")
+    facts = json.loads(called(tmp_path, "show", str(path), "--json").stdout)
+    assert facts["engine"].startswith("torch on every device") and facts["drafters"] == ["none", "phrases"]
+    assert "engine        torch on every device" in called(tmp_path, "show", str(path)).stdout

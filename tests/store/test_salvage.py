@@ -1,0 +1,140 @@
+"""A history that cannot be mended is set aside as it is, and what can be read of it comes over into the new one."""
+
+import contextlib
+import itertools
+import sqlite3
+from pathlib import Path
+
+import pytest
+from damaged_history import COUNT, history_in, last_volume, overwritten, written
+from database_files import integrity
+
+from localspec.store import salvage
+from localspec.store import store as store_module
+from localspec.store.store import Store
+
+
+@pytest.fixture
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = history_in(tmp_path, monkeypatch)
+    with Store.open(path, pytest.fail) as store:
+        store.history.rename(2, "named")
+        store.drafts.keep("typed")
+    return path
+
+
+def leaves(path: Path, table: str) -> list[int]:
+    """The numbers of the pages that hold its rows, in order, without the last one."""
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        query = "SELECT rootpage FROM sqlite_master WHERE name = ?"
+        (root,) = connection.execute(query, (table,)).fetchone()
+        size = connection.execute("PRAGMA page_size").fetchone()[0]
+    page = path.read_bytes()[(root - 1) * size : root * size]
+    assert page[0] == 5, "the root of several pages"
+    places = [int.from_bytes(page[at : at + 2]) for at in range(12, 12 + 2 * int.from_bytes(page[3:5]), 2)]
+    return [int.from_bytes(page[place : place + 4]) for place in places]
+
+
+def destroyed(path: Path, *pages: int) -> bytes:
+    with path.open("r+b") as file:
+        for page in pages:
+            file.seek((page - 1) * 4096)
+            file.write(b"\xff" * 4096)
+    return path.read_bytes()
+
+
+def readable(store: Store) -> list[int]:
+    found = [store.history.read(number) for number in range(1, COUNT + 1)]
+    assert all(len(saved.turns[0].reply.split()) == 400 for saved in found if saved)
+    return [saved.info.id for saved in found if saved]
+
+
+def test_what_can_be_read_comes_over_under_its_own_ids(path: Path, notices: list[str]) -> None:
+    before = destroyed(path, leaves(path, "turn")[0])
+    with Store.open(path, notices.append) as store:
+        kept = readable(store)
+        assert COUNT - 3 <= len(kept) < COUNT and {info.id for info in store.history.conversations()} == {*kept}
+        assert [found.info.id for found in store.history.search(f"prompt{COUNT - 1}")] == [COUNT]
+        assert 2 not in kept or store.history.info(2).title == "named"  # type: ignore[union-attr]
+        assert store.history.say(None, "more", model="demo", system=None) == (COUNT + 1, COUNT + 1)
+        assert store.history.strays() == 0
+    [told] = notices
+    assert f"set aside as localspec.db.broken-1; a new one was begun with the {len(kept)} conversations that" in told
+    assert path.with_name("localspec.db.broken-1").read_bytes() == before and integrity(path) == "ok"
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("SELECT text FROM draft").fetchall() == [("typed",)]
+        totals = connection.execute("SELECT number, bytes > 0 FROM volume").fetchall()
+        assert len(totals) > 1 and all(some for _, some in totals)
+
+
+def test_what_lies_between_damaged_pages_comes_over_too(path: Path, notices: list[str]) -> None:
+    pages = leaves(path, "turn")
+    assert len(pages) > 3
+    destroyed(path, pages[0], pages[2])
+    with Store.open(path, notices.append) as store:
+        store.history.search("prompt1")
+    with Store.open(path, notices.append) as store:
+        kept = readable(store)
+    lost = {*range(1, COUNT + 1)} - {*kept}
+    assert min(lost) + 1 in kept and min(lost) + 1 < max(lost), "one between them is there"
+
+
+def test_damage_that_is_found_at_work(path: Path, notices: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "PROBES", ())  # as if the damage were where opening does not look
+    before = destroyed(path, leaves(path, "turn")[0])
+    with Store.open(path, notices.append) as store:
+        for number in range(1, COUNT + 1):
+            store.history.read(number)
+        assert store.path is None
+    assert len(notices) == 1 and "a new one is used, begun with the" in notices[0]
+    assert notices[0].endswith("what is learned in this session is forgotten at its end.")
+    assert path.with_name("localspec.db.broken-1").read_bytes() == before
+    with Store.open(path, pytest.fail) as store:
+        assert len(readable(store)) >= COUNT - 3
+        written(store)
+
+
+def test_conversations_of_which_the_list_is_lost(path: Path, notices: list[str]) -> None:
+    overwritten("conversation", path)
+    with Store.open(path, notices.append) as store:
+        assert readable(store) == [*range(1, COUNT + 1)]
+        assert store.history.latest() == COUNT
+    assert len(notices) == 1 and f"with the {COUNT} conversations that could be read" in notices[0]
+
+
+def test_a_whole_volume_that_is_lost_costs_no_other(path: Path, notices: list[str]) -> None:
+    with Store.open(path, pytest.fail) as store:
+        there = len(store.history.conversations())
+    overwritten(f"turn{last_volume(path)}", path)
+    with Store.open(path, notices.append) as store:
+        store.history.search("prompt3")
+    with Store.open(path, notices.append) as store:
+        assert 0 < len(store.history.conversations()) < there and 1 in readable(store)
+        written(store)
+
+
+@pytest.mark.parametrize(("looks", "came"), [(0, False), (1, True)])
+def test_it_takes_some_seconds_at_most(
+    path: Path, notices: list[str], looks: int, came: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    overwritten("turn", path)
+    clock = itertools.count(step=salvage.SECONDS / 40 if came else 2 * salvage.SECONDS)
+    monkeypatch.setattr(salvage.time, "monotonic", lambda: next(clock))
+    with Store.open(path, notices.append) as store:
+        found = len(store.history.conversations())
+    assert (0 < found < COUNT) == came and len(notices) == 1
+    assert ("; the rest is in the old one." in notices[0]) == came
+    assert notices[0].endswith("a new one was begun.") != came
+
+
+def test_what_an_earlier_version_wrote_stays_where_it_is(path: Path, tmp_path: Path) -> None:
+    with Store.open(tmp_path / "new.db", pytest.fail):
+        pass
+    with (
+        contextlib.closing(sqlite3.connect(path)) as source,
+        contextlib.closing(sqlite3.connect(tmp_path / "new.db", isolation_level=None)) as target,
+    ):
+        source.execute("PRAGMA user_version = 7")
+        assert salvage.salvage(source, target) == ""
+        source.execute("PRAGMA user_version = 8")
+        assert salvage.salvage(source, target) == f"with the {COUNT} conversations that could be read"
