@@ -23,6 +23,8 @@ ARCHITECTURES = {
     "Phi3ForCausalLM": "phi3",
     "Gemma3ForCausalLM": "gemma3_text",
     "Gemma3ForConditionalGeneration": "gemma3",  # which reads pictures too: of it we serve the language model alone
+    "Gemma4ForCausalLM": "gemma4_text",
+    "Gemma4ForConditionalGeneration": "gemma4",  # reads pictures and hears, too
     "SmolLM3ForCausalLM": "smollm3",
     "GraniteForCausalLM": "granite",
     "GraniteMoeHybridForCausalLM": "granitemoehybrid",  # those without experts and recurrent layers
@@ -41,16 +43,15 @@ ANY = "qwen3-4b"
 # Models that read pictures too, and by its type the architecture of the language model inside.
 _INSIDE: Mapping[str, Mapping[str, str]] = {
     "gemma3": {"gemma3_text": "Gemma3ForCausalLM"},
+    "gemma4": {"gemma4_text": "Gemma4ForCausalLM"},
     "mistral3": {"ministral3": "Ministral3ForCausalLM", "mistral": "MistralForCausalLM"},
     "qwen3_5": {"qwen3_5_text": "Qwen3_5ForCausalLM"},
 }
 # What tensors of a language model are called inside of one that reads pictures too, by this and by later conventions.
 _LANGUAGE_MODEL = {"language_model.": "", "model.language_model.": "model."}
-# Parts that are not computed here: what reads pictures, and the layer of Qwen3.5 that predicts a token further ahead.
-_OTHERS = (
-    "vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.", "model.visual.",
-    "mtp.",
-)  # fmt: skip
+_OTHER_SENSES = ("vision_tower.", "multi_modal_projector.", "audio_tower.", "embed_vision.", "embed_audio.")
+# Parts that are not computed here: what sees and hears, and the layer of Qwen3.5 that predicts a token further ahead.
+_OTHERS = (*_OTHER_SENSES, *(f"model.{name}" for name in _OTHER_SENSES), "model.visual.", "mtp.")
 
 PICKLED_INDEX = "pytorch_model.bin.index.json"
 HEAD_PREFIX = "medusa_head."  # of the tensors of Medusa heads inside a whole model
@@ -119,7 +120,9 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     kind = inner.get("model_type") or next(iter(inside))
     if kind not in inside:
         return config
-    outer = {name: value for name, value in config.items() if name not in ("text_config", "vision_config")}
+    outer = {
+        name: value for name, value in config.items() if name not in ("text_config", "vision_config", "audio_config")
+    }
     said = {name: value for name, value in inner.items() if value is not None}
     ends = {name: outer[name] for name in ("eos_token_id",) if name in outer}  # those of its turns too
     return {**outer, **said, **ends, "architectures": [inside[kind]], "model_type": kind}

@@ -12,7 +12,7 @@ from localspec.checkpoint import tensor_headers
 from localspec.cli.texts import piped_text
 from localspec.config import read_toml
 from localspec.errors import LocalspecError, UsageMistake
-from localspec.models.model_config import read_generation_config
+from localspec.models.generation_config import read_generation_config
 from localspec.models.registry import license_of
 from localspec.outside_files import parse_json, parse_toml, read_bytes
 from localspec.training.distill import written

@@ -12,6 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     AutoModelForCausalLM,
     Gemma3TextConfig,
+    Gemma4TextConfig,
     GraniteConfig,
     GraniteMoeHybridConfig,
     LlamaConfig,
@@ -114,6 +115,14 @@ _TIED_GRANITE = {**_GRANITE, "embedding_multiplier": 0.4, "residual_multiplier":
 _DENSE = {
     "num_local_experts": 0, "shared_intermediate_size": 40, "layer_types": ["full_attention"] * 3, "mamba_n_heads": 8,
 }  # fmt: skip
+_GEMMA4 = {
+    "sliding_window": 7,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "proportional", "rope_theta": 50000.0, "partial_rotary_factor": 0.5},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+    },
+    "vocab_size_per_layer_input": VOCABULARY + 10,
+}
 _LONGROPE = {
     "rope_type": "longrope",
     "rope_theta": 10000.0,
@@ -248,10 +257,57 @@ CONFIGS: dict[str, Callable[[], Any]] = {
         tie_word_embeddings=True,
         rope_parameters={**_YARN, "llama_4_scaling_beta": 0.0},
     ),
+    "gemma4-many-heads-untied-keys-as-values-capped": _config(
+        Gemma4TextConfig,
+        **_GEMMA4,
+        num_key_value_heads=4,
+        head_dim=12,
+        global_head_dim=20,
+        num_global_key_value_heads=2,
+        attention_k_eq_v=True,
+        hidden_size_per_layer_input=0,
+        final_logit_softcapping=8.0,
+        tie_word_embeddings=False,
+        layer_types=["sliding_attention", "sliding_attention", "full_attention"],
+    ),
+    "gemma4-one-key-head-shared-double-wide-layer-inputs": _config(
+        Gemma4TextConfig,
+        **_GEMMA4,
+        num_key_value_heads=1,
+        head_dim=8,
+        global_head_dim=12,
+        hidden_size_per_layer_input=8,
+        num_kv_shared_layers=2,
+        use_double_wide_mlp=True,
+        num_hidden_layers=4,
+        layer_types=["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+    ),
+    "gemma4-grouped-untied-biases-layer-inputs": _config(
+        Gemma4TextConfig,
+        **{
+            **_GEMMA4,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "proportional", "rope_theta": 50000.0, "factor": 2.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            },
+        },
+        num_key_value_heads=2,
+        head_dim=12,
+        global_head_dim=12,
+        hidden_size_per_layer_input=12,
+        attention_bias=True,
+        tie_word_embeddings=False,
+        final_logit_softcapping=20.0,
+        layer_types=["full_attention", "sliding_attention", "full_attention"],
+    ),
 }
 # Weights whose greedy texts go on for long without circling: a model that says one word for ever proves little.
 SEEDS = dict(
-    zip(CONFIGS, (6, 2, 3, 0, 0, 0, 0, 0, 2, 0, 1, 5, 0, 0, 1, 10, 12, 2, 1, 0, 8, 0, 9, 0, 13, 0, 7), strict=True)
+    zip(
+        CONFIGS,
+        (6, 2, 3, 0, 0, 0, 0, 0, 2, 0, 1, 5, 0, 0, 1, 10, 12, 2, 1, 0, 8, 0, 9, 0, 13, 0, 7, 18, 24, 2),
+        strict=True,
+    )
 )
 # A family whose layers are recurrent in part: it reads chains alone, so its tests are its own (tests/nn/test_recurrent.py).
 RECURRENT: dict[str, Callable[[], Any]] = {
@@ -286,8 +342,15 @@ FAMILIES = [
     "granite-grouped-multipliers-tied",
     "granitemoehybrid-grouped-rotated",
     "ministral3-grouped-growing-queries",
+    "gemma4-many-heads-untied-keys-as-values-capped",
+    "gemma4-one-key-head-shared-double-wide-layer-inputs",
 ]
 LATER = FAMILIES[6:]  # for tests that name some families and not all
+# Those that the CPU engine computes too, and those whose layers need all others.
+NATIVE = [name for name in CONFIGS if not name.startswith("gemma4-")]
+NATIVE_FAMILIES = [name for name in FAMILIES if name in NATIVE]
+WITH_LAYER_INPUTS = [name for name in CONFIGS if name.endswith("layer-inputs")]
+DRAFTING = [name for name in CONFIGS if name not in WITH_LAYER_INPUTS]  # with their own layers
 SHARDED = "llama-many-heads-biases-llama3"
 LONGROPE = "phi3-many-heads-longrope"
 DYNAMIC = "llama-grouped-dynamic"
@@ -314,6 +377,9 @@ def write(path: Path, config: Any, tokenizer: Any, seed: int, shard: str = "1GB"
                 # states that forget quickly would hide what is wrong with them
                 mean = -2.0 if name.endswith("A_log") else 0.0 if name.endswith("bias") else 1.0
                 parameter.normal_(mean, 0.3, generator=generator)
+        for name, buffer in model.named_buffers():
+            if name.endswith("layer_scalar"):
+                buffer.normal_(1.0, 0.3, generator=generator)
     model.save_pretrained(path, max_shard_size=shard)
     tokenizer.save_pretrained(path)
     return path

@@ -24,7 +24,8 @@ app = typer.Typer()
 
 Facts = dict[str, str | int | list[str] | None]
 _ONLY_KNOWN = ("draft", "draft_origin", "passed_over", "engine")  # lines that most models lack
-_TORCH_ALONE = "torch on every device, with dense weights: the CPU engine does not have its recurrent layers yet"
+_RECURRENT = "torch on every device, with dense weights: the CPU engine does not have its recurrent layers yet"
+_TORCH_ONLY = "torch, on a CPU with dense weights: the CPU engine does not have its family yet"
 
 
 @app.command()
@@ -74,7 +75,7 @@ def _installed_facts(card: TargetCard) -> Facts:
         "draft": draft,
         "draft_origin": own.origin if own is not None and draft is not None else None,
         "passed_over": passed_over or None,
-        "engine": _TORCH_ALONE if recurrent else None,
+        "engine": _RECURRENT if recurrent else _TORCH_ONLY if shape and shape.torch_only else None,
         "revision": revision(card.path),
     }
 

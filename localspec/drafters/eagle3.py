@@ -123,6 +123,11 @@ def layer_of(target: TransformerConfig, options: Eagle3Options, context: int) ->
             "residual_scale": 1.0,
             "logit_scale": 1.0,
             "local_layers": (),
+            "layer_sizes": (),
+            "per_layer_inputs": (0, 0),
+            "value_norm": False,
+            "layer_scalars": False,
+            "logit_cap": 0.0,
         }
         return replace(target, family="llama", vocab_size=0, tied=True, sliding_windows=(None,), **plain), None
     sizes, rope, _ = described(options.config, context, "drafter's layer")

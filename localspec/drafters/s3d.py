@@ -113,9 +113,10 @@ class Drafter(ParallelDrafter):
     def tensor_specs(cls, target: DraftableModel[Any], options: S3DOptions) -> dict[str, TensorSpec]:
         """Lists the mask token, and the adapters under peft's names; the full form's layers are in its target.
 
-        Raises UsageMistake for layers that the target does not have.
+        Raises UsageMistake for layers that the target does not have, or that cannot draft without the others.
         """
         sizes, specs = target.compute.target.sizes, {}
+        sizes.need_layers_alone(cls.kind)
         kept = options.layers(sizes.num_layers)
         for part in adapted_parts(sizes, kept, options.which) if options.which != "none" else ():
             specs[part.lora_a] = TensorSpec((options.rank, part.inputs))

@@ -7,7 +7,7 @@ from typing import Any
 from localspec.config import TYPED, Settings
 from localspec.decoding.sampling import Sampling
 from localspec.errors import UsageMistake
-from localspec.models.model_config import own_temperature
+from localspec.models.generation_config import own_temperature
 
 
 def asked_sampling(settings: Settings, generation: Mapping[str, Any]) -> Sampling:

@@ -61,10 +61,11 @@ def measured_layers(target: Target, profile: ModelProfile) -> Sequence[KeptLayer
 def load_layers(choice: Choice, target: Target, profile: ModelProfile, costs: ForwardCostModel | None) -> Layers | None:
     """Returns the drafter where the choice takes it, with the layers that are best at what forwards cost here.
 
-    Raises what `measured_layers` does.
+    Raises what `measured_layers` does, and UsageMistake for a model whose layers cannot draft without the others.
     """
     if all(kind.takes != "probe" for kind in drafting_kinds(choice.drafter)):
         return None
+    target.compute.target.sizes.need_layers_alone("layers")
     shape = Shape.of(target.config.content)
     assert shape is not None
     best = best_layers(measured_layers(target, profile), shape, costs or _Flat(), choice.nodes)

@@ -7,8 +7,9 @@ of what attention and MLP give (Gemma) are `o_norm` and `down_norm`; `post_atten
 
 from dataclasses import dataclass
 
-from localspec.errors import LocalspecError
+from localspec.errors import LocalspecError, UsageMistake
 from localspec.models.delta_net import DeltaNet
+from localspec.models.family_config import LayerSizes
 from localspec.models.model_config import ModelConfig
 
 
@@ -38,13 +39,19 @@ class TransformerConfig:
     residual_scale: float = 1.0  # what attention and MLP give is multiplied by it
     logit_scale: float = 1.0  # states are multiplied by it before the head
     local_layers: tuple[bool, ...] = ()  # those that are rotated by `Rope.local`; () for none
+    layer_sizes: tuple[LayerSizes, ...] = ()  # where layers differ; () where all are as wide as is said above
+    per_layer_inputs: tuple[int, int] = (0, 0)  # (channels, tokens of the table) that layers read beside their states
+    value_norm: bool = False  # values are normed, without weights
+    layer_scalars: bool = False  # what a layer gives is multiplied by a number of its own
+    logit_cap: float = 0.0  # logits are bent to stay below it, by tanh; 0 for not
     gated: bool = False  # what attention gives is multiplied by a sigmoid, whose inputs are projected with the queries
     delta: DeltaNet | None = None  # layers that have a recurrent state in the place of attention
 
     @classmethod
     def of(cls, config: ModelConfig) -> "TransformerConfig":
         """Reads a model's config. Raises LocalspecError where this transformer would not compute the same."""
-        gemma, qwen35 = config.model_type == "gemma3_text", config.model_type == "qwen3_5_text"
+        gemma3, gemma4 = config.model_type == "gemma3_text", config.model_type == "gemma4_text"
+        gemma, qwen35 = gemma3 or gemma4, config.model_type == "qwen3_5_text"
         known = {"gelu_pytorch_tanh": "gelu"} if gemma else {"silu": "silu", "swish": "silu"}
         if config.hidden_act not in known:
             raise LocalspecError(
@@ -73,12 +80,17 @@ class TransformerConfig:
             qk_norm=gemma or qwen35 or config.model_type == "qwen3",
             activation=known[config.hidden_act],
             output_norms=gemma,
-            norm_offset=1.0 if gemma or qwen35 else 0.0,
+            norm_offset=1.0 if gemma3 or qwen35 else 0.0,
             embed_scale=config.hidden_size**0.5 if gemma else config.embedding_multiplier,
             query_scalar=config.query_pre_attn_scalar,
             residual_scale=config.residual_multiplier,
             logit_scale=1.0 / config.logits_scaling,
             local_layers=tuple(one is not None for one in config.sliding_windows) if gemma else config.unrotated,
+            layer_sizes=config.layer_sizes,
+            per_layer_inputs=config.per_layer_inputs,
+            value_norm=gemma4,
+            layer_scalars=gemma4,
+            logit_cap=config.logit_cap,
             gated=qwen35,
             delta=config.delta,
         )
@@ -87,43 +99,63 @@ class TransformerConfig:
         """Whether a layer is rotated by `Rope.local`."""
         return bool(self.local_layers) and self.local_layers[layer]
 
+    def sizes_of(self, layer: int) -> LayerSizes:
+        """What a layer has."""
+        same = LayerSizes(self.num_kv_heads, self.head_dim, self.intermediate_size)
+        return self.layer_sizes[layer] if self.layer_sizes else same
+
+    def need_layers_alone(self, kind: str) -> None:
+        """Raises UsageMistake where no layers of its own can draft: they read what only all layers have, or an id."""
+        if self.per_layer_inputs[0] or any(one.keys_of is not None for one in self.layer_sizes):
+            raise UsageMistake(
+                f"{kind} drafts with some of a model's own layers, and those of this one need the others: they share "
+                "keys and values, or read inputs that a mask token does not have; use another drafter."
+            )
+
     def is_recurrent(self, layer: int) -> bool:
         """Whether a layer has a recurrent state in the place of attention."""
         return self.delta is not None and self.delta.layers[layer]
-
-    @property
-    def attending(self) -> list[int]:
-        """The layers that have keys and values."""
-        return [layer for layer in range(self.num_layers) if not self.is_recurrent(layer)]
 
     @property
     def num_layers(self) -> int:
         return len(self.sliding_windows)
 
     @property
-    def cache_shape(self) -> tuple[int, int, int]:
-        """(layers, key and value heads, channels of a head) of a cache of keys and values."""
-        return len(self.attending), self.num_kv_heads, self.head_dim
+    def cache_shapes(self) -> tuple[tuple[int, int] | None, ...]:
+        """(key and value heads, channels of a head) of each layer; None of one that keeps none of its own."""
+        sizes = [self.sizes_of(layer) for layer in range(self.num_layers)]
+        keeps = [one.keys_of is None and not self.is_recurrent(layer) for layer, one in enumerate(sizes)]
+        return tuple((one.num_kv_heads, one.head_dim) if kept else None for one, kept in zip(sizes, keeps, strict=True))
 
 
 def weight_map(config: TransformerConfig) -> dict[str, list[tuple[str, int]]]:
     """Our parameter -> the Hugging Face tensors it is made of, stacked along the first axis, with their rows."""
-    queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    projected = 2 * queries if config.gated else queries  # head by head: its query, and what gates its output
     parts: dict[str, list[tuple[str, int]]] = {"embed_tokens": [("model.embed_tokens.weight", config.vocab_size)]}
+    width, tokens = config.per_layer_inputs
+    if width:
+        parts["embed_tokens_per_layer"] = [("model.embed_tokens_per_layer.weight", tokens)]
+        parts["per_layer_model_projection.weight"] = [
+            ("model.per_layer_model_projection.weight", config.num_layers * width)
+        ]
+        parts["per_layer_projection_norm"] = [("model.per_layer_projection_norm.weight", width)]
     for index in range(config.num_layers):
+        sizes = config.sizes_of(index)
+        inner, keys = sizes.intermediate_size, sizes.num_kv_heads * sizes.head_dim
+        queries = config.num_heads * sizes.head_dim
+        projected = 2 * queries if config.gated else queries  # head by head: its query, and what gates its output
         ours, theirs = f"layers.{index}.", f"model.layers.{index}."
         self_attn, mlp = theirs + "self_attn.", theirs + "mlp."
         if config.family == "phi3":
-            qkv, gate_up = [("qkv_proj", queries + 2 * keys)], [("gate_up_proj", 2 * config.intermediate_size)]
+            qkv, gate_up = [("qkv_proj", queries + 2 * keys)], [("gate_up_proj", 2 * inner)]
         else:
             qkv = [("q_proj", projected), ("k_proj", keys), ("v_proj", keys)]
-            gate_up = [("gate_proj", config.intermediate_size), ("up_proj", config.intermediate_size)]
+            qkv = qkv[: 1 if sizes.keys_of is not None else 2 if sizes.keys_are_values else 3]
+            gate_up = [("gate_proj", inner), ("up_proj", inner)]
         down = "down_proj"
         if config.family == "granitemoehybrid":  # a shared expert without any other
             mlp, gate_up, down = (
                 theirs + "shared_mlp.",
-                [("input_linear", 2 * config.intermediate_size)],
+                [("input_linear", 2 * inner)],
                 "output_linear",
             )
         attention = {
@@ -146,8 +178,14 @@ def weight_map(config: TransformerConfig) -> dict[str, list[tuple[str, int]]]:
             own = recurrent.weights(theirs, config.hidden_size)
             parts |= {ours + name: made_of for name, made_of in own.items()}
         elif config.qk_norm:
-            for name in ("q_norm", "k_norm"):
-                parts[ours + name] = [(f"{self_attn}{name}.weight", config.head_dim)]
+            for name in ("q_norm", "k_norm")[: 2 if sizes.keys_of is None else 1]:
+                parts[ours + name] = [(f"{self_attn}{name}.weight", sizes.head_dim)]
+        if width:
+            for name, rows in (("per_layer_input_gate", width), ("per_layer_projection", config.hidden_size)):
+                parts[f"{ours}{name}.weight"] = [(f"{theirs}{name}.weight", rows)]
+            parts[ours + "per_layer_norm"] = [(f"{theirs}post_per_layer_input_norm.weight", config.hidden_size)]
+        if config.layer_scalars:
+            parts[ours + "layer_scalar"] = [(theirs + "layer_scalar", 1)]
     parts["norm"] = [("model.norm.weight", config.hidden_size)]
     if not config.tied:
         parts["lm_head.weight"] = [("lm_head.weight", config.vocab_size)]
@@ -168,10 +206,16 @@ def _norms(config: TransformerConfig) -> dict[str, str]:
 
 def in_features(name: str, config: TransformerConfig) -> int | None:
     """The columns of one of our parameters: None for a vector, else the channels that the layer takes in."""
-    if name.endswith((".bias", "norm", ".dt_bias", ".A_log")):
+    if name.endswith((".bias", "norm", "scalar", ".dt_bias", ".A_log")):
         return None
+    if name == "embed_tokens_per_layer":
+        return config.num_layers * config.per_layer_inputs[0]
     if config.delta and name.endswith((".delta.conv", ".delta.out_proj.weight")):
         return config.delta.taps if name.endswith("conv") else config.delta.values
-    layer = name.removesuffix(".weight").rpartition(".")[2]
-    sizes = {"o_proj": config.num_heads * config.head_dim, "down_proj": config.intermediate_size}
-    return sizes.get(layer, config.hidden_size)
+    of, *inside = name.removesuffix(".weight").split(".")
+    if of != "layers":
+        return config.hidden_size
+    sizes = config.sizes_of(int(inside[0]))
+    inputs = {"o_proj": config.num_heads * sizes.head_dim, "down_proj": sizes.intermediate_size}
+    inputs["per_layer_projection"] = config.per_layer_inputs[0]
+    return inputs.get(inside[-1], config.hidden_size)

@@ -7,7 +7,7 @@ from typing import Any
 from localspec import packed_file
 from localspec.checkpoint import is_packed
 from localspec.models.chat_tokenizer import ChatTokenizer
-from localspec.models.model_config import GENERATION, generation_config, read_generation_config
+from localspec.models.generation_config import GENERATION, generation_config, read_generation_config
 from localspec.models.tokenizer import Tokenizer
 
 

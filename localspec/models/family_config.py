@@ -1,12 +1,28 @@
-"""What SmolLM3, Granite and Ministral 3 say in a config.json in ways of their own; whether values there are possible.
+"""What SmolLM3, Granite, Ministral 3 and Gemma 4 say in a config.json in ways of their own; whether it is possible.
 
 `found` is what a file says, with what its family leaves out. ValueError, with a clause, tells what is not possible.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 ORIGINAL = "original_max_position_embeddings"
+
+
+@dataclass(frozen=True)
+class LayerSizes:
+    """What a layer has where layers of a model differ, in channels.
+
+    `keys_of` is the layer whose keys and values it reads, None where it has its own. With `keys_are_values` one
+    projection makes both.
+    """
+
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    keys_of: int | None = None
+    keys_are_values: bool = False
 
 
 def check(values: Mapping[str, Any], name: str, possible: Callable[[Any], bool], where: str = "") -> None:
@@ -66,3 +82,80 @@ def query_growth(found: Mapping[str, Any]) -> tuple[float, int] | None:
     if not number(beta) or not 0 < beta < 100 or not positive(rope.get(ORIGINAL)):
         raise ValueError(f"rope_parameters: llama_4_scaling_beta = {str(beta)[:40]} is not possible")
     return float(beta), rope[ORIGINAL]
+
+
+def of_gemma4(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Layers without a window have heads of their own; the last ones read the keys and values of earlier ones.
+
+    Sizes of the model are those of layers without a window, which have the rotation of the model too.
+    """
+    if found["enable_moe_block"]:
+        raise ValueError("enable_moe_block: experts are not computed here")
+    check(found, "use_bidirectional_attention", lambda value: value in (None, "vision"))  # texts: from left to right
+    width, cap = found["hidden_size_per_layer_input"] or 0, found["final_logit_softcapping"]
+    check(found, "hidden_size_per_layer_input", lambda value: not value or positive(value))
+    if width and not (
+        positive(found["vocab_size_per_layer_input"]) and found["vocab_size_per_layer_input"] >= found["vocab_size"]
+    ):
+        raise ValueError(
+            f"vocab_size_per_layer_input = {str(found['vocab_size_per_layer_input'])[:40]} is not possible"
+        )
+    check(found, "final_logit_softcapping", lambda value: value is None or (number(value) and 0 < value < 1e6))
+    for name in ("attention_k_eq_v", "use_double_wide_mlp"):
+        check(found, name, lambda value: isinstance(value, bool))
+    types = found["layer_types"] or by_pattern(found["num_hidden_layers"], 6)
+    types = (*types[:-1], "full_attention")
+    whole = _whole_heads(found, types)
+    return {
+        "layer_types": types,
+        "query_pre_attn_scalar": 1.0,
+        "num_key_value_heads": whole[0],
+        "head_dim": whole[1],
+        "layer_sizes": _gemma4_layers(found, types, whole),
+        "per_layer_inputs": (width, found["vocab_size_per_layer_input"] if width else 0),
+        "logit_cap": float(cap or 0.0),
+    }
+
+
+def by_pattern(layers: int, every: int) -> tuple[str, ...]:
+    """Kinds of layers, of which every so manieth has no window."""
+    return tuple("sliding_attention" if layer % every else "full_attention" for layer in range(1, layers + 1))
+
+
+def _whole_heads(found: Mapping[str, Any], types: Sequence[str]) -> tuple[int, int]:
+    """(key heads, channels of a head) of layers without a window: published files and saved ones say it differently."""
+    heads, told = found["num_key_value_heads"], found.get("per_layer_config")
+    if told is None:
+        own = found["num_global_key_value_heads"] if found["attention_k_eq_v"] else None
+        said = {"num_key_value_heads": heads if own is None else own, "head_dim": found["global_head_dim"]}
+    else:
+        at = {str(layer) for layer, kind in enumerate(types) if kind == "full_attention"}
+        tables = list(told.values()) if isinstance(told, dict) else [None]
+        possible = all(isinstance(one, dict) and one == tables[0] for one in tables)
+        if not possible or {str(name).lstrip("0") or "0" for name in told} not in (at, set()):
+            raise ValueError("per_layer_config: layers without a window are alike here, and so are those with one")
+        said = {"num_key_value_heads": heads, "head_dim": found["head_dim"]} | (tables[0] or {} if tables else {})
+    if unknown := said.keys() - {"num_key_value_heads", "head_dim"}:
+        raise ValueError(
+            f"per_layer_config tells of {min(map(str, unknown))!r:.40}, which is the same in all layers here"
+        )
+    for name in said:
+        check(said, name, positive)
+    if found["num_attention_heads"] % said["num_key_value_heads"] or said["head_dim"] % 2:
+        raise ValueError(f"heads of layers without a window, {said}, are not possible")
+    return said["num_key_value_heads"], said["head_dim"]
+
+
+def _gemma4_layers(found: Mapping[str, Any], types: Sequence[str], whole: tuple[int, int]) -> tuple[LayerSizes, ...]:
+    shared, wide = found["num_kv_shared_layers"], found["intermediate_size"]
+    first = len(types) - shared if type(shared) is int else -1
+    if not 0 < first <= len(types) or (shared and {*types[:first]} != {*types}):
+        raise ValueError(f"num_kv_shared_layers = {str(shared)[:40]} is not possible")
+    layers = []
+    for layer, kind in enumerate(types):
+        local = kind == "sliding_attention"
+        heads, head_dim = (found["num_key_value_heads"], found["head_dim"]) if local else whole
+        source = max(one for one in range(first) if types[one] == kind) if layer >= first else None
+        inner = 2 * wide if source is not None and found["use_double_wide_mlp"] else wide
+        layers.append(LayerSizes(heads, head_dim, inner, source, found["attention_k_eq_v"] and not local))
+    return tuple(layers)

@@ -7,7 +7,7 @@ from pathlib import Path
 from localspec.checkpoint import inspect, is_packed
 from localspec.errors import LocalspecError
 from localspec.models.drafter_cards import DrafterCard, trained_drafters
-from localspec.models.model_config import GENERATION, generation_config, own_temperature, read_generation_config
+from localspec.models.generation_config import GENERATION, generation_config, own_temperature, read_generation_config
 from localspec.models.own_draft import own_draft
 from localspec.models.registry import TargetCard
 from localspec.models.shape import Shape

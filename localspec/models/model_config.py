@@ -1,17 +1,25 @@
-"""Reads a model's config.json, with the values its family has for what it leaves out, and generation_config.json."""
+"""Reads a model's config.json, with the values its family has for what it leaves out."""
 
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from localspec.checkpoint import Checkpoint, text_config
-from localspec.errors import LocalspecError, UsageMistake, first_line
+from localspec.errors import LocalspecError, UsageMistake
 from localspec.models.delta_net import LINEAR, DeltaNet, of_qwen35
-from localspec.models.family_config import ORIGINAL, check, number, of_granite, of_smollm3, positive, query_growth
-from localspec.outside_files import parse_json, read_bytes
-from localspec.setting_checks import HOTTEST
+from localspec.models.family_config import (
+    ORIGINAL,
+    LayerSizes,
+    by_pattern,
+    check,
+    number,
+    of_gemma4,
+    of_granite,
+    of_smollm3,
+    positive,
+    query_growth,
+)
 
 # As the config classes of the Hugging Face code have them; a family has only the keys that its stock model reads.
 _ALL: Mapping[str, Any] = {
@@ -71,6 +79,15 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 262144, "rms_norm_eps": 1e-5,
         "rope_parameters": _MINISTRAL3_ROPE, "eos_token_id": 2,
     },
+    "gemma4_text": {
+        "vocab_size": 262144, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 30,
+        "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "global_head_dim": 512,
+        "num_global_key_value_heads": None, "max_position_embeddings": 131072,
+        "hidden_activation": "gelu_pytorch_tanh", "tie_word_embeddings": True, "sliding_window": 512,
+        "vocab_size_per_layer_input": 262144, "hidden_size_per_layer_input": 256, "attention_k_eq_v": False,
+        "num_kv_shared_layers": 0, "use_double_wide_mlp": False, "enable_moe_block": False,
+        "final_logit_softcapping": None, "use_bidirectional_attention": None, "eos_token_id": 1,
+    },
     "qwen3_5_text": {
         "vocab_size": 248320, "hidden_size": 4096, "intermediate_size": 12288, "num_attention_heads": 16,
         "num_key_value_heads": 4, "head_dim": 256, "max_position_embeddings": 32768, "partial_rotary_factor": 0.25,
@@ -88,16 +105,13 @@ _NOT_READ: Mapping[str, tuple[str, ...]] = {
     "gemma3_text": ("hidden_act", "mlp_bias", "use_sliding_window", "max_window_layers"),
     "smollm3": ("max_window_layers",),
     "granite": ("sliding_window", "use_sliding_window", "max_window_layers", "layer_types"),
-    "granitemoehybrid": (
-        "intermediate_size",
-        "mlp_bias",
-        "sliding_window",
-        "use_sliding_window",
-        "max_window_layers",
-    ),
+    "granitemoehybrid": ("intermediate_size", "mlp_bias", "sliding_window", "use_sliding_window", "max_window_layers"),
     "ministral3": ("attention_bias", "mlp_bias", "use_sliding_window", "max_window_layers", "layer_types"),
+    "gemma4_text": ("hidden_act", "mlp_bias", "use_sliding_window", "max_window_layers", "rope_theta", "rope_scaling"),
     "qwen3_5_text": ("mlp_bias", "sliding_window", "use_sliding_window", "max_window_layers"),
 }
+# Families that torch alone computes, wherever it is: the CPU engine does not have them yet.
+TORCH_ONLY = frozenset({"gemma4_text"})
 _SIZES = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
     "max_position_embeddings",
@@ -135,6 +149,9 @@ class ModelConfig:
     embedding_multiplier: float
     residual_multiplier: float
     logits_scaling: float  # logits are divided by it
+    layer_sizes: tuple[LayerSizes, ...]  # where layers differ; () where they do not
+    per_layer_inputs: tuple[int, int]  # (channels, tokens of the table) of what each layer reads of a token, 0 for none
+    logit_cap: float  # logits are bent to stay below it, by tanh; 0 for not
     delta: DeltaNet | None  # of layers with a recurrent state in the place of attention
     query_growth: tuple[float, int] | None  # (b, p): queries at position i are multiplied by 1 + b log(1 + i // p)
     eos_token_id: Any  # whoever ends replies checks it, with those of other files
@@ -218,37 +235,56 @@ class ModelConfig:
 
 _NEUTRAL: Mapping[str, Any] = {  # where a family says nothing else
     "local_rope_parameters": None, "query_pre_attn_scalar": 0.0, "soft_caps": False, "unrotated": (),
-    "embedding_multiplier": 1.0, "residual_multiplier": 1.0, "logits_scaling": 1.0, "delta": None,
+    "embedding_multiplier": 1.0, "residual_multiplier": 1.0, "logits_scaling": 1.0, "layer_sizes": (),
+    "per_layer_inputs": (0, 0), "logit_cap": 0.0, "delta": None,
 }  # fmt: skip
 
 
-def _of_gemma(found: Mapping[str, Any]) -> dict[str, Any]:
+def _of_gemma3(found: Mapping[str, Any]) -> dict[str, Any]:
     """What Gemma 3 says in its own way: windows by a pattern, a rotation for layers with one and for those without."""
     if found.get("use_bidirectional_attention"):
         raise ValueError("use_bidirectional_attention: texts are read from left to right alone here")
-    check(found, "hidden_activation", lambda value: isinstance(value, str))
     check(found, "query_pre_attn_scalar", lambda value: number(value) and 0 < value < math.inf)
     types = found["layer_types"]
     if types is None:
         check(found, "sliding_window_pattern", positive)
-        layers, every = range(1, found["num_hidden_layers"] + 1), found["sliding_window_pattern"]
-        types = tuple("sliding_attention" if layer % every else "full_attention" for layer in layers)
-    if "sliding_attention" in types:
+        types = by_pattern(found["num_hidden_layers"], found["sliding_window_pattern"])
+    said = {
+        "layer_types": types,
+        "query_pre_attn_scalar": float(found["query_pre_attn_scalar"]),
+        "soft_caps": any(found.get(name) is not None for name in _SOFT_CAPS),
+    }
+    return said | _two_rotations({**found, **said}, {}, {"rope_theta": found["rope_local_base_freq"]})
+
+
+def _of_gemma4(found: Mapping[str, Any]) -> dict[str, Any]:
+    """What Gemma 4 says: heads and inputs of layers, and rotations as Gemma 3 has them, from other beginnings."""
+    said = of_gemma4(found)
+    whole = {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6}
+    return said | _two_rotations({**found, **said}, whole, {"rope_theta": 1e4})
+
+
+def _two_rotations(
+    found: Mapping[str, Any], whole_default: Mapping[str, Any], local_default: Mapping[str, Any]
+) -> dict[str, Any]:
+    """A rotation for layers without a window and another for those with one; what Gemmas call their activation."""
+    check(found, "hidden_activation", lambda value: isinstance(value, str))
+    if "sliding_attention" in found["layer_types"]:
         check(found, "sliding_window", positive)
     rotations, scaling = found.get("rope_parameters") or {}, found.get("rope_scaling") or {}
     if not isinstance(rotations, dict) or not isinstance(scaling, dict):
         raise ValueError("the rope_parameters are no table")
     if unknown := rotations.keys() - {"full_attention", "sliding_attention"}:
         raise ValueError(f"the rope_parameters tell of {min(map(str, unknown))!r:.40}, which is no kind of layer")
-    whole, local = (rotations.get(kind) or {"rope_type": "default"} for kind in ("full_attention", "sliding_attention"))
+    whole, local = (
+        rotations.get(kind) or {"rope_type": "default", **default}
+        for kind, default in (("full_attention", whole_default), ("sliding_attention", {}))
+    )
     if not isinstance(whole, dict) or not isinstance(local, dict):
         raise ValueError("the rope_parameters of a kind of layer are no table")
-    base = {**found, "rope_scaling": None, "rope_theta": found["rope_local_base_freq"]}
+    base = {**found, "rope_scaling": None, **local_default}
     return {
         "hidden_act": found["hidden_activation"],
-        "layer_types": types,
-        "query_pre_attn_scalar": float(found["query_pre_attn_scalar"]),
-        "soft_caps": any(found.get(name) is not None for name in _SOFT_CAPS),
         "rope_scaling": None,
         "rope_parameters": {**whole, **scaling},
         "local_rope_parameters": _rope_parameters({**base, "rope_parameters": local}),
@@ -256,7 +292,8 @@ def _of_gemma(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 _OWN: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
-    "gemma3_text": _of_gemma,
+    "gemma3_text": _of_gemma3,
+    "gemma4_text": _of_gemma4,
     "smollm3": of_smollm3,
     "granite": of_granite,
     "granitemoehybrid": of_granite,
@@ -269,8 +306,8 @@ def with_defaults(content: Mapping[str, Any]) -> Mapping[str, Any]:
     said = text_config(content)
     if said.get("model_type") == "granitemoehybrid":
         return {**said, "intermediate_size": said.get("shared_intermediate_size")}
-    family = said.get("model_type")
-    return {**_ALL, **_DEFAULTS[family], **said} if family in ("gemma3_text", "qwen3_5_text") else said
+    family = str(said.get("model_type"))
+    return {**_ALL, **_DEFAULTS[family], **said} if family in ("gemma3_text", "gemma4_text", "qwen3_5_text") else said
 
 
 def _rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -329,41 +366,3 @@ def read_config(checkpoint: Checkpoint) -> ModelConfig:
 def least_parameters(config: ModelConfig) -> int:
     """So many parameters, at least, has a model of these sizes: its embedding and a few rows of each layer."""
     return config.vocab_size * config.hidden_size + config.num_hidden_layers * 4 * config.hidden_size
-
-
-GENERATION = "generation_config.json"
-_SAMPLING: Mapping[str, Callable[[float], bool]] = {
-    "temperature": lambda value: 0 <= value < HOTTEST,
-    "top_k": lambda value: value >= 0 and int(value) == value,
-    "top_p": lambda value: 0 < value <= 1,
-    "min_p": lambda value: 0 <= value <= 1,
-}
-
-
-def read_generation_config(path: Path) -> Mapping[str, Any]:
-    """Reads generation_config.json, {} where there is none. Raises LocalspecError for values that are not possible."""
-    file = path / GENERATION
-    try:
-        return generation_config(read_bytes(file), file) if file.is_file() else {}
-    except OSError as error:
-        raise LocalspecError(f"{file} cannot be read ({error.strerror}); fetch the model again.") from error
-
-
-def own_temperature(generation: Mapping[str, Any]) -> float:
-    """The temperature that a generation_config.json asks for; 0, which is greedy, where it does not sample."""
-    said = generation.get("temperature")
-    return (1.0 if said is None else float(said)) if generation.get("do_sample") else 0.0
-
-
-def generation_config(content: bytes, file: Path) -> Mapping[str, Any]:
-    """What a generation_config.json says; `file` names it in sentences. Raises as `read_generation_config` does."""
-    try:
-        said = parse_json(content)
-    except ValueError as error:
-        raise LocalspecError(f"{file} cannot be read ({first_line(error)}); fetch the model again.") from error
-    said = said if isinstance(said, dict) else {}
-    for name, possible in _SAMPLING.items():
-        value = said.get(name)
-        if value is not None and not (number(value) and possible(value)):
-            raise LocalspecError(f"{name} = {value!r} in {file} is not possible; correct it, or fetch the model again.")
-    return said

@@ -26,7 +26,7 @@ class Rope:
 
     inv_freq: _Frequencies
     attention_scaling: float
-    local: "Rope | None" = None  # of layers that are rotated otherwise, or not at all (zeros); as wide
+    local: "Rope | None" = None  # of layers that are rotated otherwise, or not at all (zeros); as wide as their heads
     query_factors: _Frequencies | None = None  # queries at position i are multiplied by that of i // query_period
     query_period: int = 1
 
@@ -51,8 +51,12 @@ class Rope:
             return replace(whole, local=cls(np.zeros_like(whole.inv_freq), 1.0))
         if config.local_rope_parameters is None:
             return whole
-        local = cls._by(config, config.local_rope_parameters, context)
-        if local.rotary_dim != whole.rotary_dim:
+        heads = [
+            one.head_dim for one, window in zip(config.layer_sizes, config.sliding_windows, strict=False) if window
+        ]
+        of_local = replace(config, head_dim=heads[0]) if heads else config
+        local = cls._by(of_local, config.local_rope_parameters, context)
+        if local.rotary_dim != whole.rotary_dim and not heads:
             raise _impossible(f"they rotate {whole.rotary_dim} channels in some layers, {local.rotary_dim} in others")
         return replace(whole, local=local)
 
@@ -96,6 +100,16 @@ def _default(config: ModelConfig, parameters: Mapping[str, Any], context: int) -
     partial = config.model_type in ("phi3", "qwen3_5_text")
     dim = _rotary_dim(config, parameters) if partial else config.head_dim
     return np.reciprocal(_powers(parameters["rope_theta"], dim)), 1.0
+
+
+def _proportional(config: ModelConfig, parameters: Mapping[str, Any], context: int) -> tuple[_Frequencies, float]:
+    """Gemma 4: the slower frequencies of a head are zeros, and the others as if there were no such zeros."""
+    half, share = config.head_dim // 2, parameters.get("partial_rotary_factor", 1.0)
+    kept = np.arange(half) < int(share * config.head_dim // 2)
+    inv_freq = np.reciprocal(_powers(parameters["rope_theta"], config.head_dim)) / np.float32(
+        parameters.get("factor", 1.0)
+    )
+    return np.where(kept, inv_freq, np.float32(0)), 1.0
 
 
 def _linear(config: ModelConfig, parameters: Mapping[str, Any], context: int) -> tuple[_Frequencies, float]:
@@ -174,6 +188,7 @@ def _original(parameters: Mapping[str, Any]) -> int:
 _KINDS: Mapping[str, Callable[[ModelConfig, Mapping[str, Any], int], tuple[_Frequencies, float]]] = {
     "default": _default,
     "linear": _linear,
+    "proportional": _proportional,
     "dynamic": _dynamic,
     "yarn": _yarn,
     "longrope": _longrope,

@@ -1,11 +1,12 @@
 """How large the parts of a model are, from its config.json or from models.toml; parameters are counted, not read."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
+from localspec.checkpoint import text_config
 from localspec.models.delta_net import of_qwen35
-from localspec.models.model_config import with_defaults
+from localspec.models.model_config import TORCH_ONLY, with_defaults
 
 # Our names, and those of config.json; what it may leave out has a rule below.
 _NAMES = {
@@ -23,7 +24,10 @@ _NAMES = {
 
 @dataclass(frozen=True)
 class Shape:
-    """A decoder-only transformer of the kind that is served here: widths in channels, context in tokens."""
+    """A decoder-only transformer of the kind that is served here: widths in channels, context in tokens.
+
+    One of a family that is `torch_only` is not computed by the CPU engine, on a CPU neither.
+    """
 
     num_layers: int
     hidden_size: int
@@ -34,6 +38,7 @@ class Shape:
     vocab_size: int
     context: int
     tied: bool = False
+    torch_only: bool = False
     states: int = 0  # numbers of a state of its recurrent layers, all of them together; 0 where it has none
 
     @classmethod
@@ -47,7 +52,8 @@ class Shape:
         if found["head_dim"] is None and whole(found["hidden_size"]) and whole(found["num_heads"]):
             found["head_dim"] = found["hidden_size"] // found["num_heads"]
         if all(whole(value) for name, value in found.items() if name != "tied"):
-            return cls(**found, states=_states(said))
+            family = text_config(config).get("model_type")
+            return cls(**found, torch_only=family in TORCH_ONLY, states=_states(said))
         return None
 
     @property
@@ -98,7 +104,7 @@ class Shape:
 TABLE_KEYS = dict(
     zip(
         ("layers", "width", "inner", "heads", "key_heads", "head_width", "vocabulary", "context", "tied"),
-        (field.name for field in fields(Shape) if field.name != "states"),
+        _NAMES,
         strict=True,
     )
 )

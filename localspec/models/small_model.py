@@ -40,6 +40,11 @@ def mask_token(config: ModelConfig, path: Path) -> int:
             f"{path / 'config.json'} names no mask token (pard_token = {token!r}), so this model cannot draft in "
             "parallel; give one that can."
         )
+    if config.per_layer_inputs[0]:
+        raise LocalspecError(
+            f"The layers of {path} read inputs by the id of a token, which its mask token has none of, so this model "
+            "cannot draft in parallel here; give another."
+        )
     return token
 
 

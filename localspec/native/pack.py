@@ -11,7 +11,7 @@ import numpy.typing as npt
 from localspec.checkpoint import Checkpoint, inspect
 from localspec.errors import LocalspecError
 from localspec.models.architecture import TransformerConfig, in_features, weight_map
-from localspec.models.model_config import ModelConfig, read_config
+from localspec.models.model_config import TORCH_ONLY, ModelConfig, read_config
 from localspec.models.rope import Rope
 from localspec.models.stored_weights import StoredTensor, stored_sizes, stored_tensors
 from localspec.models.tokenizer import TOKENIZER_FILES
@@ -72,6 +72,11 @@ class Source:
         """
         checkpoint = inspect(path)
         config = read_config(checkpoint)
+        if config.model_type in TORCH_ONLY:
+            raise LocalspecError(
+                f"{path} is of the family {config.model_type}, which PyTorch alone computes, and not the CPU engine: "
+                "it has no packed form; leave --quantize out, or give none."
+            )
         sizes = stored_sizes(checkpoint, config)
         if sizes.delta is not None:
             raise LocalspecError(

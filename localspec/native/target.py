@@ -12,8 +12,9 @@ from localspec.decoding.tree import DraftTree
 from localspec.events import Reporter
 from localspec.machine.hardware import physical_cores
 from localspec.models.chat_tokenizer import ChatTokenizer
+from localspec.models.generation_config import generation_config
 from localspec.models.messages import Message
-from localspec.models.model_config import ModelConfig, generation_config
+from localspec.models.model_config import ModelConfig
 from localspec.models.rope import Rope
 from localspec.models.tokenizer import Tokenizer
 from localspec.native.cache import NativeCache, cache_format

@@ -1,4 +1,4 @@
-"""Keys and values of all that the target has read, in one tensor; a branch that is kept is moved to its place."""
+"""Keys and values of all that the target has read; a branch that is kept is moved to its place."""
 
 from collections.abc import Collection, Sequence
 
@@ -11,27 +11,39 @@ class KVCache:
     """One slot per token: those below `length` hold the committed tokens in order, those after it the tree under test.
 
     Slots are allocated in buckets as the text needs them, never for all that a model could hold; attention never looks
-    at fewer than `least`.
+    at fewer than `least`. Layers of one shape lie in one tensor [layers, 2, num_kv_heads, slots, head_dim].
     """
 
     def __init__(
-        self, shape: tuple[int, int, int], slots: int, dtype: torch.dtype, device: torch.device | str, least: int = 0
+        self,
+        shapes: Sequence[tuple[int, int] | None],
+        slots: int,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        least: int = 0,
     ) -> None:
-        """`shape` is (layers, num_kv_heads, head_dim)."""
-        layers, num_kv_heads, head_dim = shape
+        """`shapes` are (num_kv_heads, head_dim) of each layer, None of one that keeps nothing."""
         self.length = 0
         self._least = _rounded(least)
         slots = max(_rounded(slots), self._least)
+        # A model may have recurrent layers alone: then one tensor of no layers says how many slots there are.
+        kinds = list(dict.fromkeys(shape for shape in shapes if shape is not None)) or [(1, 1)]
         # Zeros, not empty: a masked slot weighs nothing, but nothing times NaN is NaN.
-        self._slots = torch.zeros(layers, 2, num_kv_heads, slots, head_dim, dtype=dtype, device=device)
+        self._slots = [
+            torch.zeros(shapes.count(kind), 2, kind[0], slots, kind[1], dtype=dtype, device=device) for kind in kinds
+        ]
+        self._places = [
+            None if shape is None else (kinds.index(shape), shapes[:layer].count(shape))
+            for layer, shape in enumerate(shapes)
+        ]
 
     @property
     def capacity(self) -> int:
-        return self._slots.shape[3]
+        return self._slots[0].shape[3]
 
     @property
     def nbytes(self) -> int:
-        return self._slots.nbytes
+        return sum(slots.nbytes for slots in self._slots)
 
     def reserve(self, slots: int, spare: bool = True) -> None:
         """Makes room for `slots` tokens, tree included. Growing copies, so with `spare` it grows by half at least.
@@ -40,11 +52,13 @@ class KVCache:
         """
         if slots <= self.capacity:
             return
-        layers, two, heads, capacity, head_dim = self._slots.shape
-        slots = max(slots, capacity * 3 // 2) if spare else slots
-        larger = self._slots.new_zeros(layers, two, heads, _rounded(slots), head_dim)
-        larger[:, :, :, : self.length] = self._slots[:, :, :, : self.length]
-        self._slots = larger
+        slots = _rounded(max(slots, self.capacity * 3 // 2) if spare else slots)
+        grown = []
+        for there in self._slots:
+            larger = there.new_zeros(*there.shape[:3], slots, there.shape[4])
+            larger[:, :, :, : self.length] = there[:, :, :, : self.length]
+            grown.append(larger)
+        self._slots = grown
 
     def visible(self, rows: int) -> int:
         """Returns how many slots attention looks at when `rows` new tokens follow the committed ones."""
@@ -56,7 +70,9 @@ class KVCache:
         end = self.length + rows
         assert end <= self.capacity, f"{end} slots needed, {self.capacity} allocated"
         seen = self.visible(rows)
-        both = self._slots[layer]
+        place = self._places[layer]
+        assert place is not None, f"layer {layer} keeps nothing"
+        both = self._slots[place[0]][place[1]]
         both[0, :, self.length : end] = keys
         both[1, :, self.length : end] = values
         return both[0, :, :seen], both[1, :, :seen]
@@ -69,18 +85,25 @@ class KVCache:
         """
         count = len(path)
         if any(row != index for index, row in enumerate(path)):
-            rows = torch.tensor(path, device=self._slots.device) + self.length
-            # index_select copies first: the rows may overlap the slots they move to.
-            self._slots[:, :, :, self.length : self.length + count] = self._slots.index_select(3, rows)
+            rows = torch.tensor(path, device=self._slots[0].device) + self.length
+            for slots in self._slots:  # index_select copies first: the rows may overlap the slots they move to
+                slots[:, :, :, self.length : self.length + count] = slots.index_select(3, rows)
         self.length += count
 
     def rows(self, path: Sequence[int]) -> torch.Tensor:
-        """Returns keys and values of these rows after `length`: [layers, 2, num_kv_heads, rows, head_dim]."""
-        return self._slots[:, :, :, [self.length + row for row in path]]
+        """Returns keys and values of these rows after `length`: [rows, numbers]."""
+        places = [self.length + row for row in path]
+        return torch.cat([slots[:, :, :, places].movedim(3, 0).flatten(1) for slots in self._slots], 1)
 
     def fill(self, generator: torch.Generator) -> None:
         """Puts random keys and values in all slots: for measurements, which need numbers and no text."""
-        self._slots.copy_(torch.randn(self._slots.shape, generator=generator))
+        for slots in self._slots:
+            slots.copy_(torch.randn(slots.shape, generator=generator))
+
+    def forget(self, layer: int, rows: int) -> None:
+        """Puts zeros in so many rows of a layer, after the committed tokens."""
+        if place := self._places[layer]:
+            self._slots[place[0]][place[1], :, :, self.length : self.length + rows] = 0
 
     def truncate(self, length: int) -> None:
         """Forgets everything after the first `length` tokens."""

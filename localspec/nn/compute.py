@@ -154,9 +154,8 @@ class TorchRowModel:
     def forget_rows(self, cache: TokenCache, rows: int, layers: Sequence[int]) -> None:
         """Puts zeros there: a masked slot has the weight 0, but 0 times infinity is NaN and would reach the target."""
         assert isinstance(cache, KVCache)
-        zeros = torch.zeros(self.sizes.num_kv_heads, rows, self.sizes.head_dim, device=self._device)
         for layer in layers:
-            cache.write(layer, zeros, zeros)
+            cache.forget(layer, rows)
 
     @torch.inference_mode()
     def head(self, states: torch.Tensor) -> torch.Tensor:

@@ -154,4 +154,4 @@ def tree_rows(target: Target, cache: KVCache, tree: DraftTree, nodes: Sequence[i
     finally:
         for hook in hooks:
             hook.remove()
-    return [logits.rows[nodes], cache.rows(nodes).movedim(3, 0), *inputs_seen]
+    return [logits.rows[nodes], cache.rows(nodes), *inputs_seen]

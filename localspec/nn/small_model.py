@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -23,8 +24,9 @@ def fresh_weights(config: TransformerConfig, device: torch.device | str) -> Mapp
         if columns is not None:
             weights[name] = torch.randn(rows, columns, device=device) * SPREAD
         else:
-            own = name.endswith("value_norm")  # without the offset of the others
-            weights[name] = torch.full((rows,), 1.0 if own else one if name.endswith("norm") else 0.0, device=device)
+            # Norms of recurrent layers' values are without the offset of the others.
+            ones = one if name.endswith("norm") and not name.endswith("value_norm") else 1.0
+            weights[name] = torch.full((rows,), ones if name.endswith(("norm", "scalar")) else 0.0, device=device)
         if name.endswith(".conv"):
             weights[name] = weights[name][:, None]  # each channel has a filter of its own
     return weights
@@ -33,20 +35,23 @@ def fresh_weights(config: TransformerConfig, device: torch.device | str) -> Mapp
 def copied_layers(transformer: Transformer, config: TransformerConfig, first: int) -> Mapping[str, torch.Tensor]:
     """Weights by our names, in fp32, for layers that begin as a transformer's from the layer `first` on; ones in norms.
 
-    Where there are more layers than are left, the rest is fresh. Packed layers give what they were rounded to.
+    Where there are more layers than are left, or others, the rest is fresh. Packed layers give what they were rounded
+    to.
     """
     weights = dict(fresh_weights(config, transformer.embed_tokens.device))
-    for name in weights:
+    for name, fresh in list(weights.items()):
         part, _, rest = name.partition(".")
         index, _, own = rest.partition(".")
         if part == "layers" and first <= (layer := first + int(index)) < len(transformer.layers):
-            there = transformer.layers[layer]
+            there: Any = transformer.layers[layer]
             for attribute in own.split("."):
-                there = getattr(there, attribute)
-            assert isinstance(there, torch.Tensor)
+                there = getattr(there, attribute, None)
+            if there is None:
+                continue
             there = getattr(there, "full_tensor", there.detach)()  # a layer that processes share has parts of them
             assert isinstance(there, torch.Tensor)
-            weights[name] = there.detach().float().clone()
+            if there.shape == fresh.shape:
+                weights[name] = there.detach().float().clone()
     return weights
 
 

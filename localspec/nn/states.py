@@ -128,9 +128,8 @@ class StateCache(KVCache):
         self, config: TransformerConfig, slots: int, dtype: torch.dtype, device: torch.device | str, least: int = 0
     ) -> None:
         assert config.delta is not None
-        super().__init__(config.cache_shape, slots, dtype, device, least)
+        super().__init__(config.cache_shapes, slots, dtype, device, least)
         sizes = config.delta
-        self._places = {layer: place for place, layer in enumerate(config.attending)}
         matrices = torch.zeros(sizes.value_heads, sizes.key_dim, sizes.value_dim, device=device)
         nothing = State(0, matrices, torch.zeros(sizes.taps - 1, sizes.channels, dtype=dtype, device=device))
         self._states = {layer: LayerStates(nothing) for layer in range(config.num_layers) if config.is_recurrent(layer)}
@@ -138,10 +137,6 @@ class StateCache(KVCache):
     @property
     def nbytes(self) -> int:
         return super().nbytes + (sum(one.nbytes for one in self._states.values()) if self.length else 0)
-
-    def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Puts keys and values of an attending layer after the committed tokens; returns its visible slots."""
-        return super().write(self._places[layer], keys, values)
 
     def read(self, layer: int, rows: torch.Tensor, advance: Advance) -> torch.Tensor:
         """Reads rows [n, numbers] of a recurrent layer after the committed tokens; returns what they give."""
@@ -177,4 +172,4 @@ def cache_of(
     """Returns an empty cache with room for `slots` tokens, for a transformer of these sizes."""
     if config.delta is not None:
         return StateCache(config, slots, dtype, device, least)
-    return KVCache(config.cache_shape, slots, dtype, device, least)
+    return KVCache(config.cache_shapes, slots, dtype, device, least)

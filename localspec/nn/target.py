@@ -1,6 +1,7 @@
 """The target: the model whose distribution is reproduced. It joins a transformer, a tokenizer and their settings."""
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -17,8 +18,9 @@ from localspec.decoding.tree import DraftTree
 from localspec.errors import LocalspecError
 from localspec.models.architecture import weight_map
 from localspec.models.chat_tokenizer import ChatTokenizer
+from localspec.models.generation_config import read_generation_config
 from localspec.models.messages import Message
-from localspec.models.model_config import ModelConfig, read_config, read_generation_config
+from localspec.models.model_config import ModelConfig, read_config
 from localspec.models.rope import Rope
 from localspec.models.stored_weights import stored_sizes
 from localspec.models.tokenizer import Tokenizer
@@ -162,9 +164,11 @@ class Target:
     @property
     def page(self) -> int:
         """How many slots the invariant attention of a single row, filled up to `row_multiple`, sums in one go."""
-        config = self.transformer.config
-        rows = config.num_heads // config.num_kv_heads * self.row_multiple
-        return page_size(config.num_kv_heads, config.head_dim, rows, torch.device(self.device))
+        config, device = self.transformer.config, torch.device(self.device)
+        kinds = {(one.num_kv_heads, one.head_dim) for one in map(config.sizes_of, range(config.num_layers))}
+        rows = {kind: config.num_heads // kind[0] * self.row_multiple for kind in kinds}
+        # Where layers differ in it, what shares a part of both shares a page of either.
+        return math.gcd(*(page_size(*kind, rows[kind], device) for kind in kinds))
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
         """Returns the input embeddings of token ids, [..., hidden_size]."""

@@ -68,6 +68,7 @@ def apply_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.T
 PositionEmbeddings = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
 CacheLike = KVCache | TextPrefix
 LayerAdapters = Mapping[str, Adapter]
+ReadKeys = dict[int, tuple[torch.Tensor, torch.Tensor] | None]  # keys and values by layer, which later layers read too
 _NONE: Mapping[Any, Any] = {}
 
 
@@ -85,7 +86,7 @@ class Layer(nn.Module):
         attention: Attention,
     ) -> None:
         super().__init__()
-        self.config, self.index, self.attention = config, index, attention
+        self.config, self.index, self.attention, self.sizes = config, index, attention, config.sizes_of(index)
         self.activation = ACTIVATIONS[config.activation]
         self.scale = config.query_scalar**-0.5 if config.query_scalar else None
 
@@ -104,11 +105,17 @@ class Layer(nn.Module):
         else:
             self.qkv_proj, self.o_proj = linear("qkv_proj"), linear("o_proj")
             if config.qk_norm:
-                self.q_norm, self.k_norm = norm("q_norm"), norm("k_norm")
+                self.q_norm = norm("q_norm")
+                self.k_norm = norm("k_norm") if self.sizes.keys_of is None else None
         self.gate_up_proj, self.down_proj = linear("gate_up_proj"), linear("down_proj")
         self.input_layernorm, self.post_attention_layernorm = norm("input_layernorm"), norm("post_attention_layernorm")
         if config.output_norms:
             self.o_norm, self.down_norm = norm("o_norm"), norm("down_norm")
+        if config.per_layer_inputs[0]:
+            self.per_layer_input_gate = linear("per_layer_input_gate")
+            self.per_layer_projection, self.per_layer_norm = linear("per_layer_projection"), norm("per_layer_norm")
+        if config.layer_scalars:
+            self.layer_scalar = norm("layer_scalar")
         use_stored_names(self)
 
     def forward(
@@ -118,6 +125,8 @@ class Layer(nn.Module):
         mask: torch.Tensor,
         cache: CacheLike | None,
         adapters: LayerAdapters = _NONE,
+        own_input: torch.Tensor | None = None,
+        read: ReadKeys | None = None,
     ) -> torch.Tensor:
         config = self.config
         h = _norm(x, self.input_layernorm, config)
@@ -125,14 +134,18 @@ class Layer(nn.Module):
             assert isinstance(cache, StateCache | None), "nothing that recurrent layers read is trained"
             h = self.delta(h, cache, self.index)
         else:
-            h = self._self_attention(h, position_embeddings, mask, cache, adapters.get("qkv_proj"))
+            h = self._self_attention(h, position_embeddings, mask, cache, adapters.get("qkv_proj"), read)
             h = self.o_proj(h, adapters.get("o_proj"))
         x = x + self._scaled(_norm(h, self.o_norm, config) if config.output_norms else h)
         h = _norm(x, self.post_attention_layernorm, config)
-        gate, up = self.gate_up_proj(h, adapters.get("gate_up_proj")).split(config.intermediate_size, -1)
+        gate, up = self.gate_up_proj(h, adapters.get("gate_up_proj")).split(self.sizes.intermediate_size, -1)
         gate = self._activated(self.activation, gate, cache)
         down: torch.Tensor = self.down_proj(gate * up, adapters.get("down_proj"))
-        return x + self._scaled(_norm(down, self.down_norm, config) if config.output_norms else down)
+        x = x + self._scaled(_norm(down, self.down_norm, config) if config.output_norms else down)
+        if own_input is not None:
+            gate = self._activated(self.activation, self.per_layer_input_gate(x), cache)
+            x = x + _norm(self.per_layer_projection(gate * own_input), self.per_layer_norm, config)
+        return x * self.layer_scalar if config.layer_scalars else x
 
     def _activated(self, activation: Activation, x: torch.Tensor, cache: CacheLike | None) -> torch.Tensor:
         alone = self.attention is invariant and isinstance(cache, KVCache)
@@ -153,29 +166,38 @@ class Layer(nn.Module):
         mask: torch.Tensor,
         cache: CacheLike | None,
         adapter: Adapter | None,
+        read: ReadKeys | None,
     ) -> torch.Tensor:
-        config, (batch, n) = self.config, h.shape[:2]
-        heads, kv_heads, head_dim = config.num_heads, config.num_kv_heads, config.head_dim
-        group = heads // kv_heads
-        projected = (2 if config.gated else 1) * heads + 2 * kv_heads
-        qkv = self.qkv_proj(h, adapter).view(batch, n, projected, head_dim)
+        config, sizes, (batch, n) = self.config, self.sizes, h.shape[:2]
+        heads, kv_heads, head_dim = config.num_heads, sizes.num_kv_heads, sizes.head_dim
+        group, own = heads // kv_heads, kv_heads if sizes.keys_of is None else 0
+        qkv = self.qkv_proj(h, adapter).view(batch, n, -1, head_dim)
         gate = None
         if config.gated:  # a query, its gate, a query, its gate, …, keys, values
             gate = qkv[:, :, 1 : 2 * heads : 2].reshape(batch, n, heads * head_dim)
             qkv = torch.cat([qkv[:, :, : 2 * heads : 2], qkv[:, :, 2 * heads :]], 2)
-        qk, v = qkv[:, :, : heads + kv_heads], qkv[:, :, heads + kv_heads :].transpose(1, 2)
+        qk, v = qkv[:, :, : heads + own], qkv[:, :, heads + (0 if sizes.keys_are_values else own) :]
+        if config.value_norm and own:
+            v = F.rms_norm(v, (head_dim,), eps=config.rms_norm_eps)
+        v = v.transpose(1, 2)
         if config.qk_norm:
-            q, k = qk[:, :, :heads], qk[:, :, heads:]
-            qk = torch.cat([_norm(q, self.q_norm, config), _norm(k, self.k_norm, config)], 2)
+            q, k = _norm(qk[:, :, :heads], self.q_norm, config), qk[:, :, heads:]
+            qk = q if self.k_norm is None else torch.cat([q, _norm(k, self.k_norm, config)], 2)
         cos, sin, factors = position_embeddings
         qk = apply_rope(qk, cos, sin)
         q, k = qk[:, :, :heads], qk[:, :, heads:].transpose(1, 2)
         q = q if factors is None else q * factors
-        if isinstance(cache, TextPrefix):
+        if sizes.keys_of is not None:
+            others = None if read is None else read[sizes.keys_of]
+            assert others is not None, "a layer that others read is left out"
+            k, v = others
+        elif isinstance(cache, TextPrefix):
             k, v = cache.extended(self.index, k, v)
         elif cache is not None:
             cached_k, cached_v = cache.write(self.index, k[0], v[0])
             k, v = cached_k[None], cached_v[None]
+        if read is not None and self.index in read:
+            read[self.index] = k, v
         # The queries that share a key head become more rows of it, so that an explicit mask never copies keys.
         grouped = q.view(batch, n, kv_heads, group, head_dim).permute(0, 2, 3, 1, 4)
         grouped = grouped.reshape(batch, kv_heads, group * n, head_dim)
@@ -213,6 +235,11 @@ class Transformer(nn.Module):
         for index in range(config.num_layers):
             self.layers.append(Layer(config, index, weights, linear_class, attention))
             each(self.layers[index])
+        self.attention = attention
+        if config.per_layer_inputs[0]:
+            self.embed_tokens_per_layer = nn.Parameter(weights["embed_tokens_per_layer"], requires_grad=False)
+            self.per_layer_model_projection = linear_class(weights["per_layer_model_projection.weight"])
+            self.per_layer_projection_norm = nn.Parameter(weights["per_layer_projection_norm"], requires_grad=False)
         self.norm = nn.Parameter(weights["norm"], requires_grad=False)
         self.computes_in = self.norm.dtype
         self.lm_head = (lm_head_class or linear_class)(embed_tokens if config.tied else weights["lm_head.weight"])
@@ -244,12 +271,30 @@ class Transformer(nn.Module):
     def head(self, states: torch.Tensor, adapter: Adapter | None = None) -> torch.Tensor:
         """Returns the logits [..., vocab_size] of states after the final norm."""
         logits: torch.Tensor = self.lm_head(self.for_head(states), adapter)
-        return logits
+        return self._capped(logits)
 
     def head_of(self, ids: torch.Tensor) -> tuple[Callable[[torch.Tensor], torch.Tensor], int]:
         """Returns the part of the head that makes the logits of these tokens, and its bytes."""
         part = self.lm_head.rows(ids)
-        return lambda states: part(self.for_head(states)), part.nbytes
+        return lambda states: self._capped(part(self.for_head(states))), part.nbytes
+
+    def _capped(self, logits: torch.Tensor) -> torch.Tensor:
+        if not (cap := self.config.logit_cap):
+            return logits
+        if self.attention is not invariant or torch.is_grad_enabled():
+            return torch.tanh(logits / cap) * cap
+        return in_parts(torch.tanh, (logits / cap).view(1, -1, logits.shape[-1])).view_as(logits) * cap
+
+    def _layer_inputs(self, tokens: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """What each layer reads of tokens beside their states, [batch, n, layers, channels] (Gemma 4)."""
+        assert not tokens.is_floating_point(), "an embedding does not tell what its layers read"
+        width, layers = self.config.per_layer_inputs[0], self.config.num_layers
+        of_tokens = F.embedding(tokens, self.embed_tokens_per_layer)
+        of_tokens = of_tokens * float(torch.tensor(width**0.5, dtype=of_tokens.dtype))
+        of_states = self.per_layer_model_projection(x) * self.config.hidden_size**-0.5
+        of_states = _norm(of_states.view(*tokens.shape, layers, width), self.per_layer_projection_norm, self.config)
+        both: torch.Tensor = (of_states + of_tokens.view(of_states.shape).to(of_states.dtype)) * 2.0**-0.5
+        return both
 
     def for_head(self, states: torch.Tensor) -> torch.Tensor:
         """Returns states as the matrix of the head reads them."""
@@ -278,18 +323,20 @@ class Transformer(nn.Module):
         number of layers.
         """
         x = (tokens if tokens.is_floating_point() else self.embed(tokens)).to(self.computes_in)
-        windows = set(self.config.sliding_windows)
-        masks = {window: self._additive_mask(mask, positions, window, cache) for window in windows}
         computed = range(len(self.layers)) if layers is None else layers
+        kinds = {index: (self.config.sliding_windows[index], self._group(index)) for index in computed}
+        masks = {kind: self._additive_mask(mask, positions, *kind, cache) for kind in set(kinds.values())}
+        inputs = self._layer_inputs(tokens, x) if self.config.per_layer_inputs[0] else None
+        read: ReadKeys = dict.fromkeys(one.keys_of for one in self.config.layer_sizes if one.keys_of is not None)
         of_layers = {index: self.rotary.of_layer(self.config, index) for index in computed}
         rotations = {rotary: rotary.cos_sin(positions, x.dtype) for rotary in set(of_layers.values())}
         factors = self.rotary.query_factors(positions, x.dtype)
         for index in computed:
             if inner is not None and index in inner:
                 inner[index] = x
-            window, layer = self.config.sliding_windows[index], self.layers[index]
-            rotation = (*rotations[of_layers[index]], factors)
-            brought = x, rotation, masks[window], cache, adapters.get(index, _NONE)
+            layer, rotation = self.layers[index], (*rotations[of_layers[index]], factors)
+            own_input = None if inputs is None else inputs[:, :, index]
+            brought = x, rotation, masks[kinds[index]], cache, adapters.get(index, _NONE), own_input, read
             again = self.recomputed and torch.is_grad_enabled()
             x = checkpoint(layer, *brought, use_reentrant=False) if again else layer(*brought)
         x = _norm(x, self.norm, self.config)
@@ -297,8 +344,12 @@ class Transformer(nn.Module):
             inner[len(self.layers)] = x
         return x
 
+    def _group(self, layer: int) -> int:
+        """How many heads share a key head."""
+        return self.config.num_heads // self.config.sizes_of(layer).num_kv_heads
+
     def _additive_mask(
-        self, mask: torch.Tensor, positions: torch.Tensor, window: int | None, cache: CacheLike | None
+        self, mask: torch.Tensor, positions: torch.Tensor, window: int | None, group: int, cache: CacheLike | None
     ) -> torch.Tensor:
         """[(batch, 1,) group * n, slots]: 0 where a row sees a slot, -inf elsewhere; from the mask and the window."""
         n, committed = positions.shape[-1], cache.length if cache is not None else 0
@@ -313,7 +364,6 @@ class Transformer(nn.Module):
             seen = seen & (slot_positions.unsqueeze(-2) > positions[..., None] - window)
         additive = torch.zeros(seen.shape, dtype=self.computes_in, device=mask.device)
         additive.masked_fill_(~seen, float("-inf"))
-        group = self.config.num_heads // self.config.num_kv_heads
         return additive.repeat(group, 1) if additive.dim() == 2 else additive.repeat(1, group, 1)[:, None]
 
 

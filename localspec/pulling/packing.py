@@ -82,6 +82,8 @@ def packing_to_keep(plan: Plan, packing: str | None, settings: Settings) -> str:
     shape = Shape.of(model.config)
     if shape and shape.recurrent:
         trouble = "it has recurrent layers, which the CPU engine does not compute"
+    elif shape and shape.torch_only:
+        trouble = "PyTorch alone computes its family, and not the CPU engine"
     if missing := compiled.missing():
         trouble = f"the CPU engine would read it, and {missing}"
     if trouble:

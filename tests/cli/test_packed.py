@@ -255,11 +255,18 @@ def test_what_cannot_be_packed_is_refused_before_the_download(home, repo, change
     assert not list(common_cache(home).rglob("blobs/*"))
 
 
-def test_recurrent_layers_are_fetched_and_not_packed(home, tiny):
-    with served(org__name=model_repository(tiny("qwen3_5-grouped-shared-keys-interval").path)) as hub:
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("qwen3_5-grouped-shared-keys-interval", "it has recurrent layers, which the CPU engine does not compute"),
+        ("gemma4-many-heads-untied-keys-as-values-capped", "PyTorch alone computes its family, and not the CPU engine"),
+    ],
+)
+def test_what_torch_alone_computes_is_fetched_and_not_packed(home, tiny, name, said):
+    with served(org__name=model_repository(tiny(name).path)) as hub:
         alone = at(home, hub, "pull", "org/name", "--packed-only", "--yes")
         assert alone.returncode == 1 and alone.stderr.count("\n") == 1
-        assert "cannot be kept packed alone: it has recurrent layers, which the CPU engine does not" in alone.stderr
+        assert f"cannot be kept packed alone: {said}; leave --packed-only out" in alone.stderr
         result = at(home, hub, "pull", "org/name", "--yes")
         assert result.returncode == 0 and find_snapshot(Source("org/name"), Paths(home)) and packed(home) == []
 

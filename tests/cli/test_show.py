@@ -40,6 +40,7 @@ def test_json(tmp_path):
         "bytes": (model / "model.safetensors").stat().st_size,
         "context": 512,
         "license": None,
+        "engine": None,
         "drafters": ["none", "phrases", "lookahead", "layers"],
         "draft": None,
         "passed_over": None,

@@ -218,7 +218,7 @@ def test_a_prompt_that_does_not_fit_leaves_what_was_read_and_the_turns_before(ti
 
 def test_a_cache_without_spare_grows_by_what_is_needed() -> None:
     def grown(**named: bool) -> int:
-        cache = KVCache((1, 1, 4), 1024, torch.float32, torch.device("cpu"))
+        cache = KVCache([(1, 4)], 1024, torch.float32, torch.device("cpu"))
         cache.reserve(1025, **named)
         return cache.capacity
 

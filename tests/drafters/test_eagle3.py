@@ -96,11 +96,13 @@ def plain_loop(model: Tiny, drafter: Trainable, text: Sequence[int], path: Seque
     weights, options = drafter.tensors(), drafter.options
     own = json.loads(options.config) if options.config else {}
     shape = LlamaConfig(**own) if own.get("model_type") == "llama" else Qwen3Config(**own) if own else None
-    config = shape or model.stock.config
+    gemma, gemma4 = (model.stock.config.model_type.startswith(name) for name in ("gemma", "gemma4"))
+    # Of Gemma 4 the last layer is one that sees the whole text, and such layers have heads of their own.
+    config = shape or (model.stock.config.per_layer_config[-1] if gemma4 else model.stock.config)
     eps, heads = config.rms_norm_eps, (config.num_attention_heads, config.num_key_value_heads)
     width = getattr(config, "head_dim", None) or config.hidden_size // heads[0]
     rotary = LlamaRotaryEmbedding(shape) if shape else model.stock.model.rotary_emb
-    scale = getattr(model.stock.config, "embedding_multiplier", 1.0)
+    scale = model.stock.config.hidden_size**0.5 if gemma else getattr(model.stock.config, "embedding_multiplier", 1.0)
     embedding = weights.get("embedding", model.stock.get_input_embeddings().weight * scale)
 
     def linear(name: str, x: torch.Tensor) -> torch.Tensor:
@@ -114,7 +116,7 @@ def plain_loop(model: Tiny, drafter: Trainable, text: Sequence[int], path: Seque
         q, k, v = (part.view(n, -1, width) for part in (q, k, v))
         if "q_norm" in weights:
             q, k = normed(q, weights["q_norm"], eps), normed(k, weights["k_norm"], eps)
-        whole = {"layer_type": "full_attention"} if not shape and model.stock.config.model_type == "gemma3_text" else {}
+        whole = {"layer_type": "full_attention"} if not shape and gemma else {}
         cos, sin = (part[0, :, None] for part in rotary(q[None], torch.arange(n)[None], **whole))
         turned = cos.shape[-1]
 

@@ -8,7 +8,7 @@ import torch
 from distributions import assert_drawn_from
 from slow_cases import cases
 from tiny_models import (
-    CONFIGS,
+    DRAFTING,
     END,
     FAMILIES,
     LONGROPE,
@@ -71,7 +71,9 @@ def conversation(model: Tiny) -> list[tuple[list[int], list[int]]]:
     return turns
 
 
-@pytest.mark.parametrize("name", cases([name for name in CONFIGS if name != LONGROPE], [QWEN3]))  # its context is short
+@pytest.mark.parametrize(
+    "name", cases([name for name in DRAFTING if name != LONGROPE], [QWEN3])
+)  # its context is short
 def test_three_turns_are_those_of_the_stock_model(tiny: Make, name: str) -> None:
     model = tiny(name)
     few, most = layers(model.target, (1,)), layers(model.target, (0, 2), fixed=False, share=0.9)

@@ -32,7 +32,7 @@ class Model:
         self.calls: list[tuple[int, int]] = []
 
     def cache(self, slots: int) -> KVCache:
-        return KVCache((1, 1, 2), slots, torch.float32, self.device)
+        return KVCache([(1, 2)], slots, torch.float32, self.device)
 
     def forward(self, tree: DraftTree, cache: KVCache) -> None:
         n, context = tree.size, cache.length

@@ -254,7 +254,7 @@ def test_the_nearest_model_of_what_is_refused_is_registered(tmp_path: Path):
 
 @pytest.mark.parametrize(
     ("architecture", "nearest"),
-    [("Gemma4ForConditionalGeneration", "gemma-3-4b-it"), ("Qwen3MoeForCausalLM", "qwen3-4b"), ("Odd", "qwen3-4b")],
+    [("Gemma3nForConditionalGeneration", "gemma-3-4b-it"), ("Qwen3MoeForCausalLM", "qwen3-4b"), ("Odd", "qwen3-4b")],
 )
 def test_an_architecture_that_is_refused_is_refused_with_the_nearest_that_is_not(tmp_path: Path, architecture, nearest):
     (tmp_path / "config.json").write_text(json.dumps({"architectures": [architecture]}))

@@ -7,7 +7,8 @@ import pytest
 from transformers import CONFIG_MAPPING
 
 from localspec.errors import LocalspecError
-from localspec.models.model_config import ModelConfig, read_config, read_generation_config
+from localspec.models.generation_config import read_generation_config
+from localspec.models.model_config import ModelConfig, read_config
 
 FAMILIES = ["llama", "mistral", "qwen2", "qwen3", "phi3"]
 SAME = [

@@ -12,7 +12,7 @@ LAYERS, HEADS, WIDTH = 2, 3, 4
 
 
 def cache(slots: int = 0, least: int = 0) -> KVCache:
-    return KVCache((LAYERS, HEADS, WIDTH), slots, torch.float32, torch.device("cpu"), least)
+    return KVCache([(HEADS, WIDTH)] * LAYERS, slots, torch.float32, torch.device("cpu"), least)
 
 
 def rows(numbers: list[int], layer: int, sign: int) -> torch.Tensor:
@@ -120,7 +120,8 @@ def test_rows_are_the_keys_and_values_after_what_is_committed_in_the_order_asked
     kept.keep(range(3))
     write(kept, [10, 11, 12, 13])
     asked = kept.rows([0, 3, 1])
-    assert asked.shape == (LAYERS, 2, HEADS, 3, WIDTH)
+    assert asked.shape == (3, LAYERS * 2 * HEADS * WIDTH)
+    asked = asked.view(3, LAYERS, 2, HEADS, WIDTH).movedim(0, 3)
     for layer in range(LAYERS):
         for which, sign in enumerate((1, -1)):
             assert torch.equal(asked[layer, which], rows([10, 13, 11], layer, sign))
@@ -171,3 +172,14 @@ def test_any_order_of_writing_keeping_forgetting_and_growing_is_that_of_a_list()
             assert_holds(kept, numbers)
     assert kept.capacity > BUCKET, "it grew on the way"
     assert_holds(kept, numbers)
+
+
+def test_a_cache_of_layers_that_all_keep_nothing_counts_tokens_as_any_other() -> None:
+    kept = KVCache([None, None], 1, torch.float32, torch.device("cpu"))
+    kept.reserve(BUCKET + 1)
+    kept.assume(BUCKET - 1)
+    kept.keep([0, 2])
+    assert (kept.length, kept.nbytes) == (BUCKET + 1, 0) and kept.capacity > BUCKET
+    assert kept.rows([0, 1]).shape == (2, 0)
+    with pytest.raises(AssertionError, match="layer 1 keeps nothing"):
+        kept.write(1, torch.zeros(HEADS, 1, WIDTH), torch.zeros(HEADS, 1, WIDTH))

@@ -373,8 +373,8 @@ def test_keys_and_values_that_differ_are_seen_though_the_logits_do_not(
     def soiled(tree: DraftTree, cache: KVCache) -> ForwardOutput:
         output = forward(tree, cache)
         if tree.size > 1:  # when a tree has been read: what a later step would see
-            cache._slots[-1, 1, :, cache.length + tree.size - 1] += 1e-3
-            cache._slots[-1, 1, :, cache.length + 1] += 1e-3
+            cache._slots[-1][-1, 1, :, cache.length + tree.size - 1] += 1e-3
+            cache._slots[-1][-1, 1, :, cache.length + 1] += 1e-3
         return output
 
     target.forward = soiled
@@ -495,7 +495,7 @@ class Talk:
             *_, done = session.generate(prompt, sampling, Limits(max_tokens=count))
             self.replies.append(list(done.statistics.token_ids))
             self.logits.append(torch.cat(listening.rows)[:count])
-            self.slots.append(session.cache._slots[:, :, :, : session.cache.length].clone())
+            self.slots.append(session.cache.rows(range(-session.cache.length, 0)))
             self.acceptance_length = done.statistics.acceptance_length
             prompt += self.replies[-1]
         self.text = prompt

@@ -210,7 +210,8 @@ def test_old_states_become_sparser_and_the_first_stays(tiny: Make) -> None:
     full = cache.nbytes
     for token in prompt_ids(100):
         read(target, cache, [token])
-    assert cache.nbytes - full == cache._slots.nbytes - cache._slots[:, :, :, :512].nbytes, "states take no more"
+    [slots] = cache._slots
+    assert cache.nbytes - full == slots.nbytes - slots[:, :, :, :512].nbytes, "states take no more"
 
 
 def test_a_forward_that_failed_leaves_the_text_as_it_was(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from scripted_drafters import path_to, random_tree
 from slow_cases import cases
 from tiny_models import (
     CONFIGS,
+    DRAFTING,
     DYNAMIC,
     FAMILIES,
     LONGROPE,
@@ -156,7 +157,7 @@ def test_with_last_only_the_last_rows_logits_are_computed(tiny: Make) -> None:
     assert torch.equal(last.hidden, whole.hidden)
 
 
-@every_config
+@pytest.mark.parametrize("name", cases(DRAFTING, FAMILIES))
 def test_a_subset_of_layers_computes_what_the_stock_model_of_those_layers_does(tiny: Make, name: str) -> None:
     model, tokens = tiny(name), prompt_ids(26, seed=4)
     stock = copy.deepcopy(model.stock)
@@ -175,7 +176,7 @@ def test_a_subset_of_layers_writes_its_own_slots_of_the_cache_and_no_others(tiny
         cache = model.target.cache(40)
         prefill(model.target, cache, tokens[:15])
         model.target.forward_tensors(torch.tensor(tokens[15:]), torch.arange(15, 20), causal(5), cache, layers=(0, 2))
-        slots = cache._slots[:, :, :, 15:20]
+        slots = cache._slots[0][:, :, :, 15:20]
         assert all(slots[layer].any() for layer in (0, 2))
         assert not slots[1].any()
         # Drafting with some layers leaves nothing behind that a verification with all of them would see.
@@ -195,6 +196,8 @@ def test_gradients_without_a_cache_are_the_stock_models(tiny: Make, name: str) -
     theirs = {part: parameter.grad for part, parameter in stock.named_parameters()}
     ours = dict(target.transformer.named_parameters())
     for part, made_of in weight_map(target.transformer.config).items():
+        if part.endswith("layer_scalar"):  # which the stock model does not train
+            continue
         expected = torch.cat([theirs[piece] for piece, _ in made_of])
         assert expected.abs().max() > 0
         # Sums over many more terms than a logit, hence wider; a missing path would be off by a tenth and more.

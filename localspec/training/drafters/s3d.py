@@ -55,6 +55,7 @@ class Trainable(TrainableDrafter):
         """Raises UsageMistake for layers that the target does not have."""
         super().__init__(target, options)
         transformer = target.transformer
+        transformer.config.need_layers_alone("s3d")
         self.kept = options.layers(len(transformer.layers))
         self.mask = nn.Parameter(transformer.scaled(transformer.embed_tokens.detach().mean(0, dtype=torch.float32)))
         if options.which != "none":
