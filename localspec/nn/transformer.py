@@ -171,7 +171,8 @@ class Layer(nn.Module):
         config, sizes, (batch, n) = self.config, self.sizes, h.shape[:2]
         heads, kv_heads, head_dim = config.num_heads, sizes.num_kv_heads, sizes.head_dim
         group, own = heads // kv_heads, kv_heads if sizes.keys_of is None else 0
-        qkv = self.qkv_proj(h, adapter).view(batch, n, -1, head_dim)
+        qkv = self.qkv_proj(h, adapter)
+        qkv = qkv.view(batch, n, qkv.shape[-1] // head_dim, head_dim)  # there may be no rows
         gate = None
         if config.gated:  # a query, its gate, a query, its gate, …, keys, values
             gate = qkv[:, :, 1 : 2 * heads : 2].reshape(batch, n, heads * head_dim)
