@@ -366,8 +366,16 @@ class Tiny:
 
 
 def write(path: Path, config: Any, tokenizer: Any, seed: int, shard: str = "1GB", spread: float = 0.18) -> Path:
-    """A model with random weights: norms and biases too, for the usual ones and zeros would hide what is left out."""
-    model = AutoModelForCausalLM.from_config(config)
+    """A model with random weights, as `save_filled` has them."""
+    return save_filled(AutoModelForCausalLM.from_config(config), path, tokenizer, seed, shard, spread)
+
+
+def save_filled(
+    model: Any, path: Path, tokenizer: Any, seed: int = 0, shard: str = "1GB", spread: float = 0.18
+) -> Path:
+    """Saves a model with random weights: norms and biases too, for the usual ones and zeros would hide what is left
+    out.
+    """
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

@@ -24,8 +24,6 @@ app = typer.Typer()
 
 Facts = dict[str, str | int | list[str] | None]
 _ONLY_KNOWN = ("draft", "draft_origin", "passed_over", "engine")  # lines that most models lack
-_RECURRENT = "torch on every device, with dense weights: the CPU engine does not have its recurrent layers yet"
-_TORCH_ONLY = "torch, on a CPU with dense weights: the CPU engine does not have its family yet"
 
 
 @app.command()
@@ -75,9 +73,15 @@ def _installed_facts(card: TargetCard) -> Facts:
         "draft": draft,
         "draft_origin": own.origin if own is not None and draft is not None else None,
         "passed_over": passed_over or None,
-        "engine": _RECURRENT if recurrent else _TORCH_ONLY if shape and shape.torch_only else None,
+        "engine": _engine(shape) if shape and shape.not_native else None,
         "revision": revision(card.path),
     }
+
+
+def _engine(shape: Shape) -> str:
+    """What computes a model that the CPU engine does not have."""
+    where = " on every device, with" if shape.recurrent else ", on a CPU with"
+    return f"torch{where} dense weights: the CPU engine does not have its {shape.not_native} yet"
 
 
 def _announced_facts(card: TargetCard) -> Facts:

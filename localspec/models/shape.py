@@ -62,6 +62,11 @@ class Shape:
         return bool(self.states)
 
     @property
+    def not_native(self) -> str:
+        """What of it the CPU engine does not have yet, so that torch computes it there; "" where it has all."""
+        return "recurrent layers" if self.recurrent else "family" if self.torch_only else ""
+
+    @property
     def config(self) -> dict[str, Any]:
         """What a config.json would say of it."""
         return {theirs: getattr(self, name) for name, theirs in _NAMES.items()}

@@ -80,10 +80,8 @@ def packing_to_keep(plan: Plan, packing: str | None, settings: Settings) -> str:
     except (ValueError, LocalspecError) as error:
         trouble = str(error).rstrip(".")
     shape = Shape.of(model.config)
-    if shape and shape.recurrent:
-        trouble = "it has recurrent layers, which the CPU engine does not compute"
-    elif shape and shape.torch_only:
-        trouble = "PyTorch alone computes its family, and not the CPU engine"
+    if shape and shape.not_native:
+        trouble = f"the CPU engine does not have its {shape.not_native} yet"
     if missing := compiled.missing():
         trouble = f"the CPU engine would read it, and {missing}"
     if trouble:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from chat_templates import GEMMA3, write_tokenizer
 from safetensors.torch import load_file, save_file
-from tiny_models import VOCABULARY, byte_tokenizer, prompt_ids, stock_logits
+from tiny_models import VOCABULARY, byte_tokenizer, prompt_ids, save_filled, stock_logits
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, Gemma3Config, Gemma3ForConditionalGeneration
 from transformers.models.gemma3.modeling_gemma3 import Gemma3RotaryEmbedding
 
@@ -150,15 +150,9 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
         text_config=inner, vision_config={**eyes, "image_size": 28, "patch_size": 14}, image_token_index=319,
         boi_token_index=317, eoi_token_index=318, mm_tokens_per_image=1, eos_token_id=[1, 4],
     )  # fmt: skip
-    torch.manual_seed(0)
-    Gemma3ForConditionalGeneration(config).save_pretrained(path)
-    weights = load_file(path / "model.safetensors")
-    generator = torch.Generator().manual_seed(0)
-    for name, tensor in weights.items():
-        tensor.normal_(0.0, 0.3 if tensor.ndim == 1 else 0.2, generator=generator)
-        assert name.startswith(("language_model.", "vision_tower.", "multi_modal_projector."))
-    save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
-    byte_tokenizer().save_pretrained(path)
+    save_filled(Gemma3ForConditionalGeneration(config), path, byte_tokenizer())
+    parts = ("language_model.", "vision_tower.", "multi_modal_projector.")
+    assert all(name.startswith(parts) for name in load_file(path / "model.safetensors"))
     return path
 
 

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from machines import cpu, machine
-from safetensors.torch import load_file, save_file
 from tiny_models import (
     CONFIGS,
     FAMILIES,
@@ -17,6 +16,7 @@ from tiny_models import (
     Tiny,
     byte_tokenizer,
     prompt_ids,
+    save_filled,
     stock_logits,
     stock_reply,
     write,
@@ -214,17 +214,10 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "num_key_value_heads": 2, "head_dim": 8, "patch_size": 4, "position_embedding_size": 64,
     }  # fmt: skip
     inner = CONFIGS[LAYER_INPUTS]().to_dict()
-    torch.manual_seed(0)
     config = Gemma4Config(
         text_config=inner, vision_config=eyes, image_token_id=319, video_token_id=318, audio_token_id=317
     )
-    Gemma4ForConditionalGeneration(config).save_pretrained(path)
-    weights, generator = load_file(path / "model.safetensors"), torch.Generator().manual_seed(0)
-    for tensor in weights.values():
-        tensor.normal_(1.0 if tensor.ndim == 1 else 0.0, 0.3 if tensor.ndim == 1 else 0.2, generator=generator)
-    save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
-    byte_tokenizer().save_pretrained(path)
-    return path
+    return save_filled(Gemma4ForConditionalGeneration(config), path, byte_tokenizer())
 
 
 def test_of_a_model_that_reads_pictures_the_language_model_is_served(pictures: Path) -> None:

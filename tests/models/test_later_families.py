@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
-from tiny_models import CONFIGS, VOCABULARY, byte_tokenizer, prompt_ids, stock_logits
+from tiny_models import CONFIGS, VOCABULARY, byte_tokenizer, prompt_ids, save_filled, stock_logits
 from transformers import CONFIG_MAPPING, Mistral3Config, Mistral3ForConditionalGeneration
 from transformers.models.ministral3.modeling_ministral3 import get_llama_4_attn_scale
 
@@ -154,15 +153,8 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "num_attention_heads": 2, "head_dim": 8, "image_size": 28, "patch_size": 14,
     }  # fmt: skip
     inner = CONFIGS["ministral3-grouped-growing-queries"]().to_dict()
-    torch.manual_seed(0)
     config = Mistral3Config(text_config=inner, vision_config=eyes, image_token_index=319, tie_word_embeddings=False)
-    Mistral3ForConditionalGeneration(config).save_pretrained(path)
-    weights, generator = load_file(path / "model.safetensors"), torch.Generator().manual_seed(0)
-    for tensor in weights.values():
-        tensor.normal_(0.0, 0.3 if tensor.ndim == 1 else 0.2, generator=generator)
-    save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
-    byte_tokenizer().save_pretrained(path)
-    return path
+    return save_filled(Mistral3ForConditionalGeneration(config), path, byte_tokenizer())
 
 
 def test_of_a_model_that_reads_pictures_the_language_model_is_served(pictures: Path):

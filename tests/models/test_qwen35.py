@@ -9,7 +9,7 @@ import pytest
 import torch
 from command import called
 from safetensors.torch import load_file, save_file
-from tiny_models import RECURRENT, VOCABULARY, Tiny, byte_tokenizer, prompt_ids, stock_logits, stock_reply
+from tiny_models import RECURRENT, VOCABULARY, Tiny, byte_tokenizer, prompt_ids, save_filled, stock_logits, stock_reply
 from transformers import CONFIG_MAPPING, Qwen3_5Config, Qwen3_5ForConditionalGeneration
 
 from localspec.checkpoint import inspect, revision
@@ -133,15 +133,10 @@ def pictures(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
         "num_position_embeddings": 16,
     }  # fmt: skip
     inner = {**RECURRENT[NAME]().to_dict(), "tie_word_embeddings": request.param}
-    torch.manual_seed(0)
     config = Qwen3_5Config(text_config=inner, vision_config=eyes, tie_word_embeddings=request.param)
-    Qwen3_5ForConditionalGeneration(config).save_pretrained(path)
-    weights, generator = load_file(path / "model.safetensors"), torch.Generator().manual_seed(0)
-    for name, tensor in weights.items():
-        tensor.normal_(-2.0 if name.endswith("A_log") else 0.0, 0.3 if tensor.ndim == 1 else 0.2, generator=generator)
-    weights["mtp.fc.weight"] = torch.zeros(48, 96)
+    save_filled(Qwen3_5ForConditionalGeneration(config), path, byte_tokenizer())
+    weights = load_file(path / "model.safetensors") | {"mtp.fc.weight": torch.zeros(48, 96)}
     save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
-    byte_tokenizer().save_pretrained(path)
     return path
 
 
