@@ -114,6 +114,18 @@ def test_a_whole_volume_that_is_lost_costs_no_other(path: Path, notices: list[st
 
 
 @pytest.mark.parametrize(("looks", "came"), [(0, False), (1, True)])
+def test_a_page_that_seems_to_end_a_table_does_not_hide_what_is_before_it() -> None:
+    class SeemsToEnd:
+        """A table of 30 rows whose last page says that there are three, and no more."""
+
+        def execute(self, query: str, values: tuple[int, int] = (0, 2**63 - 1)) -> list[tuple[int]]:
+            rows = [(number,) for number in range(1, 31) if values[0] < number < values[1]]
+            return rows[:-4:-1] if "DESC" in query else rows
+
+    rows = salvage._rows(SeemsToEnd(), "draft", ("rowid",), deadline=float("inf"))  # type: ignore[arg-type]
+    assert sorted(rows) == [(number,) for number in range(1, 31)]
+
+
 def test_it_takes_some_seconds_at_most(
     path: Path, notices: list[str], looks: int, came: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
