@@ -113,7 +113,6 @@ def test_a_whole_volume_that_is_lost_costs_no_other(path: Path, notices: list[st
         written(store)
 
 
-@pytest.mark.parametrize(("looks", "came"), [(0, False), (1, True)])
 def test_a_page_that_seems_to_end_a_table_does_not_hide_what_is_before_it() -> None:
     class SeemsToEnd:
         """A table of 30 rows whose last page says that there are three, and no more."""
@@ -126,6 +125,7 @@ def test_a_page_that_seems_to_end_a_table_does_not_hide_what_is_before_it() -> N
     assert sorted(rows) == [(number,) for number in range(1, 31)]
 
 
+@pytest.mark.parametrize(("looks", "came"), [(0, False), (1, True)])
 def test_it_takes_some_seconds_at_most(
     path: Path, notices: list[str], looks: int, came: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
