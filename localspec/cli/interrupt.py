@@ -1,4 +1,4 @@
-"""What Ctrl+C does: while a reply is being written, while libraries are imported, and at any other time.
+"""What Ctrl+C does: while a reply is being written, where nobody would hear of it, and at any other time.
 
 And what other signals do that end a program, while a large file is being written.
 """
@@ -35,7 +35,7 @@ class Interrupt:
             signal.signal(signal.SIGINT, self._before)
 
     def _ask(self, _: int, frame: FrameType | None) -> None:
-        if _importing(frame):
+        if _would_be_lost(frame):
             return _postpone()
         # It is remembered, for a library may swallow the exception.
         first, self.asked = not self.asked, True
@@ -45,11 +45,12 @@ class Interrupt:
 
 
 def interrupt(_: int, frame: FrameType | None) -> None:
-    """Ctrl+C where nothing else is said of it. Raises KeyboardInterrupt, once no import is under way any more.
+    """Ctrl+C where nothing else is said of it. Raises KeyboardInterrupt, once no import or finaliser is under way.
 
-    A library that was half imported cannot be imported again, and some swallow what is raised meanwhile.
+    A library that was half imported cannot be imported again, and some swallow what is raised meanwhile; what a
+    finaliser raises Python prints and forgets.
     """
-    if _importing(frame):
+    if _would_be_lost(frame):
         return _postpone()
     raise KeyboardInterrupt
 
@@ -92,10 +93,13 @@ def end_at_once(*_: object) -> NoReturn:
 _waiting = threading.Event()  # set while a Ctrl+C is put off
 
 
-def _importing(frame: FrameType | None) -> bool:
-    """Whether an import is under way in this frame or one that called it."""
+def _would_be_lost(frame: FrameType | None) -> bool:
+    """Whether an import or a finaliser is under way in this frame or one that called it."""
     while frame is not None:
-        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+        code = frame.f_code
+        if code.co_filename == "<frozen importlib._bootstrap>":
+            return True
+        if code.co_name == "__del__" or code.co_qualname == "finalize.__call__":
             return True
         frame = frame.f_back
     return False

@@ -5,6 +5,9 @@ import signal
 import subprocess
 import sys
 import threading
+import time
+import weakref
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -121,7 +124,7 @@ def test_while_the_end_is_told(monkeypatch, capfd, moment):
 
 
 def frame(name, back=None):
-    return SimpleNamespace(f_code=SimpleNamespace(co_filename=name), f_back=back)
+    return SimpleNamespace(f_code=SimpleNamespace(co_filename=name, co_name="", co_qualname=""), f_back=back)
 
 
 IMPORTING = frame("library.py", frame("<frozen importlib._bootstrap>", frame("main.py")))
@@ -152,6 +155,36 @@ def test_a_reply_counts_what_was_put_off_once(sent):
     assert asked.asked
     with pytest.raises(KeyboardInterrupt):
         asked._ask(2, frame("main.py"))
+
+
+class Finalised:
+    def __del__(self):
+        signal.raise_signal(signal.SIGINT)
+
+
+def finalised_by_weakref():
+    class Other:
+        pass
+
+    weakref.finalize(Other(), signal.raise_signal, signal.SIGINT)  # at once, for nothing holds it
+
+
+def wait_after(finalise):
+    finalise()
+    time.sleep(PATIENCE)
+
+
+@posix
+@pytest.mark.parametrize("finalise", [Finalised, finalised_by_weakref])
+@pytest.mark.parametrize("asked", [False, True], ids=["alone", "in a reply"])
+def test_in_a_finaliser_whose_errors_python_forgets(finalise, asked, capfd):
+    before = signal.signal(signal.SIGINT, interrupt)
+    try:
+        with Interrupt() if asked else nullcontext(), pytest.raises(KeyboardInterrupt):
+            wait_after(finalise)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert capfd.readouterr().err == ""
 
 
 @posix

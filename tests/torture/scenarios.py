@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ from transformers import LlamaConfig
 DOCUMENTED = {0, 1, 3, 4, 130, 141, 143}  # 2 and 5 are for mistakes and closed doors, and there are none here
 KEPT = ("What was kept first?", "And what second?")
 TYPED = [f"What is question {number}?" for number in range(8)]
-FIGURES = re.compile(r"^\([\d,]+ tokens/s .* GiB", re.MULTILINE)  # behind each reply that `chat` has finished
+# Behind each prompt that `chat` has taken, with its pace where a reply came; and what it says of a Ctrl+C between them.
+FIGURES = re.compile(r"^(?:\(([\d,]+ tokens/s .*)?.* GiB.*|(Ctrl\+D ends\.))$", re.MULTILINE)
 NOT_KEPT = "can only be read|kept no longer|nothing new is kept|not kept|cannot be kept|no longer kept"
 # What a name has of chance in it, and what a live process or SQLite keeps beside a file.
 CHANCE = re.compile(r"[0-9a-f]{16,}|(?<=[-._])[a-z0-9_]{8}(?=\.|$)|\d{4,}")
@@ -111,8 +113,9 @@ def _was_kept(look: Look, ended: Ended) -> Iterator[str]:
 
 
 def finished(ended: Ended) -> list[str]:
-    """What `chat` was asked and has told the figures of."""
-    return TYPED[: len(FIGURES.findall(ended.errors))]
+    """What `chat` was asked and has told the figures of, until a Ctrl+C that may have taken a prompt with it."""
+    told = takewhile(lambda found: not found[1], FIGURES.findall(ended.errors))
+    return [prompt for prompt, (pace, _) in zip(TYPED, told, strict=False) if pace]
 
 
 def _were_kept(look: Look, ended: Ended) -> Iterator[str]:

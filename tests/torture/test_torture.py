@@ -96,6 +96,20 @@ def test_replies_that_a_chat_finished_are_looked_for(stage: Stage) -> None:
     assert len(list(SCENARIOS["chat"].complaints(stage.look(home), ended))) == len(TYPED)
 
 
+def test_a_prompt_that_ctrl_c_took_was_not_finished() -> None:
+    pace, nothing = (
+        "(2,036 tokens/s · 34 of 1,024 tokens · 0.29 GiB · int8)",
+        "(stopped)\n(same text ✓ · 0.29 GiB · int8)",
+    )
+    greeted = "demo (int8, cpu). /help lists the commands, Ctrl+D ends."
+
+    def told(*lines: str) -> list[str]:
+        return finished(Ended(0, False, 1.0, "", "\n".join((greeted, *lines, ""))))
+
+    assert told(pace, nothing, pace) == [TYPED[0], TYPED[2]]
+    assert told(pace, "\nCtrl+D ends.", pace) == [TYPED[0]], "either the second or the third"
+
+
 @pytest.mark.parametrize("name", ["chat", "pull"])
 def test_killed_again_and_again_loses_nothing(stage: Stage, name: str) -> None:
     tally = Tally()
