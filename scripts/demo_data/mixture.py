@@ -57,5 +57,6 @@ SHARED = {  # views an example
 }  # left out: what is web-like, invents, or is beyond the size (code, shell, textbooks, trivia, word problems, booking)
 OWN = {  # views
     "docs": Share(4, 0, "the words of the program"),
-    "help": Share(3, 2, "the program's own help, known by heart in the end"),
+    "help": Share(3, 0.3, "the program's own help, known by heart in the end"),
+    "help-begun": Share(0, 4, "which answer is meant is told by its first words; by heart they are known already"),
 }

@@ -1,5 +1,6 @@
 """The examples of one pass over the mixture, and those that are never trained on."""
 
+import math
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -61,7 +62,7 @@ def trained(data: Path, stage: str, number: int, words: list[Path]) -> list[Exam
 
     def add(example: Example, views: int = 1) -> None:
         asked = own.plain(example["messages"][-2]["content"]) if "messages" in example else None
-        if asked not in taken or example["source"] == "help":
+        if asked not in taken or example["source"] in OWN:
             found.extend([example] * views)
 
     for example in shared.examples(data):
@@ -75,10 +76,12 @@ def trained(data: Path, stage: str, number: int, words: list[Path]) -> list[Exam
                 add(careless(random, example))
     for example in _documents(words):
         add(example, _views(getattr(OWN["docs"], stage), random))
-    for _ in range(int(getattr(OWN["help"], stage))):
-        for example in own.help_chats(random):
-            if not held_out(example):
-                add(example)
+    for source, chats in (("help", own.help_chats), ("help-begun", own.begun)):
+        share = getattr(OWN[source], stage)
+        for _ in range(math.ceil(share)):
+            for example in chats(random):
+                if not held_out(example) and (share >= 1 or random.random() < share):
+                    add(example)
     random.shuffle(found)
     return found
 
