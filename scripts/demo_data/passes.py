@@ -53,7 +53,7 @@ def careless(random: Random, example: Example) -> Example:
 
 
 def trained(data: Path, stage: str, number: int, words: list[Path]) -> list[Example]:
-    """What pass `number` of a stage ("long" or "last") sees, shuffled; generated examples are new in every pass.
+    """What pass `number` of a stage ("long", "last" or "draft") sees, shuffled; generated examples are new in every pass.
 
     `words` are further documents beside README and docs.
     """
@@ -68,16 +68,16 @@ def trained(data: Path, stage: str, number: int, words: list[Path]) -> list[Exam
     for example in shared.examples(data):
         share = SHARED.get(example["source"])
         if share and shared.clean(example) and not held_out(example):
-            add(example, _views(getattr(share, stage), random))
+            add(example, _views(share.of(stage), random))
     for source, share in MADE.items():
-        made = generate(source, GENERATORS[source], random.getrandbits(32), int(getattr(share, stage)))
+        made = generate(source, GENERATORS[source], random.getrandbits(32), int(share.of(stage)))
         for example in made:
             if not held_out(example):
                 add(careless(random, example))
     for example in _documents(words):
-        add(example, _views(getattr(OWN["docs"], stage), random))
+        add(example, _views(OWN["docs"].of(stage), random))
     for source, chats in (("help", own.help_chats), ("help-begun", own.begun)):
-        share = getattr(OWN[source], stage)
+        share = OWN[source].of(stage)
         for _ in range(math.ceil(share)):
             for example in chats(random):
                 if not held_out(example) and (share >= 1 or random.random() < share):
