@@ -11,7 +11,8 @@ from localspec.checkpoint import inspect, read_config, read_json, revision, tens
 from localspec.environment import home
 from localspec.errors import LocalspecError, NotHere, UsageMistake
 from localspec.hub.cache import find_snapshot
-from localspec.models.drafter_kinds import TABLE, kind_of, kinds
+from localspec.models.drafter_kinds import TABLE, WEIGHTS, kind_of, kinds
+from localspec.models.mtp_layer import has_mtp, mtp_layer
 from localspec.models.registry import TargetCard, reference
 from localspec.models.target_map import target_map
 from localspec.paths import Paths
@@ -57,7 +58,7 @@ def find_drafter(name: str, card: TargetCard, paths: Paths | None = None) -> Dra
     ones, and those that a bench found not to pay. Raises NotHere where there is none, UsageMistake where it was made
     for another model, LocalspecError where it is damaged.
     """
-    if name in kinds("weights"):
+    if name in kinds(*WEIGHTS):
         trouble = None
         for found in (found for kind, found in _drafters_here(card, paths) if kind == name):
             if isinstance(found, DrafterCard):
@@ -65,6 +66,8 @@ def find_drafter(name: str, card: TargetCard, paths: Paths | None = None) -> Dra
             trouble = trouble or found
         if trouble:
             raise trouble
+        if name in kinds("own layer"):
+            mtp_layer(card.path)  # which says that there is none
         if card.entry and any(one.kind == name and one.source for one in card.entry.drafters):
             raise NotHere(
                 f"The drafter '{name}' of {card.name} is not here; fetch it with `localspec pull {card.name} --drafter "
@@ -116,6 +119,12 @@ def _drafters_here(card: TargetCard, paths: Paths | None) -> Iterator[tuple[obje
                 yield one.kind, read_drafter(here)
             except LocalspecError as trouble:
                 yield one.kind, trouble
+    for kind in kinds("own layer") if has_mtp(card.path) else ():
+        try:
+            layer = mtp_layer(card.path)
+            yield kind, DrafterCard(kind, card.path, {}, "", card.name, layer.parameters, layer.bytes, {}, layer.others)
+        except LocalspecError as trouble:
+            yield kind, trouble
 
 
 def _drafter_places(card: TargetCard, paths: Paths | None) -> list[Path]:
