@@ -14,6 +14,7 @@ from localspec.hub.cache import find_snapshot
 from localspec.models.drafter_kinds import TABLE, WEIGHTS, kind_of, kinds
 from localspec.models.mtp_layer import has_mtp, mtp_layer
 from localspec.models.registry import TargetCard, reference
+from localspec.models.shape import recurrent
 from localspec.models.target_map import target_map
 from localspec.paths import Paths
 
@@ -72,6 +73,12 @@ def find_drafter(name: str, card: TargetCard, paths: Paths | None = None) -> Dra
             raise NotHere(
                 f"The drafter '{name}' of {card.name} is not here; fetch it with `localspec pull {card.name} --drafter "
                 f"{name}`."
+            )
+        if recurrent(card.path):
+            others = ", ".join(kind for kind in kinds("nothing", "draft model") if kind_of(kind).on_chains)
+            raise NotHere(
+                f"There is no drafter '{name}' for {card.name} here, and none is trained for a model with recurrent "
+                f"layers; name the directory of one that others publish, or use one of {others}."
             )
         raise NotHere(
             f"There is no drafter '{name}' for {card.name} here; "

@@ -241,11 +241,11 @@ TABLE = [
         "s3d", "the target's outer layers with mask tokens, all depths in one forward", "weights",
         _s3d_seconds, size=lambda one: one.parameters * one.other_bytes, predicted=_s3d_predicted,
     ),
+    DrafterKind("semi", "the target's last state and a tiny model of what was drafted", "weights", _semi_seconds),
     DrafterKind(
         "mtp", "a layer in the target's own files that predicts further ahead, token after token", "own layer",
         _mtp_seconds, size=_kept_by_a_layer, parameters=_mtp_parameters, on_chains=True,
     ),
-    DrafterKind("semi", "the target's last state and a tiny model of what was drafted", "weights", _semi_seconds),
     DrafterKind(
         "draft_model", "a small model of the same tokenizer", "draft model", _draft_model_seconds, on_chains=True
     ),

@@ -212,6 +212,8 @@ def _alone_and_with_phrases(
     yield alone
     assert phrases.acceptance is not None
     both = alone.acceptance.beside(phrases.acceptance) if alone.acceptance else None
+    if both is not None and alone.acceptance is not None and at.shape.recurrent:  # it reads the path of either
+        both = max(alone.acceptance, phrases.acceptance, key=lambda one: one.length(MOST_NODES))
 
     def seconds(nodes: int) -> float:
         return alone.draft_seconds(nodes) + (host_time.PHRASES if nodes else 0.0)
@@ -221,6 +223,8 @@ def _alone_and_with_phrases(
 
 def _trained(drafter: DrafterCard, published: PublishedDrafter | None, at: CostInputs) -> DrafterCandidate:
     levels = drafter.about.get("accuracy_by_depth", [])
+    if at.shape.recurrent:
+        levels = [[max(level)] for level in levels]  # of a tree it reads one path
     acceptance = _foreseen(levels, drafter.generated) if levels else _published_acceptance(published)
     size = drafter_bytes(drafter, at.shape, at.dtype, at.numbers, at.context)
     seconds = _draft_seconds(kind_of(drafter.kind), drafter.parameters, len(levels) or DRAFT_TOKENS, at)
