@@ -12,7 +12,7 @@ from localspec.environment import home
 from localspec.errors import LocalspecError, NotHere, UsageMistake
 from localspec.hub.cache import find_snapshot
 from localspec.models.drafter_kinds import TABLE, WEIGHTS, kind_of, kinds
-from localspec.models.mtp_layer import has_mtp, mtp_layer
+from localspec.models.mtp_layer import MTP, has_mtp, mtp_layer
 from localspec.models.registry import TargetCard, reference
 from localspec.models.shape import recurrent
 from localspec.models.target_map import target_map
@@ -67,8 +67,13 @@ def find_drafter(name: str, card: TargetCard, paths: Paths | None = None) -> Dra
             trouble = trouble or found
         if trouble:
             raise trouble
-        if name in kinds("own layer"):
+        if name == MTP:
             mtp_layer(card.path)  # which says that there is none
+        if name in kinds("published"):
+            raise NotHere(
+                f"There is no drafter '{name}' for {card.name} here, and localspec trains none; fetch one that others "
+                "publish for this model, by `localspec pull ORG/REPOSITORY`, or use another."
+            )
         if card.entry and any(one.kind == name and one.source for one in card.entry.drafters):
             raise NotHere(
                 f"The drafter '{name}' of {card.name} is not here; fetch it with `localspec pull {card.name} --drafter "
@@ -126,12 +131,12 @@ def _drafters_here(card: TargetCard, paths: Paths | None) -> Iterator[tuple[obje
                 yield one.kind, read_drafter(here)
             except LocalspecError as trouble:
                 yield one.kind, trouble
-    for kind in kinds("own layer") if has_mtp(card.path) else ():
+    if has_mtp(card.path):
         try:
             layer = mtp_layer(card.path)
-            yield kind, DrafterCard(kind, card.path, {}, "", card.name, layer.parameters, layer.bytes, {}, layer.others)
+            yield MTP, DrafterCard(MTP, card.path, {}, "", card.name, layer.parameters, layer.bytes, {}, layer.others)
         except LocalspecError as trouble:
-            yield kind, trouble
+            yield MTP, trouble
 
 
 def _drafter_places(card: TargetCard, paths: Paths | None) -> list[Path]:
@@ -168,7 +173,7 @@ def read_drafter(path: Path) -> DrafterCard:
         )
     content = _content(file)
     kind, options, target = content.get("kind"), content.get("options"), content.get("target")
-    if kind not in kinds("weights") or not isinstance(options, dict) or not isinstance(target, dict):
+    if kind not in kinds(*WEIGHTS) or not isinstance(options, dict) or not isinstance(target, dict):
         raise LocalspecError(f"{file} does not say what the drafter is; train it again.")
     version = content.get("format")
     if type(version) is not int or version != FORMAT:  # True is 1, too

@@ -2,7 +2,7 @@
 
 A new kind is one row here and one file, `localspec/drafters/<name>.py`. The file of a kind with weights defines the
 class `Drafter`, a `TrainedDrafter`. Where they are trained here, another, `localspec/training/drafters/<name>.py`, has
-the class `Trainable`, a `TrainableDrafter`, and is loaded only then; an own layer comes with its target. The file of
+the class `Trainable`, a `TrainableDrafter`, and is loaded only then; what others alone publish has none. The file of
 any other kind has a function `build`, which for a kind that takes a draft model returns a `DraftModel`, alone or
 `WithPhrases`; what takes a probe has none.
 """
@@ -20,11 +20,12 @@ from localspec.models.shape import Shape
 WITH_PHRASES = "+phrases"  # after the name of a kind: its drafts are lengthened by phrases
 MERGED = 3  # drafters at most whose drafts are merged into one tree, phrases not counted
 DRAFT_TOKENS = 5  # of a draft, where no figure says how many
+DRAFT_BLOCK = 16  # tokens of a block that is filled in at once
 DRAFT_VOCABULARY = 32_768  # tokens of a draft vocabulary, where no figure says how many
 FORWARDS_A_DRAFT = 2.0  # of a draft model, which stops where another would not pay: measured on the demo pair, widened
 
-Takes = Literal["nothing", "probe", "weights", "own layer", "draft model"]
-WEIGHTS: tuple[Takes, ...] = ("weights", "own layer")  # of a `TrainedDrafter`, whoever made it
+Takes = Literal["nothing", "probe", "weights", "published", "draft model"]
+WEIGHTS: tuple[Takes, ...] = ("weights", "published")  # of a `TrainedDrafter`; the second are not trained here
 
 
 @dataclass(frozen=True)
@@ -201,6 +202,18 @@ def _mtp_seconds(cost: DraftCost, nodes: int) -> float:
     return steps * (cost.product(cost.parameters + cost.shape.embedding, 1) + 2 * cost.layer_seconds)
 
 
+def _dflash_seconds(cost: DraftCost, nodes: int) -> float:
+    """One forward of its layers over a block, and the target's head."""
+    layers = max(round(cost.parameters / cost.shape.layer), 1)
+    return cost.product(cost.parameters + cost.shape.embedding, DRAFT_BLOCK) + layers * cost.layer_seconds
+
+
+def _dflash_size(one: DrafterSize) -> int:
+    """With keys and values of each of its layers, and a feature a token."""
+    layers = max(round(one.parameters / one.shape.layer), 1) + 1
+    return one.weights + layers * one.cache_bytes // one.shape.num_layers
+
+
 def _draft_model_seconds(cost: DraftCost, nodes: int) -> float:
     """A forward a token, as long as it pays."""
     return min(nodes, FORWARDS_A_DRAFT) * cost.forward(1)
@@ -243,7 +256,11 @@ TABLE = [
     ),
     DrafterKind("semi", "the target's last state and a tiny model of what was drafted", "weights", _semi_seconds),
     DrafterKind(
-        "mtp", "a layer in the target's own files that predicts further ahead, token after token", "own layer",
+        "dflash", "a few layers that fill in a block of mask tokens at once", "published",
+        _dflash_seconds, size=_dflash_size, states_in="fc.weight", on_chains=True,
+    ),
+    DrafterKind(
+        "mtp", "a layer in the target's own files that predicts further ahead, token after token", "published",
         _mtp_seconds, size=_kept_by_a_layer, parameters=_mtp_parameters, on_chains=True,
     ),
     DrafterKind(

@@ -9,6 +9,7 @@ from typing import Any
 from localspec.checkpoint import is_packed, read_config, tensor_headers, text_config, weight_files
 from localspec.errors import LocalspecError, NotHere
 
+MTP = "mtp"  # the kind of drafter that it is
 PREFIX = "mtp."  # of its tensors, which are beside those of the model
 OURS: Mapping[str, str] = {  # what is before the layer itself
     "fc.weight": PREFIX + "fc.weight",
