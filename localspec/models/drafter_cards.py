@@ -69,15 +69,15 @@ def find_drafter(name: str, card: TargetCard, paths: Paths | None = None) -> Dra
             raise trouble
         if name == MTP:
             mtp_layer(card.path)  # which says that there is none
-        if name in kinds("published"):
-            raise NotHere(
-                f"There is no drafter '{name}' for {card.name} here, and localspec trains none; fetch one that others "
-                "publish for this model, by `localspec pull ORG/REPOSITORY`, or use another."
-            )
         if card.entry and any(one.kind == name and one.source for one in card.entry.drafters):
             raise NotHere(
                 f"The drafter '{name}' of {card.name} is not here; fetch it with `localspec pull {card.name} --drafter "
                 f"{name}`."
+            )
+        if name in kinds("published"):
+            raise NotHere(
+                f"There is no drafter '{name}' for {card.name} here, and localspec trains none; fetch one that others "
+                "publish for this model, by `localspec pull ORG/REPOSITORY`, or use another."
             )
         if recurrent(card.path):
             others = ", ".join(kind for kind in kinds("nothing", "draft model") if kind_of(kind).on_chains)

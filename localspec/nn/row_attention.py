@@ -32,7 +32,7 @@ class TorchAttention:
         """Returns what rows attend to, and keeps their keys and values."""
         sizes, rows, first = self._sizes, len(qkv), self.length
         heads, keys = sizes.num_heads, sizes.num_kv_heads
-        q, kv = qkv.split([heads * sizes.head_dim, 2 * keys * sizes.head_dim], 1)
+        q, kv = torch.split(qkv, [heads * sizes.head_dim, 2 * keys * sizes.head_dim], 1)
         q = self._rotated(q.view(1, rows, heads, sizes.head_dim), "q_norm", positions)
         self.keep(kv, positions)
         slots = self.length

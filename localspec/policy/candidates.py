@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from localspec.models.drafter_cards import DrafterCard
 from localspec.models.drafter_kinds import (
     DRAFT_TOKENS,
+    WEIGHTS,
     WITH_PHRASES,
     DraftCost,
     DrafterKind,
@@ -162,7 +163,7 @@ def candidates(
             if name not in (one.kind for one in pairs):
                 yield from _of_pair(PublishedDrafter(name), small, at, True, phrases)
     here = {drafter.kind for drafter in trained}
-    for one in (one for one in published if one.kind not in here and kind_of(one.kind).takes == "weights"):
+    for one in (one for one in published if one.kind not in here and kind_of(one.kind).takes in WEIGHTS):
         yield from _alone_and_with_phrases(_fetched(one, at), phrases, at)
 
 
