@@ -3,32 +3,49 @@
 import contextlib
 import random
 import sqlite3
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from database_files import damage_root
 
+from localspec.paths import private_directory
 from localspec.store import volumes
 from localspec.store.store import Store
 
 COUNT = 12
+LIMIT = 20_000  # bytes a volume
 
 
 def history_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A history in two volumes at least, with phrases and a measurement."""
-    monkeypatch.setattr(volumes, "LIMIT", 20_000)
+    monkeypatch.setattr(volumes, "LIMIT", LIMIT)
     path = tmp_path / "data" / "localspec.db"
-    chance = random.Random(3)
-    with Store.open(path, pytest.fail) as store:
-        for number in range(COUNT):
-            words = " ".join(f"w{chance.randrange(10**6)}" for _ in range(400))
-            _, turn = store.history.say(None, f"prompt{number}", model="demo", system=None)
-            store.history.write(turn, words, "stop")
-        pool = store.phrases.pool("demo", "hash", None)
-        store.phrases.learn(pool, [(7, b"", b"\1\0\0\0")])
-        store.measurements.remember("costs", "demo", [1])
+    private_directory(path.parent)
+    path.write_bytes(_history())
+    path.chmod(0o600)
     return path
+
+
+@cache
+def _history() -> bytes:
+    """Its file, written once: to index so many words takes longer than most of what is tried with it."""
+    chance = random.Random(3)
+    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(volumes, "LIMIT", LIMIT)
+        path = Path(folder) / "data" / "localspec.db"
+        with Store.open(path, pytest.fail) as store:
+            for number in range(COUNT):
+                words = " ".join(f"w{chance.randrange(10**6)}" for _ in range(400))
+                _, turn = store.history.say(None, f"prompt{number}", model="demo", system=None)
+                store.history.write(turn, words, "stop")
+            pool = store.phrases.pool("demo", "hash", None)
+            store.phrases.learn(pool, [(7, b"", b"\1\0\0\0")])
+            store.measurements.remember("costs", "demo", [1])
+        beside = {file.name for file in path.parent.iterdir()} - {path.name, f"{path.name}-lock"}
+        assert not beside, "all of it is in this file"
+        return path.read_bytes()
 
 
 def changed(statement: str, path: Path) -> None:

@@ -48,6 +48,7 @@ def test_importing_localspec_loads_nothing_heavy(tmp_path):
     assert loaded(tmp_path, f"import localspec; localspec.LocalspecError; dir(localspec); {LOADED}") == []
 
 
+@pytest.mark.slow
 def test_importing_the_terminal_interface_loads_no_model_and_draws_nothing(tmp_path):
     assert loaded(tmp_path, f"import localspec_tui; {LOADED}") == []
 

@@ -48,6 +48,7 @@ def gated(card: TargetCard) -> TargetCard:
     return replace(card, license="Own terms", entry=replace(card.entry, gated=True, publisher="Somebody"))
 
 
+@pytest.mark.slow
 def test_here_then_what_fits_then_what_does_not(registered):
     huge = replace(SEVEN, num_layers=320)
     registered(unfetched(huge, "huge"), unfetched(BILLION, "billion"), gated(unfetched(SEVEN, "seven")))

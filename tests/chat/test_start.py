@@ -128,6 +128,7 @@ def test_the_store_is_closed_at_the_end(fresh_home, resume):
         opening.store.history.latest()
 
 
+@pytest.mark.slow
 def test_the_model_is_chosen_for_the_device_that_was_named(begin, other, monkeypatch):
     seen = []
 
@@ -218,6 +219,7 @@ def test_its_system_prompt_gives_way_to_the_flag_only(begin, monkeypatch, kept, 
     assert begin("last", log=False, **given).conversation.system == found
 
 
+@pytest.mark.slow
 def test_its_model_gives_way_to_the_flag_only(begin, other, monkeypatch):
     begin.keep("one", model=str(other))
     monkeypatch.setenv("LOCALSPEC_MODEL", "demo")
@@ -252,6 +254,7 @@ def test_its_model_is_gone(begin, other, monkeypatch, go: Callable[[Path], None]
     assert begin.told == []
 
 
+@pytest.mark.slow
 def test_its_name_means_another_model_by_now(begin, other):
     begin.keep("one", model="mine")
     with pytest.raises(UsageMistake, match="no conversation 7"):
@@ -262,6 +265,7 @@ def test_its_name_means_another_model_by_now(begin, other):
     assert (opening.card.name, opening.card.path, opening.conversation.model) == ("mine", other, "mine")
 
 
+@pytest.mark.slow
 def test_a_damaged_model_of_its_own_is_an_error(begin, other):
     """That is for a person to put right; another model would only hide it."""
     begin.keep("one", model=str(other))

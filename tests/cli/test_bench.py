@@ -239,6 +239,7 @@ def test_a_model_that_is_not_here_is_3(tmp_path):
     assert result.returncode == 3 and "'demo'" in sentence(result)
 
 
+@pytest.mark.slow
 def test_help_loads_nothing_heavy(tmp_path):
     told = light_help(tmp_path, "bench")
     assert all(flag in told for flag in ("--drafter", "--nodes", "--prompts", "--limit", "--peer", "--json"))

@@ -81,6 +81,7 @@ def agree(found: dict[str, dict], model) -> None:
         assert line["finish_reason"] == ("length" if len(reply) == 20 else "stop")
 
 
+@pytest.mark.slow
 def test_our_engine_answers_on_a_cpu_and_says_the_same(distill, tmp_path, model):
     code, text, errors = distill("--dtype", "fp32")
     assert code == 0 and "6 replies" in text and "hours at most" in errors
@@ -95,6 +96,7 @@ def test_packed_weights_answer_one_by_one(distill, tmp_path):
     assert (code, text) == (2, "") and "--batch 3 has no effect in int8 on cpu" in errors
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flags", [[], ["--batch", 2]])
 def test_every_turn_is_answered_in_what_was_said_before(distill, tmp_path, model, flags):
     file = tmp_path / "turns.jsonl"
@@ -166,6 +168,7 @@ def test_what_is_there_is_not_asked_again(distill, tmp_path, monkeypatch):
     assert (code, text) == (2, "") and "asked for with another" in errors
 
 
+@pytest.mark.slow
 def test_conversations_and_prompts_that_are_too_long(distill, tmp_path):
     file = tmp_path / "chat.jsonl"
     chat = [
@@ -218,6 +221,7 @@ def test_a_file_of_something_else_is_not_touched(distill, tmp_path):
     assert code == 2 and "line 1" in errors and (tmp_path / "out.jsonl").read_text() == '{"text": "mine"}\n'
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "content",
     ["My only precious note without a newline", '{"id": "p0", "prompt": "the cat"}', '{"id": "a", "asked": 1}'],

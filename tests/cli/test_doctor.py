@@ -327,6 +327,7 @@ def test_what_this_machine_has_and_what_fits(doctor, invented):
     assert rows["qwen3-4b"][1] == "7.5 GiB" and rows["llama3.2-3b"][1] == "6.0 GiB, gated"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("others", "told"), [(1.5, True), (0.1, False)])
 def test_a_busy_machine_is_told(doctor, invented, monkeypatch, others, told):
     """What is measured then is slower, and another model may be recommended than in a quiet moment."""
@@ -335,6 +336,7 @@ def test_a_busy_machine_is_told(doctor, invented, monkeypatch, others, told):
     assert code == 0 and ("other programs kept 1.5 of " in page) is told
 
 
+@pytest.mark.slow
 def test_verbose_tells_of_m_and_of_reasons(doctor, invented):
     _, out, _ = doctor("--verbose")
     assert re.search(r"TOKENS/S +× +M  AS\n", out) and "M is speedup over relative memory" in out
@@ -387,6 +389,7 @@ def test_of_the_registered_models_none_is_recommended_that_is_gated_without_an_o
         assert said["recommended"]["gated"] == (said["recommended"]["model"] in gated)
 
 
+@pytest.mark.slow
 def test_where_the_best_is_here_nothing_is_to_be_fetched(doctor, invented, monkeypatch):
     usual = survey.preferred
     monkeypatch.setattr(
@@ -401,6 +404,7 @@ def test_where_the_best_is_here_nothing_is_to_be_fetched(doctor, invented, monke
     assert doctor()[1].startswith("No registered model fits here.\n")
 
 
+@pytest.mark.slow
 def test_what_this_machine_has_as_json(doctor, invented):
     code, out, err = doctor("--json")
     found = json.loads(out)

@@ -285,6 +285,7 @@ def used(database: Path, conversation: int, days: float) -> None:
         store._database.save(lambda connection: connection.execute(update, (moment, conversation)))
 
 
+@pytest.mark.slow
 def test_rm_of_what_is_older_leaves_what_is_not(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, days in (("old", 40), ("a month", 31), ("of late", 29)):
         used(database, keep(database, (name, "zebras", "stop"))[0], days)
@@ -310,6 +311,7 @@ def test_rm_says_so_where_a_history_has_to_be_divided_first(database: Path, monk
     assert kept(database) == ["two"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="no SIGKILL")
 def test_rm_of_everything_deletes_what_was_typed_and_never_sent(database: Path) -> None:
     code = (
@@ -420,6 +422,7 @@ def test_the_group_offers_its_commands() -> None:
     assert set(group.commands) == {"list", "search", "show", "export", "rm"}  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_importing_it_imports_nothing_heavy() -> None:
     heavy = {"torch", "transformers", "tokenizers", "numpy", "textual"}
     code = f"import sys, localspec.cli.history; print(sorted({heavy!r} & set(sys.modules)))"

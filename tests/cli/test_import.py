@@ -105,6 +105,7 @@ def test_a_file_becomes_a_model_that_needs_it_no_more(tmp_path: Path, gguf: Path
     assert "Tiny-Chat.Q8_0" not in listed(tmp_path) and not Path(str(first["path"])).exists()
 
 
+@pytest.mark.slow
 def test_a_person_reads_what_was_made_of_what(tmp_path: Path, gguf: Path) -> None:
     result = localspec(tmp_path, "import", gguf.name)
     assert result.returncode == 0 and result.stderr == ""
@@ -113,6 +114,7 @@ def test_a_person_reads_what_was_made_of_what(tmp_path: Path, gguf: Path) -> Non
     assert "imported before" in called(tmp_path, "import", gguf.name).stdout
 
 
+@pytest.mark.slow
 def test_a_file_that_is_named_is_imported_when_it_is_first_used(tmp_path: Path, gguf: Path) -> None:
     first = called(tmp_path, "run", "-m", gguf.name, "-n", "8", "--no-log", "Hi")
     assert first.returncode == 0 and "was imported as Tiny-Chat.Q8_0" in first.stderr
@@ -130,6 +132,7 @@ def test_a_file_that_is_named_is_imported_when_it_is_first_used(tmp_path: Path, 
     assert list(tmp_path.rglob("*.packed")) == [] and (tmp_path / "elsewhere.gguf").exists()
 
 
+@pytest.mark.slow
 def test_a_file_that_changed_is_imported_again_and_what_it_was_goes(
     tmp_path: Path, gguf: Path, directory: Path
 ) -> None:
@@ -142,6 +145,7 @@ def test_a_file_that_changed_is_imported_again_and_what_it_was_goes(
     assert not Path(str(before["path"])).exists() and Path(str(after["path"])).exists()
 
 
+@pytest.mark.slow
 def test_two_files_of_one_name_are_two_models(tmp_path: Path, gguf: Path, directory: Path) -> None:
     (tmp_path / "other").mkdir()
     other = write_model(tmp_path / "other" / gguf.name, directory, "F16")
@@ -152,6 +156,7 @@ def test_two_files_of_one_name_are_two_models(tmp_path: Path, gguf: Path, direct
     assert set(listed(tmp_path)) >= {str(first["name"]), str(second["name"]), "demo"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drafter", ["phrases", "lookahead", "layers"])
 def test_drafts_change_no_token(tmp_path: Path, gguf: Path, drafter: str) -> None:
     home = tmp_path / "home"
@@ -167,6 +172,7 @@ def test_drafts_change_no_token(tmp_path: Path, gguf: Path, drafter: str) -> Non
     assert ids("--drafter", drafter, "--draft-max", "6") == ids("--drafter", "none")
 
 
+@pytest.mark.slow
 def test_what_a_file_cannot_be_is_said(tmp_path: Path, gguf: Path, directory: Path) -> None:
     def refused(code: int, *arguments: str) -> str:
         result = called(tmp_path, *arguments)
@@ -207,6 +213,7 @@ def test_a_file_that_is_named_otherwise_or_is_not_there_is_told_as_what_it_is(tm
         assert "qwen3" not in result.stderr
 
 
+@pytest.mark.slow
 def test_all_packings_that_are_here_are_named(tmp_path: Path, gguf: Path) -> None:
     for packing in ("int8", "int4"):
         imported(tmp_path, gguf, "--quantize", packing)

@@ -61,6 +61,7 @@ def ended(home, code, *arguments):
     )
 
 
+@pytest.mark.slow
 @posix
 @pytest.mark.parametrize(
     ("imported", "command"),

@@ -57,6 +57,7 @@ def packed(home: Path) -> list[Path]:
     return [one.path for one in packed_files(Paths(home))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("engine", "quantize", "made"),
     [("native", "int8", 1), ("native", "int4", 1), ("native", "none", 0), ("torch", "int8", 0), ("torch", "int4", 0)],
@@ -76,6 +77,7 @@ def test_pull_packs_nothing_where_the_library_is_missing(home, hub: Hub, monkeyp
     assert at(home, hub, "pull", "org/name").returncode == 0 and packed(home) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by", ["flag", "environment", "file"])
 @pytest.mark.parametrize("only", [[], ["--packed-only"]])
 def test_pull_packs_as_the_settings_ask(home, hub: Hub, by, only):
@@ -96,6 +98,7 @@ def test_a_plan_tells_of_the_packing_that_is_asked_for(home, hub: Hub, packing):
     assert result.returncode == 0 and re.search(f"memory: .* GiB in {packing} on cpu", result.stdout), result.stdout
 
 
+@pytest.mark.slow
 def test_a_header_that_names_no_source_hides_no_model(home, hub: Hub):
     assert at(home, hub, "pull", "org/name", "--packed-only").returncode == 0
     (file,) = packed(home)
@@ -108,6 +111,7 @@ def test_a_header_that_names_no_source_hides_no_model(home, hub: Hub):
     assert result.returncode == 0 and "demo" in result.stdout and "etc" not in result.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("engine", "quantize", "kept"), [("native", "int4", "int4"), ("native", "none", "int8"), ("torch", "nf4", "int8")]
 )
@@ -128,6 +132,7 @@ def test_kept_alone_in_what_is_not_kept_on_disk_is_refused_before_the_download(h
     assert at(home, hub, "pull", "org/name", "--packed-only", "--quantize", "int3").returncode == 2
 
 
+@pytest.mark.slow
 def test_kept_alone_a_disk_too_small_for_both_is_refused_before_the_download(home, hub: Hub, monkeypatch, repo):
     total = sum(map(len, repo.files.values()))
     monkeypatch.setattr("localspec.hub.plan.free_disk_bytes", lambda: total + 1000)
@@ -137,6 +142,7 @@ def test_kept_alone_a_disk_too_small_for_both_is_refused_before_the_download(hom
     assert at(home, hub, "pull", "org/name").returncode == 0, "its own files alone have room"
 
 
+@pytest.mark.slow
 def test_kept_alone_in_both_packings_each_is_loaded_and_one_is_left_when_the_other_goes(home, hub: Hub):
     for packing in ("int8", "int4"):
         assert at(home, hub, "pull", "org/name", "--packed-only", "--quantize", packing).returncode == 0
@@ -152,6 +158,7 @@ def test_kept_alone_in_both_packings_each_is_loaded_and_one_is_left_when_the_oth
     assert at(home, hub, "rm", "org/name", "--yes").returncode == 0 and packed(home) == []
 
 
+@pytest.mark.slow
 def test_a_disk_without_room_for_it_is_a_notice_and_the_model_is_here(home, hub: Hub, monkeypatch):
     used_by(monkeypatch, "native", "int8")
     (home / "cache").write_text("no directory")
@@ -163,6 +170,7 @@ def test_a_disk_without_room_for_it_is_a_notice_and_the_model_is_here(home, hub:
     )
 
 
+@pytest.mark.slow
 def test_kept_alone_no_second_copy_stays(home, hub: Hub, repo, tiny):
     result = at(home, hub, "pull", "org/name", "--packed-only")
     (file,) = packed(home)
@@ -184,6 +192,7 @@ def test_kept_alone_no_second_copy_stays(home, hub: Hub, repo, tiny):
     assert shown["path"] == str(file) and shown["installed"] and shown["revision"] == revision(file)
 
 
+@pytest.mark.slow
 def test_kept_alone_it_is_not_fetched_twice_and_what_needs_its_own_weights_says_how_to_fetch_them(home, hub: Hub):
     from localspec.nn.target import Target
 
@@ -201,6 +210,7 @@ def test_kept_alone_it_is_not_fetched_twice_and_what_needs_its_own_weights_says_
     assert Target.load(resolve("org/name", Paths(home)).path).nbytes
 
 
+@pytest.mark.slow
 def test_kept_alone_what_was_there_before_is_not_touched(home, hub: Hub, repo):
     assert at(home, hub, "pull", "org/name").returncode == 0
     before = {
@@ -212,6 +222,7 @@ def test_kept_alone_what_was_there_before_is_not_touched(home, hub: Hub, repo):
     assert find_snapshot(Source("org/name"), Paths(home)) and at(home, hub, "verify", "org/name").returncode == 0
 
 
+@pytest.mark.slow
 def test_kept_alone_only_what_it_fetched_itself_goes(home, hub: Hub, repo):
     assert at(home, hub, "pull", "org/name").returncode == 0
     path = find_snapshot(Source("org/name"), Paths(home))
@@ -255,6 +266,7 @@ def test_what_cannot_be_packed_is_refused_before_the_download(home, repo, change
     assert not list(common_cache(home).rglob("blobs/*"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "said"),
     [
@@ -271,6 +283,7 @@ def test_what_torch_alone_computes_is_fetched_and_not_packed(home, tiny, name, s
         assert result.returncode == 0 and find_snapshot(Source("org/name"), Paths(home)) and packed(home) == []
 
 
+@pytest.mark.slow
 def test_kept_alone_weights_that_are_no_numbers_are_refused_and_what_was_fetched_stays(home, tiny, tmp_path):
     from native.test_pack import copied
 
@@ -287,6 +300,7 @@ def test_kept_alone_weights_that_are_no_numbers_are_refused_and_what_was_fetched
         assert packed(home) == [] and find_snapshot(Source("org/name"), Paths(home))
 
 
+@pytest.mark.slow
 def test_kept_alone_a_model_that_could_not_be_opened_is_refused_and_what_was_fetched_stays(home, repo):
     repo.files["tokenizer.json"] = b"{}"
     with served(org__name=repo) as hub:
@@ -320,6 +334,7 @@ def alone(request, home, hub: Hub) -> SimpleNamespace:
     return SimpleNamespace(packing=request.param, other=other, file=packed(home)[0], run=partial(at, home, hub))
 
 
+@pytest.mark.slow
 def test_kept_alone_it_runs_in_its_packing_and_nothing_else_is_suggested(alone):
     result = alone.run("run", "Hi", "-m", "org/name", "-n", "4", "--json")
     assert result.returncode == 0, result.stderr
@@ -335,6 +350,7 @@ def test_kept_alone_it_runs_in_its_packing_and_nothing_else_is_suggested(alone):
     assert alone.run("run", "Hi", "-m", "org/name", "-n", "2", "--quantize", alone.packing).returncode == 0
 
 
+@pytest.mark.slow
 def test_kept_alone_it_drafts_for_another_model_in_its_packing(alone, tiny):
     target = str(tiny("qwen2-one-key-head").path)
     asked = ("run", "Hi", "-m", target, "-n", "4", "--drafter", "draft_model:org/name", "--draft-max", "2", "--json")
@@ -342,6 +358,7 @@ def test_kept_alone_it_drafts_for_another_model_in_its_packing(alone, tiny):
     assert said["drafter"] == "draft_model" and said["speculation"]["draft_n"] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "asked",
     [
@@ -372,6 +389,7 @@ def test_kept_alone_without_the_library_nothing_computes_it(alone, monkeypatch):
     assert not row["fits"] and row["quantize"] is None and "packed form" in row["reason"]
 
 
+@pytest.mark.slow
 def test_kept_alone_with_a_damaged_text_it_says_what_to_do(alone):
     content = bytearray(alone.file.read_bytes())
     at_text = read(alone.file)
@@ -386,6 +404,7 @@ def test_kept_alone_with_a_damaged_text_it_says_what_to_do(alone):
 # -- verified and removed ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_verify_reads_it_and_names_what_is_damaged(home, hub: Hub):
     assert at(home, hub, "pull", "org/name", "--packed-only").returncode == 0
     (file,) = packed(home)
@@ -405,6 +424,7 @@ def test_verify_reads_it_and_names_what_is_damaged(home, hub: Hub):
     )
 
 
+@pytest.mark.slow
 def test_rm_deletes_it_with_the_model(home, hub: Hub, monkeypatch):
     used_by(monkeypatch, "native", "int8")
     assert at(home, hub, "pull", "org/name").returncode == 0
@@ -418,6 +438,7 @@ def test_rm_deletes_it_with_the_model(home, hub: Hub, monkeypatch):
     assert at(home, hub, "rm", "org/name", "--yes").returncode == 3
 
 
+@pytest.mark.slow
 def test_rm_deletes_one_that_is_all_there_is(home, hub: Hub):
     assert at(home, hub, "pull", "org/name", "--packed-only").returncode == 0
     (file,) = packed(home)
@@ -440,6 +461,7 @@ def test_rm_deletes_the_packed_form_of_a_directory_and_not_the_directory(home, h
     assert sorted(file.name for file in path.iterdir()) == before
 
 
+@pytest.mark.slow
 def test_rm_keeps_what_was_pulled_for_another_source_with_the_same_weights(home, repo, tiny):
     """It may be all there is of that one."""
     path = tiny("qwen2-one-key-head").path
@@ -518,6 +540,7 @@ def test_verify_sees_weights_that_changed_and_whose_times_did_not(home, hub: Hub
     assert at(home, hub, "verify", str(path)).returncode == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("packing", ["int8", "int4"])
 def test_what_was_packed_of_a_damaged_download_is_packed_again_once_that_is_mended(
     home, hub: Hub, monkeypatch, packing
@@ -543,6 +566,7 @@ def test_what_was_packed_of_a_damaged_download_is_packed_again_once_that_is_mend
 # -- a commit that changes texts alone ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("only", [[], ["--packed-only"]], ids=["beside", "alone"])
 def test_a_commit_that_changes_the_chat_template_alone_is_what_is_used(home, hub: Hub, repo, monkeypatch, only):
     used_by(monkeypatch, "native", "int8")
@@ -566,6 +590,7 @@ def test_kept_alone_it_is_found_by_its_name_also_where_its_directory_was_packed_
     assert resolve("org/name", Paths(home)).path == file and read(file).header.origin.repo == "org/name"
 
 
+@pytest.mark.slow
 def test_kept_alone_it_stays_when_a_copy_of_it_is_pulled(home, repo):
     with served(org__name=repo, org__copy=repo) as hub:
         assert at(home, hub, "pull", "org/name", "--packed-only", "--quantize", "int8").returncode == 0

@@ -102,6 +102,7 @@ def told(home, path):
             profile.remember(COSTS, ForwardCosts((1, 64), (256,), ((seconds, 1.1 * seconds),)))
 
 
+@pytest.mark.slow
 def test_auto_drafts_with_a_small_model_in_the_targets_directory(home, beside, monkeypatch):
     monkeypatch.setattr(assemble, "search", lambda build, workload, names: Hyperparameters())  # which takes seconds
     plain = reply(home, beside, "--no-spec")
@@ -111,6 +112,7 @@ def test_auto_drafts_with_a_small_model_in_the_targets_directory(home, beside, m
     assert reply(home, beside, "--drafter", "draft_model")["token_ids"] == plain["token_ids"], "the same without a name"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", ["weights", "tokens", "config", "later"])
 def test_a_small_model_that_nobody_named_costs_no_reply(home, beside, damage, monkeypatch):
     """What its files tell is seen before it is chosen, all else when it is loaded; the target answers either way."""
@@ -231,6 +233,7 @@ def test_a_pair_is_tuned_once_and_again_where_that_is_asked(home, model, small, 
         assert engine(store, model, f"ouroboros:{small}", beside=first).draft_model is first.draft_model
 
 
+@pytest.mark.slow
 def test_parts_that_are_left_out_are_not_searched_for_and_not_used(home, model, small, monkeypatch):
     asked = []
     monkeypatch.setattr(assemble, "search", lambda *given: asked.append(given[-1]) or Hyperparameters())

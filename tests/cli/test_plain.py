@@ -156,6 +156,7 @@ def interrupting(original: Callable[..., Any], call: int, times: int = 1) -> Cal
 # -- prompts and answers -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_what_is_thought_is_told_switched_and_shown_when_it_is_asked_for(talk, home, tmp_path):
     model = switched_model(tmp_path / "thinker")
     result = talk("/think show", "one", "/think show", "/think", "/think off", "two", "/think show", model=model.path)
@@ -242,6 +243,7 @@ def test_the_newline_behind_an_answer(talk, tmp_path, pieces, out):
     assert talk("hi", model=scripted_model(tmp_path / "model", pieces).path).out == out
 
 
+@pytest.mark.slow
 def test_a_model_that_says_nothing(talk, home, models):
     silent = scripted_model(models / "silent", [b"x"], follows={258: 259})
     assert talk("one", model=silent.path).out == ""
@@ -272,6 +274,7 @@ def test_a_full_context_is_told(talk, models):
     ]
 
 
+@pytest.mark.slow
 def test_what_was_said_is_learned_and_what_was_measured_is_known(talk, home, hello, monkeypatch):
     monkeypatch.setattr(
         "localspec.engine.model_profile.measure_exactness", lambda *_: pytest.fail("it was measured again")
@@ -316,6 +319,7 @@ def test_a_prompt_as_an_argument(talk, hello, messages):
         assert told(talk(arguments=[nothing]), hello) == []
 
 
+@pytest.mark.slow
 def test_going_on(talk, home, hello, messages):
     talk("one", "two")
     result = talk("four", arguments=["-c", "three"], model=None)
@@ -333,6 +337,7 @@ def test_going_on(talk, home, hello, messages):
     assert messages[-1] == [("user", "six")] and [conversation.info.turns for conversation in kept(home)] == [5, 1]
 
 
+@pytest.mark.slow
 def test_text_of_files_goes_before_the_first_prompt_only(talk, hello, tmp_path, messages):
     (tmp_path / "notes").write_text("some notes\n")
     talk("/help", "one", "two", "/new", "three", arguments=["-f", tmp_path / "notes"])
@@ -342,6 +347,7 @@ def test_text_of_files_goes_before_the_first_prompt_only(talk, hello, tmp_path, 
     assert prompts(messages) == ["some notes\n\none", "two"]
 
 
+@pytest.mark.slow
 def test_files_that_a_prompt_names(talk, home, hello, tmp_path, messages, monkeypatch):
     (tmp_path / "notes").write_text("some notes\n")
     (tmp_path / "null").write_bytes(b"\0")
@@ -361,6 +367,7 @@ def test_files_that_a_prompt_names(talk, home, hello, tmp_path, messages, monkey
     assert recalled[1:4] == ["+ notes (11 bytes)", "> two @notes", "Hello!"]
 
 
+@pytest.mark.slow
 def test_files_that_were_not_read_go_before_the_next_prompt(talk, models, home, tmp_path, messages, monkeypatch):
     from localspec.decoding import session
 
@@ -399,6 +406,7 @@ def test_what_it_cannot_begin_with(talk, arguments, code, words):
 # -- commands ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_help_knows_every_command(talk, hello):
     lines = told(talk("/help"), hello)
     assert "\n".join(lines) == plain.HELP
@@ -524,6 +532,7 @@ def test_sampling_that_cannot_be_is_refused(talk, hello, line, sentence):
     assert mistake.startswith(f"localspec: {sentence}")
 
 
+@pytest.mark.slow
 def test_what_another_model_contradicts_is_taken_back(talk, hello, models, endless):
     warm = scripted_model(models / "warm", [b"x"], generation={"do_sample": True, "temperature": 0.9})
     result = talk("/set top-k 5", f"/model {hello.path}", "/set top-k", "hi", model=warm.path)
@@ -538,6 +547,7 @@ def test_who_proposed_the_last_reply(talk, hello):
     assert any('"!"' in line or '!"' in line for line in lines[3:])
 
 
+@pytest.mark.slow
 def test_the_phrases_that_are_kept(talk, home, hello):
     assert told(talk("/phrases"), hello) == ["No phrases are kept for this model yet."]
     talk("one")
@@ -578,12 +588,14 @@ def test_resuming(talk, home, hello, messages):
     assert len(messages[-1]) == 7 and kept(home) == before
 
 
+@pytest.mark.slow
 def test_the_list_is_short(talk, home, hello):
     numbers = [keep(home, (f"number {n}", "yes")) for n in range(plain.LISTED + 3)]
     lines = told(talk("/resume"), hello)
     assert len(lines) == plain.LISTED and lines[0] == f"{numbers[-1]}: number {plain.LISTED + 2} (1)"
 
 
+@pytest.mark.slow
 def test_the_system_prompt(talk, home, hello, messages):
     result = talk("/system", "one", "/system Be  kind.", "two", "/system\tBe\\", "brief.", "/system", "three")
     assert told(result, hello) == [
@@ -725,6 +737,7 @@ def test_loading_another_model_can_be_stopped(talk, hello, named, monkeypatch):
 # -- Ctrl+C and other ends ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["take", "decode_step"])
 @pytest.mark.parametrize("terminal", [False, True])
 def test_a_reply_that_is_stopped_is_kept_and_the_chat_goes_on(
@@ -805,6 +818,7 @@ def test_interrupted_while_the_first_model_is_loaded(talk, monkeypatch):
     assert talk("one", terminal=True) == (130, "", "localspec: Interrupted.\n")
 
 
+@pytest.mark.slow
 def test_a_prompt_that_is_too_long_ends_a_pipe_with_its_code(talk, home, models):
     small = scripted_model(models / "tight", [b"a"], context=50)
     result = talk("one", "x" * 100, "two", model=small.path)
@@ -1023,6 +1037,7 @@ sys.exit(code)
     assert [turn.prompt for turn in kept(home)[0].turns] == ["one", "zwölf"]
 
 
+@pytest.mark.slow
 def test_a_prompt_on_which_the_tokenizer_panics_costs_nothing_that_was_said(talk, home, hello, tmp_path):
     model = panicking(hello.path, tmp_path / "panicking")
     result = talk("Hi", PANICS, "never read", model=model)

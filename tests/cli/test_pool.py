@@ -227,6 +227,7 @@ def test_the_group_offers_its_commands() -> None:
     assert set(group.commands) == {"list", "show", "clear", "export"}  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_importing_it_imports_nothing_heavy() -> None:
     heavy = {"torch", "transformers", "tokenizers"}
     code = f"import sys, localspec.cli.pool; print(sorted({heavy!r} & set(sys.modules)))"

@@ -69,6 +69,7 @@ def test_fresh_then_everything_is_cached(home, hub, repo):
     assert [request for request in hub.requests if "resolve" in request] == []  # nothing is even asked for
 
 
+@pytest.mark.slow
 def test_dry_run_fetches_nothing_and_is_one_value_as_json(home, hub, repo):
     result = at(home, hub, "pull", "org/name", "--dry-run", "--json")
     value = json.loads(result.stdout)
@@ -89,6 +90,7 @@ def test_dry_run_fetches_nothing_and_is_one_value_as_json(home, hub, repo):
     assert json.loads(at(home, hub, "pull", "org/name", "--dry-run", "--json").stdout)["fetch_bytes"] == 0
 
 
+@pytest.mark.slow
 def test_a_tag_and_a_commit_are_revisions_and_share_what_is_alike(home, hub, repo):
     commit = repo.revisions["main"]
     repo.revisions |= {"v1.0": commit, "refs/pr/1": commit}
@@ -99,6 +101,7 @@ def test_a_tag_and_a_commit_are_revisions_and_share_what_is_alike(home, hub, rep
     assert len([request for request in hub.requests if request.startswith("GET") and WEIGHTS in request]) == 1
 
 
+@pytest.mark.slow
 def test_what_was_pulled_stays_what_it_was(home, hub, repo):
     """Another program moves `main` on: the revision that was pulled is the commit that it meant then."""
     at(home, hub, "pull", "org/name")
@@ -106,6 +109,7 @@ def test_what_was_pulled_stays_what_it_was(home, hub, repo):
     assert found(home) is not None
 
 
+@pytest.mark.slow
 def test_as_the_real_server_sends_files(home, hub: Hub, repo):
     """Small ones compressed to who takes that, large ones from another host, which must not see the token."""
     hub.gzip = hub.elsewhere = True
@@ -114,6 +118,7 @@ def test_as_the_real_server_sends_files(home, hub: Hub, repo):
     assert hub.tokens == {"Bearer hf_secretsecret"} and hub.tokens_elsewhere == {None}
 
 
+@pytest.mark.slow
 def test_what_a_branch_meant_before_is_told(home, hub: Hub, repo):
     at(home, hub, "pull", "org/name")
     former = repo.revisions["main"]
@@ -159,6 +164,7 @@ def test_interrupted_at_half_and_gone_on_with(home, hub: Hub, repo, sent):
     assert len(small) == 3 and small.items() <= blobs(home).items()
 
 
+@pytest.mark.slow
 def test_empty_files_that_the_client_of_a_killed_pull_left_go(home, hub: Hub, repo):
     place = common_cache(home) / "models--org--name" / "blobs"
     place.mkdir(parents=True)
@@ -197,6 +203,7 @@ def test_a_connection_that_breaks_once_is_resumed(home, hub: Hub, repo, monkeypa
     assert hub.sent_bytes < 1.5 * len(repo.files[WEIGHTS])
 
 
+@pytest.mark.slow
 def test_a_server_that_begins_anew_and_breaks_off_each_time_is_given_up(home, hub: Hub, repo, monkeypatch):
     """It takes no request for the rest of a file; the client by itself would go on for ever."""
     monkeypatch.setattr("time.sleep", lambda seconds: None)
@@ -236,6 +243,7 @@ def test_two_pulls_at_once(home, hub: Hub, repo):
 # -- damaged ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [WEIGHTS, "tokenizer.json"])
 def test_a_wrong_hash_is_removed_and_nothing_counts_as_installed(home, hub: Hub, repo, name):
     content = repo.files[name]
@@ -269,6 +277,7 @@ def test_a_file_that_is_damaged_in_the_cache_is_fetched_again(home, hub: Hub, re
         assert is_whole(home, repo) and at(home, hub, "verify", "org/name").returncode == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sent", "said"),
     [(lambda c: c + b"more", "now announces"), (lambda c: c[:-5], "now announces"), (lambda c: b"", "announce")],
@@ -281,6 +290,7 @@ def test_another_length_than_was_planned(home, hub: Hub, repo, sent, said):
     assert found(home) is None and stray(home) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "said"),
     [("tokenizer.json", "sends more of tokenizer.json than the 2 bytes"), ("config.json", "longer than announced")],
@@ -295,6 +305,7 @@ def test_a_file_that_goes_on_after_what_was_announced(home, hub: Hub, repo, name
 # -- refused ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("closed", "said"),
     [
@@ -322,6 +333,7 @@ def test_gated(home, hub: Hub, repo, closed, said, late):
     assert result.returncode == 0 and ", gated" in result.stdout and is_whole(home, repo)
 
 
+@pytest.mark.slow
 def test_a_repository_and_a_revision_that_are_not_there(home, hub):
     result = at(home, hub, "pull", "org/nam")
     assert result.returncode == 3 and "There is no model 'org/nam'" in sentence(result)
@@ -343,6 +355,7 @@ def test_names_that_are_none_are_refused_without_a_request(home, hub: Hub, name)
     assert hub.requests == [] and not common_cache(home).exists() and not (home / "data").exists()
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_too_small(home, hub: Hub, repo, monkeypatch):
     usage = type("usage", (), {"free": 3_000_000})
     monkeypatch.setattr("localspec.hub.plan.shutil.disk_usage", lambda path: usage)
@@ -655,6 +668,7 @@ def test_after_a_pull_nothing_needs_a_network(home, tiny, command):
     assert result.returncode == 0 and result.stdout.strip(), result.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="modes as on POSIX")
 def test_nobody_else_may_write_what_was_pulled(home, hub, repo):
     before = os.umask(0)

@@ -74,6 +74,7 @@ def test_one_type_is_fetched_and_kept_packed_alone(home: Path, files: dict[str, 
     assert "localspec pull" in sentence(at(home, hub, "run", "-m", NAME, "Hi"))
 
 
+@pytest.mark.slow
 def test_parts_are_fetched_together_and_types_in_any_spelling(home: Path, files: dict[str, bytes]) -> None:
     with served(**{"org__tiny-GGUF": Repository(files)}) as hub:
         for kind, count in (("bf16", 2), ("Q5_1", 1)):
@@ -133,6 +134,7 @@ def test_without_a_type_or_with_an_unknown_one_the_types_are_listed(home: Path, 
         assert "no parts of one model" in sentence(at(home, hub, "pull", "org/tiny-GGUF:BF16"))
 
 
+@pytest.mark.slow
 def test_what_cannot_fit_is_refused_before_it_is_fetched(
     home: Path, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -197,6 +199,7 @@ def about(architecture: str, files: dict[str, bytes]) -> tuple[int, dict[str, st
     return 200, {"Content-Type": "application/json"}, json.dumps({**said, **more}).encode()
 
 
+@pytest.mark.slow
 def test_what_cannot_be_meant_is_refused(home: Path, files: dict[str, bytes]) -> None:
     with served(**{"org__tiny-GGUF": Repository(files)}) as hub:
         assert "--packed-only" in sentence(at(home, hub, "pull", NAME, "--packed-only"))
@@ -212,6 +215,7 @@ def test_what_cannot_be_meant_is_refused(home: Path, files: dict[str, bytes]) ->
         assert "is not here" in sentence(at(home, hub, "verify", NAME))
 
 
+@pytest.mark.slow
 def test_a_newer_commit_takes_the_place_of_the_one_before(
     home: Path, files: dict[str, bytes], directory: Path, tmp_path: Path
 ):

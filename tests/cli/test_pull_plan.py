@@ -96,6 +96,7 @@ def test_as_text_it_says_that_nobody_was_asked(home):
     assert announced(home, "mine", "--drafter", "draft_model")["bytes"] is None
 
 
+@pytest.mark.slow
 def test_what_is_not_registered_is_asked_for_and_offline_that_is_said(home, tmp_path):
     with served(org__name=repository(tmp_path / "model", 900)) as hub:
         result = at(home, hub, "pull", "org/name", "--dry-run", "--json")
@@ -117,6 +118,7 @@ def test_what_is_here_is_not_fetched_again(home, tmp_path):
     assert announced(home, "demo")["sources"] == []
 
 
+@pytest.mark.slow
 def test_mistakes_and_what_does_not_fit_are_the_same_as_of_a_pull(home, monkeypatch):
     refused = at(home, NOBODY, "pull", "mine", "--drafter", "medus", "--dry-run")
     assert refused.returncode == 2 and "did you mean 'medusa'?" in sentence(refused)
@@ -126,6 +128,7 @@ def test_mistakes_and_what_does_not_fit_are_the_same_as_of_a_pull(home, monkeypa
     assert said["fits"] is False and "does not fit" in said["memory"]
 
 
+@pytest.mark.slow
 def test_whoever_reads_it_is_told_how_to_chat_with_what_came(home, tmp_path, monkeypatch):
     with served(org__here=repository(tmp_path / "model", 900)) as hub:
         assert "Chat with it" not in at(home, hub, "pull", "here", "--yes", "--force").stdout, "scripts read paths"

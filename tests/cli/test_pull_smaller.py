@@ -85,6 +85,7 @@ def reply(home: Path, hub: Hub, *flags: str) -> dict:
     return json.loads(result.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("quantize", ["int8", "int4"])
 def test_the_smaller_download_with_the_publishers_own_texts(home, hub, whole, gguf, quantize):
     result = pull(home, hub, quantize=quantize)

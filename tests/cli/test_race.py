@@ -128,6 +128,7 @@ def test_where_drafting_does_not_pay_phrases_race(tmp_path, words, monkeypatch):
     assert told["speculative"]["acceptance_length"] >= 1.0 == told["plain"]["acceptance_length"]
 
 
+@pytest.mark.slow
 def test_help_loads_nothing_heavy(tmp_path):
     assert "--cast" in light_help(tmp_path, "race")
 

@@ -109,6 +109,7 @@ def test_a_name_from_the_plan_to_the_answer(home, hub, monkeypatch):
     assert at(home, hub, "run", "hi", "-m", "mine").returncode == 3
 
 
+@pytest.mark.slow
 def test_another_revision_than_main_is_pinned(home, hub):
     hub.repositories["org/name"].revisions["v1"] = hub.repositories["org/name"].revisions["main"]
     (home / "config" / "models.toml").write_text('[mine]\nrepo = "org/name"\nrevision = "v1"\n')

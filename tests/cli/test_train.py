@@ -156,6 +156,7 @@ def test_a_form_that_changes_the_target_writes_the_changed_one(train, model, tmp
     assert "was made for" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("packing", ["int8", "int4"])
 def test_a_packed_target_may_stay_as_it_is(train, tmp_path, packing):
     code, _, errors = train("medusa", "--steps", 1, "--quantize", packing, "-o", tmp_path / "a")
@@ -326,6 +327,7 @@ def test_own_layers_learn_in_bf16(train, model, tmp_path, capfd):
     assert replies[0] == replies[1]
 
 
+@pytest.mark.slow
 def test_the_last_values_that_are_taken(train, tmp_path, monkeypatch):
     """They reach the loop, which would fail on a seed that torch does not take or on a share of 0."""
     most = ["--seed", 2**63 - 1, "--steps", 10**9, "--hours", 10**6, "--epochs", 10**6]

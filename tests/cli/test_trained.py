@@ -58,6 +58,7 @@ def reply(home, model, *arguments):
     return json.loads(ask(home, model, "hello", "--json", *arguments).stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", kinds("weights"))
 def test_a_directory_names_itself_and_the_text_is_the_targets_own(home, model, trained, kind):
     plain = reply(home, model, "--no-spec")
@@ -83,6 +84,7 @@ def test_a_published_language_model_with_a_mask_token_drafts(home, model, tmp_pa
     assert refused.returncode in (1, 2) and "pard_token" in sentence(refused)
 
 
+@pytest.mark.slow
 def test_a_kind_alone_is_the_one_that_was_trained_here(home, model, trained):
     shutil.copytree(trained["semi"], Paths(home).drafters / "model-semi")
     assert reply(home, model, "--drafter", "semi", "--draft-max", "4")["drafter"] == "semi"
@@ -187,6 +189,7 @@ def test_a_broken_directory_is_told_in_one_sentence(home, model, trained, tmp_pa
     assert said in sentence(result)
 
 
+@pytest.mark.slow
 def test_what_confidence_is_worth_is_remembered(tmp_path, model, trained, monkeypatch):
     monkeypatch.setenv("LOCALSPEC_HOME", str(tmp_path))
     card = TargetCard("model", model, None, "")

@@ -44,6 +44,7 @@ def test_whole(home, recorded: bool):
     assert "4 files agree" in result.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [WEIGHTS, "tokenizer.json", "config.json"])
 def test_one_changed_bit(home, path: Path, recorded: bool, name: str):
     content = bytearray((path / name).read_bytes())
@@ -54,6 +55,7 @@ def test_one_changed_bit(home, path: Path, recorded: bool, name: str):
     assert f"{name} is damaged" in result.stderr and "`localspec pull org/name`" in result.stderr
 
 
+@pytest.mark.slow
 def test_cut_short_missing_and_leading_nowhere(home, path: Path, recorded: bool):
     (path / WEIGHTS).resolve().write_bytes((path / WEIGHTS).read_bytes()[:-1])
     result = at(home, GONE, "verify", "org/name")
@@ -67,6 +69,7 @@ def test_cut_short_missing_and_leading_nowhere(home, path: Path, recorded: bool)
     assert find_snapshot(Source("org/name"), Paths(home)) is None
 
 
+@pytest.mark.slow
 def test_what_is_not_here(home):
     result = at(home, GONE, "verify", "org/nothing")
     assert result.returncode == 3 and "`localspec pull org/nothing`" in sentence(result)
@@ -74,11 +77,13 @@ def test_what_is_not_here(home):
     assert at(home, GONE, "verify", "../../x").returncode == 2
 
 
+@pytest.mark.slow
 def test_the_demo_has_no_digests(home):
     result = at(home, GONE, "verify", "demo")
     assert result.returncode == 0 and "whole, as far as their own headers tell" in result.stdout
 
 
+@pytest.mark.slow
 def test_repositories_of_other_programs(home, path: Path):
     """Without a record, and with a file that is no link: as on systems without them."""
     (home / "data" / "pulled" / "models--org--name.json").unlink()

@@ -132,6 +132,7 @@ def test_a_sudden_change_is_found_both_ways(machine: Curve, within: int) -> None
     assert set(sizes_at(steps, 340, 500)) == {0 if machine is PROCESSOR else 1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("machine", [PROCESSOR, CARD])
 @pytest.mark.parametrize("turn", cases([20, 40, 100], [40]))
 def test_on_alternating_texts_it_is_as_good_as_the_best_fixed_size(machine: Curve, turn: int) -> None:
@@ -170,6 +171,7 @@ def test_the_same_text_gives_the_same_sizes(draft: Callable[[int], DraftTree]) -
     assert len({step.nodes for step in one}) > 2
 
 
+@pytest.mark.slow
 def test_the_drawing_in_the_documentation_is_of_this_budget() -> None:
     assert DRAWN.read_text(encoding="utf-8") == figure(), "run scripts/plot_budget.py"
 
@@ -565,6 +567,7 @@ def test_a_reply_says_why_speculation_was_off_at_its_end(tiny: Make) -> None:
     assert (done.statistics.off_reason, budget.nodes) == (None, 3), "a new prompt is another text"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("most", [8, 0])
 def test_a_reply_knows_what_plain_decoding_would_have_taken(tiny: Make, most: int) -> None:
     """Each draft is right, and a few steps go without one so that theirs are timed; the text stays as it is."""

@@ -38,6 +38,7 @@ def best_fixed(machine: ForwardCostModel, right: float, sizes: Sequence[int] = (
     return max(decode(Budget(nodes), 1500, machine, right, random.Random(1)) for nodes in sizes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("right", cases([0.5, 0.7], [0.7]))
 @pytest.mark.parametrize("busy", cases([TREES_ALONE, EVERYTHING], [TREES_ALONE]), ids=["trees alone", "everything"])
 def test_a_machine_that_becomes_busy_and_quiet_again_is_followed(busy: Curve, right: float) -> None:

@@ -105,6 +105,7 @@ def test_every_untrained_drafter_leaves_the_text_as_it_is(name: str, how: str) -
     assert (statistics.acceptance_length > 1.2) == (name != "none"), "much is drafted, and much of it is right"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("top_k", cases([0, 3], [3]))
 @pytest.mark.parametrize("name", cases(["none", "phrases", "draft_model", "rejection"], ["draft_model", "rejection"]))
 def test_three_tokens_have_the_chances_of_the_table(name: str, top_k: int) -> None:

@@ -203,6 +203,7 @@ def test_sources_and_counts_add_up(speller: Tiny) -> None:
     assert numbers.off_reason is None
 
 
+@pytest.mark.slow
 def test_every_token_is_told_by_the_draft_of_its_step(speller: Tiny) -> None:
     """One token of prefill, then each step's accepted nodes and the bonus token, and who proposed them."""
     target, prompt = speller.target, list(range(9))
@@ -292,6 +293,7 @@ def test_a_prompt_that_leaves_no_room_is_refused_at_once_and_changes_nothing(
     assert_whole(session)
 
 
+@pytest.mark.slow
 def test_the_cache_has_room_for_a_tree_wherever_the_text_ends(tiny: Make) -> None:
     """Slots come in buckets: a reply that crosses from one to the next, one token a step and several."""
     model, prompt = tiny(NAME), prompt_ids(247, seed=15)
@@ -303,6 +305,7 @@ def test_the_cache_has_room_for_a_tree_wherever_the_text_ends(tiny: Make) -> Non
 # -- turns -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drafter", cases(range(4), (0, 3)))
 def test_what_a_prompt_shares_with_the_turns_before_is_not_read_again(tiny: Make, drafter: int) -> None:
     model, prompt = tiny(NAME), prompt_ids(30, seed=4)
@@ -387,6 +390,7 @@ def test_a_stream_that_is_abandoned_while_the_prompt_is_read_keeps_what_was_read
     assert chat(session, long[:40], 3) == stock_reply(model.stock, long[:40], 3)
 
 
+@pytest.mark.slow
 def test_between_the_chunks_of_a_prompt_a_stream_may_be_abandoned(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     model, prompt = tiny(NAME), prompt_ids(50, seed=10)
     monkeypatch.setattr("localspec.decoding.session.CHUNK", 16)
@@ -450,6 +454,7 @@ def test_rewind_cuts_tokens_cache_and_drafter(tiny: Make) -> None:
 # -- text --------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_what_is_shown_is_the_text_of_the_tokens_and_safe_for_a_terminal(speller: Tiny, tiny: Make) -> None:
     ids = stock_reply(speller.stock, [4, 5, 6], 20)
     for drafter in drafters(speller.target, [4, 5, 6, *ids]):

@@ -95,6 +95,7 @@ def test_speculation_that_was_paused_does_not_come_back_after_memory_ran_out() -
     assert (budget.nodes, budget.off_reason) == (NODES, None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_where_no_tree_ever_fits_the_text_is_that_of_plain_decoding(tiny: Make, temperature: float) -> None:
     model, prompt = tiny(NAME), prompt_ids(20, seed=2)
@@ -106,6 +107,7 @@ def test_where_no_tree_ever_fits_the_text_is_that_of_plain_decoding(tiny: Make, 
     assert reply(session, prompt, COUNT, sampling)[0] == text
 
 
+@pytest.mark.slow
 def test_plain_decoding_has_no_reason_for_speculation_to_be_off(tiny: Make) -> None:
     model, prompt = tiny(NAME), prompt_ids(20, seed=2)
     short = Short(model.target, lambda calls, rows: calls == 3)
@@ -163,6 +165,7 @@ def test_another_error_is_not_taken_for_it(tiny: Make) -> None:
     assert len(short.rows) == 3
 
 
+@pytest.mark.slow
 def test_what_the_error_held_is_free_when_the_step_is_tried_again(tiny: Make) -> None:
     model, prompt = tiny(NAME), prompt_ids(20, seed=5)
     held: list[weakref.ref[torch.Tensor]] = []
@@ -183,6 +186,7 @@ def test_what_the_error_held_is_free_when_the_step_is_tried_again(tiny: Make) ->
 # -- the prompt --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_prompt_is_read_in_smaller_chunks_where_large_ones_do_not_fit(tiny: Make) -> None:
     model, prompt = tiny(NAME), prompt_ids(300, seed=6)
     short = Short(model.target, lambda calls, rows: rows > SMALL_CHUNK)
@@ -225,6 +229,7 @@ def test_a_cache_without_spare_grows_by_what_is_needed() -> None:
     assert (grown(), grown(spare=False)) == (1536, 1280)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("failures", [1, 2])
 def test_a_cache_that_cannot_grow_at_first_or_not_at_all(
     tiny: Make, monkeypatch: pytest.MonkeyPatch, failures: int

@@ -249,6 +249,7 @@ def test_the_noise_of_a_draft_is_that_of_the_target(tiny: Make) -> None:
 # -- losslessness ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pair", cases(PAIRS, PAIRS[:1]))
 def test_greedy_ids_are_those_of_the_stock_model_whatever_model_drafts(tiny: Make, pair: tuple[str, str]) -> None:
     name, small = pair
@@ -490,6 +491,7 @@ def test_while_drafting_is_off_the_small_model_rests_and_reads_later_what_was_sa
 # -- which models go together ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_small_model_with_another_tokenizer_is_refused_and_the_token_named(tiny: Make, tmp_path: Path) -> None:
     config = Qwen3Config(
         hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=1, num_key_value_heads=1,

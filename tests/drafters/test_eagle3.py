@@ -188,7 +188,7 @@ def check(model: Tiny, weights: Trainable, text: Sequence[int], tree: DraftTree)
             assert min(chances[drafted]) >= chances.sort(descending=True).values[len(below) - 1] * 0.99
 
 
-@pytest.mark.parametrize(("form", "name"), covering(FORMS, FAMILIES, fast=4), ids=str)
+@pytest.mark.parametrize(("form", "name"), covering(FORMS, FAMILIES, fast=2), ids=str)
 def test_every_draft_is_that_of_a_plain_loop_and_the_text_the_targets_own(
     tiny: Make, name: str, form: dict[str, Any]
 ) -> None:
@@ -232,6 +232,7 @@ def test_a_long_prompt_is_read_in_parts_and_a_chain_goes_as_deep_as_it_may(
     check(model, weights, committed, tree)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", [Sampling(0.8, top_p=0.95, seed=3), Sampling(1.0, seed=2**63 + 5)], ids=str)
 @pytest.mark.parametrize("form", cases(FORMS, [FORMS[1]]), ids=str)
 def test_a_seed_gives_the_same_ids_with_and_without_it(tiny: Make, form: dict[str, Any], sampling: Sampling) -> None:
@@ -247,6 +248,7 @@ def own_read() -> Any:
     return read
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", [{"depth": 3}, {"depth": 4, "vocabulary": 4, "states": "0,2"}], ids=str)
 def test_a_seed_gives_the_same_ids_where_drafts_are_often_right(
     tmp_path: Path, own_read: Any, form: dict[str, Any], monkeypatch: pytest.MonkeyPatch
@@ -454,6 +456,7 @@ def test_a_batch_without_a_reply_teaches_nothing(tiny: Make) -> None:
     assert [one.count for one in found.depth_losses] == [0, 0] and not weights.fc.weight.grad.any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "form", cases([{"depth": 3}, {"depth": 3, "vocabulary": 200}], [{"depth": 3, "vocabulary": 200}]), ids=str
 )

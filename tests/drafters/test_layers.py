@@ -71,6 +71,7 @@ def conversation(model: Tiny) -> list[tuple[list[int], list[int]]]:
     return turns
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", cases([name for name in DRAFTING if name != LONGROPE], [QWEN3])
 )  # its context is short
@@ -100,6 +101,7 @@ def test_a_stopped_reply_and_the_turns_after_it_are_those_of_the_stock_model(tin
         assert spoken(session, prompt, count=20)[0] == text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", cases([LLAMA, QWEN3], [QWEN3]))
 def test_a_seed_gives_the_same_text_as_without_a_drafter(tiny: Make, name: str) -> None:
     target, prompt = tiny(name).target, prompt_ids(10, seed=4)
@@ -249,6 +251,7 @@ def test_the_price_of_a_forward_follows_the_seconds_it_sees(tiny: Make) -> None:
 # -- the probe ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_probe_measures_what_drafts(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Read one token at once, agreement is how often the drafter's candidate of that rank is the next token."""
     model = tiny(QWEN3)

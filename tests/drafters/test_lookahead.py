@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,7 +12,7 @@ import torch
 from noise_by_depth import assert_each_depth_has_its_own_noise, six_words
 from scripted_drafters import Witness
 from session_replies import reply
-from slow_cases import cases
+from slow_cases import cases, covering
 from tiny_models import FAMILIES, Tiny, exact_target, prompt_ids, stock_logits, stock_reply
 from torch_products import needs_order
 
@@ -293,15 +293,19 @@ class Helped(Witness):
         )
 
 
-@pytest.mark.parametrize(
-    ("columns", "phrase", "right"),
-    [(3, 4, [0]), (4, 3, [0, 1, 2, 0]), (2, 2, [1, 0, 3, 0, 5]), (1, 3, [0, 0, 1]), (5, 4, [2, 0, 0, 0, 1, 7])],
-    ids=["alone", "accepted too", "more than there are columns", "one column", "wide"],
-)
-@pytest.mark.parametrize("name", cases([LONG, *FAMILIES[2:]], [LONG]))
-def test_its_phrases_are_those_of_a_plain_jacobi_loop_over_the_stock_model(
-    tiny: Make, name: str, columns: int, phrase: int, right: list[int]
-) -> None:
+# Columns, tokens of a phrase, and how many tokens drafted beside the window are right, in turn.
+WINDOWS: dict[str, tuple[int, int, list[int]]] = {
+    "alone": (3, 4, [0]),
+    "accepted too": (4, 3, [0, 1, 2, 0]),
+    "more than there are columns": (2, 2, [1, 0, 3, 0, 5]),
+    "one column": (1, 3, [0, 0, 1]),
+    "wide": (5, 4, [2, 0, 0, 0, 1, 7]),
+}
+
+
+@pytest.mark.parametrize(("name", "window"), [*product([LONG], WINDOWS), *covering(FAMILIES[2:], WINDOWS, fast=0)])
+def test_its_phrases_are_those_of_a_plain_jacobi_loop_over_the_stock_model(tiny: Make, name: str, window: str) -> None:
+    columns, phrase, right = WINDOWS[window]
     model, prompt, most = tiny(name), prompt_ids(9, seed=5), 40
     text = prompt + stock_reply(model.stock, prompt, 30)
     pool = Recording()
@@ -332,7 +336,7 @@ def lookahead(target: Target, columns: int = 3, phrase: int = 4, *, text: bool =
     return WithPhrases(Lookahead(pool, target.special_tokens, columns, phrase), pool)
 
 
-@pytest.mark.parametrize("name", cases(FAMILIES, FAMILIES[:2]))
+@pytest.mark.parametrize("name", cases(FAMILIES, FAMILIES[:1]))
 def test_greedy_ids_are_those_of_the_stock_model(tiny: Make, name: str) -> None:
     model, prompt = tiny(name), prompt_ids(23, seed=23)
     text = stock_reply(model.stock, prompt, 40)
@@ -373,6 +377,7 @@ def test_a_seed_gives_the_text_of_plain_decoding(tiny: Make, name: str) -> None:
         assert reply(session, prompt, 24, sampling)[0] == plain
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("own_text", [False, True])
 def test_a_seed_gives_the_text_of_plain_decoding_where_phrases_are_often_right(
     tmp_path: Path, own_text: bool, monkeypatch: pytest.MonkeyPatch

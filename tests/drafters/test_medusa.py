@@ -438,8 +438,7 @@ def test_a_long_prompt_is_read_in_chunks_and_the_last_one_gives_the_state(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("form", "name"), covering(FORMS, MODELS))
 def test_a_seed_gives_the_text_of_plain_decoding(tiny: Make, name: str, form: str) -> None:
     target, prompt = tiny(name).target, prompt_ids(10, seed=4)
     for shape in ({"temperature": 0.8}, {"temperature": 1.1, "top_k": 3, "top_p": 0.9}):
@@ -450,6 +449,7 @@ def test_a_seed_gives_the_text_of_plain_decoding(tiny: Make, name: str, form: st
             assert reply(session_of(target, whole, Budget(12)), prompt, sampling, 24)[0] == plain
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["shared", "static", "dense"])
 def test_a_seed_gives_the_text_of_plain_decoding_where_drafts_are_often_right(
     tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch

@@ -338,6 +338,7 @@ def test_an_accelerated_draft_is_what_the_small_model_says_alone_in_fewer_forwar
             assert sum(drafter.forwards.values()) < sum(plain.forwards.values())
 
 
+@pytest.mark.slow
 def test_each_part_can_be_left_out(tiny: Make) -> None:
     model, prompt = tiny(CIRCLES), prompt_ids(8, seed=1)
     for accelerating, lengthening in ((False, False), (False, True), (True, False), (True, True)):
@@ -440,6 +441,7 @@ def test_what_is_lent_is_counted_once(tiny: Make) -> None:
 # -- lengthening: phrases behind the draft ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chosen", cases([SMALL, Hyperparameters(4, 0, 4, 3), Hyperparameters(1, 2, 7, 1)], [SMALL]))
 def test_phrases_hang_below_the_last_drafted_token_and_are_no_more_and_no_longer_than_asked(
     tiny: Make, chosen: Hyperparameters

@@ -410,7 +410,7 @@ def test_a_file_from_before_the_correction_is_read_without_one(tiny: Make, build
 
 @pytest.mark.parametrize(
     ("form", "name", "trained"),
-    covering(FORMS, FAMILIES, [False]) + covering(FORMS, FAMILIES[1:], [True], fast=0),
+    covering(FORMS, FAMILIES, [False], fast=3) + covering(FORMS, FAMILIES[1:], [True], fast=0),
 )
 def test_greedy_ids_are_those_of_a_plain_loop_over_the_stock_model(
     tiny: Make, build: Build, name: str, form: str, trained: bool
@@ -548,6 +548,7 @@ def test_each_row_foresees_the_token_at_its_own_distance_and_no_other(tiny: Make
 # -- the form that is a small language model ---------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_mask_token_and_what_only_one_of_the_two_has_are_never_proposed(tiny: Make, tmp_path: Path) -> None:
     target, prompt = tiny(LLAMA).target, prompt_ids(8, seed=9)
     for vocabulary, token in ((352, 340), (304, 303), (VOCABULARY, 299)):
@@ -567,6 +568,7 @@ def test_the_mask_token_and_what_only_one_of_the_two_has_are_never_proposed(tiny
         assert ids == reply(session_of(target, Autoregressive(), Budget(0)), prompt, count=8)[0]
 
 
+@pytest.mark.slow
 def test_a_published_model_drafts_as_many_tokens_as_are_asked_for(tiny: Make, small: Path) -> None:
     target, prompt = tiny(LLAMA).target, prompt_ids(8, seed=9)
     for asked, depth in ((1, 2), (9, 9), (20, 20), (64, 33)):
@@ -686,6 +688,7 @@ def test_a_saved_drafter_drafts_the_same(tiny: Make, build: Build, tmp_path: Pat
         load_drafter(card(tmp_path), target)
 
 
+@pytest.mark.slow
 @every_form
 def test_loaded_weights_take_on_the_targets_precision_and_trained_ones_do_not(
     tiny: Make, build: Build, tmp_path: Path, form: str
@@ -732,6 +735,7 @@ def test_a_published_small_model_is_in_int8_beside_a_target_in_few_bits(
     assert ids == plain and statistics.drafted > 0
 
 
+@pytest.mark.slow
 def test_the_cache_is_trimmed_to_what_a_qwen_small_model_needs(tiny: Make, tmp_path: Path) -> None:
     """Another family than the target's, with a shape of its own."""
     target = tiny(PHI).target

@@ -167,6 +167,7 @@ def own_read() -> Any:
     return read
 
 
+@pytest.mark.slow
 def test_beside_others_each_gets_the_states_that_it_asked_for(tiny: Make, tmp_path: Path) -> None:
     """Phrases hand on what they are given; of two that read layers each gets its own, whatever the order."""
     model, prompt = tiny(FAMILIES[0]), prompt_ids(15, seed=6)

@@ -233,6 +233,7 @@ def test_a_seed_gives_the_same_text_as_without_a_drafter(tiny: Make, name: str) 
         assert spoken(session_of(target, drafter, Budget(6)), prompt, sampling)[0] == plain
 
 
+@pytest.mark.slow
 def test_a_seed_gives_the_same_text_where_drafts_are_often_right(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -799,6 +800,7 @@ def test_a_proposal_rests_on_the_drafters_of_before(tiny: Make, monkeypatch: pyt
     assert (known[0].u, known[0].discount) == (pytest.approx(0.2, rel=1e-3), pytest.approx(0.4, rel=1e-3))
 
 
+@pytest.mark.slow
 def test_a_proposal_keeps_what_the_probe_found(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """One layer that is always right, and is not an outer one: nothing is as fast."""
     target = tiny(LLAMA).target

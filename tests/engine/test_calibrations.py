@@ -50,6 +50,7 @@ def test_a_later_session_begins_with_what_an_earlier_one_learned(store: Store) -
     )
 
 
+@pytest.mark.slow
 def test_what_several_drafters_learned_together_is_kept(store: Store) -> None:
     first = loaded(store, "semi+s3d+phrases")
     assert first.choice.drafter == "s3d+semi+phrases"

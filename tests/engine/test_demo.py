@@ -75,6 +75,7 @@ def stock_answer(demo: Tiny, prompt: list[int], count: int = COUNT) -> tuple[lis
     return reply, len(reply) if clear is None else clear
 
 
+@pytest.mark.slow
 def test_the_logits_of_a_prompt_are_the_stock_models(demo: Tiny) -> None:
     tokens = demo.target.encode([{"role": "user", "content": " ".join(PROMPTS)}])
     mask = torch.ones(len(tokens), len(tokens), dtype=torch.bool).tril()

@@ -252,6 +252,7 @@ def test_a_store_that_can_only_be_read_is_not_written_and_nothing_is_told_of_it(
     assert text
 
 
+@pytest.mark.slow
 def test_who_has_a_gpu_that_cannot_be_used_is_told_unless_they_asked_for_the_cpu(monkeypatch):
     monkeypatch.setattr("localspec.engine.engine.torch_trouble", lambda: "A card is found: do this.")
     told: list[str] = []

@@ -79,6 +79,7 @@ def test_another_precision_form_or_context_is_measured_by_itself(measured, store
     assert engine.target.row_multiple == (4 if "exact" in other else 1)
 
 
+@pytest.mark.slow
 def test_another_torch_or_processor_is_measured_by_itself(measured, store, monkeypatch):
     Engine(choice(), store=store)
     monkeypatch.setattr(recalled_measurements, "versions", lambda device: "another")
@@ -86,23 +87,27 @@ def test_another_torch_or_processor_is_measured_by_itself(measured, store, monke
     assert len(measured) == 4
 
 
+@pytest.mark.slow
 def test_what_was_kept_is_what_the_target_fills_its_rows_up_to(measured, store):
     for _ in range(2):
         assert Engine(choice(exact=True), store=store).target.row_multiple == 4
 
 
+@pytest.mark.slow
 def test_a_wider_tree_than_was_tried_is_tried(measured, store):
     for nodes in (8, AUTO_NODES, 40, 20):
         Engine(choice(exact=True, draft_max=nodes), store=store)
     assert measured == [f"exactness {AUTO_NODES + 1}", "exactness 41"]
 
 
+@pytest.mark.slow
 def test_a_number_of_nodes_needs_no_costs_and_plain_decoding_neither(measured):
     for settings in ({"draft_max": 8}, {"drafter": "none"}):
         assert Engine(choice(**settings)).costs is None
     assert "costs" not in measured
 
 
+@pytest.mark.slow
 def test_costs_of_a_busy_moment_serve_until_there_is_a_quiet_one(measured, store, monkeypatch):
     cores = hardware.physical_cores()
     monkeypatch.setattr(hardware.IdleCores, "__call__", lambda self: cores - 1 or 2)
@@ -117,6 +122,7 @@ def test_costs_of_a_busy_moment_serve_until_there_is_a_quiet_one(measured, store
     assert Engine(choice(), store=store).costs == COSTS and measured.count("costs") == 2, "what a quiet one gave stays"
 
 
+@pytest.mark.slow
 def test_a_long_life_chooses_its_drafter_anew_when_the_machine_is_quiet(measured, store, monkeypatch):
     """By what was measured beside other programs nothing was to be drafted; by what is measured later, it is."""
     cores, costs = hardware.physical_cores(), {"now": ForwardCosts((1, 2, 64), (256,), ((1e-4, 9e-4, 9e-3),))}
@@ -139,6 +145,7 @@ def test_a_long_life_chooses_its_drafter_anew_when_the_machine_is_quiet(measured
     assert reconsidered(found, settings, store, Reporter()) is found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("steps", "taken"), [(185, False), (60, True)])
 def test_a_small_model_that_a_search_finds_useless_is_not_taken(measured, store, tmp_path, monkeypatch, steps, taken):
     """Nobody knows what a pair brings until its search has decoded some replies again; then auto chooses once more."""
@@ -165,6 +172,7 @@ def test_a_small_model_that_a_search_finds_useless_is_not_taken(measured, store,
         monkeypatch.setattr(assemble, "search", lambda *_: pytest.fail("the second process knows it"))
 
 
+@pytest.mark.slow
 def test_a_search_begins_with_the_phrases_of_earlier_sessions(measured, store, tmp_path, monkeypatch):
     """As a reply does: else phrases would seem to bring less than they will."""
     shutil.copytree(CARD.path, tmp_path / "pair", ignore=shutil.ignore_patterns("drafters"))
@@ -245,6 +253,7 @@ def test_the_gap_is_that_of_the_logits(measured):
     assert engine.gap(tokens, second, best) == pytest.approx(-engine.gap(tokens, best, second))
 
 
+@pytest.mark.slow
 def test_engines_that_take_turns_compute_with_as_many_threads(measured, monkeypatch):
     """Each would otherwise look at another moment, and what is compared would not compute alike."""
     looks = []

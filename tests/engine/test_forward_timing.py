@@ -133,6 +133,7 @@ def test_a_long_context_that_would_take_the_memory_is_left_out(clock: Clock, mon
         assert measured(Model(clock, flat_then_linear)).contexts == contexts
 
 
+@pytest.mark.slow
 def test_a_real_model_on_a_real_clock(tiny: Callable[[str], Any]) -> None:
     target = tiny("llama-grouped-dynamic").target
     costs = measure_forward_costs(target)

@@ -189,6 +189,7 @@ def test_a_trained_small_model_drafts_in_parallel(tiny: Make, tmp_path: Path):
     torch.testing.assert_close(theirs[:, can], own[:, can], rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("vocabulary", [310, 320, 336])
 def test_published_small_models_get_as_many_ids_as_the_model(tiny: Make, tmp_path: Path, vocabulary: int, tied: bool):
@@ -214,6 +215,7 @@ def test_published_small_models_get_as_many_ids_as_the_model(tiny: Make, tmp_pat
         }
 
 
+@pytest.mark.slow
 def test_what_is_too_large_for_one_file_gets_an_index(tiny: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(layouts, "SHARD", 20_000)
     model, small = tiny(LLAMA), small_model(tmp_path / "small")
@@ -275,6 +277,7 @@ def hidden_reply(model: Tiny, drafter: Any, prompt: list[int]) -> list[tuple[int
     return seen
 
 
+@pytest.mark.slow
 def test_an_eagle3_head_that_engines_would_misread_or_have_already_is_refused(tiny: Make, tmp_path: Path):
     for family, named in (
         ("llama-grouped-dynamic", "'dynamic'"),
@@ -294,6 +297,7 @@ def test_an_eagle3_head_that_engines_would_misread_or_have_already_is_refused(ti
 # -- commands ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_commands_for_several_cards(tiny: Make, tmp_path: Path):
     model, small = tiny(LLAMA), small_model(tmp_path / "small")
     done = export("vllm", f"draft_model:{small}", str(model.path), tmp_path / "vllm", tensor_parallel=2)

@@ -83,6 +83,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 7)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_pieces")
 def test_little_gained_by_each_of_many_connections_is_given_up(hub: Hub, tmp_path, monkeypatch):
     """Each is fast in itself."""
@@ -107,6 +108,7 @@ def test_little_gained_by_each_beginning_is_given_up(hub: Hub, tmp_path, monkeyp
     assert len(asked) < 10
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_pieces")
 def test_a_connection_that_breaks_off_time_after_time_is_given_up(hub: Hub, tmp_path, monkeypatch):
     """However fast: the client calls itself each time."""
@@ -158,6 +160,7 @@ def test_what_is_slow_and_comes_is_taken(monkeypatch):
         stream.read(9999)
 
 
+@pytest.mark.slow
 def test_a_server_that_says_for_ever_that_it_will_answer_is_given_up(hub: Hub, monkeypatch):
     def going_on(self: object) -> None:
         with suppress(OSError):

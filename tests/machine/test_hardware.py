@@ -87,6 +87,7 @@ def test_bandwidth_is_bytes_over_the_quickest_of_several(clock: Clock, monkeypat
     assert asked == [(2**20, 2)] * 3, "half a second is spent after the first, and three are the least"
 
 
+@pytest.mark.slow
 def test_bandwidth_of_this_machine_with_and_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hardware, "free_memory", lambda device: 8 * 64 * 2**20)
     assert 1e8 < memory_bandwidth("cpu") < 1e13

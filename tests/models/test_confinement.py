@@ -90,6 +90,7 @@ def test_a_template_of_more_memory_than_there_is(model, template):
         rendered(model, template)
 
 
+@pytest.mark.slow
 def test_a_process_that_died_is_told_and_begun_again(own):
     assert own.ask(WORKS) == {"text": "Hi"}
     first = own._process
@@ -176,6 +177,7 @@ def unseen(fresh_home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return Paths(fresh_home).tokenizers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "normalizer",
     [
@@ -233,6 +235,7 @@ def test_a_panic_after_the_trial_is_a_sentence(unseen, model, monkeypatch):
         ).encode("abc")
 
 
+@pytest.mark.slow
 def test_a_panic_on_a_text_that_the_trial_does_not_have_is_a_sentence_each_time(unseen, model, tmp_path):
     tokenizer = Tokenizer.open(panicking(model, tmp_path / "panicking"))
     for _ in range(2):
@@ -241,6 +244,7 @@ def test_a_panic_on_a_text_that_the_trial_does_not_have_is_a_sentence_each_time(
         assert tokenizer.decode(tokenizer.encode("abc")) == "abc"
 
 
+@pytest.mark.slow
 def test_nothing_else_calls_what_may_panic():
     """Text and ids go through Tokenizer, whatever is done with them."""
     calls, package = set(), Path(tokenizer_trial.__file__).parents[1]

@@ -65,6 +65,7 @@ def held(tokenizer: Tokenizer) -> Iterator[Held]:
     until(lambda: not is_left_behind())
 
 
+@pytest.mark.slow
 def test_a_quadratic_expression_is_not_waited_for(model: Path) -> None:
     """The library itself: were Python's interpreter held by it, nothing could be asked meanwhile."""
     file = model / "tokenizer.json"
@@ -107,6 +108,7 @@ def test_a_chat_that_is_stopped_waits_no_longer(tokenizer: Tokenizer, held: Held
     assert fit_conversation(Target(), asked, Limits(), 99)[0]  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_an_engine_says_nothing_that_is_not_wanted_any_more() -> None:
     engine = Engine(choose(TargetCard("demo", DEMO, None, ""), Settings(drafter="none")))
     held = Held(engine.target.chat.tokenizer)
@@ -140,6 +142,7 @@ def test_each_thread_has_its_own_word(tokenizer: Tokenizer) -> None:
     assert tokenizer.encode_with_offsets("a text", False)[1][0][0] == 0
 
 
+@pytest.mark.slow
 def test_what_is_left_behind_ends_with_the_process(tmp_path: Path) -> None:
     code = """
 import atexit, threading

@@ -170,6 +170,7 @@ def test_a_small_model_with_inputs_of_each_layer_cannot_draft_in_parallel(tiny: 
 # -- what computes it --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in CONFIGS if name.startswith("gemma4-")])
 def test_torch_alone_computes_it_unpacked_on_a_cpu(tiny: Make, name: str) -> None:
     path = tiny(name).path
@@ -187,6 +188,7 @@ def test_torch_alone_computes_it_unpacked_on_a_cpu(tiny: Make, name: str) -> Non
     assert isinstance(told, str) and told.startswith("torch, on a CPU with dense weights")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [OWN_LAYERS, LAYER_INPUTS])
 @pytest.mark.parametrize("small", ["", "llama-grouped-dynamic"])  # which the CPU engine computes beside it
 def test_the_engine_answers_in_torch_and_says_so(tiny: Make, name: str, small: str) -> None:
@@ -220,6 +222,7 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_filled(Gemma4ForConditionalGeneration(config), path, byte_tokenizer())
 
 
+@pytest.mark.slow
 def test_of_a_model_that_reads_pictures_the_language_model_is_served(pictures: Path) -> None:
     tokens = prompt_ids(40)
     whole = Gemma4ForConditionalGeneration.from_pretrained(pictures, attn_implementation="eager", dtype=torch.float32)

@@ -140,6 +140,7 @@ def pictures(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     return path
 
 
+@pytest.mark.slow
 def test_of_a_model_that_reads_pictures_the_language_model_is_served(pictures: Path) -> None:
     tokens = prompt_ids(40)
     whole = Qwen3_5ForConditionalGeneration.from_pretrained(pictures, attn_implementation="eager", dtype=torch.float32)
@@ -154,6 +155,7 @@ def test_of_a_model_that_reads_pictures_the_language_model_is_served(pictures: P
 # -- the engine --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @every_config
 @pytest.mark.parametrize("drafter", ["phrases", "none", "draft_model"])
 def test_the_engine_answers_in_torch_and_says_so(tiny, tmp_path: Path, name: str, drafter: str) -> None:
@@ -207,6 +209,7 @@ def test_int8_trees_and_training_are_refused_with_what_to_do(tiny, name: str) ->
         MaskedModel.of(json.dumps({**json.loads(config), "pard_token": 3}), 256)
 
 
+@pytest.mark.slow
 def test_heads_of_medusa_in_a_directory_draft_for_it_and_others_do_not(tiny, tmp_path: Path) -> None:
     model: Tiny = tiny(NAME)
     about = {"target": {"name": NAME, "revision": revision(model.path)}}

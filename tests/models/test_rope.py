@@ -60,6 +60,7 @@ def units_apart(ours, theirs):
     return np.abs(ours.view(np.int32).astype(np.int64) - theirs.view(np.int32))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", cases(SCALINGS, ["default", "llama3", "longrope", "yarn"]))
 def test_frequencies_are_those_of_the_hugging_face_code(name):
     """Its power is a unit away from the true one now and then, which the steps after it can double."""

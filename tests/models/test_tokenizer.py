@@ -203,6 +203,7 @@ def test_older_files_name_special_tokens_and_added_ones_apart(tmp_path: Path) ->
         assert ours.encode(text) == theirs(text)["input_ids"]
 
 
+@pytest.mark.slow
 def test_the_tokenizer_of_every_tiny_model_is_read_as_its_files_say(tmp_path: Path) -> None:
     """Qwen2's name alone changes how transformers splits; a byte-level tokenizer.json is taken as it is."""
     byte_tokenizer().save_pretrained(tmp_path)

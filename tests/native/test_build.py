@@ -78,6 +78,7 @@ def test_only_what_changed_is_compiled_again(sources, runs, tmp_path):
     assert sorted(runs) == ["Compiling api.cpp", "Compiling twice.cpp", linking]
 
 
+@pytest.mark.slow
 def test_a_library_that_is_not_what_was_linked_is_linked_again(sources, runs, tmp_path):
     library = built(tmp_path)
     whole = library.read_bytes()
@@ -86,6 +87,7 @@ def test_a_library_that_is_not_what_was_linked_is_linked_again(sources, runs, tm
     assert runs.count(f"Linking {HOST.library}") == 2
 
 
+@pytest.mark.slow
 def test_a_source_that_cannot_be_compiled_is_named_in_a_sentence(sources, tmp_path, monkeypatch, capsys):
     (sources / "api.cpp").write_text("int f( {")
     with pytest.raises(

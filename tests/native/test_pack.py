@@ -104,6 +104,7 @@ def test_every_weight_is_there_in_its_format(tiny, tmp_path, name, packing):
         assert apart <= steps * np.abs(right[parameter]).max(), parameter
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("piece", [1, 5000])
 @pytest.mark.parametrize("stored", cases([torch.bfloat16, torch.float16, torch.float64], [torch.bfloat16]), ids=str)
 def test_pieces_make_the_same_file_as_the_whole(tiny, tmp_path, monkeypatch, piece, stored):
@@ -162,6 +163,7 @@ def test_it_is_made_once_and_again_when_the_model_changes(tiny, tmp_path, monkey
     assert sorted(one.header.packing for one in packed_files(paths)) == ["int4", "int8", "int8"]
 
 
+@pytest.mark.slow
 def test_a_damaged_one_is_made_again_with_a_sentence(tiny, tmp_path):
     path, paths, said = tiny(NATIVE_FAMILIES[0]).path, Paths(tmp_path), []
     header = load(path, "int8", "tiny", 1, quiet(), paths).header
@@ -435,6 +437,7 @@ print(digest.hexdigest())
 """
 
 
+@pytest.mark.slow
 def test_every_instruction_set_packs_to_the_same_bytes():
     known = [isa for number, isa in enumerate(compiled.ISAS) if compiled.library().ls_isa_supported(number)]
     digests = {

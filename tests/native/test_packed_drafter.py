@@ -81,6 +81,7 @@ def target(home: Path) -> NativeTarget:
     return NativeTarget.open(resolve("demo").path, quantize="int8")
 
 
+@pytest.mark.slow
 def test_what_is_put_together_of_several_is_read_as_it_is(small_ones_too, home, target, tmp_path) -> None:
     """An LSTM's matrices are stacked before they are packed."""
     file, random = tmp_path / "x.safetensors", np.random.default_rng(0)
@@ -125,6 +126,7 @@ def test_weights_that_are_no_numbers_are_refused_and_leave_no_file(small_ones_to
     assert drafter_files(home) == []
 
 
+@pytest.mark.slow
 def test_a_damaged_one_is_made_again_and_another_drafter_has_its_own(small_ones_too, home, target) -> None:
     card = resolve("demo")
     load_drafter(find_drafter("medusa", card), target)
@@ -140,6 +142,7 @@ def test_a_damaged_one_is_made_again_and_another_drafter_has_its_own(small_ones_
     assert len(drafter_files(home)) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["wider", "taller", "in four bits", "gone", "another's"])
 def test_one_that_holds_anything_else_is_not_believed_and_made_again(
     small_ones_too, home, target, tmp_path, how: str
@@ -171,6 +174,7 @@ def test_one_that_holds_anything_else_is_not_believed_and_made_again(
     ]
 
 
+@pytest.mark.slow
 def test_without_leave_to_write_it_drafts_all_the_same(small_ones_too, home, target) -> None:
     for file in Paths(home).packed.iterdir():
         file.unlink()

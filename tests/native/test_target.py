@@ -96,6 +96,7 @@ def test_positions_are_scaled_for_the_context_that_is_asked_for(tiny: Make, name
     assert np.abs(read(target, text) - expected).max() < 1e-4 * np.abs(expected).max()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("packing", PACKINGS)
 def test_what_is_opened_knows_text_sizes_and_settings(opened: Callable[..., NativeTarget], packing: str) -> None:
     target = opened(packing)
@@ -305,6 +306,7 @@ print(*sorted({name.partition(".")[0] for name in sys.modules}))
 """
 
 
+@pytest.mark.slow
 def test_a_whole_reply_imports_neither_torch_nor_transformers(opened: Callable[..., NativeTarget]) -> None:
     opened("int8")
     told = subprocess.run([sys.executable, "-c", REPLY, str(DEMO)], capture_output=True, text=True, check=True)

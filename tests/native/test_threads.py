@@ -58,6 +58,7 @@ def _in_a_child(pool: Pool, answers: "multiprocessing.SimpleQueue[bytes]") -> No
     answers.put(linear(WEIGHTS, INPUTS, pool=pool).tobytes())
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_child_computes_alone():
@@ -72,6 +73,7 @@ def test_a_forked_child_computes_alone():
     assert child.exitcode == 0 and answers.get() == want.tobytes()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.parametrize("threads", [1, 3])

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from scripted_drafters import path_to, random_tree
+from slow_cases import cases
 from torch_products import needs_order
 
 from localspec.decoding.tree import DraftTree
@@ -181,7 +182,7 @@ def assert_rows_are_alone(text: Text, threads: tuple[int, ...] = (1, 2)) -> None
 
 
 @needs_order
-@every_shape
+@pytest.mark.parametrize("shape", cases(SHAPES, ["one key head"]))
 def test_a_row_is_bit_for_bit_what_it_is_alone(shape: str) -> None:
     assert_rows_are_alone(Text(shape, 246, TREES["branches"]()))
 
@@ -296,6 +297,7 @@ def test_pages_that_are_not_regular_or_not_the_same_everywhere_are_of_one_slot(
     assert ones.shape == (1, 16, 5, SLOTS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rows", "packed"), [(1, LEAST_ROWS), (3, LEAST_ROWS), (6, 6)])
 def test_pages_are_those_of_as_many_rows_as_are_computed(
     rows: int, packed: int, monkeypatch: pytest.MonkeyPatch

@@ -93,6 +93,7 @@ def test_the_invariant_form_is_bitwise_where_threads_share_a_row(broad: Path, mo
     assert measure(Target.load(broad, exact=True), 9, exact=True).bitwise
 
 
+@pytest.mark.slow
 def test_a_prompt_is_read_the_same_on_any_number_of_threads(broad: Path) -> None:
     """Of two runs that are compared, one may find fewer cores idle."""
     target, tokens, causal = Target.load(broad, exact=True), torch.tensor(prompt_ids(512)), torch.ones(512, 512).tril()
@@ -210,6 +211,7 @@ def test_logits_that_depend_on_the_number_of_rows_are_seen(small: Small, assert_
     assert_seen(doctored(small(), lambda output, mask: output.logits + 1e-3 * len(mask)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [2, 9])
 def test_every_width_up_to_the_widest_is_tried(small: Small, assert_seen: Seen, rows: int) -> None:
     assert_seen(doctored(small(), lambda output, mask: output.logits + 1e-3 * (len(mask) == rows)))
@@ -223,6 +225,7 @@ def test_in_the_invariant_form_wider_trees_than_asked_for_are_tried_for_all_must
     assert_seen(doctored(small(), lambda output, mask: output.logits + 1e-3 * (len(mask) == rows)), widest=2)
 
 
+@pytest.mark.slow
 @needs_order
 def test_in_the_fastest_form_wider_trees_than_asked_for_are_not_tried(small: Small) -> None:
     seen: list[int] = []
@@ -248,6 +251,7 @@ def test_logits_that_depend_on_what_the_other_rows_are_are_seen(
     assert_seen(small())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", [0, 30])
 def test_logits_that_depend_on_the_place_of_a_row_are_seen(small: Small, assert_seen: Seen, row: int) -> None:
     """The path of one tree is at its beginning, that of another at its end."""
@@ -258,10 +262,12 @@ def test_logits_that_depend_on_the_place_of_a_row_are_seen(small: Small, assert_
     assert_seen(doctored(small(), placed))
 
 
+@pytest.mark.slow
 def test_rows_that_see_a_neighbour_are_seen_though_their_number_is_the_same(small: Small, assert_seen: Seen) -> None:
     assert_seen(doctored(small(), lambda output, mask: output.logits + 1e-3 * output.logits[-1:]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("least", [5, 40], ids=["narrow", "wide"])
 def test_logits_that_depend_on_the_slots_of_ancestors_are_seen(
     small: Small, assert_seen: Seen, attending: Attending, least: int
@@ -362,6 +368,7 @@ def forwarded(target: Target, tree: DraftTree) -> torch.Tensor:
         return target.forward(tree, target.cache(tree.size)).logits.rows
 
 
+@pytest.mark.slow
 def test_keys_and_values_that_differ_are_seen_though_the_logits_do_not(
     small: Small, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -383,6 +390,7 @@ def test_keys_and_values_that_differ_are_seen_though_the_logits_do_not(
     assert 0 < found.largest < 1e-30, "no logit differs"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("exact", [True, False])
 @pytest.mark.parametrize("least", [1, 2], ids=["always", "in trees"])
 def test_an_answer_that_is_no_number_is_not_bitwise(

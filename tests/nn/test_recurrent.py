@@ -10,6 +10,7 @@ import pytest
 import torch
 from drafting import drafting
 from scripted_drafters import OffChain, Oracle, RandomBranches
+from slow_cases import crossed
 from tiny_models import RECURRENT, VOCABULARY, Tiny, prompt_ids, stock_logits, stock_reply
 from torch_products import in_order
 from transformers import DynamicCache
@@ -136,6 +137,7 @@ def test_what_is_saved_is_read_by_the_stock_model_bit_for_bit(tiny: Make, name: 
     assert all(torch.equal(before[part], after[part]) for part in before)
 
 
+@pytest.mark.slow
 def test_in_bf16_the_state_stays_in_fp32_and_logits_are_close(tiny: Make) -> None:
     target, tokens = Target.load(tiny(SHARED).path, dtype=torch.bfloat16), prompt_ids(50)
     cache = cached(target)
@@ -149,6 +151,7 @@ def test_in_bf16_the_state_stays_in_fp32_and_logits_are_close(tiny: Make) -> Non
 # -- what is taken back ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @every_config
 def test_rejected_drafts_leave_no_trace_in_logits_or_states(tiny: Make, name: str) -> None:
     """Drafts of all lengths, of which any part is kept: far beyond what is held of what was read."""
@@ -174,6 +177,7 @@ def test_rejected_drafts_leave_no_trace_in_logits_or_states(tiny: Make, name: st
     assert all(len(one._rows) == 2 * KEPT for one in cache._states.values())
 
 
+@pytest.mark.slow
 @every_config
 def test_any_length_of_late_can_be_gone_back_to_and_any_before_about(tiny: Make, name: str) -> None:
     model, choose = tiny(name), random.Random(1)
@@ -199,6 +203,7 @@ def test_any_length_of_late_can_be_gone_back_to_and_any_before_about(tiny: Make,
         assert apart(read(model.target, cache, text[reached:320]), want[reached:320]) < TOLERANCE
 
 
+@pytest.mark.slow
 def test_old_states_become_sparser_and_the_first_stays(tiny: Make) -> None:
     target, cache = tiny(SHARED).target, cached(tiny(SHARED).target)
     for token in prompt_ids(300):
@@ -286,8 +291,9 @@ class Flat:
         return 1.0
 
 
-@every_config
-@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize(
+    ("name", "drafter"), crossed(RECURRENT, DRAFTERS, fast=[(SHARED, "random branches"), (BIASES, "off the chain")])
+)
 def test_greedy_ids_are_those_of_a_plain_loop_over_the_stock_model(tiny: Make, name: str, drafter: str) -> None:
     model, prompt = tiny(name), prompt_ids(23, seed=23)
     text = stock_reply(model.stock, prompt, 40)
@@ -315,6 +321,7 @@ def test_a_budget_takes_the_path_that_promises_most(tiny: Make) -> None:
     assert Budget(8, None, branches=False).prune(probes, 10).size == 1
 
 
+@pytest.mark.slow
 @every_config
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.9, seed=3)], ids=["greedy", "drawn"])
 def test_a_later_turn_that_changes_the_text_is_as_if_it_were_the_first(
@@ -336,6 +343,7 @@ def test_a_later_turn_that_changes_the_text_is_as_if_it_were_the_first(
         session.generate(said, sampling, Limits(1))
 
 
+@pytest.mark.slow
 def test_a_reply_that_the_reader_stopped_is_gone_on_with(tiny: Make) -> None:
     model, prompt = tiny(SHARED), prompt_ids(23, seed=23)
     text = stock_reply(model.stock, prompt, 40)
@@ -409,6 +417,7 @@ def test_the_recurrent_part_gives_a_row_the_same_bits_however_rows_are_read(
             torch.set_num_threads(before)
 
 
+@pytest.mark.slow
 @every_precision
 @pytest.mark.parametrize("name", [BIASES])
 @pytest.mark.parametrize("drafter", ["oracle", "random branches", "medusa", "draft model"])
@@ -431,6 +440,7 @@ def test_exact_text_and_states_are_those_of_plain_decoding(
         assert drafter == "draft model" or drafted.statistics.drafted > 0
 
 
+@pytest.mark.slow
 @every_precision
 def test_what_was_taken_back_is_there_again_to_the_bit(exact: Callable[[str, str], Target], precision: str) -> None:
     target, text = exact(BIASES, precision), prompt_ids(60, seed=2)
@@ -448,6 +458,7 @@ def test_what_was_taken_back_is_there_again_to_the_bit(exact: Callable[[str, str
             assert torch.equal(ours.matrices, before.matrices)
 
 
+@pytest.mark.slow
 @every_precision
 def test_the_self_test_sees_a_recurrence_whose_rows_are_not_alone(
     exact: Callable[[str, str], Target], precision: str, monkeypatch: pytest.MonkeyPatch

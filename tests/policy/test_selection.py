@@ -107,6 +107,7 @@ def test_what_any_memory_reads_quickly_needs_no_measurement() -> None:
     assert choices(little, DrafterSpec("auto"), Settings(), where, NeverAsked())[0].quantize == "int8"
 
 
+@pytest.mark.slow
 def test_four_bits_are_taken_where_eight_have_no_room_for_the_drafter_that_was_named(monkeypatch) -> None:
     own = trained("parallelspec", 10**9, revision="")
     monkeypatch.setattr("localspec.policy.drafter_spec.find_drafter", lambda *_: own)
@@ -268,6 +269,7 @@ def test_the_precision_gives_way_to_what_is_free() -> None:
     assert taken(machine(gpu(24, free=14, packings=("int8",))))[1:] == ("bf16", "int8")
 
 
+@pytest.mark.slow
 def test_a_named_device_is_taken_though_another_is_faster() -> None:
     both = machine(gpu(24), gpu(24, index=1), HERE.devices[0])
     assert taken(both, device="cpu")[0] == "cpu"
@@ -325,6 +327,7 @@ def test_what_does_not_fit_names_what_is_missing_and_what_would_fit(fresh_home: 
         choose(CARD, Settings(dtype="fp32"), machine(gpu(24, free=22), cpu(8)))
 
 
+@pytest.mark.slow
 def test_it_never_offers_the_very_model_that_does_not_fit() -> None:
     named = unfetched(SEVEN, name="qwen3-8b")
     with pytest.raises(DoesNotFit, match=r"choose qwen3-4b-2507"):
@@ -478,6 +481,7 @@ def test_a_published_pair_is_predicted_and_another_small_model_is_not(small: str
     assert own.parts == ()
 
 
+@pytest.mark.slow
 def test_a_draft_model_has_a_precision_and_a_device_of_its_own(small: str) -> None:
     def drafting(drafter: str = f"ouroboros:{small}", where: Machine = HERE, **settings) -> Choice:
         return choose(CARD, Settings(drafter=drafter, **settings), where)
@@ -659,6 +663,7 @@ def test_what_would_fit_instead_is_on_the_device_that_was_asked_for(fresh_home: 
         choose(long, Settings(context=500_000), HERE)  # others would take more with it as well
 
 
+@pytest.mark.slow
 def test_where_the_draft_model_has_no_room_the_next_device_is_taken(small: str, monkeypatch) -> None:
     usual = selection._draft
 

@@ -55,6 +55,7 @@ def test_who_closes_it_before_it_fetches_has_fetched_nothing(home):
     assert not common_cache(home).exists() or blobs(home) == {}
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_refused_after_its_plan(home, monkeypatch):
     small = Machine((Device("cpu", "a CPU", 10**9, 600 * 10**6 + 1000, ("fp32",)),), 1)
     monkeypatch.setattr("localspec.pulling.pull.this_machine", lambda: small)
@@ -109,6 +110,7 @@ def test_what_is_here_or_cannot_be_meant_is_not_looked_for(home):
     assert not common_cache(home).exists()
 
 
+@pytest.mark.slow
 def test_beside_a_chat_nothing_is_measured_or_packed(home, monkeypatch):
     """A model that would be packed otherwise; what its entry says of drafters would be a reason to measure."""
     (home / "config").mkdir(mode=0o700)

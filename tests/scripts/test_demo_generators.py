@@ -82,6 +82,7 @@ def test_no_reply_repeats_itself(source):
         assert not any(repeats(reply) for reply in replies), replies
 
 
+@pytest.mark.slow
 def test_a_held_out_sum_is_held_out_in_every_wording():
     by_pair: dict[str, set[bool]] = {}
     for example in drawn("made-sums", 6000):

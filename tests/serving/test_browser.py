@@ -281,6 +281,7 @@ def test_tabs_are_capped_and_one_that_is_closed_in_the_middle_of_a_reply_leaves_
     until(lambda: shown.chats() == [])
 
 
+@pytest.mark.slow
 def test_what_is_no_message_of_the_page_ends_that_tab_alone(shown):
     entered = shown.enter()
     other = shown.websocket(entered)
@@ -297,6 +298,7 @@ def test_what_is_no_message_of_the_page_ends_that_tab_alone(shown):
     until(lambda: shown.chats() == [])
 
 
+@pytest.mark.slow
 def test_why_a_chat_could_not_begin_is_shown_in_its_tab(tmp_path):
     shown = Shown(tmp_path)
     try:
@@ -309,6 +311,7 @@ def test_why_a_chat_could_not_begin_is_shown_in_its_tab(tmp_path):
         shown.server.stop()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["terminate", "kill"])
 def test_a_server_that_ends_leaves_no_chat_behind(tmp_path, end):
     shown = Shown(tmp_path)
@@ -330,6 +333,7 @@ def test_a_server_that_ends_leaves_no_chat_behind(tmp_path, end):
     assert not (tmp_path / "state" / "logs" / "last-error.log").exists()
 
 
+@pytest.mark.slow
 def test_without_its_libraries_the_flag_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setattr(browser, "find_spec", lambda name: None)
     found = called(tmp_path, "serve", "-m", "demo", "--ui")

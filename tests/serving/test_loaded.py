@@ -57,6 +57,7 @@ def test_what_does_not_fit_alone_is_told(models):
         found.get("demo")
 
 
+@pytest.mark.slow
 def test_what_rests_is_let_go(models):
     found, _, clock = models(2)
     assert found.rest() is None
@@ -81,6 +82,7 @@ def test_a_client_names_what_is_installed_and_no_directory(models, name):
     assert opened == [] and "demo" in {card.name for card, _ in registry.installed()}
 
 
+@pytest.mark.slow
 def test_in_a_quiet_moment_after_a_reply_the_drafter_is_doubted(models, capfd):
     found, _, clock = models(2)
     doubted: list[object] = []

@@ -106,6 +106,7 @@ def test_a_server_that_does_not_stream(tmp_path):
         assert run(tmp_path, server).stdout == "All at once.\n"
 
 
+@pytest.mark.slow
 def test_a_conversation_that_is_too_long_there_loses_its_oldest_turns_and_says_so(tmp_path):
     words = {"error": {"message": "This model's maximum context length is 512 tokens.", "code": 400}}
     with scripted(HELLO, HELLO, answer(words, "400 Bad Request"), HELLO) as server:
@@ -130,6 +131,7 @@ def test_figures_while_it_comes_and_at_the_end(tmp_path):
     assert (seen[-1].tokens, seen[-1].used, seen[-1].memory.peak) == (5, 14, 0) and seen[-1].tokens_per_second > 0
 
 
+@pytest.mark.slow
 def test_chat_plain_over_a_server(tmp_path, monkeypatch, capsys):
     import io
 

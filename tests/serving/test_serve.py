@@ -177,6 +177,7 @@ def test_a_body_that_is_announced_too_long_is_refused_before_it_comes(server):
             assert connection.recv(2**12).startswith(b"HTTP/1.1 413 ")
 
 
+@pytest.mark.slow
 def test_two_hundred_at_once_get_each_their_own_reply(server):
     """Half of them stream, and one in ten leaves in the middle."""
     prompts = [f"Tell me about the number {number}." for number in range(20)]
@@ -243,6 +244,7 @@ def test_what_is_no_http_costs_nobody_a_word(server):
 # -- how it begins and ends ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_key_is_made_once_and_closed_to_others(servers, tmp_path):
     one = servers(LOCALSPEC_SERVE_KEY="")
     key = tmp_path / "data" / "serving.key"
@@ -253,6 +255,7 @@ def test_the_key_is_made_once_and_closed_to_others(servers, tmp_path):
     assert again.key == one.key
 
 
+@pytest.mark.slow
 def test_a_model_that_rests_is_let_go_and_comes_again(servers):
     one = servers("--keep-alive", "1s")
 
@@ -267,6 +270,7 @@ def test_a_model_that_rests_is_let_go_and_comes_again(servers):
     assert one.chat("Hi", max_tokens=1).status == 200
 
 
+@pytest.mark.slow
 def test_a_second_one_is_refused_and_one_that_was_killed_stands_in_nobodys_way(servers, tmp_path):
     one = servers()
     second = localspec(tmp_path, "serve", "-m", "demo")
@@ -278,6 +282,7 @@ def test_a_second_one_is_refused_and_one_that_was_killed_stands_in_nobodys_way(s
     assert servers().ask("/v1/models", own=True).status == 200
 
 
+@pytest.mark.slow
 def test_what_lies_at_the_sockets_path_and_is_no_socket_stays(tmp_path):
     (tmp_path / "state").mkdir()
     place = tmp_path / "state" / "serve.sock"
@@ -309,6 +314,7 @@ def test_however_it_is_ended_nothing_is_left(servers, sent, code):
     assert one.process.stderr.read() in ("", "localspec: Interrupted.\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
@@ -342,6 +348,7 @@ def test_a_key_that_could_be_guessed(tmp_path):
     assert found.returncode == 2 and "16 or more" in found.stderr and "short" not in found.stderr.replace("shorter", "")
 
 
+@pytest.mark.slow
 def test_nothing_that_was_asked_is_kept(servers, tmp_path):
     one = servers()
     assert one.chat("A secret that nobody wrote before: xyzzy-plugh", max_tokens=4).status == 200

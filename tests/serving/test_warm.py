@@ -77,6 +77,7 @@ def test_a_conversation_goes_on_and_loses_its_oldest_turns_as_it_would_here(serv
     assert "no longer reads the oldest" in found.stderr and first["engine"] == again["engine"] == "server"
 
 
+@pytest.mark.slow
 def test_phrases_are_learned_once_and_belong_to_their_conversation(servers, tmp_path):
     """With the flags that the server was started with, it answers."""
     servers("--drafter", "phrases", "--draft-max", "4")
@@ -93,6 +94,7 @@ def test_phrases_are_learned_once_and_belong_to_their_conversation(servers, tmp_
         assert len([*store.phrases.export(pool.pool)]) >= len(kept)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "flags",
     [["--drafter", "lookahead"], ["--draft-max", "3"], ["--quantize", "none"], ["--threads", "1"], ["--context", "256"], ["--pool", "off"], ["--no-log"],
@@ -103,6 +105,7 @@ def test_flags_that_differ_are_obeyed_in_a_process_of_its_own(server, flags):
     assert found["engine"] != "server"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loaded", [True, False])
 def test_flags_that_ask_for_what_it_took_by_itself_are_no_others(server, servers, loaded):
     """Also where it has not loaded the model, and would take that."""
@@ -122,6 +125,7 @@ def test_a_drafter_that_was_named_and_is_another_one_by_now(server):
         ).events(SimpleNamespace(choice=SimpleNamespace(drafter="phrases")))  # fmt: skip
 
 
+@pytest.mark.slow
 def test_mistakes_are_the_same_sentences(server):
     for flags in (["--think"], ["--temp", "0", "--top-p", "0.5"], ["--accept", "rejection", "--temp", "0"]):
         one = called(server.home, "run", "Hi", "-m", "demo", *flags)
@@ -140,6 +144,7 @@ def test_a_model_in_a_directory_is_loaded_here(server, tmp_path):
     assert told(server.home, "run", "Hi", "-m", str(tmp_path / "mine"), "-n", "3")["engine"] == "native"
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_what_came(server):
     """The figures are those of the tokens that were seen."""
     process = subprocess.Popen(
@@ -159,6 +164,7 @@ def test_ctrl_c_keeps_what_came(server):
     assert reason == end["finish_reason"] and (reason == "interrupted") == (process.returncode == 130)
 
 
+@pytest.mark.slow
 def test_without_torch_tokenizers_or_an_http_library(server):
     code = (
         "import sys; from localspec.cli.main import main; assert main(['run', 'Hi', '-m', 'demo', '-n', '3']) == 0; "
@@ -267,6 +273,7 @@ def test_a_socket_that_says_nothing_sensible(tmp_path):
         place.unlink()
 
 
+@pytest.mark.slow
 def test_the_paths_of_own_commands_are_closed_to_the_port(server):
     for path in ("/localspec/open", "/localspec/reply", "/localspec/replies/x"):
         assert server.ask(path, {}).status == 404

@@ -114,6 +114,7 @@ def test_all_that_a_chat_shows_is_the_same(warm, tmp_path):
         assert any(answered(there, Settings(**each))[2][-1].speedup for each in hot), "plain steps are timed there, too"
 
 
+@pytest.mark.slow
 def test_what_changes_while_one_chats_is_what_an_engine_here_says(warm):
     here, there = Engine.open(DRAFTING, resolve("demo")), warm()
     for key, value in (("temperature", "0"), ("top_p", "0.5"), ("seed", "3")):
@@ -217,6 +218,7 @@ def test_a_server_that_goes_in_mid_reply(drafting, tmp_path, monkeypatch, said):
     assert len(told) == 1
 
 
+@pytest.mark.slow
 def test_a_server_that_began_anew_may_load_models_otherwise(tmp_path, monkeypatch):
     monkeypatch.setenv("LOCALSPEC_HOME", str(tmp_path))
     first = start(tmp_path)
@@ -274,6 +276,7 @@ def test_line_by_line(drafting, monkeypatch, capfd):
     assert errors.splitlines()[-4:] == alone[1].splitlines()[-4:] and "tokens in" in errors
 
 
+@pytest.mark.slow
 def test_figures_are_worked_out_when_they_are_told_and_at_no_other_step(monkeypatch):
     """They take as long as half a step of a small model."""
     now, worked_out = [5.0], []

@@ -22,6 +22,7 @@ from damaged_history import (
 )
 from database_files import integrity, only_readable, open_directory
 from deleted_text import MARKER, traces
+from slow_cases import some
 
 from localspec.store import opening, volumes
 from localspec.store import store as store_module
@@ -52,7 +53,7 @@ def with_draft(path: Path) -> Path:
 
 @pytest.mark.parametrize(
     ("one", "other", "found_at_work"),
-    [(*pair, False) for pair in combinations(TREES, 2)] + [(*pair, True) for pair in FOUND_AT_WORK],
+    some([*((*pair, False) for pair in combinations(TREES, 2)), *((*pair, True) for pair in FOUND_AT_WORK)], fast=4),
 )
 def test_indexes_that_were_exchanged_are_built_anew(
     with_draft: Path,
@@ -104,6 +105,7 @@ def emptied(path: Path, volume: str) -> None:
         connection.commit()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", [True, False])
 def test_a_search_finds_what_an_empty_index_hides(
     path: Path, notices: list[str], first: bool, monkeypatch: pytest.MonkeyPatch
@@ -159,6 +161,7 @@ def test_a_comparison_reads_a_few_pages_by_the_key_alone(path: Path, name: str) 
     assert sum(name in step for step in plan) == 4  # two rows are looked up in it, two ends of it are read
 
 
+@pytest.mark.slow
 def test_what_is_deleted_is_gone_where_an_index_hides_it(
     path: Path, notices: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -182,6 +185,7 @@ def nothing_was_written(folder: Path, before: dict[str, bytes]) -> bool:
     return {file.name: file.read_bytes() for file in folder.iterdir()} == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("directory_too", [True, False])
 @pytest.mark.parametrize(
     "damage",

@@ -522,6 +522,7 @@ def test_what_was_removed_is_in_no_file(path: Path, notices: list[str], everythi
     assert traces(path) == set() and integrity(path) == "ok" and notices == []
 
 
+@pytest.mark.slow
 def test_what_was_removed_is_in_no_file_while_another_process_has_them_open(path: Path, notices: list[str]) -> None:
     with Store.open(path, notices.append) as store:
         gone = talk(store.history, random.Random(8))
@@ -547,6 +548,7 @@ def test_what_was_removed_is_in_no_file_while_another_process_has_them_open(path
     assert notices == []
 
 
+@pytest.mark.slow
 def test_without_room_to_shrink_the_file_the_text_is_gone_all_the_same(path: Path, store: Store) -> None:
     said(store.history, "what stays", "a reply that stays")
     gone = talk(store.history, random.Random(9))
@@ -563,6 +565,7 @@ def test_without_room_to_shrink_the_file_the_text_is_gone_all_the_same(path: Pat
     assert denied and traces(path) == set()
 
 
+@pytest.mark.slow
 def test_removing_gives_the_space_back(path: Path, store: Store) -> None:
     numbers = [talk(store.history, random.Random(n)) for n in range(3)]
     store.history.remove(numbers[:1])
@@ -601,6 +604,7 @@ def test_removing_counts_what_was_there_and_leaves_the_rest(store: Store, histor
     assert len(history.conversations()) == 3
 
 
+@pytest.mark.slow
 def test_removing_says_so_when_another_process_keeps_the_bytes(
     path: Path, notices: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -638,6 +642,7 @@ for n in range(60):
 """
 
 
+@pytest.mark.slow
 def test_two_processes_lose_nothing(path: Path, notices: list[str]) -> None:
     # Both make, migrate and open the file at the same time.
     writers = [
@@ -831,6 +836,7 @@ def filled(path: Path, conversations: int = 3) -> None:
             said(store.history, "unfinished", "half", None, number)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [
@@ -850,6 +856,7 @@ def test_damage_at_the_root_of_a_table_that_nothing_else_tells_of_is_found_at_op
         assert store.path == path and path.with_name("localspec.db.broken-1").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", ["conversation", "turn"])
 def test_a_part_that_is_missing_is_found_at_opening(path: Path, notices: list[str], part: str) -> None:
     filled(path)

@@ -20,6 +20,7 @@ from damaged_history import (
 )
 from database_files import integrity
 from deleted_text import MARKER, index_is_whole, traces
+from slow_cases import some
 
 from localspec.store import store as store_module
 from localspec.store.database import StoreTrouble
@@ -39,7 +40,7 @@ def searched(store: Store) -> None:
     assert len(store.history.search("prompt3")) == 1
 
 
-@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+@pytest.mark.parametrize("damage", some(DAMAGE.values(), fast=2), ids=DAMAGE)
 def test_a_damaged_search_index_is_built_anew_at_opening(
     path: Path, notices: list[str], damage: Callable[[Path], None]
 ) -> None:
@@ -54,7 +55,7 @@ def test_a_damaged_search_index_is_built_anew_at_opening(
 
 
 @pytest.mark.parametrize("work", [searched, written])
-@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+@pytest.mark.parametrize("damage", some(DAMAGE.values(), fast=2), ids=DAMAGE)
 def test_a_damaged_search_index_is_built_anew_at_work(
     path: Path,
     notices: list[str],
@@ -95,7 +96,7 @@ def test_a_volume_that_opening_does_not_look_at(path: Path, notices: list[str]) 
 
 
 @pytest.mark.parametrize("found_at_work", [False, True])
-@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+@pytest.mark.parametrize("damage", some(DAMAGE.values(), fast=2), ids=DAMAGE)
 def test_what_is_deleted_is_gone_from_a_damaged_index_too(
     path: Path,
     notices: list[str],
@@ -119,7 +120,7 @@ def test_what_is_deleted_is_gone_from_a_damaged_index_too(
     assert integrity(path) == "ok"
 
 
-@pytest.mark.parametrize("name", INDEXES + AUTOMATIC)
+@pytest.mark.parametrize("name", some(INDEXES + AUTOMATIC, fast=2))
 def test_a_damaged_index_is_built_anew_from_its_table(path: Path, notices: list[str], name: str) -> None:
     overwritten(name, path)
     with Store.open(path, notices.append) as store:
@@ -134,6 +135,7 @@ def test_a_damaged_index_is_built_anew_from_its_table(path: Path, notices: list[
     assert len(notices) == 1 and integrity(path) == "ok"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("table", ["measurement", "volume"])
 def test_what_is_measured_or_counted_again_costs_no_conversation(path: Path, notices: list[str], table: str) -> None:
     with contextlib.closing(sqlite3.connect(path)) as connection:
@@ -148,6 +150,7 @@ def test_what_is_measured_or_counted_again_costs_no_conversation(path: Path, not
     assert ("is measured again" in notices[0]) == (table == "measurement")
 
 
+@pytest.mark.slow
 def test_other_processes_go_on_beside_it(path: Path, notices: list[str]) -> None:
     with Store.open(path, pytest.fail) as other:
         searched(other)
@@ -160,6 +163,7 @@ def test_other_processes_go_on_beside_it(path: Path, notices: list[str]) -> None
     assert len(notices) == 1 and integrity(path) == "ok"
 
 
+@pytest.mark.slow
 def test_without_room_nothing_is_set_aside_and_it_is_mended_later(
     path: Path, notices: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,6 +180,7 @@ def test_without_room_nothing_is_set_aside_and_it_is_mended_later(
     assert len(notices) == 1 and notices[0].endswith(REBUILT)
 
 
+@pytest.mark.slow
 def test_where_the_turns_are_damaged_too_the_file_is_set_aside_as_it_is(path: Path, notices: list[str]) -> None:
     overwritten("turn", path)
     overwritten("trigram_data", path)

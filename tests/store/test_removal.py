@@ -102,6 +102,7 @@ def leave_copies(path: Path, tables: list[str]) -> int:
     return copies
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [0, 1])
 @pytest.mark.parametrize("anew", [True, False])
 def test_copies_that_sqlite_left_go_too(path: Path, monkeypatch: pytest.MonkeyPatch, number: int, anew: bool) -> None:
@@ -245,6 +246,7 @@ def test_trouble_after_deleting_is_told_and_made_good_at_the_next_start(
             assert traces(path) == set() and raw(another, "SELECT volume FROM unclean") == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("when", ["opened", "deleted", "cleaned"])
 def test_without_room_nothing_is_lost_and_it_says_how_much_a_deletion_takes(
     path: Path, monkeypatch: pytest.MonkeyPatch, when: str
@@ -299,6 +301,7 @@ def test_trouble_in_the_midst_tells_how_many_are_gone(store: Store, monkeypatch:
     assert store.history.remove(gone) == 3 and raw(store, "SELECT * FROM unclean") == []
 
 
+@pytest.mark.slow
 def test_a_start_waits_for_nobody_to_finish_a_deletion(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(opening, "BUSY_SECONDS", 0.05)
     with Store.open(path, pytest.fail) as store:
@@ -364,6 +367,7 @@ def everything(history: History) -> Iterator[object]:
     yield history.latest(), history.unused_since(30_000)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_volumes")
 def test_a_volume_of_which_nothing_is_left_goes_and_another_is_filled_again(path: Path, store: Store) -> None:
     chance = random.Random(6)
@@ -438,6 +442,7 @@ def test_two_may_divide_and_delete_at_once(path: Path, store: Store, monkeypatch
     assert integrity(path) == "ok"
 
 
+@pytest.mark.slow
 def test_a_reply_goes_on_in_a_volume_that_is_being_divided(
     path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -49,6 +49,7 @@ def readable(store: Store) -> list[int]:
     return [saved.info.id for saved in found if saved]
 
 
+@pytest.mark.slow
 def test_what_can_be_read_comes_over_under_its_own_ids(path: Path, notices: list[str]) -> None:
     before = destroyed(path, leaves(path, "turn")[0])
     with Store.open(path, notices.append) as store:
@@ -67,6 +68,7 @@ def test_what_can_be_read_comes_over_under_its_own_ids(path: Path, notices: list
         assert len(totals) > 1 and all(some for _, some in totals)
 
 
+@pytest.mark.slow
 def test_what_lies_between_damaged_pages_comes_over_too(path: Path, notices: list[str]) -> None:
     pages = leaves(path, "turn")
     assert len(pages) > 3
@@ -94,6 +96,7 @@ def test_damage_that_is_found_at_work(path: Path, notices: list[str], monkeypatc
         written(store)
 
 
+@pytest.mark.slow
 def test_conversations_of_which_the_list_is_lost(path: Path, notices: list[str]) -> None:
     overwritten("conversation", path)
     with Store.open(path, notices.append) as store:
@@ -102,6 +105,7 @@ def test_conversations_of_which_the_list_is_lost(path: Path, notices: list[str])
     assert len(notices) == 1 and f"with the {COUNT} conversations that could be read" in notices[0]
 
 
+@pytest.mark.slow
 def test_a_whole_volume_that_is_lost_costs_no_other(path: Path, notices: list[str]) -> None:
     with Store.open(path, pytest.fail) as store:
         there = len(store.history.conversations())

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from damaged_history import COUNT, all_is_there, changed, history_in, last_volume, written
 from database_files import integrity, only_readable, open_directory
+from slow_cases import some
 
 from localspec.store import schema
 from localspec.store.opening import open_in_memory
@@ -66,23 +67,26 @@ def test_a_whole_file_is_compared_by_its_sum_alone(path: Path, monkeypatch: pyte
 
 @pytest.mark.parametrize(
     ("name", "old", "new"),
-    [
-        ("turn_in", "new.reason", "new.rezson"),
-        ("turn_out", "'delete'", "'dflete'"),
-        ("turn_1_said", "newest < new.id", "newest > new.id"),
-        ("turn_1_changes", "TRIGGER", "TRIHGER"),
-        ("about_said", "WHERE number", "WHERE nimber"),
-        ("turn_1_indexed", "SELECT id", "SELECT ie"),
-        ("phrase_out", "old.pool", "old.pkol"),
-        ("conversation", "newest", "nfwest"),
-        ("turn", "conversation INTEGER", "convdrsation INTEGER"),
-        ("turn_1", "CREATE TABLE", "CREATE TABLF"),
-        ("conversation_by_newest", "(newest)", "(volume)"),
-        ("turn_not_indexed", "reason IS", "model IS "),
-        ("trigram", "fts5", "fts4"),
-        ("trigram_data", "block", "blocj"),
-        ("draft", "CREATE", "CR\xc5ATE"),
-    ],
+    some(
+        [
+            ("turn_in", "new.reason", "new.rezson"),
+            ("turn_out", "'delete'", "'dflete'"),
+            ("turn_1_said", "newest < new.id", "newest > new.id"),
+            ("turn_1_changes", "TRIGGER", "TRIHGER"),
+            ("about_said", "WHERE number", "WHERE nimber"),
+            ("turn_1_indexed", "SELECT id", "SELECT ie"),
+            ("phrase_out", "old.pool", "old.pkol"),
+            ("conversation", "newest", "nfwest"),
+            ("turn", "conversation INTEGER", "convdrsation INTEGER"),
+            ("turn_1", "CREATE TABLE", "CREATE TABLF"),
+            ("conversation_by_newest", "(newest)", "(volume)"),
+            ("turn_not_indexed", "reason IS", "model IS "),
+            ("trigram", "fts5", "fts4"),
+            ("trigram_data", "block", "blocj"),
+            ("draft", "CREATE", "CR\xc5ATE"),
+        ],
+        fast=3,
+    ),
 )
 def test_a_flipped_bit_costs_nothing(path: Path, notices: list[str], name: str, old: str, new: str) -> None:
     before = said(path)
@@ -100,6 +104,7 @@ def test_a_flipped_bit_costs_nothing(path: Path, notices: list[str], name: str, 
         assert store.history.conversations() == []
 
 
+@pytest.mark.slow
 def test_a_part_of_the_history_that_opening_does_not_look_at(path: Path, notices: list[str]) -> None:
     with Store.open(path, pytest.fail) as store:
         while last_volume(path) != "_2":
@@ -115,7 +120,7 @@ def test_a_part_of_the_history_that_opening_does_not_look_at(path: Path, notices
     assert len(notices) == 1 and integrity(path) == "ok"
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", some(range(24), fast=3))
 def test_any_bit_of_any_part_may_tip_over(path: Path, notices: list[str], seed: int) -> None:
     chance = random.Random(seed)
     name, *columns = chance.choice(sorted(said(path).values(), key=str))
@@ -143,6 +148,7 @@ def test_what_the_newest_turn_is_was_not_kept_meanwhile(path: Path, notices: lis
     assert len(notices) == 1 and CORRECTED in notices[0]
 
 
+@pytest.mark.slow
 def test_what_a_silent_trigger_did_not_index_is_found_again(path: Path, notices: list[str]) -> None:
     trigger = f"turn{last_volume(path)}_changed"
     with contextlib.closing(sqlite3.connect(path)) as connection:
@@ -159,9 +165,11 @@ def test_what_a_silent_trigger_did_not_index_is_found_again(path: Path, notices:
     assert len(notices) == 1 and CORRECTED in notices[0] and "search index was built anew" in notices[0]
 
 
-@pytest.mark.parametrize("place", ["turn_by_conversation", "turn", "phrase", "trigram_idx", "nowhere", "none"])
-@pytest.mark.parametrize("name", ["turn_not_indexed", "turn_1_by_conversation", "conversation_by_newest", "phrase_by_use",
-                                  "sqlite_autoindex_pool_1"])  # fmt: skip
+@pytest.mark.parametrize(
+    "place", some(["turn_by_conversation", "turn", "phrase", "trigram_idx", "nowhere", "none"], fast=2)
+)
+@pytest.mark.parametrize("name", some(["turn_not_indexed", "turn_1_by_conversation", "conversation_by_newest", "phrase_by_use",
+                                       "sqlite_autoindex_pool_1"], fast=2))  # fmt: skip
 def test_an_index_that_has_the_place_of_another_is_built_anew(
     path: Path, notices: list[str], name: str, place: str
 ) -> None:
@@ -187,6 +195,7 @@ def test_what_another_program_added_stays(path: Path) -> None:
     assert said(path) == before
 
 
+@pytest.mark.slow
 def test_other_processes_see_what_was_corrected(path: Path, notices: list[str]) -> None:
     with Store.open(path, pytest.fail) as other:
         replaced(path, "turn_in", "new.reason", "new.rezson")

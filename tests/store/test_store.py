@@ -164,6 +164,7 @@ def test_a_pool_keeps_its_most_recently_used(path: Path, notices: list[str]) -> 
         assert {info.model: info.phrases for info in store.phrases.pools()} == {"demo": 100, "other": 90}
 
 
+@pytest.mark.slow
 def test_a_pool_far_beyond_its_limit_comes_back_to_it_reply_by_reply(path: Path, notices: list[str]) -> None:
     """All at once, a million of them keep the first reply waiting for half a minute."""
     with Store.open(path, notices.append, limit=10**6) as store:
@@ -427,6 +428,7 @@ for reply in range(200):
 """
 
 
+@pytest.mark.slow
 def test_two_processes_lose_nothing(path: Path, notices: list[str]) -> None:
     # Both make, migrate and open the file at the same time.
     writers = [
@@ -551,6 +553,7 @@ def test_a_table_that_is_missing_is_found_at_opening(path: Path, notices: list[s
         store.phrases.learn(made_pool(store), [phrase(1)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["look_up", "learn", "export", "forget"])
 def test_damage_found_at_work_sets_the_file_aside_and_the_session_goes_on(
     path: Path, notices: list[str], how: str, monkeypatch: pytest.MonkeyPatch

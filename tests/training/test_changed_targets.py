@@ -141,6 +141,7 @@ def test_what_learns_on_few_bits_learns_as_on_the_same_weights_in_a_dense_model(
         torch.testing.assert_close(gradients[name], gradient, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_full_form_on_few_bits_is_that_of_weights_with_the_adapters_added(
     packed: Callable[[str, str], Target], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -83,6 +83,7 @@ def test_rounding_follows_from_its_seed() -> None:
     assert torch.equal(one, again) and not torch.equal(one, other)
 
 
+@pytest.mark.slow
 def test_steps_that_rounding_would_lose_are_made_on_average(training) -> None:
     """A diagonal of ones: the nearest other numbers of bf16 are 0.004 and 0.008 away, and a step is 0.0001 at most."""
     made, dense = training(), training("dense", kind=Linears)
@@ -98,6 +99,7 @@ def test_steps_that_rounding_would_lose_are_made_on_average(training) -> None:
         torch.testing.assert_close(matrix.float()[~ones], other.detach()[~ones], rtol=0.15, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("small", [False, True])
 def test_what_was_stopped_goes_on_bit_for_bit(training, monkeypatch: pytest.MonkeyPatch, small: bool) -> None:
     """Moments stay finer than their weights, also with eight bits of bitsandbytes."""

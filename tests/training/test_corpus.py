@@ -158,6 +158,7 @@ def test_batches_are_full_of_rows_of_like_length(target, texts):
     assert used > 0.9 * sum(sizes)
 
 
+@pytest.mark.slow
 def test_the_order_is_that_of_the_seed_and_can_be_entered_anywhere(target, texts, monkeypatch):
     monkeypatch.setattr("localspec.training.corpus.BLOCK", 100)
     made = Corpus(target, texts, 256, 512, 3)

@@ -274,6 +274,7 @@ def whole_model(model: Path, directory: Path, form: str, heads: Tensors) -> Path
     return directory
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["one file", "shards"])
 @pytest.mark.parametrize("own", ["private", "the target's"])
 def test_a_whole_model_in_safetensors_is_target_and_heads_where_it_is(

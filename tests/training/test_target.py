@@ -112,6 +112,7 @@ def demo() -> Callable[[str], NativeTarget]:
     return lambda packing: NativeTarget.open(Path(__file__).parents[2] / "localspec" / "demo", quantize=packing)
 
 
+@pytest.mark.slow
 @packings
 def test_each_layer_of_the_demo_computes_what_torch_does_with_its_numbers(demo, packing: str) -> None:
     native = demo(packing)
@@ -211,6 +212,7 @@ def test_where_it_does_not_fit_one_is_told(tiny: Make, monkeypatch: pytest.Monke
         load_target(cpu_choice(tiny(NATIVE_FAMILIES[0]).path, "int8"), Reporter())
 
 
+@pytest.mark.slow
 @packings
 def test_packed_weights_decode_in_the_library_with_the_same_drafter(
     tiny: Make, packing: str, monkeypatch: pytest.MonkeyPatch

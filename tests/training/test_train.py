@@ -102,6 +102,7 @@ def test_steps_learning_rate_and_progress(training):
     assert all(0 <= share <= 1 for share in accuracies[0]["accuracy_by_depth"][0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("at", "backwards"), [(1, False), (5, False), (4, True)])
 def test_what_was_stopped_goes_on_bit_for_bit(training, monkeypatch, at, backwards):
     if backwards:  # groups in another order than the drafter's own: each moment must find its parameter
@@ -120,6 +121,7 @@ def test_what_was_stopped_goes_on_bit_for_bit(training, monkeypatch, at, backwar
     assert len({line["loss"] for line in log(whole) if "loss" in line}) == 8
 
 
+@pytest.mark.slow
 def test_moments_in_eight_bits_are_kept_too_and_an_old_training_goes_on_without_them(training, monkeypatch):
     """On a CPU, where bitsandbytes computes the same; which of the two it is stands in the checkpoint."""
     assert optimizer_class("cpu") is torch.optim.AdamW and not has_small_moments("cpu")
@@ -146,6 +148,7 @@ def test_moments_in_eight_bits_are_kept_too_and_an_old_training_goes_on_without_
     assert all("exp_avg" in state for state in training(where="dense")._optimizer.state.values())
 
 
+@pytest.mark.slow
 def test_what_was_killed_goes_on_from_its_checkpoint_and_forgets_what_it_noted_behind_it(training):
     whole = training(where="whole")
     list(whole.run())
@@ -162,6 +165,7 @@ def test_what_was_killed_goes_on_from_its_checkpoint_and_forgets_what_it_noted_b
     assert log(again) == log(whole) and same(again, whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("left", [False, True])
 def test_what_is_left_of_a_log_is_gone_on_with(training, left):
     """A log that was deleted, or that a machine which lost power has written in part."""
@@ -225,6 +229,7 @@ def test_gradients_are_clipped(training, monkeypatch):
     assert float(norm) == pytest.approx(1e-3, rel=0.01)
 
 
+@pytest.mark.slow
 def test_each_forward_has_random_numbers_of_its_own(training, monkeypatch):
     seeds, honest = [], Linears.loss
 
@@ -250,6 +255,7 @@ def test_all_held_out_text_is_measured_in_the_end_and_a_row_at_least_in_between(
     assert len(made.corpus.held_out) > 1
 
 
+@pytest.mark.slow
 def test_groups_learn_at_their_own_rate_and_small_ones_are_not_decayed(training, monkeypatch):
     groups = lambda self: [  # noqa: E731
         {"params": list(self.matrices), "lr_scale": 0.0},
@@ -311,6 +317,7 @@ def test_a_damaged_checkpoint_is_told(training, damage):
         training()
 
 
+@pytest.mark.slow
 def test_what_a_killed_removal_leaves_is_no_checkpoint(training, monkeypatch):
     made = training()
     next(made.run())

@@ -18,7 +18,6 @@ def offered(talk):
     return [str(option.prompt) for option in shown.options] if shown.display else []
 
 
-@pytest.mark.quick
 def test_a_slash_shows_the_commands_and_tab_completes(chat):
     talk = chat()
 

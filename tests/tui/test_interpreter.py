@@ -64,6 +64,7 @@ interpreter.ScreenFirst.select = select
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo-terminals")
 def test_the_chat_waits_with_it(tmp_path):
     file = tmp_path / "waited"

@@ -322,7 +322,6 @@ def test_a_click_on_a_message_leaves_the_focus_in_the_prompt(chat):
     talk.play(story)
 
 
-@pytest.mark.quick
 def test_ctrl_l_copies_the_last_reply(chat, clipboard):
     talk = chat(["# Source *text*"])
 

@@ -1,5 +1,6 @@
 """The full screen where a server answers: what it has no part in says so."""
 
+import pytest
 from serving.scripted_server import HELLO, said, scripted, stream
 from tui.scripted_engine import ScriptedChat, say, until
 
@@ -7,6 +8,7 @@ from localspec.config import Settings
 from localspec.serving.behind import Behind
 
 
+@pytest.mark.slow
 def test_a_chat_over_a_server(tmp_path):
     """It answers; x-ray, a race and the list of models say in a sentence why not; what broke off is kept."""
     with scripted(HELLO, stream(said("Half a"))) as server:

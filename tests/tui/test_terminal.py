@@ -293,6 +293,7 @@ def test_the_engine_is_closed_also_where_textual_itself_fails(ending):
         ending(run)
 
 
+@pytest.mark.slow
 def test_nothing_is_waited_for_at_the_very_end():
     child = os.fork()
     if child == 0:

@@ -31,6 +31,7 @@ def test_the_first_start_says_what_is_kept_and_no_other_does(run, first_start, h
     assert run("-m", hello.path, "hi").err == ""
 
 
+@pytest.mark.slow
 def test_a_reply_is_kept_with_how_it_was_made(run, home, hello, tmp_path):
     (tmp_path / "notes").write_text("some notes\n")
     began = time.time()
@@ -75,6 +76,7 @@ def test_going_on_with_the_last_one_and_with_another(run, home, hello, messages)
     assert all(turn.reply == hello.text for conversation in kept(home) for turn in conversation.turns)
 
 
+@pytest.mark.slow
 def test_a_system_prompt_stays_until_another_is_given(run, home, hello, messages, monkeypatch):
     run("-m", hello.path, "-s", "Be kind.", "one")
     monkeypatch.setenv("LOCALSPEC_SYSTEM", "Be rude.")
@@ -103,6 +105,7 @@ def test_its_model_stays_until_another_is_named(run, home, hello, long, monkeypa
     assert kept(home)[0].info.model == str(long.path) and kept(home)[0].info.turns == 4
 
 
+@pytest.mark.slow
 def test_a_conversation_is_kept_by_the_model_s_place_from_anywhere(run, home, hello, monkeypatch, tmp_path):
     monkeypatch.chdir(hello.path.parent)
     run("-m", "./hello", "one")
@@ -142,6 +145,7 @@ def test_nothing_to_go_on_with(run, first_start, home, hello, which):
     refused(run("-m", hello.path, *which, "hi", "--no-log"), 2, said)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [1, 0, -1, 10**30])
 def test_a_conversation_that_is_not_there(run, home, hello, number):
     """Number 1 was, in a home that is lived in."""
@@ -202,6 +206,7 @@ def test_no_log_reads_the_conversation_and_keeps_nothing_new(run, home, hello, l
     assert files_with(home, b"QZJX", b"QZJV", long.text[:12].encode(), pack_tokens(long.ids[10:13])) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["decode_step", "step"])
 def test_an_interrupted_reply_is_kept_and_gone_on_with(run, home, endless, monkeypatch, messages, place):
     from localspec.decoding import session
@@ -228,6 +233,7 @@ def test_a_prompt_that_got_no_answer_gives_way_to_the_next(run, home, endless, m
     assert said(kept(home)[0]) == [("hi", "and ", "length")]
 
 
+@pytest.mark.slow
 def test_what_was_said_until_the_reader_left_is_kept(run, home, endless, monkeypatch):
     class Gone(io.StringIO):
         def write(self, text: str) -> int:

@@ -38,6 +38,7 @@ def test_a_broken_database(run, home, hello):
     assert any("broken" in file.name for file in database.parent.iterdir())
 
 
+@pytest.mark.slow
 def test_a_newer_database(run, home, hello):
     run("-m", hello.path, "hi")
     database = Paths(home).database
@@ -53,6 +54,7 @@ def test_a_directory_in_the_place_of_the_database(run, first_start, hello):
     notified(run("-m", hello.path, "hi"), hello, "cannot be used")
 
 
+@pytest.mark.slow
 def test_a_locked_database(run, home, hello, monkeypatch):
     run("-m", hello.path, "hi")
     connect, original = sqlite3.connect, run_module._Plain.end
@@ -84,6 +86,7 @@ def test_a_database_that_is_locked_when_the_reply_begins(run, home, hello, monke
     assert kept(home) == []
 
 
+@pytest.mark.slow
 def test_a_broken_database_holds_nothing_to_go_on_with(run, home, hello):
     run("-m", hello.path, "hi")
     Paths(home).database.write_bytes(b"this is no database " * 500)

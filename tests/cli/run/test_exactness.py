@@ -30,6 +30,7 @@ def test_seeds(run, noise):
     assert said("--seed", 1)["token_ids"] != said("--seed", 2)["token_ids"]
 
 
+@pytest.mark.slow
 def test_the_models_own_sampling(run, models):
     own = random_model(models / "own", generation={"do_sample": True, "temperature": 1.0, "top_k": 3})
     one, two = (run("-m", own, "hi", "--json", "-n", "30", "--seed", seed).json for seed in (1, 2))
@@ -64,6 +65,7 @@ def test_what_the_self_test_finds_is_what_is_said(run, hello, inexact):
     assert start["exactness"] == end["exactness"] == "numerical" and "int8, numerical ·" in result.err
 
 
+@pytest.mark.slow
 def test_exact_where_it_cannot_be_had_is_refused(run, hello, inexact, monkeypatch):
     refused(run("-m", hello.path, "hi", "--exact"), 2, "--exact", "int8", "1.2e-03")
     monkeypatch.setenv("LOCALSPEC_EXACT", "yes")
@@ -78,6 +80,7 @@ def test_the_figures_name_the_precision(run, hello):
     assert " · int8, " in run("-m", hello.path, "hi", "--stats", "--quantize", "int8").err
 
 
+@pytest.mark.slow
 def test_what_is_measured_on_the_first_load_is_told_once(run, first_start, hello, monkeypatch):
     monkeypatch.setattr(hardware.IdleCores, "__call__", lambda self: hardware.physical_cores())  # a busy one keeps none
     shown: list[str] = []

@@ -64,6 +64,7 @@ def test_a_gpu_where_there_is_none(run, hello):
     refused(run("-m", hello.path, "hi", "--device", "cuda"), 2, "cuda", "cpu")
 
 
+@pytest.mark.slow
 def test_settings_that_are_no_settings(run, home, hello, monkeypatch):
     monkeypatch.setenv("LOCALSPEC_TEMPERATUR", "1")
     refused(run("-m", hello.path, "hi"), 2, "LOCALSPEC_TEMPERATUR", "'LOCALSPEC_TEMPERATURE'")
@@ -79,6 +80,7 @@ def test_settings_that_are_no_settings(run, home, hello, monkeypatch):
     assert run("-m", hello.path, "hi", "-n", "1").out == "Hel\n"
 
 
+@pytest.mark.slow
 def test_a_prompt_longer_than_the_context(run, models):
     tight = scripted_model(models / "tight", [b"a", b"b", b"c"], context=20)
     refused(run("-m", tight.path, "x" * 100), 2, "103 tokens", "20")

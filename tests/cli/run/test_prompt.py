@@ -16,6 +16,7 @@ from localspec.cli import run as run_module
 from localspec.cli.texts import read_file
 
 
+@pytest.mark.slow
 def test_where_the_prompt_comes_from(run, tmp_path, hello):
     one, two = tmp_path / "one.txt", tmp_path / "two.txt"
     one.write_text("first\r\n")

@@ -51,6 +51,7 @@ def test_the_newline_at_the_end(run, models):
     assert run("-m", silent.path, "hi", "--json").json["token_ids"] == []
 
 
+@pytest.mark.slow
 def test_stats_are_a_line_on_standard_error(run, hello):
     result = run("-m", hello.path, "hi", "--stats")
     assert result.out == hello.text + "\n"
@@ -149,6 +150,7 @@ def test_a_sentence_that_cannot_be_written_keeps_its_exit_code(home):
     assert shell(home, '"$@" 2>/dev/full', "-m", "nosuch", "hi").returncode == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [
@@ -172,6 +174,7 @@ def test_whatever_temperature_and_top_p_are_accepted_something_is_said(run, home
     assert (again.code, again.out) == (0, result.out)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cold", ["1e-20", "1e-38", "5e-324"])
 @pytest.mark.parametrize("more", [(), ("--top-p", "0.9"), ("--top-k", "3")], ids=" ".join)
 def test_the_coldest_temperatures_say_what_is_likeliest(run, noise, cold, more):
