@@ -30,7 +30,6 @@ def salvage(source: sqlite3.Connection, target: sqlite3.Connection) -> str:
     Returns with what the new history begins, in half a sentence, or nothing. Raises sqlite3.Error of `target`.
     """
     deadline = time.monotonic() + SECONDS
-    came: set[int] = set()
     complete = True
     try:
         if source.execute("PRAGMA user_version").fetchone()[0] != len(MIGRATIONS):
@@ -39,21 +38,23 @@ def salvage(source: sqlite3.Connection, target: sqlite3.Connection) -> str:
     except sqlite3.DatabaseError:
         return ""
     try:
-        known = {row[0]: row for row in _rows(source, "conversation", _CONVERSATION, deadline)}
+        rows = _rows(source, "conversation", _CONVERSATION, deadline)
+        known = {row[0]: row for row in rows if _can_be_true(row)}
         with transaction(target):
             _put(target, "draft", _DRAFT[1:], [row[1:] for row in _rows(source, "draft", _DRAFT, deadline)])
         for number in reversed(numbers):
             with transaction(target):
-                came |= _volume(source, target, number, known, deadline)
+                _volume(source, target, number, known, deadline)
     except _Late:
         complete = False
     with transaction(target):
         for name in ("conversation", "turn"):
             _go_on_from(target, name, _last_id(source, name))
+    (came,) = target.execute("SELECT count(*) FROM conversation WHERE newest > 0").fetchone()  # those with a turn
     if not came:
         return ""
     when = "" if complete else f" in {SECONDS:.0f} seconds; the rest is in the old one"
-    return f"with the {counted(len(came), 'conversation')} that could be read{when}"
+    return f"with the {counted(came, 'conversation')} that could be read{when}"
 
 
 def _volume(
@@ -62,8 +63,8 @@ def _volume(
     number: int,
     known: dict[object, tuple[object, ...]],
     deadline: float,
-) -> set[int]:
-    """Copies one; returns the conversations in it."""
+) -> None:
+    """Copies one."""
     volume = volumes.suffix(number)
     if number:
         make_volume(target, number)
@@ -83,7 +84,13 @@ def _volume(
     _put(target, f"about{volume}", _ABOUT, abouts)
     (last,) = target.execute(f"SELECT coalesce(max(id), 0) FROM turn{volume}").fetchone()
     _go_on_from(target, "turn", last)
-    return came
+
+
+def _can_be_true(conversation: tuple[object, ...]) -> bool:
+    """Whether it is a row of that table: on a page that lies in another's place there are rows of something else."""
+    _, model, created, used, branch_of, volume = conversation
+    times = isinstance(created, int | float) and isinstance(used, int | float)
+    return isinstance(model, str) and times and isinstance(branch_of, int | None) and isinstance(volume, int)
 
 
 def _rows(
