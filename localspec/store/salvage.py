@@ -9,6 +9,7 @@ from typing import Any
 from localspec.quantities import counted
 from localspec.store import volumes
 from localspec.store.history_tables import make_volume
+from localspec.store.lost_list import with_list
 from localspec.store.opening import transaction
 from localspec.store.schema import MIGRATIONS
 
@@ -30,19 +31,27 @@ def salvage(source: sqlite3.Connection, target: sqlite3.Connection) -> str:
     Returns with what the new history begins, in half a sentence, or nothing. Raises sqlite3.Error of `target`.
     """
     deadline = time.monotonic() + SECONDS
+    with contextlib.ExitStack() as opened:
+        try:
+            if source.execute("PRAGMA user_version").fetchone()[0] != len(MIGRATIONS):
+                return ""
+            volumes.every(source)
+        except sqlite3.DatabaseError:
+            copy = with_list(source)
+            if copy is None:
+                return ""
+            source = opened.enter_context(contextlib.closing(copy))
+        return _copied(source, target, deadline)
+
+
+def _copied(source: sqlite3.Connection, target: sqlite3.Connection, deadline: float) -> str:
     complete = True
-    try:
-        if source.execute("PRAGMA user_version").fetchone()[0] != len(MIGRATIONS):
-            return ""
-        numbers = volumes.every(source)
-    except sqlite3.DatabaseError:
-        return ""
     try:
         rows = _rows(source, "conversation", _CONVERSATION, deadline)
         known = {row[0]: row for row in rows if _can_be_true(row)}
         with transaction(target):
             _put(target, "draft", _DRAFT[1:], [row[1:] for row in _rows(source, "draft", _DRAFT, deadline)])
-        for number in reversed(numbers):
+        for number in reversed(volumes.every(source)):
             with transaction(target):
                 _volume(source, target, number, known, deadline)
     except _Late:
