@@ -148,8 +148,8 @@ def _list(copy: sqlite3.Connection, trees: dict[int, str]) -> None:
             query = f"""SELECT volume FROM {named[listed["conversation"]]}
                 WHERE id = (SELECT conversation FROM {named[root]} LIMIT 1)"""
             (number,) = copy.execute(query).fetchone() or (None,)
-        fits = isinstance(number, int) and number >= 0 and number not in numbers.values()
-        numbers[root] = int(number) if fits else next(free)
+        known = isinstance(number, int) and number >= 0 and number not in numbers.values()
+        numbers[root] = number if known else next(free)
     final |= {root: f"turn_{number}" if number else "turn" for root, number in numbers.items()}
     for root in by_table["about"]:
         for turns, number in numbers.items():
