@@ -15,7 +15,8 @@ from localspec.store.schema import MIGRATIONS
 MOST = 2**28  # bytes of a file, which is held in memory more than once
 _INTERIOR, _LEAF = 5, 13  # the first byte of a page of a table
 _PAGE = 4096  # bytes, where the file does not say
-_DEEPEST = 20  # pages from the first one of a table to a leaf
+_ORDER = "/* first or last */"
+_ANY = f"SELECT conversation FROM {{}} ORDER BY rowid {_ORDER} LIMIT 1"
 # The columns of each table, and what its rows look like: n for nothing, # for a number, t for text.
 TABLES = {
     "conversation": (
@@ -86,14 +87,23 @@ def _trees(content: bytes, size: int) -> dict[int, str]:
     below = {number: _children(page) for number, page in pages.items() if page[0] == _INTERIOR}
     found = {}
     for root in sorted(pages.keys() - {child for children in below.values() for child in children}):
-        leaf = root
-        for _ in range(_DEEPEST):
-            leaf = below.get(leaf, [leaf])[0]
-        row = _first_row(pages[leaf]) if leaf in pages and leaf not in below else ""
+        leaves = (leaf for leaf in _leaves(root, below) if leaf in pages)
+        row = next(filter(None, (_first_row(pages[leaf]) for leaf in leaves)), "")
         for name, (_, form) in TABLES.items():
             if re.fullmatch(form, row):
                 found[root] = name
     return found
+
+
+def _leaves(root: int, below: dict[int, list[int]]) -> Iterator[int]:
+    waiting, seen = [root], set[int]()
+    while waiting:
+        page = waiting.pop()
+        if page not in below:
+            yield page
+        elif page not in seen:  # what is damaged may go round in circles
+            seen.add(page)
+            waiting.extend(reversed(below[page]))
 
 
 def _children(page: bytes) -> list[int]:
@@ -137,7 +147,7 @@ def _list(copy: sqlite3.Connection, trees: dict[int, str]) -> None:
     by_table = {table: [root for root, name in trees.items() if name == table] for table in TABLES}
     final = {}
     for table in ("conversation", "draft", "sqlite_sequence"):  # one of each; a mend may have left an older one
-        sizes = [(copy.execute(f"SELECT count(*) FROM {named[root]}").fetchone()[0], root) for root in by_table[table]]
+        sizes = [(_found(copy, f"SELECT count(*) FROM {named[root]}") or 0, root) for root in by_table[table]]
         final.update({max(sizes)[1]: table} if sizes else {})
     listed = {name: root for root, name in final.items()}
     numbers: dict[int, int] = {}
@@ -145,21 +155,29 @@ def _list(copy: sqlite3.Connection, trees: dict[int, str]) -> None:
     for root in by_table["turn"]:
         number = None
         if "conversation" in listed:
-            query = f"""SELECT volume FROM {named[listed["conversation"]]}
-                WHERE id = (SELECT conversation FROM {named[root]} LIMIT 1)"""
-            (number,) = copy.execute(query).fetchone() or (None,)
-        known = isinstance(number, int) and number >= 0 and number not in numbers.values()
-        numbers[root] = number if known else next(free)
+            query = f"SELECT volume FROM {named[listed['conversation']]} WHERE id = ({_ANY.format(named[root])})"
+            number = _found(copy, query)
+        if number is None or number < 0 or number in numbers.values():
+            number = next(free)
+        numbers[root] = number
     final |= {root: f"turn_{number}" if number else "turn" for root, number in numbers.items()}
     for root in by_table["about"]:
         for turns, number in numbers.items():
-            query = f"""SELECT 1 FROM {named[turns]}
-                WHERE conversation = (SELECT conversation FROM {named[root]} LIMIT 1) LIMIT 1"""
             name = f"about_{number}" if number else "about"
-            if name not in final.values() and copy.execute(query).fetchone():
+            query = f"SELECT 1 FROM {named[turns]} WHERE conversation = ({_ANY.format(named[root])}) LIMIT 1"
+            if name not in final.values() and _found(copy, query):
                 final[root] = name
                 break
     _write_list(copy, final, trees)
+
+
+def _found(copy: sqlite3.Connection, query: str) -> int | None:
+    """The number that a query finds by the first row or, if that is damaged, by the last; None where there is none."""
+    for order in ("", "DESC"):
+        with contextlib.suppress(sqlite3.DatabaseError):
+            (value,) = copy.execute(query.replace(_ORDER, order)).fetchone() or (None,)
+            return value if isinstance(value, int) else None
+    return None
 
 
 def _write_list(copy: sqlite3.Connection, named: dict[int, str], trees: dict[int, str]) -> None:

@@ -10,7 +10,7 @@ from localspec.quantities import counted
 from localspec.store import volumes
 from localspec.store.history_tables import make_volume
 from localspec.store.lost_list import with_list
-from localspec.store.opening import transaction
+from localspec.store.opening import code_of, transaction
 from localspec.store.schema import MIGRATIONS
 
 SECONDS = 4.0  # after which no more comes over: other processes wait for five
@@ -114,7 +114,9 @@ def _rows(
             for row in source.execute(f"{query} > ? AND rowid < ? ORDER BY rowid{order}", (low, high)):
                 low, high = (low, row[0]) if order else (row[0], high)
                 yield _in_time(row, deadline)
-        except sqlite3.DatabaseError:
+        except sqlite3.DatabaseError as error:
+            if code_of(error) == sqlite3.SQLITE_ERROR:  # there is no such table
+                return
             whole = False
     if whole:  # from both ends: rows of a damaged page that are none may seem to be the last
         return

@@ -83,6 +83,23 @@ def test_with_the_list_of_conversations_lost_too(path: Path, notices: list[str])
     assert f"begun with the {COUNT} conversations that could be read" in notices[0]
 
 
+def test_with_a_page_of_what_is_listed_lost_too(path: Path, notices: list[str]) -> None:
+    """Whatever a page is of, it costs no more than without the list."""
+    whole, pages = path.read_bytes(), pages_of_list(path)
+    kept = {}
+    for missing in ([], pages):
+        for page in range(2, len(whole) // SIZE + 1):
+            path.unlink()
+            path.write_bytes(whole)
+            lost(path, [page, *missing])
+            for _ in range(2):
+                with Store.open(path, notices.append) as store:
+                    found = {number for number in range(1, COUNT + 1) if store.history.read(number)}
+            kept[page, bool(missing)] = found
+    without = {page: kept[page, False] - kept[page, True] for page, missing in kept if missing}
+    assert {page: numbers for page, numbers in without.items() if numbers} == {}
+
+
 def test_what_is_still_in_the_log_is_read(path: Path, notices: list[str]) -> None:
     def say_and_die(pipe: int) -> None:
         store = Store.open(path, pytest.fail)
