@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Self
 
 from localspec.environment import hub_places
@@ -209,12 +210,26 @@ def _own_locks(source: Source) -> Iterator[None]:
                 lock.chmod(stat.S_IMODE(lock.stat().st_mode) & ~0o022)
 
 
+def _clear_what_the_client_tried(blobs: Path) -> None:
+    """Removes what stays where the client is killed, or the disk fails, while it learns the umask by an empty file, and
+    by a link to another whether there can be links.
+
+    Another process that tries links at this moment learns the same: it needs no file that the link leads to, and once
+    the link is there no directory.
+    """
+    for left in (*blobs.glob("tmp_*-*-*-*-*"), *hub_places().cache.glob("tmp????????/dummy_file_*")):
+        with suppress(OSError):
+            if left.name == "dummy_file_dst" and os.readlink(left) == "dummy_file_src":
+                left.with_name("dummy_file_src").unlink(missing_ok=True)
+                left.unlink()
+                left.parent.rmdir()
+            elif (left.name == "dummy_file_src" or left.parent == blobs) and not left.lstat().st_size:
+                left.unlink()
+
+
 def _finish(part: Part, paths: Paths | None) -> list[str]:
     """Records the pull, and writes the ref that tells other programs what the revision means now. Returns notices."""
-    for left in (repository(part.source) / "blobs").glob("tmp_*-*-*-*-*"):
-        with suppress(OSError):  # by an empty file the client learns the umask; who is killed meanwhile leaves it
-            if not left.stat().st_size:
-                left.unlink()
+    _clear_what_the_client_tried(repository(part.source) / "blobs")
     if part.source.gguf or part.beside:  # kept in another form, which says itself where it is from
         return []
     source, former = part.source, record(part.source, paths)

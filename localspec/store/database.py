@@ -142,11 +142,17 @@ class Database:
                 raise
             except sqlite3.DatabaseError as error:
                 damage = error
-            if self._is_mended(damage):
+            mended = self._mended(damage)
+            if mended is not None:
                 try:
                     return work(self._connection)
                 except sqlite3.DatabaseError as error:
                     damage = error
+                    if is_broken(error):
+                        mended = ""  # it is set aside all the same
+                finally:
+                    if mended:
+                        self._notice(mended)
             if not is_broken(damage):
                 if code_of(damage) in NO_ROOM:
                     self._forget_half_saved()
@@ -206,20 +212,23 @@ class Database:
         except sqlite3.DatabaseError as error:
             return str(error)
 
-    def _is_mended(self, damage: sqlite3.DatabaseError) -> bool:
-        """Whether what failed may work now, since what is derived was built anew. Raises StoreTrouble."""
+    def _mended(self, damage: sqlite3.DatabaseError) -> str | None:
+        """What failed may work now, since what is derived was built anew, which the sentence says if there is one to be
+        told. None where it was not. Raises StoreTrouble.
+        """
         if self.path is None or not may_be_damage(damage):
-            return False
+            return None
         if self.read_only:
-            copy = mended_copy(self._mend, self._connection, self.path, damage, self._notice)
-            if copy is not None:
-                self._connection.close()
-                self._connection = copy
-            return copy is not None
+            copied = mended_copy(self._mend, self._connection, self.path, damage)
+            if copied is None:
+                return None
+            self._connection.close()
+            self._connection, told = copied
+            return told
         try:
             with one_at_a_time(self.path):
                 ours = identity(self.path) == self._identity
-                return ours and mended_by(self._mend, self._connection, self.path, damage, self._notice)
+                return mended_by(self._mend, self._connection, self.path, damage) if ours else None
         except sqlite3.DatabaseError as trouble:  # the file stays, and is mended where there is room again
             raise self._trouble(trouble) from damage
 

@@ -17,6 +17,12 @@ from localspec.store.searched_words import trigram_query
 from localspec.store.values import text
 
 PAGES_TO_FIND = -1  # in place of a volume's number in `unclean`: the file is to be written anew
+_LOST_CONVERSATION = """SELECT 1 FROM turn{volume} AS said NOT INDEXED WHERE typeof(conversation) = 'integer'
+    AND NOT EXISTS (SELECT 1 FROM conversation NOT INDEXED WHERE id = said.conversation) LIMIT 1"""
+_LOST_TURN = """SELECT 1 FROM conversation NOT INDEXED
+    WHERE volume = {number} AND typeof(newest) = 'integer' AND newest > 0 AND NOT EXISTS
+    (SELECT 1 FROM turn{volume} AS said NOT INDEXED WHERE said.id = newest AND said.conversation = conversation.id)
+    LIMIT 1"""
 _DERIVED = {"measurement", "volume"}  # tables whose rows are measured, or counted, again
 
 
@@ -35,6 +41,7 @@ def mend(connection: sqlite3.Connection) -> str:
     damaged = {
         table: _can_be_read(connection, table) for table in tables if table in lost or not _is_sound(connection, table)
     }
+    _miss_nothing(connection)
     anew = ["what it says of its tables was corrected"] if corrected else []
     if not volumes_of and not damaged:
         return _whole(anew)
@@ -63,6 +70,19 @@ def mend(connection: sqlite3.Connection) -> str:
 
 def _whole(anew: Sequence[str]) -> str:
     return f"{', '.join(anew)}, and no conversation is lost" if anew else ""
+
+
+def _miss_nothing(connection: sqlite3.Connection) -> None:
+    """Raises sqlite3.DatabaseError where a turn names a conversation that is not there, or a conversation its last
+    turn: then a table has lost rows, though all that is in it can be read.
+    """
+    (tells,) = connection.execute(
+        "SELECT count(*) FROM pragma_table_info('conversation') WHERE name = 'newest'"
+    ).fetchone()
+    for number in volumes.every(connection):
+        for query in (_LOST_CONVERSATION, _LOST_TURN)[: 1 + tells]:  # earlier versions do not tell of the last turn
+            if connection.execute(query.format(volume=volumes.suffix(number), number=number)).fetchone():
+                raise damage("rows that others tell of are out of reach")
 
 
 def _holds_together(connection: sqlite3.Connection, number: int) -> bool:

@@ -44,11 +44,15 @@ def open_writable(
 
     What `salvage` can read of a broken one comes over. Raises sqlite3.Error and OSError.
     """
-    mended = aside = False
+    mended: str | None = None
+    aside = False
     while True:
         connection = _made(path)
         try:
-            return _checked(connection, migrations, probes)
+            checked = _checked(connection, migrations, probes)
+            if mended:
+                notice(mended)
+            return checked
         except (sqlite3.Error, _Unfit) as error:
             unfit = (
                 error
@@ -58,13 +62,10 @@ def open_writable(
             try:
                 if isinstance(error, sqlite3.Error) and not is_broken(error):
                     raise
-                if (
-                    unfit.mendable
-                    and not mended
-                    and mended_by(mend, connection, path, unfit.__cause__ or error, notice)
-                ):
-                    mended = True
-                    continue
+                if unfit.mendable and mended is None:
+                    mended = mended_by(mend, connection, path, unfit.__cause__ or error)
+                    if mended is not None:
+                        continue
                 if aside:
                     raise OSError(f"it {unfit} again") from error
                 try:
@@ -73,7 +74,7 @@ def open_writable(
                     raise OSError(f"it {unfit} and cannot be set aside: {reason_of(trouble)}") from trouble
                 came = begun_anew(path, file, migrations, salvage) if unfit.mendable else ""
                 notice(f"{path} {unfit} and was set aside as {file.name}; a new one was begun{came and ' '}{came}.")
-                aside = True
+                aside, mended = True, ""
             finally:
                 connection.close()
 
@@ -97,22 +98,25 @@ def open_readable(
                 _check(connection, probes)
                 return connection
         except (sqlite3.Error, _Unfit) as error:
-            copy = mended_copy(mend, connection, path, error.__cause__ or error, notice)
-            if copy is not None:
-                connection.close()
-                return copy
+            copied = mended_copy(mend, connection, path, error.__cause__ or error)
+            if copied is not None:
+                copy, told = copied
+                with contextlib.suppress(sqlite3.Error, _Unfit):
+                    _check(copy, probes)
+                    connection.close()
+                    notice(told)
+                    return copy
+                copy.close()
         connection.close()
     return None
 
 
 def mended_copy(
-    mend: Work[str],
-    connection: sqlite3.Connection,
-    path: Path,
-    error: BaseException,
-    notice: Callable[[str], None],
-) -> sqlite3.Connection | None:
-    """A copy in memory of what can only be read and is damaged, mended there; None where it cannot be mended."""
+    mend: Work[str], connection: sqlite3.Connection, path: Path, error: BaseException
+) -> tuple[sqlite3.Connection, str] | None:
+    """A copy in memory of what can only be read and is damaged, mended there, and a sentence that says so, to be told
+    once the copy serves; None where it cannot be mended.
+    """
     if not isinstance(error, sqlite3.Error) or not may_be_damage(error):
         return None
     copy = _connect(":memory:")
@@ -124,46 +128,37 @@ def mended_copy(
             loaded(copy)
             _tune(copy)
             if anew := mend(copy):
-                notice(
+                return copy, (
                     f"{path} is damaged ({reason_of(error)}) and can only be read, so a copy of it in memory is what "
                     f"is read now: there {anew}; the file is mended once it can be written."
                 )
-                return copy
     except sqlite3.Error:  # what else is damaged, or is not there, costs the file as before
         pass
     copy.close()
     return None
 
 
-def mended_by(
-    mend: Work[str],
-    connection: sqlite3.Connection,
-    path: Path,
-    error: BaseException,
-    notice: Callable[[str], None],
-) -> bool:
-    """Whether what was found damaged may work now: `mend` was done, by this process or a quicker one.
+def mended_by(mend: Work[str], connection: sqlite3.Connection, path: Path, error: BaseException) -> str | None:
+    """What was found damaged may work now: `mend` was done, which the sentence says that is to be told once it works,
+    or a quicker process did it (nothing to tell). None where it cannot be done; then nothing has changed.
 
-    Where it cannot be done nothing has changed. Raises sqlite3.Error where only something else stood in the way, such
-    as a full disk.
+    Raises sqlite3.Error where only something else stood in the way, such as a full disk.
     """
     if connection.in_transaction:
-        return False
+        return None
     try:
         loaded(connection)
         _tune(connection)
         anew = mend(connection)
     except sqlite3.Error as trouble:
         if may_be_damage(trouble):
-            return False
+            return None
         raise
     finally:
         # What a connection knows of its tables is no part of a transaction that was taken back.
         with contextlib.suppress(sqlite3.Error):
             connection.execute("PRAGMA writable_schema = RESET").fetchone()
-    if anew:
-        notice(f"{path} was damaged ({reason_of(error)}); {anew}.")
-    return True
+    return f"{path} was damaged ({reason_of(error)}); {anew}." if anew else ""
 
 
 def _made(path: Path) -> sqlite3.Connection:

@@ -9,7 +9,8 @@ from typing import Any
 from localspec.quantities import counted
 from localspec.store import volumes
 from localspec.store.history_tables import make_volume
-from localspec.store.opening import transaction
+from localspec.store.lost_list import with_list
+from localspec.store.opening import code_of, transaction
 from localspec.store.schema import MIGRATIONS
 
 SECONDS = 4.0  # after which no more comes over: other processes wait for five
@@ -30,30 +31,39 @@ def salvage(source: sqlite3.Connection, target: sqlite3.Connection) -> str:
     Returns with what the new history begins, in half a sentence, or nothing. Raises sqlite3.Error of `target`.
     """
     deadline = time.monotonic() + SECONDS
-    came: set[int] = set()
+    with contextlib.ExitStack() as opened:
+        try:
+            if source.execute("PRAGMA user_version").fetchone()[0] != len(MIGRATIONS):
+                return ""
+            volumes.every(source)
+        except sqlite3.DatabaseError:
+            copy = with_list(source)
+            if copy is None:
+                return ""
+            source = opened.enter_context(contextlib.closing(copy))
+        return _copied(source, target, deadline)
+
+
+def _copied(source: sqlite3.Connection, target: sqlite3.Connection, deadline: float) -> str:
     complete = True
     try:
-        if source.execute("PRAGMA user_version").fetchone()[0] != len(MIGRATIONS):
-            return ""
-        numbers = volumes.every(source)
-    except sqlite3.DatabaseError:
-        return ""
-    try:
-        known = {row[0]: row for row in _rows(source, "conversation", _CONVERSATION, deadline)}
+        rows = _rows(source, "conversation", _CONVERSATION, deadline)
+        known = {row[0]: row for row in rows if _can_be_true(row)}
         with transaction(target):
             _put(target, "draft", _DRAFT[1:], [row[1:] for row in _rows(source, "draft", _DRAFT, deadline)])
-        for number in reversed(numbers):
+        for number in reversed(volumes.every(source)):
             with transaction(target):
-                came |= _volume(source, target, number, known, deadline)
+                _volume(source, target, number, known, deadline)
     except _Late:
         complete = False
     with transaction(target):
         for name in ("conversation", "turn"):
             _go_on_from(target, name, _last_id(source, name))
+    (came,) = target.execute("SELECT count(*) FROM conversation WHERE newest > 0").fetchone()  # those with a turn
     if not came:
         return ""
     when = "" if complete else f" in {SECONDS:.0f} seconds; the rest is in the old one"
-    return f"with the {counted(len(came), 'conversation')} that could be read{when}"
+    return f"with the {counted(came, 'conversation')} that could be read{when}"
 
 
 def _volume(
@@ -62,8 +72,8 @@ def _volume(
     number: int,
     known: dict[object, tuple[object, ...]],
     deadline: float,
-) -> set[int]:
-    """Copies one; returns the conversations in it."""
+) -> None:
+    """Copies one."""
     volume = volumes.suffix(number)
     if number:
         make_volume(target, number)
@@ -83,7 +93,13 @@ def _volume(
     _put(target, f"about{volume}", _ABOUT, abouts)
     (last,) = target.execute(f"SELECT coalesce(max(id), 0) FROM turn{volume}").fetchone()
     _go_on_from(target, "turn", last)
-    return came
+
+
+def _can_be_true(conversation: tuple[object, ...]) -> bool:
+    """Whether it is a row of that table: on a page that lies in another's place there are rows of something else."""
+    _, model, created, used, branch_of, volume = conversation
+    times = isinstance(created, int | float) and isinstance(used, int | float)
+    return isinstance(model, str) and times and isinstance(branch_of, int | None) and isinstance(volume, int)
 
 
 def _rows(
@@ -98,7 +114,9 @@ def _rows(
             for row in source.execute(f"{query} > ? AND rowid < ? ORDER BY rowid{order}", (low, high)):
                 low, high = (low, row[0]) if order else (row[0], high)
                 yield _in_time(row, deadline)
-        except sqlite3.DatabaseError:
+        except sqlite3.DatabaseError as error:
+            if code_of(error) == sqlite3.SQLITE_ERROR:  # there is no such table
+                return
             whole = False
     if whole:  # from both ends: rows of a damaged page that are none may seem to be the last
         return

@@ -171,8 +171,20 @@ def test_empty_files_that_the_client_of_a_killed_pull_left_go(home, hub: Hub, re
     empty, foreign = (place / f"tmp_{uuid.uuid4()}" for _ in range(2))
     empty.touch()
     foreign.write_text("of something else")
+    both, link, file, others = (
+        common_cache(home) / f"tmp{name}" for name in ("a_bcdef1", "abcdefgh", "12345678", "_x_x_x_x")
+    )
+    for directory in (both, link, file, others):
+        directory.mkdir()
+        if directory != link:
+            (directory / "dummy_file_src").touch()
+        if directory in (both, link):
+            (directory / "dummy_file_dst").symlink_to("dummy_file_src")
+    (others / "dummy_file_src").write_text("of something else")
+    (others / "dummy_file_dst").symlink_to(others / "dummy_file_src")
     assert at(home, hub, "pull", "org/name").returncode == 0 and is_whole(home, repo)
     assert not empty.exists() and foreign.exists()
+    assert not both.exists() and not link.exists() and [*file.iterdir()] == [] and len([*others.iterdir()]) == 2
 
 
 @pytest.mark.slow

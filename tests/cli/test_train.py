@@ -132,6 +132,19 @@ def test_without_a_place_it_goes_where_the_model_finds_it(train, model, tmp_path
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(os.name != "posix", reason="modes as on POSIX")
+def test_what_is_trained_is_private_whatever_the_umask(train, tmp_path):
+    before = os.umask(0)
+    try:
+        assert train("medusa", "--steps", 1)[0] == 0
+    finally:
+        os.umask(before)
+    made = {path: path.stat().st_mode & 0o777 for path in (tmp_path / "home" / "data").rglob("*")}
+    assert {path.name for path in made} >= {"drafters", "drafter.json", "drafter.safetensors", "losses.jsonl"}
+    assert [(path, mode) for path, mode in made.items() if mode != (0o700 if path.is_dir() else 0o600)] == []
+
+
+@pytest.mark.slow
 def test_a_form_that_changes_the_target_writes_the_changed_one(train, model, tmp_path, capfd):
     out = tmp_path / "joint"
     code, text, errors = train("medusa", "--steps", 12, "--lr", 0.02, "-o", out, "-O", "joint=true", "-O", "warmup=0.1")

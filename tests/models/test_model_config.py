@@ -127,7 +127,7 @@ def test_a_dynamic_model_can_be_given_more_than_its_own_context():
         {"layer_types": "aaa"}, {"layer_types": [1, 2, 3]}, {"rope_scaling": [1]}, {"rope_scaling": "linear"},
         {"rope_scaling": {"type": "linear"}}, {"rope_scaling": {"type": "linear", "factor": 0}},
         {"rope_scaling": {"type": "dynamic", "factor": 1e308}}, {"rope_scaling": {"type": "dynamic", "factor": 2**22}},
-        {"rope_scaling": {"type": "linear", "factor": "4"}}, {"rope_theta": 0}, {"rope_theta": float("inf")},
+        {"rope_scaling": {"type": "linear", "factor": "4"}}, {"rope_theta": 0}, {"rope_theta": "x"}, {"rope_theta": float("inf")},
         {"partial_rotary_factor": -0.5}, {"rope_parameters": {"full_attention": {"rope_type": "default"}}},
         {"rope_scaling": {"type": "yarn", "factor": 2.0, "original_max_position_embeddings": 0}},
     ],

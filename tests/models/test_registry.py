@@ -174,10 +174,12 @@ def test_inspect_shards(model):
     assert [file.name for file in inspect(model).weight_files] == ["one.safetensors", "two.safetensors"]
 
 
-@pytest.mark.parametrize("name", ["../model.safetensors", "/etc/passwd", "pytorch_model.bin", "..", "a/b.safetensors"])
+@pytest.mark.parametrize(
+    "name", ["../model.safetensors", "/etc/passwd", "pytorch_model.bin", "..", "a/b.safetensors", "x" * 5000]
+)
 def test_an_index_names_only_what_lies_beside_it(model, name):
     sharded(model, {"a": name})
-    assert repr(name) in refused(LocalspecError, inspect, model)
+    assert repr(name)[:99] in refused(LocalspecError, inspect, model)
 
 
 @pytest.mark.parametrize("content", ["[]", "{}", '{"weight_map": {}}', '{"weight_map": {"a": 1}}', "{"])

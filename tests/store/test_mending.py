@@ -18,7 +18,7 @@ from damaged_history import (
     overwritten,
     written,
 )
-from database_files import integrity
+from database_files import integrity, only_readable, open_directory
 from deleted_text import MARKER, index_is_whole, traces
 from slow_cases import some
 
@@ -207,6 +207,27 @@ def test_where_a_table_has_lost_rows_that_its_index_names_nothing_is_built_anew(
             mend(connection)
         assert is_broken(raised.value), "so the file is set aside"
     assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("found", ["at opening", "at work", "where it can only be read"])
+def test_that_nothing_is_lost_is_said_once_the_file_serves_again(
+    notices: list[str], found: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_directory() as directory:
+        path = history_in(directory, monkeypatch)
+        overwritten("turn_by_conversation", path)
+        monkeypatch.setattr(
+            store_module.mending, "mend", lambda connection: "it was mended, and no conversation is lost"
+        )
+        if found == "at work":
+            monkeypatch.setattr(store_module, "PROBES", ())
+        with contextlib.ExitStack() as stack:
+            if found == "where it can only be read":
+                stack.enter_context(only_readable(path, directory_too=True))
+            with Store.open(path, notices.append) as store:
+                store.history.read(1)
+    assert len(notices) == 1 and "lost" not in notices[0]
+    assert ("was set aside" in notices[0]) == (found != "where it can only be read")
 
 
 def test_a_schema_that_is_no_text_is_corrected(path: Path, notices: list[str]) -> None:

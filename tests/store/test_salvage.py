@@ -6,7 +6,7 @@ import sqlite3
 from pathlib import Path
 
 import pytest
-from damaged_history import COUNT, history_in, last_volume, overwritten, written
+from damaged_history import COUNT, exchanged, history_in, last_volume, overwritten, written
 from database_files import integrity
 
 from localspec.store import salvage
@@ -115,6 +115,37 @@ def test_a_whole_volume_that_is_lost_costs_no_other(path: Path, notices: list[st
     with Store.open(path, notices.append) as store:
         assert 0 < len(store.history.conversations()) < there and 1 in readable(store)
         written(store)
+
+
+@pytest.mark.parametrize("other", ["about", "about_1", "volume", "measurement", "pool", "sqlite_sequence", "unclean"])
+def test_the_list_of_conversations_in_the_place_of_another_table(path: Path, notices: list[str], other: str) -> None:
+    """To build an index of it anew from what lies there would hide all of them."""
+    assert exchanged("conversation", other, path)
+    before = path.read_bytes()
+    with Store.open(path, notices.append) as store:
+        assert readable(store) == [*range(1, COUNT + 1)] and store.history.strays() == 0
+        assert {info.model for info in store.history.conversations()} <= {"demo", ""}
+        written(store)
+    assert path.with_name("localspec.db.broken-1").read_bytes() == before
+    assert len(notices) == 1 and f"begun with the {COUNT} conversations that could be read" in notices[0]
+
+
+def test_a_page_of_turns_in_the_place_of_another_table(path: Path, notices: list[str]) -> None:
+    """All pages are whole then, and what an index tells of more than its table seems to be another's."""
+    page = leaves(path, f"turn{last_volume(path)}")[0]
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        (root,) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'volume'").fetchone()
+    content = bytearray(path.read_bytes())
+    one, other = (slice((number - 1) * 4096, number * 4096) for number in (page, root))
+    content[one], content[other] = content[other], content[one]
+    path.write_bytes(content)
+    with Store.open(path, notices.append) as store:
+        readable(store)
+    with Store.open(path, notices.append) as store:
+        kept = readable(store)
+        assert len(kept) == COUNT - 1 == len(store.history.conversations())
+    assert len(notices) == 1 and "was set aside" in notices[0]
+    assert f"with the {len(kept)} conversations that could be read" in notices[0]
 
 
 def test_a_page_that_seems_to_end_a_table_does_not_hide_what_is_before_it() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from command import ROOT, environment
 
 HERE = Path(__file__).parent
-LIMIT = 60.0  # seconds after which a command hangs, on a busy machine too
+LIMIT = 60.0  # seconds after which a command hangs, without those that it waits for a processor
 KINDS = {"ENOSPC": 28, "EIO": 5, "EINTR": 4}
 
 

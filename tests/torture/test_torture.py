@@ -1,7 +1,9 @@
 """A short, fixed share of `make torture`; and that it would see what it looks for."""
 
+import os
 import random
 import re
+import signal
 import sys
 from collections.abc import Iterator
 
@@ -10,6 +12,7 @@ import pytest
 if sys.platform != "linux":
     pytest.skip("libraries are put before others on Linux alone", allow_module_level=True)
 
+from torture import cage_process
 from torture.__main__ import disk, signals
 from torture.cage import Cage, Ended, Fault, faults_library, open_cage
 from torture.formats import FORMATS, Soil, tried
@@ -108,6 +111,30 @@ def test_a_prompt_that_ctrl_c_took_was_not_finished() -> None:
 
     assert told(pace, nothing, pace) == [TYPED[0], TYPED[2]]
     assert told(pace, "\nCtrl+D ends.", pace) == [TYPED[0]], "either the second or the third"
+
+
+@pytest.mark.parametrize(("waited", "hung"), [([0.0], True), ([1e9, 1e9, 0.0], True), ([1e9, 1e9], False)])
+def test_what_waits_for_a_processor_does_not_hang(
+    waited: list[float], hung: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader, writer = os.pipe()
+    if (child := os.fork()) == 0:
+        os._exit(os.read(reader, 1)[0])
+    looks, real = iter(waited), cage_process.kept_waiting
+
+    def kept_waiting(process: int) -> float:
+        assert process == child and real(process) >= 0
+        seconds = next(looks, None)
+        if seconds is None:  # now it has its processor
+            os.write(writer, b"\3")
+        return 1e9 if seconds is None else seconds
+
+    monkeypatch.setattr(cage_process, "MOST", 1e9)
+    monkeypatch.setattr(cage_process, "kept_waiting", kept_waiting)
+    ended = cage_process.watched(child, {"limit": 0.01})
+    assert ended["hung"] == hung and ended["code"] == (-signal.SIGKILL if hung else 3)
+    os.close(reader)
+    os.close(writer)
 
 
 @pytest.mark.parametrize("name", ["chat", "pull"])
