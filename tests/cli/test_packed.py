@@ -258,7 +258,6 @@ def test_what_cannot_be_packed_is_refused_before_the_download(home, repo, change
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("qwen3_5-grouped-shared-keys-interval", "the CPU engine does not have its recurrent layers yet"),
         ("gemma4-many-heads-untied-keys-as-values-capped", "the CPU engine does not have its family yet"),
     ],
 )
