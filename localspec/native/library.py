@@ -49,7 +49,8 @@ class DeltaSizes(ctypes.Structure):
     """ls_delta_sizes."""
 
     _fields_ = (
-        ("key_heads", c_int32), ("value_heads", c_int32), ("key_dim", c_int32), ("value_dim", c_int32), ("taps", c_int32),
+        ("key_heads", c_int32), ("value_heads", c_int32), ("key_dim", c_int32), ("value_dim", c_int32),
+        ("taps", c_int32),
     )  # fmt: skip
 
 

@@ -64,7 +64,7 @@ def weights(shape: Shape, dtype: str, quantize: str, backend: str, parameters: i
 
 
 def cache(shape: Shape, tokens: int, dtype: str) -> int:
-    """Bytes of keys and values of so many tokens, tree included, in whole buckets, and of what recurrent layers hold."""
+    """Bytes of keys and values of so many tokens, tree included, in whole buckets, and of recurrent layers."""
     return shape.cached(-(-tokens // BUCKET) * BUCKET, ITEM[dtype]) + states(shape, dtype)
 
 

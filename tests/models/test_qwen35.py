@@ -215,7 +215,9 @@ def test_torch_computes_it_with_dense_weights_alone(tiny) -> None:
     card, without = card_of(tiny(NAME).path), machine(cpu()).as_torch_has_it()
     for here, device in ((machine(gpu()), "cuda"), (without, "cpu")):
         for packing in ("int8", "int4", "nf4"):
-            with pytest.raises(UsageMistake, match=f"{packing} cannot be had on {device}.*: .*dense weights alone; use .*none"):
+            with pytest.raises(
+                UsageMistake, match=f"{packing} cannot be had on {device}.*: .*dense weights alone; use .*none"
+            ):
                 choose(card, Settings(quantize=packing, device=device), here)
         choice = choose(card, Settings(device=device), here)
         assert (choice.engine, choice.quantize) == ("torch", "none")

@@ -145,7 +145,9 @@ def test_drafts_of_all_lengths_leave_no_bit_behind_in_a_long_text(tiny: Make, pa
     while at < len(text):
         right = min(choose.choice([1, 1, 2, 4, 9, 40]), len(text) - at)
         false = wrong(text[at + right : at + right + choose.choice([0, 3, 7, 90])])
-        assert np.array_equal(read(target, cache, [*text[at : at + right], *false], right)[:right], want[at : at + right])
+        assert np.array_equal(
+            read(target, cache, [*text[at : at + right], *false], right)[:right], want[at : at + right]
+        )
         at += right
 
 
@@ -241,7 +243,9 @@ def test_slots_that_are_counted_as_read_can_be_gone_on_from(tiny: Make) -> None:
 # -- drafts ------------------------------------------------------------------------------------------------------------
 
 
-def drafters(tiny: Make, name: str, target: NativeTarget, packing: str, text: Sequence[int]) -> Iterator[tuple[str, Drafter]]:
+def drafters(
+    tiny: Make, name: str, target: NativeTarget, packing: str, text: Sequence[int]
+) -> Iterator[tuple[str, Drafter]]:
     small = tiny(next(one for one in NAMES if one != name), packing).target
     yield "oracle", Oracle(text)
     yield "off the chain", OffChain(text)

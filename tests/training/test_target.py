@@ -88,7 +88,9 @@ def assert_each_layer_agrees(native: NativeTarget, tokens: list[int]) -> None:
         states = target.embed(torch.tensor(tokens)).float()
         assert np.array_equal(model.embed(tokens), states.numpy())
         along = None
-        if not native.branches:  # recurrent layers are computed all together: what each reads is what the library gave it
+        if (
+            not native.branches
+        ):  # recurrent layers are computed all together: what each reads is what the library gave it
             before = model.forward(tokens, None, model.cache(0), 0, range(layers + 1))[2]
             along = torch.from_numpy(before).view(count, layers + 1, -1)
         for index in range(layers):

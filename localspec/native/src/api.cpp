@@ -150,7 +150,9 @@ int check_request(const ls_model* model, const ls_cache* cache, const ls_pool* p
     LS_CHECK(model && cache && pool && request, "A forward needs a model, a cache, a pool and a request.");
     const ls_model_config& c = model->config;
     const ls_request& q = *request;
-    LS_CHECK(cache->layers == model->before(c.num_layers, false) && cache->kv_heads == c.num_kv_heads && cache->padded_dim == padded_head(c.head_dim) && cache->format == c.cache_format,
+    const int recurrent = model->before(c.num_layers, true);
+    LS_CHECK(cache->layers == c.num_layers - recurrent && cache->kv_heads == c.num_kv_heads && cache->padded_dim == padded_head(c.head_dim) && cache->format == c.cache_format &&
+             cache->chains == (recurrent > 0) && (recurrent == 0 || cache->states.serves(c.delta, recurrent)),
              "The cache belongs to a model of another shape.");
     LS_CHECK(q.rows >= 1, "A forward of %d rows is not possible.", q.rows);
     LS_CHECK(q.rows <= cache->slots - cache->length, "%d rows do not fit behind %d tokens in %d slots; reserve more.", q.rows, cache->length, cache->slots);

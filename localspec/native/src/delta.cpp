@@ -12,6 +12,7 @@ int check_delta(const ls_delta_sizes& s) {
         if (size.value < 1 || size.value > 65536) return fail(LS_WRONG, "%s = %d of recurrent layers is not possible.", size.name, size.value);
     if (s.value_heads % s.key_heads) return fail(LS_WRONG, "%d value heads cannot share %d key heads evenly.", s.value_heads, s.key_heads);
     const int64_t channels = 2 * (int64_t)s.key_heads * s.key_dim + (int64_t)s.value_heads * s.value_dim;
+    if (channels * s.taps > LARGEST_SIZE) return fail(LS_WRONG, "A convolution of %lld channels over %d rows is too large.", (long long)channels, s.taps);
     if (channels + 2 * s.value_heads + (int64_t)s.value_heads * s.value_dim > LARGEST_SIZE) return fail(LS_WRONG, "Recurrent layers of %lld channels are too wide.", (long long)channels);
     return LS_OK;
 }

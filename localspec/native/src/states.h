@@ -22,6 +22,7 @@ class States {
     };
 
     void shape(const ls_delta_sizes& sizes, int layers, int format);
+    bool serves(const ls_delta_sizes& sizes, int layers) const { return layers == layers_ && memcmp(&sizes, &sizes_, sizeof sizes) == 0; }
     size_t bytes() const;
     bool reaches(int length) const { return reachable(length) == length; }
     int reachable(int length) const;  // the longest text, of at most `length` tokens, that can be gone back to
