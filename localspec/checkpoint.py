@@ -14,6 +14,7 @@ from typing import Any
 from localspec import packed_file
 from localspec.errors import LocalspecError, NotHere
 from localspec.outside_files import JSON_LIMIT, TEXT_LIMIT, parse_json, read_bytes
+from localspec.published_heads import kind_of_heads, why_not_read
 
 ARCHITECTURES = {
     "LlamaForCausalLM": "llama",
@@ -179,6 +180,9 @@ def _inspect_packed(found: packed_file.PackedFile) -> Checkpoint:
 
 def _architecture(config: Mapping[str, Any], path: Path) -> str:
     """The architecture that a config.json names. Raises LocalspecError for one that cannot be served."""
+    if (why := why_not_read(config)) or kind_of_heads(config) == "dflash":
+        use = "use another" if why else "fetch it with `localspec pull`, and it becomes one of its model's"
+        raise LocalspecError(f"What is in {path} is {why or 'a DFlash drafter, and no model by itself'}; {use}.")
     named = config.get("architectures")
     architecture = named[0] if isinstance(named, list) and named and isinstance(named[0], str) else None
     if architecture not in ARCHITECTURES:

@@ -127,7 +127,8 @@ BEGAN = (  # where `--begin` went on from the model that was here before
     "while the help had some four phrasings a question (0.97 core-hours), 6.0 M while it had fourteen (1.14 core-hours), "
     "5.5 M and 4.5 M with twice as many, of which it became the mean (0.98), 12.0 M at six tenths of the rate when readers of the "
     "README had written theirs (1.09), 5.5 M at four tenths, of which it became the mean (0.54), 9.0 M at six tenths with twice "
-    "as many of theirs, of which it became three quarters (0.84), and then the stage once more,"
+    "as many of theirs, of which it became three quarters (0.84), 4.5 M at four tenths, of which it became the mean (0.43), and then "
+    "the stage once more, with the help's answers fewer and most of them learnt as far as they say which one they are,"
 )
 
 

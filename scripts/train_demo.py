@@ -56,7 +56,7 @@ STAGES = {
     "last": Stage("last", 1024, 4096, (1.0, 0.0), 0.0, 0, 0.0),
     # In 90 seconds, steps of 2,048 tokens brought a draft to agree with its teacher on 29 % of tokens, those of 4,096
     # on 24 %; in 80 seconds at 2.5 times the rate it was 29 % too.
-    "draft": Stage("last", 1024, 2048, (2.0, 0.0), 0.4, 50, 0.0),
+    "draft": Stage("draft", 1024, 2048, (2.0, 0.0), 0.4, 50, 0.0),
 }
 
 

@@ -43,12 +43,12 @@ How often its first guess was right on {held_out:,} held-out tokens, by depth: {
 
 
 def mixture(data: Path, work: Path) -> Path:
-    """The model's last mixture as `localspec train` reads it; what is generated is new."""
+    """The mixture of drafters as `localspec train` reads it; what is generated is new."""
     file = work / "mixture.jsonl"
     if not file.exists():
         work.mkdir(parents=True, exist_ok=True)
         new = file.with_suffix(".new")
-        new.write_text("".join(f"{json.dumps(example)}\n" for example in trained(data, "last", 1, [])), "utf-8")
+        new.write_text("".join(f"{json.dumps(example)}\n" for example in trained(data, "draft", 1, [])), "utf-8")
         new.replace(file)
     return file
 

@@ -112,6 +112,9 @@ class RowAttention(Protocol):
         after that number.
         """
 
+    def keep(self, kv: Rows, positions: Sequence[int]) -> None:
+        """Keeps rows that attend to nothing: keys and values [rows, 2 * key heads * head_dim], not rotated yet."""
+
     def truncate(self, length: int) -> None:
         """Forgets all but the first `length` rows."""
 

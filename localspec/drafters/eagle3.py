@@ -62,7 +62,7 @@ class Eagle3Options:
             ("depth", 1 <= self.depth <= 16, "1 to 16"),
             ("vocabulary", self.vocabulary >= -1, "0 for all tokens, -1 for what suits, or how many"),
             ("decay", 0 < self.decay <= 1, "above 0 and at most 1"),
-            ("states", not self.states or _are_places(self.states), f"up to {MOST_PLACES} indices like 2,14,25"),
+            ("states", not self.states or are_places(self.states), f"up to {MOST_PLACES} indices like 2,14,25"),
             ("norms", self.norms in NORMS, f"one of {', '.join(NORMS)}"),
         ):
             if not fine:
@@ -95,7 +95,8 @@ class Eagle3Options:
         return tuple(map(int, self.states.split(",")))
 
 
-def _are_places(text: str) -> bool:
+def are_places(text: str) -> bool:
+    """Whether this lists indices of states, a few of them."""
     parts = text.split(",")
     return len(parts) <= MOST_PLACES and all(part.isascii() and part.isdecimal() and len(part) < 5 for part in parts)
 

@@ -87,8 +87,13 @@ class PathTrees:
             path += (token,)
         self.forget()
 
-    def grow(self, context: Context, logits_of: LogitsOf, depths: int, ids: Ids | None = None) -> DraftTree:
-        """Returns the best tree of so many levels. `ids` are the tokens of the logits' columns, where not all are."""
+    def grow(
+        self, context: Context, logits_of: LogitsOf, depths: int, ids: Ids | None = None, chain: bool = False
+    ) -> DraftTree:
+        """Returns the best tree of so many levels, or the best `chain`.
+
+        `ids` are the tokens of the logits' columns, where not all are.
+        """
         drafter, sampling = self._drafter, context.sampling
         self.forget()
         self._greedy = sampling.greedy
@@ -108,7 +113,7 @@ class PathTrees:
             began = time.perf_counter()
             # Nodes of one depth have one position, and so meet the same noise.
             positions = [len(context.committed) + depth] * len(tokens)
-            count = min(context.nodes, BRANCHES) if depth else context.nodes
+            count = 1 if chain else min(context.nodes, BRANCHES) if depth else context.nodes
             logits = drafter.compute.logits(logits_of(parents, tokens, depth))
             found = logits.candidates(positions, count, sampling, ids)
             self.levels.took(depth, time.perf_counter() - began)

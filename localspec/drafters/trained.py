@@ -97,7 +97,7 @@ class TrainedDrafter(ABC):
 
     @classmethod
     def from_model(cls, path: Path, target: DraftableModel[Any], depth: int | None = None) -> Self:
-        """The drafter that a published language model is; only kinds whose row has a `mask_key` have one.
+        """The drafter that a published language model is, or holds: of kinds with a `mask_key`, and MTP.
 
         `depth` is the number of tokens of a draft, where that was asked for.
         """

@@ -123,6 +123,14 @@ def no_counterpart(engine: Engine, drafter: str) -> UsageMistake:
             f"'{kind.name}' has no files that {engine.label} reads, which looks for phrases in the text itself; "
             f"nearest is {flags[engine.name]}"
         )
+    if kind.takes == "published":
+        where = "in the model's own files" if kind.name == "mtp" else "in the repository that it came from"
+        flags = {"vllm": f"--speculative-config with the method {kind.name}", "sglang": "--speculative-algorithm "}
+        flags["sglang"] += "NEXTN" if kind.name == "mtp" else kind.name.upper()
+        return UsageMistake(
+            f"{engine.label} reads '{kind.name}' {where}, so there is nothing to write; serve it with "
+            f"{flags[engine.name]}."
+        )
     if kind.takes == "draft model":  # ouroboros
         nearest_one = f"its small model alone, draft_model{drafter.removeprefix(kind.name)}"
     elif "medusa heads" in engine.forms and kind.name != "medusa":

@@ -16,7 +16,7 @@ from localspec.hub.pace import waits_told
 from localspec.hub.records import COMMIT, GGUF_NAME, NAME, ExpectedFile, is_valid
 from localspec.hub.sources import Source
 from localspec.outside_files import parse_json, read_bytes
-from localspec.published_heads import kind_of_heads
+from localspec.published_heads import kind_of_heads, why_not_read
 from localspec.text import LONGEST_LICENSE, one_line
 
 WEIGHTS, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
@@ -223,6 +223,8 @@ def _check_supported(source: Source, config: Mapping[str, Any]) -> tuple[str, ..
         raise LocalspecError(
             f"{source} has no config.json, so it is no model in the Hugging Face layout; choose another."
         )
+    if why := why_not_read(config):
+        raise LocalspecError(f"{source} is {why}; use another drafter.")
     names = config.get("architectures")
     architecture = str(names[0])[:80] if isinstance(names, list) and names else None
     own_code = isinstance(config.get("auto_map"), dict)

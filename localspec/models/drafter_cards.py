@@ -11,8 +11,10 @@ from localspec.checkpoint import inspect, read_config, read_json, revision, tens
 from localspec.environment import home
 from localspec.errors import LocalspecError, NotHere, UsageMistake
 from localspec.hub.cache import find_snapshot
-from localspec.models.drafter_kinds import TABLE, kind_of, kinds
+from localspec.models.drafter_kinds import TABLE, WEIGHTS, kind_of, kinds
+from localspec.models.mtp_layer import MTP, has_mtp, mtp_layer
 from localspec.models.registry import TargetCard, reference
+from localspec.models.shape import recurrent
 from localspec.models.target_map import target_map
 from localspec.paths import Paths
 
@@ -57,7 +59,7 @@ def find_drafter(name: str, card: TargetCard, paths: Paths | None = None) -> Dra
     ones, and those that a bench found not to pay. Raises NotHere where there is none, UsageMistake where it was made
     for another model, LocalspecError where it is damaged.
     """
-    if name in kinds("weights"):
+    if name in kinds(*WEIGHTS):
         trouble = None
         for found in (found for kind, found in _drafters_here(card, paths) if kind == name):
             if isinstance(found, DrafterCard):
@@ -65,10 +67,23 @@ def find_drafter(name: str, card: TargetCard, paths: Paths | None = None) -> Dra
             trouble = trouble or found
         if trouble:
             raise trouble
+        if name == MTP:
+            mtp_layer(card.path)  # which says that there is none
         if card.entry and any(one.kind == name and one.source for one in card.entry.drafters):
             raise NotHere(
                 f"The drafter '{name}' of {card.name} is not here; fetch it with `localspec pull {card.name} --drafter "
                 f"{name}`."
+            )
+        if name in kinds("published"):
+            raise NotHere(
+                f"There is no drafter '{name}' for {card.name} here, and localspec trains none; fetch one that others "
+                "publish for this model, by `localspec pull ORG/REPOSITORY`, or use another."
+            )
+        if recurrent(card.path):
+            others = ", ".join(kind for kind in kinds("nothing", "draft model") if kind_of(kind).on_chains)
+            raise NotHere(
+                f"There is no drafter '{name}' for {card.name} here, and none is trained for a model with recurrent "
+                f"layers; name the directory of one that others publish, or use one of {others}."
             )
         raise NotHere(
             f"There is no drafter '{name}' for {card.name} here; "
@@ -116,6 +131,12 @@ def _drafters_here(card: TargetCard, paths: Paths | None) -> Iterator[tuple[obje
                 yield one.kind, read_drafter(here)
             except LocalspecError as trouble:
                 yield one.kind, trouble
+    if has_mtp(card.path):
+        try:
+            layer = mtp_layer(card.path)
+            yield MTP, DrafterCard(MTP, card.path, {}, "", card.name, layer.parameters, layer.bytes, {}, layer.others)
+        except LocalspecError as trouble:
+            yield MTP, trouble
 
 
 def _drafter_places(card: TargetCard, paths: Paths | None) -> list[Path]:
@@ -152,7 +173,7 @@ def read_drafter(path: Path) -> DrafterCard:
         )
     content = _content(file)
     kind, options, target = content.get("kind"), content.get("options"), content.get("target")
-    if kind not in kinds("weights") or not isinstance(options, dict) or not isinstance(target, dict):
+    if kind not in kinds(*WEIGHTS) or not isinstance(options, dict) or not isinstance(target, dict):
         raise LocalspecError(f"{file} does not say what the drafter is; train it again.")
     version = content.get("format")
     if type(version) is not int or version != FORMAT:  # True is 1, too

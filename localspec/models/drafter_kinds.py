@@ -1,9 +1,10 @@
 """The kinds of drafters: one row each, from which every list of kinds and every answer about a kind is derived.
 
-A new kind is one row here and one file, `localspec/drafters/<name>.py`. The file of a kind that is trained defines the
-class `Drafter`, a `TrainedDrafter`; another, `localspec/training/drafters/<name>.py`, the class `Trainable`, a
-`TrainableDrafter`, and is loaded only where something is trained. The file of any other kind has a function `build`,
-which for a kind that takes a draft model returns a `DraftModel`, alone or `WithPhrases`; what takes a probe has none.
+A new kind is one row here and one file, `localspec/drafters/<name>.py`. The file of a kind with weights defines the
+class `Drafter`, a `TrainedDrafter`. Where they are trained here, another, `localspec/training/drafters/<name>.py`, has
+the class `Trainable`, a `TrainableDrafter`, and is loaded only then; what others alone publish has none. The file of
+any other kind has a function `build`, which for a kind that takes a draft model returns a `DraftModel`, alone or
+`WithPhrases`; what takes a probe has none.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -19,10 +20,12 @@ from localspec.models.shape import Shape
 WITH_PHRASES = "+phrases"  # after the name of a kind: its drafts are lengthened by phrases
 MERGED = 3  # drafters at most whose drafts are merged into one tree, phrases not counted
 DRAFT_TOKENS = 5  # of a draft, where no figure says how many
+DRAFT_BLOCK = 16  # tokens of a block that is filled in at once
 DRAFT_VOCABULARY = 32_768  # tokens of a draft vocabulary, where no figure says how many
 FORWARDS_A_DRAFT = 2.0  # of a draft model, which stops where another would not pay: measured on the demo pair, widened
 
-Takes = Literal["nothing", "probe", "weights", "draft model"]
+Takes = Literal["nothing", "probe", "weights", "published", "draft model"]
+WEIGHTS: tuple[Takes, ...] = ("weights", "published")  # of a `TrainedDrafter`; the second are not trained here
 
 
 @dataclass(frozen=True)
@@ -183,9 +186,32 @@ def _eagle3_seconds(cost: DraftCost, nodes: int) -> float:
     return levels * (cost.product(cost.parameters, 2) + 2 * cost.layer_seconds)
 
 
-def _eagle3_size(one: DrafterSize) -> int:
-    """With keys and values of one layer, and a feature a token, which is half as much as they at most."""
+def _kept_by_a_layer(one: DrafterSize) -> int:
+    """With keys and values of one layer, and a state a token, which is half as much as they at most."""
     return one.weights + 2 * one.cache_bytes // one.shape.num_layers
+
+
+def _mtp_parameters(shape: Shape) -> int:
+    """One layer of the target's, and what joins an embedding and a state."""
+    return shape.layer + 2 * shape.hidden_size**2
+
+
+def _mtp_seconds(cost: DraftCost, nodes: int) -> float:
+    """It drafts token by token, each time with its layer and the target's head."""
+    steps = min(cost.depth, max(nodes, 1))
+    return steps * (cost.product(cost.parameters + cost.shape.embedding, 1) + 2 * cost.layer_seconds)
+
+
+def _dflash_seconds(cost: DraftCost, nodes: int) -> float:
+    """One forward of its layers over a block, and the target's head."""
+    layers = max(round(cost.parameters / cost.shape.layer), 1)
+    return cost.product(cost.parameters + cost.shape.embedding, DRAFT_BLOCK) + layers * cost.layer_seconds
+
+
+def _dflash_size(one: DrafterSize) -> int:
+    """With keys and values of each of its layers, and a feature a token."""
+    layers = max(round(one.parameters / one.shape.layer), 1) + 1
+    return one.weights + layers * one.cache_bytes // one.shape.num_layers
 
 
 def _draft_model_seconds(cost: DraftCost, nodes: int) -> float:
@@ -217,7 +243,7 @@ TABLE = [
     DrafterKind("layers", "some of the target's own layers: S3D without training", "probe", _layers_seconds),
     DrafterKind(
         "eagle3", "a layer on states of three of the target's layers, token after token", "weights",
-        _eagle3_seconds, size=_eagle3_size, parameters=_eagle3_parameters, states_in="fc.weight",
+        _eagle3_seconds, size=_kept_by_a_layer, parameters=_eagle3_parameters, states_in="fc.weight",
     ),
     DrafterKind("medusa", "heads on the target's last state, one a depth", "weights", _medusa_seconds, on_chains=True),
     DrafterKind(
@@ -229,6 +255,14 @@ TABLE = [
         _s3d_seconds, size=lambda one: one.parameters * one.other_bytes, predicted=_s3d_predicted,
     ),
     DrafterKind("semi", "the target's last state and a tiny model of what was drafted", "weights", _semi_seconds),
+    DrafterKind(
+        "dflash", "a few layers that fill in a block of mask tokens at once", "published",
+        _dflash_seconds, size=_dflash_size, states_in="fc.weight", on_chains=True,
+    ),
+    DrafterKind(
+        "mtp", "a layer in the target's own files that predicts further ahead, token after token", "published",
+        _mtp_seconds, size=_kept_by_a_layer, parameters=_mtp_parameters, on_chains=True,
+    ),
     DrafterKind(
         "draft_model", "a small model of the same tokenizer", "draft model", _draft_model_seconds, on_chains=True
     ),
@@ -266,4 +300,4 @@ def drafting_kinds(drafter: str) -> tuple[DrafterKind, ...]:
 
 def can_be_merged(kind: DrafterKind) -> bool:
     """Whether its drafts can be merged with those of others: it needs no model or forward of the target beside them."""
-    return kind.takes in ("weights", "probe")
+    return kind.takes in (*WEIGHTS, "probe")

@@ -11,7 +11,7 @@ from localspec.checkpoint import ARCHITECTURES
 from localspec.config import nearest, read_toml
 from localspec.errors import UsageMistake
 from localspec.hub.sources import Source
-from localspec.models.drafter_kinds import kinds
+from localspec.models.drafter_kinds import WEIGHTS, kinds
 from localspec.models.shape import TABLE_KEYS, Shape, whole
 from localspec.models.thinking import WhenItThinks
 
@@ -223,7 +223,7 @@ def _form(table: Mapping[str, Any], of: str) -> Form:
 
 def _published(table: Mapping[str, Any], of: str) -> PublishedDrafter:
     _check(table, _DRAFTER, of)
-    kind, known = table.get("kind"), sorted(kinds("weights", "draft model"))
+    kind, known = table.get("kind"), sorted(kinds(*WEIGHTS, "draft model"))
     if kind not in known:
         guess = nearest(str(kind), known)
         raise UsageMistake(f"kind = {kind!r} of {of} is no kind of drafter{guess}; use one of {', '.join(known)}.")

@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from localspec.checkpoint import text_config
+from localspec.checkpoint import inspect, text_config
 from localspec.models.delta_net import DeltaNet, of_qwen35
 from localspec.models.model_config import TORCH_ONLY, with_defaults
 
@@ -118,6 +119,12 @@ class Shape:
         """Bytes of keys and values of so many tokens, in numbers of `item` bytes."""
         attending = self.num_layers - (sum(self.delta.layers) if self.delta else 0)
         return 2 * attending * self.num_kv_heads * self.head_dim * tokens * item
+
+
+def recurrent(path: Path) -> bool:
+    """Whether the model of a directory, or of a packed file, has recurrent layers. Raises what `inspect` raises."""
+    shape = Shape.of(inspect(path).config)
+    return shape is not None and shape.recurrent
 
 
 # The key of each field in the `shape` of a models.toml.

@@ -1,5 +1,6 @@
 """The tensors in a model's safetensors files: where each lies, and whether all are there that config.json promises."""
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from io import FileIO
 from math import prod
@@ -61,7 +62,18 @@ def stored_tensors(checkpoint: Checkpoint, config: TransformerConfig) -> dict[st
 
     Raises LocalspecError for tensors that are missing or have another shape than config.json promises.
     """
-    made_of = weight_map(config)
+    return find_stored(checkpoint, weight_map(config), lambda name: in_features(name, config))
+
+
+def find_stored(
+    checkpoint: Checkpoint,
+    made_of: Mapping[str, Sequence[tuple[str, int]]],
+    columns_of: Callable[[str], int | None],
+) -> dict[str, StoredTensor]:
+    """Finds the tensors, with their rows, that each of ours is made of; `columns_of` ours is None for a vector.
+
+    Raises what `stored_tensors` raises.
+    """
     names = frozenset(part for parts in made_of.values() for part, _ in parts)
     found = _find(checkpoint, names)
     if missing := sorted(names - found.keys()):
@@ -69,7 +81,7 @@ def stored_tensors(checkpoint: Checkpoint, config: TransformerConfig) -> dict[st
             f"The weights in {checkpoint.path} lack '{missing[0]}' and {len(missing) - 1} more; fetch the model again."
         )
     for name, parts in made_of.items():
-        columns = in_features(name, config)
+        columns = columns_of(name)
         for part, rows in parts:
             if found[part].dtype not in NUMPY_TYPES:
                 raise LocalspecError(

@@ -32,18 +32,11 @@ class NativeAttention:
     def __call__(self, qkv: Floats, positions: Sequence[int], seen: Sequence[Sequence[int]] | None = None) -> Floats:
         """Returns what rows attend to, and keeps their keys and values."""
         sizes, rows = self._sizes, len(qkv)
-        heads, keys, width = sizes.num_heads, sizes.num_kv_heads, sizes.head_dim
-        split = qkv.reshape(rows, heads + 2 * keys, width)
-        cos, sin = self._cos_sin(positions)
-        q = _rotated(self._normed(split[:, :heads], 0), cos, sin)
-        k = _rotated(self._normed(split[:, heads : heads + keys], 1), cos, sin)
-        first, slots = self.length, self.length + rows
-        self._reserve(slots)
-        self._kept[0, :, first:slots], self._kept[1, :, first:slots] = (
-            k.swapaxes(0, 1),
-            split[:, heads + keys :].swapaxes(0, 1),
-        )
-        self.length = slots
+        heads, width = sizes.num_heads, sizes.head_dim
+        q = _rotated(self._normed(qkv[:, : heads * width].reshape(rows, heads, width), 0), *self._cos_sin(positions))
+        first = self.length
+        self.keep(qkv[:, heads * width :], positions)
+        slots = self.length
         visible = self._visible(first, rows, seen)
         mixed = np.empty((rows, heads * width), np.float32)
         step = max(_PIECE // (heads * slots), 1)
@@ -52,6 +45,15 @@ class NativeAttention:
             end = slots if seen is not None else min(first + start + step, slots)
             mixed[some] = self._attend(q[some], end, visible[some, :end])
         return mixed
+
+    def keep(self, kv: Floats, positions: Sequence[int]) -> None:
+        """Keeps keys and values of rows."""
+        k, v = kv.reshape(len(kv), 2, self._sizes.num_kv_heads, self._sizes.head_dim).swapaxes(0, 1)
+        first, slots = self.length, self.length + len(kv)
+        self._reserve(slots)
+        self._kept[0, :, first:slots] = _rotated(self._normed(k, 1), *self._cos_sin(positions)).swapaxes(0, 1)
+        self._kept[1, :, first:slots] = v.swapaxes(0, 1)
+        self.length = slots
 
     def _attend(self, q: Floats, slots: int, visible: Array) -> Floats:
         """Returns [rows, heads * head_dim] of queries [rows, heads, head_dim], over the first `slots` rows."""

@@ -30,23 +30,33 @@ class TorchAttention:
         self, qkv: torch.Tensor, positions: Sequence[int], seen: Sequence[Sequence[int]] | None = None
     ) -> torch.Tensor:
         """Returns what rows attend to, and keeps their keys and values."""
-        sizes, rows = self._sizes, len(qkv)
+        sizes, rows, first = self._sizes, len(qkv), self.length
         heads, keys = sizes.num_heads, sizes.num_kv_heads
-        split = qkv.view(1, rows, heads + 2 * keys, sizes.head_dim)
-        cos, sin = self._rotary.cos_sin(torch.tensor(positions, device=qkv.device), qkv.dtype)
-        q = apply_rope(self._normed(split[:, :, :heads], "q_norm"), cos, sin)
-        k = apply_rope(self._normed(split[:, :, heads : heads + keys], "k_norm"), cos, sin)
-        first, slots = self.length, self.length + rows
-        self._reserve(slots, qkv)
-        self._kept[0, :, first:slots] = k[0].transpose(0, 1)
-        self._kept[1, :, first:slots] = split[0, :, heads + keys :].transpose(0, 1)
-        self.length = slots
+        q, kv = torch.split(qkv, [heads * sizes.head_dim, 2 * keys * sizes.head_dim], 1)
+        q = self._rotated(q.view(1, rows, heads, sizes.head_dim), "q_norm", positions)
+        self.keep(kv, positions)
+        slots = self.length
         group = heads // keys
         # The queries that share a key head become more rows of it, as in the target's attention.
         grouped = q.view(rows, keys, group, -1).permute(1, 2, 0, 3).reshape(1, keys, group * rows, -1)
         mask = self._visible(first, rows, seen).to(qkv.device).repeat(group, 1)
         mixed = F.scaled_dot_product_attention(grouped, self._kept[:1, :, :slots], self._kept[1:, :, :slots], mask)
         return mixed.view(keys, group, rows, -1).permute(2, 0, 1, 3).reshape(rows, -1)
+
+    @torch.inference_mode()
+    def keep(self, kv: torch.Tensor, positions: Sequence[int]) -> None:
+        """Keeps keys and values of rows."""
+        k, v = kv.view(1, len(kv), 2, self._sizes.num_kv_heads, self._sizes.head_dim).unbind(2)
+        first, slots = self.length, self.length + len(kv)
+        self._reserve(slots, kv)
+        self._kept[0, :, first:slots] = self._rotated(k, "k_norm", positions)[0].transpose(0, 1)
+        self._kept[1, :, first:slots] = v[0].transpose(0, 1)
+        self.length = slots
+
+    def _rotated(self, x: torch.Tensor, norm: str, positions: Sequence[int]) -> torch.Tensor:
+        """Queries or keys [1, rows, heads, head_dim], normed and turned by their positions."""
+        cos, sin = self._rotary.cos_sin(torch.tensor(positions, device=x.device), x.dtype)
+        return apply_rope(self._normed(x, norm), cos, sin)
 
     def _visible(self, first: int, rows: int, seen: Sequence[Sequence[int]] | None) -> torch.Tensor:
         """bool [rows, slots]: which rows each of the new ones sees."""

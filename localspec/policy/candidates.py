@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from localspec.models.drafter_cards import DrafterCard
 from localspec.models.drafter_kinds import (
     DRAFT_TOKENS,
+    WEIGHTS,
     WITH_PHRASES,
     DraftCost,
     DrafterKind,
@@ -162,7 +163,7 @@ def candidates(
             if name not in (one.kind for one in pairs):
                 yield from _of_pair(PublishedDrafter(name), small, at, True, phrases)
     here = {drafter.kind for drafter in trained}
-    for one in (one for one in published if one.kind not in here and kind_of(one.kind).takes == "weights"):
+    for one in (one for one in published if one.kind not in here and kind_of(one.kind).takes in WEIGHTS):
         yield from _alone_and_with_phrases(_fetched(one, at), phrases, at)
 
 
@@ -212,6 +213,8 @@ def _alone_and_with_phrases(
     yield alone
     assert phrases.acceptance is not None
     both = alone.acceptance.beside(phrases.acceptance) if alone.acceptance else None
+    if both is not None and alone.acceptance is not None and at.shape.recurrent:  # it reads the path of either
+        both = max(alone.acceptance, phrases.acceptance, key=lambda one: one.length(MOST_NODES))
 
     def seconds(nodes: int) -> float:
         return alone.draft_seconds(nodes) + (host_time.PHRASES if nodes else 0.0)
@@ -221,6 +224,8 @@ def _alone_and_with_phrases(
 
 def _trained(drafter: DrafterCard, published: PublishedDrafter | None, at: CostInputs) -> DrafterCandidate:
     levels = drafter.about.get("accuracy_by_depth", [])
+    if at.shape.recurrent:
+        levels = [[max(level)] for level in levels]  # of a tree it reads one path
     acceptance = _foreseen(levels, drafter.generated) if levels else _published_acceptance(published)
     size = drafter_bytes(drafter, at.shape, at.dtype, at.numbers, at.context)
     seconds = _draft_seconds(kind_of(drafter.kind), drafter.parameters, len(levels) or DRAFT_TOKENS, at)

@@ -11,6 +11,7 @@ from localspec.models.drafter_kinds import MERGED, TABLE, WITH_PHRASES, can_be_m
 from localspec.models.model import Model, small_model_of
 from localspec.models.own_draft import BESIDE, own_draft
 from localspec.models.registry import TargetCard, resolve
+from localspec.models.shape import recurrent
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,8 @@ def named_drafter(name: str, card: TargetCard) -> DrafterSpec:
             f"There is no drafter '{named}'{nearest(first, known)}; use one of {', '.join(known)}, or a directory that "
             "`localspec train` wrote."
         )
+    if row is not None and card.here and recurrent(card.path):  # before anything is said of one that is not here
+        check_chains(named, card)
     trained = find_drafter(named, card)
     return DrafterSpec(trained.kind + phrases, (trained,))
 

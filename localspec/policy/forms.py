@@ -1,6 +1,6 @@
 """Which form of a model a pull takes: the smallest download that loses nothing against what would be kept of it."""
 
-from localspec.models.drafter_kinds import kind_of, kinds
+from localspec.models.drafter_kinds import WEIGHTS, kind_of, kinds
 from localspec.models.entries import Entry, Form
 from localspec.models.packed_files import FILED
 
@@ -16,7 +16,7 @@ def suited_form(entry: Entry, packing: str | None) -> Form | None:
     None is the original: where anything else is kept, terms must be accepted for it, or a drafter of the entry has to
     be made beside the model's own weights.
     """
-    converted = [one for one in entry.drafters if one.kind in kinds("weights") and not kind_of(one.kind).mask_key]
+    converted = [one for one in entry.drafters if one.kind in kinds(*WEIGHTS) and not kind_of(one.kind).mask_key]
     beside = converted or any(one.kind in kinds("weights") and one.source is None for one in entry.drafters)
     if packing is None or entry.gated or beside:
         return None

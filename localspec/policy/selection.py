@@ -8,7 +8,7 @@ from localspec.config import Settings
 from localspec.errors import DoesNotFit, LocalspecError, NotHere, UsageMistake
 from localspec.machine.machine import Device, Machine, this_machine
 from localspec.models.drafter_cards import DrafterCard
-from localspec.models.drafter_kinds import WITH_PHRASES, drafting_kinds, kind_of, kinds
+from localspec.models.drafter_kinds import WEIGHTS, kind_of, kinds
 from localspec.models.model import Model, model_of
 from localspec.models.registry import TargetCard
 from localspec.policy.candidates import MOST_NODES, DrafterCandidate, drafter_bytes
@@ -247,11 +247,11 @@ def _most_nodes(settings: Settings) -> int:
 
 def _check(settings: Settings, drafter: DrafterSpec, precision: Precision) -> None:
     """Raises UsageMistake for an acceptance rule, a threshold or threads that have no meaning for what was chosen."""
-    samples = [kind.takes for kind in drafting_kinds(drafter.drafter)] == ["weights"]
-    if settings.accept == "rejection" and (not samples or drafter.drafter.endswith(WITH_PHRASES)):
+    samples = drafter.drafter in kinds(*WEIGHTS)
+    if settings.accept == "rejection" and not samples:
         raise UsageMistake(
             f"--accept rejection needs drafts that are sampled from a known distribution, and those of "
-            f"'{drafter.drafter}' are not; name one out of {', '.join(kinds('weights'))}, or leave it out."
+            f"'{drafter.drafter}' are not; name one out of {', '.join(kinds(*WEIGHTS))}, or leave it out."
         )
     if settings.accept == "typical" and drafter.drafter == "none":
         raise UsageMistake("--accept typical has no effect without a drafter; leave it out.")

@@ -1,8 +1,9 @@
-"""Heads as others publish them, Medusa's and EAGLE-3's, become a drafter of ours, beside the model they are for."""
+"""Heads as others publish them, Medusa's, EAGLE-3's and DFlash's, become a drafter of ours beside their model."""
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 
 from localspec.checkpoint import HEAD_PREFIX, inspect, read_json, tensor_headers
@@ -61,11 +62,7 @@ def convert_heads(plan: Plan, progress: Callable[[str], None]) -> Iterator[Conve
             yield NotConverted(part.source, model)
             continue
         progress(f"making a drafter of {part.source}")
-        if part.heads == "eagle3":  # either takes torch: a second
-            from localspec.training.eagle3_files import convert
-        else:
-            from localspec.training.medusa_files import convert
-
+        convert = import_module(f"localspec.training.{part.heads}_files").convert  # which takes torch: a second
         private_directory(Paths(home()).drafters)
         about = {"name": str(model), "published": {"repo": part.source.repo, "commit": part.commit}}
         convert(snapshot(part.source, part.commit), path, _drafter_directory(part.source), about)

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 
 from localspec.checkpoint import PICKLED_INDEX, read_config
 from localspec.drafters.eagle3 import MOST_PLACES, Drafter, Eagle3Options
@@ -26,10 +25,8 @@ from localspec.published_heads import is_eagle3
 from localspec.training.published_files import (
     Tensors,
     convert_published,
-    damage_told,
+    read_tensors,
     stored_matrix,
-    table_of,
-    unpickled,
 )
 from localspec.training.trainable import TrainableDrafter, make_drafter
 
@@ -77,8 +74,6 @@ def read_published(path: Path, target: Target, embedding: torch.Tensor) -> Train
     if not is_eagle3(config):
         raise NotHere(f"{path / 'config.json'} is of no EAGLE-3 head; give a directory that holds one.")
     tensors, shape = _read(path), target.transformer.config
-    if broken := next((name for name, one in tensors.items() if not one.isfinite().all()), None):
-        raise LocalspecError(f"'{broken}' in {path} holds NaN or inf; fetch it again.")
     filled = _renamed(tensors, path)
     options = _options(config, tensors, filled, path, target)
     filled |= _vocabulary(options, tensors, path, shape.vocab_size)
@@ -111,17 +106,7 @@ def _read(path: Path) -> Tensors:
     file = next((path / name for name in FILES if (path / name).is_file()), None)
     if file is None:
         raise NotHere(f"There is no EAGLE-3 head in {path}; give a directory that holds {FILES[0]} or {FILES[2]}.")
-    found: dict[str, torch.Tensor] = {}
-    with damage_told(file):
-        names = sorted({*table_of(file).values()}) if file.suffix == ".json" else [file.name]
-    for name in names:
-        with damage_told(path / name):
-            if name.endswith(".safetensors"):
-                with safe_open(path / name, framework="pt") as opened:
-                    found |= {key: opened.get_tensor(key) for key in list(opened.keys())}
-            else:
-                found |= unpickled(path / name)
-    return {_PREFIX.sub("", name): tensor for name, tensor in found.items()}
+    return {_PREFIX.sub("", name): tensor for name, tensor in read_tensors(file).items()}
 
 
 def _renamed(tensors: Tensors, path: Path) -> dict[str, torch.Tensor]:

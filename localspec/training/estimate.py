@@ -67,7 +67,7 @@ def shadow(kind: str, card: TargetCard, options: Mapping[str, Any], choice: Choi
     if target.transformer.config.delta is not None:
         raise UsageMistake(
             f"Nothing is trained for {card.name} yet, for some of its layers are recurrent; it is drafted for by "
-            "phrases, a small model, or Medusa's heads that others publish."
+            "phrases, a small model, the layer in its own files (mtp), or Medusa's heads that others publish."
         )
     if choice.quantize != "none":
         target.transformer.linear_class = QuantizedLinear  # which a drafter may ask for; shapes are the same

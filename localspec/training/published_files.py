@@ -19,13 +19,13 @@ from localspec.nn.target import Target
 from localspec.outside_files import parse_json, read_bytes
 from localspec.paths import private_directory, private_files
 from localspec.training.checkpoint import full
-from localspec.training.trainable import TrainableDrafter, save_drafter
+from localspec.training.trainable import Saveable, save_drafter
 
 Tensors = Mapping[str, torch.Tensor]
 
 
 def convert_published(
-    model: Path, directory: Path, about: Mapping[str, Any], read: Callable[[Target], TrainableDrafter]
+    model: Path, directory: Path, about: Mapping[str, Any], read: Callable[[Target], Saveable]
 ) -> None:
     """Writes to directory/drafter what `read` makes for the model in `model`, of which it gets shapes alone.
 
@@ -68,6 +68,26 @@ def told(directory: Path) -> Iterator[None]:
             shutil.rmtree(left) if left.is_dir() else left.unlink()
         error_type, remedy = (DoesNotFit, "make room") if full(error) else (LocalspecError, "correct that")
         raise error_type(f"The drafter cannot be written to {directory} ({error}); {remedy}, and try again.") from error
+
+
+def read_tensors(file: Path) -> dict[str, torch.Tensor]:
+    """Returns the tensors of a file, or of those beside an index, by their names; a pickle is read as data, never run.
+
+    Raises LocalspecError for damaged files, and for numbers that are none.
+    """
+    found: dict[str, torch.Tensor] = {}
+    with damage_told(file):
+        names = sorted({*table_of(file).values()}) if file.suffix == ".json" else [file.name]
+    for name in names:
+        with damage_told(file.parent / name):
+            if name.endswith(".safetensors"):
+                with safe_open(file.parent / name, framework="pt") as opened:
+                    found |= {key: opened.get_tensor(key) for key in list(opened.keys())}
+            else:
+                found |= unpickled(file.parent / name)
+    if broken := next((name for name, one in found.items() if not one.isfinite().all()), None):
+        raise LocalspecError(f"'{broken}' in {file.parent} holds NaN or inf; fetch it again.")
+    return found
 
 
 def unpickled(file: Path) -> Tensors:

@@ -237,7 +237,19 @@ def make_drafter(kind: str, target: Target, options: Mapping[str, Any]) -> Train
     return class_(target, class_.Drafter.parse_options(options))
 
 
-def save_drafter(drafter: TrainableDrafter, path: Path, about: Mapping[str, Any]) -> None:
+class Saveable(Protocol):
+    """What is written of a drafter: its kind, its options, which are a dataclass, and its tensors by name."""
+
+    @property
+    def kind(self) -> str: ...
+
+    @property
+    def options(self) -> Any: ...
+
+    def tensors(self) -> Mapping[str, torch.Tensor]: ...
+
+
+def save_drafter(drafter: Saveable, path: Path, about: Mapping[str, Any]) -> None:
     """Writes a directory for `load_drafter`; `about` is what else drafter.json says. No reader sees half a file."""
     path.mkdir(parents=True, exist_ok=True)
     card = {"format": FORMAT, "kind": drafter.kind, "options": asdict(drafter.options), **about}

@@ -1,6 +1,7 @@
 """What is learnt, how much of it, and why: one line a source, one column a stage.
 
-The long stage is the language; the last one is short, mostly chat, and learns the help by heart.
+The long stage is the language; the last one is short, mostly chat, and learns the help by heart. Drafters learn what the
+last one does, but how answers go on is all that they need of the help.
 """
 
 from dataclasses import dataclass
@@ -11,11 +12,17 @@ from demo_data.drawing import Draw
 
 @dataclass(frozen=True)
 class Share:
-    """How much of a source one pass sees in the two stages: views an example, or examples if it is generated."""
+    """How much of a source one pass sees in each stage: views an example, or examples if it is generated."""
 
     long: float
     last: float
     why: str
+    draft: float | None = None  # of a drafter, where it is not as in the last stage
+
+    def of(self, stage: str) -> float:
+        """For "long", "last" or "draft"."""
+        share: float | None = getattr(self, stage)
+        return self.last if share is None else share
 
 
 GENERATORS: dict[str, Draw] = {
@@ -57,5 +64,6 @@ SHARED = {  # views an example
 }  # left out: what is web-like, invents, or is beyond the size (code, shell, textbooks, trivia, word problems, booking)
 OWN = {  # views
     "docs": Share(4, 0, "the words of the program"),
-    "help": Share(3, 2, "the program's own help, known by heart in the end"),
+    "help": Share(3, 0.3, "the program's own help, known by heart in the end", draft=2),
+    "help-begun": Share(0, 4, "which answer is meant is told by its first words; by heart they are known", draft=0),
 }

@@ -1,5 +1,6 @@
 """The examples of one pass over the mixture, and those that are never trained on."""
 
+import math
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -52,7 +53,7 @@ def careless(random: Random, example: Example) -> Example:
 
 
 def trained(data: Path, stage: str, number: int, words: list[Path]) -> list[Example]:
-    """What pass `number` of a stage ("long" or "last") sees, shuffled; generated examples are new in every pass.
+    """What pass `number` of a stage ("long", "last" or "draft") sees, shuffled; generated examples are new in every pass.
 
     `words` are further documents beside README and docs.
     """
@@ -61,24 +62,26 @@ def trained(data: Path, stage: str, number: int, words: list[Path]) -> list[Exam
 
     def add(example: Example, views: int = 1) -> None:
         asked = own.plain(example["messages"][-2]["content"]) if "messages" in example else None
-        if asked not in taken or example["source"] == "help":
+        if asked not in taken or example["source"] in OWN:
             found.extend([example] * views)
 
     for example in shared.examples(data):
         share = SHARED.get(example["source"])
         if share and shared.clean(example) and not held_out(example):
-            add(example, _views(getattr(share, stage), random))
+            add(example, _views(share.of(stage), random))
     for source, share in MADE.items():
-        made = generate(source, GENERATORS[source], random.getrandbits(32), int(getattr(share, stage)))
+        made = generate(source, GENERATORS[source], random.getrandbits(32), int(share.of(stage)))
         for example in made:
             if not held_out(example):
                 add(careless(random, example))
     for example in _documents(words):
-        add(example, _views(getattr(OWN["docs"], stage), random))
-    for _ in range(int(getattr(OWN["help"], stage))):
-        for example in own.help_chats(random):
-            if not held_out(example):
-                add(example)
+        add(example, _views(OWN["docs"].of(stage), random))
+    for source, chats in (("help", own.help_chats), ("help-begun", own.begun)):
+        share = OWN[source].of(stage)
+        for _ in range(math.ceil(share)):
+            for example in chats(random):
+                if not held_out(example) and (share >= 1 or random.random() < share):
+                    add(example)
     random.shuffle(found)
     return found
 

@@ -484,6 +484,31 @@ def test_an_eagle3_head_becomes_a_drafter_of_its_own_kind(home, tiny, tmp_path, 
 
 
 @pytest.mark.slow
+def test_a_dflash_drafter_becomes_one_of_its_own_kind(home, tiny, tmp_path):
+    from drafters.test_dflash import config_of, published
+
+    model = tiny("llama-grouped-dynamic")
+    path = published(tmp_path / "head", config_of(model.stock.config, block_size=5))
+    files = {file.name: file.read_bytes() for file in path.iterdir()}
+    second = {**files, "config.json": files["config.json"].replace(b"DFlashDraftModel", b"DFlash2DraftModel")}
+    with served(
+        org__base=model_repository(model.path), org__heads=Repository(files), org__second=Repository(second)
+    ) as hub:
+        (home / "config").mkdir()
+        entry = '[mine]\nrepo = "org/base"\n[[mine.drafters]]\nkind = "dflash"\nrepo = "org/heads"\n'
+        (home / "config" / "models.toml").write_text(entry)
+        result = at(home, hub, "pull", "mine", "--drafter", "dflash")
+        assert result.returncode == 0 and "are a drafter of org/base: --drafter dflash" in result.stderr, result.stderr
+        how = ("-n", "8", "--temp", "0", "--json", "--no-log", "the cat")
+        plain = json.loads(at(home, hub, "run", "-m", "mine", "--no-spec", *how).stdout)
+        found = json.loads(at(home, hub, "run", "-m", "mine", "--drafter", "dflash", "--draft-max", "4", *how).stdout)
+        assert found["drafter"] == "dflash" and found["token_ids"] == plain["token_ids"]
+        assert found["speculation"]["draft_n"] > 0
+        refused = at(home, hub, "pull", "org/second")
+        assert refused.returncode == 1 and "org/second is a DFlash drafter of the second form" in refused.stderr
+
+
+@pytest.mark.slow
 def test_heads_that_would_run_code_do_not(home, tiny, heads):
     import pickle
 

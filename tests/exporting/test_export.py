@@ -3,6 +3,7 @@
 import copy
 import errno
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -25,9 +26,10 @@ from localspec.decoding.session import Limits, Session
 from localspec.drafters.saved import load_drafter
 from localspec.errors import DoesNotFit, LocalspecError, NotHere, UsageMistake
 from localspec.exporting import layouts
+from localspec.exporting.engines import ENGINES, no_counterpart
 from localspec.exporting.export import Exported, export
 from localspec.models.drafter_cards import read_drafter
-from localspec.models.drafter_kinds import TABLE
+from localspec.models.drafter_kinds import TABLE, kinds
 from localspec.training.eagle3_files import read_published as read_head
 from localspec.training.medusa_files import read_published
 from localspec.training.trainable import make_drafter, save_drafter
@@ -316,7 +318,9 @@ def test_commands_for_several_cards(tiny: Make, tmp_path: Path):
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
-@pytest.mark.parametrize("kind", [row.name for row in TABLE if row.name != "eagle3"])  # none ships
+@pytest.mark.parametrize(
+    "kind", [row.name for row in TABLE if row.name not in ("eagle3", *kinds("published"))]
+)  # none ships
 def test_what_has_no_counterpart_names_the_nearest(tmp_path: Path, engine: str, kind: str):
     if kind == "draft_model" or (engine, kind) == ("vllm", "medusa"):
         export(engine, kind, "demo", tmp_path / "out")
@@ -331,6 +335,14 @@ def test_what_has_no_counterpart_names_the_nearest(tmp_path: Path, engine: str, 
         "parallelspec": "form=",
     }
     assert nearest.get(kind, "draft_model") in told and not (tmp_path / "out").exists()
+
+
+def test_what_others_publish_is_served_where_it_is():
+    for kind, engine, flag in (
+        ("mtp", "vllm", "in the model's own files, .* with the method mtp"), ("mtp", "sglang", "NEXTN"),
+        ("dflash", "vllm", "in the repository that it came from, .* the method dflash"), ("dflash", "sglang", "DFLASH"),
+    ):  # fmt: skip
+        assert re.search(flag, str(no_counterpart(ENGINES[engine], kind)))
 
 
 def test_names_of_no_one_drafter_are_refused(tmp_path: Path):

@@ -19,7 +19,7 @@ from localspec.config import Settings
 from localspec.decoding.session import Limits
 from localspec.decoding.tree import DraftTree
 from localspec.engine.engine import Engine
-from localspec.errors import LocalspecError, UsageMistake
+from localspec.errors import LocalspecError, NotHere, UsageMistake
 from localspec.events import Done, Text
 from localspec.models.architecture import TransformerConfig
 from localspec.models.delta_net import DeltaNet
@@ -232,6 +232,15 @@ def test_trees_and_training_are_refused_with_what_to_do(tiny, name: str) -> None
             UsageMistake, match=f"'{drafter}' does not draft for {NAME}, .*recurrent.*use one of none, phr"
         ):
             choose(card, Settings(drafter=drafter, device="cpu"))
+    for drafter in ("s3d", "semi+phrases", "eagle3"):  # none of which is here, and none could be trained
+        with pytest.raises(
+            UsageMistake, match=f"'{drafter.partition('+')[0]}' does not draft for {NAME}, .*use one of"
+        ):
+            choose(card, Settings(drafter=drafter, device="cpu"))
+    with pytest.raises(
+        NotHere, match="no drafter 'medusa' for .* none is trained for .* use one of none, phrases, dra"
+    ):
+        choose(card, Settings(drafter="medusa", device="cpu"))
     choice = choose(card, Settings(drafter="none", device="cpu"))
     with pytest.raises(UsageMistake, match=f"Nothing is trained for {NAME} yet, .*recurrent"):
         shadow("medusa", card, {}, choice)

@@ -38,6 +38,7 @@ def few(monkeypatch) -> None:
     monkeypatch.setitem(mixture.SHARED, "jokes", mixture.Share(2, 1, "views"))
     monkeypatch.setitem(mixture.SHARED, "standardebooks", mixture.Share(0.5, 0, "views"))
     monkeypatch.setitem(mixture.OWN, "help", mixture.Share(1, 1, "views"))
+    monkeypatch.setitem(mixture.OWN, "help-begun", mixture.Share(0, 0.1, "views", draft=0))
 
 
 @pytest.mark.slow
@@ -50,7 +51,11 @@ def test_a_pass_holds_what_the_mixture_says_and_nothing_held_out(data, few):
     assert 700 < len(by_source["jokes"]) <= 800 and len(by_source["jokes"]) % 2 == 0  # two views
     assert 25 < len(by_source["standardebooks"]) < 75  # half of them
     assert not any("again" in e["messages"][-1]["content"] for e in by_source["jokes"])
-    assert {e["source"] for e in passes.trained(data, "last", 0, [])} == {*mixture.MADE, "jokes", "help"}
+    last = passes.trained(data, "last", 0, [])
+    assert {e["source"] for e in last} == {*mixture.MADE, "jokes", "help", "help-begun"}
+    whole, begun = (sum(e["source"] == source for e in last) for source in ("help", "help-begun"))
+    assert 0.08 < begun / whole < 0.12
+    assert {e["source"] for e in passes.trained(data, "draft", 0, [])} == {*mixture.MADE, "jokes", "help"}
 
 
 @pytest.mark.slow
@@ -77,8 +82,22 @@ def test_prompts_are_typed_carelessly_now_and_then_and_answers_never():
 def test_only_the_help_answers_what_the_help_answers(data, few):
     asked = own.answered()
     for example in passes.trained(data, "long", 0, []):
-        if "messages" in example and example["source"] != "help":
+        if "messages" in example and example["source"] not in mixture.OWN:
             assert own.plain(example["messages"][-2]["content"]) not in asked
+
+
+def test_a_help_answer_that_is_only_begun_can_be_no_other():
+    answers = {entry.answer for entry in load_help() if not entry.planned}
+    shorter = 0
+    for example, _ in zip(own.begun(Random(0)), range(3000), strict=False):
+        start = example["messages"][-1]["content"]
+        if example["open"]:
+            assert [a for a in answers if f"{a} ".startswith(f"{start} ")] and start not in answers
+            assert len({a for a in answers if f"{a} ".startswith(f"{start} ")}) == 1
+            shorter += 1
+        else:
+            assert start in answers
+    assert shorter > 2900
 
 
 @pytest.mark.slow

@@ -58,6 +58,16 @@ def test_a_resumed_run_sees_the_rows_that_are_left():
         assert all((a == b).all() for a, b in zip(before, after, strict=True))
 
 
+def test_an_open_answer_is_learnt_to_its_last_word_and_has_no_end():
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(passes.ROOT / "localspec" / "demo")
+    asked = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "I am"}]
+    example = {"source": "help", "messages": asked}
+    whole, cut = (Corpus.encode([example | {"open": is_open}], tokenizer) for is_open in (False, True))
+    assert whole.ids[-1] == tokenizer.eos_token_id and whole.spoken[-1]
+    assert cut.ids.tolist() == whole.ids[:-1].tolist() and cut.spoken.tolist() == whole.spoken[:-1].tolist()
+    assert tokenizer.decode(cut.ids[cut.spoken]) == "I am"
+
+
 def test_a_corpus_is_kept_whole_or_not_at_all(tmp_path, monkeypatch):
     corpus, file = corpus_of(["a", "b"]), tmp_path / "pass-0.npz"
     corpus.save(file)

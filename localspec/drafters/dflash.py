@@ -1,0 +1,278 @@
+"""DFlash: a few layers fill in a block of mask tokens at once, beside what some of the target's layers say of the text.
+
+text   a    b    c         root  mask  mask       Each row of the block sees the whole text and the whole block; of
+keys   f_a  f_b  f_c       root  mask  mask       the text there are keys and values alone, made of the target's
+                                 t     t'         states. A mask's state predicts the token in its own place.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from localspec.decoding.compute import Array, Compute, DraftableModel, Linear, Rows
+from localspec.decoding.drafter import Context, Step
+from localspec.decoding.tree import DraftTree
+from localspec.drafters.eagle3 import are_places
+from localspec.drafters.features import Features
+from localspec.drafters.tensors import TensorSpec
+from localspec.drafters.trained import ParallelDrafter
+from localspec.errors import UsageMistake
+from localspec.models.architecture import TransformerConfig
+from localspec.models.rope import Rope
+from localspec.models.small_model import described
+from localspec.policy.prediction import CHUNK
+
+MOST_BLOCK = 64  # tokens
+CAUSAL = ("windows", "all", "none")
+_QUIET = np.errstate(over="ignore", invalid="ignore")  # numbers that are none cost drafts, and are told nobody
+
+
+@dataclass(frozen=True)
+class DFlashOptions:
+    """What a publisher says of such a drafter: `config` is the config.json of its layers, `states` those of the target
+    that it reads, by their indices in Hugging Face's hidden_states, `mask` the mask token's id and `block` the tokens
+    of a block, the root among them.
+
+    `causal` says in which layers a row of the block sees no row after it: those with a window, all, or none.
+    Embeddings are multiplied by `scale`, logits by `multiplier` and then bent to stay below `cap` (0: not). Raises
+    UsageMistake for impossible values.
+    """
+
+    config: str = ""
+    states: str = ""
+    mask: int = 0
+    block: int = 16
+    causal: str = "windows"
+    scale: float = 1.0
+    multiplier: float = 1.0
+    cap: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, fine, hint in (
+            ("states", are_places(self.states), "indices like 2,14,25"),
+            ("mask", 0 <= self.mask < 2**31, "the id of a token"),
+            ("block", 2 <= self.block <= MOST_BLOCK, f"2 to {MOST_BLOCK}"),
+            ("causal", self.causal in CAUSAL, f"one of {', '.join(CAUSAL)}"),
+            ("scale", 0 < self.scale < 1e6, "a number above 0"),
+            ("multiplier", 0 < self.multiplier < 1e6, "a number above 0"),
+            ("cap", 0 <= self.cap < 1e6, "a number, or 0 for none"),
+        ):
+            if not fine:
+                raise UsageMistake(f"{name} = {getattr(self, name)!r} of dflash is not possible; give {hint}.")
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        """The indices of the states."""
+        return tuple(map(int, self.states.split(",")))
+
+
+def layers_of(options: DFlashOptions, target: TransformerConfig, context: int) -> tuple[TransformerConfig, Rope]:
+    """Returns the sizes and the rotation of the drafter's layers, for texts of so many tokens.
+
+    Raises UsageMistake where they are no such layers, or another target's.
+    """
+    sizes, rope, _ = described(options.config, context, "drafter's layers")
+    if sizes.family != "qwen3":
+        raise UsageMistake(f"The drafter's layers are of the family {sizes.family}, and DFlash's are Qwen3's.")
+    if (sizes.hidden_size, sizes.vocab_size) != (target.hidden_size, target.vocab_size):
+        raise UsageMistake(
+            f"The drafter is made for a model of {sizes.hidden_size} channels and {sizes.vocab_size} tokens, and this "
+            f"one has {target.hidden_size} and {target.vocab_size}; name the model that it was made for."
+        )
+    if max(options.places) > target.num_layers or options.mask >= target.vocab_size:
+        raise UsageMistake(
+            f"The drafter reads the states {options.states} and the mask token {options.mask}, and this model has "
+            f"{target.num_layers} layers and {target.vocab_size} tokens; name the model that it was made for."
+        )
+    return sizes, rope
+
+
+class Layer:
+    """A decoder layer, whose keys and values of the text are made of features in the place of states."""
+
+    def __init__(
+        self, compute: Compute, sizes: TransformerConfig, rope: Rope, tensors: Mapping[str, Array], name: str
+    ) -> None:
+        self._compute, self._eps = compute, sizes.rms_norm_eps
+
+        def linear(part: str, silu: bool = False) -> Linear:
+            return compute.linear(tensors[f"{name}{part}_proj.weight"], tensors.get(f"{name}{part}_proj.bias"), silu)
+
+        self._q, self._k, self._v, self._o = (linear(f"self_attn.{part}") for part in "qkvo")
+        self._gate, self._up, self._down = linear("mlp.gate", silu=True), linear("mlp.up"), linear("mlp.down")
+        self._norms = {
+            part: compute.rows(np.asarray(tensors[f"{name}{part}.weight"])[None])
+            for part in ("input_layernorm", "post_attention_layernorm")
+        }
+        norms = {part: tensors[f"{name}self_attn.{part}.weight"] for part in ("q_norm", "k_norm")}
+        self.attention = compute.attention(sizes, rope, norms)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its weights, and of keys and values."""
+        held = [self._q, self._k, self._v, self._o, self._gate, self._up, self._down, self.attention]
+        return sum(int(one.nbytes) for one in [*held, *self._norms.values()])
+
+    def read_text(self, features: Rows, positions: Sequence[int]) -> None:
+        """Keeps keys and values of the text, made of features [rows, hidden_size]."""
+        self.attention.keep(self._compute.concat([self._k(features), self._v(features)], 1), positions)
+
+    def __call__(self, x: Rows, positions: Sequence[int], seen: Sequence[Sequence[int]]) -> Rows:
+        """Returns the states [rows, hidden_size] of a block of that shape; `seen` as in attention."""
+        h = self._norm(x, "input_layernorm")
+        qkv = self._compute.concat([self._q(h), self._k(h), self._v(h)], 1)
+        x = x + self._o(self.attention(qkv, positions, seen))
+        h = self._norm(x, "post_attention_layernorm")
+        return x + self._down(self._gate(h) * self._up(h))
+
+    def _norm(self, x: Rows, name: str) -> Rows:
+        return self._compute.rms_norm(x, self._eps) * self._norms[name]
+
+
+class NormedFeatures(Features):
+    """The target's states at some places, joined by `fc` and normed; a row a token, at the token's own place."""
+
+    def __init__(self, compute: Compute, options: DFlashOptions, eps: float, tensors: Mapping[str, Array]) -> None:
+        self.layers, self._eps = options.places, eps
+        self._fc = compute.linear(tensors["fc.weight"])
+        self._norm = compute.rows(np.asarray(tensors["hidden_norm.weight"])[None])
+        super().__init__(compute)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of matrix and norm, and of what is kept."""
+        return self._fc.nbytes + int(self._norm.nbytes) + super().nbytes
+
+    @_QUIET
+    def of(self, step: Step) -> Rows:
+        """Returns the features of a step, [rows, hidden_size]."""
+        assert step.inner is not None
+        return self._compute.rms_norm(self._fc(step.inner.rows), self._eps) * self._norm
+
+
+class Drafter(ParallelDrafter):
+    """DFlash (Z Lab 2026): a block diffusion drafter, all tokens of a block in one forward of a few layers.
+
+    Its input is the target's embedding of the root and of block − 1 masks, its output, by the target's head, logits
+    [block − 1, vocab_size] of the tokens after the root. The candidates of a depth do not depend on each other.
+    """
+
+    kind = "dflash"
+    Options = DFlashOptions
+    options: DFlashOptions
+
+    def __init__(self, target: DraftableModel[Any], options: DFlashOptions, tensors: Mapping[str, Array]) -> None:
+        super().__init__(target, options, tensors)
+        compute, own = self.compute, self.compute.target.sizes
+        self._sizes, rope = layers_of(options, own, target.context)
+        self._layers = [
+            Layer(compute, self._sizes, rope, tensors, f"layers.{index}.") for index in range(self._sizes.num_layers)
+        ]
+        self._features = NormedFeatures(compute, options, self._sizes.rms_norm_eps, tensors)
+        self._norm = compute.rows(np.asarray(tensors["norm.weight"])[None])
+        # What the target does to embeddings and logits beside its matrices is no part of this drafter.
+        self._scale = options.scale / own.embed_scale
+        self._multiplier = options.multiplier / own.logit_scale
+        self._cap = 0.0 if own.logit_cap == options.cap else options.cap
+
+    @classmethod
+    def tensor_specs(cls, target: DraftableModel[Any], options: DFlashOptions) -> dict[str, TensorSpec]:
+        """Lists the tensors by their published names."""
+        own = target.compute.target.sizes
+        sizes, _ = layers_of(options, own, target.context)
+        width, inner = sizes.hidden_size, sizes.intermediate_size
+        queries, keys = sizes.num_heads * sizes.head_dim, sizes.num_kv_heads * sizes.head_dim
+        specs = {name: TensorSpec((width,)) for name in ("norm.weight", "hidden_norm.weight")}
+        specs["fc.weight"] = TensorSpec((width, len(options.places) * own.hidden_size))
+        linears = {
+            "self_attn.q": (queries, width), "self_attn.k": (keys, width), "self_attn.v": (keys, width),
+            "self_attn.o": (width, queries), "mlp.gate": (inner, width), "mlp.up": (inner, width),
+            "mlp.down": (width, inner),
+        }  # fmt: skip
+        for layer in (f"layers.{index}." for index in range(sizes.num_layers)):
+            for name, shape in linears.items():
+                specs[f"{layer}{name}_proj.weight"] = TensorSpec(shape)
+                if sizes.qkv_bias and name.startswith("self_attn"):
+                    specs[f"{layer}{name}_proj.bias"] = TensorSpec(shape[:1])
+            for name in ("input_layernorm", "post_attention_layernorm"):
+                specs[f"{layer}{name}.weight"] = TensorSpec((width,))
+            specs |= {f"{layer}self_attn.{name}.weight": TensorSpec((sizes.head_dim,)) for name in ("q_norm", "k_norm")}
+        return specs
+
+    @property
+    def depth(self) -> int:
+        """The number of tokens of a draft."""
+        return self.options.block - 1
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the drafter holds beside the target: weights, keys and values, features."""
+        return sum(int(one.nbytes) for one in (*self._layers, self._features, self._norm))
+
+    @property
+    def target_layers(self) -> Sequence[int]:
+        """The states that features are made of."""
+        return self._features.layers
+
+    # -- drafting -----------------------------------------------------------------------------------------------------
+
+    def observe(self, step: Step) -> None:
+        """Calibrates the last draft; keeps features of the rows now in the target's cache."""
+        self.calibrate(step)
+        self._features.observe(step)
+
+    def rewind(self, length: int) -> None:
+        """Forgets what follows `length`; keys, values and features before it do not depend on that."""
+        self._forget_rows(length)
+        self._features.truncate(length)
+        self.forget_draft()
+
+    @_QUIET
+    def draft(self, context: Context) -> DraftTree:
+        """Reads what is new of the text, and runs one forward over the root and the masks."""
+        text = len(context.committed) - 1  # tokens before the root
+        self.rewind(text)
+        if not context.nodes or not text or len(self._features) != text:
+            return DraftTree((context.root,), (-1,))
+        self._read_text(text)
+        try:
+            return self.build_tree(context, self.compute.logits(self._predict(context.root, text)))
+        finally:
+            self._forget_rows(text)
+
+    def _read_text(self, text: int) -> None:
+        """Keeps keys and values of tokens that have none yet."""
+        while (start := self._layers[0].attention.length) < text:
+            count = min(CHUNK, text - start)
+            features = self._features.of_tokens(start + 1, count)  # which gives those one position before
+            for layer in self._layers:
+                layer.read_text(features, range(start, start + count))
+
+    def _predict(self, root: int, text: int) -> Rows:
+        """Returns logits [block - 1, vocab_size] of the tokens after a root behind so many tokens."""
+        block, target = self.options.block, self.compute.target
+        x = target.embed([root, *[self.options.mask] * (block - 1)]) * self._scale
+        for layer, window in zip(self._layers, self._sizes.sliding_windows, strict=True):
+            x = layer(x, range(text, text + block), self._seen(text, window))
+        states = self.compute.rms_norm(x[1:], self._sizes.rms_norm_eps) * self._norm
+        logits = target.head(states) * self._multiplier
+        return self.compute.tanh(logits / self._cap) * self._cap if self._cap else logits
+
+    def _seen(self, text: int, window: int | None) -> list[list[int]]:
+        """For each row of the block how many rows of the text it sees from the first one on, and which others."""
+        end, causal = text + self.options.block, self.options.causal
+        alone = causal == "all" or (causal == "windows" and window is not None)
+        seen = []
+        for place in range(text, end):
+            last = place + 1 if alone else end
+            if window is None:
+                seen.append([text, *range(text, last)])
+            else:
+                seen.append([0, *range(max(0, place - window + 1), min(last, place + window))])
+        return seen
+
+    def _forget_rows(self, length: int) -> None:
+        for layer in self._layers:
+            layer.attention.truncate(length)

@@ -1,0 +1,199 @@
+"""MTP: a layer in a model's own files that predicts a token further ahead (Qwen3.5), token after token, as a chain.
+
+A row joins a token's embedding and the target's state one position before it, which predicted that token; below the
+root, where the target has read nothing yet, it is what the layer itself said:
+
+    tokens      a    b    root  t
+    states      -    s_a  s_b   m_r     s: of the target, after its final norm; m: the layer's own, after its norm
+    predicts         root t     …
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from localspec.checkpoint import inspect
+from localspec.decoding.compute import Array, DraftableModel, Rows
+from localspec.decoding.drafter import Context, Step
+from localspec.decoding.tree import DraftTree
+from localspec.drafters.features import Features
+from localspec.drafters.paths import PathTrees
+from localspec.drafters.tensors import TensorSpec
+from localspec.drafters.trained import TrainedDrafter
+from localspec.errors import UsageMistake
+from localspec.models.architecture import TransformerConfig, in_features, weight_map
+from localspec.models.mtp_layer import OURS, mtp_layer
+from localspec.models.stored_weights import StoredTensor, damaged, find_stored
+from localspec.policy.prediction import CHUNK
+
+_QUIET = np.errstate(over="ignore", invalid="ignore")  # numbers that are none cost drafts, and are told nobody
+
+
+@dataclass(frozen=True)
+class MtpOptions:
+    """`depth` is the most tokens of a draft; a draft ends sooner where another token would not pay."""
+
+    depth: int = 5
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.depth <= 16:
+            raise UsageMistake(f"depth = {self.depth} of mtp is not possible; give 1 to 16.")
+
+
+def layer_of(target: TransformerConfig) -> TransformerConfig:
+    """Returns the sizes of the layer: one that attends to the whole text, as such layers of the target do."""
+    return replace(target, vocab_size=0, tied=True, sliding_windows=(None,), delta=None)
+
+
+def tensors_of(target: TransformerConfig) -> dict[str, list[tuple[str, int]]]:
+    """Our tensors, and those of the files that each is stacked from, with their rows."""
+    width, found = target.hidden_size, {}
+    for name, parts in weight_map(layer_of(target)).items():
+        if name != "embed_tokens":
+            found[name] = [("mtp." + part.removeprefix("model."), rows) for part, rows in parts]
+    return found | {ours: [(theirs, width)] for ours, theirs in OURS.items()}
+
+
+class Drafter(TrainedDrafter):
+    """Multi-token prediction, one layer that is run once a token, with the target's embedding and head.
+
+    Rows of the text keep keys and values; those of a draft are forgotten with it. A chain is all that a target with
+    recurrent layers reads.
+    """
+
+    kind = "mtp"
+    Options = MtpOptions
+    options: MtpOptions
+
+    def __init__(self, target: DraftableModel[Any], options: MtpOptions, tensors: Mapping[str, Array]) -> None:
+        super().__init__(target, options, tensors)
+        own, compute = self.compute.target.sizes, self.compute
+        self._eps = own.rms_norm_eps
+        self._norms = {
+            name: compute.rows(np.asarray(tensors[name])[None] + np.float32(own.norm_offset))
+            for name in ("embedding_norm", "state_norm")
+        }
+        self._fc = compute.linear(tensors["fc.weight"])
+        self._layer = compute.model(layer_of(own), None, tensors)
+        self._cache = self._layer.cache(0)
+        self._features = Features(compute)
+        self._trees = PathTrees(self)
+
+    @classmethod
+    def from_model(cls, path: Path, target: DraftableModel[Any], depth: int | None = None) -> Self:
+        """Returns the layer in the files of the target itself. `depth` is the number of tokens of a draft.
+
+        Raises LocalspecError where they hold none, or one that is damaged or computed in another way.
+        """
+        checkpoint, sizes = inspect(path), target.compute.target.sizes
+        mtp_layer(path)  # what is wrong with its config is told before anything is read
+        made_of = tensors_of(sizes)
+        stored = find_stored(checkpoint, made_of, lambda name: _columns(name, sizes))
+        options = MtpOptions() if depth is None else MtpOptions(min(max(depth, 1), 16))
+        return cls(target, options, _Read(made_of, stored))
+
+    @classmethod
+    def tensor_specs(cls, target: DraftableModel[Any], options: MtpOptions) -> dict[str, TensorSpec]:
+        """Lists the layer, the norms before it, and what joins the two things that it reads."""
+        sizes, specs = target.compute.target.sizes, {}
+        for name, parts in tensors_of(sizes).items():
+            rows, columns = sum(rows for _, rows in parts), _columns(name, sizes)
+            specs[name] = TensorSpec((rows,) if columns is None else (rows, columns))
+        return specs
+
+    @property
+    def depth(self) -> int:
+        """The most tokens of a draft."""
+        return self.options.depth
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it holds beside the target: weights, keys and values, states."""
+        held = [*self._norms.values(), self._fc, self._layer, self._cache, self._features]
+        return sum(int(one.nbytes) for one in held)
+
+    # -- drafting -----------------------------------------------------------------------------------------------------
+
+    def observe(self, step: Step) -> None:
+        """Calibrates the last draft along the committed text; keeps states of the rows now in the target's cache."""
+        self._trees.calibrate(step)
+        self._features.observe(step)
+
+    def rewind(self, length: int) -> None:
+        """Forgets what follows `length`; keys, values and states before it do not depend on that."""
+        self._cache.truncate(min(self._cache.length, max(length - 1, 0)))  # the first token has no row
+        self._features.truncate(length)
+        self._trees.forget()
+
+    @_QUIET
+    def draft(self, context: Context) -> DraftTree:
+        """Reads what is new of the text and returns a chain; for the rule `rejection` one that is sampled."""
+        position = len(context.committed)
+        self.rewind(position - 1)  # the root's row is always computed anew
+        depths = min(self.depth, context.nodes)
+        if not depths or position < 2 or len(self._features) != position - 1:
+            return DraftTree((context.root,), (-1,))
+        state, text = self._read_text(context.committed), self._cache.length
+
+        def logits_of(parents: Sequence[int], tokens: Sequence[int], depth: int) -> Rows:
+            nonlocal state
+            if depth:
+                state = self._read(tokens, state)
+            return self.compute.target.head(state)
+
+        try:
+            if context.sampling.rule == "rejection":
+                return self._trees.sample(replace(context, nodes=depths), logits_of, depths)
+            return self._trees.grow(context, logits_of, depths, chain=True)
+        finally:
+            self._cache.truncate(text)
+
+    def _read_text(self, committed: Sequence[int]) -> Rows:
+        """Reads tokens that have no row yet, the root among them; returns the root's state [1, hidden_size]."""
+        while True:
+            start = self._cache.length + 1
+            tokens = committed[start : start + CHUNK]
+            states = self._read(tokens, self._features.of_tokens(start, len(tokens)))
+            if start + len(tokens) == len(committed):
+                last: Rows = states[len(states) - 1 :]
+                return last
+
+    def _read(self, tokens: Sequence[int], before: Rows) -> Rows:
+        """Reads tokens and the states before them, [tokens, hidden_size]; returns the layer's states, of that shape."""
+        pair = (("embedding_norm", self.compute.target.embed(tokens)), ("state_norm", before))
+        normed = [self.compute.rms_norm(x, self._eps) * self._norms[name] for name, x in pair]
+        states = self._layer.read_rows(self._fc(self.compute.concat(normed, 1)), self._cache)
+        self._cache.keep(range(len(tokens)))
+        return states
+
+
+def _columns(name: str, target: TransformerConfig) -> int | None:
+    """The columns of one of our tensors; None for a vector."""
+    return 2 * target.hidden_size if name == "fc.weight" else in_features(name, layer_of(target))
+
+
+class _Read(Mapping[str, Array]):
+    """Our tensors, each read and stacked when it is asked for, as fp32."""
+
+    def __init__(self, made_of: Mapping[str, list[tuple[str, int]]], stored: Mapping[str, StoredTensor]) -> None:
+        self._made_of, self._stored = made_of, stored
+
+    def __getitem__(self, name: str) -> Array:
+        parts = [self._stored[part] for part, _ in self._made_of[name]]
+        whole = np.concatenate([part.floats(0, prod(part.shape)).reshape(part.shape) for part in parts])
+        if not np.isfinite(whole).all():
+            raise damaged(parts[0].file, f"'{self._made_of[name][0][0]}' holds NaN or inf")
+        return whole
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._made_of  # Mapping's own would read the tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._made_of)
+
+    def __len__(self) -> int:
+        return len(self._made_of)

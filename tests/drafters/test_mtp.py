@@ -1,0 +1,313 @@
+"""MTP: the layer in the files of Qwen3.5. Every draft is that of a plain loop over stock modules, the text the target's."""
+
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from distributions import assert_drawn_from
+from safetensors.torch import load_file, save_file
+from session_replies import reply
+from tiny_models import (
+    RECURRENT,
+    Tiny,
+    prompt_ids,
+    read,
+    stock_distribution,
+    stock_logits,
+    stock_reply,
+    word_tokenizer,
+    write,
+)
+from torch import nn
+from transformers import Qwen3_5TextConfig
+from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5DecoderLayer, Qwen3_5RMSNorm
+
+from localspec.config import Settings
+from localspec.decoding.budget import Budget
+from localspec.decoding.drafter import Context
+from localspec.decoding.sampling import Sampling
+from localspec.decoding.session import Session
+from localspec.decoding.tree import DraftTree
+from localspec.drafters.autoregressive import Autoregressive
+from localspec.drafters.mtp import Drafter, MtpOptions
+from localspec.engine.engine import Engine
+from localspec.errors import LocalspecError, NotHere, UsageMistake
+from localspec.models.drafter_cards import find_drafter, trained_drafters
+from localspec.models.registry import TargetCard
+from localspec.policy.selection import choose
+
+Make = Callable[[str], Tiny]
+NAME = "qwen3_5-grouped-shared-keys-interval"
+every_config = pytest.mark.parametrize("name", RECURRENT)
+
+
+def stock_layer(config: Any, seed: int = 7, spread: float = 0.25) -> nn.ModuleDict:
+    """The layer as published code has it, of stock modules, under the names of its tensors, with random weights."""
+    width, eps = config.hidden_size, config.rms_norm_eps
+    attends = config.layer_types.index("full_attention")
+    config._attn_implementation = "eager"
+    layer = nn.ModuleDict({
+        "fc": nn.Linear(2 * width, width, bias=False),
+        "layers": nn.ModuleList([Qwen3_5DecoderLayer(config, attends)]),
+        **{name: Qwen3_5RMSNorm(width, eps) for name in ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden")},
+    })  # fmt: skip
+    chance = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.normal_(0, spread, generator=chance)
+    return layer.eval()
+
+
+def published(model: Path, path: Path, layer: nn.ModuleDict, **config: Any) -> Path:
+    """A model with such a layer among its weights, and other words in its config.json."""
+    shutil.copytree(model, path)
+    weights = load_file(path / "model.safetensors")
+    weights |= {f"mtp.{name}": one.detach().contiguous() for name, one in layer.state_dict().items()}
+    save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
+    content = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**content, "mtp_num_hidden_layers": 1, **config}))
+    return path
+
+
+@pytest.fixture
+def make(tiny: Make, tmp_path: Path) -> Callable[[str], tuple[Tiny, nn.ModuleDict]]:
+    """make(name): a model with its layer, as we read it and as the stock modules compute it."""
+
+    def made(name: str) -> tuple[Tiny, nn.ModuleDict]:
+        model = tiny(name)
+        layer = stock_layer(model.stock.config)
+        return Tiny(published(model.path, tmp_path / name, layer), model.stock, model.target), layer
+
+    return made
+
+
+@torch.inference_mode()
+def plain_loop(model: Tiny, layer: nn.ModuleDict, text: Sequence[int], path: Sequence[int]) -> torch.Tensor:
+    """Logits [vocabulary] behind a text and a drafted path, without any cache: all is read once more for each token."""
+    stock = model.stock
+    states = stock.model(torch.tensor([list(text[:-1])])).last_hidden_state
+    tokens = list(text[1:])
+    for following in [*path, None]:
+        embeddings = stock.get_input_embeddings()(torch.tensor([tokens]))
+        x = layer["fc"](
+            torch.cat([layer["pre_fc_norm_embedding"](embeddings), layer["pre_fc_norm_hidden"](states)], -1)
+        )
+        count = len(tokens)
+        causal = torch.full((count, count), float("-inf")).triu(1)[None, None]
+        rotation = stock.model.rotary_emb(x, torch.arange(count)[None])
+        said = layer["norm"](layer["layers"][0](x, position_embeddings=rotation, attention_mask=causal))
+        states = torch.cat([states, said[:, -1:]], 1)
+        tokens.append(following)  # type: ignore[arg-type]
+    return stock.lm_head(said[0, -1])  # type: ignore[no-any-return]
+
+
+def watched(drafter: Drafter) -> list[tuple[list[int], DraftTree]]:
+    """What it drafts from now on: the text, and the chain."""
+    seen: list[tuple[list[int], DraftTree]] = []
+    draft = drafter.draft
+
+    def watch(context: Context) -> DraftTree:
+        seen.append((list(context.committed), draft(context)))
+        return seen[-1][1]
+
+    drafter.draft = watch  # type: ignore[method-assign]
+    return seen
+
+
+def check(model: Tiny, layer: nn.ModuleDict, text: Sequence[int], chain: DraftTree) -> None:
+    """Each token is the likeliest of the plain loop's, with its chance: nothing was learnt yet."""
+    assert [*chain.parents] == [*range(-1, chain.size - 1)] and {*chain.source[1:]} == {"mtp"}
+    for node in range(1, chain.size):
+        chances = plain_loop(model, layer, text, chain.tokens[1:node]).softmax(-1)
+        assert chances[chain.tokens[node]] >= chances.max() * 0.999
+        assert chain.chance[node] == pytest.approx(float(chances[chain.tokens[node]]), rel=2e-3, abs=1e-6)
+
+
+@every_config
+def test_every_draft_is_that_of_a_plain_loop_and_the_text_the_targets_own(make: Any, name: str) -> None:
+    """In two turns, of which the second begins in the middle of the first one's reply."""
+    model, layer = make(name)
+    prompt = prompt_ids(17, seed=23)
+    drafter = Drafter.from_model(model.path, model.target, depth=4)
+    session, seen = Session(model.target, drafter, Budget(6, branches=model.target.branches)), watched(drafter)
+    calibrate, drafter._trees.calibrate = drafter._trees.calibrate, lambda step: None
+    text = stock_reply(model.stock, prompt, 14)
+    ids, statistics = reply(session, prompt, 14)
+    assert ids == text and statistics.drafted > 20
+    again = [*prompt, *text[:6], *prompt_ids(5, seed=2)]
+    assert reply(session, again, 8)[0] == stock_reply(model.stock, again, 8)
+    for committed, chain in (seen[0], seen[3], seen[-1]):
+        assert chain.size == 5
+        check(model, layer, committed, chain)
+    drafter._trees.calibrate = calibrate
+    assert reply(session, again, 12)[0] == stock_reply(model.stock, again, 12)
+
+
+def test_a_long_prompt_is_read_in_parts_and_a_chain_has_no_more_than_is_asked(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("localspec.drafters.mtp.CHUNK", 7)
+    model, layer = make(NAME)
+    prompt = prompt_ids(40, seed=3)
+    drafter = Drafter.from_model(model.path, model.target, depth=5)
+    seen = watched(drafter)
+    for nodes in (1, 2):
+        ids, _ = reply(Session(model.target, drafter, Budget(nodes, branches=False)), prompt, 4)
+        assert ids == stock_reply(model.stock, prompt, 4)
+        assert seen[-1][1].size <= nodes + 1
+        drafter.rewind(0)
+    check(model, layer, *seen[0])
+
+
+@pytest.mark.parametrize("sampling", [Sampling(0.8, top_p=0.95, seed=3), Sampling(1.0, seed=2**63 + 5)], ids=str)
+def test_a_seed_gives_the_same_ids_with_and_without_it(make: Any, sampling: Sampling) -> None:
+    model, _ = make(NAME)
+    prompt = prompt_ids(10, seed=4)
+    drafter = Drafter.from_model(model.path, model.target)
+    plain, _ = reply(Session(model.target, Autoregressive(), Budget(0)), prompt, 14, sampling)
+    assert reply(Session(model.target, drafter, Budget(8, branches=False)), prompt, 14, sampling)[0] == plain
+
+
+@pytest.mark.slow
+def test_by_rejection_three_tokens_have_the_stock_models_joint_distribution(tmp_path: Path) -> None:
+    config = Qwen3_5TextConfig(
+        hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
+        head_dim=8, vocab_size=6, max_position_embeddings=64, bos_token_id=None, eos_token_id=None,
+        linear_num_key_heads=1, linear_num_value_heads=2, linear_key_head_dim=8, linear_value_head_dim=8,
+        layer_types=["linear_attention", "full_attention"],
+    )  # fmt: skip
+    letters = read(write(tmp_path / "letters", config, word_tokenizer(list("abcdef")), seed=3, spread=0.6))
+    path = published(letters.path, tmp_path / "whole", stock_layer(letters.stock.config))
+    drafter, prompt, shape = Drafter.from_model(path, letters.target, depth=2), [0, 3, 1, 5, 2], {"temperature": 1.0}
+    chances, counts = torch.zeros(6, 6, 6, dtype=torch.double), torch.zeros(6, 6, 6)
+
+    def following(text: list[int]) -> torch.Tensor:
+        return stock_distribution(stock_logits(letters.stock, text)[-1].double(), Sampling(**shape)).double()
+
+    first = following(prompt)
+    for a, b in product(range(6), repeat=2):
+        chances[a, b] = first[a] * following([*prompt, a])[b] * following([*prompt, a, b])
+    session, accepted, draws = Session(letters.target, drafter, Budget(5, branches=False)), 0, 500
+    for seed in range(draws):
+        ids, statistics = reply(session, prompt, 3, Sampling(**shape, seed=seed, rule="rejection"))
+        counts[tuple(ids)] += 1
+        accepted += statistics.accepted
+    assert accepted > 100
+    assert_drawn_from(chances, counts)
+
+
+def test_drawn_chains_say_what_each_node_was_drawn_from(make: Any) -> None:
+    model, layer = make(NAME)
+    drafter = Drafter.from_model(model.path, model.target, depth=3)
+    seen = watched(drafter)
+    session = Session(model.target, drafter, Budget(8, branches=False))
+    reply(session, prompt_ids(12, seed=3), 3, Sampling(1.0, seed=1, rule="rejection"))
+    committed, chain = seen[0]
+    assert tuple(chain.parents) == (-1, 0, 1, 2)
+    for node in range(1, chain.size):
+        expected = plain_loop(model, layer, committed, chain.tokens[1:node])
+        torch.testing.assert_close(chain.draft_logits.rows[node], expected, rtol=1e-3, atol=1e-3)
+
+
+def test_without_states_or_nodes_there_is_the_root_alone(make: Any) -> None:
+    model, _ = make(NAME)
+    drafter = Drafter.from_model(model.path, model.target)
+    for committed, nodes in (([5, 6], 8), ([5], 8), ([5, 6], 0)):
+        assert drafter.draft(Context(committed, model.target.cache(8), nodes, Sampling())).tokens == (committed[-1],)
+    session = Session(model.target, drafter, Budget(0))
+    reply(session, prompt_ids(9), 3)
+    assert len(drafter._features) == 11 and drafter._cache.length == 0
+    before = drafter.nbytes
+    drafter.draft(Context(session.tokens, session.cache, 4, Sampling()))
+    assert drafter._cache.length == 11 and drafter.nbytes > before
+    session.rewind(5)
+    assert len(drafter._features) == 5 and drafter._cache.length == 4
+
+
+# -- found, chosen, refused --------------------------------------------------------------------------------------------
+
+
+def card_of(path: Path) -> TargetCard:
+    return TargetCard(path.name, path, None, "")
+
+
+@pytest.mark.parametrize("named", ["mtp", "mtp+phrases"])
+def test_the_engine_finds_it_in_the_models_own_files(make: Any, named: str) -> None:
+    model, layer = make(NAME)
+    [found] = trained_drafters(card_of(model.path))
+    numbers = sum(one.numel() for one in layer.parameters())
+    assert (found.kind, found.path, found.parameters, found.bytes) == ("mtp", model.path, numbers, 4 * numbers)
+    assert found.others == sum(one.numel() for one in layer.parameters() if one.ndim == 1)
+    settings = Settings(drafter=named, device="cpu", draft_max=4, dtype="fp32", quantize="none")
+    engine = Engine.open(settings, card_of(model.path))
+    prompt = prompt_ids(20, seed=23)
+    ids, statistics = reply(engine.session, prompt, 20)
+    assert ids == stock_reply(model.stock, prompt, 20) and statistics.drafted > 19
+    in_int8 = Engine.open(Settings(drafter=named, device="cpu", draft_max=4), card_of(model.path))
+    assert (in_int8.choice.engine, in_int8.choice.quantize) == ("native", "int8")
+    plain = Engine.open(Settings(drafter="none", device="cpu"), card_of(model.path))
+    ids, statistics = reply(in_int8.session, prompt, 20)
+    assert ids == reply(plain.session, prompt, 20)[0] and statistics.drafted > 19
+    specs = Drafter.tensor_specs(engine.target, MtpOptions())
+    assert sum(torch.Size(one.shape).numel() for one in specs.values()) == numbers
+
+
+def test_a_model_without_it_is_told_what_is_missing(tiny: Make) -> None:
+    card = card_of(tiny(NAME).path)
+    assert trained_drafters(card) == []
+    with pytest.raises(
+        NotHere, match=r"hold no layer that predicts further ahead \(mtp\.\*\), which models of Qwen3\.5"
+    ):
+        find_drafter("mtp", card)
+    with pytest.raises(NotHere, match="hold no layer"):
+        choose(card_of(tiny("llama-grouped-dynamic").path), Settings(drafter="mtp", device="cpu"))
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"mtp_num_hidden_layers": 2}, "an MTP layer with mtp_num_hidden_layers = 2, and"),
+        ({"mtp_use_dedicated_embeddings": True}, "an MTP layer with an embedding of its own, and"),
+    ],
+)
+def test_a_layer_of_another_form_is_refused_and_passed_over(
+    tiny: Make, tmp_path: Path, config: dict[str, Any], said: str
+) -> None:
+    model = tiny(NAME)
+    path = published(model.path, tmp_path / "model", stock_layer(model.stock.config), **config)
+    assert trained_drafters(card_of(path)) == []
+    for refusing in (lambda: find_drafter("mtp", card_of(path)), lambda: Drafter.from_model(path, model.target)):
+        with pytest.raises(LocalspecError, match=said):
+            refusing()
+    choice = choose(card_of(path), Settings(drafter="auto", device="cpu"))
+    assert choice.drafter in ("none", "phrases")
+
+
+def test_a_layer_that_is_damaged_or_another_models_is_refused(tiny: Make, tmp_path: Path) -> None:
+    model = tiny(NAME)
+    layer = stock_layer(model.stock.config)
+    for name, change, said in (
+        ("missing", {"mtp.norm.weight": None}, r"lack 'mtp\.norm\.weight'"),
+        ("wide", {"mtp.fc.weight": torch.zeros(48, 90)}, r"'mtp\.fc\.weight' .* has the shape \[48, 90\] where config"),
+        ("nan", {"mtp.fc.weight": torch.full((48, 96), float("nan"))}, r"'mtp\.fc\.weight' holds NaN or inf"),
+    ):
+        path = published(model.path, tmp_path / name, layer)
+        weights = {**load_file(path / "model.safetensors"), **change}
+        save_file({key: one for key, one in weights.items() if one is not None}, path / "model.safetensors")
+        with pytest.raises(LocalspecError, match=said):
+            Drafter.from_model(path, model.target)
+    other = tiny("qwen3_5-many-heads-biases-tied-half-rotated")
+    path = published(other.path, tmp_path / "other", stock_layer(other.stock.config))
+    with pytest.raises(LocalspecError, match=r"'mtp\.\S+' in .* has the shape|lack 'mtp"):
+        Drafter.from_model(path, model.target)
+
+
+@pytest.mark.parametrize("depth", [0, 17])
+def test_a_depth_that_cannot_be_is_refused(depth: int) -> None:
+    with pytest.raises(UsageMistake, match=f"depth = {depth} of mtp is not possible; give 1 to 16"):
+        MtpOptions(depth)

@@ -1,0 +1,109 @@
+"""DFlash drafters that others have published: what is refused, with files written on the spot."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from drafters.test_dflash import config_of, published, tensors_of
+from tiny_models import FAMILIES, Tiny
+
+from localspec.checkpoint import inspect
+from localspec.errors import LocalspecError, NotHere
+from localspec.models.drafter_cards import read_drafter
+from localspec.published_heads import is_dflash, kind_of_heads, why_not_read
+from localspec.training.dflash_files import convert, read_published
+
+Make = Callable[[str], Tiny]
+LLAMA = FAMILIES[0]
+ABOUT = {"name": "tiny", "published": {"repo": "org/head", "commit": "c"}}
+
+
+def test_it_is_converted_once_and_in_the_precision_of_its_files(tiny: Make, tmp_path: Path) -> None:
+    model = tiny(LLAMA)
+    config = config_of(model.stock.config)
+    tensors = {f"model.{name}": one.bfloat16() for name, one in tensors_of(config).items()}
+    path = published(tmp_path / "head", config, tensors)
+    convert(path, model.path, tmp_path / "made", ABOUT)
+    card = read_drafter(tmp_path / "made")
+    assert card.kind == "dflash" and card.bytes < 2 * card.parameters + 4096
+    before = (tmp_path / "made" / "drafter" / "drafter.json").stat().st_mtime_ns
+    convert(path, model.path, tmp_path / "made", ABOUT)
+    assert (tmp_path / "made" / "drafter" / "drafter.json").stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize(
+    ("config", "tensors", "said"),
+    [
+        ({"vocab_size": 400}, {}, "made for a model of 48 channels and 400 tokens, and this one has 48 and 320"),
+        ({"hidden_size": 64}, {}, "made for a model of 64 channels"),
+        ({"num_target_layers": 36}, {}, "made for a model of 36 layers, and this one has 3"),
+        ({"dflash_config": {"target_layer_ids": [1, 9], "mask_token_id": 3}, "num_target_layers": None}, {},
+         "reads the states 2,10 .* this model has 3 layers"),
+        ({"dflash_config": {"target_layer_ids": ["x"], "mask_token_id": 3}}, {}, "target_layer_ids .* are no layers"),
+        ({"dflash_config": {"target_layer_ids": [1]}}, {}, "names no mask_token_id"),
+        ({"dflash_config": {"target_layer_ids": [1], "mask_token_id": 320}}, {}, "the mask token 320, .* 320 tokens"),
+        ({"dflash_config": {"target_layer_ids": [1], "mask_token_id": True}}, {}, "mask = True"),
+        ({"dflash_config": {"target_layer_ids": [1], "mask_token_id": 3, "use_swa": True}}, {},
+         "says use_swa = True, which localspec does not compute"),
+        ({"block_size": 1}, {}, "block = 1"), ({"is_causal": "x"}, {}, "is_causal = 'x'"),
+        ({"model_type": "llama"}, {}, "of the family llama"), ({"hidden_act": "gelu"}, {}, "gelu"),
+        ({"num_attention_heads": 3}, {}, "num_attention_heads = 3 is not a multiple of"),
+        ({}, {"fc.weight": torch.zeros(48, 99)}, r"'fc.weight' .* has the shape \[48, 99\].* where numbers of \[48, 96\]"),
+        ({}, {"layers.1.mlp.up_proj.weight": None}, "'layers.1.mlp.up_proj.weight' .* is not there"),
+        ({}, {"layers.0.attention_conv.base_kernel": torch.zeros(2)}, "is no part of DFlash's layers"),
+        ({}, {"norm.weight": torch.full((48,), float("nan"))}, "'norm.weight' .* NaN"),
+        ({}, {"norm.weight": torch.ones(48, dtype=torch.int64)}, "of type torch.int64"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_belongs_to_another_model_or_is_of_another_form_is_refused_in_a_sentence(
+    tiny: Make, tmp_path: Path, config: dict[str, Any], tensors: dict[str, Any], said: str
+) -> None:
+    model = tiny(LLAMA)
+    whole = config_of(model.stock.config)
+    own = {**tensors_of(whole), **tensors}
+    path = published(tmp_path, {**whole, **config}, {name: one for name, one in own.items() if one is not None})
+    with pytest.raises(LocalspecError, match=said) as refused:
+        read_published(path, model.target)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_pickle_is_never_run_and_damage_is_told(tiny: Make, tmp_path: Path) -> None:
+    model = tiny(LLAMA)
+    path = published(tmp_path, config_of(model.stock.config))
+    (path / "model.safetensors").write_bytes(b"x" * 99)
+    with pytest.raises(LocalspecError, match=r"model\.safetensors is damaged"):
+        read_published(path, model.target)
+    (path / "model.safetensors").rename(path / "pytorch_model.bin")
+    with pytest.raises(LocalspecError, match=r"pickle only \(pytorch_model\.bin\), which may run code"):
+        read_published(path, model.target)
+    (path / "config.json").write_text("{}")
+    with pytest.raises(NotHere, match="of no DFlash drafter"):
+        read_published(path, model.target)
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"architectures": ["DFlash2DraftModel"], "model_type": "qwen3"}, "a DFlash drafter of the second form, .* use another"),
+        ({"architectures": ["Gemma4AssistantForCausalLM"], "model_type": "gemma4_assistant"},
+         "one of Gemma's assistants, which reads the keys and values of its target's own layers, .* use another"),
+        ({"architectures": ["Gemma4UnifiedAssistantForCausalLM"]}, "one of Gemma's assistants"),
+        ({"architectures": ["DFlashDraftModel"], "speculators_model_type": "dflash"}, "a vocabulary of its own"),
+        ({"architectures": ["X"], "speculators_model_type": "peagle"}, r"\(P-EAGLE\)"),
+        ({"architectures": ["X"], "speculators_model_type": "dspark"}, "of speculators' kind 'dspark'"),
+        ({"architectures": ["DFlashDraftModel"], "model_type": "qwen3"},
+         "a DFlash drafter, and no model by itself; fetch it with `localspec pull`, and it becomes one of its model's"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_drafter_that_is_not_read_says_why_where_a_model_is_expected(
+    tmp_path: Path, config: dict[str, Any], said: str
+) -> None:
+    path = published(tmp_path, config, {"a": torch.zeros(1)})
+    with pytest.raises(LocalspecError, match=said) as refused:
+        inspect(path)
+    assert "\n" not in str(refused.value)
+    assert (why_not_read(config) is None) == is_dflash(config) == (kind_of_heads(config) == "dflash")
