@@ -33,7 +33,7 @@ def packed_weights(stock: Any, sizes: TransformerConfig, packing: str) -> dict[s
             ours[name] = whole
         if whole.ndim == 2 and name != "embed_tokens":
             ours[name] = PackedMatrix.pack(whole, packing, GROUPS[packing], interleave="gate_up_proj" in name)
-        elif whole.ndim == 1:
+        elif whole.ndim == 1 or name.endswith(".conv"):
             ours[name] = np.ascontiguousarray(whole)
     if sizes.tied:
         ours["lm_head.weight"] = PackedMatrix.pack(ours["embed_tokens"], packing, GROUPS[packing])

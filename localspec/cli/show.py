@@ -80,8 +80,7 @@ def _installed_facts(card: TargetCard) -> Facts:
 
 def _engine(shape: Shape) -> str:
     """What computes a model that the CPU engine does not have."""
-    where = " on every device, with" if shape.recurrent else ", on a CPU with"
-    return f"torch{where} dense weights: the CPU engine does not have its {shape.not_native} yet"
+    return f"torch, on a CPU with dense weights: the CPU engine does not have its {shape.not_native} yet"
 
 
 def _announced_facts(card: TargetCard) -> Facts:

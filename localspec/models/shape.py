@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from localspec.checkpoint import inspect, text_config
-from localspec.models.delta_net import of_qwen35
+from localspec.models.delta_net import DeltaNet, of_qwen35
 from localspec.models.model_config import TORCH_ONLY, with_defaults
 
 # Our names, and those of config.json; what it may leave out has a rule below.
@@ -40,7 +40,8 @@ class Shape:
     context: int
     tied: bool = False
     torch_only: bool = False
-    states: int = 0  # numbers of a state of its recurrent layers, all of them together; 0 where it has none
+    gated: bool = False  # attention projects as many gates as queries
+    delta: DeltaNet | None = None  # layers that have a recurrent state in the place of attention
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> "Shape | None":
@@ -54,18 +55,19 @@ class Shape:
             found["head_dim"] = found["hidden_size"] // found["num_heads"]
         if all(whole(value) for name, value in found.items() if name != "tied"):
             family = text_config(config).get("model_type")
-            return cls(**found, torch_only=family in TORCH_ONLY, states=_states(said))
+            gated = said.get("model_type") == "qwen3_5_text"
+            return cls(**found, torch_only=family in TORCH_ONLY, gated=gated, delta=_delta(said))
         return None
 
     @property
     def recurrent(self) -> bool:
-        """Whether it has recurrent layers: torch alone computes them, with dense weights, and drafts are chains."""
-        return bool(self.states)
+        """Whether it has recurrent layers: drafts are chains, and torch computes them with dense weights alone."""
+        return self.delta is not None
 
     @property
     def not_native(self) -> str:
         """What of it the CPU engine does not have yet, so that torch computes it there; "" where it has all."""
-        return "recurrent layers" if self.recurrent else "family" if self.torch_only else ""
+        return "family" if self.torch_only else ""
 
     @property
     def config(self) -> dict[str, Any]:
@@ -74,9 +76,21 @@ class Shape:
 
     @property
     def layer(self) -> int:
-        """Weights of one layer's matrices; those of a recurrent layer are about as many as those of attention."""
-        attention = self.hidden_size * self.head_dim * (2 * self.num_heads + 2 * self.num_kv_heads)
-        return attention + 3 * self.hidden_size * self.intermediate_size
+        """Weights of the matrices of one layer that attends."""
+        heads = (3 if self.gated else 2) * self.num_heads + 2 * self.num_kv_heads
+        return self.hidden_size * (self.head_dim * heads + 3 * self.intermediate_size)
+
+    def layer_at(self, index: int) -> int:
+        """Weights of the matrices of this layer."""
+        if self.delta is None or not self.delta.layers[index]:
+            return self.layer
+        projected = self.delta.read + 2 * self.delta.values  # with what reads the values
+        return self.hidden_size * (projected + 3 * self.intermediate_size)
+
+    @property
+    def layers(self) -> int:
+        """Weights of the matrices of all layers."""
+        return sum(map(self.layer_at, range(self.num_layers))) if self.delta else self.num_layers * self.layer
 
     @property
     def rows(self) -> int:
@@ -93,17 +107,18 @@ class Shape:
     @property
     def matrices(self) -> int:
         """Weights that one decode step reads: all layers and the head."""
-        return self.num_layers * self.layer + self.embedding
+        return self.layers + self.embedding
 
     @property
     def parameters(self) -> int:
         """All of them, but for biases, norms inside of attention and those of outputs, which no family has many of."""
         norms = (2 * self.num_layers + 1) * self.hidden_size
-        return self.num_layers * self.layer + self.embedding * (1 if self.tied else 2) + norms
+        return self.layers + self.embedding * (1 if self.tied else 2) + norms
 
     def cached(self, tokens: int, item: int) -> int:
         """Bytes of keys and values of so many tokens, in numbers of `item` bytes."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * tokens * item
+        attending = self.num_layers - (sum(self.delta.layers) if self.delta else 0)
+        return 2 * attending * self.num_kv_heads * self.head_dim * tokens * item
 
 
 def recurrent(path: Path) -> bool:
@@ -122,15 +137,15 @@ TABLE_KEYS = dict(
 )
 
 
-def _states(said: Mapping[str, Any]) -> int:
+def _delta(said: Mapping[str, Any]) -> DeltaNet | None:
     """What is wrong with the sizes of recurrent layers is said where the model is read."""
     if said.get("model_type") != "qwen3_5_text":
-        return 0
+        return None
     try:
-        sizes = of_qwen35(said)["delta"]
+        sizes: DeltaNet | None = of_qwen35(said)["delta"]
     except (ValueError, TypeError):
-        return 0
-    return sizes.numbers if sizes else 0
+        return None
+    return sizes if sizes and len(sizes.layers) == said.get("num_hidden_layers") else None
 
 
 def whole(value: object) -> bool:

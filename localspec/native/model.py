@@ -16,6 +16,8 @@ from localspec.native.library import (
     EMBED_NONE,
     FORMATS,
     Adapter,
+    Delta,
+    DeltaSizes,
     Layer,
     Matrix,
     ModelConfig,
@@ -69,6 +71,7 @@ class NativeModel:
         Raises LocalspecError for weights that do not fit the sizes.
         """
         self.sizes, self.rope, self.threads, self.weights = sizes, rope, threads, weights
+        self._parts: list[Delta] = []  # of recurrent layers, which the library reads
         layers = (Layer * sizes.num_layers)(*(self._layer(index) for index in range(sizes.num_layers)))
         inv_freq, local = np.ascontiguousarray(rope.inv_freq, np.float32), rope.local
         local_inv_freq = None if local is None else np.ascontiguousarray(local.inv_freq, np.float32)
@@ -88,6 +91,7 @@ class NativeModel:
             sizes.residual_scale, sizes.logit_scale, ACTIVATIONS[sizes.activation], address(embed),
             head.struct() if head else Matrix(), address(norm), address(inv_freq), address(local_inv_freq),
             address(factors), 0 if factors is None else len(factors), rope.query_period, ctypes.addressof(layers),
+            sizes.gated, delta_sizes(sizes),
         )  # fmt: skip
         self._library = library()
         self.handle = made(self._library.ls_model_new(config))
@@ -95,7 +99,8 @@ class NativeModel:
 
     def _layer(self, index: int) -> Layer:
         prefix, sizes, linears = f"layers.{index}.", self.sizes, []
-        for name in LINEARS:
+        recurrent = sizes.is_recurrent(index)
+        for name in ("delta.in_proj", "delta.out_proj", *LINEARS[2:]) if recurrent else LINEARS:
             matrix = self.weights[f"{prefix}{name}.weight"]
             linears.append(matrix.struct(self._vector(f"{prefix}{name}.bias", matrix.out)))
         norms = {"input_layernorm": sizes.hidden_size, "post_attention_layernorm": sizes.hidden_size}
@@ -104,14 +109,30 @@ class NativeModel:
         vectors = [address(self._vector(prefix + name, size)) for name, size in norms.items()]
         window = sizes.sliding_windows[index] or _NO_WINDOW
         local = self.rope.local is not None and sizes.is_local(index)
-        return Layer(*linears, *vectors, window if window < _MOST_POSITIONS else _NO_WINDOW, local)
+        delta = self._delta(prefix) if recurrent else None
+        return Layer(*linears, *vectors, window if window < _MOST_POSITIONS else _NO_WINDOW, local, delta)
+
+    def _delta(self, prefix: str) -> int:
+        """Where what a recurrent layer has beside its projections is told of."""
+        sizes = self.sizes.delta
+        assert sizes is not None
+        conv = self.weights[prefix + "delta.conv"].reshape(-1)  # [channels, (1,) taps]
+        shapes = {"dt_bias": sizes.value_heads, "A_log": sizes.value_heads, "value_norm": sizes.value_dim}
+        vectors = [self._vector(f"{prefix}delta.{name}", size) for name, size in shapes.items()]
+        vectors.insert(0, self._checked(prefix + "delta.conv", conv, sizes.channels * sizes.taps))
+        self._parts.append(Delta(*map(address, vectors)))
+        return ctypes.addressof(self._parts[-1])
 
     def _vector(self, name: str, size: int) -> Floats | None:
         """A vector, or None where there is none. Raises LocalspecError for one that the library would read past."""
         found = self.weights.get(name)
-        if found is not None and (found.dtype, found.shape) != (np.float32, (size,)):
+        return None if found is None else self._checked(name, found, size)
+
+    def _checked(self, name: str, found: Any, size: int) -> Floats:
+        if (found.dtype, found.shape) != (np.float32, (size,)):
             raise LocalspecError(f"{name} is {found.dtype} {list(found.shape)}, and the model reads float32 [{size}].")
-        return found
+        vector: Floats = found
+        return vector
 
     @property
     def nbytes(self) -> int:
@@ -200,6 +221,13 @@ class NativeModel:
         rows = np.ascontiguousarray(values, np.float32)
         assert rows.ndim == 2 and rows.shape[1] == self.sizes.hidden_size, rows.shape
         return rows
+
+
+def delta_sizes(sizes: TransformerConfig) -> DeltaSizes:
+    """Sizes of recurrent layers as the library takes them; zeros where there are none."""
+    if (one := sizes.delta) is None:
+        return DeltaSizes()
+    return DeltaSizes(one.key_heads, one.value_heads, one.key_dim, one.value_dim, one.taps)
 
 
 def _embed_scale(sizes: TransformerConfig, embed: npt.NDArray[Any] | None) -> float:

@@ -20,6 +20,7 @@ from localspec.outside_files import read_bytes
 from localspec.packed_file import PANEL, Header, Origin, Section, Tensor
 
 LINEARS = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
+RECURRENT = ("delta.in_proj", "delta.out_proj")  # in the place of the first two
 TEXTS = ("config.json", "generation_config.json", *TOKENIZER_FILES)
 _SOURCES = {"F32": "fp32", "F16": "fp16", "BF16": "bf16"}  # what the library packs as it is stored
 _HALF = PANEL // 2  # channels of gate, and of up, in a panel
@@ -40,13 +41,15 @@ class Recipe:
     @classmethod
     def of(cls, packing: str, narrow: frozenset[str] = frozenset()) -> "Recipe":
         """The recipe of a packing: int8, int4, bf16 or fp32. In four bits the first layer and the head lose most."""
-        sensitive = ("lm_head.weight", *(f"layers.0.{name}.weight" for name in LINEARS))
+        sensitive = ("lm_head.weight", *(f"layers.0.{name}.weight" for name in (*LINEARS, *RECURRENT)))
         return cls(packing, dict.fromkeys(sensitive, "int8") if packing == "int4" else {}, narrow)
 
     def tensor(self, name: str, out: int, inputs: int | None) -> Tensor:
         """How a parameter of these sizes is packed; `inputs` is None for a vector."""
         if inputs is None:
             return Tensor("rows", "fp32", 1, out)
+        if name.endswith(".conv"):
+            return Tensor("rows", "fp32", out, inputs)
         if name == "embed_tokens":
             return Tensor("rows", "fp32" if self.format == "fp32" else "bf16", out, inputs)
         chosen = self.others.get(name, self.format)
@@ -78,10 +81,6 @@ class Source:
                 "it has no packed form; leave --quantize out, or give none."
             )
         sizes = stored_sizes(checkpoint, config)
-        if sizes.delta is not None:
-            raise LocalspecError(
-                f"{path} has recurrent layers, which the CPU engine does not compute; load it with --quantize none."
-            )
         Rope.of(config, config.contexts[0])
         stored = stored_tensors(checkpoint, sizes)
         made_of = {name: [stored[part] for part, _ in parts] for name, parts in weight_map(sizes).items()}

@@ -61,9 +61,9 @@ class RunPlan:
 def as_computed(device: Device, shape: Shape) -> Device:
     """The device as it computes a model of this shape: what the CPU engine does not have in torch, with dense weights.
 
-    On a GPU torch has packed weights of all layers but recurrent ones.
+    Of recurrent layers torch has no packed weights.
     """
-    if shape.recurrent:
+    if shape.recurrent and device.engine == "torch":
         why = "a model with recurrent layers is computed with dense weights alone"
     elif shape.torch_only and device.type == "cpu":
         why = "of this model's family PyTorch alone computes, which has no packed weights on a CPU"

@@ -243,10 +243,16 @@ def test_the_engine_finds_it_in_the_models_own_files(make: Any, named: str) -> N
     numbers = sum(one.numel() for one in layer.parameters())
     assert (found.kind, found.path, found.parameters, found.bytes) == ("mtp", model.path, numbers, 4 * numbers)
     assert found.others == sum(one.numel() for one in layer.parameters() if one.ndim == 1)
-    engine = Engine.open(Settings(drafter=named, device="cpu", draft_max=4), card_of(model.path))
+    settings = Settings(drafter=named, device="cpu", draft_max=4, dtype="fp32", quantize="none")
+    engine = Engine.open(settings, card_of(model.path))
     prompt = prompt_ids(20, seed=23)
     ids, statistics = reply(engine.session, prompt, 20)
     assert ids == stock_reply(model.stock, prompt, 20) and statistics.drafted > 19
+    in_int8 = Engine.open(Settings(drafter=named, device="cpu", draft_max=4), card_of(model.path))
+    assert (in_int8.choice.engine, in_int8.choice.quantize) == ("native", "int8")
+    plain = Engine.open(Settings(drafter="none", device="cpu"), card_of(model.path))
+    ids, statistics = reply(in_int8.session, prompt, 20)
+    assert ids == reply(plain.session, prompt, 20)[0] and statistics.drafted > 19
     specs = Drafter.tensor_specs(engine.target, MtpOptions())
     assert sum(torch.Size(one.shape).numel() for one in specs.values()) == numbers
 

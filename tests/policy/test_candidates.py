@@ -8,6 +8,7 @@ from machines import LITTLE, SEVEN, Told, flat, trained, unfetched
 
 import localspec
 from localspec.errors import UsageMistake
+from localspec.models.delta_net import DeltaNet
 from localspec.models.drafter_cards import DrafterCard, read_drafter
 from localspec.models.drafter_kinds import DRAFT_TOKENS, FORWARDS_A_DRAFT
 from localspec.models.entries import PublishedDrafter, PublishedLength
@@ -75,12 +76,15 @@ def test_a_drafter_takes_as_much_before_it_is_fetched_as_afterwards(kind: str, p
     assert found(published)[kind].bytes == found(published, here=(here,))[kind].bytes
 
 
+RECURRENT = DeltaNet((True,) * SEVEN.num_layers, 16, 32, 128, 128, 4)
+
+
 def test_of_a_model_that_reads_chains_a_tree_is_foreseen_as_its_best_path() -> None:
     heads = replace(
         trained("medusa", 10**8, 0.8), about={"accuracy_by_depth": [[0.5, 0.3, 0.1], [0.2, 0.4], [0.3, 0.1]]}
     )
     tree = found(here=(heads,))
-    chain = found(here=(heads,), at=replace(AT, shape=replace(SEVEN, states=10**5)))
+    chain = found(here=(heads,), at=replace(AT, shape=replace(SEVEN, delta=RECURRENT)))
     own = chain["medusa"].acceptance
     assert own is not None and own.gains == pytest.approx([0.85 * one for one in (0.5, 0.2, 0.06)])
     assert tree["medusa"].acceptance.length(16) > own.length(16) + 0.2

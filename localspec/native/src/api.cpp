@@ -57,7 +57,7 @@ int check_sizes(const ls_model_config& c) {
     for (const auto& size : sizes)
         LS_CHECK(size.value >= size.least && size.value <= LARGEST_SIZE / 4, "%s = %d is not possible.", size.name, size.value);
     LS_CHECK(c.num_heads % c.num_kv_heads == 0, "%d heads cannot share %d key heads evenly.", c.num_heads, c.num_kv_heads);
-    LS_CHECK((int64_t)(c.num_heads + 2 * (int64_t)c.num_kv_heads) * c.head_dim <= LARGEST_SIZE, "%d heads of %d channels are too many.", c.num_heads, c.head_dim);
+    LS_CHECK((2 * (int64_t)c.num_heads + 2 * (int64_t)c.num_kv_heads) * c.head_dim <= LARGEST_SIZE, "%d heads of %d channels are too many.", c.num_heads, c.head_dim);
     LS_CHECK(c.rotary_dim % 2 == 0 && c.rotary_dim <= c.head_dim, "rotary_dim = %d is not possible; it is even and at most head_dim = %d.", c.rotary_dim, c.head_dim);
     LS_CHECK(c.cache_format == LS_FP32 || c.cache_format == LS_FP16, "A cache cannot have format %d; give 0 (fp32) or 4 (fp16).", c.cache_format);
     LS_CHECK(c.rms_norm_eps >= 0 && c.rms_norm_eps < 1, "rms_norm_eps = %g is not possible.", (double)c.rms_norm_eps);
@@ -71,6 +71,8 @@ int check_sizes(const ls_model_config& c) {
     LS_CHECK(!c.query_factors || (c.num_query_factors > 0 && c.query_period > 0), "There are %d query_factors, each for %d positions.", c.num_query_factors, c.query_period);
     LS_CHECK(c.rotary_dim == 0 || c.inv_freq, "A model with rotary positions needs inv_freq.");
     LS_CHECK(c.num_layers == 0 || c.layers, "A model of %d layers needs them.", c.num_layers);
+    LS_CHECK(c.gated == 0 || c.gated == 1, "gated = %d is not possible; give 0 or 1.", c.gated);
+    if (c.delta.value_heads) LS_TRY(check_delta(c.delta));
     return LS_OK;
 }
 
@@ -86,8 +88,13 @@ int check_layer(const ls_model_config& c, int number) {
     const ls_layer& l = c.layers[number];
     char name[64];
     auto named = [&](const char* part) { return snprintf(name, sizeof name, "%s of layer %d", part, number), name; };
-    LS_TRY(check_size(l.qkv_proj, named("qkv_proj"), (c.num_heads + 2 * c.num_kv_heads) * c.head_dim, c.hidden_size));
-    LS_TRY(check_size(l.o_proj, named("o_proj"), c.hidden_size, c.num_heads * c.head_dim));
+    const ls_delta_sizes& s = c.delta;
+    LS_CHECK(!l.delta || s.value_heads, "Layer %d is recurrent, and the model does not say how large such layers are.", number);
+    LS_CHECK(!l.delta || (l.delta->conv && l.delta->dt_bias && l.delta->a_log && l.delta->value_norm), "Recurrent layer %d lacks a part.", number);
+    const int values = s.value_heads * s.value_dim, read = 2 * s.key_heads * s.key_dim + 2 * s.value_heads + 2 * values;
+    const int heads = c.num_heads * (c.gated ? 2 : 1) + 2 * c.num_kv_heads;
+    LS_TRY(check_size(l.qkv_proj, named("qkv_proj"), l.delta ? read : heads * c.head_dim, c.hidden_size));
+    LS_TRY(check_size(l.o_proj, named("o_proj"), c.hidden_size, l.delta ? values : c.num_heads * c.head_dim));
     LS_TRY(check_size(l.gate_up_proj, named("gate_up_proj"), 2 * c.intermediate_size, c.hidden_size));
     LS_TRY(check_size(l.down_proj, named("down_proj"), c.hidden_size, c.intermediate_size));
     LS_CHECK(l.input_layernorm && l.post_attention_layernorm, "Layer %d lacks a norm.", number);
@@ -113,6 +120,7 @@ int check_rows(const ls_model_config& c, const ls_cache& cache, const ls_request
         LS_CHECK(token >= 0 || q.inputs, "Row %d has neither a token nor an input.", row);
         LS_CHECK(token < 0 || c.embed_format != LS_EMBED_NONE, "Row %d has a token, and the model no embeddings; give inputs.", row);
         LS_CHECK(parent >= -1 && parent < row, "Row %d has parent %d; a parent is a row before it, or -1.", row, parent);
+        LS_CHECK(!cache.chains || parent == row - 1, "Row %d has parent %d, and recurrent layers read chains alone.", row, parent);
         if (!q.positions) continue;
         const int before = parent >= 0 ? q.positions[parent] : cache.length ? cache.position()[cache.length - 1] : 0;
         LS_CHECK(q.positions[row] >= before, "Row %d has position %d, below %d, that of the row it follows.", row, q.positions[row], before);
@@ -142,11 +150,14 @@ int check_request(const ls_model* model, const ls_cache* cache, const ls_pool* p
     LS_CHECK(model && cache && pool && request, "A forward needs a model, a cache, a pool and a request.");
     const ls_model_config& c = model->config;
     const ls_request& q = *request;
-    LS_CHECK(cache->layers == c.num_layers && cache->kv_heads == c.num_kv_heads && cache->padded_dim == padded_head(c.head_dim) && cache->format == c.cache_format,
+    const int recurrent = model->before(c.num_layers, true);
+    LS_CHECK(cache->layers == c.num_layers - recurrent && cache->kv_heads == c.num_kv_heads && cache->padded_dim == padded_head(c.head_dim) && cache->format == c.cache_format &&
+             cache->chains == (recurrent > 0) && (recurrent == 0 || cache->states.serves(c.delta, recurrent)),
              "The cache belongs to a model of another shape.");
     LS_CHECK(q.rows >= 1, "A forward of %d rows is not possible.", q.rows);
     LS_CHECK(q.rows <= cache->slots - cache->length, "%d rows do not fit behind %d tokens in %d slots; reserve more.", q.rows, cache->length, cache->slots);
     LS_CHECK(!q.layers || (q.num_layers >= 0 && q.num_layers <= c.num_layers), "%d layers were asked for, and the model has %d.", q.num_layers, c.num_layers);
+    LS_CHECK(!q.layers || !cache->chains, "Recurrent layers are computed all together; leave out which layers.");
     for (int i = 0; q.layers && i < q.num_layers; i++)
         LS_CHECK(q.layers[i] > (i ? q.layers[i - 1] : -1) && q.layers[i] < c.num_layers, "Layer %d is not in its place; layers ascend and are below %d.", q.layers[i], c.num_layers);
     LS_CHECK(!(q.logits || q.argmax) || c.lm_head.data, "The model has no lm_head, so it gives no logits; ask for hidden states.");
@@ -260,9 +271,11 @@ ls_model* ls_model_new(const ls_model_config* config) {
             const float *input = copied_norm(from.input_layernorm, c.hidden_size), *post = copied_norm(from.post_attention_layernorm, c.hidden_size);
             const float *q = copied_norm(from.q_norm, c.head_dim), *k = copied_norm(from.k_norm, c.head_dim);
             const float *o = copied_norm(from.o_norm, c.hidden_size), *down = copied_norm(from.down_norm, c.hidden_size);
+            const ls_delta* delta = from.delta ? ls::copied(arena, *from.delta, c.delta, now) : nullptr;
             if (!now) continue;
             ls_layer& to = model->layers[i];
             to.input_layernorm = input, to.post_attention_layernorm = post, to.q_norm = q, to.k_norm = k, to.o_norm = o, to.down_norm = down;
+            to.delta = delta;
         }
     };
     if (model) copy_all(measured, false);
@@ -284,7 +297,9 @@ ls_cache* ls_cache_new(const ls_model* model, int slots) {
     if (slots < 0) return fail(LS_WRONG, "A cache of %d slots is not possible.", slots), nullptr;
     const ls_model_config& c = model->config;
     ls_cache* cache = make<ls_cache>();
-    if (cache) cache->layers = c.num_layers, cache->kv_heads = c.num_kv_heads, cache->padded_dim = padded_head(c.head_dim), cache->format = c.cache_format;
+    const int recurrent = model->before(c.num_layers, true);
+    if (cache && recurrent) cache->chains = true, cache->states.shape(c.delta, recurrent, c.cache_format);
+    if (cache) cache->layers = c.num_layers - recurrent, cache->kv_heads = c.num_kv_heads, cache->padded_dim = padded_head(c.head_dim), cache->format = c.cache_format;
     if (cache && cache->reserve(slots)) return cache;
     unmake(cache);
     return fail(LS_NO_MEMORY, "There is no memory for a cache of %d slots.", slots), nullptr;
@@ -297,7 +312,7 @@ int ls_cache_reserve(ls_cache* cache, int slots) {
 }
 int ls_cache_slots(const ls_cache* cache) { return cache ? cache->slots : 0; }
 int ls_cache_length(const ls_cache* cache) { return cache ? cache->length : 0; }
-int64_t ls_cache_bytes(const ls_cache* cache) { return cache ? (int64_t)(cache->cells.bytes() + cache->positions.bytes()) : 0; }
+int64_t ls_cache_bytes(const ls_cache* cache) { return cache ? (int64_t)(cache->cells.bytes() + cache->positions.bytes() + cache->states.bytes()) : 0; }
 
 int ls_cache_keep(ls_cache* cache, const int32_t* path, int count) {
     LS_CHECK(cache && (path || count == 0), "To keep rows, give a cache and their numbers.");
@@ -305,6 +320,12 @@ int ls_cache_keep(ls_cache* cache, const int32_t* path, int count) {
     LS_CHECK(count >= 0 && count <= rows, "%d rows cannot be kept; there is room for %d.", count, rows);
     for (int i = 0; i < count; i++)
         LS_CHECK(path[i] > (i ? path[i - 1] : -1) && path[i] < rows, "Row %d cannot be kept here; rows ascend and are below %d.", path[i], rows);
+    if (cache->chains) {
+        LS_CHECK(count == 0 || path[count - 1] == count - 1, "Recurrent layers read chains alone, of which the first rows can be kept.");
+        const bool written = count <= cache->rows;
+        LS_CHECK(!written || cache->states.reaches(cache->length + count), "Of %d rows that were read at once, %d alone cannot be kept.", cache->rows, count);
+        if (!written) cache->states.assume(cache->length, cache->length + count);
+    }
     for (int i = 0; i < count; i++) cache->move(cache->length + path[i], cache->length + i);  // nothing is overwritten before it moves
     cache->length += count, cache->rows = 0;
     return LS_OK;
@@ -312,6 +333,7 @@ int ls_cache_keep(ls_cache* cache, const int32_t* path, int count) {
 int ls_cache_truncate(ls_cache* cache, int length) {
     LS_CHECK(cache, "No cache was given.");
     LS_CHECK(length >= 0 && length <= cache->length, "A cache of %d tokens cannot be cut to %d.", cache->length, length);
+    while (cache->chains && !cache->states.reaches(length)) length = cache->states.reachable(length);
     cache->length = length, cache->rows = 0;
     return LS_OK;
 }

@@ -11,7 +11,7 @@ constexpr size_t MOST_PARTIALS = (size_t)64 << 20;  // bytes; without room for t
 class Forward {
   public:
     Forward(const ls_model& model, ls_cache& cache, Pool& pool, const ls_request& request)
-        : model_(model), c_(model.config), cache_(cache), pool_(pool), q_(request), k_(kernels()) {}
+        : model_(model), c_(model.config), cache_(cache), pool_(pool), q_(request), k_(kernels()), recurrent_(pool, model.config) {}
 
     int run() {
         if (!sequences_.fill(pool_, cache_, q_)) return fail(LS_NO_MEMORY, "There is no memory for a tree of %d rows.", q_.rows);
@@ -21,6 +21,8 @@ class Forward {
         if (!pool_.workspace.at_least(measured.used())) return fail(LS_NO_MEMORY, "There is no memory for a forward of %d rows.", q_.rows);
         Arena arena(pool_.workspace.data());
         allocate(arena);
+        if (cache_.chains && !cache_.states.begin(cache_.length, q_.rows, &reading_))
+            return fail(LS_NO_MEMORY, "There is no memory for the states of recurrent layers.");
         cache_.rows = q_.rows;
         memcpy(cache_.position() + cache_.length, sequences_.positions, sizeof(int32_t) * q_.rows);
         for (first_ = 0; first_ < q_.rows; first_ += BATCH) {
@@ -31,7 +33,6 @@ class Forward {
     }
 
   private:
-    int qkv_size() const { return (c_.num_heads + 2 * c_.num_kv_heads) * c_.head_dim; }
     bool stored_apart() const { return c_.num_layers && (model_.layers[0].o_norm || c_.residual_scale != 1); }
     int layer_count() const { return q_.layers ? q_.num_layers : c_.num_layers; }
     const ls_adapter* adapters_of(int layer) const { return q_.adapters ? q_.adapters + (size_t)layer * 4 : nullptr; }
@@ -39,11 +40,12 @@ class Forward {
     void allocate(Arena& arena) {
         const size_t rows = smaller(BATCH, q_.rows), heads = (size_t)c_.num_heads, half = c_.rotary_dim / 2;
         InputRoom inputs;
-        int most_in = c_.hidden_size, most_out = 0, most_rank = 0;
+        int most_in = c_.hidden_size, most_out = 0, most_rank = 0, widest = 0, mixed = (int)heads * c_.head_dim;
         for (int i = 0; i < layer_count(); i++) {
             const int number = q_.layers ? q_.layers[i] : i;
             const ls_layer& layer = model_.layers[number];
             int adapter = 0;
+            widest = larger(widest, layer.qkv_proj.out), mixed = larger(mixed, layer.o_proj.in);
             const ls_matrix* matrices[] = {&layer.qkv_proj, &layer.o_proj, &layer.gate_up_proj, &layer.down_proj};
             for (const ls_matrix* m : matrices) {
                 inputs.need(*m, (int)rows);
@@ -53,9 +55,9 @@ class Forward {
         }
         if (c_.lm_head.data) inputs.need(c_.lm_head, (int)rows);
         x_ = arena.take<float>(rows * c_.hidden_size);
-        qkv_ = arena.take<float>(rows * qkv_size());
+        qkv_ = arena.take<float>(rows * widest);
         queries_ = arena.take<float>(rows * heads * padded_head(c_.head_dim));
-        mixed_ = arena.take<float>(rows * heads * c_.head_dim);
+        mixed_ = arena.take<float>(rows * mixed);
         act_ = arena.take<float>(rows * c_.intermediate_size);
         factors_ = arena.take<float>(rows);
         const size_t turned = (c_.local_inv_freq ? 2 : 1) * rows * half;  // those of local layers follow
@@ -75,6 +77,7 @@ class Forward {
         partials_ = arena.take<float>(split_ ? partials : 0);
         scratch_size_ = attention_scratch(attending(0), q_.rows);
         scratch_ = arena.take<float>(scratch_size_ * pool_.threads());
+        if (cache_.chains) recurrent_.take(arena, cache_.states, (int)rows);
     }
 
     void batch() {
@@ -114,8 +117,9 @@ class Forward {
         const ls_layer& w = model_.layers[number];
         const ls_adapter* adapters = adapters_of(number);
         const int inter = c_.intermediate_size;
-        linear(w.qkv_proj, adapters, 0, 0, x_, w.input_layernorm, Epilogue::store, qkv_, qkv_size());
-        attention(number, from);
+        linear(w.qkv_proj, adapters, 0, 0, x_, w.input_layernorm, Epilogue::store, qkv_, w.qkv_proj.out);
+        if (w.delta) recurrent_.read(cache_.states, reading_, w, model_.before(number, true), qkv_, first_, rows_, mixed_);
+        else attention(number, from);
         if (from == rows_) return;
         add(w.o_proj, adapters, 1, from, mixed_, w.o_norm);
         const Epilogue gate = c_.gate == LS_GELU ? Epilogue::gelu_gate : Epilogue::gate;
@@ -179,9 +183,10 @@ class Forward {
         a.cache_format = c_.cache_format, a.slots = cache_.slots, a.rms_norm_eps = c_.rms_norm_eps;
         a.rows = rows_, a.first_slot = cache_.length + first_, a.tree_slot = cache_.length;
         const size_t turned = w.local ? (size_t)rows_ * (c_.rotary_dim / 2) : 0;
-        a.query_scalar = c_.query_scalar, a.factors = query_factors_;
+        a.query_scalar = c_.query_scalar, a.factors = query_factors_, a.gated = c_.gated;
         a.qkv = qkv_, a.q_norm = w.q_norm, a.k_norm = w.k_norm, a.cos = cos_ + turned, a.sin = sin_ + turned;
-        a.queries = queries_, a.keys = cache_.keys(number), a.values = cache_.values(number);
+        const int place = model_.before(number, false);
+        a.queries = queries_, a.keys = cache_.keys(place), a.values = cache_.values(place);
         a.prefix = sequences_.prefix + first_, a.tail_count = sequences_.tail_count + first_, a.tails = sequences_.tails + first_;
         a.visible_from = visible_from_, a.mixed = mixed_, a.partials = partials_, a.chunks = chunks_;
         return a;
@@ -247,6 +252,8 @@ class Forward {
     const ls_request& q_;
     const Kernels& k_;
     Sequences sequences_;
+    Delta recurrent_;
+    States::Reading reading_ = {};
     int first_ = 0, rows_ = 0;  // of the batch
     int chunks_ = 0;
     bool split_ = false;

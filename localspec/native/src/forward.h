@@ -1,6 +1,7 @@
 // One forward of a model: rows through all layers, by batches.
 #pragma once
 #include "cache.h"
+#include "delta.h"
 #include "linear.h"
 #include "model.h"
 

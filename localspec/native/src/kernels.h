@@ -2,6 +2,8 @@
 // kernels_*.cpp compile the same sources (vector.h, tile_*.h, linear_kernels.h, ...) once for each instruction set.
 #pragma once
 #include "layout.h"
+#include "numbers.h"
+#include "states.h"
 
 namespace ls {
 
@@ -72,9 +74,10 @@ struct Attending {  // one layer, some rows of a forward
     int rows, first_slot;                  // where the first row's keys and values go
     int tree_slot;                         // the first slot after the committed tokens
     float rms_norm_eps, query_scalar;
-    const float *qkv, *q_norm, *k_norm;    // qkv [rows, (heads + 2 kv_heads) * head_dim]
+    const float *qkv, *q_norm, *k_norm;    // qkv [rows, qkv_heads * head_dim]
     const float *cos, *sin;                // [rows, rotary_dim / 2]
     const float* factors;                  // [rows]: queries are multiplied by them; or NULL
+    int gated;                             // 1: a query is followed by what gates its head's output
     float* queries;                        // [rows, heads, padded head_dim]
     void *keys, *values;                   // of this layer, see cache.h
     // A row sees slots [0, prefix), then those of its tail, as one logical sequence; from `visible_from` on.
@@ -85,6 +88,22 @@ struct Attending {  // one layer, some rows of a forward
     int chunks;
 };
 
+struct Recurring {  // one recurrent layer, some rows of a text
+    int key_heads, value_heads, key_dim, value_dim, taps, rows;
+    int stride;                // of rows of the window, and of taps
+    float rms_norm_eps;
+    const float* window;       // [taps - 1 + rows, stride]: channels before the convolution
+    const float* gates;        // [rows, 2, value_heads]: how much, and what stays
+    const float *conv, *value_norm;  // [taps, stride], [value_dim]
+    const float* before;       // states (delta_kernels.h) before the first row; NULL: zeros
+    float* after;              // and after the last one, in the same place or another
+    const float* gate;         // [rows, gate_stride]: of values
+    int gate_stride;
+    float* values;             // -> [rows, value_heads * value_dim], or NULL
+};
+
+LS_INLINE int queries_heads(const Attending& a) { return a.num_heads * (1 + a.gated); }  // heads' widths before the keys
+LS_INLINE int qkv_heads(const Attending& a) { return queries_heads(a) + 2 * a.num_kv_heads; }
 LS_INLINE int padded_head(int head_dim) { return (head_dim + 15) / 16 * 16; }
 LS_INLINE int state_floats(int head_dim) { return padded_head(head_dim) + 16; }  // largest score, sum, mixed values
 LS_INLINE int rows_together(const Attending& a) { return larger(1, 64 / (a.num_heads / a.num_kv_heads)); }
@@ -103,6 +122,11 @@ struct Kernels {
     void (*place)(const Attending& a, int kv_head, int from_row, int to_row);  // norms, rotates, writes keys and values
     void (*attend)(const Attending& a, int kv_head, int from_row, int to_row, int chunk /* -1: all */, float* scratch);
     void (*combine)(const Attending& a, int row, float* scratch);
+    void (*to_cells)(const float* x, int count, int format, void* cells);
+    void (*from_cells)(const void* cells, int count, int format, float* x);
+    void (*gates)(const float* x, const float* dt_bias, const float* rates, int heads, float* to);
+    void (*recur)(const Recurring& r, int value_head, float* scratch);
+    size_t (*recurring_scratch)(int key_dim, int value_dim);  // floats a thread needs for that
     float (*maximum)(const float* x, int size);  // NaN where one is
     double (*exponential_sum)(const float* x, float divisor, float largest, int size);  // of e^(x / divisor - largest)
     uint64_t (*read)(const void* data, size_t bytes);
