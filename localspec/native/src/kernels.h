@@ -57,6 +57,7 @@ struct Product {
     int64_t stride;
     const float* delta;        // [rows, out] of an adapter, added before the epilogue, or NULL
     Best* best;                // of a head: [threads][rows]
+    float cap;                 // of a head: logits stay below it, by tanh; 0: they stay as they are
 };
 
 struct LowRank {
@@ -72,7 +73,11 @@ struct Attending {  // one layer, some rows of a forward
     int rows, first_slot;                  // where the first row's keys and values go
     int tree_slot;                         // the first slot after the committed tokens
     float rms_norm_eps, query_scalar;
-    const float *qkv, *q_norm, *k_norm;    // qkv [rows, (heads + 2 kv_heads) * head_dim]
+    // qkv [rows, qkv_stride]: queries of all heads, then keys, then values, unless those are the keys before norm and
+    // rotation; queries alone where keys and values are an earlier layer's
+    int qkv_stride, first_value;           // which head of qkv is the first value
+    bool own_keys, value_norm;
+    const float *qkv, *q_norm, *k_norm;
     const float *cos, *sin;                // [rows, rotary_dim / 2]
     const float* factors;                  // [rows]: queries are multiplied by them; or NULL
     float* queries;                        // [rows, heads, padded head_dim]
