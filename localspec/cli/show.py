@@ -52,7 +52,6 @@ def _installed_facts(card: TargetCard) -> Facts:
     """What the files of a model that is here say."""
     checkpoint = inspect(card.path)
     shape = Shape.of(checkpoint.config)
-    recurrent = shape is not None and shape.recurrent
     own, passed_over = own_draft(card)
     draft = own.card.name if own is not None and own.card.here else None
     return {
@@ -66,7 +65,7 @@ def _installed_facts(card: TargetCard) -> Facts:
         "context": shape.context if shape else checkpoint.context,
         "license": card.license,
         "drafters": [
-            *(kind for kind in kinds("nothing", "probe") if not recurrent or kind_of(kind).on_chains),
+            *(kind for kind in kinds("nothing", "probe") if shape is None or _drafts_for(kind, shape)),
             *(drafter.kind for drafter in trained_drafters(card)),
             *(f"{kind}:{draft}" for kind in kinds("draft model") if draft is not None),
         ],
@@ -78,10 +77,13 @@ def _installed_facts(card: TargetCard) -> Facts:
     }
 
 
+def _drafts_for(kind: str, shape: Shape) -> bool:
+    return (kind_of(kind).on_chains or not shape.recurrent) and (shape.layers_alone or kind not in kinds("probe"))
+
+
 def _engine(shape: Shape) -> str:
     """What computes a model that the CPU engine does not have."""
-    where = " on every device, with" if shape.recurrent else ", on a CPU with"
-    return f"torch{where} dense weights: the CPU engine does not have its {shape.not_native} yet"
+    return f"torch on every device, with dense weights: the CPU engine does not have its {shape.not_native} yet"
 
 
 def _announced_facts(card: TargetCard) -> Facts:

@@ -137,7 +137,7 @@ def _parallelspec_size(one: DrafterSize) -> int:
         return one.weights + one.cache_bytes
     rank = one.options.get("correction", 0)  # which is what a file says: loading it is what refuses another value
     grown = (one.shape.vocab_size - one.shape.hidden_size) * (rank if isinstance(rank, int) else 0)
-    return one.weights + round(grown * one.matrix_bytes) + one.cache_bytes // one.shape.num_layers
+    return one.weights + round(grown * one.matrix_bytes) + one.shape.cached_in_last(one.cache_bytes)
 
 
 @lru_cache
@@ -185,7 +185,7 @@ def _eagle3_seconds(cost: DraftCost, nodes: int) -> float:
 
 def _eagle3_size(one: DrafterSize) -> int:
     """With keys and values of one layer, and a feature a token, which is half as much as they at most."""
-    return one.weights + 2 * one.cache_bytes // one.shape.num_layers
+    return one.weights + one.shape.cached_in_last(2 * one.cache_bytes)
 
 
 def _draft_model_seconds(cost: DraftCost, nodes: int) -> float:

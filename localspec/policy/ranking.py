@@ -59,16 +59,10 @@ class RunPlan:
 
 
 def as_computed(device: Device, shape: Shape) -> Device:
-    """The device as it computes a model of this shape: what the CPU engine does not have in torch, with dense weights.
-
-    On a GPU torch has packed weights of all layers but recurrent ones.
-    """
-    if shape.recurrent:
-        why = "a model with recurrent layers is computed with dense weights alone"
-    elif shape.torch_only and device.type == "cpu":
-        why = "of this model's family PyTorch alone computes, which has no packed weights on a CPU"
-    else:
+    """The device as it computes a model of this shape: recurrent layers in torch, with dense weights."""
+    if not shape.recurrent:
         return device
+    why = "a model with recurrent layers is computed with dense weights alone"
     return replace(device.as_torch_has_it(), packings=(), missing=dict.fromkeys(PACKINGS, why))
 
 

@@ -16,4 +16,7 @@ def stock_of(config: Any, seed: int, spread: float = 0.18) -> Any:
                 parameter.normal_(0, spread, generator=generator)
             else:
                 parameter.normal_(0.0 if name.endswith("bias") else 1.0, 0.3, generator=generator)
+        for name, buffer in model.named_buffers():
+            if name.endswith("layer_scalar"):
+                buffer.normal_(1.0, 0.3, generator=generator)
     return model
