@@ -107,9 +107,13 @@ class NativeModel:
             *map(linear, LINEARS), vector("input_layernorm"), vector("post_attention_layernorm"),
             vector("q_norm", own.head_dim), vector("k_norm", own.head_dim), vector("o_norm"), vector("down_norm"),
             window if window < _MOST_POSITIONS else _NO_WINDOW, self.rope.local is not None and sizes.is_local(index),
-            own.num_kv_heads, own.head_dim, own.intermediate_size, 0 if own.keys_of is None else index - own.keys_of,
-            own.keys_are_values, vector("layer_scalar", 1),
         )  # fmt: skip
+        if sizes.layer_sizes:
+            layer.num_kv_heads, layer.head_dim = own.num_kv_heads, own.head_dim
+            layer.intermediate_size = own.intermediate_size
+            layer.keys_from = 0 if own.keys_of is None else index - own.keys_of
+            layer.keys_are_values = own.keys_are_values
+        layer.scalar = vector("layer_scalar", 1)
         if sizes.per_layer_inputs[0]:
             layer.input_gate, layer.input_projection = linear("per_layer_input_gate"), linear("per_layer_projection")
             layer.input_norm = vector("per_layer_norm")

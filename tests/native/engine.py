@@ -104,12 +104,15 @@ class Model:
                 address(weights.get(at + name))
                 for name in ("input_layernorm", "post_attention_layernorm", "q_norm", "k_norm", "o_norm", "down_norm")
             ]
-            window, own = sizes.sliding_windows[index], sizes.sizes_of(index)
-            layers[index] = Layer(
-                *linears, *norms, window or 0, sizes.is_local(index), own.num_kv_heads, own.head_dim,
-                own.intermediate_size, 0 if own.keys_of is None else index - own.keys_of, own.keys_are_values,
-                address(weights.get(at + "layer_scalar")),
-            )  # fmt: skip
+            window = sizes.sliding_windows[index]
+            layers[index] = Layer(*linears, *norms, window or 0, sizes.is_local(index))
+            layers[index].scalar = address(weights.get(at + "layer_scalar"))
+            if sizes.layer_sizes:
+                own = sizes.layer_sizes[index]
+                layers[index].num_kv_heads, layers[index].head_dim = own.num_kv_heads, own.head_dim
+                layers[index].intermediate_size = own.intermediate_size
+                layers[index].keys_from = 0 if own.keys_of is None else index - own.keys_of
+                layers[index].keys_are_values = own.keys_are_values
             if sizes.per_layer_inputs[0]:
                 layers[index].input_gate = matrix(at + "per_layer_input_gate")
                 layers[index].input_projection = matrix(at + "per_layer_projection")

@@ -76,6 +76,7 @@ int check_sizes(const ls_model_config& c) {
     LS_CHECK(c.gate == LS_SILU || c.gate == LS_GELU, "There is no gate %d; give 1 (SiLU) or 2 (GELU).", c.gate);
     LS_CHECK(!c.query_factors || (c.num_query_factors > 0 && c.query_period > 0), "There are %d query_factors, each for %d positions.", c.num_query_factors, c.query_period);
     LS_CHECK(c.rotary_dim == 0 || c.inv_freq, "A model with rotary positions needs inv_freq.");
+    LS_CHECK(c.local_rotary_dim == 0 || c.local_inv_freq, "A model with rotary positions of local layers needs local_inv_freq.");
     LS_CHECK(c.num_layers == 0 || c.layers, "A model of %d layers needs them.", c.num_layers);
     return LS_OK;
 }
@@ -122,7 +123,7 @@ int check_layer(const ls_model_config& c, int number) {
     }
     LS_CHECK(l.input_layernorm && l.post_attention_layernorm, "Layer %d lacks a norm.", number);
     LS_CHECK(!l.o_norm == !l.down_norm, "Layer %d has one of o_norm and down_norm; give both or none.", number);
-    LS_CHECK(!l.local || c.local_rotary_dim == 0 || c.local_inv_freq, "Layer %d is local, and the model has no local_inv_freq.", number);
+    LS_CHECK(!l.local || c.rotary_dim == 0 || c.local_inv_freq, "Layer %d is local, and the model has no local_inv_freq.", number);
     LS_CHECK(l.keys_from || !l.q_norm == !l.k_norm, "Layer %d has one of q_norm and k_norm; give both or none.", number);
     LS_CHECK(l.sliding_window >= 0, "A window of %d positions is not possible; give 0 for none.", l.sliding_window);
     return LS_OK;
