@@ -184,7 +184,9 @@ def test_the_cpu_engine_computes_it_and_show_lists_what_drafts_for_it(tiny: Make
         assert choose(card, Settings(quantize=packing), here).quantize == packing
     facts = _installed_facts(card)
     assert facts["engine"] is None
-    assert [*facts["drafters"]] == [kind for kind in kinds("nothing", "probe") if kind != "layers" or name == OWN_LAYERS]
+    assert [*facts["drafters"]] == [
+        kind for kind in kinds("nothing", "probe") if kind != "layers" or name == OWN_LAYERS
+    ]
 
 
 @pytest.mark.parametrize("name", [OWN_LAYERS, LAYER_INPUTS])

@@ -109,9 +109,7 @@ def test_each_layer_of_the_library_computes_what_torch_does_with_its_numbers(
 
 @packings
 @pytest.mark.parametrize("name", WITH_LAYER_INPUTS)
-def test_of_layers_that_read_tokens_texts_of_one_token_are_those_of_torch(
-    tiny: Make, name: str, packing: str
-) -> None:
+def test_of_layers_that_read_tokens_texts_of_one_token_are_those_of_torch(tiny: Make, name: str, packing: str) -> None:
     model = tiny(name)
     native = native_target(model.path, model.stock, packing)
     library, target, tokens = with_plain_cache(native), reference(native), prompt_ids(48, seed=3)
