@@ -36,7 +36,7 @@ class Shape:
     context: int
     tied: bool = False
     states: int = 0  # numbers of a state of its recurrent layers, all of them together; 0 where it has none
-    layers: tuple[LayerSizes, ...] = ()  # where layers differ; () where all are as wide as is said above
+    layer_sizes: tuple[LayerSizes, ...] = ()  # where layers differ; () where all are as wide as is said above
     layer_inputs: tuple[int, int] = (0, 0)  # (channels, tokens of the table) of what each layer reads of a token
 
     @classmethod
@@ -66,7 +66,7 @@ class Shape:
     @property
     def layers_alone(self) -> bool:
         """Whether some of its layers can draft without the others, as `TransformerConfig.need_layers_alone` asks."""
-        return not self.layer_inputs[0] and all(one.keys_of is None for one in self.layers)
+        return not self.layer_inputs[0] and all(one.keys_of is None for one in self.layer_sizes)
 
     @property
     def config(self) -> dict[str, Any]:
@@ -76,15 +76,15 @@ class Shape:
     @property
     def widest(self) -> LayerSizes:
         """The most that a layer has of each; of key heads together as many channels as any has."""
-        every = self.layers or (LayerSizes(self.num_kv_heads, self.head_dim, self.intermediate_size),)
+        every = self.layer_sizes or (LayerSizes(self.num_kv_heads, self.head_dim, self.intermediate_size),)
         head_dim = max(one.head_dim for one in every)
         keys = max(one.num_kv_heads * one.head_dim for one in every)
         return LayerSizes(-(-keys // head_dim), head_dim, max(one.intermediate_size for one in every))
 
     def _sum(self, of: Callable[[LayerSizes], int]) -> int:
         """A number of each layer, of all layers together."""
-        if self.layers:
-            return sum(map(of, self.layers))
+        if self.layer_sizes:
+            return sum(map(of, self.layer_sizes))
         return self.num_layers * of(LayerSizes(self.num_kv_heads, self.head_dim, self.intermediate_size))
 
     def _weights(self, one: LayerSizes) -> int:
@@ -93,19 +93,19 @@ class Shape:
         return attention + self.hidden_size * (3 * one.intermediate_size + 2 * self.layer_inputs[0])
 
     @property
-    def in_layers(self) -> int:
+    def layers(self) -> int:
         """Weights of the matrices of all layers, and of the one that projects what they read of a token."""
         return self._sum(self._weights) + self.num_layers * self.layer_inputs[0] * self.hidden_size
 
     @property
     def layer(self) -> int:
         """Weights of one layer's matrices, on average."""
-        return self.in_layers // self.num_layers
+        return self.layers // self.num_layers
 
     @property
     def sensitive(self) -> int:
         """Weights in layers that have eight bits where the others have four: `native/pack.py` says which."""
-        first = self.layers[0] if self.layers else self.widest
+        first = self.layer_sizes[0] if self.layer_sizes else self.widest
         others = (3 * self.num_layers - 2) * self.layer_inputs[0] * self.hidden_size
         return self._weights(first) + others
 
@@ -137,13 +137,13 @@ class Shape:
     @property
     def matrices(self) -> int:
         """Weights that one decode step reads: all layers and the head."""
-        return self.in_layers + self.embedding
+        return self.layers + self.embedding
 
     @property
     def parameters(self) -> int:
         """All of them, but for biases, norms inside of attention and those of outputs, which no family has many of."""
         norms = (2 * self.num_layers + 1) * self.hidden_size
-        return self.in_layers + self.embedding * (1 if self.tied else 2) + self.table + norms
+        return self.layers + self.embedding * (1 if self.tied else 2) + self.table + norms
 
     def cached(self, tokens: int, item: int) -> int:
         """Bytes of keys and values of so many tokens, in numbers of `item` bytes."""
@@ -193,7 +193,7 @@ def _gemma4(said: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "num_kv_heads": found["num_key_value_heads"],
         "head_dim": found["head_dim"],
-        "layers": found["layer_sizes"],
+        "layer_sizes": found["layer_sizes"],
         "layer_inputs": found["per_layer_inputs"],
     }
 

@@ -96,7 +96,7 @@ class NativeModel:
         prefix, sizes, own = f"layers.{index}.", self.sizes, self.sizes.sizes_of(index)
 
         def linear(name: str) -> Matrix:
-            matrix = self.weights[f"{prefix}{name}.weight"]
+            matrix: PackedMatrix = self.weights[f"{prefix}{name}.weight"]
             return matrix.struct(self._vector(f"{prefix}{name}.bias", matrix.out))
 
         def vector(name: str, size: int = sizes.hidden_size) -> int | None:

@@ -47,7 +47,7 @@ def weights(shape: Shape, dtype: str, quantize: str, backend: str, parameters: i
     known = shape.parameters - (2 * shape.num_layers + 1) * shape.hidden_size
     small = max(0, parameters - known)  # norms and biases
     if backend == "native" or (backend == "cpu" and quantize != "none"):  # the head is packed, beside the embedding
-        layers, head = shape.in_layers, shape.embedding
+        layers, head = shape.layers, shape.embedding
         if quantize == "none":
             return (layers + 2 * head + shape.table) * item + small * 4
         in_int8 = shape.sensitive if quantize == "int4" else layers
@@ -56,7 +56,7 @@ def weights(shape: Shape, dtype: str, quantize: str, backend: str, parameters: i
     if quantize == "none":
         return parameters * item
     if backend == "cuda":  # the head stays as it is
-        matrices, rows, heads = shape.in_layers, shape.rows, 1 if shape.tied else 2
+        matrices, rows, heads = shape.layers, shape.rows, 1 if shape.tied else 2
     else:
         matrices, rows, heads = shape.matrices, shape.rows + shape.vocab_size, 1
     return packed(matrices, rows, quantize, backend) + (heads * shape.embedding + shape.table + small) * item
@@ -110,10 +110,10 @@ def workspace(shape: Shape, dtype: str, quantize: str, backend: str, tokens: int
 
 def _native_forward(shape: Shape, dtype: str, quantize: str, tokens: int) -> int:
     """Bytes that the CPU engine keeps for forwards: of rows that pass a layer together, and of parts of attention."""
-    widest = shape.widest
-    qkv, inner = (shape.num_heads + 2 * widest.num_kv_heads) * widest.head_dim, widest.intermediate_size
-    padded = -(-widest.head_dim // 16) * 16
-    floats = shape.hidden_size + qkv + shape.num_heads * (padded + widest.head_dim) + inner + widest.head_dim
+    most = shape.widest
+    qkv, inner = (shape.num_heads + 2 * most.num_kv_heads) * most.head_dim, most.intermediate_size
+    padded = -(-most.head_dim // 16) * 16
+    floats = shape.hidden_size + qkv + shape.num_heads * (padded + most.head_dim) + inner + most.head_dim
     floats += (shape.num_layers + 1) * shape.layer_inputs[0]
     widest = max(shape.hidden_size, inner)
     inputs = widest * 4 if quantize == "none" else widest + widest // 32 * 4  # quantised, with scales or sums

@@ -112,7 +112,7 @@ def test_a_config_is_read_as_its_class_reads_it(said: dict[str, Any], saved: boo
     np.testing.assert_allclose(rope.local.inv_freq, theirs.sliding_attention_inv_freq.numpy(), rtol=1e-6)
     shape = Shape.of(content)
     assert shape is not None and not shape.not_native and shape.tied == stock.tie_word_embeddings
-    assert (shape.layers, shape.layer_inputs) == (sizes.layer_sizes, sizes.per_layer_inputs)
+    assert (shape.layer_sizes, shape.layer_inputs) == (sizes.layer_sizes, sizes.per_layer_inputs)
     assert (shape.num_kv_heads, shape.head_dim) == (sizes.num_kv_heads, sizes.head_dim)
 
 

@@ -54,7 +54,7 @@ def test_parameters_are_those_of_the_stock_model_but_for_biases_and_norms_of_hea
     counted = sum(part.numel() for name, part in stock.named_parameters() if not name.endswith(small))
     assert shape.parameters == counted
     matrices = sum(part.numel() for name, part in stock.named_parameters() if _of_layers(name, part))
-    assert shape.in_layers == matrices and shape.layer == matrices // shape.num_layers
+    assert shape.layers == matrices and shape.layer == matrices // shape.num_layers
     assert shape.matrices == matrices + stock.get_output_embeddings().weight.numel()
     assert shape.embedding == stock.get_input_embeddings().weight.numel()
 
