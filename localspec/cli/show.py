@@ -23,7 +23,7 @@ from localspec.text import one_line
 app = typer.Typer()
 
 Facts = dict[str, str | int | list[str] | None]
-_ONLY_KNOWN = ("draft", "draft_origin", "passed_over", "engine")  # lines that most models lack
+_ONLY_KNOWN = ("draft", "draft_origin", "passed_over")  # lines that most models lack
 
 
 @app.command()
@@ -72,18 +72,12 @@ def _installed_facts(card: TargetCard) -> Facts:
         "draft": draft,
         "draft_origin": own.origin if own is not None and draft is not None else None,
         "passed_over": passed_over or None,
-        "engine": _engine(shape) if shape and shape.not_native else None,
         "revision": revision(card.path),
     }
 
 
 def _drafts_for(kind: str, shape: Shape) -> bool:
     return (kind_of(kind).on_chains or not shape.recurrent) and (shape.layers_alone or kind not in kinds("probe"))
-
-
-def _engine(shape: Shape) -> str:
-    """What computes a model that the CPU engine does not have."""
-    return f"torch on every device, with dense weights: the CPU engine does not have its {shape.not_native} yet"
 
 
 def _announced_facts(card: TargetCard) -> Facts:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from localspec.models.delta_net import of_qwen35
+from localspec.models.delta_net import DeltaNet, of_qwen35
 from localspec.models.family_config import LayerSizes, of_gemma4
 from localspec.models.model_config import with_defaults
 
@@ -35,7 +35,8 @@ class Shape:
     vocab_size: int
     context: int
     tied: bool = False
-    states: int = 0  # numbers of a state of its recurrent layers, all of them together; 0 where it has none
+    gated: bool = False  # attention projects as many gates as queries
+    delta: DeltaNet | None = None  # layers that have a recurrent state in the place of attention
     layer_sizes: tuple[LayerSizes, ...] = ()  # where layers differ; () where all are as wide as is said above
     layer_inputs: tuple[int, int] = (0, 0)  # (channels, tokens of the table) of what each layer reads of a token
 
@@ -50,18 +51,14 @@ class Shape:
         if found["head_dim"] is None and whole(found["hidden_size"]) and whole(found["num_heads"]):
             found["head_dim"] = found["hidden_size"] // found["num_heads"]
         if all(whole(value) for name, value in found.items() if name != "tied"):
-            return cls(**{**found, **_gemma4(said)}, states=_states(said))
+            gated = said.get("model_type") == "qwen3_5_text"
+            return cls(**{**found, **_gemma4(said)}, gated=gated, delta=_delta(said))
         return None
 
     @property
     def recurrent(self) -> bool:
-        """Whether it has recurrent layers: torch alone computes them, with dense weights, and drafts are chains."""
-        return bool(self.states)
-
-    @property
-    def not_native(self) -> str:
-        """What of it the CPU engine does not have yet, so that torch computes it there; "" where it has all."""
-        return "recurrent layers" if self.recurrent else ""
+        """Whether it has recurrent layers: drafts are chains, and torch computes them with dense weights alone."""
+        return self.delta is not None
 
     @property
     def layers_alone(self) -> bool:
@@ -88,26 +85,35 @@ class Shape:
         return self.num_layers * of(LayerSizes(self.num_kv_heads, self.head_dim, self.intermediate_size))
 
     def _weights(self, one: LayerSizes) -> int:
-        """Of a layer's matrices; those of a recurrent layer are about as many as those of attention."""
-        attention = self.hidden_size * one.head_dim * (2 * self.num_heads + one.projected)
+        """Of the matrices of a layer that attends."""
+        heads = (3 if self.gated else 2) * self.num_heads + one.projected
+        attention = self.hidden_size * one.head_dim * heads
         return attention + self.hidden_size * (3 * one.intermediate_size + 2 * self.layer_inputs[0])
+
+    def _weights_at(self, index: int) -> int:
+        """Of the matrices of this layer."""
+        if self.delta is None or not self.delta.layers[index]:
+            return self._weights(self.layer_sizes[index] if self.layer_sizes else self.widest)
+        projected = self.delta.read + 2 * self.delta.values  # with what reads the values
+        return self.hidden_size * (projected + 3 * self.intermediate_size)
 
     @property
     def layers(self) -> int:
         """Weights of the matrices of all layers, and of the one that projects what they read of a token."""
+        if self.delta:
+            return sum(map(self._weights_at, range(self.num_layers)))
         return self._sum(self._weights) + self.num_layers * self.layer_inputs[0] * self.hidden_size
 
     @property
     def layer(self) -> int:
-        """Weights of one layer's matrices, on average."""
-        return self.layers // self.num_layers
+        """Weights of one layer's matrices, on average; of recurrent models those of a layer that attends."""
+        return self._weights(self.widest) if self.delta else self.layers // self.num_layers
 
     @property
     def sensitive(self) -> int:
         """Weights in layers that have eight bits where the others have four: `native/pack.py` says which."""
-        first = self.layer_sizes[0] if self.layer_sizes else self.widest
         others = (3 * self.num_layers - 2) * self.layer_inputs[0] * self.hidden_size
-        return self._weights(first) + others
+        return self._weights_at(0) + others
 
     @property
     def rows(self) -> int:
@@ -152,11 +158,13 @@ class Shape:
     @property
     def _kept(self) -> int:
         """Channels of a token's keys in all layers that have their own."""
-        return self._sum(lambda one: one.num_kv_heads * one.head_dim if one.keys_of is None else 0)
+        recurrent = sum(self.delta.layers) if self.delta else 0
+        every = self._sum(lambda one: one.num_kv_heads * one.head_dim if one.keys_of is None else 0)
+        return every - recurrent * self.num_kv_heads * self.head_dim
 
     def cached_in_last(self, cached: int) -> int:
         """Bytes that a layer like the last one, with keys and values of its own, takes beside a cache of so many."""
-        return cached * self.num_kv_heads * self.head_dim // self._kept
+        return cached * self.num_kv_heads * self.head_dim // max(self._kept, 1)
 
 
 # The key of each field in the `shape` of a models.toml.
@@ -169,15 +177,15 @@ TABLE_KEYS = dict(
 )
 
 
-def _states(said: Mapping[str, Any]) -> int:
+def _delta(said: Mapping[str, Any]) -> DeltaNet | None:
     """What is wrong with the sizes of recurrent layers is said where the model is read."""
     if said.get("model_type") != "qwen3_5_text":
-        return 0
+        return None
     try:
-        sizes = of_qwen35(said)["delta"]
+        sizes: DeltaNet | None = of_qwen35(said)["delta"]
     except (ValueError, TypeError):
-        return 0
-    return sizes.numbers if sizes else 0
+        return None
+    return sizes if sizes and len(sizes.layers) == said.get("num_hidden_layers") else None
 
 
 def _gemma4(said: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The cache of the CPU engine: keys and values of all that a model has read, in the compiled library's memory."""
+"""The cache of the CPU engine: keys, values and states of all that a model has read, in the library's memory."""
 
 from collections.abc import Sequence
 from ctypes import c_int32
@@ -52,6 +52,8 @@ class NativeCache:
     def keep(self, path: Sequence[int]) -> None:
         """Commits the rows `path` of the last forward after `length`, in that order, which is ascending.
 
+        Where there are recurrent layers, those are the first rows.
+
         Raises LocalspecError for rows that it did not write.
         """
         count = len(path)
@@ -59,11 +61,11 @@ class NativeCache:
         self._length += count
 
     def truncate(self, length: int) -> None:
-        """Forgets everything after the first `length` tokens."""
+        """Forgets everything after the first `length` tokens, and some before them where no state of theirs is near."""
         assert 0 <= length <= self._length
         if length < self._length:
             check(self._library.ls_cache_truncate(self.handle, length))
-            self._length = length
+            self._length = self._library.ls_cache_length(self.handle)
 
     def assume(self, length: int) -> None:
         """Counts the first `length` slots as committed; those that were never written hold zeros."""

@@ -1,11 +1,13 @@
 """The self-test of the compiled library: is a row in a tree the same, bit for bit, as in plain decoding?
 
 The library is built so that rows cannot meet. That this holds here, with this CPU's instructions, is looked at all the
-same when a model is loaded for the first time.
+same when a model is loaded for the first time. Where recurrent layers read chains alone, half of a chain is taken back,
+and read again.
 """
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -34,41 +36,69 @@ def measure(target: NativeTarget, widest: int) -> Exactness:
         target.set_threads(1)
         plain = _one_by_one(target, cache, path)
         for width in (width for width in WIDTHS if width <= widest):
-            for decoys in sorted({0, max(0, min(3, width - 2)), max(0, width - DEPTH)}):
-                target.set_threads(physical_cores() if decoys else 1 + width % 2)
-                largest = max(largest, _difference(target, cache, plain, _tree(path, width, decoys, target.vocab_size)))
+            for threads_now, read in _trials(target, cache, path, width):
+                target.set_threads(threads_now)
+                largest = max(largest, _difference(plain, read()))
     finally:
         target.set_threads(threads)
     return Exactness(largest == 0.0, widest, largest=largest)
 
 
+def _trials(
+    target: NativeTarget, cache: NativeCache, path: Sequence[int], width: int
+) -> Iterator[tuple[int, Callable[[], Rows]]]:
+    """With how many threads the path is read in so many rows, and what reads it."""
+    if not target.branches:
+        for threads, kept in ((1 + width % 2, 0), (physical_cores(), min(width, len(path)) // 2)):
+            yield threads, partial(_in_a_chain, target, cache, path, width, kept)
+        return
+    for decoys in sorted({0, max(0, min(3, width - 2)), max(0, width - DEPTH)}):
+        yield physical_cores() if decoys else 1 + width % 2, partial(_in_a_tree, target, cache, path, width, decoys)
+
+
 def _one_by_one(target: NativeTarget, cache: NativeCache, path: Sequence[int]) -> Rows:
     rows = []
     for token in path:
-        output = target.forward(DraftTree.chain([token]), cache)
-        rows.append((output.logits.numpy()[0], output.hidden.rows[0]))
+        rows.append(_rows(target, cache, DraftTree.chain([token]), [0]))
         cache.keep([0])
     cache.truncate(CONTEXT)
-    logits, states = zip(*rows, strict=True)
-    return np.stack(logits), np.stack(states)
+    return _together(rows)
 
 
-def _tree(path: Sequence[int], width: int, decoys: int, vocab_size: int) -> tuple[DraftTree, list[int]]:
-    """Returns a tree of the root, decoys below it, the rest of the path, and decoys again; and the path's nodes."""
+def _in_a_tree(target: NativeTarget, cache: NativeCache, path: Sequence[int], width: int, decoys: int) -> Rows:
+    """Reads a tree of the root, decoys below it, the rest of the path, and decoys again."""
     depth = min(len(path), width - decoys)
-    tokens, parents = [(7 * row + 1) % vocab_size for row in range(width)], [-1, *[0] * (width - 1)]
+    tokens, parents = [(7 * row + 1) % target.vocab_size for row in range(width)], [-1, *[0] * (width - 1)]
     nodes = [0, *range(1 + decoys, depth + decoys)]
     for node, token, parent in zip(nodes, path, [-1, *nodes], strict=False):
         tokens[node], parents[node] = token, parent
-    return DraftTree(tokens, parents), nodes
+    return _rows(target, cache, DraftTree(tokens, parents), nodes)
 
 
-def _difference(target: NativeTarget, cache: NativeCache, plain: Rows, tried: tuple[DraftTree, list[int]]) -> float:
-    """Returns 0.0 where all bits are the same, else the largest difference of a logit relative to the largest logit."""
-    tree, nodes = tried
+def _in_a_chain(target: NativeTarget, cache: NativeCache, path: Sequence[int], width: int, kept: int) -> Rows:
+    """Reads the path with decoys behind it, keeps its first rows, and reads the rest so once more."""
+    right = list(path[:width])
+    decoys = [(7 * row + 1) % target.vocab_size for row in range(width - len(right))]
+    first = _rows(target, cache, DraftTree.chain([*right, *decoys]), range(kept))
+    cache.keep(range(kept))
+    second = _rows(target, cache, DraftTree.chain([*right[kept:], *decoys]), range(len(right) - kept))
+    cache.truncate(CONTEXT)
+    return _together([first, second])
+
+
+def _rows(target: NativeTarget, cache: NativeCache, tree: DraftTree, nodes: Sequence[int]) -> Rows:
     output = target.forward(tree, cache)
-    ours = output.logits.numpy()[nodes], output.hidden.rows[nodes]
-    theirs = plain[0][: len(nodes)], plain[1][: len(nodes)]
+    return output.logits.numpy()[list(nodes)], output.hidden.rows[list(nodes)]
+
+
+def _together(rows: Sequence[Rows]) -> Rows:
+    logits, states = zip(*rows, strict=True)
+    return np.concatenate(logits), np.concatenate(states)
+
+
+def _difference(plain: Rows, ours: Rows) -> float:
+    """Returns 0.0 where all bits are the same, else the largest difference of a logit relative to the largest logit."""
+    theirs = plain[0][: len(ours[0])], plain[1][: len(ours[0])]
     if all(np.array_equal(one.view(np.uint32), other.view(np.uint32)) for one, other in zip(ours, theirs, strict=True)):
         return 0.0
     largest = float(np.abs(ours[0] - theirs[0]).max() / np.abs(plain[0]).max())

@@ -16,6 +16,8 @@ from localspec.native.library import (
     EMBED_NONE,
     FORMATS,
     Adapter,
+    Delta,
+    DeltaSizes,
     Layer,
     LayerInputs,
     Matrix,
@@ -70,6 +72,7 @@ class NativeModel:
         Raises LocalspecError for weights that do not fit the sizes.
         """
         self.sizes, self.rope, self.threads, self.weights = sizes, rope, threads, weights
+        self._parts: list[Delta] = []  # of recurrent layers, which the library reads
         layers = (Layer * sizes.num_layers)(*(self._layer(index) for index in range(sizes.num_layers)))
         inv_freq, local = np.ascontiguousarray(rope.inv_freq, np.float32), rope.local
         local_inv_freq = None if local is None else np.ascontiguousarray(local.inv_freq, np.float32)
@@ -86,7 +89,8 @@ class NativeModel:
             sizes.residual_scale, sizes.logit_scale, ACTIVATIONS[sizes.activation], address(embed),
             head.struct() if head else Matrix(), address(norm), address(inv_freq), address(local_inv_freq),
             address(factors), 0 if factors is None else len(factors), rope.query_period, ctypes.addressof(layers),
-            0 if local is None else local.rotary_dim, sizes.value_norm, sizes.logit_cap, self._layer_inputs(),
+            sizes.gated, delta_sizes(sizes), 0 if local is None else local.rotary_dim, sizes.value_norm,
+            sizes.logit_cap, self._layer_inputs(),
         )  # fmt: skip
         self._library = library()
         self.handle = made(self._library.ls_model_new(config))
@@ -102,11 +106,13 @@ class NativeModel:
         def vector(name: str, size: int = sizes.hidden_size) -> int | None:
             return address(self._vector(prefix + name, size))
 
-        window = sizes.sliding_windows[index] or _NO_WINDOW
+        window, recurrent = sizes.sliding_windows[index] or _NO_WINDOW, sizes.is_recurrent(index)
         layer = Layer(
-            *map(linear, LINEARS), vector("input_layernorm"), vector("post_attention_layernorm"),
+            *map(linear, ("delta.in_proj", "delta.out_proj", *LINEARS[2:]) if recurrent else LINEARS),
+            vector("input_layernorm"), vector("post_attention_layernorm"),
             vector("q_norm", own.head_dim), vector("k_norm", own.head_dim), vector("o_norm"), vector("down_norm"),
             window if window < _MOST_POSITIONS else _NO_WINDOW, self.rope.local is not None and sizes.is_local(index),
+            self._delta(prefix) if recurrent else None,
         )  # fmt: skip
         if sizes.layer_sizes:
             layer.num_kv_heads, layer.head_dim = own.num_kv_heads, own.head_dim
@@ -118,6 +124,17 @@ class NativeModel:
             layer.input_gate, layer.input_projection = linear("per_layer_input_gate"), linear("per_layer_projection")
             layer.input_norm = vector("per_layer_norm")
         return layer
+
+    def _delta(self, prefix: str) -> int:
+        """Where what a recurrent layer has beside its projections is told of."""
+        sizes = self.sizes.delta
+        assert sizes is not None
+        conv = self.weights[prefix + "delta.conv"].reshape(-1)  # [channels, (1,) taps]
+        shapes = {"dt_bias": sizes.value_heads, "A_log": sizes.value_heads, "value_norm": sizes.value_dim}
+        vectors = [self._vector(f"{prefix}delta.{name}", size) for name, size in shapes.items()]
+        vectors.insert(0, self._checked(prefix + "delta.conv", conv, sizes.channels * sizes.taps))
+        self._parts.append(Delta(*map(address, vectors)))
+        return ctypes.addressof(self._parts[-1])
 
     def _layer_inputs(self) -> LayerInputs:
         sizes, (width, tokens) = self.sizes, self.sizes.per_layer_inputs
@@ -141,7 +158,10 @@ class NativeModel:
     def _vector(self, name: str, size: int) -> Floats | None:
         """A vector, or None where there is none. Raises LocalspecError for one that the library would read past."""
         found = self.weights.get(name)
-        if found is not None and (found.dtype, found.shape) != (np.float32, (size,)):
+        return None if found is None else self._checked(name, found, size)
+
+    def _checked(self, name: str, found: npt.NDArray[Any], size: int) -> Floats:
+        if (found.dtype, found.shape) != (np.float32, (size,)):
             raise LocalspecError(f"{name} is {found.dtype} {list(found.shape)}, and the model reads float32 [{size}].")
         return found
 
@@ -232,6 +252,13 @@ class NativeModel:
         rows = np.ascontiguousarray(values, np.float32)
         assert rows.ndim == 2 and rows.shape[1] == self.sizes.hidden_size, rows.shape
         return rows
+
+
+def delta_sizes(sizes: TransformerConfig) -> DeltaSizes:
+    """Sizes of recurrent layers as the library takes them; zeros where there are none."""
+    if (one := sizes.delta) is None:
+        return DeltaSizes()
+    return DeltaSizes(one.key_heads, one.value_heads, one.key_dim, one.value_dim, one.taps)
 
 
 def _format(table: npt.NDArray[Any]) -> int:

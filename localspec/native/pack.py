@@ -20,6 +20,7 @@ from localspec.outside_files import read_bytes
 from localspec.packed_file import PANEL, Header, Origin, Section, Tensor
 
 LINEARS = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
+RECURRENT = ("delta.in_proj", "delta.out_proj")  # in the place of the first two
 TEXTS = ("config.json", "generation_config.json", *TOKENIZER_FILES)
 _SOURCES = {"F32": "fp32", "F16": "fp16", "BF16": "bf16"}  # what the library packs as it is stored
 _HALF = PANEL // 2  # channels of gate, and of up, in a panel
@@ -43,13 +44,15 @@ class Recipe:
 
         What layers read beside their states passes matrices so small that four bits would save next to nothing.
         """
-        sensitive = ("lm_head.weight", *(f"layers.0.{name}.weight" for name in LINEARS))
+        sensitive = ("lm_head.weight", *(f"layers.0.{name}.weight" for name in (*LINEARS, *RECURRENT)))
         return cls(packing, dict.fromkeys(sensitive, "int8") if packing == "int4" else {}, narrow)
 
     def tensor(self, name: str, out: int, inputs: int | None) -> Tensor:
         """How a parameter of these sizes is packed; `inputs` is None for a vector."""
         if inputs is None:
             return Tensor("rows", "fp32", 1, out)
+        if name.endswith(".conv"):
+            return Tensor("rows", "fp32", out, inputs)
         if name in TABLES:
             return Tensor("rows", "fp32" if self.format == "fp32" else "bf16", out, inputs)
         chosen = self.others.get(name, "int8" if self.format == "int4" and ".per_layer_" in f".{name}" else self.format)
@@ -76,10 +79,6 @@ class Source:
         checkpoint = inspect(path)
         config = read_config(checkpoint)
         sizes = stored_sizes(checkpoint, config)
-        if sizes.delta is not None:
-            raise LocalspecError(
-                f"{path} has recurrent layers, which the CPU engine does not compute; load it with --quantize none."
-            )
         Rope.of(config, config.contexts[0])
         stored = stored_tensors(checkpoint, sizes)
         made_of = {name: [stored[part] for part, _ in parts] for name, parts in weight_map(sizes).items()}

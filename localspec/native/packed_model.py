@@ -200,5 +200,7 @@ def _fits(tensor: Tensor | None, name: str, out: int, inputs: int | None) -> boo
         return False
     if inputs is None:
         return tensor == Tensor("rows", "fp32", 1, out)
-    form = ("rows", ("fp32", "bf16")) if name in TABLES else ("panels", ("fp32", "bf16", "int8", "int4"))
+    form: tuple[str, tuple[str, ...]] = "panels", ("fp32", "bf16", "int8", "int4")
+    if name.endswith(".conv") or name in TABLES:
+        form = "rows", ("fp32",) if name.endswith(".conv") else ("fp32", "bf16")
     return (tensor.out, tensor.inputs, tensor.layout) == (out, inputs, form[0]) and tensor.format in form[1]

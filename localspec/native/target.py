@@ -30,7 +30,6 @@ class NativeTarget:
     """The model whose distribution is reproduced. `context` is the longest text it will hold, in tokens."""
 
     row_multiple = 1
-    branches = True
     device = "cpu"
 
     def __init__(
@@ -91,8 +90,13 @@ class NativeTarget:
         return ForwardOutput(logits, NumpyHidden(hidden), None if states is None else NumpyHidden(states))
 
     def aligned(self, tree: DraftTree, start: int) -> DraftTree:
-        """Returns the whole tree: a row's result never depends on the rows beside it."""
-        return tree
+        """Returns the whole tree: a row's result never depends on the rows beside it. Recurrent layers read a chain."""
+        return tree if self.branches else tree.first_chain()
+
+    @property
+    def branches(self) -> bool:
+        """Whether it computes trees; recurrent layers read chains alone."""
+        return self.model.sizes.delta is None
 
     @cached_property
     def compute(self) -> NativeCompute:

@@ -17,6 +17,7 @@ CHUNK = 512  # prompt tokens a forward: bounds the memory of prefill
 BUCKET = 256  # slots: caches grow by this many, and attention looks at a multiple of it, so that shapes seldom change
 ROWS, MOST_PARTS = 256, 64 * 2**20  # of the CPU engine: rows that pass a layer together; bytes of parts of attention
 STATES = 8  # of a recurrent layer that are held: the latest, and earlier ones that can be gone back to
+RECENT = 256  # rows of a recurrent layer that are held to be read again
 PAGE = 4096  # bytes of a mapped file that come with any of them that is read
 PROGRAM = 40 * 2**20  # bytes that a loaded model holds beside its tensors and its tokenizer: template, threads
 NATIVE_PROGRAM, PACKING = 8 * 2**20, 24 * 2**20  # the same of the CPU engine; what packing in memory leaves behind
@@ -63,11 +64,16 @@ def weights(shape: Shape, dtype: str, quantize: str, backend: str, parameters: i
 
 
 def cache(shape: Shape, tokens: int, dtype: str) -> int:
-    """Bytes of keys and values of so many tokens, tree included, in whole buckets, and of states in fp32.
+    """Bytes of keys and values of so many tokens, tree included, in whole buckets, and of recurrent layers."""
+    return shape.cached(-(-tokens // BUCKET) * BUCKET, ITEM[dtype]) + states(shape, dtype)
 
-    Recurrent layers count as if they had keys and values: what they read lately takes less than that.
-    """
-    return shape.cached(-(-tokens // BUCKET) * BUCKET, ITEM[dtype]) + STATES * shape.states * ITEM["fp32"]
+
+def states(shape: Shape, dtype: str) -> int:
+    """Bytes of the states of recurrent layers, in fp32, with the rows before each, and of the rows read lately."""
+    if (sizes := shape.delta) is None:
+        return 0
+    rows = STATES * (sizes.taps - 1) * sizes.channels + RECENT * sizes.read
+    return STATES * sizes.numbers * ITEM["fp32"] + sum(sizes.layers) * rows * ITEM[dtype]
 
 
 def tokenizer(shape: Shape, backend: str) -> int:
@@ -110,12 +116,14 @@ def workspace(shape: Shape, dtype: str, quantize: str, backend: str, tokens: int
 
 def _native_forward(shape: Shape, dtype: str, quantize: str, tokens: int) -> int:
     """Bytes that the CPU engine keeps for forwards: of rows that pass a layer together, and of parts of attention."""
-    most = shape.widest
-    qkv, inner = (shape.num_heads + 2 * most.num_kv_heads) * most.head_dim, most.intermediate_size
-    padded = -(-most.head_dim // 16) * 16
-    floats = shape.hidden_size + qkv + shape.num_heads * (padded + most.head_dim) + inner + most.head_dim
+    most, sizes, heads = shape.widest, shape.delta, (2 if shape.gated else 1) * shape.num_heads
+    qkv, padded = (heads + 2 * most.num_kv_heads) * most.head_dim, -(-most.head_dim // 16) * 16
+    mixed, inner, window = shape.num_heads * most.head_dim, most.intermediate_size, 0
+    if sizes is not None:  # of its rows before the convolution there is a copy
+        qkv, mixed, window = max(qkv, sizes.read + sizes.values), max(mixed, sizes.values), sizes.read
+    floats = shape.hidden_size + qkv + shape.num_heads * padded + mixed + inner + most.head_dim + window
     floats += (shape.num_layers + 1) * shape.layer_inputs[0]
-    widest = max(shape.hidden_size, inner)
+    widest = max(shape.hidden_size, inner, mixed)
     inputs = widest * 4 if quantize == "none" else widest + widest // 32 * 4  # quantised, with scales or sums
     parts = -(-tokens // BUCKET) * ROWS * shape.num_heads * (padded + 16) * 4
     return ROWS * (floats * 4 + inputs) + (parts if parts <= MOST_PARTS else 0)

@@ -59,8 +59,8 @@ class RunPlan:
 
 
 def as_computed(device: Device, shape: Shape) -> Device:
-    """The device as it computes a model of this shape: recurrent layers in torch, with dense weights."""
-    if not shape.recurrent:
+    """The device as it computes a model of this shape: torch has recurrent layers with dense weights alone."""
+    if not shape.recurrent or device.engine != "torch":
         return device
     why = "a model with recurrent layers is computed with dense weights alone"
     return replace(device.as_torch_has_it(), packings=(), missing=dict.fromkeys(PACKINGS, why))

@@ -7,12 +7,14 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from cli.hub_commands import WEIGHTS, at, common_cache, home_with_cache
 from hub_server import Hub, Repository, model_repository, served
 from slow_cases import cases
 
 from localspec.checkpoint import inspect, revision
+from localspec.decoding.tree import DraftTree
 from localspec.errors import NotHere
 from localspec.events import Reporter
 from localspec.hub.cache import find_snapshot
@@ -255,14 +257,17 @@ def test_what_cannot_be_packed_is_refused_before_the_download(home, repo, change
     assert not list(common_cache(home).rglob("blobs/*"))
 
 
-def test_what_torch_alone_computes_is_fetched_and_not_packed(home, tiny):
-    name, said = "qwen3_5-grouped-shared-keys-interval", "the CPU engine does not have its recurrent layers yet"
-    with served(org__name=model_repository(tiny(name).path)) as hub:
-        alone = at(home, hub, "pull", "org/name", "--packed-only", "--yes")
-        assert alone.returncode == 1 and alone.stderr.count("\n") == 1
-        assert f"cannot be kept packed alone: {said}; leave --packed-only out" in alone.stderr
-        result = at(home, hub, "pull", "org/name", "--yes")
-        assert result.returncode == 0 and find_snapshot(Source("org/name"), Paths(home)) and packed(home) == []
+def test_kept_alone_a_model_with_recurrent_layers_is_whole_and_computes_the_same(home, tiny):
+    path = tiny("qwen3_5-grouped-shared-keys-interval").path
+    with served(org__name=model_repository(path)) as hub:
+        assert at(home, hub, "pull", "org/name", "--packed-only", "--yes").returncode == 0
+        assert at(home, hub, "verify", "org/name").returncode == 0
+    [file] = packed(home)
+    rows = [
+        target.forward(DraftTree.chain([5, 6, 7, 8]), target.cache(0)).logits.numpy()
+        for target in (NativeTarget.open(one) for one in (file, path))
+    ]
+    assert np.array_equal(*rows)
 
 
 def test_kept_alone_weights_that_are_no_numbers_are_refused_and_what_was_fetched_stays(home, tiny, tmp_path):

@@ -2,12 +2,14 @@
 
 import json
 import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from command import called
+from machines import cpu, gpu, machine
 from safetensors.torch import load_file, save_file
 from tiny_models import RECURRENT, VOCABULARY, Tiny, byte_tokenizer, prompt_ids, save_filled, stock_logits, stock_reply
 from transformers import CONFIG_MAPPING, Qwen3_5Config, Qwen3_5ForConditionalGeneration
@@ -26,10 +28,9 @@ from localspec.models.registry import TargetCard
 from localspec.models.rope import Rope
 from localspec.models.shape import Shape
 from localspec.models.small_model import MaskedModel
-from localspec.native.target import NativeTarget
 from localspec.nn.invented import invented_target
 from localspec.nn.target import Target
-from localspec.policy.prediction import STATES, cache
+from localspec.policy.prediction import BUCKET, RECENT, STATES, cache
 from localspec.policy.selection import choose
 from localspec.training.estimate import shadow
 from localspec.training.trainable import make_drafter, save_drafter
@@ -74,8 +75,14 @@ def test_sizes_and_parameters_are_those_of_its_files(tiny, name: str) -> None:
     assert shape is not None and shape.recurrent
     layers = sum(kind == "linear_attention" for kind in config.layer_types)
     one = config.linear_num_value_heads * config.linear_key_head_dim * config.linear_value_head_dim
-    assert shape.states == layers * one
-    assert cache(shape, 10, "fp32") - cache(replace(shape, states=0), 10, "fp32") == STATES * 4 * layers * one
+    assert shape.delta is not None and shape.delta.numbers == layers * one
+    vectors = sum(part.numel() for part in model.stock.parameters() if part.ndim != 2)
+    assert shape.parameters + vectors == found.parameters + (2 * shape.num_layers + 1) * shape.hidden_size
+    keys = 2 * (config.num_hidden_layers - layers) * config.num_key_value_heads * config.head_dim
+    assert shape.cached(10, 4) == 10 * 4 * keys
+    rows = STATES * (shape.delta.taps - 1) * shape.delta.channels + RECENT * shape.delta.read
+    held = STATES * 4 * layers * one + layers * 4 * rows
+    assert cache(shape, 10, "fp32") == shape.cached(BUCKET, 4) + held
 
 
 @pytest.mark.parametrize(
@@ -154,35 +161,72 @@ def test_of_a_model_that_reads_pictures_the_language_model_is_served(pictures: P
 # -- the engine --------------------------------------------------------------------------------------------------------
 
 
-@every_config
-@pytest.mark.parametrize("drafter", ["phrases", "none", "draft_model"])
-def test_the_engine_answers_in_torch_and_says_so(tiny, tmp_path: Path, name: str, drafter: str) -> None:
-    model: Tiny = tiny(name)
-    told: list[str] = []
-    small = tiny(NAME).path
-    named = f"draft_model:{small}" if drafter == "draft_model" else drafter
-    settings = Settings(drafter=named, device="cpu", context=256, draft_max="auto" if drafter == "none" else 6)
-    engine = Engine.open(settings, card_of(model.path), notice=told.append)
-    assert (engine.choice.engine, engine.choice.dtype, engine.choice.quantize) == ("torch", "fp32", "none")
-    assert told == ["PyTorch computes this model, whose recurrent layers the CPU engine does not have yet."]
+def engine_of(path: Path, drafter: str, packing: str, told: list[str]) -> Engine:
+    """On the CPU, in a packing or in fp32; without a drafter none may be asked how much it drafts."""
+    dtype, quantize = ("fp32", "none") if packing == "fp32" else ("auto", packing)
+    settings = Settings(device="cpu", context=256, drafter=drafter, dtype=dtype, quantize=quantize)
+    settings = settings if drafter == "none" else replace(settings, draft_max=6)
+    return Engine.open(settings, card_of(path), notice=told.append)
+
+
+def conversation(engine: Engine, replies: int = 2) -> Iterator[tuple[list[int], list[int]]]:
+    """Each prompt and the ids of its reply; from the second on, what is left of the turn before is not read again."""
     messages = [{"role": "user", "content": "the cat sat on the mat"}]
-    for _ in range(2):  # the second time from what is left of the first
+    for _ in range(replies):
         events = list(engine.chat(messages, engine.sampling(Settings(temperature=0.0)), Limits(20)))
         done = events[-1]
         assert isinstance(done, Done)
-        prompt = engine.target.encode(messages)
-        assert list(done.statistics.token_ids) == stock_reply(model.stock, prompt, 20)
+        yield engine.target.encode(messages), list(done.statistics.token_ids)
         text = "".join(event.text for event in events if isinstance(event, Text))
         messages = [*messages, {"role": "assistant", "content": text}, {"role": "user", "content": "and the dog?"}]
 
 
+@every_config
+@pytest.mark.parametrize("drafter", ["phrases", "none", "draft_model"])
+def test_the_cpu_engine_answers_as_the_stock_model_does(tiny, name: str, drafter: str) -> None:
+    model: Tiny = tiny(name)
+    told: list[str] = []
+    named = f"draft_model:{tiny(NAME).path}" if drafter == "draft_model" else drafter
+    engine = engine_of(model.path, named, "fp32", told)
+    assert (engine.choice.engine, engine.choice.dtype, engine.choice.quantize) == ("native", "fp32", "none")
+    assert told == [] and engine.exactness.bitwise
+    for prompt, ids in conversation(engine):
+        assert ids == stock_reply(model.stock, prompt, 20)
+
+
+@every_config
+@pytest.mark.parametrize("packing", ["int8", "int4"])
+def test_in_few_bits_replies_are_the_same_with_every_drafter(tiny, name: str, packing: str) -> None:
+    path, said = tiny(name).path, []
+    for drafter in ("none", "phrases", f"draft_model:{path}", f"draft_model:{tiny(NAME).path}"):
+        engine = engine_of(path, drafter, packing, [])
+        assert (engine.choice.engine, engine.choice.precision) == ("native", packing)
+        said.append(list(conversation(engine)))
+    assert all(one == said[0] for one in said)
+
+
+def test_unasked_it_is_computed_in_int8(tiny) -> None:
+    choice = choose(card_of(tiny(NAME).path), Settings(device="cpu"), machine(cpu()))
+    assert (choice.engine, choice.quantize) == ("native", "int8")
+
+
+def test_torch_computes_it_with_dense_weights_alone(tiny) -> None:
+    """On a GPU, and on a CPU without the library."""
+    card, without = card_of(tiny(NAME).path), machine(cpu()).as_torch_has_it()
+    for here, device in ((machine(gpu()), "cuda"), (without, "cpu")):
+        for packing in ("int8", "int4", "nf4"):
+            with pytest.raises(
+                UsageMistake, match=f"{packing} cannot be had on {device}.*: .*dense weights alone; use .*none"
+            ):
+                choose(card, Settings(quantize=packing, device=device), here)
+        choice = choose(card, Settings(device=device), here)
+        assert (choice.engine, choice.quantize) == ("torch", "none")
+
+
 @pytest.mark.parametrize("name", [NAME])
-def test_int8_trees_and_training_are_refused_with_what_to_do(tiny, name: str) -> None:
+def test_trees_and_training_are_refused_with_what_to_do(tiny, name: str) -> None:
     path = tiny(name).path
     card = card_of(path)
-    for packing in ("int8", "int4", "nf4"):
-        with pytest.raises(UsageMistake, match=f"{packing} cannot be had on cpu: .*dense weights alone; use .*none"):
-            choose(card, Settings(quantize=packing, device="cpu"))
     for drafter in ("lookahead", "layers"):
         with pytest.raises(
             UsageMistake, match=f"'{drafter}' does not draft for {NAME}, .*recurrent.*use one of none, phr"
@@ -191,8 +235,6 @@ def test_int8_trees_and_training_are_refused_with_what_to_do(tiny, name: str) ->
     choice = choose(card, Settings(drafter="none", device="cpu"))
     with pytest.raises(UsageMistake, match=f"Nothing is trained for {NAME} yet, .*recurrent"):
         shadow("medusa", card, {}, choice)
-    with pytest.raises(LocalspecError, match="recurrent layers, which the CPU engine does not compute; .*none"):
-        NativeTarget.open(path)
     config = (path / "config.json").read_text()
     with pytest.raises(UsageMistake, match="recurrent layers do not draft by mask tokens"):
         MaskedModel.of(json.dumps({**json.loads(config), "pard_token": 3}), 256)
@@ -204,24 +246,28 @@ def test_heads_of_medusa_in_a_directory_draft_for_it_and_others_do_not(tiny, tmp
     for kind in ("medusa", "semi"):
         torch.manual_seed(0)
         save_drafter(make_drafter(kind, model.target, {}), tmp_path / kind, about)
-    engine = Engine.open(Settings(drafter=str(tmp_path / "medusa"), device="cpu", draft_max=4), card_of(model.path))
-    prompt = prompt_ids(20, seed=23)
-    *_, done = engine.session.generate(prompt, engine.sampling(Settings(temperature=0.0)), Limits(20))
-    assert isinstance(done, Done) and done.statistics.drafted > 19
-    assert list(done.statistics.token_ids) == stock_reply(model.stock, prompt, 20)
+    prompt, drafter = prompt_ids(20, seed=23), str(tmp_path / "medusa")
+    for packing in ("fp32", "int8"):
+        ids = []
+        for drafted_by in (drafter, "none"):
+            engine = engine_of(model.path, drafted_by, packing, [])
+            *_, done = engine.session.generate(prompt, engine.sampling(Settings(temperature=0.0)), Limits(20))
+            assert isinstance(done, Done) and (done.statistics.drafted > 19) == (drafted_by == drafter)
+            ids.append(list(done.statistics.token_ids))
+        assert ids[0] == ids[1] and (packing != "fp32" or ids[0] == stock_reply(model.stock, prompt, 20))
     with pytest.raises(UsageMistake, match=f"'semi' does not draft for {NAME}"):
         choose(card_of(model.path), Settings(drafter=str(tmp_path / "semi"), device="cpu"))
 
 
-def test_a_small_one_beside_another_target_is_computed_in_torch(tiny) -> None:
+def test_a_small_one_beside_another_target_is_computed_by_the_cpu_engine(tiny) -> None:
     """Two of one model, as the target and as what drafts."""
     path = tiny(NAME).path
     choice = choose(card_of(path), Settings(drafter=f"draft_model:{path}", device="cpu"))
-    assert choice.draft is not None and (choice.draft.engine, choice.draft.quantize) == ("torch", "none")
+    assert choice.draft is not None and (choice.draft.engine, choice.draft.quantize) == ("native", "int8")
 
 
-def test_show_says_what_computes_it_and_what_can_draft(tiny, tmp_path: Path) -> None:
+def test_show_says_what_can_draft_and_of_no_engine_that_it_lacks_it(tiny, tmp_path: Path) -> None:
     path = shutil.copytree(tiny(NAME).path, tmp_path / "model")
     facts = json.loads(called(tmp_path, "show", str(path), "--json").stdout)
-    assert facts["engine"].startswith("torch on every device") and facts["drafters"] == ["none", "phrases"]
-    assert "engine        torch on every device" in called(tmp_path, "show", str(path)).stdout
+    assert facts["drafters"] == ["none", "phrases"]
+    assert "torch" not in called(tmp_path, "show", str(path)).stdout

@@ -15,6 +15,7 @@ from localspec.native.library import (
     ACTIVATIONS,
     FORMATS,
     Adapter,
+    Delta,
     Layer,
     LayerInputs,
     Matrix,
@@ -29,6 +30,7 @@ from localspec.native.library import (
     ModelConfig as NativeConfig,
 )
 from localspec.native.matrix import PackedMatrix
+from localspec.native.model import delta_sizes
 
 ISAS = ("c", "neon", "avx2", "avx_vnni", "avx512_vnni")
 
@@ -96,16 +98,22 @@ class Model:
         layers = (Layer * sizes.num_layers)()
         for index in range(sizes.num_layers):
             at = f"layers.{index}."
-            linears = [
-                matrix(at + name, name == "gate_up_proj")
-                for name in ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
-            ]
+            recurrent = sizes.is_recurrent(index)
+            mixers = ("delta.in_proj", "delta.out_proj") if recurrent else ("qkv_proj", "o_proj")
+            linears = [matrix(at + name, name == "gate_up_proj") for name in (*mixers, "gate_up_proj", "down_proj")]
+            delta = Delta(
+                *(address(weights[f"{at}delta.{name}"]) for name in ("conv", "dt_bias", "A_log", "value_norm"))
+                if recurrent
+                else ()
+            )
+            self.kept.append(delta)
             norms = [
                 address(weights.get(at + name))
                 for name in ("input_layernorm", "post_attention_layernorm", "q_norm", "k_norm", "o_norm", "down_norm")
             ]
             window = sizes.sliding_windows[index]
-            layers[index] = Layer(*linears, *norms, window or 0, sizes.is_local(index))
+            said = ctypes.addressof(delta) if recurrent else None
+            layers[index] = Layer(*linears, *norms, window or 0, sizes.is_local(index), said)
             layers[index].scalar = address(weights.get(at + "layer_scalar"))
             if sizes.layer_sizes:
                 own = sizes.layer_sizes[index]
@@ -132,7 +140,8 @@ class Model:
             address(weights["embed_tokens"]), matrix("lm_head"), address(weights["norm"]), address(rope.inv_freq),
             address(rope.local.inv_freq if rope.local else None), address(rope.query_factors),
             0 if rope.query_factors is None else len(rope.query_factors), rope.query_period, ctypes.cast(layers, ctypes.c_void_p),
-            0 if rope.local is None else rope.local.rotary_dim, sizes.value_norm, sizes.logit_cap, inputs,
+            sizes.gated, delta_sizes(sizes), 0 if rope.local is None else rope.local.rotary_dim, sizes.value_norm,
+            sizes.logit_cap, inputs,
         )  # fmt: skip
         self.kept.append(layers)
         self.handle = made(library().ls_model_new(self.config))

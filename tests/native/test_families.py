@@ -7,7 +7,7 @@ import pytest
 from native.engine import POOL, Model, Pool, Text, isas, stock_logits, using
 from native.stock_models import stock_of
 from slow_cases import cases
-from tiny_models import CONFIGS, FAMILIES, LATER
+from tiny_models import CONFIGS, FAMILIES, LATER, RECURRENT
 
 from localspec.native.library import Request, address, check, int32, library
 
@@ -15,9 +15,9 @@ TWO = Pool(2)
 FORMS = [(isa, pool, chunk) for isa in isas() for pool in (POOL, TWO) for chunk in (1, 7, 60)]
 
 
-@pytest.mark.parametrize("name", cases(CONFIGS, FAMILIES))
+@pytest.mark.parametrize("name", cases([*CONFIGS, *RECURRENT], [*FAMILIES, *RECURRENT]))
 def test_logits_are_the_stock_models_and_the_same_bits_however_they_are_computed(name):
-    config = CONFIGS[name]()
+    config = {**CONFIGS, **RECURRENT}[name]()
     stock = stock_of(config, seed=0)
     tokens = np.random.default_rng(0).integers(0, config.vocab_size, 60).tolist()
     want = stock_logits(stock, tokens)

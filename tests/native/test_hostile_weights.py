@@ -44,12 +44,29 @@ CASES = {
     "a matrix on end": (f"{LAYER}down_proj.weight", lambda one: replace(one, out=one.inputs, inputs=one.out)),
     "a short matrix": (f"{LAYER}down_proj.weight", lambda one: replace(one, out=one.out - 1)),
     "a short head": ("lm_head.weight", lambda one: replace(one, out=one.out - 32)),
+    "a recurrent layer that its family does not have": (f"{LAYER}delta.A_log", lambda _: vector(4)),
+}
+RECURRENT_CASES = {
+    "attention in a recurrent layer": (f"{LAYER}qkv_proj.weight", lambda _: Tensor("panels", "int8", 96, 48, 32)),
+    "a short convolution": (f"{LAYER}delta.conv", lambda one: replace(one, inputs=one.inputs - 1)),
+    "a convolution in panels": (f"{LAYER}delta.conv", other({"layout": "panels"})),
+    "a convolution in bf16": (f"{LAYER}delta.conv", other({"format": "bf16"})),
+    "too few heads": (f"{LAYER}delta.dt_bias", lambda _: vector(3)),
+    "a short norm of values": (f"{LAYER}delta.value_norm", lambda _: vector(4)),
+    "a short projection": (f"{LAYER}delta.in_proj.weight", lambda one: replace(one, out=one.out - 1)),
+    "values of another width": (f"{LAYER}delta.out_proj.weight", lambda one: replace(one, inputs=one.inputs + 1)),
 }
 
 
 @pytest.fixture
 def whole(tiny, tmp_path):
     path = tiny("llama-grouped-dynamic").path
+    return load(path, "int8", "tiny", 1, Reporter(), Paths(tmp_path))
+
+
+@pytest.fixture
+def recurrent(tiny, tmp_path):
+    path = tiny("qwen3_5-grouped-shared-keys-interval").path
     return load(path, "int8", "tiny", 1, Reporter(), Paths(tmp_path))
 
 
@@ -67,10 +84,11 @@ def rewritten(whole, tensors, to):
     return to
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_a_tensor_that_the_config_does_not_tell_of_so_is_a_sentence(whole, tmp_path, name):
+@pytest.mark.parametrize("name", [*CASES, *RECURRENT_CASES])
+def test_a_tensor_that_the_config_does_not_tell_of_so_is_a_sentence(request, tmp_path, name):
+    whole = request.getfixturevalue("whole" if name in CASES else "recurrent")
     tensors = {known: section.tensor for known, section in whole.header.tensors.items()}
-    place, becomes = CASES[name]
+    place, becomes = {**CASES, **RECURRENT_CASES}[name]
     file = rewritten(whole, {**tensors, place: becomes(tensors.get(place))}, tmp_path / "model.packed")
     with pytest.raises(LocalspecError, match=f"The packed file of tiny .*{place}.*; delete it, and it is made again"):
         _ = PackedModel.open(file).sizes
@@ -78,8 +96,10 @@ def test_a_tensor_that_the_config_does_not_tell_of_so_is_a_sentence(whole, tmp_p
         NativeTarget.open(file)
 
 
-def test_one_that_was_only_written_anew_is_read(whole, tmp_path):
+@pytest.mark.parametrize("of", ["whole", "recurrent"])
+def test_one_that_was_only_written_anew_is_read(request, tmp_path, of):
     """The tests above could otherwise fail by how they write."""
+    whole = request.getfixturevalue(of)
     tensors = {name: section.tensor for name, section in whole.header.tensors.items()}
     assert NativeTarget.open(rewritten(whole, tensors, tmp_path / "model.packed")).vocab_size == whole.sizes.vocab_size
 
@@ -92,6 +112,18 @@ def test_a_model_is_not_made_of_vectors_that_it_would_read_past(whole, name, giv
     sizes, rope = whole.sizes, Rope.of(whole.config, whole.config.contexts[0])
     with pytest.raises(LocalspecError, match=rf"{name} is .* and the model reads float32 \["):
         NativeModel(sizes, rope, {**whole.tensors, name: given}, Threads(1), "fp16")
+
+
+@pytest.mark.parametrize("name", ["conv", "dt_bias", "A_log", "value_norm"])
+def test_a_recurrent_layer_is_not_made_of_vectors_that_it_would_read_past(recurrent, name):
+    sizes, rope, place = (
+        recurrent.sizes,
+        Rope.of(recurrent.config, recurrent.config.contexts[0]),
+        f"{LAYER}delta.{name}",
+    )
+    for given in (np.zeros(1, np.float32), np.zeros(24, np.uint16)):
+        with pytest.raises(LocalspecError, match=rf"{place} is .* and the model reads float32 \["):
+            NativeModel(sizes, rope, {**recurrent.tensors, place: given}, Threads(1), "fp16")
 
 
 def test_a_model_is_not_made_of_an_embedding_that_it_would_read_past(whole):

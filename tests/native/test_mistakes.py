@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 from native.engine import POOL, Model, Text, linear
 from native.stock_models import stock_of
-from tiny_models import CONFIGS
+from tiny_models import CONFIGS, RECURRENT
 
 from localspec.errors import LocalspecError
 from localspec.native.library import (
     Adapter,
+    Delta,
+    DeltaSizes,
     Layer,
     LayerInputs,
     Matrix,
@@ -250,6 +252,44 @@ def config_of(model, **changes):
 def test_a_model_that_is_not_possible(model, changes, sentence):
     with pytest.raises(LocalspecError, match=sentence):
         made(library().ls_model_new(config_of(model, **changes)))
+
+
+def test_a_model_with_recurrent_layers_that_is_not_possible(model):
+    recurrent = Model(stock_of(RECURRENT["qwen3_5-grouped-shared-keys-interval"](), 0))  # whose layer 1 is one
+    part = Delta(64, 64, None, 64)
+    for changes, sentence in (
+        ({"gated": 2}, "gated = 2 is not possible"),
+        ({"gated": 0}, "qkv_proj of layer 2 is 192 x 48, and the model's sizes ask for 128 x 48"),
+        ({"delta": DeltaSizes(2, 4, 8, 12, 0)}, "taps = 0 of recurrent layers"),
+        ({"delta": DeltaSizes(3, 4, 8, 12, 4)}, "4 value heads cannot share 3 key heads"),
+        ({"delta": DeltaSizes(65536, 65536, 65536, 65536, 4)}, "too large"),
+        ({"delta": DeltaSizes(1, 65536, 1, 600, 1)}, "too wide"),
+        (
+            {"delta": DeltaSizes(2, 4, 8, 13, 4)},
+            "qkv_proj of layer 0 is 136 x 48, and the model's sizes ask for 144 x 48",
+        ),
+        ({"delta": DeltaSizes()}, "Layer 0 is recurrent, and the model does not say how large"),
+        ({"layer_delta": ctypes.addressof(part)}, "Recurrent layer 1 lacks a part"),
+    ):
+        with pytest.raises(LocalspecError, match=sentence):
+            made(library().ls_model_new(config_of(recurrent, **changes)))
+    with pytest.raises(LocalspecError, match="another shape"):
+        check(library().ls_forward(recurrent.handle, Text(model).cache, POOL.handle, request(tokens=[1, 2])))
+
+
+def test_a_cache_belongs_to_recurrent_layers_of_its_size():
+    """Keys and values alone would be of one shape."""
+    one, other = (
+        RECURRENT["qwen3_5-grouped-shared-keys-interval"](),
+        RECURRENT["qwen3_5-grouped-shared-keys-interval"](),
+    )
+    other.linear_key_head_dim = 16
+    models = [Model(stock_of(config, 0)) for config in (one, other)]
+    texts = [Text(made_of) for made_of in models]
+    for text, wrong in zip(texts, reversed(models), strict=True):
+        with pytest.raises(LocalspecError, match="another shape"):
+            check(library().ls_forward(wrong.handle, text.cache, POOL.handle, request(tokens=[1, 2])))
+        text.forward([1, 2])
 
 
 def test_mistakes_with_matrices():

@@ -13,7 +13,7 @@ import torch
 from scripted_drafters import OffChain, RandomBranches, random_tree
 from session_replies import reply
 from slow_cases import cases
-from tiny_models import CONFIGS, DYNAMIC, FAMILIES, LONGROPE, SHARDED, Tiny, prompt_ids, stock_logits
+from tiny_models import CONFIGS, DYNAMIC, FAMILIES, LONGROPE, RECURRENT, SHARDED, Tiny, prompt_ids, stock_logits
 from transformers import AutoModelForCausalLM
 
 from localspec.decoding.budget import Budget
@@ -78,7 +78,7 @@ def test_the_demo_model_in_fp32_says_what_the_stock_model_says(opened: Callable[
         assert ids == tokens[len(prompt) :]
 
 
-@pytest.mark.parametrize("name", cases(CONFIGS, [SHARDED, *FAMILIES[3:]]))
+@pytest.mark.parametrize("name", cases([*CONFIGS, *RECURRENT], [SHARDED, *FAMILIES[3:], *RECURRENT]))
 def test_logits_of_a_directory_that_is_opened_are_the_stock_models(tiny: Make, name: str) -> None:
     model, text = tiny(name), prompt_ids(60, seed=9)
     expected = stock_logits(model.stock, text).numpy()

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from native_models import native_target
 from quantized_layers import packed_target
 from slow_cases import cases
-from tiny_models import DRAFTING, FAMILIES, VOCABULARY, WITH_LAYER_INPUTS, Tiny, prompt_ids
+from tiny_models import DRAFTING, FAMILIES, RECURRENT, VOCABULARY, WITH_LAYER_INPUTS, Tiny, prompt_ids
 
 from localspec.config import Settings
 from localspec.errors import DoesNotFit, LocalspecError
@@ -83,13 +83,25 @@ def assert_the_same_but_for_roundings(errors: np.ndarray, share: float = 0.75) -
 def assert_each_layer_agrees(native: NativeTarget, tokens: list[int]) -> None:
     """Layer by layer, so that a number that was rounded otherwise in one does not decide more of them in the next."""
     model, target, count = with_plain_cache(native), reference(native), len(tokens)
-    errors = []
+    errors, layers = [], model.sizes.num_layers
     with torch.inference_mode():
         states = target.embed(torch.tensor(tokens)).float()
         assert np.array_equal(model.embed(tokens), states.numpy())
-        for index in range(model.sizes.num_layers):
-            ours = model.states(states.numpy(), model.cache(0), [index])
+        along = None
+        if (
+            not native.branches
+        ):  # recurrent layers are computed all together: what each reads is what the library gave it
+            before = model.forward(tokens, None, model.cache(0), 0, range(layers + 1))[2]
+            along = torch.from_numpy(before).view(count, layers + 1, -1)
+        for index in range(layers):
+            states = states if along is None else along[:, index].contiguous()
             theirs = target.transformer(states[None], torch.arange(count), causal(count), layers=[index])[0]
+            if along is None:
+                ours = model.states(states.numpy(), model.cache(0), [index])
+            else:
+                norm = target.transformer.norm + model.sizes.norm_offset
+                ours = along[:, index + 1]
+                ours = (F.rms_norm(ours, norm.shape, norm, 1e-6) if index + 1 < layers else ours).numpy()
             errors.append(row_errors(ours, theirs))
             states = theirs
         errors.append(row_errors(model.head(states.numpy()), target.head(states)))
@@ -99,7 +111,7 @@ def assert_each_layer_agrees(native: NativeTarget, tokens: list[int]) -> None:
 
 
 @packings
-@pytest.mark.parametrize("name", cases(DRAFTING, FAMILIES))
+@pytest.mark.parametrize("name", cases([*DRAFTING, *RECURRENT], [*FAMILIES, *RECURRENT]))
 def test_each_layer_of_the_library_computes_what_torch_does_with_its_numbers(
     tiny: Make, name: str, packing: str
 ) -> None:

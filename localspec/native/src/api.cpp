@@ -51,7 +51,7 @@ int check_size(const ls_matrix& m, const char* name, int out, int in) {
 
 int check_heads(const ls_model_config& c, int num_kv_heads, int head_dim, int rotary_dim) {
     LS_CHECK(num_kv_heads >= 1 && c.num_heads % num_kv_heads == 0, "%d heads cannot share %d key heads evenly.", c.num_heads, num_kv_heads);
-    LS_CHECK(head_dim >= 1 && (c.num_heads + 2 * (int64_t)num_kv_heads) * head_dim <= LARGEST_SIZE, "%d heads of %d channels are not possible.", c.num_heads, head_dim);
+    LS_CHECK(head_dim >= 1 && 2 * (c.num_heads + (int64_t)num_kv_heads) * head_dim <= LARGEST_SIZE, "%d heads of %d channels are not possible.", c.num_heads, head_dim);
     LS_CHECK(rotary_dim % 2 == 0 && rotary_dim <= head_dim, "rotary_dim = %d is not possible; it is even and at most head_dim = %d.", rotary_dim, head_dim);
     return LS_OK;
 }
@@ -78,6 +78,8 @@ int check_sizes(const ls_model_config& c) {
     LS_CHECK(c.rotary_dim == 0 || c.inv_freq, "A model with rotary positions needs inv_freq.");
     LS_CHECK(c.local_rotary_dim == 0 || c.local_inv_freq, "A model with rotary positions of local layers needs local_inv_freq.");
     LS_CHECK(c.num_layers == 0 || c.layers, "A model of %d layers needs them.", c.num_layers);
+    LS_CHECK(c.gated == 0 || c.gated == 1, "gated = %d is not possible; give 0 or 1.", c.gated);
+    if (c.delta.value_heads) LS_TRY(check_delta(c.delta));
     return LS_OK;
 }
 
@@ -100,7 +102,7 @@ int check_keys_from(const ls_model_config& c, int number) {
     LS_CHECK(l.keys_from >= 0 && l.keys_from <= number, "Layer %d cannot read the keys of the layer %d before it.", number, l.keys_from);
     if (!l.keys_from) return LS_OK;
     const ls_layer other = with_sizes(c, c.layers[number - l.keys_from]);
-    LS_CHECK(!other.keys_from && other.num_kv_heads == l.num_kv_heads && other.head_dim == l.head_dim, "Layer %d cannot read the keys of layer %d, which has others, or none of its own.", number, number - l.keys_from);
+    LS_CHECK(!l.delta && !other.delta && !other.keys_from && other.num_kv_heads == l.num_kv_heads && other.head_dim == l.head_dim, "Layer %d cannot read the keys of layer %d, which has others, or none of its own.", number, number - l.keys_from);
     return LS_OK;
 }
 
@@ -112,8 +114,13 @@ int check_layer(const ls_model_config& c, int number) {
     const int keys = l.keys_from ? 0 : l.num_kv_heads, values = l.keys_are_values ? 0 : keys;
     char name[64];
     auto named = [&](const char* part) { return snprintf(name, sizeof name, "%s of layer %d", part, number), name; };
-    LS_TRY(check_size(l.qkv_proj, named("qkv_proj"), (c.num_heads + keys + values) * l.head_dim, c.hidden_size));
-    LS_TRY(check_size(l.o_proj, named("o_proj"), c.hidden_size, c.num_heads * l.head_dim));
+    const ls_delta_sizes& s = c.delta;
+    LS_CHECK(!l.delta || s.value_heads, "Layer %d is recurrent, and the model does not say how large such layers are.", number);
+    LS_CHECK(!l.delta || (l.delta->conv && l.delta->dt_bias && l.delta->a_log && l.delta->value_norm), "Recurrent layer %d lacks a part.", number);
+    const int of_state = s.value_heads * s.value_dim, read = 2 * s.key_heads * s.key_dim + 2 * s.value_heads + 2 * of_state;
+    const int heads = c.num_heads * (c.gated ? 2 : 1) + keys + values;
+    LS_TRY(check_size(l.qkv_proj, named("qkv_proj"), l.delta ? read : heads * l.head_dim, c.hidden_size));
+    LS_TRY(check_size(l.o_proj, named("o_proj"), c.hidden_size, l.delta ? of_state : c.num_heads * l.head_dim));
     LS_TRY(check_size(l.gate_up_proj, named("gate_up_proj"), 2 * l.intermediate_size, c.hidden_size));
     LS_TRY(check_size(l.down_proj, named("down_proj"), c.hidden_size, l.intermediate_size));
     if (const int width = c.layer_inputs.width) {
@@ -145,6 +152,7 @@ int check_rows(const ls_model_config& c, const ls_cache& cache, const ls_request
         LS_CHECK(token >= 0 || !c.layer_inputs.width, "Row %d has an input in the place of a token, and layers of this model read what belongs to a token; give tokens.", row);
         LS_CHECK(token < 0 || c.embed_format != LS_EMBED_NONE, "Row %d has a token, and the model no embeddings; give inputs.", row);
         LS_CHECK(parent >= -1 && parent < row, "Row %d has parent %d; a parent is a row before it, or -1.", row, parent);
+        LS_CHECK(!cache.chains || parent == row - 1, "Row %d has parent %d, and recurrent layers read chains alone.", row, parent);
         if (!q.positions) continue;
         const int before = parent >= 0 ? q.positions[parent] : cache.length ? cache.position()[cache.length - 1] : 0;
         LS_CHECK(q.positions[row] >= before, "Row %d has position %d, below %d, that of the row it follows.", row, q.positions[row], before);
@@ -178,6 +186,7 @@ int check_request(const ls_model* model, const ls_cache* cache, const ls_pool* p
     LS_CHECK(q.rows >= 1, "A forward of %d rows is not possible.", q.rows);
     LS_CHECK(q.rows <= cache->slots - cache->length, "%d rows do not fit behind %d tokens in %d slots; reserve more.", q.rows, cache->length, cache->slots);
     LS_CHECK(!q.layers || (q.num_layers >= 0 && q.num_layers <= c.num_layers), "%d layers were asked for, and the model has %d.", q.num_layers, c.num_layers);
+    LS_CHECK(!q.layers || !cache->chains, "Recurrent layers are computed all together; leave out which layers.");
     for (int i = 0; q.layers && i < q.num_layers; i++)
         LS_CHECK(q.layers[i] > (i ? q.layers[i - 1] : -1) && q.layers[i] < c.num_layers, "Layer %d is not in its place; layers ascend and are below %d.", q.layers[i], c.num_layers);
     for (int i = 0; q.layers && i < q.num_layers; i++) {
@@ -298,10 +307,12 @@ ls_model* ls_model_new(const ls_model_config* config) {
             const float *q = copied_norm(from.q_norm, from.head_dim), *k = copied_norm(from.k_norm, from.head_dim);
             const float *o = copied_norm(from.o_norm, c.hidden_size), *down = copied_norm(from.down_norm, c.hidden_size);
             const float *inputs = copied_norm(from.input_norm, c.hidden_size), *scalar = copied(from.scalar, 1);
+            const ls_delta* delta = from.delta ? ls::copied(arena, *from.delta, c.delta, now) : nullptr;
             if (!now) continue;
             ls_layer& to = model->layers[i];
             to = from;
-            to.input_norm = inputs, to.scalar = scalar, to.input_layernorm = input, to.post_attention_layernorm = post, to.q_norm = q, to.k_norm = k, to.o_norm = o, to.down_norm = down;
+            to.input_norm = inputs, to.scalar = scalar, to.delta = delta;
+            to.input_layernorm = input, to.post_attention_layernorm = post, to.q_norm = q, to.k_norm = k, to.o_norm = o, to.down_norm = down;
         }
     };
     if (model) copy_all(measured, false);
@@ -334,7 +345,7 @@ int ls_cache_reserve(ls_cache* cache, int slots) {
 }
 int ls_cache_slots(const ls_cache* cache) { return cache ? cache->slots : 0; }
 int ls_cache_length(const ls_cache* cache) { return cache ? cache->length : 0; }
-int64_t ls_cache_bytes(const ls_cache* cache) { return cache ? (int64_t)(cache->cells.bytes() + cache->positions.bytes()) : 0; }
+int64_t ls_cache_bytes(const ls_cache* cache) { return cache ? (int64_t)(cache->cells.bytes() + cache->positions.bytes() + cache->states.bytes()) : 0; }
 
 int ls_cache_keep(ls_cache* cache, const int32_t* path, int count) {
     LS_CHECK(cache && (path || count == 0), "To keep rows, give a cache and their numbers.");
@@ -342,6 +353,12 @@ int ls_cache_keep(ls_cache* cache, const int32_t* path, int count) {
     LS_CHECK(count >= 0 && count <= rows, "%d rows cannot be kept; there is room for %d.", count, rows);
     for (int i = 0; i < count; i++)
         LS_CHECK(path[i] > (i ? path[i - 1] : -1) && path[i] < rows, "Row %d cannot be kept here; rows ascend and are below %d.", path[i], rows);
+    if (cache->chains) {
+        LS_CHECK(count == 0 || path[count - 1] == count - 1, "Recurrent layers read chains alone, of which the first rows can be kept.");
+        const bool written = count <= cache->rows;
+        LS_CHECK(!written || cache->states.reaches(cache->length + count), "Of %d rows that were read at once, %d alone cannot be kept.", cache->rows, count);
+        if (!written) cache->states.assume(cache->length, cache->length + count);
+    }
     for (int i = 0; i < count; i++) cache->move(cache->length + path[i], cache->length + i);  // nothing is overwritten before it moves
     cache->length += count, cache->rows = 0;
     return LS_OK;
@@ -349,6 +366,7 @@ int ls_cache_keep(ls_cache* cache, const int32_t* path, int count) {
 int ls_cache_truncate(ls_cache* cache, int length) {
     LS_CHECK(cache, "No cache was given.");
     LS_CHECK(length >= 0 && length <= cache->length, "A cache of %d tokens cannot be cut to %d.", cache->length, length);
+    while (cache->chains && !cache->states.reaches(length)) length = cache->states.reachable(length);
     cache->length = length, cache->rows = 0;
     return LS_OK;
 }

@@ -41,7 +41,7 @@ void place_as(const Attending& a, int kv_head, int from_row, int to_row) {
         // key and value are made in the place of the row's first query, which comes after them
         if (a.own_keys) {
             const int slot = a.first_slot + row;
-            head_row(a, qkv + (size_t)(a.num_heads + kv_head) * d, a.k_norm, row, queries);
+            head_row(a, qkv + (size_t)(a.first_key + kv_head) * d, a.k_norm, row, queries);
             Cell* key = keys + (size_t)(slot / 16) * padded * 16 + slot % 16;
             for (int i = 0; i < padded; i += 16) {
                 Cell cells[16];
@@ -56,7 +56,7 @@ void place_as(const Attending& a, int kv_head, int from_row, int to_row) {
             for (int i = 0; i < d; i += 16) store_cells(values + (size_t)slot * padded + i, load_part(value + i, d - i));
         }
         for (int g = 0; g < group; g++, queries += padded) {
-            head_row(a, qkv + (size_t)(kv_head * group + g) * d, a.q_norm, row, queries);
+            head_row(a, qkv + (size_t)(kv_head * group + g) * (1 + a.gated) * d, a.q_norm, row, queries);
             for (int i = 0; i < padded; i += 16) store(queries + i, load(queries + i) * scale);
         }
     }
@@ -138,7 +138,12 @@ LS_INLINE void merge(float* state, const float* chunk, int padded) {
 }
 LS_INLINE void write_mixed(const Attending& a, const float* state, int row, int head) {
     float* to = a.mixed + ((size_t)row * a.num_heads + head) * a.head_dim;
-    for (int i = 0; i < a.head_dim; i += 16) store_part(to + i, load(state + 16 + i) / all(state[1]), a.head_dim - i);
+    const float* gate = a.qkv + (size_t)row * a.qkv_stride + (size_t)(2 * head + 1) * a.head_dim;
+    for (int i = 0; i < a.head_dim; i += 16) {
+        v16 v = load(state + 16 + i) / all(state[1]);
+        if (a.gated) v = v / (all(1.0f) + exponential(-load_part(gate + i, a.head_dim - i)));
+        store_part(to + i, v, a.head_dim - i);
+    }
 }
 LS_INLINE bool sees(const Attending& a, int row, int chunk) {
     return a.visible_from[row] < (chunk + 1) * CHUNK && a.prefix[row] + a.tail_count[row] > chunk * CHUNK;

@@ -11,12 +11,12 @@ template <class Cell> void move_head(char* keys, char* values, int padded, int f
     memcpy((Cell*)values + (size_t)to * padded, (Cell*)values + (size_t)from * padded, sizeof(Cell) * padded);
 }
 
-// Layer by layer where keys and values lie -> channels of a slot's keys in all of them.
+// Layer by layer where keys and values lie, of recurrent ones none -> channels of a slot's keys in all of them.
 template <class Use> int64_t each_place(const ls_model& model, const Use& use) {
     int64_t channels = 0;
     for (int i = 0; i < model.config.num_layers; i++) {
         const ls_layer& layer = model.layers[i];
-        const ls_cache::Place place{i - layer.keys_from, layer.num_kv_heads, ls::padded_head(layer.head_dim), channels};
+        const ls_cache::Place place{i - layer.keys_from, layer.delta ? 0 : layer.num_kv_heads, ls::padded_head(layer.head_dim), channels};
         use(i, place);
         if (!layer.keys_from) channels += (int64_t)place.kv_heads * place.padded_dim;
     }
@@ -28,13 +28,17 @@ template <class Use> int64_t each_place(const ls_model& model, const Use& use) {
 bool ls_cache::shape_for(const ls_model& model) {
     if (!places.resize(sizeof(Place) * model.config.num_layers)) return false;
     layers = model.config.num_layers, format = model.config.cache_format;
+    const int recurrent = model.recurrent_before(layers);
+    if (recurrent) chains = true, states.shape(model.config.delta, recurrent, format);
     Place* to = (Place*)places.data();
     channels = each_place(model, [&](int i, const Place& own) { to[i] = own.layer == i ? own : to[own.layer]; });
     return true;
 }
 
 bool ls_cache::fits(const ls_model& model) const {
-    bool same = layers == model.config.num_layers && format == model.config.cache_format;
+    const int recurrent = model.recurrent_before(model.config.num_layers);
+    bool same = layers == model.config.num_layers && format == model.config.cache_format && chains == (recurrent > 0) &&
+                (recurrent == 0 || states.serves(model.config.delta, recurrent));
     if (same) each_place(model, [&](int i, const Place& own) {
         const Place& p = place(i);
         same = same && p.layer == own.layer && p.kv_heads == own.kv_heads && p.padded_dim == own.padded_dim;

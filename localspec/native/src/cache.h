@@ -3,6 +3,7 @@
 // position beside it.
 #pragma once
 #include "model.h"
+#include "states.h"
 
 struct ls_cache {
     struct Place {  // of a layer's keys and values
@@ -16,6 +17,8 @@ struct ls_cache {
     ls::Memory places;                        // Place [layers]
     ls::Memory cells;                         // layer by layer its keys, then its values
     ls::Memory positions;                     // int32 [slots]
+    bool chains = false;                      // whether there are recurrent layers, with these states
+    ls::States states;
 
     const Place& place(int layer) const { return ((const Place*)places.data())[layer]; }
     size_t cell_bytes() const { return format == LS_FP16 ? 2 : 4; }

@@ -11,7 +11,7 @@ constexpr size_t MOST_PARTIALS = (size_t)64 << 20;  // bytes; without room for t
 class Forward {
   public:
     Forward(const ls_model& model, ls_cache& cache, Pool& pool, const ls_request& request)
-        : model_(model), c_(model.config), cache_(cache), pool_(pool), q_(request), k_(kernels()) {}
+        : model_(model), c_(model.config), cache_(cache), pool_(pool), q_(request), k_(kernels()), recurrent_(pool, model.config) {}
 
     int run() {
         if (!sequences_.fill(pool_, cache_, q_)) return fail(LS_NO_MEMORY, "There is no memory for a tree of %d rows.", q_.rows);
@@ -21,6 +21,8 @@ class Forward {
         if (!pool_.workspace.at_least(measured.used())) return fail(LS_NO_MEMORY, "There is no memory for a forward of %d rows.", q_.rows);
         Arena arena(pool_.workspace.data());
         allocate(arena);
+        if (cache_.chains && !cache_.states.begin(cache_.length, q_.rows, &reading_))
+            return fail(LS_NO_MEMORY, "There is no memory for the states of recurrent layers.");
         cache_.rows = q_.rows;
         memcpy(cache_.position() + cache_.length, sequences_.positions, sizeof(int32_t) * q_.rows);
         for (first_ = 0; first_ < q_.rows; first_ += BATCH) {
@@ -40,12 +42,13 @@ class Forward {
     void allocate(Arena& arena) {
         const size_t rows = smaller(BATCH, q_.rows), heads = (size_t)c_.num_heads;
         InputRoom inputs;
-        int most_in = c_.hidden_size, most_out = 0, most_rank = 0, qkv = 0, head_dim = 0, inner = 0;
+        int most_in = c_.hidden_size, most_out = 0, most_rank = 0, qkv = 0, head_dim = 0, inner = 0, mixed = 0;
         scratch_size_ = 0;
         for (int i = 0; i < layer_count(); i++) {
             const int number = q_.layers ? q_.layers[i] : i;
             const ls_layer& layer = model_.layers[number];
             int adapter = 0;
+            mixed = larger(mixed, layer.o_proj.in);
             const ls_matrix* matrices[] = {&layer.qkv_proj, &layer.o_proj, &layer.gate_up_proj, &layer.down_proj};
             for (const ls_matrix* m : matrices) {
                 inputs.need(*m, (int)rows);
@@ -63,7 +66,7 @@ class Forward {
         x_ = arena.take<float>(rows * c_.hidden_size);
         qkv_ = arena.take<float>(rows * qkv);
         queries_ = arena.take<float>(rows * heads * padded_head(head_dim));
-        mixed_ = arena.take<float>(rows * heads * head_dim);
+        mixed_ = arena.take<float>(rows * mixed);
         act_ = arena.take<float>(rows * inner);
         layer_inputs_ = arena.take<float>(rows * c_.num_layers * c_.layer_inputs.width);
         gated_ = arena.take<float>(rows * c_.layer_inputs.width);
@@ -84,6 +87,7 @@ class Forward {
         split_ = pool_.threads() > 1 && chunks_ > 1 && partials * sizeof(float) <= MOST_PARTIALS;
         partials_ = arena.take<float>(split_ ? partials : 0);
         scratch_ = arena.take<float>(scratch_size_ * pool_.threads());
+        if (cache_.chains) recurrent_.take(arena, cache_.states, (int)rows);
     }
 
     void batch() {
@@ -124,7 +128,8 @@ class Forward {
         const ls_layer& w = model_.layers[number];
         const ls_adapter* adapters = adapters_of(number);
         linear(w.qkv_proj, adapters, 0, 0, x_, w.input_layernorm, Epilogue::store, qkv_, w.qkv_proj.out);
-        attention(number, from);
+        if (w.delta) recurrent_.read(cache_.states, reading_, w, model_.recurrent_before(number), qkv_, first_, rows_, mixed_);
+        else attention(number, from);
         if (from == rows_) return;
         add(w.o_proj, adapters, 1, from, mixed_, w.o_norm);
         const Epilogue gate = c_.gate == LS_GELU ? Epilogue::gelu_gate : Epilogue::gate;
@@ -206,9 +211,10 @@ class Forward {
         a.cache_format = c_.cache_format, a.slots = cache_.slots, a.rms_norm_eps = c_.rms_norm_eps;
         a.rows = rows_, a.first_slot = cache_.length + first_, a.tree_slot = cache_.length;
         const size_t turned = w.local ? (size_t)rows_ * half() : 0;
-        a.query_scalar = c_.query_scalar, a.factors = query_factors_;
+        a.query_scalar = c_.query_scalar, a.factors = query_factors_, a.gated = c_.gated;
         a.own_keys = !w.keys_from, a.value_norm = c_.value_norm;
-        a.qkv_stride = w.qkv_proj.out, a.first_value = c_.num_heads + (w.keys_are_values ? 0 : w.num_kv_heads);
+        a.qkv_stride = w.qkv_proj.out, a.first_key = c_.num_heads * (1 + c_.gated);
+        a.first_value = a.first_key + (w.keys_are_values ? 0 : w.num_kv_heads);
         a.qkv = qkv_, a.q_norm = w.q_norm, a.k_norm = w.k_norm, a.cos = cos_ + turned, a.sin = sin_ + turned;
         a.queries = queries_, a.keys = cache_.keys(number), a.values = cache_.values(number);
         a.prefix = sequences_.prefix + first_, a.tail_count = sequences_.tail_count + first_, a.tails = sequences_.tails + first_;
@@ -276,6 +282,8 @@ class Forward {
     const ls_request& q_;
     const Kernels& k_;
     Sequences sequences_;
+    Delta recurrent_;
+    States::Reading reading_ = {};
     int first_ = 0, rows_ = 0;  // of the batch
     int chunks_ = 0;
     bool split_ = false;

@@ -2,6 +2,7 @@
 #pragma once
 #include "by_token.h"
 #include "cache.h"
+#include "delta.h"
 
 namespace ls {
 // Arguments have been checked. LS_NO_MEMORY leaves the cache as it was.

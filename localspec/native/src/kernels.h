@@ -2,6 +2,8 @@
 // kernels_*.cpp compile the same sources (vector.h, tile_*.h, linear_kernels.h, ...) once for each instruction set.
 #pragma once
 #include "layout.h"
+#include "numbers.h"
+#include "states.h"
 
 namespace ls {
 
@@ -73,13 +75,14 @@ struct Attending {  // one layer, some rows of a forward
     int rows, first_slot;                  // where the first row's keys and values go
     int tree_slot;                         // the first slot after the committed tokens
     float rms_norm_eps, query_scalar;
-    // qkv [rows, qkv_stride]: queries of all heads, then keys, then values, unless those are the keys before norm and
-    // rotation; queries alone where keys and values are an earlier layer's
-    int qkv_stride, first_value;           // which head of qkv is the first value
+    // qkv [rows, qkv_stride]: queries of all heads, each before its gate where they are gated, then keys, then values,
+    // unless those are the keys before norm and rotation; queries alone where keys and values are an earlier layer's
+    int qkv_stride, first_key, first_value;  // which heads of qkv are the first key and value
     bool own_keys, value_norm;
     const float *qkv, *q_norm, *k_norm;
     const float *cos, *sin;                // [rows, rotary_dim / 2]
     const float* factors;                  // [rows]: queries are multiplied by them; or NULL
+    int gated;                             // 1: a query is followed by what gates its head's output
     float* queries;                        // [rows, heads, padded head_dim]
     void *keys, *values;                   // of this layer, see cache.h
     // A row sees slots [0, prefix), then those of its tail, as one logical sequence; from `visible_from` on.
@@ -88,6 +91,20 @@ struct Attending {  // one layer, some rows of a forward
     float* mixed;                          // -> [rows, heads * head_dim]
     float* partials;                       // [chunks][rows][heads][state], where chunks are split among threads
     int chunks;
+};
+
+struct Recurring {  // one recurrent layer, some rows of a text
+    int key_heads, value_heads, key_dim, value_dim, taps, rows;
+    int stride;                // of rows of the window, and of taps
+    float rms_norm_eps;
+    const float* window;       // [taps - 1 + rows, stride]: channels before the convolution
+    const float* gates;        // [rows, 2, value_heads]: how much, and what stays
+    const float *conv, *value_norm;  // [taps, stride], [value_dim]
+    const float* before;       // states (delta_kernels.h) before the first row; NULL: zeros
+    float* after;              // and after the last one, in the same place or another
+    const float* gate;         // [rows, gate_stride]: of values
+    int gate_stride;
+    float* values;             // -> [rows, value_heads * value_dim], or NULL
 };
 
 LS_INLINE int padded_head(int head_dim) { return (head_dim + 15) / 16 * 16; }
@@ -108,6 +125,11 @@ struct Kernels {
     void (*place)(const Attending& a, int kv_head, int from_row, int to_row);  // norms, rotates, writes keys and values
     void (*attend)(const Attending& a, int kv_head, int from_row, int to_row, int chunk /* -1: all */, float* scratch);
     void (*combine)(const Attending& a, int row, float* scratch);
+    void (*to_cells)(const float* x, int count, int format, void* cells);
+    void (*from_cells)(const void* cells, int count, int format, float* x);
+    void (*gates)(const float* x, const float* dt_bias, const float* rates, int heads, float* to);
+    void (*recur)(const Recurring& r, int value_head, float* scratch);
+    size_t (*recurring_scratch)(int key_dim, int value_dim);  // floats a thread needs for that
     float (*maximum)(const float* x, int size);  // NaN where one is
     double (*exponential_sum)(const float* x, float divisor, float largest, int size);  // of e^(x / divisor - largest)
     uint64_t (*read)(const void* data, size_t bytes);

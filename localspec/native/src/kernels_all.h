@@ -27,9 +27,12 @@ namespace {
 
 #include "attention_kernels.h"
 
+#include "delta_kernels.h"
+
 #include "pack_kernels.h"
 
 const Kernels TABLE = {inverse_rms, normalise, prepare, multiply, shrink, expand, place, attend, combine,
+                       to_cells, from_cells, gates, recur, recurring_scratch,
                        maximum, exponential_sum, read, extremes, fit_steps, quantise};
 
 }  // namespace

@@ -71,12 +71,26 @@ typedef struct { /* y += scale * B (A x) */
 } ls_adapter;
 
 typedef struct {
+    int32_t key_heads, value_heads, key_dim, value_dim; /* heads of keys, which value heads share evenly; channels of a head */
+    int32_t taps;                /* rows that the convolution sums over, the row's own included */
+} ls_delta_sizes;
+
+typedef struct { /* of a layer with a recurrent state (Gated DeltaNet) in the place of attention */
+    const float* conv;           /* [channels, taps]: channels of queries, keys, values, in that order */
+    const float *dt_bias, *a_log; /* [value_heads] */
+    const float* value_norm;     /* [value_dim] */
+} ls_delta;
+
+typedef struct {
     ls_matrix qkv_proj, o_proj, gate_up_proj, down_proj;    /* gate_up_proj is packed with interleave */
     const float *input_layernorm, *post_attention_layernorm; /* [hidden_size]: before attention, and before the MLP */
     const float *q_norm, *k_norm;                            /* [head_dim], or NULL: none; without keys of its own no k_norm */
     const float *o_norm, *down_norm;                         /* [hidden_size], of what o_proj and down_proj give; or NULL */
     int32_t sliding_window;                                  /* positions, the row's own included; 0: sees everything */
     int32_t local;                                           /* 1: rotated by local_inv_freq; zeros there rotate nothing */
+    /* NULL: it attends. Else qkv_proj gives channels, how much and what stays [value_heads each], gates of values; o_proj
+       reads values. Such layers read chains, all layers of a model together. */
+    const ls_delta* delta;
     /* where layers differ; zeros and NULL where they do not */
     int32_t num_kv_heads, head_dim, intermediate_size;       /* 0: those of the model */
     int32_t keys_from;       /* it reads keys and values of the layer so many before it, and qkv_proj gives queries; 0: its own */
@@ -123,6 +137,8 @@ typedef struct {
     const float* query_factors;  /* [num_query_factors]: of queries at position / query_period, the last beyond; or NULL */
     int32_t num_query_factors, query_period;
     const ls_layer* layers;      /* [num_layers] */
+    int32_t gated;               /* 1: each query in qkv_proj is followed by what gates its head's output, by a sigmoid */
+    ls_delta_sizes delta;        /* of its recurrent layers; value_heads 0: there are none */
     int32_t local_rotary_dim;    /* rotary_dim of layers that are `local` */
     int32_t value_norm;          /* 1: values are normed, without weights */
     float logit_cap;             /* a logit becomes logit_cap * tanh(logit / logit_cap); 0: stays as it is */
@@ -133,7 +149,8 @@ typedef struct ls_model ls_model;
 LS_API ls_model* ls_model_new(const ls_model_config* config); /* copies all but the weights */
 LS_API void ls_model_free(ls_model* model);
 
-/* ---- caches: keys and values of the committed tokens [0, length), then of the last forward's rows; zeros at first */
+/* ---- caches: keys and values of the committed tokens [0, length), then of the last forward's rows, zeros at first; and the
+   states of recurrent layers */
 typedef struct ls_cache ls_cache;
 LS_API ls_cache* ls_cache_new(const ls_model* model, int slots); /* keeps what it needs of the model */
 LS_API void ls_cache_free(ls_cache* cache);
@@ -142,6 +159,7 @@ LS_API int ls_cache_slots(const ls_cache* cache);        /* room there is, in st
 LS_API int ls_cache_length(const ls_cache* cache);
 LS_API int64_t ls_cache_bytes(const ls_cache* cache);
 LS_API int ls_cache_keep(ls_cache* cache, const int32_t* path, int count); /* rows behind the committed ones, ascending */
+/* With recurrent layers the first rows alone can be kept, and a cache that is cut far back may keep less: see its length. */
 LS_API int ls_cache_truncate(ls_cache* cache, int length);
 
 /* ---- forwards */

@@ -19,4 +19,10 @@ struct ls_model {
     ls_model_config config = {};
     ls_layer* layers = nullptr;  // with all their sizes
     ls::Memory memory;  // what was copied
+
+    int recurrent_before(int layer) const {  // layers with a recurrent state
+        int count = 0;
+        for (int i = 0; i < layer; i++) count += layers[i].delta != nullptr;
+        return count;
+    }
 };

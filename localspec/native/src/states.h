@@ -1,0 +1,58 @@
+// The states of recurrent layers: now, and at some lengths before, the sparser the longer ago; and what was read lately, so
+// that a text is taken back by reading rows again from the nearest state before, in the same order and with the same bits.
+//
+//   states   0        │         │       │   │ ││        all layers at once; that of nothing is zeros, and takes no memory
+//   rows                     aaaaaaaaaaaaaaaaaaa        the last RECENT, each at its position modulo that many
+#pragma once
+#include "layout.h"
+
+namespace ls {
+
+constexpr int COLUMNS = 32;  // channels of a value that lie side by side in a state
+
+class States {
+  public:
+    static constexpr int HELD = 8;      // states that take memory; policy/prediction.py counts with it
+    static constexpr int RECENT = 256;  // rows
+    static constexpr int NOTHING = -1;  // in the place of a slot: zeros
+
+    struct Reading {  // by slots: where a forward begins, the state after the committed tokens, and that after its rows
+        int source, source_length, before, after;
+        int length;  // of the committed tokens
+    };
+
+    void shape(const ls_delta_sizes& sizes, int layers, int format);
+    bool serves(const ls_delta_sizes& sizes, int layers) const { return layers == layers_ && memcmp(&sizes, &sizes_, sizeof sizes) == 0; }
+    size_t bytes() const;
+    bool reaches(int length) const { return reachable(length) == length; }
+    int reachable(int length) const;  // the longest text, of at most `length` tokens, that can be gone back to
+    // Finds room for a forward of so many rows, and forgets what came after `length` tokens, which it reaches. False: no
+    // memory, and nothing changed.
+    bool begin(int length, int rows, Reading* reading);
+    void assume(int from, int length);  // the latest state of a text of `from` tokens is taken for that after `length`
+
+    int channels() const { return channels_; }            // of the convolution
+    int padded_channels() const { return (channels_ + 15) / 16 * 16; }
+    float* matrices(int slot, int layer) const { return (float*)(slots_[slot].data() + slot_bytes() * layer); }
+    char* tail(int slot, int layer) const { return (char*)matrices(slot, layer) + matrix_bytes(); }  // [taps - 1][padded]
+    char* cells(int layer, int position) const { return recent_.data() + row_bytes() * (RECENT * layer + position % RECENT); }
+    float* gates(int layer, int position) const { return (float*)(cells(layer, position) + cells_bytes()); }
+    size_t cells_bytes() const { return (size_t)padded_channels() * (format_ == LS_FP16 ? 2 : 4); }  // of one row
+
+  private:
+    struct State {
+        int length, slot;
+    };
+    size_t matrix_bytes() const { return (size_t)sizes_.value_heads * ceil_div(sizes_.value_dim, COLUMNS) * COLUMNS * sizes_.key_dim * 4; }
+    size_t slot_bytes() const { return rounded_up(matrix_bytes() + cells_bytes() * (sizes_.taps - 1), 64); }  // of one layer
+    size_t row_bytes() const { return rounded_up(cells_bytes() + (size_t)sizes_.value_heads * 8, 64); }
+    void thin(State* held, int* count, int length, int low) const;
+
+    ls_delta_sizes sizes_ = {};
+    int layers_ = 0, channels_ = 0, format_ = LS_FP32;
+    State held_[HELD + 2] = {{0, NOTHING}};  // by length; the first takes no memory
+    int count_ = 1, low_ = 0, high_ = 0;     // rows [low, high) are there
+    Memory slots_[HELD], recent_;
+};
+
+}  // namespace ls
