@@ -1,4 +1,4 @@
-"""The cache of the CPU engine: keys, values and states of all that a model has read, in the library's memory."""
+"""The cache of the CPU engine: keys, values and states of all that was read, in the compiled library's memory."""
 
 from collections.abc import Sequence
 from ctypes import c_int32

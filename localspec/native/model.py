@@ -160,10 +160,11 @@ class NativeModel:
         found = self.weights.get(name)
         return None if found is None else self._checked(name, found, size)
 
-    def _checked(self, name: str, found: npt.NDArray[Any], size: int) -> Floats:
+    def _checked(self, name: str, found: Any, size: int) -> Floats:
         if (found.dtype, found.shape) != (np.float32, (size,)):
             raise LocalspecError(f"{name} is {found.dtype} {list(found.shape)}, and the model reads float32 [{size}].")
-        return found
+        vector: Floats = found
+        return vector
 
     @property
     def nbytes(self) -> int:
