@@ -10,7 +10,7 @@ import torch
 from tiny_models import Tiny
 from transformers import AutoModelForCausalLM
 
-from localspec.models.architecture import TransformerConfig, weight_map
+from localspec.models.architecture import TABLES, TransformerConfig, weight_map
 from localspec.models.model_config import ModelConfig
 from localspec.models.rope import Rope
 from localspec.models.tokenizer import Tokenizer
@@ -29,11 +29,11 @@ def packed_weights(stock: Any, sizes: TransformerConfig, packing: str) -> dict[s
     ours: dict[str, Any] = {}
     for name, made_of in weight_map(sizes).items():
         whole = np.concatenate([theirs[part] for part, _ in made_of])
-        if name == "embed_tokens":
+        if name in TABLES:
             ours[name] = whole
-        if whole.ndim == 2 and name != "embed_tokens":
+        elif whole.ndim == 2:
             ours[name] = PackedMatrix.pack(whole, packing, GROUPS[packing], interleave="gate_up_proj" in name)
-        elif whole.ndim == 1 or name.endswith(".conv"):
+        else:
             ours[name] = np.ascontiguousarray(whole)
     if sizes.tied:
         ours["lm_head.weight"] = PackedMatrix.pack(ours["embed_tokens"], packing, GROUPS[packing])

@@ -346,9 +346,7 @@ FAMILIES = [
     "gemma4-one-key-head-shared-double-wide-layer-inputs",
 ]
 LATER = FAMILIES[6:]  # for tests that name some families and not all
-# Those that the CPU engine computes too, and those whose layers need all others.
-NATIVE = [name for name in CONFIGS if not name.startswith("gemma4-")]
-NATIVE_FAMILIES = [name for name in FAMILIES if name in NATIVE]
+# Those whose layers read inputs of a token, and so need all others.
 WITH_LAYER_INPUTS = [name for name in CONFIGS if name.endswith("layer-inputs")]
 DRAFTING = [name for name in CONFIGS if name not in WITH_LAYER_INPUTS]  # with their own layers
 SHARDED = "llama-many-heads-biases-llama3"

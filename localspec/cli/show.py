@@ -23,7 +23,7 @@ from localspec.text import one_line
 app = typer.Typer()
 
 Facts = dict[str, str | int | list[str] | None]
-_ONLY_KNOWN = ("draft", "draft_origin", "passed_over", "engine")  # lines that most models lack
+_ONLY_KNOWN = ("draft", "draft_origin", "passed_over")  # lines that most models lack
 
 
 @app.command()
@@ -52,7 +52,6 @@ def _installed_facts(card: TargetCard) -> Facts:
     """What the files of a model that is here say."""
     checkpoint = inspect(card.path)
     shape = Shape.of(checkpoint.config)
-    recurrent = shape is not None and shape.recurrent
     own, passed_over = own_draft(card)
     draft = own.card.name if own is not None and own.card.here else None
     return {
@@ -66,21 +65,19 @@ def _installed_facts(card: TargetCard) -> Facts:
         "context": shape.context if shape else checkpoint.context,
         "license": card.license,
         "drafters": [
-            *(kind for kind in kinds("nothing", "probe") if not recurrent or kind_of(kind).on_chains),
+            *(kind for kind in kinds("nothing", "probe") if shape is None or _drafts_for(kind, shape)),
             *(drafter.kind for drafter in trained_drafters(card)),
             *(f"{kind}:{draft}" for kind in kinds("draft model") if draft is not None),
         ],
         "draft": draft,
         "draft_origin": own.origin if own is not None and draft is not None else None,
         "passed_over": passed_over or None,
-        "engine": _engine(shape) if shape and shape.not_native else None,
         "revision": revision(card.path),
     }
 
 
-def _engine(shape: Shape) -> str:
-    """What computes a model that the CPU engine does not have."""
-    return f"torch, on a CPU with dense weights: the CPU engine does not have its {shape.not_native} yet"
+def _drafts_for(kind: str, shape: Shape) -> bool:
+    return (kind_of(kind).on_chains or not shape.recurrent) and (shape.layers_alone or kind not in kinds("probe"))
 
 
 def _announced_facts(card: TargetCard) -> Facts:

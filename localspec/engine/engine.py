@@ -164,9 +164,7 @@ class Engine:
             why = only_packed(card.path) if is_packed(card.path) and devices() != ["cpu"] else torch_trouble()
             if why:
                 notice(f"This runs on the CPU. {why}")
-        if engine.choice.device == "cpu" and (lacking := model.shape.not_native):
-            notice(f"PyTorch computes this model, whose {lacking} the CPU engine does not have yet.")
-        elif (engine.choice.device, engine.choice.engine) == ("cpu", "torch"):
+        if (engine.choice.device, engine.choice.engine) == ("cpu", "torch"):
             notice(f"PyTorch computes with dense weights, slowly: {compiled.missing()}; install localspec again.")
         if not engine.target.chat.keeps_prompts:
             notice("the model's chat template leaves out what is asked, so no answer can be about it.")

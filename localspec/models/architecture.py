@@ -12,6 +12,8 @@ from localspec.models.delta_net import DeltaNet
 from localspec.models.family_config import LayerSizes
 from localspec.models.model_config import ModelConfig
 
+TABLES = ("embed_tokens", "embed_tokens_per_layer")  # parameters of which a token reads its row
+
 
 @dataclass(frozen=True)
 class TransformerConfig:

@@ -140,7 +140,7 @@ def _parallelspec_size(one: DrafterSize) -> int:
         return one.weights + one.cache_bytes
     rank = one.options.get("correction", 0)  # which is what a file says: loading it is what refuses another value
     grown = (one.shape.vocab_size - one.shape.hidden_size) * (rank if isinstance(rank, int) else 0)
-    return one.weights + round(grown * one.matrix_bytes) + one.cache_bytes // one.shape.num_layers
+    return one.weights + round(grown * one.matrix_bytes) + one.shape.cached_in_last(one.cache_bytes)
 
 
 @lru_cache
@@ -188,7 +188,7 @@ def _eagle3_seconds(cost: DraftCost, nodes: int) -> float:
 
 def _kept_by_a_layer(one: DrafterSize) -> int:
     """With keys and values of one layer, and a state a token, which is half as much as they at most."""
-    return one.weights + 2 * one.cache_bytes // one.shape.num_layers
+    return one.weights + one.shape.cached_in_last(2 * one.cache_bytes)
 
 
 def _mtp_parameters(shape: Shape) -> int:
@@ -211,7 +211,7 @@ def _dflash_seconds(cost: DraftCost, nodes: int) -> float:
 def _dflash_size(one: DrafterSize) -> int:
     """With keys and values of each of its layers, and a feature a token."""
     layers = max(round(one.parameters / one.shape.layer), 1) + 1
-    return one.weights + layers * one.cache_bytes // one.shape.num_layers
+    return one.weights + one.shape.cached_in_last(layers * one.cache_bytes)
 
 
 def _draft_model_seconds(cost: DraftCost, nodes: int) -> float:

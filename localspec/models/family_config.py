@@ -24,6 +24,11 @@ class LayerSizes:
     keys_of: int | None = None
     keys_are_values: bool = False
 
+    @property
+    def projected(self) -> int:
+        """Heads of keys and values that its projection makes beside the queries."""
+        return 0 if self.keys_of is not None else self.num_kv_heads * (1 if self.keys_are_values else 2)
+
 
 def check(values: Mapping[str, Any], name: str, possible: Callable[[Any], bool], where: str = "") -> None:
     """Raises ValueError, with a clause, where the value of a key is not possible."""

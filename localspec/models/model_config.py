@@ -110,8 +110,6 @@ _NOT_READ: Mapping[str, tuple[str, ...]] = {
     "gemma4_text": ("hidden_act", "mlp_bias", "use_sliding_window", "max_window_layers", "rope_theta", "rope_scaling"),
     "qwen3_5_text": ("mlp_bias", "sliding_window", "use_sliding_window", "max_window_layers"),
 }
-# Families that torch alone computes, wherever it is: the CPU engine does not have them yet.
-TORCH_ONLY = frozenset({"gemma4_text"})
 _SIZES = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
     "max_position_embeddings",

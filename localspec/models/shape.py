@@ -1,13 +1,14 @@
 """How large the parts of a model are, from its config.json or from models.toml; parameters are counted, not read."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from localspec.checkpoint import inspect, text_config
 from localspec.models.delta_net import DeltaNet, of_qwen35
-from localspec.models.model_config import TORCH_ONLY, with_defaults
+from localspec.models.family_config import LayerSizes, of_gemma4
+from localspec.models.model_config import with_defaults
 
 # Our names, and those of config.json; what it may leave out has a rule below.
 _NAMES = {
@@ -25,10 +26,7 @@ _NAMES = {
 
 @dataclass(frozen=True)
 class Shape:
-    """A decoder-only transformer of the kind that is served here: widths in channels, context in tokens.
-
-    One of a family that is `torch_only` is not computed by the CPU engine, on a CPU neither.
-    """
+    """A decoder-only transformer of the kind that is served here: widths in channels, context in tokens."""
 
     num_layers: int
     hidden_size: int
@@ -39,9 +37,10 @@ class Shape:
     vocab_size: int
     context: int
     tied: bool = False
-    torch_only: bool = False
     gated: bool = False  # attention projects as many gates as queries
     delta: DeltaNet | None = None  # layers that have a recurrent state in the place of attention
+    layer_sizes: tuple[LayerSizes, ...] = ()  # where layers differ; () where all are as wide as is said above
+    layer_inputs: tuple[int, int] = (0, 0)  # (channels, tokens of the table) of what each layer reads of a token
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> "Shape | None":
@@ -54,9 +53,8 @@ class Shape:
         if found["head_dim"] is None and whole(found["hidden_size"]) and whole(found["num_heads"]):
             found["head_dim"] = found["hidden_size"] // found["num_heads"]
         if all(whole(value) for name, value in found.items() if name != "tied"):
-            family = text_config(config).get("model_type")
             gated = said.get("model_type") == "qwen3_5_text"
-            return cls(**found, torch_only=family in TORCH_ONLY, gated=gated, delta=_delta(said))
+            return cls(**{**found, **_gemma4(said)}, gated=gated, delta=_delta(said))
         return None
 
     @property
@@ -65,9 +63,9 @@ class Shape:
         return self.delta is not None
 
     @property
-    def not_native(self) -> str:
-        """What of it the CPU engine does not have yet, so that torch computes it there; "" where it has all."""
-        return "family" if self.torch_only else ""
+    def layers_alone(self) -> bool:
+        """Whether some of its layers can draft without the others, as `TransformerConfig.need_layers_alone` asks."""
+        return not self.layer_inputs[0] and all(one.keys_of is None for one in self.layer_sizes)
 
     @property
     def config(self) -> dict[str, Any]:
@@ -75,29 +73,69 @@ class Shape:
         return {theirs: getattr(self, name) for name, theirs in _NAMES.items()}
 
     @property
-    def layer(self) -> int:
-        """Weights of the matrices of one layer that attends."""
-        heads = (3 if self.gated else 2) * self.num_heads + 2 * self.num_kv_heads
-        return self.hidden_size * (self.head_dim * heads + 3 * self.intermediate_size)
+    def widest(self) -> LayerSizes:
+        """The most that a layer has of each; of key heads together as many channels as any has."""
+        every = self.layer_sizes or (LayerSizes(self.num_kv_heads, self.head_dim, self.intermediate_size),)
+        head_dim = max(one.head_dim for one in every)
+        keys = max(one.num_kv_heads * one.head_dim for one in every)
+        return LayerSizes(-(-keys // head_dim), head_dim, max(one.intermediate_size for one in every))
 
-    def layer_at(self, index: int) -> int:
-        """Weights of the matrices of this layer."""
+    def _sum(self, of: Callable[[LayerSizes], int]) -> int:
+        """A number of each layer, of all layers together."""
+        if self.layer_sizes:
+            return sum(map(of, self.layer_sizes))
+        return self.num_layers * of(LayerSizes(self.num_kv_heads, self.head_dim, self.intermediate_size))
+
+    def _weights(self, one: LayerSizes) -> int:
+        """Of the matrices of a layer that attends."""
+        heads = (3 if self.gated else 2) * self.num_heads + one.projected
+        attention = self.hidden_size * one.head_dim * heads
+        return attention + self.hidden_size * (3 * one.intermediate_size + 2 * self.layer_inputs[0])
+
+    def _weights_at(self, index: int) -> int:
+        """Of the matrices of this layer."""
         if self.delta is None or not self.delta.layers[index]:
-            return self.layer
+            return self._weights(self.layer_sizes[index] if self.layer_sizes else self.widest)
         projected = self.delta.read + 2 * self.delta.values  # with what reads the values
         return self.hidden_size * (projected + 3 * self.intermediate_size)
 
     @property
     def layers(self) -> int:
-        """Weights of the matrices of all layers."""
-        return sum(map(self.layer_at, range(self.num_layers))) if self.delta else self.num_layers * self.layer
+        """Weights of the matrices of all layers, and of the one that projects what they read of a token."""
+        if self.delta:
+            return sum(map(self._weights_at, range(self.num_layers)))
+        return self._sum(self._weights) + self.num_layers * self.layer_inputs[0] * self.hidden_size
+
+    @property
+    def layer(self) -> int:
+        """Weights of one layer's matrices, on average; of recurrent models those of a layer that attends."""
+        return self._weights(self.widest) if self.delta else self.layers // self.num_layers
+
+    @property
+    def sensitive(self) -> int:
+        """Weights in layers that have eight bits where the others have four: `native/pack.py` says which."""
+        others = (3 * self.num_layers - 2) * self.layer_inputs[0] * self.hidden_size
+        return self._weights_at(0) + others
 
     @property
     def rows(self) -> int:
-        """Output channels of one layer's matrices together: what has a scale of its own in int8."""
-        return (
-            self.head_dim * (self.num_heads + 2 * self.num_kv_heads) + 2 * self.hidden_size + 2 * self.intermediate_size
+        """Output channels of all layers' matrices together: what has a scale of its own in int8."""
+        width, hidden = self.layer_inputs[0], self.hidden_size
+        inputs = self.num_layers * (2 * width + hidden) if width else 0
+        return inputs + self._sum(
+            lambda one: one.head_dim * (self.num_heads + one.projected) + 2 * hidden + 2 * one.intermediate_size
         )
+
+    @property
+    def attending(self) -> float:
+        """Channels of a layer's heads, on average."""
+        return self.num_heads * self._sum(lambda one: one.head_dim) / self.num_layers
+
+    @property
+    def table(self) -> int:
+        """Weights of the table of what layers read of a token."""
+        width, tokens = self.layer_inputs
+        return self.num_layers * width * tokens
 
     @property
     def embedding(self) -> int:
@@ -113,12 +151,22 @@ class Shape:
     def parameters(self) -> int:
         """All of them, but for biases, norms inside of attention and those of outputs, which no family has many of."""
         norms = (2 * self.num_layers + 1) * self.hidden_size
-        return self.layers + self.embedding * (1 if self.tied else 2) + norms
+        return self.layers + self.embedding * (1 if self.tied else 2) + self.table + norms
 
     def cached(self, tokens: int, item: int) -> int:
         """Bytes of keys and values of so many tokens, in numbers of `item` bytes."""
-        attending = self.num_layers - (sum(self.delta.layers) if self.delta else 0)
-        return 2 * attending * self.num_kv_heads * self.head_dim * tokens * item
+        return 2 * self._kept * tokens * item
+
+    @property
+    def _kept(self) -> int:
+        """Channels of a token's keys in all layers that have their own."""
+        recurrent = sum(self.delta.layers) if self.delta else 0
+        every = self._sum(lambda one: one.num_kv_heads * one.head_dim if one.keys_of is None else 0)
+        return every - recurrent * self.num_kv_heads * self.head_dim
+
+    def cached_in_last(self, cached: int) -> int:
+        """Bytes that a layer like the last one, with keys and values of its own, takes beside a cache of so many."""
+        return cached * self.num_kv_heads * self.head_dim // max(self._kept, 1)
 
 
 def recurrent(path: Path) -> bool:
@@ -146,6 +194,24 @@ def _delta(said: Mapping[str, Any]) -> DeltaNet | None:
     except (ValueError, TypeError):
         return None
     return sizes if sizes and len(sizes.layers) == said.get("num_hidden_layers") else None
+
+
+def _gemma4(said: Mapping[str, Any]) -> dict[str, Any]:
+    """In what layers of Gemma 4 differ; what is wrong with it is said where the model is read."""
+    if said.get("model_type") != "gemma4_text":
+        return {}
+    try:
+        found = of_gemma4(said)
+    except (ValueError, TypeError, AttributeError):
+        return {}
+    if len(found["layer_sizes"]) != said["num_hidden_layers"]:
+        return {}
+    return {
+        "num_kv_heads": found["num_key_value_heads"],
+        "head_dim": found["head_dim"],
+        "layer_sizes": found["layer_sizes"],
+        "layer_inputs": found["per_layer_inputs"],
+    }
 
 
 def whole(value: object) -> bool:

@@ -28,8 +28,11 @@ _NONE, _SILU = 0, 1  # activations, as localspec.h numbers them
 class NativeLinear:
     """y = x Wᵀ + b with a packed weight."""
 
-    def __init__(self, matrix: PackedMatrix, bias: Floats | None, threads: Threads, silu: bool = False) -> None:
-        self._matrix, self._bias, self._threads = matrix, bias, threads
+    def __init__(
+        self, matrix: PackedMatrix, bias: Floats | None, threads: Threads, silu: bool = False, cap: float = 0.0
+    ) -> None:
+        """With a `cap` y is bent to stay below it, by tanh."""
+        self._matrix, self._bias, self._threads, self._cap = matrix, bias, threads, np.float32(cap)
         self._activation = _SILU if silu else _NONE
         self._struct = matrix.struct(bias)
 
@@ -44,7 +47,7 @@ class NativeLinear:
         assert x.ndim == 2 and x.shape[1] == self._matrix.inputs, x.shape  # the library reads so many
         y = np.empty((len(x), self._matrix.out), np.float32)
         check(library().ls_linear(self._threads.handle, self._struct, len(x), address(x), address(y), self._activation))
-        return y
+        return np.tanh(y / self._cap) * self._cap if self._cap else y
 
 
 @dataclass(frozen=True)
@@ -120,7 +123,8 @@ class NativeRowModel:
             there = panels == panel
             rows[there] = head.panel(panel).unpack()[np.array(ids)[there] % PANEL]
         rows *= np.float32(self.sizes.logit_scale)
-        return NativeLinear(PackedMatrix.pack(rows, head.format, head.group), None, self._model.threads)
+        packed = PackedMatrix.pack(rows, head.format, head.group)
+        return NativeLinear(packed, None, self._model.threads, cap=self.sizes.logit_cap)
 
 
 class NativeCompute:

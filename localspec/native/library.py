@@ -67,7 +67,18 @@ class Layer(ctypes.Structure):
         ("qkv_proj", Matrix), ("o_proj", Matrix), ("gate_up_proj", Matrix), ("down_proj", Matrix),
         ("input_layernorm", c_void_p), ("post_attention_layernorm", c_void_p), ("q_norm", c_void_p),
         ("k_norm", c_void_p), ("o_norm", c_void_p), ("down_norm", c_void_p), ("sliding_window", c_int32),
-        ("local", c_int32), ("delta", c_void_p),
+        ("local", c_int32), ("delta", c_void_p), ("num_kv_heads", c_int32), ("head_dim", c_int32),
+        ("intermediate_size", c_int32), ("keys_from", c_int32), ("keys_are_values", c_int32), ("scalar", c_void_p),
+        ("input_gate", Matrix), ("input_projection", Matrix), ("input_norm", c_void_p),
+    )  # fmt: skip
+
+
+class LayerInputs(ctypes.Structure):
+    """ls_layer_inputs: what layers read of a token beside their states."""
+
+    _fields_ = (
+        ("width", c_int32), ("tokens", c_int32), ("format", c_int32), ("table_scale", c_float),
+        ("projection_scale", c_float), ("table", c_void_p), ("projection", Matrix), ("norm", c_void_p),
     )  # fmt: skip
 
 
@@ -83,7 +94,8 @@ class ModelConfig(ctypes.Structure):
         ("logit_scale", c_float), ("gate", c_int32), ("embed_tokens", c_void_p),
         ("lm_head", Matrix), ("norm", c_void_p), ("inv_freq", c_void_p), ("local_inv_freq", c_void_p),
         ("query_factors", c_void_p), ("num_query_factors", c_int32), ("query_period", c_int32), ("layers", c_void_p),
-        ("gated", c_int32), ("delta", DeltaSizes),
+        ("gated", c_int32), ("delta", DeltaSizes), ("local_rotary_dim", c_int32), ("value_norm", c_int32),
+        ("logit_cap", c_float), ("layer_inputs", LayerInputs),
     )  # fmt: skip
 
 

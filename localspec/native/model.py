@@ -19,6 +19,7 @@ from localspec.native.library import (
     Delta,
     DeltaSizes,
     Layer,
+    LayerInputs,
     Matrix,
     ModelConfig,
     Request,
@@ -76,41 +77,53 @@ class NativeModel:
         inv_freq, local = np.ascontiguousarray(rope.inv_freq, np.float32), rope.local
         local_inv_freq = None if local is None else np.ascontiguousarray(local.inv_freq, np.float32)
         factors = None if rope.query_factors is None else np.ascontiguousarray(rope.query_factors, np.float32)
-        embed, head = weights.get("embed_tokens"), weights.get("lm_head.weight")
+        embed, head = self._table("embed_tokens", sizes.vocab_size, sizes.hidden_size), weights.get("lm_head.weight")
         norm = self._vector("norm", sizes.hidden_size)
-        if embed is not None and embed.shape != (sizes.vocab_size, sizes.hidden_size):
-            raise LocalspecError(
-                f"embed_tokens is {list(embed.shape)}, and the model reads [{sizes.vocab_size}, {sizes.hidden_size}]."
-            )
-        embed_format = EMBED_NONE if embed is None else FORMATS["bf16" if embed.dtype == np.uint16 else "fp32"]
+        embed_format = EMBED_NONE if embed is None else _format(embed)
+        embed_scale = sizes.embed_scale if embed is None else _as_fine(sizes.embed_scale, embed)
         config = ModelConfig(
             sizes.num_layers, sizes.hidden_size, sizes.intermediate_size, sizes.num_heads, sizes.num_kv_heads,
             sizes.head_dim, rope.rotary_dim, sizes.vocab_size, FORMATS[cache_format], embed_format, sizes.rms_norm_eps,
             rope.attention_scaling, 1.0 if local is None else local.attention_scaling,
-            sizes.query_scalar or sizes.head_dim, _embed_scale(sizes, embed), sizes.norm_offset,
+            sizes.query_scalar or sizes.head_dim, embed_scale, sizes.norm_offset,
             sizes.residual_scale, sizes.logit_scale, ACTIVATIONS[sizes.activation], address(embed),
             head.struct() if head else Matrix(), address(norm), address(inv_freq), address(local_inv_freq),
             address(factors), 0 if factors is None else len(factors), rope.query_period, ctypes.addressof(layers),
-            sizes.gated, delta_sizes(sizes),
+            sizes.gated, delta_sizes(sizes), 0 if local is None else local.rotary_dim, sizes.value_norm,
+            sizes.logit_cap, self._layer_inputs(),
         )  # fmt: skip
         self._library = library()
         self.handle = made(self._library.ls_model_new(config))
         free_with(self, "ls_model_free", self.handle)
 
     def _layer(self, index: int) -> Layer:
-        prefix, sizes, linears = f"layers.{index}.", self.sizes, []
-        recurrent = sizes.is_recurrent(index)
-        for name in ("delta.in_proj", "delta.out_proj", *LINEARS[2:]) if recurrent else LINEARS:
-            matrix = self.weights[f"{prefix}{name}.weight"]
-            linears.append(matrix.struct(self._vector(f"{prefix}{name}.bias", matrix.out)))
-        norms = {"input_layernorm": sizes.hidden_size, "post_attention_layernorm": sizes.hidden_size}
-        norms |= {"q_norm": sizes.head_dim, "k_norm": sizes.head_dim}
-        norms |= {"o_norm": sizes.hidden_size, "down_norm": sizes.hidden_size}
-        vectors = [address(self._vector(prefix + name, size)) for name, size in norms.items()]
-        window = sizes.sliding_windows[index] or _NO_WINDOW
-        local = self.rope.local is not None and sizes.is_local(index)
-        delta = self._delta(prefix) if recurrent else None
-        return Layer(*linears, *vectors, window if window < _MOST_POSITIONS else _NO_WINDOW, local, delta)
+        prefix, sizes, own = f"layers.{index}.", self.sizes, self.sizes.sizes_of(index)
+
+        def linear(name: str) -> Matrix:
+            matrix: PackedMatrix = self.weights[f"{prefix}{name}.weight"]
+            return matrix.struct(self._vector(f"{prefix}{name}.bias", matrix.out))
+
+        def vector(name: str, size: int = sizes.hidden_size) -> int | None:
+            return address(self._vector(prefix + name, size))
+
+        window, recurrent = sizes.sliding_windows[index] or _NO_WINDOW, sizes.is_recurrent(index)
+        layer = Layer(
+            *map(linear, ("delta.in_proj", "delta.out_proj", *LINEARS[2:]) if recurrent else LINEARS),
+            vector("input_layernorm"), vector("post_attention_layernorm"),
+            vector("q_norm", own.head_dim), vector("k_norm", own.head_dim), vector("o_norm"), vector("down_norm"),
+            window if window < _MOST_POSITIONS else _NO_WINDOW, self.rope.local is not None and sizes.is_local(index),
+            self._delta(prefix) if recurrent else None,
+        )  # fmt: skip
+        if sizes.layer_sizes:
+            layer.num_kv_heads, layer.head_dim = own.num_kv_heads, own.head_dim
+            layer.intermediate_size = own.intermediate_size
+            layer.keys_from = 0 if own.keys_of is None else index - own.keys_of
+            layer.keys_are_values = own.keys_are_values
+        layer.scalar = vector("layer_scalar", 1)
+        if sizes.per_layer_inputs[0]:
+            layer.input_gate, layer.input_projection = linear("per_layer_input_gate"), linear("per_layer_projection")
+            layer.input_norm = vector("per_layer_norm")
+        return layer
 
     def _delta(self, prefix: str) -> int:
         """Where what a recurrent layer has beside its projections is told of."""
@@ -122,6 +135,25 @@ class NativeModel:
         vectors.insert(0, self._checked(prefix + "delta.conv", conv, sizes.channels * sizes.taps))
         self._parts.append(Delta(*map(address, vectors)))
         return ctypes.addressof(self._parts[-1])
+
+    def _layer_inputs(self) -> LayerInputs:
+        sizes, (width, tokens) = self.sizes, self.sizes.per_layer_inputs
+        if not width:
+            return LayerInputs()
+        table = self._table("embed_tokens_per_layer", tokens, sizes.num_layers * width)
+        assert table is not None
+        return LayerInputs(
+            width, tokens, _format(table), _as_fine(width**0.5, table), sizes.hidden_size**-0.5, address(table),
+            self.weights["per_layer_model_projection.weight"].struct(),
+            address(self._vector("per_layer_projection_norm", width)),
+        )  # fmt: skip
+
+    def _table(self, name: str, rows: int, columns: int) -> npt.NDArray[Any] | None:
+        """What is read by tokens, or None where there is none. Raises LocalspecError for another shape."""
+        found: npt.NDArray[Any] | None = self.weights.get(name)
+        if found is not None and found.shape != (rows, columns):
+            raise LocalspecError(f"{name} is {list(found.shape)}, and the model reads [{rows}, {columns}].")
+        return found
 
     def _vector(self, name: str, size: int) -> Floats | None:
         """A vector, or None where there is none. Raises LocalspecError for one that the library would read past."""
@@ -230,10 +262,14 @@ def delta_sizes(sizes: TransformerConfig) -> DeltaSizes:
     return DeltaSizes(one.key_heads, one.value_heads, one.key_dim, one.value_dim, one.taps)
 
 
-def _embed_scale(sizes: TransformerConfig, embed: npt.NDArray[Any] | None) -> float:
-    """What embeddings are multiplied by, with no more digits than they have."""
-    if embed is None or embed.dtype != np.uint16:
-        return sizes.embed_scale
-    bits = int(np.array(sizes.embed_scale, np.float32).view(np.uint32))
+def _format(table: npt.NDArray[Any]) -> int:
+    return FORMATS["bf16" if table.dtype == np.uint16 else "fp32"]
+
+
+def _as_fine(scale: float, table: npt.NDArray[Any]) -> float:
+    """What the rows of a table are multiplied by, with no more digits than they have."""
+    if table.dtype != np.uint16:
+        return scale
+    bits = int(np.array(scale, np.float32).view(np.uint32))
     rounded = bits + 0x7FFF + (bits >> 16 & 1) & 0xFFFF0000  # to bf16, ties to even
     return float(np.array(rounded, np.uint32).view(np.float32))

@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 from localspec.checkpoint import Checkpoint, inspect
 from localspec.errors import LocalspecError
-from localspec.models.architecture import TransformerConfig, in_features, weight_map
-from localspec.models.model_config import TORCH_ONLY, ModelConfig, read_config
+from localspec.models.architecture import TABLES, TransformerConfig, in_features, weight_map
+from localspec.models.model_config import ModelConfig, read_config
 from localspec.models.rope import Rope
 from localspec.models.stored_weights import StoredTensor, stored_sizes, stored_tensors
 from localspec.models.tokenizer import TOKENIZER_FILES
@@ -40,7 +40,10 @@ class Recipe:
 
     @classmethod
     def of(cls, packing: str, narrow: frozenset[str] = frozenset()) -> "Recipe":
-        """The recipe of a packing: int8, int4, bf16 or fp32. In four bits the first layer and the head lose most."""
+        """The recipe of a packing: int8, int4, bf16 or fp32. In four bits the first layer and the head lose most.
+
+        What layers read beside their states passes matrices so small that four bits would save next to nothing.
+        """
         sensitive = ("lm_head.weight", *(f"layers.0.{name}.weight" for name in (*LINEARS, *RECURRENT)))
         return cls(packing, dict.fromkeys(sensitive, "int8") if packing == "int4" else {}, narrow)
 
@@ -50,9 +53,9 @@ class Recipe:
             return Tensor("rows", "fp32", 1, out)
         if name.endswith(".conv"):
             return Tensor("rows", "fp32", out, inputs)
-        if name == "embed_tokens":
+        if name in TABLES:
             return Tensor("rows", "fp32" if self.format == "fp32" else "bf16", out, inputs)
-        chosen = self.others.get(name, self.format)
+        chosen = self.others.get(name, "int8" if self.format == "int4" and ".per_layer_" in f".{name}" else self.format)
         groups = {"int8": 32 if inputs % 64 or name in self.narrow else 64, "int4": 32}
         return Tensor("panels", chosen, out, inputs, groups.get(chosen, 0))
 
@@ -75,11 +78,6 @@ class Source:
         """
         checkpoint = inspect(path)
         config = read_config(checkpoint)
-        if config.model_type in TORCH_ONLY:
-            raise LocalspecError(
-                f"{path} is of the family {config.model_type}, which PyTorch alone computes, and not the CPU engine: "
-                "it has no packed form; leave --quantize out, or give none."
-            )
         sizes = stored_sizes(checkpoint, config)
         Rope.of(config, config.contexts[0])
         stored = stored_tensors(checkpoint, sizes)

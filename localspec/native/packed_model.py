@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from localspec.errors import LocalspecError, first_line
-from localspec.models.architecture import TransformerConfig, in_features, weight_map
+from localspec.models.architecture import TABLES, TransformerConfig, in_features, weight_map
 from localspec.models.model_config import ModelConfig
 from localspec.native.matrix import PackedMatrix
 from localspec.outside_files import parse_json
@@ -172,7 +172,7 @@ class PackedModel:
         if tensor.layout == "panels":
             return PackedMatrix(content, tensor.out, tensor.inputs, tensor.format, tensor.group)
         numbers = content.view(np.uint16 if tensor.format == "bf16" else np.float32)
-        return numbers if tensor.out == 1 and name != "embed_tokens" else numbers.reshape(tensor.out, tensor.inputs)
+        return numbers if tensor.out == 1 and name not in TABLES else numbers.reshape(tensor.out, tensor.inputs)
 
     @property
     def nbytes(self) -> int:
@@ -201,6 +201,6 @@ def _fits(tensor: Tensor | None, name: str, out: int, inputs: int | None) -> boo
     if inputs is None:
         return tensor == Tensor("rows", "fp32", 1, out)
     form: tuple[str, tuple[str, ...]] = "panels", ("fp32", "bf16", "int8", "int4")
-    if name.endswith(".conv") or name == "embed_tokens":
+    if name.endswith(".conv") or name in TABLES:
         form = "rows", ("fp32",) if name.endswith(".conv") else ("fp32", "bf16")
     return (tensor.out, tensor.inputs, tensor.layout) == (out, inputs, form[0]) and tensor.format in form[1]

@@ -11,6 +11,7 @@ from localspec.decoding.numpy_logits import NumpyHidden
 from localspec.decoding.tree import DraftTree
 from localspec.events import Reporter
 from localspec.machine.hardware import physical_cores
+from localspec.models.architecture import TABLES
 from localspec.models.chat_tokenizer import ChatTokenizer
 from localspec.models.generation_config import generation_config
 from localspec.models.messages import Message
@@ -121,9 +122,9 @@ class NativeTarget:
 
     @property
     def read_bytes(self) -> int:
-        """Bytes of weights that one decode step reads: all but the embedding, of which it reads a few rows."""
-        embedding = self.model.weights.get("embed_tokens")
-        return self.nbytes - (0 if embedding is None else int(embedding.nbytes))
+        """Bytes of weights that one decode step reads: all but tables, of which it reads a few rows."""
+        weights = self.model.weights
+        return self.nbytes - sum(int(weights[name].nbytes) for name in TABLES if name in weights)
 
     @property
     def threads(self) -> Threads:

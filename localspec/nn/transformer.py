@@ -290,11 +290,11 @@ class Transformer(nn.Module):
         """What each layer reads of tokens beside their states, [batch, n, layers, channels] (Gemma 4)."""
         assert not tokens.is_floating_point(), "an embedding does not tell what its layers read"
         width, layers = self.config.per_layer_inputs[0], self.config.num_layers
-        of_tokens = F.embedding(tokens, self.embed_tokens_per_layer)
-        of_tokens = of_tokens * float(torch.tensor(width**0.5, dtype=of_tokens.dtype))
+        table = self.embed_tokens_per_layer
+        of_tokens = F.embedding(tokens, table).to(x.dtype) * float(torch.tensor(width**0.5, dtype=table.dtype))
         of_states = self.per_layer_model_projection(x) * self.config.hidden_size**-0.5
         of_states = _norm(of_states.view(*tokens.shape, layers, width), self.per_layer_projection_norm, self.config)
-        both: torch.Tensor = (of_states + of_tokens.view(of_states.shape).to(of_states.dtype)) * 2.0**-0.5
+        both: torch.Tensor = (of_states + of_tokens.view(of_states.shape)) * 2.0**-0.5
         return both
 
     def for_head(self, states: torch.Tensor) -> torch.Tensor:

@@ -48,19 +48,19 @@ def weights(shape: Shape, dtype: str, quantize: str, backend: str, parameters: i
     known = shape.parameters - (2 * shape.num_layers + 1) * shape.hidden_size
     small = max(0, parameters - known)  # norms and biases
     if backend == "native" or (backend == "cpu" and quantize != "none"):  # the head is packed, beside the embedding
-        layers, head, first = shape.layers, shape.embedding, shape.layer_at(0)
+        layers, head = shape.layers, shape.embedding
         if quantize == "none":
-            return (layers + 2 * head) * item + small * 4
-        in_int8 = head + (first if quantize == "int4" else layers)  # in four bits the first layer loses most
-        rest = packed(layers - first, 0, quantize, backend) if quantize == "int4" else 0
-        return packed(in_int8, 0, "int8", backend) + rest + head * 2 + small * 4
+            return (layers + 2 * head + shape.table) * item + small * 4
+        in_int8 = shape.sensitive if quantize == "int4" else layers
+        rest = packed(layers - in_int8, 0, quantize, backend)
+        return packed(head + in_int8, 0, "int8", backend) + rest + (head + shape.table) * 2 + small * 4
     if quantize == "none":
         return parameters * item
     if backend == "cuda":  # the head stays as it is
-        matrices, rows, heads = shape.layers, shape.num_layers * shape.rows, 1 if shape.tied else 2
+        matrices, rows, heads = shape.layers, shape.rows, 1 if shape.tied else 2
     else:
-        matrices, rows, heads = shape.matrices, shape.num_layers * shape.rows + shape.vocab_size, 1
-    return packed(matrices, rows, quantize, backend) + (heads * shape.embedding + small) * item
+        matrices, rows, heads = shape.matrices, shape.rows + shape.vocab_size, 1
+    return packed(matrices, rows, quantize, backend) + (heads * shape.embedding + shape.table + small) * item
 
 
 def cache(shape: Shape, tokens: int, dtype: str) -> int:
@@ -89,11 +89,11 @@ def drafter_numbers(dtype: str, quantize: str, backend: str) -> tuple[float, int
 
 
 def unread(shape: Shape, quantize: str, backend: str, tokens: int) -> int:
-    """Bytes of weights that need not be in memory: of a mapped file those of an embedding that no token asks for."""
+    """Bytes of weights that need not be in memory: of a mapped file those of tables that no token asks for."""
     if backend != "native" or quantize == "none":
         return 0
-    row = -(-shape.hidden_size * 2 // PAGE) * PAGE
-    return max(0, shape.embedding * 2 - tokens * row)
+    tables = (shape.embedding, shape.hidden_size), (shape.table, shape.num_layers * shape.layer_inputs[0])
+    return sum(max(0, numbers * 2 - tokens * (-(-row * 2 // PAGE) * PAGE)) for numbers, row in tables)
 
 
 def program(quantize: str, backend: str) -> int:
@@ -108,23 +108,21 @@ def workspace(shape: Shape, dtype: str, quantize: str, backend: str, tokens: int
     if backend == "native":
         states = CHUNK * shape.hidden_size * 4
         return _native_forward(shape, dtype, quantize, tokens) + max(states, (nodes + 1) * shape.vocab_size * 4)
-    item = ITEM[dtype]
-    layer = (
-        shape.head_dim * (2 * shape.num_heads + 2 * shape.num_kv_heads)
-        + 4 * shape.hidden_size
-        + 4 * shape.intermediate_size
-    )
+    item, widest = ITEM[dtype], shape.widest
+    layer = widest.head_dim * (2 * shape.num_heads + 2 * widest.num_kv_heads)
+    layer += 4 * shape.hidden_size + 4 * widest.intermediate_size + 2 * shape.num_layers * shape.layer_inputs[0]
     return max(CHUNK * layer * item, (nodes + 1) * shape.vocab_size * (item + 4))
 
 
 def _native_forward(shape: Shape, dtype: str, quantize: str, tokens: int) -> int:
     """Bytes that the CPU engine keeps for forwards: of rows that pass a layer together, and of parts of attention."""
-    heads, inner, sizes = (2 if shape.gated else 1) * shape.num_heads, shape.intermediate_size, shape.delta
-    qkv, padded = (heads + 2 * shape.num_kv_heads) * shape.head_dim, -(-shape.head_dim // 16) * 16
-    mixed, window = shape.num_heads * shape.head_dim, 0
+    most, sizes, heads = shape.widest, shape.delta, (2 if shape.gated else 1) * shape.num_heads
+    qkv, padded = (heads + 2 * most.num_kv_heads) * most.head_dim, -(-most.head_dim // 16) * 16
+    mixed, inner, window = shape.num_heads * most.head_dim, most.intermediate_size, 0
     if sizes is not None:  # of its rows before the convolution there is a copy
         qkv, mixed, window = max(qkv, sizes.read + sizes.values), max(mixed, sizes.values), sizes.read
-    floats = shape.hidden_size + qkv + shape.num_heads * padded + mixed + inner + shape.head_dim + window
+    floats = shape.hidden_size + qkv + shape.num_heads * padded + mixed + inner + most.head_dim + window
+    floats += (shape.num_layers + 1) * shape.layer_inputs[0]
     widest = max(shape.hidden_size, inner, mixed)
     inputs = widest * 4 if quantize == "none" else widest + widest // 32 * 4  # quantised, with scales or sums
     parts = -(-tokens // BUCKET) * ROWS * shape.num_heads * (padded + 16) * 4
@@ -141,7 +139,7 @@ def loading(shape: Shape, dtype: str, quantize: str, backend: str) -> int:
     if backend == "cpu":
         return unpacked(shape)
     if backend == "cuda":  # the head is not packed
-        return 2 * shape.hidden_size * shape.intermediate_size * (ITEM[dtype] + 1)
+        return 2 * shape.hidden_size * shape.widest.intermediate_size * (ITEM[dtype] + 1)
     return shape.embedding * ((0 if shape.tied else ITEM[dtype]) + 1)
 
 
@@ -211,7 +209,7 @@ class Rates:
         """Seconds of one forward; keys and values are read like weights, and rows attend with the model's own heads."""
         read = shape.matrices + shape.cached(context, 1)
         one = self.layer[0]
-        layer = one + (linear(self.rows, self.layer, rows) - one) * shape.num_heads * shape.head_dim / ATTENTION
+        layer = one + (linear(self.rows, self.layer, rows) - one) * shape.attending / ATTENTION
         return read * linear(self.rows, self.weight, rows) + shape.num_layers * layer
 
     def product(self, weights: int, rows: int) -> float:

@@ -59,16 +59,10 @@ class RunPlan:
 
 
 def as_computed(device: Device, shape: Shape) -> Device:
-    """The device as it computes a model of this shape: what the CPU engine does not have in torch, with dense weights.
-
-    Of recurrent layers torch has no packed weights.
-    """
-    if shape.recurrent and device.engine == "torch":
-        why = "a model with recurrent layers is computed with dense weights alone"
-    elif shape.torch_only and device.type == "cpu":
-        why = "of this model's family PyTorch alone computes, which has no packed weights on a CPU"
-    else:
+    """The device as it computes a model of this shape: torch has recurrent layers with dense weights alone."""
+    if not shape.recurrent or device.engine != "torch":
         return device
+    why = "a model with recurrent layers is computed with dense weights alone"
     return replace(device.as_torch_has_it(), packings=(), missing=dict.fromkeys(PACKINGS, why))
 
 

@@ -80,8 +80,6 @@ def packing_to_keep(plan: Plan, packing: str | None, settings: Settings) -> str:
     except (ValueError, LocalspecError) as error:
         trouble = str(error).rstrip(".")
     shape = Shape.of(model.config)
-    if shape and shape.not_native:
-        trouble = f"the CPU engine does not have its {shape.not_native} yet"
     if missing := compiled.missing():
         trouble = f"the CPU engine would read it, and {missing}"
     if trouble:

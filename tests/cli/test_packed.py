@@ -269,22 +269,6 @@ def test_what_cannot_be_packed_is_refused_before_the_download(home, repo, change
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("gemma4-many-heads-untied-keys-as-values-capped", "the CPU engine does not have its family yet"),
-    ],
-)
-def test_what_torch_alone_computes_is_fetched_and_not_packed(home, tiny, name, said):
-    with served(org__name=model_repository(tiny(name).path)) as hub:
-        alone = at(home, hub, "pull", "org/name", "--packed-only", "--yes")
-        assert alone.returncode == 1 and alone.stderr.count("\n") == 1
-        assert f"cannot be kept packed alone: {said}; leave --packed-only out" in alone.stderr
-        result = at(home, hub, "pull", "org/name", "--yes")
-        assert result.returncode == 0 and find_snapshot(Source("org/name"), Paths(home)) and packed(home) == []
-
-
-@pytest.mark.slow
 def test_kept_alone_a_model_with_recurrent_layers_is_whole_and_computes_the_same(home, tiny):
     path = tiny("qwen3_5-grouped-shared-keys-interval").path
     with served(org__name=model_repository(path)) as hub:

@@ -18,7 +18,6 @@ from slow_cases import covering
 from tiny_models import (
     END,
     FAMILIES,
-    NATIVE,
     Tiny,
     exact_target,
     prompt_ids,
@@ -788,8 +787,7 @@ def test_joint_training_makes_a_new_target_for_which_it_is_lossless(
     heads = saved(drafter, tmp_path / "drafter", model.target)
     ids, _ = reply(session_of(model.target, heads, Budget(NODES)), prompt, count=30)
     assert ids == stock_reply(model.stock, prompt, 30)
-    if name in NATIVE:
-        saved(drafter, tmp_path / "packed", packed_target(tmp_path / "target"))  # which it may be now
+    saved(drafter, tmp_path / "packed", packed_target(tmp_path / "target"))  # which it may be now
 
 
 # -- options and files -------------------------------------------------------------------------------------------------

@@ -28,18 +28,21 @@ from localspec.checkpoint import inspect
 from localspec.cli.show import _installed_facts
 from localspec.config import Settings
 from localspec.decoding.session import Limits
+from localspec.decoding.tree import DraftTree
 from localspec.drafters.s3d import Drafter, S3DOptions
 from localspec.engine.engine import Engine
 from localspec.engine.own_layers import load_layers
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.events import Done
 from localspec.models.architecture import TransformerConfig
+from localspec.models.drafter_kinds import kinds
 from localspec.models.model_config import ModelConfig, read_config
 from localspec.models.registry import named_card
 from localspec.models.rope import Rope
 from localspec.models.shape import Shape
 from localspec.models.small_model import mask_token
 from localspec.native.target import NativeTarget
+from localspec.native.threads import Threads
 from localspec.nn.target import Target
 from localspec.policy.selection import choose
 from localspec.training.trainable import make_drafter
@@ -108,7 +111,9 @@ def test_a_config_is_read_as_its_class_reads_it(said: dict[str, Any], saved: boo
     assert rope.local is not None
     np.testing.assert_allclose(rope.local.inv_freq, theirs.sliding_attention_inv_freq.numpy(), rtol=1e-6)
     shape = Shape.of(content)
-    assert shape is not None and shape.torch_only and shape.tied == stock.tie_word_embeddings
+    assert shape is not None and shape.tied == stock.tie_word_embeddings
+    assert (shape.layer_sizes, shape.layer_inputs) == (sizes.layer_sizes, sizes.per_layer_inputs)
+    assert (shape.num_kv_heads, shape.head_dim) == (sizes.num_kv_heads, sizes.head_dim)
 
 
 @pytest.mark.parametrize(
@@ -172,33 +177,28 @@ def test_a_small_model_with_inputs_of_each_layer_cannot_draft_in_parallel(tiny: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in CONFIGS if name.startswith("gemma4-")])
-def test_torch_alone_computes_it_unpacked_on_a_cpu(tiny: Make, name: str) -> None:
-    path = tiny(name).path
-    card, here = named_card(str(path)), machine(cpu())
-    assert here.devices[0].engine == "native"
+def test_the_cpu_engine_computes_it_and_show_lists_what_drafts_for_it(tiny: Make, name: str) -> None:
+    card, here = named_card(str(tiny(name).path)), machine(cpu())
     choice = choose(card, Settings(), here)
-    assert (choice.engine, choice.precision, choice.quantize) == ("torch", "fp32", "none")
-    assert choose(card, Settings(dtype="bf16"), here).precision == "bf16"
+    assert (choice.engine, choice.quantize) == ("native", "int8")
     for packing in ("int8", "int4"):
-        with pytest.raises(UsageMistake, match=f"--quantize {packing} cannot be had on cpu: .*PyTorch alone computes"):
-            choose(card, Settings(quantize=packing), here)
-        with pytest.raises(LocalspecError, match="gemma4_text, which PyTorch alone computes, and not the CPU engine"):
-            NativeTarget.open(path, quantize=packing)
-    told = _installed_facts(card)["engine"]
-    assert isinstance(told, str) and told.startswith("torch, on a CPU with dense weights")
+        assert choose(card, Settings(quantize=packing), here).quantize == packing
+    facts = _installed_facts(card)
+    assert [*facts["drafters"]] == [
+        kind for kind in kinds("nothing", "probe") if kind != "layers" or name == OWN_LAYERS
+    ]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [OWN_LAYERS, LAYER_INPUTS])
-@pytest.mark.parametrize("small", ["", "llama-grouped-dynamic"])  # which the CPU engine computes beside it
-def test_the_engine_answers_in_torch_and_says_so(tiny: Make, name: str, small: str) -> None:
+@pytest.mark.parametrize("small", ["", "llama-grouped-dynamic"])
+def test_the_engine_answers_what_the_stock_model_says(tiny: Make, name: str, small: str) -> None:
     model, told = tiny(name), list[str]()
     drafter = f"draft_model:{tiny(small).path}" if small else "phrases"
-    settings = Settings(drafter=drafter, device="cpu", context=256, draft_max=6)
+    settings = Settings(drafter=drafter, device="cpu", dtype="fp32", quantize="none", context=256, draft_max=6)
     engine = Engine.open(settings, named_card(str(model.path)), notice=told.append)
-    assert (engine.choice.engine, engine.choice.precision, engine.choice.quantize) == ("torch", "fp32", "none")
-    assert not small or (engine.choice.draft is not None and engine.choice.draft.engine == "native")
-    assert told == ["PyTorch computes this model, whose family the CPU engine does not have yet."]
+    assert (engine.choice.engine, engine.choice.precision, engine.choice.quantize) == ("native", "fp32", "none")
+    assert not told
     prompt = prompt_ids(20, seed=23)
     *_, done = engine.session.generate(prompt, engine.sampling(Settings(temperature=0.0)), Limits(20))
     assert isinstance(done, Done) and list(done.statistics.token_ids) == stock_reply(model.stock, prompt, 20)
@@ -232,6 +232,9 @@ def test_of_a_model_that_reads_pictures_the_language_model_is_served(pictures: P
     with torch.no_grad():
         ours = target.forward_tensors(torch.tensor(tokens), torch.arange(40), rows).logits
     assert (ours - want).abs().max() < 1e-5 * want.abs().max()
+    native = NativeTarget.open(pictures, quantize="fp32", threads=Threads(1))
+    ours = torch.from_numpy(native.forward(DraftTree.chain(tokens), native.cache(0)).logits.numpy())
+    assert (ours - want).abs().max() < 1e-4 * want.abs().max()
     found = inspect(pictures)
     assert found.architecture == "Gemma4ForConditionalGeneration" and found.embedding == VOCABULARY * 48
     language = sum(parameter.numel() for parameter in target.transformer.parameters())

@@ -3,9 +3,11 @@
 from typing import Any
 
 import pytest
-from tiny_models import CONFIGS, NATIVE
+from tiny_models import CONFIGS
 from transformers import AutoModelForCausalLM
 
+from localspec.models.architecture import TransformerConfig
+from localspec.models.model_config import ModelConfig
 from localspec.models.registry import cards
 from localspec.models.shape import TABLE_KEYS, Shape
 from localspec.paths import Paths
@@ -34,7 +36,7 @@ PUBLISHED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", NATIVE)  # of Gemma 4, whose layers differ, files are counted
+@pytest.mark.parametrize("name", CONFIGS)
 def test_parameters_are_those_of_the_stock_model_but_for_biases_and_norms_of_heads_and_outputs(name: str) -> None:
     config = CONFIGS[name]()
     shape = Shape.of(config.to_dict())
@@ -46,23 +48,37 @@ def test_parameters_are_those_of_the_stock_model_but_for_biases_and_norms_of_hea
         "k_norm.weight",
         "pre_feedforward_layernorm.weight",
         "post_feedforward_layernorm.weight",
+        "per_layer_input_norm.weight",
+        "per_layer_projection_norm.weight",
     )
     counted = sum(part.numel() for name, part in stock.named_parameters() if not name.endswith(small))
     assert shape.parameters == counted
-    matrices = sum(part.numel() for name, part in stock.named_parameters() if part.ndim == 2 and ".layers." in name)
-    assert shape.num_layers * shape.layer == matrices
+    matrices = sum(part.numel() for name, part in stock.named_parameters() if _of_layers(name, part))
+    assert shape.layers == matrices and shape.layer == matrices // shape.num_layers
     assert shape.matrices == matrices + stock.get_output_embeddings().weight.numel()
     assert shape.embedding == stock.get_input_embeddings().weight.numel()
 
 
-@pytest.mark.parametrize("name", NATIVE)
+@pytest.mark.parametrize("name", CONFIGS)
 def test_rows_are_the_output_channels_of_the_stock_models_matrices(name: str) -> None:
     config = CONFIGS[name]()
     shape = Shape.of(config.to_dict())
     assert shape is not None
     parts = AutoModelForCausalLM.from_config(config).named_parameters()
-    channels = sum(len(part) for name, part in parts if part.ndim == 2 and ".layers." in name)
-    assert shape.num_layers * shape.rows == channels
+    assert shape.rows == sum(len(part) for name, part in parts if _of_layers(name, part))
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_keys_and_values_are_those_that_a_cache_of_this_model_keeps(name: str) -> None:
+    content = CONFIGS[name]().to_dict()
+    shape, kept = Shape.of(content), TransformerConfig.of(ModelConfig.of(content)).cache_shapes
+    assert shape is not None
+    assert shape.cached(3, 2) == 3 * 2 * 2 * sum(heads * channels for heads, channels in filter(None, kept))
+    assert shape.cached_in_last(shape.cached(3, 2)) == 3 * 2 * 2 * shape.num_kv_heads * shape.head_dim
+
+
+def _of_layers(name: str, part: Any) -> bool:
+    return part.ndim == 2 and (".layers." in name or "per_layer_model_projection" in name)
 
 
 def test_a_config_json_is_read_by_its_own_names() -> None:

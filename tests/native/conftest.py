@@ -7,25 +7,17 @@ from typing import Any
 
 import pytest
 from native_models import native_target
-from tiny_models import CONFIGS, NATIVE, Tiny
+from tiny_models import Tiny
 
 from localspec.machine import compiled
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out families that torch alone computes, which tests of other folders are given too."""
-    left_out = [item for item in items if "native" in item.path.parts and _of_torch(item)]
-    config.hook.pytest_deselected(items=left_out)
-    items[:] = [item for item in items if item not in left_out]
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leaves out what needs the library where there is none."""
     if compiled.library() is None:
         for item in items:
             if "native" in item.path.parts:
                 item.add_marker(pytest.mark.skip(reason=compiled.missing()))
-
-
-def _of_torch(item: pytest.Item) -> bool:
-    params = item.callspec.params.values() if isinstance(item, pytest.Function) and hasattr(item, "callspec") else ()
-    return any(isinstance(one, str) and one in CONFIGS and one not in NATIVE for one in params)
 
 
 @pytest.fixture(scope="session")

@@ -17,6 +17,7 @@ from localspec.native.library import (
     Adapter,
     Delta,
     Layer,
+    LayerInputs,
     Matrix,
     Request,
     address,
@@ -113,6 +114,24 @@ class Model:
             window = sizes.sliding_windows[index]
             said = ctypes.addressof(delta) if recurrent else None
             layers[index] = Layer(*linears, *norms, window or 0, sizes.is_local(index), said)
+            layers[index].scalar = address(weights.get(at + "layer_scalar"))
+            if sizes.layer_sizes:
+                own = sizes.layer_sizes[index]
+                layers[index].num_kv_heads, layers[index].head_dim = own.num_kv_heads, own.head_dim
+                layers[index].intermediate_size = own.intermediate_size
+                layers[index].keys_from = 0 if own.keys_of is None else index - own.keys_of
+                layers[index].keys_are_values = own.keys_are_values
+            if sizes.per_layer_inputs[0]:
+                layers[index].input_gate = matrix(at + "per_layer_input_gate")
+                layers[index].input_projection = matrix(at + "per_layer_projection")
+                layers[index].input_norm = address(weights[at + "per_layer_norm"])
+        inputs, (width, tokens) = LayerInputs(), sizes.per_layer_inputs
+        if width:
+            inputs = LayerInputs(
+                width, tokens, FORMATS["fp32"], width**0.5, sizes.hidden_size**-0.5,
+                address(weights["embed_tokens_per_layer"]), matrix("per_layer_model_projection"),
+                address(weights["per_layer_projection_norm"]),
+            )  # fmt: skip
         self.config = NativeConfig(
             sizes.num_layers, sizes.hidden_size, sizes.intermediate_size, sizes.num_heads, sizes.num_kv_heads, sizes.head_dim,
             rope.rotary_dim, sizes.vocab_size, FORMATS[cache], FORMATS["fp32"], sizes.rms_norm_eps, rope.attention_scaling,
@@ -121,7 +140,8 @@ class Model:
             address(weights["embed_tokens"]), matrix("lm_head"), address(weights["norm"]), address(rope.inv_freq),
             address(rope.local.inv_freq if rope.local else None), address(rope.query_factors),
             0 if rope.query_factors is None else len(rope.query_factors), rope.query_period, ctypes.cast(layers, ctypes.c_void_p),
-            sizes.gated, delta_sizes(sizes),
+            sizes.gated, delta_sizes(sizes), 0 if rope.local is None else rope.local.rotary_dim, sizes.value_norm,
+            sizes.logit_cap, inputs,
         )  # fmt: skip
         self.kept.append(layers)
         self.handle = made(library().ls_model_new(self.config))

@@ -18,4 +18,7 @@ def stock_of(config: Any, seed: int, spread: float = 0.18) -> Any:
                 # states that forget quickly would hide what is wrong with them
                 mean = -2.0 if name.endswith("A_log") else 0.0 if name.endswith("bias") else 1.0
                 parameter.normal_(mean, 0.3, generator=generator)
+        for name, buffer in model.named_buffers():
+            if name.endswith("layer_scalar"):
+                buffer.normal_(1.0, 0.3, generator=generator)
     return model

@@ -15,7 +15,7 @@ from command import environment
 from drafting import torch_form
 from session_replies import reply
 from slow_cases import cases
-from tiny_models import NATIVE_FAMILIES, Tiny, prompt_ids
+from tiny_models import DRAFTING, FAMILIES, Tiny, prompt_ids
 
 from localspec.decoding.budget import Budget
 from localspec.decoding.compute import LowRank
@@ -34,7 +34,8 @@ from localspec.native.threads import Threads
 Make = Callable[..., Tiny]
 DEMO = Path(__file__).parents[2] / "localspec" / "demo"
 SHIPPED = sorted(path.name for path in (DEMO / "drafters").iterdir())
-LLAMA = NATIVE_FAMILIES[0]
+LLAMA = FAMILIES[0]
+OWN_LAYERS = [name for name in FAMILIES if name in DRAFTING]
 HOT = Sampling(0.8, top_p=0.95, seed=1)
 
 
@@ -88,7 +89,7 @@ def test_functions_are_those_of_torch(tiny: Make) -> None:
 
 
 @pytest.mark.parametrize("which", WHICH)
-@pytest.mark.parametrize("name", cases(NATIVE_FAMILIES, [NATIVE_FAMILIES[0], NATIVE_FAMILIES[4]]))
+@pytest.mark.parametrize("name", cases(OWN_LAYERS, [LLAMA, FAMILIES[4]]))
 def test_rows_through_some_layers_and_adapters_are_those_of_torch(tiny: Make, name: str, which: str) -> None:
     target, text = tiny(name).target, prompt_ids(20, seed=2)
     sizes, kept, states = target.compute.target.sizes, (0, 2), []

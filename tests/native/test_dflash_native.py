@@ -20,7 +20,7 @@ from drafters.test_dflash import (  # noqa: F401
 from native_models import read_native
 from session_replies import reply
 from slow_cases import covering
-from tiny_models import FAMILIES, NATIVE_FAMILIES, Tiny, prompt_ids, stock_reply
+from tiny_models import FAMILIES, Tiny, prompt_ids, stock_reply
 
 from localspec.decoding.budget import Budget
 from localspec.decoding.sampling import Sampling
@@ -33,7 +33,7 @@ def own_read() -> Any:
     return read_native
 
 
-@pytest.mark.parametrize(("form", "name"), covering(FORMS, NATIVE_FAMILIES, fast=4), ids=str)
+@pytest.mark.parametrize(("form", "name"), covering(FORMS, FAMILIES, fast=4), ids=str)
 def test_every_block_is_that_of_a_plain_loop_and_the_text_the_targets_own(
     tiny: Callable[..., Tiny], tmp_path: Path, name: str, form: dict[str, Any]
 ) -> None:

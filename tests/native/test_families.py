@@ -7,7 +7,7 @@ import pytest
 from native.engine import POOL, Model, Pool, Text, isas, stock_logits, using
 from native.stock_models import stock_of
 from slow_cases import cases
-from tiny_models import CONFIGS, LATER, NATIVE, NATIVE_FAMILIES, RECURRENT
+from tiny_models import CONFIGS, FAMILIES, LATER, RECURRENT
 
 from localspec.native.library import Request, address, check, int32, library
 
@@ -15,7 +15,7 @@ TWO = Pool(2)
 FORMS = [(isa, pool, chunk) for isa in isas() for pool in (POOL, TWO) for chunk in (1, 7, 60)]
 
 
-@pytest.mark.parametrize("name", cases([*NATIVE, *RECURRENT], [*NATIVE_FAMILIES[:2], *RECURRENT[:1]]))
+@pytest.mark.parametrize("name", cases([*CONFIGS, *RECURRENT], [*FAMILIES[:2], *list(RECURRENT)[:1]]))
 def test_logits_are_the_stock_models_and_the_same_bits_however_they_are_computed(name):
     config = {**CONFIGS, **RECURRENT}[name]()
     stock = stock_of(config, seed=0)
@@ -34,7 +34,7 @@ def test_logits_are_the_stock_models_and_the_same_bits_however_they_are_computed
     assert (first.argmax(-1) == want.argmax(-1)).all()
 
 
-@pytest.mark.parametrize("name", [name for name in LATER if name in NATIVE])
+@pytest.mark.parametrize("name", LATER)
 @pytest.mark.parametrize("form", ["fp32", "int8"])
 def test_states_that_nobody_asks_for_and_the_head_alone_change_no_bit_of_the_logits(name, form):
     """Where logits are scaled, what the head reads is not the states, whichever way it comes by them."""

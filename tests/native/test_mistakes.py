@@ -15,6 +15,7 @@ from localspec.native.library import (
     Delta,
     DeltaSizes,
     Layer,
+    LayerInputs,
     Matrix,
     ModelConfig,
     Packing,
@@ -110,10 +111,44 @@ def test_what_is_missing_is_named(model):
         )
 
 
+@pytest.fixture(scope="module")
+def sharing():
+    """A model whose last two layers read the keys and values of the first two, and all of them inputs of a token."""
+    return Model(stock_of(CONFIGS["gemma4-one-key-head-shared-double-wide-layer-inputs"](), 0))
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"rows": 1, "inputs": np.zeros((1, 48), np.float32)}, "Row 0 has an input in the place of a token"),
+        ({"tokens": [1, -1], "inputs": np.zeros((2, 48), np.float32)}, "Row 1 has an input in the place of a token"),
+        ({"tokens": [1, 2], "layers": [0, 2], "num_layers": 2}, "Layer 2 reads the keys of layer 1, which was not"),
+        ({"tokens": [1, 2], "layers": [1, 2, 3], "num_layers": 3}, "Layer 3 reads the keys of layer 0, which was not"),
+    ],
+    ids=str,
+)
+def test_what_layers_need_of_each_other_and_of_tokens_is_asked_for(sharing, given, sentence):
+    text = Text(sharing, slots=16)
+    with pytest.raises(LocalspecError, match=sentence):
+        check(library().ls_forward(sharing.handle, text.cache, POOL.handle, request(**given)))
+    text.forward([1, 2])
+
+
 def test_a_cache_belongs_to_its_model(model):
     other = Model(stock_of(CONFIGS["llama-one-key-head-tied-linear"](), 0))
     with pytest.raises(LocalspecError, match="another shape"):
         check(library().ls_forward(model.handle, Text(other).cache, POOL.handle, request(tokens=[1, 2])))
+
+
+def test_a_cache_belongs_to_layers_of_these_sizes(sharing):
+    """Of as many layers with as many heads: those of one of them are wider, or it has keys of its own."""
+    config = CONFIGS["gemma4-one-key-head-shared-double-wide-layer-inputs"]()
+    said = {**config.to_dict(), "global_head_dim": 12}
+    del said["per_layer_config"]
+    for name, value in (("num_kv_shared_layers", 0), ("head_dim", 20)):
+        other = Model(stock_of(type(config)(**{**said, name: value}), 0))
+        with pytest.raises(LocalspecError, match="another shape"):
+            check(library().ls_forward(sharing.handle, Text(other).cache, POOL.handle, request(tokens=[1, 2])))
 
 
 def test_mistakes_with_a_cache(model):
@@ -148,7 +183,7 @@ def config_of(model, **changes):
     layers = (Layer * config.num_layers).from_buffer_copy((Layer * model.config.num_layers).from_address(config.layers))
     config.layers = ctypes.cast(layers, ctypes.c_void_p)
     for name, value in changes.items():
-        if name.startswith("layer_"):
+        if name.startswith("layer_") and name != "layer_inputs":
             setattr(layers[1], name.removeprefix("layer_"), value)
         else:
             setattr(config, name, value)
@@ -182,6 +217,25 @@ def config_of(model, **changes):
         ({"layer_o_norm": 64}, "one of o_norm and down_norm"),
         ({"layer_local": 1}, "Layer 1 is local"),
         ({"inv_freq": None}, "needs inv_freq"),
+        ({"local_rotary_dim": 12}, "needs local_inv_freq"),
+        ({"logit_cap": -1.0}, "logit_cap = -1"),
+        ({"layer_num_kv_heads": 3}, "4 heads cannot share 3 key heads"),
+        ({"layer_num_kv_heads": -2}, "4 heads cannot share -2 key heads"),
+        ({"layer_head_dim": 10}, "rotary_dim = 12 is not possible; it is even and at most head_dim = 10"),
+        ({"layer_head_dim": 2**30}, "4 heads of 1073741824 channels are not possible"),
+        ({"layer_head_dim": 14}, "qkv_proj of layer 1 is 96 x 48, and the model's sizes ask for 112 x 48"),
+        ({"layer_intermediate_size": 41}, "gate_up_proj of layer 1 is 80 x 48"),
+        ({"layer_intermediate_size": -1}, "intermediate_size = -1"),
+        ({"layer_keys_from": 2}, "Layer 1 cannot read the keys of the layer 2 before it"),
+        ({"layer_keys_from": -1}, "Layer 1 cannot read the keys of the layer -1 before it"),
+        ({"layer_keys_from": 1}, "qkv_proj of layer 1 is 96 x 48, and the model's sizes ask for 48 x 48"),
+        ({"layer_keys_from": 1, "layer_num_kv_heads": 4}, "Layer 1 cannot read the keys of layer 0"),
+        ({"layer_keys_are_values": 1}, "the model's sizes ask for 72 x 48"),
+        ({"layer_inputs": LayerInputs(width=-1)}, "Layers cannot read -1 channels of a token"),
+        ({"layer_inputs": LayerInputs(width=8, tokens=319)}, "has 319 tokens, and the model knows 320"),
+        ({"layer_inputs": LayerInputs(width=8, tokens=320, format=2)}, "no format 2 of what layers read"),
+        ({"layer_inputs": LayerInputs(width=8, tokens=320)}, "lacks its table"),
+        ({"layer_inputs": LayerInputs(8, 320, 0, 1.0, 1.0, 64, Matrix(), 64)}, "A matrix of 0 x 0"),
         ({"vocab_size": 319}, "lm_head is 320 x 48, and the model's sizes ask for 319 x 48"),
         ({"intermediate_size": 41}, "gate_up_proj of layer 0 is 80 x 48"),
         ({"layer_input_layernorm": None}, "Layer 1 lacks a norm"),

@@ -18,7 +18,7 @@ from command import ROOT
 from kernel_files import needs_peaks
 from safetensors.torch import load_file, save_file
 from slow_cases import cases
-from tiny_models import NATIVE_FAMILIES, SHARDED
+from tiny_models import FAMILIES, SHARDED
 
 from localspec import packed_file
 from localspec.checkpoint import revision
@@ -76,7 +76,7 @@ def test_a_tensors_bytes_are_those_that_the_library_packs_it_to(layout):
                 assert Tensor("panels", layout, out, inputs, group).bytes == bytes_
 
 
-@pytest.mark.parametrize("name", [*NATIVE_FAMILIES, TIED])
+@pytest.mark.parametrize("name", [*FAMILIES, TIED])
 @pytest.mark.parametrize("packing", ["fp32", "bf16", "int8", "int4"])
 def test_every_weight_is_there_in_its_format(tiny, tmp_path, name, packing):
     path = tiny(name).path
@@ -94,7 +94,7 @@ def test_every_weight_is_there_in_its_format(tiny, tmp_path, name, packing):
         interleave = parameter.endswith("gate_up_proj.weight")
         at_once = PackedMatrix.pack(right[parameter], found.format, found.group, interleave)
         np.testing.assert_array_equal(found.data, at_once.data), parameter
-        sensitive = parameter.startswith(("lm_head", "layers.0."))
+        sensitive = parameter.startswith(("lm_head", "layers.0.")) or "per_layer_" in parameter
         wanted = "int8" if packing == "int4" and sensitive else packing
         assert found.format == wanted and found.group == {"int8": 64 if found.inputs % 64 == 0 else 32, "int4": 32}.get(
             wanted, 0
@@ -123,7 +123,7 @@ def test_pieces_make_the_same_file_as_the_whole(tiny, tmp_path, monkeypatch, pie
 
 
 def test_it_can_run_alone_with_all_that_its_directory_says(tiny, tmp_path):
-    path = copied(tiny(NATIVE_FAMILIES[0]).path, tmp_path / "model")
+    path = copied(tiny(FAMILIES[0]).path, tmp_path / "model")
     (path / "generation_config.json").write_text('{"temperature": 0.5}')
     model = load(path, "int8", "tiny", 1, quiet(), Paths(tmp_path))
     texts = dict(model.texts)
@@ -139,7 +139,7 @@ def test_it_can_run_alone_with_all_that_its_directory_says(tiny, tmp_path):
 
 
 def test_a_digest_that_the_common_cache_knows_is_kept(tiny, tmp_path):
-    path = copied(tiny(NATIVE_FAMILIES[0]).path, tmp_path / "model")
+    path = copied(tiny(FAMILIES[0]).path, tmp_path / "model")
     weights, blob = path / "model.safetensors", tmp_path / ("ab" * 32)
     weights.rename(blob)
     weights.symlink_to(blob)
@@ -151,7 +151,7 @@ def test_a_digest_that_the_common_cache_knows_is_kept(tiny, tmp_path):
 
 
 def test_it_is_made_once_and_again_when_the_model_changes(tiny, tmp_path, monkeypatch):
-    path = copied(tiny(NATIVE_FAMILIES[0]).path, tmp_path / "model")
+    path = copied(tiny(FAMILIES[0]).path, tmp_path / "model")
     paths = Paths(tmp_path)
     first = load(path, "int8", "tiny", 1, quiet(), paths)
     monkeypatch.setattr(packed_cache, "write", None)
@@ -165,7 +165,7 @@ def test_it_is_made_once_and_again_when_the_model_changes(tiny, tmp_path, monkey
 
 @pytest.mark.slow
 def test_a_damaged_one_is_made_again_with_a_sentence(tiny, tmp_path):
-    path, paths, said = tiny(NATIVE_FAMILIES[0]).path, Paths(tmp_path), []
+    path, paths, said = tiny(FAMILIES[0]).path, Paths(tmp_path), []
     header = load(path, "int8", "tiny", 1, quiet(), paths).header
     file = packed_path(header.origin, "int8", paths)
     for damage in (file.read_bytes()[:-1], b"", file.read_bytes()[:60] + b"#" + file.read_bytes()[61:]):
@@ -237,7 +237,7 @@ def test_what_a_killed_process_left_counts_as_free_room(tiny, tmp_path, monkeypa
 
 
 def test_where_none_can_be_kept_the_model_runs_all_the_same(tiny, tmp_path, monkeypatch):
-    path, said = tiny(NATIVE_FAMILIES[0]).path, []
+    path, said = tiny(FAMILIES[0]).path, []
     kept = load(path, "int8", "tiny", 1, quiet(), Paths(tmp_path / "kept"))
     (tmp_path / "file").write_text("no directory")
     held = load(path, "int8", "tiny", 1, quiet(said), Paths(tmp_path / "file"))
@@ -255,7 +255,7 @@ def test_a_full_disk_is_said_before_anything_is_written(tiny, tmp_path, monkeypa
     monkeypatch.setattr(packed_cache, "write", None)
     with pytest.raises(DoesNotFit, match=r"takes [\d.]+ KiB, and 1,000 bytes are free"):
         packed_cache.make(
-            tiny(NATIVE_FAMILIES[0]).path, "int8", packed_file.Origin("tiny", "a" * 40), 1, quiet(), Paths(tmp_path)
+            tiny(FAMILIES[0]).path, "int8", packed_file.Origin("tiny", "a" * 40), 1, quiet(), Paths(tmp_path)
         )
 
 
@@ -266,7 +266,7 @@ def test_a_disk_that_fills_up_meanwhile_leaves_nothing(tiny, tmp_path, monkeypat
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(DoesNotFit, match="is full"):
         packed_cache.make(
-            tiny(NATIVE_FAMILIES[0]).path, "int8", packed_file.Origin("tiny", "a" * 40), 1, quiet(), Paths(tmp_path)
+            tiny(FAMILIES[0]).path, "int8", packed_file.Origin("tiny", "a" * 40), 1, quiet(), Paths(tmp_path)
         )
     assert not list(tmp_path.rglob("*.packed*"))
 
@@ -277,11 +277,11 @@ def test_a_limit_on_the_size_of_files_is_not_a_full_disk(tiny, tmp_path, monkeyp
 
     monkeypatch.setattr(os, "fsync", limited)
     with pytest.raises(DoesNotFit, match=r"may not be written; raise the limit .*ulimit -f unlimited"):
-        packed_cache.make(tiny(NATIVE_FAMILIES[0]).path, "int8", Origin("tiny", "a" * 40), 1, quiet(), Paths(tmp_path))
+        packed_cache.make(tiny(FAMILIES[0]).path, "int8", Origin("tiny", "a" * 40), 1, quiet(), Paths(tmp_path))
 
 
 def test_dense_forms_take_no_disk(tiny, tmp_path):
-    load(tiny(NATIVE_FAMILIES[0]).path, "bf16", "tiny", 1, quiet(), Paths(tmp_path))
+    load(tiny(FAMILIES[0]).path, "bf16", "tiny", 1, quiet(), Paths(tmp_path))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -306,7 +306,7 @@ print(packed_cache.make(Path(sys.argv[1]), "int8", Origin("tiny", "a" * 40), 1, 
 
 @pytest.mark.slow
 def test_two_processes_at_once_pack_it_once(tiny, tmp_path):
-    command = [sys.executable, "-c", PACKS, str(tiny(NATIVE_FAMILIES[0]).path), str(tmp_path)]
+    command = [sys.executable, "-c", PACKS, str(tiny(FAMILIES[0]).path), str(tmp_path)]
     both = [
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) for _ in range(2)
     ]
@@ -316,7 +316,7 @@ def test_two_processes_at_once_pack_it_once(tiny, tmp_path):
         process.stdin.write("\n")
         process.stdin.flush()
     said = [process.communicate(timeout=PATIENCE)[0].splitlines() for process in both]
-    origin = with_digests(Origin("", "a" * 40), tiny(NATIVE_FAMILIES[0]).path, Paths(tmp_path))
+    origin = with_digests(Origin("", "a" * 40), tiny(FAMILIES[0]).path, Paths(tmp_path))
     file = str(packed_path(origin, "int8", Paths(tmp_path)))
     assert sorted(said, key=len) == [[file], ["packs", file]]
     assert packed_file.read(Path(file)).verify() == []
@@ -334,7 +334,7 @@ def test_two_processes_at_once_pack_it_once(tiny, tmp_path):
     ],
 )
 def test_a_packed_file_whose_config_tells_of_another_model_is_refused(tiny, tmp_path, content, said):
-    source = Source.open(tiny(NATIVE_FAMILIES[0]).path)
+    source = Source.open(tiny(FAMILIES[0]).path)
     config = {**source.config.content, "intermediate_size": 41}
     texts = {**source.texts, "config.json": content or json.dumps(config).encode()}
     source = Source(source.checkpoint, source.config, source.sizes, source.made_of, texts)
@@ -346,7 +346,7 @@ def test_a_packed_file_whose_config_tells_of_another_model_is_refused(tiny, tmp_
 
 def test_a_type_that_cannot_be_packed_is_named(tiny, tmp_path):
     path = copied(
-        tiny(NATIVE_FAMILIES[0]).path, tmp_path / "m", lambda t: {n: p.to(torch.float8_e4m3fn) for n, p in t.items()}
+        tiny(FAMILIES[0]).path, tmp_path / "m", lambda t: {n: p.to(torch.float8_e4m3fn) for n, p in t.items()}
     )
     with pytest.raises(LocalspecError, match="F8_E4M3"):
         load(path, "int8", "tiny", 1, quiet(), Paths(tmp_path))
@@ -369,7 +369,7 @@ def test_values_that_no_text_can_come_from_are_not_packed(tiny, tmp_path, value,
         changed[theirs].view(-1)[-1] = value
         return changed
 
-    path = copied(tiny(NATIVE_FAMILIES[0]).path, tmp_path / "model", change)
+    path = copied(tiny(FAMILIES[0]).path, tmp_path / "model", change)
     for packing in ("int8", "int4"):
         with pytest.raises(LocalspecError, match=f"{ours} of .*model holds NaN or inf"):
             load(path, packing, "tiny", 1, quiet(), Paths(tmp_path / "home"))
@@ -406,11 +406,11 @@ def test_packing_takes_a_few_pieces_of_memory_however_large_a_tensor_is(tiny, tm
             for name, tensor in tensors.items()
         }
 
-    path = copied(tiny(NATIVE_FAMILIES[0]).path, tmp_path / "large", change)
+    path = copied(tiny(FAMILIES[0]).path, tmp_path / "large", change)
     config = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps({**config, "vocab_size": rows}))
     assert (path / "model.safetensors").stat().st_size > 350 * 2**20
-    command = [sys.executable, "-c", PEAK, str(path), str(tmp_path), str(tiny(NATIVE_FAMILIES[0]).path)]
+    command = [sys.executable, "-c", PEAK, str(path), str(tmp_path), str(tiny(FAMILIES[0]).path)]
     peak = int(
         subprocess.run(command, capture_output=True, text=True, check=True, timeout=2 * PATIENCE, cwd=ROOT).stdout
     )

@@ -10,12 +10,15 @@ from kernel_files import needs_shares
 
 from localspec.drafters.saved import load_drafter
 from localspec.machine import compiled
+from localspec.models.architecture import in_features, weight_map
 from localspec.models.drafter_cards import trained_drafters
+from localspec.models.model_config import ModelConfig
 from localspec.models.registry import resolve
 from localspec.models.shape import Shape
+from localspec.native.invented import invented_target
 from localspec.native.target import NativeTarget
 from localspec.policy.candidates import drafter_bytes
-from localspec.policy.prediction import CHUNK, drafter_numbers
+from localspec.policy.prediction import CHUNK, cache, drafter_numbers, unread, weights
 
 pytestmark = pytest.mark.skipif(compiled.library() is None, reason="the library is not built")
 
@@ -36,6 +39,38 @@ def test_the_demo_s_drafters_hold_what_is_predicted(packing: str, monkeypatch, t
         read = CHUNK * one.inner * numbers[1]  # of the target's states, while a prompt is read
         names = 4 * (one.options["vocabulary"] if one.kind == "eagle3" else 0)  # which tokens its head stands for
         assert drafter_bytes(one, shape, dtype, numbers, 0) == held + read + names, one.kind
+
+
+GEMMA4 = {
+    "model_type": "gemma4_text", "hidden_size": 128, "intermediate_size": 192, "num_hidden_layers": 4,
+    "num_attention_heads": 4, "head_dim": 32, "global_head_dim": 64, "vocab_size": 320,
+    "vocab_size_per_layer_input": 384, "sliding_window": 7, "tie_word_embeddings": False,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+}  # fmt: skip
+OWN_KEYS = {
+    "num_key_value_heads": 4, "attention_k_eq_v": True, "num_global_key_value_heads": 2,
+    "hidden_size_per_layer_input": 0,
+}  # fmt: skip
+SHARED_KEYS = {
+    "num_key_value_heads": 1, "num_kv_shared_layers": 2, "use_double_wide_mlp": True, "hidden_size_per_layer_input": 64,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("packing", ["int8", "int4", "bf16", "fp32"])
+@pytest.mark.parametrize("unlike", [OWN_KEYS, SHARED_KEYS], ids=["own keys", "shared keys and layer inputs"])
+def test_a_model_whose_layers_differ_holds_what_is_predicted(unlike: dict[str, object], packing: str) -> None:
+    """To the byte where no matrix and no head has to be padded; a cache has a position beside each slot, too."""
+    content = {**GEMMA4, **unlike}
+    target, shape = invented_target(ModelConfig.of(content), packing), Shape.of(content)
+    assert shape is not None
+    sizes = target.model.sizes
+    parameters = sum(sum(rows for _, rows in made_of) * (in_features(name, sizes) or 1)
+                     for name, made_of in weight_map(sizes).items())  # fmt: skip
+    dtype, quantize = (packing, "none") if packing in ("bf16", "fp32") else ("bf16", packing)
+    assert weights(shape, dtype, quantize, "native", parameters) == target.nbytes
+    assert unread(shape, quantize, "native", 0) == (target.nbytes - target.read_bytes if quantize != "none" else 0)
+    positions = 256 * 4
+    assert cache(shape, 256, dtype) == target.cache(256).nbytes - positions
 
 
 TOUCHES = """

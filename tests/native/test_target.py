@@ -13,7 +13,7 @@ import torch
 from scripted_drafters import OffChain, RandomBranches, random_tree
 from session_replies import reply
 from slow_cases import cases
-from tiny_models import DYNAMIC, LONGROPE, NATIVE, NATIVE_FAMILIES, RECURRENT, SHARDED, Tiny, prompt_ids, stock_logits
+from tiny_models import CONFIGS, DYNAMIC, FAMILIES, LONGROPE, RECURRENT, SHARDED, Tiny, prompt_ids, stock_logits
 from transformers import AutoModelForCausalLM
 
 from localspec.decoding.budget import Budget
@@ -78,7 +78,7 @@ def test_the_demo_model_in_fp32_says_what_the_stock_model_says(opened: Callable[
         assert ids == tokens[len(prompt) :]
 
 
-@pytest.mark.parametrize("name", cases([*NATIVE, *RECURRENT], [SHARDED, *NATIVE_FAMILIES[3:], *RECURRENT]))
+@pytest.mark.parametrize("name", cases([*CONFIGS, *RECURRENT], [SHARDED, *FAMILIES[3:], *RECURRENT]))
 def test_logits_of_a_directory_that_is_opened_are_the_stock_models(tiny: Make, name: str) -> None:
     model, text = tiny(name), prompt_ids(60, seed=9)
     expected = stock_logits(model.stock, text).numpy()
@@ -169,7 +169,7 @@ def assert_lossless(target: NativeTarget, small: NativeTarget, prompt: list[int]
 
 
 @pytest.mark.parametrize("packing", ["int8", "int4"])
-@pytest.mark.parametrize("name", cases(NATIVE_FAMILIES, NATIVE_FAMILIES[1:2]))
+@pytest.mark.parametrize("name", cases(FAMILIES, FAMILIES[1:2]))
 def test_in_few_bits_no_drafter_changes_an_id(tiny: Make, name: str, packing: str) -> None:
     target = tiny(name, packing).target
     small = tiny("llama-one-key-head-tied-linear", packing).target
@@ -191,7 +191,7 @@ def test_the_demo_models_replies_are_the_same_with_every_drafter(
 @pytest.mark.parametrize("packing", PACKINGS)
 def test_a_rows_bits_depend_on_its_ancestors_alone(tiny: Make, packing: str) -> None:
     """A tree in one forward, each of its paths as a chain, and the chain token by token."""
-    target, prompt = tiny(NATIVE_FAMILIES[1], packing).target, prompt_ids(37, seed=5)
+    target, prompt = tiny(FAMILIES[1], packing).target, prompt_ids(37, seed=5)
     tree = random_tree(prompt[-1], 11, seed=2)
     cache = target.cache(0)
     target.forward(DraftTree.chain(prompt[:-1]), cache, last=True)
@@ -213,7 +213,7 @@ def test_a_rows_bits_depend_on_its_ancestors_alone(tiny: Make, packing: str) -> 
 
 
 def test_what_lies_in_slots_that_a_row_does_not_see_changes_nothing(tiny: Make) -> None:
-    target, prompt = tiny(NATIVE_FAMILIES[0], "int8").target, prompt_ids(21)
+    target, prompt = tiny(FAMILIES[0], "int8").target, prompt_ids(21)
     cache = target.cache(64)
     target.forward(DraftTree.chain(prompt), cache)
     cache.keep(range(len(prompt)))
@@ -230,7 +230,7 @@ def test_what_lies_in_slots_that_a_row_does_not_see_changes_nothing(tiny: Make) 
 @pytest.mark.parametrize("token", [-1, 320, 10**6, -(2**31)])
 @pytest.mark.parametrize("place", [0, 3])
 def test_ids_that_a_model_does_not_have_are_told(tiny: Make, token: int, place: int) -> None:
-    target, tokens = tiny(NATIVE_FAMILIES[0]).target, [5, 6, 7, 8]
+    target, tokens = tiny(FAMILIES[0]).target, [5, 6, 7, 8]
     tokens[place] = token
     cache = target.cache(0)
     with pytest.raises(LocalspecError, match=str(token) if token > 0 else f"Row {place} has neither a token"):
@@ -241,7 +241,7 @@ def test_ids_that_a_model_does_not_have_are_told(tiny: Make, token: int, place: 
 
 
 def test_parents_layers_and_paths_that_cannot_be_are_told(tiny: Make) -> None:
-    target = tiny(NATIVE_FAMILIES[0]).target
+    target = tiny(FAMILIES[0]).target
     cache, width = target.cache(0), target.config.hidden_size
     for parents in ([-1, 1], [-1, 5], [-2, 0], [0, 0]):
         with pytest.raises(LocalspecError):
@@ -259,7 +259,7 @@ def test_parents_layers_and_paths_that_cannot_be_are_told(tiny: Make) -> None:
 
 
 def test_a_cache_that_cannot_be_so_large_is_told_and_stays_as_it_was(tiny: Make) -> None:
-    target, prompt = tiny(NATIVE_FAMILIES[0]).target, prompt_ids(9)
+    target, prompt = tiny(FAMILIES[0]).target, prompt_ids(9)
     cache = target.cache(0)
     target.forward(DraftTree.chain(prompt), cache)
     cache.keep(range(len(prompt)))
@@ -271,7 +271,7 @@ def test_a_cache_that_cannot_be_so_large_is_told_and_stays_as_it_was(tiny: Make)
 
 
 def test_logits_that_are_not_a_number_pick_nothing(tiny: Make) -> None:
-    target = tiny(NATIVE_FAMILIES[0]).target
+    target = tiny(FAMILIES[0]).target
     inputs = np.zeros((2, target.config.hidden_size), np.float32)
     inputs[1] = np.nan
     logits = NativeLogits(target.model.head(inputs))

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from native_models import native_target
 from quantized_layers import packed_target
 from slow_cases import cases
-from tiny_models import NATIVE, NATIVE_FAMILIES, RECURRENT, VOCABULARY, Tiny, prompt_ids
+from tiny_models import DRAFTING, FAMILIES, RECURRENT, VOCABULARY, WITH_LAYER_INPUTS, Tiny, prompt_ids
 
 from localspec.config import Settings
 from localspec.errors import DoesNotFit, LocalspecError
@@ -111,12 +111,24 @@ def assert_each_layer_agrees(native: NativeTarget, tokens: list[int]) -> None:
 
 
 @packings
-@pytest.mark.parametrize("name", cases([*NATIVE, *RECURRENT], [*NATIVE_FAMILIES, *RECURRENT]))
+@pytest.mark.parametrize("name", cases([*DRAFTING, *RECURRENT], [*FAMILIES, *RECURRENT]))
 def test_each_layer_of_the_library_computes_what_torch_does_with_its_numbers(
     tiny: Make, name: str, packing: str
 ) -> None:
     model = tiny(name)
     assert_each_layer_agrees(native_target(model.path, model.stock, packing), prompt_ids(40, seed=3))
+
+
+@packings
+@pytest.mark.parametrize("name", WITH_LAYER_INPUTS)
+def test_of_layers_that_read_tokens_texts_of_one_token_are_those_of_torch(tiny: Make, name: str, packing: str) -> None:
+    model = tiny(name)
+    native = native_target(model.path, model.stock, packing)
+    library, target, tokens = with_plain_cache(native), reference(native), prompt_ids(48, seed=3)
+    ours = np.stack([library.forward([token], None, library.cache(0))[0].numpy()[0] for token in tokens])
+    with torch.inference_mode():
+        theirs = target.forward_tensors(torch.tensor(tokens)[:, None], torch.arange(1), causal(1)).logits[:, 0]
+    assert_the_same_but_for_roundings(row_errors(ours, theirs), share=0.5)
 
 
 @pytest.fixture(scope="module")
@@ -178,7 +190,7 @@ def test_a_target_in_few_bits_is_that_of_the_packed_file(tiny: Make, name: str, 
 
 @packings
 def test_it_is_near_the_dense_one_and_says_what_it_cannot_do(tiny: Make, tmp_path: Path, packing: str) -> None:
-    model, tokens = tiny(NATIVE_FAMILIES[0]), torch.tensor(prompt_ids(60))
+    model, tokens = tiny(FAMILIES[0]), torch.tensor(prompt_ids(60))
     packed = packed_target(model.path, packing)
     with torch.no_grad():
         ours, dense = (
@@ -194,7 +206,7 @@ def test_it_is_near_the_dense_one_and_says_what_it_cannot_do(tiny: Make, tmp_pat
 
 @packings
 def test_gradients_flow_through_it_as_through_a_dense_one_of_its_numbers(tiny: Make, packing: str) -> None:
-    path = tiny(NATIVE_FAMILIES[0]).path
+    path = tiny(FAMILIES[0]).path
     packed, dense = packed_target(path, packing), Target.load(path)
     dense.transformer.embed_tokens.data = packed.transformer.embed_tokens.data.float()
     for name, module in packed.transformer.named_modules():
@@ -221,7 +233,7 @@ def test_where_it_does_not_fit_one_is_told(tiny: Make, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(NativeTarget, "open", full)
     with pytest.raises(DoesNotFit, match="tiny does not fit in the memory of cpu"):
-        load_target(cpu_choice(tiny(NATIVE_FAMILIES[0]).path, "int8"), Reporter())
+        load_target(cpu_choice(tiny(FAMILIES[0]).path, "int8"), Reporter())
 
 
 @pytest.mark.slow
@@ -230,7 +242,7 @@ def test_packed_weights_decode_in_the_library_with_the_same_drafter(
     tiny: Make, packing: str, monkeypatch: pytest.MonkeyPatch
 ):
     """torch would make them dense for each product of each forward."""
-    choice = cpu_choice(tiny(NATIVE_FAMILIES[0]).path, packing)
+    choice = cpu_choice(tiny(FAMILIES[0]).path, packing)
     target = load_target(choice, Reporter())
     decoding = decoding_target(choice, target)
     assert isinstance(decoding, NativeTarget) and decoding.precision == packing
@@ -243,6 +255,6 @@ def test_packed_weights_decode_in_the_library_with_the_same_drafter(
     short = measured_text(decoding, drafter, [])["acceptance_elsewhere"]
     assert short["replies"] > 20 and short["tokens"] <= 4 * short["replies"], "a reply ends where it goes round"
     assert short["tokens"] < found["acceptance_elsewhere"]["tokens"]
-    dense = cpu_choice(tiny(NATIVE_FAMILIES[0]).path, "none")
+    dense = cpu_choice(tiny(FAMILIES[0]).path, "none")
     target = load_target(dense, Reporter())
     assert decoding_target(dense, target) is target

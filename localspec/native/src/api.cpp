@@ -49,16 +49,21 @@ int check_size(const ls_matrix& m, const char* name, int out, int in) {
     return LS_OK;
 }
 
+int check_heads(const ls_model_config& c, int num_kv_heads, int head_dim, int rotary_dim) {
+    LS_CHECK(num_kv_heads >= 1 && c.num_heads % num_kv_heads == 0, "%d heads cannot share %d key heads evenly.", c.num_heads, num_kv_heads);
+    LS_CHECK(head_dim >= 1 && 2 * (c.num_heads + (int64_t)num_kv_heads) * head_dim <= LARGEST_SIZE, "%d heads of %d channels are not possible.", c.num_heads, head_dim);
+    LS_CHECK(rotary_dim % 2 == 0 && rotary_dim <= head_dim, "rotary_dim = %d is not possible; it is even and at most head_dim = %d.", rotary_dim, head_dim);
+    return LS_OK;
+}
+
 int check_sizes(const ls_model_config& c) {
     const struct { const char* name; int value, least; } sizes[] = {
         {"num_layers", c.num_layers, 0}, {"hidden_size", c.hidden_size, 1}, {"intermediate_size", c.intermediate_size, 1},
         {"num_heads", c.num_heads, 1}, {"num_kv_heads", c.num_kv_heads, 1}, {"head_dim", c.head_dim, 1},
-        {"rotary_dim", c.rotary_dim, 0}, {"vocab_size", c.vocab_size, 0}};
+        {"rotary_dim", c.rotary_dim, 0}, {"local_rotary_dim", c.local_rotary_dim, 0}, {"vocab_size", c.vocab_size, 0}};
     for (const auto& size : sizes)
         LS_CHECK(size.value >= size.least && size.value <= LARGEST_SIZE / 4, "%s = %d is not possible.", size.name, size.value);
-    LS_CHECK(c.num_heads % c.num_kv_heads == 0, "%d heads cannot share %d key heads evenly.", c.num_heads, c.num_kv_heads);
-    LS_CHECK((2 * (int64_t)c.num_heads + 2 * (int64_t)c.num_kv_heads) * c.head_dim <= LARGEST_SIZE, "%d heads of %d channels are too many.", c.num_heads, c.head_dim);
-    LS_CHECK(c.rotary_dim % 2 == 0 && c.rotary_dim <= c.head_dim, "rotary_dim = %d is not possible; it is even and at most head_dim = %d.", c.rotary_dim, c.head_dim);
+    LS_TRY(check_heads(c, c.num_kv_heads, c.head_dim, c.rotary_dim));
     LS_CHECK(c.cache_format == LS_FP32 || c.cache_format == LS_FP16, "A cache cannot have format %d; give 0 (fp32) or 4 (fp16).", c.cache_format);
     LS_CHECK(c.rms_norm_eps >= 0 && c.rms_norm_eps < 1, "rms_norm_eps = %g is not possible.", (double)c.rms_norm_eps);
     const struct { const char* name; float value; } factors[] = {
@@ -66,10 +71,12 @@ int check_sizes(const ls_model_config& c) {
         {"residual_scale", c.residual_scale}, {"logit_scale", c.logit_scale}};
     for (const auto& factor : factors)
         LS_CHECK(factor.value > 0 && factor.value < 1e6f, "%s = %g is not possible.", factor.name, (double)factor.value);
+    LS_CHECK(c.logit_cap >= 0 && c.logit_cap < 1e6f, "logit_cap = %g is not possible.", (double)c.logit_cap);
     LS_CHECK(c.norm_offset >= 0 && c.norm_offset <= 1, "norm_offset = %g is not possible.", (double)c.norm_offset);
     LS_CHECK(c.gate == LS_SILU || c.gate == LS_GELU, "There is no gate %d; give 1 (SiLU) or 2 (GELU).", c.gate);
     LS_CHECK(!c.query_factors || (c.num_query_factors > 0 && c.query_period > 0), "There are %d query_factors, each for %d positions.", c.num_query_factors, c.query_period);
     LS_CHECK(c.rotary_dim == 0 || c.inv_freq, "A model with rotary positions needs inv_freq.");
+    LS_CHECK(c.local_rotary_dim == 0 || c.local_inv_freq, "A model with rotary positions of local layers needs local_inv_freq.");
     LS_CHECK(c.num_layers == 0 || c.layers, "A model of %d layers needs them.", c.num_layers);
     LS_CHECK(c.gated == 0 || c.gated == 1, "gated = %d is not possible; give 0 or 1.", c.gated);
     if (c.delta.value_heads) LS_TRY(check_delta(c.delta));
@@ -81,26 +88,50 @@ int check_embedding(const ls_model_config& c) {
     LS_CHECK(rows || c.embed_format == LS_EMBED_NONE, "There is no format %d of embeddings.", c.embed_format);
     LS_CHECK(!rows || c.embed_tokens, "embed_tokens is missing.");
     if (c.lm_head.data) LS_TRY(check_size(c.lm_head, "lm_head", c.vocab_size, c.hidden_size));
+    const ls_layer_inputs& given = c.layer_inputs;
+    if (!given.width) return LS_OK;
+    LS_CHECK(given.width > 0 && given.width <= MOST_LAYER_INPUTS && (int64_t)c.num_layers * given.width <= LARGEST_SIZE, "Layers cannot read %d channels of a token.", given.width);
+    LS_CHECK(given.tokens >= c.vocab_size, "The table of what layers read has %d tokens, and the model knows %d.", given.tokens, c.vocab_size);
+    LS_CHECK(given.format == LS_FP32 || given.format == LS_BF16, "There is no format %d of what layers read of tokens.", given.format);
+    LS_CHECK(given.table && given.norm, "What layers read of tokens lacks its table, or its norm.");
+    return check_size(given.projection, "The projection of what layers read", c.num_layers * given.width, c.hidden_size);
+}
+
+int check_keys_from(const ls_model_config& c, int number) {
+    const ls_layer l = with_sizes(c, c.layers[number]);
+    LS_CHECK(l.keys_from >= 0 && l.keys_from <= number, "Layer %d cannot read the keys of the layer %d before it.", number, l.keys_from);
+    if (!l.keys_from) return LS_OK;
+    const ls_layer other = with_sizes(c, c.layers[number - l.keys_from]);
+    LS_CHECK(!l.delta && !other.delta && !other.keys_from && other.num_kv_heads == l.num_kv_heads && other.head_dim == l.head_dim, "Layer %d cannot read the keys of layer %d, which has others, or none of its own.", number, number - l.keys_from);
     return LS_OK;
 }
 
 int check_layer(const ls_model_config& c, int number) {
-    const ls_layer& l = c.layers[number];
+    LS_TRY(check_keys_from(c, number));
+    const ls_layer l = with_sizes(c, c.layers[number]);
+    LS_TRY(check_heads(c, l.num_kv_heads, l.head_dim, l.local ? c.local_rotary_dim : c.rotary_dim));
+    LS_CHECK(l.intermediate_size >= 1 && l.intermediate_size <= LARGEST_SIZE / 4, "intermediate_size = %d is not possible.", l.intermediate_size);
+    const int keys = l.keys_from ? 0 : l.num_kv_heads, values = l.keys_are_values ? 0 : keys;
     char name[64];
     auto named = [&](const char* part) { return snprintf(name, sizeof name, "%s of layer %d", part, number), name; };
     const ls_delta_sizes& s = c.delta;
     LS_CHECK(!l.delta || s.value_heads, "Layer %d is recurrent, and the model does not say how large such layers are.", number);
     LS_CHECK(!l.delta || (l.delta->conv && l.delta->dt_bias && l.delta->a_log && l.delta->value_norm), "Recurrent layer %d lacks a part.", number);
-    const int values = s.value_heads * s.value_dim, read = 2 * s.key_heads * s.key_dim + 2 * s.value_heads + 2 * values;
-    const int heads = c.num_heads * (c.gated ? 2 : 1) + 2 * c.num_kv_heads;
-    LS_TRY(check_size(l.qkv_proj, named("qkv_proj"), l.delta ? read : heads * c.head_dim, c.hidden_size));
-    LS_TRY(check_size(l.o_proj, named("o_proj"), c.hidden_size, l.delta ? values : c.num_heads * c.head_dim));
-    LS_TRY(check_size(l.gate_up_proj, named("gate_up_proj"), 2 * c.intermediate_size, c.hidden_size));
-    LS_TRY(check_size(l.down_proj, named("down_proj"), c.hidden_size, c.intermediate_size));
+    const int of_state = s.value_heads * s.value_dim, read = 2 * s.key_heads * s.key_dim + 2 * s.value_heads + 2 * of_state;
+    const int heads = c.num_heads * (c.gated ? 2 : 1) + keys + values;
+    LS_TRY(check_size(l.qkv_proj, named("qkv_proj"), l.delta ? read : heads * l.head_dim, c.hidden_size));
+    LS_TRY(check_size(l.o_proj, named("o_proj"), c.hidden_size, l.delta ? of_state : c.num_heads * l.head_dim));
+    LS_TRY(check_size(l.gate_up_proj, named("gate_up_proj"), 2 * l.intermediate_size, c.hidden_size));
+    LS_TRY(check_size(l.down_proj, named("down_proj"), c.hidden_size, l.intermediate_size));
+    if (const int width = c.layer_inputs.width) {
+        LS_TRY(check_size(l.input_gate, named("input_gate"), width, c.hidden_size));
+        LS_TRY(check_size(l.input_projection, named("input_projection"), c.hidden_size, width));
+        LS_CHECK(l.input_norm && l.o_norm, "Layer %d lacks the norm of its inputs, or of its outputs.", number);
+    }
     LS_CHECK(l.input_layernorm && l.post_attention_layernorm, "Layer %d lacks a norm.", number);
     LS_CHECK(!l.o_norm == !l.down_norm, "Layer %d has one of o_norm and down_norm; give both or none.", number);
     LS_CHECK(!l.local || c.rotary_dim == 0 || c.local_inv_freq, "Layer %d is local, and the model has no local_inv_freq.", number);
-    LS_CHECK(!l.q_norm == !l.k_norm, "Layer %d has one of q_norm and k_norm; give both or none.", number);
+    LS_CHECK(l.keys_from || !l.q_norm == !l.k_norm, "Layer %d has one of q_norm and k_norm; give both or none.", number);
     LS_CHECK(l.sliding_window >= 0, "A window of %d positions is not possible; give 0 for none.", l.sliding_window);
     return LS_OK;
 }
@@ -118,6 +149,7 @@ int check_rows(const ls_model_config& c, const ls_cache& cache, const ls_request
         const int token = q.tokens ? q.tokens[row] : -1, parent = q.parents ? q.parents[row] : row - 1;
         LS_CHECK(token < c.vocab_size, "Row %d has token %d, and the model knows ids below %d.", row, token, c.vocab_size);
         LS_CHECK(token >= 0 || q.inputs, "Row %d has neither a token nor an input.", row);
+        LS_CHECK(token >= 0 || !c.layer_inputs.width, "Row %d has an input in the place of a token, and layers of this model read what belongs to a token; give tokens.", row);
         LS_CHECK(token < 0 || c.embed_format != LS_EMBED_NONE, "Row %d has a token, and the model no embeddings; give inputs.", row);
         LS_CHECK(parent >= -1 && parent < row, "Row %d has parent %d; a parent is a row before it, or -1.", row, parent);
         LS_CHECK(!cache.chains || parent == row - 1, "Row %d has parent %d, and recurrent layers read chains alone.", row, parent);
@@ -150,16 +182,19 @@ int check_request(const ls_model* model, const ls_cache* cache, const ls_pool* p
     LS_CHECK(model && cache && pool && request, "A forward needs a model, a cache, a pool and a request.");
     const ls_model_config& c = model->config;
     const ls_request& q = *request;
-    const int recurrent = model->before(c.num_layers, true);
-    LS_CHECK(cache->layers == c.num_layers - recurrent && cache->kv_heads == c.num_kv_heads && cache->padded_dim == padded_head(c.head_dim) && cache->format == c.cache_format &&
-             cache->chains == (recurrent > 0) && (recurrent == 0 || cache->states.serves(c.delta, recurrent)),
-             "The cache belongs to a model of another shape.");
+    LS_CHECK(cache->fits(*model), "The cache belongs to a model of another shape.");
     LS_CHECK(q.rows >= 1, "A forward of %d rows is not possible.", q.rows);
     LS_CHECK(q.rows <= cache->slots - cache->length, "%d rows do not fit behind %d tokens in %d slots; reserve more.", q.rows, cache->length, cache->slots);
     LS_CHECK(!q.layers || (q.num_layers >= 0 && q.num_layers <= c.num_layers), "%d layers were asked for, and the model has %d.", q.num_layers, c.num_layers);
     LS_CHECK(!q.layers || !cache->chains, "Recurrent layers are computed all together; leave out which layers.");
     for (int i = 0; q.layers && i < q.num_layers; i++)
         LS_CHECK(q.layers[i] > (i ? q.layers[i - 1] : -1) && q.layers[i] < c.num_layers, "Layer %d is not in its place; layers ascend and are below %d.", q.layers[i], c.num_layers);
+    for (int i = 0; q.layers && i < q.num_layers; i++) {
+        int source = 0;
+        const int keys_from = model->layers[q.layers[i]].keys_from;
+        while (q.layers[source] < q.layers[i] - keys_from) source++;
+        LS_CHECK(q.layers[source] == q.layers[i] - keys_from, "Layer %d reads the keys of layer %d, which was not asked for.", q.layers[i], q.layers[i] - keys_from);
+    }
     LS_CHECK(!(q.logits || q.argmax) || c.lm_head.data, "The model has no lm_head, so it gives no logits; ask for hidden states.");
     LS_CHECK(q.logits_from >= 0 && q.logits_from <= q.rows, "Logits from row %d on were asked for, and there are %d rows.", q.logits_from, q.rows);
     LS_TRY(check_adapters(c, q));
@@ -249,7 +284,7 @@ ls_model* ls_model_new(const ls_model_config* config) {
     const ls_model_config& c = *config;
     ls_model* model = make<ls_model>();
     Arena measured(nullptr);
-    const float *inv_freq = nullptr, *local_inv_freq = nullptr, *query_factors = nullptr, *norm = nullptr;
+    const float *inv_freq = nullptr, *local_inv_freq = nullptr, *query_factors = nullptr, *norm = nullptr, *inputs_norm = nullptr;
     auto copy_all = [&](Arena& arena, bool now) {
         auto copied = [&](const float* from, int count) -> const float* {
             if (!from) return nullptr;
@@ -263,19 +298,21 @@ ls_model* ls_model_new(const ls_model_config* config) {
             return to;
         };
         model->layers = arena.take<ls_layer>(c.num_layers);
-        if (now && c.num_layers) memcpy(model->layers, c.layers, sizeof(ls_layer) * c.num_layers);
         inv_freq = copied(c.inv_freq, c.rotary_dim / 2), norm = copied_norm(c.norm, c.hidden_size);
-        local_inv_freq = copied(c.local_inv_freq, c.rotary_dim / 2), query_factors = copied(c.query_factors, c.num_query_factors);
+        local_inv_freq = copied(c.local_inv_freq, c.local_rotary_dim / 2), query_factors = copied(c.query_factors, c.num_query_factors);
+        inputs_norm = copied_norm(c.layer_inputs.norm, c.layer_inputs.width);
         for (int i = 0; i < c.num_layers; i++) {
-            const ls_layer& from = c.layers[i];
+            const ls_layer from = with_sizes(c, c.layers[i]);
             const float *input = copied_norm(from.input_layernorm, c.hidden_size), *post = copied_norm(from.post_attention_layernorm, c.hidden_size);
-            const float *q = copied_norm(from.q_norm, c.head_dim), *k = copied_norm(from.k_norm, c.head_dim);
+            const float *q = copied_norm(from.q_norm, from.head_dim), *k = copied_norm(from.k_norm, from.head_dim);
             const float *o = copied_norm(from.o_norm, c.hidden_size), *down = copied_norm(from.down_norm, c.hidden_size);
+            const float *inputs = copied_norm(from.input_norm, c.hidden_size), *scalar = copied(from.scalar, 1);
             const ls_delta* delta = from.delta ? ls::copied(arena, *from.delta, c.delta, now) : nullptr;
             if (!now) continue;
             ls_layer& to = model->layers[i];
+            to = from;
+            to.input_norm = inputs, to.scalar = scalar, to.delta = delta;
             to.input_layernorm = input, to.post_attention_layernorm = post, to.q_norm = q, to.k_norm = k, to.o_norm = o, to.down_norm = down;
-            to.delta = delta;
         }
     };
     if (model) copy_all(measured, false);
@@ -287,7 +324,7 @@ ls_model* ls_model_new(const ls_model_config* config) {
     copy_all(arena, true);
     model->config = c;
     model->config.layers = model->layers, model->config.inv_freq = inv_freq, model->config.norm = norm;
-    model->config.local_inv_freq = local_inv_freq, model->config.query_factors = query_factors;
+    model->config.local_inv_freq = local_inv_freq, model->config.query_factors = query_factors, model->config.layer_inputs.norm = inputs_norm;
     return model;
 }
 void ls_model_free(ls_model* model) { unmake(model); }
@@ -295,12 +332,8 @@ void ls_model_free(ls_model* model) { unmake(model); }
 ls_cache* ls_cache_new(const ls_model* model, int slots) {
     if (!model) return fail(LS_WRONG, "A cache needs a model."), nullptr;
     if (slots < 0) return fail(LS_WRONG, "A cache of %d slots is not possible.", slots), nullptr;
-    const ls_model_config& c = model->config;
     ls_cache* cache = make<ls_cache>();
-    const int recurrent = model->before(c.num_layers, true);
-    if (cache && recurrent) cache->chains = true, cache->states.shape(c.delta, recurrent, c.cache_format);
-    if (cache) cache->layers = c.num_layers - recurrent, cache->kv_heads = c.num_kv_heads, cache->padded_dim = padded_head(c.head_dim), cache->format = c.cache_format;
-    if (cache && cache->reserve(slots)) return cache;
+    if (cache && cache->shape_for(*model) && cache->reserve(slots)) return cache;
     unmake(cache);
     return fail(LS_NO_MEMORY, "There is no memory for a cache of %d slots.", slots), nullptr;
 }

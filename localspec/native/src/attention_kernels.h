@@ -35,20 +35,26 @@ void place_as(const Attending& a, int kv_head, int from_row, int to_row) {
     Cell* keys = (Cell*)a.keys + (size_t)kv_head * a.slots * padded;
     Cell* values = (Cell*)a.values + (size_t)kv_head * a.slots * padded;
     for (int row = from_row; row < to_row; row++) {
-        const float* qkv = a.qkv + (size_t)row * qkv_heads(a) * d;
-        const int slot = a.first_slot + row;
+        const float* qkv = a.qkv + (size_t)row * a.qkv_stride;
         const v16 scale = all(a.factors ? usual * a.factors[row] : usual);
-        // the key is made in the place of the row's first query, which comes after it
         float* queries = a.queries + ((size_t)row * a.num_heads + kv_head * group) * padded;
-        head_row(a, qkv + (size_t)(queries_heads(a) + kv_head) * d, a.k_norm, row, queries);
-        Cell* key = keys + (size_t)(slot / 16) * padded * 16 + slot % 16;
-        for (int i = 0; i < padded; i += 16) {
-            Cell cells[16];
-            store_cells(cells, load(queries + i));
-            for (int k = 0; k < 16; k++) key[16 * (i + k)] = cells[k];
+        // key and value are made in the place of the row's first query, which comes after them
+        if (a.own_keys) {
+            const int slot = a.first_slot + row;
+            head_row(a, qkv + (size_t)(a.first_key + kv_head) * d, a.k_norm, row, queries);
+            Cell* key = keys + (size_t)(slot / 16) * padded * 16 + slot % 16;
+            for (int i = 0; i < padded; i += 16) {
+                Cell cells[16];
+                store_cells(cells, load(queries + i));
+                for (int k = 0; k < 16; k++) key[16 * (i + k)] = cells[k];
+            }
+            const float* value = qkv + (size_t)(a.first_value + kv_head) * d;
+            if (a.value_norm) {
+                normalise(value, inverse_rms(value, d, a.rms_norm_eps), nullptr, d, queries);
+                value = queries;
+            }
+            for (int i = 0; i < d; i += 16) store_cells(values + (size_t)slot * padded + i, load_part(value + i, d - i));
         }
-        const float* value = qkv + (size_t)(queries_heads(a) + a.num_kv_heads + kv_head) * d;
-        for (int i = 0; i < d; i += 16) store_cells(values + (size_t)slot * padded + i, load_part(value + i, d - i));
         for (int g = 0; g < group; g++, queries += padded) {
             head_row(a, qkv + (size_t)(kv_head * group + g) * (1 + a.gated) * d, a.q_norm, row, queries);
             for (int i = 0; i < padded; i += 16) store(queries + i, load(queries + i) * scale);
@@ -132,7 +138,7 @@ LS_INLINE void merge(float* state, const float* chunk, int padded) {
 }
 LS_INLINE void write_mixed(const Attending& a, const float* state, int row, int head) {
     float* to = a.mixed + ((size_t)row * a.num_heads + head) * a.head_dim;
-    const float* gate = a.qkv + ((size_t)row * qkv_heads(a) + 2 * head + 1) * a.head_dim;
+    const float* gate = a.qkv + (size_t)row * a.qkv_stride + (size_t)(2 * head + 1) * a.head_dim;
     for (int i = 0; i < a.head_dim; i += 16) {
         v16 v = load(state + 16 + i) / all(state[1]);
         if (a.gated) v = v / (all(1.0f) + exponential(-load_part(gate + i, a.head_dim - i)));

@@ -1,5 +1,7 @@
 #include "cache.h"
 
+#include "kernels.h"
+
 namespace {
 
 template <class Cell> void move_head(char* keys, char* values, int padded, int from, int to) {
@@ -9,17 +11,56 @@ template <class Cell> void move_head(char* keys, char* values, int padded, int f
     memcpy((Cell*)values + (size_t)to * padded, (Cell*)values + (size_t)from * padded, sizeof(Cell) * padded);
 }
 
+// Layer by layer where keys and values lie, of recurrent ones none -> channels of a slot's keys in all of them.
+template <class Use> int64_t each_place(const ls_model& model, const Use& use) {
+    int64_t channels = 0;
+    for (int i = 0; i < model.config.num_layers; i++) {
+        const ls_layer& layer = model.layers[i];
+        const ls_cache::Place place{i - layer.keys_from, layer.delta ? 0 : layer.num_kv_heads, ls::padded_head(layer.head_dim), channels};
+        use(i, place);
+        if (!layer.keys_from) channels += (int64_t)place.kv_heads * place.padded_dim;
+    }
+    return channels;
+}
+
 }  // namespace
+
+bool ls_cache::shape_for(const ls_model& model) {
+    if (!places.resize(sizeof(Place) * model.config.num_layers)) return false;
+    layers = model.config.num_layers, format = model.config.cache_format;
+    const int recurrent = model.recurrent_before(layers);
+    if (recurrent) chains = true, states.shape(model.config.delta, recurrent, format);
+    Place* to = (Place*)places.data();
+    channels = each_place(model, [&](int i, const Place& own) { to[i] = own.layer == i ? own : to[own.layer]; });
+    return true;
+}
+
+bool ls_cache::fits(const ls_model& model) const {
+    const int recurrent = model.recurrent_before(model.config.num_layers);
+    bool same = layers == model.config.num_layers && format == model.config.cache_format && chains == (recurrent > 0) &&
+                (recurrent == 0 || states.serves(model.config.delta, recurrent));
+    if (same) each_place(model, [&](int i, const Place& own) {
+        const Place& p = place(i);
+        same = same && p.layer == own.layer && p.kv_heads == own.kv_heads && p.padded_dim == own.padded_dim;
+    });
+    return same;
+}
 
 bool ls_cache::reserve(int wanted) {
     const int64_t more = ls::rounded_up(wanted, 16);
     if (more <= slots) return true;
     ls::Memory new_cells, new_positions;
-    const size_t new_head = (size_t)more * padded_dim * cell_bytes(), heads = (size_t)2 * layers * kv_heads;
-    if (more > INT32_MAX || !new_positions.resize((size_t)more * 4) || !new_cells.resize(new_head * heads)) return false;
-    const size_t used = (size_t)ls::rounded_up(length + rows, 16) * padded_dim * cell_bytes();  // whole blocks of keys
-    for (size_t head = 0; head < heads && used; head++)
-        memcpy(new_cells.data() + new_head * head, cells.data() + head_bytes() * head, used);
+    const size_t slot_bytes = 2 * (size_t)channels * cell_bytes();
+    if (more > INT32_MAX || !new_positions.resize((size_t)more * 4) || !new_cells.resize(slot_bytes * more)) return false;
+    const size_t used = (size_t)ls::rounded_up(length + rows, 16) * cell_bytes();  // whole blocks of keys
+    for (int layer = 0; layer < layers && used; layer++) {
+        const Place& p = place(layer);
+        if (p.layer != layer) continue;
+        const size_t new_head = (size_t)more * p.padded_dim * cell_bytes();
+        char* to = new_cells.data() + 2 * p.before * more * cell_bytes();
+        for (int head = 0; head < 2 * p.kv_heads; head++)
+            memcpy(to + new_head * head, keys(layer) + head_bytes(p) * head, used * p.padded_dim);
+    }
     if (slots) memcpy(new_positions.data(), positions.data(), (size_t)slots * 4);
     for (int slot = slots; slot < more; slot++) ((int32_t*)new_positions.data())[slot] = slot;
     cells.swap(new_cells);
@@ -31,10 +72,12 @@ bool ls_cache::reserve(int wanted) {
 void ls_cache::move(int from, int to) {
     if (from == to) return;
     position()[to] = position()[from];
-    for (int layer = 0; layer < layers; layer++)
-        for (int head = 0; head < kv_heads; head++) {
-            char *k = keys(layer) + head_bytes() * head, *v = values(layer) + head_bytes() * head;
-            if (format == LS_FP16) move_head<uint16_t>(k, v, padded_dim, from, to);
-            else move_head<float>(k, v, padded_dim, from, to);
+    for (int layer = 0; layer < layers; layer++) {
+        const Place& p = place(layer);
+        for (int head = 0; head < p.kv_heads && p.layer == layer; head++) {
+            char *k = keys(layer) + head_bytes(p) * head, *v = values(layer) + head_bytes(p) * head;
+            if (format == LS_FP16) move_head<uint16_t>(k, v, p.padded_dim, from, to);
+            else move_head<float>(k, v, p.padded_dim, from, to);
         }
+    }
 }

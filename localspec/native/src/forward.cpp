@@ -33,34 +33,45 @@ class Forward {
     }
 
   private:
+    int half() const { return c_.rotary_dim / 2; }
+    int local_half() const { return c_.local_rotary_dim / 2; }
     bool stored_apart() const { return c_.num_layers && (model_.layers[0].o_norm || c_.residual_scale != 1); }
     int layer_count() const { return q_.layers ? q_.num_layers : c_.num_layers; }
     const ls_adapter* adapters_of(int layer) const { return q_.adapters ? q_.adapters + (size_t)layer * 4 : nullptr; }
 
     void allocate(Arena& arena) {
-        const size_t rows = smaller(BATCH, q_.rows), heads = (size_t)c_.num_heads, half = c_.rotary_dim / 2;
+        const size_t rows = smaller(BATCH, q_.rows), heads = (size_t)c_.num_heads;
         InputRoom inputs;
-        int most_in = c_.hidden_size, most_out = 0, most_rank = 0, widest = 0, mixed = (int)heads * c_.head_dim;
+        int most_in = c_.hidden_size, most_out = 0, most_rank = 0, qkv = 0, head_dim = 0, inner = 0, mixed = 0;
+        scratch_size_ = 0;
         for (int i = 0; i < layer_count(); i++) {
             const int number = q_.layers ? q_.layers[i] : i;
             const ls_layer& layer = model_.layers[number];
             int adapter = 0;
-            widest = larger(widest, layer.qkv_proj.out), mixed = larger(mixed, layer.o_proj.in);
+            mixed = larger(mixed, layer.o_proj.in);
             const ls_matrix* matrices[] = {&layer.qkv_proj, &layer.o_proj, &layer.gate_up_proj, &layer.down_proj};
             for (const ls_matrix* m : matrices) {
                 inputs.need(*m, (int)rows);
                 most_in = larger(most_in, m->in), most_out = larger(most_out, m->out);
                 if (q_.adapters) most_rank = larger(most_rank, adapters_of(number)[adapter++].rank);
             }
+            qkv = larger(qkv, layer.qkv_proj.out), head_dim = larger(head_dim, layer.head_dim), inner = larger(inner, layer.intermediate_size);
+            const size_t scratch = attention_scratch(attending(number), q_.rows);
+            scratch_size_ = scratch > scratch_size_ ? scratch : scratch_size_;
+            if (!c_.layer_inputs.width) continue;
+            inputs.need(layer.input_gate, (int)rows), inputs.need(layer.input_projection, (int)rows);
         }
+        if (c_.layer_inputs.width) inputs.need(c_.layer_inputs.projection, (int)rows);
         if (c_.lm_head.data) inputs.need(c_.lm_head, (int)rows);
         x_ = arena.take<float>(rows * c_.hidden_size);
-        qkv_ = arena.take<float>(rows * widest);
-        queries_ = arena.take<float>(rows * heads * padded_head(c_.head_dim));
+        qkv_ = arena.take<float>(rows * qkv);
+        queries_ = arena.take<float>(rows * heads * padded_head(head_dim));
         mixed_ = arena.take<float>(rows * mixed);
-        act_ = arena.take<float>(rows * c_.intermediate_size);
+        act_ = arena.take<float>(rows * inner);
+        layer_inputs_ = arena.take<float>(rows * c_.num_layers * c_.layer_inputs.width);
+        gated_ = arena.take<float>(rows * c_.layer_inputs.width);
         factors_ = arena.take<float>(rows);
-        const size_t turned = (c_.local_inv_freq ? 2 : 1) * rows * half;  // those of local layers follow
+        const size_t turned = rows * (half() + (c_.local_inv_freq ? local_half() : 0));  // those of local layers follow
         cos_ = arena.take<float>(turned), sin_ = arena.take<float>(turned);
         given_ = arena.take<float>(stored_apart() ? rows * c_.hidden_size : 0);
         query_factors_ = c_.query_factors ? arena.take<float>(rows) : nullptr;
@@ -72,25 +83,25 @@ class Forward {
             low_ = arena.take<float>(rows * most_rank);
             delta_ = arena.take<float>(rows * most_out);
         }
-        const size_t partials = (size_t)chunks_ * rows * heads * state_floats(c_.head_dim);
+        const size_t partials = (size_t)chunks_ * rows * heads * state_floats(head_dim);
         split_ = pool_.threads() > 1 && chunks_ > 1 && partials * sizeof(float) <= MOST_PARTIALS;
         partials_ = arena.take<float>(split_ ? partials : 0);
-        scratch_size_ = attention_scratch(attending(0), q_.rows);
         scratch_ = arena.take<float>(scratch_size_ * pool_.threads());
         if (cache_.chains) recurrent_.take(arena, cache_.states, (int)rows);
     }
 
     void batch() {
         for (int r = 0; r < rows_; r++) {
-            const int row = first_ + r, half = c_.rotary_dim / 2;
+            const int row = first_ + r;
             float* x = x_ + (size_t)r * c_.hidden_size;
             if (q_.tokens && q_.tokens[row] >= 0) embed(model_, q_.tokens[row], x);
             else memcpy(x, q_.inputs + (size_t)row * c_.hidden_size, sizeof(float) * c_.hidden_size);
-            const size_t at = (size_t)r * half, local = (size_t)(rows_ + r) * half;
-            cos_sin(sequences_.positions[row], c_.inv_freq, half, c_.attention_scaling, cos_ + at, sin_ + at);
-            if (c_.local_inv_freq) cos_sin(sequences_.positions[row], c_.local_inv_freq, half, c_.local_scaling, cos_ + local, sin_ + local);
+            const size_t at = (size_t)r * half(), local = (size_t)rows_ * half() + (size_t)r * local_half();
+            cos_sin(sequences_.positions[row], c_.inv_freq, half(), c_.attention_scaling, cos_ + at, sin_ + at);
+            if (c_.local_inv_freq) cos_sin(sequences_.positions[row], c_.local_inv_freq, local_half(), c_.local_scaling, cos_ + local, sin_ + local);
             if (query_factors_) query_factors_[r] = c_.query_factors[smaller(sequences_.positions[row] / c_.query_period, c_.num_query_factors - 1)];
         }
+        if (c_.layer_inputs.width) read_layer_inputs(model_, pool_, q_.tokens + first_, x_, rows_, inputs_, layer_inputs_);
         // Rows whose states nobody asks for give keys and values only, and need no more of the last layer.
         const bool heads = q_.logits || q_.argmax;
         const int head_from = heads ? larger(0, smaller(rows_, q_.logits_from - first_)) : rows_;
@@ -116,15 +127,31 @@ class Forward {
     void layer(int number, int from) {  // rows before `from` give keys and values only
         const ls_layer& w = model_.layers[number];
         const ls_adapter* adapters = adapters_of(number);
-        const int inter = c_.intermediate_size;
         linear(w.qkv_proj, adapters, 0, 0, x_, w.input_layernorm, Epilogue::store, qkv_, w.qkv_proj.out);
-        if (w.delta) recurrent_.read(cache_.states, reading_, w, model_.before(number, true), qkv_, first_, rows_, mixed_);
+        if (w.delta) recurrent_.read(cache_.states, reading_, w, model_.recurrent_before(number), qkv_, first_, rows_, mixed_);
         else attention(number, from);
         if (from == rows_) return;
         add(w.o_proj, adapters, 1, from, mixed_, w.o_norm);
         const Epilogue gate = c_.gate == LS_GELU ? Epilogue::gelu_gate : Epilogue::gate;
-        linear(w.gate_up_proj, adapters, 2, from, x_, w.post_attention_layernorm, gate, act_, inter);
+        linear(w.gate_up_proj, adapters, 2, from, x_, w.post_attention_layernorm, gate, act_, w.intermediate_size);
         add(w.down_proj, adapters, 3, from, act_, w.down_norm);
+        if (c_.layer_inputs.width) add_inputs(number, from);
+        for (int r = from; w.scalar && r < rows_; r++) {
+            float* x = x_ + (size_t)r * c_.hidden_size;
+            k_.normalise(x, *w.scalar, nullptr, c_.hidden_size, x);
+        }
+    }
+
+    // Adds what a layer makes of its inputs of the rows' tokens.
+    void add_inputs(int number, int from) {
+        const ls_layer& w = model_.layers[number];
+        const int width = c_.layer_inputs.width;
+        linear(w.input_gate, nullptr, 0, from, x_, nullptr, c_.gate == LS_GELU ? Epilogue::gelu : Epilogue::silu, gated_, width);
+        for (int r = from; r < rows_; r++) {
+            const float* own = layer_inputs_ + ((size_t)r * c_.num_layers + number) * width;
+            for (int i = 0; i < width; i++) gated_[(size_t)r * width + i] = gated_[(size_t)r * width + i] * own[i];
+        }
+        add(w.input_projection, nullptr, 0, from, gated_, w.input_norm);
     }
 
     // Adds what a linear gives, after norm and scale where there are any, to rows [from, rows) of the states.
@@ -179,14 +206,17 @@ class Forward {
     Attending attending(int number) const {
         const ls_layer& w = model_.layers[number];
         Attending a{};
-        a.num_heads = c_.num_heads, a.num_kv_heads = c_.num_kv_heads, a.head_dim = c_.head_dim, a.rotary_dim = c_.rotary_dim;
+        a.num_heads = c_.num_heads, a.num_kv_heads = w.num_kv_heads, a.head_dim = w.head_dim;
+        a.rotary_dim = w.local ? c_.local_rotary_dim : c_.rotary_dim;
         a.cache_format = c_.cache_format, a.slots = cache_.slots, a.rms_norm_eps = c_.rms_norm_eps;
         a.rows = rows_, a.first_slot = cache_.length + first_, a.tree_slot = cache_.length;
-        const size_t turned = w.local ? (size_t)rows_ * (c_.rotary_dim / 2) : 0;
+        const size_t turned = w.local ? (size_t)rows_ * half() : 0;
         a.query_scalar = c_.query_scalar, a.factors = query_factors_, a.gated = c_.gated;
+        a.own_keys = !w.keys_from, a.value_norm = c_.value_norm;
+        a.qkv_stride = w.qkv_proj.out, a.first_key = c_.num_heads * (1 + c_.gated);
+        a.first_value = a.first_key + (w.keys_are_values ? 0 : w.num_kv_heads);
         a.qkv = qkv_, a.q_norm = w.q_norm, a.k_norm = w.k_norm, a.cos = cos_ + turned, a.sin = sin_ + turned;
-        const int place = model_.before(number, false);
-        a.queries = queries_, a.keys = cache_.keys(place), a.values = cache_.values(place);
+        a.queries = queries_, a.keys = cache_.keys(number), a.values = cache_.values(number);
         a.prefix = sequences_.prefix + first_, a.tail_count = sequences_.tail_count + first_, a.tails = sequences_.tails + first_;
         a.visible_from = visible_from_, a.mixed = mixed_, a.partials = partials_, a.chunks = chunks_;
         return a;
@@ -194,7 +224,7 @@ class Forward {
 
     void attention(int number, int from) {
         const Attending a = attending(number);
-        const int together = rows_together(a), blocks = ceil_div(rows_ - from, together), heads = c_.num_kv_heads;
+        const int together = rows_together(a), blocks = ceil_div(rows_ - from, together), heads = a.num_kv_heads;
         for (int r = 0; r < rows_; r++) visible_from_[r] = sequences_.visible_from(first_ + r, model_.layers[number].sliding_window);
         const bool split = split_ && heads * blocks < 4 * pool_.threads();
         const bool at_once = !split && blocks == 1 && from == 0;  // a head's keys are made where they are used
@@ -239,7 +269,7 @@ class Forward {
         if (rows <= 0) return;
         const Linear l{&c_.lm_head, rows, x + (head_from - wanted) * size, c_.hidden_size,
                        norm || scaled ? factors_ + (head_from - wanted) : nullptr, norm, Epilogue::head,
-                       q_.logits ? q_.logits + (size_t)at * c_.vocab_size : nullptr, c_.vocab_size, nullptr, best_};
+                       q_.logits ? q_.logits + (size_t)at * c_.vocab_size : nullptr, c_.vocab_size, nullptr, best_, c_.logit_cap};
         reset(best_, pool_.threads(), rows);
         multiply(pool_, l, inputs_);
         if (q_.argmax) settle(best_, pool_.threads(), rows, q_.argmax + at);
@@ -257,7 +287,7 @@ class Forward {
     int first_ = 0, rows_ = 0;  // of the batch
     int chunks_ = 0;
     bool split_ = false;
-    float *x_, *given_, *qkv_, *queries_, *mixed_, *act_, *factors_, *cos_, *sin_, *query_factors_, *normed_, *low_, *delta_, *partials_, *scratch_;
+    float *x_, *given_, *qkv_, *queries_, *mixed_, *act_, *layer_inputs_, *gated_, *factors_, *cos_, *sin_, *query_factors_, *normed_, *low_, *delta_, *partials_, *scratch_;
     size_t scratch_size_;
     int32_t* visible_from_;
     Best* best_;
@@ -285,19 +315,11 @@ int head(const ls_model& model, Pool& pool, int rows, const float* hidden, float
             reset(best, pool.threads(), count);
             for (int r = 0; factors && r < count; r++) factors[r] = c.logit_scale;
             multiply(pool, Linear{&c.lm_head, count, hidden + (size_t)first * c.hidden_size, c.hidden_size, factors, nullptr, Epilogue::head,
-                                  logits ? logits + (size_t)first * c.vocab_size : nullptr, c.vocab_size, nullptr, best}, inputs);
+                                  logits ? logits + (size_t)first * c.vocab_size : nullptr, c.vocab_size, nullptr, best, c.logit_cap}, inputs);
             if (argmax) settle(best, pool.threads(), count, argmax + first);
         }
     }
     return LS_OK;
-}
-
-void embed(const ls_model& model, int token, float* x) {
-    const ls_model_config& c = model.config;
-    const size_t at = (size_t)token * c.hidden_size;
-    if (c.embed_format == LS_FP32) memcpy(x, (const float*)c.embed_tokens + at, sizeof(float) * c.hidden_size);
-    for (int i = 0; i < c.hidden_size && c.embed_format == LS_BF16; i++) x[i] = bf16_to_float(((const uint16_t*)c.embed_tokens)[at + i]);
-    for (int i = 0; i < c.hidden_size && c.embed_scale != 1; i++) x[i] = x[i] * c.embed_scale;
 }
 
 }  // namespace ls

@@ -1,13 +1,11 @@
 // One forward of a model: rows through all layers, by batches.
 #pragma once
+#include "by_token.h"
 #include "cache.h"
 #include "delta.h"
-#include "linear.h"
-#include "model.h"
 
 namespace ls {
 // Arguments have been checked. LS_NO_MEMORY leaves the cache as it was.
 int forward(const ls_model& model, ls_cache& cache, Pool& pool, const ls_request& request);
 int head(const ls_model& model, Pool& pool, int rows, const float* hidden, float* logits, int32_t* argmax);
-void embed(const ls_model& model, int token, float* x);
 }  // namespace ls

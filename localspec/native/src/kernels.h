@@ -59,6 +59,7 @@ struct Product {
     int64_t stride;
     const float* delta;        // [rows, out] of an adapter, added before the epilogue, or NULL
     Best* best;                // of a head: [threads][rows]
+    float cap;                 // of a head: logits stay below it, by tanh; 0: they stay as they are
 };
 
 struct LowRank {
@@ -74,7 +75,11 @@ struct Attending {  // one layer, some rows of a forward
     int rows, first_slot;                  // where the first row's keys and values go
     int tree_slot;                         // the first slot after the committed tokens
     float rms_norm_eps, query_scalar;
-    const float *qkv, *q_norm, *k_norm;    // qkv [rows, qkv_heads * head_dim]
+    // qkv [rows, qkv_stride]: queries of all heads, each before its gate where they are gated, then keys, then values,
+    // unless those are the keys before norm and rotation; queries alone where keys and values are an earlier layer's
+    int qkv_stride, first_key, first_value;  // which heads of qkv are the first key and value
+    bool own_keys, value_norm;
+    const float *qkv, *q_norm, *k_norm;
     const float *cos, *sin;                // [rows, rotary_dim / 2]
     const float* factors;                  // [rows]: queries are multiplied by them; or NULL
     int gated;                             // 1: a query is followed by what gates its head's output
@@ -102,8 +107,6 @@ struct Recurring {  // one recurrent layer, some rows of a text
     float* values;             // -> [rows, value_heads * value_dim], or NULL
 };
 
-LS_INLINE int queries_heads(const Attending& a) { return a.num_heads * (1 + a.gated); }  // heads' widths before the keys
-LS_INLINE int qkv_heads(const Attending& a) { return queries_heads(a) + 2 * a.num_kv_heads; }
 LS_INLINE int padded_head(int head_dim) { return (head_dim + 15) / 16 * 16; }
 LS_INLINE int state_floats(int head_dim) { return padded_head(head_dim) + 16; }  // largest score, sum, mixed values
 LS_INLINE int rows_together(const Attending& a) { return larger(1, 64 / (a.num_heads / a.num_kv_heads)); }

@@ -30,7 +30,7 @@ void multiply(Pool& pool, const Linear& l, const Inputs& room) {
     };
     if ((int64_t)l.rows * m.in < 16384) prepare(0, units, 0);  // sooner done than shared
     else pool.share(units, prepare);
-    const Product product{&m, blocks, room, l.epilogue, l.y, l.y_stride, l.delta, l.best};
+    const Product product{&m, blocks, room, l.epilogue, l.y, l.y_stride, l.delta, l.best, l.cap};
     const int grain = smaller(64, larger(1, (int)((32 << 10) / (panel_bytes(m) * larger(1, l.rows / 4)))));  // some microseconds
     pool.share(panels_of(m.out), [&](int from, int to, int thread) { k.multiply(product, from, to, thread); }, grain);
 }

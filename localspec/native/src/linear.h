@@ -29,6 +29,7 @@ struct Linear {
     int64_t y_stride;
     const float* delta;
     Best* best;
+    float cap = 0;  // see Product
 };
 void multiply(Pool& pool, const Linear& linear, const Inputs& room);
 

@@ -179,6 +179,7 @@ LS_INLINE void finish(const Product& p, int row, int panel, int thread, v16 u, v
         u = u + load_part(delta + first, u_count);
         if (v_count > 0) v = v + load_part(delta + second, v_count);
     }
+    if (p.cap > 0) u = capped(u, p.cap), v = capped(v, p.cap);
     if (p.epilogue == Epilogue::head) note_best(p.best[(size_t)thread * p.blocks.rows + row], u, v, first, smaller(PANEL, u_count));
     if (!p.y) return;
     float* y = p.y + row * p.stride + first;

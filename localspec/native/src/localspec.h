@@ -84,14 +84,34 @@ typedef struct { /* of a layer with a recurrent state (Gated DeltaNet) in the pl
 typedef struct {
     ls_matrix qkv_proj, o_proj, gate_up_proj, down_proj;    /* gate_up_proj is packed with interleave */
     const float *input_layernorm, *post_attention_layernorm; /* [hidden_size]: before attention, and before the MLP */
-    const float *q_norm, *k_norm;                            /* [head_dim], or NULL: none */
+    const float *q_norm, *k_norm;                            /* [head_dim], or NULL: none; without keys of its own no k_norm */
     const float *o_norm, *down_norm;                         /* [hidden_size], of what o_proj and down_proj give; or NULL */
     int32_t sliding_window;                                  /* positions, the row's own included; 0: sees everything */
     int32_t local;                                           /* 1: rotated by local_inv_freq; zeros there rotate nothing */
     /* NULL: it attends. Else qkv_proj gives channels, how much and what stays [value_heads each], gates of values; o_proj
        reads values. Such layers read chains, all layers of a model together. */
     const ls_delta* delta;
+    /* where layers differ; zeros and NULL where they do not */
+    int32_t num_kv_heads, head_dim, intermediate_size;       /* 0: those of the model */
+    int32_t keys_from;       /* it reads keys and values of the layer so many before it, and qkv_proj gives queries; 0: its own */
+    int32_t keys_are_values; /* 1: qkv_proj gives queries and keys; values are those keys before norm and rotation */
+    const float* scalar;     /* [1]: the states after it are multiplied by this; or NULL */
+    /* with layer_inputs: x += norm(input_projection (activation(input_gate x) * the layer's inputs)) after the MLP */
+    ls_matrix input_gate, input_projection;                  /* [width, hidden_size], [hidden_size, width] */
+    const float* input_norm;                                 /* [hidden_size] */
 } ls_layer;
+
+/* What layers read of a token beside their states, `width` channels each (Gemma 4): the token's row of the table, scaled,
+   plus norm(projection of its embedding, scaled), divided by the root of 2 */
+typedef struct {
+    int32_t width;            /* 0: none */
+    int32_t tokens;           /* rows of the table, at least vocab_size */
+    int32_t format;           /* LS_FP32 or LS_BF16 */
+    float table_scale, projection_scale;
+    const void* table;        /* [tokens, num_layers * width] */
+    ls_matrix projection;     /* [num_layers * width, hidden_size] */
+    const float* norm;        /* [width] */
+} ls_layer_inputs;
 
 enum { LS_EMBED_NONE = -1 };
 typedef struct {
@@ -113,12 +133,16 @@ typedef struct {
     ls_matrix lm_head;           /* data NULL: none */
     const float* norm;           /* [hidden_size]; NULL: no final norm */
     const float* inv_freq;       /* [rotary_dim / 2] */
-    const float* local_inv_freq; /* [rotary_dim / 2], or NULL where no layer is `local` */
+    const float* local_inv_freq; /* [local_rotary_dim / 2], or NULL where no layer is `local` */
     const float* query_factors;  /* [num_query_factors]: of queries at position / query_period, the last beyond; or NULL */
     int32_t num_query_factors, query_period;
     const ls_layer* layers;      /* [num_layers] */
     int32_t gated;               /* 1: each query in qkv_proj is followed by what gates its head's output, by a sigmoid */
     ls_delta_sizes delta;        /* of its recurrent layers; value_heads 0: there are none */
+    int32_t local_rotary_dim;    /* rotary_dim of layers that are `local` */
+    int32_t value_norm;          /* 1: values are normed, without weights */
+    float logit_cap;             /* a logit becomes logit_cap * tanh(logit / logit_cap); 0: stays as it is */
+    ls_layer_inputs layer_inputs;
 } ls_model_config;
 
 typedef struct ls_model ls_model;

@@ -80,5 +80,9 @@ LS_INLINE v16 exponential(v16 x) {
 LS_INLINE float exponential(float x) { return exponential(all(x))[0]; }
 
 LS_INLINE v16 silu(v16 x) { return x / (all(1.0f) + exponential(-x)); }
+// cap tanh(x / cap), to about a ten-millionth of the cap
+LS_INLINE v16 capped(v16 x, float cap) {
+    return all(cap) - all(2 * cap) / (all(1.0f) + exponential(x / all(cap) * all(2.0f)));
+}
 // x (1 + tanh u) / 2 is x σ(2u), with u = sqrt(2 / pi) (x + 0.044715 x^3)
 LS_INLINE v16 gelu(v16 x) { return x / (all(1.0f) + exponential(x * fma(x * x, all(-0.0713548162726f), all(-1.5957691216057f)))); }
