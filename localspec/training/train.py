@@ -108,6 +108,7 @@ class Training:
         self.drafter, self.target, self.corpus, self.plan = drafter, drafter.target, corpus, plan
         self.directory, self._asked, self._processes, self._divided = directory, asked, processes, divided
         self.state, self.stopped = State(), False
+        self.right_after_right: list[float] = []
         drafter.begin_training(corpus.frequencies().to(self.target.device))
         groups = trainable_groups(drafter)
         self._parameters = [parameter for params, _ in groups for parameter in params]
@@ -250,23 +251,31 @@ class Training:
         return self.measure(EVALUATED)
 
     def measure(self, tokens: int | None = None) -> list[list[float]]:
-        """Measures and logs [depth][rank], how often that candidate was right on (so many tokens of) held-out text."""
+        """Measures and logs [depth][rank], how often that candidate was right on (so many tokens of) held-out text.
+
+        `right_after_right` [depth] then is how often the first was, where all before it were; empty of kinds that do not
+        tell.
+        """
         self.drafter.eval()
         rows, taken = self.corpus.held_out, 0
         some = [row for row in rows if tokens is None or (taken := taken + len(row.tokens)) <= tokens] or rows[:1]
         ours = some[self._processes.process_index :: self._processes.num_processes]
-        found = torch.zeros(self.drafter.depth, RANKS + 1, dtype=torch.float64)
+        found = torch.zeros(self.drafter.depth, RANKS + 3, dtype=torch.float64)
         groups = list(split_rows(ours, self.plan.at_once))
         most = self._most(len(groups))
         for index, group in enumerate(groups):
             with torch.no_grad(), self._processes.autocast():
                 output = self.drafter.loss(self._batch(group, f"held out {index}"))
             for depth, one in enumerate(output.depth_losses):
-                found[depth, :-1] += one.hits.cpu()
-                found[depth, -1] += one.count
+                found[depth, :RANKS] += one.hits.cpu()
+                found[depth, RANKS] += one.count
+            if output.chains is not None:
+                found[:, -2:] += output.chains.cpu()
         self._read_along(most - len(groups), some)
         found = self._sum(found)
-        shares = (found[:, :-1] / found[:, -1:].clamp_min(1)).tolist()
+        shares = (found[:, :RANKS] / found[:, RANKS : RANKS + 1].clamp_min(1)).tolist()
+        reached = found[found[:, -1] > 0, -2:]
+        self.right_after_right = [round(right / all_, 4) for right, all_ in reached.tolist()]
         accuracy = [[round(share, 4) for share in line] for line in shares]
         self._write_log({"step": self.state.step, "accuracy_by_depth": accuracy})
         return accuracy

@@ -82,6 +82,7 @@ def test_several_depths_share_one_teacher() -> None:
             ((at + 1) * alone.loss).backward()
         torch.testing.assert_close(one.loss, alone.loss)
         assert one.hits.tolist() == alone.hits.tolist() and one.count == alone.count == len(rows)
+        assert one.first.tolist() == alone.first.tolist() and 0 < one.first.sum() == one.hits[0]
         for ours, wanted in zip(gradients, (some.grad, head.weight.grad), strict=True):
             torch.testing.assert_close(ours, wanted if len(rows) else torch.zeros_like(ours))
 
