@@ -143,12 +143,14 @@ class Training:
         if state.looked < 0:
             self._evaluate(done)
         for rows, following, epochs in self.corpus.batches(state.place):
-            if done >= 1:
+            if done >= 1 and state.step:
                 break
             state.loss = self._step(rows, done)
             # All processes agree: the slowest clock decides, and any of them may have been interrupted.
             seconds, asked = self._maxima(seconds_before + time.monotonic() - began, float(stop()))
             state.step, state.place, state.epochs, state.seconds = state.step + 1, following, epochs, seconds
+            if self._processes.is_main_process:
+                checkpoint.note_spent(self.directory / "checkpoint", seconds)
             state.tokens += sum(len(row.tokens) for row in rows)
             done, rate = plan.done(state.step, seconds, epochs), plan.rate * _schedule(done)
             self._write_log({"step": state.step, "loss": state.loss, "rate": rate, "tokens": state.tokens})
@@ -159,7 +161,8 @@ class Training:
             if asked and done < 1:
                 self.stopped = True
                 break
-            if time.monotonic() - saved >= plan.save_seconds:
+            # After the first step it shows whether there is room, and from then on a kill loses no count of hours.
+            if state.step == 1 or time.monotonic() - saved >= plan.save_seconds:
                 self.save()
                 saved = time.monotonic()
         self.save()
@@ -337,6 +340,7 @@ class Training:
             scaler.load_state_dict(stored["scaler"])
         own = {name: stored[name] for name in asdict(self.state)}
         self.state = State(**{**own, "place": Cursor(**own["place"])})
+        self.state.seconds = max(self.state.seconds, checkpoint.spent(self.directory / "checkpoint"))
 
     def _write_log(self, line: dict[str, Any]) -> None:
         if self._processes.is_main_process:

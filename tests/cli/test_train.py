@@ -484,6 +484,20 @@ def test_ctrl_c_keeps_a_checkpoint_and_says_how_to_go_on(tmp_path, model, data, 
     assert losses(out) == whole
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGHUP])
+def test_ended_from_outside_it_keeps_a_checkpoint_as_by_ctrl_c(tmp_path, model, data, whole, sent):
+    """A logout or a terminal that is closed; who waits for it learns what ended it."""
+    out = tmp_path / "out"
+    code, errors = Process(tmp_path, *asked(model, data, out)).after(out, 5, sent)
+    assert code == -sent and "the same command goes on from there" in errors and "Traceback" not in errors
+    step = json.loads((out / "checkpoint" / "state.json").read_text())["step"]
+    assert 5 <= step < 24 and not (out / "training.lock").exists()
+    result = called(tmp_path, "train", *map(str, asked(model, data, out)))
+    assert result.returncode == 0 and f"going on after step {step}" in result.stderr
+    assert losses(out) == whole
+
+
 LAUNCH = [sys.executable, "-m", "accelerate.commands.launch", "--num_processes", "2", "--num_machines", "1",
           "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]  # fmt: skip
 
