@@ -591,7 +591,7 @@ def test_a_token_is_worth_as_much_on_a_busy_machine(slowness: float) -> None:
     def worth(times: float) -> float:
         budget = Budget(8, PROCESSOR)
         for _ in range(120):
-            tree = budget.prune(chain([RIGHT] * 4), 100)
+            tree = budget.prune(chain(4), 100)
             taken = step(tree, *[RIGHT] * 4)
             seconds = times * PROCESSOR.at(tree.size, 100)
             budget.observe(replace(taken, draft_seconds=times * 0.2, verify_seconds=seconds), beside=times * 0.1)
@@ -599,4 +599,4 @@ def test_a_token_is_worth_as_much_on_a_busy_machine(slowness: float) -> None:
         assert found is not None
         return found
 
-    assert worth(slowness) == pytest.approx(worth(1.0), rel=1e-3)
+    assert worth(slowness) == pytest.approx(worth(1.0), rel=0.02), "looks at plain steps come at other times"
