@@ -59,7 +59,9 @@ def parser(about: str, trains: bool = True) -> argparse.ArgumentParser:
     made.add_argument("-m", "--model", default="demo")
     made.add_argument("--prompts", type=Path, required=True, help="a directory of .jsonl files, or one file")
     made.add_argument("--limit", type=positive, default=100, help="prompts")
-    made.add_argument("-n", "--max-tokens", type=positive, default=64, help="of a reply, which ends where it goes round")
+    made.add_argument(
+        "-n", "--max-tokens", type=positive, default=64, help="of a reply, which ends where it goes round"
+    )
     made.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     made.add_argument("--only", nargs="+", default=[""], help="parts whose titles begin so")
     made.add_argument("--work", type=Path, required=True, help="where trainings and replies are kept; outside git")

@@ -1,4 +1,4 @@
-"""Times drafts by part of a model's layers, their verification and a plain step, as the engine computes that decodes."""
+"""Times drafts by part of a model's layers, their verification and a plain step, in the engine that decodes."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -31,7 +31,11 @@ def timings(target: Target, forms: Sequence[S3DOptions] = ()) -> list[Timing]:
 
     def forward(rows: int) -> float:
         tree = DraftTree.chain([0] * rows)
-        return _seconds(lambda: target.forward(tree, cache).logits.argmax())  # which waits for the device
+
+        def run() -> list[int]:
+            return target.forward(tree, cache).logits.argmax()  # which waits for the device
+
+        return _seconds(run)
 
     def draft(form: S3DOptions) -> float:
         specs = Drafter.tensor_specs(target, form)

@@ -58,7 +58,7 @@ def decoding_target(choice: LoadSpec, target: Target) -> DraftableModel[Any]:
 def served_target(card: TargetCard, settings: Settings, target: Target) -> DecodingTarget:
     """Returns the model as it is loaded for replies with these settings, beside the `target` of a training.
 
-    That is our library in the precision that it decodes in; where torch decodes, or there is no room, the target itself.
+    That is our library in the precision that it decodes in; the target itself where torch decodes, or there is no room.
     """
     try:
         choice = choose(card, replace(settings, drafter="none", draft_max="auto", accept="exact", exact=False))

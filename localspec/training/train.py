@@ -256,8 +256,8 @@ class Training:
     def measure(self, tokens: int | None = None) -> list[list[float]]:
         """Measures and logs [depth][rank], how often that candidate was right on (so many tokens of) held-out text.
 
-        `right_after_right` [depth] then is how often the first was, where all before it were; empty of kinds that do not
-        tell.
+        `right_after_right` [depth] then is how often the first was, where all before it were; empty where a kind does
+        not tell.
         """
         self.drafter.eval()
         rows, taken = self.corpus.held_out, 0

@@ -94,7 +94,15 @@ def test_what_was_made_is_not_made_again_and_half_of_it_is_nothing(tmp_path: Pat
 
 
 def asked_for(tmp_path: Path, *more: str) -> list[str]:
-    return ["--prompts", str(tmp_path / "prompts.jsonl"), "--work", str(tmp_path / "work"), "--out", str(tmp_path / "page.md"), *more]
+    return [
+        "--prompts",
+        str(tmp_path / "prompts.jsonl"),
+        "--work",
+        str(tmp_path / "work"),
+        "--out",
+        str(tmp_path / "page.md"),
+        *more,
+    ]
 
 
 def test_results_of_other_settings_are_not_mixed(
