@@ -353,19 +353,19 @@ def missed(runs: Sequence[tuple[str, Mapping[str, Any]]], of_largest: Sequence[s
                     f"{arithmetic(turns, both[1])}."
                 )
     cells = cells_of(runs)
-    for name, turns in cells:
-        if speedup(turns, AUTO) < HARMLESS:
-            low, high = interval(turns, AUTO)
-            off = sum(bool(turn["replies"][AUTO]["off"]) for turn in turns)
+    for name, cell in cells:
+        if speedup(cell, AUTO) < HARMLESS:
+            low, high = interval(cell, AUTO)
+            off = sum(bool(turn["replies"][AUTO]["off"]) for turn in cell)
             lines.append(
-                f"`auto` never below {HARMLESS}, {name}: {arithmetic(turns, AUTO)}, [{low:.2f}, {high:.2f}] by "
-                f"{len(turns)} prompts, in {off} of which it switched itself off."
+                f"`auto` never below {HARMLESS}, {name}: {arithmetic(cell, AUTO)}, [{low:.2f}, {high:.2f}] by "
+                f"{len(cell)} prompts, in {off} of which it switched itself off."
             )
-    wrong = [(name, turns) for name, turns in cells if not nearly_best(turns, AUTO)]
+    wrong = [(name, cell) for name, cell in cells if not nearly_best(cell, AUTO)]
     if len(wrong) > (1 - CHOSEN) * len(cells):
         told = [
-            f"{name} ({speedup(turns, AUTO):.2f}, and {fastest(turns)[0]:.2f} with `{fastest(turns)[1]}`)"
-            for name, turns in wrong
+            f"{name} ({speedup(cell, AUTO):.2f}, and {fastest(cell)[0]:.2f} with `{fastest(cell)[1]}`)"
+            for name, cell in wrong
         ]
         lines.append(
             f"`auto` the best or nearly so in {CHOSEN:.0%} of cells: in {len(cells) - len(wrong)} of {len(cells)}; not "

@@ -16,11 +16,13 @@ import torch
 from clocks import PATIENCE
 from command import called, environment, light_help, sentence
 
+from localspec import config
 from localspec.checkpoint import revision
 from localspec.cli.main import main
 from localspec.errors import LocalspecError
-from localspec.models.drafter_cards import read_drafter
+from localspec.models.drafter_cards import read_drafter, trained_drafters
 from localspec.models.registry import resolve
+from localspec.policy.selection import choose
 from localspec.training import estimate
 from localspec.training.directory import Lock
 
@@ -191,6 +193,22 @@ def test_a_packed_target_that_learns_is_written_unrounded(train, model, tmp_path
             assert main([*words, "--quantize", precision]) == 0
             replies.append(capfd.readouterr().out)
         assert len({*replies}) == 1, precision
+
+
+@pytest.mark.slow
+def test_a_proposal_of_s3d_is_timed_where_replies_are_decoded_and_learns_from_the_drafters_before(train, model):
+    """The training is in fp32, by torch; what decodes may be another engine in another precision."""
+    code, _, errors = train("s3d", "--steps", 12, "--lr", 0.02)
+    assert code == 0, errors
+    precision = choose(resolve(str(model)), config.load(flags={"drafter": "none"})).precision
+    assert f"plain steps as timed here in {precision}." in errors and "as in the paper" in errors
+    assert "where all before it were right" in errors and "brought" in errors
+    (card,) = trained_drafters(resolve(str(model)))
+    assert card.about["features"]["dtype"] == "fp32" and all(0 <= rate <= 1 for rate in card.right_after_right)
+    assert card.right_after_right[0] == card.about["accuracy_by_depth"][0][0], "before the first nothing can be wrong"
+    assert card.right_after_right != [level[0] for level in card.about["accuracy_by_depth"]]
+    code, _, errors = train("s3d", "--steps", 1, "--force")
+    assert code == 0 and "as fitted to this model" in errors
 
 
 @pytest.mark.slow
