@@ -14,13 +14,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from experiment import figure, kept, questions, table
+from experiment import content, figure, kept, positive, questions, same_settings, table, weights
 
 from localspec import Done, Engine, Limits, config
 from localspec.bench import comparison, peers, prompts
 from localspec.checkpoint import inspect
 from localspec.config import Settings
 from localspec.decoding.going_round import until_it_goes_round
+from localspec.errors import LocalspecError
 from localspec.models import drafter_cards, registry
 from localspec.policy.selection import choose
 
@@ -108,16 +109,29 @@ def section(reports: dict[int, dict[str, Any]], names: Sequence[str]) -> str:
     )
 
 
-def main() -> None:
+def conditions(report: dict[str, Any]) -> str:
+    """How many prompts, where, and in which numbers the weights are."""
+    precision = report["dtype"] if report["quantize"] == "none" else report["quantize"]
+    return f"{report['prompts']} prompts, {report['device']}, {precision}."
+
+
+def main(given: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-m", "--model", default="demo")
     parser.add_argument("--prompts", type=Path, required=True, help="a directory of .jsonl files, or one file")
-    parser.add_argument("--limit", type=int, default=100)
-    parser.add_argument("-n", "--max-tokens", type=int, default=64)
+    parser.add_argument("--limit", type=positive, default=100)
+    parser.add_argument("-n", "--max-tokens", type=positive, default=64)
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
-    arguments = parser.parse_args()
-    card = registry.resolve(arguments.model)
+    arguments = parser.parse_args(given)
+    try:
+        card = registry.resolve(arguments.model)
+        decisive = {"limit": arguments.limit, "max_tokens": arguments.max_tokens}
+        decisive |= {"prompts": content(arguments.prompts), **weights(card)}
+        questions(arguments.prompts, 1)
+    except LocalspecError as mistake:
+        parser.error(str(mistake))
+    same_settings(parser, arguments.work, decisive)
     own = drafter_cards.trained_drafters(card)
     names = ["phrases", *(f"{drafter.kind}{form}" for drafter in own for form in ("", "+phrases"))]
     parts = [f"# The drafters of `{card.name}`"]
@@ -136,7 +150,7 @@ def main() -> None:
         reports = {nodes: measured(card, names, nodes, temperature, arguments) for nodes in NODES}
         title = "Greedy" if temperature == 0 else f"Temperature {temperature}"
         first = next(iter(reports.values()))
-        parts.append(f"## {title}\n\n{first['prompts']} prompts, {first['device']}, {first['dtype']}.")
+        parts.append(f"## {title}\n\n{conditions(first)}")
         parts.append(section(reports, names))
     arguments.out.write_text("\n\n".join(parts) + "\n", "utf-8")
 

@@ -1,6 +1,7 @@
 """What the scripts that try the papers' claims have in common: kept results, trainings, replies, intervals, tables."""
 
 import argparse
+import hashlib
 import json
 import os
 import subprocess
@@ -18,6 +19,7 @@ import numpy as np
 from localspec import config
 from localspec.bench import peers, prompts
 from localspec.bench.turns import in_turns
+from localspec.checkpoint import revision
 from localspec.decoding.budget import Budget
 from localspec.decoding.drafter import Drafter
 from localspec.decoding.going_round import until_it_goes_round
@@ -27,8 +29,9 @@ from localspec.decoding.session import Session
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.phrases import WithPhrases
 from localspec.drafters.pool import PhrasePool
-from localspec.drafters.saved import load_drafter
+from localspec.drafters.saved import WEIGHTS, load_drafter
 from localspec.engine.engine import Engine
+from localspec.errors import LocalspecError, UsageMistake
 from localspec.events import Done
 from localspec.models import drafter_cards, registry
 from localspec.policy.selection import choose
@@ -39,6 +42,7 @@ NODES, DEPTHS = 16, 4
 DRAWS = 2000  # of a bootstrap
 RATES = {"medusa": 5e-3, "s3d": 3e-3, "parallelspec": 3e-3, "semi": 3e-3}  # of those that were tried, the best
 ALWAYS: dict[str, dict[str, object]] = {"parallelspec": {"drop": 0.5}}  # else its many rows take most of the time
+DECISIVE = ("model", "limit", "max_tokens", "seeds", "steps", "smoke", "draft")  # of what was asked for
 SMOKE = {"steps": 2, "limit": 3, "max_tokens": 12, "seeds": [0]}
 
 Reply = Mapping[str, Any]  # tokens, steps and rows of its drafts, seconds, acceptance by depth; ids
@@ -54,8 +58,10 @@ def parser(about: str, trains: bool = True) -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("-m", "--model", default="demo")
     made.add_argument("--prompts", type=Path, required=True, help="a directory of .jsonl files, or one file")
-    made.add_argument("--limit", type=int, default=100, help="prompts")
-    made.add_argument("-n", "--max-tokens", type=int, default=64, help="of a reply, which ends where it goes round")
+    made.add_argument("--limit", type=positive, default=100, help="prompts")
+    made.add_argument(
+        "-n", "--max-tokens", type=positive, default=64, help="of a reply, which ends where it goes round"
+    )
     made.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     made.add_argument("--only", nargs="+", default=[""], help="parts whose titles begin so")
     made.add_argument("--work", type=Path, required=True, help="where trainings and replies are kept; outside git")
@@ -64,23 +70,69 @@ def parser(about: str, trains: bool = True) -> argparse.ArgumentParser:
     if trains:
         made.add_argument("--data", type=Path, nargs="+", required=True, help="as `localspec train` reads it")
         made.add_argument("--distilled", type=Path, help="answers by `localspec distill`, for what learns from them")
-        made.add_argument("--steps", type=int, default=500, help="of 1,024 tokens, of each training")
+        made.add_argument("--steps", type=positive, default=500, help="of 1,024 tokens, of each training")
     return made
 
 
+def positive(text: str) -> int:
+    """A number of something, of which there must be some."""
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text} is not possible; give a whole number above 0")
+    return int(text)
+
+
 def begun(made: argparse.ArgumentParser, given: Sequence[str] | None = None) -> argparse.Namespace:
-    """What was asked for. What was kept with other settings is not mixed with it: such a directory is refused."""
+    """What was asked for. What was kept with other settings is not mixed with it: such a directory is refused.
+
+    So are files that cannot be read, before anything is computed.
+    """
     asked = made.parse_args(given)
     if asked.smoke:
         for name, value in SMOKE.items():
             if hasattr(asked, name):
                 setattr(asked, name, value)
-    asked.work.mkdir(parents=True, exist_ok=True)
-    decisive = {name: vars(asked).get(name) for name in ("model", "limit", "max_tokens", "steps", "smoke")}
-    before = kept(asked.work / "settings.json", lambda: decisive)
-    if before != decisive:
-        made.error(f"{asked.work} holds results with {before}; give another --work, or the same settings.")
+    decisive: dict[str, Any] = {name: vars(asked).get(name) for name in DECISIVE}
+    try:
+        decisive |= {name: content(vars(asked).get(name)) for name in ("data", "distilled", "prompts")}
+        questions(asked.prompts, 1)
+        decisive |= weights(registry.resolve(asked.model))
+    except LocalspecError as mistake:
+        made.error(str(mistake))
+    same_settings(made, asked.work, decisive)
     return asked
+
+
+def same_settings(made: argparse.ArgumentParser, work: Path, decisive: Mapping[str, Any]) -> None:
+    """Refuses a directory whose results were made with something else of what decides them, and says with what."""
+    work.mkdir(parents=True, exist_ok=True)
+    before = kept(work / "settings.json", lambda: decisive)
+    for name in dict.fromkeys((*decisive, *before)):
+        was, now = before.get(name), decisive.get(name)
+        if was != now:
+            made.error(
+                f"{work} holds results of other settings: {name} was {was}, and now it is {now}; give another --work, "
+                "or the same settings."
+            )
+
+
+def weights(card: registry.TargetCard) -> dict[str, Any]:
+    """What identifies a model and the trained drafters that it has: one of the same name may have been made anew."""
+    files = [one.path / WEIGHTS for one in drafter_cards.trained_drafters(card)]
+    return {"weights": revision(card.path), "drafters": content([file for file in files if file.is_file()])}
+
+
+def content(places: Path | Sequence[Path] | None) -> list[str]:
+    """The names of files, or of those in a directory, each with a digest of what it holds. Raises UsageMistake."""
+    listed = [] if places is None else [places] if isinstance(places, Path) else places
+    found = []
+    for place in listed:
+        for file in sorted(place.glob("*.jsonl")) if place.is_dir() else [place]:
+            try:
+                with file.open("rb") as opened:
+                    found.append(f"{file.name} {hashlib.file_digest(opened, 'sha256').hexdigest()[:12]}")
+            except OSError as error:
+                raise UsageMistake(f"{file} cannot be read ({error.strerror}); name files that can.") from None
+    return found
 
 
 def kept(file: Path, make: Callable[[], Any]) -> Any:
@@ -117,6 +169,8 @@ def questions(place: Path, count: int | None) -> list[prompts.Prompt]:
     asked = [
         replace(prompt, category=file.stem) for file in files for prompt in prompts.spread(prompts.read(file), None)
     ]
+    if not asked:
+        raise UsageMistake(f"{place} holds no .jsonl files of prompts; name another.")
     return prompts.spread(asked, count)
 
 

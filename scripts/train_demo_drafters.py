@@ -18,10 +18,12 @@ from safetensors.torch import load_file, save_file
 
 # After 150,000 tokens Medusa's first guess was right 10 % of the time at 1e-3, 17 % at 5e-3, and with steps of 1,024
 # tokens 23 % at 5e-3 and 22 % at 1.5e-2. EAGLE-3's loss after 12 steps was 22.7 at 3e-4 and 20.2 at 3e-3.
+# Of four layers these foresee the others best before any training: 42 % of 521 first guesses, and 0,1,6,7 are right in
+# 32 %; the probe's own four (0,2,3,6: 44 %) cannot be told from them, and their second guess is right less often.
 # 4,096 tokens are all that 1,500 of its texts hold, and a level's head costs half.
 KINDS: dict[str, list[str]] = {  # and the arguments of each
     "medusa": ["--lr", "5e-3"],
-    "s3d": ["--lr", "3e-3", "-O", "kept=0,1,6,7"],
+    "s3d": ["--lr", "3e-3", "-O", "kept=0,2,4,6"],
     "parallelspec": ["--lr", "3e-3", "-O", "form=eagle", "-O", "drop=0.5"],
     "semi": ["--lr", "3e-3", "-O", "share=0.5"],
     "eagle3": ["--lr", "3e-3", "-O", "vocabulary=4096"],

@@ -18,28 +18,42 @@ _PAUSE = 0.05  # seconds until an import is looked at again
 
 
 class Interrupt:
-    """The first Ctrl+C lets the step under way finish, so that text and tokens agree; the second one stops at once."""
+    """The first Ctrl+C lets the step under way finish, so that text and tokens agree; the second one stops at once.
 
-    def __init__(self) -> None:
+    With `ends_too` SIGTERM and SIGHUP stop what is inside as the first one does, however many come, for a logout sends
+    both; once all is left they end the process, and whoever waits for it learns what ended it.
+    """
+
+    def __init__(self, ends_too: bool = False) -> None:
         self.asked = self.wait_for_step = False
+        self._ends = _ending() if ends_too else []
+        self._ended: int | None = None
 
     def __enter__(self) -> Self:
         self._before = signal.getsignal(signal.SIGINT)
         self._ours = self._before in (signal.default_int_handler, interrupt)  # nohup and the like ignore it
         if self._ours:
             signal.signal(signal.SIGINT, self._ask)
+        for number in self._ends:
+            signal.signal(number, self._ask)
         return self
 
     def __exit__(self, *exception: object) -> None:
         if self._ours:
             signal.signal(signal.SIGINT, self._before)
+        for number in self._ends:
+            signal.signal(number, signal.SIG_DFL)
+        if self._ended:
+            signal.raise_signal(self._ended)
 
-    def _ask(self, _: int, frame: FrameType | None) -> None:
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        if ends := number in self._ends:
+            self._ended = self._ended or number
         if _would_be_lost(frame):
             return _postpone()
         # It is remembered, for a library may swallow the exception.
         first, self.asked = not self.asked, True
-        if not first or not self.wait_for_step:
+        if not (self.wait_for_step if first else ends):
             raise KeyboardInterrupt
         return None
 
@@ -72,8 +86,7 @@ def cleared_up_when_ended() -> Iterator[None]:
         ended.append(number)
         raise SystemExit(128 + number)
 
-    names = [name for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
-    mine = [number for name in names if signal.getsignal(number := getattr(signal, name)) is signal.SIG_DFL]
+    mine = _ending()
     for number in mine:
         signal.signal(number, end)
     try:
@@ -83,6 +96,12 @@ def cleared_up_when_ended() -> Iterator[None]:
             signal.signal(number, signal.SIG_DFL)
         if ended:
             signal.raise_signal(ended[0])  # whoever waits for this process learns what ended it
+
+
+def _ending() -> list[int]:
+    """The signals that end a program unless it asks for them: nohup and the like have some of them ignored."""
+    names = [name for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    return [number for name in names if signal.getsignal(number := getattr(signal, name)) is signal.SIG_DFL]
 
 
 def end_at_once(*_: object) -> NoReturn:

@@ -130,7 +130,7 @@ def train(
     usable(directory)
     given = locals()
     progress = Progress()
-    with private_files(), Interrupt() as interrupt, Lock(directory) as lock:
+    with private_files(), Interrupt(ends_too=True) as interrupt, Lock(directory) as lock:
         progress.show("reading text")
         examples = [] if own else read_examples(files)
 

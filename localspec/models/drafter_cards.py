@@ -21,6 +21,7 @@ from localspec.paths import Paths
 FORMAT = 1  # of drafter.json
 RANKS = 10  # of the candidates whose accuracy it tells
 ACCEPTANCE = ("acceptance", "acceptance_elsewhere")  # on text like what it learned from, and on all kinds
+RIGHT_AFTER_RIGHT = "right_after_right"  # on held-out text, by depth: the first guess, where all before it were
 MASKS = "masks"  # a tensor of embeddings, which is read by rows and not multiplied
 REMEDY = "train the drafter again"  # one that `train` wrote cannot be fetched
 
@@ -50,6 +51,15 @@ class DrafterCard:
         known = [found for name in ACCEPTANCE if (found := self.about.get(name)) is not None]
         lengths = [(float(found["length"]), int(found["nodes"])) for found in known]
         return min(lengths, default=None)
+
+    @property
+    def right_after_right(self) -> list[float]:
+        """How often its first guess at each depth was right, where all before it were; empty where it does not tell.
+
+        `accuracy_by_depth` is over all places, those too where an earlier guess was wrong.
+        """
+        known = self.about.get(RIGHT_AFTER_RIGHT)
+        return [float(rate) for rate in known] if known and _are_accuracies([known]) else []
 
 
 def find_drafter(name: str, card: TargetCard, paths: Paths | None = None) -> DrafterCard:

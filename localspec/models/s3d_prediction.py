@@ -24,7 +24,8 @@ class Constants:
 
 @dataclass(frozen=True)
 class Acceptance:
-    """Measured: a draft of the share `beta` of the model, and how often its tokens were accepted, the first first."""
+    """Measured: a draft of the share `beta` of the model, and how often its tokens were right, each where all were
+    before it, the first first."""
 
     beta: float
     by_depth: Sequence[float]
@@ -146,14 +147,16 @@ def propose(
     constants: Constants,
     measured: Sequence[KeptLayers] = (),
     length: Callable[[list[list[float]]], float] | None = None,
+    most: int | None = None,
 ) -> Proposal:
     """What promises to be fastest (§5.3): a token more a draft only where it is worth it.
 
     The middle is skipped, and α is that of eq. 10; or there are layers that were `measured`, and `length` tells the
-    tokens an iteration of the tree that is verified, by the chances of its candidates [depth][rank].
+    tokens an iteration of the tree that is verified, by the chances of its candidates [depth][rank]. Where nothing was
+    measured, so many layers at `most` are thought of, else all.
     """
     own = {len(one.layers): one for one in measured}
-    counts = sorted(own) or range(1, layers + 1)
+    counts = sorted(own) or range(1, (most or layers) + 1)
 
     def factor(kept: int, gamma: int) -> float:
         beta = share(layers, kept, head)
@@ -173,18 +176,28 @@ def propose(
     return Proposal(taken, best[1], table[best], table)
 
 
-def beside(constants: Constants, measured: Acceptance, timing: Timing | None = None) -> str:
-    """Prediction beside measurement, in a sentence: acceptance by depth, tokens an iteration and speedup."""
+def beside(constants: Constants, measured: Acceptance, timing: Timing, generated: float | None = None) -> str:
+    """Prediction beside measurement, in a sentence: acceptance by depth, tokens an iteration and speedup.
+
+    `generated` are the tokens an iteration of the tree that is verified, on text that the model wrote. The speedup is
+    arithmetic in either case, and is called so.
+    """
     gamma, beta = len(measured.by_depth), measured.beta
     predicted = [acceptance_at(place, beta, constants) for place in range(1, gamma + 1)]
     length, found = acceptance_length(gamma, beta, constants), _length(measured.by_depth)
+    draft, verify = timing.draft / timing.plain, timing.verify / timing.plain
     parts = [
-        f"By the paper's constants acceptance by depth is {_list(predicted)}, and measured {_list(measured.by_depth)}",
-        f"tokens an iteration {length:.2f}, and measured {found:.2f}",
+        f"A token of a draft, where all before it were right, is right at rates of {_list(predicted)} by the paper's "
+        f"constants, and was on held-out text at {_list(measured.by_depth)}",
+        f"a chain of them makes {length:.2f} tokens an iteration, and {found:.2f}",
     ]
-    if timing is not None:
-        speedup = found * timing.plain / (timing.draft + timing.verify)
-        parts.append(f"the speedup {improvement(gamma, beta, constants):.2f}, and measured {speedup:.2f}")
+    if generated is not None:
+        parts.append(f"the tree that is verified brought {generated:.2f} on text that the model wrote")
+    parts.append(
+        f"as a draft takes {draft:.2f} plain steps here and its verification {verify:.2f}, that should be "
+        f"{(generated or found) / (draft + verify):.2f} times as fast as plain decoding, and "
+        f"{improvement(gamma, beta, constants):.2f} by the paper's constants"
+    )
     return "; ".join(parts) + "."
 
 

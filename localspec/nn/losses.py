@@ -1,7 +1,7 @@
 """Cross-entropy over a whole vocabulary, some rows at a time, so that training never holds all logits at once."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
@@ -20,12 +20,14 @@ Head = Callable[[torch.Tensor], torch.Tensor]
 class DepthLoss:
     """How well tokens were predicted: the loss summed over `count` rows, and how often the right one had which rank.
 
-    `loss` carries the gradient; hits [RANKS] counts the rows whose label was the likeliest, the second, …
+    `loss` carries the gradient; hits [RANKS] counts the rows whose label was the likeliest, the second, …; first
+    [rows] tells of each row whether it was the likeliest, in the order in which they were given.
     """
 
     loss: torch.Tensor
     hits: torch.Tensor
     count: int
+    first: torch.Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.bool))
 
 
 @dataclass(frozen=True)
@@ -66,12 +68,14 @@ def cross_entropies(
     vocabulary, in the order of the head's rows: the rest of the label's distribution is left out, and a label that is
     not among them teaches nothing and is never hit.
     """
-    guesses = [_sorted(guess) for guess in guesses]
+    orders = [guess.labels.argsort() for guess in guesses]
+    guesses = [_sorted(guess, order) for guess, order in zip(guesses, orders, strict=True)]
     device = labels.device
     used = torch.unique(torch.cat([guess.labels for guess in guesses]))
     vocabulary = max(guess.head(guess.states[:0]).shape[-1] for guess in guesses)
     losses = [guess.states.new_zeros((), dtype=torch.float32) for guess in guesses]
     hits = [torch.zeros(RANKS, dtype=torch.long, device=device) for _ in guesses]
+    first = [torch.zeros(len(guess.states), dtype=torch.bool, device=device) for guess in guesses]
     rows = sum(len(guess.states) for guess in guesses)
     recompute = torch.is_grad_enabled() and 2 * 4 * rows * vocabulary > HELD * len(guesses)
     size = max(ROWS // len(guesses), 1)
@@ -87,14 +91,18 @@ def cross_entropies(
             found = checkpoint(_piece, some, labels[about], teacher, kept, use_reentrant=False)
         else:
             found = _piece(some, labels[about], teacher, kept)
-        losses = [total + loss for total, (loss, _) in zip(losses, found, strict=True)]
-        hits = [total + right for total, (_, right) in zip(hits, found, strict=True)]
-    return [DepthLoss(loss, hit, len(guess.states)) for loss, hit, guess in zip(losses, hits, guesses, strict=True)]
+        losses = [total + loss for total, (loss, _, _) in zip(losses, found, strict=True)]
+        hits = [total + right for total, (_, right, _) in zip(hits, found, strict=True)]
+        for whole, order, bound, (_, _, likeliest) in zip(first, orders, bounds, found, strict=True):
+            whole[order[bound[piece - 1] if piece else 0 : bound[piece]]] = likeliest
+    return [
+        DepthLoss(loss, hit, len(guess.states), right)
+        for loss, hit, guess, right in zip(losses, hits, guesses, first, strict=True)
+    ]
 
 
-def _sorted(guess: Guess) -> Guess:
+def _sorted(guess: Guess, order: torch.Tensor) -> Guess:
     """In the order of its labels."""
-    order = guess.labels.argsort()
     return Guess(guess.states[order], guess.head, guess.labels[order])
 
 
@@ -105,8 +113,8 @@ def _rows(guess: Guess, rows: slice, about: torch.Tensor) -> Guess:
 
 def _piece(
     guesses: Sequence[Guess], labels: torch.Tensor, teacher: Head | None, kept: torch.Tensor | None
-) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """The loss and the hits of each guess about a few labels."""
+) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """The loss, the hits and what was right first of each guess about a few labels."""
     chances: torch.Tensor | None = None
     if teacher is not None:
         with torch.no_grad():
@@ -118,7 +126,7 @@ def _piece(
 
 def _part(
     guess: Guess, labels: torch.Tensor, chances: torch.Tensor | None, kept: torch.Tensor | None
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     logits = guess.head(guess.states).float()
     if len(guess.labels) < len(labels):  # else they are about all of them, and nothing is copied
         labels, chances = labels[guess.labels], None if chances is None else chances[guess.labels]
@@ -130,9 +138,9 @@ def _part(
     with torch.no_grad():
         known = rows != ABSENT
         own = logits.gather(1, rows.clamp_min(0)[:, None])
-        rank = (~(logits <= own)).sum(-1)[known]  # a comparison with NaN counts as a loss
-        hits = torch.bincount(rank[rank < RANKS], minlength=RANKS)
-    return loss, hits
+        rank = (~(logits <= own)).sum(-1)  # a comparison with NaN counts as a loss
+        hits = torch.bincount(rank[known & (rank < RANKS)], minlength=RANKS)
+    return loss, hits, known & (rank == 0)
 
 
 def _head_rows(labels: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:

@@ -6,6 +6,7 @@ old checkpoint or the new one.
 
 import errno
 import json
+import math
 import shutil
 from collections.abc import Mapping
 from contextlib import suppress
@@ -19,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from localspec.errors import DoesNotFit, LocalspecError
 from localspec.outside_files import parse_json, read_bytes
 
-STATE = "state.json"
+STATE, SPENT = "state.json", "spent"
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _STATE = {"asked": dict, "at_once": int, "tensors": str}  # what a training's state must have
 _ASKED = {"asked": dict, "options": dict}
@@ -42,6 +43,21 @@ def save(directory: Path, step: int, tensors: Mapping[str, torch.Tensor], state:
     for old in directory.glob("*.safetensors"):
         if old.name != name:
             old.unlink()
+
+
+def note_spent(directory: Path, seconds: float) -> None:
+    """Notes how long a training has taken so far, where it has a checkpoint: what a kill loses is counted, too."""
+    with suppress(OSError):  # a full disk is told of where the next checkpoint is written
+        (directory / SPENT).write_text(f"{seconds:.3f}\n", "utf-8")
+
+
+def spent(directory: Path) -> float:
+    """Returns the seconds that were noted last; 0 where there are none that can be."""
+    try:
+        seconds = float((directory / SPENT).read_text("utf-8"))
+    except (OSError, ValueError):
+        return 0.0
+    return seconds if 0 <= seconds < math.inf else 0.0
 
 
 def remove(directory: Path) -> None:

@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from localspec.drafters.saved import drafter_class
 from localspec.errors import DoesNotFit, LocalspecError, UsageMistake
 from localspec.events import Reporter
 from localspec.machine.machine import Machine, this_machine
-from localspec.models.drafter_cards import trained_drafters
+from localspec.models.drafter_cards import ACCEPTANCE, RIGHT_AFTER_RIGHT, trained_drafters
 from localspec.models.registry import TargetCard
 from localspec.nn.target import Target
 from localspec.policy.selection import Choice, choose
@@ -26,7 +27,7 @@ from localspec.training.directory import Lock
 from localspec.training.examples import Example
 from localspec.training.generated import measured_text
 from localspec.training.result import NEW_TARGET, Origin, Result, report_of, rounded, write_target
-from localspec.training.target import decoding_target, load_target
+from localspec.training.target import decoding_target, load_target, served_target
 from localspec.training.train import StepReport, Training, TrainingPlan, perplexity
 from localspec.training.trainable import PreviousRun, TrainableDrafter, make_drafter, trainable_class
 
@@ -83,7 +84,7 @@ class Job:
         say: Callable[[str], None],
         progress: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self.request, self._say, self._progress = request, say, progress
+        self.request, self._settings, self._say, self._progress = request, settings, say, progress
         self.own = revision(request.card.path)
         self.divided = processes.divides()
         self.choice, self.shadow = self._choose(settings)
@@ -237,11 +238,12 @@ class Job:
         if self.request.options:
             return self.request.options
         previous = [
-            PreviousRun(card.options, card.about["accuracy_by_depth"])
+            PreviousRun(card.options, card.right_after_right)
             for card in trained_drafters(self.request.card)
-            if card.kind == self.request.kind and card.about.get("accuracy_by_depth")
+            if card.kind == self.request.kind
         ]
-        if (proposed := trainable_class(self.request.kind).propose(target, previous)) is None:
+        served = partial(served_target, self.request.card, self._settings, target)
+        if (proposed := trainable_class(self.request.kind).propose(target, previous, served)) is None:
             return {}
         options, sentence = proposed
         self._tell(sentence)
@@ -259,8 +261,7 @@ class Job:
             self._change_target()
             self.perplexity.append(perplexity(self.drafter.target, training.corpus.held_out, self.at_once))
         self.drafter.eval()
-        if outcome := self.drafter.outcome(accuracy):
-            self._tell(outcome)
+        right_after_right = training.right_after_right
         figures = {
             "steps": training.state.step,
             "tokens": training.state.tokens,
@@ -272,6 +273,12 @@ class Job:
             decoding = decoding_target(self.choice, self.drafter.target)
             generated = measured_text(decoding, self.drafter.drafter(decoding), training.corpus.held_out)
         if self.main:
+            told = next((generated[name]["length"] for name in reversed(ACCEPTANCE) if name in generated), None)
+            served = partial(served_target, request.card, self._settings, self.drafter.target)
+            if outcome := self.drafter.outcome(right_after_right, told, served):
+                self._tell(outcome)
+            if right_after_right:
+                generated[RIGHT_AFTER_RIGHT] = right_after_right
             origin = Origin(request.name, request.card.path, self.own)
             Result(self.drafter, origin, self.changes_target, self._record(accuracy, figures) | generated).write(
                 request.directory

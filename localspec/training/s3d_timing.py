@@ -1,33 +1,31 @@
-"""Times a draft by part of a target's layers, its verification and a plain step on this machine (S3D, §5.3)."""
+"""Times drafts by part of a model's layers, their verification and a plain step, in the engine that decodes."""
 
 import time
 from collections.abc import Callable, Sequence
 from statistics import median
 
-import torch
+import numpy as np
 
-from localspec.decoding.drafter import Context, Drafter
+from localspec.decoding.drafter import Context
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.tree import DraftTree
-from localspec.models.adapter_names import LINEARS
+from localspec.drafters.s3d import Drafter, S3DOptions
+from localspec.engine.backends import Target
 from localspec.models.s3d_prediction import Timing, share, symmetric
-from localspec.nn.target import Target
+from localspec.models.shape import Shape
 
 SHARES = (0.25, 0.5, 0.75)  # of the layers
 RUNS = 5
 CONTEXT, ROWS = 256, 17  # tokens before the tree, and rows of it
 
 
-@torch.inference_mode()
-def timings(
-    target: Target, make: Callable[[Sequence[int]], Drafter], counts: Sequence[int] | None = None
-) -> list[Timing]:
-    """Times the drafters that `make` returns for the layers they keep: `counts` of them, else some shares of all.
+def timings(target: Target, forms: Sequence[S3DOptions] = ()) -> list[Timing]:
+    """Times the drafters of these forms, or of some shares of the layers, for a target as it is loaded for replies.
 
     Neither weights nor text change the times.
     """
-    layers, room = len(target.transformer.layers), min(CONTEXT, max(1, target.context - ROWS))
-    cache = target.cache(room + ROWS)
+    layers, room = target.compute.target.sizes.num_layers, min(CONTEXT, max(1, target.context - ROWS))
+    cache, head = target.cache(room + ROWS), head_weight(target)
     cache.assume(room)
     context = Context([0] * (room + 1), cache, ROWS - 1, Sampling())
 
@@ -39,20 +37,22 @@ def timings(
 
         return _seconds(run)
 
-    def draft(kept: int) -> float:
-        drafter = make(symmetric(layers, kept))
-        return _seconds(lambda: drafter.draft(context))
+    def draft(form: S3DOptions) -> float:
+        specs = Drafter.tensor_specs(target, form)
+        untrained = Drafter(target, form, {name: np.zeros(spec.shape, np.float32) for name, spec in specs.items()})
+        return _seconds(lambda: untrained.draft(context))
 
-    plain, verify, head = forward(1), forward(ROWS), head_weight(target)
-    counts = counts or sorted({max(1, round(layers * part)) for part in SHARES})
-    return [Timing(share(layers, kept, head), draft(kept), verify, plain) for kept in counts]
+    counts = sorted({max(1, round(layers * part)) for part in SHARES})
+    forms = forms or [S3DOptions(kept=",".join(map(str, symmetric(layers, count)))) for count in counts]
+    plain, verify = forward(1), forward(ROWS)
+    return [Timing(share(layers, len(form.layers(layers)), head), draft(form), verify, plain) for form in forms]
 
 
 def head_weight(target: Target) -> float:
     """Returns how many layers have as many weights as the head."""
-    shape, layer = target.transformer.config, target.transformer.layers[0]
-    numbers: int = sum(getattr(layer, name).shape.numel() for name in LINEARS)
-    return shape.vocab_size * shape.hidden_size / numbers
+    shape = Shape.of(target.config.content)
+    assert shape is not None
+    return shape.embedding / shape.layer
 
 
 def _seconds(run: Callable[[], object]) -> float:

@@ -9,17 +9,21 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
+from localspec.config import Settings
 from localspec.decoding.compute import DraftableModel
-from localspec.errors import DoesNotFit
+from localspec.engine.backends import Target as DecodingTarget
+from localspec.engine.loading import load_target as load_for_replies
+from localspec.errors import DoesNotFit, LocalspecError
 from localspec.events import Reporter
 from localspec.machine.memory import out_of_memory
+from localspec.models.registry import TargetCard
 from localspec.native.matrix import PackedMatrix
 from localspec.native.target import NativeTarget
 from localspec.nn.linear import PackedLinear, PackedWeight
 from localspec.nn.packing import DTYPES
 from localspec.nn.target import Target
 from localspec.nn.transformer import RotaryEmbedding, Transformer
-from localspec.policy.selection import LoadSpec
+from localspec.policy.selection import LoadSpec, choose
 
 
 def load_target(choice: LoadSpec, reporter: Reporter, each: Callable[[nn.Module], None] = lambda layer: None) -> Target:
@@ -49,6 +53,18 @@ def decoding_target(choice: LoadSpec, target: Target) -> DraftableModel[Any]:
     if choice.device == "cpu" and choice.quantize != "none":
         return NativeTarget.open(choice.target.path, quantize=choice.quantize, name=choice.target.name)
     return target
+
+
+def served_target(card: TargetCard, settings: Settings, target: Target) -> DecodingTarget:
+    """Returns the model as it is loaded for replies with these settings, beside the `target` of a training.
+
+    That is our library in the precision that it decodes in; the target itself where torch decodes, or there is no room.
+    """
+    try:
+        choice = choose(card, replace(settings, drafter="none", draft_max="auto", accept="exact", exact=False))
+        return load_for_replies(choice, Reporter()) if choice.engine == "native" else target
+    except LocalspecError:
+        return target
 
 
 def torch_target(native: NativeTarget) -> Target:

@@ -108,6 +108,7 @@ class Training:
         self.drafter, self.target, self.corpus, self.plan = drafter, drafter.target, corpus, plan
         self.directory, self._asked, self._processes, self._divided = directory, asked, processes, divided
         self.state, self.stopped = State(), False
+        self.right_after_right: list[float] = []
         drafter.begin_training(corpus.frequencies().to(self.target.device))
         groups = trainable_groups(drafter)
         self._parameters = [parameter for params, _ in groups for parameter in params]
@@ -142,12 +143,14 @@ class Training:
         if state.looked < 0:
             self._evaluate(done)
         for rows, following, epochs in self.corpus.batches(state.place):
-            if done >= 1:
+            if done >= 1 and state.step:
                 break
             state.loss = self._step(rows, done)
             # All processes agree: the slowest clock decides, and any of them may have been interrupted.
             seconds, asked = self._maxima(seconds_before + time.monotonic() - began, float(stop()))
             state.step, state.place, state.epochs, state.seconds = state.step + 1, following, epochs, seconds
+            if self._processes.is_main_process:
+                checkpoint.note_spent(self.directory / "checkpoint", seconds)
             state.tokens += sum(len(row.tokens) for row in rows)
             done, rate = plan.done(state.step, seconds, epochs), plan.rate * _schedule(done)
             self._write_log({"step": state.step, "loss": state.loss, "rate": rate, "tokens": state.tokens})
@@ -158,7 +161,8 @@ class Training:
             if asked and done < 1:
                 self.stopped = True
                 break
-            if time.monotonic() - saved >= plan.save_seconds:
+            # After the first step it shows whether there is room, and from then on a kill loses no count of hours.
+            if state.step == 1 or time.monotonic() - saved >= plan.save_seconds:
                 self.save()
                 saved = time.monotonic()
         self.save()
@@ -250,23 +254,31 @@ class Training:
         return self.measure(EVALUATED)
 
     def measure(self, tokens: int | None = None) -> list[list[float]]:
-        """Measures and logs [depth][rank], how often that candidate was right on (so many tokens of) held-out text."""
+        """Measures and logs [depth][rank], how often that candidate was right on (so many tokens of) held-out text.
+
+        `right_after_right` [depth] then is how often the first was, where all before it were; empty where a kind does
+        not tell.
+        """
         self.drafter.eval()
         rows, taken = self.corpus.held_out, 0
         some = [row for row in rows if tokens is None or (taken := taken + len(row.tokens)) <= tokens] or rows[:1]
         ours = some[self._processes.process_index :: self._processes.num_processes]
-        found = torch.zeros(self.drafter.depth, RANKS + 1, dtype=torch.float64)
+        found = torch.zeros(self.drafter.depth, RANKS + 3, dtype=torch.float64)
         groups = list(split_rows(ours, self.plan.at_once))
         most = self._most(len(groups))
         for index, group in enumerate(groups):
             with torch.no_grad(), self._processes.autocast():
                 output = self.drafter.loss(self._batch(group, f"held out {index}"))
             for depth, one in enumerate(output.depth_losses):
-                found[depth, :-1] += one.hits.cpu()
-                found[depth, -1] += one.count
+                found[depth, :RANKS] += one.hits.cpu()
+                found[depth, RANKS] += one.count
+            if output.chains is not None:
+                found[:, -2:] += output.chains.cpu()
         self._read_along(most - len(groups), some)
         found = self._sum(found)
-        shares = (found[:, :-1] / found[:, -1:].clamp_min(1)).tolist()
+        shares = (found[:, :RANKS] / found[:, RANKS : RANKS + 1].clamp_min(1)).tolist()
+        reached = found[found[:, -1] > 0, -2:]
+        self.right_after_right = [round(right / all_, 4) for right, all_ in reached.tolist()]
         accuracy = [[round(share, 4) for share in line] for line in shares]
         self._write_log({"step": self.state.step, "accuracy_by_depth": accuracy})
         return accuracy
@@ -328,6 +340,7 @@ class Training:
             scaler.load_state_dict(stored["scaler"])
         own = {name: stored[name] for name in asdict(self.state)}
         self.state = State(**{**own, "place": Cursor(**own["place"])})
+        self.state.seconds = max(self.state.seconds, checkpoint.spent(self.directory / "checkpoint"))
 
     def _write_log(self, line: dict[str, Any]) -> None:
         if self._processes.is_main_process:

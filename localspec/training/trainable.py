@@ -2,7 +2,7 @@
 
 import json
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from importlib import import_module
 from pathlib import Path
@@ -16,6 +16,7 @@ from localspec.decoding.compute import Array, DraftableModel
 from localspec.drafters.saved import CARD, WEIGHTS
 from localspec.drafters.tensors import TensorSpec, check_tensors
 from localspec.drafters.trained import TrainedDrafter
+from localspec.engine.backends import Target as DecodingTarget
 from localspec.models.drafter_cards import FORMAT
 from localspec.models.drafter_kinds import kind_of
 from localspec.nn.adapters import Adapters
@@ -46,10 +47,15 @@ class Batch:
 
 @dataclass(frozen=True)
 class LossOutput:
-    """The loss to minimise, a mean over tokens, and how well each depth was predicted."""
+    """The loss to minimise, a mean over tokens, and how well each depth was predicted.
+
+    chains [depth, 2], where a kind tells: of the drafts whose likeliest tokens were right down to the depth before, how
+    many were right at this one too, and how many there were.
+    """
 
     loss: torch.Tensor
     depth_losses: Sequence[DepthLoss]
+    chains: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -62,10 +68,13 @@ class Drawn:
 
 @dataclass(frozen=True)
 class PreviousRun:
-    """A drafter that was trained before: its options, and its accuracies [depth][rank] on held-out text."""
+    """A drafter that was trained before: its options, and what was right on held-out text, where all before it was.
+
+    `right_after_right` [depth] is the share of drafts; empty where nobody measured that.
+    """
 
     options: Mapping[str, Any]
-    accuracies: Sequence[Sequence[float]]
+    right_after_right: Sequence[float]
 
 
 class Recomputing(Protocol):
@@ -106,10 +115,13 @@ class TrainableDrafter(nn.Module):
         """Returns the loss of a batch. Every depth is predicted as it is in drafting."""
 
     @classmethod
-    def propose(cls, target: Target, previous: Sequence[PreviousRun] = ()) -> tuple[dict[str, Any], str] | None:
+    def propose(
+        cls, target: Target, previous: Sequence[PreviousRun] = (), decoding: Callable[[], DecodingTarget] | None = None
+    ) -> tuple[dict[str, Any], str] | None:
         """Returns options that suit this target and machine, and why, in a sentence; None where a kind has no proposal.
 
-        `previous` are drafters of this kind that were trained for the target before.
+        `previous` are drafters of this kind that were trained for the target before; `decoding` loads the model as
+        replies have it, else it is the target itself.
         """
         return None
 
@@ -153,8 +165,17 @@ class TrainableDrafter(nn.Module):
         """The states of a text that the loss reads beside the last, by their indices in Hugging Face's naming."""
         return ()
 
-    def outcome(self, accuracies: Sequence[Sequence[float]]) -> str:
-        """Returns a sentence that compares a finished training with what was expected; empty where nothing was."""
+    def outcome(
+        self,
+        right_after_right: Sequence[float],
+        generated: float | None = None,
+        decoding: Callable[[], DecodingTarget] | None = None,
+    ) -> str:
+        """Returns a sentence that compares a finished training with what was expected; empty where nothing was.
+
+        `right_after_right` [depth] is how often its likeliest token was right on held-out text, where all before it
+        were; `generated` the tokens a forward on text that the model wrote; `decoding` loads it as replies have it.
+        """
         return ""
 
     @property

@@ -158,6 +158,35 @@ def test_a_reply_counts_what_was_put_off_once(sent):
         asked._ask(2, frame("main.py"))
 
 
+@posix
+def test_what_ends_a_program_stops_it_once_as_ctrl_c_does(monkeypatch):
+    """A logout sends both: the step under way ends all the same, and the process learns in the end."""
+    raised = []
+    before = [signal.signal(number, signal.SIG_DFL) for number in (signal.SIGTERM, signal.SIGHUP)]
+    try:
+        with monkeypatch.context() as patch:
+            with Interrupt(ends_too=True) as inside:
+                inside.wait_for_step = True
+                signal.raise_signal(signal.SIGHUP)
+                signal.raise_signal(signal.SIGTERM)
+                assert inside.asked
+                patch.setattr(signal, "raise_signal", raised.append)
+            assert raised == [signal.SIGHUP]
+        assert signal.getsignal(signal.SIGTERM) is signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
+        sent = signal.raise_signal
+        with monkeypatch.context() as patch, Interrupt(ends_too=True):
+            patch.setattr(signal, "raise_signal", raised.append)
+            with pytest.raises(KeyboardInterrupt):  # where there is no step to wait for
+                sent(signal.SIGTERM)
+        assert raised == [signal.SIGHUP, signal.SIGTERM]
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # nohup and the like
+        with Interrupt(ends_too=True):
+            assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGTERM, before[0])
+        signal.signal(signal.SIGHUP, before[1])
+
+
 class Finalised:
     def __del__(self):
         signal.raise_signal(signal.SIGINT)

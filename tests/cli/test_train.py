@@ -16,11 +16,13 @@ import torch
 from clocks import PATIENCE
 from command import called, environment, light_help, sentence
 
+from localspec import config
 from localspec.checkpoint import revision
 from localspec.cli.main import main
 from localspec.errors import LocalspecError
-from localspec.models.drafter_cards import read_drafter
+from localspec.models.drafter_cards import read_drafter, trained_drafters
 from localspec.models.registry import resolve
+from localspec.policy.selection import choose
 from localspec.training import estimate
 from localspec.training.directory import Lock
 
@@ -205,6 +207,22 @@ def test_a_packed_target_that_learns_is_written_unrounded(train, model, tmp_path
             assert main([*words, "--quantize", precision]) == 0
             replies.append(capfd.readouterr().out)
         assert len({*replies}) == 1, precision
+
+
+@pytest.mark.slow
+def test_a_proposal_of_s3d_is_timed_where_replies_are_decoded_and_learns_from_the_drafters_before(train, model):
+    """The training is in fp32, by torch; what decodes may be another engine in another precision."""
+    code, _, errors = train("s3d", "--steps", 12, "--lr", 0.02)
+    assert code == 0, errors
+    precision = choose(resolve(str(model)), config.load(flags={"drafter": "none"})).precision
+    assert f"plain steps as timed here in {precision}." in errors and "as in the paper" in errors
+    assert "where all before it were right" in errors and "brought" in errors
+    (card,) = trained_drafters(resolve(str(model)))
+    assert card.about["features"]["dtype"] == "fp32" and all(0 <= rate <= 1 for rate in card.right_after_right)
+    assert card.right_after_right[0] == card.about["accuracy_by_depth"][0][0], "before the first nothing can be wrong"
+    assert card.right_after_right != [level[0] for level in card.about["accuracy_by_depth"]]
+    code, _, errors = train("s3d", "--steps", 1, "--force")
+    assert code == 0 and "as fitted to this model" in errors
 
 
 @pytest.mark.slow
@@ -494,6 +512,20 @@ def test_ctrl_c_keeps_a_checkpoint_and_says_how_to_go_on(tmp_path, model, data, 
     assert 5 <= step < 24
     other = called(tmp_path, "train", *map(str, asked(model, data, out, "--lr", 0.5)))
     assert other.returncode == 2 and "lr = 0.001" in sentence(other) and "--force" in sentence(other)
+    result = called(tmp_path, "train", *map(str, asked(model, data, out)))
+    assert result.returncode == 0 and f"going on after step {step}" in result.stderr
+    assert losses(out) == whole
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGHUP])
+def test_ended_from_outside_it_keeps_a_checkpoint_as_by_ctrl_c(tmp_path, model, data, whole, sent):
+    """A logout or a terminal that is closed; who waits for it learns what ended it."""
+    out = tmp_path / "out"
+    code, errors = Process(tmp_path, *asked(model, data, out)).after(out, 5, sent)
+    assert code == -sent and "the same command goes on from there" in errors and "Traceback" not in errors
+    step = json.loads((out / "checkpoint" / "state.json").read_text())["step"]
+    assert 5 <= step < 24 and not (out / "training.lock").exists()
     result = called(tmp_path, "train", *map(str, asked(model, data, out)))
     assert result.returncode == 0 and f"going on after step {step}" in result.stderr
     assert losses(out) == whole

@@ -585,3 +585,21 @@ def test_a_reply_knows_what_plain_decoding_would_have_taken(tiny: Make, most: in
         assert plain is not None and plain / took == pytest.approx(session.budget.plain.speedup)
     else:
         assert not any(known) and session.statistics.speedup is None, "what is plain is no times as fast"
+
+
+@pytest.mark.parametrize("slowness", [3.0, 0.5])
+def test_a_token_is_worth_as_much_on_a_busy_machine(slowness: float) -> None:
+    """A draft model asks what a token saves, and knows what its own forwards take where nothing else runs."""
+
+    def worth(times: float) -> float:
+        budget = Budget(8, PROCESSOR)
+        for _ in range(120):
+            tree = budget.prune(chain(4), 100)
+            taken = step(tree, *[RIGHT] * 4)
+            seconds = times * PROCESSOR.at(tree.size, 100)
+            budget.observe(replace(taken, draft_seconds=times * 0.2, verify_seconds=seconds), beside=times * 0.1)
+        found = budget.token_seconds(100)
+        assert found is not None
+        return found
+
+    assert worth(slowness) == pytest.approx(worth(1.0), rel=0.02), "looks at plain steps come at other times"

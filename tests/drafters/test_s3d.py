@@ -43,7 +43,7 @@ from localspec.drafters.saved import CARD, load_drafter
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.events import Done, Statistics
 from localspec.models.drafter_cards import read_drafter
-from localspec.models.s3d_prediction import Constants, KeptLayers, acceptance_at
+from localspec.models.s3d_prediction import Constants, KeptLayers, Timing, acceptance_at
 from localspec.nn.cache import KVCache
 from localspec.nn.exactness import measure
 from localspec.nn.linear import Linear
@@ -787,13 +787,14 @@ def test_a_proposal_rests_on_the_drafters_of_before(tiny: Make, monkeypatch: pyt
         drafter = make_drafter("s3d", target, {"kept": kept})
         assert isinstance(drafter, training.Trainable)
         beta = drafter.beta
-        rates = [[acceptance_at(place, beta, constants), 0.1] for place in (1, 2, 3)]
+        rates = [acceptance_at(place, beta, constants) for place in (1, 2, 3)]
         former.append(PreviousRun({"kept": kept, "depth": 3}, rates))
     # Files are edited, and models change: what cannot be this model's drafter says nothing about it.
     former += [
-        PreviousRun({"kept": "0", "more": 1}, [[0.9]]),
-        PreviousRun({"kept": "0,9"}, [[0.9]]),
-        PreviousRun({"rank": 0}, [[0.9]]),
+        PreviousRun({"kept": "0", "more": 1}, [0.9]),
+        PreviousRun({"kept": "0,9"}, [0.9]),
+        PreviousRun({"rank": 0}, [0.9]),
+        PreviousRun({"kept": "0"}, []),  # of an older version, which did not measure it
     ]
     sentence = training.Trainable.propose(target, former)[1]
     assert "as fitted to this model" in sentence
@@ -813,7 +814,74 @@ def test_a_proposal_keeps_what_the_probe_found(tiny: Make, monkeypatch: pytest.M
 
 
 def test_the_outcome_stands_beside_what_was_predicted(tiny: Make) -> None:
-    told = made(tiny(LLAMA).target, depth=2).outcome([[0.5, 0.1], [0.25, 0.1]])
-    assert "measured 0.50 0.25" in told
-    assert "and measured 1.62;" in told, "1 + ½ + ½ · ¼"
-    assert "the speedup" in told
+    drafter = made(tiny(LLAMA).target, depth=2)
+    told = drafter.outcome([0.5, 0.25], 1.75)
+    assert "on held-out text at 0.50 0.25; a chain" in told
+    assert "and 1.62; the tree that is verified brought 1.75 on" in told, "1 + ½ + ½ · ¼"
+    assert "times as fast as plain decoding" in told
+    assert drafter.outcome([]) == "", "where there was no held-out text nothing was found"
+
+
+def test_a_proposal_and_its_outcome_go_by_what_decodes(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Times and agreement are those of the model as replies have it, not of the one that gradients pass."""
+    target, other = tiny(LLAMA).target, tiny(QWEN3).target
+    asked: list[object] = []
+    monkeypatch.setattr(training, "timings", lambda model, *_: asked.append(model) or [Timing(0.5, 1.0, 2.0, 1.0)])
+    monkeypatch.setattr(training, "own_replies", lambda model: asked.append(model) or [([1], [2])])
+    monkeypatch.setattr(training, "probe", lambda model, _: asked.append(model) or [KeptLayers((0, 2), (0.5,))])
+    _, sentence = training.Trainable.propose(target, (), lambda: other)
+    made(target).outcome([0.5], None, lambda: other)
+    assert asked == [other] * 4
+    assert "and δ = 1.50, by drafts, their verification and plain steps as timed here in fp32." in sentence
+
+
+def test_where_nothing_should_pay_no_more_than_half_of_the_layers_is_proposed(
+    tiny: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A draft by nearly all layers promises most where iterations are dear, and would never be worth its training."""
+    target = tiny(LLAMA).target
+    found = [KeptLayers((0, 2), (0.9,)), KeptLayers((2,), (0.3,))]
+    monkeypatch.setattr(training, "probe", lambda *_: found)
+    monkeypatch.setattr(training, "timings", lambda *_: [Timing(0.5, 4.0, 4.0, 1.0)])
+    options, sentence = training.Trainable.propose(target)
+    assert options["kept"] == "2" and sentence.startswith("No share of the layers should pay here. Drafting")
+    monkeypatch.setattr(training, "own_replies", lambda _: [])
+    assert len(training.Trainable.propose(target)[0]["kept"].split(",")) == 1, "by the paper's formula too"
+    monkeypatch.setattr(training, "own_replies", lambda _: [([1], [2])])
+    monkeypatch.setattr(training, "timings", lambda *_: [Timing(0.5, 0.1, 1.0, 1.0)])
+    options, sentence = training.Trainable.propose(target)
+    assert options["kept"] == "0,2" and sentence.startswith("Drafting")
+
+
+def test_of_drafts_that_were_right_so_far_it_is_counted_how_many_are_right_once_more(tiny: Make) -> None:
+    """Against a count draft by draft, over what each row said; marginal shares differ from it."""
+    target = tiny(LLAMA).target
+    drafter = made(target, spread=0.5, depth=3)
+    tokens = torch.tensor([prompt_ids(24, seed=3), prompt_ids(24, seed=4)])
+    mask = torch.ones_like(tokens, dtype=torch.bool)
+    mask[:, 0] = mask[1, 15:] = False
+    anchors, there = drafter._anchors(mask, torch.Generator().manual_seed(1))
+    states = drafter._groups(tokens, anchors)
+    said = target.head(states).argmax(-1)
+    labels = tokens.clone()  # of half of the drafts, so that some are right several times
+    for text, row in enumerate(anchors.tolist()):
+        for draft, anchor in enumerate(row):
+            for place in range(3):
+                if anchor + place + 1 < 24 and (draft + place) % 3:
+                    labels[text, anchor + place + 1] = said[text, draft, place]
+    with patch.object(drafter, "_groups", lambda *_: states):
+        batch = Batch(labels, mask, torch.zeros(2, 24, 0), False, torch.Generator().manual_seed(1))
+        output = drafter.loss(batch)
+    expected = torch.zeros(3, 2, dtype=torch.long)
+    for text, row in enumerate(anchors.tolist()):
+        for draft, anchor in enumerate(row):
+            for place in range(3):
+                at = anchor + place + 1
+                if not there[text, draft] or at >= 24 or not mask[text, at]:
+                    break
+                expected[place, 1] += 1
+                if said[text, draft, place] != labels[text, at]:
+                    break
+                expected[place, 0] += 1
+    assert output.chains is not None and output.chains.tolist() == expected.tolist()
+    assert 0 < expected[1, 0] <= expected[1, 1] < output.depth_losses[1].count

@@ -71,6 +71,13 @@ def test_several_depths_share_one_teacher() -> None:
         read += len(rows)
         return teacher(rows)
 
+    def right(some: torch.Tensor, head: torch.nn.Module, rows: torch.Tensor) -> list[bool]:
+        return (head(some).argmax(-1) == teacher(theirs[rows]).argmax(-1)).tolist()
+
+    with torch.no_grad():  # of random rows hardly any would be right
+        for some, head, rows in zip(states, heads, about, strict=True):
+            head.weight[teacher(theirs[rows]).argmax(-1)[::2]] = 9 * some[::2]
+    assert sum(right(states[0], heads[0], about[0])) > 5
     guesses = [Guess(*one) for one in zip(states, heads, about, strict=True)]
     together = cross_entropies(guesses, theirs, counted)
     assert read == len(torch.cat(about).unique()), "each row of the teacher is made once"
@@ -82,6 +89,7 @@ def test_several_depths_share_one_teacher() -> None:
             ((at + 1) * alone.loss).backward()
         torch.testing.assert_close(one.loss, alone.loss)
         assert one.hits.tolist() == alone.hits.tolist() and one.count == alone.count == len(rows)
+        assert one.first.tolist() == alone.first.tolist() == right(some, head, rows)
         for ours, wanted in zip(gradients, (some.grad, head.weight.grad), strict=True):
             torch.testing.assert_close(ours, wanted if len(rows) else torch.zeros_like(ours))
 

@@ -94,16 +94,69 @@ def test_what_was_made_is_not_made_again_and_half_of_it_is_nothing(tmp_path: Pat
 
 
 def asked_for(tmp_path: Path, *more: str) -> list[str]:
-    return ["--prompts", str(tmp_path), "--work", str(tmp_path / "work"), "--out", str(tmp_path / "page.md"), *more]
+    return [
+        "--prompts",
+        str(tmp_path / "prompts.jsonl"),
+        "--work",
+        str(tmp_path / "work"),
+        "--out",
+        str(tmp_path / "page.md"),
+        *more,
+    ]
 
 
-def test_results_of_other_settings_are_not_mixed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    begun(parser("", trains=False), asked_for(tmp_path, "--limit", "5"))
-    again = begun(parser("", trains=False), asked_for(tmp_path, "--limit", "5", "--seeds", "7"))
-    assert again.seeds == [7], "more seeds are more results, not others"
-    with pytest.raises(SystemExit):
-        begun(parser("", trains=False), asked_for(tmp_path, "--limit", "6"))
-    assert "give another --work, or the same settings" in capsys.readouterr().err
+def test_results_of_other_settings_are_not_mixed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever decides a result: flags, and what is in files of text and of prompts, under whatever name."""
+    prompts, data = tmp_path / "prompts.jsonl", tmp_path / "data.jsonl"
+    prompts.write_text('{"prompt": "Tell me of dogs."}\n')
+    data.write_text('{"text": "The cat sat."}\n')
+
+    def ask(*more: str) -> Namespace:
+        return begun(parser(""), [*asked_for(tmp_path, "--data", str(data)), *more])
+
+    first = ask("--limit", "5")
+    assert ask("--limit", "5", "--only", "Table").limit == first.limit, "what is left out is no other result"
+    for more, name in ((["--limit", "6"], "limit"), (["--limit", "5", "--seeds", "7"], "seeds")):
+        with pytest.raises(SystemExit):
+            ask(*more)
+        told = capsys.readouterr().err
+        assert f"other settings: {name} was" in told and "give another --work, or the same settings" in told
+    for file in (data, prompts):
+        before = file.read_text()
+        file.write_text(before + before)
+        with pytest.raises(SystemExit):
+            ask("--limit", "5")
+        assert f"other settings: {file.stem} was" in capsys.readouterr().err
+        file.write_text(before)
+    with monkeypatch.context() as patch:
+        patch.setattr(experiment, "revision", lambda _: "another")
+        with pytest.raises(SystemExit):
+            ask("--limit", "5")
+        assert "other settings: weights was" in capsys.readouterr().err, "of the same name, and made anew"
+    ask("--limit", "5")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--limit", "0"], "--limit: 0 is not possible; give a whole number above 0"),
+        (["--steps", "-1"], "-1 is not possible"),
+        (["--data", "nowhere.jsonl"], "nowhere.jsonl cannot be read (No such file or directory)"),
+        (["--prompts", "nowhere"], "nowhere cannot be read (No such file or directory)"),
+        (["--prompts", "."], "holds no .jsonl files of prompts"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_in_a_sentence_before_anything_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data.txt").write_text("The cat sat.")
+    with pytest.raises(SystemExit) as left:
+        paper_s3d.main([*asked_for(tmp_path, "--data", "data.txt"), *words])
+    assert left.value.code == 2 and said in capsys.readouterr().err
+    assert not (tmp_path / "work").exists()
 
 
 EIGHT = Shape(8, 64, 64, 4, 4, 16, 100, 100)

@@ -129,3 +129,51 @@ def test_a_run_that_was_stopped_goes_on_with_what_auto_took(tmp_path: Path, monk
     assert "temperature 0.7" in said and "Replies that differ from plain decoding: 0." in said and "Over all:" in said
     with pytest.raises(SystemExit):
         speedups.main([*words, "--drafters", "auto"])
+
+
+def lines_of(said: str, begins: str) -> list[str]:
+    return [line for line in said.splitlines() if line.startswith(f"- {begins}")]
+
+
+def test_every_missed_aim_stands_with_the_arithmetic_of_its_cell() -> None:
+    """By hand: 2 tokens a step; × 1.5 is a step of 1.33, at which 1.8 × takes 2.40 tokens and 2.2 × takes 2.93."""
+    found = run(none=[1.5] * 8, phrases=[1.0] * 8, ouroboros=[1.25] * 8, auto=[1.0] * 6 + [1.6] * 2)
+    said = speedups.missed([("large", found)], ["large"])
+    assert lines_of(said, "1.8 × on chat of large") == [
+        "- 1.8 × on chat of large: 1.50 with `phrases`, 2.00 tokens over 1.33 is the best. It would take 2.40 tokens a "
+        "step at that price, or steps of 1.11 plain ones."
+    ]
+    assert len(lines_of(said, "2.2 ×")) == 2 and "take 2.93 tokens a step" in lines_of(said, "2.2 × on code")[0]
+    behind = lines_of(said, "Ouroboros ahead of phrases alone")
+    assert len(behind) == 4 and "1.20 with `ouroboros`, 2.00 tokens over 1.67, and 1.50 with `phrases`" in behind[0]
+    assert lines_of(said, "`auto` never below") == [
+        "- `auto` never below 0.98, from the prompt of large: 0.94 with `auto`, 2.00 tokens over 2.13, [0.94, 0.94] by 2 "
+        "prompts, in 0 of which it switched itself off."
+    ]
+    assert lines_of(
+        said, "`auto` the best or nearly so in 90% of cells: in 3 of 4; not in from the prompt of large (0.94"
+    )
+    fast = run(none=[3.0] * 8, phrases=[1.5] * 8, ouroboros=[1.0] * 8, s3d=[1.5] * 8, auto=[1.0] * 8)
+    fast["predicted"] = {"none": 1.0, "phrases": 2.0, "s3d": 2.0, "ouroboros": 3.0}
+    fast["then"] = {"predicted": dict(fast["predicted"]), "auto": "ouroboros"}
+    assert speedups.missed([("large", fast)], ["large"]) == "Every aim was reached."
+    fast["predicted"] |= {"phrases": 3.0}
+    fast["then"]["predicted"] |= {"phrases": 1.0}
+    said = speedups.missed([("large", fast)], [])
+    assert "Foreseen within 10 % in 80% before any reply: 2 of 3, median +0%; of large 2 of 3, median +0%." in said
+    assert "Foreseen within 10 % in 80% after half of the prompts: 2 of 3" in said
+    slow = run(none=[1.5] * 8, phrases=[1.0] * 8, auto=[1.0] * 8)
+    assert "1.8 ×" not in speedups.missed([("small", slow)], []), "these aims are of the largest model"
+
+
+def test_what_the_model_knows_is_counted_over_all(tmp_path: Path) -> None:
+    (file := tmp_path / "help.jsonl").write_text('{"prompt": "How do I pull a model?", "category": "humaneval"}\n')
+    (asked,) = speedups.questions_of(file, speedups.OWN)
+    assert speedups.category(asked) == speedups.OWN == speedups.in_kinds([asked], 3)[0].category
+    public = run(none=[1.5] * 8, phrases=[1.0] * 8, s3d=[0.75] * 8, auto=[0.75] * 8)
+    own = run(none=[3.0] * 8, phrases=[3.0] * 8, s3d=[0.75] * 8, auto=[1.0] * 8)
+    for turn in own["turns"]:
+        turn["category"] = speedups.OWN
+    said = speedups.overall([("large", public), ("large, what it knows", own)])
+    assert "within 10 % of what was measured in 2 of 4, and" in said and "in 4 of 5 cells" in said
+    assert "what it knows (8)" in speedups.section(own)

@@ -13,6 +13,7 @@ from slow_cases import cases
 from tiny_models import DRAFTING, FAMILIES, RECURRENT, VOCABULARY, WITH_LAYER_INPUTS, Tiny, prompt_ids
 
 from localspec.config import Settings
+from localspec.drafters.s3d import S3DOptions
 from localspec.errors import DoesNotFit, LocalspecError
 from localspec.events import Reporter
 from localspec.machine import compiled
@@ -24,9 +25,11 @@ from localspec.nn.linear import PackedLinear
 from localspec.nn.target import Target
 from localspec.policy.selection import choose
 from localspec.training import generated
+from localspec.training import target as training_target
 from localspec.training.corpus import Row
 from localspec.training.generated import measured_text
-from localspec.training.target import decoding_target, load_target, torch_target
+from localspec.training.s3d_timing import timings
+from localspec.training.target import decoding_target, load_target, served_target, torch_target
 from localspec.training.trainable import make_drafter
 
 pytestmark = pytest.mark.skipif(compiled.library() is None, reason="the library is not built")
@@ -258,3 +261,22 @@ def test_packed_weights_decode_in_the_library_with_the_same_drafter(
     dense = cpu_choice(tiny(FAMILIES[0]).path, "none")
     target = load_target(dense, Reporter())
     assert decoding_target(dense, target) is target
+
+
+def test_what_serves_is_loaded_as_replies_have_it(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A training in fp32 by torch decodes in the library, in the precision that is chosen for replies."""
+    card = TargetCard("tiny", tiny(NATIVE_FAMILIES[0]).path, None, "")
+    target = load_target(cpu_choice(card.path, "none"), Reporter())
+    served = served_target(card, Settings(device="cpu"), target)
+    chosen = choose(card, Settings(device="cpu", drafter="none"))
+    assert isinstance(served, NativeTarget) and served.precision == chosen.precision
+    (timing,) = timings(served, [S3DOptions(kept="0,2", depth=3)])
+    assert 0 < timing.beta < 1 and min(timing.draft, timing.verify, timing.plain) > 0
+    named = served_target(card, Settings(device="cpu", quantize="int4"), target)
+    assert named.precision == "int4"
+
+    def full(*_: object, **__: object) -> None:
+        raise DoesNotFit("there is no room")
+
+    monkeypatch.setattr(training_target, "load_for_replies", full)
+    assert served_target(card, Settings(device="cpu"), target) is target, "where there is no room beside the training"

@@ -3,6 +3,7 @@
 import json
 import math
 import resource
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 
@@ -210,6 +211,28 @@ def test_rows_that_are_parted_weigh_what_they_weigh_together(training):
     assert losses[0] < 0.6 * sum(made._step([row], 0.5) for row in rows) / 3
 
 
+def test_hours_that_a_kill_lost_count(training):
+    """The steps behind the last checkpoint are computed again; their time was spent all the same."""
+    killed = training()
+    steps = killed.run()
+    list(islice(steps, 3))
+    steps.close()
+    place = killed.directory / "checkpoint"
+    saved = json.loads((place / "state.json").read_text())
+    assert saved["step"] == 1, "the first step is kept, whenever the next is due"
+    spent = checkpoint.spent(place)
+    assert spent > saved["seconds"]
+    again = training()
+    assert again.state.step == 1 and again.state.seconds == pytest.approx(spent, abs=1e-3)
+    (place / "spent").write_text("7200")
+    late = training(replace(PLAN, hours=1.0))
+    assert [step.done for step in late.run()] == [] and late.state.seconds == 7200, "nothing is left of its hour"
+    for nonsense in ("", "nan", "-3", "inf", "soon"):
+        (place / "spent").write_text(nonsense)
+        assert checkpoint.spent(place) == 0.0
+    assert checkpoint.spent(place / "nowhere") == 0.0
+
+
 @pytest.mark.slow
 def test_limits(training):
     assert len(
@@ -292,6 +315,7 @@ def test_a_full_disk_leaves_the_former_checkpoint(training):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert sorted(file.name for file in (made.directory / "checkpoint").iterdir()) == [
+        "spent",
         "state.json",
         "step-1.safetensors",
     ]

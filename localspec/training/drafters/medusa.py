@@ -1,7 +1,7 @@
 """Trains Medusa's heads (Cai et al. 2024, §3.2), alone or together with the target."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from localspec.drafters.medusa import JOINT, SOFT_BALANCE, TEXT_BALANCE, Drafter, MedusaOptions
+from localspec.engine.backends import Target as DecodingTarget
 from localspec.machine.memory import free_memory
 from localspec.nn.adapters import Adapters
 from localspec.nn.losses import DepthLoss, Guess, Head, cross_entropies
@@ -86,7 +87,9 @@ class Trainable(TrainableDrafter):
             )
 
     @classmethod
-    def propose(cls, target: Target, previous: Sequence[PreviousRun] = ()) -> tuple[dict[str, Any], str] | None:
+    def propose(
+        cls, target: Target, previous: Sequence[PreviousRun] = (), decoding: Callable[[], DecodingTarget] | None = None
+    ) -> tuple[dict[str, Any], str] | None:
         """Proposes matrices of the heads' own, as in the paper, where they are little beside model and memory."""
         shape, defaults = target.transformer.config, MedusaOptions()
         own = defaults.heads * shape.vocab_size * shape.hidden_size

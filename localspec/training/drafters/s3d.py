@@ -1,6 +1,6 @@
 """Trains S3D's mask token and adapters, or in the full form the target's kept layers (S3D, §4 and §5.3)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -11,8 +11,9 @@ from torch.nn.utils.rnn import pad_sequence
 from localspec.drafters.layer_probe import probe
 from localspec.drafters.s3d import Drafter, S3DOptions
 from localspec.engine.assemble import own_replies
+from localspec.engine.backends import Target as DecodingTarget
 from localspec.errors import UsageMistake
-from localspec.models.s3d_prediction import Acceptance, beside, fit, propose, share
+from localspec.models.s3d_prediction import Acceptance, Proposal, beside, fit, propose, share
 from localspec.nn.adapters import Adapters
 from localspec.nn.cache import TextPrefix
 from localspec.nn.losses import cross_entropy
@@ -25,11 +26,6 @@ LAYERS_LR_SCALE = 0.03  # of the usual 1e-3, the learning rate of the target's o
 SHARE = 0.15  # of a text: the positions that are anchors (appendix A masks so many tokens)
 NODES = 16  # of the tree that a proposal thinks of
 OWN = 1.0  # weight of the target's own prediction in the full form's loss
-
-
-def _first(accuracies: Sequence[Sequence[float]]) -> list[float]:
-    """Returns how often the likeliest token was right, by depth: on held-out text this stands for acceptance."""
-    return [level[0] for level in accuracies]
 
 
 def _verified(levels: Sequence[Sequence[float]]) -> float:
@@ -127,6 +123,7 @@ class Trainable(TrainableDrafter):
         anchors, there = self._anchors(batch.loss_mask, batch.generator)
         states = self._groups(batch.tokens, anchors, prefix)
         head, depth_losses = self.target.head, []
+        reached, chains = there, []  # drafts that were right so far
         text = torch.arange(len(anchors), device=anchors.device)[:, None]
         for place in range(self.depth):
             label = anchors + place + 1
@@ -138,13 +135,17 @@ class Trainable(TrainableDrafter):
             depth_losses.append(
                 cross_entropy(states[has_label][:, place], head, right, head if batch.distill else None)
             )
+            before, reached = reached & has_label, torch.zeros_like(there)
+            reached[has_label] = depth_losses[-1].first
+            reached &= before
+            chains.append(torch.stack([reached.sum(), before.sum()]))
         count = sum(found.count for found in depth_losses)
         loss = torch.stack([found.loss for found in depth_losses]).sum() / max(count, 1)
         if not count:  # no label in this batch, and several processes must agree on what has a gradient
             loss = loss + sum(parameter.sum() * 0 for parameter in self.parameters())
         if own is not None:
             loss = loss + OWN * own
-        return LossOutput(loss, depth_losses)
+        return LossOutput(loss, depth_losses, torch.stack(chains))
 
     def _own_loss(self, batch: Batch) -> tuple[torch.Tensor, TextPrefix]:
         """Reads the texts with a gradient; returns the target's own mean loss on their labels, and what was read.
@@ -225,38 +226,56 @@ class Trainable(TrainableDrafter):
             self.adapters.load_tensors(tensors)
 
     @classmethod
-    def propose(cls, target: Target, previous: Sequence[PreviousRun] = ()) -> tuple[dict[str, Any], str] | None:
+    def propose(
+        cls, target: Target, previous: Sequence[PreviousRun] = (), decoding: Callable[[], DecodingTarget] | None = None
+    ) -> tuple[dict[str, Any], str] | None:
         """Returns the options that should be fastest on this machine (§5.3), and why, in a sentence.
 
         Which layers of each number are kept, and how often they are right, is measured by a probe; what later tokens
         of a draft are accepted less is fitted to previous drafters of this model, else it is the paper's. What a draft
-        and its verification cost is measured on this machine, with adapters, for some shares of the layers.
+        and its verification cost is timed where the model decodes, with adapters, for some shares of the layers. Where
+        nothing should pay, half of the layers is the most: a drafter of nearly all of them would never pay elsewhere.
         """
+        model = decoding() if decoding else target
         layers, head = len(target.transformer.layers), head_weight(target)
-        costs = timings(target, lambda kept: cls(target, S3DOptions(kept=_listed(kept))).drafter())
         measured = []
         for one in previous:
             with suppress(UsageMistake):  # an edited file, or one of another version
                 kept = cls.Drafter.parse_options(one.options).layers(layers)
-                measured.append(Acceptance(share(layers, len(kept), head), _first(one.accuracies)))
-        constants = fit(measured, costs)
-        said = own_replies(target) if layers > 1 else []
-        best = (
-            propose(layers, head, constants, probe(target, said), _verified)
-            if said
-            else propose(layers, head, constants)
-        )
-        listed = _listed(best.kept)
-        return {"kept": listed, "depth": best.gamma}, (
-            f"Drafting {best.gamma} tokens at a time with {len(best.kept)} of {layers} layers ({listed}) should make "
-            f"{best.speedup:.2f} times the tokens a second of plain decoding: S3D's formula with "
+                if one.right_after_right:
+                    measured.append(Acceptance(share(layers, len(kept), head), one.right_after_right))
+        constants = fit(measured, timings(model))
+        said = own_replies(model) if layers > 1 else []
+        probed = probe(model, said) if said else []
+
+        def fastest(most: int) -> Proposal:
+            if probed:
+                few = [one for one in probed if len(one.layers) <= most] or probed[-1:]
+                return propose(layers, head, constants, few, _verified)
+            return propose(layers, head, constants, most=most)
+
+        best = fastest(layers)
+        chosen = best if best.speedup > 1 else fastest(max(1, layers // 2))
+        listed = _listed(chosen.kept)
+        hopeless = "" if best.speedup > 1 else "No share of the layers should pay here. "
+        return {"kept": listed, "depth": chosen.gamma}, (
+            f"{hopeless}Drafting {chosen.gamma} tokens at a time with {len(chosen.kept)} of {layers} layers ({listed}) "
+            f"should make {chosen.speedup:.2f} times the tokens a second of plain decoding: S3D's formula with "
             f"{'how often these layers are right before they are trained' if said else 'the U of the paper'}, "
             f"a discount of {constants.discount:.2f} "
             f"{'as fitted to this model' if measured else 'as in the paper'}, "
-            f"and δ = {constants.delta:.2f} as measured on this machine."
+            f"and δ = {constants.delta:.2f}, by drafts, their verification and plain steps as timed here in "
+            f"{model.precision}."
         )
 
-    def outcome(self, accuracies: Sequence[Sequence[float]]) -> str:
-        """Returns what the paper's constants predict, beside what was measured on held-out text."""
-        (timing,) = timings(self.target, lambda _: self.drafter(), [len(self.kept)])
-        return beside(fit([], [timing]), Acceptance(self.beta, _first(accuracies)), timing)
+    def outcome(
+        self,
+        right_after_right: Sequence[float],
+        generated: float | None = None,
+        decoding: Callable[[], DecodingTarget] | None = None,
+    ) -> str:
+        """Returns what the paper's constants predict, beside what was measured on held-out text and generated text."""
+        if not right_after_right:
+            return ""
+        (timing,) = timings(decoding() if decoding else self.target, [self.options])
+        return beside(fit([], [timing]), Acceptance(self.beta, right_after_right), timing, generated)
