@@ -11,6 +11,7 @@ from tui.scripted_engine import say, talked, until
 from localspec_tui.screens.front_first import FrontFirst
 from localspec_tui.screens.xray import XRayScreen
 from localspec_tui.widgets.conversation_view import ConversationView
+from localspec_tui.widgets.lean_scroll_bar import LeanScrollBar
 from localspec_tui.widgets.prompt import Prompt
 from localspec_tui.widgets.xray_view import XRayView
 
@@ -27,11 +28,12 @@ def test_a_reply_that_grows_is_laid_out_and_drawn_once(chat, layouts, monkeypatc
     more, end = threading.Event(), threading.Event()
     talk = chat(["One. " * 600, more, f"{'Two. ' * 60}\n\n{'Two. ' * 20}", end])
     pictures, drawn = [], set()
-    update, render = Compositor.render_partial_update, StylesCache.render_widget
-    monkeypatch.setattr(Compositor, "render_partial_update", lambda *given: pictures.append(1) or update(*given))
+    update, render, bar = FrontFirst.render_partial_update, StylesCache.render_widget, LeanScrollBar.render_lines
+    monkeypatch.setattr(FrontFirst, "render_partial_update", lambda *given: pictures.append(1) or update(*given))
     monkeypatch.setattr(
         StylesCache, "render_widget", lambda *given: drawn.add(type(given[1]).__name__) or render(*given)
     )
+    monkeypatch.setattr(LeanScrollBar, "render_lines", lambda *given: drawn.add("ScrollBar") or bar(*given))
 
     async def story(pilot):
         talk.app._chat.query_one(Prompt).cursor_blink = False
@@ -46,7 +48,7 @@ def test_a_reply_that_grows_is_laid_out_and_drawn_once(chat, layouts, monkeypatc
         await until(pilot, lambda: talk.replies() and talk.replies()[0].endswith("Two. "))
         await pilot.pause(0.2)
         assert len(layouts) == len(pictures) == 1, "also where a paragraph begins; and the scrollbar is part of it"
-        assert {"MarkdownParagraph", "ScrollBar"} <= drawn
+        assert {"GrowingParagraph", "ScrollBar"} <= drawn
         assert not drawn & {"ReplyView", "ReplyMarkdown", "Horizontal", "Vertical", "ChatScreen"}, "they are covered"
         assert view.is_vertical_scroll_end and "Two." in talk.screen_text() and "a step" in talk.screen_text()
         end.set()
