@@ -4,7 +4,7 @@
     python scripts/bench_chat.py --rounds 5 -m DIR --replies 200
 
 Every round answers the same prompt with `localspec run`, and in a chat as each of LOOKS looks at it, in a terminal of its
-own; greedily, without stored phrases, after so many `--replies` in the same conversation. Tokens/s are the engine's own,
+own; greedily, without stored phrases, each after so many `--replies` in a conversation of its own. Tokens/s are the engine's own,
 decoding only, and what the terminal itself would take to draw is not counted. Keys are typed while the model loads, and
 in a reply that is not timed. Linux and macOS.
 """
@@ -259,13 +259,17 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         home = Path(place)
         headless(command, home, alike)  # measures what is measured once
-        alike += transcript(home, arguments.model, arguments.replies)
+
+        def again() -> list[str]:
+            """The flags for one more reply; what the last one said is not there to be said again."""
+            return [*alike, *transcript(home, arguments.model, arguments.replies)]
+
         for _ in range(arguments.rounds):
-            row = {"headless": headless(command, home, alike)}
+            row = {"headless": headless(command, home, again())}
             for look, keys in LOOKS.items():
-                row[look], screen = in_the_terminal(command, home, alike, keys)
+                row[look], screen = in_the_terminal(command, home, again(), keys)
                 screens[look].append(screen)
-            for figures, figure in zip((painted, loading, answering), typing(command, home, alike), strict=True):
+            for figures, figure in zip((painted, loading, answering), typing(command, home, again()), strict=True):
                 figures.append(figure)
             rounds.append(row)
             print(", ".join(f"{look} {speed:.1f} tokens/s" for look, speed in row.items()), flush=True)

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from os.path import commonprefix
 from typing import Any, NamedTuple
 
 from rich._wrap import divide_line
@@ -31,7 +30,9 @@ class Wrapped(NamedTuple):
         A line and the begin of the one after it follow from the words between them alone: so they stay where all that
         the line holds stays.
         """
-        same, text = _same(self.content, content), content.plain
+        text = content.plain
+        usual = self.width > 1 and not text[:1].isspace()  # no character is wider, and no word begins with a blank
+        same = _same(self.content, content) if usual else 0
         stay = max(sum(one <= same for one in self.breaks) - 1, 0)
         while stay and not (text[self.breaks[stay - 1] - 1].isspace() and not text[self.breaks[stay - 1]].isspace()):
             stay -= 1  # within a word longer than a line
@@ -43,8 +44,10 @@ class Wrapped(NamedTuple):
 
 def _same(one: Content, other: Content) -> int:
     """How many characters at the beginning are the same, and look so."""
-    longer = other.plain.startswith(one.plain)
-    same = len(one.plain) if longer else len(commonprefix((one.plain, other.plain)))
+    same = len(one.plain)
+    if not other.plain.startswith(one.plain):
+        pairs = enumerate(zip(one.plain, other.plain, strict=False))
+        same = next((at for at, (before, now) in pairs if before != now), min(same, len(other.plain)))
     changed = _until(one, same).symmetric_difference(_until(other, same))
     return min((span.start for span in changed), default=same)
 
@@ -84,6 +87,8 @@ class GrowingParagraph(MarkdownParagraph):
         if not regions and self._stay is not None and self._wrapped is not None:
             rows = max(self._wrapped.rows, self.size.height)
             regions = (Region(0, self._stay, self._wrapped.width, rows - self._stay),)
+        elif not regions:
+            self._whole = 0
         super()._set_dirty(*regions)
 
     def _size_updated(self, size: Size, *others: Any, **named: Any) -> bool:
@@ -109,6 +114,7 @@ class GrowingParagraph(MarkdownParagraph):
         wrapped, stay = self._wrapped, self._whole if how == self._how else 0
         if wrapped is None or wrapped.content is not content or wrapped.width != size.width:
             wrapped, stay = Wrapped(Content(), size.width, []).instead(content)
+        stay = min(stay, len(wrapped.breaks))
         begin = wrapped.breaks[stay - 1] if stay else 0
         rest = content.divide([begin])[1] if begin else content
         lines = rest._wrap_and_format(size.width, align=self.styles.text_align, get_style=self._get_style)

@@ -48,13 +48,13 @@ class FrontFirst(Compositor):
             left, right = seen.column_span
             found = {}
             for y in seen.line_range:
-                if pieces := free.get(y, {}):
-                    if taken := {x: end for x, end in pieces.items() if left <= x < right}:
-                        found[y] = taken
-                        for x in taken:
-                            del pieces[x]
-                        if not pieces:
-                            del free[y]
+                pieces = free.get(y, {})
+                if taken := {x: end for x, end in pieces.items() if left <= x < right}:
+                    found[y] = taken
+                    for x in taken:
+                        del pieces[x]
+                    if not pieces:
+                        del free[y]
             if not found:
                 continue
             top, last = min(found), max(found)
