@@ -1,6 +1,6 @@
 """Markdown as a model writes it: nothing of it is obeyed, fetched or opened, and HTML is shown as it is."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from itertools import takewhile, zip_longest
 from typing import TYPE_CHECKING, cast
@@ -144,7 +144,7 @@ class _Column(VerticalLayout):
 
     def __init__(self) -> None:
         self._how: tuple[object, ...] = ()
-        self._states: list[tuple[object, ...]] = []  # of the blocks, as Textual keeps their sizes
+        self._states: Sequence[tuple[object, ...]] = ()  # of the blocks, as Textual keeps their sizes
         self._placed: list[WidgetPlacement] = []
 
     def arrange(self, parent: Widget, children: list[Widget], size: Size, greedy: bool = True) -> list[WidgetPlacement]:
