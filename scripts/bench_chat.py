@@ -2,11 +2,13 @@
 
     python scripts/bench_chat.py --rounds 5 -m demo
     python scripts/bench_chat.py --rounds 5 -m DIR --replies 200
+    python scripts/bench_chat.py --rounds 5 -m DIR -n 800 --temp 2.5
 
 Every round answers the same prompt with `localspec run`, and in a chat as each of LOOKS looks at it, in a terminal of its
-own; greedily, without stored phrases, after so many `--replies` in the same conversation. Tokens/s are the engine's own,
-decoding only, and what the terminal itself would take to draw is not counted. Keys are typed while the model loads, and
-in a reply that is not timed. Linux and macOS.
+own; greedily, without stored phrases, each after so many `--replies` in a conversation of its own. Tokens/s are the
+engine's own, decoding only, and what the terminal itself would take to draw is not counted. Where the reply takes a
+second, what is done once counts most: a key typed into it opens X-ray. A hot `--temp` (of one seed) makes it go on to
+its limit. Keys are typed while the model loads, and in a reply that is not timed. Linux and macOS.
 """
 
 import argparse
@@ -236,6 +238,7 @@ def main() -> None:
     parser.add_argument("-m", "--model", default="demo")
     parser.add_argument("-n", "--max-tokens", type=int, default=400)
     parser.add_argument("--drafter", default="auto")
+    parser.add_argument("--temp", type=float, default=0.0)
     parser.add_argument("--replies", type=int, default=0, help="that the conversation has before")
     arguments = parser.parse_args()
     alike = [
@@ -246,7 +249,9 @@ def main() -> None:
         "-n",
         str(arguments.max_tokens),
         "--temp",
-        "0",
+        str(arguments.temp),
+        "--seed",
+        "7",
         "--pool",
         "off",
     ]
@@ -259,13 +264,17 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         home = Path(place)
         headless(command, home, alike)  # measures what is measured once
-        alike += transcript(home, arguments.model, arguments.replies)
+
+        def again() -> list[str]:
+            """The flags for one more reply; what the last one said is not there to be said again."""
+            return [*alike, *transcript(home, arguments.model, arguments.replies)]
+
         for _ in range(arguments.rounds):
-            row = {"headless": headless(command, home, alike)}
+            row = {"headless": headless(command, home, again())}
             for look, keys in LOOKS.items():
-                row[look], screen = in_the_terminal(command, home, alike, keys)
+                row[look], screen = in_the_terminal(command, home, again(), keys)
                 screens[look].append(screen)
-            for figures, figure in zip((painted, loading, answering), typing(command, home, alike), strict=True):
+            for figures, figure in zip((painted, loading, answering), typing(command, home, again()), strict=True):
                 figures.append(figure)
             rounds.append(row)
             print(", ".join(f"{look} {speed:.1f} tokens/s" for look, speed in row.items()), flush=True)

@@ -11,6 +11,7 @@ from tui.scripted_engine import say, talked, until
 from localspec_tui.screens.front_first import FrontFirst
 from localspec_tui.screens.xray import XRayScreen
 from localspec_tui.widgets.conversation_view import ConversationView
+from localspec_tui.widgets.lean_scroll_bar import LeanScrollBar
 from localspec_tui.widgets.prompt import Prompt
 from localspec_tui.widgets.xray_view import XRayView
 
@@ -27,11 +28,12 @@ def test_a_reply_that_grows_is_laid_out_and_drawn_once(chat, layouts, monkeypatc
     more, end = threading.Event(), threading.Event()
     talk = chat(["One. " * 600, more, f"{'Two. ' * 60}\n\n{'Two. ' * 20}", end])
     pictures, drawn = [], set()
-    update, render = Compositor.render_partial_update, StylesCache.render_widget
-    monkeypatch.setattr(Compositor, "render_partial_update", lambda *given: pictures.append(1) or update(*given))
+    update, render, bar = FrontFirst.render_partial_update, StylesCache.render_widget, LeanScrollBar.render_lines
+    monkeypatch.setattr(FrontFirst, "render_partial_update", lambda *given: pictures.append(1) or update(*given))
     monkeypatch.setattr(
         StylesCache, "render_widget", lambda *given: drawn.add(type(given[1]).__name__) or render(*given)
     )
+    monkeypatch.setattr(LeanScrollBar, "render_lines", lambda *given: drawn.add("ScrollBar") or bar(*given))
 
     async def story(pilot):
         talk.app._chat.query_one(Prompt).cursor_blink = False
@@ -46,7 +48,7 @@ def test_a_reply_that_grows_is_laid_out_and_drawn_once(chat, layouts, monkeypatc
         await until(pilot, lambda: talk.replies() and talk.replies()[0].endswith("Two. "))
         await pilot.pause(0.2)
         assert len(layouts) == len(pictures) == 1, "also where a paragraph begins; and the scrollbar is part of it"
-        assert {"MarkdownParagraph", "ScrollBar"} <= drawn
+        assert {"GrowingParagraph", "ScrollBar"} <= drawn
         assert not drawn & {"ReplyView", "ReplyMarkdown", "Horizontal", "Vertical", "ChatScreen"}, "they are covered"
         assert view.is_vertical_scroll_end and "Two." in talk.screen_text() and "a step" in talk.screen_text()
         end.set()
@@ -77,6 +79,10 @@ def test_what_is_covered_is_not_drawn_and_the_picture_is_textual_s_own(chat, dia
 
 def test_xray_is_not_laid_out_as_the_reply_grows_and_draws_its_new_lines_alone(chat, layouts, monkeypatch):
     marked, mark = [], XRayView._mark
+    whole, update = [], FrontFirst.render_full_update
+    monkeypatch.setattr(
+        FrontFirst, "render_full_update", lambda *given, **how: whole.append(1) or update(*given, **how)
+    )
     monkeypatch.setattr(XRayView, "_mark", lambda view, piece: marked.append(piece) or mark(view, piece))
     more, end = threading.Event(), threading.Event()
     talk = chat([*["One. "] * 600, more, *["Two. "] * 60, end])
@@ -89,12 +95,13 @@ def test_xray_is_not_laid_out_as_the_reply_grows_and_draws_its_new_lines_alone(c
         view = talk.app.screen.query_one(XRayView)
         await until(pilot, lambda: len(view.pieces.all) == 600)
         await pilot.pause(0.2)
-        layouts.clear()
-        marked.clear()
+        talk.app._chat.query_one(ConversationView).refresh()  # it is covered
+        for seen in (layouts, marked, whole):
+            seen.clear()
         more.set()
         await until(pilot, lambda: "660 tokens" in talk.screen_text())
         await pilot.pause(0.2)
-        assert layouts == [] and view.cursor == 659
+        assert layouts == whole == [] and view.cursor == 659
         last_of_before = view._layout.line(view._layout.line_of(599))[0].piece
         assert min(marked) >= last_of_before > 580, "lines that are whole stay as they were drawn"
         assert view.is_vertical_scroll_end and view.vertical_scrollbar.window_virtual_size == view.virtual_size.height

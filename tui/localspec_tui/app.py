@@ -15,6 +15,7 @@ from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
 from textual.notifications import Notify
 from textual.screen import Screen
+from textual.theme import Theme
 from textual.widget import MountError
 from textual.widgets import Input
 from textual.worker import WorkerFailed
@@ -203,6 +204,11 @@ class ChatApp(App[None]):
         return super().pop_screen()
 
     # -- colours ------------------------------------------------------------------------------------------------------
+
+    @property
+    def available_themes(self) -> dict[str, Theme]:
+        """All of them, and no copy: Textual asks for them with each line that it draws."""
+        return self._registered_themes
 
     def on_background_known(self, known: messages.BackgroundKnown) -> None:
         self._light = known.light

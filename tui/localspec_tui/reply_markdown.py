@@ -1,7 +1,8 @@
 """Markdown as a model writes it: nothing of it is obeyed, fetched or opened, and HTML is shown as it is."""
 
-from collections.abc import Iterable, Iterator
-from itertools import zip_longest
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
+from itertools import takewhile, zip_longest
 from typing import TYPE_CHECKING, cast
 from urllib.parse import unquote
 
@@ -12,6 +13,10 @@ from markdown_it.token import Token
 from textual.app import ComposeResult
 from textual.await_complete import AwaitComplete
 from textual.content import Content
+from textual.geometry import Offset, Size
+from textual.layout import DockArrangeResult, Layout, WidgetPlacement
+from textual.layouts.vertical import VerticalLayout
+from textual.widget import Widget
 from textual.widgets import Markdown, Static
 from textual.widgets._markdown import (
     MarkdownBlock,
@@ -24,6 +29,7 @@ from textual.widgets._markdown import (
 from localspec.text import one_line, safe
 from localspec_tui import keymap
 from localspec_tui.code_wrap import WrappedCode
+from localspec_tui.growing_paragraph import GrowingParagraph
 
 if TYPE_CHECKING:
     from localspec_tui.app import ChatApp
@@ -32,8 +38,12 @@ AROUND = 3  # columns beside what a cell holds: a blank on each side, a line
 DEEPEST = 12  # quotes, or twice the lists, one within the other: an indent of 24 columns
 
 
+@cache
 def parser() -> MarkdownIt:
-    """Without HTML; and what entities such as &#27; stand for is made safe after they were decoded."""
+    """Without HTML; and what entities such as &#27; stand for is made safe after they were decoded.
+
+    One for all replies, on the screen's thread: to make one takes longer than to read a paragraph.
+    """
     markdown = MarkdownIt("gfm-like", {"html": False})
     markdown.core.ruler.push("safe", _make_safe)
     markdown.block.ruler.before("table", "deep", _as_it_stands)
@@ -129,6 +139,28 @@ class _Fence(MarkdownFence):
         return WrappedCode.of(super().highlight(code, language, ansi, dark))
 
 
+class _Column(VerticalLayout):
+    """Blocks one below the other. Those above the first that changed stay where they were."""
+
+    def __init__(self) -> None:
+        self._how: tuple[object, ...] = ()
+        self._states: Sequence[tuple[object, ...]] = ()  # of the blocks, as Textual keeps their sizes
+        self._placed: list[WidgetPlacement] = []
+
+    def arrange(self, parent: Widget, children: list[Widget], size: Size, greedy: bool = True) -> list[WidgetPlacement]:
+        how = size, parent.app.size, greedy
+        states = [(child, child._layout_updates, child.styles._cache_key) for child in children]
+        pairs = zip(states, self._states, strict=False) if how == self._how else iter(())
+        stay = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        first = max(stay - 1, 0)  # the last that stays tells where those after it are
+        placed = [*super().arrange(parent, children[first:], size, greedy)]
+        if first:
+            down = Offset(0, self._placed[first].region.y - placed[0].region.y)
+            placed = [*self._placed[:first], *(one._replace(region=one.region.translate(down)) for one in placed)]
+        self._how, self._states, self._placed = how, states, placed
+        return placed
+
+
 class ReplyMarkdown(Markdown):
     """One reply. It may grow by `append`; `update` with the whole text makes up for what only the end can tell."""
 
@@ -136,6 +168,11 @@ class ReplyMarkdown(Markdown):
 
     def __init__(self, text: str = "") -> None:
         super().__init__(text, parser_factory=parser, open_links=False)
+        self._column = _Column()
+
+    @property
+    def layout(self) -> Layout:
+        return self._column
 
     def update(self, markdown: str) -> AwaitComplete:
         return super().update(safe(markdown))
@@ -144,13 +181,24 @@ class ReplyMarkdown(Markdown):
         return AwaitComplete(self._append(safe(markdown)))
 
     async def _append(self, markdown: str) -> None:
+        before = len(self.children)
         await super().append(markdown)
-        for block in self.walk_children(MarkdownBlock):
-            if block._layout_required:
-                block._check_refresh()  # one that is new would ask for a layout of its own after the first
+        for child in self.children[max(before - 1, 0) :]:
+            for block in child.walk_children(MarkdownBlock, with_self=True):
+                if block._layout_required:
+                    block._check_refresh()  # one that is new would ask for a layout of its own after the first
+
+    def arrange(self, size: Size, optimal: bool = False) -> DockArrangeResult:
+        """Blocks are as high as what they hold, however high this is: so they are arranged once, and not twice."""
+        return super().arrange(size.with_height(0), optimal)
 
     def get_block_class(self, block_name: str) -> type[MarkdownBlock]:
-        own: dict[str, type[MarkdownBlock]] = {"table_open": _Table, "fence": _Fence, "code_block": _Fence}
+        own: dict[str, type[MarkdownBlock]] = {
+            "table_open": _Table,
+            "fence": _Fence,
+            "code_block": _Fence,
+            "paragraph_open": GrowingParagraph,
+        }
         return own.get(block_name) or super().get_block_class(block_name)
 
     def on_markdown_link_clicked(self, event: Markdown.LinkClicked) -> None:

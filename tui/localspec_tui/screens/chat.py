@@ -163,6 +163,7 @@ class ChatScreen(Steady, ChoosingScreen, ReadingScreen):
             self._live.show("reading the prompt")
             self._top.begin(prompt.typed)
             self._pace.begin()
+            self._prompt.blinks = False
             self._follow_again(self._pace.period)
             await self._conversation.add_prompt(prompt, self._engine.traces[-1])
         self._show_waiting()
@@ -212,6 +213,7 @@ class ChatScreen(Steady, ChoosingScreen, ReadingScreen):
 
     async def on_reply_ended(self, ended: messages.ReplyEnded) -> None:
         asked, self._stopping = self._outbox.ended(), False
+        self._prompt.blinks = True
         self._engine.buffer.take()
         if ended.turn is not None and not ended.turn.unanswered:
             await self._conversation.finish(ended.turn)

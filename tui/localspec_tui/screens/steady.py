@@ -54,12 +54,26 @@ class Steady:
                     one._layout_required = one._repaint_required = False
 
     def _compositor_refresh(self: Any) -> None:
-        """Draws scrollbars in the same picture as what they belong to: they learn of it by the layout before."""
+        """Draws scrollbars in the same picture as what they belong to: they learn of it by the layout before.
+
+        And nothing where another screen covers all of this one: Textual would have that one drawn anew, at each event
+        of this one. What it shows again, it draws as a whole.
+        """
+        if self._is_covered:
+            self._compositor._dirty_regions.clear()
+            self._dirty_widgets.clear()
+            return
         bars = {one for one in self._compositor.visible_widgets if isinstance(one, ScrollBar) and one._repaint_required}
         self._compositor.update_widgets(bars)
         for bar in bars:
             bar._repaint_required = False
         super()._compositor_refresh()  # type: ignore[misc]
+
+    @property
+    def _is_covered(self: Any) -> bool:
+        stack = self.app.screen_stack
+        above = stack[stack.index(self) + 1 :] if self in stack else []
+        return any(screen.styles.background.a == 1 for screen in above)
 
     def get_widget_and_offset_at(self: Any, x: int, y: int) -> tuple[Widget | None, Offset | None]:
         """What stands there. Until the next layout it may have left the screen, and Textual asks for its parent."""

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from textual import work
 from textual.containers import VerticalScroll
+from textual.scrollbar import ScrollBar
 from textual.widget import Widget
 
 from localspec.chat.attachments import Written, written_in
+from localspec_tui.widgets.lean_scroll_bar import LeanScrollBar
 from localspec_tui.widgets.message_view import MessageView, NoticeView, PromptView
 
 if TYPE_CHECKING:
@@ -51,6 +53,8 @@ async def import_replies() -> None:
 class ConversationView(VerticalScroll, can_focus=False):
     """The messages, the newest below. It stays at the end until one scrolls up."""
 
+    BLANK = True  # behind the messages; else all of it is drawn anew whenever they grow
+
     def __init__(self) -> None:
         super().__init__()
         self._older: list[_Exchange] = []  # not mounted
@@ -59,6 +63,13 @@ class ConversationView(VerticalScroll, can_focus=False):
         self._fetching = False
         self.tell_below: Callable[[int], None] = lambda _: None  # how many lines came while one reads above
         self._left_at: int | None = None  # the height when one left the end
+
+    @property
+    def vertical_scrollbar(self) -> ScrollBar:
+        if self._vertical_scrollbar is None:
+            self._vertical_scrollbar = LeanScrollBar(self.scrollbar_size_vertical)
+            self.app._start_widget(self, self._vertical_scrollbar)
+        return self._vertical_scrollbar
 
     @property
     def growing(self) -> str:

@@ -62,9 +62,15 @@ class Prompt(TypedText, inherit_bindings=False):
         super().__init__(placeholder="Say something", compact=True, highlight_cursor_line=False)
         self._suggestions, self._starter = suggestions, starter
         self._chosen: tuple[str, str] | None = None  # a key, and the prompt that has just taken its place
+        self.blinks = True
         self._said: list[str] = []  # the oldest first
         self._at: int | None = None  # which of them is shown; None is what is being written
         self._draft = ""
+
+    def _toggle_cursor_blink_visible(self) -> None:
+        """Unless the cursor is to stay: while a reply is drawn, it would be as many pictures again."""
+        if self.blinks or not self._cursor_visible:
+            super()._toggle_cursor_blink_visible()
 
     def remember(self, prompts: Sequence[str]) -> None:
         """Earlier prompts, the oldest first, for the arrow keys."""
