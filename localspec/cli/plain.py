@@ -216,7 +216,7 @@ class _Talk:
 
     def _system(self, text: str) -> None:
         if text:
-            self._conversation.system = text
+            self._conversation.instruct(text)
         tell(safe(f"System prompt: {self._conversation.system or 'none'}"))
 
     def _set(self, rest: str) -> None:

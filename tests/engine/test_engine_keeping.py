@@ -47,7 +47,7 @@ def test_only_what_replies_hold_counts_as_said(tmp_path: Path) -> None:
         for seed in range(4):
             sampling = engine.sampling(Settings(temperature=0.7, seed=seed))
             list(engine.chat([{"role": "user", "content": "abcabcabd"}], sampling, Limits(max_tokens=40)))
-            replies.append(engine.session.reply_tokens)
+            replies.append(engine.session.statistics.token_ids)
         said = {stretch for reply in replies for n in range(3, 17) for stretch in zip(*(reply[at:] for at in range(n)))}
         kept = [
             ((*unpack_tokens(one.before), *unpack_key(one.key), *unpack_tokens(one.after)), one.uses)

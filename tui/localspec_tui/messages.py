@@ -77,6 +77,7 @@ class ReplyEnded(Message):
     prompt: str
     turn: "Turn | None"
     trouble: str | None  # why it ended, where that was a mistake or a failure
+    before: "Sequence[Turn] | None" = None  # of the conversation that goes on again, where nothing was said instead
 
 
 @dataclass
