@@ -50,7 +50,11 @@ def rows(history: Branches, infos: Sequence[ConversationInfo]) -> list[Row]:
     pairs = {info.id: pair for family in families.values() for info in family if (pair := _pair(info, family))}
     found = history.partings([*pairs.values()]) if pairs else {}
     listed = [
-        Row(info, root, says=_says(pairs[info.id][1], *found.get(pairs[info.id], (None, None))) if info.id in pairs else "")
+        Row(
+            info,
+            root,
+            says=_says(pairs[info.id][1], *found.get(pairs[info.id], (None, None))) if info.id in pairs else "",
+        )
         for root, family in families.items()
         for info in family
     ]

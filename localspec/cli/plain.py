@@ -116,6 +116,8 @@ class _Talk:
             try:
                 line = self._line()
                 if line is None:
+                    if sys.stdin.isatty():
+                        tell("")  # what is said next stands on a line of its own
                     return
                 self._take(line)
             except KeyboardInterrupt:

@@ -368,7 +368,9 @@ def _info(row: tuple[Any, ...]) -> ConversationInfo:
     number, prompt, given, model, created, used, turns, origin = row
     title = title_of(text(prompt)) if given is None else cut(one_line(text(given)))
     branch_of = origin if isinstance(origin, int) else None
-    return ConversationInfo(number, title, text(model), moment(created), moment(used), turns, branch_of, given is not None)
+    return ConversationInfo(
+        number, title, text(model), moment(created), moment(used), turns, branch_of, given is not None
+    )
 
 
 def _parting(connection: sqlite3.Connection, *pair: int) -> tuple[Turn | None, Turn | None] | None:

@@ -57,7 +57,11 @@ def test_what_was_asked_instead_is_said_and_where_an_answer_begins_to_differ(his
     short, _ = history.branch(first, found.turns[:1], model="demo", system=None)
     same, _ = history.branch(first, found.turns, model="demo", system=None)
     says = {row.info.id: row.says for row in rows(history, history.conversations())}
-    assert says[asked] == "asked “Count down.”" and says[short] == "ends before that" and says[same] == f"so far the same as {first}"
+    assert (
+        says[asked] == "asked “Count down.”"
+        and says[short] == "ends before that"
+        and says[same] == f"so far the same as {first}"
+    )
     assert says[again] == "answered “…seven eight nine nine nine nine”"
 
 
@@ -72,7 +76,9 @@ def test_a_title_of_its_own_is_told_of_a_branch(history: History) -> None:
     history.rename(first + 1, "Of wood")
     assert listed(history)[1] == f"  {first + 1} └ Of wood · answered “Wood.”"
     found = rows(history, history.conversations())
-    assert [row.named for row in parted(found, {asked})] == [False, True], "a row that leads is called by its title anyway"
+    assert [row.named for row in parted(found, {asked})] == [False, True], (
+        "a row that leads is called by its title anyway"
+    )
 
 
 def test_a_family_whose_first_is_gone_is_still_one(history: History) -> None:

@@ -624,7 +624,9 @@ def test_a_pool_takes_and_corrects() -> None:
     assert behind(pool, 1) == [(2, 3)], "no special token"
     pool.correct(9, 1, [2, 3], [4, 5])
     assert behind(pool, 1) == behind(pool, 9, 1) == [(4, 5)]
-    assert pool.harvest(0).refused == [(pack_key(9, 1), b"", pack_tokens([4, 5]))], "the target picked it: worth keeping"
+    assert pool.harvest(0).refused == [(pack_key(9, 1), b"", pack_tokens([4, 5]))], (
+        "the target picked it: worth keeping"
+    )
     pool.take([1, 2, 3])
     assert pool.harvest(0) == ([], [], []), "a guess is not"
 

@@ -316,7 +316,7 @@ def test_what_was_drafted_from_the_prompt_and_rejected_does_not_leave_the_sessio
     assert list(tree.tokens) == [2, *secret]
     # The target says 3 behind the prompt, but knows the prompt: below each rejected token it goes on with the secret.
     drafter.observe(verified(tree, path=[0], best=[3, *secret[1:], 8]))
-    found = sum(drafter.pool.harvest(len(prompt)), [])
+    found = [phrase for part in drafter.pool.harvest(len(prompt)) for phrase in part]
     assert not set(secret).intersection(token for phrase in found for token in words(phrase))
 
 

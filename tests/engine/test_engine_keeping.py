@@ -48,7 +48,12 @@ def test_only_what_replies_hold_counts_as_said(tmp_path: Path) -> None:
             sampling = engine.sampling(Settings(temperature=0.7, seed=seed))
             list(engine.chat([{"role": "user", "content": "abcabcabd"}], sampling, Limits(max_tokens=40)))
             replies.append(engine.session.statistics.token_ids)
-        said = {stretch for reply in replies for n in range(3, 17) for stretch in zip(*(reply[at:] for at in range(n)))}
+        said = {
+            stretch
+            for reply in replies
+            for n in range(3, 17)
+            for stretch in zip(*(reply[at:] for at in range(n)), strict=False)
+        }
         kept = [
             ((*unpack_tokens(one.before), *unpack_key(one.key), *unpack_tokens(one.after)), one.uses)
             for one in store.phrases.export(store.phrases.pools()[0].pool)

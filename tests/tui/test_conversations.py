@@ -118,7 +118,9 @@ def test_a_branch_that_is_given_a_title_is_listed_by_it(chat):
     keep(talk, "cats")
     with Store.open(talk.database, print) as store:
         number, _ = store.history.branch(1, [], model="/models/scripted", system=None)
-        store.history.write(store.history.say(number, "cats", model="/models/scripted", system=None)[1], "Meow.", "stop")
+        store.history.write(
+            store.history.say(number, "cats", model="/models/scripted", system=None)[1], "Meow.", "stop"
+        )
 
     async def story(pilot):
         await open_list(pilot, talk, first="cats · answered “Meow.”")

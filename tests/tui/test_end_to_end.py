@@ -88,7 +88,9 @@ def said(home: Path) -> Sequence[Turn]:
         return () if latest is None else saved_conversation(store.history, latest).turns
 
 
-TOOK = re.compile(r"(\d+\.\d|\d+|\d+ min \d+)\s+s\s+·\s+[\d,]+\s+tokens?(\s+·\s+×[\d.]+(\s+slower)?)?")
+TOOK = re.compile(
+    r"(\d+\.\d|\d+|\d+ min \d+)\s+s\s+·\s+[\d,]+\s+tokens?(\s+·\s+×[\d.]+(\s+as\s+fast\s+as\s+without\s+drafts)?)?"
+)
 
 
 def letters(text: str) -> str:

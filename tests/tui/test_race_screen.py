@@ -11,7 +11,7 @@ from tui.scripted_engine import say, until
 
 from localspec import Engine, Limits, config
 from localspec.bench.race import Lane
-from localspec.bench.racers import LIVE, REPLAY
+from localspec.bench.racers import LIVE, REPLAYED
 from localspec.config import Settings
 from localspec.errors import LocalspecError
 from localspec.events import Done, Prefill, Text
@@ -72,7 +72,7 @@ def test_a_race_with_a_prompt_of_its_own(chat, races):
         await until(pilot, shows(talk, "✓ both texts are the same"))
         await until(pilot, shows(talk, "f5 Once more"))
         page = talk.screen_text()
-        assert "Race: Tell [me]" in page and "fast and safe␛[2J" in page and "×" in page and REPLAY in page
+        assert "Race: Tell [me]" in page and "fast and safe␛[2J" in page and "×" in page and REPLAYED in page
         await pilot.press("f5")
         await until(pilot, shows(talk, "✓ both texts are the same"))
         await pilot.press("escape")
@@ -115,7 +115,7 @@ def test_it_can_be_stopped_and_left(chat, races):
         gate.set()
         await until(pilot, shows(talk, "The race was stopped."))
         await pilot.press("f5")
-        assert REPLAY not in talk.screen_text()
+        assert REPLAYED not in talk.screen_text()
         await pilot.press("escape")
         await until(pilot, lambda: isinstance(talk.app.screen, ChatScreen))
         await say(pilot, "Still there?")

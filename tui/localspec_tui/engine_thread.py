@@ -247,6 +247,10 @@ class EngineThread(threading.Thread):
         held, self._held = self._held or [], None
         for sentence in held:
             self._notice(sentence)
+        from localspec.chat.introduction import expected_starters
+
+        starters = expected_starters(self._card, self._settings.first.elsewhere is not None)
+        self._post(messages.ModelComes(self._card.name, starters))
         try:
             self._load(self._card)
         except UsageMistake as error:  # flags that cannot be meant: better reported at once than with every reply

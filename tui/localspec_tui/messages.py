@@ -49,6 +49,14 @@ class StageReached(Message):
 
 
 @dataclass
+class ModelComes(Message):
+    """This model is being loaded, and these are prompts to begin with, as far as they are known before it is."""
+
+    name: str
+    starters: Sequence[str]
+
+
+@dataclass
 class ModelLoaded(Message):
     """This model answers from here on."""
 

@@ -218,6 +218,7 @@ class ChatScreen(Steady, ChoosingScreen, ReadingScreen):
     async def on_reply_ended(self, ended: messages.ReplyEnded) -> None:
         asked, self._stopping = self._outbox.ended(), False
         self._engine.buffer.take()
+        self._top.answered(ended.turn is not None)
         if ended.turn is not None and not ended.turn.unanswered:
             await self._conversation.finish(ended.turn)
         elif asked is not None:
@@ -297,6 +298,9 @@ class ChatScreen(Steady, ChoosingScreen, ReadingScreen):
 
     def on_stage_reached(self, reached: messages.StageReached) -> None:
         self._live.show(f"{reached.stage} …")
+
+    def on_model_comes(self, comes: messages.ModelComes) -> None:
+        self._first.expect(comes.name, comes.starters)
 
     async def on_model_loaded(self, loaded: messages.ModelLoaded) -> None:
         self._model, self._card = loaded.card.name, loaded.card

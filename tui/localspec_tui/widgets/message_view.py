@@ -9,9 +9,7 @@ from localspec.text import safe
 
 
 class MessageView(Vertical, can_focus=True):
-    """A prompt or a reply. alt+up and alt+down go from one to the next; a click leaves the focus where one types."""
-
-    FOCUS_ON_CLICK = False
+    """A prompt or a reply. alt+up and alt+down go from one to the next, a click to any; one still types a prompt."""
 
     def __init__(self, source: str) -> None:
         super().__init__()
