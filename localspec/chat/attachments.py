@@ -80,11 +80,12 @@ def written(text: str) -> Written:
     return Written(text).behind(joined(*texts.values()), *names)
 
 
-def measured(text: str, count: Callable[[str], int] | None, context: int) -> list[str]:
+def measured(text: str, count: Callable[[str], int] | None, context: int, *, seen: bool = False) -> list[str]:
     """What is to be said of a text before it is sent, how long it is where one does not see all of it, and of the files
     that it names: names, sizes, tokens, or what is wrong.
 
-    It reads the disk. Without a `count` of tokens there is no model yet, and nothing is said of `context`.
+    It reads the disk. Without a `count` of tokens there is no model yet, and nothing is said of `context`. `seen`: all
+    of the text is, however long.
     """
     said, tokens = [], 0
     found = [one for one in _mentions(text) if not one.escaped]
@@ -100,8 +101,9 @@ def measured(text: str, count: Callable[[str], int] | None, context: int) -> lis
         own = None if count is None else counted_tokens(content, count)
         tokens += own or 0
         said.append(_label(name, content, own))
-    typed = counted_tokens(text, count) if count is not None and (tokens or is_long(text)) else None
-    if is_long(text):
+    long = not seen and is_long(text)
+    typed = counted_tokens(text, count) if count is not None and (tokens or long) else None
+    if long:
         own = "" if typed is None else f", {typed:,} tokens"
         said.insert(0, f"{counted(text.count(LINE) + 1, 'line')}{own}")
     if typed is not None and (whole := tokens + typed) > context:

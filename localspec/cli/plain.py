@@ -58,7 +58,7 @@ def converse(flags: SharedFlags, prompt: str | None) -> int:
         talk.greet()
         talk.listen(prompt)
         if sys.stderr is not None and sys.stderr.isatty() and (words := farewell(talk.conversation)):
-            tell(words)
+            tell(words if talk.left or not sys.stdin.isatty() else f"\n{words}")  # behind Ctrl+D the mark stands alone
     return 0
 
 
@@ -97,6 +97,11 @@ class _Talk:
         """The one that is spoken now."""
         return self._conversation
 
+    @property
+    def left(self) -> bool:
+        """Whether a command ended it, and not the end of the input."""
+        return self._left
+
     # -- lines --------------------------------------------------------------------------------------------------------
 
     def greet(self) -> None:
@@ -116,8 +121,6 @@ class _Talk:
             try:
                 line = self._line()
                 if line is None:
-                    if sys.stdin.isatty():
-                        tell("")  # what is said next stands on a line of its own
                     return
                 self._take(line)
             except KeyboardInterrupt:
@@ -260,9 +263,12 @@ class _Talk:
             else:
                 self._answer(prompt)
         except LocalspecError:
-            self._conversation = before
+            self._conversation = self._conversation.back() or before
             raise
-        if before.id is not None:
+        if (back := self._conversation.back()) is not None:
+            self._conversation = back
+            tell("Nothing was said, so the answer before stands.")
+        elif before.id is not None:
             tell(f"The answer before stays in conversation {before.id}: /resume {before.id} goes back to it.")
 
     def _title(self, text: str) -> None:
@@ -306,7 +312,7 @@ class _Talk:
     def _answer(self, line: str) -> None:
         """Asks what was typed, with the text of the files that it names."""
         prompt, engine = written(line), self._loaded()
-        for about in measured(line, engine.count_tokens, engine.context):
+        for about in measured(line, engine.count_tokens, engine.context, seen=True):
             tell(one_line(f"+ {about}"))
         self._answer_written(prompt)
 

@@ -427,6 +427,19 @@ def test_no_key_of_the_footer_is_cut_and_stop_is_offered_while_there_is_somethin
     talk.play(story, size=(width, 24))
 
 
+def test_the_keys_that_stop_copy_and_clear_are_listed(chat):
+    talk = chat()
+
+    async def story(pilot):
+        await pilot.press("f1")
+        await until(pilot, lambda: "Typed in the prompt" in talk.screen_text())
+        page = " ".join(talk.screen_text().split())
+        assert "f7 Select all: what is typed next takes its place" in page
+        assert "ctrl+c Copy what is selected, or stop" in page
+
+    talk.play(story, size=(80, 140))
+
+
 def test_what_every_field_for_text_does_is_no_help():
     bindings = {binding.action: binding for binding in Prompt.BINDINGS}
     assert all(bindings[action].system for action in ("cursor_word_left", "cursor_left", "delete_left", "paste"))

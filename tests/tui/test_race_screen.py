@@ -124,6 +124,27 @@ def test_it_can_be_stopped_and_left(chat, races):
     talk.play(story)
 
 
+def test_while_the_second_engine_loads_it_says_so(chat, monkeypatch):
+    gate = threading.Event()
+    talk = chat()
+
+    def opponents(*_):
+        assert gate.wait(PATIENCE)
+        raise UsageMistake("Nothing can race here.")
+
+    monkeypatch.setattr("localspec_tui.race_job.opponents", opponents)
+    monkeypatch.setattr("localspec_tui.race_job._of_this_process", lambda engine: engine)
+
+    async def story(pilot):
+        await say(pilot, "/race go")
+        await until(pilot, shows(talk, "Loading an engine beside the one that answers here"))
+        gate.set()
+        await until(pilot, shows(talk, "Nothing can race here."))
+        assert "Loading" not in talk.screen_text()
+
+    talk.play(story)
+
+
 def test_texts_that_part_are_told(chat, races):
     races(ids=(1, 9, 3))
     talk = chat()

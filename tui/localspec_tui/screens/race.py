@@ -100,6 +100,8 @@ class RaceScreen(ClosesOnce, Screen[None]):
         if ended.over:
             self.action_replay()
         else:
+            if not self._lanes:  # it did not come to a race
+                self.query_one("#course", Static).update("")
             self._tell()
         self.refresh_bindings()
 

@@ -43,7 +43,7 @@ class SamplingScreen(ClosesOnce, ModalScreen[None]):
     def compose(self) -> ComposeResult:
         with Vertical(classes="panel"):
             yield Static(
-                "How replies are sampled from the next one on. An empty field: as it says in grey.", markup=False
+                "Sampling from the next reply on; an empty field holds what it shows", markup=False
             )
             for key, value, origin in self._lines:
                 with Horizontal(classes="field"):
