@@ -130,7 +130,7 @@ def test_while_the_second_engine_loads_it_says_so(chat, monkeypatch):
 
     def opponents(*_):
         assert gate.wait(PATIENCE)
-        raise UsageMistake("Nothing can race here.")
+        raise LocalspecError("Nothing can race here.")
 
     monkeypatch.setattr("localspec_tui.race_job.opponents", opponents)
     monkeypatch.setattr("localspec_tui.race_job._of_this_process", lambda engine: engine)
