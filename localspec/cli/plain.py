@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing, suppress
 from io import TextIOWrapper
 from itertools import islice
+from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any
 
 from localspec.chat.attachments import Written, measured, written, written_in
@@ -26,11 +27,13 @@ from localspec.chat.trace_words import UNTOLD, step_by_step
 from localspec.chat.wording import in_words, kept_thought
 from localspec.checkpoint import inspect
 from localspec.cli.beginning import Begun, begin
+from localspec.cli.console import seen
 from localspec.cli.interrupt import Interrupt
 from localspec.cli.line_editing import TOO_LONG, read_line
 from localspec.cli.options import SharedFlags
 from localspec.cli.progress import Progress, tell
 from localspec.cli.texts import LONGEST, conversation_id
+from localspec.cli.word_wrap import WordWrap
 from localspec.engine.importing import ready
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.models import registry
@@ -327,6 +330,7 @@ class _Talk:
         sampling, think = engine.sampling(settings), engine.thinking(settings, self._conversation.system)
         events = self._conversation.ask(engine, prompt.prompt, sampling, limits, prompt.figures, think)
         ended, how, begun, thinks = "\n", "(stopped)", False, False
+        wrap = WordWrap(get_terminal_size().columns if seen() else None)
         try:
             with closing(events), Interrupt() as interrupt, suppress(KeyboardInterrupt):
                 engine.wanted = lambda: not interrupt.asked
@@ -347,7 +351,7 @@ class _Talk:
                             if event.reasoning and not thinks:
                                 self._progress.show("thinking")
                                 thinks = True
-                            print(text, end="", flush=True)
+                            print(wrap.add(text), end="", flush=True)
                             ended = text[-1:] or ended
                         case Done(reason):
                             turn = self._conversation.turns[-1]
@@ -359,7 +363,7 @@ class _Talk:
                     if interrupt.asked:
                         raise KeyboardInterrupt
         finally:  # what went wrong has a line of its own
-            print(end="" if ended == "\n" else "\n", flush=True)
+            print(wrap.flush(), end="" if ended == "\n" else "\n", flush=True)
         trace.ended = True
         self._trace = trace if trace.tokens else self._trace
         if self._conversation.unanswered is None:

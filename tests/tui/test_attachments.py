@@ -74,6 +74,17 @@ def test_a_resumed_conversation_is_folded_too(chat, folder):
     talk.play(story)
 
 
+def test_where_a_file_lies_is_said_once(chat, folder):
+    talk = chat(["Sorted."])
+
+    async def story(pilot):
+        await say(pilot, f"sort @{folder}/notes.txt")
+        await until(pilot, lambda: talk.idle() and talk.replies() == ["Sorted."])
+        assert "+ notes.txt (23 bytes)" in talk.screen_text() and talk.screen_text().count(str(folder)) <= 1
+
+    talk.play(story, size=(140, 30))
+
+
 def test_a_prompt_of_which_one_sees_a_part_says_how_long_it_is(chat):
     talk = chat([UsageMistake("It is too long.")], ["Said."])
 

@@ -42,9 +42,7 @@ class SamplingScreen(ClosesOnce, ModalScreen[None]):
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="panel"):
-            yield Static(
-                "Sampling from the next reply on; an empty field holds what it shows", markup=False
-            )
+            yield Static("Sampling from the next reply on; an empty field holds what it shows", markup=False)
             for key, value, origin in self._lines:
                 with Horizontal(classes="field"):
                     yield Label(key, markup=False)

@@ -25,7 +25,8 @@ class PromptView(MessageView):
 
     def compose(self) -> ComposeResult:
         if self._files:
-            yield Static("\n".join(f"+ {safe(name)}" for name in self._files), markup=False, classes="files")
+            names = (name.rpartition("/")[2] for name in self._files)  # where they lie stands in the prompt itself
+            yield Static("\n".join(f"+ {safe(name)}" for name in names), markup=False, classes="files")
         yield Static(safe(self.source), markup=False)
 
 
