@@ -104,8 +104,8 @@ def measured(text: str, count: Callable[[str], int] | None, context: int, *, see
     long = not seen and is_long(text)
     typed = counted_tokens(text, count) if count is not None and (tokens or long) else None
     if long:
-        own = "" if typed is None else f", {typed:,} tokens"
-        said.insert(0, f"{counted(text.count(LINE) + 1, 'line')}{own}")
+        weight = "" if typed is None else f", {typed:,} tokens"
+        said.insert(0, f"{counted(text.count(LINE) + 1, 'line')}{weight}")
     if typed is not None and (whole := tokens + typed) > context:
         said.insert(0, f"too long: {whole:,} tokens, and the model reads {context:,}")
     return said

@@ -10,7 +10,7 @@ _FENCES = ("```", "~~~")
 
 
 class WordWrap:
-    """For a line of so many `columns`; None leaves all as it is. Code between fences stays whole, for whoever copies."""
+    """For lines of so many `columns`; None leaves all as it is. Code between fences stays whole, for whoever copies."""
 
     def __init__(self, columns: int | None) -> None:
         self._columns = columns
@@ -30,7 +30,7 @@ class WordWrap:
         if self._columns is None or not word:
             return word
         wide, self._line = cell_len(word), self._line + word
-        broken = not self._code and 0 < self._at and self._at + wide > self._columns
+        broken = not self._code and self._at > 0 and self._at + wide > self._columns
         self._at = (0 if broken else self._at) + wide
         return f"\n{word}" if broken else word
 

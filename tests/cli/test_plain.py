@@ -42,7 +42,7 @@ termios = pytest.importorskip("termios")
 
 Messages = list[list[tuple[str, str]]]
 FIGURES = re.compile(
-    r"\(.*\b\d[\d,]* of [\d,]+ tokens · same text(?: ✓| but for rounding) · (?:.* · )?\d+\.\d\d GiB · int8\)"
+    r"\(.*\b\d[\d,]* of [\d,]+ tokens · (?:same text(?: ✓| but for rounding) · )?(?:.* · )?\d+\.\d\d GiB · int8\)"
 )
 
 
@@ -350,7 +350,7 @@ def test_files_that_a_prompt_names(talk, home, hello, tmp_path, messages, monkey
     lines = [line for line in told(result, hello) if "answer" not in line]
     assert lines == [
         "+ notes (11 bytes, 11 tokens)", "(figures)", "(figures)", "(figures)",
-        "localspec: @null is not UTF-8 text; name a text file, or write \\@.",
+        "localspec: @null holds NUL bytes, so it is no text; name a text file, or write \\@.",
         "+ notes (11 bytes, 11 tokens)", "(figures)",
     ]  # fmt: skip
     framed = "some notes\n\n{}"
