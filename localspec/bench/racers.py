@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 LIVE = "race: a step each in turns"
 REPLAY = "replay at true speed"
+REPLAYED = "replayed at true speed"
 LONGEST = 256  # tokens of a reply, where no number is given
 
 

@@ -8,11 +8,12 @@ from typing import Any, NamedTuple
 
 from localspec.errors import UsageMistake
 from localspec.outside_files import MIB, read_bytes
-from localspec.quantities import size
+from localspec.quantities import counted, size
 from localspec.store.conversations import Turn
 from localspec.text import one_line
 
 LONGEST = 4 * MIB  # bytes of one file: more than any context
+LINE, LINES, LONG = "\n", 8, 1000  # how many lines or characters of a prompt one does not see all of
 PIECE = 20_000  # characters that are counted at a time: others want the interpreter meanwhile
 # Behind a letter it is an e-mail address.
 _MENTION = re.compile(r'(?<![\w@])(\\?)@(?:"([^"\n]+)"|([^\s"]+))')
@@ -79,10 +80,12 @@ def written(text: str) -> Written:
     return Written(text).behind(joined(*texts.values()), *names)
 
 
-def measured(text: str, count: Callable[[str], int] | None, context: int) -> list[str]:
-    """What is to be said of the files that a text names, before it is sent: names, sizes, tokens, or what is wrong.
+def measured(text: str, count: Callable[[str], int] | None, context: int, *, seen: bool = False) -> list[str]:
+    """What is to be said of a text before it is sent, how long it is where one does not see all of it, and of the files
+    that it names: names, sizes, tokens, or what is wrong.
 
-    It reads the disk. Without a `count` of tokens there is no model yet, and nothing is said of `context`.
+    It reads the disk. Without a `count` of tokens there is no model yet, and nothing is said of `context`. `seen`: all
+    of the text is, however long.
     """
     said, tokens = [], 0
     found = [one for one in _mentions(text) if not one.escaped]
@@ -98,9 +101,19 @@ def measured(text: str, count: Callable[[str], int] | None, context: int) -> lis
         own = None if count is None else counted_tokens(content, count)
         tokens += own or 0
         said.append(_label(name, content, own))
-    if tokens and count is not None and (whole := tokens + counted_tokens(text, count)) > context:
+    long = not seen and is_long(text)
+    typed = counted_tokens(text, count) if count is not None and (tokens or long) else None
+    if long:
+        weight = "" if typed is None else f", {typed:,} tokens"
+        said.insert(0, f"{counted(text.count(LINE) + 1, 'line')}{weight}")
+    if typed is not None and (whole := tokens + typed) > context:
         said.insert(0, f"too long: {whole:,} tokens, and the model reads {context:,}")
     return said
+
+
+def is_long(text: str) -> bool:
+    """Whether a field of a few lines shows only a part of it."""
+    return len(text) > LONG or text.count(LINE) >= LINES
 
 
 def counted_tokens(text: str, count: Callable[[str], int]) -> int:
@@ -131,12 +144,12 @@ def _read(name: str) -> str:
     except OSError as error:
         raise UsageMistake(f"@{name} cannot be read ({error.strerror}); \\@ says that it is no file.") from None
     except UnicodeDecodeError:
-        content = "\0"
+        raise UsageMistake(f"@{name} is not UTF-8 text; name a text file, or write \\@.") from None
     if "\0" in content:
-        raise UsageMistake(f"@{name} is not UTF-8 text; name a text file, or write \\@.")
+        raise UsageMistake(f"@{name} holds NUL bytes, so it is no text; name a text file, or write \\@.")
     return content
 
 
 def _label(name: str, content: str, tokens: int | None = None) -> str:
-    counted = "" if tokens is None else f", {tokens:,} tokens"
-    return one_line(f"{name} ({size(len(content.encode()))}{counted})")
+    told = "" if tokens is None else f", {tokens:,} tokens"
+    return one_line(f"{name} ({size(len(content.encode()))}{told})")

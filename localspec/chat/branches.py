@@ -25,6 +25,7 @@ class Row(NamedTuple):
     family: int
     below: bool = False  # it stands below another one of its family
     says: str = ""  # what tells it from the others of its family
+    named: bool = False  # it stands below another one, and was given a title of its own
 
     @property
     def name(self) -> str:
@@ -34,7 +35,7 @@ class Row(NamedTuple):
     @property
     def indented(self) -> str:
         """What it is called below another one, or above."""
-        return f"└ {self.says}" if self.below else self.name
+        return self.name if not self.below else f"└ {self.name if self.named else self.says}"
 
 
 def rows(history: Branches, infos: Sequence[ConversationInfo]) -> list[Row]:
@@ -48,19 +49,28 @@ def rows(history: Branches, infos: Sequence[ConversationInfo]) -> list[Row]:
         families.setdefault(_root(info, known), []).append(info)
     pairs = {info.id: pair for family in families.values() for info in family if (pair := _pair(info, family))}
     found = history.partings([*pairs.values()]) if pairs else {}
-    return [
-        Row(info, root, at > 0, _says(*found.get(pairs[info.id], (None, None))) if info.id in pairs else "")
+    listed = [
+        Row(
+            info,
+            root,
+            says=_says(pairs[info.id][1], *found.get(pairs[info.id], (None, None))) if info.id in pairs else "",
+        )
         for root, family in families.items()
-        for at, info in enumerate(family)
+        for info in family
     ]
+    return parted(listed, set())
 
 
 def parted(rows: Sequence[Row], gone: set[int]) -> list[Row]:
     """What is left of them without those that are gone: another one of a family leads it where its first went."""
     left: list[Row] = []
+    first = ""  # title of a family
     for row in rows:
-        if row.info.id not in gone:
-            left.append(row._replace(below=bool(left) and left[-1].family == row.family))
+        if row.info.id in gone:
+            continue
+        below = bool(left) and left[-1].family == row.family
+        first = first if below else row.info.title
+        left.append(row._replace(below=below, named=below and row.info.named and row.info.title != first))
     return left
 
 
@@ -82,9 +92,9 @@ def _pair(info: ConversationInfo, family: Sequence[ConversationInfo]) -> tuple[i
     return None if child is None else (info.id, child)
 
 
-def _says(mine: Turn | None, theirs: Turn | None) -> str:
+def _says(other: int, mine: Turn | None, theirs: Turn | None) -> str:
     if mine is None:
-        return "the same" if theirs is None else "ends before that"
+        return f"so far the same as {other}" if theirs is None else "ends before that"
     if theirs is None or mine.typed != theirs.typed:
         return f"asked “{_beginning(mine.typed)}”"
     if mine.unanswered:

@@ -57,6 +57,7 @@ class Conversation:
         self.model, self.system = model, system
         self.turns: list[Turn] = []
         self._origin: int | None = None  # the saved conversation that this one is a branch of
+        self._before: Conversation | None = None  # the one that it is another way of, until something is said in it
         self._called = ""  # its title when it was resumed
         self._counted_by = model  # the model whose tokens the figures of the last turn count
         self._history, self._notice = history, notice
@@ -89,8 +90,27 @@ class Conversation:
         other = Conversation(self._history, self.model, self.system, self._notice)
         other.turns, other._saving = self.turns[:turns], self._saving
         other._counted_by = self._counted_by
-        other._origin = self.id
+        other._origin, other._before = self.id, self
         return other
+
+    def back(self) -> "Conversation | None":
+        """The conversation that this one is another way of, where nothing came of it, and nothing of it stays kept."""
+        before = self._before
+        if before is not None and self.id is not None and self._history is not None:
+            try:
+                self._history.take_back(self.id)
+            except StoreTrouble as trouble:
+                self._notice(f"Conversation {self.id}, in which nothing was said, stays kept: {trouble}")
+        return before
+
+    def instruct(self, system: str | None) -> None:
+        """Its system prompt from the next reply on, which is kept at once where the conversation is."""
+        self.system = system
+        if self._history is not None and self._saving and self.id is not None:
+            try:
+                self._history.instruct(self.id, system)
+            except StoreTrouble as trouble:
+                self._notice(f"The system prompt holds here, and is not kept: {trouble}")
 
     def rename(self, title: str) -> None:
         """Gives it a title, an empty one for that of its first prompt. Raises UsageMistake where it is not kept."""
@@ -153,6 +173,8 @@ class Conversation:
                         engine.conversation = self.id
                     if isinstance(event, Text):
                         reply, reasoning = reply + event.text, reasoning + event.reasoning
+                        if reply or reasoning:
+                            self._before = None
                         if time.monotonic() - saved_at >= SAVE_SECONDS:
                             turn = self._save(replace(turn, reply=reply, reasoning=reasoning))
                             saved_at = time.monotonic()

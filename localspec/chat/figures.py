@@ -29,7 +29,7 @@ class HeldMemory:
 class Figures:
     """What is known of the reply under way, or of the last one. None is what is not known (yet), and never zero.
 
-    Before anything was said, there are the model's alone: `context`, `exactness`, `precision` and `memory`.
+    Before anything was said, there are the model's alone: `context`, `precision` and `memory`.
     """
 
     reading: tuple[int, int] | None = None  # tokens of the prompt that were read, of so many, while they are read
@@ -38,6 +38,9 @@ class Figures:
     reasoning_seconds: float = 0.0  # in which they came
     seconds: float = 0.0  # since it was asked for
     tokens_per_second: float | None = None  # of decoding alone, from the first token on
+    pieces_per_second: float | None = (
+        None  # in which a server sends text, while it has not told how many tokens that is
+    )
     speedup: float | None = (
         None  # over plain decoding, as timed in passing; below 1 where drafts cost more than they save
     )

@@ -68,8 +68,17 @@ def introduction(engine: "Answerer", card: TargetCard) -> Introduction:
         device=choice.device,
         plain_speed=None if engine.costs is None else plain_tokens_a_second(engine.costs),
         toy=entry is not None and entry.toy,
-        starters=(entry.starters if entry else ()) or (() if 0 < engine.parameters <= TINY else STARTERS),
+        starters=_own_starters(card) or (() if 0 < engine.parameters <= TINY else STARTERS),
     )
+
+
+def expected_starters(card: TargetCard, elsewhere: bool) -> tuple[str, ...]:
+    """Those of a model that is not loaded yet; none where its size must be known first. `elsewhere`: at a server."""
+    return _own_starters(card) or (STARTERS if elsewhere else ())
+
+
+def _own_starters(card: TargetCard) -> tuple[str, ...]:
+    return card.entry.starters if card.entry else ()
 
 
 def _rounded(speed: float) -> str:

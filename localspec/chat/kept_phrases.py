@@ -76,8 +76,10 @@ class Stories:
         self._titles: dict[int, str] = {}
 
     def of(self, phrase: Phrase) -> str:
-        """How often it was said, last where, and in how many replies it was guessed right."""
+        """How often it was said, last where, and in how many replies it was guessed right; or that nobody said it."""
         said = "said once" if phrase.uses == 1 else f"said {phrase.uses:,} times"
+        if not phrase.uses:
+            said = "never said, learned from a refused draft"
         where = "" if phrase.conversation is None else f", last in {self.title(phrase.conversation)}"
         replies = "1 reply" if phrase.served == 1 else f"{phrase.served:,} replies"
         served = f", guessed right in {replies}" if phrase.served else ""

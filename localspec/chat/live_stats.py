@@ -32,7 +32,8 @@ class LiveStats:
     def _begin(self) -> None:
         self._reading: tuple[int, int] | None = None
         self._used = self._tokens = self._reasoning = 0
-        self._seconds = 0.0
+        self._seconds = self._first = 0.0
+        self._pieces = 0
         self._sources: Counter[str] = Counter()
 
     def take(self, event: Event) -> None:
@@ -45,7 +46,8 @@ class LiveStats:
                 self._tokens += len(event.tokens)
                 self._reasoning += event.reasoning_tokens
                 self._sources.update(event.sources)
-                self._seconds = event.seconds
+                self._seconds, self._first = event.seconds, self._first or event.seconds
+                self._pieces += 1
             case Done(_, statistics) if not self._used:  # a server, which tells at the end
                 self._tokens, self._used = statistics.tokens, statistics.prompt_tokens
 
@@ -57,16 +59,21 @@ class LiveStats:
             tokens=self._tokens,
             reasoning_tokens=self._reasoning,
             seconds=self._seconds,
+            pieces_per_second=self._pieces_per_second(),
             used=self._used + self._tokens,
             context=self._engine.context,
             sources=dict(self._sources),
             drafts=choice.nodes > 0,
-            exactness=self._engine.exactness.label(self._rule),
+            exactness=self._engine.exactness.label(self._rule) if self._tokens else "",
             precision=choice.dtype if choice.quantize == "none" else choice.quantize,
             memory=self._memory(),
         )
         now = self._engine.session.so_far if self._tokens else None
         return known if now is None else _with_decoding(known, now)
+
+    def _pieces_per_second(self) -> float | None:
+        since = self._seconds - self._first
+        return (self._pieces - 1) / since if not self._tokens and since > 0 else None
 
     def _memory(self) -> HeldMemory:
         held = self._engine.session.memory

@@ -9,7 +9,9 @@ from localspec.quantities import counted
 from localspec.text import safe
 
 UNTOLD = "A server answers, and tells too little of who proposed what."
-NOTHING_KEPT = "Who proposed what is known of the replies of this session alone; this one is from an earlier one."
+NOTHING_KEPT = (
+    "This reply is from an earlier session, and who proposed its tokens is kept only as long as a session lasts."
+)
 
 
 def overview(trace: Trace) -> str:

@@ -32,8 +32,8 @@ def times(speedup: float) -> str:
 
 
 def worth(speedup: float) -> str:
-    """The same, with a word where it is a loss."""
-    return times(speedup) if speedup >= 1 else f"{times(speedup)} slower"
+    """The same, with words where it is a loss."""
+    return times(speedup) if speedup >= 1 else f"{times(speedup)} as fast as without drafts"
 
 
 def a_step(tokens: float) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing, suppress
 from io import TextIOWrapper
 from itertools import islice
+from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any
 
 from localspec.chat.attachments import Written, measured, written, written_in
@@ -26,11 +27,13 @@ from localspec.chat.trace_words import UNTOLD, step_by_step
 from localspec.chat.wording import in_words, kept_thought
 from localspec.checkpoint import inspect
 from localspec.cli.beginning import Begun, begin
+from localspec.cli.console import seen
 from localspec.cli.interrupt import Interrupt
 from localspec.cli.line_editing import TOO_LONG, read_line
 from localspec.cli.options import SharedFlags
 from localspec.cli.progress import Progress, tell
 from localspec.cli.texts import LONGEST, conversation_id
+from localspec.cli.word_wrap import WordWrap
 from localspec.engine.importing import ready
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.models import registry
@@ -58,7 +61,7 @@ def converse(flags: SharedFlags, prompt: str | None) -> int:
         talk.greet()
         talk.listen(prompt)
         if sys.stderr is not None and sys.stderr.isatty() and (words := farewell(talk.conversation)):
-            tell(words)
+            tell(words if talk.left or not sys.stdin.isatty() else f"\n{words}")  # behind Ctrl+D the mark stands alone
     return 0
 
 
@@ -96,6 +99,11 @@ class _Talk:
     def conversation(self) -> Conversation:
         """The one that is spoken now."""
         return self._conversation
+
+    @property
+    def left(self) -> bool:
+        """Whether a command ended it, and not the end of the input."""
+        return self._left
 
     # -- lines --------------------------------------------------------------------------------------------------------
 
@@ -216,7 +224,7 @@ class _Talk:
 
     def _system(self, text: str) -> None:
         if text:
-            self._conversation.system = text
+            self._conversation.instruct(text)
         tell(safe(f"System prompt: {self._conversation.system or 'none'}"))
 
     def _set(self, rest: str) -> None:
@@ -258,9 +266,12 @@ class _Talk:
             else:
                 self._answer(prompt)
         except LocalspecError:
-            self._conversation = before
+            self._conversation = self._conversation.back() or before
             raise
-        if before.id is not None:
+        if (back := self._conversation.back()) is not None:
+            self._conversation = back
+            tell("Nothing was said, so the answer before stands.")
+        elif before.id is not None:
             tell(f"The answer before stays in conversation {before.id}: /resume {before.id} goes back to it.")
 
     def _title(self, text: str) -> None:
@@ -304,7 +315,7 @@ class _Talk:
     def _answer(self, line: str) -> None:
         """Asks what was typed, with the text of the files that it names."""
         prompt, engine = written(line), self._loaded()
-        for about in measured(line, engine.count_tokens, engine.context):
+        for about in measured(line, engine.count_tokens, engine.context, seen=True):
             tell(one_line(f"+ {about}"))
         self._answer_written(prompt)
 
@@ -319,6 +330,7 @@ class _Talk:
         sampling, think = engine.sampling(settings), engine.thinking(settings, self._conversation.system)
         events = self._conversation.ask(engine, prompt.prompt, sampling, limits, prompt.figures, think)
         ended, how, begun, thinks = "\n", "(stopped)", False, False
+        wrap = WordWrap(get_terminal_size().columns if seen() else None)
         try:
             with closing(events), Interrupt() as interrupt, suppress(KeyboardInterrupt):
                 engine.wanted = lambda: not interrupt.asked
@@ -339,7 +351,7 @@ class _Talk:
                             if event.reasoning and not thinks:
                                 self._progress.show("thinking")
                                 thinks = True
-                            print(text, end="", flush=True)
+                            print(wrap.add(text), end="", flush=True)
                             ended = text[-1:] or ended
                         case Done(reason):
                             turn = self._conversation.turns[-1]
@@ -351,7 +363,7 @@ class _Talk:
                     if interrupt.asked:
                         raise KeyboardInterrupt
         finally:  # what went wrong has a line of its own
-            print(end="" if ended == "\n" else "\n", flush=True)
+            print(wrap.flush(), end="" if ended == "\n" else "\n", flush=True)
         trace.ended = True
         self._trace = trace if trace.tokens else self._trace
         if self._conversation.unanswered is None:

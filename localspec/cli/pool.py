@@ -103,7 +103,10 @@ def clear(
 
 @app.command()
 def export(model: Model = None) -> None:
-    """All phrases as JSON lines: model, before, key, after, text, uses, served, conversation."""
+    """All phrases as JSON lines: model, before, key, after, text, uses, served, conversation.
+
+    `uses` counts how often it was said; 0: never, a refused draft taught it.
+    """
     with store_if_any(WHAT) as store:
         for pool in _pools_of(store, model):
             for kept in _phrases(store, pool):

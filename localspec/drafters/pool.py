@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from localspec.decoding.drafter import Step
 from localspec.decoding.forward import common_prefix
@@ -39,6 +39,16 @@ class Continuation:
     match: int
     source: str
     stored: StoredPhrase | None = None
+
+
+class Harvest(NamedTuple):
+    """What a reply leaves for later sessions: phrases that it said, those of the store that it used, and what the
+    target would have gone on with where a draft was refused, which nobody said.
+    """
+
+    said: list[StoredPhrase]
+    used: list[StoredPhrase]
+    refused: list[StoredPhrase]
 
 
 LearnedPhrase = tuple[int | None, tuple[int, ...]]  # the token before the one that it is found by; the phrase
@@ -135,8 +145,8 @@ class PhrasePool:
         if len(self._learned) > MAX_KEYS:
             self._learned.popitem(last=False)
 
-    def harvest(self, start: int) -> tuple[list[StoredPhrase], list[StoredPhrase]]:
-        """Returns what the reply `tokens[start:]` leaves for later sessions: (its own and verified phrases, used ones).
+    def harvest(self, start: int) -> Harvest:
+        """Returns what the reply `tokens[start:]` leaves for later sessions.
 
         The prompt before `start` is the user's text and is not kept, nor is a phrase learned from verification that
         holds two neighbouring tokens of it: drafts are copied from the prompt too. Each phrase is returned once.
@@ -153,17 +163,17 @@ class PhrasePool:
             if after:
                 phrases.append((pack_key(*key), pack_tokens(before), pack_tokens(after)))
         private = {*pairwise(tokens[:start])} - {*pairwise(tokens[start:])}
-        verified = []
+        refused = []
         for token, entries in self._learned.items():
             for first, phrase in list(entries):
                 if first is not None:  # a window's phrase may be nothing that the target would say
                     del entries[first, phrase]
                     if private.isdisjoint(pairwise((first, token, *phrase))):
-                        verified.append((pack_key(first, token), b"", pack_tokens(phrase)))
+                        refused.append((pack_key(first, token), b"", pack_tokens(phrase)))
         used = list(self._used)
         self._used.clear()
         self._from_store.clear()  # the store has changed
-        return phrases + verified, used
+        return Harvest(phrases, used, refused)
 
     # -- reading ------------------------------------------------------------------------------------------------------
 

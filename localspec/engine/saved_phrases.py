@@ -45,9 +45,8 @@ class SavedPhrases:
         """
         if not self.learn or self.store.read_only:
             return True
-        phrases, used = pool.harvest(start)
         try:
-            self.store.phrases.learn(self.pool_id, phrases, used, conversation)
+            self.store.phrases.learn(self.pool_id, *pool.harvest(start), conversation)
         except StoreTrouble as trouble:
             self.reporter.notice(str(trouble))
             return False

@@ -51,8 +51,8 @@ class Turn:
 class ConversationInfo(NamedTuple):
     """One conversation; times in seconds since 1970.
 
-    Its `title` is the one it was given, else made of its first prompt: safe, and on one short line. `branch_of` is the
-    conversation that it went on from in another way.
+    Its `title` is the one it was given, where it is `named`, else made of its first prompt: safe, and on one short
+    line. `branch_of` is the conversation that it went on from in another way.
     """
 
     id: int
@@ -62,6 +62,7 @@ class ConversationInfo(NamedTuple):
     used: float
     turns: int
     branch_of: int | None = None
+    named: bool = False
 
     @property
     def model_name(self) -> str:

@@ -167,6 +167,18 @@ class History:
 
         return self._database.save(update)
 
+    def instruct(self, conversation: int, system: str | None) -> bool:
+        """Keeps its system prompt, or that it has none. False where there is no conversation of that id."""
+        row = (conversation, None if system is None else _storable(system))
+
+        def update(connection: sqlite3.Connection) -> bool:
+            place = volumes.of_conversation(connection, conversation)
+            if place is not None:
+                connection.execute(ABOUT.format(volume=volumes.suffix(place), column="system"), row)
+            return place is not None
+
+        return self._database.save(update)
+
     def write(
         self,
         turn: int,
@@ -309,6 +321,10 @@ class History:
         """
         return removal.remove(self._database, conversations)
 
+    def take_back(self, conversation: int) -> None:
+        """Deletes it without waiting until its bytes are gone too, which the next start or deletion sees to."""
+        removal.take_back(self._database, conversation)
+
     def strays(self) -> int:
         """How many rows belong to no conversation that is listed, as another program may leave them."""
         return removal.strays(self._database)
@@ -352,7 +368,9 @@ def _info(row: tuple[Any, ...]) -> ConversationInfo:
     number, prompt, given, model, created, used, turns, origin = row
     title = title_of(text(prompt)) if given is None else cut(one_line(text(given)))
     branch_of = origin if isinstance(origin, int) else None
-    return ConversationInfo(number, title, text(model), moment(created), moment(used), turns, branch_of)
+    return ConversationInfo(
+        number, title, text(model), moment(created), moment(used), turns, branch_of, given is not None
+    )
 
 
 def _parting(connection: sqlite3.Connection, *pair: int) -> tuple[Turn | None, Turn | None] | None:

@@ -23,7 +23,7 @@ class Phrase(NamedTuple):
     """Tokens that followed a context: `key` packs the two tokens before them, `before` up to six earlier ones.
 
     It was said `uses` times, last in `conversation` (None: in one that is not kept), and guessed right in `served`
-    replies. `look_up` leaves these two out.
+    replies. `look_up` leaves these two out. Without uses it is from a refused draft, in that conversation.
     """
 
     key: int
@@ -114,6 +114,9 @@ PROBE_OF_ORIGIN = "SELECT served, conversation FROM phrase LIMIT 1"
 REMEMBER = """INSERT INTO phrase (pool, key, before, after, uses, used, conversation) VALUES (?, ?, ?, ?, 1, ?, ?)
     ON CONFLICT (pool, key, before, after) DO UPDATE SET uses = uses + 1, used = excluded.used,
     conversation = coalesce(excluded.conversation, conversation)"""
+GUESS = """INSERT INTO phrase (pool, key, before, after, uses, used, conversation) VALUES (?, ?, ?, ?, 0, ?, ?)
+    ON CONFLICT (pool, key, before, after) DO UPDATE SET used = excluded.used,
+    conversation = iif(uses > 0, conversation, coalesce(excluded.conversation, conversation))"""
 TOUCH = "UPDATE phrase SET used = ?, served = served + 1 WHERE pool = ? AND key = ? AND before = ? AND after = ?"
 # `+used`: the few rows of a key are sorted; without it the index by use might be walked from end to end.
 BOUND_KEY = f"""DELETE FROM phrase WHERE pool = ?1 AND key = ?2 AND +used <
@@ -197,16 +200,18 @@ class Phrases:
         pool: int,
         phrases: Sequence[tuple[int, bytes, bytes]],
         used: Sequence[tuple[int, bytes, bytes]] = (),
+        refused: Sequence[tuple[int, bytes, bytes]] = (),
         conversation: int | None = None,
     ) -> None:
         """Keeps the phrases (key, before, after) of one reply, all or none, the oldest first, and counts known ones.
 
-        The `used` ones count as just used, and as of use once more. `conversation` is where it was said. Then at most
-        16 a key and `limit` in all stay; those used least recently go first. Raises StoreTrouble where nothing could be
-        saved; the store stays usable.
+        Those from `refused` drafts are kept, and not counted as said. The `used` ones count as just used, and as of use
+        once more. `conversation` is where it was said. Then at most 16 a key and `limit` in all stay; those used least
+        recently go first. Raises StoreTrouble where nothing could be saved; the store stays usable.
         """
-        if phrases or used:
-            self._database.save(lambda connection: _learn(connection, pool, phrases, used, conversation, self.limit))
+        if phrases or used or refused:
+            learned = phrases, used, refused
+            self._database.save(lambda connection: _learn(connection, pool, *learned, conversation, self.limit))
 
     def pools(self) -> list[PoolInfo]:
         """Every pool, the most recently used first. Raises StoreTrouble."""
@@ -291,25 +296,27 @@ def _learn(
     pool: int,
     phrases: Sequence[tuple[int, bytes, bytes]],
     used: Sequence[tuple[int, bytes, bytes]],
+    refused: Sequence[tuple[int, bytes, bytes]],
     conversation: int | None,
     limit: int,
 ) -> None:
     # Every phrase has a tick of its own, so "least recently used" never ties, also between processes.
     changed = connection.execute(
         "UPDATE pool SET tick = tick + ?, used = ? WHERE id = ?",
-        (len(phrases) + len(used), time.time(), pool),
+        (len(phrases) + len(refused) + len(used), time.time(), pool),
     )
     if changed.rowcount != 1:
         raise ValueError(f"there is no pool {pool} in this store")
     end = connection.execute("SELECT CAST(tick AS INTEGER) FROM pool WHERE id = ?", (pool,)).fetchone()[0]
-    tick = end - len(phrases) - len(used)
-    connection.executemany(REMEMBER, ((pool, *phrase, tick + n, conversation) for n, phrase in enumerate(phrases, 1)))
-    tick += len(phrases)
+    tick = end - len(phrases) - len(refused) - len(used)
+    for keep, kept in ((REMEMBER, phrases), (GUESS, refused)):
+        connection.executemany(keep, ((pool, *phrase, tick + n, conversation) for n, phrase in enumerate(kept, 1)))
+        tick += len(kept)
     connection.executemany(TOUCH, ((tick + n, pool, *phrase) for n, phrase in enumerate(used, 1)))
-    connection.executemany(BOUND_KEY, ((pool, key) for key in {phrase[0] for phrase in phrases}))
+    connection.executemany(BOUND_KEY, ((pool, key) for key in {phrase[0] for phrase in (*phrases, *refused)}))
     kept = connection.execute("SELECT CAST(phrases AS INTEGER) FROM pool WHERE id = ?", (pool,)).fetchone()[0]
     if kept > limit:
-        connection.execute(BOUND_POOL, (pool, min(kept - limit, MOST_AT_ONCE + len(phrases)) - 1))
+        connection.execute(BOUND_POOL, (pool, min(kept - limit, MOST_AT_ONCE + len(phrases) + len(refused)) - 1))
 
 
 def _is_sound(row: tuple[object, ...]) -> bool:

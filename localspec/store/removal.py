@@ -62,6 +62,15 @@ def remove(database: Database, conversations: Sequence[int]) -> int:
     return removed
 
 
+def take_back(database: Database, conversation: int) -> None:
+    """Deletes it; its bytes go with the next start or deletion. Raises StoreTrouble."""
+
+    def delete(connection: sqlite3.Connection) -> int:
+        return sum(_delete(connection, *chosen) for chosen in _by_volume(connection, [conversation]).items())
+
+    database.save(delete)
+
+
 def _room(database: Database) -> str:
     """What to do about a full disk: how much of it a deletion takes, which overwrites by way of the log."""
 

@@ -69,7 +69,7 @@ def test_an_escaped_name_is_text_and_other_backslashes_stay(folder):
     assert written(r"\@notes.txt and \@array") == Written(r"@notes.txt and \@array")
 
 
-@pytest.mark.parametrize(("name", "why"), [("image.png", "is not UTF-8 text"), ("null", "is not UTF-8 text")])
+@pytest.mark.parametrize(("name", "why"), [("image.png", "is not UTF-8 text"), ("null", "holds NUL bytes")])
 def test_what_is_no_text_is_refused(folder, name, why):
     with pytest.raises(UsageMistake, match=f"@{name} {why}"):
         written(f"see @{name}")

@@ -57,8 +57,28 @@ def test_what_was_asked_instead_is_said_and_where_an_answer_begins_to_differ(his
     short, _ = history.branch(first, found.turns[:1], model="demo", system=None)
     same, _ = history.branch(first, found.turns, model="demo", system=None)
     says = {row.info.id: row.says for row in rows(history, history.conversations())}
-    assert says[asked] == "asked “Count down.”" and says[short] == "ends before that" and says[same] == "the same"
+    assert (
+        says[asked] == "asked “Count down.”"
+        and says[short] == "ends before that"
+        and says[same] == f"so far the same as {first}"
+    )
     assert says[again] == "answered “…seven eight nine nine nine nine”"
+
+
+def test_a_title_of_its_own_is_told_of_a_branch(history: History) -> None:
+    first = said(history, "What is a tree?", "A plant.")
+    history.rename(first, "Trees")
+    branch(history, first, 0, "What is a tree?", "Wood.")
+    asked = branch(history, first, 0, "What is it?", "Green.")
+    assert listed(history) == [
+        f"{asked} Trees · asked “What is it?”", f"  {first + 1} └ answered “Wood.”", f"  {first} └ asked “What is a tree?”"
+    ]  # fmt: skip
+    history.rename(first + 1, "Of wood")
+    assert listed(history)[1] == f"  {first + 1} └ Of wood · answered “Wood.”"
+    found = rows(history, history.conversations())
+    assert [row.named for row in parted(found, {asked})] == [False, True], (
+        "a row that leads is called by its title anyway"
+    )
 
 
 def test_a_family_whose_first_is_gone_is_still_one(history: History) -> None:

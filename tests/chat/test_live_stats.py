@@ -42,10 +42,11 @@ SECOND = Text("bcd", (2, 3, 4), ("phrases", "phrases", "target"), 2.5, 2)
 def test_before_anything_was_said_there_is_the_model():
     found = after(so_far=statistics())  # of the reply before
     assert (found.tokens, found.tokens_per_second, found.acceptance_length, found.used) == (0, None, None, 0)
-    assert (found.context, found.precision, found.exactness) == (4096, "fp32", "numerical")
+    assert (found.context, found.precision, found.exactness) == (4096, "fp32", ""), (
+        "no text yet, so none that could be the same"
+    )
     assert found.memory == live_stats.HeldMemory(1, 2, 3, 4, 7)
-    packed = LiveStats(engine(quantize="int8")).figures()
-    assert (packed.precision, packed.exactness) == ("int8", "bitwise")
+    assert LiveStats(engine(quantize="int8")).figures().precision == "int8"
 
 
 def test_while_the_prompt_is_read():
@@ -105,5 +106,18 @@ def test_free_memory_is_looked_at_once_in_a_while(monkeypatch):
 
 
 def test_a_rule_that_does_not_keep_the_text_says_so():
-    assert LiveStats(engine(quantize="int8"), "typical").figures().exactness == "not lossless"
-    assert LiveStats(engine(quantize="int8"), "rejection").figures().exactness == "same distribution"
+    for rule, label in (("exact", "bitwise"), ("typical", "not lossless"), ("rejection", "same distribution")):
+        live = LiveStats(engine(quantize="int8"), rule)
+        live.take(Prefill(5, 5))
+        live.take(FIRST)
+        assert live.figures().exactness == label
+
+
+def test_of_a_server_that_tells_no_tokens_pieces_are_counted():
+    live = LiveStats(engine())
+    live.take(Prefill(0, 0))
+    for second in (2.0, 2.5, 3.0):
+        live.take(Text("a", (), (), second, 0, (), "", 0))
+    assert live.figures().pieces_per_second == pytest.approx(2.0)
+    live.take(Text("a", (7,), ("target",), 3.5, 0, (), "", 0))
+    assert live.figures().pieces_per_second is None

@@ -94,8 +94,15 @@ def test_list_tells_every_conversation_the_last_used_first(database: Path) -> No
     times = [(entry.pop("created"), entry.pop("used")) for entry in listed]
     assert all(start <= created <= used <= time.time() for created, used in times)
     assert listed == [
-        {"id": second, "title": "evil␛[2J �31m line <b>", "model": f"/models/{EVIL}", "turns": 1, "branch_of": None},
-        {"id": first, "title": "first", "model": "demo", "turns": 2, "branch_of": None},
+        {
+            "id": second,
+            "title": "evil␛[2J �31m line <b>",
+            "model": f"/models/{EVIL}",
+            "turns": 1,
+            "branch_of": None,
+            "named": False,
+        },
+        {"id": first, "title": "first", "model": "demo", "turns": 2, "branch_of": None, "named": False},
     ]
     assert run("list", "--limit", "1").splitlines() == lines[:1]
     assert [entry["id"] for entry in json.loads(run("list", "--limit", "1", "--json"))] == [second]
@@ -338,7 +345,7 @@ def test_a_branch_says_of_what(database: Path, monkeypatch: pytest.MonkeyPatch) 
         assert found is not None
         store.history.branch(first, found.turns, model="demo", system=None)
     monkeypatch.setattr(history_module, "seen", lambda: True)
-    assert run("list").splitlines()[1].endswith("  first · the same")
+    assert run("list").splitlines()[1].endswith(f"  first · so far the same as {first}")
 
 
 def test_rm_deletes_what_was_copied_too(database: Path) -> None:

@@ -42,7 +42,7 @@ termios = pytest.importorskip("termios")
 
 Messages = list[list[tuple[str, str]]]
 FIGURES = re.compile(
-    r"\(.*\b\d[\d,]* of [\d,]+ tokens · same text(?: ✓| but for rounding) · (?:.* · )?\d+\.\d\d GiB · int8\)"
+    r"\(.*\b\d[\d,]* of [\d,]+ tokens · (?:same text(?: ✓| but for rounding) · )?(?:.* · )?\d+\.\d\d GiB · int8\)"
 )
 
 
@@ -356,7 +356,7 @@ def test_files_that_a_prompt_names(talk, home, hello, tmp_path, messages, monkey
     lines = [line for line in told(result, hello) if "answer" not in line]
     assert lines == [
         "+ notes (11 bytes, 11 tokens)", "(figures)", "(figures)", "(figures)",
-        "localspec: @null is not UTF-8 text; name a text file, or write \\@.",
+        "localspec: @null holds NUL bytes, so it is no text; name a text file, or write \\@.",
         "+ notes (11 bytes, 11 tokens)", "(figures)",
     ]  # fmt: skip
     framed = "some notes\n\n{}"
@@ -1003,6 +1003,7 @@ def test_somebody_types(somebody, home, endless):
     assert [(turn.prompt, turn.reason) for turn in kept(home)[0].turns] == [
         ("aXb", "interrupted"), ("aXb", "interrupted"), ("one\ntwo", "interrupted")
     ]  # fmt: skip
+    assert b"> \r\n" in somebody.shown and re.search(rb"\r\n\S+ is kept; to go on: ", somebody.shown)
     assert b"\x1b[K" not in somebody.shown.partition(b"Ctrl+D ends.")[0]
 
 

@@ -188,6 +188,24 @@ def test_the_story_of_a_phrase_and_the_end_of_what_a_chat_taught(database: Path,
     assert "fox" not in run("show") and "straße" in run("show")
 
 
+def test_what_a_refused_draft_taught_is_not_called_said(database: Path, model_directory: Path) -> None:
+    fox, street = phrase([], (1, 2), [3, 4]), phrase([], (0, 6), [7])
+    with Store.open(database, lambda sentence: pytest.fail(sentence)) as store:
+        pool = store.phrases.pool("demo", "hash", model_directory)
+        assert pool is not None
+        number, _ = store.history.say(None, "A fox?", model="demo", system=None)
+        store.phrases.learn(pool, [fox], conversation=number)
+        store.phrases.learn(pool, [], [], [street, fox], conversation=number + 1)
+    assert run("show", "demo").splitlines()[1:] == [
+        "   quick brown →  fox jumps  (said once, last in “A fox?”)",
+        f"  the⏎ →  straße  (never said, learned from a refused draft, last in conversation {number + 1}, which is gone)",
+    ]
+    assert [json.loads(line)["uses"] for line in run("export").splitlines()] == [1, 0]
+    with Store.open(database, lambda sentence: pytest.fail(sentence)) as store:
+        store.phrases.learn(pool, [street], conversation=number)
+    assert "the⏎ →  straße  (said once, last in “A fox?”)" in run("show", "demo")
+
+
 def test_clear_asks_at_a_terminal(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(console, "at_a_terminal", lambda: True)
     learn(database, "demo", None, phrase([1], (1, 2), [3]))

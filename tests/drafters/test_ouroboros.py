@@ -488,7 +488,7 @@ def test_behind_a_phrase_that_matched_to_its_end_comes_the_targets_own_token(tin
     assert len({*following}) == 34, "each pair of tokens comes once"
     assert (statistics.steps, statistics.acceptance_length) == (6, 6.0)
     assert statistics.sources == {"target": 7, SOURCE: 12, "phrases": 18}
-    _, used = pool.harvest(len(prompt))
+    used = pool.harvest(len(prompt)).used
     assert sorted(unpack_key(key) for key, _, _ in used) == sorted(
         tuple(text[place : place + 2]) for place in range(1, 36, 6)
     ), "what was of use will be kept"
@@ -578,7 +578,7 @@ def test_a_phrase_that_was_tried_and_failed_gives_way_to_what_the_target_said_in
     drafter.observe(Step([4, 5, 20], NumpyHidden(np.empty((3, 0))), tree, [0, 1, 2], [4, 5, 20, 21, 22, 23]))
     assert behind(drafter.pool, 4, 5) == [(20, 21, 22)]
     assert behind(drafter.pool, 99, 5) == [(20, 21, 22)], "of the last token alone the old one is gone too"
-    assert (pack_key(4, 5), b"", pack_tokens([20, 21, 22])) in drafter.pool.harvest(0)[0]
+    assert (pack_key(4, 5), b"", pack_tokens([20, 21, 22])) in drafter.pool.harvest(0).refused
 
 
 def test_of_a_phrase_that_was_right_at_first_the_rest_is_replaced() -> None:
@@ -599,7 +599,7 @@ def test_a_phrase_at_the_root_is_known_by_the_token_before_it() -> None:
     drafter, tree = lengthened([])
     drafter.observe(Step([20], NumpyHidden(np.empty((1, 0))), tree, [0], [20, 21, 22, 23]))
     assert behind(drafter.pool, 99, 3) == [(20, 21, 22)]
-    assert (pack_key(2, 3), b"", pack_tokens([20, 21, 22])) in drafter.pool.harvest(0)[0]
+    assert (pack_key(2, 3), b"", pack_tokens([20, 21, 22])) in drafter.pool.harvest(0).refused
 
 
 def test_a_phrase_that_was_right_stays() -> None:
@@ -614,7 +614,7 @@ def test_without_verification_nothing_is_learned_and_nothing_lost() -> None:
     for verification in (True, False):  # behind the rejected 6 the target says 7, as the draft did
         drafter, tree = lengthened([4, 5], verification=verification)
         drafter.observe(Step([4, 5, 20], NumpyHidden(np.empty((3, 0))), tree, [0, 1, 2], [4, 5, 20, 7, 22, 23]))
-        learned = drafter.pool.harvest(6)[0]
+        learned = drafter.pool.harvest(6).refused
         assert ((pack_key(5, 6), b"", pack_tokens([7, 22])) in learned) == bool(learned) == verification
     assert behind(drafter.pool, 4, 5) == [(6, 7, 8)]
 
@@ -626,9 +626,11 @@ def test_a_pool_takes_and_corrects() -> None:
     assert behind(pool, 1) == [(2, 3)], "no special token"
     pool.correct(9, 1, [2, 3], [4, 5])
     assert behind(pool, 1) == behind(pool, 9, 1) == [(4, 5)]
-    assert pool.harvest(0)[0] == [(pack_key(9, 1), b"", pack_tokens([4, 5]))], "the target said it: worth keeping"
+    assert pool.harvest(0).refused == [(pack_key(9, 1), b"", pack_tokens([4, 5]))], (
+        "the target picked it: worth keeping"
+    )
     pool.take([1, 2, 3])
-    assert pool.harvest(0) == ([], []), "a guess is not"
+    assert pool.harvest(0) == ([], [], []), "a guess is not"
 
 
 @pytest.mark.slow

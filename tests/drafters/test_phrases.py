@@ -198,7 +198,7 @@ def test_a_rewind_to_nothing_and_one_to_the_same_place() -> None:
 
 def won(pool: PhrasePool) -> set[tuple[tuple[int, int], tuple[int, ...]]]:
     """What verification has left in the pool, by handing it over."""
-    found, _ = pool.harvest(len(pool.tokens))
+    found = pool.harvest(len(pool.tokens)).refused
     return {(unpack_key(key), unpack_tokens(after)) for key, _, after in found}
 
 
@@ -285,8 +285,8 @@ def words(stored: Stored) -> list[int]:
 def test_a_harvest_holds_the_reply_and_nothing_of_the_prompt() -> None:
     pool, prompt, reply = PhrasePool(), list(range(100, 140)), list(range(200, 220))
     pool.extend(prompt + reply)
-    found, used = pool.harvest(len(prompt))
-    assert used == []
+    found, used, refused = pool.harvest(len(prompt))
+    assert used == refused == []
     assert found
     for phrase in found:
         assert set(words(phrase)) <= set(reply)
@@ -300,7 +300,7 @@ def test_a_harvest_holds_the_reply_and_nothing_of_the_prompt() -> None:
 def test_a_harvest_holds_no_special_token_and_no_phrase_across_one() -> None:
     pool, reply = PhrasePool([7]), [1, 2, 3, 4, 7, 5, 6, 8, 9, 10]
     pool.extend(reply)
-    found, _ = pool.harvest(0)
+    found = pool.harvest(0).said
     assert found
     for phrase in found:
         assert 7 not in words(phrase)
@@ -316,7 +316,7 @@ def test_what_was_drafted_from_the_prompt_and_rejected_does_not_leave_the_sessio
     assert list(tree.tokens) == [2, *secret]
     # The target says 3 behind the prompt, but knows the prompt: below each rejected token it goes on with the secret.
     drafter.observe(verified(tree, path=[0], best=[3, *secret[1:], 8]))
-    found, _ = drafter.pool.harvest(len(prompt))
+    found = [phrase for part in drafter.pool.harvest(len(prompt)) for phrase in part]
     assert not set(secret).intersection(token for phrase in found for token in words(phrase))
 
 
@@ -324,10 +324,10 @@ def test_each_phrase_is_handed_over_once() -> None:
     pool = PhrasePool()
     pool.extend([1, 2, 3, 4, 5])
     pool.learn(verified(DraftTree.chain([5, 11, 12]), path=[0], best=[9, 12, 13]))
-    first, _ = pool.harvest(0)
-    assert ((5, 11), (12, 13)) in {(unpack_key(key), unpack_tokens(after)) for key, _, after in first}
-    second, _ = pool.harvest(5)
-    assert second == []
+    said, _, refused = pool.harvest(0)
+    assert [(unpack_key(key), unpack_tokens(after)) for key, _, after in refused] == [((5, 11), (12, 13))]
+    assert said and not {11, 12, 13}.intersection(token for phrase in said for token in words(phrase))
+    assert pool.harvest(5) == ([], [], [])
 
 
 # -- the store ---------------------------------------------------------------------------------------------------------
@@ -379,9 +379,9 @@ def test_stored_phrases_that_were_accepted_are_reported_as_used_and_no_others() 
     tree = drafter.draft(context([1, 2], 4))
     node = list(tree.tokens).index(40)
     drafter.observe(verified(tree, path=[0, node], best=[40 if at == 0 else 99 for at in range(tree.size)]))
-    _, used = drafter.pool.harvest(2)
+    used = drafter.pool.harvest(2).used
     assert used == [(pack_key(1, 2), b"", pack_tokens([40, 41]))]
-    assert drafter.pool.harvest(5)[1] == []
+    assert drafter.pool.harvest(5).used == []
 
 
 def test_a_stored_phrase_is_known_again_in_what_is_left_of_the_draft() -> None:
@@ -392,10 +392,10 @@ def test_a_stored_phrase_is_known_again_in_what_is_left_of_the_draft() -> None:
     first, second = tree.tokens[1], 70 - tree.tokens[1]
     left = tree.subtree([0, list(tree.tokens).index(second)])
     drafter.observe(verified(left, path=[0, 1], best=[second, 99]))
-    assert drafter.pool.harvest(2)[1] == [(pack_key(1, 2), b"", pack_tokens([second, second + 1]))]
+    assert drafter.pool.harvest(2).used == [(pack_key(1, 2), b"", pack_tokens([second, second + 1]))]
     tree = drafter.draft(context([1, 2], 4))
     drafter.observe(verified(tree.subtree([0]), path=[0], best=[first]))
-    assert drafter.pool.harvest(3)[1] == [], "it was right, but the target found it alone"
+    assert drafter.pool.harvest(3).used == [], "it was right, but the target found it alone"
 
 
 @pytest.mark.parametrize("second", [31, 41])
@@ -406,7 +406,7 @@ def test_stored_phrases_that_begin_alike_are_told_apart(second: int) -> None:
     tree = drafter.draft(context([1, 2], 3))
     path = [0, 1, list(tree.tokens).index(second)]
     drafter.observe(verified(tree, path, best=[30, second, *[99] * (tree.size - 2)]))
-    assert (pack_key(1, 2), b"", pack_tokens([30, second])) in drafter.pool.harvest(2)[1]
+    assert (pack_key(1, 2), b"", pack_tokens([30, second])) in drafter.pool.harvest(2).used
 
 
 def test_nothing_is_looked_up_while_nothing_may_be_proposed() -> None:

@@ -12,7 +12,7 @@ from localspec.engine.engine import Engine
 from localspec.errors import UsageMistake
 from localspec.models.registry import TargetCard
 from localspec.policy.selection import choose
-from localspec.store.phrases import unpack_key
+from localspec.store.phrases import unpack_key, unpack_tokens
 from localspec.store.store import Store
 
 
@@ -36,3 +36,27 @@ def test_a_prompt_that_is_refused_leaves_nothing_of_the_conversation_before_it_i
         after = {(phrase.key, phrase.before, phrase.after) for phrase in store.phrases.export(pool)}
     assert not {unpack_key(key) for key, _, _ in after - before} & asked, "the user's words are in the store"
     assert after == before
+
+
+def test_only_what_replies_hold_counts_as_said(tmp_path: Path) -> None:
+    name = "llama-grouped-dynamic"
+    path = write(tmp_path / "model", CONFIGS[name](), byte_tokenizer(), SEEDS[name])
+    with Store.open(tmp_path / "store" / "localspec.db", pytest.fail) as store:
+        engine = Engine(choose(TargetCard("m", path, None, ""), Settings(draft_max=8)), store=store)
+        replies = []
+        for seed in range(4):
+            sampling = engine.sampling(Settings(temperature=0.7, seed=seed))
+            list(engine.chat([{"role": "user", "content": "abcabcabd"}], sampling, Limits(max_tokens=40)))
+            replies.append(engine.session.statistics.token_ids)
+        said = {
+            stretch
+            for reply in replies
+            for n in range(3, 17)
+            for stretch in zip(*(reply[at:] for at in range(n)), strict=False)
+        }
+        kept = [
+            ((*unpack_tokens(one.before), *unpack_key(one.key), *unpack_tokens(one.after)), one.uses)
+            for one in store.phrases.export(store.phrases.pools()[0].pool)
+        ]
+    assert all(phrase in said for phrase, uses in kept if uses)
+    assert any(phrase not in said for phrase, uses in kept if not uses)

@@ -3,9 +3,11 @@
 import threading
 
 import pytest
+from textual.events import Paste
 from tui.scripted_engine import say, until
 
 from localspec.config import Settings
+from localspec.errors import UsageMistake
 from localspec_tui.widgets.attached_line import AttachedLine
 
 
@@ -72,14 +74,43 @@ def test_a_resumed_conversation_is_folded_too(chat, folder):
     talk.play(story)
 
 
+def test_where_a_file_lies_is_said_once(chat, folder):
+    talk = chat(["Sorted."])
+
+    async def story(pilot):
+        await say(pilot, f"sort @{folder}/notes.txt")
+        await until(pilot, lambda: talk.idle() and talk.replies() == ["Sorted."])
+        assert "+ notes.txt (23 bytes)" in talk.screen_text() and talk.screen_text().count(str(folder)) <= 1
+
+    talk.play(story, size=(140, 30))
+
+
+def test_a_prompt_of_which_one_sees_a_part_says_how_long_it_is(chat):
+    talk = chat([UsageMistake("It is too long.")], ["Said."])
+
+    async def story(pilot):
+        talk.app.post_message(Paste("\n".join(["word"] * 1000)))
+        await until(pilot, lambda: "1,000 lines, 4,999 tokens" in attached(talk))
+        assert "too long: 4,999 tokens, and the model reads 1,024" in attached(talk)
+        await pilot.press("enter")
+        await until(pilot, lambda: talk.idle() and "It is too long." in talk.screen_text())
+        assert talk.typed.startswith("word") and talk.app._chat._top._title == ""
+        await pilot.press("f7", "delete")
+        assert attached(talk) == "" and talk.typed == ""
+        await say(pilot, "short")
+        await until(pilot, lambda: talk.replies() == ["Said."] and talk.app._chat._top._title == "short")
+
+    talk.play(story)
+
+
 def test_what_cannot_be_read_is_told_and_given_back(chat, folder):
     talk = chat(["Said."])
 
     async def story(pilot):
         await pilot.press(*"see @null")
-        await until(pilot, lambda: "@null is not UTF-8 text" in attached(talk))
+        await until(pilot, lambda: "@null holds NUL bytes" in attached(talk))
         await pilot.press("enter")
-        await until(pilot, lambda: "✗ @null is not UTF-8 text" in talk.screen_text())
+        await until(pilot, lambda: "✗ @null holds NUL bytes" in talk.screen_text())
         assert talk.typed == "see @null" and talk.prompts() == []
         await pilot.press(*["backspace"] * 4)
         await say(pilot, "/nope")

@@ -5,6 +5,8 @@ import threading
 import pytest
 from tui.scripted_engine import say, talked, until
 
+from localspec.errors import UsageMistake
+from localspec.events import Prefill
 from localspec.store.store import Store
 from localspec_tui.widgets.prompt import Prompt
 
@@ -91,6 +93,49 @@ def test_edit_with_a_text_says_it_instead(chat):
 
     talk.play(story)
     assert conversations(talk) == {1: [("one", "First.")], 2: [("another one", "Second.")]}
+
+
+@pytest.mark.parametrize("how", ["escape", "ctrl+c", "refused"])
+def test_where_nothing_comes_of_another_answer_the_one_before_is_there_again(chat, how):
+    gate = threading.Event()
+    again = [UsageMistake("It is too long.")] if how == "refused" else [gate, Prefill(5, 5), "Second."]
+    talk = chat(["First."], again, ["Third."])
+
+    async def story(pilot):
+        await talked(talk, pilot, "one")
+        await pilot.press("f5")
+        if how != "refused":
+            await until(pilot, lambda: len(talk.engine.asked) == 2 and talk.thread.buffer.begun)
+            await pilot.press(how)
+            gate.set()
+        await until(pilot, lambda: talk.idle() and talk.replies() == ["First."])
+        assert talk.prompts() == ["one"] and talk.typed == ""
+        await talked(talk, pilot, "two")
+        assert talk.replies() == ["First.", "Third."]
+
+    talk.play(story)
+    assert conversations(talk) == {1: [("one", "First."), ("two", "Third.")]}
+    assert [message["content"] for message in talk.engine.asked[2]] == ["one", "First.", "two"]
+
+
+def test_where_nothing_comes_of_another_prompt_it_is_being_changed_again(chat):
+    gate = threading.Event()
+    talk = chat(["First."], [gate, Prefill(5, 5), "Second."], ["Third."])
+
+    async def story(pilot):
+        await talked(talk, pilot, "one")
+        await pilot.press("f2", "!", "enter")
+        await until(pilot, lambda: len(talk.engine.asked) == 2 and talk.thread.buffer.begun)
+        await pilot.press("escape")
+        gate.set()
+        await until(pilot, lambda: talk.idle() and talk.replies() == ["First."])
+        assert talk.prompts() == ["one"] and talk.typed == "one!"
+        assert talk.live == "enter says this instead · esc leaves all as it is"
+        await pilot.press("enter")
+        await until(pilot, lambda: talk.idle() and talk.replies() == ["Third."])
+
+    talk.play(story)
+    assert list(conversations(talk).values()) == [[("one", "First.")], [("one!", "Third.")]]
 
 
 @pytest.mark.parametrize("key", ["f5", "f2"])

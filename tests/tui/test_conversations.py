@@ -113,6 +113,25 @@ def test_a_deletion_that_divides_the_history_first_says_so(chat, monkeypatch):
     assert titles(talk) == ["cats"]
 
 
+def test_a_branch_that_is_given_a_title_is_listed_by_it(chat):
+    talk = chat()
+    keep(talk, "cats")
+    with Store.open(talk.database, print) as store:
+        number, _ = store.history.branch(1, [], model="/models/scripted", system=None)
+        store.history.write(
+            store.history.say(number, "cats", model="/models/scripted", system=None)[1], "Meow.", "stop"
+        )
+
+    async def story(pilot):
+        await open_list(pilot, talk, first="cats · answered “Meow.”")
+        assert listed(talk)[1].strip() == "└ answered “Said of cats.”"
+        await pilot.press("down", "f2", "end", "!", "enter")
+        await until(pilot, told(talk, "It is called “cats!”."))
+        assert listed(talk)[1].strip() == "└ cats! · answered “Said of cats.”" and marked(talk) == listed(talk)[1]
+
+    talk.play(story)
+
+
 def test_the_last_one_of_a_search_is_deleted(chat):
     talk = chat()
     keep(talk, "cats", "dogs")

@@ -89,7 +89,7 @@ def test_a_signal_loses_nothing(tmp_path, number):
     from tui.terminal import scripted_chat
 
     terminal = scripted_chat(tmp_path, '[["Half", closed]]')
-    terminal.shows("same text")
+    terminal.shows("0.50 GiB · fp32")
     terminal.send("asked\r")
     terminal.shows("Half")
     terminal.send("waits\rhalf typed")

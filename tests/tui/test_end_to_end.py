@@ -88,7 +88,9 @@ def said(home: Path) -> Sequence[Turn]:
         return () if latest is None else saved_conversation(store.history, latest).turns
 
 
-TOOK = re.compile(r"(\d+\.\d|\d+|\d+ min \d+)\s+s\s+·\s+[\d,]+\s+tokens?(\s+·\s+×[\d.]+(\s+slower)?)?")
+TOOK = re.compile(
+    r"(\d+\.\d|\d+|\d+ min \d+)\s+s\s+·\s+[\d,]+\s+tokens?(\s+·\s+×[\d.]+(\s+as\s+fast\s+as\s+without\s+drafts)?)?"
+)
 
 
 def letters(text: str) -> str:
@@ -400,7 +402,7 @@ def test_an_editor_has_the_terminal_and_gives_it_back(tmp_path):
     (tmp_path / "editor.py").write_text(EDITOR)
     named = f"{sys.executable} {tmp_path / 'editor.py'}"
     with scripted_chat(tmp_path / "home", '["Well said."]', "-m", "demo", EDITOR=named, VISUAL="") as terminal:
-        terminal.shows("❯ Say something", "same text")
+        terminal.shows("❯ Say something", "GiB · ")
         terminal.send("hello\x07")
         terminal.shows("the editor has the terminal")
         terminal.send("\x03")  # Ctrl+C ends an editor that does not see to it itself, and nothing else
@@ -421,7 +423,7 @@ def test_an_editor_has_the_terminal_and_gives_it_back(tmp_path):
 @pytest.mark.skipif(not hasattr(signal, "SIGTSTP"), reason="no stopping")
 def test_after_a_stop_the_whole_screen_is_drawn_again(tmp_path):
     with scripted_chat(tmp_path / "home", '["Well said."]', "-m", "demo") as terminal:
-        terminal.shows("❯ Say something", "same text", "^q Quit")
+        terminal.shows("❯ Say something", "GiB · ", "^q Quit")
         terminal.send("hello\r")
         terminal.shows("Well said.", "❯ Say something")
         os.kill(terminal.process.pid, signal.SIGTSTP)

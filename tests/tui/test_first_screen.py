@@ -1,5 +1,6 @@
 """What stands where nothing was said yet, and the keys that choose among its prompts."""
 
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -72,6 +73,36 @@ def test_a_toy_is_called_a_toy_and_brings_its_own_prompts(chat, monkeypatch):
         assert talk.prompts() == ["Who are [you]?"] and not shown(talk)
 
     talk.play(story)
+
+
+def test_a_key_chooses_while_the_model_is_still_loading(chat, monkeypatch):
+    gate = threading.Event()
+    talk = chat(["I am."])
+    entry = Entry("scripted", Path("/x"), starters=("Who are you?",))
+    monkeypatch.setattr("tui.scripted_engine.card", lambda name: replace(card(name), entry=entry))
+    talk.models["scripted"] = [gate, talk.engine]
+
+    async def story(pilot):
+        await until(pilot, lambda: "1 Who are you?" in talk.screen_text())
+        await pilot.press("1", "enter")
+        assert talk.app._chat._outbox.typed == ["Who are you?"]
+        gate.set()
+        await until(pilot, lambda: talk.idle() and talk.prompts() == ["Who are you?"])
+
+    talk.play(story, ready=False)
+
+
+def test_where_nothing_is_told_all_of_a_small_window_is_used(chat, monkeypatch):
+    entry = Entry("scripted", Path("/x"), starters=("Who are you?", "What can you do?", "And what not?"))
+    monkeypatch.setattr("tui.scripted_engine.card", lambda name: replace(card(name), entry=entry))
+    talk = chat()
+    keep(talk, "One question that is long enough to need a second line", days=1)
+
+    async def story(pilot):
+        await until(pilot, lambda: "And what not?" in talk.screen_text())
+        assert f"in{talk.database}"[:20] in "".join(talk.screen_text().split())
+
+    talk.play(story, size=(60, 20))
 
 
 def test_a_tiny_model_is_offered_no_prompt_that_it_cannot_answer(chat, monkeypatch):

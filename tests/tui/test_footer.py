@@ -58,14 +58,14 @@ OPENED = {
         *["tab Next step  esc Back  ^q Quit  f1 Keys"] * 2,
     ),
     "race": (["f9"], *["⏎ Begin  esc Back  ^q Quit  f1 Keys"] * 2),
-    "sampling": (["f3"], FIELD, FIELD),
+    "sampling": (["f3"], *["⏎ Save  esc Back  f1 Keys"] * 2),
     "system prompt": (["ctrl+s"], FIELD, FIELD),
 }
 HIDDEN = {
     "conversations": ["ctrl+s Export", "f8 Delete older", "down Next", "up Previous"],
     "models": ["pgdn Page down", "pgup Page up"],
     "phrases": ["f8 Delete all"],
-    "sampling": ["up Field above", "down Field below"],
+    "sampling": ["ctrl+s Save", "up Field above", "down Field below"],
 }
 
 

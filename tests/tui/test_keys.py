@@ -10,7 +10,8 @@ import pytest
 from textual.binding import Binding
 from textual.events import Paste
 from textual.screen import Screen
-from tui.scripted_engine import say, until
+from textual.widgets import OptionList
+from tui.scripted_engine import say, talked, until
 
 from localspec.config import Settings
 from localspec.paths import Paths
@@ -18,6 +19,7 @@ from localspec.store.store import Store
 from localspec_tui import screens
 from localspec_tui.app import ChatApp
 from localspec_tui.screens.chat import ChatScreen
+from localspec_tui.screens.palette import ALSO
 from localspec_tui.widgets.conversation_view import ConversationView
 from localspec_tui.widgets.message_view import MessageView, PromptView
 from localspec_tui.widgets.prompt import Prompt
@@ -310,14 +312,21 @@ def test_below_the_last_message_is_the_prompt(chat):
     talk.play(story)
 
 
-def test_a_click_on_a_message_leaves_the_focus_in_the_prompt(chat):
-    talk = chat()
+def test_a_click_on_a_message_chooses_it_and_what_is_typed_is_still_a_prompt(chat, clipboard):
+    talk = chat(["First."], ["Second."], ["Third."])
 
     async def story(pilot):
-        await say(pilot, "one")
-        await until(pilot, talk.idle)
-        await pilot.click(ReplyView)
-        assert talk.app.focused is talk.app.query_one(Prompt)
+        await talked(talk, pilot, "one", "two")
+        await pilot.click(ReplyView)  # the first one
+        await pilot.press("ctrl+l")
+        await until(pilot, lambda: clipboard == ["First."])
+        await pilot.click(PromptView)
+        await pilot.press("f2")
+        assert talk.typed == "one" and talk.app.focused is talk.app.query_one(Prompt)
+        await pilot.press("escape", *"three")
+        await pilot.click(PromptView)
+        await pilot.press("backspace", "enter")
+        await until(pilot, lambda: talk.idle() and talk.prompts() == ["one", "two", "thre"])
 
     talk.play(story)
 
@@ -417,10 +426,53 @@ def test_no_key_of_the_footer_is_cut_and_stop_is_offered_while_there_is_somethin
     talk.play(story, size=(width, 24))
 
 
+def test_the_keys_that_stop_copy_and_clear_are_listed(chat):
+    talk = chat()
+
+    async def story(pilot):
+        await pilot.press("f1")
+        await until(pilot, lambda: "Typed in the prompt" in talk.screen_text())
+        page = " ".join(talk.screen_text().split())
+        assert "f7 Select all: what is typed next takes its place" in page
+        assert "ctrl+c Copy what is selected, or stop" in page
+
+    talk.play(story, size=(80, 140))
+
+
 def test_what_every_field_for_text_does_is_no_help():
     bindings = {binding.action: binding for binding in Prompt.BINDINGS}
     assert all(bindings[action].system for action in ("cursor_word_left", "cursor_left", "delete_left", "paste"))
     assert not any(bindings[action].system for action in ("send", "break_line", "up", "delete_word_left", "undo"))
+
+
+@pytest.mark.parametrize(
+    ("typed", "first"),
+    [
+        ("theme", "Choose other colours"),
+        ("temp", "Change how replies are sampled"),
+        ("f8", "See the phrases that are kept"),
+    ],
+)
+def test_the_palette_finds_words_and_no_scattered_letters(chat, typed, first):
+    talk = chat()
+
+    async def story(pilot):
+        await pilot.press("ctrl+p", *typed)
+        found = talk.app.screen.query_one(OptionList)
+        await until(pilot, lambda: found.option_count == 1 and first in talk.screen_text())
+        await pilot.press("x", "x")
+        await until(pilot, lambda: "No matches found" in talk.screen_text())
+
+    talk.play(story)
+
+
+def test_what_else_commands_are_found_by_is_of_commands_that_there_are(chat):
+    talk = chat()
+
+    async def story(pilot):
+        assert {*ALSO} <= {command.title for command in talk.app.get_system_commands(talk.app.screen)}
+
+    talk.play(story)
 
 
 def test_the_palette_has_the_same_commands(chat):
@@ -434,7 +486,7 @@ def test_the_palette_has_the_same_commands(chat):
         await until(pilot, talk.idle)
         await pilot.press("ctrl+p")
         await until(pilot, lambda: "Begin a new conversation" in talk.screen_text())
-        await pilot.press(*"begin a new")
+        await pilot.press(*"new begin")
         await until(pilot, lambda: "Let another model" not in talk.screen_text())
         await pilot.press("enter")
         await until(pilot, lambda: talk.prompts() == [])

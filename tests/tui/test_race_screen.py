@@ -11,7 +11,7 @@ from tui.scripted_engine import say, until
 
 from localspec import Engine, Limits, config
 from localspec.bench.race import Lane
-from localspec.bench.racers import LIVE, REPLAY
+from localspec.bench.racers import LIVE, REPLAYED
 from localspec.config import Settings
 from localspec.errors import LocalspecError
 from localspec.events import Done, Prefill, Text
@@ -72,7 +72,7 @@ def test_a_race_with_a_prompt_of_its_own(chat, races):
         await until(pilot, shows(talk, "✓ both texts are the same"))
         await until(pilot, shows(talk, "f5 Once more"))
         page = talk.screen_text()
-        assert "Race: Tell [me]" in page and "fast and safe␛[2J" in page and "×" in page and REPLAY in page
+        assert "Race: Tell [me]" in page and "fast and safe␛[2J" in page and "×" in page and REPLAYED in page
         await pilot.press("f5")
         await until(pilot, shows(talk, "✓ both texts are the same"))
         await pilot.press("escape")
@@ -115,11 +115,32 @@ def test_it_can_be_stopped_and_left(chat, races):
         gate.set()
         await until(pilot, shows(talk, "The race was stopped."))
         await pilot.press("f5")
-        assert REPLAY not in talk.screen_text()
+        assert REPLAYED not in talk.screen_text()
         await pilot.press("escape")
         await until(pilot, lambda: isinstance(talk.app.screen, ChatScreen))
         await say(pilot, "Still there?")
         await until(pilot, lambda: talk.replies() == ["One."])
+
+    talk.play(story)
+
+
+def test_while_the_second_engine_loads_it_says_so(chat, monkeypatch):
+    gate = threading.Event()
+    talk = chat()
+
+    def opponents(*_):
+        assert gate.wait(PATIENCE)
+        raise LocalspecError("Nothing can race here.")
+
+    monkeypatch.setattr("localspec_tui.race_job.opponents", opponents)
+    monkeypatch.setattr("localspec_tui.race_job._of_this_process", lambda engine: engine)
+
+    async def story(pilot):
+        await say(pilot, "/race go")
+        await until(pilot, shows(talk, "Loading an engine beside the one that answers here"))
+        gate.set()
+        await until(pilot, shows(talk, "Nothing can race here."))
+        assert "Loading" not in talk.screen_text()
 
     talk.play(story)
 

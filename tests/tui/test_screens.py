@@ -2,6 +2,7 @@
 
 import threading
 
+import pytest
 from clocks import PATIENCE
 from textual.widgets import OptionList
 from tui.scripted_engine import back, say, talked, until
@@ -9,6 +10,7 @@ from tui.scripted_engine import back, say, talked, until
 from localspec.config import Settings
 from localspec.errors import LocalspecError
 from localspec.store.conversations import ConversationInfo, Found
+from localspec.store.store import Store
 from localspec_tui.screens.conversations import ConversationsScreen
 
 # -- conversations -----------------------------------------------------------------------------------------------------
@@ -247,6 +249,24 @@ def test_ctrl_s_sets_the_system_prompt(chat):
     talk.play(story)
     assert talk.engine.asked[0][0] == {"role": "system", "content": "Talk like\na pirate."}
     assert talk.engine.asked[1][0]["role"] == "user"
+
+
+@pytest.mark.parametrize("typed", ["", "Be long."])
+def test_another_system_prompt_is_kept_before_anything_more_is_said(chat, typed):
+    talk = chat()
+    with Store.open(talk.database, pytest.fail) as store:
+        talk.resumed, turn = store.history.say(None, "one", model="scripted", system="Be brief.")
+        store.history.write(turn, "First.", "stop")
+
+    async def story(pilot):
+        await pilot.press("ctrl+s")
+        await until(pilot, lambda: "Be brief." in talk.screen_text())
+        await pilot.press("f7", *(typed or ["backspace"]), "ctrl+s")
+        await until(pilot, lambda: talk.conversation.system == (typed or None))
+
+    talk.play(story)
+    with Store.open(talk.database, pytest.fail) as store:
+        assert store.history.read(talk.resumed).system == (typed or None)
 
 
 def test_escape_leaves_the_system_prompt_as_it_was(chat):

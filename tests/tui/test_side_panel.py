@@ -143,6 +143,8 @@ def test_where_nothing_is_told_it_takes_no_room(chat):
         await until(pilot, lambda: panel(talk).display)
         panel(talk).show(Figures())
         await until(pilot, lambda: not panel(talk).display)
+        await pilot.press("f4")
+        await until(pilot, lambda: "nothing to show" in talk.screen_text())
         panel(talk).show(Figures(tokens=4, tokens_per_second=3.0))
         await until(pilot, lambda: "3.0 tokens/s" in talk.screen_text() and panel(talk).display)
 

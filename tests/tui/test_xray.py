@@ -326,6 +326,7 @@ def test_of_replies_of_earlier_sessions_nothing_is_known(chat):
     async def story(pilot):
         await pilot.press("ctrl+t")
         await until(pilot, lambda: NOTHING_KEPT in which(again))
+        assert "Next step" not in again.screen_text()
         await pilot.press("alt+up", "escape")
         await say(pilot, "second")
         await until(pilot, again.idle)

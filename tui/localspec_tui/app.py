@@ -27,7 +27,7 @@ from localspec.text import one_line, safe
 from localspec_tui import clipboard, keymap, messages, terminal, themes
 from localspec_tui.engine_thread import EngineThread
 from localspec_tui.screens.chat import ChatScreen
-from localspec_tui.screens.palette import Palette
+from localspec_tui.screens.palette import Commands, Palette
 from localspec_tui.widgets.status_line import whole_names
 
 TOASTS = 2  # at a time
@@ -39,6 +39,7 @@ class ChatApp(App[None]):
 
     CSS_PATH = "app.tcss"
     TITLE = "localspec"
+    COMMANDS = {Commands}  # noqa: RUF012  # Textual declares it so
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (70, "-wide")]  # noqa: RUF012  # Textual declares it so
     VERTICAL_BREAKPOINTS = [(0, "-low"), (14, "-high")]  # noqa: RUF012
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -145,10 +146,14 @@ class ChatApp(App[None]):
             event.text = safe(re.sub("\r\n?", "\n", event.text))
         if isinstance(event, events.Key) and event.key.startswith("alt+") and event.key in self.screen.active_bindings:
             event.character = None  # most terminals send Escape and the letter, which Textual gives as a letter as well
-        typed = isinstance(event, events.Paste) or (isinstance(event, events.Key) and event.is_printable)
+        typed = isinstance(event, events.Paste) or (isinstance(event, events.Key) and self._is_typed(event))
         if typed and self.screen is self._chat:
             self._chat.type_here()
         await super().on_event(event)
+
+    def _is_typed(self, key: events.Key) -> bool:
+        """Letters, and what only the prompt has a use for, such as Enter, while a message has the focus."""
+        return key.is_printable or (self._chat.is_for_prompt(key.key) and key.key not in self.screen.active_bindings)
 
     @property
     def clipboard(self) -> str:

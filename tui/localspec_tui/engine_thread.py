@@ -247,6 +247,10 @@ class EngineThread(threading.Thread):
         held, self._held = self._held or [], None
         for sentence in held:
             self._notice(sentence)
+        from localspec.chat.introduction import expected_starters
+
+        starters = expected_starters(self._card, self._settings.first.elsewhere is not None)
+        self._post(messages.ModelComes(self._card.name, starters))
         try:
             self._load(self._card)
         except UsageMistake as error:  # flags that cannot be meant: better reported at once than with every reply
@@ -294,7 +298,7 @@ class EngineThread(threading.Thread):
         return None
 
     def _set_system(self, system: str | None) -> None:
-        self._conversation.system = system
+        self._conversation.instruct(system)
 
     def _branch(self, turns: int, again: bool) -> None:
         before = self._conversation
@@ -376,5 +380,16 @@ class EngineThread(threading.Thread):
                 trouble = str(error)
             self.buffer.end(live)
         turn = talk.turns[-1] if begun else None
+        before = self._back(talk) if turn is None or turn.unanswered else None
         trace.turn, trace.ended = turn.id if turn is not None else 0, True
-        self._post(messages.ReplyEnded(written.prompt, turn, trouble))
+        self._post(messages.ReplyEnded(written.prompt, turn, trouble, before))
+
+    def _back(self, talk: "Conversation") -> "tuple[Turn, ...] | None":
+        """Where nothing came of another way to go on, the conversation before goes on again: its turns."""
+        before = talk.back()
+        if before is None:
+            return None
+        self._conversation = before
+        if self._engine is not None:
+            self._begin_figures(self._engine)
+        return tuple(before.turns)

@@ -49,6 +49,14 @@ class StageReached(Message):
 
 
 @dataclass
+class ModelComes(Message):
+    """This model is being loaded, and these are prompts to begin with, as far as they are known before it is."""
+
+    name: str
+    starters: Sequence[str]
+
+
+@dataclass
 class ModelLoaded(Message):
     """This model answers from here on."""
 
@@ -77,6 +85,7 @@ class ReplyEnded(Message):
     prompt: str
     turn: "Turn | None"
     trouble: str | None  # why it ended, where that was a mistake or a failure
+    before: "Sequence[Turn] | None" = None  # of the conversation that goes on again, where nothing was said instead
 
 
 @dataclass

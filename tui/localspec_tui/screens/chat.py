@@ -39,7 +39,10 @@ from localspec_tui.widgets.status_line import TopLine, WaitingLine
 from localspec_tui.widgets.suggestions import Suggestions
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from localspec.models.registry import TargetCard
+    from localspec.store.conversations import Turn
     from localspec.store.history import History
     from localspec_tui.screens.download import DownloadScreen
 
@@ -67,6 +70,7 @@ class ChatScreen(Steady, ChoosingScreen, ReadingScreen):
         self.download = DownloadLine(engine.settings, _download_screen)
         self._outbox = Outbox(first, files)
         self._edited: int | None = None  # the turn whose prompt is being changed
+        self._instead: int | None = None  # the turn in whose place another prompt was sent last
         self._stopping = False
         self._refused: NoticeView | None = None  # what was said of the last line that was refused
         self._to_be_shown = 1  # conversations that were asked for; what is sent before the last is shown waits for it
@@ -146,6 +150,7 @@ class ChatScreen(Steady, ChoosingScreen, ReadingScreen):
 
     async def _go_on_from(self, turn: int, *, again: bool = False) -> None:
         """What is asked next takes the place of this turn; the way so far stays as a conversation of its own."""
+        self._instead = None if again else turn
         self._engine.branch(turn, again=again)
         await self._conversation.cut(turn)
 
@@ -215,12 +220,11 @@ class ChatScreen(Steady, ChoosingScreen, ReadingScreen):
         asked, self._stopping = self._outbox.ended(), False
         self._prompt.blinks = True
         self._engine.buffer.take()
+        self._top.answered(ended.turn is not None)
         if ended.turn is not None and not ended.turn.unanswered:
             await self._conversation.finish(ended.turn)
         elif asked is not None:
-            await self._conversation.take_back()
-            self._give_back(asked.typed)
-            self._outbox.refused()
+            await self._take_back(asked, ended.before)
         if ended.trouble is not None:
             await self._conversation.tell(ended.trouble, trouble=True)
         elif ended.turn is not None and (sentence := self._engine.only_thinking(ended.turn)):
@@ -228,7 +232,22 @@ class ChatScreen(Steady, ChoosingScreen, ReadingScreen):
         elif ended.turn is not None and ended.turn.reason == "stop" and not ended.turn.reply:
             await self._conversation.tell("The model says nothing to this.")
         self._show_figures()
+        if self._edited is not None:
+            self._say_edited()
         await self._ask_waiting()
+
+    async def _take_back(self, asked: Written, before: "Sequence[Turn] | None") -> None:
+        """No reply came. What another way was begun instead of, the turns `before`, is there again."""
+        self._outbox.refused()
+        if before is None:
+            await self._conversation.take_back()
+        else:
+            answered = before[:-1] if before[-1].unanswered else before
+            await self._conversation.show(answered, self._engine.traces)
+            if self._instead is None:  # the prompt is there again, with its answer
+                return
+            self._edited = None if self._prompt.text else self._instead
+        self._give_back(asked.typed)
 
     def _give_back(self, prompt: str) -> None:
         """To where it was typed, if that is empty; one finds it among the earlier prompts in any case."""
@@ -281,6 +300,9 @@ class ChatScreen(Steady, ChoosingScreen, ReadingScreen):
 
     def on_stage_reached(self, reached: messages.StageReached) -> None:
         self._live.show(f"{reached.stage} …")
+
+    def on_model_comes(self, comes: messages.ModelComes) -> None:
+        self._first.expect(comes.name, comes.starters)
 
     async def on_model_loaded(self, loaded: messages.ModelLoaded) -> None:
         self._model, self._card = loaded.card.name, loaded.card
@@ -377,8 +399,11 @@ class ChatScreen(Steady, ChoosingScreen, ReadingScreen):
             self._edited = turn[0]
             self._prompt.put(turn[1].typed)
             self.type_here()
-            sent, left = self._key("prompt.send"), self._key("chat.back")
-            self._live.show(f"{sent} says this instead · {left} leaves all as it is")
+            self._say_edited()
+
+    def _say_edited(self) -> None:
+        sent, left = self._key("prompt.send"), self._key("chat.back")
+        self._live.show(f"{sent} says this instead · {left} leaves all as it is")
 
     def action_editor(self) -> None:
         edit_prompt(self.app, self._prompt)

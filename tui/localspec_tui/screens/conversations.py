@@ -124,7 +124,9 @@ class ConversationsScreen(AskingScreen[int | None]):
     def _line(self, entry: _Entry) -> Content:
         info = entry.info
         below = entry.row.below and not entry.excerpt
-        title, says = (f"└ {entry.row.says}", "") if below else (info.title, entry.row.says)
+        title, says = info.title, entry.row.says
+        if below:
+            title, says = (f"└ {title}", says) if entry.row.named else (f"└ {says}", "")
         says = f" · {one_line(says)}" if says else ""
         opened = " (open)" if info.id == self._chat.number() else ""
         facts = [str(info.id), ago(info.used, time.time()), counted(info.turns, "turn"), info.model_name]
@@ -158,10 +160,8 @@ class ConversationsScreen(AskingScreen[int | None]):
 
     def _replace(self, entry: _Entry, info: ConversationInfo) -> None:
         """The list stays where it was."""
-        if entry in self._entries:
-            at = self._entries.index(entry)
-            self._entries[at] = entry._replace(row=entry.row._replace(info=info))
-            self._options.replace_option_prompt_at_index(at, self._line(self._entries[at]))
+        renamed = entry._replace(row=entry.row._replace(info=info))
+        self._stand([renamed if one is entry else one for one in self._entries])
 
     def _drop(self, gone: Collection[int]) -> None:
         """What comes after the one that was highlighted takes its place."""
@@ -171,11 +171,15 @@ class ConversationsScreen(AskingScreen[int | None]):
         for entry in self._entries:
             if entry.info.id in gone:
                 options.remove_option(str(entry.info.id))
-        left = {row.info.id: row for row in parted([entry.row for entry in self._entries], {*gone})}
-        self._entries = [entry._replace(row=left[entry.info.id]) for entry in self._entries if entry.info.id in left]
-        for at, entry in enumerate(self._entries):
-            options.replace_option_prompt_at_index(at, self._line(entry))
+        self._stand(self._entries, gone)
         options.highlighted = min(highlighted - above, len(self._entries) - 1) if self._entries else None
+
+    def _stand(self, entries: Sequence[_Entry], gone: Collection[int] = ()) -> None:
+        """These are listed, but for those that are gone: families are parted anew."""
+        left = {row.info.id: row for row in parted([entry.row for entry in entries], {*gone})}
+        self._entries = [entry._replace(row=left[entry.info.id]) for entry in entries if entry.info.id in left]
+        for at, entry in enumerate(self._entries):
+            self._options.replace_option_prompt_at_index(at, self._line(entry))
 
     # -- what is asked ------------------------------------------------------------------------------------------------
 

@@ -1,13 +1,60 @@
-"""The palette of commands, for keys that come faster than it is drawn."""
+"""The palette of commands, found by their words, and for keys that come faster than it is drawn."""
 
 from contextlib import suppress
 
-from textual.command import CommandPalette
+from textual.command import CommandPalette, Hit, Hits
+from textual.content import Content
 from textual.events import Mount
 from textual.message import Message
+from textual.system_commands import SystemCommandsProvider
 from textual.widgets import Input, OptionList
 
 from localspec_tui.screens.closing import ClosesOnce
+
+# What else commands are looked for by.
+ALSO = {
+    "Choose other colours": "theme dark light appearance",
+    "Let the model think before it answers, or not": "thinking reasoning",
+    "Show or hide all keys and commands": "help shortcuts bindings",
+    "Leave; what was said stays kept": "quit exit close",
+    "Begin a new conversation": "clear chat",
+    "Go on with an earlier conversation": "resume history branches rename delete export title",
+    "Let another model answer": "switch download",
+    "Set the system prompt": "instructions persona role",
+    "Another answer to the last prompt": "again regenerate retry",
+    "Change the last prompt, or the one in focus": "edit",
+    "See who proposed each token of a reply": "xray x-ray sources",
+    "Change how replies are sampled": "sampling temperature top-p seed settings",
+    "Show or hide the side panel": "figures memory speed",
+    "Let the model race against itself without drafts": "compare",
+    "See the phrases that are kept": "pool",
+    "Show or fold what was thought": "thinking reasoning",
+    "Write in your own editor": "vim nano",
+}
+
+
+class Commands(SystemCommandsProvider):
+    """What holds all the words that are typed: in its name first, then in what else it is known by."""
+
+    async def search(self, query: str) -> Hits:
+        words = query.casefold().split()
+        for name, does, callback, *_ in self.app.get_system_commands(self.screen):
+            also = f"{name} {does} {ALSO.get(name, '')}".casefold()
+            if words and all(word in also for word in words):
+                yield Hit(
+                    float(all(word in name.casefold() for word in words)),
+                    self._marked(name, words),
+                    callback,
+                    help=does,
+                )
+
+    def _marked(self, name: str, words: list[str]) -> Content:
+        marked = Content(name)
+        for word in words:
+            at = name.casefold().find(word)
+            if at >= 0 and self.match_style is not None:
+                marked = marked.stylize(self.match_style, at, at + len(word))
+        return marked
 
 
 class Palette(ClosesOnce, CommandPalette):

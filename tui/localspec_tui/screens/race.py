@@ -13,7 +13,7 @@ from textual.widgets import Input, Static
 
 from localspec.bench.race import Lane
 from localspec.bench.race_view import AROUND, PAUSE, Size, frame
-from localspec.bench.racers import LIVE, REPLAY
+from localspec.bench.racers import LIVE, REPLAY, REPLAYED
 from localspec.text import one_line
 from localspec_tui.engine_thread import EngineThread
 from localspec_tui.messages import RaceBegun, RaceEnded
@@ -71,7 +71,9 @@ class RaceScreen(ClosesOnce, Screen[None]):
         self.query_one(Input).display = False
         self.set_focus(None)
         self.query_one("#question", Static).update(Content.assemble(("Race: ", "bold"), one_line(prompt)))
-        self.query_one("#verdict", Static).update("warming up …")
+        self.query_one("#course", Static).update(
+            "Loading an engine beside the one that answers here, and warming both up …"
+        )
         self._racing = True
         self.refresh_bindings()
         self._engine.race(prompt, self.post_message)
@@ -89,7 +91,6 @@ class RaceScreen(ClosesOnce, Screen[None]):
 
     def on_race_begun(self, begun: RaceBegun) -> None:
         self._lanes = begun.lanes
-        self.query_one("#verdict", Static).update("")
         self._timer = self.set_interval(PAUSE * 2, lambda: self._draw(LIVE))
 
     def on_race_ended(self, ended: RaceEnded) -> None:
@@ -99,6 +100,8 @@ class RaceScreen(ClosesOnce, Screen[None]):
         if ended.over:
             self.action_replay()
         else:
+            if not self._lanes:  # it did not come to a race
+                self.query_one("#course", Static).update("")
             self._tell()
         self.refresh_bindings()
 
@@ -115,8 +118,9 @@ class RaceScreen(ClosesOnce, Screen[None]):
 
     def _replay(self) -> None:
         seconds = time.monotonic() - self._began
-        self._draw(REPLAY, seconds)
-        if seconds >= max(lane.seconds for lane in self._lanes):
+        over = seconds >= max(lane.seconds for lane in self._lanes)
+        self._draw(REPLAYED if over else REPLAY, seconds)
+        if over:
             if self._timer is not None:
                 self._timer.stop()
             self._tell()

@@ -20,6 +20,10 @@ class ReadingScreen(Screen[None]):
         """At once: what is typed next must not overtake."""
         self.set_focus(self._prompt)
 
+    def is_for_prompt(self, key: str) -> bool:
+        """Whether it does something where one types."""
+        return key in self._prompt._bindings.key_to_bindings
+
     def _chosen_source(self) -> str:
         """Of the message in focus, else of the last reply."""
         focused = self.focused

@@ -19,11 +19,15 @@ if TYPE_CHECKING:
     from localspec.chat.sampling import Line
 
 
+class _Field(Input):
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("enter", "submit", "Save", id="sampling.take")]
+
+
 class SamplingScreen(ClosesOnce, ModalScreen[None]):
     """An empty field leaves its setting as it stands in grey. `change` takes all fields, or raises UsageMistake."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("ctrl+s", "save", "Save", id="sampling.save", priority=True),
+        Binding("ctrl+s", "save", "Save", id="sampling.save", show=False, priority=True),
         Binding("escape", "dismiss(None)", "Back", id="sampling.back"),
         Binding("up", "app.focus_previous", "Field above", id="sampling.above", show=False),
         Binding("down", "app.focus_next", "Field below", id="sampling.below", show=False),
@@ -38,12 +42,12 @@ class SamplingScreen(ClosesOnce, ModalScreen[None]):
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="panel"):
-            yield Static("How replies are sampled from the next one on; empty is as it was", markup=False)
+            yield Static("Sampling from the next reply on; an empty field holds what it shows", markup=False)
             for key, value, origin in self._lines:
                 with Horizontal(classes="field"):
                     yield Label(key, markup=False)
-                    now = "as it was at the beginning" if key in self._typed else f"{value} {origin}"
-                    yield Input(self._typed.get(key, ""), placeholder=now, compact=True, id=key)
+                    now = "as it was when this chat began" if key in self._typed else f"{value} {origin}"
+                    yield _Field(self._typed.get(key, ""), placeholder=now, compact=True, id=key)
             yield Static("", id="mistake", markup=False)
         yield KeysFooter(show_command_palette=False)
 

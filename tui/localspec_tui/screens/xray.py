@@ -29,6 +29,7 @@ NOTHING_YET = "There is no reply to look at yet."
 class XRayScreen(ClosesOnce, Screen[None]):
     """Looks at one of these replies; None: at one of an `earlier` session, or at none."""
 
+    AUTO_FOCUS = ""  # the tokens take it where there are some
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (100, "-beside")]  # noqa: RUF012  # Textual declares it so
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,ctrl+t", "dismiss", "Back", id="xray.back"),
@@ -57,7 +58,8 @@ class XRayScreen(ClosesOnce, Screen[None]):
         yield KeysFooter(show_command_palette=False)
 
     def on_mount(self) -> None:
-        self.query_one(XRayView).focus()
+        if self._chosen is not None:  # else its keys would do nothing
+            self.query_one(XRayView).focus()
         self._pace.begin()
         self._show()
         self._follow_later()
@@ -95,6 +97,8 @@ class XRayScreen(ClosesOnce, Screen[None]):
         async with self._one_at_a_time:
             await asyncio.to_thread(pieces.grow)  # thousands of tokens take their time
         self.query_one(XRayView).begin(chosen, pieces)
+        if self.focused is None:
+            self.query_one(XRayView).focus()
         self._show_counts(chosen)
 
     # -- one that grows -----------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The files that a prompt names, while one types it."""
+"""The files that a prompt names, and how long it is, while one types it."""
 
 import asyncio
 from collections.abc import Callable
@@ -8,6 +8,7 @@ from textual.content import Content
 from textual.timer import Timer
 from textual.widget import Widget
 
+from localspec.chat.attachments import is_long
 from localspec.text import one_line
 from localspec_tui.widgets.status_line import fitting
 
@@ -15,7 +16,7 @@ QUIET_SECONDS = 0.15  # after the last key, before the disk is asked
 
 
 class AttachedLine(Widget):
-    """It takes no room where none is named. `measure` may read the disk, so a thread calls it."""
+    """It takes no room where it has nothing to say. `measure` may read the disk, so a thread calls it."""
 
     def __init__(self, measure: Callable[[str], list[str]]) -> None:
         super().__init__()
@@ -28,7 +29,7 @@ class AttachedLine(Widget):
         """This is in the prompt now."""
         if self._asking is not None:
             self._asking.stop()
-        if "@" in text:
+        if "@" in text or is_long(text):
             self._asking = self.set_timer(QUIET_SECONDS, lambda: self._begin(text))
         else:
             self.workers.cancel_node(self)

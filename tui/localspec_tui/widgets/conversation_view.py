@@ -108,6 +108,7 @@ class ConversationView(VerticalScroll, can_focus=False):
         ]
         self._exchanges, self._growing = [], None
         await self.remove_children()
+        self.screen.remove_class("-told")
         self.anchor()
         while self._older and len(self._exchanges) < MOUNTED:
             await self._mount_older(1)  # one at a time, the newest first: typing goes on meanwhile
@@ -233,6 +234,7 @@ class ConversationView(VerticalScroll, can_focus=False):
         if self._exchanges:
             self._exchanges[-1].views.append(view)
         await self.mount(view)
+        self.screen.add_class("-told")
         return view
 
     async def forget(self, notice: NoticeView | None) -> None:

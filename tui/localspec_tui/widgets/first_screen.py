@@ -1,6 +1,7 @@
 """What stands where nothing was said yet: who answers, what one may begin with, the last conversation, what is kept."""
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,9 +54,14 @@ class FirstScreen(Vertical):
         kept = "Kept on this machine alone (--no-log keeps nothing), in"  # a low window may cut the path off
         self._kept = f"{kept}\n{place}" if place else "Nothing is kept."
 
+    def expect(self, name: str, starters: Sequence[str]) -> None:
+        """This one is being loaded."""
+        self._model.update(Content.styled(one_line(name), "bold"))
+        self._offer(starters)
+
     def introduce(self, model: "Introduction") -> None:
         """This one answers from here on."""
-        self._starters = tuple(map(one_line, model.starters[:3]))
+        self._offer(model.starters)
         self._model.update(
             Content.assemble(
                 (one_line(model.name), "bold"),
@@ -65,6 +71,9 @@ class FirstScreen(Vertical):
                 (one_line(model.expectation), "$text-muted"),
             )
         )
+
+    def _offer(self, starters: Sequence[str]) -> None:
+        self._starters = tuple(map(one_line, starters[:3]))
         offered = (*self._starters, *[""] * len(self._choices))  # a toy has fewer
         for choice, prompt in zip(self._choices, offered, strict=False):
             choice.offer(prompt)

@@ -48,9 +48,14 @@ def of_the_chat(app: App[Any], bindings: Iterable[object]) -> "KeysPanel":
     return KeysPanel(
         (f"The chat · {scroll}", [*lines_of(app, (one for one in offered if one.show)), palette]),
         ("Typed in the prompt", commands),
-        ("Where one types", lines_of(app, (one for one in Prompt.OWN if not one.action.startswith("screen.")))),
-        ("The conversation", lines_of(app, (one for one in offered if not one.show))),
+        ("Where one types", lines_of(app, (one for one in Prompt.LISTED if not one.action.startswith("screen.")))),
+        ("The conversation", lines_of(app, [*(one for one in offered if not one.show), *_of_the_app(app)])),
     )
+
+
+def _of_the_app(app: App[Any]) -> Iterator[Binding]:
+    """What can be pressed anywhere, but for what the chat's screen lists itself."""
+    yield from (one for one in app.BINDINGS if isinstance(one, Binding) and one.id == "app.interrupt")
 
 
 class KeysPanel(VerticalScroll, can_focus=False):

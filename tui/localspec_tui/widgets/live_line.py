@@ -99,13 +99,16 @@ def _parts(figures: Figures) -> Iterator[_Part]:
     """In the order in which they are shown. Each colour stands beside a word or a mark that says the same."""
     if figures.tokens_per_second is not None:
         yield _Part(0, (((tokens_a_second(figures.tokens_per_second), "bold $foreground"),),))
+    elif figures.pieces_per_second is not None:
+        speed = f"~{tokens_a_second(figures.pieces_per_second)}"
+        yield _Part(0, (((f"{speed}, if each piece that comes is a token", ""),), ((speed, ""),)), last=True)
     if figures.speedup is not None:
         slower = figures.speedup < 1
         shown = worth(figures.speedup)
         style = "bold $text-warning" if slower else "bold $text-success"
         short = times(figures.speedup)
-        said = (shown if slower else f"{shown} over plain", short)
-        yield _Part(1, tuple(((form, style),) for form in said), last=not slower)
+        said = (shown if slower else f"{shown} over plain", *([f"{short} as fast"] if slower else []), short)
+        yield _Part(1, tuple(((form, style),) for form in said), last=True)
     elif figures.drafts and figures.tokens_per_second is not None and figures.off_reason is None:
         yield _Part(1, ((("×?", ""),),))
     if figures.acceptance_length is not None:

@@ -9,9 +9,7 @@ from localspec.text import safe
 
 
 class MessageView(Vertical, can_focus=True):
-    """A prompt or a reply. alt+up and alt+down go from one to the next; a click leaves the focus where one types."""
-
-    FOCUS_ON_CLICK = False
+    """A prompt or a reply. alt+up and alt+down go from one to the next, a click to any; one still types a prompt."""
 
     def __init__(self, source: str) -> None:
         super().__init__()
@@ -27,7 +25,8 @@ class PromptView(MessageView):
 
     def compose(self) -> ComposeResult:
         if self._files:
-            yield Static("\n".join(f"+ {safe(name)}" for name in self._files), markup=False, classes="files")
+            names = (name.rpartition("/")[2] for name in self._files)  # where they lie stands in the prompt itself
+            yield Static("\n".join(f"+ {safe(name)}" for name in names), markup=False, classes="files")
         yield Static(safe(self.source), markup=False)
 
 

@@ -49,6 +49,14 @@ class Prompt(TypedText, inherit_bindings=False):
         Binding("pagedown", "screen.page(1)", "Scroll down", id="prompt.page_down", show=False),
     ]
     BINDINGS: ClassVar[list[BindingType]] = [*OWN, *_inherited(OWN)]
+    LISTED: ClassVar[list[Binding]] = [
+        *OWN,
+        *(
+            replace(one, tooltip="Select all: what is typed next takes its place")
+            for one in BINDINGS
+            if isinstance(one, Binding) and one.id == "prompt.select_all"
+        ),
+    ]
 
     class Sent(Message):
         """Enter was pressed."""

@@ -73,6 +73,8 @@ class SidePanel(VerticalScroll, can_focus=False):
         """Hides it, or shows it again."""
         if self.app.size.width < LEAST_COLUMNS:
             self.notify(f"The side panel needs {LEAST_COLUMNS} columns.", markup=False)
+        elif self.has_class("-empty"):
+            self.notify("The side panel has nothing to show: a server that answers may tell nothing.", markup=False)
         else:
             self.toggle_class("-hidden")
 

@@ -77,6 +77,7 @@ class TopLine(Widget):
         self._model: tuple[str, ...] = ()
         self._badges: tuple[str, ...] = ()
         self._title = ""
+        self._proposed = False  # it is that of a prompt which has no answer yet
 
     def show_model(self, *facts: str) -> None:
         """Its name first."""
@@ -90,13 +91,18 @@ class TopLine(Widget):
 
     def call(self, title: str) -> None:
         """This is what the conversation is called."""
-        self._title = one_line(title)
+        self._title, self._proposed = one_line(title), False
         self.refresh()
 
     def begin(self, prompt: str) -> None:
         """The first prompt is the title where there is no other."""
         if not self._title:
             self.call(title_of(prompt))
+            self._proposed = True
+
+    def answered(self, answer: bool) -> None:
+        """Whether that prompt has an answer now; one that has none gives no title."""
+        self.call(self._title if answer or not self._proposed else "")
 
     def render(self) -> Content:
         width = self.size.width
