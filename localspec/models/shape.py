@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from localspec.checkpoint import inspect, text_config
+from localspec.checkpoint import inspect
 from localspec.models.delta_net import DeltaNet, of_qwen35
 from localspec.models.family_config import LayerSizes, of_gemma4
 from localspec.models.model_config import with_defaults

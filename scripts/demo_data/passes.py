@@ -77,10 +77,10 @@ def trained(data: Path, stage: str, number: int, words: list[Path]) -> list[Exam
     for example in _documents(words):
         add(example, _views(OWN["docs"].of(stage), random))
     for source, chats in (("help", own.help_chats), ("help-begun", own.begun)):
-        share = OWN[source].of(stage)
-        for _ in range(math.ceil(share)):
+        views = OWN[source].of(stage)
+        for _ in range(math.ceil(views)):
             for example in chats(random):
-                if not held_out(example) and (share >= 1 or random.random() < share):
+                if not held_out(example) and (views >= 1 or random.random() < views):
                     add(example)
     random.shuffle(found)
     return found
