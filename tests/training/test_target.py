@@ -265,7 +265,7 @@ def test_packed_weights_decode_in_the_library_with_the_same_drafter(
 
 def test_what_serves_is_loaded_as_replies_have_it(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """A training in fp32 by torch decodes in the library, in the precision that is chosen for replies."""
-    card = TargetCard("tiny", tiny(NATIVE_FAMILIES[0]).path, None, "")
+    card = TargetCard("tiny", tiny(FAMILIES[0]).path, None, "")
     target = load_target(cpu_choice(card.path, "none"), Reporter())
     served = served_target(card, Settings(device="cpu"), target)
     chosen = choose(card, Settings(device="cpu", drafter="none"))
