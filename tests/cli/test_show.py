@@ -21,7 +21,6 @@ KEYS = {
     "draft",
     "draft_origin",
     "passed_over",
-    "engine",
     "revision",
 }
 
@@ -40,7 +39,6 @@ def test_json(tmp_path):
         "bytes": (model / "model.safetensors").stat().st_size,
         "context": 512,
         "license": None,
-        "engine": None,
         "drafters": ["none", "phrases", "lookahead", "layers"],
         "draft": None,
         "passed_over": None,

@@ -14,7 +14,7 @@ import torch
 from command import environment
 from drafting import torch_form
 from session_replies import reply
-from slow_cases import cases
+from slow_cases import cases, covering
 from tiny_models import DRAFTING, FAMILIES, Tiny, prompt_ids
 
 from localspec.decoding.budget import Budget
@@ -180,8 +180,7 @@ def plain(demo: Callable[[str], NativeTarget]) -> Callable[[str, str, Sampling],
     return said
 
 
-@pytest.mark.parametrize("packing", cases(["int8", "int4", "bf16", "fp32"], ["int4"]))
-@pytest.mark.parametrize("kind", cases(SHIPPED, SHIPPED[:1]))
+@pytest.mark.parametrize(("kind", "packing"), covering(SHIPPED, ["int4", "int8", "bf16", "fp32"], fast=1))
 def test_a_shipped_drafter_helps_and_changes_no_text(
     demo: Callable[[str], NativeTarget], plain: Callable[[str, str, Sampling], list[int]], kind: str, packing: str
 ) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from drafters.test_dflash import (  # noqa: F401
     FORMS,
+    bent_twice,
     check,
     made,
     plain_loop,
@@ -42,6 +43,8 @@ def test_every_block_is_that_of_a_plain_loop_and_the_text_the_targets_own(
     seen = watched(drafter)
     ids, statistics = reply(Session(model.target, drafter, Budget(7)), prompt, 10)
     assert ids == stock_reply(model.stock, prompt, 10) and statistics.drafted > 0
+    if bent_twice(name, form):
+        return
     for committed, logits in (seen[0], seen[-1]):
         check(plain_loop(head), model, committed, logits)
 

@@ -68,7 +68,7 @@ def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @needs_order
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "precision"), covering(CONFIGS, PRECISIONS))
+@pytest.mark.parametrize(("name", "precision"), covering(FAMILIES, PRECISIONS))
 def test_the_invariant_form_is_bitwise(load: Load, name: str, precision: str) -> None:
     target = load(name, precision)
     found = measure(target, 9, exact=True)
