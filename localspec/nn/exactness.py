@@ -22,6 +22,7 @@ from localspec.policy.prediction import BUCKET
 ALWAYS = 17  # rows: in the invariant form every width up to this is tried, and these wider ones
 WIDE = (24, 32, 33, 48, 64, 65)
 SPLIT = (1, 5, 17)  # rows: these widths are tried with every number of threads
+AGAIN = 2  # further paths in the fastest form: of bf16 one alone missed in two of twelve trials what a text then showed
 DEPTH = 6  # tokens of the path that is compared where it is not a chain of all rows
 
 
@@ -53,7 +54,7 @@ def _largest_difference(target: Target, widths: Sequence[int]) -> float:
     """Returns 0.0 where all bits are the same; stops at the first width where one is not."""
     generator = torch.Generator().manual_seed(0)
     vocab_size = target.vocab_size
-    path = torch.randint(vocab_size, (max(*widths, DEPTH),), generator=generator).tolist()
+    paths = torch.randint(vocab_size, (1 + AGAIN, max(*widths, DEPTH)), generator=generator).tolist()
     # Just before the end of a bucket wide trees see more slots than a single row; and before that of a page.
     contexts = [2 * BUCKET - DEPTH - target.row_multiple + 1, BUCKET - DEPTH]
     if target.exact:
@@ -62,7 +63,7 @@ def _largest_difference(target: Target, widths: Sequence[int]) -> float:
     some_cores = range(2, all_cores)  # where other programs are busy, a chat takes as many as are left
     for index, context in enumerate(contexts):
         torch.set_num_threads(all_cores)
-        comparison = _Comparison(target, context, path if index == 0 else path[:DEPTH], generator)
+        comparison = _Comparison(target, context, paths[0] if index == 0 else paths[0][:DEPTH], generator)
         for width in widths:
             chain, branch = 0, max(0, min(3, width - 2), width - DEPTH)  # decoys between the root and its path
             branch = branch if target.branches else chain
@@ -77,6 +78,9 @@ def _largest_difference(target: Target, widths: Sequence[int]) -> float:
                 worst = max(worst, comparison.difference(width, decoys))
             if worst:
                 return worst
+    for path in [] if target.exact else paths[1:]:
+        if worst := _Comparison(target, contexts[0], path, generator).difference(max(widths), 0):
+            return worst
     return 0.0
 
 

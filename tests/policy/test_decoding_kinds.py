@@ -95,8 +95,9 @@ def test_what_was_measured_greedily_foresees_the_phrases_of_drawn_replies() -> N
     """On the demo: the figures of docs/drafter-table.md."""
     greedily = ReplyStats(of_table("Greedy", "phrases"), 2.0, 0.0)
     told = lengths(replace(DRAWN, replies={"phrases": greedily}))["phrases"]
-    # Too low by 13 % on this demo, which is surer of its words than the one before (there it was 6 %).
-    assert told == pytest.approx(of_table("Temperature 0.7", "phrases"), rel=0.15) and told < greedily.length
+    # "Rather too little": 6 % on the demo of 2026-11-24, 13 % on this one, which is surer of its words.
+    drawn = of_table("Temperature 0.7", "phrases")
+    assert 0.85 * drawn < told < min(drawn, greedily.length)
 
 
 @pytest.mark.parametrize("kind", ["medusa", "parallelspec", "s3d", "semi"])

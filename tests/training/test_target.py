@@ -36,7 +36,7 @@ pytestmark = pytest.mark.skipif(compiled.library() is None, reason="the library 
 Make = Callable[[str], Tiny]
 packings = pytest.mark.parametrize("packing", ["int8", "int4"])
 SPAN = 128  # inputs that share a scale in the library's activations
-FLIP = 0.06  # of a row: what follows where a number near a half is rounded up by one of the two and down by the other
+FLIP = 0.03  # of a row: what follows where a number near a half is rounded up by one of the two and down by the other
 
 
 def causal(count: int) -> torch.Tensor:
@@ -160,7 +160,8 @@ def test_the_demos_logits_are_those_of_torch_with_its_numbers(demo, packing: str
         of_text = target.forward_tensors(torch.tensor(text), torch.arange(len(text)), causal(len(text))).logits
         exact = torch_target(native).forward_tensors(torch.tensor(tokens)[:, None], torch.arange(1), causal(1)).logits
     assert_the_same_but_for_roundings(row_errors(alone, ours), share=0.5)
-    assert row_errors(whole, of_text).max() < FLIP
+    errors = row_errors(whole, of_text)
+    assert np.median(errors) < FLIP and errors.max() < 2 * FLIP, "flips of the rows before add up in a text"
     assert row_errors(alone, exact[:, 0]).min() > 1e-4, "the control: not to round activations is seen in every row"
 
 
