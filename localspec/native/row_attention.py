@@ -33,9 +33,9 @@ class NativeAttention:
         """Returns what rows attend to, and keeps their keys and values."""
         sizes, rows = self._sizes, len(qkv)
         heads, width = sizes.num_heads, sizes.head_dim
-        q = _rotated(self._normed(qkv[:, : heads * width].reshape(rows, heads, width), 0), *self._cos_sin(positions))
-        first = self.length
-        self.keep(qkv[:, heads * width :], positions)
+        turned, first = self._cos_sin(positions), self.length
+        q = _rotated(self._normed(qkv[:, : heads * width].reshape(rows, heads, width), 0), *turned)
+        self._keep(qkv[:, heads * width :], *turned)
         slots = self.length
         visible = self._visible(first, rows, seen)
         mixed = np.empty((rows, heads * width), np.float32)
@@ -48,10 +48,13 @@ class NativeAttention:
 
     def keep(self, kv: Floats, positions: Sequence[int]) -> None:
         """Keeps keys and values of rows."""
+        self._keep(kv, *self._cos_sin(positions))
+
+    def _keep(self, kv: Floats, cos: Floats, sin: Floats) -> None:
         k, v = kv.reshape(len(kv), 2, self._sizes.num_kv_heads, self._sizes.head_dim).swapaxes(0, 1)
         first, slots = self.length, self.length + len(kv)
         self._reserve(slots)
-        self._kept[0, :, first:slots] = _rotated(self._normed(k, 1), *self._cos_sin(positions)).swapaxes(0, 1)
+        self._kept[0, :, first:slots] = _rotated(self._normed(k, 1), cos, sin).swapaxes(0, 1)
         self._kept[1, :, first:slots] = v.swapaxes(0, 1)
         self.length = slots
 
