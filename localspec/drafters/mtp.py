@@ -23,7 +23,7 @@ from localspec.decoding.tree import DraftTree
 from localspec.drafters.features import Features
 from localspec.drafters.paths import PathTrees
 from localspec.drafters.tensors import TensorSpec
-from localspec.drafters.trained import TrainedDrafter
+from localspec.drafters.trained import OfModel, TrainedDrafter
 from localspec.errors import UsageMistake
 from localspec.models.architecture import TransformerConfig, in_features, weight_map
 from localspec.models.mtp_layer import OURS, mtp_layer
@@ -58,7 +58,7 @@ def tensors_of(target: TransformerConfig) -> dict[str, list[tuple[str, int]]]:
     return found | {ours: [(theirs, width)] for ours, theirs in OURS.items()}
 
 
-class Drafter(TrainedDrafter):
+class Drafter(TrainedDrafter, OfModel):
     """Multi-token prediction, one layer that is run once a token, with the target's embedding and head.
 
     Rows of the text keep keys and values; those of a draft are forgotten with it. A chain is all that a target with

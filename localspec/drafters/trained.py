@@ -95,13 +95,14 @@ class TrainedDrafter(ABC):
                 )
         return cls.Options(**options)
 
-    @classmethod
-    def from_model(cls, path: Path, target: DraftableModel[Any], depth: int | None = None) -> Self:
-        """The drafter that a published language model is, or holds: of kinds with a `mask_key`, and MTP.
 
-        `depth` is the number of tokens of a draft, where that was asked for.
-        """
-        raise NotImplementedError
+class OfModel(ABC):
+    """A drafter that a published language model is, or holds, too: of kinds with a `mask_key`, and MTP."""
+
+    @classmethod
+    @abstractmethod
+    def from_model(cls, path: Path, target: DraftableModel[Any], depth: int | None = None) -> Self:
+        """The drafter of a model's files; `depth` is the number of tokens of a draft, where that was asked for."""
 
 
 def _is(value: object, type_: type) -> bool:
