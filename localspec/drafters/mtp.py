@@ -26,7 +26,7 @@ from localspec.drafters.tensors import TensorSpec
 from localspec.drafters.trained import OfModel, TrainedDrafter
 from localspec.errors import UsageMistake
 from localspec.models.architecture import TransformerConfig, in_features, weight_map
-from localspec.models.mtp_layer import OURS, mtp_layer
+from localspec.models.mtp_layer import OURS, PREFIX, mtp_layer
 from localspec.models.stored_weights import StoredTensor, damaged, find_stored
 from localspec.policy.prediction import CHUNK
 
@@ -54,7 +54,7 @@ def tensors_of(target: TransformerConfig) -> dict[str, list[tuple[str, int]]]:
     width, found = target.hidden_size, {}
     for name, parts in weight_map(layer_of(target)).items():
         if name != "embed_tokens":
-            found[name] = [("mtp." + part.removeprefix("model."), rows) for part, rows in parts]
+            found[name] = [(PREFIX + part.removeprefix("model."), rows) for part, rows in parts]
     return found | {ours: [(theirs, width)] for ours, theirs in OURS.items()}
 
 
