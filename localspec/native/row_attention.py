@@ -29,7 +29,13 @@ class NativeAttention:
         """Forgets all but the first `length` rows."""
         self.length = min(self.length, length)
 
-    def __call__(self, qkv: Floats, positions: Sequence[int], seen: Sequence[Sequence[int]] | None = None) -> Floats:
+    def __call__(
+        self,
+        qkv: Floats,
+        positions: Sequence[int],
+        seen: Sequence[Sequence[int]] | None = None,
+        window: int | None = None,
+    ) -> Floats:
         """Returns what rows attend to, and keeps their keys and values."""
         sizes, rows = self._sizes, len(qkv)
         heads, width = sizes.num_heads, sizes.head_dim
@@ -37,7 +43,7 @@ class NativeAttention:
         q = _rotated(self._normed(qkv[:, : heads * width].reshape(rows, heads, width), 0), *turned)
         self._keep(qkv[:, heads * width :], *turned)
         slots = self.length
-        visible = self._visible(first, rows, seen)
+        visible = self._visible(first, rows, seen, window)
         mixed = np.empty((rows, heads * width), np.float32)
         step = max(_PIECE // (heads * slots), 1)
         for start in range(0, rows, step):
@@ -72,15 +78,16 @@ class NativeAttention:
         mixed = scores @ self._kept[1, :, :slots]
         return mixed.reshape(keys, -1, rows, width).transpose(2, 0, 1, 3).reshape(rows, heads * width)
 
-    def _visible(self, first: int, rows: int, seen: Sequence[Sequence[int]] | None) -> Array:
+    def _visible(self, first: int, rows: int, seen: Sequence[Sequence[int]] | None, window: int | None) -> Array:
         """bool [rows, slots]: which rows each of the new ones sees."""
         if seen is None:
-            return np.arange(first + rows) <= np.arange(first, first + rows)[:, None]
-        visible = np.zeros((rows, first + rows), np.bool_)
-        for row, (before, *others) in enumerate(seen):
-            visible[row, :before] = True
-            visible[row, [*others, first + row]] = True
-        return visible
+            visible = np.tri(rows, first + rows, first, np.bool_)
+        else:
+            visible = np.zeros((rows, first + rows), np.bool_)
+            for row, (before, *others) in enumerate(seen):
+                visible[row, :before] = True
+                visible[row, [*others, first + row]] = True
+        return visible if window is None else np.triu(visible, first - window + 1)
 
     def _normed(self, x: Floats, which: int) -> Floats:
         norm = self._norms[which]

@@ -27,7 +27,11 @@ class TorchAttention:
 
     @torch.inference_mode()
     def __call__(
-        self, qkv: torch.Tensor, positions: Sequence[int], seen: Sequence[Sequence[int]] | None = None
+        self,
+        qkv: torch.Tensor,
+        positions: Sequence[int],
+        seen: Sequence[Sequence[int]] | None = None,
+        window: int | None = None,
     ) -> torch.Tensor:
         """Returns what rows attend to, and keeps their keys and values."""
         sizes, rows, first = self._sizes, len(qkv), self.length
@@ -40,7 +44,7 @@ class TorchAttention:
         group = heads // keys
         # The queries that share a key head become more rows of it, as in the target's attention.
         grouped = q.view(rows, keys, group, -1).permute(1, 2, 0, 3).reshape(1, keys, group * rows, -1)
-        mask = self._visible(first, rows, seen).to(qkv.device).repeat(group, 1)
+        mask = self._visible(first, rows, seen, window).to(qkv.device).repeat(group, 1)
         mixed = F.scaled_dot_product_attention(grouped, self._kept[:1, :, :slots], self._kept[1:, :, :slots], mask)
         return mixed.view(keys, group, rows, -1).permute(2, 0, 1, 3).reshape(rows, -1)
 
@@ -60,16 +64,17 @@ class TorchAttention:
     def _cos_sin(self, positions: Sequence[int], like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return self._rotary.cos_sin(torch.tensor(positions, device=like.device), like.dtype)
 
-    def _visible(self, first: int, rows: int, seen: Sequence[Sequence[int]] | None) -> torch.Tensor:
+    def _visible(self, first: int, rows: int, seen: Sequence[Sequence[int]] | None, window: int | None) -> torch.Tensor:
         """bool [rows, slots]: which rows each of the new ones sees."""
         visible = torch.ones(rows, first + rows, dtype=torch.bool)
         if seen is None:
-            return visible.tril_(first)
-        visible.zero_()
-        for row, (before, *others) in enumerate(seen):
-            visible[row, :before] = True
-            visible[row, [*others, first + row]] = True
-        return visible
+            visible.tril_(first)
+        else:
+            visible.zero_()
+            for row, (before, *others) in enumerate(seen):
+                visible[row, :before] = True
+                visible[row, [*others, first + row]] = True
+        return visible if window is None else visible.triu_(first - window + 1)
 
     def _normed(self, x: torch.Tensor, name: str) -> torch.Tensor:
         norm = self._norms.get(name)
