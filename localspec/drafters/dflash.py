@@ -17,7 +17,7 @@ from localspec.decoding.tree import DraftTree
 from localspec.drafters.eagle3 import are_places
 from localspec.drafters.features import Features
 from localspec.drafters.tensors import TensorSpec
-from localspec.drafters.trained import ParallelDrafter
+from localspec.drafters.trained import QUIET, ParallelDrafter
 from localspec.errors import UsageMistake
 from localspec.models.architecture import TransformerConfig
 from localspec.models.rope import Rope
@@ -26,7 +26,6 @@ from localspec.policy.prediction import CHUNK
 
 MOST_BLOCK = 64  # tokens
 CAUSAL = ("windows", "all", "none")
-_QUIET = np.errstate(over="ignore", invalid="ignore")  # numbers that are none cost drafts, and are told nobody
 
 
 @dataclass(frozen=True)
@@ -145,7 +144,7 @@ class NormedFeatures(Features):
         """Bytes of matrix and norm, and of what is kept."""
         return self._fc.nbytes + int(self._norm.nbytes) + super().nbytes
 
-    @_QUIET
+    @QUIET
     def of(self, step: Step) -> Rows:
         """Returns the features of a step, [rows, hidden_size]."""
         assert step.inner is not None
@@ -229,7 +228,7 @@ class Drafter(ParallelDrafter):
         self._features.truncate(length)
         self.forget_draft()
 
-    @_QUIET
+    @QUIET
     def draft(self, context: Context) -> DraftTree:
         """Reads what is new of the text, and runs one forward over the root and the masks."""
         text = len(context.committed) - 1  # tokens before the root

@@ -23,14 +23,12 @@ from localspec.decoding.tree import DraftTree
 from localspec.drafters.features import Features
 from localspec.drafters.paths import PathTrees
 from localspec.drafters.tensors import TensorSpec
-from localspec.drafters.trained import OfModel, TrainedDrafter
+from localspec.drafters.trained import QUIET, OfModel, TrainedDrafter
 from localspec.errors import UsageMistake
 from localspec.models.architecture import TransformerConfig, in_features, weight_map
 from localspec.models.mtp_layer import OURS, PREFIX, mtp_layer
 from localspec.models.stored_weights import StoredTensor, damaged, find_stored
 from localspec.policy.prediction import CHUNK
-
-_QUIET = np.errstate(over="ignore", invalid="ignore")  # numbers that are none cost drafts, and are told nobody
 
 
 @dataclass(frozen=True)
@@ -129,7 +127,7 @@ class Drafter(TrainedDrafter, OfModel):
         self._features.truncate(length)
         self._trees.forget()
 
-    @_QUIET
+    @QUIET
     def draft(self, context: Context) -> DraftTree:
         """Reads what is new of the text and returns a chain; for the rule `rejection` one that is sampled."""
         position = len(context.committed)
