@@ -1,4 +1,4 @@
-"""Attention over rows of a tree with keys and values of its own, by numpy: what a drafter of a single layer needs."""
+"""Attention over rows of a draft with keys and values of its own, by numpy: what a drafter's own layers need."""
 
 from collections.abc import Mapping, Sequence
 
