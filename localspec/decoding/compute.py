@@ -104,12 +104,18 @@ class RowAttention(Protocol):
     def nbytes(self) -> int:
         """Bytes of what it holds."""
 
-    def __call__(self, qkv: Rows, positions: Sequence[int], seen: Sequence[Sequence[int]] | None = None) -> Rows:
+    def __call__(
+        self,
+        qkv: Rows,
+        positions: Sequence[int],
+        seen: Sequence[Sequence[int]] | None = None,
+        window: int | None = None,
+    ) -> Rows:
         """Returns what rows attend to, [rows, heads * head_dim], and keeps their keys and values behind the others.
 
         qkv [rows, (heads + 2 * key heads) * head_dim] are queries, keys and values, not rotated yet. Each row sees
         itself and, without `seen`, all before it; else the first `seen[row][0]` rows that there were, and those listed
-        after that number.
+        after that number. With a `window` it sees none that stands so many rows before it, or more.
         """
 
     def keep(self, kv: Rows, positions: Sequence[int]) -> None:

@@ -17,7 +17,7 @@ from localspec.decoding.tree import DraftTree
 from localspec.drafters.eagle3 import are_places
 from localspec.drafters.features import Features
 from localspec.drafters.tensors import TensorSpec
-from localspec.drafters.trained import ParallelDrafter
+from localspec.drafters.trained import QUIET, ParallelDrafter
 from localspec.errors import UsageMistake
 from localspec.models.architecture import TransformerConfig
 from localspec.models.rope import Rope
@@ -26,7 +26,6 @@ from localspec.policy.prediction import CHUNK
 
 MOST_BLOCK = 64  # tokens
 CAUSAL = ("windows", "all", "none")
-_QUIET = np.errstate(over="ignore", invalid="ignore")  # numbers that are none cost drafts, and are told nobody
 
 
 @dataclass(frozen=True)
@@ -119,11 +118,11 @@ class Layer:
         """Keeps keys and values of the text, made of features [rows, hidden_size]."""
         self.attention.keep(self._compute.concat([self._k(features), self._v(features)], 1), positions)
 
-    def __call__(self, x: Rows, positions: Sequence[int], seen: Sequence[Sequence[int]]) -> Rows:
-        """Returns the states [rows, hidden_size] of a block of that shape; `seen` as in attention."""
+    def __call__(self, x: Rows, positions: Sequence[int], seen: Sequence[Sequence[int]], window: int | None) -> Rows:
+        """Returns the states [rows, hidden_size] of a block of that shape; `seen` and `window` as in attention."""
         h = self._norm(x, "input_layernorm")
         qkv = self._compute.concat([self._q(h), self._k(h), self._v(h)], 1)
-        x = x + self._o(self.attention(qkv, positions, seen))
+        x = x + self._o(self.attention(qkv, positions, seen, window))
         h = self._norm(x, "post_attention_layernorm")
         return x + self._down(self._gate(h) * self._up(h))
 
@@ -145,7 +144,7 @@ class NormedFeatures(Features):
         """Bytes of matrix and norm, and of what is kept."""
         return self._fc.nbytes + int(self._norm.nbytes) + super().nbytes
 
-    @_QUIET
+    @QUIET
     def of(self, step: Step) -> Rows:
         """Returns the features of a step, [rows, hidden_size]."""
         assert step.inner is not None
@@ -229,7 +228,7 @@ class Drafter(ParallelDrafter):
         self._features.truncate(length)
         self.forget_draft()
 
-    @_QUIET
+    @QUIET
     def draft(self, context: Context) -> DraftTree:
         """Reads what is new of the text, and runs one forward over the root and the masks."""
         text = len(context.committed) - 1  # tokens before the root
@@ -255,23 +254,17 @@ class Drafter(ParallelDrafter):
         block, target = self.options.block, self.compute.target
         x = target.embed([root, *[self.options.mask] * (block - 1)]) * self._scale
         for layer, window in zip(self._layers, self._sizes.sliding_windows, strict=True):
-            x = layer(x, range(text, text + block), self._seen(text, window))
+            x = layer(x, range(text, text + block), self._seen(text, window), window)
         states = self.compute.rms_norm(x[1:], self._sizes.rms_norm_eps) * self._norm
         logits = target.head(states) * self._multiplier
         return self.compute.tanh(logits / self._cap) * self._cap if self._cap else logits
 
     def _seen(self, text: int, window: int | None) -> list[list[int]]:
-        """For each row of the block how many rows of the text it sees from the first one on, and which others."""
+        """For each row of the block how many rows of the text it sees within a window, and which of the block."""
         end, causal = text + self.options.block, self.options.causal
         alone = causal == "all" or (causal == "windows" and window is not None)
-        seen = []
-        for place in range(text, end):
-            last = place + 1 if alone else end
-            if window is None:
-                seen.append([text, *range(text, last)])
-            else:
-                seen.append([0, *range(max(0, place - window + 1), min(last, place + window))])
-        return seen
+        ends = (place + 1 if alone else min(end, place + (window or end)) for place in range(text, end))
+        return [[text, *range(text, last)] for last in ends]
 
     def _forget_rows(self, length: int) -> None:
         for layer in self._layers:

@@ -21,7 +21,7 @@ from localspec.drafters.features import Features
 from localspec.drafters.paths import PathTrees
 from localspec.drafters.semi import FREQUENT, LARGE
 from localspec.drafters.tensors import TensorSpec
-from localspec.drafters.trained import TrainedDrafter
+from localspec.drafters.trained import QUIET, TrainedDrafter
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.models.architecture import TransformerConfig
 from localspec.models.rope import Rope
@@ -29,7 +29,6 @@ from localspec.models.small_model import described
 from localspec.policy.prediction import CHUNK
 
 NORMS = ("none", "each", "joined")
-_QUIET = np.errstate(over="ignore", invalid="ignore")  # numbers that are none cost drafts, and are told nobody
 PLACES, MOST_PLACES = 3, 8  # states that a feature is made of, and as many as a published drafter may read
 
 
@@ -198,7 +197,7 @@ class JoinedFeatures(Features):
         """Bytes of matrix and norms, and of what is kept."""
         return self._fc.nbytes + (0 if self._scale is None else int(self._scale.nbytes)) + super().nbytes
 
-    @_QUIET
+    @QUIET
     def of(self, step: Step) -> Rows:
         """Returns the features of a step, [rows, channels]."""
         assert step.inner is not None
@@ -300,7 +299,7 @@ class Drafter(TrainedDrafter):
         self._features.truncate(length)
         self._trees.forget()
 
-    @_QUIET
+    @QUIET
     def draft(self, context: Context) -> DraftTree:
         """Reads what is new of the text and returns the best tree; for the rule `rejection`, chains that it samples."""
         position = len(context.committed)

@@ -23,14 +23,12 @@ from localspec.decoding.tree import DraftTree
 from localspec.drafters.features import Features
 from localspec.drafters.paths import PathTrees
 from localspec.drafters.tensors import TensorSpec
-from localspec.drafters.trained import TrainedDrafter
+from localspec.drafters.trained import QUIET, OfModel, TrainedDrafter
 from localspec.errors import UsageMistake
 from localspec.models.architecture import TransformerConfig, in_features, weight_map
-from localspec.models.mtp_layer import OURS, mtp_layer
+from localspec.models.mtp_layer import OURS, PREFIX, mtp_layer
 from localspec.models.stored_weights import StoredTensor, damaged, find_stored
 from localspec.policy.prediction import CHUNK
-
-_QUIET = np.errstate(over="ignore", invalid="ignore")  # numbers that are none cost drafts, and are told nobody
 
 
 @dataclass(frozen=True)
@@ -54,11 +52,11 @@ def tensors_of(target: TransformerConfig) -> dict[str, list[tuple[str, int]]]:
     width, found = target.hidden_size, {}
     for name, parts in weight_map(layer_of(target)).items():
         if name != "embed_tokens":
-            found[name] = [("mtp." + part.removeprefix("model."), rows) for part, rows in parts]
+            found[name] = [(PREFIX + part.removeprefix("model."), rows) for part, rows in parts]
     return found | {ours: [(theirs, width)] for ours, theirs in OURS.items()}
 
 
-class Drafter(TrainedDrafter):
+class Drafter(TrainedDrafter, OfModel):
     """Multi-token prediction, one layer that is run once a token, with the target's embedding and head.
 
     Rows of the text keep keys and values; those of a draft are forgotten with it. A chain is all that a target with
@@ -129,7 +127,7 @@ class Drafter(TrainedDrafter):
         self._features.truncate(length)
         self._trees.forget()
 
-    @_QUIET
+    @QUIET
     def draft(self, context: Context) -> DraftTree:
         """Reads what is new of the text and returns a chain; for the rule `rejection` one that is sampled."""
         position = len(context.committed)

@@ -24,7 +24,7 @@ from localspec.drafters.correction import Correction
 from localspec.drafters.features import Features, MappedFeatures
 from localspec.drafters.paths import PathTrees
 from localspec.drafters.tensors import TensorSpec
-from localspec.drafters.trained import ParallelDrafter
+from localspec.drafters.trained import OfModel, ParallelDrafter
 from localspec.errors import UsageMistake
 from localspec.models.architecture import TransformerConfig, in_features, weight_map
 from localspec.models.model_config import read_config
@@ -114,7 +114,7 @@ class Published:
     features: MappedFeatures | None = None
 
 
-class Drafter(ParallelDrafter):
+class Drafter(ParallelDrafter, OfModel):
     """ParallelSpec's parallel drafter (§4, eqs. 3 to 5): all depths in one forward of a small transformer.
 
     Its input is [tokens + k masks, hidden_size], its output logits [1 + k, vocab_size] of the k + 1 tokens after the

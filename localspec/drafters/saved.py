@@ -10,7 +10,7 @@ from typing import Any
 from localspec.decoding.calibration import Calibration
 from localspec.decoding.compute import DraftableModel
 from localspec.drafters.tensors import StoredTensors, check_tensors
-from localspec.drafters.trained import TrainedDrafter
+from localspec.drafters.trained import OfModel, TrainedDrafter
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.events import Reporter
 from localspec.models.drafter_cards import DrafterCard
@@ -20,7 +20,7 @@ CARD, WEIGHTS = "drafter.json", "drafter.safetensors"
 
 
 def drafter_class(kind: str) -> type[TrainedDrafter]:
-    """The class of a kind that is trained, which its file names `Drafter`."""
+    """The class of a kind with weights, which its file names `Drafter`."""
     found: type[TrainedDrafter] = import_module(kind_of(kind).file).Drafter
     return found
 
@@ -35,13 +35,15 @@ def load_drafter(
     """Returns the trained drafter of a directory, with the calibration that earlier replies gave it, if any did.
 
     `depth` is the number of tokens of a draft that was asked for, which only a published language model can choose.
-    Raises LocalspecError where it is damaged or does not fit the target; of a small language model as it was published
-    UsageMistake says the latter. What is made again of it, and why, goes to the `reporter`.
+    Raises LocalspecError where it is damaged, gone, or does not fit the target; of a small language model as it was
+    published UsageMistake says the latter. What is made again of it, and why, goes to the `reporter`.
     """
-    if (card.path / CARD).is_file():
+    class_ = drafter_class(card.kind)
+    drafter: TrainedDrafter
+    if issubclass(class_, OfModel) and not (card.path / CARD).is_file():  # a language model as it was published
+        drafter = class_.from_model(card.path, target, depth)
+    else:
         drafter = _read(card, target, reporter or Reporter())
-    else:  # a small language model as it was published
-        drafter = drafter_class(card.kind).from_model(card.path, target, depth)
     if calibration is not None:
         drafter.calibration = calibration
     return drafter

@@ -7,6 +7,8 @@ from pathlib import Path
 from reprlib import repr as shortened
 from typing import Any, ClassVar, Self
 
+import numpy as np
+
 from localspec.config import nearest
 from localspec.decoding.calibration import Calibration
 from localspec.decoding.compute import Array, DraftableModel
@@ -16,6 +18,8 @@ from localspec.decoding.tree import DraftTree, best_first_tree, sampled_tree
 from localspec.drafters.tensors import TensorSpec
 from localspec.errors import UsageMistake
 from localspec.models.drafter_cards import RANKS
+
+QUIET = np.errstate(over="ignore", invalid="ignore")  # numbers that are none cost drafts, and are told nobody
 
 
 def refuse_without_joint(kind: str, options: Any, names: Sequence[str]) -> None:
@@ -95,13 +99,14 @@ class TrainedDrafter(ABC):
                 )
         return cls.Options(**options)
 
-    @classmethod
-    def from_model(cls, path: Path, target: DraftableModel[Any], depth: int | None = None) -> Self:
-        """The drafter that a published language model is, or holds: of kinds with a `mask_key`, and MTP.
 
-        `depth` is the number of tokens of a draft, where that was asked for.
-        """
-        raise NotImplementedError
+class OfModel(ABC):
+    """A drafter that a published language model is, or holds, too: of kinds with a `mask_key`, and MTP."""
+
+    @classmethod
+    @abstractmethod
+    def from_model(cls, path: Path, target: DraftableModel[Any], depth: int | None = None) -> Self:
+        """The drafter of a model's files; `depth` is the number of tokens of a draft, where that was asked for."""
 
 
 def _is(value: object, type_: type) -> bool:

@@ -12,7 +12,7 @@ from localspec.environment import home
 from localspec.errors import LocalspecError, NotHere, UsageMistake
 from localspec.hub.cache import find_snapshot
 from localspec.models.drafter_kinds import TABLE, WEIGHTS, kind_of, kinds
-from localspec.models.mtp_layer import MTP, has_mtp, mtp_layer
+from localspec.models.mtp_layer import MTP, mtp_layer
 from localspec.models.registry import TargetCard, reference
 from localspec.models.shape import recurrent
 from localspec.models.target_map import target_map
@@ -77,8 +77,6 @@ def find_drafter(name: str, card: TargetCard, paths: Paths | None = None) -> Dra
             trouble = trouble or found
         if trouble:
             raise trouble
-        if name == MTP:
-            mtp_layer(card.path)  # which says that there is none
         if card.entry and any(one.kind == name and one.source for one in card.entry.drafters):
             raise NotHere(
                 f"The drafter '{name}' of {card.name} is not here; fetch it with `localspec pull {card.name} --drafter "
@@ -141,12 +139,11 @@ def _drafters_here(card: TargetCard, paths: Paths | None) -> Iterator[tuple[obje
                 yield one.kind, read_drafter(here)
             except LocalspecError as trouble:
                 yield one.kind, trouble
-    if has_mtp(card.path):
-        try:
-            layer = mtp_layer(card.path)
-            yield MTP, DrafterCard(MTP, card.path, {}, "", card.name, layer.parameters, layer.bytes, {}, layer.others)
-        except LocalspecError as trouble:
-            yield MTP, trouble
+    try:
+        layer = mtp_layer(card.path)
+        yield MTP, DrafterCard(MTP, card.path, {}, "", card.name, layer.parameters, layer.bytes, {}, layer.others)
+    except LocalspecError as trouble:  # in most models that there is none
+        yield MTP, trouble
 
 
 def _drafter_places(card: TargetCard, paths: Paths | None) -> list[Path]:

@@ -81,8 +81,8 @@ class DrafterKind:
     that lists which of its parts are used, and `searched(parts)` the hyper-parameters that are searched for a pair of
     models. `mask_key`: a small language model whose config.json has this key is a
     drafter of this kind. `states_in` is the matrix that reads states of the target's inner layers, as wide as they are.
-    `on_chains`: it also drafts for a target with recurrent layers, of which it needs the last states at most, and whose
-    drafts are chains.
+    `on_chains`: it also drafts for a target with recurrent layers, of which it needs states at most, and whose drafts
+    are chains.
     """
 
     name: str

@@ -28,11 +28,6 @@ class MtpLayer:
     bytes: int
 
 
-def has_mtp(path: Path) -> bool:
-    """Whether the files of a model hold such a layer."""
-    return OURS["fc.weight"] in _entries(path)
-
-
 def mtp_layer(path: Path) -> MtpLayer:
     """Finds the layer in the files of a model.
 

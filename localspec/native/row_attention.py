@@ -1,4 +1,4 @@
-"""Attention over rows of a tree with keys and values of its own, by numpy: what a drafter of a single layer needs."""
+"""Attention over rows of a draft with keys and values of its own, by numpy: what a drafter's own layers need."""
 
 from collections.abc import Mapping, Sequence
 
@@ -29,15 +29,21 @@ class NativeAttention:
         """Forgets all but the first `length` rows."""
         self.length = min(self.length, length)
 
-    def __call__(self, qkv: Floats, positions: Sequence[int], seen: Sequence[Sequence[int]] | None = None) -> Floats:
+    def __call__(
+        self,
+        qkv: Floats,
+        positions: Sequence[int],
+        seen: Sequence[Sequence[int]] | None = None,
+        window: int | None = None,
+    ) -> Floats:
         """Returns what rows attend to, and keeps their keys and values."""
         sizes, rows = self._sizes, len(qkv)
         heads, width = sizes.num_heads, sizes.head_dim
-        q = _rotated(self._normed(qkv[:, : heads * width].reshape(rows, heads, width), 0), *self._cos_sin(positions))
-        first = self.length
-        self.keep(qkv[:, heads * width :], positions)
+        turned, first = self._cos_sin(positions), self.length
+        q = _rotated(self._normed(qkv[:, : heads * width].reshape(rows, heads, width), 0), *turned)
+        self._keep(qkv[:, heads * width :], *turned)
         slots = self.length
-        visible = self._visible(first, rows, seen)
+        visible = self._visible(first, rows, seen, window)
         mixed = np.empty((rows, heads * width), np.float32)
         step = max(_PIECE // (heads * slots), 1)
         for start in range(0, rows, step):
@@ -48,10 +54,13 @@ class NativeAttention:
 
     def keep(self, kv: Floats, positions: Sequence[int]) -> None:
         """Keeps keys and values of rows."""
+        self._keep(kv, *self._cos_sin(positions))
+
+    def _keep(self, kv: Floats, cos: Floats, sin: Floats) -> None:
         k, v = kv.reshape(len(kv), 2, self._sizes.num_kv_heads, self._sizes.head_dim).swapaxes(0, 1)
         first, slots = self.length, self.length + len(kv)
         self._reserve(slots)
-        self._kept[0, :, first:slots] = _rotated(self._normed(k, 1), *self._cos_sin(positions)).swapaxes(0, 1)
+        self._kept[0, :, first:slots] = _rotated(self._normed(k, 1), cos, sin).swapaxes(0, 1)
         self._kept[1, :, first:slots] = v.swapaxes(0, 1)
         self.length = slots
 
@@ -69,15 +78,16 @@ class NativeAttention:
         mixed = scores @ self._kept[1, :, :slots]
         return mixed.reshape(keys, -1, rows, width).transpose(2, 0, 1, 3).reshape(rows, heads * width)
 
-    def _visible(self, first: int, rows: int, seen: Sequence[Sequence[int]] | None) -> Array:
+    def _visible(self, first: int, rows: int, seen: Sequence[Sequence[int]] | None, window: int | None) -> Array:
         """bool [rows, slots]: which rows each of the new ones sees."""
         if seen is None:
-            return np.arange(first + rows) <= np.arange(first, first + rows)[:, None]
-        visible = np.zeros((rows, first + rows), np.bool_)
-        for row, (before, *others) in enumerate(seen):
-            visible[row, :before] = True
-            visible[row, [*others, first + row]] = True
-        return visible
+            visible = np.tri(rows, first + rows, first, np.bool_)
+        else:
+            visible = np.zeros((rows, first + rows), np.bool_)
+            for row, (before, *others) in enumerate(seen):
+                visible[row, :before] = True
+                visible[row, [*others, first + row]] = True
+        return visible if window is None else np.triu(visible, first - window + 1)
 
     def _normed(self, x: Floats, which: int) -> Floats:
         norm = self._norms[which]

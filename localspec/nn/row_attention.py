@@ -1,4 +1,4 @@
-"""Attention over rows of a tree with keys and values of its own, by torch: what a drafter of a single layer needs."""
+"""Attention over rows of a draft with keys and values of its own, by torch: what a drafter's own layers need."""
 
 from collections.abc import Mapping, Sequence
 
@@ -27,47 +27,54 @@ class TorchAttention:
 
     @torch.inference_mode()
     def __call__(
-        self, qkv: torch.Tensor, positions: Sequence[int], seen: Sequence[Sequence[int]] | None = None
+        self,
+        qkv: torch.Tensor,
+        positions: Sequence[int],
+        seen: Sequence[Sequence[int]] | None = None,
+        window: int | None = None,
     ) -> torch.Tensor:
         """Returns what rows attend to, and keeps their keys and values."""
         sizes, rows, first = self._sizes, len(qkv), self.length
         heads, keys = sizes.num_heads, sizes.num_kv_heads
         q, kv = torch.split(qkv, [heads * sizes.head_dim, 2 * keys * sizes.head_dim], 1)
-        q = self._rotated(q.view(1, rows, heads, sizes.head_dim), "q_norm", positions)
-        self.keep(kv, positions)
+        turned = self._cos_sin(positions, qkv)
+        q = apply_rope(self._normed(q.view(1, rows, heads, sizes.head_dim), "q_norm"), *turned)
+        self._keep(kv, *turned)
         slots = self.length
         group = heads // keys
         # The queries that share a key head become more rows of it, as in the target's attention.
         grouped = q.view(rows, keys, group, -1).permute(1, 2, 0, 3).reshape(1, keys, group * rows, -1)
-        mask = self._visible(first, rows, seen).to(qkv.device).repeat(group, 1)
+        mask = self._visible(first, rows, seen, window).to(qkv.device).repeat(group, 1)
         mixed = F.scaled_dot_product_attention(grouped, self._kept[:1, :, :slots], self._kept[1:, :, :slots], mask)
         return mixed.view(keys, group, rows, -1).permute(2, 0, 1, 3).reshape(rows, -1)
 
     @torch.inference_mode()
     def keep(self, kv: torch.Tensor, positions: Sequence[int]) -> None:
         """Keeps keys and values of rows."""
+        self._keep(kv, *self._cos_sin(positions, kv))
+
+    def _keep(self, kv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
         k, v = kv.view(1, len(kv), 2, self._sizes.num_kv_heads, self._sizes.head_dim).unbind(2)
         first, slots = self.length, self.length + len(kv)
         self._reserve(slots, kv)
-        self._kept[0, :, first:slots] = self._rotated(k, "k_norm", positions)[0].transpose(0, 1)
+        self._kept[0, :, first:slots] = apply_rope(self._normed(k, "k_norm"), cos, sin)[0].transpose(0, 1)
         self._kept[1, :, first:slots] = v[0].transpose(0, 1)
         self.length = slots
 
-    def _rotated(self, x: torch.Tensor, norm: str, positions: Sequence[int]) -> torch.Tensor:
-        """Queries or keys [1, rows, heads, head_dim], normed and turned by their positions."""
-        cos, sin = self._rotary.cos_sin(torch.tensor(positions, device=x.device), x.dtype)
-        return apply_rope(self._normed(x, norm), cos, sin)
+    def _cos_sin(self, positions: Sequence[int], like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._rotary.cos_sin(torch.tensor(positions, device=like.device), like.dtype)
 
-    def _visible(self, first: int, rows: int, seen: Sequence[Sequence[int]] | None) -> torch.Tensor:
+    def _visible(self, first: int, rows: int, seen: Sequence[Sequence[int]] | None, window: int | None) -> torch.Tensor:
         """bool [rows, slots]: which rows each of the new ones sees."""
         visible = torch.ones(rows, first + rows, dtype=torch.bool)
         if seen is None:
-            return visible.tril_(first)
-        visible.zero_()
-        for row, (before, *others) in enumerate(seen):
-            visible[row, :before] = True
-            visible[row, [*others, first + row]] = True
-        return visible
+            visible.tril_(first)
+        else:
+            visible.zero_()
+            for row, (before, *others) in enumerate(seen):
+                visible[row, :before] = True
+                visible[row, [*others, first + row]] = True
+        return visible if window is None else visible.triu_(first - window + 1)
 
     def _normed(self, x: torch.Tensor, name: str) -> torch.Tensor:
         norm = self._norms.get(name)

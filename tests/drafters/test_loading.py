@@ -87,6 +87,15 @@ def test_what_was_saved_is_what_a_form_says_that_it_has(tmp_path: Path, tiny: Ma
     }
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_one_that_went_after_it_was_found_is_told(tmp_path: Path, tiny: Make, form: str) -> None:
+    target = tiny(LLAMA).target
+    card = read_drafter(write_drafter(tmp_path / "made", target, form))
+    (tmp_path / "made").rename(tmp_path / "moved")
+    with pytest.raises(LocalspecError, match=f"{tmp_path / 'made'}"):
+        saved.load_drafter(card, target)
+
+
 @pytest.mark.parametrize("number", [3e38, float("nan")])
 @pytest.mark.parametrize("form", cases(FORMS, ["medusa", "semi"]))
 def test_numbers_that_overflow_cost_drafts_and_not_the_text(
