@@ -9,7 +9,7 @@ from statistics import fmean, median
 from typing import Any
 
 import numpy as np
-from experiment import DRAWS, figure, table
+from figures import DRAWS, figure, table
 
 PLAIN, AUTO = "none", "auto"
 LEAST = 8  # tokens of a reply that counts
