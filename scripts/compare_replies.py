@@ -17,7 +17,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from experiment import questions, table
+from experiment import questions
+from figures import table
 
 from localspec import Done, Engine, Limits, Sampling, config, environment
 from localspec.bench.proof import TEMPERATURE

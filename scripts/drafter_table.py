@@ -14,7 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from experiment import content, figure, kept, positive, questions, same_settings, table, weights
+from experiment import content, kept, positive, questions, same_settings, weights
+from figures import figure, table
 
 from localspec import Done, Engine, Limits, config
 from localspec.bench import comparison, peers, prompts

@@ -11,22 +11,8 @@ from contextlib import ExitStack
 from itertools import combinations
 from typing import Any
 
-from experiment import (
-    GREEDY,
-    NODES,
-    Bench,
-    about,
-    begun,
-    difference,
-    kept,
-    length,
-    named,
-    parser,
-    parts,
-    rows_a_step,
-    table,
-    told,
-)
+from experiment import GREEDY, NODES, Bench, about, begun, kept, named, parser, parts
+from figures import difference, length, rows_a_step, table, told
 
 from localspec.decoding.calibration import Calibration
 from localspec.decoding.drafter import Drafter

@@ -14,24 +14,8 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from experiment import (
-    GREEDY,
-    Bench,
-    Variant,
-    about,
-    always,
-    begun,
-    compared,
-    difference,
-    figure,
-    kept,
-    length,
-    parser,
-    parts,
-    rows_a_step,
-    table,
-    told,
-)
+from experiment import GREEDY, Bench, Variant, about, always, begun, compared, kept, parser, parts
+from figures import difference, figure, length, rows_a_step, table, told
 
 from localspec.bench import peers
 from localspec.decoding.budget import Budget

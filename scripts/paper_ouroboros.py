@@ -17,22 +17,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from experiment import (
-    GREEDY,
-    Bench,
-    about,
-    always,
-    begun,
-    difference,
-    figure,
-    kept,
-    length,
-    named,
-    parser,
-    parts,
-    table,
-    told,
-)
+from experiment import GREEDY, Bench, about, always, begun, kept, named, parser, parts
+from figures import difference, figure, length, table, told
 
 from localspec.bench import prompts
 from localspec.bench.turns import in_turns

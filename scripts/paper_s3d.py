@@ -24,18 +24,14 @@ from experiment import (
     about,
     always,
     begun,
-    by_depth,
     compared,
-    figure,
     kept,
-    length,
     parser,
     parts,
     plain,
-    table,
-    told,
     trained,
 )
+from figures import by_depth, figure, length, table, told
 
 from localspec.bench.turns import in_turns
 from localspec.decoding.budget import Budget

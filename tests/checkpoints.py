@@ -37,3 +37,10 @@ def write_checkpoint(path: Path, config: object = CONFIG, shapes: dict[str, list
     (path / "tokenizer.json").write_text("{}")
     (path / "model.safetensors").write_bytes(safetensors(shapes or {"a": [4, 10], "b": [4], "empty": [0]}))
     return path
+
+
+def change_config(path: Path, **values: object) -> Path:
+    """The same directory with other values in its config.json."""
+    content = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**content, **values}))
+    return path

@@ -1,5 +1,6 @@
-"""From weights as they are trained to what drafts with them, for targets of torch and of the CPU engine."""
+"""From weights as they are trained to what drafts with them, for targets of torch and of the CPU engine; and its drafts."""
 
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -8,10 +9,11 @@ import torch
 from quantized_layers import packed_target
 
 from localspec.decoding.budget import Budget
-from localspec.decoding.drafter import Drafter
+from localspec.decoding.drafter import Context, Drafter
 from localspec.decoding.logits import Hidden
 from localspec.decoding.numpy_logits import NumpyHidden
 from localspec.decoding.session import Session
+from localspec.decoding.tree import DraftTree
 from localspec.drafters.trained import TrainedDrafter
 from localspec.models.architecture import weight_map
 from localspec.nn.adapters import Adapters
@@ -42,6 +44,27 @@ def drafting(drafter: TrainableDrafter, target: Any = None, kind: type[TrainedDr
 def session_of(target: Any, drafter: TrainableDrafter | Drafter, budget: Budget) -> Session:
     """A session with a drafter, whether it was trained just now or drafts already."""
     return Session(target, drafting(drafter, target) if isinstance(drafter, TrainableDrafter) else drafter, budget)
+
+
+def prefilled(target: Any, text: Sequence[int]) -> Any:
+    """A cache that holds all but the last token of a text, which is the root."""
+    kept = target.cache(len(text) + 32)
+    target.forward(DraftTree.chain(text[:-1]), kept, last=True)
+    kept.keep(range(len(text) - 1))
+    return kept
+
+
+def watched(drafter: Drafter) -> list[tuple[list[int], DraftTree]]:
+    """What it drafts from now on: the text, and the tree."""
+    seen: list[tuple[list[int], DraftTree]] = []
+    draft = drafter.draft
+
+    def watch(context: Context) -> DraftTree:
+        seen.append((list(context.committed), draft(context)))
+        return seen[-1][1]
+
+    drafter.draft = watch  # type: ignore[method-assign]
+    return seen
 
 
 @torch.no_grad()

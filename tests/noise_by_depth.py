@@ -1,13 +1,11 @@
 """Whether seeded text would tell that noise was drawn at a wrong depth: on six words, where drafts are often right."""
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
 from session_replies import reply
-from tiny_models import Tiny, read, word_tokenizer, write
-from transformers import LlamaConfig
+from six_words import PROMPT
 
 from localspec.decoding import decode
 from localspec.decoding.acceptance import walk
@@ -19,17 +17,8 @@ from localspec.decoding.session import Session
 from localspec.decoding.tree import DraftTree
 from localspec.drafters.autoregressive import Autoregressive
 
-PROMPT, COUNT, NODES = [0, 3, 1, 5, 2], 100, 16
+COUNT, NODES = 100, 16
 SAMPLED = [Sampling(1.0, seed=3), Sampling(0.8, top_k=4, top_p=0.95, seed=2**63 + 5)]
-
-
-def six_words(path: Path, reading: Callable[[Path], Tiny] = read) -> Tiny:
-    """A model of six words and three layers; nothing stops a reply."""
-    config = LlamaConfig(
-        hidden_size=16, intermediate_size=16, num_hidden_layers=3, num_attention_heads=2, num_key_value_heads=1,
-        vocab_size=6, max_position_embeddings=256, bos_token_id=None, eos_token_id=None,
-    )  # fmt: skip
-    return reading(write(path / "six-words", config, word_tokenizer(list("abcdef")), seed=3, spread=0.6))
 
 
 def assert_each_depth_has_its_own_noise(

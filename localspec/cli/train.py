@@ -135,7 +135,8 @@ def train(
         examples = [] if own else read_examples(files)
 
         # From here on torch is needed, and takes seconds to import.
-        from localspec.training.job import Job, Request, parse_options
+        from localspec.training.job import Job, Request
+        from localspec.training.options import parse_options
 
         request = Request(
             kind=kind, card=card, name=_public_name(card), options=parse_options(kind, option or []), examples=examples,

@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,8 +30,6 @@ from localspec.training.result import NEW_TARGET, Origin, Result, report_of, rou
 from localspec.training.target import decoding_target, load_target, served_target
 from localspec.training.train import StepReport, Training, TrainingPlan, perplexity
 from localspec.training.trainable import PreviousRun, TrainableDrafter, make_drafter, trainable_class
-
-SWITCHES = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 
 
 @dataclass(frozen=True)
@@ -325,30 +323,6 @@ class Job:
                 "held_out_tokens": sum(len(row.tokens) for row in training.corpus.held_out),
             },
         }
-
-
-def parse_options(kind: str, words: Sequence[str]) -> dict[str, Any]:
-    """Returns options of the form NAME=VALUE, each in its option's type. Raises UsageMistake."""
-    types = {option.name: type(option.default) for option in fields(drafter_class(kind).Options)}
-    found: dict[str, Any] = {}
-    for word in words:
-        name, equals, value = word.partition("=")
-        if not equals or not name:
-            raise UsageMistake(f"--option {word!r} is not of the form NAME=VALUE; {kind} has {', '.join(types)}.")
-        if name in found:
-            raise UsageMistake(f"--option {name} is given twice; give it once.")
-        found[name] = _value(types.get(name, str), value)
-    return found
-
-
-def _value(type_: type, text: str) -> Any:
-    """Returns a text in this type, or itself where it has no such value: `make_drafter` says what is wrong with it."""
-    if type_ is bool:
-        return SWITCHES.get(text.lower(), text)
-    try:
-        return type_(text) if type_ in (int, float) else text
-    except ValueError:
-        return text
 
 
 def _densely(card: TargetCard, settings: Settings, machine: Machine) -> Choice:

@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from checkpoints import change_config
 from command import called, sentence
 from safetensors.numpy import load_file, save_file
 from scripted_models import random_model
@@ -39,9 +40,7 @@ def small(tmp_path_factory, model):
     weights = load_file(place / "model.safetensors")
     kept = {name: tensor for name, tensor in weights.items() if ".layers.1." not in name}
     save_file(kept, place / "model.safetensors", {"format": "pt"})
-    config = json.loads((place / "config.json").read_text())
-    (place / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 1}))
-    return place
+    return change_config(place, num_hidden_layers=1)
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 import torch
+from checkpoints import change_config
 from command import called, sentence
 from safetensors.torch import load_file, save_file
 from scripted_models import random_model
@@ -74,12 +75,11 @@ def test_a_directory_names_itself_and_the_text_is_the_targets_own(home, model, t
 def test_a_published_language_model_with_a_mask_token_drafts(home, model, tmp_path):
     """The form in which weights of ParallelSpec's kind are published; here the target itself, so it guesses rightly."""
     small = shutil.copytree(model, tmp_path / "small")
-    config = json.loads((small / "config.json").read_text())
-    (small / "config.json").write_text(json.dumps({**config, "pard_token": 1}))
+    change_config(small, pard_token=1)
     found = reply(home, model, "--drafter", str(small), "--draft-max", "6")
     assert found["token_ids"] == reply(home, model, "--no-spec")["token_ids"]
     assert found["drafter"] == "parallelspec" and found["speculation"]["acceptance_length"] > 1.5
-    (small / "config.json").write_text(json.dumps({**config, "pard_token": 10**9}))
+    change_config(small, pard_token=10**9)
     refused = called(home, "run", "-m", str(model), *ASK, "hello", "--drafter", str(small))
     assert refused.returncode in (1, 2) and "pard_token" in sentence(refused)
 

@@ -1,37 +1,33 @@
 """Losslessness: whatever is drafted, the ids are those of a plain loop over the stock model, and samples are its samples."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import pytest
-import torch
 from distributions import assert_drawn_from
 from scripted_drafters import OffChain, Oracle, RandomBranches, Witness
+from session_replies import conversation, reply
+from six_words import PROMPT, WORDS, drawn, joint_chances, six_words
 from slow_cases import cases, covering, crossed
 from tiny_models import (
     CONFIGS,
-    END,
     FAMILIES,
     VOCABULARY,
     Tiny,
     byte_tokenizer,
     prompt_ids,
     read,
-    stock_distribution,
-    stock_logits,
     stock_reply,
-    word_tokenizer,
     write,
 )
-from transformers import LlamaConfig, Qwen3Config
+from transformers import Qwen3Config
 
 from localspec.decoding.budget import Budget
 from localspec.decoding.drafter import Drafter
 from localspec.decoding.sampling import Sampling
-from localspec.decoding.session import Limits, Session
+from localspec.decoding.session import Session
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.phrases import WithPhrases
 from localspec.drafters.pool import PhrasePool
-from localspec.events import Done, Statistics, Text
 from localspec.nn.target import Target
 
 Make = Callable[[str], Tiny]
@@ -66,17 +62,6 @@ OTHERS = [
 KNOWING = [name for name in DRAFTERS if name not in ("none", "phrases")]
 
 
-def reply(session: Session, prompt: Sequence[int], sampling: Sampling, limits: Limits) -> tuple[list[int], Statistics]:
-    """The ids of one reply; what was streamed and what the statistics say must agree."""
-    *events, done = session.generate(prompt, sampling, limits)
-    assert isinstance(done, Done)
-    streamed = [token for event in events if isinstance(event, Text) for token in event.tokens]
-    assert streamed == list(done.statistics.token_ids)
-    assert session.tokens == [*prompt, *streamed]
-    assert session.cache.length == len(session.tokens) - 1
-    return streamed, done.statistics
-
-
 @pytest.mark.parametrize(
     ("name", "drafter"), [*crossed(FAMILIES, DRAFTERS, fast=covering(FAMILIES, DRAFTERS)), *OTHERS]
 )
@@ -86,7 +71,7 @@ def test_greedy_ids_are_those_of_a_plain_loop_over_the_stock_model(tiny: Make, n
     assert len(text) == 40
     assert len(set(text)) > 12, "a text that circles would hide what goes wrong"
     session = Session(target, DRAFTERS[drafter](target, prompt + text), Budget(NODES))
-    ids, statistics = reply(session, prompt, GREEDY, Limits(max_tokens=40))
+    ids, statistics = reply(session, prompt, 40)
     assert ids == text
     if drafter in KNOWING:  # none of this would mean much if nothing were ever accepted
         assert statistics.acceptance_length > 1.3
@@ -102,7 +87,7 @@ def test_greedy_ids_do_not_depend_on_the_width_of_the_tree(tiny: Make, nodes: in
     text = stock_reply(tiny(name).stock, prompt, 40)
     for seed in range(3):
         session = Session(target, RandomBranches(prompt + text, seed=seed, right=0.8), Budget(nodes))
-        assert reply(session, prompt, GREEDY, Limits(max_tokens=40))[0] == text
+        assert reply(session, prompt, 40)[0] == text
 
 
 @pytest.mark.slow
@@ -112,7 +97,7 @@ def test_phrases_are_accepted_where_a_text_repeats_itself(tiny: Make) -> None:
     target, prompt = tiny(name).target, prompt_ids(8, seed=1)
     text = stock_reply(tiny(name).stock, prompt, 80, stops=())
     session = Session(target, phrases(target), Budget(NODES))
-    ids, statistics = reply(session, prompt, GREEDY, Limits(max_tokens=80))
+    ids, statistics = reply(session, prompt, 80)
     assert ids == text
     assert statistics.acceptance_length > 1.25
     assert statistics.sources["prompt"] > 10
@@ -125,17 +110,6 @@ THREE_TURNS = [
     "phi3-grouped-window-partial-rotary",
     "mistral-one-key-head-window-tied-yarn",
 ]
-
-
-def conversation(model: Tiny) -> list[tuple[list[int], list[int]]]:
-    """Three prompts, each with what the stock model says to it, the later ones holding the earlier."""
-    turns, prompt = [], prompt_ids(15, seed=6)
-    for turn in range(3):
-        text = stock_reply(model.stock, prompt, 20)
-        turns.append((prompt, text))
-        # What an application does: the reply, its end, the next question.
-        prompt = [*prompt, *text, END, *prompt_ids(9, seed=turn)]
-    return turns
 
 
 @pytest.mark.slow
@@ -153,7 +127,7 @@ def test_three_turns_with_a_reused_prefix_are_those_of_the_stock_model(tiny: Mak
     )
     held = 0
     for prompt, text in turns:
-        ids, statistics = reply(session, prompt, GREEDY, Limits(max_tokens=20))
+        ids, statistics = reply(session, prompt, 20)
         assert ids == text
         assert statistics.reused_tokens == max(held - 1, 0), "all but the last token was in the cache"
         held = len(prompt) + len(text)
@@ -183,7 +157,7 @@ def test_a_prompt_of_1500_tokens_in_chunks_and_three_turns_after_it(long_model: 
     for drafter in (Autoregressive(), phrases(model.target), OffChain(*texts), RandomBranches(*texts, seed=2)):
         session = Session(model.target, drafter, Budget(NODES))
         for prompt, text in turns:
-            ids, statistics = reply(session, prompt, GREEDY, Limits(max_tokens=count))
+            ids, statistics = reply(session, prompt, count)
             assert ids == text
             if isinstance(drafter, Witness):
                 assert statistics.acceptance_length > 1.3
@@ -191,45 +165,11 @@ def test_a_prompt_of_1500_tokens_in_chunks_and_three_turns_after_it(long_model: 
 
 # -- sampling ----------------------------------------------------------------------------------------------------------
 
-LETTERS = 6
-
 
 @pytest.fixture(scope="module")
 def letters(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
     """A vocabulary of six, so that every continuation of three tokens can be counted; nothing stops a reply."""
-    config = LlamaConfig(
-        hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
-        vocab_size=LETTERS, max_position_embeddings=64, bos_token_id=None, eos_token_id=None,
-    )  # fmt: skip
-    tokenizer = word_tokenizer(list("abcdef"))
-    path = write(tmp_path_factory.mktemp("model") / "letters", config, tokenizer, seed=3, spread=0.6)
-    return read(path)
-
-
-def joint(stock: object, prompt: list[int], sampling: Sampling) -> torch.Tensor:
-    """Chance of each continuation by three tokens, [6, 6, 6], from the stock model and transformers' processors."""
-
-    def following(text: list[int]) -> torch.Tensor:
-        return stock_distribution(stock_logits(stock, text)[-1].double(), sampling).double()
-
-    chances, letters = torch.zeros(LETTERS, LETTERS, LETTERS, dtype=torch.double), range(LETTERS)
-    first = following(prompt)
-    for a in letters:
-        second = following([*prompt, a])
-        for b in letters:
-            chances[a, b] = first[a] * second[b] * following([*prompt, a, b])
-    return chances
-
-
-def draw_counts(
-    model: Tiny, drafter: Drafter, prompt: list[int], sampling: dict[str, float], draws: int
-) -> torch.Tensor:
-    """How often each continuation of three tokens comes, over consecutive seeds."""
-    session, counts = Session(model.target, drafter, Budget(NODES)), torch.zeros(LETTERS, LETTERS, LETTERS)
-    for seed in range(draws):
-        ids, _ = reply(session, prompt, Sampling(**sampling, seed=seed), Limits(max_tokens=3))
-        counts[tuple(ids)] += 1
-    return counts
+    return six_words(tmp_path_factory.mktemp("model"), read, layers=2)
 
 
 SHAPES = {
@@ -242,10 +182,10 @@ SHAPES = {
 
 @pytest.mark.slow
 def test_three_tokens_have_the_stock_models_joint_distribution_on_branching_trees(letters: Tiny) -> None:
-    prompt, chances = [0, 3, 1, 5, 2], joint(letters.stock, [0, 3, 1, 5, 2], Sampling(1.0))
     # Six tokens and eight nodes: half of what is proposed at random is what the target picks.
-    drafter = RandomBranches(seed=1, vocabulary=LETTERS)
-    assert_drawn_from(chances, draw_counts(letters, drafter, prompt, SHAPES["plain"], draws=1000))
+    drafter = RandomBranches(seed=1, vocabulary=len(WORDS))
+    found = drawn(Session(letters.target, drafter, Budget(NODES)), PROMPT, Sampling(1.0), 1000)
+    assert_drawn_from(joint_chances(letters.stock, PROMPT, Sampling(1.0)), found.counts)
 
 
 @pytest.mark.slow
@@ -257,23 +197,23 @@ def test_three_tokens_have_the_stock_models_joint_distribution_however_they_are_
 ) -> None:
     """So many that a temperature higher by a quarter would all but surely be seen: the fewer tokens, the fewer draws."""
     drafters: dict[str, Drafter] = {
-        "random branches": RandomBranches(seed=2, vocabulary=LETTERS),
+        "random branches": RandomBranches(seed=2, vocabulary=len(WORDS)),
         "phrases": phrases(letters.target),
         "none": Autoregressive(),
     }
-    prompt = [1, 4, 4, 0]
-    chances = joint(letters.stock, prompt, Sampling(**SHAPES[shape]))
-    assert_drawn_from(chances, draw_counts(letters, drafters[drafter], prompt, SHAPES[shape], draws))
+    prompt, sampling = [1, 4, 4, 0], Sampling(**SHAPES[shape])
+    found = drawn(Session(letters.target, drafters[drafter], Budget(NODES)), prompt, sampling, draws)
+    assert_drawn_from(joint_chances(letters.stock, prompt, sampling), found.counts)
 
 
 @pytest.mark.slow
 def test_the_chi_square_sees_a_distribution_that_is_a_little_off(letters: Tiny) -> None:
     """The test above can fail: draws at temperature 1.25 are not taken for draws at 1."""
-    chances = joint(letters.stock, [0, 3, 1, 5, 2], Sampling(1.0))
-    drafter = RandomBranches(seed=1, vocabulary=LETTERS)
-    counts = draw_counts(letters, drafter, [0, 3, 1, 5, 2], {"temperature": 1.25}, draws=1200)
+    chances = joint_chances(letters.stock, PROMPT, Sampling(1.0))
+    drafter = RandomBranches(seed=1, vocabulary=len(WORDS))
+    found = drawn(Session(letters.target, drafter, Budget(NODES)), PROMPT, Sampling(1.25), 1200)
     with pytest.raises(AssertionError):
-        assert_drawn_from(chances, counts)
+        assert_drawn_from(chances, found.counts)
 
 
 @pytest.mark.slow
@@ -283,10 +223,10 @@ def test_a_seed_gives_the_same_ids_whatever_the_drafter(tiny: Make, name: str, s
     target, prompt = tiny(name).target, prompt_ids(10, seed=4)
     for seed in (0, 2**63 + 5):
         sampling = Sampling(**SHAPES[shape], seed=seed)
-        plain, _ = reply(Session(target, Autoregressive(), Budget(0)), prompt, sampling, Limits(max_tokens=24))
+        plain, _ = reply(Session(target, Autoregressive(), Budget(0)), prompt, 24, sampling)
         for drafter in [name for name in DRAFTERS if name != "none"]:
             session = Session(target, DRAFTERS[drafter](target, prompt + plain), Budget(NODES))
-            ids, statistics = reply(session, prompt, sampling, Limits(max_tokens=24))
+            ids, statistics = reply(session, prompt, 24, sampling)
             assert ids == plain, drafter
             if drafter in KNOWING and len(plain) == 24:
                 assert statistics.acceptance_length > 1.2
@@ -295,5 +235,5 @@ def test_a_seed_gives_the_same_ids_whatever_the_drafter(tiny: Make, name: str, s
 def test_seeds_differ(tiny: Make) -> None:
     target, prompt = tiny("llama-grouped-dynamic").target, prompt_ids(10, seed=4)
     session = Session(target, Autoregressive(), Budget(0))
-    replies = {tuple(reply(session, prompt, Sampling(1.0, seed=seed), Limits(max_tokens=8))[0]) for seed in range(10)}
+    replies = {tuple(reply(session, prompt, 8, Sampling(1.0, seed=seed))[0]) for seed in range(10)}
     assert len(replies) == 10

@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from distributions import assert_drawn_from
 from drafting import session_of, torch_form
 from safetensors.torch import save_file
-from session_replies import reply
+from session_replies import assert_two_turns, reply
+from six_words import PROMPT, drawn, joint_chances, six_words
 from slow_cases import covering
 from tiny_models import (
     FAMILIES,
@@ -19,15 +20,10 @@ from tiny_models import (
     VOCABULARY,
     Tiny,
     prompt_ids,
-    read,
-    stock_distribution,
-    stock_logits,
     stock_reply,
-    word_tokenizer,
-    write,
 )
 from torch import nn
-from transformers import LlamaConfig, Qwen3Config
+from transformers import Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP, Qwen3RMSNorm, Qwen3RotaryEmbedding, rotate_half
 
 from localspec.decoding.budget import Budget
@@ -243,15 +239,13 @@ def test_every_block_is_that_of_a_plain_loop_and_the_text_the_targets_own(
     tiny: Make, tmp_path: Path, name: str, form: dict[str, Any]
 ) -> None:
     """In two turns, of which the second begins in the middle of the first one's reply."""
-    model, prompt = tiny(name), prompt_ids(17, seed=23)
+    model = tiny(name)
     drafter, head = made(model, tmp_path, **form)
     block = plain_loop(head)
     session = Session(model.target, drafter, Budget(7, branches=model.target.branches))
-    seen, text = watched(drafter), stock_reply(model.stock, prompt, 14)
-    ids, statistics = reply(session, prompt, 14)
-    assert ids == text and statistics.drafted > 0
-    again = [*prompt, *text[:6], *prompt_ids(5, seed=2)]
-    assert reply(session, again, 8)[0] == stock_reply(model.stock, again, 8)
+    seen = watched(drafter)
+    _, statistics = assert_two_turns(model, session)
+    assert statistics.drafted > 0
     assert drafter.depth == block.size - 1
     if bent_twice(name, form):
         return
@@ -276,36 +270,13 @@ def test_a_seed_gives_the_same_ids_with_and_without_it(tiny: Make, tmp_path: Pat
     assert reply(session_of(model.target, drafter, Budget(8)), prompt, 14, sampling)[0] == plain
 
 
-@pytest.fixture
-def own_read() -> Any:
-    """How a target is read: in torch here, by the CPU engine in tests/native."""
-    return read
-
-
 @pytest.mark.slow
 def test_by_rejection_three_tokens_have_the_stock_models_joint_distribution(tmp_path: Path, own_read: Any) -> None:
-    config = LlamaConfig(
-        hidden_size=16, intermediate_size=16, num_hidden_layers=3, num_attention_heads=2, num_key_value_heads=1,
-        vocab_size=6, max_position_embeddings=64, bos_token_id=None, eos_token_id=None,
-    )  # fmt: skip
-    letters = own_read(write(tmp_path / "letters", config, word_tokenizer(list("abcdef")), seed=3, spread=0.6))
+    letters, sampling = six_words(tmp_path, own_read), Sampling(1.0, rule="rejection")
     drafter, _ = made(letters, tmp_path, block_size=3)
-    prompt, shape = [0, 3, 1, 5, 2], {"temperature": 1.0}
-    chances, counts = torch.zeros(6, 6, 6, dtype=torch.double), torch.zeros(6, 6, 6)
-
-    def following(text: list[int]) -> torch.Tensor:
-        return stock_distribution(stock_logits(letters.stock, text)[-1].double(), Sampling(**shape)).double()
-
-    for a, first in enumerate(following(prompt)):
-        for b, second in enumerate(following([*prompt, a])):
-            chances[a, b] = first * second * following([*prompt, a, b])
-    session, accepted, draws = Session(letters.target, drafter, Budget(5)), 0, 500
-    for seed in range(draws):
-        ids, statistics = reply(session, prompt, 3, Sampling(**shape, seed=seed, rule="rejection"))
-        counts[tuple(ids)] += 1
-        accepted += statistics.accepted
-    assert accepted > 100
-    assert_drawn_from(chances, counts)
+    found = drawn(Session(letters.target, drafter, Budget(5)), PROMPT, sampling, 500)
+    assert found.accepted > 100
+    assert_drawn_from(joint_chances(letters.stock, PROMPT, sampling), found.counts)
 
 
 def test_beside_others_each_gets_the_states_that_it_asked_for(tiny: Make, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable, Sequence
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -10,21 +9,18 @@ import pytest
 import torch
 import torch.nn.functional as F
 from distributions import assert_drawn_from
-from drafting import drafting, session_of, torch_form
-from noise_by_depth import assert_each_depth_has_its_own_noise, six_words
-from session_replies import reply
+from drafting import drafting, session_of, torch_form, watched
+from noise_by_depth import assert_each_depth_has_its_own_noise
+from session_replies import assert_two_turns, reply
+from six_words import PROMPT, drawn, joint_chances, six_words
 from slow_cases import cases, covering
 from tiny_models import (
     FAMILIES,
     VOCABULARY,
     Tiny,
     prompt_ids,
-    read,
-    stock_distribution,
     stock_logits,
     stock_reply,
-    word_tokenizer,
-    write,
 )
 from transformers import LlamaConfig, Qwen3Config
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, rotate_half
@@ -163,19 +159,6 @@ def path_tokens(tree: DraftTree, node: int) -> tuple[int, ...]:
     return tuple(tokens[::-1])
 
 
-def watched(drafter: Drafter) -> list[tuple[list[int], DraftTree]]:
-    """What it drafts from now on: the text, and the tree."""
-    seen: list[tuple[list[int], DraftTree]] = []
-    draft = drafter.draft
-
-    def watch(context: Context) -> DraftTree:
-        seen.append((list(context.committed), draft(context)))
-        return seen[-1][1]
-
-    drafter.draft = watch  # type: ignore[method-assign]
-    return seen
-
-
 def check(model: Tiny, weights: Trainable, text: Sequence[int], tree: DraftTree) -> None:
     """Siblings are the likeliest of the plain loop's, with its chances: nothing was learnt yet."""
     for node in range(tree.size):
@@ -193,17 +176,14 @@ def test_every_draft_is_that_of_a_plain_loop_and_the_text_the_targets_own(
     tiny: Make, name: str, form: dict[str, Any]
 ) -> None:
     """In two turns, of which the second begins in the middle of the first one's reply."""
-    model, prompt = tiny(name), prompt_ids(17, seed=23)
+    model = tiny(name)
     weights = perturbed(eagle(model.target, **form))
     drafter = drafting(weights, model.target)
     session = session_of(model.target, drafter, Budget(9))
-    text = stock_reply(model.stock, prompt, 14)
     seen = watched(drafter)
     calibrate, drafter._trees.calibrate = drafter._trees.calibrate, lambda step: None
-    ids, statistics = reply(session, prompt, 14)
-    assert ids == text and statistics.drafted > 0
-    again = [*prompt, *text[:6], *prompt_ids(5, seed=2)]
-    assert reply(session, again, 8)[0] == stock_reply(model.stock, again, 8)
+    again, statistics = assert_two_turns(model, session)
+    assert statistics.drafted > 0
     assert max(max(tree.depth) for _, tree in seen) >= 2
     for committed, tree in (seen[0], seen[3], seen[-2], max(seen, key=lambda one: max(one[1].depth))):
         assert tree.size == 10 and {*tree.source[1:]} == {"eagle3"}
@@ -242,12 +222,6 @@ def test_a_seed_gives_the_same_ids_with_and_without_it(tiny: Make, form: dict[st
     assert reply(session_of(model.target, weights, Budget(8)), prompt, 14, sampling)[0] == plain
 
 
-@pytest.fixture
-def own_read() -> Any:
-    """How a target is read: in torch here, by the CPU engine in tests/native."""
-    return read
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("form", [{"depth": 3}, {"depth": 4, "vocabulary": 4, "states": "0,2"}], ids=str)
 def test_a_seed_gives_the_same_ids_where_drafts_are_often_right(
@@ -263,31 +237,11 @@ def test_a_seed_gives_the_same_ids_where_drafts_are_often_right(
 def test_by_rejection_three_tokens_have_the_stock_models_joint_distribution(
     tmp_path: Path, own_read: Any, form: dict[str, Any]
 ) -> None:
-    config = LlamaConfig(
-        hidden_size=16, intermediate_size=16, num_hidden_layers=3, num_attention_heads=2, num_key_value_heads=1,
-        vocab_size=6, max_position_embeddings=64, bos_token_id=None, eos_token_id=None,
-    )  # fmt: skip
-    letters = own_read(write(tmp_path / "letters", config, word_tokenizer(list("abcdef")), seed=3, spread=0.6))
-    drafter, prompt, shape = (
-        drafting(eagle(letters.target, **form), letters.target),
-        [0, 3, 1, 5, 2],
-        {"temperature": 1.0},
-    )
-    chances, counts = torch.zeros(6, 6, 6, dtype=torch.double), torch.zeros(6, 6, 6)
-
-    def following(text: list[int]) -> torch.Tensor:
-        return stock_distribution(stock_logits(letters.stock, text)[-1].double(), Sampling(**shape)).double()
-
-    first = following(prompt)
-    for a, b in product(range(6), repeat=2):
-        chances[a, b] = first[a] * following([*prompt, a])[b] * following([*prompt, a, b])
-    session, accepted, draws = Session(letters.target, drafter, Budget(5)), 0, 500
-    for seed in range(draws):
-        ids, statistics = reply(session, prompt, 3, Sampling(**shape, seed=seed, rule="rejection"))
-        counts[tuple(ids)] += 1
-        accepted += statistics.accepted
-    assert accepted > 100
-    assert_drawn_from(chances, counts)
+    letters, sampling = six_words(tmp_path, own_read), Sampling(1.0, rule="rejection")
+    drafter = drafting(eagle(letters.target, **form), letters.target)
+    found = drawn(Session(letters.target, drafter, Budget(5)), PROMPT, sampling, 500)
+    assert found.accepted > 100
+    assert_drawn_from(joint_chances(letters.stock, PROMPT, sampling), found.counts)
 
 
 def test_drawn_chains_say_what_each_node_was_drawn_from(tiny: Make) -> None:

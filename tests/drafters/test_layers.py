@@ -6,6 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 from distributions import assert_drawn_from
+from drafting import prefilled
+from session_replies import conversation, reply
+from six_words import PROMPT, drawn, joint_chances, six_words
 from slow_cases import cases
 from tiny_models import (
     DRAFTING,
@@ -15,13 +18,8 @@ from tiny_models import (
     Tiny,
     prompt_ids,
     read,
-    stock_distribution,
-    stock_logits,
     stock_reply,
-    word_tokenizer,
-    write,
 )
-from transformers import LlamaConfig
 
 from localspec.decoding.budget import Budget
 from localspec.decoding.drafter import Context, Drafter, Step
@@ -34,7 +32,6 @@ from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.layers import Layers
 from localspec.drafters.phrases import WithPhrases
 from localspec.drafters.pool import PhrasePool
-from localspec.events import Done, Statistics
 from localspec.models.s3d_prediction import KeptLayers
 
 Make = Callable[[str], Tiny]
@@ -44,31 +41,6 @@ GREEDY = Sampling()
 
 def layers(target, kept: Sequence[int] = (0, 2), fixed: bool = True, share: float = 0.5) -> Layers:
     return Layers(target, KeptLayers(tuple(kept), (share, 0.1)), fixed)
-
-
-def spoken(
-    session: Session, prompt: Sequence[int], sampling: Sampling = GREEDY, count: int = 30
-) -> tuple[list[int], Statistics]:
-    *_, done = session.generate(prompt, sampling, Limits(max_tokens=count))
-    assert isinstance(done, Done)
-    return list(done.statistics.token_ids), done.statistics
-
-
-def prefilled(target, text: Sequence[int]):
-    """A cache that holds all but the last token of a text, which is the root."""
-    kept = target.cache(len(text) + 32)
-    target.forward(DraftTree.chain(text[:-1]), kept, last=True)
-    kept.keep(range(len(text) - 1))
-    return kept
-
-
-def conversation(model: Tiny) -> list[tuple[list[int], list[int]]]:
-    turns, prompt = [], prompt_ids(15, seed=6)
-    for turn in range(3):
-        text = stock_reply(model.stock, prompt, 20)
-        turns.append((prompt, text))
-        prompt = [*prompt, *text, END, *prompt_ids(9, seed=turn)]
-    return turns
 
 
 @pytest.mark.slow
@@ -83,7 +55,7 @@ def test_three_turns_are_those_of_the_stock_model(tiny: Make, name: str) -> None
     for drafter in drafters:
         session = Session(model.target, drafter, Budget(8))
         for prompt, text in conversation(model):
-            assert spoken(session, prompt, count=20)[0] == text
+            assert reply(session, prompt, 20)[0] == text
 
 
 def test_a_stopped_reply_and_the_turns_after_it_are_those_of_the_stock_model(tiny: Make) -> None:
@@ -96,9 +68,9 @@ def test_a_stopped_reply_and_the_turns_after_it_are_those_of_the_stock_model(tin
             next(stream)
         stream.close()
         assert session.cache.length == len(session.tokens) - 1
-        assert spoken(session, prompt, count=20)[0] == text
+        assert reply(session, prompt, 20)[0] == text
         session.rewind(len(prompt) + stop)
-        assert spoken(session, prompt, count=20)[0] == text
+        assert reply(session, prompt, 20)[0] == text
 
 
 @pytest.mark.slow
@@ -106,8 +78,8 @@ def test_a_stopped_reply_and_the_turns_after_it_are_those_of_the_stock_model(tin
 def test_a_seed_gives_the_same_text_as_without_a_drafter(tiny: Make, name: str) -> None:
     target, prompt = tiny(name).target, prompt_ids(10, seed=4)
     for sampling in (Sampling(1.0, seed=1), Sampling(0.8, top_k=5, top_p=0.9, min_p=0.05, seed=2)):
-        plain = spoken(Session(target, Autoregressive(), Budget(0)), prompt, sampling)[0]
-        assert spoken(Session(target, layers(target), Budget(6)), prompt, sampling)[0] == plain
+        plain = reply(Session(target, Autoregressive(), Budget(0)), prompt, 30, sampling)[0]
+        assert reply(Session(target, layers(target), Budget(6)), prompt, 30, sampling)[0] == plain
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling(1.0, top_k=128, seed=3), Sampling(0.7, top_k=8, seed=4)])
@@ -118,31 +90,17 @@ def test_with_all_layers_every_draft_is_accepted_whole(
     target = tiny(QWEN3).target
     monkeypatch.setattr(target, "stop_tokens", frozenset())
     session = Session(target, layers(target, (0, 1, 2)), Budget(40))  # room for all that four forwards propose
-    _, statistics = spoken(session, prompt_ids(23, seed=23), sampling, 21)
+    _, statistics = reply(session, prompt_ids(23, seed=23), 21, sampling)
     assert statistics.acceptance_length == 5
-
-
-LETTERS = 6
 
 
 @pytest.mark.slow
 def test_sampled_text_has_the_targets_distribution(tmp_path: Path) -> None:
-    config = LlamaConfig(
-        hidden_size=16, intermediate_size=16, num_hidden_layers=3, num_attention_heads=2, num_key_value_heads=1,
-        vocab_size=LETTERS, max_position_embeddings=64, bos_token_id=None, eos_token_id=None,
-    )  # fmt: skip
-    model = read(write(tmp_path / "letters", config, word_tokenizer(list("abcdef")), seed=3, spread=0.6))
-    prompt, shape = [0, 3, 1, 5, 2], {"temperature": 1.0, "top_k": 5}
-
-    def following(text: list[int]) -> torch.Tensor:
-        return stock_distribution(stock_logits(model.stock, text)[-1], Sampling(**shape)).double()
-
-    session, counts = Session(model.target, layers(model.target), Budget(5)), torch.zeros(LETTERS)
-    for seed in range(300):  # the first token is the prompt's own, the second one is drafted
-        counts[spoken(session, prompt, Sampling(**shape, seed=seed), count=2)[0][1]] += 1
-    chances = sum(chance * following([*prompt, first]) for first, chance in enumerate(following(prompt)))
-    assert isinstance(chances, torch.Tensor)
-    assert_drawn_from(chances, counts)
+    model, sampling = six_words(tmp_path, read), Sampling(1.0, top_k=5)
+    session = Session(model.target, layers(model.target), Budget(5))
+    counts = drawn(session, PROMPT, sampling, 300, count=2).counts
+    # The first token is the prompt's own, the second one is drafted.
+    assert_drawn_from(joint_chances(model.stock, PROMPT, sampling, count=2).sum(0), counts.sum(0))
 
 
 def test_a_draft_leaves_the_cache_as_it_was(tiny: Make) -> None:
@@ -256,18 +214,18 @@ def test_the_probe_measures_what_drafts(tiny: Make, monkeypatch: pytest.MonkeyPa
     """Read one token at once, agreement is how often the drafter's candidate of that rank is the next token."""
     model = tiny(QWEN3)
     prompt = prompt_ids(12, seed=5)
-    reply = stock_reply(model.stock, prompt, 20, stops=())
+    said = stock_reply(model.stock, prompt, 20, stops=())
     monkeypatch.setattr(layer_probe, "ROWS", 1)
     for kept in ((0, 2), (1,), (0, 1, 2)):
-        (found,) = layer_probe.agreement(model.target, [(prompt, reply)], [kept])
+        (found,) = layer_probe.agreement(model.target, [(prompt, said)], [kept])
         hits = [0] * layer_probe.RANKS
-        for place in range(1, len(reply)):
-            text = [*prompt, *reply[:place]]
+        for place in range(1, len(said)):
+            text = [*prompt, *said[:place]]
             tree = layers(model.target, kept).draft(Context(text, prefilled(model.target, text), 4, GREEDY))
             first = [tree.tokens[node] for node in tree.siblings[0]]
-            if reply[place] in first:
-                hits[first.index(reply[place])] += 1
-        seen = [round(share * (len(reply) - 1)) for share in found.shares]
+            if said[place] in first:
+                hits[first.index(said[place])] += 1
+        seen = [round(share * (len(said) - 1)) for share in found.shares]
         assert seen[0] == hits[0]
         assert kept != (0, 1, 2) or found.agreement == 1
         assert sum(seen) >= sum(hits), "a tree of four nodes may leave out a later rank"
@@ -275,11 +233,11 @@ def test_the_probe_measures_what_drafts(tiny: Make, monkeypatch: pytest.MonkeyPa
 
 def test_rows_that_are_read_at_once_are_a_draft_that_was_right_so_far(tiny: Make) -> None:
     model, prompt = tiny(QWEN3), prompt_ids(12, seed=5)
-    reply = stock_reply(model.stock, prompt, 9, stops=())
-    (found,) = layer_probe.agreement(model.target, [(prompt, reply)], [(0, 2)])
+    said = stock_reply(model.stock, prompt, 9, stops=())
+    (found,) = layer_probe.agreement(model.target, [(prompt, said)], [(0, 2)])
     rows = model.target.compute.target
-    states = rows.read_rows(rows.embed(reply[:8]), prefilled(model.target, [*prompt, reply[0]]), (0, 2))
-    right = torch.as_tensor(rows.head(states)).argmax(-1) == torch.tensor(reply[1:])
+    states = rows.read_rows(rows.embed(said[:8]), prefilled(model.target, [*prompt, said[0]]), (0, 2))
+    right = torch.as_tensor(rows.head(states)).argmax(-1) == torch.tensor(said[1:])
     assert found.agreement == pytest.approx(float(right.double().mean()), abs=1e-4)
 
 

@@ -9,9 +9,10 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-from noise_by_depth import assert_each_depth_has_its_own_noise, six_words
+from noise_by_depth import assert_each_depth_has_its_own_noise
 from scripted_drafters import Witness
 from session_replies import reply
+from six_words import six_words
 from slow_cases import cases, covering
 from tiny_models import FAMILIES, Tiny, exact_target, prompt_ids, stock_logits, stock_reply
 from torch_products import needs_order

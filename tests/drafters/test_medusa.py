@@ -12,8 +12,10 @@ import torch
 import torch.nn.functional as F
 from distributions import assert_drawn_from
 from drafting import add_changes, after_training, drafting, hidden_for, session_of, torch_form
-from noise_by_depth import assert_each_depth_has_its_own_noise, six_words
+from noise_by_depth import assert_each_depth_has_its_own_noise
 from quantized_layers import packed_target
+from session_replies import reply
+from six_words import PROMPT, WORDS, drawn, joint_chances, six_words
 from slow_cases import covering
 from tiny_models import (
     END,
@@ -22,20 +24,16 @@ from tiny_models import (
     exact_target,
     prompt_ids,
     read,
-    stock_distribution,
     stock_logits,
     stock_reply,
-    word_tokenizer,
-    write,
 )
 from torch_products import needs_order
-from transformers import LlamaConfig
 
 import localspec
 from localspec.decoding.budget import Budget
 from localspec.decoding.drafter import Context, Step
 from localspec.decoding.sampling import Sampling
-from localspec.decoding.session import Limits, Session
+from localspec.decoding.session import Limits
 from localspec.decoding.tree import DraftTree
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.medusa import Drafter as Medusa
@@ -45,7 +43,7 @@ from localspec.drafters.pool import PhrasePool
 from localspec.drafters.saved import load_drafter
 from localspec.drafters.trained import TrainedDrafter
 from localspec.errors import LocalspecError, UsageMistake
-from localspec.events import Done, Text
+from localspec.events import Text
 from localspec.models.drafter_cards import RANKS, DrafterCard, read_drafter
 from localspec.nn.compute import TorchLinears
 from localspec.nn.target import Target
@@ -125,15 +123,6 @@ def learn(drafter: Trainable, lesson: Batch, steps: int, rate: float = 0.01) -> 
     return curve
 
 
-def reply(
-    session: Session, prompt: Sequence[int], sampling: Sampling = GREEDY, count: int = 30
-) -> tuple[list[int], float]:
-    """The ids of one reply and its acceptance length."""
-    *_, done = session.generate(prompt, sampling, Limits(max_tokens=count))
-    assert isinstance(done, Done)
-    return list(done.statistics.token_ids), done.statistics.acceptance_length
-
-
 def proposed(
     drafter: Trainable | Medusa, target: Target, text: Sequence[int], nodes: int = 4, sampling: Sampling = GREEDY
 ) -> DraftTree:
@@ -191,7 +180,7 @@ def test_heads_do_not_run_in_prefill_and_then_on_one_row(tiny: Make, monkeypatch
         pass
     assert seen == []
     session = session_of(target, medusa(target, heads=3, private_rank=0), Budget(2))
-    reply(session, prompt_ids(60), count=5)
+    reply(session, prompt_ids(60), 5)
     assert seen and set(seen) == {(2, 48)}, "no third head where there are nodes for two"
 
 
@@ -365,16 +354,18 @@ def test_greedy_text_is_that_of_the_stock_model(tiny: Make, name: str, form: str
     untrained = drafting(medusa(model.target, **FORMS[form]), model.target, Watched)
     guessing = drafting(perturbed(medusa(model.target, **FORMS[form]), by=0.05), model.target, Watched)
     for drafter, nodes in ((untrained, 6), (guessing, 1), (guessing, 16)):
-        assert reply(session_of(model.target, drafter, Budget(nodes)), prompt, count=40)[0] == text
+        assert reply(session_of(model.target, drafter, Budget(nodes)), prompt, 40)[0] == text
     learned = memorised(model, prompt, 40, **FORMS[form])
     knowing = drafting(learned, model.target, Watched)
-    ids, acceptance = reply(session_of(model.target, knowing, Budget(NODES)), prompt, count=40)
+    ids, statistics = reply(session_of(model.target, knowing, Budget(NODES)), prompt, 40)
     assert ids == text
-    assert acceptance > 0.9 * (knowing.depth + 1) * 39 / 40, "what was learned by heart is nearly all accepted"
+    assert statistics.acceptance_length > 0.9 * (knowing.depth + 1) * 39 / 40, (
+        "what was learned by heart is nearly all accepted"
+    )
     forget(learned)
     knowing = drafting(learned, model.target, Watched)
     for nodes in (4, 12):
-        assert reply(session_of(model.target, knowing, Budget(nodes)), prompt, count=40)[0] == text
+        assert reply(session_of(model.target, knowing, Budget(nodes)), prompt, 40)[0] == text
     assert knowing.drafts > 15 and knowing.partial > 3
 
 
@@ -397,20 +388,20 @@ def test_turns_abandoned_streams_and_stops_within_a_path(tiny: Make, name: str) 
     forget(learned)
     drafter.__init__(model.target, learned.options, learned.numbers())  # in the middle of a session
     further = [*session.tokens, *prompt_ids(5, seed=1)]
-    assert reply(session, further, count=20)[0] == stock_reply(model.stock, further, 20)
-    assert reply(session, prompt, count=24)[0] == text, "back to where it was"
+    assert reply(session, further, 20)[0] == stock_reply(model.stock, further, 20)
+    assert reply(session, prompt, 24)[0] == text, "back to where it was"
     session.rewind(len(prompt) + 9)
-    assert reply(session, prompt + text[:9], count=15)[0] == text[9:]
+    assert reply(session, prompt + text[:9], 15)[0] == text[9:]
     # A stop token in the middle of what is accepted; whatever it is, the path before it stays.
     stop = max(place for place in range(len(text)) if text[place] not in text[:place])
     stops = model.target.stop_tokens
     try:
         model.target.stop_tokens = frozenset({text[stop]})
-        assert reply(session, prompt, count=24)[0] == text[:stop]
+        assert reply(session, prompt, 24)[0] == text[:stop]
     finally:
         model.target.stop_tokens = stops
     turn = [*prompt, *text[:stop], END, *prompt_ids(9, seed=2)]
-    ids, _ = reply(session, turn, count=20)
+    ids, _ = reply(session, turn, 20)
     assert ids == stock_reply(model.stock, turn, 20)
     assert drafter.partial and drafter.drafts > 20
 
@@ -421,7 +412,7 @@ def test_the_demo_model_says_what_it_always_says(demo: Tiny, form: str) -> None:
     prompt = demo.target.encode([{"role": "user", "content": "Tell me a short story about a fox."}])
     text = stock_reply(demo.stock, prompt, 24, tuple(demo.target.stop_tokens))
     for drafter in (medusa(demo.target, **FORMS[form]), perturbed(medusa(demo.target, **FORMS[form]), by=0.02)):
-        assert reply(session_of(demo.target, drafter, Budget(NODES)), prompt, count=24)[0] == text
+        assert reply(session_of(demo.target, drafter, Budget(NODES)), prompt, 24)[0] == text
 
 
 @pytest.mark.slow
@@ -433,7 +424,9 @@ def test_a_long_prompt_is_read_in_chunks_and_the_last_one_gives_the_state(
     assert CHUNK > 16
     drafter = drafting(perturbed(medusa(model.target)), model.target, Watched)
     prompt = prompt_ids(70, seed=2)
-    assert reply(session_of(model.target, drafter, Budget(NODES)), prompt)[0] == stock_reply(model.stock, prompt, 30)
+    assert reply(session_of(model.target, drafter, Budget(NODES)), prompt, 30)[0] == stock_reply(
+        model.stock, prompt, 30
+    )
 
 
 @pytest.mark.slow
@@ -442,10 +435,10 @@ def test_a_seed_gives_the_text_of_plain_decoding(tiny: Make, name: str, form: st
     target, prompt = tiny(name).target, prompt_ids(10, seed=4)
     for shape in ({"temperature": 0.8}, {"temperature": 1.1, "top_k": 3, "top_p": 0.9}):
         sampling = Sampling(**shape, seed=7)
-        plain, _ = reply(session_of(target, Autoregressive(), Budget(0)), prompt, sampling, 24)
+        plain, _ = reply(session_of(target, Autoregressive(), Budget(0)), prompt, 24, sampling)
         drafter = drafting(perturbed(medusa(target, **FORMS[form])), target)
         for whole in (drafter, WithPhrases(drafter, PhrasePool(target.special_tokens), anywhere=True)):
-            assert reply(session_of(target, whole, Budget(12)), prompt, sampling, 24)[0] == plain
+            assert reply(session_of(target, whole, Budget(12)), prompt, 24, sampling)[0] == plain
 
 
 @pytest.mark.slow
@@ -463,12 +456,12 @@ def test_drawn_text_is_proposed_with_the_noise_that_the_target_will_meet(tiny: M
     """Heads that know the target's own distributions propose nearly all that is drawn from them."""
     target, prompt = tiny(LLAMA).target, prompt_ids(10, seed=4)
     sampling = Sampling(0.9, seed=3)
-    drawn, _ = reply(session_of(target, Autoregressive(), Budget(0)), prompt, sampling, 40)
+    drawn, _ = reply(session_of(target, Autoregressive(), Budget(0)), prompt, 40, sampling)
     drafter = medusa(target, heads=2, private=True)
     learn(drafter, batch(target, [prompt + drawn], distill=True, start=len(prompt)), 100, rate=0.02)
-    ids, acceptance = reply(session_of(target, drafter, Budget(2)), prompt, sampling, 40)
+    ids, statistics = reply(session_of(target, drafter, Budget(2)), prompt, 40, sampling)
     assert ids == drawn
-    assert acceptance > 2.2
+    assert statistics.acceptance_length > 2.2
 
 
 @needs_order
@@ -484,7 +477,7 @@ def test_exact_speculation_is_plain_decoding_bit_for_bit(tiny: Make, name: str) 
             session_of(target, Autoregressive(), Budget(0)),
             *(session_of(target, one, Budget(NODES)) for one in drafts),
         ]
-        replies = [reply(session, prompt_ids(12, seed=3), sampling)[0] for session in sessions]
+        replies = [reply(session, prompt_ids(12, seed=3), 30, sampling)[0] for session in sessions]
         assert all(ids == replies[0] for ids in replies)
         caches = [session.cache.rows(range(-session.cache.length, 0)) for session in sessions]
         assert all(torch.equal(cache, caches[0]) for cache in caches)
@@ -492,34 +485,18 @@ def test_exact_speculation_is_plain_decoding_bit_for_bit(tiny: Make, name: str) 
 
 # -- rejection ---------------------------------------------------------------------------------------------------------
 
-LETTERS = 6
-
 
 @pytest.mark.slow
 def test_rejection_keeps_the_distribution_of_three_tokens(tmp_path) -> None:
     """A vocabulary of six, seven nodes: at the first depth equal siblings are common."""
-    config = LlamaConfig(
-        hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
-        vocab_size=LETTERS, max_position_embeddings=64, bos_token_id=None, eos_token_id=None,
-    )  # fmt: skip
-    model = read(write(tmp_path / "letters", config, word_tokenizer(list("abcdef")), seed=3, spread=0.6))
+    model = six_words(tmp_path, read, layers=2)
     drafter = drafting(perturbed(medusa(model.target, heads=3), by=0.3), model.target)
-    prompt, sampling = [0, 3, 1, 5, 2], Sampling(0.8, top_k=5, rule="rejection")
-    chances = torch.zeros(LETTERS, LETTERS, LETTERS, dtype=torch.double)
-
-    def next_one(text: list[int]) -> torch.Tensor:
-        return stock_distribution(stock_logits(model.stock, text)[-1].double(), sampling).double()
-
-    for a, b in itertools.product(range(LETTERS), repeat=2):
-        chances[a, b] = next_one(prompt)[a] * next_one([*prompt, a])[b] * next_one([*prompt, a, b])
-    session, counts = session_of(model.target, drafter, Budget(7)), torch.zeros(chances.shape)
-    for seed in range(500):
-        ids, _ = reply(session, prompt, replace(sampling, seed=seed), 3)
-        counts[tuple(ids)] += 1
-    assert_drawn_from(chances, counts)
+    sampling = Sampling(0.8, top_k=5, rule="rejection")
+    found = drawn(session_of(model.target, drafter, Budget(7)), PROMPT, sampling, 500)
+    assert_drawn_from(joint_chances(model.stock, PROMPT, sampling), found.counts)
     assert drafter.calibration.as_json() == [], "no choice may depend on what is drawn"
-    tree = proposed(drafter, model.target, prompt, 7, sampling)
-    assert tree.draft_logits.rows.shape == (8, LETTERS) and max(tree.depth) == 3
+    tree = proposed(drafter, model.target, PROMPT, 7, sampling)
+    assert tree.draft_logits.rows.shape == (8, len(WORDS)) and max(tree.depth) == 3
 
 
 # -- trees -------------------------------------------------------------------------------------------------------------
@@ -785,7 +762,7 @@ def test_joint_training_makes_a_new_target_for_which_it_is_lossless(
         model.target.transformer.layers[0].qkv_proj.weight, own(name).transformer.layers[0].qkv_proj.weight
     )
     heads = saved(drafter, tmp_path / "drafter", model.target)
-    ids, _ = reply(session_of(model.target, heads, Budget(NODES)), prompt, count=30)
+    ids, _ = reply(session_of(model.target, heads, Budget(NODES)), prompt, 30)
     assert ids == stock_reply(model.stock, prompt, 30)
     saved(drafter, tmp_path / "packed", packed_target(tmp_path / "target"))  # which it may be now
 

@@ -10,21 +10,17 @@ import torch
 from distributions import assert_drawn_from
 from drafting import drafting, torch_form
 from scripted_drafters import Oracle, RandomBranches, Witness
+from session_replies import conversation, reply
+from six_words import PROMPT, drawn, joint_chances, six_words
 from slow_cases import cases, covering
 from tiny_models import (
     DRAFTING,
-    END,
     FAMILIES,
     Tiny,
     prompt_ids,
     read,
-    stock_distribution,
-    stock_logits,
     stock_reply,
-    word_tokenizer,
-    write,
 )
-from transformers import LlamaConfig
 
 from localspec.decoding.budget import Budget
 from localspec.decoding.calibration import Calibration
@@ -38,7 +34,6 @@ from localspec.drafters.layers import Layers
 from localspec.drafters.merged import LATEST, PATIENCE, SOONEST, Merged
 from localspec.drafters.phrases import WithPhrases
 from localspec.drafters.pool import PhrasePool
-from localspec.events import Done, Statistics
 from localspec.models.s3d_prediction import KeptLayers
 from localspec.training.trainable import make_drafter
 
@@ -64,23 +59,6 @@ def merged(names: str, target: Any) -> Drafter:
     return WithPhrases(both, pool, anywhere=True) if names.endswith("phrases") else both
 
 
-def spoken(
-    session: Session, prompt: Sequence[int], sampling: Sampling = GREEDY, count: int = 30
-) -> tuple[list[int], Statistics]:
-    *_, done = session.generate(prompt, sampling, Limits(max_tokens=count))
-    assert isinstance(done, Done)
-    return list(done.statistics.token_ids), done.statistics
-
-
-def conversation(model: Tiny) -> list[tuple[list[int], list[int]]]:
-    turns, prompt = [], prompt_ids(15, seed=6)
-    for turn in range(3):
-        text = stock_reply(model.stock, prompt, 20)
-        turns.append((prompt, text))
-        prompt = [*prompt, *text, END, *prompt_ids(9, seed=turn)]
-    return turns
-
-
 # How drafts are merged does not depend on the model, and each drafter meets every family in its own tests.
 TOGETHER = ["medusa+s3d", "s3d+semi+phrases", "layers+medusa+s3d", "parallelspec+s3d+semi+phrases"]
 
@@ -97,7 +75,7 @@ def test_three_turns_are_those_of_the_stock_model(tiny: Make, name: str, names: 
     model = tiny(name)
     session = Session(model.target, merged(names, model.target), Budget(8))
     for prompt, text in conversation(model):
-        assert spoken(session, prompt, count=20)[0] == text
+        assert reply(session, prompt, 20)[0] == text
 
 
 @pytest.mark.slow
@@ -110,9 +88,9 @@ def test_a_stopped_reply_and_the_turns_after_it_are_those_of_the_stock_model(tin
         for _ in range(2 + stop):
             next(stream)
         stream.close()
-        assert spoken(session, prompt, count=20)[0] == text
+        assert reply(session, prompt, 20)[0] == text
         session.rewind(len(prompt) + stop)
-        assert spoken(session, prompt, count=20)[0] == text
+        assert reply(session, prompt, 20)[0] == text
 
 
 @pytest.mark.slow
@@ -120,32 +98,18 @@ def test_a_stopped_reply_and_the_turns_after_it_are_those_of_the_stock_model(tin
 def test_a_seed_gives_the_same_text_as_without_a_drafter(tiny: Make, name: str) -> None:
     target, prompt = tiny(name).target, prompt_ids(10, seed=4)
     for sampling in (Sampling(1.0, seed=1), Sampling(0.8, top_k=5, top_p=0.9, min_p=0.05, seed=2)):
-        plain = spoken(Session(target, Autoregressive(), Budget(0)), prompt, sampling)[0]
+        plain = reply(Session(target, Autoregressive(), Budget(0)), prompt, 30, sampling)[0]
         drafter = merged("layers+s3d+semi+phrases", target)
-        assert spoken(Session(target, drafter, Budget(6)), prompt, sampling)[0] == plain
-
-
-LETTERS = 6
+        assert reply(Session(target, drafter, Budget(6)), prompt, 30, sampling)[0] == plain
 
 
 @pytest.mark.slow
 def test_sampled_text_has_the_targets_distribution(tmp_path: Path) -> None:
-    config = LlamaConfig(
-        hidden_size=16, intermediate_size=16, num_hidden_layers=3, num_attention_heads=2, num_key_value_heads=1,
-        vocab_size=LETTERS, max_position_embeddings=64, bos_token_id=None, eos_token_id=None,
-    )  # fmt: skip
-    model = read(write(tmp_path / "letters", config, word_tokenizer(list("abcdef")), seed=3, spread=0.6))
-    prompt, shape = [0, 3, 1, 5, 2], {"temperature": 1.0, "top_k": 5}
-
-    def following(text: list[int]) -> torch.Tensor:
-        return stock_distribution(stock_logits(model.stock, text)[-1], Sampling(**shape)).double()
-
-    session, counts = Session(model.target, merged("layers+medusa+s3d", model.target), Budget(5)), torch.zeros(LETTERS)
-    for seed in range(300):  # the first token is the prompt's own, the second one is drafted
-        counts[spoken(session, prompt, Sampling(**shape, seed=seed), count=2)[0][1]] += 1
-    chances = sum(chance * following([*prompt, first]) for first, chance in enumerate(following(prompt)))
-    assert isinstance(chances, torch.Tensor)
-    assert_drawn_from(chances, counts)
+    model, sampling = six_words(tmp_path, read), Sampling(1.0, top_k=5)
+    session = Session(model.target, merged("layers+medusa+s3d", model.target), Budget(5))
+    counts = drawn(session, PROMPT, sampling, 300, count=2).counts
+    # The first token is the prompt's own, the second one is drafted.
+    assert_drawn_from(joint_chances(model.stock, PROMPT, sampling, count=2).sum(0), counts.sum(0))
 
 
 class Noted:
@@ -173,9 +137,9 @@ def test_each_drafts_what_it_would_draft_alone(tiny: Make, monkeypatch: pytest.M
     target, prompt = tiny(QWEN3).target, prompt_ids(12, seed=3)
     kinds = ("layers", "medusa", "parallelspec", "s3d", "semi")
     beside, alone = ([Noted(part(kind, target)) for kind in kinds] for _ in range(2))
-    spoken(Session(target, Merged(beside), Budget(8)), prompt)
+    reply(Session(target, Merged(beside), Budget(8)), prompt, 30)
     for one, other in zip(alone, beside, strict=True):
-        spoken(Session(target, one, Budget(8)), prompt)
+        reply(Session(target, one, Budget(8)), prompt, 30)
         both = one.trees.keys() & other.trees
         assert len(both) > 5
         assert [one.trees[at] for at in both] == [other.trees[at] for at in both]
@@ -292,7 +256,7 @@ def test_random_trees_give_random_trees_and_the_same_text(tiny: Make) -> None:
     text = stock_reply(tiny(QWEN3).stock, prompt, 40)
     for seed in range(4):
         several = [RandomBranches(prompt + text, seed=10 * seed + one, probes=0) for one in range(3)]
-        ids, statistics = spoken(Session(target, Merged(several), Budget(12)), prompt, count=40)
+        ids, statistics = reply(Session(target, Merged(several), Budget(12)), prompt, 40)
         assert ids == text
         assert statistics.acceptance_length > 1.3
 
@@ -364,6 +328,6 @@ def test_all_see_the_whole_text(tiny: Make) -> None:
     target, prompt = tiny(LLAMA).target, prompt_ids(9)
     text = stock_reply(tiny(LLAMA).stock, prompt, 25)
     session = Session(target, Merged([Witness(), Oracle(prompt + text)]), Budget(6))
-    ids, statistics = spoken(session, prompt, count=25)
+    ids, statistics = reply(session, prompt, 25)
     assert ids == text
     assert statistics.sources["oracle"] > 10

@@ -1,24 +1,23 @@
 """MTP: the layer in the files of Qwen3.5. Every draft is that of a plain loop over stock modules, the text the target's."""
 
-import json
 import shutil
 from collections.abc import Callable, Sequence
-from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from checkpoints import change_config
 from distributions import assert_drawn_from
+from drafting import watched
 from safetensors.torch import load_file, save_file
-from session_replies import reply
+from session_replies import assert_two_turns, reply
+from six_words import PROMPT, WORDS, drawn, joint_chances
 from tiny_models import (
     RECURRENT,
     Tiny,
     prompt_ids,
     read,
-    stock_distribution,
-    stock_logits,
     stock_reply,
     word_tokenizer,
     write,
@@ -69,9 +68,7 @@ def published(model: Path, path: Path, layer: nn.ModuleDict, **config: Any) -> P
     weights = load_file(path / "model.safetensors")
     weights |= {f"mtp.{name}": one.detach().contiguous() for name, one in layer.state_dict().items()}
     save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
-    content = json.loads((path / "config.json").read_text())
-    (path / "config.json").write_text(json.dumps({**content, "mtp_num_hidden_layers": 1, **config}))
-    return path
+    return change_config(path, **{"mtp_num_hidden_layers": 1, **config})
 
 
 @pytest.fixture
@@ -106,19 +103,6 @@ def plain_loop(model: Tiny, layer: nn.ModuleDict, text: Sequence[int], path: Seq
     return stock.lm_head(said[0, -1])  # type: ignore[no-any-return]
 
 
-def watched(drafter: Drafter) -> list[tuple[list[int], DraftTree]]:
-    """What it drafts from now on: the text, and the chain."""
-    seen: list[tuple[list[int], DraftTree]] = []
-    draft = drafter.draft
-
-    def watch(context: Context) -> DraftTree:
-        seen.append((list(context.committed), draft(context)))
-        return seen[-1][1]
-
-    drafter.draft = watch  # type: ignore[method-assign]
-    return seen
-
-
 def check(model: Tiny, layer: nn.ModuleDict, text: Sequence[int], chain: DraftTree) -> None:
     """Each token is the likeliest of the plain loop's, with its chance: nothing was learnt yet."""
     assert [*chain.parents] == [*range(-1, chain.size - 1)] and {*chain.source[1:]} == {"mtp"}
@@ -132,15 +116,11 @@ def check(model: Tiny, layer: nn.ModuleDict, text: Sequence[int], chain: DraftTr
 def test_every_draft_is_that_of_a_plain_loop_and_the_text_the_targets_own(make: Any, name: str) -> None:
     """In two turns, of which the second begins in the middle of the first one's reply."""
     model, layer = make(name)
-    prompt = prompt_ids(17, seed=23)
     drafter = Drafter.from_model(model.path, model.target, depth=4)
     session, seen = Session(model.target, drafter, Budget(6, branches=model.target.branches)), watched(drafter)
     calibrate, drafter._trees.calibrate = drafter._trees.calibrate, lambda step: None
-    text = stock_reply(model.stock, prompt, 14)
-    ids, statistics = reply(session, prompt, 14)
-    assert ids == text and statistics.drafted > 20
-    again = [*prompt, *text[:6], *prompt_ids(5, seed=2)]
-    assert reply(session, again, 8)[0] == stock_reply(model.stock, again, 8)
+    again, statistics = assert_two_turns(model, session)
+    assert statistics.drafted > 20
     for committed, chain in (seen[0], seen[3], seen[-1]):
         assert chain.size == 5
         check(model, layer, committed, chain)
@@ -177,28 +157,17 @@ def test_a_seed_gives_the_same_ids_with_and_without_it(make: Any, sampling: Samp
 def test_by_rejection_three_tokens_have_the_stock_models_joint_distribution(tmp_path: Path) -> None:
     config = Qwen3_5TextConfig(
         hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
-        head_dim=8, vocab_size=6, max_position_embeddings=64, bos_token_id=None, eos_token_id=None,
+        head_dim=8, vocab_size=len(WORDS), max_position_embeddings=64, bos_token_id=None, eos_token_id=None,
         linear_num_key_heads=1, linear_num_value_heads=2, linear_key_head_dim=8, linear_value_head_dim=8,
         layer_types=["linear_attention", "full_attention"],
     )  # fmt: skip
-    letters = read(write(tmp_path / "letters", config, word_tokenizer(list("abcdef")), seed=3, spread=0.6))
+    letters = read(write(tmp_path / "letters", config, word_tokenizer(WORDS), seed=3, spread=0.6))
     path = published(letters.path, tmp_path / "whole", stock_layer(letters.stock.config))
-    drafter, prompt, shape = Drafter.from_model(path, letters.target, depth=2), [0, 3, 1, 5, 2], {"temperature": 1.0}
-    chances, counts = torch.zeros(6, 6, 6, dtype=torch.double), torch.zeros(6, 6, 6)
-
-    def following(text: list[int]) -> torch.Tensor:
-        return stock_distribution(stock_logits(letters.stock, text)[-1].double(), Sampling(**shape)).double()
-
-    first = following(prompt)
-    for a, b in product(range(6), repeat=2):
-        chances[a, b] = first[a] * following([*prompt, a])[b] * following([*prompt, a, b])
-    session, accepted, draws = Session(letters.target, drafter, Budget(5, branches=False)), 0, 500
-    for seed in range(draws):
-        ids, statistics = reply(session, prompt, 3, Sampling(**shape, seed=seed, rule="rejection"))
-        counts[tuple(ids)] += 1
-        accepted += statistics.accepted
-    assert accepted > 100
-    assert_drawn_from(chances, counts)
+    session = Session(letters.target, Drafter.from_model(path, letters.target, depth=2), Budget(5, branches=False))
+    sampling = Sampling(1.0, rule="rejection")
+    found = drawn(session, PROMPT, sampling, 500)
+    assert found.accepted > 100
+    assert_drawn_from(joint_chances(letters.stock, PROMPT, sampling), found.counts)
 
 
 def test_drawn_chains_say_what_each_node_was_drawn_from(make: Any) -> None:

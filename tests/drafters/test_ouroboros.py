@@ -13,6 +13,7 @@ import torch
 from distributions import assert_drawn_from
 from scripted_drafters import RandomBranches, Witness
 from session_replies import reply
+from six_words import drawn, joint_chances, six_words
 from slow_cases import cases, covering
 from tiny_models import (
     END,
@@ -24,10 +25,7 @@ from tiny_models import (
     exact_target,
     prompt_ids,
     read,
-    stock_distribution,
-    stock_logits,
     stock_reply,
-    word_tokenizer,
     write,
 )
 from torch_products import needs_order
@@ -271,36 +269,14 @@ def test_exact_speculation_is_plain_decoding_bit_for_bit(tiny: Make, pair: tuple
         assert all(torch.equal(cache, caches[0]) for cache in caches)
 
 
-LETTERS = 6
-
-
 @pytest.mark.slow
 def test_three_tokens_have_the_stock_models_joint_distribution(tmp_path: Path) -> None:
     """Two models with a vocabulary of six, so that every continuation of three tokens can be counted."""
-    config = LlamaConfig(
-        hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
-        vocab_size=LETTERS, max_position_embeddings=64, bos_token_id=None, eos_token_id=None,
-    )  # fmt: skip
-    model, small = (
-        read(write(tmp_path / str(seed), config, word_tokenizer(list("abcdef")), seed, spread=0.6)) for seed in (3, 4)
-    )
-    shape, prompt = {"temperature": 1.1, "top_k": 5, "top_p": 0.95}, [1, 4, 4, 0]
-
-    def following(text: list[int]) -> torch.Tensor:
-        return stock_distribution(stock_logits(model.stock, text)[-1].double(), Sampling(**shape)).double()
-
-    chances = torch.zeros(LETTERS, LETTERS, LETTERS, dtype=torch.double)
-    first = following(prompt)
-    for a in range(LETTERS):
-        second = following([*prompt, a])
-        for b in range(LETTERS):
-            chances[a, b] = first[a] * second[b] * following([*prompt, a, b])
+    model, small = (six_words(tmp_path, read, layers=2, seed=seed) for seed in (3, 4))
+    sampling, prompt = Sampling(1.1, top_k=5, top_p=0.95), [1, 4, 4, 0]
     drafter, _ = made(model.target, small.target)
-    session, counts = Session(model.target, drafter, Budget(NODES)), torch.zeros(LETTERS, LETTERS, LETTERS)
-    for seed in range(600):
-        ids, _ = reply(session, prompt, 3, Sampling(**shape, seed=seed))
-        counts[tuple(ids)] += 1
-    assert_drawn_from(chances, counts)
+    found = drawn(Session(model.target, drafter, Budget(NODES)), prompt, sampling, 600)
+    assert_drawn_from(joint_chances(model.stock, prompt, sampling), found.counts)
 
 
 # -- accelerating: phrases make the draft faster and leave it as it is --------------------------------------------------

@@ -17,6 +17,8 @@ from distributions import assert_drawn_from
 from drafting import drafting, session_of, torch_form
 from quantized_layers import packed_target
 from safetensors.torch import load_file, save_file
+from session_replies import reply
+from six_words import PROMPT, drawn, joint_chances, six_words
 from slow_cases import covering
 from tiny_models import (
     CONFIGS,
@@ -28,7 +30,6 @@ from tiny_models import (
     exact_target,
     prompt_ids,
     read,
-    stock_distribution,
     stock_logits,
     stock_reply,
     word_tokenizer,
@@ -46,7 +47,7 @@ from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.parallelspec import Drafter
 from localspec.drafters.saved import load_drafter
 from localspec.errors import LocalspecError, UsageMistake
-from localspec.events import Done, Text
+from localspec.events import Text
 from localspec.models.drafter_cards import DrafterCard, read_drafter
 from localspec.nn import packing as packings
 from localspec.nn.linear import Linear
@@ -115,14 +116,6 @@ def one_group(count: int, masks: int, anchor: int) -> Group:
     depths = torch.arange(1, masks + 1)
     real = torch.arange(count)
     return Group(torch.cat([real, torch.full_like(depths, anchor)]), torch.cat([torch.zeros_like(real), depths]))
-
-
-def reply(
-    session: Session, prompt: Sequence[int], sampling: Sampling = GREEDY, count: int = 24
-) -> tuple[list[int], Any]:
-    *_, done = session.generate(prompt, sampling, Limits(max_tokens=count))
-    assert isinstance(done, Done)
-    return list(done.statistics.token_ids), done.statistics
 
 
 # -- rows of training --------------------------------------------------------------------------------------------------
@@ -303,7 +296,7 @@ def test_every_draft_rests_on_the_right_rows_whatever_happened_before(
     drafter = drafting(weights, model.target)
     checked = Checked(weights, drafter)
     session = session_of(model.target, drafter, Budget(NODES))
-    ids, statistics = reply(session, prompt, count=20)
+    ids, statistics = reply(session, prompt, 20)
     assert ids == text[:20]
     assert 1 < statistics.acceptance_length < 5, "some of the drafts are accepted in part"
     assert len(checked.rows) == 1, "one forward a draft"
@@ -318,11 +311,11 @@ def test_every_draft_rests_on_the_right_rows_whatever_happened_before(
     whole = list(session.tokens)
     assert drafter._features is None or len(drafter._features) <= len(whole)
     assert drafter._cache.length <= len(whole)
-    assert reply(session, [*whole, *prompt_ids(4, seed=6)], count=12)[1].reused_tokens == len(whole) - 1
-    third, statistics = reply(session, prompt, count=20)  # from the prompt again
+    assert reply(session, [*whole, *prompt_ids(4, seed=6)], 12)[1].reused_tokens == len(whole) - 1
+    third, statistics = reply(session, prompt, 20)  # from the prompt again
     assert third == text[:20]
     assert statistics.reused_tokens == len(prompt) - 1
-    assert reply(session, prompt_ids(6, seed=8), count=12)[1].reused_tokens == 0
+    assert reply(session, prompt_ids(6, seed=8), 12)[1].reused_tokens == 0
     assert checked.drafts > 15
 
 
@@ -333,10 +326,10 @@ def test_a_pause_is_made_up_for_and_a_budget_of_nothing_costs_nothing(tiny: Make
     drafter = drafting(weights, target)
     checked = Checked(weights, drafter)
     session = session_of(target, drafter, Budget(0))
-    plain, _ = reply(session, prompt, count=10)
+    plain, _ = reply(session, prompt, 10)
     assert (checked.drafts, drafter._cache.length) == (0, 0)
     session.budget = Budget(3)
-    reply(session, [*prompt, *plain, 7, 8], count=10)
+    reply(session, [*prompt, *plain, 7, 8], 10)
     assert checked.drafts > 0
     assert max(checked.rows) <= 5 + 2, "the root, what was accepted, and no more masks than there are nodes for"
 
@@ -359,7 +352,7 @@ def test_a_node_is_foreseen_by_the_token_above_it(tiny: Make, build: Build, form
     weights = build(target, form, spread=0.5)
     drafter = drafting(weights, target)
     session = session_of(target, drafter, Budget(NODES))
-    reply(session, prompt, count=6)
+    reply(session, prompt, 6)
     committed = list(session.tokens)
     drafter.draft(Context(committed, session.cache, 16, sampling))
     found = drafter._trees._candidates
@@ -421,7 +414,7 @@ def test_greedy_ids_are_those_of_a_plain_loop_over_the_stock_model(
     if trained:
         learn(drafter, [prompt + text], steps=25, rate=3e-3)
     for nodes in (1, 5, 16):  # the same drafter in another conversation each time
-        ids, statistics = reply(session_of(model.target, drafter, Budget(nodes)), prompt, count=40)
+        ids, statistics = reply(session_of(model.target, drafter, Budget(nodes)), prompt, 40)
         assert ids == text
         assert not trained or statistics.acceptance_length > 1.2
         if statistics.accepted > 0:
@@ -434,10 +427,10 @@ def test_a_seed_gives_the_same_ids_with_and_without_it(tiny: Make, build: Build,
     target, prompt = tiny(LLAMA).target, prompt_ids(10, seed=4)
     for seed in (0, 2**63 + 5):
         sampling = Sampling(0.8, top_k=50, top_p=0.95, seed=seed)
-        plain, _ = reply(session_of(target, Autoregressive(), Budget(0)), prompt, sampling)
+        plain, _ = reply(session_of(target, Autoregressive(), Budget(0)), prompt, 24, sampling)
         drafter = build(target, form)
         learn(drafter, [prompt + plain], steps=25, rate=3e-3)
-        ids, statistics = reply(session_of(target, drafter, Budget(NODES)), prompt, sampling)
+        ids, statistics = reply(session_of(target, drafter, Budget(NODES)), prompt, 24, sampling)
         assert ids == plain
         assert statistics.acceptance_length > 1.2
 
@@ -450,11 +443,11 @@ def test_exact_speculation_is_plain_decoding_bit_for_bit(tiny: Make, build: Buil
     target.stop_tokens = frozenset()
     prompt, caches = prompt_ids(20, seed=5), []
     drafter = build(target, form)
-    plain, _ = reply(session_of(target, Autoregressive(), Budget(0)), prompt)
+    plain, _ = reply(session_of(target, Autoregressive(), Budget(0)), prompt, 24)
     learn(drafter, [prompt + plain], steps=25, rate=3e-3)
     for made in (Autoregressive(), drafter):
         session = session_of(target, made, Budget(NODES))
-        ids, statistics = reply(session, prompt)
+        ids, statistics = reply(session, prompt, 24)
         assert ids == plain
         caches.append(session.cache.rows(range(-session.cache.length, 0)).clone())
     assert statistics.acceptance_length > 1.3
@@ -464,12 +457,7 @@ def test_exact_speculation_is_plain_decoding_bit_for_bit(tiny: Make, build: Buil
 @pytest.fixture(scope="module")
 def letters(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
     """A vocabulary of six, so that every continuation of three tokens can be counted."""
-    config = LlamaConfig(
-        hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
-        vocab_size=6, max_position_embeddings=64, bos_token_id=None, eos_token_id=None,
-    )  # fmt: skip
-    path = tmp_path_factory.mktemp("model") / "letters"
-    return read(write(path, config, word_tokenizer(list("abcdef")), seed=3, spread=0.6))
+    return six_words(tmp_path_factory.mktemp("model"), read, layers=1)
 
 
 @pytest.mark.slow
@@ -478,22 +466,11 @@ def test_by_rejection_three_tokens_have_the_stock_models_joint_distribution(
     letters: Tiny, build: Build, shape: dict[str, Any]
 ) -> None:
     """Algorithm 1 in whole sessions: the second and third token may come from the first step or from a later one."""
-    prompt, drafter = [0, 3, 1, 5, 2], build(letters.target, "medusa", spread=0.5)
-    chances, counts = torch.zeros(6, 6, 6, dtype=torch.double), torch.zeros(6, 6, 6)
-
-    def following(text: list[int]) -> torch.Tensor:
-        return stock_distribution(stock_logits(letters.stock, text)[-1].double(), Sampling(**shape)).double()
-
-    for a, first in enumerate(following(prompt)):
-        for b, second in enumerate(following([*prompt, a])):
-            chances[a, b] = first * second * following([*prompt, a, b])
-    session, steps, draws = session_of(letters.target, drafter, Budget(5)), 0, 500
-    for seed in range(draws):
-        ids, statistics = reply(session, prompt, Sampling(**shape, seed=seed, rule="rejection"), count=3)
-        counts[tuple(ids)] += 1
-        steps += statistics.steps
-    assert_drawn_from(chances, counts)
-    assert steps < 2 * draws, "some drafts are accepted"
+    sampling, draws = Sampling(**shape, rule="rejection"), 500
+    drafter = build(letters.target, "medusa", spread=0.5)
+    found = drawn(session_of(letters.target, drafter, Budget(5)), PROMPT, sampling, draws)
+    assert_drawn_from(joint_chances(letters.stock, PROMPT, sampling), found.counts)
+    assert found.steps < 2 * draws, "some drafts are accepted"
 
 
 # -- that it learns what it should -------------------------------------------------------------------------------------
@@ -520,7 +497,7 @@ def test_a_memorised_text_is_accepted_almost_whole(tiny: Make, build: Build, for
     text = stock_reply(model.stock, prompt, 40)
     drafter = build(model.target, form, spread=0.0)
     learn(drafter, [prompt + text], steps={"medusa": 110, "eagle": 140, "model": 80}[form], rate=5e-3)
-    ids, statistics = reply(session_of(model.target, drafter, Budget(5)), prompt, count=40)
+    ids, statistics = reply(session_of(model.target, drafter, Budget(5)), prompt, 40)
     assert ids == text
     assert statistics.acceptance_length > 5, "five drafted tokens and the bonus token are the most"
 
@@ -564,8 +541,8 @@ def test_the_mask_token_and_what_only_one_of_the_two_has_are_never_proposed(tiny
         assert not possible[:, min(300, token) :].any(), "the tokenizer has 300 tokens"
         stock = stock_logits(read(path).stock, [*prompt, *[token] * 7])[7:]  # the masks are one token again and again
         torch.testing.assert_close(logits[:, : min(300, token)], stock[:, : min(300, token)], atol=1e-4, rtol=1e-4)
-        ids, _ = reply(session_of(target, drafter, Budget(NODES)), prompt, count=8)
-        assert ids == reply(session_of(target, Autoregressive(), Budget(0)), prompt, count=8)[0]
+        ids, _ = reply(session_of(target, drafter, Budget(NODES)), prompt, 8)
+        assert ids == reply(session_of(target, Autoregressive(), Budget(0)), prompt, 8)[0]
 
 
 @pytest.mark.slow
@@ -574,7 +551,7 @@ def test_a_published_model_drafts_as_many_tokens_as_are_asked_for(tiny: Make, sm
     for asked, depth in ((1, 2), (9, 9), (20, 20), (64, 33)):
         drafter = load_drafter(read_drafter(small), target, depth=asked)
         session = session_of(target, drafter, Budget(64))
-        checked = reply(session, prompt, count=6)[0]
+        checked = reply(session, prompt, 6)[0]
         assert drafter.depth == depth and checked == stock_reply(tiny(LLAMA).stock, prompt, 6)
         tree = drafter.draft(Context(session.tokens, session.cache, 64, GREEDY))
         assert max(tree.depth) <= depth and len(drafter._candidates) == depth
@@ -591,7 +568,7 @@ def test_where_the_small_model_is_the_target_itself_its_first_token_is_always_ri
     config.pard_token = MASK
     drafter = Drafter.from_model(write(tmp_path / "same", config, byte_tokenizer(), seed=SEEDS[LLAMA]), target)
     drafter._never = drafter.compute.rows(np.zeros((1, VOCABULARY), np.float32))  # nor is what the target may say
-    _, statistics = reply(session_of(target, drafter, Budget(1)), prompt_ids(10, seed=4), sampling)
+    _, statistics = reply(session_of(target, drafter, Budget(1)), prompt_ids(10, seed=4), 24, sampling)
     assert statistics.drafted == statistics.accepted > 4
 
 
@@ -677,7 +654,7 @@ def test_a_saved_drafter_drafts_the_same(tiny: Make, build: Build, tmp_path: Pat
     trees = []
     for made in (drafting(drafter, target), again):
         session = session_of(target, made, Budget(NODES))
-        reply(session, prompt, count=6)
+        reply(session, prompt, 6)
         trees.append(made.draft(Context(session.tokens, session.cache, NODES, GREEDY)))
     assert trees[0].size == NODES + 1
     assert (trees[0].tokens, trees[0].parents) == (trees[1].tokens, trees[1].parents)
@@ -699,7 +676,7 @@ def test_loaded_weights_take_on_the_targets_precision_and_trained_ones_do_not(
     again = load_drafter(card(tmp_path), target)
     for made in (drafting(drafter), again):
         session = session_of(target, made, Budget(NODES))
-        reply(session, prompt, count=6)
+        reply(session, prompt, 6)
         assert {weight.dtype for weight in made._model._transformer.parameters()} == {torch.bfloat16}
         assert made._masks.dtype == torch.bfloat16
     assert {weight.dtype for weight in drafter.parameters()} == {torch.float32}
@@ -730,8 +707,8 @@ def test_a_published_small_model_is_in_int8_beside_a_target_in_few_bits(
     layers = drafter._model._transformer.layers
     assert type(layers[0].qkv_proj) is (Linear if packing == "none" else LLMInt8Linear)
     assert (drafter.nbytes == dense.nbytes) == (packing == "none") and drafter.nbytes <= dense.nbytes
-    plain, _ = reply(Session(target, Autoregressive(), Budget(0)), prompt, GREEDY, 16)
-    ids, statistics = reply(Session(target, drafter, Budget(6)), prompt, GREEDY, 16)
+    plain, _ = reply(Session(target, Autoregressive(), Budget(0)), prompt, 16)
+    ids, statistics = reply(Session(target, drafter, Budget(6)), prompt, 16)
     assert ids == plain and statistics.drafted > 0
 
 
@@ -743,8 +720,8 @@ def test_the_cache_is_trimmed_to_what_a_qwen_small_model_needs(tiny: Make, tmp_p
     drafter = Drafter.from_model(path, target, depth=4)
     prompt = prompt_ids(10, seed=2)
     assert (
-        reply(session_of(target, drafter, Budget(NODES)), prompt, count=10)[0]
-        == reply(session_of(target, Autoregressive(), Budget(0)), prompt, count=10)[0]
+        reply(session_of(target, drafter, Budget(NODES)), prompt, 10)[0]
+        == reply(session_of(target, Autoregressive(), Budget(0)), prompt, 10)[0]
     )
     assert drafter._cache.nbytes == 256 * 2 * 16 * 4  # one layer, keys and values, one head of sixteen channels
 

@@ -1,6 +1,5 @@
 """PARD-2: a small model that reads what some layers of its target say; every draft is that of a plain loop over both."""
 
-import json
 import pickle
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -8,10 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from checkpoints import change_config
 from distributions import assert_drawn_from
 from drafting import session_of
 from safetensors.torch import save_file
-from session_replies import reply
+from session_replies import assert_two_turns, reply
+from six_words import PROMPT, WORDS, drawn, joint_chances, six_words
 from slow_cases import cases
 from tiny_models import (
     FAMILIES,
@@ -20,7 +21,6 @@ from tiny_models import (
     byte_tokenizer,
     prompt_ids,
     read,
-    stock_distribution,
     stock_logits,
     stock_reply,
     word_tokenizer,
@@ -64,13 +64,6 @@ def pair(path: Path, target: Tiny, bias: bool = False, tokenizer: Any = None, **
     return path
 
 
-def changed(path: Path, **config: Any) -> Path:
-    """The same with other words in its config.json."""
-    content = json.loads((path / "config.json").read_text())
-    (path / "config.json").write_text(json.dumps({**content, **config}))
-    return path
-
-
 def plain_loop(target: Tiny, path: Path, text: Sequence[int], masks: int) -> torch.Tensor:
     """Logits [1 + masks, vocabulary] behind a text: AMD's arithmetic, written out over both stock models."""
     small = AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager", dtype=torch.float32).eval()
@@ -108,15 +101,12 @@ def test_every_draft_is_that_of_a_plain_loop_and_the_text_the_targets_own(
     tiny: Make, tmp_path: Path, name: str, bias: bool
 ) -> None:
     """In two turns, of which the second begins in the middle of the first one's reply."""
-    model, prompt = tiny(name), prompt_ids(17, seed=23)
+    model = tiny(name)
     path = pair(tmp_path, model, bias)
     drafter = Drafter.from_model(path, model.target, depth=5)
     seen, session = watched(drafter), session_of(model.target, drafter, Budget(6))
-    text = stock_reply(model.stock, prompt, 20)
-    ids, statistics = reply(session, prompt, 20)
-    assert ids == text and statistics.drafted > 0
-    again = [*prompt, *text[:7], *prompt_ids(5, seed=2)]
-    assert reply(session, again, 10)[0] == stock_reply(model.stock, again, 10)
+    _, statistics = assert_two_turns(model, session, 20, 10)
+    assert statistics.drafted > 0
     known = slice(0, 300)  # of the rest the tokenizer knows none
     for committed, logits in [*seen[:4], *seen[-3:]]:
         expected = plain_loop(model, path, committed, len(logits) - 1)
@@ -136,35 +126,12 @@ def test_a_seed_gives_the_same_ids_with_and_without_it(tiny: Make, tmp_path: Pat
 
 @pytest.mark.slow
 def test_by_rejection_three_tokens_have_the_stock_models_joint_distribution(tmp_path: Path, own_read: Any) -> None:
-    config = LlamaConfig(
-        hidden_size=16, intermediate_size=16, num_hidden_layers=3, num_attention_heads=2, num_key_value_heads=1,
-        vocab_size=6, max_position_embeddings=64, bos_token_id=None, eos_token_id=None,
-    )  # fmt: skip
-    tokenizer = word_tokenizer(list("abcdef"))
-    letters = own_read(write(tmp_path / "letters", config, tokenizer, seed=3, spread=0.6))
-    small = pair(tmp_path / "small", letters, tokenizer=tokenizer, vocab_size=7, pard_token=6, pad_token_id=None)
-    drafter, prompt, shape = Drafter.from_model(small, letters.target, depth=3), [0, 3, 1, 5, 2], {"temperature": 1.0}
-    chances, counts = torch.zeros(6, 6, 6, dtype=torch.double), torch.zeros(6, 6, 6)
-
-    def following(text: list[int]) -> torch.Tensor:
-        return stock_distribution(stock_logits(letters.stock, text)[-1].double(), Sampling(**shape)).double()
-
-    for a, first in enumerate(following(prompt)):
-        for b, second in enumerate(following([*prompt, a])):
-            chances[a, b] = first * second * following([*prompt, a, b])
-    session, steps, draws = Session(letters.target, drafter, Budget(5)), 0, 500
-    for seed in range(draws):
-        ids, statistics = reply(session, prompt, 3, Sampling(**shape, seed=seed, rule="rejection"))
-        counts[tuple(ids)] += 1
-        steps += statistics.steps
-    assert_drawn_from(chances, counts)
-    assert steps < 2 * draws, "some drafts are accepted"
-
-
-@pytest.fixture
-def own_read() -> Any:
-    """How a target is read: in torch here, by the CPU engine in tests/native."""
-    return read
+    letters, sampling, draws = six_words(tmp_path, own_read), Sampling(1.0, rule="rejection"), 500
+    words = {"tokenizer": word_tokenizer(WORDS), "vocab_size": 7, "pard_token": 6, "pad_token_id": None}
+    drafter = Drafter.from_model(pair(tmp_path / "small", letters, **words), letters.target, depth=3)
+    found = drawn(Session(letters.target, drafter, Budget(5)), PROMPT, sampling, draws)
+    assert_drawn_from(joint_chances(letters.stock, PROMPT, sampling), found.counts)
+    assert found.steps < 2 * draws, "some drafts are accepted"
 
 
 @pytest.mark.slow
@@ -194,7 +161,9 @@ def test_only_a_drafter_that_reads_layers_asks_for_their_states(
         "forward",
         lambda *given, **more: (asked.append(tuple(more.get("inner", ()))), forward(*given, **more))[1],
     )
-    one = changed(pair(tmp_path / "one", model), pard2=False)  # the same small model drafts without its target, too
+    one = change_config(
+        pair(tmp_path / "one", model), pard2=False
+    )  # the same small model drafts without its target, too
     for place, wanted in ((one, ()), (path, (1, 3, 2))):
         asked.clear()
         drafter = Drafter.from_model(place, model.target, depth=3)
@@ -205,7 +174,7 @@ def test_only_a_drafter_that_reads_layers_asks_for_their_states(
 def test_its_numbers_count_and_what_it_keeps_grows_with_the_text(tiny: Make, tmp_path: Path) -> None:
     model = tiny(FAMILIES[0])
     path = pair(tmp_path, model, bias=True)
-    own, without = read_drafter(path), read_drafter(changed(pair(tmp_path / "plain", model), pard2=False))
+    own, without = read_drafter(path), read_drafter(change_config(pair(tmp_path / "plain", model), pard2=False))
     width = model.stock.config.hidden_size
     assert own.parameters == without.parameters + 32 * 3 * width + 32
     assert (own.inner, without.inner) == (3 * width, 0)
@@ -225,7 +194,7 @@ def test_files_of_another_target_are_refused(tiny: Make, tmp_path: Path) -> None
         ("deep", {"pard2_target_layers": [1, 2, 4]}), ("few", {"pard2_target_layers": [1, 2]}),
         ("negative", {"pard2_target_layers": [1, 2, -5]}),
     ):  # fmt: skip
-        path = changed(pair(tmp_path / name, model), **config)
+        path = change_config(pair(tmp_path / name, model), **config)
         with pytest.raises(
             LocalspecError, match=r"and this one has 3 layers of 48 channels; name the model"
         ) as refused:
@@ -246,7 +215,7 @@ def test_files_of_another_target_are_refused(tiny: Make, tmp_path: Path) -> None
 def test_a_config_that_cannot_be_meant_is_refused(
     tiny: Make, tmp_path: Path, config: dict[str, Any], said: str
 ) -> None:
-    path = changed(pair(tmp_path, tiny(FAMILIES[0])), **config)
+    path = change_config(pair(tmp_path, tiny(FAMILIES[0])), **config)
     with pytest.raises(LocalspecError, match=said) as refused:
         read_drafter(path)
     assert "\n" not in str(refused.value)

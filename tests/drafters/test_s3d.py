@@ -10,30 +10,27 @@ import pytest
 import torch
 import torch.nn.functional as F
 from distributions import assert_drawn_from
-from drafting import drafting, hidden_for, session_of, torch_form
-from noise_by_depth import assert_each_depth_has_its_own_noise, six_words
+from drafting import drafting, hidden_for, prefilled, session_of, torch_form
+from noise_by_depth import assert_each_depth_has_its_own_noise
 from quantized_layers import packed_target
+from session_replies import conversation, reply
+from six_words import PROMPT, drawn, joint_chances, six_words
 from slow_cases import cases
 from tiny_models import (
     DRAFTING,
-    END,
     FAMILIES,
     Tiny,
     prompt_ids,
     read,
-    stock_distribution,
     stock_logits,
     stock_reply,
-    word_tokenizer,
-    write,
 )
 from torch_products import needs_order
-from transformers import LlamaConfig
 
 from localspec.decoding.budget import Budget
-from localspec.decoding.drafter import Context, Drafter, Step
+from localspec.decoding.drafter import Context, Step
 from localspec.decoding.sampling import Sampling
-from localspec.decoding.session import Limits, Session
+from localspec.decoding.session import Limits
 from localspec.decoding.tree import DraftTree
 from localspec.drafters import s3d
 from localspec.drafters.autoregressive import Autoregressive
@@ -41,10 +38,8 @@ from localspec.drafters.phrases import WithPhrases
 from localspec.drafters.pool import PhrasePool
 from localspec.drafters.saved import CARD, load_drafter
 from localspec.errors import LocalspecError, UsageMistake
-from localspec.events import Done, Statistics
 from localspec.models.drafter_cards import read_drafter
 from localspec.models.s3d_prediction import Constants, KeptLayers, Timing, acceptance_at
-from localspec.nn.cache import KVCache
 from localspec.nn.exactness import measure
 from localspec.nn.linear import Linear
 from localspec.nn.target import Target
@@ -74,18 +69,6 @@ def made(target: Target, spread: float = 0.0, seed: int = 0, **options: object) 
     return drafter
 
 
-def reply(target: Target, drafter: Drafter, prompt: Sequence[int], count: int = 30, nodes: int = 6) -> list[int]:
-    return spoken(session_of(target, drafter, Budget(nodes)), prompt, GREEDY, count)[0]
-
-
-def spoken(
-    session: Session, prompt: Sequence[int], sampling: Sampling = GREEDY, count: int = 30
-) -> tuple[list[int], Statistics]:
-    *_, done = session.generate(prompt, sampling, Limits(max_tokens=count))
-    assert isinstance(done, Done)
-    return list(done.statistics.token_ids), done.statistics
-
-
 def batch(
     target: Target, texts: Sequence[Sequence[int]], distill: bool = False, seed: int = 0, start: int = 0
 ) -> Batch:
@@ -113,14 +96,6 @@ def train(
         drafter.loss(lesson(step)).loss.backward()
         optimizer.step()
     return drafter
-
-
-def prefilled(target: Target, text: Sequence[int]) -> KVCache:
-    """A cache that holds all but the last token of a text, which is the root."""
-    kept = target.cache(len(text) + 32)
-    target.forward(DraftTree.chain(text[:-1]), kept, last=True)
-    kept.keep(range(len(text) - 1))
-    return kept
 
 
 def predicted(drafter: s3d.Drafter, context: Context) -> torch.Tensor:
@@ -173,19 +148,10 @@ def test_not_even_a_draft_of_infinite_numbers_does(tiny: Make) -> None:
         weights.mask.fill_(float("inf"))
     drafter = drafting(weights, model.target)
     text = stock_reply(model.stock, prompt, 30)
-    assert reply(model.target, drafter, prompt, nodes=6) == text
+    assert reply(session_of(model.target, drafter, Budget(6)), prompt, 30)[0] == text
     kept = prefilled(model.target, prompt)
     assert drafter.draft(Context(prompt, kept, 6, GREEDY)).size == 1
     assert kept.rows(range(6)).isfinite().all()
-
-
-def conversation(model: Tiny) -> list[tuple[list[int], list[int]]]:
-    turns, prompt = [], prompt_ids(15, seed=6)
-    for turn in range(3):
-        text = stock_reply(model.stock, prompt, 20)
-        turns.append((prompt, text))
-        prompt = [*prompt, *text, END, *prompt_ids(9, seed=turn)]
-    return turns
 
 
 ALL_FORMS = {
@@ -205,7 +171,7 @@ def test_three_turns_are_those_of_the_stock_model(tiny: Make, name: str, options
     for drafter in (untrained, WithPhrases(random, PhrasePool(model.target.special_tokens), anywhere=True)):
         session = session_of(model.target, drafter, Budget(8))
         for prompt, text in conversation(model):
-            assert spoken(session, prompt, count=20)[0] == text
+            assert reply(session, prompt, 20)[0] == text
 
 
 @pytest.mark.slow
@@ -219,9 +185,9 @@ def test_a_stopped_reply_and_the_turns_after_it_are_those_of_the_stock_model(tin
             next(stream)
         stream.close()
         assert session.cache.length == len(session.tokens) - 1
-        assert spoken(session, prompt, count=20)[0] == text
+        assert reply(session, prompt, 20)[0] == text
         session.rewind(len(prompt) + stop)
-        assert spoken(session, prompt, count=20)[0] == text
+        assert reply(session, prompt, 20)[0] == text
 
 
 @pytest.mark.parametrize("name", cases([LLAMA, QWEN3], [QWEN3]))
@@ -229,8 +195,8 @@ def test_a_seed_gives_the_same_text_as_without_a_drafter(tiny: Make, name: str) 
     target, prompt = tiny(name).target, prompt_ids(10, seed=4)
     drafter = made(target, 0.3)
     for sampling in (Sampling(1.0, seed=1), Sampling(0.8, top_k=5, top_p=0.9, min_p=0.05, seed=2)):
-        plain = spoken(session_of(target, Autoregressive(), Budget(0)), prompt, sampling)[0]
-        assert spoken(session_of(target, drafter, Budget(6)), prompt, sampling)[0] == plain
+        plain = reply(session_of(target, Autoregressive(), Budget(0)), prompt, 30, sampling)[0]
+        assert reply(session_of(target, drafter, Budget(6)), prompt, 30, sampling)[0] == plain
 
 
 @pytest.mark.slow
@@ -264,7 +230,7 @@ def test_exact_text_is_bit_for_bit_that_without_a_drafter(
             observe(step)
 
         session.drafter.observe = watch  # type: ignore[method-assign]
-        spoken(session, prompt, count=40)
+        reply(session, prompt, 40)
     assert torch.equal(torch.stack(told["plain"]), torch.stack(told["s3d"])[: len(told["plain"])])
     assert whole[0].tokens == whole[1].tokens
 
@@ -274,7 +240,7 @@ def test_with_all_layers_the_first_guess_is_always_the_targets_own_pick(tiny: Ma
     """The draft's distribution is the target's then, at the same position, and meets the same noise."""
     target = tiny(QWEN3).target
     drafter = made(target, kept="0,1,2", adapters="none", depth=1)
-    _, statistics = spoken(session_of(target, drafter, Budget(1)), prompt_ids(23, seed=23), sampling, count=21)
+    _, statistics = reply(session_of(target, drafter, Budget(1)), prompt_ids(23, seed=23), 21, sampling)
     assert statistics.acceptance_length == 2
 
 
@@ -294,7 +260,7 @@ def test_near_the_end_of_the_context_drafts_are_shorter_and_the_text_is_the_same
         return tree
 
     drafter.draft = watch  # type: ignore[method-assign]
-    assert spoken(session_of(target, drafter, Budget(8)), prompt, count=99)[0] == text
+    assert reply(session_of(target, drafter, Budget(8)), prompt, 99)[0] == text
     assert all(depth == min(5, 32 - committed) for committed, depth in depths)
     assert depths[-1][1] < 5
 
@@ -331,35 +297,20 @@ def test_two_drafters_of_one_target_do_not_disturb_each_other(tiny: Make) -> Non
     assert torch.equal(plain, again)
 
 
-LETTERS = 6
-
-
 @pytest.mark.slow
 def test_rejection_draws_from_what_the_rows_foresee_and_keeps_the_targets_distribution(tmp_path: Path) -> None:
-    config = LlamaConfig(
-        hidden_size=16, intermediate_size=16, num_hidden_layers=3, num_attention_heads=2, num_key_value_heads=1,
-        vocab_size=LETTERS, max_position_embeddings=64, bos_token_id=None, eos_token_id=None,
-    )  # fmt: skip
-    model = read(write(tmp_path / "letters", config, word_tokenizer(list("abcdef")), seed=3, spread=0.6))
+    model = six_words(tmp_path, read)
     drafter = drafting(made(model.target, 0.2, depth=3), model.target)
-    prompt, shape = [0, 3, 1, 5, 2], {"temperature": 1.0, "top_k": 5}
-    sampling = Sampling(**shape, rule="rejection")
-    tree = drafter.draft(Context(prompt, prefilled(model.target, prompt), 7, sampling))
+    sampling = Sampling(1.0, top_k=5, rule="rejection")
+    tree = drafter.draft(Context(PROMPT, prefilled(model.target, PROMPT), 7, sampling))
     assert tree.size == 8
     assert tree.draft_logits is not None
     for node in range(1, 8):
         row = torch.as_tensor(tree.draft_logits.rows[node])
-        assert torch.equal(row, drafted_logits(drafter, prompt)[tree.depth[node] - 1])
-
-    def following(text: list[int]) -> torch.Tensor:
-        return stock_distribution(stock_logits(model.stock, text)[-1], Sampling(**shape)).double()
-
-    session, counts = session_of(model.target, drafter, Budget(6)), torch.zeros(LETTERS)
-    for seed in range(250):  # the first token is the prompt's own, the second one is drafted
-        counts[spoken(session, prompt, Sampling(**shape, seed=seed, rule="rejection"), count=2)[0][1]] += 1
-    chances = sum(chance * following([*prompt, first]) for first, chance in enumerate(following(prompt)))
-    assert isinstance(chances, torch.Tensor)
-    assert_drawn_from(chances, counts)
+        assert torch.equal(row, drafted_logits(drafter, PROMPT)[tree.depth[node] - 1])
+    counts = drawn(session_of(model.target, drafter, Budget(6)), PROMPT, sampling, 250, count=2).counts
+    # The first token is the prompt's own, the second one is drafted.
+    assert_drawn_from(joint_chances(model.stock, PROMPT, sampling, count=2).sum(0), counts.sum(0))
 
 
 # -- training is drafting ----------------------------------------------------------------------------------------------
@@ -551,10 +502,10 @@ def test_a_small_text_that_was_learned_is_accepted_almost_whole(tiny: Make, name
     prompt = prompt_ids(23, seed=23)
     text = stock_reply(model.stock, prompt, 40)
     drafter = remembering(model, prompt, text[:31])
-    ids, statistics = spoken(session_of(model.target, drafter, Budget(4)), prompt, count=31)
+    ids, statistics = reply(session_of(model.target, drafter, Budget(4)), prompt, 31)
     assert ids == text[:31]
     assert statistics.acceptance_length >= 30 / 7, "five tokens a step, but for one step"
-    ids, statistics = spoken(session_of(model.target, drafter, Budget(6)), prompt, count=40)
+    ids, statistics = reply(session_of(model.target, drafter, Budget(6)), prompt, 40)
     assert ids == text, "behind what was learned, too"
     assert any(0 < rate < 1 for rate in statistics.acceptance_by_depth), "some drafts are accepted in part"
 
@@ -623,7 +574,7 @@ def test_the_full_form_changes_the_kept_layers_alone_and_is_lossless_against_its
     changed = read(tmp_path / "target")
     loaded = load_drafter(read_drafter(tmp_path / "drafter"), changed.target)
     text = stock_reply(changed.stock, prompt, 25)
-    assert reply(changed.target, loaded, prompt, count=25) == text
+    assert reply(session_of(changed.target, loaded, Budget(6)), prompt, 25)[0] == text
     assert not any(one.requires_grad for one in changed.target.transformer.parameters())
 
 

@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from distributions import assert_drawn_from
 from drafting import add_changes, after_training, drafting, hidden_for, session_of, torch_form
+from session_replies import reply
+from six_words import PROMPT, drawn, joint_chances, six_words
 from slow_cases import cases, covering
 from tiny_models import (
     FAMILIES,
@@ -17,14 +19,10 @@ from tiny_models import (
     exact_target,
     prompt_ids,
     read,
-    stock_distribution,
     stock_logits,
     stock_reply,
-    word_tokenizer,
-    write,
 )
 from torch_products import needs_order
-from transformers import LlamaConfig
 
 from localspec.decoding.budget import Budget
 from localspec.decoding.drafter import Context, Drafter, Step
@@ -37,7 +35,7 @@ from localspec.drafters.saved import load_drafter
 from localspec.drafters.semi import Drafter as Semi
 from localspec.drafters.semi import SemiOptions
 from localspec.errors import LocalspecError, UsageMistake
-from localspec.events import Done, Statistics, Text
+from localspec.events import Text
 from localspec.models.drafter_cards import read_drafter
 from localspec.nn.logits import TorchLogits
 from localspec.nn.target import Target
@@ -113,14 +111,6 @@ def accuracy(drafter: Trainable, batch: Batch) -> list[float]:
     """Share of likeliest guesses that were right, by depth."""
     with torch.no_grad():
         return [float(seen.hits[0]) / seen.count for seen in drafter.loss(batch).depth_losses]
-
-
-def reply(session: Session, prompt: Sequence[int], sampling: Sampling, count: int) -> tuple[list[int], Statistics]:
-    *events, done = session.generate(prompt, sampling, Limits(max_tokens=count))
-    assert isinstance(done, Done)
-    ids = [token for event in events if isinstance(event, Text) for token in event.tokens]
-    assert session.cache.length == len(session.tokens) - 1
-    return ids, done.statistics
 
 
 # -- options -----------------------------------------------------------------------------------------------------------
@@ -277,7 +267,7 @@ def scored(drafter: Trainable, state: torch.Tensor, recent: Sequence[int]) -> to
 def opened(drafter: Drafter, target: Target, length: int = 12, sampling: Sampling | None = None) -> Session:
     """A session in which one token was said: the next draft is the first."""
     session = session_of(target, drafter, Budget(NODES))
-    reply(session, prompt_ids(length, seed=3), sampling or Sampling(), 1)
+    reply(session, prompt_ids(length, seed=3), 1, sampling)
     return session
 
 
@@ -490,7 +480,7 @@ def test_untrained_it_changes_no_text_whatever_it_says(tiny: Make, name: str, fo
     text = stock_reply(model.stock, prompt, 40)
     assert len(text) == 40
     for drafter in (semi(model.target, **form), perturbed(semi(model.target, **form))):
-        assert reply(session_of(model.target, drafter, Budget(NODES)), prompt, Sampling(), 40)[0] == text
+        assert reply(session_of(model.target, drafter, Budget(NODES)), prompt, 40)[0] == text
 
 
 @pytest.mark.slow
@@ -509,7 +499,7 @@ def test_trained_on_a_text_it_foresees_nearly_all_of_it_and_the_text_is_the_stoc
         knowing.begin_training(torch.bincount(torch.tensor(text), minlength=320))
     train(knowing, batch_of(model.target, [[*prompt, *text]], prompt=len(prompt)), 60, rate=0.02)
     for nodes in (1, 3, NODES):
-        ids, statistics = reply(session_of(model.target, knowing, Budget(nodes)), prompt, Sampling(), 40)
+        ids, statistics = reply(session_of(model.target, knowing, Budget(nodes)), prompt, 40)
         assert ids == text
         # An LSTM knows it by heart. Eq. 6 takes two equal tokens side by side for one, and the last alone says less.
         share = 0.9 if knowing.options.recent == "lstm" else 0.7
@@ -535,12 +525,12 @@ def test_turns_an_abandoned_stream_and_a_rewind_leave_the_right_state(tiny: Make
     stream.close()
     assert said == text[: len(said)]
     for turn, wanted in ((prompt, text), (second, follow), (prompt, text)):
-        ids, statistics = reply(session, turn, Sampling(), 24)
+        ids, statistics = reply(session, turn, 24)
         assert ids == wanted
         assert statistics.acceptance_length > 3
     session.rewind(len(prompt) + 5)
     assert session.tokens == prompt + text[:5]
-    ids, statistics = reply(session, second, Sampling(), 24)
+    ids, statistics = reply(session, second, 24)
     assert ids == follow
     assert statistics.acceptance_length > 3
     assert statistics.reused_tokens == len(prompt) + 4
@@ -565,7 +555,7 @@ def test_what_was_accepted_in_part_leaves_the_state_of_the_last_accepted_row(tin
         assert torch.allclose(torch.as_tensor(drafter._state[0]), fresh, atol=1e-4)
 
     drafter.observe = heard  # type: ignore[method-assign]
-    reply(session_of(model.target, drafter, Budget(NODES)), prompt, Sampling(), 40)
+    reply(session_of(model.target, drafter, Budget(NODES)), prompt, 40)
     assert seen[:63] == prompt + text
     assert len(lengths) >= 3, lengths
 
@@ -577,10 +567,10 @@ def test_a_seed_gives_the_text_of_plain_decoding(tiny: Make, name: str, shape: d
     model, prompt = tiny(name), prompt_ids(10, seed=4)
     for seed in (0, 2**63 + 5):
         sampling = Sampling(**shape, seed=seed)
-        plain, _ = reply(session_of(model.target, Autoregressive(), Budget(0)), prompt, sampling, 24)
+        plain, _ = reply(session_of(model.target, Autoregressive(), Budget(0)), prompt, 24, sampling)
         knowing = memorised(model, prompt, plain, steps=40)
         for drafter in (perturbed(semi(model.target)), knowing):
-            ids, statistics = reply(session_of(model.target, drafter, Budget(NODES)), prompt, sampling, 24)
+            ids, statistics = reply(session_of(model.target, drafter, Budget(NODES)), prompt, 24, sampling)
             assert ids == plain
         if len(plain) == 24:  # else the reply ended by itself
             assert statistics.acceptance_length > 2
@@ -594,11 +584,11 @@ def test_exact_speculation_is_plain_decoding_to_the_bit(tiny: Make, sampling: Sa
     target.stop_tokens = frozenset()
     prompt = prompt_ids(20, seed=2)
     plain = session_of(target, Autoregressive(), Budget(0))
-    text, _ = reply(plain, prompt, sampling, 40)
+    text, _ = reply(plain, prompt, 40, sampling)
     knowing = train(semi(target), batch_of(target, [[*prompt, *text]], prompt=20), 60).requires_grad_(False)
     for drafter in (perturbed(semi(target)), perturbed(semi(target, vocabulary=150)), knowing):
         session = session_of(target, drafter, Budget(NODES))
-        ids, statistics = reply(session, prompt, sampling, 40)
+        ids, statistics = reply(session, prompt, 40, sampling)
         assert ids == text
         length = session.cache.length
         assert torch.equal(session.cache.rows(range(-length, 0)), plain.cache.rows(range(-length, 0)))
@@ -615,7 +605,7 @@ def test_in_half_precision_it_drafts_and_learns_in_half_precision(tiny: Make, re
         parameter.grad is not None and parameter.grad.dtype == torch.float32 for parameter in drafter.parameters()
     )
     half = drafting(drafter)
-    assert reply(opened(half, target), prompt_ids(12), Sampling(), 12)[1].drafted > 0
+    assert reply(opened(half, target), prompt_ids(12), 12)[1].drafted > 0
     assert half._state is None or half._state.dtype == torch.bfloat16
 
 
@@ -645,20 +635,10 @@ def test_drawn_trees_have_one_shape_and_say_what_each_node_was_drawn_from(tiny: 
         assert drafted(drafter, target, nodes, Sampling(**REJECTION))[0].size == nodes + 1
 
 
-LETTERS = 6
-
-
 @pytest.fixture(scope="module")
 def letters(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
     """A vocabulary of six, so that every continuation of three tokens can be counted; nothing stops a reply."""
-    config = LlamaConfig(
-        hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
-        vocab_size=LETTERS, max_position_embeddings=64, bos_token_id=None, eos_token_id=None,
-    )  # fmt: skip
-    path = write(
-        tmp_path_factory.mktemp("model") / "letters", config, word_tokenizer(list("abcdef")), seed=3, spread=0.6
-    )
-    return read(path)
+    return six_words(tmp_path_factory.mktemp("model"), read, layers=1)
 
 
 @pytest.mark.slow
@@ -667,26 +647,11 @@ def letters(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
 )
 def test_the_rule_rejection_keeps_the_distribution_of_three_tokens(letters: Tiny, form: dict[str, object]) -> None:
     """Branching three at the first depth, with equal children now and then; the drafter is wrong about most things."""
-    prompt, sampling = [0, 3, 1, 5, 2], Sampling(**REJECTION)
-
-    def following(text: list[int]) -> torch.Tensor:
-        return stock_distribution(stock_logits(letters.stock, text)[-1].double(), sampling).double()
-
-    chances, counts = (
-        torch.zeros(LETTERS, LETTERS, LETTERS, dtype=torch.double),
-        torch.zeros(LETTERS, LETTERS, LETTERS),
-    )
-    first = following(prompt)
-    for a, b in product(range(LETTERS), repeat=2):
-        chances[a, b] = first[a] * following([*prompt, a])[b] * following([*prompt, a, b])
-    drafter = semi(letters.target, seed=1, **form)
-    session, accepted = session_of(letters.target, drafter, Budget(5)), 0
-    for seed in range(600):
-        ids, statistics = reply(session, prompt, Sampling(**REJECTION, seed=seed), 3)
-        counts[tuple(ids)] += 1
-        accepted += statistics.accepted
-    assert accepted > 120
-    assert_drawn_from(chances, counts)
+    sampling = Sampling(**REJECTION)
+    session = session_of(letters.target, semi(letters.target, seed=1, **form), Budget(5))
+    found = drawn(session, PROMPT, sampling, 600)
+    assert found.accepted > 120
+    assert_drawn_from(joint_chances(letters.stock, PROMPT, sampling), found.counts)
 
 
 # -- joint training, and files -----------------------------------------------------------------------------------------
@@ -753,9 +718,7 @@ def test_a_target_that_learned_with_its_drafter_is_one_of_its_own_and_lossless(o
         "it knows its text"
     )
     wanted = stock_reply(merged.stock, prompt, 24)
-    ids, statistics = reply(
-        session_of(merged.target, copy_to(drafter, merged.target), Budget(NODES)), prompt, Sampling(), 24
-    )
+    ids, statistics = reply(session_of(merged.target, copy_to(drafter, merged.target), Budget(NODES)), prompt, 24)
     assert ids == wanted
     assert statistics.acceptance_length > 3.5
 
@@ -815,9 +778,7 @@ def test_a_target_that_learned_first_is_one_of_its_own_and_lossless(own: Tiny, t
     learnt = read(tmp_path / "learnt")
     wanted = stock_reply(learnt.stock, prompt, 24)
     assert wanted[:20] == text[:20], "it knows its text"
-    ids, statistics = reply(
-        session_of(learnt.target, copy_to(changed, learnt.target), Budget(NODES)), prompt, Sampling(), 24
-    )
+    ids, statistics = reply(session_of(learnt.target, copy_to(changed, learnt.target), Budget(NODES)), prompt, 24)
     assert ids == wanted
     assert statistics.acceptance_length > 2.5
 
@@ -848,7 +809,7 @@ def test_with_a_rank_of_its_own_the_drafter_learns_little_matrices_and_saves_who
     copy = semi(target, **form)
     copy.load_tensors(drafter.tensors())
     assert copy.loss(batch).loss.item() == pytest.approx(drafter.loss(batch).loss.item(), rel=1e-4)
-    ids, _ = reply(session_of(target, copy, Budget(NODES)), prompt_ids(15), Sampling(), 16)
+    ids, _ = reply(session_of(target, copy, Budget(NODES)), prompt_ids(15), 16)
     assert ids == stock_reply(tiny(LLAMA).stock, prompt_ids(15), 16)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from checkpoints import change_config
 from machines import cpu, machine
 from tiny_models import (
     CONFIGS,
@@ -135,8 +136,7 @@ def test_what_is_not_possible_is_a_value_error(wrong: dict[str, Any]) -> None:
 
 def test_experts_are_refused_in_a_sentence(tiny: Make, tmp_path: Path) -> None:
     path = write(tmp_path / "model", CONFIGS[OWN_LAYERS](), byte_tokenizer(), seed=0)
-    content = json.loads((path / "config.json").read_text())
-    (path / "config.json").write_text(json.dumps({**content, "enable_moe_block": True}))
+    change_config(path, enable_moe_block=True)
     with pytest.raises(LocalspecError, match="experts are not computed here"):
         Target.load(path)
 

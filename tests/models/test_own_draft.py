@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
-from checkpoints import CONFIG, write_checkpoint
+from checkpoints import CONFIG, change_config, write_checkpoint
 
 from localspec.checkpoint import inspect
 from localspec.errors import LocalspecError, UsageMistake
@@ -121,8 +121,7 @@ def test_a_mark_that_both_list_and_the_small_one_has_no_row_for_is_no_trouble(ta
         told = json.loads((path / "tokenizer.json").read_text())
         told["added_tokens"] = [{"id": 3, "content": "<picture>", "special": path == target or None}]
         (path / "tokenizer.json").write_text(json.dumps(told))
-        config = json.loads((path / "config.json").read_text())
-        (path / "config.json").write_text(json.dumps({**config, "vocab_size": rows}))
+        change_config(path, vocab_size=rows)
     assert found(resolve(str(target)), tmp_path) is not None
     told["added_tokens"] = []
     (target / "draft" / "tokenizer.json").write_text(json.dumps(told))

@@ -6,7 +6,7 @@ from functools import cache
 from typing import Any
 
 import pytest
-from native_models import native_target
+from native_models import native_target, read_native
 from tiny_models import Tiny
 
 from localspec.machine import compiled
@@ -30,3 +30,9 @@ def tiny(tiny: Callable[[str], Tiny]) -> Callable[..., Tiny]:
         return replace(model, target=native_target(model.path, model.stock, packing))
 
     return make
+
+
+@pytest.fixture
+def own_read() -> Callable[..., Any]:
+    """How a test that makes a model of its own reads it."""
+    return read_native

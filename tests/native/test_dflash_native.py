@@ -18,7 +18,6 @@ from drafters.test_dflash import (  # noqa: F401
     test_without_features_or_nodes_there_is_the_root_alone,
     watched,
 )
-from native_models import read_native
 from session_replies import reply
 from slow_cases import covering
 from tiny_models import FAMILIES, Tiny, prompt_ids, stock_reply
@@ -27,11 +26,6 @@ from localspec.decoding.budget import Budget
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Session
 from localspec.drafters.autoregressive import Autoregressive
-
-
-@pytest.fixture
-def own_read() -> Any:
-    return read_native
 
 
 @pytest.mark.parametrize(("form", "name"), covering(FORMS, FAMILIES, fast=4), ids=str)

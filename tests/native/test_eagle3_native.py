@@ -1,7 +1,6 @@
 """EAGLE-3 on the CPU engine: the same plain loop, the same texts, in every packing."""
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 from drafters.test_eagle3 import (  # noqa: F401
@@ -21,7 +20,6 @@ from drafters.test_eagle3 import (  # noqa: F401
     test_without_features_or_nodes_there_is_the_root_alone,
 )
 from drafting import drafting
-from native_models import read_native
 from session_replies import reply
 from tiny_models import FAMILIES, Tiny, prompt_ids
 
@@ -29,11 +27,6 @@ from localspec.decoding.budget import Budget
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Session
 from localspec.drafters.autoregressive import Autoregressive
-
-
-@pytest.fixture
-def own_read() -> Any:
-    return read_native
 
 
 @pytest.mark.parametrize("packing", ["int8", "int4", "bf16"])

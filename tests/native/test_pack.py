@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from checkpoints import change_config
 from clocks import PATIENCE
 from command import ROOT
 from kernel_files import needs_peaks
@@ -407,8 +408,7 @@ def test_packing_takes_a_few_pieces_of_memory_however_large_a_tensor_is(tiny, tm
         }
 
     path = copied(tiny(FAMILIES[0]).path, tmp_path / "large", change)
-    config = json.loads((path / "config.json").read_text())
-    (path / "config.json").write_text(json.dumps({**config, "vocab_size": rows}))
+    change_config(path, vocab_size=rows)
     assert (path / "model.safetensors").stat().st_size > 350 * 2**20
     command = [sys.executable, "-c", PEAK, str(path), str(tmp_path), str(tiny(FAMILIES[0]).path)]
     peak = int(

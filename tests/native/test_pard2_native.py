@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from drafters.test_pard2 import (  # noqa: F401
@@ -16,7 +15,6 @@ from drafters.test_pard2 import (  # noqa: F401
     test_its_numbers_count_and_what_it_keeps_grows_with_the_text,
     test_only_a_drafter_that_reads_layers_asks_for_their_states,
 )
-from native_models import read_native
 from session_replies import reply
 from tiny_models import FAMILIES, Tiny, prompt_ids
 
@@ -25,11 +23,6 @@ from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Session
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.parallelspec import Drafter
-
-
-@pytest.fixture
-def own_read() -> Any:
-    return read_native
 
 
 @pytest.mark.parametrize("packing", ["int8", "int4", "bf16"])

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import experiment
+import figures
 import merged_table
 import numpy as np
 import paper_medusa
@@ -15,7 +16,8 @@ import paper_parallelspec
 import paper_s3d
 import paper_semi
 import pytest
-from experiment import Variant, begun, by_depth, difference, kept, length, parser
+from experiment import Variant, begun, kept, parser
+from figures import by_depth, difference, length
 from tiny_models import FAMILIES, Tiny
 
 from localspec.cli.main import main
@@ -47,7 +49,7 @@ def test_a_length_is_of_all_tokens_and_steps_and_its_interval_narrows_with_more_
 
 
 def test_an_interval_holds_the_truth_as_often_as_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(experiment, "DRAWS", 400)
+    monkeypatch.setattr(figures, "DRAWS", 400)
     found = [length(runs(drawn(0.5, 40, seed))) for seed in range(100)]
     assert 88 <= sum(one.low <= 2.0 <= one.high for one in found) <= 99
 

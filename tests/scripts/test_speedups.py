@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import speedups
+import speedups_page
 
 
 def reply(seconds: float, tokens: int = 20, steps: int = 10, held: int = 100, off: str | None = None) -> dict[str, Any]:
@@ -17,7 +18,7 @@ def reply(seconds: float, tokens: int = 20, steps: int = 10, held: int = 100, of
 
 def run(**rows: list[float]) -> dict[str, Any]:
     """Seconds of each drafter's replies; two of each kind of text in turn."""
-    kinds = ("chat", *speedups.KINDS)
+    kinds = ("chat", *speedups_page.KINDS)
     turns = [
         {
             "category": kinds[turn // 2 % len(kinds)],
@@ -36,20 +37,20 @@ def run(**rows: list[float]) -> dict[str, Any]:
 
 def test_long_replies_count_for_more_and_every_prompt_has_its_own_plain_reply() -> None:
     turns = run(none=[10.0, 1.0], phrases=[5.0, 2.0])["turns"]
-    assert speedups.speedup(turns, "phrases") == pytest.approx(11 / 7)
-    low, high = speedups.interval(turns, "phrases")
+    assert speedups_page.speedup(turns, "phrases") == pytest.approx(11 / 7)
+    low, high = speedups_page.interval(turns, "phrases")
     assert low == pytest.approx(0.5) and high == pytest.approx(2.0), "either prompt alone may be drawn"
 
 
 def test_memory_is_held_against_the_time_that_was_saved() -> None:
     turns = run(none=[10.0], s3d=[5.0])["turns"]
     turns[0]["replies"]["s3d"]["bytes"] = 125
-    assert speedups.worth(turns, "s3d") == pytest.approx(2 / 1.25)
+    assert speedups_page.worth(turns, "s3d") == pytest.approx(2 / 1.25)
 
 
 def test_predictions_and_the_choice_are_judged() -> None:
     found = run(none=[1.5] * 8, phrases=[1.0] * 8, s3d=[1.0] * 6 + [0.5] * 2, auto=[1.0] * 8)
-    page = speedups.section(found)
+    page = speedups_page.section(found)
     assert "At first: predicted within 10 % of what was measured 1 of 2, median" in page, (
         "1.50 as foreseen, 1.71 for 2.00"
     )
@@ -57,13 +58,13 @@ def test_predictions_and_the_choice_are_judged() -> None:
     assert "After half of the prompts: predicted within 10 % of what was measured 2 of 2" in page
     assert "`s3d`, which `auto` takes, the best or within 5 % of it in 4 of 4 kinds of text." in page
     assert "Replies that differ from plain decoding: 0" in page
-    assert speedups.inside(found) == [True, True], "1.50, and 2.00 within 1.50 to 2.14"
+    assert speedups_page.inside(found) == [True, True], "1.50, and 2.00 within 1.50 to 2.14"
     for turn in found["turns"][:5]:
         turn["replies"]["s3d"]["off"] = "it brings less"
-    assert [*speedups.errors_of(found)] == ["phrases"], "of what is off nothing was foreseen"
-    assert "measured 1 of 1, median" in speedups.section(found)
+    assert [*speedups_page.errors_of(found)] == ["phrases"], "of what is off nothing was foreseen"
+    assert "measured 1 of 1, median" in speedups_page.section(found)
     found["turns"][3]["replies"]["s3d"]["ids"][5] = 99
-    assert "Replies that differ from plain decoding: 1" in speedups.section(found)
+    assert "Replies that differ from plain decoding: 1" in speedups_page.section(found)
 
 
 def test_kinds_of_text_follow_from_the_files() -> None:
@@ -84,12 +85,12 @@ def test_each_kind_of_text_has_as_many_prompts_and_they_come_in_turn() -> None:
 def test_over_all_cells_are_counted_and_the_lowest_is_named() -> None:
     good = run(none=[1.5] * 8, phrases=[1.0] * 8, s3d=[0.75] * 8, auto=[0.75] * 8)
     bad = run(none=[1.5] * 8, phrases=[1.0] * 8, s3d=[0.75] * 8, auto=[0.75] * 6 + [1.6] * 2)
-    said = speedups.overall([("good", good), ("bad", bad)])
+    said = speedups_page.overall([("good", good), ("bad", bad)])
     assert "within 10 % of what was measured in 4 of 4, and within the bounds" in said
     assert "best or within 5 % of it in 7 of 8 cells" in said
     assert "below 0.98 of plain decoding in 1; the lowest was 0.94 (from the prompt of bad)." in said
     without = run(none=[1.5] * 8, phrases=[1.0] * 8)
-    assert "cells" not in speedups.overall([("without auto", without)])
+    assert "cells" not in speedups_page.overall([("without auto", without)])
 
 
 @pytest.mark.slow
@@ -138,7 +139,7 @@ def lines_of(said: str, begins: str) -> list[str]:
 def test_every_missed_aim_stands_with_the_arithmetic_of_its_cell() -> None:
     """By hand: 2 tokens a step; × 1.5 is a step of 1.33, at which 1.8 × takes 2.40 tokens and 2.2 × takes 2.93."""
     found = run(none=[1.5] * 8, phrases=[1.0] * 8, ouroboros=[1.25] * 8, auto=[1.0] * 6 + [1.6] * 2)
-    said = speedups.missed([("large", found)], ["large"])
+    said = speedups_page.missed([("large", found)], ["large"])
     assert lines_of(said, "1.8 × on chat of large") == [
         "- 1.8 × on chat of large: 1.50 with `phrases`, 2.00 tokens over 1.33 is the best. It would take 2.40 tokens a "
         "step at that price, or steps of 1.11 plain ones."
@@ -156,24 +157,24 @@ def test_every_missed_aim_stands_with_the_arithmetic_of_its_cell() -> None:
     fast = run(none=[3.0] * 8, phrases=[1.5] * 8, ouroboros=[1.0] * 8, s3d=[1.5] * 8, auto=[1.0] * 8)
     fast["predicted"] = {"none": 1.0, "phrases": 2.0, "s3d": 2.0, "ouroboros": 3.0}
     fast["then"] = {"predicted": dict(fast["predicted"]), "auto": "ouroboros"}
-    assert speedups.missed([("large", fast)], ["large"]) == "Every aim was reached."
+    assert speedups_page.missed([("large", fast)], ["large"]) == "Every aim was reached."
     fast["predicted"] |= {"phrases": 3.0}
     fast["then"]["predicted"] |= {"phrases": 1.0}
-    said = speedups.missed([("large", fast)], [])
+    said = speedups_page.missed([("large", fast)], [])
     assert "Foreseen within 10 % in 80% before any reply: 2 of 3, median +0%; of large 2 of 3, median +0%." in said
     assert "Foreseen within 10 % in 80% after half of the prompts: 2 of 3" in said
     slow = run(none=[1.5] * 8, phrases=[1.0] * 8, auto=[1.0] * 8)
-    assert "1.8 ×" not in speedups.missed([("small", slow)], []), "these aims are of the largest model"
+    assert "1.8 ×" not in speedups_page.missed([("small", slow)], []), "these aims are of the largest model"
 
 
 def test_what_the_model_knows_is_counted_over_all(tmp_path: Path) -> None:
     (file := tmp_path / "help.jsonl").write_text('{"prompt": "How do I pull a model?", "category": "humaneval"}\n')
-    (asked,) = speedups.questions_of(file, speedups.OWN)
-    assert speedups.category(asked) == speedups.OWN == speedups.in_kinds([asked], 3)[0].category
+    (asked,) = speedups.questions_of(file, speedups_page.OWN)
+    assert speedups.category(asked) == speedups_page.OWN == speedups.in_kinds([asked], 3)[0].category
     public = run(none=[1.5] * 8, phrases=[1.0] * 8, s3d=[0.75] * 8, auto=[0.75] * 8)
     own = run(none=[3.0] * 8, phrases=[3.0] * 8, s3d=[0.75] * 8, auto=[1.0] * 8)
     for turn in own["turns"]:
-        turn["category"] = speedups.OWN
-    said = speedups.overall([("large", public), ("large, what it knows", own)])
+        turn["category"] = speedups_page.OWN
+    said = speedups_page.overall([("large", public), ("large, what it knows", own)])
     assert "within 10 % of what was measured in 2 of 4, and" in said and "in 4 of 5 cells" in said
-    assert "what it knows (8)" in speedups.section(own)
+    assert "what it knows (8)" in speedups_page.section(own)

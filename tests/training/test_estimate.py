@@ -26,7 +26,7 @@ from localspec.nn.transformer import RotaryEmbedding, Transformer
 from localspec.policy import prediction
 from localspec.policy.selection import Choice
 from localspec.training.estimate import BESIDE, PRODUCT_ROWS, WIDTH, Fit, Needs, fitting, hours, needs, product_seconds
-from localspec.training.job import parse_options
+from localspec.training.options import parse_options
 from localspec.training.trainable import make_drafter
 
 CHOICE = Choice(

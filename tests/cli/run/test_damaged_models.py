@@ -1,12 +1,12 @@
 """`localspec run`: what is wrong with a model's directory is said in one sentence."""
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from checkpoints import change_config
 from cli.run.run_command import refused
 
 from localspec.models.tokenizer import Tokenizer, _failed
@@ -16,11 +16,7 @@ from localspec.store.store import Store
 
 # A model's directory, and what is done to it -> exit code and words of the sentence.
 def _config(**changes: object) -> Callable[[Path], object]:
-    def change(path: Path) -> None:
-        config = json.loads((path / "config.json").read_text())
-        (path / "config.json").write_text(json.dumps({**config, **changes}))
-
-    return change
+    return lambda path: change_config(path, **changes)
 
 
 def _text(name: str, content: str) -> Callable[[Path], object]:

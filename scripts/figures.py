@@ -1,0 +1,87 @@
+"""Figures of kept replies, the intervals that they hold in, and tables of them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+DRAWS = 2000  # of a bootstrap
+
+Reply = Mapping[str, Any]  # tokens, steps and rows of its drafts, seconds, acceptance by depth; ids
+Replies = Sequence[Sequence[Reply]]  # by seed, by prompt
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure, and the interval that 95 of 100 samples like this one give."""
+
+    value: float
+    low: float
+    high: float
+
+
+def _sums(replies: Replies) -> Any:
+    """[seeds, prompts, 2]: tokens and steps."""
+    return np.array([[(reply["tokens"], reply["steps"]) for reply in run] for run in replies], float)
+
+
+def _ratio(sums: Any) -> Any:
+    return sums[..., 0].sum((-1, -2)) / np.maximum(sums[..., 1].sum((-1, -2)), 1)
+
+
+def _drawn(sums: Any, chosen: Any, random: np.random.Generator) -> Any:
+    """τ of so many samples of seeds and of the chosen prompts [draws, prompts]."""
+    seeds = random.integers(len(sums), size=(len(chosen), len(sums)))
+    return _ratio(sums[seeds[:, :, None], chosen[:, None, :]])
+
+
+def length(replies: Replies) -> Figure:
+    """Tokens a step over all prompts and seeds; the bootstrap draws both anew."""
+    sums, random = _sums(replies), np.random.default_rng(0)
+    found = _drawn(sums, random.integers(sums.shape[1], size=(DRAWS, sums.shape[1])), random)
+    return Figure(float(_ratio(sums)), *map(float, np.percentile(found, (2.5, 97.5))))
+
+
+def difference(replies: Replies, others: Replies) -> Figure:
+    """By how many tokens a step the first are ahead, prompt by prompt: below and above zero means that nobody knows."""
+    one, two, random = _sums(replies), _sums(others), np.random.default_rng(0)
+    chosen = random.integers(one.shape[1], size=(DRAWS, one.shape[1]))
+    found = _drawn(one, chosen, random) - _drawn(two, chosen, random)
+    return Figure(float(_ratio(one) - _ratio(two)), *map(float, np.percentile(found, (2.5, 97.5))))
+
+
+def by_depth(replies: Replies) -> list[float]:
+    """The chance that a node at depth 1, 2, … is accepted, given its parent was."""
+    reached: list[float] = []
+    accepted: list[float] = []
+    for reply in (reply for run in replies for reply in run):
+        count = float(reply["steps"])
+        for depth, chance in enumerate(reply["depths"]):
+            if depth == len(reached):
+                reached.append(0.0)
+                accepted.append(0.0)
+            reached[depth] += count
+            count *= chance
+            accepted[depth] += count
+    return [hits / tries for hits, tries in zip(accepted, reached, strict=True) if tries]
+
+
+def rows_a_step(replies: Replies) -> float:
+    """Nodes that were verified, the root not counted."""
+    flat = [reply for run in replies for reply in run]
+    return float(sum(reply["rows"] for reply in flat) / max(sum(reply["steps"] for reply in flat), 1))
+
+
+def told(one: Figure) -> str:
+    return f"{one.value:.2f} [{one.low:.2f}, {one.high:.2f}]"
+
+
+def figure(value: float | None, form: str = "{:.2f}") -> str:
+    return "" if value is None else form.format(value)
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Markdown; every column but the first is of figures."""
+    lines = [" | ".join(cells) for cells in (heads, ["---", *["---:"] * (len(heads) - 1)], *rows)]
+    return "\n".join(f"| {line} |" for line in lines)

@@ -1,0 +1,57 @@
+"""A model of six words: few enough to count every continuation by three tokens, and drafts for it are often right."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from session_replies import reply
+from tiny_models import Tiny, read, stock_distribution, stock_logits, word_tokenizer, write
+from transformers import LlamaConfig
+
+from localspec.decoding.sampling import Sampling
+from localspec.decoding.session import Session
+
+WORDS = list("abcdef")
+PROMPT = [0, 3, 1, 5, 2]
+
+
+def six_words(path: Path, reading: Callable[[Path], Tiny] = read, layers: int = 3, seed: int = 3) -> Tiny:
+    """A Llama of random weights; nothing stops a reply."""
+    config = LlamaConfig(
+        hidden_size=16, intermediate_size=16, num_hidden_layers=layers, num_attention_heads=2, num_key_value_heads=1,
+        vocab_size=len(WORDS), max_position_embeddings=256, bos_token_id=None, eos_token_id=None,
+    )  # fmt: skip
+    return reading(write(path / f"six-words-{seed}", config, word_tokenizer(WORDS), seed=seed, spread=0.6))
+
+
+def joint_chances(stock: Any, prompt: Sequence[int], sampling: Sampling, count: int = 3) -> torch.Tensor:
+    """Chance of each continuation by `count` tokens, [words] * count, by the stock model and transformers' processors."""
+    following = stock_distribution(stock_logits(stock, prompt)[-1].double(), sampling).double()
+    if count == 1:
+        return following
+    return torch.stack([
+        chance * joint_chances(stock, [*prompt, token], sampling, count - 1) for token, chance in enumerate(following)
+    ])  # fmt: skip
+
+
+@dataclass
+class Drawn:
+    """How often each continuation came, [words] * count, in how many steps, and how many drafted tokens were accepted."""
+
+    counts: torch.Tensor
+    steps: int = 0
+    accepted: int = 0
+
+
+def drawn(session: Session, prompt: Sequence[int], sampling: Sampling, draws: int, count: int = 3) -> Drawn:
+    """Replies of `count` tokens by consecutive seeds."""
+    found = Drawn(torch.zeros([len(WORDS)] * count))
+    for seed in range(draws):
+        ids, statistics = reply(session, prompt, count, replace(sampling, seed=seed))
+        assert len(ids) == count
+        found.counts[tuple(ids)] += 1
+        found.steps += statistics.steps
+        found.accepted += statistics.accepted
+    return found
