@@ -24,7 +24,7 @@ from localspec.models.registry import TargetCard
 from localspec.paths import Paths
 from localspec.policy import host_time
 from localspec.store.store import Store
-from localspec.training import checkpoint, course, distill, verdict
+from localspec.training import checkpoint, course, distill, generated, verdict
 from localspec.training.job import Job
 from localspec.training.prompts import held_out_prompts, shipped_questions
 
@@ -43,7 +43,7 @@ def small(monkeypatch):
     """Few and short answers, and a bench of two prompts."""
     for module, name, value in (
         (course, "REPLY", 12), (course, "LEAST", 6), (course, "CHUNK", 4),
-        (verdict, "LEAST", 2), (verdict, "MOST", 2), (verdict, "TOKENS", 6),
+        (verdict, "LEAST", 2), (verdict, "MOST", 2), (verdict, "TOKENS", 6), (generated, "TOKENS", 16), (generated, "ELSEWHERE", 4),
         (course.estimate, "product_seconds", lambda *_: 1e-9),  # which takes half a second to measure
         (host_time, "PHRASES", 0.0),  # so that phrases pay on a tiny model, too
     ):  # fmt: skip
