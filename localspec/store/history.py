@@ -157,24 +157,17 @@ class History:
 
     def rename(self, conversation: int, title: str) -> bool:
         """Gives it a title; an empty one gives back that of its first prompt. False where there is none of that id."""
-        row = (conversation, _storable(title).strip() or None)
-
-        def update(connection: sqlite3.Connection) -> bool:
-            place = volumes.of_conversation(connection, conversation)
-            if place is not None:
-                connection.execute(ABOUT.format(volume=volumes.suffix(place), column="title"), row)
-            return place is not None
-
-        return self._database.save(update)
+        return self._tell_about(conversation, "title", _storable(title).strip() or None)
 
     def instruct(self, conversation: int, system: str | None) -> bool:
         """Keeps its system prompt, or that it has none. False where there is no conversation of that id."""
-        row = (conversation, None if system is None else _storable(system))
+        return self._tell_about(conversation, "system", None if system is None else _storable(system))
 
+    def _tell_about(self, conversation: int, column: str, value: str | None) -> bool:
         def update(connection: sqlite3.Connection) -> bool:
             place = volumes.of_conversation(connection, conversation)
             if place is not None:
-                connection.execute(ABOUT.format(volume=volumes.suffix(place), column="system"), row)
+                connection.execute(ABOUT.format(volume=volumes.suffix(place), column=column), (conversation, value))
             return place is not None
 
         return self._database.save(update)
