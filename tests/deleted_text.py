@@ -14,13 +14,23 @@ MARKER = "ⴰក漢ก한ठ𐎀ᚠ℥ꀀ"
 
 
 WAL_HEADER, FRAME_HEADER = 32, 24  # bytes: the file format of SQLite, section 4
+INDEX_SUMS = slice(24, 48), slice(72, 96)  # in the log's index: its WAL-mode file format, section 2.1
 
 
 def bytes_on_disk(path: Path) -> bytes:
-    """Of every file; of SQLite's log the pages alone: in its checksums any character comes up by chance."""
-    return b"".join(
-        _pages(file.read_bytes()) if file.name.endswith("-wal") else file.read_bytes() for file in path.parent.iterdir()
-    )
+    """Of every file, without the checksums of SQLite's log and of its index: any character comes up there by chance."""
+    return b"".join(_without_sums(file.name, file.read_bytes()) for file in path.parent.iterdir())
+
+
+def _without_sums(name: str, content: bytes) -> bytes:
+    if name.endswith("-wal"):
+        return _pages(content)
+    if name.endswith("-shm"):
+        without = bytearray(content)
+        for sums in INDEX_SUMS:
+            without[sums] = bytes(len(without[sums]))
+        return bytes(without)
+    return content
 
 
 def _pages(log: bytes) -> bytes:

@@ -15,6 +15,8 @@ LEAST_COLUMNS, MOST_COLUMNS, AROUND = 24, 160, 10  # and lines around the text: 
 TEXT_LINES = 16  # of a reply, at most; the last ones are seen
 PAUSE = 1 / 20  # seconds between two pictures
 READING = "reading…"  # the prompt; it fits into the narrowest column
+LIVE = "race: a step each in turns"
+REPLAY, REPLAYED = "replay at true speed", "replayed at true speed"
 LINGER = 2.0  # seconds that the last picture of a recording stays
 
 
@@ -30,7 +32,7 @@ def fits(size: Size) -> bool:
     return size["columns"] >= LEAST_COLUMNS and size["lines"] > AROUND
 
 
-def frame(lanes: Sequence[Lane], size: Size, caption: str, seconds: float | None = None) -> list[str]:
+def frame(lanes: Sequence[Lane], size: Size, seconds: float | None = None) -> list[str]:
     """The lines of one picture: how it stands now, or stood after so many seconds of each lane's own clock."""
     width = (max(LEAST_COLUMNS, min(MOST_COLUMNS, size["columns"])) - 4) // 2
     height = max(1, min(TEXT_LINES, size["lines"] - AROUND))  # it may have shrunk
@@ -38,13 +40,24 @@ def frame(lanes: Sequence[Lane], size: Size, caption: str, seconds: float | None
     rule = "─" * width + "─┼─" + "─" * width
     rows = [" │ ".join(set_cell_size(cell, width) for cell in cells) for cells in zip(*columns_of_lines, strict=True)]
     return [
-        set_cell_size(caption, 2 * width + 3).rstrip(),
+        set_cell_size(_caption(lanes, seconds), 2 * width + 3).rstrip(),
         rows[0],
         rule,
         *rows[1 : height + 1],
         rule,
         *rows[height + 1 :],
     ]
+
+
+def ends(lanes: Sequence[Lane]) -> float:
+    """When the replay is over: seconds since its start."""
+    return max(lane.seconds for lane in lanes)
+
+
+def _caption(lanes: Sequence[Lane], seconds: float | None) -> str:
+    if seconds is None:
+        return LIVE
+    return REPLAY if seconds < ends(lanes) else REPLAYED
 
 
 def _column(lane: Lane, width: int, height: int, seconds: float | None) -> list[str]:
@@ -94,11 +107,11 @@ def wrapped(text: str, width: int) -> list[str]:
 
 def moments(lanes: Sequence[Lane]) -> Iterator[float]:
     """When the race is to be drawn again, to be seen at true speed, both lanes at once: seconds since its start."""
-    ends = max(lane.seconds for lane in lanes)
+    end = ends(lanes)
     times = {0.0, *(moment.seconds for lane in lanes for moment in lane.moments), *(lane.seconds for lane in lanes)}
     shown = -PAUSE
-    for now, later in pairwise([*sorted(times), ends + PAUSE]):
-        if now - shown >= PAUSE or later > now + PAUSE or now == ends:  # what comes sooner is in the next one
+    for now, later in pairwise([*sorted(times), end + PAUSE]):
+        if now - shown >= PAUSE or later > now + PAUSE or now == end:  # what comes sooner is in the next one
             shown = now
             yield now
 
@@ -109,9 +122,7 @@ def redrawn(lines: Sequence[str], before: int) -> str:
     return up + "".join(f"\r\x1b[K{line}\n" for line in lines)
 
 
-def recording(
-    lanes: Sequence[Lane], size: Size, caption: str, end: Sequence[str], title: str, made: int
-) -> Iterator[str]:
+def recording(lanes: Sequence[Lane], size: Size, end: Sequence[str], title: str, made: int) -> Iterator[str]:
     """The lines of a file in asciinema's format, version 2: the replay at true speed, and how it ended.
 
     `made` is in seconds since 1970. https://docs.asciinema.org/manual/asciicast/v2/
@@ -120,7 +131,7 @@ def recording(
     yield json.dumps(head) + "\n"
     before, seconds = 0, 0.0
     for seconds in moments(lanes):
-        lines = frame(lanes, size, caption, seconds)
+        lines = frame(lanes, size, seconds)
         yield _output(seconds, redrawn(lines, before))
         before = len(lines)
     yield _output(seconds, "".join(f"{line}\n" for line in end))

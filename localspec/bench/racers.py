@@ -12,9 +12,6 @@ if TYPE_CHECKING:
     from localspec.models.messages import Message
     from localspec.policy.selection import Choice
 
-LIVE = "race: a step each in turns"
-REPLAY = "replay at true speed"
-REPLAYED = "replayed at true speed"
 LONGEST = 256  # tokens of a reply, where no number is given
 
 

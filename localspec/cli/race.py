@@ -14,7 +14,7 @@ import typer
 
 from localspec.bench.race import Lane, Result, race, result
 from localspec.bench.race_view import Size, fits, frame, moments, recording, redrawn
-from localspec.bench.racers import LIVE, LONGEST, REPLAY, racers, sentences, that_drafts
+from localspec.bench.racers import LONGEST, racers, sentences, that_drafts
 from localspec.chat.start import start_chat
 from localspec.cli.options import Context, Device, Drafter, DraftMax, Dtype, Model, Quantize, load_settings, number
 from localspec.cli.progress import Progress
@@ -97,7 +97,7 @@ def race_command(
         progress.clear()
         with _drawing(seen) as screen:
             for _ in race(lanes, streams):
-                screen.show(lanes, LIVE)
+                screen.show(lanes)
             screen.replay(lanes)
     found = result(*lanes)
     told = list(sentences(lanes, found))
@@ -118,10 +118,10 @@ class _Screen:
         self._seen, self._lines, self._shown = seen, 0, 0.0
         self.size = terminal_size() if seen else RECORDED
 
-    def show(self, lanes: Sequence[Lane], caption: str) -> None:
+    def show(self, lanes: Sequence[Lane]) -> None:
         if self._seen and (time.monotonic() - self._shown > 0.05 or all(lane.statistics for lane in lanes)):
             self._shown = time.monotonic()
-            self._draw(frame(lanes, self._fitting(), caption))
+            self._draw(frame(lanes, self._fitting()))
 
     def replay(self, lanes: Sequence[Lane]) -> None:
         if not self._seen:
@@ -129,7 +129,7 @@ class _Screen:
         began = time.monotonic()
         for seconds in moments(lanes):
             time.sleep(max(0.0, began + seconds - time.monotonic()))
-            self._draw(frame(lanes, self._fitting(), REPLAY, seconds))
+            self._draw(frame(lanes, self._fitting(), seconds))
 
     def _draw(self, lines: Sequence[str]) -> None:
         print(drawable(redrawn(lines, self._lines), sys.stdout), end="", flush=True)
@@ -193,7 +193,7 @@ def _lane(lane: Lane) -> dict[str, Any]:
 
 
 def _record(lanes: Sequence[Lane], size: Size, told: Sequence[str], prompt: str, file: Path) -> None:
-    lines = recording(lanes, size, REPLAY, told, one_line(f"localspec race: {prompt}"), int(time.time()))
+    lines = recording(lanes, size, told, one_line(f"localspec race: {prompt}"), int(time.time()))
     try:
         file.write_text("".join(lines), encoding="utf-8")
     except OSError as error:

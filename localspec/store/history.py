@@ -6,30 +6,23 @@ import sqlite3
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, closing
-from itertools import islice, zip_longest
+from contextlib import closing
+from itertools import islice
 from typing import Any
 
 from localspec.errors import LocalspecError
-from localspec.outside_files import parse_json
 from localspec.store import removal, volumes
-from localspec.store.conversations import REASONS, ConversationInfo, Found, Saved, Turn
+from localspec.store.conversation_rows import figures_from, info_from, info_of, parting_of, turn_from
+from localspec.store.conversations import ConversationInfo, Found, Saved, Turn
 from localspec.store.database import Database
 from localspec.store.searched_words import excerpt, trigram_query
-from localspec.store.titles import cut, title_of
-from localspec.store.values import moment, text
-from localspec.text import one_line
+from localspec.store.values import text
 
 _UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 
 
 # Ids and not times put them in order: a clock that was set back must not hide the newest one.
 NEWEST_FIRST = "SELECT id, volume FROM conversation ORDER BY newest DESC"
-INFO = """SELECT id,
-    (SELECT substr(prompt, 1, 1000) FROM turn{volume} WHERE conversation = owner.id ORDER BY id LIMIT 1),
-    (SELECT title FROM about{volume} WHERE conversation = owner.id), model, created, used,
-    (SELECT count(*) FROM turn{volume} WHERE conversation = owner.id), branch_of
-    FROM conversation AS owner WHERE id = ?"""
 WHOLE = """SELECT turn.id, prompt, reply, reason, figures, asked, reasoning,
     model, about.system, created, used, about.title, branch_of
     FROM turn{volume} AS turn JOIN conversation ON conversation.id = turn.conversation
@@ -42,7 +35,6 @@ CANDIDATES = """SELECT id, conversation, prompt, reply FROM turn{volume} WHERE i
     (SELECT rowid FROM trigram{volume} WHERE trigram{volume} MATCH ?
     UNION ALL SELECT id FROM turn{volume} WHERE reason IS NULL OR reply = '') ORDER BY id DESC"""
 EVERY_TURN = "SELECT id, conversation, prompt, reply FROM turn{volume} ORDER BY id DESC"
-IN_ORDER = "SELECT id, prompt, reply, reason, figures, asked FROM turn{volume} WHERE conversation = ? ORDER BY id"
 TITLED = """SELECT newest, named.conversation, named.title FROM about{volume} AS named
     JOIN conversation ON conversation.id = named.conversation
     WHERE named.title IS NOT NULL AND typeof(newest) = 'integer' ORDER BY newest DESC"""
@@ -157,24 +149,17 @@ class History:
 
     def rename(self, conversation: int, title: str) -> bool:
         """Gives it a title; an empty one gives back that of its first prompt. False where there is none of that id."""
-        row = (conversation, _storable(title).strip() or None)
-
-        def update(connection: sqlite3.Connection) -> bool:
-            place = volumes.of_conversation(connection, conversation)
-            if place is not None:
-                connection.execute(ABOUT.format(volume=volumes.suffix(place), column="title"), row)
-            return place is not None
-
-        return self._database.save(update)
+        return self._tell_about(conversation, "title", _storable(title).strip() or None)
 
     def instruct(self, conversation: int, system: str | None) -> bool:
         """Keeps its system prompt, or that it has none. False where there is no conversation of that id."""
-        row = (conversation, None if system is None else _storable(system))
+        return self._tell_about(conversation, "system", None if system is None else _storable(system))
 
+    def _tell_about(self, conversation: int, column: str, value: str | None) -> bool:
         def update(connection: sqlite3.Connection) -> bool:
             place = volumes.of_conversation(connection, conversation)
             if place is not None:
-                connection.execute(ABOUT.format(volume=volumes.suffix(place), column="system"), row)
+                connection.execute(ABOUT.format(volume=volumes.suffix(place), column=column), (conversation, value))
             return place is not None
 
         return self._database.save(update)
@@ -211,7 +196,7 @@ class History:
         def find(connection: sqlite3.Connection) -> list[ConversationInfo]:
             numbers = set(volumes.every(connection))
             with closing(connection.execute(NEWEST_FIRST)) as places:
-                found = (_info_of(connection, *place) for place in places if place[1] in numbers)
+                found = (info_of(connection, *place) for place in places if place[1] in numbers)
                 infos = (info for info in found if info is not None)
                 return list(islice(infos, None if limit is None else min(limit, sys.maxsize)))
 
@@ -224,7 +209,7 @@ class History:
         """
 
         def find(connection: sqlite3.Connection) -> dict[tuple[int, int], tuple[Turn | None, Turn | None]]:
-            return {pair: parting for pair in pairs if (parting := _parting(connection, *pair)) is not None}
+            return {pair: parting for pair in pairs if (parting := parting_of(connection, *pair)) is not None}
 
         return self._database.at_once(find)
 
@@ -234,7 +219,7 @@ class History:
 
     def info(self, conversation: int) -> ConversationInfo | None:
         """What is said of one conversation in a list, or None where there is none of that id."""
-        return self._database.at_once(lambda connection: _info_of(connection, conversation))
+        return self._database.at_once(lambda connection: info_of(connection, conversation))
 
     def latest(self) -> int | None:
         """The conversation used most recently."""
@@ -257,10 +242,10 @@ class History:
         if not rows:
             return None
         model, system, created, used, title, branch_of = rows[0][7:]
-        turns = tuple(_turn(row[:7]) for row in rows)
+        turns = tuple(turn_from(row[:7]) for row in rows)
         system = None if system is None else text(system)
         given = (title, model, created, used, len(turns), branch_of)
-        info = _info((conversation, turns[0].prompt, *given))
+        info = info_from((conversation, turns[0].prompt, *given))
         return Saved(info, system, turns)
 
     def search(self, words: str, limit: int = 50) -> list[Found]:
@@ -280,7 +265,7 @@ class History:
                 for turn, conversation, title in titles if limit > 0 else ():
                     title = text(title)
                     if all(word.search(title) for word in wanted):
-                        info = _info_of(connection, conversation)
+                        info = info_of(connection, conversation)
                         if info is not None:
                             found[conversation] = Found(info, turn, excerpt(wanted[0], title, ""))
                     if (called := len(found)) >= limit:
@@ -289,7 +274,7 @@ class History:
                 for turn, conversation, prompt, reply in turns if limit > 0 else ():
                     prompt, reply = text(prompt), text(reply)
                     if conversation not in found and all(word.search(prompt) or word.search(reply) for word in wanted):
-                        info = _info_of(connection, conversation)
+                        info = info_of(connection, conversation)
                         if info is not None:
                             found[conversation] = Found(info, turn, excerpt(wanted[0], prompt, reply))
                     if len(found) >= called + limit:
@@ -308,7 +293,7 @@ class History:
                 for _, prompt, figures in turns:
                     if len(found) >= limit:
                         break
-                    found[Turn(0, text(prompt), "", None, _figures(figures)).typed] = None
+                    found[Turn(0, text(prompt), "", None, figures_from(figures)).typed] = None
             return list(found)
 
         return self._database.at_once(find)
@@ -351,58 +336,3 @@ def _made(cursor: sqlite3.Cursor) -> int:
     number = cursor.lastrowid
     assert number is not None
     return number
-
-
-def _info_of(connection: sqlite3.Connection, conversation: int, place: int | None = None) -> ConversationInfo | None:
-    """None where there is none of that id, or nothing was said in it."""
-    place = volumes.of_conversation(connection, conversation) if place is None else place
-    if place is None:
-        return None
-    row = connection.execute(INFO.format(volume=volumes.suffix(place)), (conversation,)).fetchone()
-    if row is not None and not row[6]:
-        volumes.compare_turns(connection, place, conversation)
-    return _info(row) if row is not None and row[6] else None
-
-
-def _info(row: tuple[Any, ...]) -> ConversationInfo:
-    number, prompt, given, model, created, used, turns, origin = row
-    title = title_of(text(prompt)) if given is None else cut(one_line(text(given)))
-    branch_of = origin if isinstance(origin, int) else None
-    return ConversationInfo(
-        number, title, text(model), moment(created), moment(used), turns, branch_of, given is not None
-    )
-
-
-def _parting(connection: sqlite3.Connection, *pair: int) -> tuple[Turn | None, Turn | None] | None:
-    places = [volumes.of_conversation(connection, number) for number in pair]
-    if None in places:
-        return None
-    with ExitStack() as opened:
-        mine, theirs = (
-            opened.enter_context(closing(connection.execute(IN_ORDER.format(volume=volumes.suffix(place)), (number,))))
-            for place, number in zip(places, pair, strict=True)
-            if place is not None
-        )
-        for one, other in zip_longest(map(_turn, mine), map(_turn, theirs)):
-            if one is None or other is None or (one.prompt, one.reply) != (other.prompt, other.reply):
-                return one, other
-    return None, None
-
-
-def _turn(row: tuple[Any, ...]) -> Turn:
-    number, prompt, reply, reason, figures, asked, *reasoning = row
-    return Turn(
-        number, text(prompt), text(reply), _reason(reason), _figures(figures), moment(asked), *map(text, reasoning)
-    )
-
-
-def _reason(value: object) -> str | None:
-    return value if isinstance(value, str) and value in REASONS else None
-
-
-def _figures(stored: str) -> Mapping[str, Any]:
-    try:
-        figures = parse_json(stored)
-    except (ValueError, TypeError):
-        return {}
-    return figures if isinstance(figures, dict) else {}

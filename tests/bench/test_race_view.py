@@ -5,7 +5,20 @@ from reply_statistics import said
 from rich.cells import cell_len
 
 from localspec.bench.race import Lane, Moment
-from localspec.bench.race_view import PAUSE, READING, Size, fits, frame, moments, recording, redrawn, wrapped
+from localspec.bench.race_view import (
+    LIVE,
+    PAUSE,
+    READING,
+    REPLAY,
+    REPLAYED,
+    Size,
+    fits,
+    frame,
+    moments,
+    recording,
+    redrawn,
+    wrapped,
+)
 
 TEXT = "Once upon a time a fox met 世界 and 狐, and Donaudampfschifffahrtsgesellschaft followed.\n\nThe\tend. "
 WORDS = TEXT.split(" ")
@@ -28,7 +41,7 @@ def test_a_picture_fits_whatever_was_said(lanes, columns, lines):
     assert fits(size)
     heights = set()
     for seconds in (0.0, 1.3, 2.0, 99.0, None):
-        drawn = frame(lanes, size, "a caption that is longer than the narrowest terminal", seconds)
+        drawn = frame(lanes, size, seconds)
         assert max(map(cell_len, drawn)) < columns, "the last column stays free, for terminals that wrap there"
         assert all(line.count("│") == 1 for line in drawn[1:2] + drawn[3:-3])
         heights.add(len(drawn))
@@ -40,17 +53,24 @@ def test_too_small_a_terminal_gets_no_picture():
 
 
 def test_a_terminal_that_has_shrunk_meanwhile_costs_no_race(lanes):
-    assert len(frame(lanes, Size(columns=5, lines=2), "c", 1.5)) == 7
+    assert len(frame(lanes, Size(columns=5, lines=2), 1.5)) == 7
+
+
+def test_a_picture_says_what_one_sees(lanes):
+    size, end = Size(columns=80, lines=30), max(lane.seconds for lane in lanes)
+    seen = [frame(lanes, size, seconds)[0] for seconds in (None, 0.0, end - 0.01, end, end + 1)]
+    assert seen == [LIVE, REPLAY, REPLAY, REPLAYED, REPLAYED]
+    assert frame(lanes, Size(columns=24, lines=30), 0.0)[0] == REPLAY
 
 
 def test_a_picture_shows_what_was_there_at_that_time(lanes):
     size = Size(columns=80, lines=30)
-    early, late = (" ".join(frame(lanes, size, "c", seconds)) for seconds in (1.5, 99.0))
+    early, late = (" ".join(frame(lanes, size, seconds)) for seconds in (1.5, 99.0))
     assert "2 tokens, 500 ms" in early and "3 tokens, 500 ms" in early and "end." not in early
-    assert " ".join(frame(lanes, size, "c", 0.9)).count(READING) == 2, "no time is shown that × does not count"
+    assert " ".join(frame(lanes, size, 0.9)).count(READING) == 2, "no time is shown that × does not count"
     assert f"{len(WORDS)} tokens" in late and late.count("followed.") == 2 and "tokens/s" in late
     live = [Lane("plain decoding"), Lane("with phrases", [Moment(0.25, "Hi", 1)], 0.25)]
-    assert "1 token, 0 ms" in (drawn := " ".join(frame(live, size, "c"))) and READING in drawn
+    assert "1 token, 0 ms" in (drawn := " ".join(frame(live, size))) and READING in drawn
 
 
 def test_text_is_broken_between_words_and_inside_of_long_ones():
@@ -79,7 +99,7 @@ def test_a_picture_is_drawn_over_the_one_before():
 
 def test_a_recording_is_asciicast_version_2(lanes):
     size = Size(columns=80, lines=24)
-    head, *events = map(json.loads, recording(lanes, size, "c", ["× 2.00", "✓"], "title\x1b", 1_700_000_000))
+    head, *events = map(json.loads, recording(lanes, size, ["× 2.00", "✓"], "title\x1b", 1_700_000_000))
     assert head == {"version": 2, "width": 80, "height": 24, "timestamp": 1_700_000_000, "title": "title\x1b"}
     times = [event[0] for event in events]
     assert times == sorted(times) and all(kind == "o" for _, kind, _ in events)

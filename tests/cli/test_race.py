@@ -14,6 +14,7 @@ from clocks import PATIENCE
 from command import called, environment, light_help, sentence
 from scripted_models import scripted_model
 
+from localspec.bench.race_view import LIVE, REPLAY, REPLAYED
 from localspec.cli import race as module
 from localspec.decoding.session import Session
 
@@ -138,12 +139,12 @@ def test_help_loads_nothing_heavy(tmp_path):
 def test_on_a_terminal_it_is_seen_live_and_again(tmp_path, words, columns, lines):
     code, sent = at_terminal(tmp_path, columns, lines, "-m", words, "-n", 24, "--drafter", "phrases", "--draft-max", 4)
     assert code == 0
-    assert sent.index(module.LIVE) < sent.index(module.REPLAY), "first as it happens, then at true speed"
-    assert sent.index("\x1b[?25l") < sent.index("\x1b[?25h") and sent.rindex("\x1b[?25h") > sent.rindex(module.REPLAY)
+    assert sent.index(LIVE) < sent.index(REPLAY), "first as it happens, then at true speed"
+    assert sent.index("\x1b[?25l") < sent.index("\x1b[?25h") and sent.rindex("\x1b[?25h") > sent.rindex(REPLAY)
     screen = pyte.Screen(columns, lines + 4)  # long figures may take the last sentences another line, and scroll
     pyte.Stream(screen).feed(sent)
     shown = [line.rstrip() for line in screen.display if line.strip()]
-    assert shown[0] == module.REPLAY and shown[1].split(" │ ")[1].strip() == "with phrases"
+    assert shown[0] == REPLAYED and shown[1].split(" │ ")[1].strip() == "with phrases"
     assert shown[-1] == "✓ both texts are the same" and [line for line in shown[-4:] if line.startswith("× ")]
     left, right = zip(*(line.split("│") for line in shown if line.count("│") == 1), strict=True)
     assert " ".join(left).count("one two three") == " ".join(right).count("one two three") > 0
@@ -153,7 +154,7 @@ def test_on_a_terminal_it_is_seen_live_and_again(tmp_path, words, columns, lines
 @pytest.mark.parametrize(("size", "variables"), [((100, 9), {}), ((20, 30), {}), ((100, 30), {"TERM": "dumb"})])
 def test_a_terminal_that_cannot_show_it_gets_the_result_alone(tmp_path, words, size, variables):
     code, sent = at_terminal(tmp_path, *size, "-m", words, "-n", 8, "--drafter", "phrases", **variables)
-    assert code == 0 and "✓ both texts are the same" in sent and module.LIVE not in sent and "\x1b[?25l" not in sent
+    assert code == 0 and "✓ both texts are the same" in sent and LIVE not in sent and "\x1b[?25l" not in sent
 
 
 def at_terminal(home: Path, columns: int, lines: int, *arguments: object, **variables: str) -> tuple[int, str]:

@@ -24,9 +24,10 @@ from deleted_text import MARKER, bytes_on_disk, index_is_whole, talk, traces
 from localspec.store import history as history_module
 from localspec.store import opening, shrinking
 from localspec.store import store as store_module
+from localspec.store.conversation_rows import INFO
 from localspec.store.conversations import Found, Turn
 from localspec.store.database import StoreTrouble
-from localspec.store.history import CANDIDATES, INFO, NEWEST_FIRST, WHOLE, History
+from localspec.store.history import CANDIDATES, NEWEST_FIRST, WHOLE, History
 from localspec.store.store import Store
 
 HOSTILE = (

@@ -34,17 +34,21 @@ class Tally:
 
 def killed_in_one_home(stage: Stage, name: str, chance: random.Random, most: int, tally: Tally) -> list[str]:
     """Kills a command up to so often, one after the other in the same home, and looks; returns what is wrong."""
-    clean, home, scenario = stage.clean(name), stage.copied(name), SCENARIOS[name]
+    seconds, home, scenario = stage.clean(name).seconds, stage.copied(name), SCENARIOS[name]
     variables, replies, found = stage.ground.variables(home), Counter[str](), list[str]()
-    words = scenario.words(stage.ground, home)
+    words, before = scenario.words(stage.ground, home), tally.kills[name]
     for _ in range(most):
-        sent = Signal(signal.SIGKILL, chance.random() * clean.seconds)
+        sent = Signal(signal.SIGKILL, chance.random() * seconds)
         ended = stage.cage.run(home, *words, typed=scenario.typed, sent=sent, **variables)
         found += wrong_end(ended, sent.number, scenario.again)
         replies.update(finished(ended) if name == "chat" else ())
         tally.kills[name] += ended.code == -signal.SIGKILL
-        if ended.code != -signal.SIGKILL and name != "chat":
+        if ended.code == -signal.SIGKILL or name == "chat":
+            continue
+        if tally.kills[name] > before:
             break  # it has done all that there is to do, and would say so
+        seconds = ended.seconds  # the machine is less busy by now
+        stage.copied(name)
     look = stage.look(home)
     lost = (Counter(KEPT) + replies) - (look.answered() + Counter(look.prompts()[: len(KEPT)]))
     again = look.run(*words, typed=scenario.typed)

@@ -11,7 +11,7 @@ from tui.scripted_engine import say, until
 
 from localspec import Engine, Limits, config
 from localspec.bench.race import Lane
-from localspec.bench.racers import LIVE, REPLAYED
+from localspec.bench.race_view import LIVE, REPLAYED
 from localspec.config import Settings
 from localspec.errors import LocalspecError
 from localspec.events import Done, Prefill, Text

@@ -203,7 +203,7 @@ class ChatScreen(Steady, ChoosingScreen, ReadingScreen):
         """Shows what was said since the last look, and looks again in a while."""
         if self._outbox.asked is None:
             return
-        if self.is_seen:
+        if not self.is_covered:
             with self.app.batch_update():  # text and figures are one picture
                 if not self._stopping:
                     self._show_figures()  # first: they are drawn when the text has been read

@@ -31,11 +31,6 @@ class LookingScreen(Screen[None]):
     _to_be_shown: int
     _stopping: bool
 
-    @property
-    def is_seen(self) -> bool:
-        """Not while another screen covers all of it: what nobody sees need not be drawn."""
-        return self.app.screen is self or self.app.screen.is_modal
-
     def _show_figures(self) -> None:
         figures = self._engine.buffer.figures
         circles = goes_round(self._conversation.growing)

@@ -12,8 +12,7 @@ from textual.timer import Timer
 from textual.widgets import Input, Static
 
 from localspec.bench.race import Lane
-from localspec.bench.race_view import AROUND, PAUSE, Size, frame
-from localspec.bench.racers import LIVE, REPLAY, REPLAYED
+from localspec.bench.race_view import AROUND, PAUSE, Size, ends, frame
 from localspec.text import one_line
 from localspec_tui.engine_thread import EngineThread
 from localspec_tui.messages import RaceBegun, RaceEnded
@@ -91,7 +90,7 @@ class RaceScreen(ClosesOnce, Screen[None]):
 
     def on_race_begun(self, begun: RaceBegun) -> None:
         self._lanes = begun.lanes
-        self._timer = self.set_interval(PAUSE * 2, lambda: self._draw(LIVE))
+        self._timer = self.set_interval(PAUSE * 2, self._draw)
 
     def on_race_ended(self, ended: RaceEnded) -> None:
         self._racing, self._over, self._verdict = False, ended.over, ended.sentences
@@ -118,16 +117,15 @@ class RaceScreen(ClosesOnce, Screen[None]):
 
     def _replay(self) -> None:
         seconds = time.monotonic() - self._began
-        over = seconds >= max(lane.seconds for lane in self._lanes)
-        self._draw(REPLAYED if over else REPLAY, seconds)
-        if over:
+        self._draw(seconds)
+        if seconds >= ends(self._lanes):
             if self._timer is not None:
                 self._timer.stop()
             self._tell()
 
-    def _draw(self, caption: str, seconds: float | None = None) -> None:
+    def _draw(self, seconds: float | None = None) -> None:
         size = Size(columns=self.size.width - 2, lines=max(self.size.height - LEFT, 1) + AROUND - 6)
-        self.query_one("#course", Static).update("\n".join(frame(self._lanes, size, caption, seconds)))
+        self.query_one("#course", Static).update("\n".join(frame(self._lanes, size, seconds)))
 
     def _tell(self) -> None:
         first, *rest = map(one_line, self._verdict)

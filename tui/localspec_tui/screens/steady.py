@@ -59,7 +59,7 @@ class Steady:
         And nothing where another screen covers all of this one: Textual would have that one drawn anew, at each event
         of this one. What it shows again, it draws as a whole.
         """
-        if self._is_covered:
+        if self.is_covered:
             self._compositor._dirty_regions.clear()
             self._dirty_widgets.clear()
             return
@@ -70,7 +70,8 @@ class Steady:
         super()._compositor_refresh()  # type: ignore[misc]
 
     @property
-    def _is_covered(self: Any) -> bool:
+    def is_covered(self: Any) -> bool:
+        """Whether another screen hides all of it: what nobody sees need not be drawn."""
         stack = self.app.screen_stack
         above = stack[stack.index(self) + 1 :] if self in stack else []
         return any(screen.styles.background.a == 1 for screen in above)

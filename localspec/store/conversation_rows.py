@@ -1,0 +1,80 @@
+"""Rows of conversations and turns as they are read, whatever another program wrote into them."""
+
+import sqlite3
+from collections.abc import Mapping
+from contextlib import ExitStack, closing
+from itertools import zip_longest
+from typing import Any
+
+from localspec.outside_files import parse_json
+from localspec.store import volumes
+from localspec.store.conversations import REASONS, ConversationInfo, Turn
+from localspec.store.titles import cut, title_of
+from localspec.store.values import moment, text
+from localspec.text import one_line
+
+INFO = """SELECT id,
+    (SELECT substr(prompt, 1, 1000) FROM turn{volume} WHERE conversation = owner.id ORDER BY id LIMIT 1),
+    (SELECT title FROM about{volume} WHERE conversation = owner.id), model, created, used,
+    (SELECT count(*) FROM turn{volume} WHERE conversation = owner.id), branch_of
+    FROM conversation AS owner WHERE id = ?"""
+IN_ORDER = "SELECT id, prompt, reply, reason, figures, asked FROM turn{volume} WHERE conversation = ? ORDER BY id"
+
+
+def info_of(connection: sqlite3.Connection, conversation: int, place: int | None = None) -> ConversationInfo | None:
+    """None where there is none of that id, or nothing was said in it."""
+    place = volumes.of_conversation(connection, conversation) if place is None else place
+    if place is None:
+        return None
+    row = connection.execute(INFO.format(volume=volumes.suffix(place)), (conversation,)).fetchone()
+    if row is not None and not row[6]:
+        volumes.compare_turns(connection, place, conversation)
+    return info_from(row) if row is not None and row[6] else None
+
+
+def info_from(row: tuple[Any, ...]) -> ConversationInfo:
+    """What is said of a conversation, from the columns of INFO."""
+    number, prompt, given, model, created, used, turns, origin = row
+    title = title_of(text(prompt)) if given is None else cut(one_line(text(given)))
+    branch_of = origin if isinstance(origin, int) else None
+    return ConversationInfo(
+        number, title, text(model), moment(created), moment(used), turns, branch_of, given is not None
+    )
+
+
+def parting_of(connection: sqlite3.Connection, *pair: int) -> tuple[Turn | None, Turn | None] | None:
+    """The first turns of two conversations that are unlike; None where one of these is not there (any more)."""
+    places = [volumes.of_conversation(connection, number) for number in pair]
+    if None in places:
+        return None
+    with ExitStack() as opened:
+        mine, theirs = (
+            opened.enter_context(closing(connection.execute(IN_ORDER.format(volume=volumes.suffix(place)), (number,))))
+            for place, number in zip(places, pair, strict=True)
+            if place is not None
+        )
+        for one, other in zip_longest(map(turn_from, mine), map(turn_from, theirs)):
+            if one is None or other is None or (one.prompt, one.reply) != (other.prompt, other.reply):
+                return one, other
+    return None, None
+
+
+def turn_from(row: tuple[Any, ...]) -> Turn:
+    """From its columns: id, prompt, reply, reason, figures, asked, and reasoning if it is there."""
+    number, prompt, reply, reason, figures, asked, *reasoning = row
+    return Turn(
+        number, text(prompt), text(reply), _reason(reason), figures_from(figures), moment(asked), *map(text, reasoning)
+    )
+
+
+def _reason(value: object) -> str | None:
+    return value if isinstance(value, str) and value in REASONS else None
+
+
+def figures_from(stored: str) -> Mapping[str, Any]:
+    """What was kept with a turn; nothing where that is no JSON object."""
+    try:
+        figures = parse_json(stored)
+    except (ValueError, TypeError):
+        return {}
+    return figures if isinstance(figures, dict) else {}
