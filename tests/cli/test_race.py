@@ -144,8 +144,9 @@ def test_on_a_terminal_it_is_seen_live_and_again(tmp_path, words, columns, lines
     screen = pyte.Screen(columns, lines + 4)  # long figures may take the last sentences another line, and scroll
     pyte.Stream(screen).feed(sent)
     shown = [line.rstrip() for line in screen.display if line.strip()]
+    # Where drafts do not pay on the machine it says so, and 60 columns break that sentence and the figures in two.
     assert shown[0] == REPLAYED and shown[1].split(" │ ")[1].strip() == "with phrases"
-    assert shown[-1] == "✓ both texts are the same" and [line for line in shown[-4:] if line.startswith("× ")]
+    assert shown[-1] == "✓ both texts are the same" and [line for line in shown[-5:] if line.startswith("× ")]
     left, right = zip(*(line.split("│") for line in shown if line.count("│") == 1), strict=True)
     assert " ".join(left).count("one two three") == " ".join(right).count("one two three") > 0
 
