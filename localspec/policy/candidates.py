@@ -27,8 +27,8 @@ from localspec.policy.own_layers import best_layers
 from localspec.policy.prediction import CHUNK, CONTEXT, Acceptance, Rates, cache
 
 FORESEEN = 0.85  # of what its accuracies promise a tree of a trained drafter brings: its four on the demo 0.79 to 0.92
-# Where tokens are drawn at 0.7, of what a trained drafter or a small model brings greedily: the demo's five with 16
-# nodes 0.86 to 0.99, on texts that do not go round (docs/drafter-table.md).
+# Where tokens are drawn at 0.7, of what drafts bring greedily: the demo's five drafters with 16 nodes 0.86 to 0.99, on
+# texts that do not go round (docs/drafter-table.md); phrases 0.90 there (docs/prediction.md).
 DRAWN_SHARE = 0.9
 MOST_NODES = 64  # of a tree
 REPLAYED = "with its own replies decoded again"
@@ -45,6 +45,7 @@ class DrafterCandidate:
 
     `draft_seconds(nodes)` is what a draft of so many nodes takes. Where `acceptance` is None, nobody knows what the
     drafter brings. `trained` and `small` are what it uses; `published` is set where something must be fetched or made.
+    `foreseen` is what was thought of it before replies of this kind with it, where there are some.
     """
 
     name: str
@@ -54,6 +55,7 @@ class DrafterCandidate:
     trained: tuple[DrafterCard, ...] = ()
     small: TargetCard | None = None
     published: PublishedDrafter | None = None
+    foreseen: "DrafterCandidate | None" = None
 
     @property
     def drafter(self) -> str:
@@ -126,13 +128,8 @@ class CostInputs:
 
     @property
     def draws(self) -> bool:
-        """Whether a token is accepted as what was drawn; phrases do not know that, all other drafters do."""
+        """Whether a token is accepted as what was drawn."""
         return self.decoding in ("sampled", "rejection")
-
-    @property
-    def phrases(self) -> Acceptance:
-        """What phrases bring where nothing was measured."""
-        return PHRASES.unaware() if self.draws else PHRASES
 
 
 def plain() -> DrafterCandidate:
@@ -144,8 +141,11 @@ def candidates(
     card: TargetCard, at: CostInputs, trained: list[DrafterCard], small: DraftModelEstimate | None, small_here: bool
 ) -> Iterator[DrafterCandidate]:
     """Phrases, which need no training, then the drafters that are here, then those that could be fetched or made."""
-    phrases = _as_measured(DrafterCandidate("phrases", 0, at.phrases, _draft_seconds(kind_of("phrases"), 0, 0, at)), at)
+    phrases = _as_measured(_where_drawn(_untrained("phrases", PHRASES, at), at), at)
     yield phrases
+    # How soon guesses of the target's own come right in a window, only replies with one tell.
+    windows = _alone_and_with_phrases(_untrained("lookahead", None, at), phrases, at)
+    yield from (one for one in windows if one.acceptance is not None)
     if at.layers:
         own = best_layers(at.layers, at.shape, at.costs, MOST_NODES)
         alone = DrafterCandidate("layers", 0, own.acceptance, own.draft_seconds(at.costs))
@@ -167,32 +167,34 @@ def candidates(
         yield from _alone_and_with_phrases(_fetched(one, at), phrases, at)
 
 
-def _as_measured(candidate: DrafterCandidate, at: CostInputs) -> DrafterCandidate:
-    """The candidate with what replies with it brought and cost on this machine, where there were enough.
+def _untrained(name: str, acceptance: Acceptance | None, at: CostInputs) -> DrafterCandidate:
+    return DrafterCandidate(name, 0, acceptance, _draft_seconds(kind_of(name), 0, 0, at))
 
-    Else with what replies of another kind did: what the search for its hyper-parameters decoded again is greedy.
-    """
-    own = at.replies.get(kept_as(candidate.key, at.decoding))
-    again = at.replays.get(candidate.key)
-    if own:
-        return _by_replies(candidate, own, "as measured here", at)
+
+def _as_measured(candidate: DrafterCandidate, at: CostInputs) -> DrafterCandidate:
+    """The candidate with what replies with it brought and cost on this machine, where there were enough."""
+    known = _by_other_replies(candidate, at)
+    if not (own := at.replies.get(kept_as(candidate.key, at.decoding))):
+        return known
+    return replace(_by_replies(candidate, own, "as measured here", at), foreseen=known)
+
+
+def _by_other_replies(candidate: DrafterCandidate, at: CostInputs) -> DrafterCandidate:
+    """The candidate by replies of another kind: what the search for its hyper-parameters decoded again is greedy."""
+    again, drawn = at.replays.get(candidate.key), at.replies.get(kept_as(candidate.key, "sampled"))
     if at.decoding == "greedy" and again:
         return _by_replies(candidate, again, REPLAYED, at)
-    aware = not candidate.with_phrases
-    if (drawn := at.replies.get(kept_as(candidate.key, "sampled"))) and (aware or at.decoding == "rejection"):
+    # Phrases do not know the draw: by greedy or typical replies they are not to be blamed for it.
+    if drawn and (at.decoding == "rejection" or (at.decoding != "sampled" and not candidate.with_phrases)):
         return _by_replies(candidate, drawn, "as measured here where tokens were drawn", at)
-    greedily = at.replies.get(candidate.key)
+    greedily = at.replies.get(candidate.key) if at.decoding != "greedy" else None
     if (found := greedily or again) is None or (at.draws and candidate.drafter.endswith(WITH_PHRASES)):
         return candidate  # which is put together of what is known of its parts
-    known = _by_replies(candidate, found, "as measured here greedily" if greedily else REPLAYED, at)
-    assert known.acceptance is not None
-    if aware:
-        return _where_drawn(known, at)
-    return replace(known, acceptance=known.acceptance.unaware()) if at.draws else known
+    return _where_drawn(_by_replies(candidate, found, "as measured here greedily" if greedily else REPLAYED, at), at)
 
 
 def _where_drawn(candidate: DrafterCandidate, at: CostInputs) -> DrafterCandidate:
-    """A drafter that knows what was drawn, by what it brings greedily."""
+    """A drafter by what it brings greedily."""
     if not at.draws or candidate.acceptance is None:
         return candidate
     return replace(candidate, acceptance=candidate.acceptance.scaled(DRAWN_SHARE))
@@ -208,7 +210,7 @@ def _by_replies(candidate: DrafterCandidate, found: ReplyStats, origin: str, at:
 def _alone_and_with_phrases(
     alone: DrafterCandidate, phrases: DrafterCandidate, at: CostInputs
 ) -> Iterator[DrafterCandidate]:
-    """A trained drafter alone, and lengthened with phrases."""
+    """A drafter alone, and lengthened with phrases."""
     alone = _as_measured(_where_drawn(alone, at), at)
     yield alone
     assert phrases.acceptance is not None
@@ -219,7 +221,8 @@ def _alone_and_with_phrases(
     def seconds(nodes: int) -> float:
         return alone.draft_seconds(nodes) + (host_time.PHRASES if nodes else 0.0)
 
-    yield _as_measured(replace(alone, name=alone.name + WITH_PHRASES, acceptance=both, draft_seconds=seconds), at)
+    together = replace(alone, name=alone.name + WITH_PHRASES, acceptance=both, draft_seconds=seconds, foreseen=None)
+    yield _as_measured(together, at)
 
 
 def _trained(drafter: DrafterCard, published: PublishedDrafter | None, at: CostInputs) -> DrafterCandidate:
@@ -275,7 +278,7 @@ def _fetched(one: PublishedDrafter, at: CostInputs) -> DrafterCandidate:
 def _paired(one: PublishedDrafter, small: DraftModelEstimate, at: CostInputs, here: bool) -> DrafterCandidate:
     kind, acceptance = kind_of(one.kind), _published_acceptance(one) or (PAIR if here else None)
     if acceptance and kind.has_phrases:
-        acceptance = acceptance.scaled(DRAWN_SHARE if at.draws else 1.0).beside(at.phrases)
+        acceptance = acceptance.beside(PHRASES)
     return DrafterCandidate(
         f"{one.kind}:{small.card.name}",
         small.bytes,
@@ -292,7 +295,7 @@ def _of_pair(
     """A draft model alone, and lengthened with phrases, unless they are a part of it."""
     alone = _paired(one, small, at, here)
     if kind_of(one.kind).has_phrases:
-        yield _as_measured(alone, at)
+        yield _as_measured(_where_drawn(alone, at), at)
     else:
         yield from _alone_and_with_phrases(alone, phrases, at)
 

@@ -296,14 +296,6 @@ class Acceptance:
         """Where every node brings this share of what it should."""
         return Acceptance(tuple(share * gain for gain in self.gains), self.origin)
 
-    def unaware(self) -> "Acceptance":
-        """Of drafts that do not know what is drawn, by what they bring greedily, where nothing else is known.
-
-        The token must be the likeliest, which is what greedy replies tell, and be drawn. That is taken to be as likely
-        again, which squares every chance: rather too little, since a model is mostly surer of its likeliest token.
-        """
-        return Acceptance(tuple(gain * gain for gain in self.gains), f"{self.origin}, lowered for sampling")
-
     @classmethod
     def of_length(cls, length: float, depth: int, origin: str) -> "Acceptance":
         """A chain of `depth` tokens with this acceptance length; the chance at each depth is taken to be the same."""

@@ -15,6 +15,7 @@ from localspec.models.entries import PublishedDrafter, PublishedLength
 from localspec.models.s3d_prediction import Constants, propose, share
 from localspec.policy import host_time
 from localspec.policy.candidates import (
+    DRAWN_SHARE,
     PAIR,
     PHRASES,
     CostInputs,
@@ -228,6 +229,16 @@ def test_what_was_measured_here_comes_before_all_figures() -> None:
     another = replace(own, bytes=own.bytes + 1)
     both = found(here=(another,), at=at)["medusa"].acceptance
     assert both is not None and both.origin != "as measured here", "of one that was trained again nothing is known"
+
+
+def test_a_window_is_foreseen_by_its_replies_and_by_nothing_else() -> None:
+    assert not [name for name in found() if name.startswith("lookahead")]
+    told = found(at=replace(AT, replies={"lookahead": ReplyStats(1.4, 12.0, 0.1)}))
+    alone, both = (told[name].acceptance for name in ("lookahead", "lookahead+phrases"))
+    assert alone is not None and alone.length(99) == pytest.approx(1.4) and alone.origin == "as measured here"
+    assert both is not None and both.length(99) == pytest.approx(1.4 + 0.73)
+    drawn = found(at=replace(AT, decoding="sampled", replies={"lookahead": ReplyStats(1.4, 12.0, 0.1)}))
+    assert drawn["lookahead"].acceptance.length(99) == pytest.approx(1 + DRAWN_SHARE * 0.4)  # type: ignore[union-attr]
 
 
 def test_s3d_is_foreseen_by_the_formula_of_its_paper() -> None:

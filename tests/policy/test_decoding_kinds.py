@@ -24,7 +24,7 @@ from localspec.policy.candidates import (
 )
 from localspec.policy.decoding_kinds import DecodingKind, asked_kind, decoding_kind, kept_as
 from localspec.policy.measurements import ModelMeasurements, ReplyStats
-from localspec.policy.prediction import Acceptance, Rates
+from localspec.policy.prediction import Rates
 from localspec.policy.selection import choose
 
 RATES = Rates((1, 64), (1e-12, 4e-12), (1e-4, 1e-4))
@@ -83,10 +83,10 @@ def test_a_model_says_at_what_temperature_it_is_sampled(tmp_path: Path, said: di
 # -- what is foreseen ------------------------------------------------------------------------------------------------------
 
 
-def test_phrases_do_not_know_what_is_drawn_and_are_foreseen_to_bring_less_than_greedily() -> None:
+def test_phrases_that_may_not_be_drawn_are_foreseen_to_bring_less_than_greedily() -> None:
     greedy, drawn = found(AT)["phrases"].acceptance, found(DRAWN)["phrases"].acceptance
     assert greedy is PHRASES and drawn is not None
-    assert drawn.gains == pytest.approx([gain**2 for gain in PHRASES.gains]) and "lowered" in drawn.origin
+    assert drawn.gains == pytest.approx([DRAWN_SHARE * gain for gain in PHRASES.gains])
     assert found(replace(AT, decoding="typical"))["phrases"].acceptance is PHRASES, "which accepts what is likely"
     assert found(replace(AT, decoding="rejection"))["phrases"].acceptance == drawn
 
@@ -95,9 +95,9 @@ def test_what_was_measured_greedily_foresees_the_phrases_of_drawn_replies() -> N
     """On the demo: the figures of docs/drafter-table.md."""
     greedily = ReplyStats(of_table("Greedy", "phrases"), 2.0, 0.0)
     told = lengths(replace(DRAWN, replies={"phrases": greedily}))["phrases"]
-    # "Rather too little": 6 % on the demo of 2026-11-24, 13 % on this one, which is surer of its words.
     drawn = of_table("Temperature 0.7", "phrases")
-    assert 0.85 * drawn < told < min(drawn, greedily.length)
+    assert told == pytest.approx(drawn, rel=0.1) and told < greedily.length
+    assert told - 1 == pytest.approx(drawn - 1, rel=0.1), "tokens a step are mostly the one that comes without drafts"
 
 
 @pytest.mark.parametrize("kind", ["medusa", "parallelspec", "s3d", "semi"])
@@ -160,8 +160,3 @@ def test_auto_takes_what_pays_at_the_temperature_that_is_asked_for(temperature: 
         unfetched(SEVEN), Settings(temperature=temperature, quantize="int8"), machine(cpu(48, bandwidth=100e9)), known
     )
     assert choice.drafter == taken and "measured here" in choice.reason
-
-
-def test_unaware_drafts_bring_every_node_the_square() -> None:
-    assert Acceptance.chain([0.5, 0.5], "a paper").unaware().gains == (0.25, 0.0625)
-    assert Acceptance((), "").unaware().length(9) == 1
