@@ -106,7 +106,7 @@ def reply_stats(sums: list[float]) -> ReplyStats | None:
     tokens, steps, nodes, drafting, verifying, beside = sums
     if tokens < LEAST_TOKENS or not steps or not verifying:
         return None
-    return ReplyStats(tokens / steps, nodes / steps, drafting / verifying, beside / verifying)
+    return ReplyStats(tokens / steps, nodes / steps, drafting / verifying, beside / verifying, tokens)
 
 
 def with_reply(sums: dict[str, list[float]], drafter: str, statistics: Statistics) -> dict[str, list[float]]:

@@ -1,5 +1,6 @@
 """What the policy asks of measurements: what a model's forwards cost, what replies were like, what a device does."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -15,13 +16,15 @@ class ReplyStats:
     """What replies with one drafter were like here: tokens a step, nodes a step, drafting seconds per verifying second.
 
     None of the three depends on what else the machine did meanwhile, as tokens/s would. `beside` is what a step took
-    beside draft and forward, per verifying second too.
+    beside draft and forward, per verifying second too. `tokens` is of how many tokens they were: what was foreseen
+    still counts beside few of them.
     """
 
     length: float
     nodes: float
     drafting: float
     beside: float = 0.0
+    tokens: float = math.inf
 
     def speed(self, costs: ForwardCostModel) -> float:
         """Tokens/s where forwards have these costs."""

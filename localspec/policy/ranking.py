@@ -25,6 +25,7 @@ HARMLESS = 0.98  # of plain decoding's speed: where phrases bring at least so mu
 NEXT_TO_NOTHING = 0.05  # of the time of a token
 CLEARLY = 1.05  # times the M of a simpler drafter, which a drafter must reach
 DOUBT = 1.15  # times more where what it costs and brings was not measured here
+FORESEEN_TOKENS = 100  # tokens of replies that count as much as what was foreseen (docs/decisions.md)
 ON_APPLE = 1.05  # times the measured speed of plain decoding, on Apple's GPUs
 
 
@@ -52,6 +53,7 @@ class RunPlan:
     speed: float  # tokens/s
     measured: bool  # whether the speed was measured here rather than predicted
     cost_effectiveness: float = 0.0  # M
+    doubt: float = 0.0  # of what was measured: the share that what was foreseen still has
 
     @property
     def fits(self) -> bool:
@@ -172,8 +174,9 @@ def best(ranked: Sequence[RunPlan], here: bool = True, allow_plain: bool = True)
 
 
 def _cautious(plan: RunPlan) -> float:
-    """M, lowered where it rests on guesses about a drafter."""
-    return plan.cost_effectiveness / (1 if plan.measured or _complexity(plan)[0] < 2 else DOUBT)
+    """M, lowered as far as it rests on guesses about a drafter."""
+    doubt = 0.0 if _complexity(plan)[0] < 2 else plan.doubt if plan.measured else 1.0
+    return plan.cost_effectiveness / float(DOUBT**doubt)
 
 
 def pays(plan: RunPlan, ranked: Sequence[RunPlan]) -> bool:
@@ -232,14 +235,17 @@ def _plans_in(
     loading = prediction.loading(model.shape, *how)
 
     def plan(candidate: DrafterCandidate) -> RunPlan | None:
-        nodes, speed = 0, plain_speed
+        nodes, speed, doubt = 0, plain_speed, 0.0
         if candidate.name != "none":
             if candidate.acceptance is None:
                 return None
             speed, nodes = prediction.speed(costs, candidate.acceptance, candidate.draft_seconds, most)
         replies = known.replies.get(kept_as(candidate.key, decoding)) if known.costs else None
         if replies is not None:
-            speed = replies.speed(costs)
+            speed, doubt = replies.speed(costs), FORESEEN_TOKENS / (FORESEEN_TOKENS + replies.tokens)
+            if (before := candidate.foreseen) is not None and before.acceptance is not None:
+                foreseen, _ = prediction.speed(costs, before.acceptance, before.draft_seconds, most)
+                speed = speed ** (1 - doubt) * foreseen**doubt  # each is off by a factor
         if candidate.name == "phrases" and speed >= HARMLESS * plain_speed:  # they may pay in the next text
             speed = max(speed, plain_speed)
         loaded_bytes = weights + candidate.bytes
@@ -247,7 +253,7 @@ def _plans_in(
         working += prediction.workspace(model.shape, *how, planned, nodes)
         size = loaded_bytes + beside + max(working, loading)
         measured = known.costs is not None if candidate.name == "none" else replies is not None
-        return RunPlan(precision, candidate, nodes, loaded_bytes, size, speed, measured)
+        return RunPlan(precision, candidate, nodes, loaded_bytes, size, speed, measured, doubt=doubt)
 
     form = "int8" if backend == "native" and quantize != "none" else "none"  # of the matrices of drafters
     numbers = prediction.drafter_numbers(dtype, quantize, backend)

@@ -103,7 +103,7 @@ def test_what_was_kept_of_a_model_is_found_in_the_same_form_only(store: Store, c
         {"phrases": SUMS, "phrases, sampled": SUMS, "s3d": [1.0, 1.0, 1.0, 1.0, 1.0], "medusa": "odd"},
     )
     found = known(store).of(card, "cpu", "bf16", "none")
-    said = ReplyStats(2.0, 4.0, 0.2, 0.1)
+    said = ReplyStats(2.0, 4.0, 0.2, 0.1, tokens=200)
     assert found == ModelMeasurements(costs, {"phrases": said, "phrases, sampled": said})
     assert known(store).of(card, "cpu", "bf16", "int8") == ModelMeasurements()
     assert known(store).of(card, "cpu", "fp32", "none") == ModelMeasurements()
@@ -158,8 +158,10 @@ def test_rates_and_bandwidth_of_a_device_are_found(store: Store) -> None:
 
 
 def test_sums_say_tokens_and_nodes_a_step_and_drafting_beside_verification() -> None:
-    assert stats(SUMS) == ReplyStats(length=2.0, nodes=4.0, drafting=0.2, beside=0.1)
-    assert stats([LEAST_TOKENS, 100, 0, 0, 10, 0]) == ReplyStats(1.0, 0.0, 0.0), "drafts that were cut to nothing count"
+    assert stats(SUMS) == ReplyStats(length=2.0, nodes=4.0, drafting=0.2, beside=0.1, tokens=200)
+    assert stats([LEAST_TOKENS, 100, 0, 0, 10, 0]) == ReplyStats(1.0, 0.0, 0.0, tokens=LEAST_TOKENS), (
+        "drafts that were cut to nothing count"
+    )
 
 
 @pytest.mark.parametrize(
@@ -195,6 +197,6 @@ def test_after_many_replies_alike_the_figures_are_those_of_one() -> None:
         kept = with_reply(kept, "phrases", one)
         assert (stats(kept["phrases"]) is None) == (count < 2), "two are 78 tokens"
     assert stats(kept["phrases"]) == ReplyStats(
-        pytest.approx(2.0), pytest.approx(3.0), pytest.approx(0.25), pytest.approx(0.125)
-    )
+        *map(pytest.approx, (2.0, 3.0, 0.25, 0.125)), tokens=kept["phrases"][0]
+    ), "beside few tokens what was foreseen counts, too"
     assert kept["phrases"][0] == pytest.approx(40 / (1 - FADING), rel=1e-3), "it does not grow for ever"

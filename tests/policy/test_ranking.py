@@ -1,5 +1,6 @@
 """Which plan to run a model pays on a machine that nobody has, and how that is explained."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -14,7 +15,17 @@ from localspec.policy import host_time, ranking
 from localspec.policy.candidates import DrafterCandidate, plain, reply_key
 from localspec.policy.measurements import ModelMeasurements, NoMeasurements, ReplyStats
 from localspec.policy.prediction import CONTEXT, Acceptance, Rates, reading
-from localspec.policy.ranking import QUICK, Precision, RunPlan, best, explained, natural_precisions, pays, run_plans
+from localspec.policy.ranking import (
+    FORESEEN_TOKENS,
+    QUICK,
+    Precision,
+    RunPlan,
+    best,
+    explained,
+    natural_precisions,
+    pays,
+    run_plans,
+)
 
 GPU = gpu(24, packings=("int8",))
 PRECISION = Precision(GPU, "bf16", "none")
@@ -176,6 +187,30 @@ def test_replies_are_worth_nothing_without_what_their_rows_cost() -> None:
     assert acceptance is not None and acceptance.origin == "as measured here", "but what was accepted is known"
 
 
+@pytest.mark.parametrize(("brought", "taken"), [(1.6, "lookahead"), (1.1, "phrases")])
+def test_a_window_is_taken_once_replies_told_that_it_pays(brought: float, taken: str) -> None:
+    replies = {"lookahead": ReplyStats(brought, 4.0, 0.02), "phrases": ReplyStats(1.05, 1.0, 0.0)}
+    replies["lookahead+phrases"] = ReplyStats(brought, 4.0, 0.02)
+    told = Told({("cuda:0", "none"): ModelMeasurements(flat(0.05, slope=0.01), replies)})
+    chosen = best(run_plans(model(), [PRECISION], told, 16))
+    assert chosen is not None and chosen.candidate.name.removesuffix("+phrases") == taken and chosen.measured
+    assert not any("lookahead" in name for name in names(run_plans(model(), [PRECISION], NoMeasurements(), 16)))
+
+
+def test_what_was_foreseen_counts_beside_few_replies_and_hardly_beside_many() -> None:
+    heads = trained("medusa", 10**8, 0.8)
+
+    def speed(tokens: float | None) -> float:
+        replies = {reply_key("medusa", (heads,), None): ReplyStats(1.1, 2.0, 0.1, tokens=tokens)} if tokens else {}
+        told = Told({("cuda:0", "none"): ModelMeasurements(flat(0.05, slope=0.01), replies)})
+        return one(run_plans(model(here=(heads,)), [PRECISION], told, 16), "medusa").speed
+
+    foreseen, brought = speed(None), speed(math.inf)
+    assert brought == pytest.approx(1.1 / (flat(0.05, slope=0.01).at(3, CONTEXT) * 1.1)) and foreseen > 1.2 * brought
+    assert speed(FORESEEN_TOKENS) == pytest.approx((foreseen * brought) ** 0.5)
+    assert brought < speed(19 * FORESEEN_TOKENS) == pytest.approx(brought * (foreseen / brought) ** 0.05)
+
+
 @pytest.mark.parametrize(
     ("name", "drafter"),
     [("ouroboros:small", "ouroboros"), ("draft_model:small", "draft_model"),
@@ -232,6 +267,11 @@ def test_and_much_better_where_that_is_a_guess() -> None:
     plain_decoding, phrases = plan("none", 1.0), plan("phrases", 1.4)
     assert taken(plain_decoding, phrases, plan("medusa", 1.68)) == "phrases"
     assert taken(plain_decoding, phrases, plan("medusa", 1.70)) == "medusa"
+
+
+def test_and_the_less_the_more_replies_told() -> None:
+    few, many = (replace(plan("medusa", 1.1, measured=True, size=1), doubt=doubt) for doubt in (0.5, 0.05))
+    assert (taken(plan("none", 1.0), few), taken(plan("none", 1.0), many)) == ("none", "medusa")
 
 
 def test_phrases_that_take_much_of_a_step_are_a_drafter_like_others() -> None:
