@@ -131,7 +131,8 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     }
     said = {name: value for name, value in inner.items() if value is not None}
     ends = {name: outer[name] for name in ("eos_token_id",) if name in outer}  # those of its turns too
-    return {**outer, **said, **ends, "architectures": [inside[kind]], "model_type": kind}
+    tied = {name: True for name in ("tie_word_embeddings",) if outer.get(name) is True}  # whatever it says inside
+    return {**outer, **said, **ends, **tied, "architectures": [inside[kind]], "model_type": kind}
 
 
 def text_name(name: str) -> str:

@@ -181,6 +181,20 @@ def test_of_a_model_that_reads_pictures_the_language_model_is_served(pictures: P
     assert found.architecture == "Mistral3ForConditionalGeneration" and found.embedding == VOCABULARY * 48
 
 
+def test_a_head_is_tied_where_the_whole_says_so_and_the_language_model_does_not(pictures: Path, tmp_path: Path):
+    """The stock model reads it of the whole, and its files have no head then."""
+    config = Mistral3Config.from_pretrained(pictures)
+    config.tie_word_embeddings, config.text_config.tie_word_embeddings = True, False
+    path = save_filled(Mistral3ForConditionalGeneration(config), tmp_path / "tied", byte_tokenizer())
+    said = json.loads((path / "config.json").read_text())
+    assert said["tie_word_embeddings"] is True and said["text_config"]["tie_word_embeddings"] is False
+    tokens = prompt_ids(9)
+    whole = Mistral3ForConditionalGeneration.from_pretrained(path, attn_implementation="eager", dtype=torch.float32)
+    want, native = stock_logits(whole.eval(), tokens), NativeTarget.open(path, quantize="fp32")
+    theirs = native.forward(DraftTree.chain(tokens), native.cache(16)).logits.rows
+    assert np.abs(theirs - want.numpy()).max() < 1e-4 * np.abs(want.numpy()).max()
+
+
 def test_a_language_model_inside_that_is_not_known_is_refused(pictures: Path, tmp_path: Path):
     other = shutil.copytree(pictures, tmp_path / "other")
     content = json.loads((other / "config.json").read_text())
