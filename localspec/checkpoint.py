@@ -108,9 +108,14 @@ def inspect(path: Path) -> Checkpoint:
 
 def supported(refused: str | None) -> str:
     """Ends a sentence about an architecture that is refused: what is supported, and the nearest model of it."""
-    nearest = next((model for name, model in _NEAREST.items() if (refused or "").startswith(name)), ANY)
     names = dict.fromkeys(re.sub("For(CausalLM|ConditionalGeneration)$", "", name) for name in ARCHITECTURES)
-    return f"supported are {', '.join(names)}; the nearest model is {nearest}, by `localspec pull {nearest}`."
+    return f"supported are {', '.join(names)}; {nearest_model(refused)}"
+
+
+def nearest_model(refused: str | None) -> str:
+    """Ends a sentence about a model of this architecture that is refused: which registered one is nearest to it."""
+    nearest = next((model for name, model in _NEAREST.items() if (refused or "").startswith(name)), ANY)
+    return f"the nearest model is {nearest}, by `localspec pull {nearest}`."
 
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -126,7 +131,8 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     }
     said = {name: value for name, value in inner.items() if value is not None}
     ends = {name: outer[name] for name in ("eos_token_id",) if name in outer}  # those of its turns too
-    return {**outer, **said, **ends, "architectures": [inside[kind]], "model_type": kind}
+    tied = {name: True for name in ("tie_word_embeddings",) if outer.get(name) is True}  # whatever it says inside
+    return {**outer, **said, **ends, **tied, "architectures": [inside[kind]], "model_type": kind}
 
 
 def text_name(name: str) -> str:

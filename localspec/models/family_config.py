@@ -10,6 +10,13 @@ from typing import Any
 ORIGINAL = "original_max_position_embeddings"
 
 
+class NotComputed(ValueError):
+    """What a model of a family that is read may have, and no model that is served has: `has` names it."""
+
+    def __init__(self, has: str) -> None:
+        super().__init__(f"{has}, which localspec does not compute")
+
+
 @dataclass(frozen=True)
 class LayerSizes:
     """What a layer has where layers of a model differ, in channels.
@@ -68,10 +75,11 @@ def of_granite(found: Mapping[str, Any]) -> dict[str, Any]:
     if found["model_type"] == "granite":
         return said
     if found["num_local_experts"]:
-        raise ValueError(f"num_local_experts = {str(found['num_local_experts'])[:40]}: experts are not computed here")
-    names_now = {"attention": "full_attention", "mamba": "linear_attention"}
-    types = found["layer_types"] or found.get("layers_block_type") or ["linear_attention"] * found["num_hidden_layers"]
-    said["layer_types"] = tuple(names_now.get(str(one), str(one)) for one in types)
+        raise NotComputed(f"experts (num_local_experts = {str(found['num_local_experts'])[:40]})")
+    types = found["layer_types"] or found.get("layers_block_type") or ["mamba"] * found["num_hidden_layers"]
+    said["layer_types"] = tuple("full_attention" if one == "attention" else str(one) for one in types)
+    if recurrent := {"mamba", "linear_attention"} & {*said["layer_types"]}:
+        raise NotComputed(f"recurrent layers ({recurrent.pop()})")
     if found["position_embedding_type"] not in (None, "rope", "nope"):
         raise ValueError(f"position_embedding_type = {str(found['position_embedding_type'])[:40]} is not possible")
     said["unrotated"] = (found["position_embedding_type"] != "rope",) * found["num_hidden_layers"]
@@ -95,7 +103,7 @@ def of_gemma4(found: Mapping[str, Any]) -> dict[str, Any]:
     Sizes of the model are those of layers without a window, which have the rotation of the model too.
     """
     if found["enable_moe_block"]:
-        raise ValueError("enable_moe_block: experts are not computed here")
+        raise NotComputed("experts (enable_moe_block)")
     check(found, "use_bidirectional_attention", lambda value: value in (None, "vision"))  # texts: from left to right
     width, cap = found["hidden_size_per_layer_input"] or 0, found["final_logit_softcapping"]
     check(found, "hidden_size_per_layer_input", lambda value: not value or positive(value))

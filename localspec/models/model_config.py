@@ -5,12 +5,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from localspec.checkpoint import Checkpoint, text_config
+from localspec.checkpoint import Checkpoint, nearest_model, text_config
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.models.delta_net import LINEAR, DeltaNet, of_qwen35
 from localspec.models.family_config import (
     ORIGINAL,
     LayerSizes,
+    NotComputed,
     by_pattern,
     check,
     number,
@@ -349,6 +350,8 @@ def read_config(checkpoint: Checkpoint) -> ModelConfig:
         )
     try:
         config = ModelConfig.of(checkpoint.config)
+    except NotComputed as error:
+        raise not_computed(error, checkpoint.path, checkpoint.architecture) from None
     except ValueError as error:
         raise LocalspecError(
             f"The config.json in {checkpoint.path} is not usable ({error}); fetch the model again, or choose another."
@@ -359,6 +362,11 @@ def read_config(checkpoint: Checkpoint) -> ModelConfig:
             f"{config.vocab_size}, more than the {checkpoint.parameters} weights there are; fetch the model again."
         )
     return config
+
+
+def not_computed(error: NotComputed, where: object, architecture: str | None) -> LocalspecError:
+    """What is said of a model of a family that is read, in a directory or repository, that is refused all the same."""
+    return LocalspecError(f"The model in {where} has {error}; {nearest_model(architecture)}")
 
 
 def least_parameters(config: ModelConfig) -> int:

@@ -93,7 +93,7 @@ def described(text: str, context: int, what: str, token: str = "") -> tuple[Tran
         return _sound(sizes), rope, int(content[token]) if token else -1
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise UsageMistake(
-            f"The config of the {what} cannot be used ({first_line(error)}); train the drafter again."
+            f"The config of the {what} cannot be used ({first_line(error)}); train or fetch the drafter again."
         ) from error
 
 

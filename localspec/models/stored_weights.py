@@ -77,9 +77,8 @@ def find_stored(
     names = frozenset(part for parts in made_of.values() for part, _ in parts)
     found = _find(checkpoint, names)
     if missing := sorted(names - found.keys()):
-        raise LocalspecError(
-            f"The weights in {checkpoint.path} lack '{missing[0]}' and {len(missing) - 1} more; fetch the model again."
-        )
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise LocalspecError(f"The weights in {checkpoint.path} lack '{missing[0]}'{more}; fetch the model again.")
     for name, parts in made_of.items():
         columns = columns_of(name)
         for part, rows in parts:

@@ -19,10 +19,12 @@ from localspec.events import Reporter
 from localspec.hub.cache import snapshot
 from localspec.hub.client import must_be_online, server
 from localspec.hub.fetch import fetch, too_large
-from localspec.hub.plan import Plan
+from localspec.hub.plan import Part, Plan
 from localspec.hub.plan import plan as ask_hub
 from localspec.hub.sources import Source
 from localspec.machine.machine import Machine, this_machine
+from localspec.models.family_config import NotComputed
+from localspec.models.model_config import ModelConfig, not_computed
 from localspec.models.registry import TargetCard, cards, named_card, split_of
 from localspec.policy.kept_packing import LOSSLESS
 from localspec.policy.measurements import MeasurementSource, NoMeasurements
@@ -230,6 +232,7 @@ def _planned(name: str, wishes: Wishes, machine: Machine, reporter: Reporter) ->
         reporter.progress(f"asking {server()} about {name}")
         found, instead = ask_hub(chosen.sources, reporter.notice), None
         gguf.check(found.parts[0], wishes.packed_only, wishes.settings)
+        _check_computed(found.parts[0])
         fits, memory = _memory(name, found, wishes, machine, measurements)
         packing = packing_of(found.parts[0], wishes.settings, machine, measurements)
     if card is not None and card.entry is not None and not wishes.original and own_source(name) is not None:
@@ -238,6 +241,18 @@ def _planned(name: str, wishes: Wishes, machine: Machine, reporter: Reporter) ->
     as_kept: dict[str, Any] = {"quantize": instead.packing} if instead else {}
     found = gguf.with_room_to_pack(found, replace(wishes.settings, **as_kept), machine)
     return Planned(found, fits, memory, chosen.why, None if wishes.quiet else packing, instead)
+
+
+def _check_computed(model: Part) -> None:
+    """Raises LocalspecError for a model that would be refused once it is here."""
+    if model.heads or model.source.gguf:
+        return
+    try:
+        ModelConfig.of(model.config)
+    except NotComputed as error:
+        raise not_computed(error, model.source, str(model.config["architectures"][0])) from None
+    except ValueError:  # a value that cannot be is told where the model is read
+        return
 
 
 def _memory(

@@ -17,7 +17,7 @@ from localspec.drafters.tensors import TensorSpec
 from localspec.errors import LocalspecError, NotHere, UsageMistake
 from localspec.nn.target import Target
 from localspec.published_heads import is_dflash
-from localspec.training.published_files import Tensors, convert_published, read_tensors
+from localspec.training.published_files import Tensors, check_numbers, convert_published, read_tensors
 
 _LAYER_KEYS = (
     "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size",
@@ -69,6 +69,7 @@ def read_published(path: Path, target: Target) -> Published:
     tensors: dict[str, Any] = {}
     for file in weight_files(path):
         tensors |= {name.removeprefix("model."): one for name, one in read_tensors(file).items()}
+    check_numbers(tensors, path)
     for name, spec in expected.items():
         _check(name, spec, tensors, path)
     if others := sorted(name for name in tensors.keys() - expected.keys() if "rotary_emb" not in name):
@@ -81,11 +82,11 @@ def read_published(path: Path, target: Target) -> Published:
 
 def _check(name: str, spec: TensorSpec, tensors: Tensors, path: Path) -> None:
     found = tensors.get(name)
-    if found is None or tuple(found.shape) != spec.shape or not found.is_floating_point():
-        has = "is not there" if found is None else f"has the shape {[*found.shape]}, of type {found.dtype},"
+    if found is None or tuple(found.shape) != spec.shape:
+        has = "is not there" if found is None else f"has the shape {[*found.shape]}"
         raise LocalspecError(
-            f"'{name}' of the DFlash drafter in {path} {has} where numbers of {[*spec.shape]} belong; name the model "
-            "that it was made for, or fetch it again."
+            f"'{name}' of the DFlash drafter in {path} {has} where {[*spec.shape]} belongs; name the model that "
+            "it was made for, or fetch it again."
         )
 
 

@@ -10,7 +10,7 @@ Sizes follow from config.json, and every tensor must fit them.
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from localspec.nn.target import Target
 from localspec.published_heads import is_eagle3
 from localspec.training.published_files import (
     Tensors,
+    check_numbers,
     convert_published,
     read_tensors,
     stored_matrix,
@@ -86,7 +87,7 @@ def read_published(path: Path, target: Target, embedding: torch.Tensor) -> Train
         _fill_bias("qkv" if name == "q" else name, filled, options)
     try:
         expected = Drafter.tensor_specs(target, options)
-    except UsageMistake as mistake:
+    except LocalspecError as mistake:
         raise LocalspecError(f"The EAGLE-3 head in {path} cannot be used: {mistake}") from None
     for name, spec in expected.items():
         found = filled.get(name)
@@ -106,18 +107,23 @@ def _read(path: Path) -> Tensors:
     file = next((path / name for name in FILES if (path / name).is_file()), None)
     if file is None:
         raise NotHere(f"There is no EAGLE-3 head in {path}; give a directory that holds {FILES[0]} or {FILES[2]}.")
-    return {_PREFIX.sub("", name): tensor for name, tensor in read_tensors(file).items()}
+    found = {_PREFIX.sub("", name): tensor for name, tensor in read_tensors(file).items()}
+    check_numbers(found, path, ("d2t", "t2d"))
+    return found
 
 
 def _renamed(tensors: Tensors, path: Path) -> dict[str, torch.Tensor]:
     """Returns what has a place in our layer, by our names. Raises LocalspecError for what has none."""
     found = {_OURS[name]: tensor for name, tensor in tensors.items() if name in _OURS}
-    for part in ("weight", "bias"):
-        if all(f"{name}.{part}" in tensors for name in _QKV):
-            found[f"qkv.{part}"] = torch.cat([tensors[f"{name}.{part}"] for name in _QKV])
+    if all(f"{name}.weight" in tensors for name in _QKV):
+        weights = [tensors[f"{name}.weight"] for name in _QKV]
+        biases = [tensors.get(f"{name}.bias", one.new_zeros(len(one))) for name, one in zip(_QKV, weights, strict=True)]
+        found["qkv.weight"] = _stacked(weights, "Queries, keys and values", path)
+        if any(f"{name}.bias" in tensors for name in _QKV):
+            found["qkv.bias"] = _stacked(biases, "Biases of queries, keys and values", path)
     each = [name for name in (f"fc_norm.{index}.weight" for index in range(MOST_PLACES)) if name in tensors]
     if each:
-        found["states_norm"] = torch.cat([tensors[name] for name in each])
+        found["states_norm"] = _stacked([tensors[name] for name in each], "Norms (fc_norm)", path)
     elif "input_norm.weight" in tensors:
         found["states_norm"] = tensors["input_norm.weight"]
     known = {*_OURS, *each, *(f"{name}.{part}" for name in _QKV for part in ("weight", "bias"))}
@@ -128,6 +134,16 @@ def _renamed(tensors: Tensors, path: Path) -> dict[str, torch.Tensor]:
         name = "mask_hidden" if "mask_hidden" in others else others[0]
         raise LocalspecError(f"'{name}' in {path} {what}, and localspec reads EAGLE-3's one layer; use another head.")
     return found
+
+
+def _stacked(parts: Sequence[torch.Tensor], what: str, path: Path) -> torch.Tensor:
+    """What layouts keep apart, in one. Raises LocalspecError, which says `what` it is, where it does not fit."""
+    if len({one.shape[1:] for one in parts}) > 1:
+        raise LocalspecError(
+            f"{what} of the EAGLE-3 head in {path} have the shapes "
+            f"{', '.join(str([*one.shape]) for one in parts)}, which do not fit each other; fetch it again."
+        )
+    return torch.cat([*parts])
 
 
 def _options(config: Mapping[str, Any], tensors: Tensors, filled: Tensors, path: Path, target: Target) -> Eagle3Options:

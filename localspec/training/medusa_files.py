@@ -28,6 +28,7 @@ from localspec.nn.target import Target
 from localspec.paths import private_directory
 from localspec.training.published_files import (
     Tensors,
+    check_numbers,
     convert_published,
     damage_told,
     stored_matrix,
@@ -103,8 +104,7 @@ def read_published(path: Path, target: Target, vocabulary: torch.Tensor | None =
     """
     file = _find(path)
     tensors = _read(file)
-    if broken := next((name for name, tensor in tensors.items() if not tensor.isfinite().all()), None):
-        raise LocalspecError(f"'{broken}' in {file} holds NaN or inf; fetch it again.")
+    check_numbers(tensors, file, (_TOKEN_MAP,))
     blocks = _blocks(tensors, file)
     heads, layers = len(blocks), len(blocks[0])
     shape = target.transformer.config

@@ -4,7 +4,7 @@ import pickle
 import re
 import shutil
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from localspec.training.checkpoint import full
 from localspec.training.trainable import Saveable, save_drafter
 
 Tensors = Mapping[str, torch.Tensor]
+_NUMBERS = (torch.float32, torch.float16, torch.bfloat16)  # what drafters are kept in
 
 
 def convert_published(
@@ -73,7 +74,7 @@ def told(directory: Path) -> Iterator[None]:
 def read_tensors(file: Path) -> dict[str, torch.Tensor]:
     """Returns the tensors of a file, or of those beside an index, by their names; a pickle is read as data, never run.
 
-    Raises LocalspecError for damaged files, and for numbers that are none.
+    Raises LocalspecError for damaged files.
     """
     found: dict[str, torch.Tensor] = {}
     with damage_told(file):
@@ -85,9 +86,25 @@ def read_tensors(file: Path) -> dict[str, torch.Tensor]:
                     found |= {key: opened.get_tensor(key) for key in list(opened.keys())}
             else:
                 found |= unpickled(file.parent / name)
-    if broken := next((name for name, one in found.items() if not one.isfinite().all()), None):
-        raise LocalspecError(f"'{broken}' in {file.parent} holds NaN or inf; fetch it again.")
     return found
+
+
+def check_numbers(tensors: Tensors, where: Path, ids: Container[str] = ()) -> None:
+    """Raises LocalspecError for a tensor without rows, of a type that is not read, or with numbers that are none.
+
+    Those that are called as in `ids` are lists of tokens, or say of each token whether it is meant.
+    """
+    for name, one in tensors.items():
+        if not one.ndim:
+            raise LocalspecError(f"'{name}' in {where} is a single number, where heads have rows; fetch it again.")
+        whole = name in ids and not one.is_floating_point()
+        if one.dtype not in _NUMBERS and not whole:
+            raise LocalspecError(
+                f"'{name}' in {where} is of the type {str(one.dtype).removeprefix('torch.')}, and localspec reads "
+                "float32, float16 and bfloat16 of drafters; get it in one of these."
+            )
+        if not one.isfinite().all():
+            raise LocalspecError(f"'{name}' in {where} holds NaN or inf; fetch it again.")
 
 
 def unpickled(file: Path) -> Tensors:

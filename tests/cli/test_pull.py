@@ -345,6 +345,15 @@ def test_gated(home, hub: Hub, repo, closed, said, late):
     assert result.returncode == 0 and ", gated" in result.stdout and is_whole(home, repo)
 
 
+def test_a_model_that_would_be_refused_once_it_is_here_is_not_fetched(home, hub: Hub, repo):
+    config = {**json.loads(repo.files["config.json"]), "num_local_experts": 8, "shared_intermediate_size": 16}
+    config |= {"architectures": ["GraniteMoeHybridForCausalLM"], "model_type": "granitemoehybrid"}
+    repo.files["config.json"] = json.dumps(config).encode()
+    result = at(home, hub, "pull", "org/name", "--force")
+    assert result.returncode == 1 and "org/name has experts (num_local_experts = 8), which" in sentence(result)
+    assert "the nearest model is granite-4.0-micro" in result.stderr and not common_cache(home).exists()
+
+
 @pytest.mark.slow
 def test_a_repository_and_a_revision_that_are_not_there(home, hub):
     result = at(home, hub, "pull", "org/nam")

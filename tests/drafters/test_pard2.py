@@ -40,6 +40,7 @@ from localspec.drafters.pool import PhrasePool
 from localspec.errors import LocalspecError
 from localspec.models.drafter_cards import read_drafter
 from localspec.models.s3d_prediction import KeptLayers
+from localspec.models.target_map import target_map
 
 Make = Callable[[str], Tiny]
 MASK, SCALE, GREEDY = 317, 0.5, Sampling()
@@ -200,6 +201,23 @@ def test_files_of_another_target_are_refused(tiny: Make, tmp_path: Path) -> None
         ) as refused:
             Drafter.from_model(path, model.target)
         assert refused.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("config", "scale"),
+    [
+        ({}, 0.02),
+        ({"feat_scale": 0.5}, 0.5),
+        ({"feat_scale": 0.5, "pard_scale": 2}, 2.0),
+        ({"pard_scale": 2, "pard2_scale": 3}, 3.0),
+    ],
+)
+def test_the_scale_is_the_first_that_its_config_has_else_what_published_code_has(
+    tmp_path: Path, config: dict[str, Any], scale: float
+) -> None:
+    save_file({"target_proj.weight": torch.zeros(8, 16)}, tmp_path / "warp_model.safetensors")
+    found = target_map({"pard2": True, "hidden_size": 8, "pard2_target_layers": [1], **config}, tmp_path)
+    assert found is not None and (found.scale, found.states) == (scale, 16)
 
 
 @pytest.mark.parametrize(

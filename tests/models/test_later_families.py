@@ -11,11 +11,11 @@ from tiny_models import CONFIGS, VOCABULARY, byte_tokenizer, prompt_ids, save_fi
 from transformers import CONFIG_MAPPING, Mistral3Config, Mistral3ForConditionalGeneration
 from transformers.models.ministral3.modeling_ministral3 import get_llama_4_attn_scale
 
-from localspec.checkpoint import inspect, supported, text_config
+from localspec.checkpoint import Checkpoint, inspect, supported, text_config
 from localspec.decoding.tree import DraftTree
 from localspec.errors import LocalspecError
 from localspec.models.architecture import TransformerConfig
-from localspec.models.model_config import ModelConfig
+from localspec.models.model_config import ModelConfig, read_config
 from localspec.models.rope import Rope
 from localspec.models.shape import Shape
 from localspec.native.target import NativeTarget
@@ -105,11 +105,20 @@ def test_what_is_not_possible_is_a_value_error(family, wrong):
         ModelConfig.of({"model_type": family, **SMALL, **wrong})
 
 
-@pytest.mark.parametrize("said", [{"layer_types": ["mamba", *["attention"] * 3]}, {"layer_types": None}])
-def test_recurrent_layers_are_refused(said):
-    config = ModelConfig.of({"model_type": "granitemoehybrid", **SMALL, **DENSE, **said})
-    with pytest.raises(LocalspecError, match="layers of type 'linear_attention'"):
-        TransformerConfig.of(config)
+@pytest.mark.parametrize(
+    ("said", "has"),
+    [
+        ({"layer_types": ["mamba", *["attention"] * 3]}, r"recurrent layers \(mamba\)"),
+        ({"layer_types": None}, r"recurrent layers \(mamba\)"),
+        ({"layer_types": ["linear_attention", *["full_attention"] * 3]}, r"recurrent layers \(linear_attention\)"),
+        ({"num_local_experts": 8}, r"experts \(num_local_experts = 8\)"),
+    ],
+)
+def test_of_granite_4_what_is_not_computed_is_refused_with_the_nearest_model(tmp_path: Path, said, has):
+    content = {"model_type": "granitemoehybrid", **SMALL, **DENSE, **said}
+    there = Checkpoint(tmp_path, content, "GraniteMoeHybridForCausalLM", (), 10**6, 10**6)
+    with pytest.raises(LocalspecError, match=f"has {has}, which .*; the nearest model is granite-4.0-micro, by"):
+        read_config(there)
 
 
 @pytest.mark.parametrize(
@@ -170,6 +179,20 @@ def test_of_a_model_that_reads_pictures_the_language_model_is_served(pictures: P
     assert np.abs(theirs - want.numpy()).max() < 1e-4 * np.abs(want.numpy()).max()
     found = inspect(pictures)
     assert found.architecture == "Mistral3ForConditionalGeneration" and found.embedding == VOCABULARY * 48
+
+
+def test_a_head_is_tied_where_the_whole_says_so_and_the_language_model_does_not(pictures: Path, tmp_path: Path):
+    """The stock model reads it of the whole, and its files have no head then."""
+    config = Mistral3Config.from_pretrained(pictures)
+    config.tie_word_embeddings, config.text_config.tie_word_embeddings = True, False
+    path = save_filled(Mistral3ForConditionalGeneration(config), tmp_path / "tied", byte_tokenizer())
+    said = json.loads((path / "config.json").read_text())
+    assert said["tie_word_embeddings"] is True and said["text_config"]["tie_word_embeddings"] is False
+    tokens = prompt_ids(9)
+    whole = Mistral3ForConditionalGeneration.from_pretrained(path, attn_implementation="eager", dtype=torch.float32)
+    want, native = stock_logits(whole.eval(), tokens), NativeTarget.open(path, quantize="fp32")
+    theirs = native.forward(DraftTree.chain(tokens), native.cache(16)).logits.rows
+    assert np.abs(theirs - want.numpy()).max() < 1e-4 * np.abs(want.numpy()).max()
 
 
 def test_a_language_model_inside_that_is_not_known_is_refused(pictures: Path, tmp_path: Path):

@@ -157,6 +157,17 @@ def test_it_is_converted_once_and_in_the_precision_of_its_files(tiny: Make, tmp_
     assert (tmp_path / "made" / "drafter" / "drafter.json").stat().st_mtime_ns == before
 
 
+def test_a_bias_of_queries_alone_is_not_left_out(tiny: Make, tmp_path: Path) -> None:
+    model, bias = tiny(LLAMA), torch.arange(40.0)
+    weights = eagle(model.target, config=json.dumps(PLAIN), states="2,1,0")
+    rows = weights.sizes.num_heads * weights.sizes.head_dim
+    path = specforge(weights, tmp_path)
+    tensors = {**tensors_of(weights, "midlayer."), "midlayer.self_attn.q_proj.bias": bias[:rows]}
+    save_file(tensors, path / "model.safetensors")
+    found = read_published(path, model.target, embedding(model)).tensors()
+    assert torch.equal(found["qkv.bias"][:rows], bias[:rows]) and not found["qkv.bias"][rows:].any()
+
+
 @pytest.mark.parametrize(
     ("config", "tensors", "said"),
     [
@@ -168,6 +179,15 @@ def test_it_is_converted_once_and_in_the_precision_of_its_files(tiny: Make, tmp_
         ({}, {"d2t": torch.full((90,), 300)}, r"draft vocabulary .* is not one of a model with 320"),
         ({}, {"t2d": torch.zeros(320, dtype=torch.bool)}, "draft vocabulary"),
         ({}, {"t2d": torch.ones(400, dtype=torch.bool)}, "draft vocabulary"),
+        ({}, {"d2t": torch.tensor(3)}, "'d2t' .* a single number"), ({}, {"t2d": torch.tensor(True)}, "'t2d' .* a single number"),
+        ({}, {"d2t": torch.zeros(90).to(torch.float8_e4m3fn)}, "'d2t' .* float8_e4m3fn"),
+        ({}, {"midlayer.self_attn.q_proj.weight": torch.tensor(1.0)}, "'self_attn.q_proj.weight' .* a single number"),
+        ({}, {"midlayer.self_attn.k_proj.weight": torch.zeros(24, 7)}, r"\[24, 7\].*, which do not fit each other"),
+        ({}, {"midlayer.self_attn.q_proj.bias": torch.ones(1, 40)}, "^Biases of queries, .* do not fit each other"),
+        ({}, {"fc_norm.0.weight": torch.ones(48), "fc_norm.1.weight": torch.ones(1, 48)}, r"^Norms \(fc_norm\) .*\[1, 48\]"),
+        ({}, {"midlayer.mlp.up_proj.weight": torch.ones(28, 48, dtype=torch.int8)}, "'mlp.up_proj.weight' .* type int8, and"),
+        ({}, {"norm.weight": torch.ones(48, dtype=torch.float64)}, "'norm.weight' .* type float64, and"),
+        ({"rope_scaling": {"rope_type": "odd"}}, {}, "The EAGLE-3 head in .* cannot be used: .*'odd'"),
         ({}, {"mask_hidden": torch.zeros(1, 1, 144)}, "P-EAGLE"),
         ({}, {"layers.1.mlp.up_proj.weight": torch.zeros(28, 48)}, "no part of one layer"),
         ({}, {"norm.weight": torch.full((48,), float("nan"))}, "'norm.weight' .* NaN"),

@@ -226,6 +226,18 @@ def test_a_pickle_that_would_run_code_does_not(tmp_path, target: Target, packed:
             {**official(), "2.0.linear.bias": torch.full((WIDTH,), float("nan"))},
             LocalspecError, "'2.0.linear.bias'.*holds NaN or inf", id="not a number",
         ),
+        pytest.param(
+            {**official(), "0.0.linear.weight": torch.tensor(1.0)}, LocalspecError, "a single number", id="without rows"
+        ),
+        pytest.param({**official(), "token_map": torch.tensor(1)}, LocalspecError, "'token_map'.*a single", id="a map"),
+        pytest.param(
+            {**official(), "0.0.linear.bias": torch.ones(WIDTH).to(torch.float8_e4m3fn)},
+            LocalspecError, "'0.0.linear.bias'.*of the type float8_e4m3fn, and", id="eight bits",
+        ),
+        pytest.param(
+            {**official(), "0.0.linear.weight": torch.ones(WIDTH, WIDTH, dtype=torch.int64)},
+            LocalspecError, "'0.0.linear.weight'.*of the type int64, and", id="no fractions",
+        ),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("suffix", ["pt", "safetensors"])
