@@ -13,6 +13,8 @@ from pathlib import Path
 from threading import RLock, Timer
 from typing import Any
 
+from localspec.errors import LocalspecError
+
 MOST_SECONDS = 5.0  # of computing, for one answer; a template takes milliseconds
 _PATIENCE = 120.0  # seconds, by the clock, where the system cannot count a process's own
 _START = "import sys; sys.path[:] = sys.argv[1:]; from localspec.models.confined import serve; serve()"
@@ -20,6 +22,10 @@ _START = "import sys; sys.path[:] = sys.argv[1:]; from localspec.models.confined
 
 class Stopped(Exception):
     """What was asked for took too long, or ended the process. The message is a clause that says which."""
+
+
+class NoProcess(LocalspecError):
+    """There can be none now, which is no fault of what was asked for."""
 
 
 class Confinement:
@@ -31,10 +37,12 @@ class Confinement:
         self._lock = RLock()
 
     def start(self) -> None:
-        """Begins the process, so that it is there when something is asked. Raises Stopped where there can be none."""
+        """Begins the process, so that it is there when something is asked. Raises NoProcess where there can be none."""
         with self._lock:
             if self._process is not None and self._owner == os.getpid():  # a forked child has one of its own
-                return
+                if self._process.poll() is None:
+                    return
+                self.end()  # somebody killed it meanwhile, such as the system that ran out of memory
             here = str(Path(__file__).parents[2])
             apart: dict[str, Any] = (
                 {"process_group": 0}  # Ctrl+C is for those who wait, not for it
@@ -50,11 +58,15 @@ class Confinement:
                     **apart,
                 )
             except OSError as error:
-                raise Stopped(f"no process can be started for it: {error.strerror}") from error
+                raise NoProcess(
+                    f"No process can be started for what models bring along ({error.strerror}); close other programs, "
+                    "or raise the limits of this shell (`ulimit -n`, `ulimit -u`)."
+                ) from error
             self._owner = os.getpid()
 
     def ask(self, request: Mapping[str, Any], seconds: float = MOST_SECONDS) -> dict[str, Any]:
-        """Returns what `confined.py` answers. Raises Stopped after so many seconds of computing."""
+        """Returns what `confined.py` answers. Raises Stopped after so many seconds of computing, and what `start`
+        raises."""
         with self._lock:
             self.start()
             process = self._process
