@@ -97,8 +97,9 @@ def test_what_a_template_says_when_it_fails_is_cut_before_it_is_sent(said):
     assert answer["error"] and len(answer["error"]) <= 2000
 
 
-def test_a_process_that_was_killed_meanwhile_is_begun_again_without_a_word(model, monkeypatch):
-    """Such as by a system without memory; a chat or a server goes on with its model."""
+@pytest.mark.parametrize("seen", [True, False])
+def test_a_process_that_was_killed_is_begun_again_without_a_word(model, monkeypatch, seen):
+    """Such as by a system without memory, before it is asked or while; a chat or a server goes on with its model."""
     confinement = Confinement()
     monkeypatch.setattr(chat_tokenizer, "confinement", confinement)
     chat = ChatTokenizer(Tokenizer.open(model))
@@ -106,6 +107,8 @@ def test_a_process_that_was_killed_meanwhile_is_begun_again_without_a_word(model
     first = confinement._process
     first.kill()
     first.wait()
+    if not seen:
+        monkeypatch.setattr(first, "poll", lambda: None)
     assert chat.render(ASKED) == said and confinement._process is not first
     confinement.end()
 
