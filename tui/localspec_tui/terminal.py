@@ -45,7 +45,7 @@ def prepare(meant: Callable[[str], str] = lambda typed: typed) -> None:
 
         from textual.drivers import linux_driver
 
-        linux_driver.getincrementaldecoder = _lenient  # type: ignore[attr-defined]
+        linux_driver.getincrementaldecoder = _lenient  # type: ignore[attr-defined, assignment]
 
 
 def _lenient(encoding: str) -> Callable[[], codecs.IncrementalDecoder]:
