@@ -85,14 +85,18 @@ class Paths:
 
 def private_directory(path: Path) -> Path:
     """Makes `path` and its missing parents with mode 0700; one that exists is closed to others. Raises OSError."""
-    if not path.parent.exists():
-        private_directory(path.parent)
-    path.mkdir(mode=0o700, exist_ok=True)
+    _make(path)
     mode = stat.S_IMODE(path.stat().st_mode)
     if mode & 0o077:
         with suppress(PermissionError):  # somebody else's directory stays as its owner wants it
             path.chmod(mode & 0o700)
     return path
+
+
+def _make(path: Path) -> None:
+    if not path.parent.exists():
+        _make(path.parent)
+    path.mkdir(mode=0o700, exist_ok=True)  # `missing/..` was there already, and is none of ours
 
 
 def write_anew(file: Path, content: bytes, mode: int = 0o600) -> None:

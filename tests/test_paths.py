@@ -58,6 +58,15 @@ def test_private_directory_closes_its_own_and_leaves_parents_alone(tmp_path):
     assert (mode(parent), mode(parent / "mine")) == (0o755, 0o700)
 
 
+@posix
+def test_private_directory_leaves_alone_what_lies_above_a_way_back(tmp_path):
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o755)
+    private_directory(shared / "new" / ".." / "mine" / "data")
+    assert (mode(shared), mode(shared / "mine"), mode(shared / "mine" / "data")) == (0o755, 0o700, 0o700)
+
+
 def test_private_directory_opens_nothing(tmp_path):
     (tmp_path / "locked").mkdir(mode=0o500)
     assert mode(private_directory(tmp_path / "locked")) == 0o500

@@ -48,6 +48,7 @@ COMMANDS = {
 }
 READER_GONE = 141
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
+_NO_MORE_FILES = (errno.EMFILE, errno.ENFILE)
 _LONGEST = 1500  # characters of a sentence: names and values may be of any length
 
 
@@ -193,6 +194,11 @@ def _run(arguments: Sequence[str] | None) -> int:
     except Exception as error:
         if isinstance(error, OSError) and error.filename is None and error.errno in _NO_ROOM:
             raise  # an open stream failed, and the only one that commands write to is standard output
+        if isinstance(error, OSError) and error.errno in _NO_MORE_FILES:
+            return _say(
+                f"No more files can be opened ({error.strerror}); close other programs, or raise the limit of this "
+                "shell (`ulimit -n 1024`)."
+            )
         if isinstance(error, OSError) and error.filename is not None and error.strerror:
             return _say(f"{os.fsdecode(error.filename)} cannot be used ({error.strerror}); correct that.")
         return _say(f"Unexpected {type(error).__name__}: {error} ({_keep_traceback(error)}).")

@@ -1,7 +1,10 @@
 """What the commands about kept text have in common: the store, if there is one, and what was set aside."""
 
+import errno
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import typer
 
@@ -18,13 +21,28 @@ PARTS = ("-wal", "-shm", "-journal")  # files of SQLite beside a database
 def store_if_any(what: str) -> Iterator[Store | None]:
     """The store of this user, for the sake of the phrases or the conversations: `what`.
 
-    None where there is none yet, since looking must not make one. Raises StoreTrouble.
+    None where there is none yet, since looking must not make one. Raises StoreTrouble, also where there may be one that
+    cannot be reached: then nobody knows that nothing is kept.
     """
+    if why := _out_of_reach(database := Paths(environment.home()).database):
+        raise StoreTrouble(f"{database} cannot be reached ({why}), so its {what} can be neither shown nor deleted.")
     with user_store(lambda sentence: typer.echo(one_line(sentence), err=True), create=False) as store:
         if store is not None and store.path is None:
-            database = Paths(environment.home()).database
             raise StoreTrouble(f"{database} cannot be used, so its {what} can be neither shown nor deleted.")
         yield store
+
+
+def _out_of_reach(database: Path) -> str:
+    """Why nobody can tell whether it is there; nothing where that can be told."""
+    for place in (database, *database.parents):
+        if os.path.islink(place) and not os.path.exists(place):
+            return f"{place} is a link to what is not there"
+    try:
+        os.stat(database)
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG):
+            return error.strerror or f"{error}"
+    return ""
 
 
 def report_files_set_aside(what: str) -> None:

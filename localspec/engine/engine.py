@@ -33,7 +33,7 @@ from localspec.events import Event, Prefill, Reporter
 from localspec.machine import compiled
 from localspec.machine.hardware import IdleCores, devices
 from localspec.machine.machine import this_machine, torch_trouble
-from localspec.models.confinement import Stopped, confinement
+from localspec.models.confinement import NoProcess, confinement
 from localspec.models.drafter_kinds import kind_of
 from localspec.models.encoding import Unwanted, given_up_unless
 from localspec.models.messages import Message
@@ -133,7 +133,7 @@ class Engine:
         Raises what `choose` and the engine itself raise.
         """
         reporter = Reporter(notice, progress)
-        with suppress(Stopped):  # which is told where a template is needed
+        with suppress(NoProcess):  # which is told where a template is needed
             confinement.start()  # meanwhile the model is loaded
         known = BandwidthProfiler(MeasurementCache(store, reporter), settings.exact, settings.context)
         kept = phrases_allowed(settings)

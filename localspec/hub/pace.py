@@ -4,7 +4,7 @@ no longer wants an answer need not wait for it."""
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from localspec.errors import LocalspecError
@@ -23,6 +23,7 @@ class _Waits:
 
     notice: Callable[[str], None] = staticmethod(lambda _: None)
     seconds = 0.0
+    silence = 0.0  # seconds that it has let pass without an answer, since the last one
 
 
 class _Wanted:
@@ -48,7 +49,7 @@ def given_up_unless(wanted: Callable[[], bool]) -> Iterator[None]:
 def waits_told(notice: Callable[[str], None]) -> Iterator[None]:
     """Meanwhile each wait that a server asks for is told in a sentence, and counts."""
     before = _Waits.notice
-    _Waits.notice, _Waits.seconds = staticmethod(notice), 0.0
+    _Waits.notice, _Waits.seconds, _Waits.silence = staticmethod(notice), 0.0, 0.0
     try:
         yield
     finally:
@@ -97,6 +98,22 @@ def _too_slow(server: str) -> LocalspecError:
     return LocalspecError(f"{server} sends less than {LEAST_BYTES / WINDOW / 1024:.0f} KiB a second; try again later.")
 
 
+@contextmanager
+def _told_of_silence(server: Callable[[], str], began: float) -> Iterator[None]:
+    """Where no answer comes in time the client asks again and again, for minutes and without a word."""
+    from httpcore2 import ConnectTimeout, ReadTimeout
+
+    try:
+        yield
+    except (ConnectTimeout, ReadTimeout):
+        _Waits.silence += time.monotonic() - began
+        said = f"{server()} has not answered for {_Waits.silence:.0f} seconds"
+        if _Waits.silence >= LONGEST_WAIT:
+            raise LocalspecError(f"{said}; try again later.") from None
+        _Waits.notice(f"{said}.")
+        raise
+
+
 class PacedBackend:
     """Opens connections as `backend`, of httpcore, does; what comes through them must come in time."""
 
@@ -104,7 +121,8 @@ class PacedBackend:
         self._backend, self._server = backend, server
 
     def connect_tcp(self, *place: Any, **options: Any) -> "PacedStream":
-        return PacedStream(self._backend.connect_tcp(*place, **options), self._server)
+        with _told_of_silence(self._server, time.monotonic()):
+            return PacedStream(self._backend.connect_tcp(*place, **options), self._server)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._backend, name)
@@ -122,7 +140,8 @@ class PacedStream:
         """Raises LocalspecError where too little has come in `WINDOW` seconds of waiting, or no answer begins."""
         began = time.monotonic()
         read = self._stream.read if _Wanted.asked is None else self._while_wanted
-        content: bytes = read(*given, **options)
+        with nullcontext() if self._begun else _told_of_silence(self._server, began):
+            content: bytes = read(*given, **options)
         self._waited += time.monotonic() - began
         self._bytes += len(content)
         if not self._begun:
@@ -137,6 +156,8 @@ class PacedStream:
         """Answers that say that another one will follow are read over by the client, however many there are."""
         seen = self._tail + content
         self._begun, self._tail = bool(_ANSWER.search(seen)), seen[-16:]
+        if self._begun:
+            _Waits.silence = 0.0
         self._prelude += len(content)
         if not self._begun and self._prelude > LONGEST_PRELUDE:
             raise LocalspecError(f"{self._server()} says again and again that it will answer; try again later.")
@@ -163,7 +184,8 @@ class PacedStream:
         self._stream.write(*given, **options)
 
     def start_tls(self, *given: Any, **options: Any) -> "PacedStream":
-        return PacedStream(self._stream.start_tls(*given, **options), self._server)
+        with _told_of_silence(self._server, time.monotonic()):
+            return PacedStream(self._stream.start_tls(*given, **options), self._server)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)

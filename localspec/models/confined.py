@@ -13,6 +13,7 @@ from localspec.errors import LocalspecError
 from localspec.outside_files import parse_json
 
 _MEMORY = 4 * 2**30  # bytes of address space; a large tokenizer takes a quarter
+_LONGEST_ERROR = 2000  # characters; a template chooses the words that it refuses with
 _RUN, _MOST_RUNS = 200, 100  # characters of a text that repeats a word, and how many such texts are tried
 _SAMPLES = (
     "The quick brown fox, 12345 times: jumps!\n\n\tover  the\r\nlazy dog's #hash @home https://a.b/c?d=e&f=%20",
@@ -43,6 +44,8 @@ def serve() -> None:
         except BaseException as error:  # noqa: BLE001  # the panic of a library in Rust is no Exception
             answer = {"error": f"{type(error).__name__}: {error}"}
         _limit_computing(0.0)
+        if "error" in answer:
+            answer["error"] = answer["error"][:_LONGEST_ERROR]
         answers.write(json.dumps(answer).encode() + b"\n")
         answers.flush()
 
@@ -61,6 +64,10 @@ def _rendered(request: dict[str, Any]) -> dict[str, Any]:
         return {"error": f"{error}" or type(error).__name__, "refused": True}
     if len(text) > request["most"]:
         return {"error": f"it makes a text of {len(text)} characters"}
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return {"error": "it makes halves of characters, which are no text"}
     return {"text": text}
 
 

@@ -10,8 +10,10 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from threading import RLock, Timer
+from threading import Event, RLock, Timer
 from typing import Any
+
+from localspec.errors import LocalspecError
 
 MOST_SECONDS = 5.0  # of computing, for one answer; a template takes milliseconds
 _PATIENCE = 120.0  # seconds, by the clock, where the system cannot count a process's own
@@ -20,6 +22,10 @@ _START = "import sys; sys.path[:] = sys.argv[1:]; from localspec.models.confined
 
 class Stopped(Exception):
     """What was asked for took too long, or ended the process. The message is a clause that says which."""
+
+
+class NoProcess(LocalspecError):
+    """There can be none now, which is no fault of what was asked for."""
 
 
 class Confinement:
@@ -31,10 +37,12 @@ class Confinement:
         self._lock = RLock()
 
     def start(self) -> None:
-        """Begins the process, so that it is there when something is asked. Raises Stopped where there can be none."""
+        """Begins the process, so that it is there when something is asked. Raises NoProcess where there can be none."""
         with self._lock:
             if self._process is not None and self._owner == os.getpid():  # a forked child has one of its own
-                return
+                if self._process.poll() is None:
+                    return
+                self.end()  # somebody killed it meanwhile, such as the system that ran out of memory
             here = str(Path(__file__).parents[2])
             apart: dict[str, Any] = (
                 {"process_group": 0}  # Ctrl+C is for those who wait, not for it
@@ -50,34 +58,52 @@ class Confinement:
                     **apart,
                 )
             except OSError as error:
-                raise Stopped(f"no process can be started for it: {error.strerror}") from error
+                raise NoProcess(
+                    f"No process can be started for what models bring along ({error.strerror}); close other programs, "
+                    "or raise the limits of this shell (`ulimit -n`, `ulimit -u`)."
+                ) from error
             self._owner = os.getpid()
 
     def ask(self, request: Mapping[str, Any], seconds: float = MOST_SECONDS) -> dict[str, Any]:
-        """Returns what `confined.py` answers. Raises Stopped after so many seconds of computing."""
+        """Returns what `confined.py` answers. Raises Stopped after so many seconds of computing, and what `start`
+        raises."""
         with self._lock:
-            self.start()
-            process = self._process
-            assert process is not None and process.stdin is not None and process.stdout is not None
-            watch = Timer(_PATIENCE + seconds, process.kill)
-            watch.daemon = True
-            watch.start()
-            try:
-                process.stdin.write(json.dumps({**request, "seconds": seconds}).encode() + b"\n")
-                process.stdin.flush()
-                line = process.stdout.readline()
-            except (BrokenPipeError, ConnectionResetError):
-                line = b""
-            except BaseException:  # an answer that nobody waits for must not be taken for the next one
-                self.end()
-                raise
-            finally:
-                watch.cancel()
+            line, code, killed = self._asked(request, seconds)
+            if killed:  # by somebody else, such as the system that ran out of memory; once that is no fault of its own
+                line, code, _ = self._asked(request, seconds)
             if not line.endswith(b"\n"):
-                code = self.end(kill=False)
                 raise Stopped(f"it ended the process that it ran in, with {code}" if code not in _TOO_LONG else _LONG)
             answer: dict[str, Any] = json.loads(line)
             return answer
+
+    def _asked(self, request: Mapping[str, Any], seconds: float) -> tuple[bytes, int, bool]:
+        """The line that answers; without a whole one the exit code, and whether somebody else killed the process."""
+        self.start()
+        process, late = self._process, Event()
+        assert process is not None and process.stdin is not None and process.stdout is not None
+
+        def give_up() -> None:
+            late.set()
+            process.kill()
+
+        watch = Timer(_PATIENCE + seconds, give_up)
+        watch.daemon = True
+        watch.start()
+        try:
+            process.stdin.write(json.dumps({**request, "seconds": seconds}).encode() + b"\n")
+            process.stdin.flush()
+            line = process.stdout.readline()
+        except (BrokenPipeError, ConnectionResetError):
+            line = b""
+        except BaseException:  # an answer that nobody waits for must not be taken for the next one
+            self.end()
+            raise
+        finally:
+            watch.cancel()
+        if line.endswith(b"\n"):
+            return line, 0, False
+        code = self.end(kill=False)
+        return line, code, code == _KILLED and not late.is_set()
 
     def end(self, kill: bool = True) -> int:
         """Ends the process, if it is ours; returns its exit code."""
@@ -97,7 +123,8 @@ class Confinement:
 
 
 _LONG = "it takes too long"
-_TOO_LONG = (-9, -24, -27)  # killed, or by the system's own clocks of computing: SIGXCPU, SIGPROF
+_KILLED = -9
+_TOO_LONG = (_KILLED, -24, -27)  # killed, or by the system's own clocks of computing: SIGXCPU, SIGPROF
 
 confinement = Confinement()
 atexit.register(confinement.end)

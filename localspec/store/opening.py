@@ -3,6 +3,7 @@
 import contextlib
 import math
 import os
+import re
 import sqlite3
 import stat
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +16,8 @@ from localspec.text import one_line
 BUSY_SECONDS = 5.0
 LONGEST_REASON = 300  # characters
 MOST_COPIED = 2**30  # bytes of a database that is mended in memory
+# What SQLite says where a file has other tables than its version promises.
+_OTHER_TABLES = re.compile("^(no such (table|column|index|trigger)|duplicate column|.* already exists)")
 BROKEN = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 
 Result = TypeVar("Result")
@@ -180,11 +183,18 @@ def _checked(
     version = _version(connection)
     if version > len(migrations):
         raise _Unfit("newer", f"was written by a newer localspec (version {version}, this one knows {len(migrations)})")
+    if version < 0:
+        raise _Unfit("broken", f"is broken (it says that its version is {version})", mendable=True)
     if version == 0 and connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
         raise _Unfit("broken", "is a database of something else")
     connection.execute("PRAGMA journal_mode = WAL").fetchone()
     _tune(connection)
-    _migrate(connection, migrations)
+    try:
+        _migrate(connection, migrations)
+    except sqlite3.OperationalError as error:
+        if not _OTHER_TABLES.search(str(error)):
+            raise
+        raise _Unfit("broken", f"is broken ({reason_of(error)})", mendable=True) from error
     _check(connection, probes)
     # Changes nothing, but raises where the file can only be read (BEGIN IMMEDIATE does not).
     connection.executescript(f"BEGIN IMMEDIATE; PRAGMA user_version = {len(migrations)}; ROLLBACK")

@@ -33,7 +33,8 @@ def salvage(source: sqlite3.Connection, target: sqlite3.Connection) -> str:
     deadline = time.monotonic() + SECONDS
     with contextlib.ExitStack() as opened:
         try:
-            if source.execute("PRAGMA user_version").fetchone()[0] != len(MIGRATIONS):
+            version = source.execute("PRAGMA user_version").fetchone()[0]
+            if 0 <= version != len(MIGRATIONS):  # below, it is damage, and tells of no version
                 return ""
             volumes.every(source)
         except sqlite3.DatabaseError:

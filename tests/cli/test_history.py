@@ -504,3 +504,23 @@ def test_rm_of_everything_deletes_what_belongs_to_no_conversation(database: Path
         assert store.history.conversations() == [] and store.history.strays() == 0
         assert not any(b"SECRETZEBRA" in file.read_bytes() for file in database.parent.iterdir())
         assert run("rm", "--all", "--yes") == "There are no conversations to delete.\n"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="links as on POSIX")
+@pytest.mark.parametrize("lost", ["data", "localspec.db"])
+@pytest.mark.parametrize("command", [["list"], ["search", "x"], ["rm", "--all", "-y"]])
+def test_what_cannot_be_reached_is_not_said_to_be_empty(
+    database: Path, command: list[str], lost: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Such as on a disk that is not there today."""
+    place = database if lost == database.name else database.parent
+    place.parent.mkdir(parents=True)
+    (disk := database.parents[2] / "disk").mkdir()
+    place.symlink_to(disk / lost)
+    assert main(["history", *command]) == 1
+    said = capsys.readouterr()
+    assert said.out == "" and said.err == (
+        f"localspec: {database} cannot be reached ({place} is a link to what is not there), so its conversations can be "
+        "neither shown nor deleted.\n"
+    )
+    assert not list(disk.iterdir())

@@ -1,3 +1,4 @@
+import errno
 import os
 import signal
 import stat
@@ -252,6 +253,16 @@ def test_a_home_whose_name_no_file_can_have(tmp_path, command, length):
     assert "Unexpected" not in result.stderr and len(result.stderr) < 2000
     if result.returncode:
         assert "File name too long" in sentence(result)
+
+
+def test_no_more_files_is_a_sentence(tmp_path, monkeypatch):
+    def full() -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr("localspec.cli.path.home", full)
+    result = called(tmp_path, "path")
+    assert result.returncode == 1
+    assert "No more files can be opened (Too many open files); close other programs" in sentence(result)
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 from checkpoints import CONFIG, safetensors
 from clocks import PATIENCE
+from httpcore2 import ReadTimeout
 from hub_server import Hub, Repository, served
 
 from localspec.errors import LocalspecError
@@ -361,3 +362,38 @@ def test_a_server_that_is_silent_for_too_long_is_given_up_all_the_same(hub: Hub,
     hub.answer = silent
     with pace.given_up_unless(lambda: True), pytest.raises(LocalspecError, match="did not answer in time"):
         plan([SOURCE])
+
+
+def test_silence_is_told_and_ends_however_often_the_client_asks_again(hub: Hub, tmp_path, monkeypatch, naps):
+    """About a file that is not here it asks seven times, for a minute each."""
+    found = plan([SOURCE])
+    monkeypatch.setattr("localspec.hub.fetch.PATIENCE", 0.05)
+    monkeypatch.setattr("huggingface_hub.file_download._ETAG_RETRY_TIMEOUT", 0.05)
+    monkeypatch.setattr(pace, "LONGEST_WAIT", 0.14)
+    hub.answer = lambda path: hub.go.wait(PATIENCE) and None if path.endswith("model.safetensors") else None
+    told: list[str] = []
+    with pytest.raises(LocalspecError, match="has not answered for 0 seconds; try again later") as raised:
+        fetch(found, paths=Paths(tmp_path), notice=told.append)
+    hub.go.set()
+    assert told == [f"{hub.endpoint} has not answered for 0 seconds."] * 2
+    assert "are kept; model.safetensors is fetched again" in str(raised.value)
+
+
+def test_silence_before_an_answer_does_not_count_after_it(monkeypatch):
+    clock = iter(range(10_000))
+    monkeypatch.setattr(pace.time, "monotonic", lambda: 25.0 * next(clock))
+    answers = iter([ReadTimeout(), b"HTTP/1.1 200 OK\r\n\r\n"] * 5)
+
+    def read(*_: object) -> bytes:
+        if isinstance(answer := next(answers), bytes):
+            return answer
+        raise answer
+
+    told: list[str] = []
+    with pace.waits_told(told.append):
+        for _ in range(5):
+            stream = pace.PacedStream(SimpleNamespace(read=read), lambda: "the server")
+            with pytest.raises(ReadTimeout):
+                stream.read(100)
+            stream.read(100)
+    assert told == ["the server has not answered for 25 seconds."] * 5

@@ -18,7 +18,7 @@ from scripted_models import TEMPLATE, scripted_model
 from localspec.errors import LocalspecError
 from localspec.models import chat_tokenizer, tokenizer_trial
 from localspec.models.chat_tokenizer import ChatTokenizer
-from localspec.models.confinement import Confinement, Stopped
+from localspec.models.confinement import Confinement, NoProcess
 from localspec.models.tokenizer import Tokenizer
 from localspec.paths import Paths
 
@@ -76,6 +76,7 @@ def test_a_template_without_end_is_stopped_and_not_asked_again(own, model):
         ("{% for %}", "Expected"),
         ("{{ nothing.at.all }}", "undefined"),
         ("{{ 1 // 0 }}", "by zero"),
+        ("{{ '\\ud800' }}", "halves of characters"),
     ],
 )
 def test_a_template_that_fails_says_why(model, template, said):
@@ -90,15 +91,39 @@ def test_a_template_of_more_memory_than_there_is(model, template):
         rendered(model, template)
 
 
-@pytest.mark.slow
-def test_a_process_that_died_is_told_and_begun_again(own):
-    assert own.ask(WORKS) == {"text": "Hi"}
-    first = own._process
+@pytest.mark.parametrize("said", ["{{ raise_exception('no' * 2**20) }}", "{{ messages." + "a" * 2**20 + ".b }}"])
+def test_what_a_template_says_when_it_fails_is_cut_before_it_is_sent(said):
+    answer = chat_tokenizer.confinement.ask({**WORKS, "template": said})
+    assert answer["error"] and len(answer["error"]) <= 2000
+
+
+@pytest.mark.parametrize("seen", [True, False])
+def test_a_process_that_was_killed_is_begun_again_without_a_word(model, monkeypatch, seen):
+    """Such as by a system without memory, before it is asked or while; a chat or a server goes on with its model."""
+    confinement = Confinement()
+    monkeypatch.setattr(chat_tokenizer, "confinement", confinement)
+    chat = ChatTokenizer(Tokenizer.open(model))
+    said = chat.render(ASKED)
+    first = confinement._process
     first.kill()
     first.wait()
-    with pytest.raises(Stopped):
-        own.ask(WORKS)
-    assert own.ask(WORKS) == {"text": "Hi"} and own._process is not first
+    if not seen:
+        monkeypatch.setattr(first, "poll", lambda: None)
+    assert chat.render(ASKED) == said and confinement._process is not first
+    confinement.end()
+
+
+@posix
+def test_one_that_cannot_be_started_is_no_fault_of_the_template(model, monkeypatch):
+    confinement = Confinement()
+    monkeypatch.setattr(chat_tokenizer, "confinement", confinement)
+    chat = ChatTokenizer(Tokenizer.open(model))
+    with monkeypatch.context() as without:
+        without.setattr(sys, "executable", "/nowhere/python")
+        with pytest.raises(NoProcess, match=r"No process can be started .* \(No such file or directory\); close"):
+            chat.render(ASKED)
+    assert "Hi" in chat.render(ASKED)
+    confinement.end()
 
 
 def test_an_answer_that_nobody_waits_for_is_not_taken_for_the_next(own):

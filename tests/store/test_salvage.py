@@ -185,3 +185,26 @@ def test_what_an_earlier_version_wrote_stays_where_it_is(path: Path, tmp_path: P
         assert salvage.salvage(source, target) == ""
         source.execute("PRAGMA user_version = 8")
         assert salvage.salvage(source, target) == f"with the {COUNT} conversations that could be read"
+
+
+def test_a_version_that_cannot_be_costs_no_conversation(path: Path, notices: list[str]) -> None:
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA user_version = -2147483640")  # one bit has tipped over
+    with Store.open(path, notices.append) as store:
+        assert readable(store) == [*range(1, COUNT + 1)]
+    [told] = notices
+    assert (
+        f"its version is -2147483640) and was set aside as localspec.db.broken-1; a new one was begun with the {COUNT} c"
+        in told
+    )
+
+
+def test_tables_of_another_version_than_the_file_says(tmp_path: Path, notices: list[str]) -> None:
+    path = tmp_path / "localspec.db"
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA user_version = 1")
+    with Store.open(path, notices.append) as store:
+        assert store.path == path
+    assert [told.partition(" is broken (")[2] for told in notices] == [
+        "no such table: phrase) and was set aside as localspec.db.broken-1; a new one was begun."
+    ]

@@ -14,7 +14,7 @@ from typing import Any
 
 import tiny_models
 from gguf_files import write_model
-from hub_server import model_repository, served
+from hub_server import Hub, model_repository, served
 from scripted_models import random_model
 from torture.cage import Cage, Ended
 from transformers import LlamaConfig
@@ -40,10 +40,10 @@ class Ground:
     gguf: Path
     texts: Path
     prompts: Path
-    endpoint: str
+    hub: Hub
 
     def variables(self, home: Path) -> dict[str, str]:
-        return {"HF_ENDPOINT": self.endpoint, "HF_HOME": str(home / "hf")}
+        return {"HF_ENDPOINT": self.hub.endpoint, "HF_HOME": str(home / "hf")}
 
 
 @contextmanager
@@ -56,7 +56,7 @@ def open_ground(directory: Path) -> Iterator[Ground]:
     prompts.write_text("".join(json.dumps({"prompt": f"Question {number}?"}) + "\n" for number in range(3)))
     with served(org__name=model_repository(model)) as hub:
         hub.piece, hub.pause = 1024, 0.01  # so that what comes at any moment comes in the middle of a file, too
-        yield Ground(model, write_model(directory / "Tiny.Q8_0.gguf", tiny, "Q8_0"), texts, prompts, hub.endpoint)
+        yield Ground(model, write_model(directory / "Tiny.Q8_0.gguf", tiny, "Q8_0"), texts, prompts, hub)
 
 
 @dataclass(frozen=True)

@@ -305,6 +305,17 @@ def test_leaving_in_the_middle_of_a_reply(tmp_path, how, code):
     assert turn.reply.startswith("Once upon a time and") and turn.reason == "interrupted"
 
 
+def test_bytes_that_are_no_text_end_no_chat(tmp_path):
+    """A terminal of another encoding sends them, and so does many a paste."""
+    with scripted_chat(tmp_path, STORY, "-m", "demo") as terminal:
+        terminal.shows(READY)
+        terminal.send(b"caf\xe9 \xff\xfe, caf\xc3")
+        terminal.send(b"\xa9.")
+        terminal.shows("caf\ufffd \ufffd\ufffd, café.")
+        end(terminal, CTRL_Q)
+        leaves_cleanly(terminal, 0)
+
+
 @pytest.mark.parametrize("how", [CTRL_Q, signal.SIGTERM])
 def test_an_engine_that_does_not_stop_is_left_behind(tmp_path, how):
     with scripted_chat(tmp_path, '[["Once upon a time. ", closed]]', "-m", "demo") as terminal:

@@ -1,5 +1,6 @@
 """Keeps the terminal whole: who may write to it, what a signal does, what is left when the chat ends."""
 
+import codecs
 import io
 import os
 import signal
@@ -7,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import TextIO
 
@@ -40,6 +42,15 @@ def prepare(meant: Callable[[str], str] = lambda typed: typed) -> None:
         from multiprocessing import resource_tracker
 
         resource_tracker.ensure_running()
+
+        from textual.drivers import linux_driver
+
+        linux_driver.getincrementaldecoder = _lenient  # type: ignore[attr-defined, assignment]
+
+
+def _lenient(encoding: str) -> Callable[[], codecs.IncrementalDecoder]:
+    """Of what is typed: bytes of another encoding, or of a paste, would end the thread that reads keys."""
+    return partial(codecs.getincrementaldecoder(encoding), errors="replace")
 
 
 class _Terminal(io.TextIOWrapper):
