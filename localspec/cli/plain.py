@@ -207,7 +207,8 @@ class _Talk:
             self._answer_as(server.named(name)) if name else tell("\n".join(server.listed(self._card.name)))
             return
         if not name:
-            models, _ = all_models(self._card, self._engine.held if self._engine else ("cpu", 0))
+            known = (self._engine.held, tuple(self._engine.choice.pace)) if self._engine else ()
+            models, _ = all_models(self._card, *known)
             for line in in_lines(models, self._card):
                 tell(one_line(line))
             return

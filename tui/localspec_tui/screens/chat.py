@@ -76,6 +76,7 @@ class ChatScreen(Steady, ChoosingScreen, ReadingScreen):
         self._to_be_shown = 1  # conversations that were asked for; what is sent before the last is shown waits for it
         self._model = ""  # whose turn it is to answer; empty while none is loaded
         self._card: TargetCard | None = None  # of the model that answered last
+        self._pace_told: tuple[str, ...] = ()
         self._system: str | None = None
         self._history: History | None = None
         self._draft = Draft(self._unsent)
@@ -309,6 +310,7 @@ class ChatScreen(Steady, ChoosingScreen, ReadingScreen):
         self._top.show_model(loaded.card.name, loaded.introduction.precision, loaded.introduction.device)
         self._show_what_is_set()  # it may have contradicted the model
         self._first.introduce(loaded.introduction)
+        self._pace_told = loaded.introduction.pace
         self._show_figures()
         await self._ask_waiting()
         self._prepare_replies()
