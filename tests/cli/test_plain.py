@@ -1008,6 +1008,20 @@ def test_somebody_types(somebody, home, endless):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGHUP])
+def test_who_is_ended_from_outside_is_told_how_to_go_on(somebody, home, endless, sent):
+    somebody = somebody(home, "--plain", "-m", endless.path)
+    somebody.wait_for("> ")
+    somebody.type("one\r")
+    somebody.wait_for("and so on")
+    os.kill(somebody.process.pid, sent)
+    somebody.wait_for("“one” is kept; to go on: localspec chat --conversation ")
+    assert somebody.process.wait(timeout=PATIENCE) == -sent
+    (turn,) = kept(home)[0].turns
+    assert turn.reason == "interrupted" and turn.reply.count("and so on") > 0
+
+
+@pytest.mark.slow
 def test_a_dumb_terminal_gets_lines_without_being_asked(somebody, home, hello):
     somebody = somebody(home, "-m", hello.path, "one", TERM="dumb")
     somebody.wait_for("> one\r\nHello!\r\n(")

@@ -43,7 +43,7 @@ class EngineThread(threading.Thread):
     def __init__(self, settings: Settings, opening: Opening, loading: Loading) -> None:
         super().__init__(name="engine", daemon=True)  # torch cannot be interrupted: `close` may have to leave it behind
         self.buffer = ReplyBuffer()
-        self.farewell: str | None = None  # how to go on with the conversation; once it has ended
+        self.farewell: str | None = None  # how to go on with the conversation, as far as something of it is kept
         self.traces: list[Trace] = []  # of all replies of this session, the newest last
         self._settings, self._opening, self._loading = ChatSettings(settings), opening, loading
         self._jobs: SimpleQueue[Callable[[], None]] = SimpleQueue()
@@ -332,6 +332,7 @@ class EngineThread(threading.Thread):
 
     def _show_conversation(self) -> None:
         now = self._conversation
+        self._say_farewell()
         if self._engine is not None:
             self._begin_figures(self._engine)
         last = None if now.turns else self._latest()
@@ -369,7 +370,9 @@ class EngineThread(threading.Thread):
                     for event in events:
                         if isinstance(event, Prefill) and event.done == event.total and event.dropped:
                             self._notice(dropped_turns_notice(event.dropped))
-                        begun = True
+                        if not begun:  # now, for this thread may have to be left behind before it can say so
+                            begun = True
+                            self._say_farewell()
                         live.take(event)
                         if not trace.untold:
                             trace.take(event)
