@@ -8,6 +8,7 @@ from textual.app import ComposeResult
 from textual.containers import Horizontal, Vertical
 from textual.timer import Timer
 from textual.widgets import Static
+from textual.widgets._toast import ToastRack
 
 from localspec.chat.attachments import Written, written
 from localspec.chat.commands import is_command, read
@@ -103,6 +104,8 @@ class ChatScreen(Steady, ChoosingScreen, ReadingScreen):
         yield KeysFooter()
 
     def on_mount(self) -> None:
+        for rack in self.query(ToastRack):
+            self.move_child(rack, before=self._live)
         self._prompt.focus()
         self._prompt.remember(self._outbox.typed)
         self._show_waiting()
