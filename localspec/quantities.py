@@ -45,9 +45,9 @@ def expected_pace(speed: float, measured: bool) -> str:
 
 
 def pace_in_words(speed: float, measured: bool, speedup: float | None) -> tuple[str, ...]:
-    """The same, and what speculation has to do with it, where it has."""
-    pace = expected_pace(speed, measured)
-    return (pace,) if speedup is None else (pace, f"×{speedup:.1f} by speculation")
+    """The same, and what speculation has to do with it, where that is anything."""
+    pace, times = expected_pace(speed, measured), f"{speedup or 1.0:.1f}"
+    return (pace,) if times == "1.0" else (pace, f"×{times} by speculation")
 
 
 def parameters_words(count: int) -> str:

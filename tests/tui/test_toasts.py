@@ -89,6 +89,20 @@ def test_they_cover_nothing(chat, size):
     talk.play(story, size=size)
 
 
+def test_what_is_to_be_done_stays_in_sight(chat):
+    talk = chat()
+
+    async def story(pilot):
+        await talked(talk, pilot, "Go on.")
+        talk.app.notify("It holds from the next reply on.", markup=False)
+        await pilot.press("f2")
+        await until(
+            pilot, lambda: "It holds from" in talk.screen_text() and "leaves all as it is" in talk.screen_text()
+        )
+
+    talk.play(story)
+
+
 @pytest.mark.parametrize("size", [(60, 20), (80, 24), (140, 40)])
 def test_nor_what_stands_in_a_dialog(chat, size):
     talk = chat()

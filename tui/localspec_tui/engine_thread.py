@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from textual.message import Message
 
-from localspec.chat.attachments import Written, measured
+from localspec.chat.attachments import Written, measured, written
 from localspec.chat.sampling import ChatSettings
 from localspec.chat.thinking import State, only_thinking, state
 from localspec.chat.trace import Trace
@@ -83,12 +83,12 @@ class EngineThread(threading.Thread):
             self._post_message = post
             self.start()
 
-    def ask(self, written: Written) -> None:
+    def ask(self, asked: Written) -> None:
         """Asks the model; its reply comes through `buffer`, and ReplyEnded after it."""
         self._stop_asked = threading.Event()
         self.buffer.begin()
-        self.traces.append(Trace(written.typed))
-        self._jobs.put(partial(self._answer, written, self._stop_asked, self.traces[-1]))
+        self.traces.append(Trace(asked.typed))
+        self._jobs.put(partial(self._answer, asked, self._stop_asked, self.traces[-1]))
 
     def stop_reply(self) -> None:
         """Stops the reply under way; what was said stays."""
@@ -347,12 +347,17 @@ class EngineThread(threading.Thread):
     def _race(self, prompt: str, post: Callable[[Message], object], stop: threading.Event) -> None:
         from localspec_tui import race_job
 
+        try:
+            prompt = written(prompt).prompt  # with the files that it names, as in the chat
+        except LocalspecError as mistake:
+            post(messages.RaceEnded([str(mistake)], False))
+            return
         asked = [{"role": "system", "content": self._conversation.system}] if self._conversation.system else []
         asked.append({"role": "user", "content": prompt})
         with interpreter.shared():
             race_job.run(self._engine, asked, self._settings.now, stop, post)
 
-    def _answer(self, written: Written, stop: threading.Event, trace: Trace) -> None:
+    def _answer(self, asked: Written, stop: threading.Event, trace: Trace) -> None:
         from localspec import Limits
         from localspec.chat.conversation import dropped_turns_notice
 
@@ -365,7 +370,7 @@ class EngineThread(threading.Thread):
             engine.wanted = lambda: not stop.is_set()
             try:
                 limits, think = Limits(settings.max_tokens, settings.stop), engine.thinking(settings, talk.system)
-                events = talk.ask(engine, written.prompt, engine.sampling(settings), limits, written.figures, think)
+                events = talk.ask(engine, asked.prompt, engine.sampling(settings), limits, asked.figures, think)
                 with interpreter.shared(), closing(events):
                     for event in events:
                         if isinstance(event, Prefill) and event.done == event.total and event.dropped:
@@ -385,7 +390,7 @@ class EngineThread(threading.Thread):
         turn = talk.turns[-1] if begun else None
         before = self._back(talk) if turn is None or turn.unanswered else None
         trace.turn, trace.ended = turn.id if turn is not None else 0, True
-        self._post(messages.ReplyEnded(written.prompt, turn, trouble, before))
+        self._post(messages.ReplyEnded(asked.prompt, turn, trouble, before))
 
     def _back(self, talk: "Conversation") -> "tuple[Turn, ...] | None":
         """Where nothing came of another way to go on, the conversation before goes on again: its turns."""
