@@ -63,7 +63,8 @@ def converse(flags: SharedFlags, prompt: str | None) -> int:
             talk.listen(prompt)
         finally:  # a signal may end it
             if sys.stderr is not None and sys.stderr.isatty() and (words := farewell(talk.conversation)):
-                tell(words if talk.left or not sys.stdin.isatty() else f"\n{words}")  # the mark may stand alone
+                typing = sys.stdin is not None and sys.stdin.isatty()
+                tell(f"\n{words}" if typing and not talk.left else words)  # the mark may stand alone
     return 0
 
 
