@@ -161,3 +161,27 @@ def test_what_was_about_to_be_told_of_a_key_is_not_told_above_what_it_opens(chat
         asyncio.run(story())
     finally:
         assert talk.thread.close(PATIENCE)
+
+
+@pytest.mark.slow
+def test_nor_above_what_came_of_it(chat, monkeypatch):
+    talk = chat()
+
+    async def story() -> None:
+        async with talk.app.run_test(size=(140, 30), tooltips=True, notifications=True) as pilot:
+            await until(pilot, talk.idle)
+            (key,) = (one for one in talk.app.screen.query(FooterKey) if one.action == "again")
+            tooltip = talk.app.screen.get_child_by_type(Tooltip)
+            monkeypatch.setattr(talk.app, "TOOLTIP_DELAY", 0.2)
+            await pilot.hover(key)
+            await pilot.click(key)
+            await until(pilot, lambda: "Nothing was said yet." in talk.screen_text())
+            later = asyncio.Event()
+            talk.app.screen.set_timer(0.4, later.set)
+            await later.wait()
+            assert not tooltip.display
+
+    try:
+        asyncio.run(story())
+    finally:
+        assert talk.thread.close(PATIENCE)

@@ -206,6 +206,7 @@ class ChatApp(App[None]):
 
     def on_notify(self, event: Notify) -> None:
         """Before Textual shows it: the same text never twice, and few at a time, for each takes a line of the chat."""
+        self._hide_tooltip()  # of the key that was clicked: it would lie above what came of it
         message = event.notification.message
         others = [one for one in self._notifications if one.message != message]
         again = [one for one in self._notifications if one.message == message]
@@ -215,9 +216,15 @@ class ChatApp(App[None]):
     def push_screen(self, *screen: Any, **how: Any) -> Any:
         """What was told of one screen is not told of the next."""
         self.clear_notifications()
-        if self._screen_stack and (coming := self.screen._tooltip_timer) is not None:
-            coming.stop()  # Textual takes away what is shown, and not what is about to be: it would stay above the next
+        self._hide_tooltip()  # Textual leaves one that is about to be shown, and it would stay above the next
         return super().push_screen(*screen, **how)
+
+    def _hide_tooltip(self) -> None:
+        """That of the key below the pointer, if one is shown or about to be."""
+        if self._screen_stack:
+            if (coming := self.screen._tooltip_timer) is not None:
+                coming.stop()
+            self.screen._clear_tooltip()
 
     def pop_screen(self) -> Any:
         """Likewise on the way back."""
