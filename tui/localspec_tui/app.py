@@ -178,7 +178,7 @@ class ChatApp(App[None]):
             self.post_message(messages.Copied(sentence, what))
 
     def on_copied(self, copied: messages.Copied) -> None:
-        sentence = f"{copied.what}: {copied.sentence}" if copied.what else copied.sentence
+        sentence = f"{copied.sentence} ({copied.what})" if copied.what else copied.sentence
         self.notify(whole_names(sentence, self.size.width - AROUND_TOAST), markup=False, timeout=3)
 
     @property
