@@ -310,7 +310,8 @@ def explained(plan: RunPlan, ranked: Sequence[RunPlan]) -> str:
     """Why this plan is taken, in one sentence."""
     name = "plain decoding" if plan.candidate.name == "none" else plan.candidate.name
     basis = "measured here" if plan.measured else "predicted"
-    said = f"{name} in {plan.precision}: {tokens_a_second(plan.speed)}, M {plan.cost_effectiveness:.2f} ({basis}"
+    speed = tokens_a_second(plan.speed) if plan.speed >= 100 else f"{plan.speed:.3g} tokens/s"
+    said = f"{name} in {plan.precision}: {speed}, M {plan.cost_effectiveness:.2f} ({basis}"
     if plan.candidate.acceptance is not None and plan.candidate.name != "none":
         said += f"; {plan.candidate.acceptance.length(plan.nodes):.2f} tokens/step {plan.candidate.acceptance.origin}"
     return f"{said}){_others(plan, ranked)}"
