@@ -39,6 +39,17 @@ def tokens_a_second(speed: float) -> str:
     return f"{speed:,.1f} tokens/s" if speed < 100 else f"{speed:,.0f} tokens/s"
 
 
+def expected_pace(speed: float, measured: bool) -> str:
+    """What a model, and no single reply, has: `61.3 tokens/s` as measured here, `about 61.3 tokens/s` as predicted."""
+    return tokens_a_second(speed) if measured else f"about {tokens_a_second(speed)}"
+
+
+def pace_in_words(speed: float, measured: bool, speedup: float | None) -> tuple[str, ...]:
+    """The same, and what speculation has to do with it, where that is anything."""
+    pace, times = expected_pace(speed, measured), f"{speedup or 1.0:.1f}"
+    return (pace,) if times == "1.0" else (pace, f"×{times} by speculation")
+
+
 def parameters_words(count: int) -> str:
     """`7.6 million`, `1.7 billion`."""
     for unit, name in ((10**9, "billion"), (10**6, "million")):

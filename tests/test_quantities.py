@@ -1,7 +1,7 @@
 import pytest
 
 from localspec.errors import UsageMistake
-from localspec.quantities import ago, amount, duration, moment, seconds_of, size, tokens_a_second
+from localspec.quantities import ago, amount, duration, moment, pace_in_words, seconds_of, size, tokens_a_second
 
 NOW = 1_700_000_000.0
 MINUTE, HOUR, DAY = 60, 3600, 86400
@@ -58,3 +58,8 @@ def test_what_is_none_is_refused(written):
 @pytest.mark.parametrize(("speed", "shown"), [(8.57, "8.6"), (99.94, "99.9"), (8570.0, "8,570"), (1600.4, "1,600")])
 def test_speeds(speed, shown):
     assert tokens_a_second(speed) == f"{shown} tokens/s"
+
+
+def test_what_is_predicted_of_a_speed_is_about():
+    assert pace_in_words(61.32, True, None) == pace_in_words(61.32, True, 1.04) == ("61.3 tokens/s",)
+    assert pace_in_words(2437.4, False, 1.84) == ("about 2,437 tokens/s", "×1.8 by speculation")

@@ -29,7 +29,7 @@ class Sampled(Protocol):
 
 
 class Chosen(Protocol):
-    """In which form a model answers; an empty text and 0 are what nobody told."""
+    """In which form a model answers; an empty text, 0 and no `pace` are what nobody told."""
 
     @property
     def engine(self) -> str: ...
@@ -41,6 +41,8 @@ class Chosen(Protocol):
     def quantize(self) -> str: ...
     @property
     def nodes(self) -> int: ...
+    @property
+    def pace(self) -> Sequence[str]: ...
 
 
 class Labelled(Protocol):
@@ -78,8 +80,6 @@ class Answerer(Protocol):
     def held(self) -> tuple[str, int]: ...
     @property
     def parameters(self) -> int: ...
-    @property
-    def costs(self) -> Any: ...
     @property
     def count_tokens(self) -> Callable[[str], int] | None: ...
     @property

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from localspec.models.registry import TargetCard
-from localspec.policy.ranking import plain_tokens_a_second
 from localspec.quantities import parameters_words
 
 if TYPE_CHECKING:
@@ -36,19 +35,16 @@ class Introduction:
     parameters: int  # 0 of a model that is elsewhere
     precision: str
     device: str
-    plain_speed: float | None  # tokens/s without drafts, as measured here
+    pace: tuple[str, ...]  # how fast it can be expected to answer, in the words of the list of models
     toy: bool
     starters: tuple[str, ...]
 
     @property
     def facts(self) -> str:
-        """Size, precision, device, speed."""
+        """Size, precision, device, pace."""
         if not self.parameters:
             return self.device
-        facts = [f"{parameters_words(self.parameters)} parameters", self.precision, self.device]
-        if self.plain_speed:
-            facts.append(f"some {_rounded(self.plain_speed)} tokens/s without drafts")
-        return " · ".join(facts)
+        return " · ".join((f"{parameters_words(self.parameters)} parameters", self.precision, self.device, *self.pace))
 
     @property
     def expectation(self) -> str:
@@ -59,14 +55,14 @@ class Introduction:
 
 
 def introduction(engine: "Answerer", card: TargetCard) -> Introduction:
-    """Introduces the model of an engine; its speed was measured when it was loaded, or before."""
+    """Introduces the model of an engine."""
     choice, entry = engine.choice, card.entry
     return Introduction(
         name=card.name,
         parameters=engine.parameters,
         precision=choice.dtype if choice.quantize == "none" else choice.quantize,
         device=choice.device,
-        plain_speed=None if engine.costs is None else plain_tokens_a_second(engine.costs),
+        pace=tuple(choice.pace),
         toy=entry is not None and entry.toy,
         starters=_own_starters(card) or (() if 0 < engine.parameters <= TINY else STARTERS),
     )
@@ -79,8 +75,3 @@ def expected_starters(card: TargetCard, elsewhere: bool) -> tuple[str, ...]:
 
 def _own_starters(card: TargetCard) -> tuple[str, ...]:
     return card.entry.starters if card.entry else ()
-
-
-def _rounded(speed: float) -> str:
-    """To two digits: it will be another one in a minute."""
-    return f"{float(f'{speed:.2g}'):,.0f}" if speed >= 10 else f"{speed:.1f}"

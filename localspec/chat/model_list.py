@@ -1,6 +1,6 @@
 """The models one can choose from in a chat: those that are here, those that could be fetched, those that do not fit."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -17,7 +17,7 @@ from localspec.models.registry import NOWHERE, TargetCard
 from localspec.policy.measurements import MeasurementSource
 from localspec.policy.ranking import QUICK
 from localspec.policy.survey import Recommendation, all_ways, preferred, recommend, recommendations
-from localspec.quantities import amount, size
+from localspec.quantities import amount, pace_in_words, size
 from localspec.store.store import user_store
 
 GATED = "gated: its terms must be accepted first"
@@ -60,14 +60,17 @@ def models_here(current: TargetCard | None) -> list[Choosable]:
     return list(_here(current, {}))
 
 
-def all_models(current: TargetCard | None, held: tuple[str, int] = ("cpu", 0)) -> tuple[list[Choosable], bool]:
+def all_models(
+    current: TargetCard | None, held: tuple[str, int] = ("cpu", 0), pace: tuple[str, ...] = ()
+) -> tuple[list[Choosable], bool]:
     """The models here, then those that fit this machine and could be fetched, then those that do not fit.
 
     And whether it was ever measured how fast this machine is.
 
     As `localspec doctor` sees them, but that nothing is measured: what was measured before must do, for a reply may be
     under way. `current` is the model that answers, which holds `held` bytes of a device's memory; they are free for
-    another. Raises LocalspecError where models.toml cannot be read.
+    another. `pace` is what was told of its speed when it was loaded. Raises LocalspecError where models.toml cannot be
+    read.
     """
     with user_store(lambda _: None, create=False) as store:
         measurements = RecalledMeasurements(MeasurementCache(store))
@@ -76,6 +79,9 @@ def all_models(current: TargetCard | None, held: tuple[str, int] = ("cpu", 0)) -
         ways = {one.card.name: one for one in here}
         if current is not None and current.name not in ways and (own := _as_it_is(current, machine, measurements)):
             ways[current.name] = own
+        paces = {name: _pace(one, current is not None and name == current.name) for name, one in ways.items()}
+        if current is not None and pace:
+            paces[current.name] = pace
         every = recommendations(machine, measurements, here=False)
         more = all_ways(here, every)[len(here) :]
     taken = [preferred(every), preferred([one for one in every if not one.gated])]
@@ -84,7 +90,7 @@ def all_models(current: TargetCard | None, held: tuple[str, int] = ("cpu", 0)) -
     more.sort(key=lambda one: (one.way not in best, one.plan is None or one.plan.speed < QUICK))
     elsewhere = [replace(one, recommended=way.way in best) for way in more if (one := _elsewhere(way)) is not None]
     mine = {name for name, one in ways.items() if one.way in best}
-    local = [replace(one, recommended=one.card.name in mine) for one in _here(current, ways)]
+    local = [replace(one, recommended=one.card.name in mine) for one in _here(current, paces)]
     return [*local, *sorted(elsewhere, key=lambda one: one.place == "too large")], any(
         device.bandwidth for device in machine.devices
     )
@@ -144,33 +150,30 @@ def _as_it_is(card: TargetCard, machine: Machine, measurements: MeasurementSourc
 # -- in words ----------------------------------------------------------------------------------------------------------
 
 
-def _here(current: TargetCard | None, ways: dict[str, Recommendation]) -> Iterator[Choosable]:
+def _here(current: TargetCard | None, paces: Mapping[str, tuple[str, ...]]) -> Iterator[Choosable]:
     found = list(registry.installed())
     if current is not None and current not in (card for card, _ in found):  # a directory, given by -m
         path = str(current.path)
-        yield Choosable(current, "here", current.name, (*_pace(ways.get(current.name), True), path))
+        yield Choosable(current, "here", current.name, (*paces.get(current.name, ()), path))
     for card, what in found:
         if isinstance(what, LocalspecError):
             yield Choosable(card, "here", card.name, (str(what),), usable=False)
         else:
-            pace = _pace(ways.get(card.name), card == current)
-            yield Choosable(card, "here", card.name, (*_parts(what), *pace, *_said(card.description)))
+            about = (*_parts(what), *paces.get(card.name, ()), *_said(card.description))
+            yield Choosable(card, "here", card.name, about)
 
 
 def _parts(what: Checkpoint) -> tuple[str]:
     return (f"{amount(what.parameters)} parameters",)
 
 
-def _pace(one: Recommendation | None, answers: bool) -> tuple[str, ...]:
+def _pace(one: Recommendation, answers: bool) -> tuple[str, ...]:
     """Tokens a second and the part that speculation has in it; of one that does not fit, why."""
-    if one is None or one.plan is None:
+    if one.plan is None:
         return ()
     if not one.fits:
         return () if answers else (f"does not fit now: {_too_large(one)}",)
-    about = "" if one.plan.measured else "about "
-    speed = one.plan.speed
-    said = f"{about}{speed:,.0f} tokens/s" if speed >= 100 else f"{about}{speed:.1f} tokens/s"
-    return (said, f"×{one.speedup:.1f} by speculation") if one.drafts else (said,)
+    return pace_in_words(one.plan.speed, one.plan.measured, one.speedup if one.drafts else None)
 
 
 def _too_large(one: Recommendation) -> str:

@@ -75,16 +75,26 @@ def _why_nothing(place: Place) -> str:
 
 
 def step_by_step(trace: Trace) -> Iterator[str]:
-    """A whole reply in lines, for those who read it without a screen."""
+    """A whole reply in lines, for those who read it without a screen; steps without drafts that follow are one."""
     yield f"{overview(trace)}: {', '.join(words for _, words in proposers(trace))}"
     pieces = Pieces(trace)
     pieces.grow()
-    for step, group in groupby(pieces.all, lambda piece: trace.place(piece.first).step):
-        said = [*group]
+    runs: list[list[Piece]] = []
+    alone = False
+    for _, group in groupby(pieces.all, lambda piece: trace.place(piece.first).step):
+        said, before = [*group], alone
+        alone = not trace.place(said[0].first).drafted
+        if alone and before:
+            runs[-1] += said
+        else:
+            runs.append(said)
+    for said in runs:
+        step, last = (trace.place(piece.first).step for piece in (said[0], said[-1]))
         parts = groupby(said, lambda piece: source_name(trace.source(piece.after - 1)))
         line = ", ".join(f"{visible(''.join(piece.text for piece in some))} {name}" for name, some in parts)
         refused = [*_all_refused(trace, said)]
-        yield f"{step}: {line}" + (f"; refused: {'; '.join(refused)}" if refused else "")
+        steps = str(step) if step == last else f"{step} to {last}"
+        yield f"{steps}: {line}" + (f"; refused: {'; '.join(refused)}" if refused else "")
 
 
 def _all_refused(trace: Trace, pieces: Sequence[Piece]) -> Iterator[str]:

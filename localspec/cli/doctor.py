@@ -26,7 +26,7 @@ from localspec.marks import drawable
 from localspec.models.packed_files import packed_bytes, packed_files, remove_abandoned
 from localspec.paths import Paths
 from localspec.policy.survey import Recommendation, all_ways, preferred, recommendations
-from localspec.quantities import counted, size
+from localspec.quantities import counted, expected_pace, size, tokens_a_second
 from localspec.store.store import user_store
 from localspec.text import one_line
 
@@ -263,9 +263,8 @@ def _offer(one: Recommendation, take: str) -> Iterator[str]:
 
 def _speed(one: Recommendation) -> str:
     assert one.plan is not None
-    about = "" if one.plan.measured else "about "
     faster = f", {one.speedup:.1f} times as fast by {one.plan.candidate.name}" if one.drafts else ""
-    return f"{about}{_number(one.plan.speed)} tokens/s{faster}"
+    return expected_pace(one.plan.speed, one.plan.measured) + faster
 
 
 def _machine(survey: _Survey) -> Iterator[str]:
@@ -325,15 +324,11 @@ def _cells(one: Recommendation) -> list[str]:
         return [f"no, {needed}", "", "", "", how]
     return [
         f"yes, {needed}",
-        f"{about}{_number(plan.speed)}",
+        about + tokens_a_second(plan.speed).removesuffix(" tokens/s"),
         f"{about}{one.speedup:.2f}" if one.drafts else "",
         f"{about}{plan.cost_effectiveness:.2f}",
         how,
     ]
-
-
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
 
 
 def _gib(size: int) -> str:

@@ -28,7 +28,7 @@ from localspec.chat.wording import in_words, kept_thought
 from localspec.checkpoint import inspect
 from localspec.cli.beginning import Begun, begin
 from localspec.cli.console import seen
-from localspec.cli.interrupt import Interrupt
+from localspec.cli.interrupt import Interrupt, cleared_up_when_ended
 from localspec.cli.line_editing import TOO_LONG, read_line
 from localspec.cli.options import SharedFlags
 from localspec.cli.progress import Progress, tell
@@ -55,13 +55,16 @@ def converse(flags: SharedFlags, prompt: str | None) -> int:
     progress = _LineProgress()
     if isinstance(sys.stdin, TextIOWrapper):  # bytes that are not text are no reason to stop
         sys.stdin.reconfigure(encoding=None if sys.stdin.isatty() else "utf-8", errors="replace")
-    with ExitStack() as at_the_end:
+    with cleared_up_when_ended(), ExitStack() as at_the_end:
         begun = begin(flags.settings, flags.resume, at_the_end, progress)
         talk = _Talk(flags, begun, progress)
         talk.greet()
-        talk.listen(prompt)
-        if sys.stderr is not None and sys.stderr.isatty() and (words := farewell(talk.conversation)):
-            tell(words if talk.left or not sys.stdin.isatty() else f"\n{words}")  # behind Ctrl+D the mark stands alone
+        try:
+            talk.listen(prompt)
+        finally:  # a signal may end it
+            if sys.stderr is not None and sys.stderr.isatty() and (words := farewell(talk.conversation)):
+                typing = sys.stdin is not None and sys.stdin.isatty()
+                tell(f"\n{words}" if typing and not talk.left else words)  # the mark may stand alone
     return 0
 
 
@@ -207,7 +210,8 @@ class _Talk:
             self._answer_as(server.named(name)) if name else tell("\n".join(server.listed(self._card.name)))
             return
         if not name:
-            models, _ = all_models(self._card, self._engine.held if self._engine else ("cpu", 0))
+            known = (self._engine.held, tuple(self._engine.choice.pace)) if self._engine else ()
+            models, _ = all_models(self._card, *known)
             for line in in_lines(models, self._card):
                 tell(one_line(line))
             return

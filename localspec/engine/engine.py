@@ -154,7 +154,10 @@ class Engine:
                 notice(f"{trouble} It is tried once more with less: {smaller.reason}.")
         for _ in range(2 if auto and engine.profile.cache.measured else 0):
             again = decide()[0]  # what was an estimate is known now: of forwards, then of a small model that was tried
-            if again.drafter == engine.choice.drafter or not again.loads_as(engine.choice):
+            if not again.loads_as(engine.choice):
+                break
+            if again.drafter == engine.choice.drafter:
+                engine.choice = engine.choice.with_figures_of(again)
                 break
             taken = engine._with_drafter_of(again, load)
             if taken is engine:  # which says why

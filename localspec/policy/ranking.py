@@ -305,6 +305,13 @@ def _estimate(shape: Shape, precision: Precision, measurements: MeasurementSourc
     return Estimate(shape, _rates(precision, measurements, precision.quantize))
 
 
+def speedup(plan: RunPlan, ranked: Sequence[RunPlan]) -> float:
+    """What drafting makes of plain decoding in the same precision."""
+    return plan.speed / max(
+        one.speed for one in ranked if one.candidate.name == "none" and one.precision == plan.precision
+    )
+
+
 def explained(plan: RunPlan, ranked: Sequence[RunPlan]) -> str:
     """Why this plan is taken, in one sentence."""
     name = "plain decoding" if plan.candidate.name == "none" else plan.candidate.name

@@ -28,8 +28,10 @@ from localspec.policy.ranking import (
     natural_precisions,
     possible_precisions,
     run_plans,
+    speedup,
 )
 from localspec.policy.survey import recommendations
+from localspec.quantities import pace_in_words
 
 # Packings in which a row can be had to the bit, whatever stands beside it.
 INVARIANT = (("cpu", "none"), ("cpu", "int8"), ("cpu", "int4"), ("cuda", "none"), ("mps", "none"))
@@ -73,10 +75,24 @@ class Choice(LoadSpec):
     fixed: bool  # a number was asked for: no resizing, no switching off
     reason: str
     tokens_per_second: float | None = None  # predicted, or measured in earlier replies
+    measured: bool = False  # which of the two
+    speedup: float | None = None  # of that over plain decoding in the same precision
     cost_effectiveness: float | None = None  # M
     trained: tuple[DrafterCard, ...] = ()  # the weights of those drafters that have some
     draft: LoadSpec | None = None  # the draft model, where one drafts
     parts: tuple[str, ...] = ()  # of Ouroboros
+
+    def with_figures_of(self, later: "Choice") -> "Choice":
+        """The same choice, with what it promises by what is known now."""
+        names = ("reason", "tokens_per_second", "measured", "speedup", "cost_effectiveness")
+        return replace(self, **{name: getattr(later, name) for name in names})
+
+    @property
+    def pace(self) -> tuple[str, ...]:
+        """How fast it should answer, in words, as the list of models says it; nothing where that is not known."""
+        if self.tokens_per_second is None:
+            return ()
+        return pace_in_words(self.tokens_per_second, self.measured, self.speedup if self.nodes else None)
 
 
 @dataclass(frozen=True)
@@ -292,6 +308,8 @@ def _choice(
         fixed=settings.draft_max != "auto",
         reason=explained(plan, ranked) if predicted else f"{drafter.drafter} as asked, in {precision}",
         tokens_per_second=plan.speed if predicted else None,
+        measured=predicted and plan.measured,
+        speedup=speedup(plan, ranked) if predicted else None,
         cost_effectiveness=plan.cost_effectiveness if predicted else None,
         trained=drafter.trained,
         draft=draft,

@@ -25,6 +25,7 @@ from localspec.policy.ranking import (
     natural_precisions,
     possible_precisions,
     run_plans,
+    speedup,
 )
 
 Prefer = Literal["speed", "memory", "quality"]
@@ -151,8 +152,7 @@ def recommend(
     quality = _quality(card, model)
     if fitting:
         chosen, others = max(fitting, key=lambda option: option[0].speed)
-        alone = [one.speed for one in others if one.candidate.name == "none" and one.precision == chosen.precision]
-        return Recommendation(card, chosen, explained(chosen, others), quality, chosen.speed / max(alone))
+        return Recommendation(card, chosen, explained(chosen, others), quality, speedup(chosen, others))
     if not smallest:
         raise only_packed(card.path)
     plan = smallest[0]

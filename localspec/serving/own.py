@@ -68,8 +68,7 @@ class Opened:
             "engine": form(engine, settings.accept),
         }
         if self.chat:
-            costs = None if engine.costs is None else engine.costs.as_list()
-            return {**found, "parameters": engine.parameters, "costs": costs}
+            return {**found, "parameters": engine.parameters}
         sampling = engine.sampling(settings)
         return {
             **found,
@@ -148,6 +147,7 @@ def form(engine: Engine, rule: Rule) -> dict[str, Any]:
             "dtype": choice.dtype,
             "quantize": choice.quantize,
             "nodes": choice.nodes,
+            "pace": choice.pace,
         },
         "drafter": choice.drafter,
         "label": engine.exactness.label(rule),

@@ -60,6 +60,7 @@ class ServerChoice:
     dtype: str = ""
     quantize: str = "none"
     nodes: int = 0
+    pace: tuple[str, ...] = ()
 
 
 @dataclass
@@ -80,7 +81,7 @@ class ServerEngine:
 
     count_tokens = None  # its tokenizer is not here
     held = ("cpu", 0)
-    parameters, costs = 0, None
+    parameters = 0
 
     def __init__(self, server: Server, model: str, reporter: Reporter) -> None:
         self.server, self.model, self.reporter = server, model, reporter

@@ -65,6 +65,7 @@ class Form(NamedTuple):
     dtype: str
     quantize: str
     nodes: int
+    pace: Sequence[str]
 
 
 class WarmEngine:
@@ -74,7 +75,7 @@ class WarmEngine:
     """
 
     count_tokens = decode = None
-    parameters, costs = 0, None
+    parameters = 0
     live = False  # whether drafts and figures are wanted while a reply comes
 
     def __init__(

@@ -19,7 +19,6 @@ from localspec.events import Reporter
 from localspec.models.chat_files import chat_files
 from localspec.models.registry import TargetCard
 from localspec.paths import Paths
-from localspec.policy.forward_costs import ForwardCosts
 from localspec.serving.over_socket import Gone, NotThisOne
 from localspec.serving.warm import WarmEngine
 
@@ -35,7 +34,6 @@ class WarmChat(WarmEngine):
     ) -> None:  # fmt: skip
         super().__init__(place, card, told, settings, load, reporter)
         self._parameters = int(told["parameters"])
-        self._costs = None if told["costs"] is None else ForwardCosts.from_list(told["costs"])
         self._files, self._generation = chat_files(card.path)
 
     def in_this_process(self) -> Any:
@@ -73,11 +71,6 @@ class WarmChat(WarmEngine):
     def parameters(self) -> int:  # type: ignore[override]
         """How many numbers the weights are."""
         return self._parameters
-
-    @property
-    def costs(self) -> ForwardCosts | None:  # type: ignore[override]
-        """What forwards cost, where that was measured."""
-        return self._costs
 
     # -- what is worked out here --------------------------------------------------------------------------------------
 

@@ -13,21 +13,20 @@ from localspec.models.registry import TargetCard
 from localspec.quantities import parameters_words
 
 
-def engine(parameters: int, seconds: float | None = None, **choice: Any) -> Any:
-    costs = None if seconds is None else SimpleNamespace(at=lambda rows, context: seconds)
-    choice = {"dtype": "bf16", "quantize": "none", "device": "cuda:0"} | choice
-    return SimpleNamespace(parameters=parameters, costs=costs, choice=SimpleNamespace(**choice))
+def engine(parameters: int, **choice: Any) -> Any:
+    choice = {"dtype": "bf16", "quantize": "none", "device": "cuda:0", "pace": ()} | choice
+    return SimpleNamespace(parameters=parameters, choice=SimpleNamespace(**choice))
 
 
 def card(entry: Entry | None = None) -> TargetCard:
     return TargetCard("a-model", Path("/models/a-model"), None, "", entry=entry)
 
 
-def test_facts_are_size_precision_device_and_speed_where_it_was_measured():
+def test_facts_are_size_precision_device_and_pace_where_it_is_known():
     assert introduction(engine(1_720_000_000), card()).facts == "1.7 billion parameters · bf16 · cuda:0"
-    packed = introduction(engine(7_606_528, 1 / 2437, quantize="int8", device="cpu"), card())
-    assert packed.facts == "7.6 million parameters · int8 · cpu · some 2,000 tokens/s without drafts"
-    assert "some 3.1 tokens/s" in introduction(engine(10**9, 1 / 3.12), card()).facts
+    pace = ("about 2,437 tokens/s", "×1.8 by speculation")
+    packed = introduction(engine(7_606_528, quantize="int8", device="cpu", pace=pace), card())
+    assert packed.facts == "7.6 million parameters · int8 · cpu · about 2,437 tokens/s · ×1.8 by speculation"
 
 
 def test_what_may_be_expected_grows_with_the_model():

@@ -112,6 +112,14 @@ def test_the_directory_that_answers_stands_first_and_is_never_too_large(register
     assert [one.title for one in models_here(own)][:2] == ["./own", "demo"]
 
 
+def test_what_was_told_of_the_model_that_answers_is_told_again(registered):
+    registered()
+    demo = resolve("demo")
+    assert all_models(demo)[0][0].about[1].startswith("about ")
+    told = ("61.3 tokens/s", "×1.8 by speculation")
+    assert all_models(demo, ("cpu", 0), told)[0][0].about[1:3] == told
+
+
 def test_a_name_stands_for_what_is_registered_or_a_repository():
     assert not named("qwen3-1.7b").here and named("demo").here
     assert named("org/name@v1").entry.source == Source("org/name", "v1") and not named("org/name").here

@@ -6,6 +6,7 @@ from tui.scripted_engine import ScriptedEngine
 from localspec.chat.trace import Trace
 from localspec.chat.trace_words import step_by_step, visible
 from localspec.chat.wording import source_name
+from localspec.events import Draft, Text
 
 
 def test_a_reply_step_by_step():
@@ -22,6 +23,22 @@ def test_a_reply_step_by_step():
         '2: " hill" the model',
         '3: ":" Medusa and past replies, " é⏎" the model; refused: "␛[2J"  Medusa',
         '4: "␛]0;evil␇" the model; refused: " a"  this chat',
+    ]
+
+
+def test_steps_without_drafts_that_follow_each_other_are_one_line():
+    engine = ScriptedEngine()
+    trace = Trace("Say something", engine.decode)
+    tokens = engine.ids("One", " after", " another", " and", " two")
+    for step, token in enumerate(tokens[:3]):
+        drafts = (Draft((tokens[step - 1],), (-1,), None, None, (0,)),) if step else ()
+        trace.take(Text(engine.decode([token]), (token,), ("target",), 0.1, step, drafts))
+    drafted = Draft((tokens[2], tokens[3]), (-1, 0), ("", "phrases"), None, (0, 1))
+    trace.take(Text(" and two", tokens[3:], ("phrases", "target"), 0.1, 3, (drafted,)))
+    trace.ended = True
+    assert [*step_by_step(trace)][1:] == [
+        '0 to 2: "One after another" the model',
+        '3: " and" past replies, " two" the model',
     ]
 
 

@@ -543,8 +543,7 @@ def test_what_another_model_contradicts_is_taken_back(talk, hello, models, endle
 def test_who_proposed_the_last_reply(talk, hello):
     lines = told(talk("one", "/xray"), hello)
     assert lines[1].startswith("3 tokens in ") and "the model" in lines[1]
-    assert lines[2].startswith('0: "Hel" the model')
-    assert any('"!"' in line or '!"' in line for line in lines[3:])
+    assert lines[2:] == ['0 to 2: "Hello!" the model']
 
 
 @pytest.mark.slow
@@ -1005,6 +1004,28 @@ def test_somebody_types(somebody, home, endless):
     ]  # fmt: skip
     assert b"> \r\n" in somebody.shown and re.search(rb"\r\n\S+ is kept; to go on: ", somebody.shown)
     assert b"\x1b[K" not in somebody.shown.partition(b"Ctrl+D ends.")[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGHUP])
+def test_who_is_ended_from_outside_is_told_how_to_go_on(somebody, home, endless, sent):
+    somebody = somebody(home, "--plain", "-m", endless.path)
+    somebody.wait_for("> ")
+    somebody.type("one\r")
+    somebody.wait_for("and so on")
+    os.kill(somebody.process.pid, sent)
+    somebody.wait_for("“one” is kept; to go on: localspec chat --conversation ")
+    assert somebody.process.wait(timeout=PATIENCE) == -sent
+    (turn,) = kept(home)[0].turns
+    assert turn.reason == "interrupted" and turn.reply.count("and so on") > 0
+
+
+@pytest.mark.slow
+def test_at_a_terminal_without_standard_input_one_prompt_is_answered(home, hello, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdin", None)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert main(["chat", "--plain", "-m", str(hello.path), "one"]) == 0
+    assert "\n“one” is kept; to go on: localspec chat --conversation " in capsys.readouterr().err
 
 
 @pytest.mark.slow

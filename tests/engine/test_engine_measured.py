@@ -70,6 +70,16 @@ def test_what_was_measured_once_is_not_measured_again(measured, store):
 
 
 @pytest.mark.slow
+def test_the_first_load_promises_what_the_second_will(measured, store, tmp_path):
+    """What forwards cost is measured while it loads, after the choice was made by estimates."""
+    shutil.copytree(CARD.path, tmp_path / "alone", ignore=shutil.ignore_patterns("drafters"))
+    alone = replace(CARD, path=tmp_path / "alone")
+    first, second = (Engine.open(Settings(temperature=0.0), alone, store=store).choice for _ in range(2))
+    assert "costs" in measured and first.drafter == second.drafter == "phrases"
+    assert first.pace == second.pace != () and first.reason == second.reason
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("other", [{"dtype": "bf16"}, {"quantize": "int4"}, {"exact": True}, {"context": 512}])
 def test_another_precision_form_or_context_is_measured_by_itself(measured, store, other):
     Engine(choice(), store=store)

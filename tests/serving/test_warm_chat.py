@@ -172,13 +172,14 @@ def test_settings_that_differ_are_obeyed_in_this_process(warm, other):
 
 
 def test_who_waits_is_told(drafting, warm, monkeypatch):
-    """Others are being answered: so many that the last one has time to say so, and to be taken back."""
+    """Others are being answered, and the server waits a second for each to be named: time for the last one to be told
+    so and taken back, also where the server gets far more of the processor than this process."""
     told = []
     waiting = warm(reporter=Reporter(progress=told.append))
     body = {
-        "model": "demo", "path": str(resolve("demo").path), "messages": ASKED, "max_tokens": 300, "stop": [],
+        "model": "demo", "path": str(resolve("demo").path), "messages": ASKED, "max_tokens": 1, "stop": [],
         "sampling": vars(waiting.sampling(replace(DRAFTING, temperature=1.5))), "think": None, "name": "x",
-        "kept": False, "server": waiting._server,
+        "kept": True, "server": waiting._server,
     }  # fmt: skip
     content = json.dumps(body).encode()
     head = f"POST /localspec/reply HTTP/1.0\r\nHost: localhost\r\nContent-Length: {len(content)}\r\n\r\n"
@@ -186,7 +187,7 @@ def test_who_waits_is_told(drafting, warm, monkeypatch):
     monkeypatch.setattr("localspec.serving.warm.TOLD_SECONDS", math.inf)  # or a busy machine has it say something else
     waiting.wanted = lambda: not told  # Escape, as soon as it is told
     with ExitStack() as others:
-        for _ in range(100):
+        for _ in range(60):
             other = others.enter_context(socket.socket(socket.AF_UNIX))
             other.connect(os.fspath(drafting.socket))
             other.sendall(head.encode() + content)

@@ -47,7 +47,7 @@ def killed_in_one_home(stage: Stage, name: str, chance: random.Random, most: int
             continue
         if tally.kills[name] > before:
             break  # it has done all that there is to do, and would say so
-        seconds = ended.seconds  # the machine is less busy by now
+        seconds = ended.seconds / 2  # the machine is less busy by now, and may be still less so
         stage.copied(name)
     look = stage.look(home)
     lost = (Counter(KEPT) + replies) - (look.answered() + Counter(look.prompts()[: len(KEPT)]))

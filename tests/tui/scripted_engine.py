@@ -73,7 +73,7 @@ class ScriptedEngine:
         self.thought: list[bool | None] = []  # whether it was told to think
         self.switch: bool | None = None  # whether it thinks by itself; None where it cannot be told
         self.choice = SimpleNamespace(
-            engine="native", dtype="fp32", quantize="none", device=device, drafter="phrases", nodes=8
+            engine="native", dtype="fp32", quantize="none", device=device, drafter="phrases", nodes=8, pace=()
         )
         self.costs, self.parameters = None, 760_652_800
         self.exactness = Exactness(True, 2)

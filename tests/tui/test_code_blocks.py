@@ -89,7 +89,7 @@ def test_a_click_on_copy_copies_the_code_below_it(chat, clipboard):
         column = first.content_size.width - 2
         for one, said in ((first, "sh"), (second, "code")):
             await pilot.click(one, offset=(column, 0))
-            await until(pilot, lambda said=said: said in [toast.title for toast in talk.app._notifications])
+            await until(pilot, lambda said=said: f"Copied to the clipboard. ({said})" in talk.screen_text())
         assert clipboard == ["ls -l", "first [red]\nsecond"]
         await pilot.click(first, offset=(4, 0))
         await pilot.pause()

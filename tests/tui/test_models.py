@@ -45,6 +45,19 @@ def test_ctrl_o_lets_another_model_answer(chat, models):
     assert talk.loaded == ["scripted", "other"]
 
 
+def test_one_speed_of_the_model_that_answers_is_told(chat, models):
+    models("scripted")
+    talk = chat()
+    talk.engine.choice.pace = ("about 61.3 tokens/s", "×1.8 by speculation")
+
+    async def story(pilot):
+        await until(pilot, lambda: "cpu · about 61.3 tokens/s · ×1.8 by speculation" in talk.screen_text())
+        await pilot.press("ctrl+o")
+        await until(pilot, lambda: "parameters · about 61.3 tokens/s · ×1.8 by speculation" in talk.screen_text())
+
+    talk.play(story, size=(140, 30))
+
+
 def test_a_model_given_by_its_directory_is_in_the_list_and_answers_now(chat, models):
     models("other")
     talk = chat()

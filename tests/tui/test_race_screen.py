@@ -83,6 +83,29 @@ def test_a_race_with_a_prompt_of_its_own(chat, races):
     assert talk.engine.asked == [] and talk.kept() == []
 
 
+def test_a_prompt_that_names_a_file_is_proposed_as_it_was_typed(chat, races, tmp_path):
+    asked, talk = races(), chat(["One."])
+    (tmp_path / "notes.txt").write_text("Many words.")
+    typed = f"What is in @{tmp_path / 'notes.txt'}"
+
+    async def story(pilot):
+        await say(pilot, typed)
+        await until(pilot, talk.idle)
+        await pilot.press("f9")
+        await until(pilot, lambda: isinstance(talk.app.screen, RaceScreen) and talk.app.focused is not None)
+        assert talk.app.screen.query_one(Input).value == typed
+        await pilot.press("enter")
+        await until(pilot, shows(talk, "✓ both texts are the same"))
+        await pilot.press("escape")
+        (tmp_path / "notes.txt").unlink()
+        await say(pilot, f"/race {typed}")
+        await until(pilot, shows(talk, "cannot be read"))
+
+    talk.play(story)
+    assert asked[0][-1] == talk.engine.asked[0][-1] and asked[0][-1]["content"].startswith("Many words.")
+    assert len(asked) == 1
+
+
 @pytest.mark.parametrize("keys", [["f9"], ["ctrl+p", *"race against", "enter"]], ids=["key", "palette"])
 def test_it_proposes_the_last_prompt(chat, races, keys):
     asked, talk = races(), chat(["One."])

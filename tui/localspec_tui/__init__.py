@@ -4,7 +4,7 @@ import atexit
 import gc
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -82,6 +82,7 @@ def _chat(
         for sentence in engine.untold:  # what was found broken may be why
             print(drawable(f"localspec: {one_line(sentence)}", sys.stderr), file=sys.stderr)
         raise app.failure
-    if ended and engine.farewell and code != terminal.HANGUP:
-        print(drawable(engine.farewell, sys.stderr), file=sys.stderr)
+    if engine.farewell and (code != terminal.HANGUP or terminal.is_there()):  # that signal may be sent by hand
+        with suppress(OSError):  # nobody is there to read it
+            print(drawable(engine.farewell, sys.stderr), file=sys.stderr, flush=True)
     return code

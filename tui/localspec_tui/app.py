@@ -13,7 +13,7 @@ from rich.console import RenderableType
 from textual import events, work
 from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
-from textual.notifications import Notify
+from textual.notifications import Notification, Notify
 from textual.screen import Screen
 from textual.theme import Theme
 from textual.widget import MountError
@@ -31,7 +31,7 @@ from localspec_tui.screens.palette import Commands, Palette
 from localspec_tui.widgets.status_line import whole_names
 
 TOASTS = 2  # at a time
-TOAST_COLUMNS, AROUND_TOAST = 60, 4  # of a toast, which takes half of the screen at most; of them around its text
+AROUND_TOAST = 2  # columns around its text
 
 
 class ChatApp(App[None]):
@@ -178,8 +178,8 @@ class ChatApp(App[None]):
             self.post_message(messages.Copied(sentence, what))
 
     def on_copied(self, copied: messages.Copied) -> None:
-        width = min(TOAST_COLUMNS, self.size.width // 2) - AROUND_TOAST
-        self.notify(whole_names(copied.sentence, width), title=copied.what, markup=False, timeout=3)
+        sentence = f"{copied.sentence} ({copied.what})" if copied.what else copied.sentence
+        self.notify(whole_names(sentence, self.size.width - AROUND_TOAST), markup=False, timeout=3)
 
     @property
     def leaving(self) -> bool:
@@ -188,8 +188,25 @@ class ChatApp(App[None]):
 
     # -- toasts -------------------------------------------------------------------------------------------------------
 
+    def notify(self, message: str, *, title: str = "", **how: Any) -> None:
+        """What it is about stands in the same line."""
+        super().notify(f"{title}: {message}" if title else message, **how)
+
+    def _refresh_notifications(self) -> None:
+        super()._refresh_notifications()
+        self._make_room()
+
+    def _unnotify(self, notification: Notification, refresh: bool = True) -> None:
+        super()._unnotify(notification, refresh)
+        self._make_room()
+
+    def _make_room(self) -> None:
+        """The line of the chat's figures is theirs as long as there are any."""
+        self._chat.set_class(bool(self._notifications), "-noted")
+
     def on_notify(self, event: Notify) -> None:
-        """Before Textual shows it: the same text never twice, and few at a time, for each covers what one reads."""
+        """Before Textual shows it: the same text never twice, and few at a time, for each takes a line of the chat."""
+        self._hide_tooltip()  # of the key that was clicked: it would lie above what came of it
         message = event.notification.message
         others = [one for one in self._notifications if one.message != message]
         again = [one for one in self._notifications if one.message == message]
@@ -199,9 +216,15 @@ class ChatApp(App[None]):
     def push_screen(self, *screen: Any, **how: Any) -> Any:
         """What was told of one screen is not told of the next."""
         self.clear_notifications()
-        if self._screen_stack and (coming := self.screen._tooltip_timer) is not None:
-            coming.stop()  # Textual takes away what is shown, and not what is about to be: it would stay above the next
+        self._hide_tooltip()  # Textual leaves one that is about to be shown, and it would stay above the next
         return super().push_screen(*screen, **how)
+
+    def _hide_tooltip(self) -> None:
+        """That of the key below the pointer, if one is shown or about to be."""
+        if self._screen_stack:
+            if (coming := self.screen._tooltip_timer) is not None:
+                coming.stop()
+            self.screen._clear_tooltip()
 
     def pop_screen(self) -> Any:
         """Likewise on the way back."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from textual.message import Message
 
-from localspec.chat.attachments import Written, measured
+from localspec.chat.attachments import Written, measured, written
 from localspec.chat.sampling import ChatSettings
 from localspec.chat.thinking import State, only_thinking, state
 from localspec.chat.trace import Trace
@@ -43,7 +43,7 @@ class EngineThread(threading.Thread):
     def __init__(self, settings: Settings, opening: Opening, loading: Loading) -> None:
         super().__init__(name="engine", daemon=True)  # torch cannot be interrupted: `close` may have to leave it behind
         self.buffer = ReplyBuffer()
-        self.farewell: str | None = None  # how to go on with the conversation; once it has ended
+        self.farewell: str | None = None  # how to go on with the conversation, as far as something of it is kept
         self.traces: list[Trace] = []  # of all replies of this session, the newest last
         self._settings, self._opening, self._loading = ChatSettings(settings), opening, loading
         self._jobs: SimpleQueue[Callable[[], None]] = SimpleQueue()
@@ -83,12 +83,12 @@ class EngineThread(threading.Thread):
             self._post_message = post
             self.start()
 
-    def ask(self, written: Written) -> None:
+    def ask(self, asked: Written) -> None:
         """Asks the model; its reply comes through `buffer`, and ReplyEnded after it."""
         self._stop_asked = threading.Event()
         self.buffer.begin()
-        self.traces.append(Trace(written.typed))
-        self._jobs.put(partial(self._answer, written, self._stop_asked, self.traces[-1]))
+        self.traces.append(Trace(asked.typed))
+        self._jobs.put(partial(self._answer, asked, self._stop_asked, self.traces[-1]))
 
     def stop_reply(self) -> None:
         """Stops the reply under way; what was said stays."""
@@ -332,6 +332,7 @@ class EngineThread(threading.Thread):
 
     def _show_conversation(self) -> None:
         now = self._conversation
+        self._say_farewell()
         if self._engine is not None:
             self._begin_figures(self._engine)
         last = None if now.turns else self._latest()
@@ -346,12 +347,17 @@ class EngineThread(threading.Thread):
     def _race(self, prompt: str, post: Callable[[Message], object], stop: threading.Event) -> None:
         from localspec_tui import race_job
 
+        try:
+            prompt = written(prompt).prompt  # with the files that it names, as in the chat
+        except LocalspecError as mistake:
+            post(messages.RaceEnded([str(mistake)], False))
+            return
         asked = [{"role": "system", "content": self._conversation.system}] if self._conversation.system else []
         asked.append({"role": "user", "content": prompt})
         with interpreter.shared():
             race_job.run(self._engine, asked, self._settings.now, stop, post)
 
-    def _answer(self, written: Written, stop: threading.Event, trace: Trace) -> None:
+    def _answer(self, asked: Written, stop: threading.Event, trace: Trace) -> None:
         from localspec import Limits
         from localspec.chat.conversation import dropped_turns_notice
 
@@ -364,12 +370,14 @@ class EngineThread(threading.Thread):
             engine.wanted = lambda: not stop.is_set()
             try:
                 limits, think = Limits(settings.max_tokens, settings.stop), engine.thinking(settings, talk.system)
-                events = talk.ask(engine, written.prompt, engine.sampling(settings), limits, written.figures, think)
+                events = talk.ask(engine, asked.prompt, engine.sampling(settings), limits, asked.figures, think)
                 with interpreter.shared(), closing(events):
                     for event in events:
                         if isinstance(event, Prefill) and event.done == event.total and event.dropped:
                             self._notice(dropped_turns_notice(event.dropped))
-                        begun = True
+                        if not begun:  # now, for this thread may have to be left behind before it can say so
+                            begun = True
+                            self._say_farewell()
                         live.take(event)
                         if not trace.untold:
                             trace.take(event)
@@ -382,7 +390,7 @@ class EngineThread(threading.Thread):
         turn = talk.turns[-1] if begun else None
         before = self._back(talk) if turn is None or turn.unanswered else None
         trace.turn, trace.ended = turn.id if turn is not None else 0, True
-        self._post(messages.ReplyEnded(written.prompt, turn, trouble, before))
+        self._post(messages.ReplyEnded(asked.prompt, turn, trouble, before))
 
     def _back(self, talk: "Conversation") -> "tuple[Turn, ...] | None":
         """Where nothing came of another way to go on, the conversation before goes on again: its turns."""

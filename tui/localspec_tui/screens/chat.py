@@ -8,6 +8,7 @@ from textual.app import ComposeResult
 from textual.containers import Horizontal, Vertical
 from textual.timer import Timer
 from textual.widgets import Static
+from textual.widgets._toast import ToastRack
 
 from localspec.chat.attachments import Written, written
 from localspec.chat.commands import is_command, read
@@ -76,6 +77,7 @@ class ChatScreen(Steady, ChoosingScreen, ReadingScreen):
         self._to_be_shown = 1  # conversations that were asked for; what is sent before the last is shown waits for it
         self._model = ""  # whose turn it is to answer; empty while none is loaded
         self._card: TargetCard | None = None  # of the model that answered last
+        self._pace_told: tuple[str, ...] = ()
         self._system: str | None = None
         self._history: History | None = None
         self._draft = Draft(self._unsent)
@@ -102,6 +104,8 @@ class ChatScreen(Steady, ChoosingScreen, ReadingScreen):
         yield KeysFooter()
 
     def on_mount(self) -> None:
+        for rack in self.query(ToastRack):
+            self.move_child(rack, before=self._live)
         self._prompt.focus()
         self._prompt.remember(self._outbox.typed)
         self._show_waiting()
@@ -309,6 +313,7 @@ class ChatScreen(Steady, ChoosingScreen, ReadingScreen):
         self._top.show_model(loaded.card.name, loaded.introduction.precision, loaded.introduction.device)
         self._show_what_is_set()  # it may have contradicted the model
         self._first.introduce(loaded.introduction)
+        self._pace_told = loaded.introduction.pace
         self._show_figures()
         await self._ask_waiting()
         self._prepare_replies()

@@ -20,6 +20,7 @@ class ChoosingScreen(LookingScreen):
     """The part of the chat's screen that asks for it. The chat sees to what stands here."""
 
     _system: str | None
+    _pace_told: tuple[str, ...]  # of the model that answers
     _top: TopLine
     download: DownloadLine
 
@@ -39,7 +40,7 @@ class ChoosingScreen(LookingScreen):
         from localspec_tui.screens.models import ModelsScreen
 
         current = self._card if self._model else None
-        self.app.push_screen(ModelsScreen(current, self._engine.held, self.download), self._choose)
+        self.app.push_screen(ModelsScreen(current, self._engine.held, self._pace_told, self.download), self._choose)
 
     def _choose(self, chosen: "Chosen | None") -> None:
         if chosen is not None and chosen.fetch:

@@ -91,4 +91,4 @@ class LookingScreen(Screen[None]):
             from localspec_tui.screens.race import RaceScreen
 
             turn = self._conversation.turn_of(None)
-            self.app.push_screen(RaceScreen(self._engine, prompt, turn[1].prompt if turn else ""))
+            self.app.push_screen(RaceScreen(self._engine, prompt, turn[1].typed if turn else ""))

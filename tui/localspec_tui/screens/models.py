@@ -44,7 +44,10 @@ class _Search(Input):
 
 
 class ModelsScreen(SearchedScreen[Chosen | None]):
-    """Gives what was chosen, or None. `held`: the device that the model which answers is on, and its bytes there."""
+    """Gives what was chosen, or None. `held`: the device that the model which answers is on, and its bytes there.
+
+    `pace` is what was told of its speed.
+    """
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "dismiss(None)", "Back", id="models.back"),
@@ -56,9 +59,11 @@ class ModelsScreen(SearchedScreen[Chosen | None]):
         DIALOG_KEYS,
     ]
 
-    def __init__(self, current: "TargetCard | None", held: tuple[str, int], download: DownloadLine) -> None:
+    def __init__(
+        self, current: "TargetCard | None", held: tuple[str, int], pace: tuple[str, ...], download: DownloadLine
+    ) -> None:
         super().__init__(_Search(placeholder="Which model answers? Type to search", compact=True))
-        self._current, self._held = current, held  # the one that answers, if one does
+        self._current, self._held, self._pace = current, held, pace  # the one that answers, if one does
         self._download, self._line = download, Static("", id="download", markup=False)
         self._seen = download.ended
         self._models: Sequence[Choosable] = ()
@@ -82,7 +87,7 @@ class ModelsScreen(SearchedScreen[Chosen | None]):
         try:
             self._models = await asyncio.to_thread(_here, self._current)
             self._list()
-            self._models, measured = await asyncio.to_thread(_all, self._current, self._held)
+            self._models, measured = await asyncio.to_thread(_all, self._current, self._held, self._pace)
             note = "" if measured else UNMEASURED
         except LocalspecError as error:
             note = str(error)
@@ -226,10 +231,12 @@ def _here(current: "TargetCard | None") -> "Sequence[Choosable]":
     return models_here(current)
 
 
-def _all(current: "TargetCard | None", held: tuple[str, int]) -> "tuple[Sequence[Choosable], bool]":
+def _all(
+    current: "TargetCard | None", held: tuple[str, int], pace: tuple[str, ...]
+) -> "tuple[Sequence[Choosable], bool]":
     from localspec.chat.model_list import all_models
 
-    return all_models(current, held)
+    return all_models(current, held, pace)
 
 
 def _repository(name: str) -> "Choosable | None":
