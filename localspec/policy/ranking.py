@@ -318,8 +318,10 @@ def explained(plan: RunPlan, ranked: Sequence[RunPlan]) -> str:
     basis = "measured here" if plan.measured else "predicted"
     speed = tokens_a_second(plan.speed) if plan.speed >= 100 else f"{plan.speed:.3g} tokens/s"
     said = f"{name} in {plan.precision}: {speed}, M {plan.cost_effectiveness:.2f} ({basis}"
-    if plan.candidate.acceptance is not None and plan.candidate.name != "none":
-        said += f"; {plan.candidate.acceptance.length(plan.nodes):.2f} tokens/step {plan.candidate.acceptance.origin}"
+    if (acceptance := plan.candidate.acceptance) is not None and plan.candidate.name != "none":
+        # The speed of replies is that of their own trees, whatever would be drafted by these costs.
+        nodes = len(acceptance.gains) if plan.measured else plan.nodes
+        said += f"; {acceptance.length(nodes):.2f} tokens/step {acceptance.origin}"
     return f"{said}){_others(plan, ranked)}"
 
 

@@ -197,6 +197,24 @@ def test_a_window_is_taken_once_replies_told_that_it_pays(brought: float, taken:
     assert not any("lookahead" in name for name in names(run_plans(model(), [PRECISION], NoMeasurements(), 16)))
 
 
+def test_several_in_one_tree_are_taken_once_replies_told_that_they_pay() -> None:
+    here = trained("s3d", 10**8, 0.5), trained("semi", 10**8, 0.5)
+
+    def taken(brought: float | None) -> str | None:
+        replies = {reply_key(one.kind, (one,), None): ReplyStats(1.4, 8.0, 0.1) for one in here}
+        replies |= {reply_key(f"{one.kind}+phrases", (one,), None): ReplyStats(1.4, 8.0, 0.1) for one in here}
+        replies["phrases"] = ReplyStats(1.05, 1.0, 0.0)
+        if brought is not None:
+            replies[reply_key("s3d+semi+phrases", here, None)] = ReplyStats(brought, 8.0, 0.2)
+        told = Told({("cuda:0", "none"): ModelMeasurements(flat(0.05), replies)})
+        chosen = best(run_plans(model(here=here), [PRECISION], told, 16))
+        assert chosen is not None
+        return chosen.candidate.name if chosen.measured else None
+
+    assert taken(2.2) == "s3d+semi+phrases"
+    assert [taken(None), taken(1.2)] == ["s3d+phrases"] * 2
+
+
 def test_what_was_foreseen_counts_beside_few_replies_and_hardly_beside_many() -> None:
     heads = trained("medusa", 10**8, 0.8)
 
@@ -411,6 +429,13 @@ def test_a_reason_tells_precision_speed_m_and_what_they_rest_on() -> None:
     assert explained(ranked[0], ranked) == (
         "phrases in bf16: 14 tokens/s, M 1.40 (predicted; 1.50 tokens/step by guess)"
     )
+
+
+def test_a_reason_tells_what_replies_brought_though_their_trees_should_be_smaller() -> None:
+    told = Told({("cuda:0", "none"): ModelMeasurements(flat(0.05, slope=1.0), {"phrases": ReplyStats(1.3, 4.0, 0.0)})})
+    ranked = run_plans(model(), [PRECISION], told, 16)
+    found = one(ranked, "phrases")
+    assert found.nodes == 0 and "(measured here; 1.30 tokens/step as measured here)" in explained(found, ranked)
 
 
 def test_a_reason_for_plain_decoding_tells_what_does_not_pay() -> None:
