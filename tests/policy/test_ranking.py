@@ -13,9 +13,11 @@ from localspec.models.entries import PublishedDrafter, PublishedLength
 from localspec.models.model import Model
 from localspec.policy import host_time, ranking
 from localspec.policy.candidates import DrafterCandidate, plain, reply_key
+from localspec.policy.forward_costs import ForwardCosts
 from localspec.policy.measurements import ModelMeasurements, NoMeasurements, ReplyStats
 from localspec.policy.prediction import CONTEXT, Acceptance, Rates, reading
 from localspec.policy.ranking import (
+    AUTO_NODES,
     FORESEEN_TOKENS,
     QUICK,
     Precision,
@@ -414,6 +416,24 @@ def test_a_draft_model_is_in_int8_on_a_processor_and_as_published_on_a_gpu() -> 
         assert (unread > 0) == (where is big_cpu), "a text does not ask for all of a mapped embedding"
         assert size == weights - unread + cache + tokenizer and small.parameters < weights < at_most * small.parameters
     assert not one(found, "draft_model:small").candidate.here, "the small model is not here"
+
+
+# -- nodes ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("at_33", "at_65", "nodes"), [(1.0, 1.0, 64), (1.02, 1.1, 32), (1.06, 1.06, 16), (1.02, 1.04, 64)]
+)
+def test_trees_are_wider_where_further_rows_are_next_to_free(at_33: float, at_65: float, nodes: int) -> None:
+    costs = ForwardCosts((1, 17, 33, 65), (256,), ((0.9, 1.0, at_33, at_65),))
+    told = Told({("cuda:0", "none"): ModelMeasurements(costs)})
+    assert {plan.most for plan in run_plans(model(), [PRECISION], told)} == {nodes}
+    assert {plan.most for plan in run_plans(model(), [PRECISION], told, 8)} == {8}, "a number that was asked for"
+
+
+def test_no_tree_is_wider_for_an_estimate() -> None:
+    free = Told(devices={("cuda:0", "bf16", "none"): Rates((1, 64), (1e-12, 1e-12), (1e-4, 1e-4))})
+    assert {plan.most for plan in run_plans(model(), [PRECISION], free)} == {AUTO_NODES}
 
 
 # -- reasons ---------------------------------------------------------------------------------------------------------------
