@@ -39,7 +39,7 @@ from localspec.models import registry
 from localspec.models.drafter_kinds import TABLE, WITH_PHRASES
 from localspec.models.model import model_of
 from localspec.policy.decoding_kinds import DecodingKind, decoding_kind
-from localspec.policy.ranking import AUTO_NODES, Precision, run_plans
+from localspec.policy.ranking import Precision, run_plans
 from localspec.policy.selection import Choice, choose
 from localspec.store.store import Store
 
@@ -198,9 +198,7 @@ def predictions(
 ) -> dict[str, float]:
     """By drafter, how many times as fast as plain decoding it should be here."""
     device = next(one for one in this_machine().devices if one.name == plain.device)
-    plans = run_plans(
-        model_of(card), [Precision(device, plain.dtype, plain.quantize)], known, AUTO_NODES, decoding=decoding
-    )
+    plans = run_plans(model_of(card), [Precision(device, plain.dtype, plain.quantize)], known, decoding=decoding)
     speeds = {plan.candidate.drafter: plan.speed for plan in plans}
     return {name: speed / speeds[PLAIN] for name, speed in speeds.items()}
 

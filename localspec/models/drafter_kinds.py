@@ -76,7 +76,7 @@ class DrafterKind:
     holds, `parameters` their number where its publisher does not say it, and `predicted` (the chance of each token of a
     draft to be accepted given the one before it, where that is known from) for a drafter that nobody measured.
     A kind that takes nothing is used where it is named; `phrases` and plain decoding are also chosen by `auto`, and
-    `lookahead`, which nobody can foresee, once replies with it tell that it pays.
+    `lookahead`, which nobody can foresee, once replies with it tell that it pays, as are drafters that are merged.
     What takes a probe of the target's layers is chosen by `auto` once that was made, which happens where it is named.
     `has_phrases`: its drafts are phrases, or are lengthened by phrases without `+phrases`. `parts` names the setting
     that lists which of its parts are used, and `searched(parts)` the hyper-parameters that are searched for a pair of

@@ -146,14 +146,17 @@ def candidates(
     # How soon guesses of the target's own come right in a window, only replies with one tell.
     windows = _alone_and_with_phrases(_untrained("lookahead", None, at), phrases, at)
     yield from (one for one in windows if one.acceptance is not None)
-    if at.layers:
-        own = best_layers(at.layers, at.shape, at.costs, MOST_NODES)
-        alone = DrafterCandidate("layers", 0, own.acceptance, own.draft_seconds(at.costs))
-        yield from _alone_and_with_phrases(alone, phrases, at)
     published = card.entry.drafters if card.entry else ()
     by_kind = {one.kind: one for one in published}
-    for drafter in trained:
-        yield from _alone_and_with_phrases(_trained(drafter, by_kind.get(drafter.kind), at), phrases, at)
+    own = {one.kind: _trained(one, by_kind.get(one.kind), at) for one in trained}
+    if at.layers:
+        best = best_layers(at.layers, at.shape, at.costs, MOST_NODES)
+        layers = DrafterCandidate("layers", 0, best.acceptance, best.draft_seconds(at.costs))
+        own = {layers.name: layers, **own}
+    for alone in own.values():
+        yield from _alone_and_with_phrases(alone, phrases, at)
+    for several in _merged(own, at):
+        yield from (one for one in _alone_and_with_phrases(several, phrases, at) if one.acceptance is not None)
     if small is not None:
         pairs = [one for one in published if kind_of(one.kind).takes == "draft model"] if small.named else []
         for one in pairs:
@@ -165,6 +168,24 @@ def candidates(
     here = {drafter.kind for drafter in trained}
     for one in (one for one in published if one.kind not in here and kind_of(one.kind).takes in WEIGHTS):
         yield from _alone_and_with_phrases(_fetched(one, at), phrases, at)
+
+
+def _merged(own: Mapping[str, DrafterCandidate], at: CostInputs) -> Iterator[DrafterCandidate]:
+    """Those that drafted together here: what several bring in one tree, only replies with them tell."""
+    for name in sorted({key.partition(" of ")[0].removesuffix(WITH_PHRASES) for key in at.replies}):
+        parts = [own[one] for one in name.split("+") if one in own]
+        if 1 < len(parts) == len(name.split("+")):
+            yield DrafterCandidate(
+                name,
+                sum(one.bytes for one in parts),
+                None,
+                _one_after_another(parts),
+                tuple(card for one in parts for card in one.trained),
+            )
+
+
+def _one_after_another(parts: Sequence[DrafterCandidate]) -> Callable[[int], float]:
+    return lambda nodes: sum(one.draft_seconds(nodes) for one in parts)
 
 
 def _untrained(name: str, acceptance: Acceptance | None, at: CostInputs) -> DrafterCandidate:

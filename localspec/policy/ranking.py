@@ -8,7 +8,14 @@ from localspec.models.drafter_kinds import kind_of
 from localspec.models.model import Model
 from localspec.models.shape import Shape
 from localspec.policy import host_time, prediction
-from localspec.policy.candidates import CostInputs, DrafterCandidate, DraftModelEstimate, candidates, plain
+from localspec.policy.candidates import (
+    MOST_NODES,
+    CostInputs,
+    DrafterCandidate,
+    DraftModelEstimate,
+    candidates,
+    plain,
+)
 from localspec.policy.cost_effectiveness import cost_effectiveness
 from localspec.policy.decoding_kinds import DecodingKind, kept_as
 from localspec.policy.forward_costs import ForwardCostModel
@@ -17,7 +24,9 @@ from localspec.policy.measurements import MeasurementSource
 from localspec.policy.prediction import CONTEXT, Estimate, Rates, estimated_rates
 from localspec.quantities import tokens_a_second
 
-AUTO_NODES = 16  # of a tree at most, where no number was asked for; how many pay is measured
+AUTO_NODES = 16  # of a tree at most, where no number was asked for and rows have a price; how many pay is measured
+# Twice the nodes bring 1 to 11 % more tokens a step (docs/decisions.md): what twice the rows may take to be worth it.
+NEXT_TO_FREE = 1.03
 QUICK = 8.0  # tokens/s: somewhat faster than people read
 SLOW_MEMORY = 5e9  # bytes a second: what is quick with such memory is quick anywhere, and needs no measurement
 PLANNED = 4096  # tokens of context that must fit where none was asked for
@@ -54,6 +63,7 @@ class RunPlan:
     measured: bool  # whether the speed was measured here rather than predicted
     cost_effectiveness: float = 0.0  # M
     doubt: float = 0.0  # of what was measured: the share that what was foreseen still has
+    most: int = AUTO_NODES  # nodes that a draft may have
 
     @property
     def fits(self) -> bool:
@@ -99,13 +109,13 @@ def run_plans(
     model: Model,
     precisions: Iterable[Precision],
     measurements: MeasurementSource,
-    most: int,
+    most: int | None = None,
     context: int | None = None,
     decoding: DecodingKind = "greedy",
 ) -> list[RunPlan]:
     """Every plan to run a model in these precisions, the best M first, with trees of up to `most` nodes.
 
-    `decoding` is how replies will be decoded.
+    None are as many as `auto_nodes` has. `decoding` is how replies will be decoded.
 
     v₀ and m₀ are those of the model's fastest plain decoding that fits; where nothing fits, of the fastest.
     """
@@ -215,11 +225,24 @@ def plain_tokens_a_second(costs: ForwardCostModel) -> float:
     return 1 / step_seconds(0.0, costs.at(1, CONTEXT), 0)
 
 
+def auto_nodes(costs: ForwardCostModel | None) -> int:
+    """The most nodes of a tree where no number was asked for: more than usual where further rows cost next to nothing.
+
+    `costs` are None where forwards were not timed: an estimate of rows is no reason for wider trees.
+    """
+    nodes = AUTO_NODES
+    while costs and 2 * nodes <= MOST_NODES:
+        if costs.at(2 * nodes + 1, CONTEXT) > NEXT_TO_FREE * costs.at(nodes + 1, CONTEXT):
+            break
+        nodes *= 2
+    return nodes
+
+
 def _plans_in(
     model: Model,
     precision: Precision,
     measurements: MeasurementSource,
-    most: int,
+    most: int | None,
     context: int | None,
     decoding: DecodingKind,
 ) -> Iterator[RunPlan]:
@@ -227,6 +250,7 @@ def _plans_in(
     dtype, quantize, backend = how = precision.dtype, precision.quantize, precision.device.backend
     known = measurements.of(model.card, precision.device.name, dtype, quantize)
     costs = known.costs or _estimate(model.shape, precision, measurements)
+    most = most or auto_nodes(known.costs)
     planned = min(context or PLANNED, model.shape.context)  # more than it holds is refused when it is loaded
     plain_speed = plain_tokens_a_second(costs)
     weights = prediction.weights(model.shape, *how, model.parameters)
@@ -253,7 +277,7 @@ def _plans_in(
         working += prediction.workspace(model.shape, *how, planned, nodes)
         size = loaded_bytes + beside + max(working, loading)
         measured = known.costs is not None if candidate.name == "none" else replies is not None
-        return RunPlan(precision, candidate, nodes, loaded_bytes, size, speed, measured, doubt=doubt)
+        return RunPlan(precision, candidate, nodes, loaded_bytes, size, speed, measured, doubt=doubt, most=most)
 
     form = "int8" if backend == "native" and quantize != "none" else "none"  # of the matrices of drafters
     numbers = prediction.drafter_numbers(dtype, quantize, backend)
@@ -318,8 +342,10 @@ def explained(plan: RunPlan, ranked: Sequence[RunPlan]) -> str:
     basis = "measured here" if plan.measured else "predicted"
     speed = tokens_a_second(plan.speed) if plan.speed >= 100 else f"{plan.speed:.3g} tokens/s"
     said = f"{name} in {plan.precision}: {speed}, M {plan.cost_effectiveness:.2f} ({basis}"
-    if plan.candidate.acceptance is not None and plan.candidate.name != "none":
-        said += f"; {plan.candidate.acceptance.length(plan.nodes):.2f} tokens/step {plan.candidate.acceptance.origin}"
+    if (acceptance := plan.candidate.acceptance) is not None and plan.candidate.name != "none":
+        # The speed of replies is that of their own trees, whatever would be drafted by these costs.
+        nodes = len(acceptance.gains) if plan.measured else plan.nodes
+        said += f"; {acceptance.length(nodes):.2f} tokens/step {acceptance.origin}"
     return f"{said}){_others(plan, ranked)}"
 
 

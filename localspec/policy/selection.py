@@ -257,8 +257,11 @@ def _of_candidate(candidate: DrafterCandidate, model: Model) -> DrafterSpec:
     return DrafterSpec(candidate.drafter, candidate.trained, model.small if candidate.small else None)
 
 
-def _most_nodes(settings: Settings) -> int:
-    return AUTO_NODES if settings.draft_max == "auto" else settings.draft_max or AUTO_NODES
+def _most_nodes(settings: Settings) -> int | None:
+    """None is by what rows cost; with `--exact` it is not, since the wider a forward the seldomer it is exact."""
+    if settings.draft_max != "auto":
+        return settings.draft_max or AUTO_NODES
+    return AUTO_NODES if settings.exact else None
 
 
 def _check(settings: Settings, drafter: DrafterSpec, precision: Precision) -> None:
@@ -304,7 +307,7 @@ def _choice(
         loaded_bytes=plan.loaded_bytes,
         bytes=plan.bytes,
         drafter=drafter.drafter,
-        nodes=_most_nodes(settings) if drafter.drafter != "none" else 0,
+        nodes=plan.most if drafter.drafter != "none" else 0,
         fixed=settings.draft_max != "auto",
         reason=explained(plan, ranked) if predicted else f"{drafter.drafter} as asked, in {precision}",
         tokens_per_second=plan.speed if predicted else None,
@@ -331,7 +334,7 @@ def _draft(
         )
     if not (precisions := draft_precisions(small, device)):
         raise only_packed(small.card.path)
-    ranked = run_plans(small, precisions, measurements, AUTO_NODES)
+    ranked = run_plans(small, precisions, measurements)
     plain = [plan for plan in ranked if plan.candidate.name == "none"]
     plan = next((plan for plan in plain if plan.fits), None)
     if plan is None:

@@ -15,7 +15,6 @@ from localspec.policy.decoding_kinds import decoding_kind
 from localspec.policy.forms import form_bytes, original_bytes, suited_form
 from localspec.policy.measurements import MeasurementSource
 from localspec.policy.ranking import (
-    AUTO_NODES,
     QUICK,
     Precision,
     RunPlan,
@@ -143,9 +142,7 @@ def recommend(
     for device in machine.devices:
         if not (open_ones := possible_precisions(model, precisions(as_computed(device, model.shape)))):
             continue
-        ranked = run_plans(
-            model, open_ones, measurements, AUTO_NODES, decoding=decoding_kind(model.temperature, "exact")
-        )
+        ranked = run_plans(model, open_ones, measurements, decoding=decoding_kind(model.temperature, "exact"))
         if (plan := best(ranked, here)) is not None:
             fitting.append((plan, ranked))
         smallest.append(min(ranked, key=lambda one: one.bytes))

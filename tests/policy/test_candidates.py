@@ -12,7 +12,7 @@ from localspec.models.delta_net import DeltaNet
 from localspec.models.drafter_cards import DrafterCard, read_drafter
 from localspec.models.drafter_kinds import DRAFT_TOKENS, FORWARDS_A_DRAFT
 from localspec.models.entries import PublishedDrafter, PublishedLength
-from localspec.models.s3d_prediction import Constants, propose, share
+from localspec.models.s3d_prediction import Constants, KeptLayers, propose, share
 from localspec.policy import host_time
 from localspec.policy.candidates import (
     DRAWN_SHARE,
@@ -239,6 +239,32 @@ def test_a_window_is_foreseen_by_its_replies_and_by_nothing_else() -> None:
     assert both is not None and both.length(99) == pytest.approx(1.4 + 0.73)
     drawn = found(at=replace(AT, decoding="sampled", replies={"lookahead": ReplyStats(1.4, 12.0, 0.1)}))
     assert drawn["lookahead"].acceptance.length(99) == pytest.approx(1 + DRAWN_SHARE * 0.4)  # type: ignore[union-attr]
+
+
+def test_what_several_bring_in_one_tree_only_their_replies_tell() -> None:
+    heads, layer, recurrent = (trained(kind, 10**8, 0.6) for kind in ("medusa", "s3d", "semi"))
+    every = (heads, layer, recurrent)
+    assert not [name for name in found(here=every) if "+" in name.removesuffix("+phrases")]
+    key = reply_key("s3d+semi", (layer, recurrent), None)
+    at = replace(AT, replies={key: ReplyStats(2.6, 12.0, 0.4)})
+    told = found(here=every, at=at)
+    assert [name for name in told if "+" in name.removesuffix("+phrases")] == ["s3d+semi", "s3d+semi+phrases"]
+    both, phrases = told["s3d+semi"], told["s3d+semi+phrases"]
+    assert both.acceptance is not None and both.acceptance.length(99) == pytest.approx(2.6) and both.here
+    assert phrases.acceptance is not None and phrases.acceptance.length(99) == pytest.approx(2.6 + 0.73)
+    assert both.trained == phrases.trained == (layer, recurrent) and both.key == key
+    assert both.bytes == phrases.bytes == told["s3d"].bytes + told["semi"].bytes
+    again = found(here=(heads, layer, replace(recurrent, bytes=recurrent.bytes + 1)), at=at)
+    assert "s3d+semi" not in again, "of one that was trained again nothing is known"
+    assert "s3d+semi" not in found(here=(heads, layer), at=at), "nor can it be had without one of them"
+
+
+def test_layers_of_the_target_count_among_several() -> None:
+    own = trained("semi", 10**8, 0.6)
+    replies = {reply_key("layers+semi+phrases", (own,), None): ReplyStats(2.6, 12.0, 0.4)}
+    assert "layers+semi+phrases" not in found(here=(own,), at=replace(AT, replies=replies)), "before they are probed"
+    told = found(here=(own,), at=replace(AT, replies=replies, layers=[KeptLayers((0, 31), (0.5,))]))
+    assert told["layers+semi+phrases"].bytes == told["semi"].bytes and "layers+semi" not in told
 
 
 def test_s3d_is_foreseen_by_the_formula_of_its_paper() -> None:

@@ -13,9 +13,11 @@ from localspec.models.entries import PublishedDrafter, PublishedLength
 from localspec.models.model import Model
 from localspec.policy import host_time, ranking
 from localspec.policy.candidates import DrafterCandidate, plain, reply_key
+from localspec.policy.forward_costs import ForwardCosts
 from localspec.policy.measurements import ModelMeasurements, NoMeasurements, ReplyStats
 from localspec.policy.prediction import CONTEXT, Acceptance, Rates, reading
 from localspec.policy.ranking import (
+    AUTO_NODES,
     FORESEEN_TOKENS,
     QUICK,
     Precision,
@@ -195,6 +197,24 @@ def test_a_window_is_taken_once_replies_told_that_it_pays(brought: float, taken:
     chosen = best(run_plans(model(), [PRECISION], told, 16))
     assert chosen is not None and chosen.candidate.name.removesuffix("+phrases") == taken and chosen.measured
     assert not any("lookahead" in name for name in names(run_plans(model(), [PRECISION], NoMeasurements(), 16)))
+
+
+def test_several_in_one_tree_are_taken_once_replies_told_that_they_pay() -> None:
+    here = trained("s3d", 10**8, 0.5), trained("semi", 10**8, 0.5)
+
+    def taken(brought: float | None) -> str | None:
+        replies = {reply_key(one.kind, (one,), None): ReplyStats(1.4, 8.0, 0.1) for one in here}
+        replies |= {reply_key(f"{one.kind}+phrases", (one,), None): ReplyStats(1.4, 8.0, 0.1) for one in here}
+        replies["phrases"] = ReplyStats(1.05, 1.0, 0.0)
+        if brought is not None:
+            replies[reply_key("s3d+semi+phrases", here, None)] = ReplyStats(brought, 8.0, 0.2)
+        told = Told({("cuda:0", "none"): ModelMeasurements(flat(0.05), replies)})
+        chosen = best(run_plans(model(here=here), [PRECISION], told, 16))
+        assert chosen is not None
+        return chosen.candidate.name if chosen.measured else None
+
+    assert taken(2.2) == "s3d+semi+phrases"
+    assert [taken(None), taken(1.2)] == ["s3d+phrases"] * 2
 
 
 def test_what_was_foreseen_counts_beside_few_replies_and_hardly_beside_many() -> None:
@@ -398,6 +418,24 @@ def test_a_draft_model_is_in_int8_on_a_processor_and_as_published_on_a_gpu() -> 
     assert not one(found, "draft_model:small").candidate.here, "the small model is not here"
 
 
+# -- nodes ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("at_33", "at_65", "nodes"), [(1.0, 1.0, 64), (1.02, 1.1, 32), (1.06, 1.06, 16), (1.02, 1.04, 64)]
+)
+def test_trees_are_wider_where_further_rows_are_next_to_free(at_33: float, at_65: float, nodes: int) -> None:
+    costs = ForwardCosts((1, 17, 33, 65), (256,), ((0.9, 1.0, at_33, at_65),))
+    told = Told({("cuda:0", "none"): ModelMeasurements(costs)})
+    assert {plan.most for plan in run_plans(model(), [PRECISION], told)} == {nodes}
+    assert {plan.most for plan in run_plans(model(), [PRECISION], told, 8)} == {8}, "a number that was asked for"
+
+
+def test_no_tree_is_wider_for_an_estimate() -> None:
+    free = Told(devices={("cuda:0", "bf16", "none"): Rates((1, 64), (1e-12, 1e-12), (1e-4, 1e-4))})
+    assert {plan.most for plan in run_plans(model(), [PRECISION], free)} == {AUTO_NODES}
+
+
 # -- reasons ---------------------------------------------------------------------------------------------------------------
 
 
@@ -411,6 +449,13 @@ def test_a_reason_tells_precision_speed_m_and_what_they_rest_on() -> None:
     assert explained(ranked[0], ranked) == (
         "phrases in bf16: 14 tokens/s, M 1.40 (predicted; 1.50 tokens/step by guess)"
     )
+
+
+def test_a_reason_tells_what_replies_brought_though_their_trees_should_be_smaller() -> None:
+    told = Told({("cuda:0", "none"): ModelMeasurements(flat(0.05, slope=1.0), {"phrases": ReplyStats(1.3, 4.0, 0.0)})})
+    ranked = run_plans(model(), [PRECISION], told, 16)
+    found = one(ranked, "phrases")
+    assert found.nodes == 0 and "(measured here; 1.30 tokens/step as measured here)" in explained(found, ranked)
 
 
 def test_a_reason_for_plain_decoding_tells_what_does_not_pay() -> None:

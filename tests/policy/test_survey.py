@@ -121,11 +121,7 @@ def test_the_speedup_is_over_plain_decoding_in_the_same_precision(registry) -> N
     plan = found.plan
     assert plan is not None and plan.candidate.name != "none" and found.speedup is not None and found.speedup > 1
     model = survey.model_of(found.card)
-    alone = [
-        one
-        for one in survey.run_plans(model, [plan.precision], NoMeasurements(), survey.AUTO_NODES)
-        if one.candidate.name == "none"
-    ]
+    alone = [one for one in survey.run_plans(model, [plan.precision], NoMeasurements()) if one.candidate.name == "none"]
     assert [found.speedup] == [pytest.approx(plan.speed / one.speed) for one in alone]
     (none,) = recommendations(machine(cpu(4)), NoMeasurements(), here=False)
     assert none.speedup is None and not none.gated
