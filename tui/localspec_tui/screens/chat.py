@@ -79,6 +79,7 @@ class ChatScreen(Steady, ChoosingScreen, ReadingScreen):
         self._card: TargetCard | None = None  # of the model that answered last
         self._pace_told: tuple[str, ...] = ()
         self._system: str | None = None
+        self._system_draft: str | None = None
         self._history: History | None = None
         self._draft = Draft(self._unsent)
         self._left = ""  # what an earlier chat did not come to send
