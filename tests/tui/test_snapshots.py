@@ -205,7 +205,9 @@ def test_panel(chat, looks_as_before, size):
     async def story(pilot):
         await talked(talk, pilot, "Tell me of snow")
         for number in range(1, 40):
-            talk.app.query_one(SidePanel).show(replace(FIGURES, tokens=(5 + number % 3) * number, seconds=number / 10))
+            talk.app.query_one(SidePanel).show(
+                replace(FIGURES, tokens=6 * number + 2 * (number % 3), seconds=number / 10)
+            )
         await until(pilot, lambda: "saved" in talk.screen_text())
 
     assert looks_as_before(talk, story, size)
