@@ -31,7 +31,7 @@ from localspec_tui.widgets.reply_view import ReplyView
 from localspec_tui.widgets.side_panel import SidePanel
 from localspec_tui.widgets.suggestions import Suggestions
 
-LONG = "\n\n".join(f"Paragraph {number}." for number in range(30))
+LONG = "word " * 300  # more than there are lines for
 LAST = "Last:\n\n```sh\nls\n```"
 ESCAPE = ("escape",)
 EMPTY = ("f7", "backspace")  # the prompt
@@ -264,4 +264,4 @@ def test_it_is_done(chat, models, monkeypatch, group, how):
                     await pilot.press(*deed.after)
                     await until(pilot, lambda: back(talk)() and talk.idle())
 
-        talk.play(story, size=(120, 30))
+        talk.play(story, size=(100, 20))
