@@ -18,6 +18,7 @@ from localspec.paths import Paths
 PREFIX = "LOCALSPEC_"
 _NO_SETTINGS = (HOME, ISA, SERVE_KEY, SERVER_KEY)  # though they begin so
 TYPED = "/set"  # the origin of what was typed in a chat
+LONGEST_SHOWN = 80  # characters of a value in a sentence about it
 _LONGEST = 4 * MIB  # bytes of a file that a person writes by hand
 
 Rule = Literal["exact", "rejection", "typical"]
@@ -211,7 +212,7 @@ def changed(settings: Settings, name: str, text: str) -> Settings:
     try:
         value = _CHECKS[name](given)
     except ValueError as error:
-        shown = f"{TYPED} {name.replace('_', '-')} {_shown(given)}"
+        shown = f"{TYPED} {name.replace('_', '-')} {_as_typed(given, text)}"
         raise UsageMistake(f"{shown} must be {error}; give another value.") from None
     return replace(settings, **{name: value}, origins={**settings.origins, name: TYPED})
 
@@ -284,9 +285,15 @@ def nearest(name: str, names: Iterable[str]) -> str:
     return f" (did you mean {spelled[found[0]]!r}?)" if found else ""
 
 
+def _as_typed(value: object, text: str) -> str:
+    """A value that was read from a text: a number as it stood there, for 1e999 is read as infinity."""
+    shown = text.strip() if isinstance(value, int | float) else _shown(value)
+    return shown if len(shown) <= LONGEST_SHOWN else shown[: LONGEST_SHOWN - 1] + "…"
+
+
 def _shown(value: object) -> str:
     """A value as the user wrote it, cut short, and without what stands before the host of an address: perhaps a key."""
     if isinstance(value, str):
         value = re.sub(r"(?<=://)[^/]*@", "…@", value)
     shown = str(value).lower() if isinstance(value, bool) else repr(value) if isinstance(value, str) else str(value)
-    return shown if len(shown) <= 80 else shown[:79] + "…"
+    return shown if len(shown) <= LONGEST_SHOWN else shown[: LONGEST_SHOWN - 1] + "…"

@@ -60,6 +60,7 @@ def test_default_takes_back_to_what_the_chat_began_with(tmp_path, back):
         ("tempreature", "1", "There is no setting 'tempreature' (did you mean 'temperature'?); /set alone shows those"),
         ("wings", "1", "There is no setting 'wings'; /set alone"),
         ("drafter", "none", "drafter is decided when the chat begins; /set alone"),
+        ("temperature", "1e999", "/set temperature 1e999 must be a number from 0 up, such as 0.7; give another value."),
         ("top-p", "2", "/set top-p 2 must be a number above 0 and at most 1; give another value."),
         ("temperature", "hot", "/set temperature 'hot' must be a number from 0 up, such as 0.7; give another"),
         ("temperature", "nan", "/set temperature nan must be a number"),

@@ -67,12 +67,13 @@ def test_a_tmux_that_fails_is_not_believed(no_desktop, monkeypatch, trouble):
 
 def test_a_tmux_that_refuses_is_not_believed(no_desktop, tmux):
     tmux.rc = 1
-    assert clipboard.copied("x", None) == "Sent to the terminal, which does not say whether it took it."
+    assert clipboard.copied("x", None) == "Sent to the terminal's clipboard; whether it arrived, pasting shows."
 
 
 def test_else_a_file_for_its_owner_alone(no_desktop, tmp_path):
     file = tmp_path / "new" / "copied.txt"
-    assert clipboard.copied("longer", file) == f"Sent to the terminal. If it took nothing, the text is in {file}"
+    told = f"Sent to the terminal's clipboard. If nothing can be pasted, the text is in {file}"
+    assert clipboard.copied("longer", file) == told
     clipboard.copied("é", file)
     assert file.read_text("utf-8") == "é"
     assert stat.S_IMODE(file.stat().st_mode) == 0o600

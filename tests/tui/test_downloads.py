@@ -191,7 +191,8 @@ def test_a_server_that_dies_costs_the_download_and_nothing_else(chat, hub, home,
 
     async def story(pilot):
         await begin(talk, pilot)
-        await until(pilot, lambda: f"✗ {hub.endpoint} cannot be reached" in words(talk) or "broke off" in words(talk))
+        await until(pilot, lambda: f"{hub.endpoint} cannot be reached" in words(talk) or "broke off" in words(talk))
+        assert "✗ mine was not fetched: " in words(talk)
         assert "from its beginning by a later pull." in words(talk) and "↓" not in words(talk)
         await say(pilot, "Hello?")
         await until(pilot, lambda: talk.replies() == ["Still here."])
@@ -231,9 +232,8 @@ def test_what_cannot_be_fetched_is_one_sentence(chat, hub, home, repo, monkeypat
 
     async def story(pilot):
         await say(pilot, "/model mine")
-        await until(
-            pilot, lambda: f"✗ {sentence.format(hub.endpoint + '/org/name')}" in words(talk) or sentence in words(talk)
-        )
+        await until(pilot, lambda: sentence.format(hub.endpoint + "/org/name") in words(talk))
+        assert "✗ mine was not fetched: " in words(talk)
         await until(pilot, back(talk))
         assert words(talk).count("✗") == 1
         await say(pilot, "Hello?")

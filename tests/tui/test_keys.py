@@ -361,7 +361,7 @@ def test_without_a_clipboard_a_file_holds_what_was_copied(chat, monkeypatch, tmp
         await say(pilot, "one")
         await until(pilot, talk.idle)
         await pilot.press("ctrl+l")
-        await until(pilot, lambda: "Sent to the terminal" in talk.screen_text())
+        await until(pilot, lambda: "Sent to the terminal's clipboard" in talk.screen_text())
         assert ("text is in" in talk.screen_text()) is log
         assert talk.app.clipboard == "Text ‹é›"
 

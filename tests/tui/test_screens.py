@@ -12,6 +12,7 @@ from localspec.errors import LocalspecError
 from localspec.store.conversations import ConversationInfo, Found
 from localspec.store.store import Store
 from localspec_tui.screens.conversations import ConversationsScreen
+from localspec_tui.widgets.typed_text import TypedText
 
 # -- conversations -----------------------------------------------------------------------------------------------------
 
@@ -269,13 +270,28 @@ def test_another_system_prompt_is_kept_before_anything_more_is_said(chat, typed)
         assert store.history.read(talk.resumed).system == (typed or None)
 
 
-def test_escape_leaves_the_system_prompt_as_it_was(chat):
+def test_escape_leaves_the_system_prompt_as_it_was_and_what_was_typed_comes_back(chat):
     talk = chat(["Aye."], settings=Settings(system="Be brief."))
 
+    async def opened(pilot):
+        await pilot.press("ctrl+s")
+        await until(pilot, lambda: "System prompt" in talk.screen_text())
+        return talk.app.screen.query_one(TypedText).text, "not saved yet" in talk.screen_text()
+
     async def story(pilot):
-        await pilot.press("ctrl+s", *"not this", "escape")
+        assert await opened(pilot) == ("Be brief.", False)
+        await pilot.press("escape")
         await until(pilot, back(talk))
+        assert "what you typed" not in talk.screen_text(), "nothing was"
+        await pilot.press("ctrl+s", *" Not", "escape")
+        await until(pilot, lambda: "what you typed is there again with ctrl+s." in talk.screen_text())
         await talked(talk, pilot, "Hi")
+        assert await opened(pilot) == ("Be brief. Not", True)
+        await pilot.press("ctrl+z")
+        assert talk.app.screen.query_one(TypedText).text == "Be brief."
+        await pilot.press("escape")
+        await until(pilot, back(talk))
+        assert await opened(pilot) == ("Be brief.", False)
 
     talk.play(story)
     assert talk.engine.asked[0][0] == {"role": "system", "content": "Be brief."}

@@ -149,6 +149,19 @@ def test_where_nothing_is_told_it_takes_no_room(chat):
     talk.play(story)
 
 
+def test_all_of_it_is_seen_on_twenty_four_lines(chat):
+    talk = chat()
+
+    async def story(pilot):
+        await until(pilot, talk.idle)
+        for number in (1, 2, 3):
+            panel(talk).show(replace(FIGURES, tokens=6 * number, seconds=number / 10))
+        await until(pilot, lambda: "█" in talk.screen_text() and "free" in talk.screen_text())
+        assert panel(talk).max_scroll_y == 0
+
+    talk.play(story, size=(100, 24))
+
+
 def test_no_bar_is_too_long_where_the_panel_scrolls(chat):
     talk = chat()
 
@@ -159,4 +172,4 @@ def test_no_bar_is_too_long_where_the_panel_scrolls(chat):
         lines = [line for line in talk.screen_text().splitlines() if "own layers" in line]
         assert lines and lines[0].rstrip().endswith("57%")
 
-    talk.play(story, size=(100, 20))
+    talk.play(story, size=(100, 18))

@@ -12,6 +12,7 @@ from textual.widgets import Input, Static, TextArea
 from tui.drafted_replies import drafted_reply
 from tui.scripted_engine import Thought, say, talked, until
 from tui.test_conversations import keep, open_list
+from tui.test_side_panel import FIGURES
 
 from localspec.bench.race import Lane, Moment, result
 from localspec.bench.racers import sentences
@@ -27,6 +28,7 @@ from localspec.store.store import Store
 from localspec_tui import messages, race_job
 from localspec_tui.widgets.attached_line import AttachedLine
 from localspec_tui.widgets.first_screen import FirstScreen
+from localspec_tui.widgets.side_panel import SidePanel
 
 REPLY = """## Sorting
 
@@ -75,7 +77,7 @@ def looks_as_before(snap_compare, monkeypatch):
     return compare
 
 
-@pytest.mark.parametrize("size", [(120, 40), (44, 20)], ids=["wide", "narrow"])
+@pytest.mark.parametrize("size", [(120, 40), (80, 24), (60, 20), (44, 20)], ids=["wide", "usual", "small", "narrow"])
 def test_main_screen(chat, looks_as_before, size):
     talk = chat(["Hello. I am a model."], [REPLY])
 
@@ -120,7 +122,8 @@ def test_first_screen(chat, looks_as_before, size):
     assert looks_as_before(talk, story, size)
 
 
-def test_error(chat, looks_as_before):
+@pytest.mark.parametrize("size", [(120, 40), (80, 24), (60, 20)], ids=["wide", "usual", "small"])
+def test_error(chat, looks_as_before, size):
     talk = chat()
     talk.models["scripted"] = [
         DoesNotFit("scripted needs 14.2 GiB of memory and 3.1 GiB are free; choose a smaller one.")
@@ -132,7 +135,7 @@ def test_error(chat, looks_as_before):
         await say(pilot, "Hello?")
         await until(pilot, lambda: "waits" in talk.screen_text())
 
-    assert looks_as_before(talk, story, (80, 24))
+    assert looks_as_before(talk, story, size)
 
 
 def test_stopped_and_refused(chat, looks_as_before):
@@ -190,6 +193,22 @@ def test_xray(chat, looks_as_before, size):
         await until(pilot, lambda: "token 1 of 9" in talk.screen_text())
         await pilot.press("right", "right", "right")
         await until(pilot, lambda: "token 4 of 9" in talk.screen_text())
+
+    assert looks_as_before(talk, story, size)
+
+
+@pytest.mark.parametrize("size", [(120, 40), (100, 24)], ids=["wide", "least"])
+def test_panel(chat, looks_as_before, size):
+    """With all that it has to show."""
+    talk = chat(["Snow falls on the hill, and nobody sees it fall."])
+
+    async def story(pilot):
+        await talked(talk, pilot, "Tell me of snow")
+        for number in range(1, 40):
+            talk.app.query_one(SidePanel).show(
+                replace(FIGURES, tokens=6 * number + 2 * (number % 3), seconds=number / 10)
+            )
+        await until(pilot, lambda: "saved" in talk.screen_text())
 
     assert looks_as_before(talk, story, size)
 
@@ -340,7 +359,7 @@ def test_chatting_while_a_model_comes(chat, looks_as_before, monkeypatch):
     assert looks_as_before(talk, story, (80, 24))
 
 
-@pytest.mark.parametrize("size", [(120, 36), (60, 20)], ids=["wide", "small"])
+@pytest.mark.parametrize("size", [(120, 36), (80, 24), (60, 20)], ids=["wide", "usual", "small"])
 def test_phrases(chat, looks_as_before, size, tmp_path):
     talk = chat()
     with Store.open(talk.database, pytest.fail) as store:
@@ -358,7 +377,7 @@ def test_phrases(chat, looks_as_before, size, tmp_path):
     assert looks_as_before(talk, story, size)
 
 
-@pytest.mark.parametrize("size", [(120, 36), (60, 20)], ids=["wide", "small"])
+@pytest.mark.parametrize("size", [(120, 36), (80, 24), (60, 20)], ids=["wide", "usual", "small"])
 def test_race(chat, looks_as_before, size, monkeypatch):
     talk = chat()
     words = [

@@ -126,7 +126,7 @@ def test_the_path_of_what_was_copied_is_broken_between_its_names(chat, columns):
     path = "/home/somebody/.local/share/localspec/data/of/" + "a/long/name/" * 10 + "copied.txt"
 
     async def story(pilot):
-        talk.app.post_message(messages.Copied(f"If it took nothing, the text is in {path}"))
+        talk.app.post_message(messages.Copied(f"If nothing can be pasted, the text is in {path}"))
         await until(pilot, lambda: "copied.txt" in talk.screen_text())
         lines = [line.strip() for line in str(talk.app.screen.query_one(Toast).render()).splitlines()]
         names = lines[[line.startswith("/home") for line in lines].index(True) :]

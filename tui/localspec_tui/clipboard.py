@@ -20,8 +20,8 @@ def copied(text: str, file: Path | None) -> str:
     if arrived:
         return f"Copied to {' and '.join(arrived)}."
     if file is not None and _to_file(text, file):
-        return f"Sent to the terminal. If it took nothing, the text is in {file}"
-    return "Sent to the terminal, which does not say whether it took it."
+        return f"Sent to the terminal's clipboard. If nothing can be pasted, the text is in {file}"
+    return "Sent to the terminal's clipboard; whether it arrived, pasting shows."
 
 
 def _to_desktop(text: str) -> bool:

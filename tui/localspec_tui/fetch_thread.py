@@ -54,7 +54,8 @@ class FetchThread(threading.Thread):
         except KeyboardInterrupt as stopped:
             ended = messages.FetchEnded(name, f"The download of {name} was stopped. {stopped}".rstrip(), trouble=False)
         except LocalspecError as error:
-            ended = messages.FetchEnded(name, str(error), trouble=True)
+            sentence = str(error) if name in str(error) else f"{name} was not fetched: {error}"
+            ended = messages.FetchEnded(name, sentence, trouble=True)
         except Exception as error:  # noqa: BLE001  # whatever it is, it costs no chat
             ended = messages.FetchEnded(name, f"Fetching {name} failed: {first_line(error)}.", trouble=True)
         self._post(ended)

@@ -55,6 +55,7 @@ class ChatScreen(Steady, ChoosingScreen, ReadingScreen):
     """It owns what is under way: at most one reply, and the prompts that wait for their turn."""
 
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (70, "-wide"), (LEAST_COLUMNS, "-panel")]  # noqa: RUF012
+    VERTICAL_BREAKPOINTS = [(0, "-low"), (14, "-high"), (28, "-tall")]  # noqa: RUF012  # of 24 lines, the panel needs each
     BINDINGS = KEYS
 
     def __init__(self, engine: EngineThread, first: str | None, files: str, kept: bool) -> None:
@@ -79,6 +80,7 @@ class ChatScreen(Steady, ChoosingScreen, ReadingScreen):
         self._card: TargetCard | None = None  # of the model that answered last
         self._pace_told: tuple[str, ...] = ()
         self._system: str | None = None
+        self._system_draft: str | None = None
         self._history: History | None = None
         self._draft = Draft(self._unsent)
         self._left = ""  # what an earlier chat did not come to send

@@ -14,12 +14,14 @@ if TYPE_CHECKING:
 
     from localspec.models.registry import TargetCard
     from localspec_tui.screens.models import Chosen
+    from localspec_tui.screens.system_prompt import Typed
 
 
 class ChoosingScreen(LookingScreen):
     """The part of the chat's screen that asks for it. The chat sees to what stands here."""
 
     _system: str | None
+    _system_draft: str | None  # typed into its dialog, and not saved
     _pace_told: tuple[str, ...]  # of the model that answers
     _top: TopLine
     download: DownloadLine
@@ -61,15 +63,25 @@ class ChoosingScreen(LookingScreen):
     def action_system(self) -> None:
         from localspec_tui.screens.system_prompt import SystemPromptScreen
 
-        self.app.push_screen(SystemPromptScreen(self._system or ""), self.set_system)
+        self.app.push_screen(SystemPromptScreen(self._system or "", self._system_draft), self._system_typed)
 
-    def set_system(self, system: str | None) -> None:
-        """From the next reply on; None leaves it as it is."""
-        if system is not None:
-            self._system = system.strip() or None
-            self._engine.set_system(self._system)
-            self._show_what_is_set()
-            self.notify("It holds from the next reply on.", title="System prompt", markup=False)
+    def _system_typed(self, typed: "Typed | None") -> None:
+        """What was left without saving is there again when the dialog is opened the next time."""
+        if typed is not None and typed.saved:
+            self.set_system(typed.text)
+        elif typed is not None:
+            self._system_draft = None if typed.text == (self._system or "") else typed.text
+            if self._system_draft is not None:
+                again = keymap.key(self.app, "chat.system")
+                told = f"It stays as it was; what you typed is there again with {again}."
+                self.notify(told, title="System prompt", markup=False)
+
+    def set_system(self, system: str) -> None:
+        """From the next reply on."""
+        self._system, self._system_draft = system.strip() or None, None
+        self._engine.set_system(self._system)
+        self._show_what_is_set()
+        self.notify("It holds from the next reply on.", title="System prompt", markup=False)
 
     def action_think(self) -> None:
         """Lets the model think first where it does not, and the other way round."""

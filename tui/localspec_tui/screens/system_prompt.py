@@ -1,6 +1,6 @@
 """The system prompt of the conversation."""
 
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
@@ -8,34 +8,52 @@ from textual.containers import Vertical
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
+from localspec.text import safe
 from localspec_tui.screens.closing import DIALOG_KEYS, ClosesOnce
 from localspec_tui.widgets.keys_footer import KeysFooter
 from localspec_tui.widgets.typed_text import TypedText
 
+HEADING = "System prompt: what the model reads before everything else"
+UNSAVED = "System prompt, as you left it, not saved yet; ctrl+z brings back the one that holds"
 
-class SystemPromptScreen(ClosesOnce, ModalScreen[str | None]):
-    """Gives the new text, or None where it shall stay as it was."""
+
+class Typed(NamedTuple):
+    """What stood there at the end, and whether it shall hold."""
+
+    text: str
+    saved: bool
+
+
+class SystemPromptScreen(ClosesOnce, ModalScreen[Typed | None]):
+    """Gives what was typed. It begins with `text`, which holds; or with `draft`, from which an undo leads to it."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("ctrl+s", "save", "Save", id="system.save", priority=True),
-        Binding("escape", "dismiss(None)", "Back", id="system.back"),
+        Binding("escape", "back", "Back", id="system.back"),
         DIALOG_KEYS,
     ]
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, draft: str | None = None) -> None:
         super().__init__()
-        self._text = text
+        self._text, self._draft = text, draft
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="panel"):
-            yield Static("System prompt: what the model reads before everything else", markup=False)
+            yield Static(HEADING if self._draft is None else UNSAVED, markup=False)
             yield TypedText(compact=True, highlight_cursor_line=False)
         yield KeysFooter(show_command_palette=False)
 
     def on_mount(self) -> None:
         text = self.query_one(TypedText)
         text.put(self._text)
+        if self._draft is not None:
+            text.replace(safe(self._draft), (0, 0), text.document.end)
+            text.move_cursor(text.document.end)
         text.focus()
 
     def action_save(self) -> None:
-        self.dismiss(self.query_one(TypedText).text)
+        self.dismiss(Typed(self.query_one(TypedText).text, saved=True))
+
+    def action_back(self) -> None:
+        """What was typed is no more lost than a prompt is. A key may come before the text has been put there."""
+        self.dismiss(Typed(self.query_one(TypedText).text, saved=False) if self.is_mounted else None)

@@ -1,0 +1,267 @@
+"""Everything that the chat can be told to do: each entry of the palette, key and slash command, and what is then so."""
+
+import threading
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any, NamedTuple
+
+import pytest
+from textual.binding import Binding
+from textual.pilot import Pilot
+from textual.screen import Screen
+from textual.widgets import Input, OptionList
+from tui.scripted_engine import ScriptedChat, Thought, back, say, talked, until
+
+from localspec.chat.commands import COMMANDS
+from localspec_tui import editor
+from localspec_tui.app import ChatApp
+from localspec_tui.screens.chat import ChatScreen
+from localspec_tui.screens.conversations import ConversationsScreen
+from localspec_tui.screens.models import ModelsScreen
+from localspec_tui.screens.palette import Palette
+from localspec_tui.screens.phrases import PhrasesScreen
+from localspec_tui.screens.race import RaceScreen
+from localspec_tui.screens.sampling import SamplingScreen
+from localspec_tui.screens.system_prompt import SystemPromptScreen
+from localspec_tui.screens.xray import XRayScreen
+from localspec_tui.widgets.conversation_view import ConversationView
+from localspec_tui.widgets.keys_panel import KeysPanel, of_the_chat
+from localspec_tui.widgets.prompt import Prompt
+from localspec_tui.widgets.reply_view import ReplyView
+from localspec_tui.widgets.side_panel import SidePanel
+from localspec_tui.widgets.suggestions import Suggestions
+
+LONG = "word " * 300  # more than there are lines for
+LAST = "Last:\n\n```sh\nls\n```"
+ESCAPE = ("escape",)
+EMPTY = ("f7", "backspace")  # the prompt
+
+Seen = Callable[[ScriptedChat], object]
+
+
+class Deed(NamedTuple):
+    """What is told, in the words of the palette and of F1 or as a line that is typed; what is then so, and not before.
+
+    `first`: keys that make it possible; `after`: those that lead back to how it was.
+    """
+
+    names: tuple[str, ...]
+    so: Seen
+    first: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
+
+
+def opens(kind: type[Screen[Any]], *names: str) -> Deed:
+    return Deed(names, lambda talk: isinstance(talk.app.screen, kind), (), ESCAPE)
+
+
+def scrolled_up(talk: ScriptedChat) -> bool:
+    view = talk.app.query_one(ConversationView)
+    return view.scroll_y < view.max_scroll_y
+
+
+def at_the_prompt(talk: ScriptedChat) -> bool:
+    return talk.app.focused is talk.app._chat.query_one(Prompt)
+
+
+def at_the_last_reply(talk: ScriptedChat) -> bool:
+    return talk.app.focused is talk.app._chat.query(ReplyView).last()
+
+
+def told(text: str) -> Seen:
+    return lambda talk: any(text in one.message for one in talk.app._notifications)
+
+
+def cursor_at_the_end(talk: ScriptedChat) -> bool:
+    prompt = talk.app._chat.query_one(Prompt)
+    return bool(prompt.text) and prompt.cursor_at_end_of_line
+
+
+def placeholder(talk: ScriptedChat) -> str:
+    return talk.app.screen.query_one(Input).placeholder if isinstance(talk.app.screen, Palette) else ""
+
+
+TABLE = {
+    "screens": [
+        Deed(("Every command, to search in",), lambda talk: "colours" not in placeholder(talk) != "", (), ESCAPE),
+        Deed(("Choose other colours",), lambda talk: "colours" in placeholder(talk), (), ESCAPE),
+        opens(ConversationsScreen, "Go on with an earlier conversation", "/resume"),
+        opens(ModelsScreen, "Let another model answer", "/model"),
+        opens(SystemPromptScreen, "Set the system prompt", "/system"),
+        opens(SamplingScreen, "Change how replies are sampled", "/set"),
+        opens(XRayScreen, "See who proposed each token of a reply", "/xray"),
+        opens(RaceScreen, "Let the model race against itself without drafts", "/race"),
+        opens(PhrasesScreen, "See the phrases that are kept", "/phrases"),
+    ],
+    "reading": [
+        Deed(("Show or hide all keys and commands", "/help"), lambda talk: talk.app.query(KeysPanel), (), ESCAPE),
+        Deed(("Show or hide the side panel",), lambda talk: not talk.app.query_one(SidePanel).display, (), ("f4",)),
+        Deed(("Copy the last reply, or the message in focus",), lambda talk: talk.app.clipboard == LAST),
+        Deed(("Copy the code of a reply by itself",), lambda talk: talk.app.clipboard == "ls"),
+        Deed(("Show or fold what was thought",), lambda talk: "So it is." in talk.screen_text(), (), ("alt+t",)),
+        Deed(("Let the model think before it answers, or not",), told("It is on from the next reply on.")),
+        Deed(("To the message above",), at_the_last_reply, (), ESCAPE),
+        Deed(("To the message below", "Back to where one types"), at_the_prompt, ("alt+up",)),
+        Deed(("Scroll up",), scrolled_up, (), ("ctrl+end",)),
+        Deed(
+            ("Scroll down", "To the end of the conversation"),
+            lambda talk: not scrolled_up(talk),
+            ("pageup",),
+            ("ctrl+end",),
+        ),
+        Deed(("/title Of the sea",), lambda talk: "Of the sea" in talk.screen_text().splitlines()[0]),
+        Deed(("/think auto",), told("It is auto from the next reply on.")),
+    ],
+    "typing": [
+        Deed(("Break the line",), lambda talk: "\n" in talk.typed, ("a",), EMPTY),
+        Deed(("Line up, or earlier prompt",), lambda talk: talk.typed == "two", (), ("down",)),
+        Deed(("Line down, or later prompt",), lambda talk: talk.typed == "", ("up",)),
+        Deed(("End of the line, then of the conversation",), cursor_at_the_end, ("a", "b", "home"), EMPTY),
+        Deed(("Complete the command or the path",), lambda talk: talk.typed.strip() == "/new", ("/", "n"), EMPTY),
+        Deed(
+            ("Close the list of commands",),
+            lambda talk: talk.typed and not talk.app._chat.query_one(Suggestions).display,
+            ("/",),
+            EMPTY,
+        ),
+        Deed(
+            ("Select all: what is typed next takes its place",),
+            lambda talk: talk.app._chat.query_one(Prompt).selected_text == "ab",
+            ("a", "b"),
+            EMPTY,
+        ),
+        Deed(("Write in your own editor",), lambda talk: talk.typed == "edited", (), EMPTY),
+        Deed(("Send",), lambda talk: talk.prompts()[-1] == "hi", ("h", "i")),
+    ],
+    "another": [
+        Deed(("Change the last prompt, or the one in focus", "/edit"), lambda talk: talk.typed == "two", (), ESCAPE),
+        Deed(("Another answer to the last prompt", "/again"), lambda talk: talk.replies()[-1] == "Half."),
+    ],
+    "new": [Deed(("Begin a new conversation", "/new"), lambda talk: talk.prompts() == [])],
+    "stopping": [
+        Deed(
+            ("Stop the reply; what was said stays", "Copy what is selected, or stop"),
+            lambda talk: talk.live == "stopping",
+        ),
+    ],
+    "leaving": [
+        Deed(
+            ("Leave; what was said stays kept", "Quit, on an empty prompt", "/quit"),
+            lambda talk: not talk.app.is_running,
+        ),
+    ],
+}
+
+
+def keys() -> dict[str, list[str]]:
+    """By what they do, in the words of F1: each key of the chat."""
+    found = {"Every command, to search in": [ChatApp.COMMAND_PALETTE_BINDING]}
+    for one in (*ChatScreen.BINDINGS, *Prompt.LISTED, *ChatApp.BINDINGS):
+        if isinstance(one, Binding) and not one.action.startswith("screen."):
+            found.setdefault(one.tooltip or one.description, []).extend(one.key.split(","))
+    return found
+
+
+def palette(app: ChatApp) -> list[str]:
+    return [command.title for command in app.get_system_commands(app._chat)]
+
+
+@pytest.mark.quick
+def test_there_is_a_row_for_each(chat):
+    talk = chat()
+    try:
+        sections = of_the_chat(talk.app, ChatScreen.BINDINGS)._sections
+    finally:
+        talk.thread.close(1)
+    rows = [
+        name.split()[0] if name.startswith("/") else name for deeds in TABLE.values() for d in deeds for name in d.names
+    ]
+    listed = [line for _, lines in sections for line in lines]
+    assert len(rows) == len(set(rows))
+    assert {*palette(talk.app)} <= {*rows}, "of the palette"
+    assert {line.does for line in listed if not line.name.startswith("/")} <= {*rows} & {*keys()}, "of F1"
+    assert {f"/{one.name}" for one in COMMANDS} == {row for row in rows if row.startswith("/")}
+    assert {row for row in rows if not row.startswith("/")} <= {*palette(talk.app), *keys()}
+    assert {one.tooltip or one.description for one in ChatScreen.BINDINGS} <= {*rows}
+
+
+async def by_palette(talk: ScriptedChat, pilot: Pilot[None], name: str) -> None:
+    await pilot.press("ctrl+p")
+    talk.app.screen.query_one(Input).value = name
+    found = talk.app.screen.query_one(OptionList)
+    await until(pilot, lambda: found.option_count == 1 and name in str(found.get_option_at_index(0).prompt))
+    await pilot.press("enter")
+
+
+def ways(group: str, how: str, talk: ScriptedChat) -> list[tuple[Deed, str]]:
+    """Each deed of the group with each of the names, keys or lines that it is told by."""
+    found: dict[str, Callable[[str], list[str]]] = {
+        "palette": lambda name: [name] if name in palette(talk.app) else [],
+        "key": lambda name: keys().get(name, []),
+        "slash": lambda name: [name] if name.startswith("/") else [],
+    }
+    return [(deed, way) for deed in TABLE[group] for name in deed.names for way in found[how](name)]
+
+
+ENDS = {"stopping", "leaving", "new"}  # what is told there leaves nothing to go on with
+
+
+async def tell(talk: ScriptedChat, pilot: Pilot[None], deed: Deed, how: str, way: str) -> None:
+    """Tells it, and sees that it is done."""
+    await pilot.press(*deed.first)
+    await until(pilot, lambda: not deed.so(talk))
+    if how == "palette":
+        await by_palette(talk, pilot, way)
+    elif how == "key":
+        await pilot.press(way)
+    else:
+        await say(pilot, way)
+    await until(pilot, lambda: deed.so(talk))
+
+
+def prepared(
+    chat: Callable[..., ScriptedChat], monkeypatch: pytest.MonkeyPatch
+) -> tuple[ScriptedChat, threading.Event]:
+    """A chat whose model can be told to think, with an editor; the gate is before the end of its third reply."""
+    gate = threading.Event()
+    talk = chat([LONG], [Thought("So it is."), LAST], ["Half", gate, "."])
+    talk.engine.switch = False
+    monkeypatch.setenv("VISUAL", "any")
+    monkeypatch.setattr(editor, "edited", lambda *_: "edited")
+    monkeypatch.setattr(talk.app, "suspend", nullcontext)
+    return talk, gate
+
+
+@pytest.mark.parametrize(
+    ("group", "how"),
+    [
+        (g, h)
+        for g in TABLE
+        for h in ("palette", "key", "slash")
+        if (g, h) not in {("typing", "slash"), ("stopping", "slash")}
+    ],
+)
+def test_it_is_done(chat, models, monkeypatch, group, how):
+    models("scripted")
+    talk, gate = prepared(chat, monkeypatch)
+    every = ways(group, how, talk)
+    assert every
+    for number, some in enumerate([[one] for one in every] if group in ENDS else [every]):
+        if number:
+            talk, gate = prepared(chat, monkeypatch)
+
+        async def story(pilot, talk=talk, gate=gate, some=some):
+            await talked(talk, pilot, "one", "two")
+            if group == "stopping":
+                await say(pilot, "three")
+                await until(pilot, lambda: talk.replies()[-1:] == ["Half"])
+            else:
+                gate.set()
+            for deed, way in some:
+                await tell(talk, pilot, deed, how, way)
+                gate.set()
+                if group not in ENDS:
+                    await pilot.press(*deed.after)
+                    await until(pilot, lambda: back(talk)() and talk.idle())
+
+        talk.play(story, size=(100, 20))
