@@ -14,6 +14,7 @@ from localspec.errors import DoesNotFit, UsageMistake
 from localspec.machine.hardware import wait_for
 from localspec.machine.machine import Machine
 from localspec.machine.memory import free_memory
+from localspec.models.drafter_kinds import kind_of, kinds
 from localspec.models.registry import TargetCard
 from localspec.nn.linear import QuantizedLinear
 from localspec.nn.losses import HELD, ROWS
@@ -62,12 +63,16 @@ class Fit:
 
 
 def shadow(kind: str, card: TargetCard, options: Mapping[str, Any], choice: Choice) -> TrainableDrafter:
-    """Returns the drafter that would be trained, on the meta device, without weights. Raises as `make_drafter` does."""
+    """Returns the drafter that would be trained, on the meta device, without weights.
+
+    Raises as `make_drafter` does, and UsageMistake for what recurrent layers do not allow.
+    """
     target = Target.load(card.path, device="meta", dtype=DTYPES[choice.dtype])
-    if target.transformer.config.delta is not None:
+    if target.transformer.config.delta is not None and not kind_of(kind).on_chains:
+        others = ", ".join(one for one in kinds("weights") if kind_of(one).on_chains)
         raise UsageMistake(
-            f"Nothing is trained for {card.name} yet, for some of its layers are recurrent; it is drafted for by "
-            "phrases, a small model, the layer in its own files (mtp), or Medusa's heads that others publish."
+            f"'{kind}' is not trained for {card.name}, some of whose layers are recurrent and have no state without the "
+            f"others; train one of {others}."
         )
     if choice.quantize != "none":
         target.transformer.linear_class = QuantizedLinear  # which a drafter may ask for; shapes are the same
