@@ -92,7 +92,7 @@ class ParallelSpecOptions:
 
 
 def layers_of(target: TransformerConfig, options: ParallelSpecOptions) -> TransformerConfig:
-    """Returns the sizes of a drafter that is no model: layers that attend as the target's last, no embedding and head."""
+    """Returns the sizes of a drafter that is no model: layers that attend, without an embedding or a head."""
     windows, local = target.sliding_windows[-1:] * options.layers, target.local_layers[-1:] * options.layers
     sizes = tuple(replace(one, keys_of=None) for one in target.layer_sizes[-1:]) * options.layers
     return replace(

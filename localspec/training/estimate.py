@@ -71,7 +71,7 @@ def shadow(kind: str, card: TargetCard, options: Mapping[str, Any], choice: Choi
     if target.transformer.config.delta is not None and not kind_of(kind).on_chains:
         others = ", ".join(one for one in kinds("weights") if kind_of(one).on_chains)
         raise UsageMistake(
-            f"'{kind}' is not trained for {card.name}, some of whose layers are recurrent and have no state without the "
+            f"'{kind}' is not trained for {card.name}, some of whose layers are recurrent and do not draft without the "
             f"others; train one of {others}."
         )
     if choice.quantize != "none":

@@ -186,7 +186,8 @@ def test_by_rejection_three_tokens_have_the_stock_models_joint_distribution(
         layer_types=["linear_attention", "full_attention"],
     )  # fmt: skip
     letters = own_read(write(tmp_path / "letters", config, word_tokenizer(WORDS), seed=3, spread=0.6))
-    session = on_chains(letters.target, 5, untrained(letters.target, form))
+    text = [*PROMPT, *stock_reply(letters.stock, PROMPT, 12)]
+    session = on_chains(letters.target, 5, trained(letters.target, form, text, len(PROMPT), steps=20))
     sampling = Sampling(1.0, rule="rejection")
     found = drawn(session, PROMPT, sampling, 500)
     assert found.accepted > 50
