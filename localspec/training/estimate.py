@@ -14,8 +14,10 @@ from localspec.errors import DoesNotFit, UsageMistake
 from localspec.machine.hardware import wait_for
 from localspec.machine.machine import Machine
 from localspec.machine.memory import free_memory
+from localspec.models.delta_net import DeltaNet
 from localspec.models.drafter_kinds import kind_of, kinds
 from localspec.models.registry import TargetCard
+from localspec.nn.delta_net import CHUNK
 from localspec.nn.linear import QuantizedLinear
 from localspec.nn.losses import HELD, ROWS
 from localspec.nn.packing import DTYPES
@@ -128,6 +130,8 @@ def needs(drafter: TrainableDrafter, choice: Choice, length: int, written: int =
     read = item * (
         8 * shape.hidden_size + 3 * shape.intermediate_size + 2 * heads + shape.num_heads // shape.num_kv_heads * length
     )
+    if shape.delta is not None:  # in fp32, whatever the weights have
+        read = max(read, item * 8 * shape.hidden_size + 4 * in_a_recurrent_layer(shape.delta))
     held = STATES * shape.hidden_size  # numbers that a row leaves in a layer
     row = held + 2 * shape.intermediate_size + shape.num_heads * length
     drawn, prefix = drafter.drawn(length), 2 * shape.num_kv_heads * shape.head_dim * len(drafter.reads_layers)
@@ -158,6 +162,14 @@ def needs(drafter: TrainableDrafter, choice: Choice, length: int, written: int =
         trainable=sum(parameter.numel() for parameter in parameters),
         recomputed=recomputed,
     )
+
+
+def in_a_recurrent_layer(sizes: DeltaNet) -> int:
+    """Returns about how many numbers of each token a recurrent layer holds at most while torch reads a text in chunks.
+
+    Queries, keys and values of each head are there several times; so are products of a chunk's rows.
+    """
+    return 3 * sizes.channels + sizes.value_heads * (6 * sizes.key_dim + 6 * sizes.value_dim + 4 * CHUNK)
 
 
 def divided(needed: Needs, drafter: TrainableDrafter, processes: int) -> Needs:
