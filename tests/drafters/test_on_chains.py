@@ -1,6 +1,7 @@
 """Trained drafters for a target that reads chains alone (Qwen3.5): they learn its texts, draft chains, and change no id."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from distributions import assert_drawn_from
 from drafters import test_eagle3
 from drafting import drafting, session_of, torch_form, watched
+from scripted_drafters import OffChain
 from session_replies import reply
 from six_words import PROMPT, WORDS, drawn, joint_chances
 from slow_cases import covering
@@ -16,8 +18,10 @@ from tiny_models import RECURRENT, Tiny, prompt_ids, stock_reply, word_tokenizer
 from transformers import Qwen3_5TextConfig
 
 from localspec.decoding.budget import Budget
+from localspec.decoding.drafter import Context
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Session
+from localspec.decoding.tree import DraftTree
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.errors import UsageMistake
 from localspec.models.drafter_kinds import kind_of, kinds
@@ -167,11 +171,21 @@ def test_what_would_train_the_model_along_is_refused(tiny: Make) -> None:
             make_drafter(kind, target, options)
 
 
-def test_what_it_brings_on_text_is_measured_on_chains(tiny: Make) -> None:
-    """A tree would be refused where it is read."""
-    target = torch_form(tiny(SHARED).target)
-    found = measure_generated(target, drafting(untrained(target, "medusa, static")), [prompt_ids(9)], 1)
-    assert found is not None and found.length >= 1 and found.nodes == NODES
+class KnowingOffChain(OffChain):
+    """Says that the first of two siblings, which is wrong, is the less likely one."""
+
+    def tree(self, context: Context) -> DraftTree:
+        tree = super().tree(context)
+        return replace(tree, source=["oracle"] * tree.size, chance=[1.0, *[0.1, 0.8] * (tree.size // 2)])
+
+
+def test_what_it_brings_on_text_is_measured_by_the_path_that_promises_most(tiny: Make) -> None:
+    """Here not that of first children, which is all that is read of a tree that nobody takes a path of."""
+    model, prompt = tiny(SHARED), prompt_ids(9)
+    text = [*prompt, *stock_reply(model.stock, prompt, 60)]
+    drafter: Any = KnowingOffChain(text)
+    found = measure_generated(torch_form(model.target), drafter, [prompt], 1)
+    assert found is not None and found.length > 1.5 and found.nodes == NODES
 
 
 @pytest.mark.slow
@@ -188,7 +202,7 @@ def test_by_rejection_three_tokens_have_the_stock_models_joint_distribution(
     letters = own_read(write(tmp_path / "letters", config, word_tokenizer(WORDS), seed=3, spread=0.6))
     text = [*PROMPT, *stock_reply(letters.stock, PROMPT, 12)]
     session = on_chains(letters.target, 5, trained(letters.target, form, text, len(PROMPT), steps=20))
-    sampling = Sampling(1.0, rule="rejection")
+    seen, sampling = watched(session.drafter), Sampling(1.0, rule="rejection")
     found = drawn(session, PROMPT, sampling, 500)
-    assert found.accepted > 50
+    assert found.accepted > 50 and all([*tree.parents] == [*range(-1, tree.size - 1)] for _, tree in seen)
     assert_drawn_from(joint_chances(letters.stock, PROMPT, sampling), found.counts)
