@@ -91,9 +91,7 @@ def test_what_is_trained_for_it_is_all_but_what_needs_its_layers_alone() -> None
     assert {kind for kind in kinds("weights") if not kind_of(kind).on_chains} == {"s3d"}
 
 
-@pytest.mark.parametrize(
-    ("name", "form"), [(SHARED, "semi"), (SHARED, "eagle3"), *covering(RECURRENT, reversed(FORMS), fast=0)]
-)
+@pytest.mark.parametrize(("name", "form"), [(SHARED, "semi"), *covering(RECURRENT, reversed(FORMS), fast=0)])
 def test_every_draft_is_a_chain_and_the_text_the_stock_models(tiny: Make, name: str, form: str) -> None:
     model, prompt = tiny(name), prompt_ids(12, seed=23)
     text = stock_reply(model.stock, prompt, 24)
@@ -179,10 +177,13 @@ class KnowingOffChain(OffChain):
         return replace(tree, source=["oracle"] * tree.size, chance=[1.0, *[0.1, 0.8] * (tree.size // 2)])
 
 
-def test_what_it_brings_on_text_is_measured_by_the_path_that_promises_most(tiny: Make) -> None:
+def test_what_it_brings_on_text_is_measured_by_the_path_that_promises_most(
+    tiny: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Here not that of first children, which is all that is read of a tree that nobody takes a path of."""
+    monkeypatch.setattr("localspec.training.generated.TOKENS", 12)
     model, prompt = tiny(SHARED), prompt_ids(9)
-    text = [*prompt, *stock_reply(model.stock, prompt, 60)]
+    text = [*prompt, *stock_reply(model.stock, prompt, 20)]
     drafter: Any = KnowingOffChain(text)
     found = measure_generated(torch_form(model.target), drafter, [prompt], 1)
     assert found is not None and found.length > 1.5 and found.nodes == NODES

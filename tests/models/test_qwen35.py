@@ -11,7 +11,6 @@ import torch
 from command import called
 from machines import cpu, gpu, machine
 from safetensors.torch import load_file, save_file
-from slow_cases import cases
 from tiny_models import RECURRENT, VOCABULARY, Tiny, byte_tokenizer, prompt_ids, save_filled, stock_logits, stock_reply
 from transformers import CONFIG_MAPPING, Qwen3_5Config, Qwen3_5ForConditionalGeneration
 
@@ -253,7 +252,8 @@ def test_trees_and_layers_without_the_others_are_refused_with_what_to_do(tiny, n
         MaskedModel.of(json.dumps({**json.loads(config), "pard_token": 3}), 256)
 
 
-@pytest.mark.parametrize("kind", cases([kind for kind in kinds("weights") if kind != "s3d"], ["semi"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [kind for kind in kinds("weights") if kind != "s3d"])
 def test_what_train_makes_of_it_drafts_on_both_engines(
     tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
