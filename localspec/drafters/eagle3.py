@@ -128,6 +128,8 @@ def layer_of(target: TransformerConfig, options: Eagle3Options, context: int) ->
             "value_norm": False,
             "layer_scalars": False,
             "logit_cap": 0.0,
+            "gated": False,
+            "delta": None,
         }
         return replace(target, family="llama", vocab_size=0, tied=True, sliding_windows=(None,), **plain), None
     sizes, rope, _ = described(options.config, context, "drafter's layer")

@@ -92,12 +92,12 @@ class ParallelSpecOptions:
 
 
 def layers_of(target: TransformerConfig, options: ParallelSpecOptions) -> TransformerConfig:
-    """Returns the sizes of a drafter that is no model: layers as the target's last, without embedding and head."""
+    """Returns the sizes of a drafter that is no model: layers that attend, without an embedding or a head."""
     windows, local = target.sliding_windows[-1:] * options.layers, target.local_layers[-1:] * options.layers
     sizes = tuple(replace(one, keys_of=None) for one in target.layer_sizes[-1:]) * options.layers
     return replace(
         target, vocab_size=0, tied=True, sliding_windows=windows, local_layers=local, layer_sizes=sizes,
-        per_layer_inputs=(0, 0),
+        per_layer_inputs=(0, 0), delta=None,
     )  # fmt: skip
 
 

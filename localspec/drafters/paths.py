@@ -90,11 +90,12 @@ class PathTrees:
     def grow(
         self, context: Context, logits_of: LogitsOf, depths: int, ids: Ids | None = None, chain: bool = False
     ) -> DraftTree:
-        """Returns the best tree of so many levels, or the best `chain`.
+        """Returns the best tree of so many levels, or the best `chain`, which is all that some targets read.
 
         `ids` are the tokens of the logits' columns, where not all are.
         """
         drafter, sampling = self._drafter, context.sampling
+        chain = chain or not drafter.target.branches
         self.forget()
         self._greedy = sampling.greedy
         paths: list[tuple[int, ...]] = [()]
@@ -132,13 +133,15 @@ class PathTrees:
     def sample(self, context: Context, logits_of: LogitsOf, depths: int) -> DraftTree:
         """Samples chains side by side for the rule `rejection`, each token given those above it.
 
-        Nodes left over are children of the root. `logits_of` gives logits of the whole vocabulary. The shape does not
-        depend on what is sampled, except that it ends at a depth where some logits are NaN or inf.
+        Nodes left over are children of the root; for a target that reads chains alone there is one chain. `logits_of`
+        gives logits of the whole vocabulary. The shape does not depend on what is sampled, except that it ends at a
+        depth where some logits are NaN or inf.
         """
         self.forget()
         compute, depths, position = self._drafter.compute, min(depths, context.nodes), len(context.committed)
-        chains = context.nodes // depths
-        widths = [chains + context.nodes % depths] + [chains] * (depths - 1)
+        count = context.nodes if self._drafter.target.branches else depths
+        chains = count // depths
+        widths = [chains + count % depths] + [chains] * (depths - 1)
         sampled: list[list[int]] = []
         rows: list[Rows] = []
         parents, tokens = [0], [context.root]

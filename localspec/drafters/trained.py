@@ -127,17 +127,20 @@ class ParallelDrafter(TrainedDrafter):
     def build_tree(self, context: Context, logits: Logits, width: int = RANKS) -> DraftTree:
         """Returns the likeliest tree by logits [depths, vocab_size]; by the rule `rejection`, a tree that is sampled.
 
-        Each depth has `width` candidates; with one of them the tree is a chain.
+        Each depth has `width` candidates; with one of them the tree is a chain, and so it is for a target that reads
+        chains alone.
         """
-        sampling = context.sampling
+        sampling, nodes = context.sampling, context.nodes
+        if not self.target.branches:
+            width, nodes = 1, min(nodes, len(logits))
         if sampling.rule == "rejection":
-            return sampled_tree(context.root, logits, context.nodes, sampling, len(context.committed), self.kind)
-        levels = logits.candidates(self.positions(context, logits), min(context.nodes, width), sampling)
+            return sampled_tree(context.root, logits, nodes, sampling, len(context.committed), self.kind)
+        levels = logits.candidates(self.positions(context, logits), min(nodes, width), sampling)
         self._candidates, self._greedy = levels, sampling.greedy
         chances = [
             self.calibration.chances(level, depth, sampling.greedy) for depth, level in enumerate(levels, start=1)
         ]
-        return best_first_tree(context.root, chances, context.nodes, self.kind)
+        return best_first_tree(context.root, chances, nodes, self.kind)
 
     @staticmethod
     def positions(context: Context, logits: Logits) -> range:

@@ -158,10 +158,10 @@ def _parallelspec(engine: Engine, trained: DrafterCard, checkpoint: Checkpoint, 
         sizes, content = described.sizes, parse_json(options.config)
         form, notes = _parallel(engine, trained.path, described.mask, vocab_size)
         tokens = options.masks + 1 if form == "parallel draft model" else 0
-    elif target.sizes.layer_sizes:
+    elif target.sizes.layer_sizes or target.sizes.delta:
         raise UsageMistake(
-            f"The layers of this model differ from each other, and those of the drafter in {trained.path} are as its "
-            f"last, of which {engine.label} has no model; nearest is a small model, draft_model:MODEL."
+            f"The layers of this model differ from each other, and those of the drafter in {trained.path} are as one "
+            f"of them, of which {engine.label} has no model; nearest is a small model, draft_model:MODEL."
         )
     else:
         sizes = replace(layers_of(target.sizes, options), vocab_size=vocab_size, tied=target.sizes.tied)

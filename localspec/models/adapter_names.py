@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from localspec.errors import UsageMistake
 from localspec.models.architecture import TransformerConfig, in_features, weight_map
 
 LINEARS = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
@@ -46,7 +47,15 @@ class AdaptedPart:
 
 
 def adapted_parts(config: TransformerConfig, layers: Sequence[int], which: str) -> Iterator[AdaptedPart]:
-    """Lists what is adapted, layer by layer, in the order of our linear layers and of their rows."""
+    """Lists what is adapted, layer by layer, in the order of our linear layers and of their rows.
+
+    Raises UsageMistake for recurrent layers, whose matrices have no adapters.
+    """
+    if any(map(config.is_recurrent, layers)):
+        raise UsageMistake(
+            "Some of the model's layers are recurrent, for which there are no adapters; leave out joint and first, and "
+            "train the drafter for the model as it is."
+        )
     made_of = weight_map(config)
     for layer in layers:
         for linear in LINEARS:

@@ -119,6 +119,11 @@ class TransformerConfig:
         return self.delta is not None and self.delta.layers[layer]
 
     @property
+    def attending(self) -> list[int]:
+        """The layers that attend, in order."""
+        return [layer for layer in range(self.num_layers) if not self.is_recurrent(layer)]
+
+    @property
     def num_layers(self) -> int:
         return len(self.sliding_windows)
 

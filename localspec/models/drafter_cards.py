@@ -14,7 +14,6 @@ from localspec.hub.cache import find_snapshot
 from localspec.models.drafter_kinds import TABLE, WEIGHTS, kind_of, kinds
 from localspec.models.mtp_layer import MTP, mtp_layer
 from localspec.models.registry import TargetCard, reference
-from localspec.models.shape import recurrent
 from localspec.models.target_map import target_map
 from localspec.paths import Paths
 
@@ -86,12 +85,6 @@ def find_drafter(name: str, card: TargetCard, paths: Paths | None = None) -> Dra
             raise NotHere(
                 f"There is no drafter '{name}' for {card.name} here, and localspec trains none; fetch one that others "
                 "publish for this model, by `localspec pull ORG/REPOSITORY`, or use another."
-            )
-        if recurrent(card.path):
-            others = ", ".join(kind for kind in kinds("nothing", "draft model") if kind_of(kind).on_chains)
-            raise NotHere(
-                f"There is no drafter '{name}' for {card.name} here, and none is trained for a model with recurrent "
-                f"layers; name the directory of one that others publish, or use one of {others}."
             )
         raise NotHere(
             f"There is no drafter '{name}' for {card.name} here; "

@@ -82,8 +82,8 @@ class DrafterKind:
     that lists which of its parts are used, and `searched(parts)` the hyper-parameters that are searched for a pair of
     models. `mask_key`: a small language model whose config.json has this key is a
     drafter of this kind. `states_in` is the matrix that reads states of the target's inner layers, as wide as they are.
-    `on_chains`: it also drafts for a target with recurrent layers, of which it needs states at most, and whose drafts
-    are chains.
+    `on_chains`: it also drafts for a target with recurrent layers, and is trained for it where it is trained at all: it
+    needs states of the target at most, and its drafts there are chains.
     """
 
     name: str
@@ -245,17 +245,21 @@ TABLE = [
     DrafterKind(
         "eagle3", "a layer on states of three of the target's layers, token after token", "weights",
         _eagle3_seconds, size=_kept_by_a_layer, parameters=_eagle3_parameters, states_in="fc.weight",
+        on_chains=True,
     ),
     DrafterKind("medusa", "heads on the target's last state, one a depth", "weights", _medusa_seconds, on_chains=True),
     DrafterKind(
         "parallelspec", "a layer or a small model with mask tokens, all depths in one forward", "weights",
         _parallelspec_seconds, size=_parallelspec_size, parameters=lambda shape: shape.layer, mask_key="pard_token",
+        on_chains=True,
     ),
     DrafterKind(
         "s3d", "the target's outer layers with mask tokens, all depths in one forward", "weights",
         _s3d_seconds, size=lambda one: one.parameters * one.other_bytes, predicted=_s3d_predicted,
     ),
-    DrafterKind("semi", "the target's last state and a tiny model of what was drafted", "weights", _semi_seconds),
+    DrafterKind(
+        "semi", "the target's last state and a tiny model of what was drafted", "weights", _semi_seconds, on_chains=True
+    ),
     DrafterKind(
         "dflash", "a few layers that fill in a block of mask tokens at once", "published",
         _dflash_seconds, size=_dflash_size, states_in="fc.weight", on_chains=True,

@@ -1,6 +1,6 @@
 """Small transformers that are trained to draft: layers with fresh weights, or a language model with a mask token."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,18 +32,19 @@ def fresh_weights(config: TransformerConfig, device: torch.device | str) -> Mapp
     return weights
 
 
-def copied_layers(transformer: Transformer, config: TransformerConfig, first: int) -> Mapping[str, torch.Tensor]:
-    """Weights by our names, in fp32, for layers that begin as a transformer's from the layer `first` on; ones in norms.
+def copied_layers(
+    transformer: Transformer, config: TransformerConfig, layers: Sequence[int]
+) -> Mapping[str, torch.Tensor]:
+    """Weights by our names, in fp32, for layers that begin as these of a transformer; ones in norms.
 
-    Where there are more layers than are left, or others, the rest is fresh. Packed layers give what they were rounded
-    to.
+    Where there are more layers, or others, the rest is fresh. Packed layers give what they were rounded to.
     """
     weights = dict(fresh_weights(config, transformer.embed_tokens.device))
     for name, fresh in list(weights.items()):
         part, _, rest = name.partition(".")
         index, _, own = rest.partition(".")
-        if part == "layers" and first <= (layer := first + int(index)) < len(transformer.layers):
-            there: Any = transformer.layers[layer]
+        if part == "layers" and int(index) < len(layers):
+            there: Any = transformer.layers[layers[int(index)]]
             for attribute in own.split("."):
                 there = getattr(there, attribute, None)
             if there is None:

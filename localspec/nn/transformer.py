@@ -131,7 +131,7 @@ class Layer(nn.Module):
         config = self.config
         h = _norm(x, self.input_layernorm, config)
         if self.delta is not None:
-            assert isinstance(cache, StateCache | None), "nothing that recurrent layers read is trained"
+            assert isinstance(cache, StateCache | None), "no drafter has rows of its own in recurrent layers"
             h = self.delta(h, cache, self.index)
         else:
             h = self._self_attention(h, position_embeddings, mask, cache, adapters.get("qkv_proj"), read)

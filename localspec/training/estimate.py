@@ -14,7 +14,10 @@ from localspec.errors import DoesNotFit, UsageMistake
 from localspec.machine.hardware import wait_for
 from localspec.machine.machine import Machine
 from localspec.machine.memory import free_memory
+from localspec.models.delta_net import DeltaNet
+from localspec.models.drafter_kinds import kind_of, kinds
 from localspec.models.registry import TargetCard
+from localspec.nn.delta_net import CHUNK
 from localspec.nn.linear import QuantizedLinear
 from localspec.nn.losses import HELD, ROWS
 from localspec.nn.packing import DTYPES
@@ -62,12 +65,16 @@ class Fit:
 
 
 def shadow(kind: str, card: TargetCard, options: Mapping[str, Any], choice: Choice) -> TrainableDrafter:
-    """Returns the drafter that would be trained, on the meta device, without weights. Raises as `make_drafter` does."""
+    """Returns the drafter that would be trained, on the meta device, without weights.
+
+    Raises as `make_drafter` does, and UsageMistake for what recurrent layers do not allow.
+    """
     target = Target.load(card.path, device="meta", dtype=DTYPES[choice.dtype])
-    if target.transformer.config.delta is not None:
+    if target.transformer.config.delta is not None and not kind_of(kind).on_chains:
+        others = ", ".join(one for one in kinds("weights") if kind_of(one).on_chains)
         raise UsageMistake(
-            f"Nothing is trained for {card.name} yet, for some of its layers are recurrent; it is drafted for by "
-            "phrases, a small model, the layer in its own files (mtp), or Medusa's heads that others publish."
+            f"'{kind}' is not trained for {card.name}, some of whose layers are recurrent and do not draft without the "
+            f"others; train one of {others}."
         )
     if choice.quantize != "none":
         target.transformer.linear_class = QuantizedLinear  # which a drafter may ask for; shapes are the same
@@ -123,6 +130,8 @@ def needs(drafter: TrainableDrafter, choice: Choice, length: int, written: int =
     read = item * (
         8 * shape.hidden_size + 3 * shape.intermediate_size + 2 * heads + shape.num_heads // shape.num_kv_heads * length
     )
+    if shape.delta is not None:  # in fp32, whatever the weights have
+        read = max(read, item * 8 * shape.hidden_size + 4 * in_a_recurrent_layer(shape.delta))
     held = STATES * shape.hidden_size  # numbers that a row leaves in a layer
     row = held + 2 * shape.intermediate_size + shape.num_heads * length
     drawn, prefix = drafter.drawn(length), 2 * shape.num_kv_heads * shape.head_dim * len(drafter.reads_layers)
@@ -153,6 +162,14 @@ def needs(drafter: TrainableDrafter, choice: Choice, length: int, written: int =
         trainable=sum(parameter.numel() for parameter in parameters),
         recomputed=recomputed,
     )
+
+
+def in_a_recurrent_layer(sizes: DeltaNet) -> int:
+    """Returns about how many numbers of each token a recurrent layer holds at most while torch reads a text in chunks.
+
+    Queries, keys and values of each head are there several times; so are products of a chunk's rows.
+    """
+    return 3 * sizes.channels + sizes.value_heads * (6 * sizes.key_dim + 6 * sizes.value_dim + 4 * CHUNK)
 
 
 def divided(needed: Needs, drafter: TrainableDrafter, processes: int) -> Needs:

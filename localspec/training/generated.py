@@ -50,7 +50,7 @@ def measure_generated(
 
     Replies end where they go round.
     """
-    session, began = Session(target, drafter, Budget(NODES)), time.monotonic()
+    session, began = Session(target, drafter, Budget(NODES, branches=target.branches)), time.monotonic()
     tokens = steps = replies = 0  # committed ones, the forwards for them
     for prompt in prompts:
         if len(prompt) < 2 or len(prompt) + TOKENS + NODES > target.context:

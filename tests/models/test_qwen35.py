@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from tiny_models import RECURRENT, VOCABULARY, Tiny, byte_tokenizer, prompt_ids, save_filled, stock_logits, stock_reply
 from transformers import CONFIG_MAPPING, Qwen3_5Config, Qwen3_5ForConditionalGeneration
 
-from localspec.checkpoint import inspect, revision
+from localspec.checkpoint import inspect
 from localspec.config import Settings
 from localspec.decoding.session import Limits
 from localspec.decoding.tree import DraftTree
@@ -23,6 +23,7 @@ from localspec.errors import LocalspecError, NotHere, UsageMistake
 from localspec.events import Done, Text
 from localspec.models.architecture import TransformerConfig
 from localspec.models.delta_net import DeltaNet
+from localspec.models.drafter_kinds import kinds
 from localspec.models.model_config import ModelConfig
 from localspec.models.registry import TargetCard
 from localspec.models.rope import Rope
@@ -32,8 +33,8 @@ from localspec.nn.invented import invented_target
 from localspec.nn.target import Target
 from localspec.policy.prediction import BUCKET, RECENT, STATES, cache
 from localspec.policy.selection import choose
-from localspec.training.estimate import shadow
-from localspec.training.trainable import make_drafter, save_drafter
+from localspec.training.estimate import hours, needs, shadow
+from localspec.training.trainable import make_drafter, trainable_class
 
 NAME = "qwen3_5-grouped-shared-keys-interval"
 every_config = pytest.mark.parametrize("name", RECURRENT)
@@ -225,7 +226,7 @@ def test_torch_computes_it_with_dense_weights_alone(tiny) -> None:
 
 
 @pytest.mark.parametrize("name", [NAME])
-def test_trees_and_training_are_refused_with_what_to_do(tiny, name: str) -> None:
+def test_trees_and_layers_without_the_others_are_refused_with_what_to_do(tiny, name: str) -> None:
     path = tiny(name).path
     card = card_of(path)
     for drafter in ("lookahead", "layers"):
@@ -233,41 +234,48 @@ def test_trees_and_training_are_refused_with_what_to_do(tiny, name: str) -> None
             UsageMistake, match=f"'{drafter}' does not draft for {NAME}, .*recurrent.*use one of none, phr"
         ):
             choose(card, Settings(drafter=drafter, device="cpu"))
-    for drafter in ("s3d", "semi+phrases", "eagle3"):  # none of which is here, and none could be trained
-        with pytest.raises(
-            UsageMistake, match=f"'{drafter.partition('+')[0]}' does not draft for {NAME}, .*use one of"
-        ):
+    for drafter in ("s3d", "s3d+phrases"):  # which is not here, and could not be trained
+        with pytest.raises(UsageMistake, match=f"'s3d' does not draft for {NAME}, .*use one of"):
             choose(card, Settings(drafter=drafter, device="cpu"))
-    with pytest.raises(
-        NotHere, match="no drafter 'medusa' for .* none is trained for .* use one of none, phrases, dra"
-    ):
-        choose(card, Settings(drafter="medusa", device="cpu"))
     choice = choose(card, Settings(drafter="none", device="cpu"))
-    with pytest.raises(UsageMistake, match=f"Nothing is trained for {NAME} yet, .*recurrent"):
-        shadow("medusa", card, {}, choice)
+    with pytest.raises(UsageMistake, match=f"'s3d' is not trained for {NAME}, .*recurrent.* eagle3, medusa, par"):
+        shadow("s3d", card, {}, choice)
+    for kind in (kind for kind in kinds("weights") if kind != "s3d"):
+        with pytest.raises(NotHere, match=f"no drafter '{kind}' for .*make one with `localspec train {kind} -m"):
+            choose(card, Settings(drafter=kind, device="cpu"))
+        drafter = shadow(kind, card, {}, choice)
+        assert needs(drafter, choice, 64).token > 0 and hours(drafter, 1e-9, 1000) > 0
+    proposed = trainable_class("medusa").propose(Target.load(path))
+    assert proposed is None or make_drafter("medusa", Target.load(path), proposed[0])
     config = (path / "config.json").read_text()
     with pytest.raises(UsageMistake, match="recurrent layers do not draft by mask tokens"):
         MaskedModel.of(json.dumps({**json.loads(config), "pard_token": 3}), 256)
 
 
 @pytest.mark.slow
-def test_heads_of_medusa_in_a_directory_draft_for_it_and_others_do_not(tiny, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [kind for kind in kinds("weights") if kind != "s3d"])
+def test_what_train_makes_of_it_drafts_on_both_engines(
+    tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """By the command; ids are those of the stock model, and in int8 those without a drafter."""
     model: Tiny = tiny(NAME)
-    about = {"target": {"name": NAME, "revision": revision(model.path)}}
-    for kind in ("medusa", "semi"):
-        torch.manual_seed(0)
-        save_drafter(make_drafter(kind, model.target, {}), tmp_path / kind, about)
-    prompt, drafter = prompt_ids(20, seed=23), str(tmp_path / "medusa")
+    monkeypatch.setattr("localspec.training.generated.SECONDS", 0.0)  # one reply of each kind
+    texts = [f"{n} the cat sat on the mat" + " and saw the dog" * (n % 3) for n in range(20)]
+    (tmp_path / "text.jsonl").write_text("".join(f"{json.dumps({'text': text})}\n" for text in texts))
+    words = ["--data", str(tmp_path / "text.jsonl"), "--steps", "2", "--length", "48", "--batch", "128"]
+    made = tmp_path / "made"
+    trained = called(tmp_path, "train", kind, "-m", str(model.path), *words, "--json", "-o", str(made))
+    assert trained.returncode == 0, trained.stderr
+    assert json.loads(trained.stdout)["acceptance"]["nodes"] == 16
+    prompt = prompt_ids(20, seed=23)
     for packing in ("fp32", "int8"):
         ids = []
-        for drafted_by in (drafter, "none"):
+        for drafted_by in (str(made), "none"):
             engine = engine_of(model.path, drafted_by, packing, [])
             *_, done = engine.session.generate(prompt, engine.sampling(Settings(temperature=0.0)), Limits(20))
-            assert isinstance(done, Done) and (done.statistics.drafted > 19) == (drafted_by == drafter)
+            assert isinstance(done, Done) and (done.statistics.drafted > 19) == (drafted_by != "none")
             ids.append(list(done.statistics.token_ids))
         assert ids[0] == ids[1] and (packing != "fp32" or ids[0] == stock_reply(model.stock, prompt, 20))
-    with pytest.raises(UsageMistake, match=f"'semi' does not draft for {NAME}"):
-        choose(card_of(model.path), Settings(drafter=str(tmp_path / "semi"), device="cpu"))
 
 
 def test_a_small_one_beside_another_target_is_computed_by_the_cpu_engine(tiny) -> None:

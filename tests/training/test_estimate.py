@@ -8,6 +8,8 @@ import pytest
 import tokenizers
 import torch
 from command import environment
+from tiny_models import RECURRENT
+from torch.profiler import ProfilerActivity
 from training.minimal_drafter import Linears
 from transformers import LlamaConfig, Phi3Config, Qwen2Config
 
@@ -25,7 +27,18 @@ from localspec.nn.target import Target
 from localspec.nn.transformer import RotaryEmbedding, Transformer
 from localspec.policy import prediction
 from localspec.policy.selection import Choice
-from localspec.training.estimate import BESIDE, PRODUCT_ROWS, WIDTH, Fit, Needs, fitting, hours, needs, product_seconds
+from localspec.training.estimate import (
+    BESIDE,
+    PRODUCT_ROWS,
+    WIDTH,
+    Fit,
+    Needs,
+    fitting,
+    hours,
+    in_a_recurrent_layer,
+    needs,
+    product_seconds,
+)
 from localspec.training.options import parse_options
 from localspec.training.trainable import make_drafter
 
@@ -108,6 +121,23 @@ def test_of_s3d_each_kept_layer_takes_memory(tiny):
     one, two, three = token("0"), token("0,1"), token("0,1,2")
     assert two > one
     assert three - two == pytest.approx(two - one, abs=1), "rounded down"
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_what_a_recurrent_layer_holds_of_a_text_is_counted(tiny, name):
+    """As torch's own count of memory says; of so small heads the products of a chunk's rows are most of it."""
+    target, n = tiny(name).target, 256
+    layer = next(one.delta for one in target.transformer.layers if one.delta is not None)
+    rows, now, peak = torch.randn(1, n, target.config.hidden_size), 0, 0
+    with torch.no_grad(), torch.profiler.profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        layer(rows, None, 0)
+    for event in seen.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            now += event.nbytes()
+            peak = max(peak, now)
+    assert 0.8 * peak < 4 * n * in_a_recurrent_layer(layer.sizes) < 1.5 * peak
+    drafter = make_drafter("medusa", target, {})
+    assert needs(drafter, CHOICE, n).token * n > peak
 
 
 @pytest.mark.slow

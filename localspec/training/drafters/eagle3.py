@@ -75,12 +75,18 @@ class Trainable(TrainableDrafter):
 
     @torch.no_grad()
     def _begin_as_target(self) -> None:
-        """Copies the last layer of the target, for which the feature at first is its highest state, norm and head."""
+        """Copies the target's last layer that attends, norm and head; its feature at first is the highest state.
+
+        What the layer has no place for, such as gates of what was attended to, is left out.
+        """
         transformer, width = self.target.transformer, self.sizes.hidden_size
-        one = replace(transformer.config, vocab_size=0, tied=True, sliding_windows=(None,))
-        last = copied_layers(transformer, one, transformer.config.num_layers - 1)
+        one = replace(transformer.config, vocab_size=0, tied=True, sliding_windows=(None,), delta=None)
+        last = copied_layers(transformer, one, transformer.config.attending[-1:])
         self.fc.weight[:, -width:] += torch.eye(width, device=self.fc.weight.device)
-        self.qkv.weight[:, width:].copy_(last["layers.0.qkv_proj.weight"])
+        qkv = last["layers.0.qkv_proj.weight"].view(-1, one.head_dim, width)
+        if one.gated:  # a query, its gate, a query, its gate, …, keys, values
+            qkv = torch.cat([qkv[: 2 * one.num_heads : 2], qkv[2 * one.num_heads :]])
+        self.qkv.weight[:, width:].copy_(qkv.flatten(0, 1))
         if one.query_scalar:  # here scores are divided by the root of a head's width
             queries = one.num_heads * one.head_dim
             self.qkv.weight[:queries, width:] *= (one.head_dim / one.query_scalar) ** 0.5
@@ -89,9 +95,9 @@ class Trainable(TrainableDrafter):
         self.gate.weight.copy_(gate)
         self.up.weight.copy_(up)
         self.down.weight.copy_(last["layers.0.down_proj.weight"] * one.residual_scale)
-        self.feature_norm.copy_(last["layers.0.input_layernorm"])
-        self.mlp_norm.copy_(last["layers.0.post_attention_layernorm"])
-        self.norm.copy_(transformer.norm)
+        self.feature_norm.copy_(last["layers.0.input_layernorm"] + one.norm_offset)
+        self.mlp_norm.copy_(last["layers.0.post_attention_layernorm"] + one.norm_offset)
+        self.norm.copy_(transformer.norm + one.norm_offset)
         self._copy_head_rows()
 
     def _copy_head_rows(self) -> None:

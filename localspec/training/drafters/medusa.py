@@ -12,6 +12,7 @@ from localspec.drafters.medusa import JOINT, SOFT_BALANCE, TEXT_BALANCE, Drafter
 from localspec.engine.backends import Target as DecodingTarget
 from localspec.machine.memory import free_memory
 from localspec.nn.adapters import Adapters
+from localspec.nn.linear import Linear, QuantizedLinear
 from localspec.nn.losses import DepthLoss, Guess, Head, cross_entropies
 from localspec.nn.target import Target
 from localspec.training.trainable import Batch, LossOutput, PreviousRun, TrainableDrafter
@@ -93,8 +94,8 @@ class Trainable(TrainableDrafter):
         """Proposes matrices of the heads' own, as in the paper, where they are little beside model and memory."""
         shape, defaults = target.transformer.config, MedusaOptions()
         own = defaults.heads * shape.vocab_size * shape.hidden_size
-        names = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
-        weights = sum(math.prod(getattr(layer, name).shape) for layer in target.transformer.layers for name in names)
+        matrices = (one for one in target.transformer.layers.modules() if isinstance(one, Linear | QuantizedLinear))
+        weights = sum(math.prod(one.shape) for one in matrices)
         if own > SHARE * weights or TRAINED_BYTES * own > free_memory(str(target.device)) / 2:
             return None
         return {"private": True}, (

@@ -13,7 +13,7 @@ from localspec.drafters.parallelspec import Drafter, ParallelSpecOptions, layers
 from localspec.models.drafter_cards import RANKS
 from localspec.models.small_model import impossible_ids
 from localspec.nn.losses import DepthLoss, Guess, cross_entropies
-from localspec.nn.small_model import copied_layers, fresh_weights, from_config, read_masked, rotary_embedding
+from localspec.nn.small_model import copied_layers, from_config, read_masked, rotary_embedding
 from localspec.nn.target import Target
 from localspec.nn.transformer import Transformer
 from localspec.training.trainable import Batch, Drawn, LossOutput, TrainableDrafter
@@ -77,8 +77,8 @@ class Trainable(TrainableDrafter):
         shape, device = target.transformer.config, target.device
         if options.form != "model":
             own = layers_of(shape, options)
-            first = {"last": shape.num_layers - options.layers, "first": 0}.get(options.begin)
-            weights = fresh_weights(own, device) if first is None else copied_layers(target.transformer, own, first)
+            begun = {"last": shape.attending[-options.layers :], "first": shape.attending[: options.layers]}
+            weights = copied_layers(target.transformer, own, begun.get(options.begin, ()))
             self.model = Transformer(own, target.transformer.rotary, weights)
             self.model.norm.data = target.transformer.norm.detach().float().clone()  # for the head that it feeds
             masks = torch.randn(options.masks, shape.hidden_size, device=device)

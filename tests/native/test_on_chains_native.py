@@ -1,0 +1,45 @@
+"""Trained drafters on the CPU engine for a target that reads chains alone: the same texts, in every packing."""
+
+from collections.abc import Callable
+
+import pytest
+from drafters.test_on_chains import (  # noqa: F401
+    FORMS,
+    SAMPLING,
+    SHARED,
+    on_chains,
+    test_by_rejection_three_tokens_have_the_stock_models_joint_distribution,
+    test_every_draft_is_a_chain_and_the_text_the_stock_models,
+    test_trained_on_a_text_it_foresees_it_and_every_text_is_plain_decodings,
+    trained,
+)
+from drafting import drafting
+from session_replies import reply
+from slow_cases import covering
+from tiny_models import RECURRENT, Tiny, prompt_ids
+
+from localspec.decoding.budget import Budget
+from localspec.decoding.session import Session
+from localspec.drafters.autoregressive import Autoregressive
+
+
+@pytest.mark.parametrize(
+    ("name", "form", "packing"),
+    [
+        (SHARED, "semi", "int8"),
+        *covering(RECURRENT, FORMS, ["int8", "int4"], fast=1),
+        *covering(RECURRENT, reversed(FORMS), ["int4", "bf16", "int8"], fast=0),
+    ],
+)
+def test_in_few_bits_it_foresees_a_text_and_changes_no_id(
+    tiny: Callable[..., Tiny], name: str, form: str, packing: str
+) -> None:
+    """Trained by torch on the text of the packed model, whose states differ a little from those it learnt from."""
+    target, prompt = tiny(name, packing).target, prompt_ids(23, seed=23)
+    plain, _ = reply(Session(target, Autoregressive(), Budget(0)), prompt, 30)
+    drafter = drafting(trained(target, form, [*prompt, *plain], 23, steps=30), target)
+    ids, statistics = reply(on_chains(target, 8, drafter), prompt, 30)
+    assert ids == plain and statistics.acceptance_length > (1.3 if packing == "int4" else 2)
+    for sampling in ("drawn", "top-p"):
+        plain, _ = reply(Session(target, Autoregressive(), Budget(0)), prompt, 30, SAMPLING[sampling])
+        assert reply(on_chains(target, 8, drafter), prompt, 30, SAMPLING[sampling])[0] == plain
