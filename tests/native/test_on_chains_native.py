@@ -1,14 +1,15 @@
 """Trained drafters on the CPU engine for a target that reads chains alone: the same texts, in every packing."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from drafters.test_on_chains import (  # noqa: F401
     FORMS,
     SAMPLING,
     SHARED,
+    assert_drawn_by_rejection,
     on_chains,
-    test_by_rejection_three_tokens_have_the_stock_models_joint_distribution,
     test_every_draft_is_a_chain_and_the_text_the_stock_models,
     test_trained_on_a_text_it_foresees_it_and_every_text_is_plain_decodings,
     trained,
@@ -43,3 +44,11 @@ def test_in_few_bits_it_foresees_a_text_and_changes_no_id(
     for sampling in ("drawn", "top-p"):
         plain, _ = reply(Session(target, Autoregressive(), Budget(0)), prompt, 30, SAMPLING[sampling])
         assert reply(on_chains(target, 8, drafter), prompt, 30, SAMPLING[sampling])[0] == plain
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["medusa", "semi", "eagle3", "parallelspec"])
+def test_by_rejection_three_tokens_have_the_stock_models_joint_distribution(
+    tmp_path: Path, own_read: Callable[[Path], Tiny], form: str
+) -> None:
+    assert_drawn_by_rejection(tmp_path, own_read, form)
