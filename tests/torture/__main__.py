@@ -2,7 +2,8 @@
 
 Areas: `disk` (one change of a command fails), `signals` (it is interrupted, ended or killed at any moment), `files`
 (what comes from outside is damaged). A seed and an area's numbers repeat what was found. `--kills 1000` takes no set time:
-that many times it kills replies, pulls and trainings, and counts what is lost.
+that many times it kills replies, pulls and trainings, and counts what is lost. Nor does `--every run`: each change of that
+command fails in its turn, in each way. `--turns 200` instead of seconds: so many moments or changes of each command.
 """
 
 import argparse
@@ -13,10 +14,11 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from itertools import count
+from itertools import count, islice
 from pathlib import Path
 
 from torture.cage import KINDS, Fault, Signal, faults_library, open_cage
+from torture.every import each_change_of
 from torture.formats import FORMATS, Soil, tried
 from torture.kills import kill_so_often
 from torture.scenarios import SCENARIOS, Stage, open_ground
@@ -38,9 +40,7 @@ def disk(stage: Stage, name: str, chance: random.Random) -> Iterator[str]:
     clean = stage.clean(name)
     kind = chance.choice(sorted(KINDS))
     fault = Fault(chance.randint(1, clean.changes), kind, kind != "EINTR" and chance.random() < 0.5)
-    home, ground = stage.copied(name), stage.ground
-    words, typed = SCENARIOS[name].words(ground, home), SCENARIOS[name].typed
-    ended = stage.cage.run(home, *words, typed=typed, fault=fault, **ground.variables(home))
+    ended = stage.ended(name, fault)
     yield from (f"{fault} ({ended.failed}): {what}" for what in stage.complaints(name, ended))
 
 
@@ -48,16 +48,14 @@ def signals(stage: Stage, name: str, chance: random.Random) -> Iterator[str]:
     """A signal comes at any moment of the time that the command takes."""
     clean = stage.clean(name)
     sent = Signal(chance.choice([signal.SIGINT, signal.SIGTERM, signal.SIGKILL]), chance.random() * clean.seconds * 1.1)
-    home, ground = stage.copied(name), stage.ground
-    words, typed = SCENARIOS[name].words(ground, home), SCENARIOS[name].typed
-    ended = stage.cage.run(home, *words, typed=typed, sent=sent, **ground.variables(home))
+    ended = stage.ended(name, sent=sent)
     yield from (f"{sent}: {what}" for what in stage.complaints(name, ended, sent.number))
 
 
 def turns(
-    stage: Stage, seed: int, areas: list[str], only: list[str]
+    stage: Stage, seed: int, areas: list[str], only: list[str], most: int | None = None
 ) -> Iterator[tuple[str, str, int, Callable[[], list[str]]]]:
-    """Every scenario and every format in turn, without an end: (area, name, number, what tries it)."""
+    """Every scenario and every format in turn, `most` times or without an end: (area, name, number, what tries it)."""
     soil = Soil(stage)
 
     def files(name: str, number: int) -> list[str]:
@@ -67,7 +65,7 @@ def turns(
             return [str(error)]
         return []
 
-    for number in count(1):
+    for number in islice(count(1), most):
         for area, way in (("disk", disk), ("signals", signals)):
             for name in SCENARIOS if area in areas else ():
                 if not only or name in only:
@@ -82,7 +80,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="torture", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--seconds", type=float, default=600)
+    length = parser.add_mutually_exclusive_group()
+    length.add_argument("--seconds", type=float, default=600)
+    length.add_argument("--turns", type=int, help="so often each, instead of a time")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randint(0, 2**31))
     parser.add_argument("--area", action="append", choices=("disk", "signals", "files"), help="only this; repeatable")
     parser.add_argument(
@@ -90,6 +90,9 @@ def main() -> int:
     )
     parser.add_argument(
         "--kills", type=int, help="SIGKILL so often during replies, pulls and trainings, and nothing else"
+    )
+    parser.add_argument(
+        "--every", action="append", choices=SCENARIOS, help="each change of it fails, and nothing else; repeatable"
     )
     asked = parser.parse_args()
     print(f"seed {asked.seed}", flush=True)
@@ -101,10 +104,13 @@ def main() -> int:
             if asked.kills is not None:
                 print(f"seed {asked.seed}: {(tally := kill_so_often(stage, asked.seed, asked.kills, asked.only))}")
                 return int(bool(tally.lost or tally.left or tally.wrong))
+            if asked.every:
+                ground.hub.pause = 0  # faults come by number, not by time
+                return int(bool(each_change_of(stage, asked.every)))
             for area, name, number, attempt in turns(
-                stage, asked.seed, asked.area or ["disk", "signals", "files"], asked.only
+                stage, asked.seed, asked.area or ["disk", "signals", "files"], asked.only, asked.turns
             ):
-                if time.monotonic() > ends:
+                if not asked.turns and time.monotonic() > ends:
                     break
                 tries[area] += EXAMPLES if area == "files" else 1
                 for complaint in attempt():

@@ -42,7 +42,8 @@ class Signal:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a command ended. `changes`: how many it made below the home; `failed`: the first that was made to fail."""
+    """How a command ended. `changes`: how many it made below the home; `failed`, `failed_at`: the first that was made to
+    fail, and its number. Of one that a signal ended nothing is known of them."""
 
     code: int
     hung: bool
@@ -51,6 +52,7 @@ class Ended:
     errors: str
     changes: int = 0
     failed: str = ""
+    failed_at: int = 0
 
 
 class Cage:
@@ -86,8 +88,8 @@ class Cage:
         if not (answer := self._process.stdout.readline()):
             raise RuntimeError(f"The process that runs the commands has ended with {self._process.wait()}.")
         out, errors, told = (places[name].read_text(errors="replace") for name in ("out", "errors", "told"))
-        changes, failed = json.loads(told) if told else (0, "")
-        return Ended(**json.loads(answer), out=out, errors=errors, changes=changes, failed=failed)
+        changes, failed, at = json.loads(told) if told else (0, "", 0)
+        return Ended(**json.loads(answer), out=out, errors=errors, changes=changes, failed=failed, failed_at=at)
 
 
 def faults_library(directory: Path) -> Path:

@@ -57,7 +57,7 @@ def command(run: Any, order: dict[str, Any], faults: Any) -> int:
     faults.faults_begin(os.fsencode(order["home"]), order["at"], order["error"], order["stays"])
     code = int(run())
     count = faults.faults_end()
-    Path(order["told"]).write_text(json.dumps([count, os.fsdecode(faults.faults_failed())]))
+    Path(order["told"]).write_text(json.dumps([count, os.fsdecode(faults.faults_failed()), faults.faults_failed_at()]))
     return code
 
 
@@ -103,7 +103,7 @@ def serve() -> None:
     faults = ctypes.CDLL(None) if "LD_PRELOAD" in os.environ else None
     if faults is not None:
         faults.faults_failed.restype = ctypes.c_char_p
-        faults.faults_end.restype = ctypes.c_long
+        faults.faults_end.restype = faults.faults_failed_at.restype = ctypes.c_long
         faults.faults_begin.argtypes = [ctypes.c_char_p, ctypes.c_long, ctypes.c_int, ctypes.c_int]
     answers = os.fdopen(os.dup(1), "w")
     for line in sys.stdin:

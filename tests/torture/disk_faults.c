@@ -19,6 +19,7 @@ static atomic_long count;
 static long fails_at;  // 0: never, changes are only counted
 static int fails_with, stays;
 static char failed[8400];
+static long failed_at;
 
 // `stays`: every later change that needs room fails too, and for another reason than a full disk every change.
 __attribute__((visibility("default"))) void faults_begin(const char *below, long at, int error, int from_then_on) {
@@ -28,12 +29,14 @@ __attribute__((visibility("default"))) void faults_begin(const char *below, long
     fails_with = error;
     stays = from_then_on;
     failed[0] = 0;
+    failed_at = 0;
 }
 __attribute__((visibility("default"))) long faults_end(void) {
     root[0] = 0;
     return count;
 }
 __attribute__((visibility("default"))) const char *faults_failed(void) { return failed; }
+__attribute__((visibility("default"))) long faults_failed_at(void) { return failed_at; }
 
 static int fails(const char *call, int directory, const char *path, int needs_room) {
     if (!root[0]) return 0;
@@ -57,7 +60,10 @@ static int fails(const char *call, int directory, const char *path, int needs_ro
         if (!stays) fails_at = now + 1;  // the next one that needs room
         return 0;
     }
-    if (!failed[0]) snprintf(failed, sizeof failed, "%s %s", call, full);
+    if (!failed[0]) {
+        snprintf(failed, sizeof failed, "%s %s", call, full);
+        failed_at = now;
+    }
     errno = fails_with;
     return 1;
 }
@@ -90,6 +96,7 @@ BY_FILE(int, fdatasync, (int f), (f), f, 1)
 BY_FILE(int, ftruncate, (int f, off_t n), (f, n), f, 0)
 BY_FILE(int, ftruncate64, (int f, off64_t n), (f, n), f, 0)
 BY_FILE(int, fchmod, (int f, mode_t m), (f, m), f, 0)
+BY_FILE(int, fchown, (int f, uid_t u, gid_t g), (f, u, g), f, 0)
 BY_PATH(rename, (const char *a, const char *b), (a, b), AT_FDCWD, b, 0)
 BY_PATH(renameat, (int d, const char *a, int e, const char *b), (d, a, e, b), e, b, 0)
 BY_PATH(link, (const char *a, const char *b), (a, b), AT_FDCWD, b, 1)
@@ -102,6 +109,7 @@ BY_PATH(unlink, (const char *p), (p), AT_FDCWD, p, 0)
 BY_PATH(unlinkat, (int d, const char *p, int g), (d, p, g), d, p, 0)
 BY_PATH(rmdir, (const char *p), (p), AT_FDCWD, p, 0)
 BY_PATH(chmod, (const char *p, mode_t m), (p, m), AT_FDCWD, p, 0)
+BY_PATH(utimensat, (int d, const char *p, const struct timespec t[2], int g), (d, p, t, g), d, p, 0)
 
 // Only those that may make a file.
 #define OPEN(name, takes, gives, folder) \

@@ -16,7 +16,7 @@ import tiny_models
 from gguf_files import write_model
 from hub_server import Hub, model_repository, served
 from scripted_models import random_model
-from torture.cage import Cage, Ended
+from torture.cage import Cage, Ended, Fault, Signal
 from transformers import LlamaConfig
 
 DOCUMENTED = {0, 1, 3, 4, 130, 141, 143}  # 2 and 5 are for mistakes and closed doors, and there are none here
@@ -229,16 +229,22 @@ class Stage:
         shutil.copytree(self.found(name), home, symlinks=True)
         return home
 
+    def ended(self, name: str, fault: Fault | None = None, sent: Signal | None = None) -> Ended:
+        """How the command ends in a home of its own, which `complaints` then looks at."""
+        home, scenario = self.copied(name), SCENARIOS[name]
+        return self.cage.run(
+            home, *scenario.words(self.ground, home), typed=scenario.typed, fault=fault, sent=sent,
+            **self.ground.variables(home),
+        )  # fmt: skip
+
     def clean(self, name: str) -> Ended:
         """How the command ends where nothing is in its way; what it then leaves is what may be there."""
         if name not in self._clean:
-            home = self.copied(name)
-            words, ground = SCENARIOS[name].words(self.ground, home), self.ground
-            typed = SCENARIOS[name].typed
-            ended = self.cage.run(home, *words, typed=typed, **ground.variables(home))
+            ended = self.ended(name)
             assert ended.code == 0, f"{name} fails without a fault: {ended.errors}"
-            assert not (found := list(SCENARIOS[name].complaints(self.look(home), ended))), found
-            self.look(home).run(*words, typed=typed)
+            home, scenario = self._directory / "home", SCENARIOS[name]
+            assert not (found := list(scenario.complaints(self.look(home), ended))), found
+            self.look(home).run(*scenario.words(self.ground, home), typed=scenario.typed)
             self._clean[name], self._names[name] = ended, names(home)
         return self._clean[name]
 

@@ -64,6 +64,7 @@ def test_every_change_is_counted_and_the_one_that_is_asked_for_fails(stage: Stag
     words = SCENARIOS["run"].words(stage.ground, home)
     ended = stage.cage.run(home, *words, fault=Fault(clean.changes // 2, "ENOSPC", True))
     assert ended.failed.split()[1].startswith(str(home)) and ended.code == 0 and re.search(NOT_KEPT, ended.errors)
+    assert clean.changes // 2 <= ended.failed_at <= clean.changes  # a full disk refuses the next one that needs room
     assert not stage.cage.run(stage.copied("run"), *words, fault=Fault(10**6)).failed
 
 
