@@ -6,6 +6,7 @@ from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import pytest
+from slow_cases import some
 from textual.binding import Binding
 from textual.pilot import Pilot
 from textual.screen import Screen
@@ -234,12 +235,15 @@ def prepared(
 
 @pytest.mark.parametrize(
     ("group", "how"),
-    [
-        (g, h)
-        for g in TABLE
-        for h in ("palette", "key", "slash")
-        if (g, h) not in {("typing", "slash"), ("stopping", "slash")}
-    ],
+    some(
+        [
+            (group, how)
+            for group in TABLE
+            for how in ("palette", "key", "slash")
+            if how != "slash" or group not in ("typing", "stopping")
+        ],
+        fast=2,
+    ),
 )
 def test_it_is_done(chat, models, monkeypatch, group, how):
     models("scripted")
