@@ -250,18 +250,18 @@ def test_it_is_done(chat, models, monkeypatch, group, how):
     talk, gate = prepared(chat, monkeypatch)
     every = ways(group, how, talk)
     assert every
-    for number, some in enumerate([[one] for one in every] if group in ENDS else [every]):
+    for number, here in enumerate([[one] for one in every] if group in ENDS else [every]):
         if number:
             talk, gate = prepared(chat, monkeypatch)
 
-        async def story(pilot, talk=talk, gate=gate, some=some):
+        async def story(pilot, talk=talk, gate=gate, here=here):
             await talked(talk, pilot, "one", "two")
             if group == "stopping":
                 await say(pilot, "three")
                 await until(pilot, lambda: talk.replies()[-1:] == ["Half"])
             else:
                 gate.set()
-            for deed, way in some:
+            for deed, way in here:
                 await tell(talk, pilot, deed, how, way)
                 gate.set()
                 if group not in ENDS:
