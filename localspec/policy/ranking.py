@@ -115,7 +115,8 @@ def run_plans(
 ) -> list[RunPlan]:
     """Every plan to run a model in these precisions, the best M first, with trees of up to `most` nodes.
 
-    None are as many as `auto_nodes` has. `decoding` is how replies will be decoded.
+    None are as many as `auto_nodes` has on a GPU, and `AUTO_NODES` on a processor. `decoding` is how replies will be
+    decoded.
 
     v₀ and m₀ are those of the model's fastest plain decoding that fits; where nothing fits, of the fastest.
     """
@@ -250,7 +251,8 @@ def _plans_in(
     dtype, quantize, backend = how = precision.dtype, precision.quantize, precision.device.backend
     known = measurements.of(model.card, precision.device.name, dtype, quantize)
     costs = known.costs or _estimate(model.shape, precision, measurements)
-    most = most or auto_nodes(known.costs)
+    # On a processor rows are next to free for toys alone, and a second load would test exactness again.
+    most = most or (AUTO_NODES if backend in ("native", "cpu") else auto_nodes(known.costs))
     planned = min(context or PLANNED, model.shape.context)  # more than it holds is refused when it is loaded
     plain_speed = plain_tokens_a_second(costs)
     weights = prediction.weights(model.shape, *how, model.parameters)
