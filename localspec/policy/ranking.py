@@ -115,8 +115,7 @@ def run_plans(
 ) -> list[RunPlan]:
     """Every plan to run a model in these precisions, the best M first, with trees of up to `most` nodes.
 
-    None are as many as `auto_nodes` has on a GPU, and `AUTO_NODES` on a processor. `decoding` is how replies will be
-    decoded.
+    None are as many as `auto_nodes` has. `decoding` is how replies will be decoded.
 
     v₀ and m₀ are those of the model's fastest plain decoding that fits; where nothing fits, of the fastest.
     """
@@ -226,12 +225,14 @@ def plain_tokens_a_second(costs: ForwardCostModel) -> float:
     return 1 / step_seconds(0.0, costs.at(1, CONTEXT), 0)
 
 
-def auto_nodes(costs: ForwardCostModel | None) -> int:
-    """The most nodes of a tree where no number was asked for: more than usual where further rows cost next to nothing.
+def auto_nodes(device: Device, costs: ForwardCostModel | None) -> int:
+    """The most nodes of a tree where no number was asked for: on a GPU more where further rows cost next to nothing.
 
     `costs` are None where forwards were not timed: an estimate of rows is no reason for wider trees.
     """
     nodes = AUTO_NODES
+    if device.type == "cpu":  # rows are next to free for toys alone, and a second load would test exactness again
+        return nodes
     while costs and 2 * nodes <= MOST_NODES:
         if costs.at(2 * nodes + 1, CONTEXT) > NEXT_TO_FREE * costs.at(nodes + 1, CONTEXT):
             break
@@ -251,8 +252,7 @@ def _plans_in(
     dtype, quantize, backend = how = precision.dtype, precision.quantize, precision.device.backend
     known = measurements.of(model.card, precision.device.name, dtype, quantize)
     costs = known.costs or _estimate(model.shape, precision, measurements)
-    # On a processor rows are next to free for toys alone, and a second load would test exactness again.
-    most = most or (AUTO_NODES if backend in ("native", "cpu") else auto_nodes(known.costs))
+    most = most or auto_nodes(precision.device, known.costs)
     planned = min(context or PLANNED, model.shape.context)  # more than it holds is refused when it is loaded
     plain_speed = plain_tokens_a_second(costs)
     weights = prediction.weights(model.shape, *how, model.parameters)
