@@ -333,9 +333,7 @@ def _estimate(shape: Shape, precision: Precision, measurements: MeasurementSourc
 
 def speedup(plan: RunPlan, ranked: Sequence[RunPlan]) -> float:
     """What drafting makes of plain decoding in the same precision."""
-    return plan.speed / max(
-        one.speed for one in ranked if one.candidate.name == "none" and one.precision == plan.precision
-    )
+    return plan.speed / _plain_decoding(plan, ranked).speed
 
 
 def explained(plan: RunPlan, ranked: Sequence[RunPlan]) -> str:
