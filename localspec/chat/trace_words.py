@@ -79,16 +79,13 @@ def step_by_step(trace: Trace) -> Iterator[str]:
     yield f"{overview(trace)}: {', '.join(words for _, words in proposers(trace))}"
     pieces = Pieces(trace)
     pieces.grow()
-    runs: list[list[Piece]] = []
-    alone = False
-    for _, group in groupby(pieces.all, lambda piece: trace.place(piece.first).step):
-        said, before = [*group], alone
-        alone = not trace.place(said[0].first).drafted
-        if alone and before:
-            runs[-1] += said
-        else:
-            runs.append(said)
-    for said in runs:
+
+    def drafting_step(piece: Piece) -> int:
+        place = trace.place(piece.first)
+        return place.step if place.drafted else 0
+
+    for _, group in groupby(pieces.all, drafting_step):
+        said = [*group]
         step, last = (trace.place(piece.first).step for piece in (said[0], said[-1]))
         parts = groupby(said, lambda piece: source_name(trace.source(piece.after - 1)))
         line = ", ".join(f"{visible(''.join(piece.text for piece in some))} {name}" for name, some in parts)
