@@ -287,13 +287,17 @@ def nearest(name: str, names: Iterable[str]) -> str:
 
 def _as_typed(value: object, text: str) -> str:
     """A value that was read from a text: a number as it stood there, for 1e999 is read as infinity."""
-    shown = text.strip() if isinstance(value, int | float) else _shown(value)
-    return shown if len(shown) <= LONGEST_SHOWN else shown[: LONGEST_SHOWN - 1] + "…"
+    return _cut_short(text.strip()) if isinstance(value, int | float) else _shown(value)
 
 
 def _shown(value: object) -> str:
     """A value as the user wrote it, cut short, and without what stands before the host of an address: perhaps a key."""
     if isinstance(value, str):
         value = re.sub(r"(?<=://)[^/]*@", "…@", value)
-    shown = str(value).lower() if isinstance(value, bool) else repr(value) if isinstance(value, str) else str(value)
+    return _cut_short(
+        str(value).lower() if isinstance(value, bool) else repr(value) if isinstance(value, str) else str(value)
+    )
+
+
+def _cut_short(shown: str) -> str:
     return shown if len(shown) <= LONGEST_SHOWN else shown[: LONGEST_SHOWN - 1] + "…"
