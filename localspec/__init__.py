@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from localspec.engine.engine import Engine
     from localspec.errors import DoesNotFit, LocalspecError, NotAllowed, NotHere, UsageMistake
     from localspec.events import Done, Event, Memory, Prefill, Statistics, Text
-    from localspec.policy.selection import Choice
+    from localspec.policy.choice import Choice
 
 __version__ = "0.1.0"
 
@@ -24,7 +24,7 @@ _HOME = {
     "Engine": "localspec.engine.engine",
     "Limits": "localspec.decoding.limits",
     "Sampling": "localspec.decoding.sampling",
-    "Choice": "localspec.policy.selection",
+    "Choice": "localspec.policy.choice",
     "DoesNotFit": "localspec.errors",
     "LocalspecError": "localspec.errors",
     "NotAllowed": "localspec.errors",

@@ -38,9 +38,10 @@ from localspec.machine.machine import this_machine
 from localspec.models import registry
 from localspec.models.drafter_kinds import TABLE, WITH_PHRASES
 from localspec.models.model import model_of
+from localspec.policy.choice import Choice
 from localspec.policy.decoding_kinds import DecodingKind, decoding_kind
 from localspec.policy.ranking import Precision, run_plans
-from localspec.policy.selection import Choice, choose
+from localspec.policy.selection import choose
 from localspec.store.store import Store
 
 TEMPERATURES = (0.0, 0.7)

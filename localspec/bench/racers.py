@@ -10,7 +10,7 @@ from localspec.text import one_line
 if TYPE_CHECKING:
     from localspec import Engine, Event, Limits, Sampling
     from localspec.models.messages import Message
-    from localspec.policy.selection import Choice
+    from localspec.policy.choice import Choice
 
 LONGEST = 256  # tokens of a reply, where no number is given
 

@@ -20,7 +20,8 @@ from localspec.errors import UsageMistake
 from localspec.marks import drawable
 from localspec.models.drafter_kinds import kinds
 from localspec.policy.candidates import MOST_NODES
-from localspec.policy.selection import Choice, LoadSpec, choose
+from localspec.policy.choice import Choice, LoadSpec
+from localspec.policy.selection import choose
 from localspec.store.store import user_store
 
 Size = int | Literal["auto"]

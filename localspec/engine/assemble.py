@@ -26,9 +26,9 @@ from localspec.errors import LocalspecError
 from localspec.models.drafter_kinds import WITH_PHRASES, kind_of, kinds
 from localspec.policy import host_time
 from localspec.policy.candidates import reply_key
+from localspec.policy.choice import Choice
 from localspec.policy.forward_costs import ForwardCosts
 from localspec.policy.host_time import StepCosts
-from localspec.policy.selection import Choice
 
 ASKED = (  # of all kinds: what a small model foresees differs more by the text than by its place in a reply
     "Write a Python function that returns the longest word of a sentence, and say how it works.",

@@ -8,7 +8,7 @@ from localspec.decoding.exactness import Exactness
 from localspec.events import Reporter
 from localspec.models.chat_tokenizer import ChatTokenizer
 from localspec.models.model_config import ModelConfig
-from localspec.policy.selection import LoadSpec
+from localspec.policy.choice import LoadSpec
 
 
 class Target(DraftableModel[Any], Protocol):

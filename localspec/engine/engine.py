@@ -40,8 +40,9 @@ from localspec.models.messages import Message
 from localspec.models.model import model_of
 from localspec.models.registry import TargetCard
 from localspec.policy.candidates import reply_key
+from localspec.policy.choice import Choice
 from localspec.policy.decoding_kinds import DecodingKind, decoding_kind
-from localspec.policy.selection import Choice, choices, requested_drafter
+from localspec.policy.selection import choices, requested_drafter
 from localspec.store.store import Store
 
 LOOK = 1.0  # seconds in which other programs are looked at: in a moment anything looks busy

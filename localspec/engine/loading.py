@@ -19,8 +19,8 @@ from localspec.machine.memory import free_memory, out_of_memory
 from localspec.models.drafter_cards import DrafterCard
 from localspec.models.drafter_kinds import WITH_PHRASES, kind_of
 from localspec.models.small_model import compare_tokens
+from localspec.policy.choice import Choice, LoadSpec
 from localspec.policy.ranking import AUTO_NODES
-from localspec.policy.selection import Choice, LoadSpec
 
 
 def load_target(choice: LoadSpec, reporter: Reporter, beside: Target | None = None) -> Target:

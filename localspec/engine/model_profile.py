@@ -10,9 +10,9 @@ from localspec.engine.forward_timing import measure_forward_costs
 from localspec.engine.measurement_cache import MeasurementCache, Quantity, T
 from localspec.engine.recalled_measurements import COSTS, REPLY_SUMS, model_subject, with_reply
 from localspec.events import Reporter, Statistics
+from localspec.policy.choice import LoadSpec
 from localspec.policy.decoding_kinds import DecodingKind, kept_as
 from localspec.policy.forward_costs import ForwardCosts
-from localspec.policy.selection import LoadSpec
 
 EXACTNESS = Quantity("exactness", Exactness.from_json, Exactness.as_json)
 

@@ -14,9 +14,9 @@ from localspec.errors import UsageMistake
 from localspec.models.drafter_kinds import drafting_kinds
 from localspec.models.s3d_prediction import KeptLayers
 from localspec.models.shape import Shape
+from localspec.policy.choice import Choice
 from localspec.policy.forward_costs import ForwardCostModel
 from localspec.policy.own_layers import best_layers
-from localspec.policy.selection import Choice
 
 MORE = (
     "What is the capital of France, and what is it known for?",

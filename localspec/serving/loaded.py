@@ -20,7 +20,8 @@ from localspec.models import registry
 from localspec.models.model import model_of
 from localspec.models.model_config import read_config
 from localspec.models.registry import TargetCard
-from localspec.policy.selection import Choice, choices, requested_drafter
+from localspec.policy.choice import Choice
+from localspec.policy.selection import choices, requested_drafter
 from localspec.store.store import Store
 
 QUIET_SECONDS = 1.0  # in which nobody asked, before one looks whether another drafter would do better

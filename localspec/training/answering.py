@@ -23,7 +23,8 @@ from localspec.machine.machine import this_machine
 from localspec.machine.memory import free_memory, out_of_memory
 from localspec.models.messages import Message
 from localspec.models.registry import TargetCard
-from localspec.policy.selection import Choice, choose
+from localspec.policy.choice import Choice
+from localspec.policy.selection import choose
 from localspec.store.store import Store
 
 BATCH = 16  # prompts at once, where nothing else was asked for

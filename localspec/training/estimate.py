@@ -22,9 +22,10 @@ from localspec.nn.linear import QuantizedLinear
 from localspec.nn.losses import HELD, ROWS
 from localspec.nn.packing import DTYPES
 from localspec.nn.target import Target
+from localspec.policy.choice import Choice
 from localspec.policy.measurements import MeasurementSource
 from localspec.policy.prediction import unpacked
-from localspec.policy.selection import Choice, choose
+from localspec.policy.selection import choose
 from localspec.training.optimizers import has_small_moments, trainable_groups
 from localspec.training.trainable import TrainableDrafter, make_drafter
 

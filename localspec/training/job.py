@@ -20,7 +20,8 @@ from localspec.machine.machine import Machine, this_machine
 from localspec.models.drafter_cards import ACCEPTANCE, RIGHT_AFTER_RIGHT, trained_drafters
 from localspec.models.registry import TargetCard
 from localspec.nn.target import Target
-from localspec.policy.selection import Choice, choose
+from localspec.policy.choice import Choice
+from localspec.policy.selection import choose
 from localspec.training import checkpoint, estimate, processes
 from localspec.training.corpus import Corpus
 from localspec.training.directory import Lock

@@ -17,7 +17,7 @@ from torch import nn
 from localspec.config import Settings
 from localspec.errors import UsageMistake
 from localspec.machine.machine import Machine
-from localspec.policy.selection import Choice
+from localspec.policy.choice import Choice
 from localspec.training.trainable import TrainableDrafter
 
 FSDP = "ACCELERATE_USE_FSDP"

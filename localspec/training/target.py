@@ -23,7 +23,8 @@ from localspec.nn.linear import PackedLinear, PackedWeight
 from localspec.nn.packing import DTYPES
 from localspec.nn.target import Target
 from localspec.nn.transformer import RotaryEmbedding, Transformer
-from localspec.policy.selection import LoadSpec, choose
+from localspec.policy.choice import LoadSpec
+from localspec.policy.selection import choose
 
 
 def load_target(choice: LoadSpec, reporter: Reporter, each: Callable[[nn.Module], None] = lambda layer: None) -> Target:

@@ -23,8 +23,9 @@ from localspec.events import Reporter, Statistics
 from localspec.models.drafter_kinds import WITH_PHRASES
 from localspec.models.registry import TargetCard
 from localspec.outside_files import parse_json, read_bytes
+from localspec.policy.choice import Choice
 from localspec.policy.ranking import CLEARLY
-from localspec.policy.selection import Choice, choose
+from localspec.policy.selection import choose
 from localspec.store.store import Store
 
 TOKENS = 96  # of a reply, at most

@@ -23,8 +23,9 @@ from localspec.engine.model_profile import ModelProfile
 from localspec.events import Reporter
 from localspec.models.drafter_kinds import kinds
 from localspec.policy import host_time
+from localspec.policy.choice import Choice
 from localspec.policy.forward_costs import ForwardCosts
-from localspec.policy.selection import Choice, choose
+from localspec.policy.selection import choose
 from localspec.store.store import Store
 
 LLAMA = "llama-grouped-dynamic"

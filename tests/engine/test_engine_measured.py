@@ -22,9 +22,10 @@ from localspec.errors import UsageMistake
 from localspec.events import Done, Reporter
 from localspec.machine import hardware
 from localspec.models.registry import TargetCard
+from localspec.policy.choice import Choice, LoadSpec
 from localspec.policy.forward_costs import ForwardCosts
 from localspec.policy.ranking import AUTO_NODES
-from localspec.policy.selection import Choice, LoadSpec, choose
+from localspec.policy.selection import choose
 from localspec.store.database import StoreTrouble
 from localspec.store.store import Store
 

@@ -18,9 +18,10 @@ from localspec.engine.recalled_measurements import LAYERS
 from localspec.errors import UsageMistake
 from localspec.events import Reporter
 from localspec.models.s3d_prediction import KeptLayers
+from localspec.policy.choice import Choice
 from localspec.policy.forward_costs import ForwardCosts
 from localspec.policy.measurements import ModelMeasurements
-from localspec.policy.selection import Choice, choose
+from localspec.policy.selection import choose
 from localspec.store.store import Store
 
 LLAMA = "llama-grouped-dynamic"

@@ -19,11 +19,12 @@ from localspec.models.registry import NOWHERE, TargetCard
 from localspec.models.shape import Shape
 from localspec.policy import selection, survey
 from localspec.policy.candidates import MOST_NODES, PHRASES, reply_key
+from localspec.policy.choice import Choice, LoadSpec
 from localspec.policy.drafter_spec import DrafterSpec
 from localspec.policy.measurements import ModelMeasurements, ReplyStats
 from localspec.policy.prediction import Rates, weights
 from localspec.policy.ranking import AUTO_NODES
-from localspec.policy.selection import Choice, LoadSpec, choices, choose, requested_drafter
+from localspec.policy.selection import choices, choose, requested_drafter
 
 CARD = unfetched(SEVEN)
 NORMS = (2 * SEVEN.num_layers + 1) * SEVEN.hidden_size  # numbers that are in fp32 on a processor

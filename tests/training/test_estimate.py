@@ -26,7 +26,7 @@ from localspec.nn.small_model import fresh_weights
 from localspec.nn.target import Target
 from localspec.nn.transformer import RotaryEmbedding, Transformer
 from localspec.policy import prediction
-from localspec.policy.selection import Choice
+from localspec.policy.choice import Choice
 from localspec.training.estimate import (
     BESIDE,
     PRODUCT_ROWS,

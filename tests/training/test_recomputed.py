@@ -18,7 +18,7 @@ from localspec.models.registry import NOWHERE, TargetCard
 from localspec.nn.cache import TextPrefix
 from localspec.nn.invented import invented_target
 from localspec.nn.target import Target
-from localspec.policy.selection import Choice
+from localspec.policy.choice import Choice
 from localspec.training.estimate import needs
 from localspec.training.trainable import Batch, TrainableDrafter, make_drafter
 

@@ -1,0 +1,65 @@
+"""How a model is loaded, alone or as the target of a drafter, and what that promises: what the policy hands on."""
+
+from dataclasses import dataclass, replace
+
+from localspec.models.drafter_cards import DrafterCard
+from localspec.models.registry import TargetCard
+from localspec.quantities import pace_in_words
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadSpec:
+    """How one model is loaded: on which device, in which precision, and what that takes."""
+
+    target: TargetCard
+    device: str
+    dtype: str
+    quantize: str
+    exact: bool = False
+    context: int | None = None  # tokens; None is the model's own
+    threshold: float = 0.0  # of int8 on CUDA
+    engine: str  # native or torch
+    loaded_bytes: int  # of the weights, and of all that a drafter holds beside them
+    bytes: int  # with cache, tree and workspace
+
+    @property
+    def precision(self) -> str:
+        """The numbers that its weights are in."""
+        return self.dtype if self.quantize == "none" else self.quantize
+
+    def loads_as(self, other: "LoadSpec") -> bool:
+        """Whether both load the same model in the same way, whatever stands beside it."""
+        here, there = (
+            (one.target.path, one.device, one.engine, one.dtype, one.quantize, one.exact, one.context, one.threshold)
+            for one in (self, other)
+        )
+        return here == there
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice(LoadSpec):
+    """How the target is loaded, the drafter beside it, and the sentence that says why."""
+
+    drafter: str
+    nodes: int  # at most
+    fixed: bool  # a number was asked for: no resizing, no switching off
+    reason: str
+    tokens_per_second: float | None = None  # predicted, or measured in earlier replies
+    measured: bool = False  # which of the two
+    speedup: float | None = None  # of that over plain decoding in the same precision
+    cost_effectiveness: float | None = None  # M
+    trained: tuple[DrafterCard, ...] = ()  # the weights of those drafters that have some
+    draft: LoadSpec | None = None  # the draft model, where one drafts
+    parts: tuple[str, ...] = ()  # of Ouroboros
+
+    def with_figures_of(self, later: "Choice") -> "Choice":
+        """The same choice, with what it promises by what is known now."""
+        names = ("reason", "tokens_per_second", "measured", "speedup", "cost_effectiveness")
+        return replace(self, **{name: getattr(later, name) for name in names})
+
+    @property
+    def pace(self) -> tuple[str, ...]:
+        """How fast it should answer, in words, as the list of models says it; nothing where that is not known."""
+        if self.tokens_per_second is None:
+            return ()
+        return pace_in_words(self.tokens_per_second, self.measured, self.speedup if self.nodes else None)
