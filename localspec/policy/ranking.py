@@ -220,11 +220,6 @@ def _rated(plan: RunPlan, base: RunPlan) -> RunPlan:
     return replace(plan, cost_effectiveness=cost_effectiveness(plan.speed, plan.bytes, base.speed, base.bytes))
 
 
-def plain_tokens_a_second(costs: ForwardCostModel) -> float:
-    """What plain decoding gives by these costs: the one figure for it, wherever an expectation is told."""
-    return 1 / step_seconds(0.0, costs.at(1, CONTEXT), 0)
-
-
 def auto_nodes(device: Device, costs: ForwardCostModel | None) -> int:
     """The most nodes of a tree where no number was asked for: on a GPU more where further rows cost next to nothing.
 
@@ -254,7 +249,7 @@ def _plans_in(
     costs = known.costs or _estimate(model.shape, precision, measurements)
     most = most or auto_nodes(precision.device, known.costs)
     planned = min(context or PLANNED, model.shape.context)  # more than it holds is refused when it is loaded
-    plain_speed = plain_tokens_a_second(costs)
+    plain_speed = 1 / step_seconds(0.0, costs.at(1, CONTEXT), 0)
     weights = prediction.weights(model.shape, *how, model.parameters)
     weights -= prediction.unread(model.shape, quantize, backend, planned)
     beside = prediction.program(quantize, backend) + prediction.tokenizer(model.shape, backend)
