@@ -203,6 +203,7 @@ class Stage:
 
     def __init__(self, cage: Cage, ground: Ground, directory: Path) -> None:
         self.cage, self.ground, self._directory = cage, ground, directory
+        self.home = directory / "home"  # of each case, always at one place: what a home keeps may name its paths
         self._clean: dict[str, Ended] = {}
         self._names: dict[str, set[str]] = {}
         directory.mkdir(parents=True, exist_ok=True)
@@ -223,11 +224,10 @@ class Stage:
         return home
 
     def copied(self, name: str) -> Path:
-        """Always at one place: what a home keeps may name its paths."""
-        home = self._directory / "home"
-        shutil.rmtree(home, ignore_errors=True)
-        shutil.copytree(self.found(name), home, symlinks=True)
-        return home
+        """`home`, anew, as the command finds it."""
+        shutil.rmtree(self.home, ignore_errors=True)
+        shutil.copytree(self.found(name), self.home, symlinks=True)
+        return self.home
 
     def ended(self, name: str, fault: Fault | None = None, sent: Signal | None = None) -> Ended:
         """How the command ends in a home of its own, which `complaints` then looks at."""
@@ -242,20 +242,19 @@ class Stage:
         if name not in self._clean:
             ended = self.ended(name)
             assert ended.code == 0, f"{name} fails without a fault: {ended.errors}"
-            home, scenario = self._directory / "home", SCENARIOS[name]
-            assert not (found := list(scenario.complaints(self.look(home), ended))), found
-            self.look(home).run(*scenario.words(self.ground, home), typed=scenario.typed)
-            self._clean[name], self._names[name] = ended, names(home)
+            scenario, look = SCENARIOS[name], self.look(self.home)
+            assert not (found := list(scenario.complaints(look, ended))), found
+            look.run(*scenario.words(self.ground, self.home), typed=scenario.typed)
+            self._clean[name], self._names[name] = ended, names(self.home)
         return self._clean[name]
 
     def left(self, name: str) -> set[str]:
         """Files that a command does not leave that nothing was in the way of."""
-        return names(self._directory / "home") - self._names[name]
+        return names(self.home) - self._names[name]
 
     def complaints(self, name: str, ended: Ended, sent: signal.Signals | None = None) -> list[str]:
         """What is wrong with how the command ended in `copied`, and with what it left."""
-        home = self._directory / "home"
-        look, scenario, found = self.look(home), SCENARIOS[name], [*wrong_end(ended, sent)]
+        look, scenario, found = self.look(self.home), SCENARIOS[name], [*wrong_end(ended, sent)]
         try:
             said = look.prompts()
             lost = [
@@ -263,7 +262,7 @@ class Stage:
             ]
             found += [f"{prompt!r} is lost" for prompt in lost]
             found += scenario.complaints(look, ended)
-            again = look.run(*scenario.words(self.ground, home), typed=scenario.typed)
+            again = look.run(*scenario.words(self.ground, self.home), typed=scenario.typed)
             found += wrong_end(again, None, scenario.again)
             if again.code not in scenario.again:
                 found.append(f"given again it ends with {again.code}: {again.errors.strip()}")

@@ -60,12 +60,10 @@ def test_a_damaged_file_is_a_sentence(stage: Stage, soil: Soil, name: str) -> No
 def test_every_change_is_counted_and_the_one_that_is_asked_for_fails(stage: Stage) -> None:
     clean = stage.clean("run")
     assert clean.changes > 20 and not clean.failed
-    home = stage.copied("run")
-    words = SCENARIOS["run"].words(stage.ground, home)
-    ended = stage.cage.run(home, *words, fault=Fault(clean.changes // 2, "ENOSPC", True))
-    assert ended.failed.split()[1].startswith(str(home)) and ended.code == 0 and re.search(NOT_KEPT, ended.errors)
+    ended = stage.ended("run", Fault(clean.changes // 2, "ENOSPC", True))
+    assert ended.failed.split()[1].startswith(str(stage.home)) and ended.code == 0 and re.search(NOT_KEPT, ended.errors)
     assert clean.changes // 2 <= ended.failed_at <= clean.changes  # a full disk refuses the next one that needs room
-    assert not stage.cage.run(stage.copied("run"), *words, fault=Fault(10**6)).failed
+    assert not stage.ended("run", Fault(10**6)).failed
 
 
 @pytest.mark.parametrize(
@@ -92,12 +90,10 @@ def test_what_a_library_did_not_expect_is_no_bad_end(stage: Stage) -> None:
 
 def test_replies_that_a_chat_finished_are_looked_for(stage: Stage) -> None:
     stage.clean("chat")
-    home = stage.copied("chat")
-    words, typed = SCENARIOS["chat"].words(stage.ground, home), SCENARIOS["chat"].typed
-    ended = stage.cage.run(home, *words, typed=typed)
-    assert finished(ended) == TYPED and not list(SCENARIOS["chat"].complaints(stage.look(home), ended))
-    stage.look(home).run("history", "rm", "-y", "3")
-    assert len(list(SCENARIOS["chat"].complaints(stage.look(home), ended))) == len(TYPED)
+    ended, look = stage.ended("chat"), stage.look(stage.home)
+    assert finished(ended) == TYPED and not list(SCENARIOS["chat"].complaints(look, ended))
+    look.run("history", "rm", "-y", "3")
+    assert len(list(SCENARIOS["chat"].complaints(look, ended))) == len(TYPED)
 
 
 def test_a_prompt_that_ctrl_c_took_was_not_finished() -> None:

@@ -269,3 +269,4 @@ def test_it_is_done(chat, models, monkeypatch, group, how):
                     await until(pilot, lambda: back(talk)() and talk.idle())
 
         talk.play(story, size=(100, 20))
+        assert not any(said["content"].startswith("/") for asked in talk.engine.asked for said in asked)

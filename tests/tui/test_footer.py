@@ -130,7 +130,7 @@ def test_a_race_is_stopped_or_left_or_seen_once_more(chat, size, monkeypatch):
     for lane in lanes:
         lane.moments, lane.seconds, lane.statistics = [Moment(0.01, "Snow.", 1)], 0.01, said(range(1))
 
-    def run(engine, asked, settings, stop, post):
+    def run(engine, prompt, system, settings, stop, post):
         post(messages.RaceBegun(lanes))
         assert stop.wait(PATIENCE)
         post(messages.RaceEnded(["It was told of."], True))

@@ -204,7 +204,7 @@ def test_a_model_for_which_drafting_does_not_pay_races_with_phrases(tmp_path, mo
     settings = config.load(flags={"drafter": "none", "max_tokens": 24, "seed": 1})
     engine, posted = Engine.open(settings, registry.resolve(str(model))), []
     assert not engine.choice.nodes
-    race_job.run(engine, [{"role": "user", "content": "Count!"}], settings, threading.Event(), posted.append)
+    race_job.run(engine, "Count!", None, settings, threading.Event(), posted.append)
     begun, ended = posted
     assert ended.over and begun.lanes[1].name == "with phrases" and "✓ both texts are the same" in ended.sentences
 
@@ -221,8 +221,7 @@ def test_who_races_beside_a_conversation_that_goes_on(tmp_path, monkeypatch):
         list(engine.chat([{"role": "user", "content": "Count!"}], engine.sampling(settings), Limits(12)))
         before = [*engine.session.tokens], engine.session.cache.length, store.phrases.pools()[0].phrases
         posted = []
-        asked = [{"role": "user", "content": "Count again!"}]
-        race_job.run(engine, asked, settings, threading.Event(), posted.append)
+        race_job.run(engine, "Count again!", None, settings, threading.Event(), posted.append)
         begun, ended = posted
         assert ended.over and "✓ both texts are the same" in ended.sentences
         assert [lane.until()[0] for lane in begun.lanes] == ["one two three four " * 6] * 2

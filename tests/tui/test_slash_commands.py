@@ -7,25 +7,8 @@ from localspec.chat.commands import COMMANDS
 from localspec.models import registry
 from localspec.store.store import Store
 from localspec_tui import slash_commands
-from localspec_tui.screens.conversations import ConversationsScreen
-from localspec_tui.screens.models import ModelsScreen
-from localspec_tui.screens.system_prompt import SystemPromptScreen
 from localspec_tui.widgets.message_view import NoticeView
 from localspec_tui.widgets.prompt import Prompt
-
-
-@pytest.mark.parametrize(
-    ("line", "screen"), [("/resume", ConversationsScreen), ("/model", ModelsScreen), ("/system", SystemPromptScreen)]
-)
-def test_a_command_alone_opens_its_screen(chat, line, screen):
-    talk = chat()
-
-    async def story(pilot):
-        await say(pilot, line)
-        await until(pilot, lambda: isinstance(talk.app.screen, screen))
-
-    talk.play(story)
-    assert talk.engine.asked == []
 
 
 def test_every_listed_command_does_something():

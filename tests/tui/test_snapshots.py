@@ -406,7 +406,7 @@ def test_race(chat, looks_as_before, size, monkeypatch):
         lane.moments = [Moment(step * at, f"{word} ", 1) for at, word in enumerate(words, 1)]
         lane.seconds, lane.statistics = step * len(words), said(range(len(words)))
 
-    def run(engine, asked, settings, stop, post):
+    def run(engine, prompt, system, settings, stop, post):
         post(messages.RaceBegun(lanes))
         post(messages.RaceEnded([*sentences(lanes, result(*lanes))], True))
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from textual.message import Message
 
-from localspec.chat.attachments import Written, measured, written
+from localspec.chat.attachments import Written, measured
 from localspec.chat.sampling import ChatSettings
 from localspec.chat.thinking import State, only_thinking, state
 from localspec.chat.trace import Trace
@@ -347,15 +347,8 @@ class EngineThread(threading.Thread):
     def _race(self, prompt: str, post: Callable[[Message], object], stop: threading.Event) -> None:
         from localspec_tui import race_job
 
-        try:
-            prompt = written(prompt).prompt  # with the files that it names, as in the chat
-        except LocalspecError as mistake:
-            post(messages.RaceEnded([str(mistake)], False))
-            return
-        asked = [{"role": "system", "content": self._conversation.system}] if self._conversation.system else []
-        asked.append({"role": "user", "content": prompt})
         with interpreter.shared():
-            race_job.run(self._engine, asked, self._settings.now, stop, post)
+            race_job.run(self._engine, prompt, self._conversation.system, self._settings.now, stop, post)
 
     def _answer(self, asked: Written, stop: threading.Event, trace: Trace) -> None:
         from localspec import Limits

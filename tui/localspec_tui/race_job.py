@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, cast
 
 from textual.message import Message
 
+from localspec.chat.attachments import written
 from localspec.config import Settings
 from localspec.errors import LocalspecError, UsageMistake
 from localspec_tui.messages import RaceBegun, RaceEnded
@@ -20,17 +21,23 @@ if TYPE_CHECKING:
 
 def run(
     engine: "Answerer | None",
-    asked: "Sequence[ChatMessage]",
+    prompt: str,
+    system: str | None,
     settings: Settings,
     stop: threading.Event,
     post: Callable[[Message], object],
 ) -> None:
-    """Lets them race until both are there or it is stopped, and tells `post` of it."""
+    """Lets them race until both are there or it is stopped, and tells `post` of it.
+
+    The prompt is given as it was typed: the files that it names are read, as in the chat.
+    """
     from localspec.bench.race import race, result
     from localspec.bench.racers import sentences
 
     told, over = ["The race was stopped."], False
     try:
+        asked: list[ChatMessage] = [{"role": "system", "content": system}] if system else []
+        asked.append({"role": "user", "content": written(prompt).prompt})
         if engine is None:
             raise UsageMistake("No model is loaded, so none can race.")
         if engine.choice.engine == "server":
