@@ -173,6 +173,17 @@ def test_drawn_chains_say_what_each_node_was_drawn_from(make: Any) -> None:
         torch.testing.assert_close(chain.draft_logits.rows[node], expected, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize("rule", ["exact", "rejection"])
+def test_for_a_model_that_reads_trees_it_drafts_a_chain_all_the_same(tmp_path: Path, rule: Any) -> None:
+    """Its own rows cannot branch."""
+    letters = six_words_qwen35(tmp_path, kinds=["full_attention"] * 2)
+    path = published(letters.path, tmp_path / "whole", stock_layer(letters.stock.config))
+    drafter = Drafter.from_model(path, letters.target, depth=3)
+    seen = watched(drafter)
+    reply(Session(letters.target, drafter, Budget(8)), PROMPT, 8, Sampling(1.0, seed=1, rule=rule))
+    assert letters.target.branches and {tuple(tree.parents) for _, tree in seen} == {(-1, 0, 1, 2)}
+
+
 def test_without_states_or_nodes_there_is_the_root_alone(make: Any) -> None:
     model, _ = make(NAME)
     drafter = Drafter.from_model(model.path, model.target)
