@@ -1,5 +1,6 @@
 """Trained drafters for a target that reads chains alone (Qwen3.5): they learn its texts, draft chains, and change no id."""
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from scripted_drafters import OffChain
 from session_replies import reply
 from six_words import PROMPT, drawn, joint_chances, six_words_qwen35
 from slow_cases import covering
-from tiny_models import RECURRENT, Tiny, prompt_ids, stock_reply
+from tiny_models import RECURRENT, VOCABULARY, Tiny, prompt_ids, stock_reply
 
 from localspec.decoding.budget import Budget
 from localspec.decoding.drafter import Context
@@ -29,6 +30,10 @@ from localspec.training.trainable import Batch, TrainableDrafter, make_drafter
 
 Make = Callable[..., Tiny]
 SHARED = next(iter(RECURRENT))
+SMALL = json.dumps({
+    "model_type": "llama", "pard_token": 317, "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 40,
+    "num_hidden_layers": 2, "num_attention_heads": 2,
+})  # fmt: skip
 FORMS: dict[str, tuple[str, dict[str, Any]]] = {
     "medusa": ("medusa", {"heads": 4}),
     "medusa, static": ("medusa", {"heads": 4, "tree": "static"}),
@@ -37,6 +42,7 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
     "eagle3": ("eagle3", {"depth": 4}),
     "parallelspec": ("parallelspec", {"masks": 3}),
     "parallelspec, eagle": ("parallelspec", {"masks": 3, "form": "eagle", "correction": 0, "layers": 2}),
+    "parallelspec, model": ("parallelspec", {"masks": 3, "form": "model", "config": SMALL}),
 }
 SAMPLING = {"drawn": Sampling(0.9, seed=7), "top-p": Sampling(0.8, top_p=0.95, seed=3)}
 
