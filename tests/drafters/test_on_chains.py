@@ -180,8 +180,18 @@ def test_what_it_brings_on_text_is_measured_by_the_path_that_promises_most(
     assert found is not None and found.length > 1.5 and found.nodes == NODES
 
 
+def assert_drawn_as_said(trees: Sequence[DraftTree]) -> None:
+    """At each depth of chains every token came about as often as the logits say that they were drawn from."""
+    for node in range(1, max(tree.size for tree in trees)):
+        deep = [tree for tree in trees if tree.size > node]
+        said = torch.stack([torch.as_tensor(tree.draft_logits.rows[node]) for tree in deep]).double().softmax(-1)
+        came = torch.bincount(torch.tensor([tree.tokens[node] for tree in deep]), minlength=said.shape[1])
+        spread = (said * (1 - said)).sum(0).sqrt()
+        assert ((came - said.sum(0)).abs() < 4 * spread + 4).all(), node  # 4 more, for tokens that hardly ever come
+
+
 def assert_drawn_by_rejection(tmp_path: Path, own_read: Callable[[Path], Tiny], form: str) -> None:
-    """Three tokens have the stock model's joint distribution."""
+    """Three tokens have the stock model's joint distribution, and drafts the one that they say."""
     letters = six_words_qwen35(tmp_path, own_read)
     text = [*PROMPT, *stock_reply(letters.stock, PROMPT, 12)]
     session = on_chains(letters.target, 5, trained(letters.target, form, text, len(PROMPT), steps=20))
@@ -189,6 +199,7 @@ def assert_drawn_by_rejection(tmp_path: Path, own_read: Callable[[Path], Tiny], 
     found = drawn(session, PROMPT, sampling, 500)
     assert found.accepted > 50 and all([*tree.parents] == [*range(-1, tree.size - 1)] for _, tree in seen)
     assert_drawn_from(joint_chances(letters.stock, PROMPT, sampling), found.counts)
+    assert_drawn_as_said([tree for _, tree in seen])
 
 
 @pytest.mark.slow
