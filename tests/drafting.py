@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from quantized_layers import packed_target
@@ -23,6 +23,8 @@ from localspec.nn.transformer import Transformer
 from localspec.training.merging import write_merged
 from localspec.training.trainable import TrainableDrafter
 
+D = TypeVar("D", bound=TrainableDrafter)
+
 
 def torch_form(target: Any) -> Target:
     """A target that can be trained for: itself, or the same model in torch where the CPU engine computes it."""
@@ -39,6 +41,15 @@ def drafting(drafter: TrainableDrafter, target: Any = None, kind: type[TrainedDr
     made = (kind or drafter.Drafter)(target or drafter.target, drafter.options, drafter.numbers())
     made.accuracies = getattr(drafter, "accuracies", ())
     return made
+
+
+def perturbed(drafter: D, spread: float = 0.4) -> D:
+    """With weights so large that it is sure of what it says, which is nonsense."""
+    chance = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in drafter.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=chance) * spread)
+    return drafter
 
 
 def session_of(target: Any, drafter: TrainableDrafter | Drafter, budget: Budget) -> Session:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from session_replies import reply
 from tiny_models import Tiny, read, stock_distribution, stock_logits, word_tokenizer, write
-from transformers import LlamaConfig
+from transformers import LlamaConfig, Qwen3_5TextConfig
 
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Session
@@ -17,12 +17,29 @@ WORDS = list("abcdef")
 PROMPT = [0, 3, 1, 5, 2]
 
 
+_SMALL: dict[str, Any] = {
+    "hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1,
+    "vocab_size": len(WORDS), "max_position_embeddings": 256, "bos_token_id": None, "eos_token_id": None,
+}  # fmt: skip
+
+
 def six_words(path: Path, reading: Callable[[Path], Tiny] = read, layers: int = 3, seed: int = 3) -> Tiny:
     """A Llama of random weights; nothing stops a reply."""
-    config = LlamaConfig(
-        hidden_size=16, intermediate_size=16, num_hidden_layers=layers, num_attention_heads=2, num_key_value_heads=1,
-        vocab_size=len(WORDS), max_position_embeddings=256, bos_token_id=None, eos_token_id=None,
+    return _written(path, LlamaConfig(**_SMALL, num_hidden_layers=layers), reading, seed)
+
+
+def six_words_qwen35(
+    path: Path, reading: Callable[[Path], Tiny] = read, kinds: Sequence[str] = ("linear_attention", "full_attention")
+) -> Tiny:
+    """A Qwen3.5 of random weights, with layers of these kinds; one that is recurrent reads chains alone."""
+    config = Qwen3_5TextConfig(
+        **_SMALL, head_dim=8, num_hidden_layers=len(kinds), layer_types=[*kinds], linear_num_key_heads=1,
+        linear_num_value_heads=2, linear_key_head_dim=8, linear_value_head_dim=8,
     )  # fmt: skip
+    return _written(path, config, reading, seed=3)
+
+
+def _written(path: Path, config: Any, reading: Callable[[Path], Tiny], seed: int) -> Tiny:
     return reading(write(path / f"six-words-{seed}", config, word_tokenizer(WORDS), seed=seed, spread=0.6))
 
 

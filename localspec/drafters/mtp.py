@@ -79,7 +79,7 @@ class Drafter(TrainedDrafter, OfModel):
         self._layer = compute.model(layer_of(own), None, tensors)
         self._cache = self._layer.cache(0)
         self._features = Features(compute)
-        self._trees = PathTrees(self)
+        self._trees = PathTrees(self, chain=True)
 
     @classmethod
     def from_model(cls, path: Path, target: DraftableModel[Any], depth: int | None = None) -> Self:
@@ -145,8 +145,8 @@ class Drafter(TrainedDrafter, OfModel):
 
         try:
             if context.sampling.rule == "rejection":
-                return self._trees.sample(replace(context, nodes=depths), logits_of, depths)
-            return self._trees.grow(context, logits_of, depths, chain=True)
+                return self._trees.sample(context, logits_of, depths)
+            return self._trees.grow(context, logits_of, depths)
         finally:
             self._cache.truncate(text)
 

@@ -63,11 +63,13 @@ class Levels:
 class PathTrees:
     """Builds a drafter's trees level by level, and calibrates its confidence along the text that was committed.
 
-    A tree ends where another level would take longer than it is expected to save.
+    A tree ends where another level would take longer than it is expected to save. It is a `chain` for a drafter that
+    asks for one, and for a target that reads nothing else.
     """
 
-    def __init__(self, drafter: TrainedDrafter) -> None:
+    def __init__(self, drafter: TrainedDrafter, chain: bool = False) -> None:
         self._drafter, self.levels = drafter, Levels()
+        self._chain = chain or not drafter.target.branches
         self._candidates: dict[tuple[int, ...], Sequence[Candidate]] = {}  # of the last draft, by path
         self._proposed: set[tuple[int, ...]] = set()  # the paths of its tree
         self._greedy = True
@@ -87,15 +89,9 @@ class PathTrees:
             path += (token,)
         self.forget()
 
-    def grow(
-        self, context: Context, logits_of: LogitsOf, depths: int, ids: Ids | None = None, chain: bool = False
-    ) -> DraftTree:
-        """Returns the best tree of so many levels, or the best `chain`, which is all that some targets read.
-
-        `ids` are the tokens of the logits' columns, where not all are.
-        """
+    def grow(self, context: Context, logits_of: LogitsOf, depths: int, ids: Ids | None = None) -> DraftTree:
+        """Returns the best tree of so many levels. `ids` are the tokens of the logits' columns, where not all are."""
         drafter, sampling = self._drafter, context.sampling
-        chain = chain or not drafter.target.branches
         self.forget()
         self._greedy = sampling.greedy
         paths: list[tuple[int, ...]] = [()]
@@ -114,7 +110,7 @@ class PathTrees:
             began = time.perf_counter()
             # Nodes of one depth have one position, and so meet the same noise.
             positions = [len(context.committed) + depth] * len(tokens)
-            count = 1 if chain else min(context.nodes, BRANCHES) if depth else context.nodes
+            count = 1 if self._chain else min(context.nodes, BRANCHES) if depth else context.nodes
             logits = drafter.compute.logits(logits_of(parents, tokens, depth))
             found = logits.candidates(positions, count, sampling, ids)
             self.levels.took(depth, time.perf_counter() - began)
@@ -133,13 +129,13 @@ class PathTrees:
     def sample(self, context: Context, logits_of: LogitsOf, depths: int) -> DraftTree:
         """Samples chains side by side for the rule `rejection`, each token given those above it.
 
-        Nodes left over are children of the root; for a target that reads chains alone there is one chain. `logits_of`
-        gives logits of the whole vocabulary. The shape does not depend on what is sampled, except that it ends at a
-        depth where some logits are NaN or inf.
+        Nodes left over are children of the root, unless there is to be one chain alone. `logits_of` gives logits of the
+        whole vocabulary. The shape does not depend on what is sampled, except that it ends at a depth where some logits
+        are NaN or inf.
         """
         self.forget()
         compute, depths, position = self._drafter.compute, min(depths, context.nodes), len(context.committed)
-        count = context.nodes if self._drafter.target.branches else depths
+        count = depths if self._chain else context.nodes
         chains = count // depths
         widths = [chains + count % depths] + [chains] * (depths - 1)
         sampled: list[list[int]] = []

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from distributions import assert_drawn_from
-from drafting import drafting, session_of, torch_form, watched
+from drafting import drafting, perturbed, session_of, torch_form, watched
 from noise_by_depth import assert_each_depth_has_its_own_noise
 from session_replies import assert_two_turns, reply
 from six_words import PROMPT, drawn, joint_chances, six_words
@@ -66,15 +66,6 @@ def eagle(target: Any, seed: int = 0, **options: Any) -> Trainable:
     if made.embedding is not None:
         made.embedding.normal_()
     return made
-
-
-def perturbed(drafter: Trainable, spread: float = 0.4) -> Trainable:
-    """With weights so large that it is sure of what it says, which is nonsense."""
-    chance = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for parameter in drafter.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=chance) * spread)
-    return drafter
 
 
 # -- a plain loop ------------------------------------------------------------------------------------------------------

@@ -12,18 +12,14 @@ from distributions import assert_drawn_from
 from drafting import watched
 from safetensors.torch import load_file, save_file
 from session_replies import assert_two_turns, reply
-from six_words import PROMPT, WORDS, drawn, joint_chances
+from six_words import PROMPT, drawn, joint_chances, six_words_qwen35
 from tiny_models import (
     RECURRENT,
     Tiny,
     prompt_ids,
-    read,
     stock_reply,
-    word_tokenizer,
-    write,
 )
 from torch import nn
-from transformers import Qwen3_5TextConfig
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5DecoderLayer, Qwen3_5RMSNorm
 
 from localspec.config import Settings
@@ -155,13 +151,7 @@ def test_a_seed_gives_the_same_ids_with_and_without_it(make: Any, sampling: Samp
 
 @pytest.mark.slow
 def test_by_rejection_three_tokens_have_the_stock_models_joint_distribution(tmp_path: Path) -> None:
-    config = Qwen3_5TextConfig(
-        hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
-        head_dim=8, vocab_size=len(WORDS), max_position_embeddings=64, bos_token_id=None, eos_token_id=None,
-        linear_num_key_heads=1, linear_num_value_heads=2, linear_key_head_dim=8, linear_value_head_dim=8,
-        layer_types=["linear_attention", "full_attention"],
-    )  # fmt: skip
-    letters = read(write(tmp_path / "letters", config, word_tokenizer(WORDS), seed=3, spread=0.6))
+    letters = six_words_qwen35(tmp_path)
     path = published(letters.path, tmp_path / "whole", stock_layer(letters.stock.config))
     session = Session(letters.target, Drafter.from_model(path, letters.target, depth=2), Budget(5, branches=False))
     sampling = Sampling(1.0, rule="rejection")
@@ -181,6 +171,17 @@ def test_drawn_chains_say_what_each_node_was_drawn_from(make: Any) -> None:
     for node in range(1, chain.size):
         expected = plain_loop(model, layer, committed, chain.tokens[1:node])
         torch.testing.assert_close(chain.draft_logits.rows[node], expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("rule", ["exact", "rejection"])
+def test_for_a_model_that_reads_trees_it_drafts_a_chain_all_the_same(tmp_path: Path, rule: Any) -> None:
+    """Its own rows cannot branch."""
+    letters = six_words_qwen35(tmp_path, kinds=["full_attention"] * 2)
+    path = published(letters.path, tmp_path / "whole", stock_layer(letters.stock.config))
+    drafter = Drafter.from_model(path, letters.target, depth=3)
+    seen = watched(drafter)
+    reply(Session(letters.target, drafter, Budget(8)), PROMPT, 8, Sampling(1.0, seed=1, rule=rule))
+    assert letters.target.branches and {tuple(tree.parents) for _, tree in seen} == {(-1, 0, 1, 2)}
 
 
 def test_without_states_or_nodes_there_is_the_root_alone(make: Any) -> None:

@@ -1,5 +1,6 @@
 """Trained drafters for a target that reads chains alone (Qwen3.5): they learn its texts, draft chains, and change no id."""
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,13 +10,12 @@ import pytest
 import torch
 from distributions import assert_drawn_from
 from drafters import test_eagle3
-from drafting import drafting, session_of, torch_form, watched
+from drafting import drafting, perturbed, session_of, torch_form, watched
 from scripted_drafters import OffChain
 from session_replies import reply
-from six_words import PROMPT, WORDS, drawn, joint_chances
+from six_words import PROMPT, drawn, joint_chances, six_words_qwen35
 from slow_cases import covering
-from tiny_models import RECURRENT, Tiny, prompt_ids, stock_reply, word_tokenizer, write
-from transformers import Qwen3_5TextConfig
+from tiny_models import RECURRENT, VOCABULARY, Tiny, prompt_ids, stock_reply
 
 from localspec.decoding.budget import Budget
 from localspec.decoding.drafter import Context
@@ -30,6 +30,10 @@ from localspec.training.trainable import Batch, TrainableDrafter, make_drafter
 
 Make = Callable[..., Tiny]
 SHARED = next(iter(RECURRENT))
+SMALL = json.dumps({
+    "model_type": "llama", "pard_token": 317, "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 40,
+    "num_hidden_layers": 2, "num_attention_heads": 2,
+})  # fmt: skip
 FORMS: dict[str, tuple[str, dict[str, Any]]] = {
     "medusa": ("medusa", {"heads": 4}),
     "medusa, static": ("medusa", {"heads": 4, "tree": "static"}),
@@ -38,6 +42,7 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
     "eagle3": ("eagle3", {"depth": 4}),
     "parallelspec": ("parallelspec", {"masks": 3}),
     "parallelspec, eagle": ("parallelspec", {"masks": 3, "form": "eagle", "correction": 0, "layers": 2}),
+    "parallelspec, model": ("parallelspec", {"masks": 3, "form": "model", "config": SMALL}),
 }
 SAMPLING = {"drawn": Sampling(0.9, seed=7), "top-p": Sampling(0.8, top_p=0.95, seed=3)}
 
@@ -47,15 +52,6 @@ def untrained(target: Any, form: str) -> TrainableDrafter:
     torch.manual_seed(0)
     kind, options = FORMS[form]
     return make_drafter(kind, torch_form(target), options)
-
-
-def perturbed(drafter: TrainableDrafter, spread: float = 0.3) -> TrainableDrafter:
-    """With weights so large that it is sure of what it says, which is nonsense."""
-    chance = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for parameter in drafter.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=chance) * spread)
-    return drafter
 
 
 def batch_of(drafter: TrainableDrafter, texts: Sequence[Sequence[int]], prompt: int, distill: bool = False) -> Batch:
@@ -95,7 +91,7 @@ def test_what_is_trained_for_it_is_all_but_what_needs_its_layers_alone() -> None
 def test_every_draft_is_a_chain_and_the_text_the_stock_models(tiny: Make, name: str, form: str) -> None:
     model, prompt = tiny(name), prompt_ids(12, seed=23)
     text = stock_reply(model.stock, prompt, 24)
-    for weights in (untrained(model.target, form), perturbed(untrained(model.target, form))):
+    for weights in (untrained(model.target, form), perturbed(untrained(model.target, form), 0.3)):
         drafter = drafting(weights, model.target)
         seen = watched(drafter)
         ids, statistics = reply(on_chains(model.target, 8, drafter), prompt, 24)
@@ -184,21 +180,26 @@ def test_what_it_brings_on_text_is_measured_by_the_path_that_promises_most(
     assert found is not None and found.length > 1.5 and found.nodes == NODES
 
 
+def assert_drawn_as_said(trees: Sequence[DraftTree]) -> None:
+    """At each depth of chains every token came about as often as the logits say that they were drawn from."""
+    for node in range(1, max(tree.size for tree in trees)):
+        deep = [tree for tree in trees if tree.size > node]
+        said = torch.stack([torch.as_tensor(tree.draft_logits.rows[node]) for tree in deep]).double().softmax(-1)
+        came = torch.bincount(torch.tensor([tree.tokens[node] for tree in deep]), minlength=said.shape[1])
+        spread = (said * (1 - said)).sum(0).sqrt()
+        assert ((came - said.sum(0)).abs() < 4 * spread + 4).all(), node  # 4 more, for tokens that hardly ever come
+
+
 def assert_drawn_by_rejection(tmp_path: Path, own_read: Callable[[Path], Tiny], form: str) -> None:
-    """Three tokens have the stock model's joint distribution."""
-    config = Qwen3_5TextConfig(
-        hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
-        head_dim=8, vocab_size=len(WORDS), max_position_embeddings=64, bos_token_id=None, eos_token_id=None,
-        linear_num_key_heads=1, linear_num_value_heads=2, linear_key_head_dim=8, linear_value_head_dim=8,
-        layer_types=["linear_attention", "full_attention"],
-    )  # fmt: skip
-    letters = own_read(write(tmp_path / "letters", config, word_tokenizer(WORDS), seed=3, spread=0.6))
+    """Three tokens have the stock model's joint distribution, and drafts the one that they say."""
+    letters = six_words_qwen35(tmp_path, own_read)
     text = [*PROMPT, *stock_reply(letters.stock, PROMPT, 12)]
     session = on_chains(letters.target, 5, trained(letters.target, form, text, len(PROMPT), steps=20))
     seen, sampling = watched(session.drafter), Sampling(1.0, rule="rejection")
     found = drawn(session, PROMPT, sampling, 500)
     assert found.accepted > 50 and all([*tree.parents] == [*range(-1, tree.size - 1)] for _, tree in seen)
     assert_drawn_from(joint_chances(letters.stock, PROMPT, sampling), found.counts)
+    assert_drawn_as_said([tree for _, tree in seen])
 
 
 @pytest.mark.slow

@@ -6,7 +6,6 @@ import pytest
 from drafters.test_eagle3 import (  # noqa: F401
     FORMS,
     eagle,
-    perturbed,
     test_a_draft_vocabulary_that_the_model_does_not_have_is_refused,
     test_a_long_prompt_is_read_in_parts_and_a_chain_goes_as_deep_as_it_may,
     test_a_seed_gives_the_same_ids_where_drafts_are_often_right,
@@ -19,7 +18,7 @@ from drafters.test_eagle3 import (  # noqa: F401
     test_what_is_saved_drafts_as_before,
     test_without_features_or_nodes_there_is_the_root_alone,
 )
-from drafting import drafting
+from drafting import drafting, perturbed
 from session_replies import reply
 from tiny_models import FAMILIES, Tiny, prompt_ids
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from drafters.test_eagle3 import OWN, QWEN3, WIDE, check, eagle, perturbed, watched
-from drafting import drafting, session_of
+from drafters.test_eagle3 import OWN, QWEN3, WIDE, check, eagle, watched
+from drafting import drafting, perturbed, session_of
 from safetensors.torch import save_file
 from session_replies import reply
 from tiny_models import FAMILIES, Tiny, prompt_ids, stock_reply
