@@ -20,7 +20,7 @@ from localspec.engine.recalled_measurements import REPLY_SUMS
 from localspec.engine.reconsidering import reconsidered
 from localspec.errors import UsageMistake
 from localspec.events import Done, Reporter
-from localspec.machine import hardware
+from localspec.machine import hardware, machine
 from localspec.models.registry import TargetCard
 from localspec.policy.choice import Choice, LoadSpec
 from localspec.policy.forward_costs import ForwardCosts
@@ -35,7 +35,10 @@ COSTS = ForwardCosts((1, 2, 64), (256,), ((1.0, 1.1, 5.0),))
 
 @pytest.fixture
 def measured(monkeypatch) -> list[str]:
-    """What was measured, in order; both measurements are made up, and no other program runs."""
+    """What was measured, in order; both measurements are made up, and no other program runs.
+
+    So is the processor, whose speed the choice before any measurement goes by.
+    """
     done: list[str] = []
 
     def exactness(choice: LoadSpec, target: object, widest: int) -> Exactness:
@@ -50,6 +53,9 @@ def measured(monkeypatch) -> list[str]:
     monkeypatch.setattr(model_profile, "measure_exactness", exactness)
     monkeypatch.setattr(model_profile, "measure_forward_costs", costs)
     monkeypatch.setattr(hardware.IdleCores, "__call__", lambda self: hardware.physical_cores())
+    device = machine._device
+    like = {"bandwidth": 15e9, "cores": 2, "capability": "avx2"}
+    monkeypatch.setattr(machine, "_device", lambda *found: replace(device(*found), **like))
     return done
 
 
