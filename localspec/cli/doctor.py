@@ -263,7 +263,7 @@ def _offer(one: Recommendation, take: str) -> Iterator[str]:
 
 def _speed(one: Recommendation) -> str:
     assert one.plan is not None
-    faster = f", {one.speedup:.1f} times as fast by {one.plan.candidate.name}" if one.drafts else ""
+    faster = f", {one.speedup:.2f} times as fast by {one.plan.candidate.name}" if one.drafts else ""
     return expected_pace(one.plan.speed, one.plan.measured) + faster
 
 

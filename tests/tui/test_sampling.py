@@ -83,6 +83,35 @@ def test_the_dialog(chat, how):
     assert asked_with(talk) == [(0.9, 12, None)]
 
 
+def test_escape_leaves_sampling_as_it_was_and_what_was_typed_comes_back(chat):
+    talk = chat(["One."])
+
+    async def opened(pilot):
+        await pilot.press("f3")
+        await until(pilot, lambda: isinstance(talk.app.screen, SamplingScreen))
+        await until(pilot, lambda: isinstance(talk.app.focused, Input))
+        typed = [field.value for field in talk.app.screen.query(Input) if field.value]
+        return typed, "not saved yet" in talk.screen_text()
+
+    async def story(pilot):
+        assert await opened(pilot) == ([], False)
+        await pilot.press("escape")
+        await until(pilot, lambda: not isinstance(talk.app.screen, SamplingScreen))
+        assert "what you typed" not in talk.screen_text(), "nothing was"
+        await opened(pilot)
+        await pilot.press(*"1.5", "escape")
+        await until(pilot, lambda: "what you typed is there again with f3." in talk.screen_text())
+        await say(pilot, "hello")
+        await until(pilot, lambda: talk.replies() == ["One."] and talk.idle())
+        assert await opened(pilot) == (["1.5"], True)
+        await pilot.press("ctrl+s")
+        await until(pilot, lambda: not isinstance(talk.app.screen, SamplingScreen))
+        assert await opened(pilot) == (["1.5"], False)
+
+    talk.play(story)
+    assert asked_with(talk) == [(0.0, 7, None)]
+
+
 def test_what_was_set_while_the_first_model_loads_is_taken_back_where_it_contradicts_it(chat):
     talk = chat(["One."])
     talk.models["scripted"] = [gate := threading.Event(), talk.engine]

@@ -81,6 +81,7 @@ class ChatScreen(Steady, ChoosingScreen, ReadingScreen):
         self._pace_told: tuple[str, ...] = ()
         self._system: str | None = None
         self._system_draft: str | None = None
+        self._sampling_draft: dict[str, str] = {}
         self._history: History | None = None
         self._draft = Draft(self._unsent)
         self._left = ""  # what an earlier chat did not come to send

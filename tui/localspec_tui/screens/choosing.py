@@ -22,6 +22,7 @@ class ChoosingScreen(LookingScreen):
 
     _system: str | None
     _system_draft: str | None  # typed into its dialog, and not saved
+    _sampling_draft: dict[str, str]  # likewise
     _pace_told: tuple[str, ...]  # of the model that answers
     _top: TopLine
     download: DownloadLine
@@ -72,9 +73,11 @@ class ChoosingScreen(LookingScreen):
         elif typed is not None:
             self._system_draft = None if typed.text == (self._system or "") else typed.text
             if self._system_draft is not None:
-                again = keymap.key(self.app, "chat.system")
-                told = f"It stays as it was; what you typed is there again with {again}."
-                self.notify(told, title="System prompt", markup=False)
+                self._tell_of_draft("System prompt", "chat.system")
+
+    def _tell_of_draft(self, title: str, binding: str) -> None:
+        again = keymap.key(self.app, binding)
+        self.notify(f"It stays as it was; what you typed is there again with {again}.", title=title, markup=False)
 
     def set_system(self, system: str) -> None:
         """From the next reply on."""
@@ -104,7 +107,14 @@ class ChoosingScreen(LookingScreen):
         from localspec_tui.screens.sampling import SamplingScreen
 
         engine = self._engine
-        self.app.push_screen(SamplingScreen(engine.sampling(), engine.sampling_typed, self.set_sampling))
+        screen = SamplingScreen(engine.sampling(), engine.sampling_typed, self.set_sampling, self._sampling_draft)
+        self.app.push_screen(screen, self._sampling_left)
+
+    def _sampling_left(self, draft: dict[str, str] | None) -> None:
+        """What was left without saving is there again when the dialog is opened the next time."""
+        self._sampling_draft = draft or {}
+        if self._sampling_draft:
+            self._tell_of_draft("Sampling", "chat.sampling")
 
     def say_sampling(self, key: str) -> None:
         """What holds now of one setting. Raises UsageMistake."""
@@ -113,6 +123,7 @@ class ChoosingScreen(LookingScreen):
     def set_sampling(self, values: "Mapping[str, str]") -> None:
         """From the next reply on. Raises UsageMistake."""
         self._engine.set_sampling(values)
+        self._sampling_draft = {}
         self._show_what_is_set()
         self.notify("It holds from the next reply on.", title="Sampling", markup=False)
 

@@ -18,36 +18,47 @@ from localspec_tui.widgets.keys_footer import KeysFooter
 if TYPE_CHECKING:
     from localspec.chat.sampling import Line
 
+HEADING = "Sampling from the next reply on; an empty field holds what it shows"
+UNSAVED = "Sampling, as you left it, not saved yet; an empty field holds what it shows"
+
 
 class _Field(Input):
     BINDINGS: ClassVar[list[BindingType]] = [Binding("enter", "submit", "Save", id="sampling.take")]
 
 
-class SamplingScreen(ClosesOnce, ModalScreen[None]):
-    """An empty field leaves its setting as it stands in grey. `change` takes all fields, or raises UsageMistake."""
+class SamplingScreen(ClosesOnce, ModalScreen[dict[str, str]]):
+    """An empty field leaves its setting as it stands in grey. `change` takes all fields, or raises UsageMistake.
+
+    The fields begin as `typed`, which holds, or as `draft`. Gives what they hold that `change` has not taken.
+    """
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("ctrl+s", "save", "Save", id="sampling.save", show=False, priority=True),
-        Binding("escape", "dismiss(None)", "Back", id="sampling.back"),
+        Binding("escape", "back", "Back", id="sampling.back"),
         Binding("up", "app.focus_previous", "Field above", id="sampling.above", show=False),
         Binding("down", "app.focus_next", "Field below", id="sampling.below", show=False),
         DIALOG_KEYS,
     ]
 
     def __init__(
-        self, lines: "Sequence[Line]", typed: Mapping[str, str], change: Callable[[Mapping[str, str]], None]
+        self,
+        lines: "Sequence[Line]",
+        typed: Mapping[str, str],
+        change: Callable[[Mapping[str, str]], None],
+        draft: Mapping[str, str],
     ) -> None:
         super().__init__()
-        self._lines, self._typed, self._change = lines, typed, change
+        self._lines, self._typed, self._change, self._draft = lines, typed, change, draft
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="panel"):
-            yield Static("Sampling from the next reply on; an empty field holds what it shows", markup=False)
+            yield Static(UNSAVED if self._draft else HEADING, markup=False)
+            fields = self._draft or self._typed
             for key, value, origin in self._lines:
                 with Horizontal(classes="field"):
                     yield Label(key, markup=False)
                     now = "as it was when this chat began" if key in self._typed else f"{value} {origin}"
-                    yield _Field(self._typed.get(key, ""), placeholder=now, compact=True, id=key)
+                    yield _Field(fields.get(key, ""), placeholder=now, compact=True, id=key)
             yield Static("", id="mistake", markup=False)
         yield KeysFooter(show_command_palette=False)
 
@@ -55,10 +66,16 @@ class SamplingScreen(ClosesOnce, ModalScreen[None]):
         self.action_save()
 
     def action_save(self) -> None:
-        values = {str(field.id): field.value for field in self.query(Input)}
         try:
-            self._change(values)
+            self._change(self._values())
         except UsageMistake as mistake:
             self.query_one("#mistake", Static).update(one_line(str(mistake)).removeprefix(f"{TYPED} "))
         else:
-            self.dismiss(None)
+            self.dismiss({})
+
+    def action_back(self) -> None:
+        values = self._values()
+        self.dismiss({} if all(self._typed.get(key, "") == value for key, value in values.items()) else values)
+
+    def _values(self) -> dict[str, str]:
+        return {str(field.id): field.value for field in self.query(Input)}
