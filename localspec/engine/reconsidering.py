@@ -27,7 +27,10 @@ def reconsidered(engine: Engine, settings: Settings, store: Store | None, report
     try:
         again, *_ = choices(model_of(card), requested_drafter(settings, card), settings, _as_before(engine), known)
         same = (again.drafter, again.trained) == (engine.choice.drafter, engine.choice.trained)
-        if same or not again.loads_as(engine.choice):
+        if not again.loads_as(engine.choice):
+            return engine
+        if same:
+            engine.choice = engine.choice.with_figures_of(again)
             return engine
         return Engine(again, store=store, phrases=phrases_allowed(settings), reporter=reporter, beside=engine)
     except LocalspecError:  # nobody asked for it: what answers goes on answering

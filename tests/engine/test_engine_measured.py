@@ -163,6 +163,24 @@ def test_a_long_life_chooses_its_drafter_anew_when_the_machine_is_quiet(measured
 
 
 @pytest.mark.slow
+def test_a_long_life_says_how_fast_it_is_by_what_is_known_now(measured, store, monkeypatch):
+    cores, times = hardware.physical_cores(), iter((1.0, 4.0))
+
+    def costs(target):
+        share = next(times)
+        return ForwardCosts((1, 2, 64), (256,), ((share, 1.1 * share, 5.0 * share),))
+
+    monkeypatch.setattr(model_profile, "measure_forward_costs", costs)
+    monkeypatch.setattr(hardware.IdleCores, "__call__", lambda self: cores - 1 or 2)
+    Engine(choice(), store=store)
+    engine = Engine.open(Settings(temperature=0.0), CARD, store=store)
+    promised = engine.choice.tokens_per_second
+    monkeypatch.setattr(hardware.IdleCores, "__call__", lambda self: cores)
+    assert reconsidered(engine, Settings(temperature=0.0), store, Reporter()) is engine
+    assert engine.choice.tokens_per_second == pytest.approx(promised / 4, rel=0.01)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("steps", "taken"), [(185, False), (60, True)])
 def test_a_small_model_that_a_search_finds_useless_is_not_taken(measured, store, tmp_path, monkeypatch, steps, taken):
     """Nobody knows what a pair brings until its search has decoded some replies again; then auto chooses once more."""
