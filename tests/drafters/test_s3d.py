@@ -15,7 +15,7 @@ from noise_by_depth import assert_each_depth_has_its_own_noise
 from quantized_layers import packed_target
 from session_replies import conversation, reply
 from six_words import PROMPT, drawn, joint_chances, six_words
-from slow_cases import cases
+from slow_cases import cases, covering
 from tiny_models import (
     DRAFTING,
     FAMILIES,
@@ -85,15 +85,22 @@ def batch(
 
 
 def train(
-    drafter: training.Trainable, lesson: Callable[[int], Batch], steps: int, rate: float = 1e-2
+    drafter: training.Trainable,
+    lesson: Callable[[int], Batch],
+    steps: int,
+    rate: float = 1e-2,
+    told: Callable[[float], None] = lambda loss: None,
 ) -> training.Trainable:
+    """Its loss is told step by step."""
     chosen = [parameter for parameter in drafter.parameters() if parameter.requires_grad]
     optimizer = torch.optim.Adam(chosen, lr=rate)
     for step in range(steps):
         for group in optimizer.param_groups:
             group["lr"] = rate * (1 - step / steps)
         optimizer.zero_grad()
-        drafter.loss(lesson(step)).loss.backward()
+        loss = drafter.loss(lesson(step)).loss
+        told(loss.item())
+        loss.backward()
         optimizer.step()
     return drafter
 
@@ -159,11 +166,13 @@ ALL_FORMS = {
     "one layer skipped": {"skip": "0-0", "adapters": "vko", "depth": 1},
     "masks alone": {"kept": "1", "adapters": "none", "depth": 7},
 }
+TALKING = [LLAMA, "mistral-one-key-head-window-tied-yarn", QWEN3, PHI3, *LATER]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", cases(ALL_FORMS, ["usual"]))
-@pytest.mark.parametrize("name", cases([LLAMA, "mistral-one-key-head-window-tied-yarn", QWEN3, PHI3, *LATER], [QWEN3]))
+@pytest.mark.parametrize(
+    ("name", "options"), [*((name, "usual") for name in TALKING), *covering(TALKING, [*ALL_FORMS][1:])]
+)
 def test_three_turns_are_those_of_the_stock_model(tiny: Make, name: str, options: str) -> None:
     model = tiny(name)
     both = (made(model.target, spread, **ALL_FORMS[options]) for spread in (0.0, 0.3))
@@ -481,9 +490,10 @@ def test_each_row_foresees_its_own_place_and_no_other(tiny: Make) -> None:
 @cache
 def _remembering(model: Tiny, prompt: tuple[int, ...], text: tuple[int, ...], depth: int) -> training.Trainable:
     drafter = made(model.target, depth=depth, rank=24)
+    read_once = batch(model.target, [[*prompt, *text]], start=len(prompt))
 
     def lesson(step: int) -> Batch:
-        return batch(model.target, [[*prompt, *text]], distill=step % 2 == 0, seed=step, start=len(prompt))
+        return replace(read_once, distill=step % 2 == 0, generator=torch.Generator().manual_seed(step))
 
     with patch.object(training, "SHARE", 0.6):  # more anchors a text, fewer texts
         return train(drafter, lesson, 80)
@@ -556,15 +566,8 @@ def test_the_full_form_changes_the_kept_layers_alone_and_is_lossless_against_its
     assert drafter.changes_target
     assert drafting(drafter).nbytes == 4 * 48
     whole = [*prompt, *stock_reply(tiny(name).stock, prompt, 30)]
-    losses = []
-
-    def lesson(step: int) -> Batch:
-        taught = batch(target, [whole] * 2, seed=step % 4)
-        with torch.no_grad():
-            losses.append(drafter.loss(taught).loss.item())
-        return batch(target, [whole] * 2, seed=step % 4)
-
-    train(drafter, lesson, 24, rate=2e-3)
+    losses: list[float] = []
+    train(drafter, lambda step: batch(target, [whole] * 2, seed=step % 4), 24, rate=2e-3, told=losses.append)
     assert sum(losses[-4:]) < 0.7 * sum(losses[:4])
     for part, one in target.transformer.named_parameters():
         inside = part.startswith(("layers.0.", "layers.2."))
