@@ -228,9 +228,9 @@ def test_a_seed_gives_the_same_ids_where_drafts_are_often_right(
 def test_by_rejection_three_tokens_have_the_stock_models_joint_distribution(
     tmp_path: Path, own_read: Any, form: dict[str, Any]
 ) -> None:
-    letters, sampling = six_words(tmp_path, own_read), Sampling(1.0, rule="rejection")
+    letters, sampling = six_words(tmp_path, own_read, layers=1), Sampling(1.0, rule="rejection")
     drafter = drafting(eagle(letters.target, **form), letters.target)
-    found = drawn(Session(letters.target, drafter, Budget(5)), PROMPT, sampling, 500)
+    found = drawn(Session(letters.target, drafter, Budget(5)), PROMPT, sampling, 400)
     assert found.accepted > 100
     assert_drawn_from(joint_chances(letters.stock, PROMPT, sampling), found.counts)
 

@@ -272,10 +272,10 @@ def test_exact_speculation_is_plain_decoding_bit_for_bit(tiny: Make, pair: tuple
 @pytest.mark.slow
 def test_three_tokens_have_the_stock_models_joint_distribution(tmp_path: Path) -> None:
     """Two models with a vocabulary of six, so that every continuation of three tokens can be counted."""
-    model, small = (six_words(tmp_path, read, layers=2, seed=seed) for seed in (3, 4))
-    sampling, prompt = Sampling(1.1, top_k=5, top_p=0.95), [1, 4, 4, 0]
+    model, small = (six_words(tmp_path, read, layers=1, seed=seed) for seed in (3, 4))
+    sampling, prompt = Sampling(1.1, top_k=5, top_p=0.95), [0, 2, 4, 2]
     drafter, _ = made(model.target, small.target)
-    found = drawn(Session(model.target, drafter, Budget(NODES)), prompt, sampling, 600)
+    found = drawn(Session(model.target, drafter, Budget(NODES)), prompt, sampling, 400)
     assert_drawn_from(joint_chances(model.stock, prompt, sampling), found.counts)
 
 

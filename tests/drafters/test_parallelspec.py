@@ -466,7 +466,7 @@ def test_by_rejection_three_tokens_have_the_stock_models_joint_distribution(
     letters: Tiny, build: Build, shape: dict[str, Any]
 ) -> None:
     """Algorithm 1 in whole sessions: the second and third token may come from the first step or from a later one."""
-    sampling, draws = Sampling(**shape, rule="rejection"), 500
+    sampling, draws = Sampling(**shape, rule="rejection"), 400
     drafter = build(letters.target, "medusa", spread=0.5)
     found = drawn(session_of(letters.target, drafter, Budget(5)), PROMPT, sampling, draws)
     assert_drawn_from(joint_chances(letters.stock, PROMPT, sampling), found.counts)

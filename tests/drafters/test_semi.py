@@ -649,7 +649,7 @@ def test_the_rule_rejection_keeps_the_distribution_of_three_tokens(letters: Tiny
     """Branching three at the first depth, with equal children now and then; the drafter is wrong about most things."""
     sampling = Sampling(**REJECTION)
     session = session_of(letters.target, semi(letters.target, seed=1, **form), Budget(5))
-    found = drawn(session, PROMPT, sampling, 600)
+    found = drawn(session, PROMPT, sampling, 400)
     assert found.accepted > 120
     assert_drawn_from(joint_chances(letters.stock, PROMPT, sampling), found.counts)
 
