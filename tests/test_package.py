@@ -47,6 +47,11 @@ def wheel(tmp_path_factory) -> Path:
     return built("wheel", tmp_path_factory.mktemp("wheel"))
 
 
+@pytest.fixture(scope="module")
+def sdist(tmp_path_factory) -> Path:
+    return built("sdist", tmp_path_factory.mktemp("sdist"))
+
+
 def native(wheel: Path) -> set[str]:
     """What it holds of the native library, built or to be built."""
     with zipfile.ZipFile(wheel) as content:
@@ -116,8 +121,8 @@ def test_a_wheel_without_the_library_is_for_all_platforms_and_says_so(tmp_path):
 
 
 @pytest.mark.skipif(HOST is None, reason="no native library is made for this machine")
-def test_the_sdist_builds_the_same_wheel(wheel, tmp_path):
-    with tarfile.open(built("sdist", tmp_path / "sdist")) as content:
+def test_the_sdist_builds_the_same_wheel(wheel, sdist, tmp_path):
+    with tarfile.open(sdist) as content:
         content.extractall(tmp_path / "tree", filter="data")
     (tree,) = (tmp_path / "tree").iterdir()
     assert not [*tree.glob(f"{NATIVE}localspec_native.*")]  # built here, it would be some other machine's there
@@ -153,8 +158,8 @@ def test_a_build_that_fails_says_why_in_one_sentence(tmp_path, variables, senten
     assert (done.stdout + done.stderr).strip() == sentence
 
 
-def test_the_sdist_holds_the_terminal_interface_where_a_wheel_is_built_from(tmp_path):
-    with tarfile.open(built("sdist", tmp_path)) as content:
+def test_the_sdist_holds_the_terminal_interface_where_a_wheel_is_built_from(sdist):
+    with tarfile.open(sdist) as content:
         names = {name.partition("/")[2] for name in content.getnames()}
     assert sources("localspec") | {f"tui/{name}" for name in sources("localspec_tui")} <= names
     assert {"models.toml", "pyproject.toml", "hatch_build.py", "Makefile", "tests/test_package.py"} <= names

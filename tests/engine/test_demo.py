@@ -187,12 +187,12 @@ def test_its_trained_drafters_help_and_change_nothing(
     assert tokens / steps > 1.5
 
 
-@pytest.fixture(params=["int8", "int4", pytest.param("exact", marks=needs_order)])
+@pytest.fixture(scope="module", params=["int8", "int4", pytest.param("exact", marks=needs_order)])
 def bitwise(request: pytest.FixtureRequest, demo_path: Path) -> Callable[[str], Any]:
     """bitwise(name): the demo model, or its draft model, whose rows never depend on each other: ours, and torch's."""
     if request.param == "exact":
-        return lambda name="": exact_target(demo_path / name)
-    return lambda name="": NativeTarget.open(demo_path / name, quantize=request.param)
+        return cache(lambda name="": exact_target(demo_path / name))
+    return cache(lambda name="": NativeTarget.open(demo_path / name, quantize=request.param))
 
 
 @pytest.mark.slow

@@ -33,6 +33,10 @@ def data(tmp_path) -> Path:
 
 @pytest.fixture
 def few(monkeypatch) -> None:
+    """A twentieth of the help, and few of what is generated: a pass in a second."""
+    some = load_help()[::20]
+    monkeypatch.setattr(own, "load_help", lambda: some)
+    monkeypatch.setattr(passes, "SET_ASIDE", 5)
     for name, share in mixture.MADE.items():
         monkeypatch.setitem(mixture.MADE, name, mixture.Share(300, 20, share.why))
     monkeypatch.setitem(mixture.SHARED, "jokes", mixture.Share(2, 1, "views"))

@@ -10,12 +10,14 @@ import time
 from pathlib import Path
 
 import demo_model
+import demo_progress
 import demo_tokens
 import numpy as np
 import pytest
 import torch
 import train_demo
 from demo_data import mixture, own, passes
+from demo_data.help_corpus import load_help
 from demo_progress import agreement, held_out_losses
 from demo_tokens import Corpus, train_tokenizer
 from safetensors.torch import load_file
@@ -131,6 +133,9 @@ def small(tmp_path, monkeypatch) -> tuple[Path, Path]:
         monkeypatch.setitem(mixture.MADE, name, type(share)(60, 60, share.why))
     for name in ("help", "docs"):
         monkeypatch.setitem(mixture.OWN, name, mixture.Share(1, 0, "seconds"))
+    some = load_help()[::40]  # of the help's 66,000 phrasings 1,600: enough for held-out ones
+    monkeypatch.setattr(own, "load_help", lambda: some)
+    monkeypatch.setattr(own, "documents", lambda root: [root / "README.md"])
     monkeypatch.setattr(passes, "SET_ASIDE", 2)
     tiny = {"hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2}
     monkeypatch.setitem(demo_model.SHAPES, "small", tiny)
@@ -138,6 +143,8 @@ def small(tmp_path, monkeypatch) -> tuple[Path, Path]:
         monkeypatch.setattr(module, "VOCABULARY", 600)
     monkeypatch.setattr(train_demo, "MEASURED", 3)
     monkeypatch.setattr(train_demo, "SPOKEN", 6)
+    monkeypatch.setattr(demo_progress, "PROMPTS", demo_progress.PROMPTS[:2])
+    monkeypatch.setattr(demo_progress, "SAID", 5)
     monkeypatch.setattr(train_demo.signal, "signal", lambda *_: None)  # pytest keeps its own handlers
     return data, work
 
@@ -231,16 +238,17 @@ def test_the_last_stage_needs_the_long_one_and_a_length(small, monkeypatch, tmp_
 
 
 @pytest.mark.slow
-def test_a_run_that_is_killed_goes_on_and_a_second_one_is_refused(small, tmp_path):
+def test_a_run_that_is_killed_goes_on_and_a_second_one_is_refused(small, monkeypatch):
     """In processes of their own, at the true size but for the batch."""
     data, work = small
     (work / "long").mkdir(parents=True)
     demo = passes.ROOT / "localspec" / "demo"
     tokenizer = PreTrainedTokenizerFast.from_pretrained(demo)
     examples = list(own.texts(own.documents(passes.ROOT)))
-    Corpus.encode(20 * examples, tokenizer).save(work / "long" / "pass-0.npz")
-    words = [sys.executable, str(SCRIPT), "long", "--data", str(data), "--work", str(work), "--device", "cpu"]
-    words += ["--begin", str(demo), "--batch", "512", "--micro", "512", "--saved", "0", "--float32"]
+    Corpus.encode(5 * examples, tokenizer).save(work / "long" / "pass-0.npz")  # some 90 steps
+    words = ["long", "--data", str(data), "--work", str(work), "--device", "cpu", "--begin", str(demo)]
+    words += ["--batch", "512", "--micro", "512", "--saved", "0", "--float32"]
+    command = [sys.executable, str(SCRIPT), *words]
     checkpoint = work / "long" / "checkpoint.pt"
 
     def until_saved(process: subprocess.Popen, after: float) -> None:
@@ -248,15 +256,16 @@ def test_a_run_that_is_killed_goes_on_and_a_second_one_is_refused(small, tmp_pat
             assert process.poll() is None
             time.sleep(0.1)
 
-    first = subprocess.Popen(words, stdout=subprocess.DEVNULL)
+    first = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     until_saved(first, 0)
     first.send_signal(signal.SIGSTOP)  # it is there, and takes no processor time from the second
-    second = subprocess.run(words, capture_output=True, text=True)
-    assert second.returncode == 1 and "running already" in second.stderr
+    monkeypatch.setattr(sys, "argv", ["train_demo", *words])
+    with pytest.raises(SystemExit, match="running already"):  # the second is this process, which has imported torch
+        train_demo.main()
     first.send_signal(signal.SIGKILL)
     first.wait()
     before, at = progress(work, "long"), checkpoint.stat().st_mtime
-    third = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+    third = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     until_saved(third, at)
     third.terminate()
     assert f"steps={before['steps']}" in third.communicate()[0]

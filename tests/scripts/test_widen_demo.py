@@ -30,6 +30,12 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.fixture(autouse=True)
+def quickly_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What forwards cost decides nothing here: the sizes of drafts are fixed."""
+    monkeypatch.setattr("localspec.engine.forward_timing.ENOUGH_SECONDS", 0.0)
+
+
 @cache
 def replies(model: str, drafter: str, tokens: int) -> list[tuple[list[int], int, int, int]]:
     """Of each question: the reply's tokens, its steps, and how many tokens were drafted and accepted."""

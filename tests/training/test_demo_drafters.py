@@ -9,10 +9,17 @@ import torch
 from safetensors.torch import load_file
 
 from localspec.checkpoint import revision
+from localspec.cli.main import main
 from localspec.models.drafter_cards import read_drafter
 from localspec.models.registry import resolve
 
 SCRIPT = Path(__file__).parent.parent.parent / "scripts" / "train_demo_drafters.py"
+
+
+def here(words: list[str], check: bool) -> None:
+    """`localspec train`, in this process, which has imported torch already."""
+    assert words[:3] == [sys.executable, "-m", "localspec"] and check
+    main(words[3:])
 
 
 @pytest.mark.slow
@@ -25,6 +32,8 @@ def test_one_kind_for_a_step(tmp_path, monkeypatch):
     monkeypatch.setenv("LOCALSPEC_HOME", str(tmp_path))
     words = ["--data", str(text), "--work", str(tmp_path / "work"), "--out", str(tmp_path / "out"), "--steps", "1"]
     monkeypatch.setattr(sys, "argv", ["train_demo_drafters.py", *words, "--batch", "512", "--only", "medusa"])
+    monkeypatch.setattr(script.subprocess, "run", here)
+    monkeypatch.setattr("localspec.training.generated.SECONDS", 0.0)  # one reply of each kind is enough to tell of
     script.main()
     card = read_drafter(tmp_path / "out" / "medusa")
     assert (card.kind, card.target, card.revision) == ("medusa", "demo", revision(resolve("demo").path))
