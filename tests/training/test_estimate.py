@@ -48,6 +48,7 @@ CHOICE = Choice(
 )  # fmt: skip
 PEAK = (
     "import sys; from localspec.cli.main import main; from localspec.machine.memory import peak_memory; "
+    "from localspec.training import generated; generated.TOKENS, generated.ELSEWHERE = 8, 2; "  # of memory they take less
     "code = main(sys.argv[1:]); print(peak_memory() / 2**30, file=sys.stderr); sys.exit(code)"
 )
 
@@ -162,6 +163,8 @@ def test_the_estimate_is_about_what_a_training_takes(tmp_path, options):
         "2",
         "--length",
         "512",
+        "--batch",
+        "2048",
         "-o",
         str(tmp_path / "a"),
     ]
