@@ -32,6 +32,9 @@ SECRET = "Otter-4711"
 FEWER = {"TOKENS": 16, "ELSEWHERE": 4}  # of what is generated at the end of a training
 
 
+pytestmark = pytest.mark.usefixtures("timed_briefly")
+
+
 @pytest.fixture(scope="module")
 def model(tiny) -> Path:
     return tiny(MODEL).path

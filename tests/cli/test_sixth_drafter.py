@@ -101,6 +101,9 @@ class Trainable(TrainableDrafter):
 '''
 
 
+pytestmark = pytest.mark.usefixtures("timed_briefly")
+
+
 @pytest.fixture
 def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The files, and the row; what was imported before the row stood there is imported anew."""

@@ -163,8 +163,6 @@ def test_the_estimate_is_about_what_a_training_takes(tmp_path, options):
         "2",
         "--length",
         "512",
-        "--batch",
-        "2048",
         "-o",
         str(tmp_path / "a"),
     ]
