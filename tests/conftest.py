@@ -123,6 +123,15 @@ def fresh_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
+def timed_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a forward costs is measured by the fewest repetitions, where nothing asks how fast a model is."""
+    from localspec.engine import forward_timing
+
+    monkeypatch.setattr(forward_timing, "ENOUGH_SECONDS", 0.0)
+    monkeypatch.setattr(forward_timing, "TRIES", 1)
+
+
+@pytest.fixture
 def messages(monkeypatch: pytest.MonkeyPatch) -> list[list[tuple[str, str]]]:
     """What the models of this process read, prompt by prompt: roles and texts."""
     from localspec import Engine

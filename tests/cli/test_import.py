@@ -6,6 +6,7 @@ import shutil
 import signal
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,8 +14,10 @@ import tiny_models
 from command import called, localspec, sentence
 from filelock import FileLock
 from gguf_files import write_model
+from machines import Told, machine
 from transformers import LlamaConfig
 
+from localspec.models.confinement import Confinement
 from localspec.native.pack import Source
 from localspec.paths import Paths
 
@@ -43,7 +46,16 @@ def listed(home: Path) -> dict[str, dict[str, object]]:
     return {row["name"]: row for row in json.loads(called(home, "list", "--json").stdout)}
 
 
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `doctor` measures of a machine is told instead: it takes ten seconds."""
+    measurements = SimpleNamespace(of=Told().of, rates=Told().rates, bandwidth=lambda device: None)
+    monkeypatch.setattr("localspec.cli.doctor.this_machine", lambda bandwidth: machine())
+    monkeypatch.setattr("localspec.cli.doctor.DeviceProfiler", lambda *_: measurements)
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("measured")
 def test_what_processes_left_that_were_killed_goes_and_what_one_writes_stays(tmp_path: Path, gguf: Path) -> None:
     packed = Paths(tmp_path).packed
     packed.mkdir(parents=True, mode=0o700)
@@ -260,6 +272,7 @@ def test_a_name_that_is_no_text_is_refused(tmp_path: Path, gguf: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("measured")
 def test_doctor_knows_what_was_imported(tmp_path: Path, gguf: Path) -> None:
     imported(tmp_path, gguf)
     said = json.loads(called(tmp_path, "doctor", "--json").stdout)
@@ -268,7 +281,10 @@ def test_doctor_knows_what_was_imported(tmp_path: Path, gguf: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_template_that_computes_without_end_is_ended(tmp_path: Path, directory: Path) -> None:
+def test_a_template_that_computes_without_end_is_ended(
+    tmp_path: Path, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Confinement.ask, "__defaults__", (1.0,))  # seconds, of which it waits for five else
     endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
     file = write_model(tmp_path / "a.gguf", directory, "Q8_0", tokenizer__chat_template=endless)
     result = called(tmp_path, "run", "-m", file.name, "-n", "1", "--no-log", "Hi")

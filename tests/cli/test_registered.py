@@ -29,6 +29,9 @@ quality = 20
 """
 
 
+pytestmark = pytest.mark.usefixtures("timed_briefly")
+
+
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     rates_cost_nothing(monkeypatch)

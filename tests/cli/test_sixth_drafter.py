@@ -15,6 +15,7 @@ from localspec.models.drafter_kinds import TABLE, DrafterKind
 from localspec.models.registry import resolve
 from localspec.nn.target import Target
 from localspec.paths import Paths
+from localspec.training import generated
 from localspec.training.trainable import make_drafter, save_drafter
 
 ROW = DrafterKind(
@@ -100,6 +101,9 @@ class Trainable(TrainableDrafter):
 '''
 
 
+pytestmark = pytest.mark.usefixtures("timed_briefly")
+
+
 @pytest.fixture
 def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The files, and the row; what was imported before the row stood there is imported anew."""
@@ -168,7 +172,9 @@ def test_it_is_a_kind_to_train(home: Path) -> None:
 
 
 @pytest.mark.slow
-def test_it_is_trained(home: Path) -> None:
+def test_it_is_trained(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, fewer in {"TOKENS": 8, "ELSEWHERE": 2}.items():  # of what is generated at the end: most of its time
+        monkeypatch.setattr(generated, name, fewer)
     lines = [json.dumps({"text": f"The fox jumps over {number} dogs. " * 8}) for number in range(8)]
     (home / "text.jsonl").write_text("\n".join(lines))
     report = answer(home, "train", "toy", "-m", "demo", "--data", "text.jsonl", "--steps", "1", "--force", "--json")

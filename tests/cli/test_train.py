@@ -7,14 +7,14 @@ import resource
 import signal
 import subprocess
 import sys
-import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from clocks import PATIENCE
 from command import called, environment, light_help, sentence
+from warm_processes import WarmProcesses, warm_processes
 
 from localspec import config
 from localspec.checkpoint import revision
@@ -46,16 +46,20 @@ def data(tmp_path_factory) -> Path:
     return file
 
 
+@pytest.fixture(scope="module", autouse=True)
+def few_replies() -> Iterator[None]:
+    """Of what is generated at the end there is less: it takes most of each training's time."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, fewer in {"TOKENS": 16, "ELSEWHERE": 4}.items():
+            patch.setattr(generated, name, fewer)
+        yield
+
+
 @pytest.fixture
 def train(tmp_path, monkeypatch, capfd, model, data):
     """`localspec train ARGUMENTS` in this process: (code, output, errors)."""
     monkeypatch.setenv("LOCALSPEC_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(sys, "stdin", None)  # for `run`, which would read the one of these tests
-    for name, fewer in {
-        "TOKENS": 16,
-        "ELSEWHERE": 4,
-    }.items():  # of what is generated at the end: most of each training's time
-        monkeypatch.setattr(generated, name, fewer)
 
     def call(kind: str, *arguments: object, text: object = data):
         capfd.readouterr()
@@ -454,31 +458,21 @@ def refuse(*_: object, **__: object) -> str:
 # -- ends ------------------------------------------------------------------------------------------------------------
 
 
-class Process:
-    """`localspec train` in a process of its own, which a test may end."""
-
-    def __init__(self, home: Path, *arguments: object) -> None:
-        words = [sys.executable, "-m", "localspec", "train", *map(str, arguments)]
-        self.running = subprocess.Popen(
-            words, cwd=home, env=environment(home, OMP_NUM_THREADS="1"), stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
-
-    def after(self, directory: Path, steps: int, then: int) -> tuple[int, str]:
-        """Sends a signal behind so many steps; (exit code, errors)."""
-        ends = time.monotonic() + PATIENCE
-        while time.monotonic() < ends and self.running.poll() is None:
-            with_steps = directory / "losses.jsonl"
-            if with_steps.exists() and with_steps.read_text().count('"loss"') >= steps:
-                self.running.send_signal(then)
-                break
-            time.sleep(0.01)
-        _, errors = self.running.communicate(timeout=PATIENCE)
-        return self.running.returncode, errors
+@pytest.fixture(scope="module")
+def processes(tmp_path_factory) -> Iterator[WarmProcesses]:
+    """`localspec train` in processes of their own, which a test may end."""
+    with warm_processes(tmp_path_factory.mktemp("processes")) as found:
+        yield found
 
 
-def asked(model: Path, data: Path, out: Path, *more: object) -> list[object]:
-    return ["medusa", "-m", model, "--data", data, "-o", out, "--steps", 24, "--batch", 256, "--length", 128, *more]
+def steps_made(directory: Path) -> int:
+    file = directory / "losses.jsonl"
+    return file.read_text().count('"loss"') if file.exists() else 0
+
+
+def asked(model: Path, data: Path, out: Path, *more: object) -> list[str]:
+    words = ["train", "medusa", "-m", model, "--data", data, "-o", out, "--steps", 24, "--batch", 256, "--length", 128]
+    return [str(word) for word in (*words, *more)]
 
 
 @pytest.fixture(scope="module")
@@ -486,48 +480,48 @@ def whole(tmp_path_factory, model, data) -> list[dict]:
     """The losses of a training that nobody disturbed."""
     home = tmp_path_factory.mktemp("whole")
     torch.set_num_threads(1)  # as each test does, and each process that a test starts
-    result = called(home, "train", *map(str, asked(model, data, home / "out")))
+    result = called(home, *asked(model, data, home / "out"))
     assert result.returncode == 0, result.stderr
     return losses(home / "out")
 
 
 @pytest.mark.slow
-def test_killed_it_goes_on_to_the_same_losses(tmp_path, model, data, whole):
+def test_killed_it_goes_on_to_the_same_losses(processes, tmp_path, model, data, whole):
     out, kills = tmp_path / "out", 0
     for steps in (3, 16):
-        process = Process(tmp_path, *asked(model, data, out, "--save-every", 0.2))
-        code, _ = process.after(out, steps, signal.SIGKILL)
+        words = asked(model, data, out, "--save-every", 0.2)
+        code, _ = processes.ended(tmp_path, words, signal.SIGKILL, lambda steps=steps: steps_made(out) >= steps)
         kills += code == -signal.SIGKILL
     assert kills == 2 and not (out / "drafter").exists()
-    result = called(tmp_path, "train", *map(str, asked(model, data, out, "--save-every", 0.2)))
+    result = called(tmp_path, *asked(model, data, out, "--save-every", 0.2))
     assert result.returncode == 0 and losses(out) == whole
     assert not (out / "checkpoint").exists() and (out / "drafter" / "drafter.json").exists()
 
 
 @pytest.mark.slow
-def test_ctrl_c_keeps_a_checkpoint_and_says_how_to_go_on(tmp_path, model, data, whole):
+def test_ctrl_c_keeps_a_checkpoint_and_says_how_to_go_on(processes, tmp_path, model, data, whole):
     out = tmp_path / "out"
-    code, errors = Process(tmp_path, *asked(model, data, out)).after(out, 5, signal.SIGINT)
+    code, errors = processes.ended(tmp_path, asked(model, data, out), signal.SIGINT, lambda: steps_made(out) >= 5)
     assert code == 130 and "the same command goes on from there" in errors and "Traceback" not in errors
     step = json.loads((out / "checkpoint" / "state.json").read_text())["step"]
     assert 5 <= step < 24
-    other = called(tmp_path, "train", *map(str, asked(model, data, out, "--lr", 0.5)))
+    other = called(tmp_path, *asked(model, data, out, "--lr", 0.5))
     assert other.returncode == 2 and "lr = 0.001" in sentence(other) and "--force" in sentence(other)
-    result = called(tmp_path, "train", *map(str, asked(model, data, out)))
+    result = called(tmp_path, *asked(model, data, out))
     assert result.returncode == 0 and f"going on after step {step}" in result.stderr
     assert losses(out) == whole
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGHUP])
-def test_ended_from_outside_it_keeps_a_checkpoint_as_by_ctrl_c(tmp_path, model, data, whole, sent):
+def test_ended_from_outside_it_keeps_a_checkpoint_as_by_ctrl_c(processes, tmp_path, model, data, whole, sent):
     """A logout or a terminal that is closed; who waits for it learns what ended it."""
     out = tmp_path / "out"
-    code, errors = Process(tmp_path, *asked(model, data, out)).after(out, 5, sent)
+    code, errors = processes.ended(tmp_path, asked(model, data, out), sent, lambda: steps_made(out) >= 5)
     assert code == -sent and "the same command goes on from there" in errors and "Traceback" not in errors
     step = json.loads((out / "checkpoint" / "state.json").read_text())["step"]
     assert 5 <= step < 24 and not (out / "training.lock").exists()
-    result = called(tmp_path, "train", *map(str, asked(model, data, out)))
+    result = called(tmp_path, *asked(model, data, out))
     assert result.returncode == 0 and f"going on after step {step}" in result.stderr
     assert losses(out) == whole
 
@@ -547,7 +541,7 @@ def launched(home: Path, *words: object) -> subprocess.CompletedProcess[str]:
 @pytest.mark.slow
 def test_two_processes_learn_what_one_learns(tmp_path, model, data, whole):
     out = tmp_path / "out"
-    result = launched(tmp_path, "--multi_gpu", "-m", "localspec", "train", *asked(model, data, out, "--device", "cpu"))
+    result = launched(tmp_path, "--multi_gpu", "-m", "localspec", *asked(model, data, out, "--device", "cpu"))
     assert result.returncode == 0, result.stderr
     card = json.loads((out / "drafter" / "drafter.json").read_text())
     assert card["trained"]["processes"] == 2

@@ -21,7 +21,10 @@ from localspec.serving import over_socket
 from localspec.serving.own import THIS, Asking, Differs
 from localspec.store.store import Store
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="no sockets with a mode")
+pytestmark = [
+    pytest.mark.skipif(sys.platform == "win32", reason="no sockets with a mode"),
+    pytest.mark.usefixtures("timed_briefly"),
+]
 STORY = ("run", "Tell me a story.", "-m", "demo", "-n", "60", "--temp", "0.8", "--seed", "7")
 
 
