@@ -38,6 +38,7 @@ COLUMNS, LINES = 120, 40
 PROMPT = "Tell me a long story about a lighthouse keeper, a storm and a dog."
 KEY_SECONDS = 0.05  # between two keys
 SETTLE = 10  # as long as so many keys more, until the last ones are shown
+ASKING = 0.25  # between two looks at whether a reply has ended
 LOOKS = {"with the panel": "", "without it": "\x1bOS", "x-ray": "\x14"}  # keys typed when a reply has begun: F4, Ctrl+T
 
 
@@ -96,12 +97,20 @@ class Terminal:
         self._stream.feed(data)
 
     def skim(self, done: Callable[[], bool], seconds: float = 600) -> None:
-        """Reads what comes, and draws none of it, until `done`: a terminal takes no time from what is timed."""
-        until = time.perf_counter() + seconds
-        while not done():
-            if time.perf_counter() > until:
+        """Reads what comes, and draws none of it, until `done`: a terminal takes no time from what is timed.
+
+        Nor does this program: asking fifty times a second whether it is done took 1.6 % of a core.
+        """
+        until, asked = time.perf_counter() + seconds, -ASKING
+        while True:
+            now = time.perf_counter()
+            if now - asked >= ASKING:
+                asked = now
+                if done():
+                    return
+            if now > until:
                 raise SystemExit("the reply never came, or never ended")
-            self.read(0.02)
+            self.read(ASKING)
 
     def seconds_of_the_screen(self) -> float:
         """That its first thread has computed; 0 where the system does not tell threads apart by the process's number."""
