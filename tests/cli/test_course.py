@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from command import called, sentence
 from reply_statistics import said
-from warm_processes import warm_processes
+from torture.cage import Signal, open_cage
 
 from localspec.cli.main import main
 from localspec.errors import NotHere
@@ -29,8 +29,7 @@ from localspec.training.prompts import held_out_prompts, shipped_questions
 MODEL = "phi3-grouped-window-partial-rotary"
 FLAGS = ["--steps", "2", "--batch", "256", "--length", "128", "-O", "heads=2"]
 SECRET = "Otter-4711"
-FEWER = {"TOKENS": 16, "ELSEWHERE": 4}  # of what is generated at the end of a training
-
+FEWER = {"TOKENS": 16, "ELSEWHERE": 4}  # of what is generated at the end of a training: as in fewer_generated.py
 
 pytestmark = pytest.mark.usefixtures("timed_briefly")
 
@@ -418,7 +417,6 @@ def test_killed_again_and_again_on_the_demo_it_comes_to_its_end(tmp_path, monkey
     """
     for name, fewer in FEWER.items():
         monkeypatch.setattr(generated, name, fewer)
-    before = f"from localspec.training import generated\nvars(generated).update({FEWER})\n"
     words = [
         "train",
         "s3d",
@@ -436,13 +434,11 @@ def test_killed_again_and_again_on_the_demo_it_comes_to_its_end(tmp_path, monkey
     ]
     place = tmp_path / "data" / "drafters" / "demo-s3d"
     stages: set[str] = set()
-    with warm_processes(tmp_path, before) as processes:
+    with open_cage(None, "localspec.training.job", "fewer_generated") as cage:
         for seen in ("answers.jsonl", "losses.jsonl", "drafter/drafter.json"):
             file = place / seen
-            code, _ = processes.ended(
-                tmp_path, words, signal.SIGKILL, lambda file=file: file.exists() and file.stat().st_size
-            )
-            if code == -signal.SIGKILL:
+            sent = Signal(signal.SIGKILL, when=lambda file=file: file.exists() and file.stat().st_size)
+            if cage.run(tmp_path, *words, sent=sent).code == -signal.SIGKILL:
                 stages.add(seen)
     assert stages == {"answers.jsonl", "losses.jsonl", "drafter/drafter.json"}
     result = called(tmp_path, *words)

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from command import called, environment, light_help, sentence
-from warm_processes import WarmProcesses, warm_processes
+from torture.cage import Cage, Signal, open_cage
 
 from localspec import config
 from localspec.checkpoint import revision
@@ -459,10 +459,13 @@ def refuse(*_: object, **__: object) -> str:
 
 
 @pytest.fixture(scope="module")
-def processes(tmp_path_factory) -> Iterator[WarmProcesses]:
-    """`localspec train` in processes of their own, which a test may end."""
-    with warm_processes(tmp_path_factory.mktemp("processes")) as found:
+def cage() -> Iterator[Cage]:
+    """Where `localspec train` runs in processes of their own, which a test may end."""
+    with open_cage(None, "localspec.training.job") as found:
         yield found
+
+
+GOES_ON = "the same command goes on from there"
 
 
 def steps_made(directory: Path) -> int:
@@ -486,12 +489,12 @@ def whole(tmp_path_factory, model, data) -> list[dict]:
 
 
 @pytest.mark.slow
-def test_killed_it_goes_on_to_the_same_losses(processes, tmp_path, model, data, whole):
+def test_killed_it_goes_on_to_the_same_losses(cage, tmp_path, model, data, whole):
     out, kills = tmp_path / "out", 0
     for steps in (3, 16):
         words = asked(model, data, out, "--save-every", 0.2)
-        code, _ = processes.ended(tmp_path, words, signal.SIGKILL, lambda steps=steps: steps_made(out) >= steps)
-        kills += code == -signal.SIGKILL
+        sent = Signal(signal.SIGKILL, when=lambda steps=steps: steps_made(out) >= steps)
+        kills += cage.run(tmp_path, *words, sent=sent).code == -signal.SIGKILL
     assert kills == 2 and not (out / "drafter").exists()
     result = called(tmp_path, *asked(model, data, out, "--save-every", 0.2))
     assert result.returncode == 0 and losses(out) == whole
@@ -499,10 +502,10 @@ def test_killed_it_goes_on_to_the_same_losses(processes, tmp_path, model, data, 
 
 
 @pytest.mark.slow
-def test_ctrl_c_keeps_a_checkpoint_and_says_how_to_go_on(processes, tmp_path, model, data, whole):
+def test_ctrl_c_keeps_a_checkpoint_and_says_how_to_go_on(cage, tmp_path, model, data, whole):
     out = tmp_path / "out"
-    code, errors = processes.ended(tmp_path, asked(model, data, out), signal.SIGINT, lambda: steps_made(out) >= 5)
-    assert code == 130 and "the same command goes on from there" in errors and "Traceback" not in errors
+    told = cage.run(tmp_path, *asked(model, data, out), sent=Signal(signal.SIGINT, when=lambda: steps_made(out) >= 5))
+    assert told.code == 130 and GOES_ON in told.errors and "Traceback" not in told.errors
     step = json.loads((out / "checkpoint" / "state.json").read_text())["step"]
     assert 5 <= step < 24
     other = called(tmp_path, *asked(model, data, out, "--lr", 0.5))
@@ -514,11 +517,11 @@ def test_ctrl_c_keeps_a_checkpoint_and_says_how_to_go_on(processes, tmp_path, mo
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGHUP])
-def test_ended_from_outside_it_keeps_a_checkpoint_as_by_ctrl_c(processes, tmp_path, model, data, whole, sent):
+def test_ended_from_outside_it_keeps_a_checkpoint_as_by_ctrl_c(cage, tmp_path, model, data, whole, sent):
     """A logout or a terminal that is closed; who waits for it learns what ended it."""
     out = tmp_path / "out"
-    code, errors = processes.ended(tmp_path, asked(model, data, out), sent, lambda: steps_made(out) >= 5)
-    assert code == -sent and "the same command goes on from there" in errors and "Traceback" not in errors
+    told = cage.run(tmp_path, *asked(model, data, out), sent=Signal(sent, when=lambda: steps_made(out) >= 5))
+    assert told.code == -sent and GOES_ON in told.errors and "Traceback" not in told.errors
     step = json.loads((out / "checkpoint" / "state.json").read_text())["step"]
     assert 5 <= step < 24 and not (out / "training.lock").exists()
     result = called(tmp_path, *asked(model, data, out))

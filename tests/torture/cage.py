@@ -6,7 +6,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,8 +34,11 @@ class Fault:
 
 @dataclass(frozen=True)
 class Signal:
+    """Sent `after` so many seconds, or, where there is a `when`, as soon as that is true."""
+
     number: signal.Signals
-    after: float  # seconds
+    after: float = 0.0
+    when: Callable[[], object] | None = None
 
     def __str__(self) -> str:
         return f"{self.number.name} after {self.after * 1000:.1f} ms"
@@ -74,6 +78,8 @@ class Cage:
         places = {name: self._scratch / name for name in ("input", "out", "errors", "told")}
         for place in places.values():
             place.write_text(typed if place.name == "input" else "")
+        cue = self._scratch / "cue"
+        cue.unlink(missing_ok=True)
         fault = fault or Fault()
         order: dict[str, Any] = {
             **{name: str(place) for name, place in places.items()},
@@ -81,15 +87,37 @@ class Cage:
             "at": fault.at, "error": KINDS[fault.kind], "stays": fault.stays, "limit": LIMIT,
         }  # fmt: skip
         if sent:
-            order |= {"signal": int(sent.number), "after": sent.after}
+            order |= {"signal": int(sent.number), "after": sent.after, "cue": str(cue) if sent.when else ""}
         assert self._process.stdin and self._process.stdout
         self._process.stdin.write(json.dumps(order) + "\n")
         self._process.stdin.flush()
-        if not (answer := self._process.stdout.readline()):
+        with _given(cue, sent.when if sent else None):
+            answer = self._process.stdout.readline()
+        if not answer:
             raise RuntimeError(f"The process that runs the commands has ended with {self._process.wait()}.")
         out, errors, told = (places[name].read_text(errors="replace") for name in ("out", "errors", "told"))
         changes, failed, at = json.loads(told) if told else (0, "", 0)
         return Ended(**json.loads(answer), out=out, errors=errors, changes=changes, failed=failed, failed_at=at)
+
+
+@contextmanager
+def _given(cue: Path, when: Callable[[], object] | None) -> Iterator[None]:
+    """Meanwhile, the file is made as soon as `when` is true."""
+    over = threading.Event()
+
+    def look() -> None:
+        while when and not over.wait(0.01):
+            if when():
+                cue.touch()
+                return
+
+    looking = threading.Thread(target=look, daemon=True)
+    looking.start()
+    try:
+        yield
+    finally:
+        over.set()
+        looking.join()
 
 
 def faults_library(directory: Path) -> Path:
@@ -105,7 +133,11 @@ def faults_library(directory: Path) -> Path:
 def open_cage(preload: Path | None = None, *modules: str) -> Iterator[Cage]:
     """A cage; with `preload`, of `faults_library`, its disk can fail. `modules` are imported beforehand, too."""
     with tempfile.TemporaryDirectory() as scratch:
-        own = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "tui"))), "OMP_NUM_THREADS": "1"}
+        own = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "tui", ROOT / "tests"))),
+            "OMP_NUM_THREADS": "1",
+        }
         if preload:
             own["LD_PRELOAD"] = str(preload)
         process = subprocess.Popen(

@@ -19,6 +19,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
+from clocks import PATIENCE
+
 LOOK = 1.0  # seconds between looks at one that takes long
 MOST = 10  # times its limit, however busy the machine is
 MEMORY = 6 * 2**30  # bytes of address space that a command may take: a damaged length must not take the machine's
@@ -80,11 +82,20 @@ def kept_waiting(process: int) -> float:
     return longest / 1e9
 
 
+def cued(cue: str, ended: int) -> bool:
+    """Waits for the file, if there is to be one; False where the child has ended, or the wait, before it came."""
+    gives_up = time.monotonic() + PATIENCE
+    while cue and not os.path.exists(cue):
+        if select.select([ended], [], [], 0.01)[0] or time.monotonic() > gives_up:
+            return False
+    return True
+
+
 def watched(child: int, order: dict[str, Any]) -> dict[str, Any]:
     """Sends the signal that is asked for, when it is asked for, and ends a child that takes too long."""
     began, ended = time.monotonic(), os.pidfd_open(child)
     try:
-        if order.get("signal") and not select.select([ended], [], [], order["after"])[0]:
+        if order.get("signal") and not select.select([ended], [], [], order["after"])[0] and cued(order["cue"], ended):
             os.kill(child, order["signal"])
         hung = False
         while not hung and not select.select([ended], [], [], min(order["limit"], LOOK))[0]:
