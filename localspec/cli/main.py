@@ -187,11 +187,15 @@ def _run(arguments: Sequence[str] | None) -> int:
         return _say("Interrupted.", INTERRUPTED)
     except (BrokenPipeError, _ReaderGone):
         raise
-    except MemoryError:
-        return _say(
-            "There is not enough memory for this; close other programs, or choose a smaller model or context.", 4
-        )
     except Exception as error:
+        from localspec.machine.memory import out_of_memory
+
+        if out_of_memory(error):
+            return _say(
+                "There is not enough memory for this; close other programs, or choose a smaller model or context.", 4
+            )
+        if isinstance(error, FileNotFoundError) and error.filename is None and not _is_somewhere():
+            return _say("The directory that this was started in is gone; change into one that is there.", 3)
         if isinstance(error, OSError) and error.filename is None and error.errno in _NO_ROOM:
             raise  # an open stream failed, and the only one that commands write to is standard output
         if isinstance(error, OSError) and error.errno in _NO_MORE_FILES:
@@ -203,6 +207,14 @@ def _run(arguments: Sequence[str] | None) -> int:
             return _say(f"{os.fsdecode(error.filename)} cannot be used ({error.strerror}); correct that.")
         return _say(f"Unexpected {type(error).__name__}: {error} ({_keep_traceback(error)}).")
     return result if isinstance(result, int) and not isinstance(result, bool) else 0
+
+
+def _is_somewhere() -> bool:
+    try:
+        os.getcwd()
+    except OSError:
+        return False
+    return True
 
 
 def _say(sentence: str, code: int = 1) -> int:

@@ -58,7 +58,7 @@ def waits_told(notice: Callable[[str], None]) -> Iterator[None]:
 
 def obey(server: str, status: int, headers: Mapping[str, str]) -> None:
     """Looks for a wait in an answer that the client will obey. Raises LocalspecError for one that is too long."""
-    if status < 400:
+    if status != 429 and status < 500:  # that it is not there, or not for us, no waiting changes
         return
     asked = [headers.get("retry-after", "").strip()]
     asked += re.findall(r"\bt=(\d+)", headers.get("ratelimit", ""))

@@ -11,6 +11,7 @@ from tokenizers import AddedToken, Encoding, decoders, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from localspec.errors import LocalspecError, first_line
+from localspec.machine.memory import out_of_memory
 from localspec.models.encoding import Unwanted, patience, waited_for
 from localspec.models.tokenizer_trial import try_out
 from localspec.outside_files import parse_json, read_bytes
@@ -207,6 +208,8 @@ _FLAGS = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
 
 def _failed(path: Path, error: BaseException) -> BaseException:
     """What to raise for what the library raised: its panics are no Exception, and neither is Ctrl+C."""
+    if out_of_memory(error):  # which another copy of the file would not change
+        return MemoryError()
     if isinstance(error, Exception) or type(error).__name__ == "PanicException":
         return _damaged(path, error)
     return error

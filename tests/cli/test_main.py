@@ -255,6 +255,31 @@ def test_a_home_whose_name_no_file_can_have(tmp_path, command, length):
         assert "File name too long" in sentence(result)
 
 
+@pytest.mark.parametrize(
+    "error",
+    [MemoryError(), OSError(errno.ENOMEM, "Cannot allocate memory"), RuntimeError("can't start new thread")],
+)
+def test_no_more_memory_is_a_sentence_with_its_own_code(tmp_path, monkeypatch, error):
+    def full() -> None:
+        raise error
+
+    monkeypatch.setattr("localspec.cli.path.home", full)
+    result = called(tmp_path, "path")
+    assert result.returncode == 4 and "There is not enough memory for this" in sentence(result)
+
+
+def test_a_directory_that_is_gone_is_a_sentence(tmp_path, monkeypatch):
+    def gone() -> None:
+        os.chdir(place := tmp_path / "place")
+        place.rmdir()
+        os.path.abspath("a-model")
+
+    (tmp_path / "place").mkdir()
+    monkeypatch.setattr("localspec.cli.path.home", gone)
+    result = called(tmp_path, "path")
+    assert result.returncode == 3 and "is gone; change into one that is there" in sentence(result)
+
+
 def test_no_more_files_is_a_sentence(tmp_path, monkeypatch):
     def full() -> None:
         raise OSError(errno.EMFILE, "Too many open files")

@@ -310,6 +310,14 @@ def test_a_wait_that_is_too_long_is_refused(hub: Hub, tmp_path, naps, headers, f
     assert naps == []
 
 
+@pytest.mark.parametrize("status", [401, 403, 404])
+def test_a_wait_that_would_change_nothing_is_not_asked_for(hub: Hub, naps, status):
+    hub.answer = lambda path: (status, {"Retry-After": "100000"}, b"")
+    with pytest.raises(LocalspecError) as caught:
+        plan([SOURCE])
+    assert "asks to wait" not in str(caught.value) and naps == []
+
+
 def test_a_short_wait_is_obeyed_and_told(hub: Hub, tmp_path, naps):
     found, told = plan([SOURCE]), []
     answers = iter([(429, {"Retry-After": "7"}, b"")] * 2)  # the client asks once more at once

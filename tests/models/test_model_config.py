@@ -149,7 +149,15 @@ def test_generation_configs_are_read_and_checked(tmp_path):
     file = tmp_path / "generation_config.json"
     file.write_text('{"temperature": 0.5, "eos_token_id": 3}')
     assert read_generation_config(tmp_path)["temperature"] == 0.5
-    for wrong in ('{"temperature": -1}', '{"top_k": 1.5}', '{"top_p": 0}', '{"min_p": "a"}', "{", "\x00"):
+    for wrong in (
+        '{"temperature": -1}',
+        '{"top_k": 1.5}',
+        '{"top_k": Infinity}',
+        '{"top_p": 0}',
+        '{"min_p": "a"}',
+        "{",
+        "\x00",
+    ):
         file.write_text(wrong)
         with pytest.raises(LocalspecError, match=r"generation_config\.json"):
             read_generation_config(tmp_path)

@@ -249,3 +249,16 @@ def test_it_is_written_back_as_it_was_read(stand_in: Any, tmp_path: Path) -> Non
         for file in copy.iterdir():
             assert file.read_bytes() == (path / file.name).read_bytes()
         assert Tokenizer.open(copy).hash == ours.hash
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("can't start new thread")])
+def test_too_little_memory_is_no_damage(stand_in: Any, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    """Else it would be advised to fetch a model again that is whole."""
+
+    def full(*_: object) -> None:
+        raise error
+
+    path, *_ = stand_in("demo")
+    monkeypatch.setattr("localspec.models.tokenizer.waited_for", full)
+    with pytest.raises(MemoryError):
+        Tokenizer.open(path).encode("Hello")
