@@ -17,6 +17,7 @@ from hub_server import Hub, Repository, served
 
 from localspec.errors import LocalspecError
 from localspec.hub import pace
+from localspec.hub.client import client
 from localspec.hub.fetch import Interrupted, fetch
 from localspec.hub.plan import plan
 from localspec.hub.sources import Source
@@ -80,8 +81,8 @@ def breaking_off(hub: Hub, gain: int, ranges: bool, body: bytes = MODEL["model.s
 
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The client keeps what has come in whole pieces."""
-    monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 7)
+    """The client keeps what has come in whole pieces; it is made first, for that sets their size."""
+    monkeypatch.setattr(client().constants, "DOWNLOAD_CHUNK_SIZE", 7)
 
 
 @pytest.mark.slow
