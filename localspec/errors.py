@@ -1,6 +1,8 @@
 """The errors that a person can do something about: one sentence and an exit code each."""
 
+import errno
 import re
+import sys
 
 _NUMBER = re.compile(r"\[(?:Errno|WinError) -?\d+\] ?")
 
@@ -38,3 +40,19 @@ class NotAllowed(LocalspecError):
 def first_line(error: BaseException | str) -> str:
     """The first line of another library's message without the number of an error, or its type where it has none."""
     return (_NUMBER.sub("", str(error)).strip().splitlines() or [type(error).__name__])[0]
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether this error means that memory ran out; torch has an exception of its own for that on CUDA only.
+
+    A thread that cannot be started has no room for its stack, or there are too many: either way others must end first.
+    """
+    torch = sys.modules.get("torch")
+    if isinstance(error, OSError):  # of a file that is mapped
+        return error.errno == errno.ENOMEM
+    if isinstance(error, MemoryError) or (torch is not None and isinstance(error, torch.OutOfMemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and any(
+        phrase in str(error)
+        for phrase in ("can't allocate memory", "out of memory", "_ALLOC_FAILED", "can't start new thread")
+    )

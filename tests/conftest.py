@@ -132,6 +132,12 @@ def timed_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def one_reply_of_each_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is generated at the end of a training, which takes most of its time where it is short."""
+    monkeypatch.setattr("localspec.training.generated.SECONDS", 0.0)
+
+
+@pytest.fixture
 def messages(monkeypatch: pytest.MonkeyPatch) -> list[list[tuple[str, str]]]:
     """What the models of this process read, prompt by prompt: roles and texts."""
     from localspec import Engine

@@ -1,5 +1,5 @@
-"""Whatever process imports it generates little at the end of a training: a cage, from which commands are forked."""
+"""For a cage, whose trainings then generate one reply of each kind at their end: as the fixture `one_reply_of_each_kind`."""
 
 from localspec.training import generated
 
-generated.TOKENS, generated.ELSEWHERE = 16, 4
+generated.SECONDS = 0.0

@@ -20,7 +20,7 @@ import localspec
 from localspec.cli.interrupt import INTERRUPTED, interrupt, postponed
 from localspec.config import nearest
 from localspec.environment import home
-from localspec.errors import LocalspecError
+from localspec.errors import LocalspecError, out_of_memory
 from localspec.paths import Paths, private_directory
 from localspec.text import one_line
 
@@ -188,8 +188,6 @@ def _run(arguments: Sequence[str] | None) -> int:
     except (BrokenPipeError, _ReaderGone):
         raise
     except Exception as error:
-        from localspec.machine.memory import out_of_memory
-
         if out_of_memory(error):
             return _say(
                 "There is not enough memory for this; close other programs, or choose a smaller model or context.", 4

@@ -11,9 +11,9 @@ from localspec.decoding.forward import ForwardModel, TokenCache, common_prefix
 from localspec.decoding.limits import Limits
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.stats import Tally, count_sources, draft_of, step_sources
-from localspec.errors import DoesNotFit, UsageMistake
+from localspec.errors import DoesNotFit, UsageMistake, out_of_memory
 from localspec.events import Done, Draft, Event, Memory, Prefill, Reason, Statistics, Text
-from localspec.machine.memory import give_back, out_of_memory, peak_memory
+from localspec.machine.memory import give_back, peak_memory
 from localspec.models.detokenize import Transcript
 from localspec.models.thinking import Thinking
 from localspec.policy.prediction import CHUNK

@@ -13,9 +13,9 @@ from localspec.engine.assemble import LoadedDraftModel
 from localspec.engine.backends import Target, open_target
 from localspec.engine.measurement_cache import MeasurementCache, Quantity
 from localspec.engine.model_profile import ModelProfile
-from localspec.errors import DoesNotFit, LocalspecError, UsageMistake
+from localspec.errors import DoesNotFit, LocalspecError, UsageMistake, out_of_memory
 from localspec.events import Reporter
-from localspec.machine.memory import free_memory, out_of_memory
+from localspec.machine.memory import free_memory
 from localspec.models.drafter_cards import DrafterCard
 from localspec.models.drafter_kinds import WITH_PHRASES, kind_of
 from localspec.models.small_model import compare_tokens

@@ -1,6 +1,5 @@
-"""Memory: how much is free, how much was taken at most, and how running out of it is recognised."""
+"""Memory: how much is free, how much was taken at most, and how it is given back."""
 
-import errno
 import sys
 from pathlib import Path
 
@@ -71,22 +70,6 @@ def _peak_of_this_program() -> int | None:
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
     except (OSError, StopIteration):
         return None
-
-
-def out_of_memory(error: BaseException) -> bool:
-    """Whether this error means that memory ran out; torch has an exception of its own for that on CUDA only.
-
-    A thread that cannot be started has no room for its stack, or there are too many: either way others must end first.
-    """
-    torch = sys.modules.get("torch")
-    if isinstance(error, OSError):  # of a file that is mapped
-        return error.errno == errno.ENOMEM
-    if isinstance(error, MemoryError) or (torch is not None and isinstance(error, torch.OutOfMemoryError)):
-        return True
-    return isinstance(error, RuntimeError) and any(
-        phrase in str(error)
-        for phrase in ("can't allocate memory", "out of memory", "_ALLOC_FAILED", "can't start new thread")
-    )
 
 
 def give_back(device: str) -> None:

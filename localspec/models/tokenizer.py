@@ -10,8 +10,7 @@ from typing import Any, Self
 from tokenizers import AddedToken, Encoding, decoders, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
-from localspec.errors import LocalspecError, first_line
-from localspec.machine.memory import out_of_memory
+from localspec.errors import LocalspecError, first_line, out_of_memory
 from localspec.models.encoding import Unwanted, patience, waited_for
 from localspec.models.tokenizer_trial import try_out
 from localspec.outside_files import parse_json, read_bytes

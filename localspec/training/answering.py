@@ -17,10 +17,10 @@ from localspec.decoding.sampling import Sampling
 from localspec.engine.device_profile import BandwidthProfiler
 from localspec.engine.engine import Engine
 from localspec.engine.measurement_cache import MeasurementCache
-from localspec.errors import DoesNotFit, LocalspecError, UsageMistake
+from localspec.errors import DoesNotFit, LocalspecError, UsageMistake, out_of_memory
 from localspec.events import Done, Reporter
 from localspec.machine.machine import this_machine
-from localspec.machine.memory import free_memory, out_of_memory
+from localspec.machine.memory import free_memory
 from localspec.models.messages import Message
 from localspec.models.registry import TargetCard
 from localspec.policy.choice import Choice

@@ -27,9 +27,10 @@ from localspec.training.corpus import Corpus
 from localspec.training.directory import Lock
 from localspec.training.examples import Example
 from localspec.training.generated import measured_text
+from localspec.training.perplexity import perplexity
 from localspec.training.result import NEW_TARGET, Origin, Result, report_of, rounded, write_target
 from localspec.training.target import decoding_target, load_target, served_target
-from localspec.training.train import StepReport, Training, TrainingPlan, perplexity
+from localspec.training.train import StepReport, Training, TrainingPlan
 from localspec.training.trainable import PreviousRun, TrainableDrafter, make_drafter, trainable_class
 
 

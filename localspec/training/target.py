@@ -13,9 +13,8 @@ from localspec.config import Settings
 from localspec.decoding.compute import DraftableModel
 from localspec.engine.backends import Target as DecodingTarget
 from localspec.engine.loading import load_target as load_for_replies
-from localspec.errors import DoesNotFit, LocalspecError
+from localspec.errors import DoesNotFit, LocalspecError, out_of_memory
 from localspec.events import Reporter
-from localspec.machine.memory import out_of_memory
 from localspec.models.registry import TargetCard
 from localspec.native.matrix import PackedMatrix
 from localspec.native.target import NativeTarget

@@ -16,12 +16,9 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 
-from localspec.errors import DoesNotFit, LocalspecError
-from localspec.machine.memory import out_of_memory
+from localspec.errors import DoesNotFit, LocalspecError, out_of_memory
 from localspec.models.drafter_cards import RANKS
 from localspec.nn.cache import TextPrefix
-from localspec.nn.losses import cross_entropy
-from localspec.nn.target import Target
 from localspec.training import checkpoint
 from localspec.training.corpus import Corpus, Cursor, PaddedRows, Row, split_rows
 from localspec.training.optimizers import ADAMW, optimizer_class, rounded_by_chance, trainable_groups
@@ -381,20 +378,6 @@ class Training:
 def batch_tokens(rows: list[Row]) -> int:
     """Returns the number of tokens of rows side by side, padding included."""
     return len(rows) * max(len(row.tokens) for row in rows)
-
-
-@torch.no_grad()
-def perplexity(target: Target, rows: list[Row], at_once: int) -> float:
-    """Returns the target's perplexity on the rows' tokens that are in the loss."""
-    total, count = 0.0, 0
-    for group in split_rows(rows, at_once):
-        padded = PaddedRows.of(group, target.device)
-        positions = torch.arange(padded.tokens.shape[1], device=target.device)
-        states = target.transformer(padded.tokens, positions, padded.causal)
-        where = padded.loss_mask[:, 1:]
-        found = cross_entropy(states[:, :-1][where], target.head, padded.tokens[:, 1:][where])
-        total, count = total + float(found.loss), count + found.count
-    return math.exp(total / count)
 
 
 def _schedule(done: float) -> float:

@@ -29,7 +29,6 @@ from localspec.training.prompts import held_out_prompts, shipped_questions
 MODEL = "phi3-grouped-window-partial-rotary"
 FLAGS = ["--steps", "2", "--batch", "256", "--length", "128", "-O", "heads=2"]
 SECRET = "Otter-4711"
-FEWER = {"TOKENS": 16, "ELSEWHERE": 4}  # of what is generated at the end of a training: as in fewer_generated.py
 
 pytestmark = pytest.mark.usefixtures("timed_briefly")
 
@@ -44,7 +43,7 @@ def small(monkeypatch):
     """Few and short answers, and a bench of two prompts."""
     for module, name, value in (
         (course, "REPLY", 12), (course, "LEAST", 6), (course, "CHUNK", 4),
-        (verdict, "LEAST", 2), (verdict, "MOST", 2), (verdict, "TOKENS", 6), *((generated, name, fewer) for name, fewer in FEWER.items()),
+        (verdict, "LEAST", 2), (verdict, "MOST", 2), (verdict, "TOKENS", 6), (generated, "SECONDS", 0.0),
         (course.estimate, "product_seconds", lambda *_: 1e-9),  # which takes half a second to measure
         (host_time, "PHRASES", 0.0),  # so that phrases pay on a tiny model, too
     ):  # fmt: skip
@@ -410,13 +409,10 @@ def test_the_bench_has_as_many_prompts_as_its_time_allows():
 
 
 @pytest.mark.slow
-def test_killed_again_and_again_on_the_demo_it_comes_to_its_end(tmp_path, monkeypatch):
-    """The whole of it, with nothing replaced: answers, a few steps, a bench, and a process that dies all the time.
-
-    Only less is generated in the end, which takes longest and is told of nowhere here.
-    """
-    for name, fewer in FEWER.items():
-        monkeypatch.setattr(generated, name, fewer)
+@pytest.mark.usefixtures("one_reply_of_each_kind")
+def test_killed_again_and_again_on_the_demo_it_comes_to_its_end(tmp_path):
+    """The whole of it, but for what is told of replies in the end: answers, a few steps, a bench, and a process that dies
+    all the time."""
     words = [
         "train",
         "s3d",

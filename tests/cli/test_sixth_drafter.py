@@ -15,7 +15,6 @@ from localspec.models.drafter_kinds import TABLE, DrafterKind
 from localspec.models.registry import resolve
 from localspec.nn.target import Target
 from localspec.paths import Paths
-from localspec.training import generated
 from localspec.training.trainable import make_drafter, save_drafter
 
 ROW = DrafterKind(
@@ -172,9 +171,8 @@ def test_it_is_a_kind_to_train(home: Path) -> None:
 
 
 @pytest.mark.slow
-def test_it_is_trained(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, fewer in {"TOKENS": 8, "ELSEWHERE": 2}.items():  # of what is generated at the end: most of its time
-        monkeypatch.setattr(generated, name, fewer)
+@pytest.mark.usefixtures("one_reply_of_each_kind")
+def test_it_is_trained(home: Path) -> None:
     lines = [json.dumps({"text": f"The fox jumps over {number} dogs. " * 8}) for number in range(8)]
     (home / "text.jsonl").write_text("\n".join(lines))
     report = answer(home, "train", "toy", "-m", "demo", "--data", "text.jsonl", "--steps", "1", "--force", "--json")

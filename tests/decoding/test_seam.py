@@ -27,8 +27,9 @@ from localspec.decoding.tree import DraftTree, sampled_tree
 from localspec.drafters.ingredients import Ingredients
 from localspec.drafters.phrases import WithPhrases
 from localspec.drafters.pool import PhrasePool
+from localspec.errors import out_of_memory
 from localspec.events import Done, Statistics, Text
-from localspec.machine.memory import give_back, out_of_memory
+from localspec.machine.memory import give_back
 from localspec.models.drafter_kinds import TABLE, kind_of
 
 LETTERS, PROMPT, NODES = 5, [3, 1, 4, 1, 2, 3, 1], 7

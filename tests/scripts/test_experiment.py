@@ -229,6 +229,7 @@ PAPERS = {
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("timed_briefly", "one_reply_of_each_kind")
 @pytest.mark.parametrize("paper", PAPERS)
 def test_all_of_it_runs_and_what_was_kept_is_not_made_again(
     tiny: Make, tmp_path: Path, prompts: Path, learned: Path, paper: str, monkeypatch: pytest.MonkeyPatch
@@ -236,8 +237,6 @@ def test_all_of_it_runs_and_what_was_kept_is_not_made_again(
     script, only, model = PAPERS[paper]
     monkeypatch.setenv("LOCALSPEC_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(experiment.subprocess, "run", lambda words, **_: main(words[3:]))
-    monkeypatch.setattr("localspec.engine.forward_timing.ENOUGH_SECONDS", 0.0)  # of measuring what forwards cost
-    monkeypatch.setattr("localspec.training.generated.SECONDS", 0.0)  # one reply of each kind, behind each training
     words = ["--prompts", str(prompts), "--work", str(tmp_path / "work"), "--out", str(tmp_path / "page.md")]
     words += ["--smoke", "--only", *only, *(["-m", str(tiny(model).path)] if model else [])]
     if script not in (merged_table, paper_ouroboros):

@@ -18,6 +18,8 @@ from localspec.nn.target import Target
 from localspec.policy.selection import choose
 from localspec.training.trainable import make_drafter, save_drafter
 
+pytestmark = pytest.mark.usefixtures("timed_briefly")  # sizes of drafts are fixed
+
 QUESTIONS = ("Who are you?", "Tell me about the sea.", "Write a Python function that says whether a number is prime.")
 SHIPPED = sorted(path.name for path in (DEMO / "drafters").iterdir())
 FLAGS = {"dtype": "fp32", "quantize": "none"}
@@ -28,12 +30,6 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("wide") / "twice"
     widen(out, 2)
     return out
-
-
-@pytest.fixture(autouse=True)
-def quickly_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What forwards cost decides nothing here: the sizes of drafts are fixed."""
-    monkeypatch.setattr("localspec.engine.forward_timing.ENOUGH_SECONDS", 0.0)
 
 
 @cache

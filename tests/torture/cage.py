@@ -8,7 +8,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -91,7 +91,7 @@ class Cage:
         assert self._process.stdin and self._process.stdout
         self._process.stdin.write(json.dumps(order) + "\n")
         self._process.stdin.flush()
-        with _given(cue, sent.when if sent else None):
+        with _given(cue, sent.when) if sent and sent.when else nullcontext():
             answer = self._process.stdout.readline()
         if not answer:
             raise RuntimeError(f"The process that runs the commands has ended with {self._process.wait()}.")
@@ -101,12 +101,12 @@ class Cage:
 
 
 @contextmanager
-def _given(cue: Path, when: Callable[[], object] | None) -> Iterator[None]:
+def _given(cue: Path, when: Callable[[], object]) -> Iterator[None]:
     """Meanwhile, the file is made as soon as `when` is true."""
     over = threading.Event()
 
     def look() -> None:
-        while when and not over.wait(0.01):
+        while not over.wait(0.01):
             if when():
                 cue.touch()
                 return

@@ -23,6 +23,7 @@ def here(words: list[str], check: bool) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("one_reply_of_each_kind")
 def test_one_kind_for_a_step(tmp_path, monkeypatch):
     spec = importlib.util.spec_from_file_location("train_demo_drafters", SCRIPT)
     script = importlib.util.module_from_spec(spec)
@@ -33,7 +34,6 @@ def test_one_kind_for_a_step(tmp_path, monkeypatch):
     words = ["--data", str(text), "--work", str(tmp_path / "work"), "--out", str(tmp_path / "out"), "--steps", "1"]
     monkeypatch.setattr(sys, "argv", ["train_demo_drafters.py", *words, "--batch", "512", "--only", "medusa"])
     monkeypatch.setattr(script.subprocess, "run", here)
-    monkeypatch.setattr("localspec.training.generated.SECONDS", 0.0)  # one reply of each kind is enough to tell of
     script.main()
     card = read_drafter(tmp_path / "out" / "medusa")
     assert (card.kind, card.target, card.revision) == ("medusa", "demo", revision(resolve("demo").path))

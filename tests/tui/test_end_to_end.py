@@ -370,9 +370,8 @@ LiveStats.take = take
 }
 
 
-@pytest.mark.parametrize(
-    ("fault", "kept"), [*((fault, True) for fault in FAULTS), ("handler", False), ("engine", False)]
-)
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("kept", [True, False])
 def test_a_fault_leaves_the_terminal_whole_and_tells_nobody_what_was_said(tmp_path, fault, kept):
     prompt, word = f"My secret is {SECRET}.", "xolotl"  # the word is in the fault's own message too
     scripts, before = f'[["Well.", " {SECRET} "]]', f"WORD = {word!r}\n" + FAULTS[fault]
