@@ -25,6 +25,9 @@ class Target(DraftableModel[Any], Protocol):
     def set_threads(self, count: int) -> None:
         """Computes with so many cores of the CPU from now on."""
 
+    def lend_core(self, lent: bool) -> None:
+        """Leaves a core to another thread of this process, as long as it is `lent`; any thread may say so."""
+
 
 def open_target(choice: LoadSpec, reporter: Reporter, beside: Target | None = None) -> Target:
     """Loads a model; on a CPU it shares the threads of the model `beside` it, with which it takes turns.

@@ -223,6 +223,13 @@ class Engine:
         """Looks at the machine for all engines beside this one; until the next look each has as many threads."""
         self._idle_cores.hold()
 
+    def lend_core(self, lent: bool) -> None:
+        """Leaves a core to whoever draws what is said, as long as it is `lent`. Any thread of this process may say so.
+
+        A thread that is torn from its core holds up all others; one that rests does not.
+        """
+        self.target.lend_core(lent)
+
     def sampling(self, settings: Settings) -> Sampling:
         """What was asked for, else the model's own generation_config; a fresh seed where none was given."""
         return asked_sampling(settings, self.target.generation)

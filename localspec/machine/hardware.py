@@ -43,8 +43,13 @@ def physical_cores() -> int:
 
 @cache
 def _cores_here() -> int:
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else psutil.cpu_count() or 1
-    return max(1, min(psutil.cpu_count(logical=False) or allowed, allowed))
+    return max(1, min(psutil.cpu_count(logical=False) or logical_cores(), logical_cores()))
+
+
+@cache
+def logical_cores() -> int:
+    """How many threads can run at the same time, where this process may: several of one core, if it has several."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else psutil.cpu_count() or 1
 
 
 class IdleCores:

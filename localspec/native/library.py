@@ -123,6 +123,7 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "ls_error": (ctypes.c_char_p, []),
     "ls_pool_new": (c_void_p, [c_int]),
     "ls_pool_free": (None, [c_void_p]),
+    "ls_pool_lend": (None, [c_void_p, c_int]),
     "ls_packed_bytes": (c_size_t, [c_int, c_int, c_int, c_int]),
     "ls_pack": (c_int, [POINTER(Packing), c_void_p, c_int, c_int]),
     "ls_unpack": (c_int, [POINTER(Matrix), c_int, c_void_p]),

@@ -10,7 +10,7 @@ from localspec.decoding.forward import ForwardOutput
 from localspec.decoding.numpy_logits import NumpyHidden
 from localspec.decoding.tree import DraftTree
 from localspec.events import Reporter
-from localspec.machine.hardware import physical_cores
+from localspec.machine.hardware import logical_cores, physical_cores
 from localspec.models.architecture import TABLES
 from localspec.models.chat_tokenizer import ChatTokenizer
 from localspec.models.generation_config import generation_config
@@ -110,6 +110,11 @@ class NativeTarget:
     def set_threads(self, count: int) -> None:
         """Computes with so many threads from now on, and so does a draft model that shares them."""
         self.model.threads.set_count(count)
+
+    def lend_core(self, lent: bool) -> None:
+        """Leaves a core to another thread of this process, as long as it is `lent`, if this computes on all of them."""
+        if self.model.threads.count >= logical_cores():
+            self.model.threads.lend(lent)
 
     @property
     def vocab_size(self) -> int:

@@ -24,3 +24,8 @@ class Threads:
         """Computes with so many threads from now on. Raises what the constructor raises."""
         if count != self.count:
             self._pool, self.count = _Pool(count), count
+
+    def lend(self, lent: bool) -> None:
+        """Lets one of several rest while its core is `lent`, from its next piece of work on. Any thread may say so."""
+        pool = self._pool  # held, for another one may take its place meanwhile
+        library().ls_pool_lend(pool.handle, lent)

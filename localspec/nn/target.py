@@ -206,6 +206,9 @@ class Target:
         """Lets torch compute with so many cores of the CPU from now on."""
         torch.set_num_threads(count)
 
+    def lend_core(self, lent: bool) -> None:
+        """Does nothing: torch's threads share each operation evenly, and none can rest in the middle."""
+
     @property
     def vocab_size(self) -> int:
         return self.transformer.config.vocab_size

@@ -142,6 +142,9 @@ class ServerEngine:
         """That cannot be told."""
         return None
 
+    def lend_core(self, lent: bool) -> None:
+        """Does nothing: another process computes."""
+
     # -- replies ------------------------------------------------------------------------------------------------------
 
     def chat(

@@ -187,6 +187,11 @@ class WarmEngine:
         told: bool | None = self._told["by_itself"]
         return told
 
+    def lend_core(self, lent: bool) -> None:
+        """Leaves a core to who draws, if this process computes at all."""
+        if self._instead is not None:
+            self._instead.lend_core(lent)
+
     @property
     def conversation(self) -> int | None:
         """Where replies are kept. The server keeps phrases, and is told while it speaks."""

@@ -28,6 +28,7 @@ from localspec.drafters.pool import PhrasePool
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.machine import compiled
 from localspec.native import exactness
+from localspec.native import target as native_target
 from localspec.native.library import library
 from localspec.native.logits import NativeLogits
 from localspec.native.target import NativeTarget
@@ -133,6 +134,20 @@ def test_a_draft_model_shares_its_targets_threads(opened: Callable[..., NativeTa
     with pytest.raises(LocalspecError, match="-3"):
         target.set_threads(-3)
     assert np.array_equal(read(target, prompt), before[0]), "the threads it had go on"
+
+
+@pytest.mark.parametrize(("threads", "lends"), [(2, True), (1, False)])
+def test_a_core_is_lent_where_none_is_free(
+    opened: Callable[..., NativeTarget], monkeypatch: pytest.MonkeyPatch, threads: int, lends: bool
+) -> None:
+    """Two cores; what is not lent is there anyway."""
+    monkeypatch.setattr(native_target, "logical_cores", lambda: 2)
+    target, told = opened("int8", threads=Threads(threads)), []
+    monkeypatch.setattr(library(), "ls_pool_lend", lambda pool, lent: told.append((pool, lent)))
+    target.lend_core(True)
+    target.lend_core(False)
+    pool = target.threads.handle
+    assert told == ([(pool, True), (pool, False)] if lends else [])
 
 
 def read(target: NativeTarget, tokens: list[int]) -> np.ndarray:

@@ -6,12 +6,14 @@ import signal
 import sys
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 from clocks import PATIENCE, until
 from native.engine import Pool, linear
 
+from localspec.native.library import library
 from localspec.native.matrix import PackedMatrix
 
 WEIGHTS = PackedMatrix.pack(np.random.default_rng(0).standard_normal((640, 512)).astype(np.float32), "int8", 64)
@@ -45,6 +47,56 @@ def test_a_pool_ends_its_threads():
     assert np.array_equal(want, linear(WEIGHTS, INPUTS, pool=pools[3]))
     del pools
     until(lambda: not ours & threads())  # whoever waited for a thread may still see it there
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="what a thread computed is read in /proc")
+def test_a_thread_rests_while_its_core_is_lent_and_no_bit_changes():
+    def tasks() -> set[str]:
+        return set(os.listdir("/proc/self/task"))
+
+    def spent(thread: str) -> int:  # nanoseconds
+        return int(Path(f"/proc/self/task/{thread}/schedstat").read_text().split()[0])
+
+    before, want = tasks(), linear(WEIGHTS, INPUTS)
+    pool = Pool(2)
+    (worker,) = tasks() - before
+
+    def share() -> float:
+        """Of this many products, how much of what the caller computed the other thread did."""
+        own, others = time.thread_time_ns(), spent(worker)
+        for _ in range(300):
+            assert np.array_equal(linear(WEIGHTS, INPUTS, pool=pool), want)
+        return (spent(worker) - others) / (time.thread_time_ns() - own)
+
+    until(lambda: share() > 0.3)  # a busy machine gives it less
+    library().ls_pool_lend(pool.handle, 1)
+    until(lambda: share() < 0.01)  # what it had begun it ends first
+    library().ls_pool_lend(pool.handle, 0)
+    until(lambda: share() > 0.3)
+
+
+def test_a_pool_of_several_goes_on_with_the_others_while_a_core_is_lent():
+    pool, alone, stop = Pool(4), Pool(1), threading.Event()
+    want = linear(WEIGHTS, INPUTS, pool=alone)
+    library().ls_pool_lend(alone.handle, 1)  # who calls never rests
+    assert np.array_equal(linear(WEIGHTS, INPUTS, pool=alone), want)
+
+    def lend_and_take_back() -> None:
+        for number in range(10_000_000):
+            library().ls_pool_lend(pool.handle, number % 2)
+            if stop.is_set():
+                return
+
+    other = threading.Thread(target=lend_and_take_back)
+    other.start()
+    try:
+        for number in range(500):
+            assert np.array_equal(linear(WEIGHTS, INPUTS, pool=pool), want)
+            if number % 50 == 0:
+                time.sleep(0.001)  # long enough for all of them to fall asleep
+    finally:
+        stop.set()
+        other.join()
 
 
 def test_more_threads_than_cores_and_than_work():

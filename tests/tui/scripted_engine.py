@@ -71,6 +71,7 @@ class ScriptedEngine:
         self.asked: list[list[Mapping[str, str]]] = []
         self.asked_with: list[tuple[Any, Any]] = []  # sampling and limits
         self.thought: list[bool | None] = []  # whether it was told to think
+        self.lent: list[bool] = []  # a core, and that it is given back
         self.switch: bool | None = None  # whether it thinks by itself; None where it cannot be told
         self.choice = SimpleNamespace(
             engine="native", dtype="fp32", quantize="none", device=device, drafter="phrases", nodes=8, pace=()
@@ -107,6 +108,9 @@ class ScriptedEngine:
 
     def thinks_by_itself(self, system: str | None = None) -> bool | None:
         return self.switch
+
+    def lend_core(self, lent: bool) -> None:
+        self.lent.append(lent)
 
     def chat(
         self, messages: Sequence[Mapping[str, str]], sampling: Any, limits: Any = None, think: bool | None = None

@@ -1,10 +1,10 @@
-"""Which thread the interpreter goes to first: the screen's, and for the time of a reply both in turn."""
+"""Which thread the interpreter goes to first, the screen's, and for the time of a reply both in turn; whose a core is."""
 
 import selectors
 import sys
 
 import pytest
-from tui.scripted_engine import say, until
+from tui.scripted_engine import ScriptedEngine, say, until
 from tui.terminal import scripted_chat
 
 from localspec_tui import interpreter
@@ -24,7 +24,7 @@ def test_the_screen_gets_it_at_once_and_keeps_it_until_it_waits(waited):
     with ScreenFirst() as selector:
         selector.select()
         assert waited == [pytest.approx(AT_ONCE)] and sys.getswitchinterval() == pytest.approx(KEPT)
-        with interpreter.shared():
+        with interpreter.shared(ScriptedEngine()):
             selector.select()
             assert waited[1:] == [pytest.approx(SHARED)] and sys.getswitchinterval() == pytest.approx(SHARED)
         selector.select()
@@ -32,11 +32,64 @@ def test_the_screen_gets_it_at_once_and_keeps_it_until_it_waits(waited):
     assert sys.getswitchinterval() == pytest.approx(SHARED)
 
 
+def test_others_get_it_at_once_while_it_only_looks_what_came(waited):
+    with ScreenFirst() as selector:
+        selector.select(0)
+        assert waited == [pytest.approx(AT_ONCE)] and sys.getswitchinterval() == pytest.approx(KEPT)
+
+
+@pytest.fixture
+def had(monkeypatch):
+    """An engine, and whether the screen has its core whenever the event loop waits, or only looks what came."""
+    engine, seen = ScriptedEngine(), []
+    monkeypatch.setattr(selectors.DefaultSelector, "select", lambda *_: seen.append(engine.lent[-1:]) or [])
+    interval = sys.getswitchinterval()
+    yield engine, seen
+    sys.setswitchinterval(interval)
+
+
+def test_the_screen_has_a_core_of_the_engine_while_it_draws(had):
+    engine, seen = had
+    with ScreenFirst() as selector:
+        selector.select()
+        assert engine.lent == []  # nobody answers
+        with interpreter.shared(engine):
+            selector.select()  # it began to answer while the screen drew; the next picture has a core
+            assert engine.lent == [True]
+            selector.select(0)
+            assert engine.lent == [True] and seen[-1] == [True]  # the picture is not done yet
+            selector.select(0.1)
+            assert engine.lent == [True, False, True] and seen[-1] == [False]
+        selector.select(0.1)
+        assert engine.lent == [True, False, True, False] and seen[-1] == [False]
+
+
+def test_a_core_is_given_back_where_the_reply_ends_in_the_middle_of_a_picture(had):
+    engine, _ = had
+    with ScreenFirst() as selector:
+        with interpreter.shared(engine):
+            selector.select()
+        selector.select(0)
+        assert engine.lent == [True, False]
+
+
+def test_a_core_is_given_back_to_whom_it_was_taken_from(had):
+    engine, _ = had
+    other = ScriptedEngine()
+    with ScreenFirst() as selector:
+        with interpreter.shared(engine):
+            selector.select()
+        with interpreter.shared(other):
+            selector.select(0)
+            assert engine.lent == [True, False] and other.lent == [True]
+    assert other.lent == [True, False]  # and when the screen is gone
+
+
 def test_it_is_shared_while_the_engine_answers_and_not_while_it_loads(chat):
     talk, shared = chat(), {}
 
     def note(name):
-        shared[name] = interpreter._answering.is_set()
+        shared[name] = interpreter._Answering.engine is talk.engine
 
     talk.models["scripted"] = [lambda *_: note("loading"), talk.engine]
     events = talk.engine._events
@@ -52,7 +105,7 @@ def test_it_is_shared_while_the_engine_answers_and_not_while_it_loads(chat):
         await until(pilot, talk.idle)
 
     talk.play(story)
-    assert shared == {"loading": False, "answering": True} and not interpreter._answering.is_set()
+    assert shared == {"loading": False, "answering": True} and interpreter._Answering.engine is None
 
 
 NOTE = """

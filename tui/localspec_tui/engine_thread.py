@@ -347,7 +347,7 @@ class EngineThread(threading.Thread):
     def _race(self, prompt: str, post: Callable[[Message], object], stop: threading.Event) -> None:
         from localspec_tui import race_job
 
-        with interpreter.shared():
+        with interpreter.shared(self._engine):
             race_job.run(self._engine, prompt, self._conversation.system, self._settings.now, stop, post)
 
     def _answer(self, asked: Written, stop: threading.Event, trace: Trace) -> None:
@@ -364,7 +364,7 @@ class EngineThread(threading.Thread):
             try:
                 limits, think = Limits(settings.max_tokens, settings.stop), engine.thinking(settings, talk.system)
                 events = talk.ask(engine, asked.prompt, engine.sampling(settings), limits, asked.figures, think)
-                with interpreter.shared(), closing(events):
+                with interpreter.shared(engine), closing(events):
                     for event in events:
                         if isinstance(event, Prefill) and event.done == event.total and event.dropped:
                             self._notice(dropped_turns_notice(event.dropped))

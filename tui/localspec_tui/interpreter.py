@@ -1,31 +1,38 @@
-"""Who of this process's threads has Python's interpreter: the screen's own first, but for the time of a reply."""
+"""Who of this process's threads has Python's interpreter, and a core to compute on: the screen's own first.
+
+For the time of a reply the interpreter is shared, and the engine leaves a core to the screen only while it draws.
+"""
 
 import asyncio
 import selectors
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from textual.app import App
+
+if TYPE_CHECKING:
+    from localspec.chat.answerer import Answerer
 
 # Seconds after which a thread that waits for the interpreter is given it.
 SHARED = 0.0005  # a step is hundreds of short operations, and after each one the engine's thread waits again
 AT_ONCE = 0.0001
 KEPT = 0.05  # longer than a piece of drawing
 
-_answering = threading.Event()
+
+class _Answering:
+    engine: "Answerer | None" = None  # that answers now
 
 
 @contextmanager
-def shared() -> Iterator[None]:
+def shared(engine: "Answerer | None") -> Iterator[None]:
     """While the engine answers: the screen would cost tokens if it kept the interpreter for as long as it draws."""
-    _answering.set()
+    _Answering.engine = engine
     try:
         yield
     finally:
-        _answering.clear()
+        _Answering.engine = None
 
 
 class ScreenFirst(selectors.DefaultSelector):
@@ -35,14 +42,29 @@ class ScreenFirst(selectors.DefaultSelector):
     waits for it.
     """
 
+    _lender: "Answerer | None" = None
+
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        sys.setswitchinterval(SHARED if _answering.is_set() else AT_ONCE)
+        if timeout != 0:  # else there is more to draw, and this only looks what came
+            self._borrow(None)
+        sys.setswitchinterval(AT_ONCE if _Answering.engine is None else SHARED)
         try:
             return super().select(timeout)
         finally:
-            sys.setswitchinterval(SHARED if _answering.is_set() else KEPT)
+            sys.setswitchinterval(KEPT if _Answering.engine is None else SHARED)
+            self._borrow(_Answering.engine)
+
+    def _borrow(self, engine: "Answerer | None") -> None:
+        """A core of this engine, and of no other one; None gives it back."""
+        if engine is not self._lender:
+            if self._lender is not None:
+                self._lender.lend_core(False)
+            self._lender = engine
+            if engine is not None:
+                engine.lend_core(True)
 
     def close(self) -> None:
+        self._borrow(None)
         sys.setswitchinterval(SHARED)
         super().close()
 

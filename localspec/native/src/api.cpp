@@ -234,6 +234,8 @@ ls_pool* ls_pool_new(int threads) {
 }
 void ls_pool_free(ls_pool* pool) { unmake(pool); }
 
+void ls_pool_lend(ls_pool* pool, int lent) { pool->lend(lent != 0); }
+
 size_t ls_packed_bytes(int out, int in, int format, int group) {
     if (check_format(out, in, format, group)) return 0;
     return panel_bytes(format, in, group) * panels_of(out);

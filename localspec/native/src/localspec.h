@@ -18,7 +18,7 @@
 extern "C" {
 #endif
 
-enum { LS_ABI = 5 };                                  /* changes with anything in this file */
+enum { LS_ABI = 6 };                                  /* changes with anything in this file */
 enum { LS_OK = 0, LS_WRONG = 1, LS_NO_MEMORY = 2 };   /* codes */
 enum { LS_FP32 = 0, LS_BF16 = 1, LS_INT8 = 2, LS_INT4 = 3, LS_FP16 = 4 }; /* formats; of weights the first four */
 enum { LS_C = 0, LS_NEON = 1, LS_AVX2 = 2, LS_AVX_VNNI = 3, LS_AVX512_VNNI = 4 }; /* instruction sets */
@@ -36,6 +36,7 @@ LS_API int ls_isa_use(int isa);
 typedef struct ls_pool ls_pool;
 LS_API ls_pool* ls_pool_new(int threads);
 LS_API void ls_pool_free(ls_pool* pool);
+LS_API void ls_pool_lend(ls_pool* pool, int lent); /* 1: one of several threads rests, from its next piece of work on, until 0 */
 
 /* ---- matrices: y = W x + bias, W [out, in] packed (layout.h) */
 typedef struct {

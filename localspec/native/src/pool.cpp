@@ -62,7 +62,7 @@ void Pool::claim() {
         } else if (process_.compare_exchange_weak(owner, -here, std::memory_order_acq_rel)) {
             make_locks();
             new (&workspace) Memory(), new (&sequences) Memory(), new (&tails) Memory();  // the parent may have been at them
-            claims_ = 0, done_ = 0, asleep_ = 0, items_ = 0;
+            claims_ = 0, done_ = 0, asleep_ = 0, lent_ = false, items_ = 0;
             start(threads_);  // where the system has no more threads, those that there are do all of it
             process_.store(owner = here, std::memory_order_release);
         }
@@ -104,7 +104,7 @@ void Pool::divide(int items, int grain) {
 
 // A claim that succeeds belongs to the loop under way, because a loop does not end before its last claimed part is done.
 bool Pool::take_part(int thread) {
-    if (!has_part(claims_.load(std::memory_order_acquire))) return false;
+    if (lent(thread) || !has_part(claims_.load(std::memory_order_acquire))) return false;
     const uint64_t claims = claims_.fetch_add(1, std::memory_order_acq_rel);
     if (!has_part(claims)) return false;
     const int part = next_part(claims);
@@ -118,7 +118,7 @@ void Pool::run(Function function, const void* work) {
     done_.store(0, std::memory_order_relaxed);
     const uint64_t loop = loop_of(claims_.load(std::memory_order_relaxed)) + 1;
     claims_.store(loop << 32 | (uint64_t)parts_ << 16, std::memory_order_seq_cst);  // before `asleep_` is read
-    if (asleep_.load(std::memory_order_seq_cst) > 0) {
+    if (asleep_.load(std::memory_order_seq_cst) > (lent(threads_ - 1) ? 1 : 0)) {  // one that rests sleeps on
         Lock lock(mutex_);
         asleep_.store(0, std::memory_order_relaxed);
         pthread_cond_broadcast(&wake_);

@@ -28,6 +28,8 @@ class Pool {
     ~Pool();  // ends the threads
     bool start(int threads);  // false: the system has no more threads
     int threads() const { return threads_; }
+    // The last thread rests from its next part on, for somebody else computes on its core; until that is over.
+    void lend(bool lent) { lent_.store(lent, std::memory_order_relaxed); }
     void claim();  // before `in_use` is waited for: a child that was forked has this object, but neither its threads nor
                    // those that held its locks, so it begins anew there
 
@@ -57,6 +59,7 @@ class Pool {
     bool take_part(int thread);
     void work(int thread);
     bool wait_for_a_loop_after(uint64_t seen);  // false: the pool ends
+    bool lent(int thread) const { return thread > 0 && thread == threads_ - 1 && lent_.load(std::memory_order_relaxed); }
     static void* entry(void* worker);
 
     int threads_ = 1, started_ = 0;
@@ -68,6 +71,7 @@ class Pool {
     alignas(64) std::atomic<uint64_t> claims_{0};  // number of the loop << 32 | its parts << 16 | the next part to claim
     alignas(64) std::atomic<int> done_{0};         // parts
     alignas(64) std::atomic<int> asleep_{0};
+    alignas(64) std::atomic<bool> lent_{false};
     pthread_mutex_t mutex_;
     pthread_cond_t wake_;
     bool stop_ = false;
