@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from bench_chat import LOOKS, headless, in_the_terminal
+from bench_chat import LOOKS, headless, in_the_terminal, transcript
 from figures import DRAWS
 
 TURN = 1.0  # seconds with looks, and without
@@ -95,6 +95,7 @@ def main() -> None:
     parser.add_argument("-n", "--max-tokens", type=int, default=880)
     parser.add_argument("--drafter", default="auto")
     parser.add_argument("--temp", type=float, default=2.5)
+    parser.add_argument("--replies", type=int, default=0, help="that the conversation has before")
     asked = parser.parse_args()
     found: dict[str, list[float]] = {look: [] for look in LOOKS}
     drawing: dict[str, list[float]] = {look: [] for look in LOOKS}
@@ -106,7 +107,8 @@ def main() -> None:
             alike = [*fixed, "-n", str(asked.max_tokens), "--seed", str(number)]
             for look, keys in LOOKS.items():
                 command = [sys.executable, __file__, INSIDE, str(file)]
-                drawing[look].append(in_the_terminal(command, home, alike, keys)[1])
+                before = transcript(home, asked.model, asked.replies)
+                drawing[look].append(in_the_terminal(command, home, [*alike, *before], keys)[1])
                 turns = json.loads(file.read_text("utf-8"))
                 found[look] += shares({int(turn): (steps, passed) for turn, (steps, passed) in turns.items()})
             print(f"round {number + 1} of {asked.rounds}", file=sys.stderr, flush=True)

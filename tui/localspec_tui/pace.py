@@ -3,7 +3,7 @@
 import time
 
 SHORTEST, LONGEST = 0.1, 0.5  # seconds
-SHARE = 0.015  # of a core: each second that the screen computes, one of the model's threads does not, and others wait
+SHARE = 0.03  # of a core, of which the model misses about half: one of its threads rests meanwhile, the others go on
 
 
 class Pace:

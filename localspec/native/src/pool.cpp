@@ -130,18 +130,18 @@ void Pool::run(Function function, const void* work) {
     }
 }
 
-bool Pool::wait_for_a_loop_after(uint64_t seen) {
-    auto came = [&] { return loop_of(claims_.load(std::memory_order_seq_cst)) != seen; };
+bool Pool::wait_for_a_loop_after(uint64_t seen, int thread) {
+    auto came = [&] { return !lent(thread) && loop_of(claims_.load(std::memory_order_seq_cst)) != seen; };
     const double began = seconds();
-    for (double waited = 0; waited < YIELD; waited = seconds() - began) {
+    for (double waited = 0; waited < YIELD && !lent(thread); waited = seconds() - began) {
         if (came()) return true;
         if (waited > SPIN) sched_yield();
         for (int i = 0; i < 16; i++) pause();
     }
-    Lock lock(mutex_);
-    asleep_.fetch_add(1, std::memory_order_seq_cst);  // before the claims are read again
-    while (!stop_ && !came()) pthread_cond_wait(&wake_, &mutex_);
-    return !stop_;
+    for (Lock lock(mutex_);; pthread_cond_wait(&wake_, &mutex_)) {
+        asleep_.fetch_add(1, std::memory_order_seq_cst);  // before the claims are read again; who wakes all counts from none
+        if (stop_ || came()) return !stop_;
+    }
 }
 
 void Pool::work(int thread) {
@@ -150,7 +150,7 @@ void Pool::work(int thread) {
     do {
         seen = loop_of(claims_.load(std::memory_order_acquire));
         while (take_part(thread)) {}
-    } while (wait_for_a_loop_after(seen));
+    } while (wait_for_a_loop_after(seen, thread));
 }
 
 void* Pool::entry(void* worker) {

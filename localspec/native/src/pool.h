@@ -58,7 +58,7 @@ class Pool {
     void run(Function function, const void* work);
     bool take_part(int thread);
     void work(int thread);
-    bool wait_for_a_loop_after(uint64_t seen);  // false: the pool ends
+    bool wait_for_a_loop_after(uint64_t seen, int thread);  // false: the pool ends
     bool lent(int thread) const { return thread > 0 && thread == threads_ - 1 && lent_.load(std::memory_order_relaxed); }
     static void* entry(void* worker);
 
