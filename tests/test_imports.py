@@ -79,6 +79,19 @@ main([])
     assert loaded(tmp_path, code, **variables) == []
 
 
+def test_before_the_first_paint_nothing_is_imported_that_looks_for_models(tmp_path):
+    code = (
+        "import localspec.cli.chat, localspec_tui.app, sys, json; json.dump(sorted(m for m in sys.modules if "
+        "m.startswith(('localspec.models.', 'localspec.hub', 'localspec.store.'))), sys.stderr)"
+    )
+    assert loaded(tmp_path, code) == [
+        "localspec.models.detokenize",
+        "localspec.models.thinking",
+        "localspec.store.conversations",
+        "localspec.store.titles",
+    ]
+
+
 def test_help_imports_no_command(tmp_path):
     code = (
         "from localspec.cli.main import main; main(['--help']); import sys, json; "

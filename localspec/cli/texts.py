@@ -5,7 +5,6 @@ import sys
 from pathlib import Path
 
 from localspec.errors import UsageMistake
-from localspec.models.imported import is_gguf
 from localspec.outside_files import MIB, read_bytes
 
 LONGEST = 64 * MIB  # bytes of a prompt: far more than the longest context
@@ -18,6 +17,8 @@ def valid_text(argument: str) -> str:
 
 def asked(argument: str) -> str:
     """A prompt as it was given. Raises UsageMistake for the name of a GGUF file, which was meant as a model."""
+    from localspec.models.imported import is_gguf  # a twentieth of what happens before the chat's first paint
+
     prompt = valid_text(argument)
     if "\0" not in prompt and len(prompt) < 4096 and is_gguf(Path(prompt).expanduser()):
         raise UsageMistake(f"{prompt} is a GGUF file and no question; let it answer with -m {prompt}.")
