@@ -113,7 +113,7 @@ class NativeTarget:
 
     def lend_core(self, lent: bool) -> None:
         """Leaves a core to another thread of this process, as long as it is `lent`, if this computes on all of them."""
-        if self.model.threads.count >= logical_cores():
+        if not lent or self.model.threads.count >= logical_cores():  # they may have become fewer since it was lent
             self.model.threads.lend(lent)
 
     @property
