@@ -2,12 +2,14 @@
 
 import selectors
 import sys
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 from tui.scripted_engine import ScriptedEngine, say, until
 from tui.terminal import scripted_chat
 
-from localspec_tui import interpreter
+from localspec_tui import editor, interpreter
 from localspec_tui.interpreter import AT_ONCE, KEPT, SHARED, ScreenFirst
 
 
@@ -83,6 +85,18 @@ def test_a_core_is_given_back_to_whom_it_was_taken_from(had):
             selector.select(0)
             assert engine.lent == [True, False] and other.lent == [True]
     assert other.lent == [True, False]  # and when the screen is gone
+
+
+def test_a_core_is_given_back_while_an_editor_has_the_terminal(had, monkeypatch):
+    engine, _ = had
+    seen: list[str] = []
+    app, prompt = SimpleNamespace(suspend=nullcontext), SimpleNamespace(text="", put=seen.append)
+    monkeypatch.setenv("VISUAL", "anything")
+    monkeypatch.setattr(editor, "edited", lambda *_: str(engine.lent))
+    with ScreenFirst() as selector, interpreter.shared(engine):
+        selector.select()
+        editor.edit_prompt(app, prompt)
+    assert seen == ["[True, False]"]
 
 
 def test_it_is_shared_while_the_engine_answers_and_not_while_it_loads(chat):

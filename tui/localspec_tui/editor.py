@@ -17,6 +17,7 @@ from localspec import environment
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.outside_files import MIB, read_bytes
 from localspec.text import one_line
+from localspec_tui import interpreter
 from localspec_tui.widgets.typed_text import TypedText
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ def edit_prompt(app: App[Any], prompt: TypedText) -> None:
         return
     try:
         with _left_alone(), app.suspend():  # which would not take the terminal back after an exception
+            interpreter.borrow_core(None)  # nothing is drawn for minutes, and a reply may go on
             try:
                 text = edited(text, environment.editor(), lambda: cast("ChatApp", app).leaving)
             except LocalspecError as error:

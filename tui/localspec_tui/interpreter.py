@@ -25,6 +25,10 @@ class _Answering:
     engine: "Answerer | None" = None  # that answers now
 
 
+class _Lender:
+    engine: "Answerer | None" = None  # of whose cores the screen has one
+
+
 @contextmanager
 def shared(engine: "Answerer | None") -> Iterator[None]:
     """While the engine answers: the screen would cost tokens if it kept the interpreter for as long as it draws."""
@@ -35,6 +39,16 @@ def shared(engine: "Answerer | None") -> Iterator[None]:
         _Answering.engine = None
 
 
+def borrow_core(engine: "Answerer | None") -> None:
+    """From this engine, and from no other one; None gives it back. For the screen's thread alone."""
+    if engine is not _Lender.engine:
+        if _Lender.engine is not None:
+            _Lender.engine.lend_core(False)
+        _Lender.engine = engine
+        if engine is not None:
+            engine.lend_core(True)
+
+
 class ScreenFirst(selectors.DefaultSelector):
     """What the event loop of the screen waits with; between two waits it draws, in one go.
 
@@ -42,29 +56,18 @@ class ScreenFirst(selectors.DefaultSelector):
     waits for it.
     """
 
-    _lender: "Answerer | None" = None
-
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         if timeout != 0:  # else there is more to draw, and this only looks what came
-            self._borrow(None)
+            borrow_core(None)
         sys.setswitchinterval(AT_ONCE if _Answering.engine is None else SHARED)
         try:
             return super().select(timeout)
         finally:
             sys.setswitchinterval(KEPT if _Answering.engine is None else SHARED)
-            self._borrow(_Answering.engine)
-
-    def _borrow(self, engine: "Answerer | None") -> None:
-        """A core of this engine, and of no other one; None gives it back."""
-        if engine is not self._lender:
-            if self._lender is not None:
-                self._lender.lend_core(False)
-            self._lender = engine
-            if engine is not None:
-                engine.lend_core(True)
+            borrow_core(_Answering.engine)
 
     def close(self) -> None:
-        self._borrow(None)
+        borrow_core(None)
         sys.setswitchinterval(SHARED)
         super().close()
 
