@@ -3,7 +3,7 @@
 import time
 
 SHORTEST, LONGEST = 0.1, 0.5  # seconds
-SHARE = 0.03  # of a core, of which the model misses about half: one of its threads rests meanwhile, the others go on
+SHARE = 0.03  # of a core, of which the model misses a part: one of its threads rests meanwhile, and the others go on
 
 
 class Pace:
