@@ -59,9 +59,9 @@ def begun(count: int) -> tuple[Pool, list[int]]:
 
 
 def shares(pool: Pool, clocks: list[int], want: np.ndarray) -> list[float]:
-    """Of some hundred products, how much of what the caller computed each other thread did."""
+    """Of a hundred products, how much of what the caller computed each other thread did."""
     own, others = time.thread_time_ns(), [time.clock_gettime_ns(clock) for clock in clocks]
-    for _ in range(300):
+    for _ in range(100):
         assert np.array_equal(linear(WEIGHTS, INPUTS, pool=pool), want)
     own = time.thread_time_ns() - own
     return [(time.clock_gettime_ns(clock) - before) / own for clock, before in zip(clocks, others, strict=True)]
