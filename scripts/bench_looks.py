@@ -13,7 +13,7 @@ import json
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -39,21 +39,21 @@ def inside(file: Path, arguments: list[str]) -> None:
     from localspec_tui.screens.chat import ChatScreen
     from localspec_tui.screens.xray import XRayScreen
 
-    steps: Counter[int] = Counter()
-    seconds: Counter[int] = Counter()
-    last = {"turn": -1, "steps": 0, "now": 0.0}
+    steps: dict[int, int] = defaultdict(int)
+    seconds: dict[int, float] = defaultdict(float)
+    last = (-1, 0, 0.0)  # turn, steps, seconds
     put, follow, follow_in_xray = ReplyBuffer.put, ChatScreen._follow, XRayScreen._follow
 
     def turn() -> int:
         return int(time.perf_counter() / TURN)
 
     def count(buffer: ReplyBuffer, event: Event, live: Any) -> None:
+        nonlocal last
         if isinstance(event, Text):
-            now = time.perf_counter()
-            if turn() == last["turn"]:
-                steps[turn()] += event.steps - last["steps"]
-                seconds[turn()] += now - last["now"]
-            last.update(turn=turn(), steps=event.steps, now=now)
+            before, last = last, (turn(), event.steps, time.perf_counter())
+            if last[0] == before[0]:
+                steps[last[0]] += last[1] - before[1]
+                seconds[last[0]] += last[2] - before[2]
         elif isinstance(event, Done):
             file.write_text(json.dumps({str(one): [steps[one], seconds[one]] for one in steps}), "utf-8")
         put(buffer, event, live)
@@ -67,7 +67,12 @@ def inside(file: Path, arguments: list[str]) -> None:
     def look_in_xray(screen: XRayScreen) -> Any:
         return follow_in_xray(screen) if with_looks(turn()) else screen.set_timer(SHORTEST, screen._follow)
 
-    ReplyBuffer.put, ChatScreen._follow, XRayScreen._follow = count, look, look_in_xray  # type: ignore[method-assign]
+    for owner, name, instead in (
+        (ReplyBuffer, "put", count),
+        (ChatScreen, "_follow", look),
+        (XRayScreen, "_follow", look_in_xray),
+    ):
+        setattr(owner, name, instead)
     localspec(arguments)
 
 
