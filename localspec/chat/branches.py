@@ -96,16 +96,17 @@ def _says(other: int, mine: Turn | None, theirs: Turn | None) -> str:
     if mine is None:
         return f"so far the same as {other}" if theirs is None else "ends before that"
     if theirs is None or mine.typed != theirs.typed:
-        return f"asked “{_beginning(mine.typed)}”"
+        return f"asked “{_beginning(mine.typed, '' if theirs is None else theirs.typed)}”"
     if mine.unanswered:
         return "no answer"
     return f"answered “{_beginning(mine.reply, theirs.reply)}”"
 
 
 def _beginning(text: str, other: str = "") -> str:
-    """The first words, or those from where the two differ."""
+    """The first words, or those from where the two differ, be it that one goes on where the other ends."""
     line, beside = one_line(text), one_line(other)
-    same = next((at for at, pair in enumerate(zip(line, beside, strict=False)) if pair[0] != pair[1]), 0)
+    differ = (at for at, pair in enumerate(zip(line, beside, strict=False)) if pair[0] != pair[1])
+    same = next(differ, min(len(line), len(beside)))
     start = line.rfind(" ", 0, same - CONTEXT) + 1 if same > SHOWN - CONTEXT else 0
     shown = line[start : start + SHOWN]
     return f"{'…' if start else ''}{shown}{'…' if start + SHOWN < len(line) else ''}"

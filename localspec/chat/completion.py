@@ -83,6 +83,11 @@ def choices(before: str, known: Known) -> list[Choice]:
     ]
 
 
+def is_begun(before: str) -> bool:
+    """Whether a command or a path stands there, even one that nothing is known of yet."""
+    return _is_command(before) or _PATH.search(before) is not None
+
+
 def is_whole(before: str) -> bool:
     """Whether Enter means what stands there: a command that is none yet, but the beginning of one, is not."""
     word = before.partition(" ")[0]

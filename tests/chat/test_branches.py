@@ -65,6 +65,17 @@ def test_what_was_asked_instead_is_said_and_where_an_answer_begins_to_differ(his
     assert says[again] == "answered “…seven eight nine nine nine nine”"
 
 
+def test_prompts_that_begin_alike_are_told_apart_by_what_comes_after(history: History) -> None:
+    begun = "Tell me a long story about a lighthouse keeper, a storm and a dog."
+    first = said(history, "hello there", "Hi.")
+    said(history, begun, "Once.", first)
+    funny = branch(history, first, 1, f"{begun} Make it funny.", "Ha.")
+    sad = branch(history, first, 1, f"{begun} Make it sad.", "Oh.")
+    says = {row.info.id: row.says for row in rows(history, history.conversations())}
+    assert says[funny].endswith("Make it funny.”") and says[sad].endswith("Make it sad.”")
+    assert says[first].endswith("and a dog.”")
+
+
 def test_a_title_of_its_own_is_told_of_a_branch(history: History) -> None:
     first = said(history, "What is a tree?", "A plant.")
     history.rename(first, "Trees")

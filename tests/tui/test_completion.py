@@ -1,12 +1,14 @@
 """Slash completion on the full screen."""
 
 import threading
+import time
 
 import pytest
 from textual.widgets import OptionList
 from tui.scripted_engine import say, until
 
 from localspec.chat.commands import COMMANDS
+from localspec.chat.completion import Entry
 from localspec_tui.screens.models import ModelsScreen
 from localspec_tui.widgets.prompt import Prompt
 from localspec_tui.widgets.suggestions import Suggestions
@@ -167,5 +169,47 @@ def test_tab_goes_to_the_messages_where_there_is_nothing_to_complete(chat):
         await until(pilot, talk.idle)
         await pilot.press("tab")
         assert not isinstance(talk.app.focused, Prompt | OptionList)
+
+    talk.play(story)
+
+
+def test_tab_waits_for_the_list_that_is_being_read(chat, monkeypatch):
+    talk = chat()
+
+    def slowly(need, history):
+        time.sleep(0.05)
+        return [Entry("hostile.txt", "")]
+
+    monkeypatch.setattr("localspec_tui.screens.chat.look_up", slowly)
+
+    async def story(pilot):
+        await pilot.press(*"@hos", "tab", "x")  # as fast as one can
+        assert talk.typed == "@hostile.txt x"
+        assert isinstance(talk.app.focused, Prompt)
+
+    talk.play(story)
+
+
+def test_a_list_that_never_comes_keeps_no_key(chat, monkeypatch):
+    talk, gate = chat(), threading.Event()
+    monkeypatch.setattr("localspec_tui.screens.chat.look_up", lambda need, history: gate.wait(20) and [])
+
+    async def story(pilot):
+        await pilot.press(*"@hos", "tab", "x")
+        assert talk.typed == "@hosx" and isinstance(talk.app.focused, Prompt)
+        gate.set()
+
+    talk.play(story)
+
+
+@pytest.mark.parametrize("text", ["/te", "@no-such-file"])
+def test_tab_stays_in_a_command_or_a_path_that_nothing_completes(chat, text):
+    talk = chat(["One."])
+
+    async def story(pilot):
+        await say(pilot, "hello")
+        await until(pilot, talk.idle)
+        await pilot.press(*text, "tab")
+        assert talk.typed == text and isinstance(talk.app.focused, Prompt)
 
     talk.play(story)

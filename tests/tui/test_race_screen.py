@@ -59,6 +59,11 @@ def under_way(talk):
     return lambda: "plain one" in talk.screen_text() or "fast and" in talk.screen_text()
 
 
+def rules(talk):
+    """The lines between the parts of its table."""
+    return [line.strip() for line in talk.screen_text().split("\n") if "┼" in line]
+
+
 def test_a_race_with_a_prompt_of_its_own(chat, races):
     gate = threading.Event()
     asked, talk = races(gate), chat(settings=Settings(system="Be [kind]."))
@@ -73,6 +78,8 @@ def test_a_race_with_a_prompt_of_its_own(chat, races):
         await until(pilot, shows(talk, "f5 Once more"))
         page = talk.screen_text()
         assert "Race: Tell [me]" in page and "fast and safe␛[2J" in page and "×" in page and REPLAYED in page
+        await pilot.resize_terminal(60, 24)  # it is over, and is drawn once more all the same
+        await until(pilot, lambda: [len(rule) == 2 * rule.index("┼") + 1 < 60 for rule in rules(talk)] == [True, True])
         await pilot.press("f5")
         await until(pilot, shows(talk, "✓ both texts are the same"))
         await pilot.press("escape")

@@ -123,7 +123,12 @@ class RaceScreen(ClosesOnce, Screen[None]):
                 self._timer.stop()
             self._tell()
 
+    def on_resize(self) -> None:
+        if self._lanes:
+            self._draw(self._drawn)
+
     def _draw(self, seconds: float | None = None) -> None:
+        self._drawn = seconds
         size = Size(columns=self.size.width - 2, lines=max(self.size.height - LEFT, 1) + AROUND - 6)
         self.query_one("#course", Static).update("\n".join(frame(self._lanes, size, seconds)))
 

@@ -124,10 +124,14 @@ class Prompt(TypedText, inherit_bindings=False):
         """Tab and Escape mean something else where there is nothing to complete."""
         if action in ("complete", "close_list"):
             self._suggestions.typed(self.before)  # the news of the last letters may still be on their way
-            return self._suggestions.is_open if action == "close_list" else self._suggestions.line is not None
+            return self._suggestions.is_open if action == "close_list" else self._suggestions.is_begun
         return True
 
-    def action_complete(self) -> None:
+    async def action_complete(self) -> None:
+        await self._suggestions.fetched()  # typed in one go, Tab comes before the list
+        self._complete_by_the_list()
+
+    def _complete_by_the_list(self) -> None:
         if (line := self._suggestions.line) is not None:
             self._suggestions.open()
             self.complete(line)
@@ -151,7 +155,7 @@ class Prompt(TypedText, inherit_bindings=False):
             return
         self._suggestions.typed(self.before)
         if self._suggestions.is_open and (self._suggestions.at is not None or not is_whole(self.before)):
-            self.action_complete()
+            self._complete_by_the_list()
             return
         self.post_message(self.Sent(self.text))
         if self.text in self._said:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from rich.cells import cell_len, set_cell_size
 from textual import work
@@ -9,9 +10,11 @@ from textual.content import Content
 from textual.widgets import OptionList
 from textual.widgets.option_list import Option
 
-from localspec.chat.completion import Choice, Entry, choices, needed
+from localspec.chat.completion import Choice, Entry, choices, is_begun, needed
 
 LookUp = Callable[[str], Sequence[Entry]]
+
+PATIENCE = 0.3  # seconds that a key waits for a list
 
 
 class Suggestions(OptionList, can_focus=False):
@@ -26,6 +29,7 @@ class Suggestions(OptionList, can_focus=False):
         super().__init__(markup=False)
         self._look_up = look_up
         self._known: dict[str, Sequence[Entry]] = {}
+        self._fetched = asyncio.Event()
         self._before = ""
         self._choices: list[Choice] = []
         self._dismissed = False  # by whoever types, until there is nothing to complete any more
@@ -34,6 +38,17 @@ class Suggestions(OptionList, can_focus=False):
     @property
     def is_open(self) -> bool:
         return bool(self._choices) and not self._dismissed
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether there may be something to choose, once a list is there."""
+        return is_begun(self._before)
+
+    async def fetched(self) -> None:
+        """Until the list that is needed is there, for a moment at most."""
+        if needed(self._before) not in (None, *self._known):
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._fetched.wait(), PATIENCE)
 
     def typed(self, before: str, *, by_hand: bool = True) -> None:
         """This stands before the cursor now; what was not typed by hand opens nothing."""
@@ -70,6 +85,7 @@ class Suggestions(OptionList, can_focus=False):
     def _choose(self) -> None:
         need = needed(self._before)
         if need is not None and need not in self._known and not self._dismissed:
+            self._fetched.clear()
             self._fetch(need)
         self._choices = choices(self._before, self._known)
         self._show()
@@ -78,6 +94,7 @@ class Suggestions(OptionList, can_focus=False):
     async def _fetch(self, need: str) -> None:
         self._known[need] = await asyncio.to_thread(self._look_up, need)
         self._choose()
+        self._fetched.set()
 
     def _show(self) -> None:
         if not self.is_mounted:
