@@ -190,6 +190,20 @@ def test_tab_waits_for_the_list_that_is_being_read(chat, monkeypatch):
     talk.play(story)
 
 
+def test_tab_asks_for_the_list_of_what_was_put_there(chat, monkeypatch):
+    talk = chat()
+    monkeypatch.setattr("localspec_tui.screens.chat.look_up", lambda need, history: [Entry("hostile.txt", "")])
+
+    async def story(pilot):
+        talk.app.query_one(Prompt).put("@hos")  # as an earlier prompt, which opens nothing
+        await pilot.pause()
+        assert offered(talk) == []
+        await pilot.press("tab")
+        assert talk.typed == "@hostile.txt "
+
+    talk.play(story)
+
+
 def test_a_list_that_never_comes_keeps_no_key(chat, monkeypatch):
     talk, gate = chat(), threading.Event()
     monkeypatch.setattr("localspec_tui.screens.chat.look_up", lambda need, history: gate.wait(20) and [])

@@ -70,6 +70,8 @@ def test_a_race_with_a_prompt_of_its_own(chat, races):
 
     async def story(pilot):
         await say(pilot, "/race Tell [me]")
+        await until(pilot, lambda: isinstance(talk.app.screen, RaceScreen) and talk.app.screen._lanes)
+        talk.app.screen.on_resize()  # before anything was drawn
         await until(pilot, shows(talk, LIVE))
         await until(pilot, under_way(talk))
         assert talk.app.focused is None and "Once more" not in talk.screen_text()

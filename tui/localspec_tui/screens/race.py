@@ -41,6 +41,7 @@ class RaceScreen(ClosesOnce, Screen[None]):
         super().__init__()
         self._engine, self._prompt, self._proposed = engine, prompt.strip(), proposed
         self._lanes: Sequence[Lane] = ()
+        self._drawn: float | None = None  # seconds of the replay that are shown; None as it happens
         self._verdict: Sequence[str] = ()
         self._racing = self._over = False
         self._began = 0.0  # the replay

@@ -30,6 +30,7 @@ class Suggestions(OptionList, can_focus=False):
         self._look_up = look_up
         self._known: dict[str, Sequence[Entry]] = {}
         self._fetched = asyncio.Event()
+        self._fetched.set()  # nothing is under way
         self._before = ""
         self._choices: list[Choice] = []
         self._dismissed = False  # by whoever types, until there is nothing to complete any more
@@ -46,9 +47,13 @@ class Suggestions(OptionList, can_focus=False):
 
     async def fetched(self) -> None:
         """Until the list that is needed is there, for a moment at most."""
-        if needed(self._before) not in (None, *self._known):
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._fetched.wait(), PATIENCE)
+        if needed(self._before) in (None, *self._known):
+            return
+        if self._fetched.is_set():  # what was not typed by hand opened nothing
+            self._dismissed = False
+            self._choose()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._fetched.wait(), PATIENCE)
 
     def typed(self, before: str, *, by_hand: bool = True) -> None:
         """This stands before the cursor now; what was not typed by hand opens nothing."""
