@@ -91,7 +91,8 @@ def test_several_depths_share_one_teacher() -> None:
         assert one.hits.tolist() == alone.hits.tolist() and one.count == alone.count == len(rows)
         assert one.first.tolist() == alone.first.tolist() == right(some, head, rows)
         for ours, wanted in zip(gradients, (some.grad, head.weight.grad), strict=True):
-            torch.testing.assert_close(ours, wanted if len(rows) else torch.zeros_like(ours))
+            # terms are up to 9 times as large as their sum, and are added in another order
+            torch.testing.assert_close(ours, wanted if len(rows) else torch.zeros_like(ours), rtol=1e-5, atol=1e-4)
 
 
 def test_nothing_is_better_than_the_teacher_itself() -> None:
