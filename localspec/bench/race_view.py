@@ -33,20 +33,18 @@ def fits(size: Size) -> bool:
 
 
 def frame(lanes: Sequence[Lane], size: Size, seconds: float | None = None) -> list[str]:
-    """The lines of one picture: how it stands now, or stood after so many seconds of each lane's own clock."""
+    """The lines of one picture: how it stands now, or stood after so many seconds of each lane's own clock.
+
+    They fit into a terminal of any size, which may have shrunk: what is too long would go on in the next line.
+    """
     width = (max(LEAST_COLUMNS, min(MOST_COLUMNS, size["columns"])) - 4) // 2
-    height = max(1, min(TEXT_LINES, size["lines"] - AROUND))  # it may have shrunk
+    height = max(1, min(TEXT_LINES, size["lines"] - AROUND))
     columns_of_lines = [_column(lane, width, height, seconds) for lane in lanes]
     rule = "─" * width + "─┼─" + "─" * width
     rows = [" │ ".join(set_cell_size(cell, width) for cell in cells) for cells in zip(*columns_of_lines, strict=True)]
-    return [
-        set_cell_size(_caption(lanes, seconds), 2 * width + 3).rstrip(),
-        rows[0],
-        rule,
-        *rows[1 : height + 1],
-        rule,
-        *rows[height + 1 :],
-    ]
+    wide = min(2 * width + 3, size["columns"] - 1)  # terminals may wrap in the last column
+    lines = [_caption(lanes, seconds), rows[0], rule, *rows[1 : height + 1], rule, *rows[height + 1 :]]
+    return [set_cell_size(line, wide).rstrip() for line in lines[: size["lines"]]]
 
 
 def ends(lanes: Sequence[Lane]) -> float:
@@ -120,6 +118,11 @@ def redrawn(lines: Sequence[str], before: int) -> str:
     """What puts a picture in the place of one that had so many lines."""
     up = f"\x1b[{before}A" if before else ""
     return up + "".join(f"\r\x1b[K{line}\n" for line in lines)
+
+
+def whole_screen(lines: Sequence[str]) -> str:
+    """What puts a picture in the place of all that a screen shows."""
+    return "\x1b[H" + "\r\n".join(f"\x1b[K{line}" for line in lines) + "\x1b[J"
 
 
 def recording(lanes: Sequence[Lane], size: Size, end: Sequence[str], title: str, made: int) -> Iterator[str]:

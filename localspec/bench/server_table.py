@@ -1,10 +1,9 @@
-"""The report on servers as a person reads it, at most 100 columns: a sentence, bars, then the figures."""
+"""The report on servers as a person reads it: a sentence, bars, then the figures."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from localspec.bench.table import LONGEST_BAR, clipped, columns, interval, number, wrapped
-from localspec.charts import bar
+from localspec.bench.table import WIDTH, bars, clipped, columns, interval, number, wrapped
 from localspec.quantities import counted
 from localspec.text import one_line
 
@@ -18,13 +17,13 @@ WHOLE = "reply_tokens_per_second"
 AGAIN = "· prompts were asked again, which servers may have kept: the first token is then sooner"
 
 
-def of(report: dict[str, Any]) -> str:
-    """All that a report says."""
+def of(report: dict[str, Any], width: int = WIDTH) -> str:
+    """All that a report says, sentences and bars in lines of so many columns; of the figures each is needed."""
     rows = report["rows"]
-    lines = [*wrapped(sentence(rows)), "", *_bars(rows), "", *wrapped(label(report))]
+    lines = [*wrapped(sentence(rows), width), "", *_bars(rows, width), "", *wrapped(label(report), width)]
     lines += ["", *columns(_heads(rows), [_row(row, len(rows) > 1) for row in rows])]
-    lines += wrapped(f"{LEGEND} {AGAIN}" if report["repeat"] > 1 else LEGEND)
-    return "\n".join([*lines, *(line for row in rows for line in wrapped(_untold(row)))])
+    lines += wrapped(f"{LEGEND} {AGAIN}" if report["repeat"] > 1 else LEGEND, width)
+    return "\n".join([*lines, *(line for row in rows for line in wrapped(_untold(row), width))])
 
 
 def label(report: dict[str, Any]) -> str:
@@ -61,13 +60,15 @@ def row_name(row: dict[str, Any]) -> str:
     return one_line(f"{row['program'] or 'the server'} at {row['name']}")
 
 
-def _bars(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
-    known = [(clipped(row_name(row), LONGEST_NAME), row) for row in rows if row[WHOLE]]
-    most = max((row[WHOLE] for _, row in known), default=1.0)
-    width = max((len(name) for name, _ in known), default=0)
-    for name, row in known:
-        times = f"  × {row['speedup']:.2f}" if row["speedup"] and row is not rows[0] else ""
-        yield f"  {name:{width}}  {bar(row[WHOLE] / most, LONGEST_BAR)} {row[WHOLE]:.1f} tokens/s{times}"
+def _bars(rows: Sequence[dict[str, Any]], width: int) -> Iterator[str]:
+    known = [row for row in rows if row[WHOLE]]
+    most = max((row[WHOLE] for row in known), default=1.0)
+    said = [
+        f"{row[WHOLE]:.1f} tokens/s" + (f"  × {row['speedup']:.2f}" if row["speedup"] and row is not rows[0] else "")
+        for row in known
+    ]
+    names = [clipped(row_name(row), LONGEST_NAME) for row in known]
+    return bars(names, [row[WHOLE] / most for row in known], said, width)
 
 
 def _heads(rows: Sequence[dict[str, Any]]) -> list[str]:

@@ -1,4 +1,4 @@
-"""The report as a person reads it, at most 100 columns: a sentence, bars, then the figures."""
+"""The report as a person reads it, at most 100 columns or as wide as a terminal: a sentence, bars, then the figures."""
 
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -10,36 +10,42 @@ from localspec.models.drafter_kinds import kind_of
 from localspec.text import one_line
 
 WIDTH = 100
-LEGEND = (
-    "tokens/s and speedup: medians and quartiles of the replies · τ: tokens a step · draft, verify, host: what a step "
-    "takes, in plain steps · limit: of what the memory's bandwidth allows without speculation · M: speedup ÷ memory · "
-    "same: replies with plain decoding's tokens"
+_MEANINGS = (
+    (("tokens/s", "speedup"), "medians and quartiles of the replies"),
+    (("τ",), "tokens a step"),
+    (("draft", "verify", "host"), "what a step takes, in plain steps"),
+    (("limit",), "of what the memory's bandwidth allows without speculation"),
+    (("M",), "speedup ÷ memory"),
+    (("same",), "replies with plain decoding's tokens"),
 )
+_FIRST_LEFT_OUT = ("limit", "host", "verify", "draft", "M")  # of the table's columns, where a terminal is narrow
+LEAST_NAME = 16  # columns of the name before them, which is cut where it is longer
 BUSY = 0.25  # cores that other programs may keep busy without a word
 MOST_CATEGORIES, MOST_COLUMNS = 12, 4
-LONGEST_BAR = 36  # columns
+LONGEST_BAR, SHORTEST_BAR = 36, 4  # columns
 
 
-def of(report: dict[str, Any]) -> str:
-    """All that a report says."""
+def of(report: dict[str, Any], width: int = WIDTH) -> str:
+    """All that a report says, in lines of at most so many columns."""
     rows, machine = report["rows"], report["machine"]
-    parts = [
+    facts = [
         f"{report['model']} · {label(report)} · no phrases of earlier replies",
         f"{machine['versions']} · {machine['memory'] / 2**30:.0f} GiB, read at {machine['bandwidth'] / 1e9:.1f} GB/s"
         f" · peak {max(row['peak_bytes'] for row in rows) / 2**30:.2f} GiB · {_load(machine)}",
     ]
-    lines = [*wrapped(sentence(rows)), "", *_bars(rows), ""]
-    lines += [line for part in parts for line in wrapped(part)]
-    lines += ["", *columns(_ROW_HEADS, [_row(row) for row in rows]), *wrapped(LEGEND)]
-    lines += [line for remark in _remarks(rows) for line in wrapped(remark)]
+    notes = [*_remarks(rows)]
     for row in rows:
         if row["reliable"] is False:
-            lines += wrapped(_unreliable(row))
+            notes.append(_unreliable(row))
         if row.get("draft_model"):
-            lines += wrapped(f"{_name(row)} drafts with {row['draft_model']}{_hyperparameters(row)}")
+            notes.append(f"{_name(row)} drafts with {row['draft_model']}{_hyperparameters(row)}")
         if row["off_reason"]:
-            lines += wrapped(f"{_name(row)} was switched off: {row['off_reason']}")
-    return "\n".join([*lines, *_depths(rows), *_categories(rows), *_peers(report["peers"])])
+            notes.append(f"{_name(row)} was switched off: {row['off_reason']}")
+    lines = [*wrapped(sentence(rows), width), "", *_bars(rows, width), ""]
+    lines += [line for fact in facts for line in wrapped(fact, width)]
+    lines += ["", *_figures(rows, width)]
+    lines += [line for note in notes for line in wrapped(note, width)]
+    return "\n".join([*lines, *_depths(rows, width), *_categories(rows, width), *_peers(report["peers"], width)])
 
 
 def label(report: dict[str, Any]) -> str:
@@ -56,12 +62,13 @@ def label(report: dict[str, Any]) -> str:
 
 def sentence(rows: Sequence[dict[str, Any]]) -> str:
     """What was found: the row that is faster than plain decoding by most, or that none is."""
-    plain, drafting = rows[0]["tokens_per_second"], [row for row in rows if row["nodes"] and row["speedup"]]
+    plain, drafting = rows[0]["tokens_per_second"], [row for row in rows if _drafts(row) and row["speedup"]]
     known = [row for row in drafting if row["reliable"] is not False]
     if plain is None:
         return "No reply was long enough to measure a speed; give longer --max-tokens."
     if not drafting:
-        return f"Plain decoding gives {plain:.1f} tokens/s here; --drafter names what to compare with it."
+        auto = ", and auto drafts nothing" if any(row["nodes"] == "auto" and not _drafts(row) for row in rows) else ""
+        return f"Plain decoding gives {plain:.1f} tokens/s here{auto}; --drafter names what to compare with it."
     if not known:
         return f"Plain decoding gave {plain:.1f} tokens/s; no speedup is reliable, for other programs disturbed it."
     best = max(known, key=lambda row: row["speedup"])
@@ -73,23 +80,37 @@ def sentence(rows: Sequence[dict[str, Any]]) -> str:
     return f"{row_name(best)} answers {beside} as plain decoding{same} ({speeds})."
 
 
-def _bars(rows: Sequence[dict[str, Any]]) -> list[str]:
+def _drafts(row: dict[str, Any]) -> bool:
+    """Whether it is another thing than plain decoding, which auto may choose."""
+    return bool(row["nodes"]) and row["drafter"] != "none"
+
+
+def _bars(rows: Sequence[dict[str, Any]], width: int) -> list[str]:
     measured = [row for row in rows if row["tokens_per_second"]]
     most = max((row["tokens_per_second"] for row in measured), default=1.0)
-    names = [row_name(row) for row in measured]
-    width = max(map(len, names), default=0)
-    return [
-        f"  {name:{width}}  {bar(row['tokens_per_second'] / most, LONGEST_BAR)} {row['tokens_per_second']:.1f} tokens/s"
-        + (f"  × {row['speedup']:.2f}{_mark(row)}" if row["nodes"] and row["speedup"] else "")
-        for name, row in zip(names, measured, strict=True)
+    said = [
+        f"{row['tokens_per_second']:.1f} tokens/s"
+        + (f"  × {row['speedup']:.2f}{_mark(row)}" if _drafts(row) and row["speedup"] else "")
+        for row in measured
     ]
+    shares = [row["tokens_per_second"] / most for row in measured]
+    return [*bars([row_name(row) for row in measured], shares, said, width)]
+
+
+def bars(names: Sequence[str], shares: Sequence[float], said: Sequence[str], width: int) -> Iterator[str]:
+    """A bar a line, behind its name, and what is said of it."""
+    wide = max(map(len, names), default=0)
+    room = width - wide - max(map(len, said), default=0) - len("    " + " ")
+    for name, share, figures in zip(names, shares, said, strict=True):
+        yield f"  {name:{wide}}  {bar(share, max(SHORTEST_BAR, min(LONGEST_BAR, room)))} {figures}"
 
 
 def row_name(row: dict[str, Any]) -> str:
     """What a row is called where it stands alone."""
-    size = {0: "", "auto": ""}.get(row["nodes"], f", {row['nodes']} nodes")
-    name = "plain decoding" if row["drafter"] == "none" else clipped(one_line(row["drafter"]), 24)
-    return f"{name}{size}"
+    if row["drafter"] == "none":
+        return "auto: plain decoding" if row["nodes"] else "plain decoding"
+    size = "" if row["nodes"] == "auto" else f", {row['nodes']} nodes"
+    return f"{clipped(one_line(row['drafter']), 24)}{size}"
 
 
 def _hyperparameters(row: dict[str, Any]) -> str:
@@ -106,9 +127,6 @@ def _count(number: int, what: str) -> str:
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
-_ROW_HEADS = ("drafter", "nodes", "tokens/s", "", "speedup", "", "τ", "draft", "verify", "host", "limit", "M", "same")
-
-
 def _row(row: dict[str, Any]) -> list[str]:
     return [
         row["drafter"],
@@ -123,6 +141,26 @@ def _row(row: dict[str, Any]) -> list[str]:
         number(row["M"]) + _mark(row),
         row["accept"] if row["identical_prompts"] is None else f"{row['identical_prompts']}/{row['prompts']}",
     ]
+
+
+_ROW_HEADS = ("drafter", "nodes", "tokens/s", "", "speedup", "", "τ", "draft", "verify", "host", "limit", "M", "same")
+
+
+def _figures(rows: Sequence[dict[str, Any]], width: int) -> Iterator[str]:
+    """The table, without the columns that have no room, and what its heads mean."""
+    lines, left_out = [list(_ROW_HEADS), *map(_row, rows)], []
+    for head in _FIRST_LEFT_OUT:
+        first, *rest = _widths(lines)
+        if sum(rest) + len(rest) + min(first, LEAST_NAME) <= width:
+            break
+        at = lines[0].index(head)
+        left_out.append(head)
+        lines = [[*line[:at], *line[at + 1 :]] for line in lines]
+    yield from columns(lines[0], lines[1:], width)
+    shown = ((", ".join(head for head in heads if head in lines[0]), meaning) for heads, meaning in _MEANINGS)
+    yield from wrapped(" · ".join(f"{heads}: {meaning}" for heads, meaning in shown if heads), width)
+    if left_out:
+        yield from wrapped(f"no room for {', '.join(reversed(left_out))}, which --json has", width)
 
 
 def _load(machine: dict[str, Any]) -> str:
@@ -176,19 +214,21 @@ def _remarks(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
         )
 
 
-def _depths(rows: Sequence[dict[str, Any]]) -> list[str]:
+def _depths(rows: Sequence[dict[str, Any]], width: int) -> list[str]:
     found = [row for row in rows if row["acceptance_by_depth"]]
     lines = [
         line
         for row in found
-        for line in wrapped(f"{_name(row)}: {' '.join(f'{chance:.2f}' for chance in row['acceptance_by_depth'])}")
+        for line in wrapped(
+            f"{_name(row)}: {' '.join(f'{chance:.2f}' for chance in row['acceptance_by_depth'])}", width
+        )
     ]
-    return ["", "accepted at depth 1, 2, …, where the node before was", *lines] if found else []
+    return ["", *wrapped("accepted at depth 1, 2, …, where the node before was", width), *lines] if found else []
 
 
-def _categories(rows: Sequence[dict[str, Any]]) -> list[str]:
+def _categories(rows: Sequence[dict[str, Any]], width: int) -> list[str]:
     """Speedup and acceptance length by the kind of text, as far as they fit."""
-    drafting = [row for row in rows if row["nodes"]][:MOST_COLUMNS]
+    drafting = [row for row in rows if _drafts(row)][:MOST_COLUMNS]
     if not drafting or len(rows[0]["categories"]) < 2:
         return []
     lines = [
@@ -207,13 +247,15 @@ def _categories(rows: Sequence[dict[str, Any]]) -> list[str]:
     return [
         "",
         *columns(
-            ["speedup and τ by category", *(_name(row) + _mark(row) for row in drafting)], lines[:MOST_CATEGORIES]
+            ["speedup and τ by category", *(_name(row) + _mark(row) for row in drafting)],
+            lines[:MOST_CATEGORIES],
+            width,
         ),
         *([f"and {more} categories more, in --json"] if more > 0 else []),
     ]
 
 
-def _peers(peers: Sequence[dict[str, Any]]) -> list[str]:
+def _peers(peers: Sequence[dict[str, Any]], width: int) -> list[str]:
     if not peers:
         return []
     lines = [
@@ -222,8 +264,10 @@ def _peers(peers: Sequence[dict[str, Any]]) -> list[str]:
     ]
     return [
         "",
-        *columns(["plain, greedy", "tokens/s", *peers[0]["ms_by_rows"]], lines),
-        "after tokens/s: milliseconds of one forward of so many rows, with 256 tokens before them; medians",
+        *columns(["plain, greedy", "tokens/s", *peers[0]["ms_by_rows"]], lines, width),
+        *wrapped(
+            "after tokens/s: milliseconds of one forward of so many rows, with 256 tokens before them; medians", width
+        ),
     ]
 
 
@@ -231,15 +275,16 @@ def _name(row: dict[str, Any]) -> str:
     return f"{clipped(row['drafter'], 15)} {row['nodes']}"
 
 
-def columns(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> list[str]:
+def columns(heads: Sequence[str], lines: Sequence[Sequence[str]], width: int = WIDTH) -> list[str]:
     """Aligned; the first column is cut where the whole would be too wide."""
     lines = [[one_line(cell) for cell in line] for line in (heads, *lines)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    widths[0] = min(widths[0], WIDTH - sum(widths[1:]) - len(widths) + 1)
-    return [
-        " ".join([clipped(first, widths[0]).ljust(widths[0]), *map(str.rjust, rest, widths[1:])])
-        for first, *rest in lines
-    ]
+    first, *rest = _widths(lines)
+    first = max(1, min(first, width - sum(rest) - len(rest)))
+    return [" ".join([clipped(name, first).ljust(first), *map(str.rjust, cells, rest)]) for name, *cells in lines]
+
+
+def _widths(lines: Sequence[Sequence[str]]) -> list[int]:
+    return [max(map(len, column)) for column in zip(*lines, strict=True)]
 
 
 def clipped(text: str, width: int) -> str:
@@ -247,9 +292,9 @@ def clipped(text: str, width: int) -> str:
     return text if len(text) <= width else text[: width - 1] + "…"
 
 
-def wrapped(text: str) -> list[str]:
-    """As lines of at most 100 columns."""
-    return textwrap.wrap(one_line(text), WIDTH)
+def wrapped(text: str, width: int = WIDTH) -> list[str]:
+    """As lines of at most so many columns."""
+    return textwrap.wrap(one_line(text), width)
 
 
 def number(value: float | None, digits: int = 2) -> str:

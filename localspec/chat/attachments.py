@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -68,11 +68,18 @@ class _Mention(NamedTuple):
 def written(text: str) -> Written:
     r"""What was typed with the files that it names: `@path`, `@"path with spaces"`; `\@path` names none.
 
-    It reads the disk. What names no file and looks like none is text. Raises UsageMistake for a file that is not there,
-    that cannot be read, or is no text.
+    It reads the disk. What names no file and looks like none is text. Raises UsageMistake for all files that are not
+    there, that cannot be read, or are no text.
     """
     found = list(_mentions(text))
-    texts = {one.name: _read(one.name) for one in found if not one.escaped}
+    texts, troubles = dict[str, str](), []
+    for name in dict.fromkeys(one.name for one in found if not one.escaped):
+        try:
+            texts[name] = _read(name)
+        except _Unread as trouble:
+            troubles.append(str(trouble))
+    if troubles:
+        raise UsageMistake(_refusal(troubles))
     for one in reversed(found):
         if one.escaped:
             text = text[: one.start] + text[one.start + 1 :]
@@ -95,8 +102,8 @@ def measured(text: str, count: Callable[[str], int] | None, context: int, *, see
     for name in names:
         try:
             content = _read(name)
-        except UsageMistake as mistake:
-            said.append(str(mistake))
+        except _Unread as trouble:
+            said.append(_refusal([str(trouble)]))
             continue
         own = None if count is None else counted_tokens(content, count)
         tokens += own or 0
@@ -138,15 +145,23 @@ def _is_there(name: str) -> bool:
     return os.path.exists(path) and not os.path.isdir(path)
 
 
+class _Unread(Exception):
+    """A file of which there is no text; the message is a clause that says why."""
+
+
+def _refusal(clauses: Sequence[str]) -> str:
+    return f"{', and '.join(clauses)}; name what can be read as text, or write \\@ where no file is meant."
+
+
 def _read(name: str) -> str:
     try:
         content = read_bytes(Path(os.path.expanduser(name)), LONGEST).decode("utf-8")
     except OSError as error:
-        raise UsageMistake(f"@{name} cannot be read ({error.strerror}); \\@ says that it is no file.") from None
+        raise _Unread(f"@{name} cannot be read ({error.strerror})") from None
     except UnicodeDecodeError:
-        raise UsageMistake(f"@{name} is not UTF-8 text; name a text file, or write \\@.") from None
+        raise _Unread(f"@{name} is not UTF-8 text") from None
     if "\0" in content:
-        raise UsageMistake(f"@{name} holds NUL bytes, so it is no text; name a text file, or write \\@.")
+        raise _Unread(f"@{name} holds NUL bytes, so it is no text")
     return content
 
 

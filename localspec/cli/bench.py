@@ -1,6 +1,7 @@
 """localspec bench"""
 
 import json
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -100,7 +101,7 @@ def bench(
     progress = Progress()
     if elsewhere:
         report = measured(elsewhere, settings, asked, max_tokens, repeat, progress)
-        _tell(report, server_table.of(report), as_json)
+        _tell(report, server_table.of(report, _width(as_json)), as_json)
         if plotted:
             _draw(plot.figure_of_servers(report), plotted)
         return
@@ -134,9 +135,16 @@ def bench(
             report = comparison.bench(compared, settings, progress.show, store, tune)
     finally:
         progress.clear()
-    _tell(report, table.of(report), as_json)
+    _tell(report, table.of(report, _width(as_json)), as_json)
     if plotted:
         _draw(plot.figure(report), plotted)
+
+
+def _width(as_json: bool) -> int:
+    """Of the table: of the terminal that it is read at, if it is not very wide."""
+    stream = sys.stderr if as_json else sys.stdout
+    at_terminal = stream is not None and stream.isatty()
+    return min(table.WIDTH, shutil.get_terminal_size().columns) if at_terminal else table.WIDTH
 
 
 def _tell(report: dict[str, Any], page: str, as_json: bool) -> None:

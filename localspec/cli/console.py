@@ -2,6 +2,7 @@
 
 import json
 import sys
+import textwrap
 from collections.abc import Container, Sequence
 
 import typer
@@ -10,6 +11,8 @@ from rich.cells import cell_len, set_cell_size
 from localspec.errors import UsageMistake
 from localspec.text import one_line
 
+LEAST = 8  # columns of the beginning of what is cut
+
 
 def print_json(value: object) -> None:
     """One line of plain ASCII: escapes keep control characters from the terminal and every character in the data."""
@@ -17,22 +20,35 @@ def print_json(value: object) -> None:
 
 
 def table(rows: Sequence[Sequence[str]], right: Container[int] = (), width: int | None = None) -> list[str]:
-    """Aligned columns, those numbered in `right` to the right; the last one is cut where a line would be too wide."""
+    """Aligned columns, those numbered in `right` to the right.
+
+    Where a line would be too wide the last columns are left out, as far as not even their beginning has room.
+    """
     rows = [[one_line(cell) for cell in row] for row in rows]
     widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
-    before = sum(widths[:-1]) + 2 * (len(widths) - 1)
     if width is not None:
-        widths[-1] = max(8, min(widths[-1], width - before))
+        while (room := width - sum(widths[:-1]) - 2 * (len(widths) - 1)) < min(widths[-1], LEAST) and len(widths) > 1:
+            widths.pop()
+        widths[-1] = max(1, min(widths[-1], room))
     lines = []
     for row in rows:
         cells = []
-        for column, (cell, wide) in enumerate(zip(row, widths, strict=True)):
+        for column, (cell, wide) in enumerate(zip(row, widths, strict=False)):
             if cell_len(cell) > wide:
                 cell = set_cell_size(cell, wide - 1).rstrip() + "…"
             space = " " * (wide - cell_len(cell))
             cells.append(space + cell if column in right else cell + space)
         lines.append("  ".join(cells).rstrip())
     return lines
+
+
+def folded(line: str, width: int | None, indent: int = 0) -> list[str]:
+    """A line broken between words where it is too wide, the parts after the first one indented."""
+    if width is None:
+        return [line]
+    return textwrap.wrap(
+        line, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
+    ) or [""]
 
 
 def seen() -> bool:

@@ -1,7 +1,8 @@
 """localspec doctor"""
 
+import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ import typer
 
 from localspec import environment
 from localspec.bench.proof import prove
-from localspec.cli.console import print_json
+from localspec.cli.console import folded, print_json, seen, table
 from localspec.cli.options import Context, Drafter, DraftMax, Dtype, Quantize, load_settings
 from localspec.cli.options import Device as DeviceOption
 from localspec.cli.progress import Progress
@@ -91,7 +92,7 @@ def doctor(
     if as_json:
         print_json(_report(survey))
     else:
-        print(drawable("\n".join(map(one_line, _page(survey, verbose))), sys.stdout))
+        print(drawable("\n".join(_printed(survey, verbose)), sys.stdout))
     return 0
 
 
@@ -219,12 +220,23 @@ def _choice(recommendation: Recommendation) -> dict[str, Any]:
 # -- as a page ---------------------------------------------------------------------------------------------------------
 
 
-def _page(survey: _Survey, verbose: bool) -> Iterator[str]:
+def _printed(survey: _Survey, verbose: bool) -> list[str]:
+    """The page as wide as the terminal, if it is read at one: what it says first, once more where that scrolls away."""
+    columns, height = shutil.get_terminal_size() if seen() else (None, None)
+
+    def fitting(sentences: Iterable[str]) -> list[str]:
+        return [part for one in sentences for part in folded(one_line(one), columns)]
+
+    lines = fitting(_page(survey, verbose, columns))
+    return lines if height is None or len(lines) < height else [*lines, "", *fitting(_advice(survey))]
+
+
+def _page(survey: _Survey, verbose: bool, width: int | None) -> Iterator[str]:
     yield from _advice(survey)
     yield ""
     yield from _machine(survey)
     yield ""
-    yield from _table(sorted(survey.recommendations, key=lambda one: one.quality, reverse=True), verbose)
+    yield from _table(sorted(survey.recommendations, key=lambda one: one.quality, reverse=True), verbose, width)
     yield from dict.fromkeys(one.passed_over for one in survey.recommendations if one.passed_over)
     yield ""
     yield "~ is predicted, the rest measured here. × is how many times as fast as plain decoding it is."
@@ -289,18 +301,14 @@ def _machine(survey: _Survey) -> Iterator[str]:
         yield f"{counted(packed.files, 'packed model')}, {size(packed.bytes)}, in {packed.path}"
 
 
-def _table(recommendations: list[Recommendation], verbose: bool) -> Iterator[str]:
+def _table(recommendations: list[Recommendation], verbose: bool, width: int | None) -> list[str]:
     rows = [
-        ["MODEL", "DOWNLOAD", "FITS", "TOKENS/S", "×", "M", "AS"],
-        *([one.card.name, _download(one) + ", gated" * one.gated, *_cells(one)] for one in recommendations),
+        ["MODEL", "FITS", "TOKENS/S", "×", "M", "DOWNLOAD", "BY"],  # a narrow terminal lacks the last ones
+        *([one.card.name, *_cells(one)] for one in recommendations),
     ]
     if not verbose:
-        rows = [[*row[:5], row[6]] for row in rows]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        left = (f"{cell:{width}}" for cell, width in zip(row[:3], widths, strict=False))
-        right = (f"{cell:>{width}}" for cell, width in zip(row[3:-1], widths[3:-1], strict=True))
-        yield "  ".join((*left, *right, row[-1])).rstrip()
+        rows = [[*row[:4], *row[5:]] for row in rows]
+    return table(rows, right={2, 3, 4} if verbose else {2, 3}, width=width)
 
 
 def _download(one: Recommendation) -> str:
@@ -313,20 +321,21 @@ def _download(one: Recommendation) -> str:
 
 
 def _cells(one: Recommendation) -> list[str]:
-    """FITS, TOKENS/S, ×, M and AS."""
-    plan = one.plan
+    """FITS, TOKENS/S, ×, M, DOWNLOAD and BY."""
+    plan, download = one.plan, _download(one) + ", gated" * one.gated
     if plan is None:
-        return ["?", "", "", "", one.reason]
+        return ["?", "", "", "", download, one.reason]
     needed, about = _gib(max(plan.bytes, 2**30 // 10)), "" if plan.measured else "~"
     place = "" if plan.precision.device.name == "cpu" else f" on {plan.precision.device.name}"
-    how = f"{plan.precision}, {plan.candidate.name}{place}"
+    how = f"{plan.candidate.name}, {plan.precision}{place}"
     if not one.fits:
-        return [f"no, {needed}", "", "", "", how]
+        return [f"no, {needed}", "", "", "", download, how]
     return [
         f"yes, {needed}",
         about + tokens_a_second(plan.speed).removesuffix(" tokens/s"),
         f"{about}{one.speedup:.2f}" if one.drafts else "",
         f"{about}{plan.cost_effectiveness:.2f}",
+        download,
         how,
     ]
 

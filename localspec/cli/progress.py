@@ -33,7 +33,8 @@ class Progress:
     def show(self, what: str) -> None:
         if self._on:
             self._shown = True
-            tell(f"\r\x1b[K{one_line(what)} …", end="")
+            fitting = max(_columns() - len(" …") - 1, 0)  # what went on in the next line would stay
+            tell(f"\r\x1b[K{one_line(what)[:fitting]} …", end="")
 
     def clear(self) -> None:
         if self._shown:
@@ -44,6 +45,13 @@ class Progress:
         """Puts a sentence that stays in the place of the line."""
         self.clear()
         tell(f"localspec: {one_line(sentence)}")
+
+
+def _columns() -> int:
+    """Of the terminal that standard error is."""
+    with suppress(OSError):
+        return os.get_terminal_size(2).columns or 80
+    return 80
 
 
 class Download:

@@ -4,6 +4,7 @@ import json
 import shutil
 import sys
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -13,9 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from localspec.bench.race import Lane, Result, race, result
-from localspec.bench.race_view import Size, fits, frame, moments, recording, redrawn
+from localspec.bench.race_view import PAUSE, Size, ends, fits, frame, moments, recording, whole_screen
 from localspec.bench.racers import LONGEST, racers, sentences, that_drafts
 from localspec.chat.start import start_chat
+from localspec.cli.interrupt import cleared_up_when_ended
 from localspec.cli.options import Context, Device, Drafter, DraftMax, Dtype, Model, Quantize, load_settings, number
 from localspec.cli.progress import Progress
 from localspec.cli.texts import valid_text
@@ -95,52 +97,41 @@ def race_command(
             drafting.thinking(quiet, quiet.system),
         )
         progress.clear()
-        with _drawing(seen) as screen:
-            for _ in race(lanes, streams):
-                screen.show(lanes)
-            screen.replay(lanes)
+        steps = race(lanes, streams)
+        if seen:
+            with _own_screen():
+                _show(lanes, steps)
+        else:
+            deque(steps, maxlen=0)
     found = result(*lanes)
     told = list(sentences(lanes, found))
+    size = terminal_size() if seen else RECORDED
     if cast:
-        _record(lanes, screen.size, told, question, cast)
+        _record(lanes, size, told, question, cast)
         progress.notice(f"recorded in {cast}; `asciinema play {cast}` shows it.")
     if as_json:
         print(json.dumps(_report(lanes, found, drafting, sampling)), flush=True)
     else:
-        print(drawable("\n".join(told), sys.stdout), flush=True)
+        picture = frame(lanes, size, ends(lanes)) if seen else []
+        print(drawable("\n".join([*picture, *told]), sys.stdout), flush=True)
     return 0
 
 
-class _Screen:
-    """Draws pictures one over the other, where somebody sees them."""
+def _show(lanes: Sequence[Lane], steps: Iterator[Lane]) -> None:
+    """Lets them race, as it happens and then once more at true speed."""
+    shown = 0.0
+    for _ in steps:
+        if time.monotonic() - shown > PAUSE or all(lane.statistics for lane in lanes):
+            shown = time.monotonic()
+            _draw(lanes)
+    began = time.monotonic()
+    for seconds in moments(lanes):
+        time.sleep(max(0.0, began + seconds - time.monotonic()))
+        _draw(lanes, seconds)
 
-    def __init__(self, seen: bool) -> None:
-        self._seen, self._lines, self._shown = seen, 0, 0.0
-        self.size = terminal_size() if seen else RECORDED
 
-    def show(self, lanes: Sequence[Lane]) -> None:
-        if self._seen and (time.monotonic() - self._shown > 0.05 or all(lane.statistics for lane in lanes)):
-            self._shown = time.monotonic()
-            self._draw(frame(lanes, self._fitting()))
-
-    def replay(self, lanes: Sequence[Lane]) -> None:
-        if not self._seen:
-            return
-        began = time.monotonic()
-        for seconds in moments(lanes):
-            time.sleep(max(0.0, began + seconds - time.monotonic()))
-            self._draw(frame(lanes, self._fitting(), seconds))
-
-    def _draw(self, lines: Sequence[str]) -> None:
-        print(drawable(redrawn(lines, self._lines), sys.stdout), end="", flush=True)
-        self._lines = len(lines)
-
-    def _fitting(self) -> Size:
-        """The size of the terminal now; where it has changed, every line is somewhere else, and all is drawn anew."""
-        if self.size != (size := terminal_size()):
-            print("\x1b[2J\x1b[H", end="")
-            self.size, self._lines = size, 0
-        return self.size
+def _draw(lanes: Sequence[Lane], seconds: float | None = None) -> None:
+    print(drawable(whole_screen(frame(lanes, terminal_size(), seconds)), sys.stdout), end="", flush=True)
 
 
 def terminal_size() -> Size:
@@ -150,15 +141,17 @@ def terminal_size() -> Size:
 
 
 @contextmanager
-def _drawing(seen: bool) -> Iterator[_Screen]:
-    """A screen without a cursor, which comes back whatever happens."""
-    if seen:
-        print("\x1b[?25l", end="", flush=True)
-    try:
-        yield _Screen(seen)
-    finally:
-        if seen:
-            print("\x1b[?25h", end="", flush=True)
+def _own_screen() -> Iterator[None]:
+    """One without a cursor, which leaves the terminal's as it was: a new size moves pictures to where none erases them.
+
+    That one comes back whatever happens.
+    """
+    with cleared_up_when_ended():
+        print("\x1b[?1049h\x1b[?25l", end="", flush=True)
+        try:
+            yield
+        finally:
+            print(f"{whole_screen([])}\x1b[?1049l\x1b[?25h", end="", flush=True)
 
 
 def _report(lanes: Sequence[Lane], found: Result, engine: "Engine", sampling: "Sampling") -> dict[str, Any]:

@@ -1,13 +1,14 @@
 """localspec show NAME"""
 
 import json
+import shutil
 from contextlib import suppress
 from typing import Annotated
 
 import typer
 
 from localspec.checkpoint import inspect, is_packed, revision
-from localspec.cli.console import seen
+from localspec.cli.console import folded, seen
 from localspec.errors import LocalspecError
 from localspec.hub.records import record
 from localspec.models.drafter_cards import trained_drafters
@@ -41,11 +42,18 @@ def show(
     if as_json:
         print(json.dumps(facts, indent=2))
         return
+    width = shutil.get_terminal_size().columns if seen() else None
     for key, value in facts.items():
-        if value is None and key in _ONLY_KNOWN:
-            continue
-        unknown = "comes with localspec" if key in ("source", "commit") and card.entry and card.entry.toy else "unknown"
-        print(f"{key:13} {one_line(_shown(key, value)) or unknown}")
+        if value is not None or key not in _ONLY_KNOWN:
+            line = f"{key:13} {one_line(_shown(key, value)) or _missing(key, card)}"
+            print("\n".join(folded(line, width, indent=14)))
+
+
+def _missing(key: str, card: TargetCard) -> str:
+    """What stands where there is no value."""
+    if key in ("source", "commit") and card.entry and card.entry.toy:
+        return "comes with localspec"
+    return "not here" if key in ("path", "commit") and not card.here else "unknown"
 
 
 def _installed_facts(card: TargetCard) -> Facts:

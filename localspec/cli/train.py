@@ -274,7 +274,7 @@ def _show_step(progress: Progress, seen: Any, losses: Sequence[float], first: bo
     pace, left = seen.tokens / max(seen.seconds, 1e-9), _duration(seen.left)
     (spark,) = charts.curve(losses, 1)
     shown = f"loss {seen.loss:.3f} {drawable(spark, sys.stderr)}"
-    progress.show(f"{100 * seen.done:.0f} %  step {seen.step}  {shown}  {pace:.0f} tokens/s  {left} left")
+    progress.show(f"{100 * seen.done:.0f} %  step {seen.step}  {shown}  {left} left  {pace:.0f} tokens/s")
 
 
 def _drawn(report: dict[str, Any]) -> str:

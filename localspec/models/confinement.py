@@ -4,6 +4,7 @@ Chat templates are programs, and a tokenizer may end the process that reads it. 
 """
 
 import atexit
+import errno
 import json
 import os
 import subprocess
@@ -58,10 +59,7 @@ class Confinement:
                     **apart,
                 )
             except OSError as error:
-                raise NoProcess(
-                    f"No process can be started for what models bring along ({error.strerror}); close other programs, "
-                    "or raise the limits of this shell (`ulimit -n`, `ulimit -u`)."
-                ) from error
+                raise NoProcess(_why_none(error)) from error
             self._owner = os.getpid()
 
     def ask(self, request: Mapping[str, Any], seconds: float = MOST_SECONDS) -> dict[str, Any]:
@@ -120,6 +118,19 @@ class Confinement:
                     except OSError:  # what was not sent is not needed any more
                         pass
             return process.wait()
+
+
+def _why_none(error: OSError) -> str:
+    """Why there can be none, and what to do about just that."""
+    what = f"No process can be started for what models bring along ({error.strerror})"
+    match error.errno:
+        case errno.EAGAIN:
+            return f"{what}; close other programs, or raise the limit of this shell (`ulimit -u`)."
+        case errno.EMFILE:
+            return f"{what}; raise the limit of this shell (`ulimit -n 1024`)."
+        case errno.ENFILE | errno.ENOMEM:
+            return f"{what}; close other programs."
+    return f"{what}: {sys.executable} must be there, and be a program that you may run."
 
 
 _LONG = "it takes too long"

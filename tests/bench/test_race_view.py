@@ -1,5 +1,6 @@
 import json
 
+import pyte
 import pytest
 from reply_statistics import said
 from rich.cells import cell_len
@@ -17,6 +18,7 @@ from localspec.bench.race_view import (
     moments,
     recording,
     redrawn,
+    whole_screen,
     wrapped,
 )
 
@@ -52,8 +54,10 @@ def test_too_small_a_terminal_gets_no_picture():
     assert not fits(Size(columns=23, lines=24)) and not fits(Size(columns=80, lines=10))
 
 
-def test_a_terminal_that_has_shrunk_meanwhile_costs_no_race(lanes):
-    assert len(frame(lanes, Size(columns=5, lines=2), 1.5)) == 7
+@pytest.mark.parametrize(("columns", "lines"), [(5, 2), (1, 1), (23, 24), (80, 6), (80, 10)])
+def test_a_picture_fits_into_a_terminal_that_has_shrunk_meanwhile(lanes, columns, lines):
+    drawn = frame(lanes, Size(columns=columns, lines=lines), 1.5)
+    assert 0 < len(drawn) <= lines and max(map(cell_len, drawn)) < columns
 
 
 def test_a_picture_says_what_one_sees(lanes):
@@ -95,6 +99,18 @@ def test_many_steps_in_a_moment_are_one_picture():
 
 def test_a_picture_is_drawn_over_the_one_before():
     assert redrawn(["a", "b"], 0) == "\r\x1b[Ka\n\r\x1b[Kb\n" and redrawn(["c"], 2) == "\x1b[2A\r\x1b[Kc\n"
+
+
+def test_a_whole_screen_is_one_picture_whatever_stood_there(lanes):
+    """After every size that a terminal may have had in between: nothing scrolls, and nothing is left."""
+    screen = pyte.HistoryScreen(80, 24)
+    stream = pyte.Stream(screen)
+    for columns, lines in [(80, 24), (60, 12), (120, 40), (20, 5), (80, 24)]:
+        screen.resize(lines, columns)
+        drawn = frame(lanes, Size(columns=columns, lines=lines), 99.0)
+        stream.feed(whole_screen(drawn))
+        assert [line.rstrip() for line in screen.display] == drawn + [""] * (lines - len(drawn))
+    assert not screen.history.top, "nothing scrolled"
 
 
 def test_a_recording_is_asciicast_version_2(lanes):

@@ -64,12 +64,36 @@ def test_a_sentence_and_bars_come_first(two):
         ({"identical": None}, "phrases, 8 nodes answers 2.25 times as fast as plain decoding ("),
         ({"reliable": False}, "Plain decoding gave 4.0 tokens/s; no speedup is reliable"),
         ({"speedup": None}, "Plain decoding gives 4.0 tokens/s here; --drafter names"),
+        (
+            {"drafter": "none", "nodes": "auto", "speedup": 0.73},
+            "Plain decoding gives 4.0 tokens/s here, and auto drafts nothing; --drafter names",
+        ),
     ],
 )
 def test_the_sentence_is_true(two, unlike, said_first):
     assert table.sentence([two[0], two[1] | unlike]).startswith(said_first)
     assert table.sentence([two[0]]).startswith("Plain decoding gives 4.0 tokens/s here")
     assert table.sentence([two[0] | {"tokens_per_second": None}]).startswith("No reply was long enough")
+
+
+def test_what_auto_does_without_a_drafter_is_not_compared_with_itself(two):
+    text = table.of(report([two[0], two[1] | {"drafter": "none", "nodes": "auto", "speedup": 0.73}]))
+    bar = next(line for line in text.splitlines() if line.startswith("  auto: plain decoding  "))
+    assert "×" not in bar and "by category" not in text
+
+
+@pytest.mark.parametrize(("width", "left_out"), [(100, ""), (80, "host, limit"), (60, "M, draft, verify, host, limit")])
+def test_at_a_narrow_terminal_nothing_is_broken(two, width, left_out):
+    two[1] |= {"drafter": "parallelspec", "off_reason": "word " * 30}
+    lines = table.of(report(two), width).splitlines()
+    assert max(map(len, lines)) <= width
+    heads = next(line for line in lines if line.startswith("drafter"))
+    text = " ".join(" ".join(lines).split())
+    assert (f"no room for {left_out}, which --json has" in text) is bool(left_out)
+    for head, meaning in (("limit", "limit: of what"), ("M", "M: speedup"), ("draft", "in plain steps")):
+        assert (head in heads.split()) is (meaning in text) is (head not in left_out.split(", "))
+    plain, fast = (line.count("█") for line in lines if "█" in line)
+    assert 0 < plain < fast <= table.LONGEST_BAR and lines[-1].split()[0] in ("chat", "code")
 
 
 def test_a_speedup_that_cannot_be_is_marked_wherever_it_stands_and_explained(two):

@@ -58,11 +58,21 @@ def test_what_names_a_file_and_what_is_text(folder, text, before, files):
 )
 def test_a_file_that_is_not_there_is_told_where_one_was_meant(folder, name):
     shown = name.strip('"')
-    with pytest.raises(UsageMistake, match=re.escape(f"@{shown} cannot be read (") + r".*\\@ says that it is no file"):
+    with pytest.raises(UsageMistake, match=re.escape(f"@{shown} cannot be read (") + r".*\\@ where no file is meant"):
         written(f"what is in @{name}, please")
     assert written(f"what is in \\@{name}, please") == Written(f"what is in @{name}, please")
     assert [said.partition(" (")[0] for said in measured(f"@{name} is", None, 0)] == [f"@{shown} cannot be read"]
     assert measured(f"what is in @{name}", None, 0) == [], "it is still being typed"
+
+
+def test_all_that_cannot_be_read_are_told_at_once(folder):
+    with pytest.raises(UsageMistake) as told:
+        written("@gone.txt @notes.txt @image.png @lost.md @gone.txt")
+    missing = "cannot be read (No such file or directory)"
+    assert str(told.value) == (
+        f"@gone.txt {missing}, and @image.png is not UTF-8 text, and @lost.md {missing}; "
+        "name what can be read as text, or write \\@ where no file is meant."
+    )
 
 
 def test_an_escaped_name_is_text_and_other_backslashes_stay(folder):

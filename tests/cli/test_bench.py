@@ -1,6 +1,8 @@
 """`localspec bench` from outside: the report, the table, and what it refuses before anything is loaded."""
 
 import json
+import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,6 +10,7 @@ from command import light_help, localspec, sentence
 from scripted_models import random_model, scripted_model
 
 from localspec import Engine, Sampling
+from localspec.cli import bench as module
 from localspec.cli.main import main
 from localspec.events import Done
 
@@ -114,6 +117,14 @@ def test_the_table_alone(bench, words, prompts, tmp_path):
     assert all(row[-1] == "2/2" for row in rows)
     assert "2 prompts × 2" in out and "counting" in out and "chat" in out
     assert float(rows[1][6]) > 1.0, "the reply repeats itself, and nothing of that was accepted"
+
+
+@pytest.mark.parametrize(("columns", "width"), [(60, 60), (80, 80), (250, 100)])
+def test_the_table_is_as_wide_as_the_terminal_that_shows_it(monkeypatch, columns, width):
+    monkeypatch.setattr("shutil.get_terminal_size", lambda: os.terminal_size((columns, 20)))
+    assert [module._width(as_json) for as_json in (False, True)] == [100, 100], "in a pipe"
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert [module._width(as_json) for as_json in (False, True)] == [100, width], "where it goes with --json"
 
 
 @pytest.mark.slow

@@ -1,6 +1,6 @@
 from rich.cells import cell_len
 
-from localspec.cli.console import table
+from localspec.cli.console import folded, table
 
 
 def test_a_table_is_aligned_and_its_last_column_is_cut():
@@ -9,3 +9,28 @@ def test_a_table_is_aligned_and_its_last_column_is_cut():
     assert head == "ID  NAME   TITLE" and wide == " 7  世界   a long title that…" and "\x1b" not in hostile
     assert max(map(cell_len, (head, wide, hostile))) <= 30
     assert table(rows)[1].endswith("does not fit"), "without a width nothing is cut"
+
+
+def test_of_a_table_that_is_too_wide_whole_columns_are_left_out():
+    """A number is never cut in two."""
+    rows = [["NAME", "BYTES", "LICENSE", "PATH"], ["demo", "14.5 MiB", "Apache-2.0", "/a/path/to/it"]]
+    shown = {width: table(rows, width=width)[1] for width in (45, 36, 30, 28, 26, 17, 16, 8)}
+    assert shown == {
+        45: "demo  14.5 MiB  Apache-2.0  /a/path/to/it",
+        36: "demo  14.5 MiB  Apache-2.0  /a/path…",
+        30: "demo  14.5 MiB  Apache-2.0",
+        28: "demo  14.5 MiB  Apache-2.0",
+        26: "demo  14.5 MiB  Apache-2.0",
+        17: "demo  14.5 MiB",
+        16: "demo  14.5 MiB",
+        8: "demo",
+    }
+    assert table(rows, width=3)[1] == "de…"
+
+
+def test_a_line_is_folded_between_words():
+    line = "path          /a/path-with-hyphens/in it"
+    assert folded(line, None) == [line] == folded(line, 40)
+    assert folded(line, 38, indent=14) == ["path          /a/path-with-hyphens/in", "              it"]
+    assert folded(line, 20, indent=14) == ["path", "              /a/path-with-hyphens/in", "              it"]
+    assert folded("", 10) == [""]

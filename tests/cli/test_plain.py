@@ -356,7 +356,7 @@ def test_files_that_a_prompt_names(talk, home, hello, tmp_path, messages, monkey
     lines = [line for line in told(result, hello) if "answer" not in line]
     assert lines == [
         "+ notes (11 bytes, 11 tokens)", "(figures)", "(figures)", "(figures)",
-        "localspec: @null holds NUL bytes, so it is no text; name a text file, or write \\@.",
+        "localspec: @null holds NUL bytes, so it is no text; name what can be read as text, or write \\@ where no file is meant.",
         "+ notes (11 bytes, 11 tokens)", "(figures)",
     ]  # fmt: skip
     framed = "some notes\n\n{}"

@@ -2,9 +2,12 @@
 
 import json
 import os
+import re
+import signal
 import struct
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -140,7 +143,9 @@ def test_on_a_terminal_it_is_seen_live_and_again(tmp_path, words, columns, lines
     code, sent = at_terminal(tmp_path, columns, lines, "-m", words, "-n", 24, "--drafter", "phrases", "--draft-max", 4)
     assert code == 0
     assert sent.index(LIVE) < sent.index(REPLAY), "first as it happens, then at true speed"
-    assert sent.index("\x1b[?25l") < sent.index("\x1b[?25h") and sent.rindex("\x1b[?25h") > sent.rindex(REPLAY)
+    before, watched, after = re.split(r"\x1b\[\?1049[hl]", sent)
+    assert LIVE in watched and REPLAY in watched and "\x1b[?25l" in watched, "on a screen of its own"
+    assert after.startswith("\x1b[?25h") and LIVE not in before + after
     screen = pyte.Screen(columns, lines + 4)  # long figures may take the last sentences another line, and scroll
     pyte.Stream(screen).feed(sent)
     shown = [line.rstrip() for line in screen.display if line.strip()]
@@ -151,6 +156,32 @@ def test_on_a_terminal_it_is_seen_live_and_again(tmp_path, words, columns, lines
     assert " ".join(left).count("one two three") == " ".join(right).count("one two three") > 0
 
 
+LONG = ["-n", 1500, "--drafter", "phrases", "--draft-max", 4]
+
+
+def rules(drawn: str) -> set[int]:
+    """How wide pictures are."""
+    return {len(line.removeprefix("\x1b[K")) for line in drawn.splitlines() if "┼" in line}
+
+
+@pytest.mark.slow
+def test_of_a_terminal_that_is_resized_nothing_is_left_on_the_screen_before(tmp_path, words):
+    def resize(process: subprocess.Popen[bytes], terminal: int) -> None:
+        sized(terminal, 60, 20)
+        process.send_signal(signal.SIGWINCH)
+
+    code, sent = at_terminal(tmp_path, 100, 30, "-m", words, *LONG, live=resize)
+    _, watched, after = re.split(r"\x1b\[\?1049[hl]", sent)
+    assert code == 0 and rules(watched) == {99, 59}
+    assert rules(after) == {59} and after.count(REPLAYED) == after.count("plain decoding") == 1
+
+
+@pytest.mark.slow
+def test_one_that_is_ended_leaves_the_screen_as_it_was(tmp_path, words):
+    code, sent = at_terminal(tmp_path, 100, 30, "-m", words, *LONG, live=lambda process, _: process.terminate())
+    assert code == -signal.SIGTERM and sent.endswith("\x1b[?1049l\x1b[?25h")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("size", "variables"), [((100, 9), {}), ((20, 30), {}), ((100, 30), {"TERM": "dumb"})])
 def test_a_terminal_that_cannot_show_it_gets_the_result_alone(tmp_path, words, size, variables):
@@ -158,10 +189,20 @@ def test_a_terminal_that_cannot_show_it_gets_the_result_alone(tmp_path, words, s
     assert code == 0 and "✓ both texts are the same" in sent and LIVE not in sent and "\x1b[?25l" not in sent
 
 
-def at_terminal(home: Path, columns: int, lines: int, *arguments: object, **variables: str) -> tuple[int, str]:
-    """Runs a race with a terminal of this size as its standard output: exit code, and what reached it."""
+def at_terminal(
+    home: Path,
+    columns: int,
+    lines: int,
+    *arguments: object,
+    live: Callable[[subprocess.Popen[bytes], int], None] | None = None,
+    **variables: str,
+) -> tuple[int, str]:
+    """Runs a race with a terminal of this size as its standard output: exit code, and what reached it.
+
+    With the first picture `live` is called, with the process and the terminal.
+    """
     ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+    sized(ours, columns, lines)
     process = subprocess.Popen(
         [sys.executable, "-m", "localspec", "race", "Count!", *map(str, arguments)],
         env=environment(home, **{"TERM": "xterm", **variables}),
@@ -174,5 +215,12 @@ def at_terminal(home: Path, columns: int, lines: int, *arguments: object, **vari
     with suppress(OSError):  # of Linux, where the other end is closed
         while piece := os.read(ours, 1 << 16):
             sent += piece
+            if live is not None and LIVE.encode() in sent:
+                live(process, ours)
+                live = None
     os.close(ours)
     return process.wait(PATIENCE), sent.decode()
+
+
+def sized(terminal: int, columns: int, lines: int) -> None:
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))

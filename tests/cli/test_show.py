@@ -101,3 +101,19 @@ def test_at_a_terminal_sizes_are_those_of_a_person(tmp_path, monkeypatch):
         f" M ({piped['parameters']})"
     )
     assert seen["context"] == piped["context"]
+
+
+def test_at_a_terminal_long_values_go_on_below_themselves(tmp_path, monkeypatch):
+    piped = called(tmp_path, "show", "demo").stdout
+    monkeypatch.setattr("localspec.cli.show.seen", lambda: True)
+    monkeypatch.setattr("shutil.get_terminal_size", lambda: os.terminal_size((60, 20)))
+    drafters = next(line for line in piped.splitlines() if line.startswith("drafters"))
+    shown = called(tmp_path, "show", "demo").stdout
+    assert len(drafters) > 60 and drafters not in shown
+    assert " ".join(drafters.split()) in " ".join(shown.split())
+    assert all(len(line) <= 60 for line in shown.splitlines() if not line.startswith("path"))
+
+
+def test_of_a_model_that_is_not_here_it_is_said_where_that_matters(tmp_path):
+    lines = called(tmp_path, "show", "qwen3-0.6b").stdout.splitlines()
+    assert "path          not here" in lines and "commit        not here" in lines

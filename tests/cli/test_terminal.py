@@ -19,6 +19,7 @@ from hostile_text import NAME, commands
 from scripted_models import Script, scripted_model
 
 from localspec.cli.main import main
+from localspec.cli.progress import Progress
 
 pty = pytest.importorskip("pty")
 termios = pytest.importorskip("termios")
@@ -112,6 +113,18 @@ def test_progress_is_gone_before_anything_stays(home, tmp_path, hostile):
     assert lines[1] + "\n" == what_is_kept(home)
     assert lines[2].startswith("␀␁")
     assert "tokens/s" in lines[-2] and lines[-1] == ""
+
+
+@pytest.mark.parametrize("columns", [80, 30, 12])
+def test_a_line_of_progress_never_goes_on_in_the_next(monkeypatch, capsys, columns):
+    """Of two lines only the second would be erased, and each step of a training would leave one."""
+    monkeypatch.setattr("os.get_terminal_size", lambda _: os.terminal_size((columns, 20)))
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.delenv("TERM", raising=False)
+    Progress().show("27 %  step 8  loss 12.765  346 tokens/s  39 s left")
+    before, shown = capsys.readouterr().err.split("\x1b[K")
+    assert before == "\r" and len(shown) < columns and shown.endswith(" …")
+    assert shown.startswith("27 %  step 8"[: columns - 3]), "what matters most stands first"
 
 
 @pytest.mark.slow

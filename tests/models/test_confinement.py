@@ -1,6 +1,7 @@
 """What models bring along that computes does so in a process of its own: it can be stopped, and can die alone."""
 
 import ast
+import errno
 import json
 import os
 import re
@@ -120,10 +121,40 @@ def test_one_that_cannot_be_started_is_no_fault_of_the_template(model, monkeypat
     chat = ChatTokenizer(Tokenizer.open(model))
     with monkeypatch.context() as without:
         without.setattr(sys, "executable", "/nowhere/python")
-        with pytest.raises(NoProcess, match=r"No process can be started .* \(No such file or directory\); close"):
+        with pytest.raises(
+            NoProcess, match=r"No process can be started .* \(No such file or directory\): /nowhere/python"
+        ):
             chat.render(ASKED)
     assert "Hi" in chat.render(ASKED)
     confinement.end()
+
+
+@posix
+def test_a_python_that_may_not_be_run_is_named_and_no_limit(own, tmp_path, monkeypatch):
+    (tmp_path / "python").touch(0o600)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    with pytest.raises(NoProcess, match=r"\(Permission denied\)") as refused:
+        own.start()
+    assert str(tmp_path / "python") in str(refused.value) and "ulimit" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("number", "does"),
+    [
+        (errno.EAGAIN, "close other programs, or raise the limit of this shell (`ulimit -u`)."),
+        (errno.EMFILE, "raise the limit of this shell (`ulimit -n 1024`)."),
+        (errno.ENFILE, "close other programs."),
+        (errno.ENOMEM, "close other programs."),
+    ],
+)
+def test_each_limit_is_told_as_itself(own, monkeypatch, number, does):
+    def refused(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(subprocess, "Popen", refused)
+    with pytest.raises(NoProcess) as told:
+        own.start()
+    assert str(told.value).endswith(f"({os.strerror(number)}); {does}")
 
 
 def test_an_answer_that_nobody_waits_for_is_not_taken_for_the_next(own):

@@ -3,7 +3,7 @@
 import threading
 
 import pytest
-from tui.scripted_engine import say, until
+from tui.scripted_engine import say, talked, until
 
 from localspec.config import Settings
 from localspec_tui.widgets.below_line import BelowLine
@@ -59,5 +59,23 @@ def test_end_is_first_the_end_of_the_line(chat):
         assert talk.app.query_one(Prompt).cursor_location == (0, 3) and not view.is_vertical_scroll_end
         await pilot.press("end")
         await until(pilot, lambda: view.is_vertical_scroll_end)
+
+    talk.play(story, size=(80, 24))
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_what_is_refused_while_one_reads_above_is_seen(chat, times):
+    talk = chat([LONG], [LONG])
+
+    async def story(pilot):
+        await talked(talk, pilot, "first", "second")
+        for _ in range(times):  # the same sentence stands there already
+            await pilot.press("alt+up", "alt+up")
+            await until(
+                pilot, lambda: "There is no command" not in talk.screen_text() and "second" in talk.screen_text()
+            )
+            await say(pilot, "/nwe")
+            await until(pilot, lambda: "There is no command '/nwe'" in talk.screen_text())
+        assert new_lines(talk) == ""
 
     talk.play(story, size=(80, 24))

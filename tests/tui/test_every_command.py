@@ -126,8 +126,14 @@ TABLE = {
             EMPTY,
         ),
         Deed(
-            ("Select all: what is typed next takes its place",),
+            ("Select all: what is typed next takes its place, and Delete clears it",),
             lambda talk: talk.app._chat.query_one(Prompt).selected_text == "ab",
+            ("a", "b"),
+            EMPTY,
+        ),
+        Deed(
+            ("Delete to the beginning of the line, then the line break",),
+            lambda talk: talk.typed == "",
             ("a", "b"),
             EMPTY,
         ),

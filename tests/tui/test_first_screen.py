@@ -14,6 +14,7 @@ from localspec.config import Settings
 from localspec.errors import DoesNotFit
 from localspec.models.entries import Entry
 from localspec_tui.widgets.first_screen import FirstScreen
+from localspec_tui.widgets.prompt import Prompt
 
 
 def shown(talk) -> bool:
@@ -144,7 +145,9 @@ def test_it_comes_back_in_a_new_conversation_with_the_one_before(chat):
         ("a1", "a1"),
         ("4", "4"),
         (["3", "end", "x"], STARTERS[2] + "x"),
-        (["3", "backspace"], STARTERS[2][:-1]),
+        (["3", "end", "backspace"], STARTERS[2][:-1]),
+        (["3", "backspace"], ""),
+        ("2 please", "2 please"),
     ],
 )
 def test_a_digit_chooses_only_where_it_is_all_that_is_typed(chat, keys, typed):
@@ -153,6 +156,18 @@ def test_a_digit_chooses_only_where_it_is_all_that_is_typed(chat, keys, typed):
     async def story(pilot):
         await pilot.press(*("space" if key == " " else key for key in keys))
         assert talk.typed == typed
+
+    talk.play(story)
+
+
+def test_what_is_chosen_is_seen_to_be_replaced_by_what_is_typed(chat):
+    talk = chat(["Yes."])
+
+    async def story(pilot):
+        await pilot.press("2")
+        assert talk.app.query_one(Prompt).selected_text == STARTERS[1]
+        await pilot.press("enter")
+        await until(pilot, lambda: talk.prompts() == [STARTERS[1]] and talk.idle())
 
     talk.play(story)
 

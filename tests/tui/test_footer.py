@@ -141,7 +141,9 @@ def test_a_race_is_stopped_or_left_or_seen_once_more(chat, size, monkeypatch):
         await say(pilot, "/race Tell me of snow")
         await until(pilot, lambda: footer(talk) == "esc Stop  ^q Quit  f1 Keys")
         await pilot.press("escape")
-        await until(pilot, lambda: footer(talk) == "esc Back  f5 Once more  ^q Quit  f1 Keys")
+        over = {60: "esc Back  f5 Play again  f9 Another prompt … f1 Keys"}
+        whole = "esc Back  f5 Play again  f9 Another prompt  ^q Quit  f1 Keys"
+        await until(pilot, lambda: footer(talk) == over.get(size[0], whole))
         await pilot.press("escape")
         await until(pilot, back(talk))
 

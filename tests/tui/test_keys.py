@@ -371,6 +371,23 @@ def test_without_a_clipboard_a_file_holds_what_was_copied(chat, monkeypatch, tmp
         assert file.read_text("utf-8") == "Text ‹é›" and stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
+def test_how_much_is_cleared_of_several_lines(chat):
+    """Ctrl+U does what it does in a shell; F7 and Delete take all."""
+    talk = chat()
+
+    async def story(pilot):
+        await pilot.press(*"one", "ctrl+j", *"two", "ctrl+j", *"three")
+        seen = []
+        for _ in range(3):
+            await pilot.press("ctrl+u")
+            seen.append(talk.typed)
+        assert seen == ["one\ntwo\n", "one\ntwo", "one\n"]
+        await pilot.press(*"more", "f7", "delete")
+        assert talk.typed == ""
+
+    talk.play(story)
+
+
 def test_ctrl_c_copies_what_is_selected_in_the_prompt(chat):
     talk = chat()
 
@@ -433,7 +450,8 @@ def test_the_keys_that_stop_copy_and_clear_are_listed(chat):
         await pilot.press("f1")
         await until(pilot, lambda: "Typed in the prompt" in talk.screen_text())
         page = " ".join(talk.screen_text().split())
-        assert "f7 Select all: what is typed next takes its place" in page
+        assert "f7 Select all: what is typed next takes its place, and Delete clears it" in page
+        assert "Delete to the beginning of the line, then the line break" in page
         assert "ctrl+c Copy what is selected, or stop" in page
 
     talk.play(story, size=(80, 140))

@@ -74,10 +74,10 @@ def test_a_race_with_a_prompt_of_its_own(chat, races):
         talk.app.screen.on_resize()  # before anything was drawn
         await until(pilot, shows(talk, LIVE))
         await until(pilot, under_way(talk))
-        assert talk.app.focused is None and "Once more" not in talk.screen_text()
+        assert talk.app.focused is None and "Play again" not in talk.screen_text()
         gate.set()
         await until(pilot, shows(talk, "✓ both texts are the same"))
-        await until(pilot, shows(talk, "f5 Once more"))
+        await until(pilot, shows(talk, "f5 Play again"))
         page = talk.screen_text()
         assert "Race: Tell [me]" in page and "fast and safe␛[2J" in page and "×" in page and REPLAYED in page
         await pilot.resize_terminal(60, 24)  # it is over, and is drawn once more all the same
@@ -90,6 +90,27 @@ def test_a_race_with_a_prompt_of_its_own(chat, races):
     talk.play(story)
     assert asked == [[{"role": "system", "content": "Be [kind]."}, {"role": "user", "content": "Tell [me]"}]]
     assert talk.engine.asked == [] and talk.kept() == []
+
+
+def test_another_prompt_races_from_there(chat, races):
+    asked, talk = races(), chat()
+
+    async def story(pilot):
+        await say(pilot, "/race first")
+        await until(pilot, shows(talk, "✓ both texts are the same"))
+        assert "f9 Another prompt" in talk.screen_text()
+        await pilot.press("f9")
+        await until(pilot, lambda: isinstance(talk.app.focused, Input) and "⏎ Begin" in talk.screen_text())
+        assert "Another prompt" not in talk.screen_text() and talk.app.focused.value == "first"
+        assert REPLAYED in talk.screen_text() and "✓ both texts are the same" in talk.screen_text()
+        await pilot.press(*"second", "enter")
+        await until(pilot, shows(talk, "Race: second"))
+        await until(pilot, lambda: len(asked) == 2 and "✓ both texts are the same" in talk.screen_text())
+        await pilot.press("escape")
+        await until(pilot, lambda: isinstance(talk.app.screen, ChatScreen))
+
+    talk.play(story, size=(60, 20))
+    assert [messages[-1]["content"] for messages in asked] == ["first", "second"]
 
 
 def test_a_prompt_that_names_a_file_is_proposed_as_it_was_typed(chat, races, tmp_path):

@@ -33,13 +33,15 @@ class RaceScreen(ClosesOnce, Screen[None]):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "stop", "Stop", id="race.stop"),
         Binding("escape", "dismiss", "Back", id="race.back"),
-        Binding("f5", "replay", "Once more", id="race.replay"),
+        Binding("f5", "replay", "Play again", id="race.replay"),
+        Binding("f9", "another", "Another prompt", id="race.another"),
         DIALOG_KEYS,
     ]
 
     def __init__(self, engine: EngineThread, prompt: str, proposed: str) -> None:
         super().__init__()
-        self._engine, self._prompt, self._proposed = engine, prompt.strip(), proposed
+        self._engine, self._prompt = engine, prompt.strip()
+        self._field = _Question(one_line(proposed), placeholder="What shall both be asked?", compact=True)
         self._lanes: Sequence[Lane] = ()
         self._drawn: float | None = None  # seconds of the replay that are shown; None as it happens
         self._verdict: Sequence[str] = ()
@@ -49,7 +51,7 @@ class RaceScreen(ClosesOnce, Screen[None]):
 
     def compose(self) -> ComposeResult:
         yield Static("", id="question", markup=False)
-        yield _Question(one_line(self._proposed), placeholder="What shall both be asked?", compact=True)
+        yield self._field
         yield Static("", id="course", markup=False)
         yield Static("", id="verdict", markup=False)
         yield KeysFooter(show_command_palette=False)
@@ -61,16 +63,28 @@ class RaceScreen(ClosesOnce, Screen[None]):
             self.query_one("#question", Static).update(
                 "One prompt, answered without drafts and with them. Enter begins."
             )
-            self.query_one(Input).focus()
+            self._field.focus()
 
     def on_input_submitted(self, submitted: Input.Submitted) -> None:
         if submitted.value.strip():
             self._begin(submitted.value.strip())
 
+    def action_another(self) -> None:
+        """Asks for a prompt where the last one stands; how that went stays in sight."""
+        self.query_one("#question").display, self._field.display = False, True
+        self._field.focus()
+        self.refresh_bindings()
+
     def _begin(self, prompt: str) -> None:
-        self.query_one(Input).display = False
+        if self._timer is not None:
+            self._timer.stop()
+        self._lanes = ()
+        self._field.value, self._field.display = one_line(prompt), False
         self.set_focus(None)
-        self.query_one("#question", Static).update(Content.assemble(("Race: ", "bold"), one_line(prompt)))
+        question = self.query_one("#question", Static)
+        question.update(Content.assemble(("Race: ", "bold"), one_line(prompt)))
+        question.display = True
+        self.query_one("#verdict", Static).update("")
         self.query_one("#course", Static).update(
             "Loading an engine beside the one that answers here, and warming both up …"
         )
@@ -82,6 +96,8 @@ class RaceScreen(ClosesOnce, Screen[None]):
         """A key that would do nothing now is not offered."""
         if action == "replay":
             return self._over and not self._racing
+        if action == "another":
+            return not self._racing and not self._field.display
         return action not in {"stop", "dismiss"} or (action == "stop") == self._racing
 
     def action_stop(self) -> None:

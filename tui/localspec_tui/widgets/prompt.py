@@ -16,6 +16,11 @@ from localspec_tui.widgets.typed_text import TypedText
 
 # What everybody expects of a field for text is no help, and would hide what is.
 _EXPECTED = ("cursor_", "page_", "select_", "delete_left", "delete_right", "copy", "cut", "paste")
+# But these, of which not everybody knows how far they reach.
+_TOLD = {
+    "prompt.select_all": "Select all: what is typed next takes its place, and Delete clears it",
+    "prompt.delete_to_start_of_line": "Delete to the beginning of the line, then the line break",
+}
 
 
 def _inherited(own: Sequence[Binding]) -> list[BindingType]:
@@ -51,11 +56,7 @@ class Prompt(TypedText, inherit_bindings=False):
     BINDINGS: ClassVar[list[BindingType]] = [*OWN, *_inherited(OWN)]
     LISTED: ClassVar[list[Binding]] = [
         *OWN,
-        *(
-            replace(one, tooltip="Select all: what is typed next takes its place")
-            for one in BINDINGS
-            if isinstance(one, Binding) and one.id == "prompt.select_all"
-        ),
+        *(replace(one, tooltip=_TOLD[one.id]) for one in BINDINGS if isinstance(one, Binding) and one.id in _TOLD),
     ]
 
     class Sent(Message):
@@ -105,6 +106,7 @@ class Prompt(TypedText, inherit_bindings=False):
             self.put(chosen[0])
         elif not self.text and (prompt := self._starter(event.key)):
             self.put(prompt)
+            self.select_all()  # seen to be a proposal, in whose place comes what is typed
             self._chosen = event.key, prompt
             return True
         return False
@@ -166,7 +168,7 @@ class Prompt(TypedText, inherit_bindings=False):
 
     async def action_end(self) -> None:
         """A key that would do nothing here is for the conversation."""
-        if self.cursor_at_end_of_line:
+        if self.cursor_at_end_of_line and self.selection.is_empty:
             await self.run_action("screen.end")
         else:
             self.action_cursor_line_end()
