@@ -275,7 +275,8 @@ class EngineThread(threading.Thread):
     def _begin_figures(self, engine: "Answerer") -> None:
         from localspec.chat.live_stats import LiveStats
 
-        self._live = LiveStats(engine, self._settings.first.accept, self._conversation.tokens)
+        first = self._settings.first
+        self._live = LiveStats(engine, first.accept, self._conversation.tokens, plain_asked=first.plain)
         self.buffer.end(self._live)
 
     def _switch(self, card: "TargetCard") -> None:
