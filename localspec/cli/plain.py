@@ -14,7 +14,7 @@ from localspec.chat.branches import rows
 from localspec.chat.commands import listed, read
 from localspec.chat.completion import Entry, look_up
 from localspec.chat.conversation import Conversation, dropped_turns_notice, saved_conversation
-from localspec.chat.farewell import farewell
+from localspec.chat.farewell import farewell, let_go, unkept_words
 from localspec.chat.kept_phrases import Stories, decoder, kept_phrases
 from localspec.chat.live_stats import LiveStats
 from localspec.chat.model_list import all_models, in_lines
@@ -62,7 +62,9 @@ def converse(flags: SharedFlags, prompt: str | None) -> int:
         try:
             talk.listen(prompt)
         finally:  # a signal may end it
-            if sys.stderr is not None and sys.stderr.isatty() and (words := farewell(talk.conversation)):
+            spoken = talk.conversation
+            spoken.keep_rest()
+            if sys.stderr is not None and sys.stderr.isatty() and (words := farewell(spoken, spoken.title)):
                 typing = sys.stdin is not None and sys.stdin.isatty()
                 tell(f"\n{words}" if typing and not talk.left else words)  # the mark may stand alone
     return 0
@@ -188,7 +190,13 @@ class _Talk:
     def _quit(self, _: str) -> None:
         self._left = True
 
+    def _let_go(self) -> None:
+        """Before another conversation goes on."""
+        if lost := let_go(self._conversation):
+            self._progress.notice(lost)
+
     def _new(self, _: str) -> None:
+        self._let_go()
         self._conversation = self._conversation.start_new()
         tell("A new conversation.")
 
@@ -196,6 +204,7 @@ class _Talk:
         history = self._store.history if self._store else None
         if which:
             found = saved_conversation(history, conversation_id(which, "/resume"))
+            self._let_go()
             self._conversation = self._conversation.resume_other(found)
             self._recall()
             return
@@ -262,6 +271,7 @@ class _Talk:
         before, turns = self._conversation, self._conversation.answered - 1
         if turns < 0:
             raise UsageMistake("There is no reply yet; say something first.")
+        self._let_go()
         self._conversation = before.branch(turns)
         try:
             if prompt is None:
@@ -374,7 +384,8 @@ class _Talk:
             self._files = ""  # the model has read them
         if how:
             tell(how)
-        if words := [*in_words(live.figures())]:
+        unkept = unkept_words(self._conversation.unkept)
+        if words := [*in_words(live.figures()), *([f"not kept: {unkept}"] if unkept else [])]:
             tell(f"({' · '.join(words)})")
 
 

@@ -75,17 +75,18 @@ class History:
         system: str | None,
         instead: int | None = None,
         newest: int | None = None,
+        asked: float | None = None,
     ) -> tuple[int, int]:
         """Begins a turn; returns the ids of its conversation and of the turn.
 
         A new conversation is made where there is none of that id (any more). The turn `instead` of which this one is
         begun is taken back, if it is unanswered: another process may be about to answer the last one. Raises WentOn,
         with nothing said, where the `newest` turn that the caller knows, if it is given, is not that of the
-        conversation.
+        conversation. `asked` is when it was said, if that was earlier.
         """
         now = time.time()
         about, used = None if system is None else _storable(system), (_storable(model), now)
-        first = (_storable(prompt), now)
+        first = (_storable(prompt), now if asked is None else asked)
 
         def write(connection: sqlite3.Connection) -> tuple[int, int]:
             place = volumes.of_conversation(connection, conversation)

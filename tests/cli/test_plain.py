@@ -34,6 +34,8 @@ from localspec.cli.main import main
 from localspec.paths import Paths
 from localspec.policy.forward_costs import ForwardCosts
 from localspec.store.conversations import Saved
+from localspec.store.database import NoRoom
+from localspec.store.history import History
 from localspec.store.store import Store
 
 pty = pytest.importorskip("pty")
@@ -1026,6 +1028,24 @@ def test_at_a_terminal_without_standard_input_one_prompt_is_answered(home, hello
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     assert main(["chat", "--plain", "-m", str(hello.path), "one"]) == 0
     assert "\n“one” is kept; to go on: localspec chat --conversation " in capsys.readouterr().err
+
+
+def test_what_cannot_be_kept_is_told_with_each_reply_and_when_another_goes_on(home, talk, monkeypatch):
+    said = []
+
+    def say(history, *given, real=History.say, **how):
+        said.append(how["prompt"])
+        if said.count("two") and said[-1] != "four":
+            raise NoRoom("The disk is full.")
+        return real(history, *given, **how)
+
+    monkeypatch.setattr(History, "say", say)
+    result = talk("one", "two", "three", "/new", "four")
+    assert re.findall(r"not kept: (.*)\)", result.err) == ["its last turn", "its last 2 turns"]
+    assert "What is said now is not kept: The disk is full." in result.err
+    assert "“one” is left without its last 2 turns, which could not be kept: The disk is full." in result.err
+    monkeypatch.undo()
+    assert [[turn.prompt for turn in one.turns] for one in kept(home)] == [["four"], ["one"]]
 
 
 @pytest.mark.slow

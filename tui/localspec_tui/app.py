@@ -81,6 +81,11 @@ class ChatApp(App[None]):
         """When it has ended, however it did: what was typed and not sent is kept for the next chat."""
         self._chat.keep_unsent()
 
+    @property
+    def unsent_lost(self) -> str:
+        """Why what was typed and not sent is not kept, after `keep_unsent`; nothing where it is."""
+        return self._chat.unsent_lost
+
     def end_download(self, seconds: float) -> None:
         """When it has ended: waits so long for what was being fetched to be put away."""
         self._chat.download.give_up()

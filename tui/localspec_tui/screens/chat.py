@@ -36,7 +36,7 @@ from localspec_tui.widgets.live_line import LiveLine
 from localspec_tui.widgets.message_view import NoticeView
 from localspec_tui.widgets.prompt import Prompt
 from localspec_tui.widgets.side_panel import LEAST_COLUMNS, SidePanel
-from localspec_tui.widgets.status_line import TopLine, WaitingLine
+from localspec_tui.widgets.status_line import TopLine, UnkeptLine, WaitingLine
 from localspec_tui.widgets.suggestions import Suggestions
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class ChatScreen(Steady, ChoosingScreen, ReadingScreen):
         self._attached = AttachedLine(engine.files_in)
         self._below, self._code_copies = BelowLine(), CodeCopies()
         self._conversation.tell_below = self._below.show
-        self._line, self._panel = WaitingLine(), SidePanel()
+        self._line, self._unkept, self._panel = WaitingLine(), UnkeptLine(), SidePanel()
         self._prompt = Prompt(self._suggestions, self._first.starter)
         self.download = DownloadLine(engine.settings, _download_screen)
         self._outbox = Outbox(first, files)
@@ -96,6 +96,7 @@ class ChatScreen(Steady, ChoosingScreen, ReadingScreen):
                 yield self._conversation
             yield self._panel
         yield self._below
+        yield self._unkept
         yield self._line
         yield self.download
         yield self._live
@@ -193,6 +194,18 @@ class ChatScreen(Steady, ChoosingScreen, ReadingScreen):
         """At once, for the application ends."""
         self._draft.save_now()
 
+    @property
+    def unsent_lost(self) -> str:
+        """Why that is not kept; nothing where it is, or where nothing is to be."""
+        return self._draft.trouble if self._unsent() else ""
+
+    async def _save_draft(self) -> None:
+        await self._draft.save()
+        self._unkept.show_typed(self.unsent_lost)
+
+    async def on_unkept(self, unkept: messages.Unkept) -> None:
+        self._unkept.show_turns(unkept.turns)
+
     def on_text_area_changed(self, changed: Prompt.Changed) -> None:
         self._attached.look(changed.text_area.text)
 
@@ -281,7 +294,8 @@ class ChatScreen(Steady, ChoosingScreen, ReadingScreen):
         self._left = "\n\n".join(opened.left)
         if opened.drafts is not None:
             self._draft.keep_in(opened.drafts)
-            self.set_interval(DRAFT_SECONDS, self._draft.save)
+        if opened.place is not None:
+            self.set_interval(DRAFT_SECONDS, self._save_draft)
 
     async def on_conversation_shown(self, shown: messages.ConversationShown) -> None:
         self._system, self._edited = shown.system, None

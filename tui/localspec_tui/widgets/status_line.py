@@ -68,6 +68,34 @@ class WaitingLine(Widget):
         return Content(cut(f"{count} ({key} takes back): {' · '.join(self._prompts)}", self.size.width))
 
 
+class UnkeptLine(Widget):
+    """What could not be kept, as long as that is so; it takes no room where all is kept."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._turns, self._typed = "", ""
+        self.display = False
+
+    def show_turns(self, turns: int) -> None:
+        """So many of the newest turns are not kept."""
+        self._turns = "" if not turns else "the last turn" if turns == 1 else f"the last {turns} turns"
+        self._show()
+
+    def show_typed(self, trouble: str) -> None:
+        """Why what is typed is not kept; nothing where it is."""
+        self._typed = one_line(trouble)
+        self._show()
+
+    def _show(self) -> None:
+        self.display = bool(self._turns or self._typed)
+        self.refresh()
+
+    def render(self) -> Content:
+        what = " and ".join(filter(None, (self._turns, "what is typed" if self._typed else "")))
+        again = "each prompt tries again" if self._turns else self._typed
+        return Content(fitting((f"✗ not kept: {what}", again), self.size.width))
+
+
 class TopLine(Widget):
     """Which model answers, what was set for it, and what the conversation is about."""
 
