@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from localspec.decoding.limits import Limits
     from localspec.events import Statistics
 
+ELSEWHERE = (
+    "This conversation is open in another window, too, which does not see what is said here: whoever speaks second "
+    "goes on in a conversation of its own."
+)
 SAVE_SECONDS = 1.0  # at most so many seconds of a reply are lost when its process is killed
 
 

@@ -13,7 +13,7 @@ from localspec.chat.attachments import Written, measured, written, written_in
 from localspec.chat.branches import rows
 from localspec.chat.commands import listed, read
 from localspec.chat.completion import Entry, look_up
-from localspec.chat.conversation import Conversation, dropped_turns_notice, saved_conversation
+from localspec.chat.conversation import ELSEWHERE, Conversation, dropped_turns_notice, saved_conversation
 from localspec.chat.farewell import farewell, let_go, unkept_words
 from localspec.chat.kept_phrases import Stories, decoder, kept_phrases
 from localspec.chat.live_stats import LiveStats
@@ -38,6 +38,7 @@ from localspec.engine.importing import ready
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.models import registry
 from localspec.quantities import counted
+from localspec.store.presence import Presence
 from localspec.text import one_line, safe
 
 if TYPE_CHECKING:
@@ -85,6 +86,7 @@ class _Talk:
         self._settings, self._files, self._progress = ChatSettings(flags.settings), flags.files, progress
         self._begun = begun
         self._card, self._store, self._conversation = begun.chat
+        self._presence = Presence(self._store.path if self._store else None)
         self._engine: Answerer | None = None
         self._left = False
         self._trace: Trace | None = None  # of the last reply
@@ -316,6 +318,8 @@ class _Talk:
 
     def _recall(self) -> None:
         turns = self._conversation.turns
+        if self._presence.enter(self._conversation.id):
+            self._progress.notice(ELSEWHERE)
         if turns:
             tell(f"Going on after {counted(len(turns), 'turn')}; the last one was:")
             _show_files(written_in(turns[-1]))
@@ -378,6 +382,7 @@ class _Talk:
                         raise KeyboardInterrupt
         finally:  # what went wrong has a line of its own
             print(wrap.flush(), end="" if ended == "\n" else "\n", flush=True)
+        self._presence.enter(self._conversation.id)
         trace.ended = True
         self._trace = trace if trace.tokens else self._trace
         if self._conversation.unanswered is None:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:  # what only this thread needs it imports itself: the first pa
     from localspec.chat.sampling import Line
     from localspec.models.registry import TargetCard
     from localspec.store.conversations import ConversationInfo, Turn
+    from localspec.store.presence import Presence
     from localspec.store.store import Store
 
 PROMPTS = 500  # for the arrow keys
@@ -55,6 +56,7 @@ class EngineThread(threading.Thread):
         self._at_the_end = ExitStack()
         self._answered: Mapping[str, Any] = {}  # the figures of the reply that the next one is asked for instead of
         self._card: TargetCard
+        self._presence: Presence
         self._conversation: Conversation
         self._store: Store | None = None
         self._engine: Answerer | None = None
@@ -222,8 +224,12 @@ class EngineThread(threading.Thread):
 
     def _see_what_is_kept(self) -> None:
         """Its title is asked for while the store is open, and before this thread may have to be left behind."""
+        from localspec.chat.conversation import ELSEWHERE
+
         talk = self._conversation
         self._title = talk.title
+        if self._presence.enter(talk.id):
+            self._notice(ELSEWHERE)
         if talk.unkept != self._unkept:
             self._unkept = talk.unkept
             self._post(messages.Unkept(talk.unkept))
@@ -238,12 +244,16 @@ class EngineThread(threading.Thread):
         self._post(messages.StageReached(stage))
 
     def _open(self) -> None:
+        from localspec.store.presence import Presence
+
         try:
             self._card, self._store, self._conversation = self._opening(self._at_the_end, self._notice)
         except LocalspecError as error:
             self._post(messages.StartFailed(error))
             self._leaving.set()
             return
+        self._presence = Presence(self._store.path if self._store else None)
+        self._at_the_end.callback(self._presence.close)
         self._at_the_end.callback(self._end)  # while the store is open
         history = self._store.history if self._store else None
         drafts = self._store.drafts if self._store and self._settings.first.log else None
@@ -357,11 +367,11 @@ class EngineThread(threading.Thread):
     def _show_conversation(self, lost: str = "") -> None:
         """`lost`: what is not kept of the one before."""
         now = self._conversation
-        self._see_what_is_kept()
         if self._engine is not None:
             self._begin_figures(self._engine)
         last = None if now.turns else self._latest()
         self._post(messages.ConversationShown(tuple(now.turns), now.unanswered, now.system, now.title, last))
+        self._see_what_is_kept()
         if lost:
             self._notice(lost)
 
