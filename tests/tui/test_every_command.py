@@ -100,7 +100,7 @@ TABLE = {
         Deed(("Copy the last reply, or the message in focus",), lambda talk: talk.app.clipboard == LAST),
         Deed(("Copy the code of a reply by itself",), lambda talk: talk.app.clipboard == "ls"),
         Deed(("Show or fold what was thought",), lambda talk: "So it is." in talk.screen_text(), (), ("alt+t",)),
-        Deed(("Let the model think before it answers, or not",), told("It is on from the next reply on.")),
+        Deed(("Let the model think before it answers, or not",), lambda talk: "· thinking" in talk.screen_text()),
         Deed(("To the message above",), at_the_last_reply, (), ESCAPE),
         Deed(("To the message below", "Back to where one types"), at_the_prompt, ("alt+up",)),
         Deed(("Scroll up",), scrolled_up, (), ("ctrl+end",)),

@@ -8,7 +8,6 @@ from textual.app import ComposeResult
 from textual.containers import Horizontal, Vertical
 from textual.timer import Timer
 from textual.widgets import Static
-from textual.widgets._toast import ToastRack
 
 from localspec.chat.attachments import Written, written
 from localspec.chat.commands import is_command, read
@@ -79,6 +78,7 @@ class ChatScreen(Steady, ChoosingScreen, ReadingScreen):
         self._model = ""  # whose turn it is to answer; empty while none is loaded
         self._card: TargetCard | None = None  # of the model that answered last
         self._pace_told: tuple[str, ...] = ()
+        self._told_of_branches = False
         self._system: str | None = None
         self._system_draft: str | None = None
         self._sampling_draft: dict[str, str] = {}
@@ -108,8 +108,6 @@ class ChatScreen(Steady, ChoosingScreen, ReadingScreen):
         yield KeysFooter()
 
     def on_mount(self) -> None:
-        for rack in self.query(ToastRack):
-            self.move_child(rack, before=self._live)
         self._prompt.focus()
         self._prompt.remember(self._outbox.typed)
         self._show_waiting()
