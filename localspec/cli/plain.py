@@ -15,6 +15,7 @@ from localspec.chat.commands import listed, read
 from localspec.chat.completion import Entry, look_up
 from localspec.chat.conversation import ELSEWHERE, Conversation, dropped_turns_notice, saved_conversation
 from localspec.chat.farewell import farewell, let_go, unkept_words
+from localspec.chat.finding import hits
 from localspec.chat.kept_phrases import Stories, decoder, kept_phrases
 from localspec.chat.live_stats import LiveStats
 from localspec.chat.model_list import all_models, in_lines
@@ -39,6 +40,7 @@ from localspec.errors import LocalspecError, UsageMistake
 from localspec.models import registry
 from localspec.quantities import counted
 from localspec.store.presence import Presence
+from localspec.store.searched_words import excerpt, patterns
 from localspec.text import one_line, safe
 
 if TYPE_CHECKING:
@@ -176,6 +178,7 @@ class _Talk:
             "again": self._again,
             "edit": self._edit,
             "title": self._title,
+            "find": self._find,
             "xray": self._xray,
             "phrases": self._phrases,
             "race": self._race,
@@ -292,6 +295,18 @@ class _Talk:
 
     def _title(self, text: str) -> None:
         self._conversation.rename(text)
+
+    def _find(self, words: str) -> None:
+        turns = self._conversation.turns
+        if not words:
+            raise UsageMistake("/find takes words that a message of this conversation holds; write them behind /find.")
+        found = hits([(turn.typed, turn.reply) for turn in turns], words)
+        for turn, reply in found:
+            text = turns[turn].reply if reply else turns[turn].typed
+            who = "the reply" if reply else "the prompt"
+            tell(one_line(f"{turn + 1}, {who}: {excerpt(patterns(words)[0], text, '')}"))
+        if not found:
+            tell("No message of this conversation holds that.")
 
     def _phrases(self, words: str) -> None:
         found = []

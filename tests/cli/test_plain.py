@@ -557,6 +557,19 @@ def test_the_phrases_that_are_kept(talk, home, hello):
     assert lines[-1] == "No phrase holds that."
 
 
+def test_words_are_found_in_the_conversation(talk, home, hello):
+    keep(home, ("What of the sea?", "The *Sea* is deep."), ("And hills?", "High."))
+    lines = told(talk("/find SEA", "/find hills high", "/find nowhere", arguments=["-c"]), hello)
+    assert lines[-4:] == [
+        "1, the reply: The *Sea* is deep.",
+        "1, the prompt: What of the sea?",
+        "2, the prompt: And hills?",
+        "No message of this conversation holds that.",
+    ]
+    refused = talk("/find")
+    assert refused.code == 2 and "/find takes words that a message of this conversation holds" in refused.err
+
+
 def test_a_new_conversation(talk, home, hello, messages):
     result = talk("one", "/new", "two", "/new", "/new", arguments=["-s", "Be kind."])
     assert told(result, hello) == ["(figures)", "A new conversation.", "(figures)", *["A new conversation."] * 2]

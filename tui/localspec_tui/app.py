@@ -154,7 +154,7 @@ class ChatApp(App[None]):
         if isinstance(event, events.Key) and event.key.startswith("alt+") and event.key in self.screen.active_bindings:
             event.character = None  # most terminals send Escape and the letter, which Textual gives as a letter as well
         typed = isinstance(event, events.Paste) or (isinstance(event, events.Key) and self._is_typed(event))
-        if typed and self.screen is self._chat:
+        if typed and self.screen is self._chat and not self._chat.types_elsewhere:
             self._chat.type_here()
         await super().on_event(event)
 

@@ -22,12 +22,13 @@ from localspec_tui.outbox import Outbox
 from localspec_tui.pace import Pace
 from localspec_tui.screens.chat_keys import KEYS
 from localspec_tui.screens.choosing import ChoosingScreen
-from localspec_tui.screens.reading import ReadingScreen
+from localspec_tui.screens.finding import FindingScreen
 from localspec_tui.screens.steady import Steady
 from localspec_tui.widgets.attached_line import AttachedLine
 from localspec_tui.widgets.below_line import BelowLine
 from localspec_tui.widgets.conversation_view import ConversationView, import_replies
 from localspec_tui.widgets.download_line import DownloadLine
+from localspec_tui.widgets.find_line import FindLine
 from localspec_tui.widgets.first_screen import FirstScreen
 from localspec_tui.widgets.keys_footer import KeysFooter
 from localspec_tui.widgets.keys_panel import KeysPanel
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
 DRAFT_SECONDS = 1.0  # of typing are lost at most, should the process be killed
 
 
-class ChatScreen(Steady, ChoosingScreen, ReadingScreen):
+class ChatScreen(Steady, ChoosingScreen, FindingScreen):
     """It owns what is under way: at most one reply, and the prompts that wait for their turn."""
 
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (70, "-wide"), (LEAST_COLUMNS, "-panel")]  # noqa: RUF012
@@ -65,6 +66,7 @@ class ChatScreen(Steady, ChoosingScreen, ReadingScreen):
         self._suggestions = Suggestions(lambda need: look_up(need, self._history))
         self._attached = AttachedLine(engine.files_in)
         self._below, self._code_copies = BelowLine(), CodeCopies()
+        self._find, self._hit, self._go_back = FindLine(), None, None
         self._conversation.tell_below = self._below.show
         self._line, self._unkept, self._panel = WaitingLine(), UnkeptLine(), SidePanel()
         self._prompt = Prompt(self._suggestions, self._first.starter)
@@ -95,6 +97,7 @@ class ChatScreen(Steady, ChoosingScreen, ReadingScreen):
                 yield self._first
                 yield self._conversation
             yield self._panel
+        yield self._find
         yield self._below
         yield self._unkept
         yield self._line
@@ -299,6 +302,9 @@ class ChatScreen(Steady, ChoosingScreen, ReadingScreen):
         self._system, self._edited = shown.system, None
         self._show_what_is_set()
         self._to_be_shown -= 1
+        if self.types_elsewhere:
+            self.type_here()
+        self._leave_find()
         answered = shown.turns[:-1] if shown.unanswered is not None else shown.turns
         self._top.call(shown.title)
         await self._conversation.show(answered, self._engine.traces)
@@ -415,7 +421,7 @@ class ChatScreen(Steady, ChoosingScreen, ReadingScreen):
 
     def edit(self) -> None:
         """Puts a prompt back where one types; sent, it takes the place of that turn and of all after it."""
-        if self._may_go_back() and (turn := self._conversation.turn_of(self.focused)):
+        if self._may_go_back() and (turn := self._conversation.turn_of(self._conversation.chosen)):
             self._edited = turn[0]
             self._prompt.put(turn[1].typed)
             self.type_here()
