@@ -17,24 +17,23 @@ class Presence:
 
     def __init__(self, database: Path | None) -> None:
         """`database` is where conversations are kept; None: nowhere that another window could see."""
+        self._place = f"{database}-open" if database is not None and sys.platform != "win32" else ""
         self._file = -1
         self._open: int | None = None
-        if database is not None and sys.platform != "win32":
-            with suppress(OSError):
-                self._file = os.open(f"{database}-open", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     def enter(self, conversation: int | None) -> bool:
         """This one is open here from now on, instead of the one before. Whether another window has it open, too."""
-        if self._file < 0 or conversation == self._open:
+        if not self._place or conversation == self._open:
             return False
-        alone = True
-        with suppress(OSError, OverflowError):  # a disk that knows no locks, an id that no byte has
-            if self._open is not None:
-                fcntl.lockf(self._file, fcntl.LOCK_UN, 1, self._open)
+        before, self._open, alone = self._open, conversation, True
+        with suppress(OSError, OverflowError):  # a disk that can only be read or knows no locks, an id that no byte has
+            if self._file < 0:
+                self._file = os.open(self._place, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            if before is not None:
+                fcntl.lockf(self._file, fcntl.LOCK_UN, 1, before)
             if conversation is not None:
                 alone = self._lock(fcntl.LOCK_EX, conversation)
                 self._lock(fcntl.LOCK_SH, conversation)
-        self._open = conversation
         return not alone
 
     def _lock(self, how: int, conversation: int) -> bool:

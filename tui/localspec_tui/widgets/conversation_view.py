@@ -67,8 +67,8 @@ class ConversationView(VerticalScroll, can_focus=False):
         self._older: list[_Exchange] = []  # not mounted
         self._sought: list[_Exchange] = []  # mounted, of long ago
         self._between: list[_Exchange] = []  # not mounted
-        self._exchanges: list[_Exchange] = []  # mounted
-        self._gap: Static | None = None  # stands for them; they come when it is seen
+        self._exchanges: list[_Exchange] = []  # mounted, to the newest
+        self._gap: Static | None = None  # stands for those between; they come when it is seen
         self.found: MessageView | None = None  # what was looked for
         self._growing: ReplyView | None = None
         self._fetching = False
@@ -96,6 +96,7 @@ class ConversationView(VerticalScroll, can_focus=False):
 
     @property
     def _every(self) -> list[_Exchange]:
+        """The oldest first."""
         return [*self._older, *self._sought, *self._between, *self._exchanges]
 
     @property
