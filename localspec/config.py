@@ -39,7 +39,7 @@ class Settings:
     context: int | None = None
     """Tokens of prompt and reply together."""
     temperature: float | None = None
-    """0 is greedy."""
+    """0 is greedy, 100 the most."""
     top_p: float | None = None
     """Only the likeliest tokens that together reach this probability."""
     top_k: int | None = None
@@ -94,6 +94,11 @@ class Settings:
         """The address of the server that answers; None where a model in this process does."""
         return None if self.server == "off" else self.server
 
+    @property
+    def plain(self) -> bool:
+        """Whether plain decoding was asked for."""
+        return self.drafter == "none" or self.draft_max == 0
+
     def shown(self, name: str) -> str:
         """A setting as it was written, where it was written; as a flag where that is not known."""
         value, origin = getattr(self, name), self.origins.get(name, "default")
@@ -121,7 +126,9 @@ _CHECKS: Mapping[str, Callable[[object], Any]] = {
     "max_tokens": setting_checks.integer(1),
     "stop": setting_checks.texts,
     "context": setting_checks.integer(1),
-    "temperature": setting_checks.number("a number from 0 up, such as 0.7", lambda n: 0 <= n < setting_checks.HOTTEST),
+    "temperature": setting_checks.number(
+        f"a number from 0 to {setting_checks.HOTTEST}, such as 0.7", lambda n: 0 <= n <= setting_checks.HOTTEST
+    ),
     "top_p": setting_checks.number("a number above 0 and at most 1", lambda n: 0 < n <= 1),
     "top_k": setting_checks.integer(0),
     "min_p": setting_checks.number("a number from 0 to 1", lambda n: 0 <= n <= 1),

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Mapping
 
-HOTTEST = 1e30  # temperatures from here on are none that fp32 can divide by
+HOTTEST = 100  # of temperatures: long before, any token is about as likely as any other
 COLDEST = 1e-30  # those below count as this one: fp32 would make an infinite score of every logit
 SERVER_URL = re.compile(
     r"(?P<scheme>https?)://(?P<host>\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(:(?P<port>[0-9]{1,5}))?(?P<path>/[\w./~%-]*)?",

@@ -28,6 +28,7 @@ COMMANDS = (
     Command("again", "", "another answer to the last prompt; the one before stays, as a conversation of its own"),
     Command("edit", "[TEXT]", "say TEXT instead of the last prompt, and go on from there; the old way stays, too"),
     Command("title", "[TEXT]", "call this conversation TEXT; without TEXT: by its first prompt"),
+    Command("find", "[WORDS]", "the messages of this conversation that hold all of WORDS"),
     Command("xray", "", "who proposed each token of the last reply, and what was refused"),
     Command("phrases", "[WORDS]", "the phrases that are kept for this model; with WORDS: those that hold them"),
     Command("race", "[PROMPT]", "the same prompt plain and speculative, side by side"),

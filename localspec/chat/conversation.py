@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from localspec.decoding.limits import Limits
     from localspec.events import Statistics
 
+ELSEWHERE = (
+    "This conversation is open in another window, too, which does not see what is said here: whoever speaks second "
+    "goes on in a conversation of its own."
+)
 SAVE_SECONDS = 1.0  # at most so many seconds of a reply are lost when its process is killed
 
 
@@ -43,7 +47,8 @@ class Conversation:
     """The turns so far, the one under way included. Use it from one thread at a time.
 
     With a history every turn is saved in it while it is spoken; that a history cannot be written is reported through
-    `notice`, and costs no reply.
+    `notice`, and costs no reply. What could not be saved is tried again with the next turn, in its order: a
+    conversation with gaps would be worse to come back to than one that ends early.
     """
 
     def __init__(
@@ -61,7 +66,9 @@ class Conversation:
         self._called = ""  # its title when it was resumed
         self._counted_by = model  # the model whose tokens the figures of the last turn count
         self._history, self._notice = history, notice
-        self._saving = history is not None
+        self._unkept_from: int | None = None  # the first turn that could not be kept, or not all of it
+        self.trouble = ""  # why not, last
+        self._taken_back: int | None = None  # a saved turn without an answer, in the place of which the next one comes
 
     @classmethod
     def resume(
@@ -88,9 +95,10 @@ class Conversation:
         Nothing of it is saved before something is said in it.
         """
         other = Conversation(self._history, self.model, self.system, self._notice)
-        other.turns, other._saving = self.turns[:turns], self._saving
-        other._counted_by = self._counted_by
-        other._origin, other._before = self.id, self
+        other.turns, other._counted_by = self.turns[:turns], self._counted_by
+        other._origin, other._before = self.id or self._origin, self
+        if other.turns and other._origin is None and self.unkept:
+            other._unkept_from, other.trouble = 0, self.trouble
         return other
 
     def back(self) -> "Conversation | None":
@@ -106,7 +114,7 @@ class Conversation:
     def instruct(self, system: str | None) -> None:
         """Its system prompt from the next reply on, which is kept at once where the conversation is."""
         self.system = system
-        if self._history is not None and self._saving and self.id is not None:
+        if self._history is not None and not self.unkept and self.id is not None:
             try:
                 self._history.instruct(self.id, system)
             except StoreTrouble as trouble:
@@ -130,6 +138,11 @@ class Conversation:
     def lasts(self) -> bool:
         """Whether it can be gone on with once this process has ended."""
         return self._history is not None and self._history.lasts and self.id is not None and bool(self.turns)
+
+    @property
+    def unkept(self) -> int:
+        """How many of the newest turns could not be kept, or not all of them."""
+        return 0 if self._unkept_from is None else len(self.turns) - self._unkept_from
 
     @property
     def tokens(self) -> int:
@@ -206,34 +219,43 @@ class Conversation:
     # -- saving ------------------------------------------------------------------------------------------------------
 
     def _begin(self, prompt: str, about: Mapping[str, Any]) -> Turn:
-        unanswered = self.turns.pop().id if self.unanswered is not None else None
+        if self.unanswered is not None:
+            self._taken_back = self.turns.pop().id or self._taken_back
         turn = Turn(id=0, prompt=prompt, reply="", reason=None, figures=about, asked=time.time())
-        if self._history is not None and self._saving:
+        if self._history is not None:
             try:
-                turn = replace(turn, id=self._say(self._history, prompt, unanswered))
+                self._keep_rest(self._history)
+                turn = replace(turn, id=self._say(self._history, turn))
+                self._all_is_kept()
             except StoreTrouble as trouble:
-                self._stop_saving(trouble)
+                self._not_kept(len(self.turns), trouble)
         self.turns.append(turn)
         if about:
             self._save(turn)
-            if len(self.turns) == 1 and self.id is not None and not self._called:
-                with suppress(UsageMistake, StoreTrouble):
-                    self.rename(title_of(turn.typed))  # else it would be called by the text of a file
+        self._entitle()
         return turn
 
-    def _say(self, history: History, prompt: str, unanswered: int | None) -> int:
+    def _entitle(self) -> None:
+        """By what was typed first: else it would be called by the text of a file."""
+        if len(self.turns) == 1 and self.turns[0].typed_from and self.id is not None and not self._called:
+            with suppress(UsageMistake, StoreTrouble):
+                self.rename(title_of(self.turns[0].typed))
+
+    def _say(self, history: History, turn: Turn) -> int:
         """The id of the new turn, in the conversation so far or in a branch of it."""
         if self.id is None and self._origin is not None:
             self._save_branch(history, self._origin)
-        before = self.id
-        known = unanswered or next((turn.id for turn in reversed(self.turns)), 0)
-        say = partial(history.say, prompt=prompt, model=self.model, system=self.system)
+        before, instead = self.id, self._taken_back
+        known = instead or next((turn.id for turn in reversed(self.turns)), 0)
+        say = partial(history.say, prompt=turn.prompt, model=self.model, system=self.system, asked=turn.asked)
         try:
-            self.id, number = say(before, instead=unanswered, newest=known or None)
+            self.id, number = say(before, instead=instead, newest=known or None)
+            self._taken_back = None
         except WentOn:
             assert before is not None
             self._save_branch(history, before)
             self.id, number = say(self.id)
+            self._taken_back = None
             self._notice(
                 f"Conversation {before} has gone on in another window, which this one does not see: what is said here "
                 f"is kept as conversation {self.id}."
@@ -253,22 +275,61 @@ class Conversation:
             self.turns = [replace(turn, id=new) for turn, new in zip(self.turns, turns, strict=True)]
 
     def _save(self, turn: Turn) -> Turn:
+        """The turn as it is kept now. One that could not even be begun is tried again with the next, and not before."""
         self.turns[-1] = turn
-        if self._history is not None and self._saving:
-            try:
-                there = self._history.write(turn.id, turn.reply, turn.reason, turn.figures, turn.reasoning)
-            except StoreTrouble as trouble:
-                self._stop_saving(trouble)
+        behind = self.unkept > 0
+        if self._history is None or (behind and (turn.reason is None or not turn.id)):
+            return turn
+        try:
+            if behind:
+                self._keep_rest(self._history)
+                self._all_is_kept()
             else:
+                there = self._history.write(turn.id, turn.reply, turn.reason, turn.figures, turn.reasoning)
                 if turn.reason is not None and not there:
                     self._notice("This turn was deleted while it was said, so it is not kept.")
-        return turn
+        except StoreTrouble as trouble:
+            self._not_kept(len(self.turns) - 1, trouble)
+        return self.turns[-1]
 
-    def _stop_saving(self, trouble: StoreTrouble) -> None:
-        """Saves nothing more: a conversation with gaps would be worse to come back to than one that ends here."""
-        self._saving = False
-        kept = "" if self.id is None else f" What was saved of it before stays, as conversation {self.id}."
-        self._notice(f"From here on this conversation is not kept: {trouble}{kept}")
+    def keep_rest(self) -> None:
+        """Tries once more to save what could not be saved, before the conversation is left."""
+        if self._history is not None and self.unkept:
+            try:
+                self._keep_rest(self._history)
+                self._all_is_kept()
+            except StoreTrouble as trouble:
+                self.trouble = str(trouble)
+
+    def _keep_rest(self, history: History) -> None:
+        """Saves what could not be saved before, the oldest first. Raises StoreTrouble where something still cannot."""
+        if self._unkept_from is None:
+            return
+        rest = self.turns[self._unkept_from :]
+        del self.turns[self._unkept_from :]
+        try:
+            while rest:
+                if not rest[0].id:
+                    rest[0] = replace(rest[0], id=self._say(history, rest[0]))
+                turn = rest[0]
+                history.write(turn.id, turn.reply, turn.reason, turn.figures, turn.reasoning)
+                self.turns.append(rest.pop(0))
+                self._entitle()
+        finally:
+            self._unkept_from = len(self.turns)
+            self.turns += rest
+
+    def _all_is_kept(self) -> None:
+        if self._unkept_from is not None:
+            self._unkept_from, self.trouble = None, ""
+            self._notice("All that was said is kept now.")
+
+    def _not_kept(self, turn: int, trouble: StoreTrouble) -> None:
+        self.trouble = str(trouble)
+        if self._unkept_from is None:
+            self._unkept_from = turn
+            kept = "" if self.id is None else f" What was saved before stays, as conversation {self.id}."
+            self._notice(f"What is said now is not kept: {trouble}{kept}")
 
 
 def _filled_context(statistics: "Statistics", limits: "Limits | None") -> bool:

@@ -50,6 +50,7 @@ class Figures:
     used: int = 0  # tokens of the context, prompt and reply
     context: int = 0  # tokens that it holds; 0 where a server does not tell
     drafts: bool = True  # whether anything may be drafted at all
+    plain_asked: bool = False  # nothing is, because somebody asked for that
     off_reason: str | None = None  # why nothing is drafted any more, a sentence
     sources: Mapping[str, int] = field(default_factory=dict)  # tokens of the reply by who proposed them
     exactness: str = ""  # `Exactness.label` of the rule: "bitwise", "numerical", "same distribution", "not lossless"

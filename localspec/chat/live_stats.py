@@ -22,9 +22,9 @@ class LiveStats:
     What an event tells is counted as it comes; the rest is the engine's, and asked for only with the figures.
     """
 
-    def __init__(self, engine: "Answerer", rule: Rule = "exact", used: int = 0) -> None:
+    def __init__(self, engine: "Answerer", rule: Rule = "exact", used: int = 0, *, plain_asked: bool = False) -> None:
         """`used`: tokens of the conversation that goes on, where they are known."""
-        self._engine, self._rule = engine, rule
+        self._engine, self._rule, self._plain_asked = engine, rule, plain_asked
         self._free = -MEMORY_SECONDS, 0  # when it was looked at, and what was found
         self._begin()
         self._used = used
@@ -64,6 +64,7 @@ class LiveStats:
             context=self._engine.context,
             sources=dict(self._sources),
             drafts=choice.nodes > 0,
+            plain_asked=self._plain_asked,
             exactness=self._engine.exactness.label(self._rule) if self._tokens else "",
             precision=choice.dtype if choice.quantize == "none" else choice.quantize,
             memory=self._memory(),

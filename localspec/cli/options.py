@@ -117,7 +117,7 @@ def _shared_flags(
     max_tokens: Annotated[int | None, number("--max-tokens", "-n", help="The longest reply, in tokens.")] = None,
     stop: Annotated[list[str] | None, typer.Option("--stop", help="Text that ends the reply; repeatable.")] = None,
     context: Context = None,
-    temperature: Annotated[float | None, number("--temperature", "--temp", help="0 is greedy.")] = None,
+    temperature: Annotated[float | None, number("--temperature", "--temp", help="0 is greedy, 100 the most.")] = None,
     top_p: Annotated[
         float | None, number("--top-p", help="Only the likeliest tokens that reach this together.")
     ] = None,
@@ -161,7 +161,7 @@ def _shared_flags(
     )  # fmt: skip
     if settings.elsewhere is not None:
         _refuse_without_effect(settings, "--no-spec" if no_spec else "--drafter")
-    if pool in ("user", "readonly") and (settings.drafter == "none" or settings.draft_max == 0):
+    if pool in ("user", "readonly") and settings.plain:
         raise UsageMistake(f"--pool {pool} has no effect without a drafter; leave it out.")
     if settings.system is not None:
         settings = replace(settings, system=valid_text(settings.system))

@@ -13,8 +13,9 @@ from localspec.chat.attachments import Written, measured, written, written_in
 from localspec.chat.branches import rows
 from localspec.chat.commands import listed, read
 from localspec.chat.completion import Entry, look_up
-from localspec.chat.conversation import Conversation, dropped_turns_notice, saved_conversation
-from localspec.chat.farewell import farewell
+from localspec.chat.conversation import ELSEWHERE, Conversation, dropped_turns_notice, saved_conversation
+from localspec.chat.farewell import farewell, let_go, unkept_words
+from localspec.chat.finding import hits
 from localspec.chat.kept_phrases import Stories, decoder, kept_phrases
 from localspec.chat.live_stats import LiveStats
 from localspec.chat.model_list import all_models, in_lines
@@ -38,6 +39,8 @@ from localspec.engine.importing import ready
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.models import registry
 from localspec.quantities import counted
+from localspec.store.presence import Presence
+from localspec.store.searched_words import excerpt, patterns
 from localspec.text import one_line, safe
 
 if TYPE_CHECKING:
@@ -62,7 +65,9 @@ def converse(flags: SharedFlags, prompt: str | None) -> int:
         try:
             talk.listen(prompt)
         finally:  # a signal may end it
-            if sys.stderr is not None and sys.stderr.isatty() and (words := farewell(talk.conversation)):
+            spoken = talk.conversation
+            spoken.keep_rest()
+            if sys.stderr is not None and sys.stderr.isatty() and (words := farewell(spoken, spoken.title)):
                 typing = sys.stdin is not None and sys.stdin.isatty()
                 tell(f"\n{words}" if typing and not talk.left else words)  # the mark may stand alone
     return 0
@@ -83,6 +88,7 @@ class _Talk:
         self._settings, self._files, self._progress = ChatSettings(flags.settings), flags.files, progress
         self._begun = begun
         self._card, self._store, self._conversation = begun.chat
+        self._presence = Presence(self._store.path if self._store else None)
         self._engine: Answerer | None = None
         self._left = False
         self._trace: Trace | None = None  # of the last reply
@@ -172,6 +178,7 @@ class _Talk:
             "again": self._again,
             "edit": self._edit,
             "title": self._title,
+            "find": self._find,
             "xray": self._xray,
             "phrases": self._phrases,
             "race": self._race,
@@ -188,7 +195,13 @@ class _Talk:
     def _quit(self, _: str) -> None:
         self._left = True
 
+    def _let_go(self) -> None:
+        """Before another conversation goes on."""
+        if lost := let_go(self._conversation):
+            self._progress.notice(lost)
+
     def _new(self, _: str) -> None:
+        self._let_go()
         self._conversation = self._conversation.start_new()
         tell("A new conversation.")
 
@@ -196,6 +209,7 @@ class _Talk:
         history = self._store.history if self._store else None
         if which:
             found = saved_conversation(history, conversation_id(which, "/resume"))
+            self._let_go()
             self._conversation = self._conversation.resume_other(found)
             self._recall()
             return
@@ -262,6 +276,7 @@ class _Talk:
         before, turns = self._conversation, self._conversation.answered - 1
         if turns < 0:
             raise UsageMistake("There is no reply yet; say something first.")
+        self._let_go()
         self._conversation = before.branch(turns)
         try:
             if prompt is None:
@@ -280,6 +295,18 @@ class _Talk:
 
     def _title(self, text: str) -> None:
         self._conversation.rename(text)
+
+    def _find(self, words: str) -> None:
+        turns = self._conversation.turns
+        if not words:
+            raise UsageMistake("/find takes words that a message of this conversation holds; write them behind /find.")
+        found = hits([(turn.typed, turn.reply) for turn in turns], words)
+        for turn, reply in found:
+            text = turns[turn].reply if reply else turns[turn].typed
+            who = "the reply" if reply else "the prompt"
+            tell(one_line(f"{turn + 1}, {who}: {excerpt(patterns(words)[0], text, '')}"))
+        if not found:
+            tell("No message of this conversation holds that.")
 
     def _phrases(self, words: str) -> None:
         found = []
@@ -306,6 +333,8 @@ class _Talk:
 
     def _recall(self) -> None:
         turns = self._conversation.turns
+        if self._presence.enter(self._conversation.id):
+            self._progress.notice(ELSEWHERE)
         if turns:
             tell(f"Going on after {counted(len(turns), 'turn')}; the last one was:")
             _show_files(written_in(turns[-1]))
@@ -368,13 +397,15 @@ class _Talk:
                         raise KeyboardInterrupt
         finally:  # what went wrong has a line of its own
             print(wrap.flush(), end="" if ended == "\n" else "\n", flush=True)
+        self._presence.enter(self._conversation.id)
         trace.ended = True
         self._trace = trace if trace.tokens else self._trace
         if self._conversation.unanswered is None:
             self._files = ""  # the model has read them
         if how:
             tell(how)
-        if words := [*in_words(live.figures())]:
+        unkept = unkept_words(self._conversation.unkept)
+        if words := [*in_words(live.figures()), *([f"not kept: {unkept}"] if unkept else [])]:
             tell(f"({' · '.join(words)})")
 
 

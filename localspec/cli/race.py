@@ -39,7 +39,7 @@ def race_command(
     prompt: Annotated[str, typer.Argument(help="What both are asked.")],
     model: Model = None,
     max_tokens: Annotated[int | None, number("--max-tokens", "-n", help="The longest reply, in tokens; 256.")] = None,
-    temperature: Annotated[float | None, number("--temperature", "--temp", help="0 is greedy.")] = None,
+    temperature: Annotated[float | None, number("--temperature", "--temp", help="0 is greedy, 100 the most.")] = None,
     seed: Annotated[int | None, number("--seed", help="The same seed gives the same text.")] = None,
     drafter: Drafter = None,
     draft_max: DraftMax = None,
@@ -64,7 +64,7 @@ def race_command(
             "quantize": quantize,
         }
     )  # fmt: skip
-    if settings.drafter == "none" or settings.draft_max == 0:
+    if settings.plain:
         raise UsageMistake("A race needs a drafter, and none was asked for; name one, such as --drafter phrases.")
     if not (question := valid_text(prompt).strip()):
         raise UsageMistake('There is no prompt; write localspec race "your question".')

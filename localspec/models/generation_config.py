@@ -11,7 +11,7 @@ from localspec.setting_checks import HOTTEST
 
 GENERATION = "generation_config.json"
 _SAMPLING: Mapping[str, Callable[[float], bool]] = {
-    "temperature": lambda value: 0 <= value < HOTTEST,
+    "temperature": lambda value: 0 <= value <= HOTTEST,
     "top_k": lambda value: value >= 0 and value % 1 == 0,
     "top_p": lambda value: 0 < value <= 1,
     "min_p": lambda value: 0 <= value <= 1,

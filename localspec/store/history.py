@@ -15,7 +15,7 @@ from localspec.store import removal, volumes
 from localspec.store.conversation_rows import figures_from, info_from, info_of, parting_of, turn_from
 from localspec.store.conversations import ConversationInfo, Found, Saved, Turn
 from localspec.store.database import Database
-from localspec.store.searched_words import excerpt, trigram_query
+from localspec.store.searched_words import excerpt, hold, patterns, trigram_query
 from localspec.store.values import text
 
 _UNSTORABLE = re.compile("[\0\ud800-\udfff]")
@@ -75,17 +75,18 @@ class History:
         system: str | None,
         instead: int | None = None,
         newest: int | None = None,
+        asked: float | None = None,
     ) -> tuple[int, int]:
         """Begins a turn; returns the ids of its conversation and of the turn.
 
         A new conversation is made where there is none of that id (any more). The turn `instead` of which this one is
         begun is taken back, if it is unanswered: another process may be about to answer the last one. Raises WentOn,
         with nothing said, where the `newest` turn that the caller knows, if it is given, is not that of the
-        conversation.
+        conversation. `asked` is when it was said, if that was earlier.
         """
         now = time.time()
         about, used = None if system is None else _storable(system), (_storable(model), now)
-        first = (_storable(prompt), now)
+        first = (_storable(prompt), now if asked is None else asked)
 
         def write(connection: sqlite3.Connection) -> tuple[int, int]:
             place = volumes.of_conversation(connection, conversation)
@@ -254,7 +255,7 @@ class History:
         A title that somebody gave is looked at as well, and stands for the newest turn of all. Words are parts of text
         between white space, whatever characters they are made of; case does not count.
         """
-        wanted = [re.compile(re.escape(word), re.IGNORECASE) for word in _storable(words).split()]
+        wanted = patterns(_storable(words))
         match = trigram_query(_storable(words).split())
         query, values = (CANDIDATES, (match,)) if match else (EVERY_TURN, ())
 
@@ -264,7 +265,7 @@ class History:
             with closing(volumes.newest_first(connection, TITLED)) as titles:
                 for turn, conversation, title in titles if limit > 0 else ():
                     title = text(title)
-                    if all(word.search(title) for word in wanted):
+                    if hold(wanted, title):
                         info = info_of(connection, conversation)
                         if info is not None:
                             found[conversation] = Found(info, turn, excerpt(wanted[0], title, ""))
@@ -273,7 +274,7 @@ class History:
             with closing(volumes.newest_first(connection, query, values, self._counted if match else None)) as turns:
                 for turn, conversation, prompt, reply in turns if limit > 0 else ():
                     prompt, reply = text(prompt), text(reply)
-                    if conversation not in found and all(word.search(prompt) or word.search(reply) for word in wanted):
+                    if conversation not in found and hold(wanted, prompt, reply):
                         info = info_of(connection, conversation)
                         if info is not None:
                             found[conversation] = Found(info, turn, excerpt(wanted[0], prompt, reply))

@@ -10,6 +10,16 @@ BEFORE_HIT = 30
 TRIGRAMS = 60
 
 
+def patterns(words: str) -> list[re.Pattern[str]]:
+    """What finds each of the words: parts of text between white space, in which case does not count."""
+    return [re.compile(re.escape(word), re.IGNORECASE) for word in words.split()]
+
+
+def hold(wanted: Sequence[re.Pattern[str]], *texts: str) -> bool:
+    """Whether each of the words stands in one of the texts."""
+    return all(any(word.search(text) for text in texts) for word in wanted)
+
+
 def trigram_query(words: Sequence[str]) -> str:
     """The query for turns that hold the trigrams of these words; empty where none is long enough to have one."""
     # Quoted, so that nothing in them is syntax; bounded, since a query may not grow without end.

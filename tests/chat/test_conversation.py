@@ -22,6 +22,10 @@ def store(tmp_path) -> Iterator[Store]:
         yield store
 
 
+def no_room(*_: Any, **__: Any) -> Any:
+    raise StoreTrouble("The disk is full.")
+
+
 def last(store: Store) -> Any:
     return saved_conversation(store.history, "last").turns[-1]
 
@@ -118,23 +122,110 @@ def test_without_a_history_nothing_is_kept(store):
 
 
 @pytest.mark.parametrize("broken", ["say", "write"])
-def test_a_store_that_fails_costs_no_reply_and_is_told_once(store, broken, monkeypatch):
-    def fail(*_: Any, **__: Any) -> Any:
-        raise StoreTrouble("The disk is full.")
-
+def test_a_store_that_fails_costs_no_reply_and_is_told_once_and_all_is_kept_when_it_can_be(store, broken, monkeypatch):
     told: list[str] = []
     conversation = Conversation(store.history, "demo", notice=told.append)
-    monkeypatch.setattr(store.history, broken, fail)
-    for _ in range(2):
-        assert isinstance(talk(conversation, Engine("yes"), "one?")[-1], Done)
-    kept = {"say": "", "write": " What was saved of it before stays, as conversation 1."}[broken]
-    assert told == [f"From here on this conversation is not kept: The disk is full.{kept}"]
+    monkeypatch.setattr(store.history, broken, no_room)
+    for prompt in ("one?", "two?"):
+        assert isinstance(talk(conversation, Engine("yes"), prompt)[-1], Done)
+    kept = {"say": "", "write": " What was saved before stays, as conversation 1."}[broken]
+    assert told == [f"What is said now is not kept: The disk is full.{kept}"]
+    assert (conversation.unkept, conversation.trouble) == (2, "The disk is full.")
     assert [info.id for info in store.history.conversations()] == ([1] if kept else [])
     assert [turn.reply for turn in conversation.turns] == ["yes", "yes"]
     monkeypatch.undo()
-    new = conversation.start_new()  # perhaps there is room again
-    talk(new, Engine("yes"), "one?")
-    assert last(store).reply == "yes" and new.id is not None
+    asked = [turn.asked for turn in conversation.turns]
+    talk(conversation, engine := Engine("yes"), "three?")
+    assert [message["content"] for message in engine.asked[0]] == ["one?", "yes", "two?", "yes", "three?"]
+    assert prompts_and_replies(store, 1) == [("one?", "yes"), ("two?", "yes"), ("three?", "yes")]
+    assert conversation.unkept == 0 and told[1:] == ["All that was said is kept now."]
+    saved = saved_conversation(store.history, 1).turns
+    assert saved == tuple(conversation.turns) and [turn.asked for turn in saved[1:2]] == asked[1:]
+    talk(conversation, Engine("yes"), "four?")
+    assert len(told) == 2 and len(saved_conversation(store.history, 1).turns) == 4
+
+
+def test_what_could_not_be_kept_is_tried_again_when_it_is_left(store, monkeypatch):
+    conversation = Conversation(store.history, "demo")
+    talk(conversation, Engine("a"), "one?")
+    with monkeypatch.context() as patch:
+        patch.setattr(store.history, "say", no_room)
+        talk(conversation, Engine("b"), "two?")
+        conversation.keep_rest()
+        assert conversation.unkept == 1
+    conversation.keep_rest()
+    assert conversation.unkept == 0 and prompts_and_replies(store, 1) == [("one?", "a"), ("two?", "b")]
+
+
+def test_a_reply_whose_beginning_could_not_be_kept_is_kept_when_it_has_ended(store, monkeypatch):
+    monkeypatch.setattr(module, "SAVE_SECONDS", 0.0)
+    told: list[str] = []
+    conversation = Conversation(store.history, "demo", notice=told.append)
+    write = store.history.write
+    monkeypatch.setattr(store.history, "write", lambda *row: write(*row) if row[2] else no_room())
+    talk(conversation, Engine("y", "es"), "one?")
+    assert prompts_and_replies(store, 1) == [("one?", "yes")] and conversation.unkept == 0 and len(told) == 2
+
+
+def test_where_several_cannot_be_kept_those_that_were_stay_kept(store, monkeypatch):
+    """The room that there is is not enough for all."""
+    conversation = Conversation(store.history, "demo")
+    with monkeypatch.context() as patch:
+        patch.setattr(store.history, "say", no_room)
+        for prompt in ("one?", "two?", "three?"):
+            talk(conversation, Engine("yes"), prompt)
+    say = store.history.say
+    monkeypatch.setattr(
+        store.history,
+        "say",
+        lambda *_, prompt, **how: no_room() if prompt == "three?" else say(*_, prompt=prompt, **how),
+    )
+    conversation.keep_rest()
+    assert conversation.unkept == 1 and [turn.prompt for turn in conversation.turns] == ["one?", "two?", "three?"]
+    monkeypatch.undo()
+    conversation.keep_rest()
+    assert prompts_and_replies(store, 1) == [("one?", "yes"), ("two?", "yes"), ("three?", "yes")]
+
+
+def test_an_unanswered_prompt_whose_successor_could_not_be_kept_is_taken_back_all_the_same(store, monkeypatch):
+    told: list[str] = []
+    conversation = Conversation(store.history, "demo", notice=told.append)
+    talk(conversation, Engine("a"), "one?")
+    conversation.ask(Engine(), "never answered?", SAMPLING).close()
+    list(conversation.ask(Engine(), "never answered?", SAMPLING))
+    with monkeypatch.context() as patch:
+        patch.setattr(store.history, "say", no_room)
+        talk(conversation, Engine("b"), "two?")
+    conversation.keep_rest()
+    assert prompts_and_replies(store, 1) == [("one?", "a"), ("two?", "b")]
+    assert not any("another window" in sentence for sentence in told)
+
+
+@pytest.mark.parametrize("first_kept", [True, False])
+def test_another_way_from_what_could_not_be_kept_is_kept_whole(store, monkeypatch, first_kept):
+    conversation = Conversation(store.history, "demo")
+    with monkeypatch.context() as patch:
+        if first_kept:
+            talk(conversation, Engine("a"), "one?")
+        patch.setattr(store.history, "say", no_room)
+        if not first_kept:
+            talk(conversation, Engine("a"), "one?")
+        talk(conversation, Engine("b"), "two?")
+        other = conversation.branch(1)
+        talk(other, Engine("c"), "instead?")
+    other.keep_rest()
+    assert prompts_and_replies(store, other.id) == [("one?", "a"), ("instead?", "c")]
+
+
+def test_what_is_kept_late_is_called_by_what_was_typed_and_not_by_a_file(store, monkeypatch):
+    conversation = Conversation(store.history, "demo")
+    about = {"files": ["notes.txt"], "typed_from": len("The notes.\n\n")}
+    with monkeypatch.context() as patch:
+        patch.setattr(store.history, "say", no_room)
+        list(conversation.ask(Engine("a"), "The notes.\n\nWhat of the sea", SAMPLING, about=about))
+    conversation.keep_rest()
+    assert conversation.title == "What of the sea"
+    assert last(store).files == ("notes.txt",)
 
 
 def test_another_conversation_goes_on_under_its_own_id(store):

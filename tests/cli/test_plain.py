@@ -34,6 +34,8 @@ from localspec.cli.main import main
 from localspec.paths import Paths
 from localspec.policy.forward_costs import ForwardCosts
 from localspec.store.conversations import Saved
+from localspec.store.database import NoRoom
+from localspec.store.history import History
 from localspec.store.store import Store
 
 pty = pytest.importorskip("pty")
@@ -555,6 +557,19 @@ def test_the_phrases_that_are_kept(talk, home, hello):
     assert lines[-1] == "No phrase holds that."
 
 
+def test_words_are_found_in_the_conversation(talk, home, hello):
+    keep(home, ("What of the sea?", "The *Sea* is deep."), ("And hills?", "High."))
+    lines = told(talk("/find SEA", "/find hills high", "/find nowhere", arguments=["-c"]), hello)
+    assert lines[-4:] == [
+        "1, the reply: The *Sea* is deep.",
+        "1, the prompt: What of the sea?",
+        "2, the prompt: And hills?",
+        "No message of this conversation holds that.",
+    ]
+    refused = talk("/find")
+    assert refused.code == 2 and "/find takes words that a message of this conversation holds" in refused.err
+
+
 def test_a_new_conversation(talk, home, hello, messages):
     result = talk("one", "/new", "two", "/new", "/new", arguments=["-s", "Be kind."])
     assert told(result, hello) == ["(figures)", "A new conversation.", "(figures)", *["A new conversation."] * 2]
@@ -1026,6 +1041,24 @@ def test_at_a_terminal_without_standard_input_one_prompt_is_answered(home, hello
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     assert main(["chat", "--plain", "-m", str(hello.path), "one"]) == 0
     assert "\n“one” is kept; to go on: localspec chat --conversation " in capsys.readouterr().err
+
+
+def test_what_cannot_be_kept_is_told_with_each_reply_and_when_another_goes_on(home, talk, monkeypatch):
+    said = []
+
+    def say(history, *given, real=History.say, **how):
+        said.append(how["prompt"])
+        if said.count("two") and said[-1] != "four":
+            raise NoRoom("The disk is full.")
+        return real(history, *given, **how)
+
+    monkeypatch.setattr(History, "say", say)
+    result = talk("one", "two", "three", "/new", "four")
+    assert re.findall(r"not kept: (.*)\)", result.err) == ["its last turn", "its last 2 turns"]
+    assert "What is said now is not kept: The disk is full." in result.err
+    assert "“one” is left without its last 2 turns, which could not be kept: The disk is full." in result.err
+    monkeypatch.undo()
+    assert [[turn.prompt for turn in one.turns] for one in kept(home)] == [["four"], ["one"]]
 
 
 @pytest.mark.slow

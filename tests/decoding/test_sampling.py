@@ -214,6 +214,7 @@ def test_noise_of_neighbours_is_independent(
         ({"top_p": 0.0}, r"top-p of 0\.0"),
         ({"top_p": 1.01}, r"top-p of 1\.01"),
         ({"top_p": math.nan}, "top-p of nan"),
+        ({"temperature": 9999.0}, r"temperature of 9999\.0 is not possible; give 0 to 100\."),
         ({"min_p": -0.5}, r"min-p of -0\.5"),
         ({"min_p": 1.5}, r"min-p of 1\.5"),
     ],

@@ -104,6 +104,7 @@ def test_what_is_wrong_is_told_in_a_sentence(server, path, body, status, words):
     "asked",
     [
         {"temperature": -1},
+        {"temperature": 9999},
         {"seed": 1, "top_p": 2},
         {"min_p": 7},
         {"max_tokens": 9999},

@@ -1,10 +1,14 @@
 """Another conversation is asked for while much else goes on: nothing is lost, nothing is said in the wrong one."""
 
+import sys
 import threading
 
 import pytest
 from textual import events
 from tui.scripted_engine import card, say, talked, until
+from tui.test_conversations import keep
+
+from localspec.store.presence import Presence
 
 
 def burst(pilot, keys: str) -> None:
@@ -137,3 +141,53 @@ def test_of_a_conversation_that_is_deleted_nothing_is_said_to_stay(chat):
         assert not [notification for notification in talk.app._notifications if "stays" in notification.message]
 
     talk.play(story)
+
+
+def test_whoever_opens_one_that_is_open_elsewhere_is_told_at_once(chat, monkeypatch):
+    """And not with the first prompt that is sent."""
+    entered = []
+
+    def enter(presence, conversation):
+        entered.append(conversation)
+        return conversation == 1 and entered.count(1) == 1
+
+    monkeypatch.setattr(Presence, "enter", enter)
+    talk = chat(["New."])
+    keep(talk, "Of the sea", "Of the hills")
+    talk.resumed = 2
+
+    def told() -> bool:
+        return "This conversation is open in another window" in " ".join(talk.screen_text().split())
+
+    async def story(pilot):
+        await until(pilot, lambda: "Of the hills" in talk.prompts())
+        assert not told()
+        await say(pilot, "/resume 1")
+        await until(pilot, lambda: talk.prompts() == ["Of the sea"] and told())
+        await say(pilot, "/new")
+        await until(pilot, lambda: not told())
+        await say(pilot, "hi")
+        await until(pilot, lambda: talk.replies() == ["New."])
+
+    talk.play(story, size=(80, 24))
+    assert [*dict.fromkeys(entered)] == [2, 1, None, 3]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="there every window seems alone")
+def test_two_windows_on_one_conversation(tmp_path):
+    from tui.terminal import scripted_chat
+
+    with scripted_chat(tmp_path, '["a"], ["b"]', "-m", "demo") as first:
+        first.shows("❯ Say something", "GiB · ")
+        first.send("one\r")
+        first.shows("1 token", "❯ Say something")
+        with scripted_chat(tmp_path, "[]", "-m", "demo", "-c") as second:
+            second.shows("open in another window", "❯ Say something")
+            second.send("\x11")
+            assert second.ends() == 0
+        with scripted_chat(tmp_path, "[]", "-m", "demo", "--plain", "-c") as third:
+            third.shows("open in another window", "> ")
+        assert "another window" not in first.text
+        first.send("\x11")
+        assert first.ends() == 0

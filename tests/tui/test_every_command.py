@@ -26,6 +26,7 @@ from localspec_tui.screens.sampling import SamplingScreen
 from localspec_tui.screens.system_prompt import SystemPromptScreen
 from localspec_tui.screens.xray import XRayScreen
 from localspec_tui.widgets.conversation_view import ConversationView
+from localspec_tui.widgets.find_line import FindLine
 from localspec_tui.widgets.keys_panel import KeysPanel, of_the_chat
 from localspec_tui.widgets.prompt import Prompt
 from localspec_tui.widgets.reply_view import ReplyView
@@ -97,10 +98,16 @@ TABLE = {
     "reading": [
         Deed(("Show or hide all keys and commands", "/help"), lambda talk: talk.app.query(KeysPanel), (), ESCAPE),
         Deed(("Show or hide the side panel",), lambda talk: not talk.app.query_one(SidePanel).display, (), ("f4",)),
+        Deed(
+            ("Find words in this conversation", "/find"),
+            lambda talk: talk.app._chat.query_one(FindLine).display,
+            (),
+            ESCAPE,
+        ),
         Deed(("Copy the last reply, or the message in focus",), lambda talk: talk.app.clipboard == LAST),
         Deed(("Copy the code of a reply by itself",), lambda talk: talk.app.clipboard == "ls"),
         Deed(("Show or fold what was thought",), lambda talk: "So it is." in talk.screen_text(), (), ("alt+t",)),
-        Deed(("Let the model think before it answers, or not",), told("It is on from the next reply on.")),
+        Deed(("Let the model think before it answers, or not",), lambda talk: "· thinking" in talk.screen_text()),
         Deed(("To the message above",), at_the_last_reply, (), ESCAPE),
         Deed(("To the message below", "Back to where one types"), at_the_prompt, ("alt+up",)),
         Deed(("Scroll up",), scrolled_up, (), ("ctrl+end",)),

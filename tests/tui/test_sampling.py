@@ -22,7 +22,8 @@ def test_set_holds_from_the_next_reply_on(chat):
         await until(pilot, talk.idle)
         await say(pilot, "/set temperature 0.5")
         await say(pilot, "/set max-tokens 9")
-        await until(pilot, lambda: "It holds from the next reply on." in talk.screen_text())
+        await until(pilot, lambda: "temperature 0.5 · max-tokens 9" in talk.screen_text().splitlines()[0])
+        assert "from the next reply on" not in talk.screen_text(), "which one sees"
         await say(pilot, "/set max_tokens")
         await until(pilot, lambda: "max-tokens 9 /set" in talk.screen_text())
         await say(pilot, "second")
@@ -30,6 +31,28 @@ def test_set_holds_from_the_next_reply_on(chat):
 
     talk.play(story)
     assert asked_with(talk) == [(0.0, 7, None), (0.5, 7, 9)]
+
+
+@pytest.mark.parametrize("why", ["under way", "unchanged", "no room"])
+def test_it_is_told_where_one_would_not_see_it(chat, why):
+    gate = threading.Event()
+    talk = chat(["Half", gate, "."])
+
+    async def story(pilot):
+        if why == "under way":
+            await say(pilot, "first")
+            await until(pilot, lambda: talk.replies() == ["Half"])
+            await say(pilot, "/set temperature 0.5")
+        elif why == "unchanged":
+            await say(pilot, "/set temperature default")
+        else:
+            for line in ("temperature 0.5", "max-tokens 9", "seed 12345", "min-p 0.05"):
+                await say(pilot, f"/set {line}")
+        await until(pilot, lambda: "It holds from the next reply on." in talk.screen_text())
+        gate.set()
+        await until(pilot, talk.idle)
+
+    talk.play(story, size=(60, 20))
 
 
 def test_another_answer_takes_the_next_seed_and_the_next_prompt_the_one_that_was_set(chat):
@@ -118,7 +141,7 @@ def test_what_was_set_while_the_first_model_loads_is_taken_back_where_it_contrad
 
     async def story(pilot):
         await say(pilot, "/set top-k 5")
-        await until(pilot, lambda: "It holds from the next reply on." in talk.screen_text())
+        await until(pilot, lambda: "top-k 5" in talk.screen_text().splitlines()[0])
         gate.set()
         await until(pilot, talk.idle)
         await until(pilot, lambda: "Sampling is what it was at the beginning." in talk.screen_text())

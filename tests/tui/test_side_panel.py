@@ -98,8 +98,12 @@ def test_what_it_shows(chat):
         assert len(panel(talk)._moments) == 1
         panel(talk).show(replace(FIGURES, tokens=3, speedup=None, saved_seconds=None, acceptance_by_depth=()))
         await until(pilot, lambda: "nothing was drafted" in talk.screen_text())
-        panel(talk).show(replace(FIGURES, tokens=3, speedup=None, acceptance_by_depth=(), drafts=False))
-        await until(pilot, lambda: "--drafter phrases" in talk.screen_text())
+        plain = replace(FIGURES, tokens=3, speedup=None, acceptance_by_depth=(), drafts=False)
+        panel(talk).show(plain)
+        await until(pilot, lambda: "the model alone is" in talk.screen_text())
+        panel(talk).show(replace(plain, plain_asked=True))
+        await until(pilot, lambda: "as was asked for" in talk.screen_text())
+        assert "quickest" not in talk.screen_text()
 
     talk.play(story, size=(120, 40))
 

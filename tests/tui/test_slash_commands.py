@@ -62,7 +62,7 @@ def test_help_lists_every_command_and_quit_leaves(chat):
         await say(pilot, "/quit")
         assert not talk.app.is_running
 
-    talk.play(story, size=(120, 50))
+    talk.play(story, size=(120, 56))
     assert talk.app.return_code == 0
 
 

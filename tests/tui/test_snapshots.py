@@ -23,6 +23,7 @@ from localspec.hub.plan import Part, Plan
 from localspec.hub.records import ExpectedFile
 from localspec.hub.sources import Source
 from localspec.pulling.pull import Planned
+from localspec.store.database import Database, NoRoom
 from localspec.store.phrases import pack_key, pack_tokens
 from localspec.store.store import Store
 from localspec_tui import messages, race_job
@@ -327,6 +328,37 @@ def test_keys(chat, looks_as_before, size):
         await until(pilot, lambda: "Begin a new" in talk.screen_text())
         talk.app.notify("It holds from the next reply on.", markup=False)
         await until(pilot, lambda: "It holds" in talk.screen_text())
+
+    assert looks_as_before(talk, story, size)
+
+
+@pytest.mark.parametrize("size", [(120, 40), (80, 24), (60, 20)], ids=["wide", "usual", "small"])
+def test_finding(chat, looks_as_before, size):
+    talk = chat(["A reply about snow."], [REPLY], ["Another reply."])
+
+    async def story(pilot):
+        await talked(talk, pilot, "Tell me of snow", "Write a quicksort", "And now?")
+        await pilot.press("ctrl+f", *"Pivot")
+        await until(pilot, lambda: "1 of 1" in talk.screen_text())
+
+    assert looks_as_before(talk, story, size)
+
+
+@pytest.mark.parametrize("size", [(80, 24), (60, 20)], ids=["usual", "small"])
+def test_unkept(chat, looks_as_before, size, monkeypatch):
+    def no_room(*_):
+        raise NoRoom(
+            "~/localspec.db could not be read or written, so nothing more was saved: see whether the disk is full."
+        )
+
+    talk = chat(["Hello."], ["I am a model."])
+
+    async def story(pilot):
+        await talked(talk, pilot, "Hi")
+        monkeypatch.setattr(Database, "save", no_room)
+        await talked(talk, pilot, "Who are you?")
+        await pilot.press(*"half typed")
+        await until(pilot, lambda: "and what is typed" in talk.screen_text())
 
     assert looks_as_before(talk, story, size)
 

@@ -126,6 +126,8 @@ def test_thinking_is_switched_by_command_and_palette(chat):
         await talked(talk, pilot, "one")
         await say(pilot, "/think")
         await until(pilot, lambda: "The model answers without thinking (/think off); there are" in toasts(talk))
+        talk.app.clear_notifications()
+        await pilot.pause()
         assert "scripted · no thinking · " in talk.screen_text().splitlines()[0]
         await say(pilot, "/think ON")
         await until(pilot, lambda: "scripted · thinking · " in talk.screen_text().splitlines()[0])
@@ -134,7 +136,7 @@ def test_thinking_is_switched_by_command_and_palette(chat):
         await until(pilot, lambda: "thinking" not in talk.screen_text().splitlines()[0])
         await talked(talk, pilot, "three")
         await pilot.press("ctrl+p", *"before it answers", "enter")
-        await until(pilot, lambda: "It is off from the next reply on." in toasts(talk))
+        await until(pilot, lambda: "no thinking" in talk.screen_text().splitlines()[0])
         await talked(talk, pilot, "four")
         await say(pilot, "/think default")
         await until(pilot, lambda: "/think takes on, off, auto or show, and 'default' was given" in talk.screen_text())

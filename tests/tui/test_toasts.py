@@ -1,4 +1,4 @@
-"""What is told for a moment, in lines of its own."""
+"""What is told for a moment: on the title of the chat, or in lines of its own."""
 
 import asyncio
 
@@ -8,17 +8,13 @@ from textual.screen import ModalScreen
 from textual.widgets import Tooltip
 from textual.widgets._footer import FooterKey
 from textual.widgets._toast import Toast
-from tui.scripted_engine import talked, until
+from tui.scripted_engine import say, talked, until
 
 from localspec_tui import messages
-from localspec_tui.app import TOASTS
+from localspec_tui.app import SMALL, TOASTS
 from localspec_tui.screens.conversations import ConversationsScreen
 from localspec_tui.widgets.conversation_view import ConversationView
 from localspec_tui.widgets.keys_footer import KeysFooter
-from localspec_tui.widgets.live_line import LiveLine
-from localspec_tui.widgets.prompt import Prompt
-from localspec_tui.widgets.side_panel import SidePanel
-from localspec_tui.widgets.status_line import TopLine
 
 
 def told(talk):
@@ -54,7 +50,7 @@ def test_they_stay_with_their_screen(chat):
 
 
 @pytest.mark.parametrize("size", [(60, 20), (80, 24), (140, 40)])
-def test_they_cover_nothing(chat, size):
+def test_they_lie_on_the_title_and_move_nothing(chat, size):
     talk = chat(["One line.\n\n" * 40])
 
     def shown():
@@ -63,28 +59,25 @@ def test_they_cover_nothing(chat, size):
     async def story(pilot):
         await talked(talk, pilot, "Go on.")
         screen = talk.app.screen
-        line = screen.query_one(LiveLine)
-        before = talk.screen_text()
+        before = talk.screen_text().split("\n")
         screen.notify("It holds from the next reply on.", title="Sampling", markup=False)
-        await until(pilot, lambda: shown() and not line.display)
-        (toast,), others = shown(), (TopLine, ConversationView, SidePanel, Prompt, KeysFooter)
-        assert toast.region.height == 1, "that of the figures"
-        assert not [one for kind in others for one in screen.query(kind) if one.region.overlaps(toast.region)]
-        words = [
-            text.replace("Sampling: It holds from the next reply on.", "") for text in talk.screen_text().split("\n")
-        ]
-        assert sum(a != b for a, b in zip(words, before.split("\n"), strict=True)) == 1, "nothing else moved"
-        talk.app.notify("A longer one, " * 20, markup=False)
-        await until(pilot, lambda: len(shown()) == 2)
-        assert not [
-            one
-            for kind in others
-            for one in screen.query(kind)
-            for toast in shown()
-            if one.region.overlaps(toast.region)
-        ]
+        await until(pilot, shown)
+        (toast,) = shown()
+        assert (toast.region.height, toast.region.y, toast.region.right) == (1, 0, size[0])
+        after = talk.screen_text().split("\n")
+        assert "Sampling: It holds from the next reply on." in after[0]
+        assert after[1:] == before[1:], "nothing but the title is covered, and nothing moves"
+        talk.app.notify("A longer one, " * 12, markup=False)
+        await until(pilot, lambda: "A longer one" in talk.screen_text())
+        assert min(toast.region.y for toast in shown()) == 0
+        one = size[0] < SMALL[0]
+        assert len(shown()) == (1 if one else 2)
+        assert sum(toast.region.height for toast in shown()) <= 4
+        below = screen.query_one(ConversationView).region.bottom
+        assert talk.screen_text().split("\n")[below:] == before[below:], "the figures and the prompt stay"
+        assert max(toast.region.bottom for toast in shown()) < below / 2
         talk.app.clear_notifications()
-        await until(pilot, lambda: line.display and talk.screen_text() == before)
+        await until(pilot, lambda: talk.screen_text().split("\n") == before)
 
     talk.play(story, size=size)
 
@@ -99,6 +92,24 @@ def test_what_is_to_be_done_stays_in_sight(chat):
         await until(
             pilot, lambda: "It holds from" in talk.screen_text() and "leaves all as it is" in talk.screen_text()
         )
+
+    talk.play(story)
+
+
+def test_where_another_way_is_kept_is_told_once_and_alone(chat):
+    talk = chat(*([f"Reply {number}."] for number in range(4)))
+
+    async def story(pilot):
+        await talked(talk, pilot, "one")
+        await pilot.press("f5")
+        await until(pilot, lambda: talk.replies() == ["Reply 1."] and talk.idle())
+        assert [sentence[:16] for sentence in told(talk)] == ["At temperature 0"]
+        talk.app.clear_notifications()
+        for number, sentences in ((2, ["What was said before stays in conversation 2 (ctrl+r)."]), (3, [])):
+            await say(pilot, f"/edit {number}")
+            await until(pilot, lambda number=number: talk.replies() == [f"Reply {number}."] and talk.idle())
+            assert told(talk) == sentences
+            talk.app.clear_notifications()
 
     talk.play(story)
 

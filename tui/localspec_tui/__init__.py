@@ -82,7 +82,8 @@ def _chat(
         for sentence in engine.untold:  # what was found broken may be why
             print(drawable(f"localspec: {one_line(sentence)}", sys.stderr), file=sys.stderr)
         raise app.failure
-    if engine.farewell and (code != terminal.HANGUP or terminal.is_there()):  # that signal may be sent by hand
+    farewell = engine.farewell(app.unsent_lost)
+    if farewell and (code != terminal.HANGUP or terminal.is_there()):  # that signal may be sent by hand
         with suppress(OSError):  # nobody is there to read it
-            print(drawable(engine.farewell, sys.stderr), file=sys.stderr, flush=True)
+            print(drawable(farewell, sys.stderr), file=sys.stderr, flush=True)
     return code

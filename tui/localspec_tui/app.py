@@ -13,11 +13,12 @@ from rich.console import RenderableType
 from textual import events, work
 from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
-from textual.notifications import Notification, Notify
+from textual.notifications import Notify
 from textual.screen import Screen
 from textual.theme import Theme
 from textual.widget import MountError
 from textual.widgets import Input
+from textual.widgets._toast import ToastHolder, ToastRack
 from textual.worker import WorkerFailed
 
 from localspec import environment
@@ -30,7 +31,8 @@ from localspec_tui.screens.chat import ChatScreen
 from localspec_tui.screens.palette import Commands, Palette
 from localspec_tui.widgets.status_line import whole_names
 
-TOASTS = 2  # at a time
+TOASTS = 2  # at a time; in a small window each takes too much of the text
+SMALL = (80, 24)  # columns and lines; below, there is one at a time
 AROUND_TOAST = 2  # columns around its text
 
 
@@ -80,6 +82,11 @@ class ChatApp(App[None]):
     def keep_unsent(self) -> None:
         """When it has ended, however it did: what was typed and not sent is kept for the next chat."""
         self._chat.keep_unsent()
+
+    @property
+    def unsent_lost(self) -> str:
+        """Why what was typed and not sent is not kept, after `keep_unsent`; nothing where it is."""
+        return self._chat.unsent_lost
 
     def end_download(self, seconds: float) -> None:
         """When it has ended: waits so long for what was being fetched to be put away."""
@@ -147,7 +154,7 @@ class ChatApp(App[None]):
         if isinstance(event, events.Key) and event.key.startswith("alt+") and event.key in self.screen.active_bindings:
             event.character = None  # most terminals send Escape and the letter, which Textual gives as a letter as well
         typed = isinstance(event, events.Paste) or (isinstance(event, events.Key) and self._is_typed(event))
-        if typed and self.screen is self._chat:
+        if typed and self.screen is self._chat and not self._chat.types_elsewhere:
             self._chat.type_here()
         await super().on_event(event)
 
@@ -193,24 +200,21 @@ class ChatApp(App[None]):
         super().notify(f"{title}: {message}" if title else message, **how)
 
     def _refresh_notifications(self) -> None:
+        """Textual would leave the room of those that are gone."""
         super()._refresh_notifications()
-        self._make_room()
-
-    def _unnotify(self, notification: Notification, refresh: bool = True) -> None:
-        super()._unnotify(notification, refresh)
-        self._make_room()
-
-    def _make_room(self) -> None:
-        """The line of the chat's figures is theirs as long as there are any."""
-        self._chat.set_class(bool(self._notifications), "-noted")
+        known = {ToastRack._toast_id(one) for one in self._notifications}
+        for holder in self.screen.query(ToastHolder) if self._screen_stack else ():
+            if holder.id not in known:
+                holder.remove()
 
     def on_notify(self, event: Notify) -> None:
         """Before Textual shows it: the same text never twice, and few at a time, for each takes a line of the chat."""
+        few = 1 if self.size.width < SMALL[0] or self.size.height < SMALL[1] else TOASTS
         self._hide_tooltip()  # of the key that was clicked: it would lie above what came of it
         message = event.notification.message
         others = [one for one in self._notifications if one.message != message]
         again = [one for one in self._notifications if one.message == message]
-        for one in [*again, *others[: max(len(others) - TOASTS + 1, 0)]]:
+        for one in [*again, *others[: max(len(others) - few + 1, 0)]]:
             self._unnotify(one, refresh=False)
 
     def push_screen(self, *screen: Any, **how: Any) -> Any:

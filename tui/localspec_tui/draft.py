@@ -17,7 +17,8 @@ class Draft:
     def __init__(self, unsent: Callable[[], str]) -> None:
         self._unsent = unsent
         self._drafts: Drafts | None = None
-        self._kept = ""
+        self._tried = ""
+        self.trouble = ""  # why the last that was tried could not be kept
 
     def keep_in(self, drafts: "Drafts") -> None:
         """From here on there is a place for it."""
@@ -26,20 +27,24 @@ class Draft:
     async def save(self) -> None:
         """Keeps it if it has changed. Whoever types does not wait for the disk."""
         text, drafts = self._unsent(), self._drafts
-        if drafts is not None and text != self._kept:
-            self._kept = text
-            await asyncio.to_thread(_keep, drafts, text)
+        if drafts is not None and text != self._tried:
+            self._tried = text
+            self.trouble = await asyncio.to_thread(_keep, drafts, text)
 
     def save_now(self) -> None:
-        """The same at the end, when nobody types any more."""
+        """The same at the end, when nobody types any more, and once more where it could not be kept."""
         text = self._unsent()
-        if self._drafts is not None and text != self._kept:
-            self._kept = text
-            _keep(self._drafts, text)
+        if self._drafts is not None and (text != self._tried or self.trouble):
+            self._tried = text
+            self.trouble = _keep(self._drafts, text)
 
 
-def _keep(drafts: "Drafts", text: str) -> None:
+def _keep(drafts: "Drafts", text: str) -> str:
+    """Why it could not be kept; nothing where it was."""
     try:
         drafts.keep(text)
-    except (LocalspecError, sqlite3.ProgrammingError):
-        return  # whoever cannot keep a conversation is told so when it is said; a closed store is the end of all
+    except LocalspecError as error:
+        return str(error)
+    except sqlite3.ProgrammingError:  # a closed store is the end of all
+        return ""
+    return ""

@@ -28,6 +28,7 @@ if TYPE_CHECKING:  # what only this thread needs it imports itself: the first pa
     from localspec.chat.sampling import Line
     from localspec.models.registry import TargetCard
     from localspec.store.conversations import ConversationInfo, Turn
+    from localspec.store.presence import Presence
     from localspec.store.store import Store
 
 PROMPTS = 500  # for the arrow keys
@@ -43,17 +44,19 @@ class EngineThread(threading.Thread):
     def __init__(self, settings: Settings, opening: Opening, loading: Loading) -> None:
         super().__init__(name="engine", daemon=True)  # torch cannot be interrupted: `close` may have to leave it behind
         self.buffer = ReplyBuffer()
-        self.farewell: str | None = None  # how to go on with the conversation, as far as something of it is kept
         self.traces: list[Trace] = []  # of all replies of this session, the newest last
         self._settings, self._opening, self._loading = ChatSettings(settings), opening, loading
         self._jobs: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._leaving = threading.Event()
         self._stop_asked = threading.Event()  # of the newest reply
         self._post_message: Callable[[Message], object] = lambda _: None
+        self._title: str | None = None  # of the conversation; None before there is one
+        self._unkept = 0  # turns, as the screen knows
         self._held: list[str] | None = []  # notices, until there is a conversation to show them in
         self._at_the_end = ExitStack()
         self._answered: Mapping[str, Any] = {}  # the figures of the reply that the next one is asked for instead of
         self._card: TargetCard
+        self._presence: Presence
         self._conversation: Conversation
         self._store: Store | None = None
         self._engine: Answerer | None = None
@@ -182,6 +185,12 @@ class EngineThread(threading.Thread):
         """Whether there are any of earlier replies. Waits for the disk. Raises StoreTrouble."""
         return self._store is not None and self._store.phrases.any_kept()
 
+    def farewell(self, unsent: str) -> str | None:
+        """What is said at the end. `unsent`: why what was typed and not sent is not kept, if it is not."""
+        from localspec.chat.farewell import farewell
+
+        return None if self._title is None else farewell(self._conversation, self._title, unsent)
+
     def close(self, seconds: float) -> bool:
         """Ends the reply under way, so that it is kept, and closes the store. Waits so long; False: it still works."""
         self._leaving.set()
@@ -213,10 +222,21 @@ class EngineThread(threading.Thread):
         else:
             self._held.append(sentence)
 
-    def _say_farewell(self) -> None:
-        from localspec.chat.farewell import farewell
+    def _see_what_is_kept(self) -> None:
+        """Its title is asked for while the store is open, and before this thread may have to be left behind."""
+        from localspec.chat.conversation import ELSEWHERE
 
-        self.farewell = farewell(self._conversation)
+        talk = self._conversation
+        self._title = talk.title
+        if self._presence.enter(talk.id):
+            self._notice(ELSEWHERE)
+        if talk.unkept != self._unkept:
+            self._unkept = talk.unkept
+            self._post(messages.Unkept(talk.unkept))
+
+    def _end(self) -> None:
+        self._conversation.keep_rest()
+        self._see_what_is_kept()
 
     def _progress(self, stage: str) -> None:
         if self._leaving.is_set():
@@ -224,21 +244,25 @@ class EngineThread(threading.Thread):
         self._post(messages.StageReached(stage))
 
     def _open(self) -> None:
+        from localspec.store.presence import Presence
+
         try:
             self._card, self._store, self._conversation = self._opening(self._at_the_end, self._notice)
         except LocalspecError as error:
             self._post(messages.StartFailed(error))
             self._leaving.set()
             return
-        self._at_the_end.callback(self._say_farewell)  # while the store is open
+        self._presence = Presence(self._store.path if self._store else None)
+        self._at_the_end.callback(self._presence.close)
+        self._at_the_end.callback(self._end)  # while the store is open
         history = self._store.history if self._store else None
-        kept = self._store is not None and self._settings.first.log and not self._store.read_only
-        drafts = self._store.drafts if self._store and kept else None
+        drafts = self._store.drafts if self._store and self._settings.first.log else None
+        kept = drafts is not None and self._store is not None and not self._store.read_only
         prompts: list[str] = []
         left: list[str] = []
         try:
             prompts = history.prompts(PROMPTS) if history else []
-            left = drafts.take_left() if drafts else []
+            left = drafts.take_left() if drafts and kept else []
         except LocalspecError as error:
             self._notice(str(error))
         place = self._store.path if self._store and kept else None
@@ -275,7 +299,8 @@ class EngineThread(threading.Thread):
     def _begin_figures(self, engine: "Answerer") -> None:
         from localspec.chat.live_stats import LiveStats
 
-        self._live = LiveStats(engine, self._settings.first.accept, self._conversation.tokens)
+        first = self._settings.first
+        self._live = LiveStats(engine, first.accept, self._conversation.tokens, plain_asked=first.plain)
         self.buffer.end(self._live)
 
     def _switch(self, card: "TargetCard") -> None:
@@ -301,10 +326,14 @@ class EngineThread(threading.Thread):
         self._conversation.instruct(system)
 
     def _branch(self, turns: int, again: bool) -> None:
-        before = self._conversation
+        from localspec.chat.farewell import let_go
+
+        before, lost = self._conversation, let_go(self._conversation)
         self._answered = before.turns[turns].figures if again else {}
         self._conversation = before.branch(turns)
-        if before.id is not None:
+        if lost:
+            self._notice(lost)
+        elif before.id is not None:
             self._post(messages.Branched(before.id))
 
     def _rename(self, title: str) -> None:
@@ -315,11 +344,15 @@ class EngineThread(threading.Thread):
         self._post(messages.Titled(self._conversation.title))
 
     def _renew(self) -> None:
+        from localspec.chat.farewell import let_go
+
+        lost = let_go(self._conversation)
         self._conversation = self._conversation.start_new()
-        self._show_conversation()
+        self._show_conversation(lost)
 
     def _resume(self, conversation: int) -> None:
         from localspec.chat.conversation import saved_conversation
+        from localspec.chat.farewell import let_go
 
         try:
             found = saved_conversation(self._store.history if self._store else None, conversation)
@@ -327,16 +360,20 @@ class EngineThread(threading.Thread):
             self._show_conversation()
             self._post(messages.JobRefused(str(error)))
             return
+        lost = let_go(self._conversation)
         self._conversation = self._conversation.resume_other(found)
-        self._show_conversation()
+        self._show_conversation(lost)
 
-    def _show_conversation(self) -> None:
+    def _show_conversation(self, lost: str = "") -> None:
+        """`lost`: what is not kept of the one before."""
         now = self._conversation
-        self._say_farewell()
         if self._engine is not None:
             self._begin_figures(self._engine)
         last = None if now.turns else self._latest()
         self._post(messages.ConversationShown(tuple(now.turns), now.unanswered, now.system, now.title, last))
+        self._see_what_is_kept()
+        if lost:
+            self._notice(lost)
 
     def _latest(self) -> "ConversationInfo | None":
         """The conversation that was used last, if one is kept."""
@@ -368,9 +405,9 @@ class EngineThread(threading.Thread):
                     for event in events:
                         if isinstance(event, Prefill) and event.done == event.total and event.dropped:
                             self._notice(dropped_turns_notice(event.dropped))
-                        if not begun:  # now, for this thread may have to be left behind before it can say so
+                        if not begun or talk.unkept != self._unkept:
                             begun = True
-                            self._say_farewell()
+                            self._see_what_is_kept()
                         live.take(event)
                         if not trace.untold:
                             trace.take(event)
@@ -380,6 +417,8 @@ class EngineThread(threading.Thread):
             except LocalspecError as error:
                 trouble = str(error)
             self.buffer.end(live)
+            if begun:
+                self._see_what_is_kept()
         turn = talk.turns[-1] if begun else None
         before = self._back(talk) if turn is None or turn.unanswered else None
         trace.turn, trace.ended = turn.id if turn is not None else 0, True

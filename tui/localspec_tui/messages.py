@@ -25,7 +25,7 @@ class ChatOpened(Message):
 
     history: "History | None"
     prompts: Sequence[str]  # entered earlier, the newest first
-    drafts: "Drafts | None"  # None where nothing is kept
+    drafts: "Drafts | None"  # None where nothing is to be kept
     left: Sequence[str]  # what earlier chats did not come to send
     place: Path | None  # where what is said is kept; None where it is not
 
@@ -108,6 +108,13 @@ class Noticed(Message):
     """A sentence that a person should know, and that costs no text."""
 
     sentence: str
+
+
+@dataclass
+class Unkept(Message):
+    """So many of the newest turns could not be kept, or not all of them; 0: all are."""
+
+    turns: int
 
 
 @dataclass

@@ -87,6 +87,10 @@ async def _title(chat: "ChatScreen", title: str) -> None:
     chat.rename(title)
 
 
+async def _find(chat: "ChatScreen", words: str) -> None:
+    chat.action_find(words)
+
+
 async def _xray(chat: "ChatScreen", _: str) -> None:
     chat.action_xray()
 
@@ -117,6 +121,7 @@ COMMANDS: dict[str, Callable[["ChatScreen", str], Awaitable[None]]] = {
     "again": _again,
     "edit": _edit,
     "title": _title,
+    "find": _find,
     "xray": _xray,
     "phrases": _phrases,
     "race": _race,

@@ -82,7 +82,7 @@ def test_a_database_that_is_locked_when_the_reply_begins(run, home, hello, monke
 
         monkeypatch.setattr(Engine, "open", lock_first)
         result = run("-m", hello.path, "hi", "--pool", "off", "--no-spec")
-    notified(result, hello, "From here on this conversation is not kept", "in use by another process")
+    notified(result, hello, "What is said now is not kept", "in use by another process")
     assert kept(home) == []
 
 

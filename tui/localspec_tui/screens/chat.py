@@ -8,7 +8,6 @@ from textual.app import ComposeResult
 from textual.containers import Horizontal, Vertical
 from textual.timer import Timer
 from textual.widgets import Static
-from textual.widgets._toast import ToastRack
 
 from localspec.chat.attachments import Written, written
 from localspec.chat.commands import is_command, read
@@ -23,12 +22,13 @@ from localspec_tui.outbox import Outbox
 from localspec_tui.pace import Pace
 from localspec_tui.screens.chat_keys import KEYS
 from localspec_tui.screens.choosing import ChoosingScreen
-from localspec_tui.screens.reading import ReadingScreen
+from localspec_tui.screens.finding import FindingScreen
 from localspec_tui.screens.steady import Steady
 from localspec_tui.widgets.attached_line import AttachedLine
 from localspec_tui.widgets.below_line import BelowLine
 from localspec_tui.widgets.conversation_view import ConversationView, import_replies
 from localspec_tui.widgets.download_line import DownloadLine
+from localspec_tui.widgets.find_line import FindLine
 from localspec_tui.widgets.first_screen import FirstScreen
 from localspec_tui.widgets.keys_footer import KeysFooter
 from localspec_tui.widgets.keys_panel import KeysPanel
@@ -36,7 +36,7 @@ from localspec_tui.widgets.live_line import LiveLine
 from localspec_tui.widgets.message_view import NoticeView
 from localspec_tui.widgets.prompt import Prompt
 from localspec_tui.widgets.side_panel import LEAST_COLUMNS, SidePanel
-from localspec_tui.widgets.status_line import TopLine, WaitingLine
+from localspec_tui.widgets.status_line import TopLine, UnkeptLine, WaitingLine
 from localspec_tui.widgets.suggestions import Suggestions
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 DRAFT_SECONDS = 1.0  # of typing are lost at most, should the process be killed
 
 
-class ChatScreen(Steady, ChoosingScreen, ReadingScreen):
+class ChatScreen(Steady, ChoosingScreen, FindingScreen):
     """It owns what is under way: at most one reply, and the prompts that wait for their turn."""
 
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (70, "-wide"), (LEAST_COLUMNS, "-panel")]  # noqa: RUF012
@@ -66,8 +66,9 @@ class ChatScreen(Steady, ChoosingScreen, ReadingScreen):
         self._suggestions = Suggestions(lambda need: look_up(need, self._history))
         self._attached = AttachedLine(engine.files_in)
         self._below, self._code_copies = BelowLine(), CodeCopies()
+        self._find, self._hit, self._go_back = FindLine(), None, None
         self._conversation.tell_below = self._below.show
-        self._line, self._panel = WaitingLine(), SidePanel()
+        self._line, self._unkept, self._panel = WaitingLine(), UnkeptLine(), SidePanel()
         self._prompt = Prompt(self._suggestions, self._first.starter)
         self.download = DownloadLine(engine.settings, _download_screen)
         self._outbox = Outbox(first, files)
@@ -79,6 +80,7 @@ class ChatScreen(Steady, ChoosingScreen, ReadingScreen):
         self._model = ""  # whose turn it is to answer; empty while none is loaded
         self._card: TargetCard | None = None  # of the model that answered last
         self._pace_told: tuple[str, ...] = ()
+        self._told_of_branches = False
         self._system: str | None = None
         self._system_draft: str | None = None
         self._sampling_draft: dict[str, str] = {}
@@ -95,7 +97,9 @@ class ChatScreen(Steady, ChoosingScreen, ReadingScreen):
                 yield self._first
                 yield self._conversation
             yield self._panel
+        yield self._find
         yield self._below
+        yield self._unkept
         yield self._line
         yield self.download
         yield self._live
@@ -107,8 +111,6 @@ class ChatScreen(Steady, ChoosingScreen, ReadingScreen):
         yield KeysFooter()
 
     def on_mount(self) -> None:
-        for rack in self.query(ToastRack):
-            self.move_child(rack, before=self._live)
         self._prompt.focus()
         self._prompt.remember(self._outbox.typed)
         self._show_waiting()
@@ -192,6 +194,18 @@ class ChatScreen(Steady, ChoosingScreen, ReadingScreen):
     def keep_unsent(self) -> None:
         """At once, for the application ends."""
         self._draft.save_now()
+
+    @property
+    def unsent_lost(self) -> str:
+        """Why that is not kept; nothing where it is, or where nothing is to be."""
+        return self._draft.trouble if self._unsent() else ""
+
+    async def _save_draft(self) -> None:
+        await self._draft.save()
+        self._unkept.show_typed(self.unsent_lost)
+
+    async def on_unkept(self, unkept: messages.Unkept) -> None:
+        self._unkept.show_turns(unkept.turns)
 
     def on_text_area_changed(self, changed: Prompt.Changed) -> None:
         self._attached.look(changed.text_area.text)
@@ -281,12 +295,16 @@ class ChatScreen(Steady, ChoosingScreen, ReadingScreen):
         self._left = "\n\n".join(opened.left)
         if opened.drafts is not None:
             self._draft.keep_in(opened.drafts)
-            self.set_interval(DRAFT_SECONDS, self._draft.save)
+        if opened.place is not None:
+            self.set_interval(DRAFT_SECONDS, self._save_draft)
 
     async def on_conversation_shown(self, shown: messages.ConversationShown) -> None:
         self._system, self._edited = shown.system, None
         self._show_what_is_set()
         self._to_be_shown -= 1
+        if self.types_elsewhere:
+            self.type_here()
+        self._leave_find()
         answered = shown.turns[:-1] if shown.unanswered is not None else shown.turns
         self._top.call(shown.title)
         await self._conversation.show(answered, self._engine.traces)
@@ -403,7 +421,7 @@ class ChatScreen(Steady, ChoosingScreen, ReadingScreen):
 
     def edit(self) -> None:
         """Puts a prompt back where one types; sent, it takes the place of that turn and of all after it."""
-        if self._may_go_back() and (turn := self._conversation.turn_of(self.focused)):
+        if self._may_go_back() and (turn := self._conversation.turn_of(self._conversation.chosen)):
             self._edited = turn[0]
             self._prompt.put(turn[1].typed)
             self.type_here()

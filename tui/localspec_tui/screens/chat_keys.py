@@ -16,6 +16,7 @@ KEYS: list[BindingType] = [
     Binding("f2", "edit", "Edit", tooltip="Change the last prompt, or the one in focus", id="chat.edit"),
     Binding("ctrl+t", "xray", "X-ray", tooltip="See who proposed each token of a reply", id="chat.xray"),
     Binding("ctrl+l", "copy", "Copy", tooltip="Copy the last reply, or the message in focus", id="chat.copy"),
+    Binding("ctrl+f", "find", "Find", tooltip="Find words in this conversation", id="chat.find"),
     Binding("f3", "sampling", "Sampling", tooltip="Change how replies are sampled", id="chat.sampling"),
     Binding("f4", "panel", "Panel", tooltip="Show or hide the side panel", id="chat.panel", show=False),
     Binding(

@@ -24,12 +24,18 @@ class ChoosingScreen(LookingScreen):
     _system_draft: str | None  # typed into its dialog, and not saved
     _sampling_draft: dict[str, str]  # likewise
     _pace_told: tuple[str, ...]  # of the model that answers
+    _told_of_branches: bool
     _top: TopLine
     download: DownloadLine
 
-    def _show_what_is_set(self) -> None:
-        """What is as somebody set it stands at the top."""
-        self._top.show_set(*(["system prompt"] if self._system else []), *self._engine.sampling_chosen)
+    def _show_what_is_set(self) -> bool:
+        """What is as somebody set it stands at the top. Whether one sees that something has changed."""
+        return self._top.show_set(*(["system prompt"] if self._system else []), *self._engine.sampling_chosen)
+
+    def _show_change(self, title: str, sentence: str = "It holds from the next reply on.") -> None:
+        """A word more where one does not see it, or might take it for what the reply under way is subject to."""
+        if not self._show_what_is_set() or self._outbox.asked is not None:
+            self.notify(sentence, title=title, markup=False)
 
     @property
     def at_a_server(self) -> bool:
@@ -83,8 +89,7 @@ class ChoosingScreen(LookingScreen):
         """From the next reply on."""
         self._system, self._system_draft = system.strip() or None, None
         self._engine.set_system(self._system)
-        self._show_what_is_set()
-        self.notify("It holds from the next reply on.", title="System prompt", markup=False)
+        self._show_change("System prompt")
 
     def action_think(self) -> None:
         """Lets the model think first where it does not, and the other way round."""
@@ -96,8 +101,7 @@ class ChoosingScreen(LookingScreen):
     def think(self, word: str) -> None:
         """From the next reply on. Raises UsageMistake."""
         self._engine.set_sampling({THINK: word})
-        self._show_what_is_set()
-        self.notify(f"It is {word} from the next reply on.", title="Thinking", markup=False)
+        self._show_change("Thinking", f"It is {word} from the next reply on.")
 
     def say_thinking(self) -> None:
         """What holds now. Raises UsageMistake."""
@@ -124,8 +128,7 @@ class ChoosingScreen(LookingScreen):
         """From the next reply on. Raises UsageMistake."""
         self._engine.set_sampling(values)
         self._sampling_draft = {}
-        self._show_what_is_set()
-        self.notify("It holds from the next reply on.", title="Sampling", markup=False)
+        self._show_change("Sampling")
 
     def rename(self, title: str) -> None:
         """Calls the conversation so; an empty title is that of its first prompt."""
@@ -137,5 +140,9 @@ class ChoosingScreen(LookingScreen):
         self._top.call(titled.title)
 
     def on_branched(self, branched: messages.Branched) -> None:
+        """Once is enough to know where to look, at a moment when nothing else is told."""
+        if self._told_of_branches or self.app._notifications:
+            return
+        self._told_of_branches = True
         where = f"conversation {branched.conversation} ({keymap.key(self.app, 'chat.resume')})"
         self.notify(f"What was said before stays in {where}.", markup=False)

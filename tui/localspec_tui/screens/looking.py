@@ -42,7 +42,7 @@ class LookingScreen(Screen[None]):
             self._conversation.tell_thought(thought(tokens, figures.reasoning_seconds, still=still))
 
     def action_thoughts(self) -> None:
-        if not self._conversation.toggle_thoughts(self.focused):
+        if not self._conversation.toggle_thoughts(self._conversation.chosen):
             self.notify("Nothing was thought before a reply yet.", markup=False)
 
     def stop_reply(self) -> bool:
@@ -63,7 +63,10 @@ class LookingScreen(Screen[None]):
     def action_xray(self) -> None:
         from localspec_tui.screens.xray import XRayScreen
 
-        chosen, spoken = self._conversation.trace_of(self.focused), self._conversation.last_reply is not None
+        chosen, spoken = (
+            self._conversation.trace_of(self._conversation.chosen),
+            self._conversation.last_reply is not None,
+        )
         self.app.push_screen(XRayScreen(self._engine.traces, chosen, chosen is None and spoken))
 
     async def action_keys(self) -> None:

@@ -24,6 +24,7 @@ ALSO = {
     "Another answer to the last prompt": "again regenerate retry",
     "Change the last prompt, or the one in focus": "edit",
     "See who proposed each token of a reply": "xray x-ray sources",
+    "Find words in this conversation": "search look",
     "Change how replies are sampled": "sampling temperature top-p seed settings",
     "Show or hide the side panel": "figures memory speed",
     "Let the model race against itself without drafts": "compare",

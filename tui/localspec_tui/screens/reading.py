@@ -25,9 +25,9 @@ class ReadingScreen(Screen[None]):
         return key in self._prompt._bindings.key_to_bindings
 
     def _chosen_source(self) -> str:
-        """Of the message in focus, else of the last reply."""
-        focused = self.focused
-        return focused.source if isinstance(focused, MessageView) else self._conversation.last_reply or ""
+        """Of the message that was found, or has the focus, else of the last reply."""
+        chosen = self._conversation.chosen
+        return chosen.source if isinstance(chosen, MessageView) else self._conversation.last_reply or ""
 
     def action_copy(self) -> None:
         if source := self._chosen_source():
@@ -38,11 +38,13 @@ class ReadingScreen(Screen[None]):
     def action_code(self) -> None:
         self._code_copies.copy(self.app, self._chosen_source())
 
-    def action_end(self) -> None:
-        self._conversation.follow()
+    async def action_end(self) -> None:
+        await self._conversation.follow()
 
     def action_walk(self, step: int) -> None:
-        if not self._conversation.walk(step):
+        if self._conversation.found is not None:
+            self._conversation.found.focus()
+        elif not self._conversation.walk(step):
             self.type_here()
 
     def action_page(self, step: int) -> None:

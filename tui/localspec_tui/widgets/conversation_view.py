@@ -1,17 +1,23 @@
-"""The conversation so far: owns the messages, decides how many of them are mounted, and lets the last one grow."""
+"""The conversation so far: owns the messages, decides which of them are mounted, and lets the last one grow."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from textual import work
+from textual.await_complete import AwaitComplete
 from textual.containers import VerticalScroll
+from textual.geometry import Region
 from textual.scrollbar import ScrollBar
 from textual.widget import Widget
+from textual.widgets import Static
 
 from localspec.chat.attachments import Written, written_in
+from localspec.quantities import counted
+from localspec_tui.widgets.found_word import mark_word
 from localspec_tui.widgets.lean_scroll_bar import LeanScrollBar
 from localspec_tui.widgets.message_view import MessageView, NoticeView, PromptView
 
@@ -22,6 +28,7 @@ if TYPE_CHECKING:
 
 MOUNTED = 10  # turns; each mounted one makes every later frame cost more
 BATCH = 5  # turns more, whenever one scrolls beyond the first
+AROUND = 1  # turn before and after one that is looked for
 
 
 @dataclass
@@ -34,7 +41,7 @@ class _Exchange:
     reason: str | None = "stop"
     figures: Mapping[str, Any] = field(default_factory=dict)
     trace: "Trace | None" = None  # of replies of this session
-    views: list[Widget] = field(default_factory=list)
+    views: list[Widget] = field(default_factory=list)  # none while it is not mounted
 
     def mountable(self) -> list[Widget]:
         self.views = [PromptView(self.written)]
@@ -58,11 +65,15 @@ class ConversationView(VerticalScroll, can_focus=False):
     def __init__(self) -> None:
         super().__init__()
         self._older: list[_Exchange] = []  # not mounted
-        self._exchanges: list[_Exchange] = []  # mounted
+        self._sought: list[_Exchange] = []  # mounted, of long ago
+        self._between: list[_Exchange] = []  # not mounted
+        self._exchanges: list[_Exchange] = []  # mounted, to the newest
+        self._gap: Static | None = None  # stands for those between; they come when it is seen
+        self.found: MessageView | None = None  # what was looked for
         self._growing: ReplyView | None = None
         self._fetching = False
         self.tell_below: Callable[[int], None] = lambda _: None  # how many lines came while one reads above
-        self._left_at: int | None = None  # the height when one left the end
+        self._left_at: tuple[Widget, int] | None = None  # the last, and its lines to the end, when one left that
 
     @property
     def vertical_scrollbar(self) -> ScrollBar:
@@ -81,17 +92,35 @@ class ConversationView(VerticalScroll, can_focus=False):
         """The source of the newest reply, also while it grows."""
         if self.growing:
             return self.growing
-        return next((one.reply for one in reversed([*self._older, *self._exchanges]) if one.reply), None)
+        return next((one.reply for one in reversed(self._every) if one.reply), None)
+
+    @property
+    def _every(self) -> list[_Exchange]:
+        """The oldest first."""
+        return [*self._older, *self._sought, *self._between, *self._exchanges]
+
+    @property
+    def messages(self) -> list[tuple[str, str]]:
+        """What was typed of each prompt, and its reply, as far as it has come."""
+        texts = [(one.written.typed, one.reply) for one in self._every]
+        if texts and self.growing:
+            texts[-1] = texts[-1][0], self.growing
+        return texts
+
+    @property
+    def chosen(self) -> Widget | None:
+        """The message that keys are about: what was looked for and found, else what has the focus."""
+        return self.found or self.screen.focused
 
     def turn_of(self, view: Widget | None) -> tuple[int, Written] | None:
         """The number and the prompt of the turn that a message belongs to, else of the last one; None where none is."""
-        exchanges = [*self._older, *self._exchanges]
+        exchanges = self._every
         found = [at for at, one in enumerate(exchanges) if view in one.views] or [len(exchanges) - 1]
         return (found[0], exchanges[found[0]].written) if exchanges else None
 
     def trace_of(self, view: Widget | None) -> "Trace | None":
         """Of the turn that a message belongs to, else of the last one; None where none is kept."""
-        exchanges = [*self._older, *self._exchanges]
+        exchanges = self._every
         found = next((one for one in exchanges if view in one.views), exchanges[-1] if exchanges else None)
         return found.trace if found else None
 
@@ -106,7 +135,8 @@ class ConversationView(VerticalScroll, can_focus=False):
             _Exchange(written_in(turn), turn.reply, turn.reasoning, turn.reason, turn.figures, known.get(turn.id))
             for turn in turns
         ]
-        self._exchanges, self._growing = [], None
+        self._exchanges, self._sought, self._between, self._growing = [], [], [], None
+        self._gap = self.found = None
         await self.remove_children()
         self.screen.remove_class("-told")
         self.anchor()
@@ -118,14 +148,12 @@ class ConversationView(VerticalScroll, can_focus=False):
         """Mounts some more above the first, and keeps the place that is being read."""
         if not self._older or self._fetching:
             return
-        self._fetching, height = True, self.virtual_size.height
+        self._fetching = True
         first = self.children[0] if self.children else None
         below = first.virtual_region.y - self.scroll_y if first else 0
         await self._mount_older(BATCH)
 
         def restore() -> None:
-            if self._left_at is not None:
-                self._left_at += self.virtual_size.height - height
             if first is not None and first.is_mounted:
                 self.scroll_to(y=first.virtual_region.y - below, animate=False, force=True)
             self._fetching = False
@@ -134,7 +162,7 @@ class ConversationView(VerticalScroll, can_focus=False):
 
     async def _mount_older(self, count: int) -> None:
         batch, self._older = self._older[-count:], self._older[:-count]
-        self._exchanges[:0] = batch
+        (self._sought or self._exchanges)[:0] = batch
         views = [view for exchange in batch for view in exchange.mountable()]
         await self.mount_all(views, before=0 if self.children else None)
 
@@ -151,28 +179,156 @@ class ConversationView(VerticalScroll, can_focus=False):
         self._look_below()
         if new_value <= 0 < old_value:
             self.fetch_older()
+        self._look_at_gap()
 
     def watch_virtual_size(self) -> None:
         self._look_below()
+        self._look_at_gap()
 
     def _look_below(self) -> None:
-        """Whoever follows is at the end, or will be with the next frame."""
+        """Whoever follows is at the end, or will be with the next frame. What comes above the last is no news."""
         following = self._anchored and not self._anchor_released
         if following or self.is_vertical_scroll_end:
             self._left_at = None
-        elif self._left_at is None:
-            self._left_at = self.virtual_size.height
-        self.tell_below(0 if self._left_at is None else max(0, self.virtual_size.height - self._left_at))
+        elif self.children and (self._left_at is None or not self._left_at[0].is_attached):
+            self._left_at = self.children[-1], self._to_the_end(self.children[-1])
+        self.tell_below(0 if self._left_at is None else max(0, self._to_the_end(self._left_at[0]) - self._left_at[1]))
 
-    def follow(self) -> None:
+    def _to_the_end(self, view: Widget) -> int:
+        return self.virtual_size.height - view.virtual_region.y
+
+    async def follow(self) -> None:
         """Goes to the end, and stays there."""
+        await self._leave_sought()
         self._anchor_released = False
         self.anchor()
+
+    # -- turns of long ago --------------------------------------------------------------------------------------------
+
+    async def reveal(self, turn: int, reply: bool, word: re.Pattern[str]) -> None:
+        """Marks the prompt or the reply of a turn, and shows where the word is in it."""
+        self.unmark()
+        exchange = self._every[turn]
+        await self._bring(exchange)
+        found = [view for view in exchange.views if isinstance(view, MessageView)]
+        self.found = view = found[-1 if reply else 0]
+        view.add_class("-found")
+        self.release_anchor()
+
+        def show() -> None:
+            if exchange.views:  # else it was left meanwhile
+                top, word_at = exchange.views[0].virtual_region.y, view.virtual_region.y + mark_word(view, word)
+                far = word_at - top > self.size.height // 2  # else its prompt is in sight, too
+                self.scroll_to(y=word_at - self.size.height // 3 if far else top, animate=False, force=True)
+
+        self.call_after_refresh(show)
+
+    def unmark(self) -> None:
+        """Nothing is looked for any more."""
+        if self.found is not None:
+            self.found.remove_class("-found")
+            self.screen.clear_selection()
+            self.found = None
+
+    def place(self) -> Callable[[], Awaitable[None]]:
+        """What goes back to where one reads now."""
+        following = self._anchored and not self._anchor_released
+        shown = (one for one in self._every if any(view.virtual_region.bottom > self.scroll_y for view in one.views))
+        first = next(shown, None)
+        if first is None or following or self.is_vertical_scroll_end:
+            return self.follow
+        below = first.views[0].virtual_region.y - self.scroll_y
+
+        def scroll_there() -> None:
+            if first.views:
+                self.scroll_to(y=first.views[0].virtual_region.y - below, animate=False, force=True)
+
+        async def back() -> None:
+            if all(one is not first for one in self._every):  # another way is gone instead
+                await self.follow()
+                return
+            await self._bring(first)
+            self.call_after_refresh(scroll_there)
+
+        return back
+
+    async def _bring(self, exchange: _Exchange) -> None:
+        """Mounts it, with some before and after it, in the place of what else was mounted of long ago."""
+        if any(one is exchange for one in self._sought):
+            return
+        turn = next(at for at, one in enumerate(self._every) if one is exchange)
+        leaving = self._leave_sought()
+        if exchange.views:
+            await leaving
+            return
+        first, end = max(turn - AROUND, 0), turn + AROUND + 1
+        self._sought, self._between = self._older[first:end], self._older[end:]
+        del self._older[first:]
+        views = [view for one in self._sought for view in one.mountable()]
+        mounting = self.mount_all([*views, *self._bridge()], before=0)
+        await leaving
+        await mounting
+
+    def _leave_sought(self) -> AwaitComplete:
+        """What is mounted of long ago is so no more."""
+        self.unmark()
+        gone = [view for one in self._sought for view in one.views]
+        if self._gap is not None:
+            gone.append(self._gap)
+        for one in self._sought:
+            one.views = []
+        self._older += [*self._sought, *self._between]
+        self._sought, self._between, self._gap = [], [], None
+        return AwaitComplete(*(view.remove() for view in gone))
+
+    def _bridge(self) -> list[Widget]:
+        """What stands between those and the newest; where nothing does they are of one piece."""
+        if self._between:
+            self._gap = Static(f"… {counted(len(self._between), 'turn')} …", markup=False, classes="gap")
+            return [self._gap]
+        self._exchanges[:0], self._sought, self._gap = self._sought, [], None
+        return []
+
+    def _look_at_gap(self) -> None:
+        """It is seen when it has a place, and that is in the window."""
+        place = self._gap.virtual_region if self._gap is not None else Region()
+        if place.height and self.scroll_y - place.height < place.y < self.scroll_y + self.size.height:
+            self._fill_gap()
+
+    @work
+    async def _fill_gap(self) -> None:
+        """Mounts some of what is missing, on the side where one comes from, and keeps the place that is being read."""
+        if self._fetching or (gap := self._gap) is None or not gap.is_mounted:
+            return
+        self._fetching = True
+        downward = self._sought[-1].views[-1].virtual_region.bottom > self.scroll_y
+        first = self.children[self.children.index(gap) + 1]
+        below = first.virtual_region.y - self.scroll_y
+        if downward:
+            batch, self._between = self._between[:BATCH], self._between[BATCH:]
+            self._sought += batch
+        else:
+            batch, self._between = self._between[-BATCH:], self._between[:-BATCH]
+            self._exchanges[:0] = batch
+        views = [view for one in batch for view in one.mountable()]
+        bridge = self._bridge()
+        mounting = self.mount_all([*views, *bridge] if downward else [*bridge, *views], before=gap)
+        await gap.remove()
+        await mounting
+
+        def filled() -> None:
+            if not downward and first.is_attached:
+                self.scroll_to(y=first.virtual_region.y - below, animate=False, force=True)
+            self._fetching = False
+            self._look_at_gap()
+
+        self.call_after_refresh(filled)
 
     # -- the turn under way -------------------------------------------------------------------------------------------
 
     async def add_prompt(self, written: Written, trace: "Trace") -> None:
         """A turn begins."""
+        await self._leave_sought()
         exchange = _Exchange(written, trace=trace)
         self._exchanges.append(exchange)
         await self.mount_all(exchange.mountable())
@@ -217,6 +373,7 @@ class ConversationView(VerticalScroll, can_focus=False):
 
     async def cut(self, turns: int) -> None:
         """Leaves the first `turns`; what was said after them is to be said in another way."""
+        await self._leave_sought()
         while self._exchanges and len(self._older) + len(self._exchanges) > turns:
             await self.take_back()
         while len(self._older) > turns:
@@ -263,6 +420,9 @@ class ConversationView(VerticalScroll, can_focus=False):
             return True
         if at + step >= len(messages):
             return False
+        if step > 0 and self._gap is not None and messages[at] in self._sought[-1].views[-1:]:
+            self._fill_gap()
+            return True
         messages[at + step].focus()
         return True
 

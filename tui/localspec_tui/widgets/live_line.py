@@ -63,7 +63,6 @@ class LiveLine(Widget):
     def _set(self, shown: tuple[str, ...] | Figures, warning: str = "") -> None:
         if (shown, warning) != (self._shown, self._warning):
             self._shown, self._warning = shown, warning
-            self.set_class(isinstance(shown, Figures), "-figures")
             self.refresh()
 
     def render(self) -> Content:

@@ -8,7 +8,7 @@ from typing import ClassVar
 from textual import events
 from textual.binding import Binding, BindingType
 from textual.message import Message
-from textual.widgets import TextArea
+from textual.widgets import Input, TextArea
 
 from localspec.chat.completion import is_whole
 from localspec_tui.widgets.suggestions import Suggestions
@@ -87,6 +87,11 @@ class Prompt(TypedText, inherit_bindings=False):
 
     async def _on_key(self, event: events.Key) -> None:
         """Bindings act at once: on their way up to the application the letters typed after them would overtake them."""
+        if isinstance(field := self.screen.focused, Input):  # that a key before this one has led to
+            event.stop()
+            event.prevent_default()
+            field.post_message(events.Key(event.key, event.character))
+            return
         if self._choose(event):
             event.stop()
             event.prevent_default()

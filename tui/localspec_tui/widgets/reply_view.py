@@ -38,8 +38,8 @@ class ReplyView(MessageView):
         self._thoughts = ThoughtView(reasoning, kept_thought(figures or {})) if reasoning else None
 
     def render_lines(self, crop: Region) -> list[Strip]:
-        """Nothing, but for the bar of what has the focus: it would be drawn anew whenever the text grows."""
-        if self.has_focus:
+        """Nothing, but for the bar of what has the focus or was found: it would be drawn anew with each word."""
+        if self.has_focus or self.has_class("-found"):
             return super().render_lines(crop)
         return [Strip.blank(crop.width, self.visual_style.rich_style)] * crop.height
 

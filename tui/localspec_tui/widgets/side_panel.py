@@ -20,9 +20,9 @@ NAMES = 13  # columns of a name; those that are longer are cut
 DEPTHS = 8  # the deepest that is drawn
 MOST = 4096  # moments of a reply that are kept: more than seven minutes of them
 
-ALONE = (
-    "no drafts: the model alone is quickest here, or was asked for. To see drafts: localspec chat --drafter phrases; "
-    "/race shows both"
+ASKED = "no drafts, as was asked for (drafter none); /race shows what they would bring"
+QUICKEST = (
+    "no drafts: the model alone is quickest here. To see drafts: localspec chat --drafter phrases; /race shows both"
 )
 
 Line = tuple[str, str]  # a text and its style
@@ -126,7 +126,7 @@ def _speed(figures: Figures, rates: Sequence[float], width: int) -> Iterator[Lin
     elif figures.acceptance_by_depth:
         yield "× not known yet", "dim"
     elif not figures.drafts and figures.memory.target:  # a server may draft, and not tell
-        yield from ((line, "dim") for line in folded(ALONE, width))
+        yield from ((line, "dim") for line in folded(ASKED if figures.plain_asked else QUICKEST, width))
     elif figures.sources and not figures.off_reason:
         yield from ((line, "dim") for line in folded("nothing was drafted: no phrase of past replies fitted", width))
     if figures.off_reason:

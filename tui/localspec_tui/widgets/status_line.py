@@ -68,6 +68,34 @@ class WaitingLine(Widget):
         return Content(cut(f"{count} ({key} takes back): {' · '.join(self._prompts)}", self.size.width))
 
 
+class UnkeptLine(Widget):
+    """What could not be kept, as long as that is so; it takes no room where all is kept."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._turns, self._typed = "", ""
+        self.display = False
+
+    def show_turns(self, turns: int) -> None:
+        """So many of the newest turns are not kept."""
+        self._turns = "" if not turns else "the last turn" if turns == 1 else f"the last {turns} turns"
+        self._show()
+
+    def show_typed(self, trouble: str) -> None:
+        """Why what is typed is not kept; nothing where it is."""
+        self._typed = one_line(trouble)
+        self._show()
+
+    def _show(self) -> None:
+        self.display = bool(self._turns or self._typed)
+        self.refresh()
+
+    def render(self) -> Content:
+        what = " and ".join(filter(None, (self._turns, "what is typed" if self._typed else "")))
+        again = "each prompt tries again" if self._turns else self._typed
+        return Content(fitting((f"✗ not kept: {what}", again), self.size.width))
+
+
 class TopLine(Widget):
     """Which model answers, what was set for it, and what the conversation is about."""
 
@@ -84,10 +112,11 @@ class TopLine(Widget):
         self._model = tuple(map(one_line, filter(None, facts)))
         self.refresh()
 
-    def show_set(self, *badges: str) -> None:
-        """This is not as it would be if nobody had set it."""
-        self._badges = tuple(map(one_line, badges))
+    def show_set(self, *badges: str) -> bool:
+        """This is not as it would be if nobody had set it. Whether one sees that something has changed."""
+        before, self._badges = self._badges, tuple(map(one_line, badges))
         self.refresh()
+        return self._badges != before and {*self._badges} <= {fact for fact, _ in self._facts()}
 
     def call(self, title: str) -> None:
         """This is what the conversation is called."""
@@ -104,15 +133,23 @@ class TopLine(Widget):
         """Whether that prompt has an answer now; one that has none gives no title."""
         self.call(self._title if answer or not self._proposed else "")
 
-    def render(self) -> Content:
-        width = self.size.width
+    def _facts(self) -> list[tuple[str, str]]:
+        """What there is room for, each with its style."""
         kept = () if self._kept else ("nothing is kept",)
         facts = (*self._model[:1], *kept), self._badges, self._model[1:]
-        left = Content.styled(cut("localspec", width), "bold")
+        shown, room = [], self.size.width - cell_len("localspec")
         for style, parts in zip(("bold", "bold $text-accent", "bold"), facts, strict=True):
             for part in parts:
-                if left.cell_length + cell_len(BETWEEN + part) <= width:
-                    left += Content.assemble((BETWEEN, "bold"), (part, style))
+                if cell_len(BETWEEN + part) <= room:
+                    shown.append((part, style))
+                    room -= cell_len(BETWEEN + part)
+        return shown
+
+    def render(self) -> Content:
+        width = self.size.width
+        left = Content.styled(cut("localspec", width), "bold")
+        for fact in self._facts():
+            left += Content.assemble((BETWEEN, "bold"), fact)
         right = cut(self._title, max(width - left.cell_length - 2, 0))
         gap = " " * max(width - left.cell_length - cell_len(right), 0)
         return Content.assemble(left, gap, (right, "dim"))

@@ -1,0 +1,29 @@
+"""Words that are looked for in one conversation."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from localspec.store.searched_words import hold, patterns
+
+
+class Hit(NamedTuple):
+    """A message: the number of its turn, and whether it is the reply there or the prompt."""
+
+    turn: int
+    reply: bool
+
+
+def hits(messages: Sequence[tuple[str, str]], words: str) -> list[Hit]:
+    """The messages that hold all the words, the newest first, of prompts with their replies.
+
+    As in the search of conversations, a prompt and its reply may hold them together; then it is the one with the first.
+    """
+    wanted = patterns(words)
+    found: list[Hit] = []
+    for turn in reversed(range(len(messages) if wanted else 0)):
+        prompt, reply = messages[turn]
+        if here := [Hit(turn, is_reply) for is_reply in (True, False) if hold(wanted, reply if is_reply else prompt)]:
+            found += here
+        elif hold(wanted, prompt, reply):
+            found.append(Hit(turn, wanted[0].search(prompt) is None))
+    return found

@@ -1,0 +1,46 @@
+"""Words are found in a conversation as they are in all of them."""
+
+import pytest
+
+from localspec.chat.finding import Hit, hits
+from localspec.store.store import Store
+
+MESSAGES = [
+    ("Tell me of the Sea", "The sea is deep; café and cafe differ."),
+    ("And of hills?", "Hills are by the SEA, where 1+1 is (two)."),
+    ("Thanks", "Straße."),
+]
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("sea", [Hit(1, True), Hit(0, True), Hit(0, False)]),
+        ("SEA deep", [Hit(0, True)]),
+        ("of the", [Hit(1, False), Hit(0, False)]),
+        ("hills two", [Hit(1, True)]),
+        ("hills? two", [Hit(1, False)]),
+        ("two hills?", [Hit(1, True)]),
+        ("1+1 (", [Hit(1, True)]),
+        ("café", [Hit(0, True)]),
+        ("CAFÉ", [Hit(0, True)]),
+        ("strasse", []),
+        ("nowhere", []),
+        ("", []),
+        ("  ", []),
+    ],
+)
+def test_the_newest_message_first(words, found):
+    assert hits(MESSAGES, words) == found
+
+
+@pytest.mark.parametrize(
+    "words", ["SEA deep", "two hills?", "cafe", "strasse", "THANKS straße", "sea hills", "café thanks"]
+)
+def test_what_the_search_of_conversations_finds_is_found_in_it_and_nothing_else(tmp_path, words):
+    with Store.open(tmp_path / "localspec.db", pytest.fail) as store:
+        number = None
+        for prompt, reply in MESSAGES:
+            number, turn = store.history.say(number, prompt, model="demo", system=None)
+            store.history.write(turn, reply, "stop")
+        assert bool(store.history.search(words)) == bool(hits(MESSAGES, words))

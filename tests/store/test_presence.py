@@ -1,0 +1,66 @@
+"""A conversation that is open in another window is known to be, as long as that window lives."""
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from localspec.store.presence import Presence
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there every window seems alone")
+
+WINDOW = """
+import sys
+from pathlib import Path
+from localspec.store.presence import Presence
+presence = Presence(Path(sys.argv[1]))
+for conversation in sys.argv[2:]:
+    print(presence.enter(int(conversation)), flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def window(database: Path, *conversations: int) -> Iterator[list[str]]:
+    """A process that has opened these, one after the other; what it was told of each. It is killed at the end."""
+    command = [sys.executable, "-c", WINDOW, str(database), *map(str, conversations)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield [process.stdout.readline().strip() for _ in conversations]
+        finally:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+
+
+def test_whoever_opens_it_second_is_told_and_whoever_comes_later(tmp_path):
+    database = tmp_path / "localspec.db"
+    here = Presence(database)
+    assert not here.enter(3) and not here.enter(3)
+    with window(database, 3) as told:
+        assert told == ["True"]
+        here.enter(4)
+        with window(database, 3, 5, 4) as told:
+            assert told == ["True", "False", "True"]
+            assert here.enter(4) is False, "who is there already is told nothing"
+        assert not here.enter(4) and here.enter(3)
+    here.enter(None)
+    assert not here.enter(3), "a window that was killed has none open"
+    here.close()
+    with window(database, 3) as told:
+        assert told == ["False"]
+
+
+def test_where_nothing_can_be_told_every_window_seems_alone(tmp_path):
+    (tmp_path / "file").touch()
+    for database in (None, tmp_path / "file" / "localspec.db"):
+        presence = Presence(database)
+        assert not presence.enter(1)
+        presence.close()
+    presence = Presence(tmp_path / "localspec.db")
+    assert not presence.enter(2**70) and not presence.enter(-1)
+    presence.close()

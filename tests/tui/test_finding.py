@@ -1,0 +1,337 @@
+"""Words found in the open conversation: Ctrl+F and /find."""
+
+import threading
+
+import pytest
+from textual import events
+from textual.widgets import Input
+from tui.scripted_engine import say, talked, until
+
+from localspec.store.store import Store
+from localspec_tui.widgets.conversation_view import AROUND, BATCH, MOUNTED, ConversationView
+from localspec_tui.widgets.find_line import FindLine
+from localspec_tui.widgets.message_view import MessageView
+from localspec_tui.widgets.prompt import Prompt
+
+SMALL = (60, 20)
+
+
+@pytest.fixture
+def long(chat):
+    """long(turns, {number: reply}, script, …): a chat that goes on with a kept conversation of so many turns."""
+
+    def make(turns, replies, *scripts):
+        talk = chat(*scripts)
+        conversation = None
+        with Store.open(talk.database, print) as store:
+            for number in range(turns):
+                conversation, turn = store.history.say(conversation, f"prompt {number}", model="scripted", system=None)
+                store.history.write(turn, replies.get(number, f"reply {number}\n\nand *more*"), "stop")
+        talk.resumed = conversation
+        return talk
+
+    return make
+
+
+def view(talk):
+    return talk.app._chat.query_one(ConversationView)
+
+
+def which(talk):
+    """What the line says; nothing where it is not shown."""
+    line = talk.app._chat.query_one(FindLine)
+    return str(line._told.render()).strip() if line.display else ""
+
+
+def marked(talk):
+    """The messages that are marked as found, and the word that is."""
+    found = [one.source for one in talk.app._chat.query(MessageView) if one.has_class("-found")]
+    return found, talk.app._chat.get_selected_text()
+
+
+def numbers(talk):
+    return [int(prompt.split()[1]) for prompt in talk.prompts()]
+
+
+async def shown(pilot, talk):
+    """Waits until there is a whole conversation, and nothing moves."""
+    await until(pilot, lambda: len(talk.prompts()) == MOUNTED and view(talk).is_vertical_scroll_end)
+
+
+@pytest.mark.parametrize("size", [SMALL, (120, 40)])
+@pytest.mark.parametrize("how", ["key", "slash"])
+def test_the_newest_is_shown_first_and_keys_go_on(long, size, how):
+    talk = long(40, {2: "A *rare* one.", 20: "Rare, too.\n\n" + "line\n\n" * 40 + "`rarely`", 39: "the rarest"})
+
+    async def story(pilot):
+        await shown(pilot, talk)
+        before = talk.screen_text()
+        if how == "key":
+            await pilot.press("ctrl+f", *"RARE")
+        else:
+            await say(pilot, "/find RARE")
+        await until(pilot, lambda: which(talk) == "1 of 3")
+        assert marked(talk) == (["the rarest"], "rare")
+        for key, turn, at in (
+            ("enter", "Rare, too.", 2), ("up", "A *rare* one.", 3), ("ctrl+f", "the rarest", 1), ("down", "A *rare* one.", 3),
+            ("shift+enter", "Rare, too.", 2),
+        ):  # fmt: skip
+            await pilot.press(key)
+            await until(pilot, lambda at=at: which(talk) == f"{at} of 3")
+            await until(pilot, lambda turn=turn: turn.replace("*", "") in talk.screen_text())
+            (found,), word = marked(talk)
+            assert found.startswith(turn) and word.lower() == "rare"
+        await pilot.press("escape")
+        await until(pilot, lambda: talk.screen_text() == before)
+        assert numbers(talk) == list(range(40 - MOUNTED, 40)) and marked(talk) == ([], None)
+        assert talk.app.focused is talk.app._chat.query_one(Prompt)
+
+    talk.play(story, size=size)
+
+
+def test_a_word_far_down_in_a_long_reply_is_in_sight(long):
+    talk = long(3, {0: "line\n\n" * 60 + "```\nfirst\nsecond needle\n```\n" + "\n\nline" * 60})
+
+    async def story(pilot):
+        await until(pilot, lambda: len(talk.prompts()) == 3)
+        await say(pilot, "/find needle")
+        await until(pilot, lambda: "second needle" in talk.screen_text())
+        assert marked(talk)[1] == "needle"
+
+    talk.play(story, size=SMALL)
+
+
+def test_what_is_not_there_is_told_and_an_empty_search_tells_nothing(long):
+    talk = long(12, {})
+
+    async def story(pilot):
+        await shown(pilot, talk)
+        await pilot.press("ctrl+f", *"nowhere")
+        await until(pilot, lambda: which(talk) == "not found")
+        assert marked(talk) == ([], None)
+        await pilot.press("enter")
+        await until(pilot, lambda: which(talk) == "not found")
+        await pilot.press("escape", "ctrl+f")
+        assert talk.app.focused.selected_text == "nowhere", "the words of the last time, which the next ones replace"
+        await pilot.press("backspace", "enter")
+        await until(pilot, lambda: which(talk) == "")
+
+    talk.play(story)
+
+
+def test_before_anything_was_said_there_is_nothing_to_find(chat):
+    talk = chat()
+
+    async def story(pilot):
+        await pilot.press("ctrl+f")
+        await until(pilot, lambda: "Nothing was said yet." in talk.screen_text())
+        assert talk.app.focused is talk.app._chat.query_one(Prompt)
+
+    talk.play(story)
+
+
+def test_what_is_typed_behind_the_key_at_once_is_looked_for_and_what_is_sent_before_it_is_said(long):
+    talk = long(12, {4: "needle"}, ["Well."])
+
+    async def story(pilot):
+        await shown(pilot, talk)
+        for key in (*"hi", "enter", "ctrl+f", *"needle", "enter"):
+            talk.app.post_message(events.Key(key, key if len(key) == 1 else None))
+        await until(pilot, lambda: which(talk) == "1 of 1")
+        await until(pilot, lambda: talk.idle() and talk.typed == "" and talk.prompts()[-1] == "hi")
+
+    talk.play(story)
+    assert [asked[-1]["content"] for asked in talk.engine.asked] == ["hi"]
+
+
+def test_few_are_mounted_and_what_is_between_comes_when_one_reads_on(long):
+    talk = long(200, {100: "needle"})
+
+    async def story(pilot):
+        await shown(pilot, talk)
+        await say(pilot, "/find needle")
+        await until(pilot, lambda: which(talk) == "1 of 1" and 100 in numbers(talk))
+        assert len(numbers(talk)) <= MOUNTED + 1 + 2 * AROUND + 2 * BATCH
+        assert "new line" not in talk.screen_text(), "what is mounted above is no news"
+        await pilot.press("alt+down")
+        assert which(talk) == "" and talk.app.focused.source == "needle", "what was found has the focus, and stays"
+        first = numbers(talk)[0]
+        while len(numbers(talk)) < 200 - first:
+            await pilot.press("pagedown")
+            assert numbers(talk) == sorted({*numbers(talk)})
+        await pilot.press(*["pagedown"] * 5)
+        await until(pilot, lambda: view(talk).is_vertical_scroll_end)
+        assert numbers(talk) == list(range(first, 200))
+
+    talk.play(story, size=(80, 40))
+
+
+def test_the_end_of_the_conversation_is_one_key_away(long):
+    talk = long(60, {10: "needle"})
+
+    async def story(pilot):
+        await shown(pilot, talk)
+        before = talk.screen_text()
+        await say(pilot, "/find needle")
+        await until(pilot, lambda: which(talk) == "1 of 1" and "needle" in talk.screen_text())
+        await pilot.press("alt+up", "ctrl+end", "escape")
+        await until(pilot, lambda: talk.screen_text() == before and numbers(talk) == list(range(50, 60)))
+
+    talk.play(story)
+
+
+@pytest.mark.parametrize("far", [False, True])
+def test_escape_goes_back_to_where_one_read(long, far):
+    """What is mounted above and below may be other turns than before, as the scroll bar shows."""
+    talk = long(60, {3: "needle", 30: "thread", 55: "thimble"})
+
+    def text():
+        return [line[:-3] for line in talk.screen_text().split("\n")]
+
+    async def story(pilot):
+        await shown(pilot, talk)
+        if far:
+            await say(pilot, "/find thread")
+            await until(pilot, lambda: "thread" in talk.screen_text() and which(talk))
+            await pilot.press("alt+up", "pagedown", "escape")
+        else:
+            await pilot.press("pageup")
+        await pilot.pause()
+        before = text()
+        await pilot.press("ctrl+f", *"needle")
+        await until(pilot, lambda: which(talk) == "1 of 1" and "prompt 3 " in talk.screen_text())
+        await pilot.press("escape")
+        await until(pilot, lambda: text() == before)
+
+    talk.play(story, size=(80, 24))
+
+
+def test_a_reply_that_comes_meanwhile_goes_on_and_is_found(long):
+    gate, more = threading.Event(), threading.Event()
+    talk = long(40, {5: "needle"}, ["The nee", gate, "dle is", more, " here.\n\n" + "line\n\n" * 40])
+
+    async def story(pilot):
+        await shown(pilot, talk)
+        await say(pilot, "Go")
+        await until(pilot, lambda: talk.replies()[-1] == "The nee")
+        await say(pilot, "/find needle")
+        await until(pilot, lambda: which(talk) == "1 of 1" and "prompt 5 " in talk.screen_text())
+        gate.set()
+        await until(pilot, lambda: talk.replies()[-1] == "The needle is")
+        assert "prompt 5 " in talk.screen_text()
+        await pilot.press("enter")
+        await until(pilot, lambda: which(talk) == "1 of 2" and marked(talk)[0] == ["The needle is"])
+        await pilot.press("enter")
+        await until(pilot, lambda: which(talk) == "2 of 2" and "prompt 5 " in talk.screen_text())
+        more.set()
+        await until(pilot, lambda: talk.idle() and "prompt 5 " in talk.screen_text())
+        await pilot.press("escape")
+        await until(pilot, lambda: view(talk).is_vertical_scroll_end)
+        assert talk.replies()[-1].startswith("The needle is here.")
+
+    talk.play(story, size=SMALL)
+    assert talk.kept()[-1][1].startswith("The needle is here.")
+
+
+def test_a_reply_is_stopped_by_the_second_escape(long):
+    gate = threading.Event()
+    talk = long(12, {}, ["Half", gate, "."])
+
+    async def story(pilot):
+        await shown(pilot, talk)
+        await say(pilot, "Go")
+        await until(pilot, lambda: talk.replies()[-1] == "Half")
+        await pilot.press("ctrl+f", "escape")
+        assert talk.live != "stopping"
+        await pilot.press("escape")
+        assert talk.live == "stopping"
+        gate.set()
+        await until(pilot, talk.idle)
+
+    talk.play(story)
+
+
+def test_keys_for_messages_are_about_what_was_found(long, clipboard):
+    talk = long(40, {5: "needle"})
+
+    async def story(pilot):
+        await shown(pilot, talk)
+        await say(pilot, "/find needle")
+        await until(pilot, lambda: which(talk) == "1 of 1" and marked(talk)[0])
+        await pilot.press("ctrl+l")
+        await until(pilot, lambda: clipboard == ["needle"])
+        await pilot.press("f2")
+        assert talk.typed == "prompt 5" and which(talk) == ""
+        await pilot.press("!", "enter")
+        await until(pilot, lambda: talk.prompts() == [*(f"prompt {n}" for n in range(5)), "prompt 5!"] and talk.idle())
+
+    talk.play(story)
+
+
+def test_a_prompt_that_waits_is_asked_meanwhile(long):
+    gate = threading.Event()
+    talk = long(40, {5: "needle"}, ["One", gate, "."], ["Two."])
+
+    async def story(pilot):
+        await shown(pilot, talk)
+        await say(pilot, "first")
+        await say(pilot, "second")
+        await until(pilot, lambda: talk.replies()[-1] == "One")
+        await say(pilot, "/find needle")
+        await until(pilot, lambda: which(talk) == "1 of 1" and marked(talk)[0])
+        gate.set()
+        await until(pilot, lambda: talk.replies()[-1] == "Two." and talk.idle())
+        await pilot.press("enter")
+        await until(pilot, lambda: which(talk) == "1 of 1" and marked(talk)[0] == ["needle"])
+        await pilot.press("escape")
+        await until(pilot, lambda: view(talk).is_vertical_scroll_end and talk.prompts()[-2:] == ["first", "second"])
+
+    talk.play(story)
+
+
+def test_another_conversation_ends_the_search(long):
+    talk = long(40, {5: "needle"})
+
+    async def story(pilot):
+        await shown(pilot, talk)
+        await say(pilot, "/find needle")
+        await until(pilot, lambda: which(talk) == "1 of 1" and marked(talk)[0])
+        await pilot.press("ctrl+n")
+        await until(pilot, lambda: talk.prompts() == [] and which(talk) == "")
+        await pilot.press(*"hi")
+        assert talk.typed == "hi"
+
+    talk.play(story)
+
+
+def test_another_window_of_the_terminal_ends_no_search(long):
+    talk = long(12, {4: "needle"})
+
+    async def story(pilot):
+        await shown(pilot, talk)
+        await pilot.press("ctrl+f", *"needle")
+        await until(pilot, lambda: which(talk) == "1 of 1")
+        talk.app.post_message(events.AppBlur())
+        await pilot.pause()
+        talk.app.post_message(events.AppFocus())
+        await pilot.pause()
+        assert which(talk) == "1 of 1" and isinstance(talk.app.focused, Input)
+
+    talk.play(story)
+
+
+def test_a_click_on_the_prompt_stays_at_what_was_found(long):
+    talk = long(40, {5: "needle"})
+
+    async def story(pilot):
+        await shown(pilot, talk)
+        await say(pilot, "/find needle")
+        await until(pilot, lambda: which(talk) == "1 of 1" and "needle" in talk.screen_text())
+        await pilot.click(Prompt)
+        await until(pilot, lambda: which(talk) == "" and marked(talk) == ([], None))
+        assert "prompt 5 " in talk.screen_text()
+        await talked(talk, pilot, "next")
+        await until(pilot, lambda: view(talk).is_vertical_scroll_end and talk.prompts()[-1] == "next")
+        assert len(talk.prompts()) <= MOUNTED + 1
+
+    talk.play(story)

@@ -1,0 +1,139 @@
+"""A disk that is full: what is not kept is told as long as that is so, and at the end; and kept when it can be."""
+
+import re
+import sys
+
+import pytest
+from tui.scripted_engine import talked, until
+
+from localspec.store.database import Database, NoRoom
+from localspec_tui.widgets.status_line import UnkeptLine
+
+
+@pytest.fixture
+def full(monkeypatch):
+    """full(yes): whether the disk is, from here on."""
+    save = Database.save
+    state = {"full": False}
+
+    def save_if_there_is_room(database, work):
+        if state["full"]:
+            raise NoRoom("The disk is full.")
+        return save(database, work)
+
+    monkeypatch.setattr(Database, "save", save_if_there_is_room)
+    return lambda yes: state.update(full=yes)
+
+
+def line(talk):
+    found = talk.app._chat.query_one(UnkeptLine)
+    return str(found.render()) if found.display else ""
+
+
+@pytest.mark.parametrize("size", [(60, 20), (120, 40)])
+def test_it_is_told_until_all_is_kept(chat, full, size):
+    talk = chat(["a"], ["b"], ["c"], ["d"])
+
+    async def story(pilot):
+        await talked(talk, pilot, "one")
+        assert line(talk) == ""
+        full(True)
+        await talked(talk, pilot, "two")
+        await until(pilot, lambda: line(talk).startswith("✗ not kept: the last turn"))
+        assert "What is said now is not kept: The disk is full." in " ".join(talk.screen_text().split())
+        await talked(talk, pilot, "three")
+        assert line(talk) == "✗ not kept: the last 2 turns · each prompt tries again"
+        assert talk.thread.farewell("") == (
+            "“one” is kept, but not its last 2 turns; to go on: localspec chat --conversation 1"
+        )
+        full(False)
+        await talked(talk, pilot, "four")
+        await until(pilot, lambda: line(talk) == "")
+        assert "All that was said is kept now." in talk.screen_text()
+
+    talk.play(story, size=size)
+    assert [prompt for prompt, *_ in talk.kept()] == ["one", "two", "three", "four"]
+    assert talk.thread.farewell("") == "“one” is kept; to go on: localspec chat --conversation 1"
+
+
+def test_it_is_tried_again_when_one_leaves(chat, full):
+    talk = chat(["a"])
+
+    async def story(pilot):
+        full(True)
+        await talked(talk, pilot, "one")
+        await until(pilot, lambda: line(talk))
+        full(False)
+
+    talk.play(story)
+    assert talk.kept() == [("one", "a", "stop")]
+
+
+def test_what_is_typed_and_cannot_be_kept_is_told_too(chat, full):
+    talk = chat()
+
+    async def story(pilot):
+        full(True)
+        await pilot.press(*"half")
+        await until(pilot, lambda: line(talk) == "✗ not kept: what is typed · The disk is full.")
+        await pilot.press(*["backspace"] * 4)
+        await until(pilot, lambda: line(talk) == "")
+        await pilot.press(*"more")
+        await until(pilot, lambda: line(talk))
+
+    talk.play(story, then=talk.app.keep_unsent)
+    assert talk.thread.farewell(talk.app.unsent_lost) == "What was typed and not sent is not kept: The disk is full."
+
+
+def test_another_try_at_the_end_keeps_what_was_typed(chat, full):
+    talk = chat()
+
+    async def story(pilot):
+        full(True)
+        await pilot.press(*"half")
+        await until(pilot, lambda: line(talk))
+        full(False)
+
+    talk.play(story, then=talk.app.keep_unsent)
+    assert talk.app.unsent_lost == "" and talk.thread.farewell("") is None
+
+
+def test_whoever_begins_another_conversation_is_told_what_is_lost_of_this_one(chat, full):
+    talk = chat(["a"], ["b"])
+
+    async def story(pilot):
+        await talked(talk, pilot, "one")
+        full(True)
+        await talked(talk, pilot, "two")
+        await until(pilot, lambda: line(talk))
+        await pilot.press("ctrl+n")
+        sentence = "“one” is left without its last turn, which could not be kept: The disk is full."
+        await until(pilot, lambda: sentence in " ".join(talk.screen_text().split()))
+        assert line(talk) == ""
+
+    talk.play(story, size=(80, 24))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="no limit can be set from outside")
+def test_a_full_disk_is_told_at_the_end(tmp_path):
+    import resource
+
+    from tui.terminal import scripted_chat
+
+    with scripted_chat(tmp_path, '["a"], ["b"]', "-m", "demo") as terminal:
+        terminal.shows("❯ Say something", "GiB · ")
+        terminal.send("one\r")
+        terminal.shows("1 token", "❯ Say something")  # it has ended
+        resource.prlimit(terminal.process.pid, resource.RLIMIT_FSIZE, (1, resource.RLIM_INFINITY))
+        terminal.send("two\r")
+        terminal.shows("✗ not kept: the last turn", "❯ Say something")
+        terminal.send("half typed")
+        terminal.shows("the last turn and what is typed")
+        terminal.send("\x11")
+        assert terminal.ends() == 0
+        assert re.sub(r"\s+", " ", terminal.afterwards).strip() == (
+            "“one” is kept, but not its last turn nor what was typed and not sent; "
+            "to go on: localspec chat --conversation 1"
+        )
+        terminal.check_that_it_is_whole()
