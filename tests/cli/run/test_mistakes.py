@@ -10,7 +10,8 @@ from scripted_models import scripted_model
     [
         (["--temp", "-1"], ["--temperature -1"]),
         (["--temp", "nan"], ["--temperature nan"]),
-        (["--temp", "hot"], ["--temperature", "'hot'", "a number from 0 up"]),
+        (["--temp", "9999"], ["--temperature 9999", "100"]),
+        (["--temp", "hot"], ["--temperature", "'hot'", "a number from 0 to 100"]),
         (["--top-p", "0"], ["--top-p 0"]),
         (["--top-p", "1.5"], ["--top-p 1.5"]),
         (["--top-k", "-1"], ["--top-k -1"]),

@@ -386,7 +386,7 @@ class ConversationView(VerticalScroll, can_focus=False):
     async def tell(self, sentence: str, *, trouble: bool = False) -> NoticeView:
         """A sentence of localspec's own, once where it would stand below itself. One of trouble is seen at once."""
         if trouble:
-            self.follow()
+            await self.follow()
         if self.children and isinstance(last := self.children[-1], NoticeView) and last.sentence == sentence:
             return last
         view = NoticeView(sentence, trouble=trouble)
