@@ -17,7 +17,7 @@ from localspec.decoding.session import Session
 from localspec.decoding.tree import DraftTree
 from localspec.drafters.autoregressive import Autoregressive
 
-COUNT, NODES = 100, 16
+COUNT, NODES = 40, 16
 SAMPLED = [Sampling(1.0, seed=3), Sampling(0.8, top_k=4, top_p=0.95, seed=2**63 + 5)]
 
 

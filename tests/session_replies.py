@@ -35,11 +35,14 @@ def assert_two_turns(model: Tiny, session: Session, first: int = 14, second: int
     return again, statistics
 
 
+SAID = 12  # tokens of each reply in a conversation
+
+
 def conversation(model: Tiny) -> list[tuple[list[int], list[int]]]:
     """Three prompts, each with what the stock model says to it, the later ones holding the earlier."""
     turns, prompt = [], prompt_ids(15, seed=6)
     for turn in range(3):
-        text = stock_reply(model.stock, prompt, 20)
+        text = stock_reply(model.stock, prompt, SAID)
         turns.append((prompt, text))
         # What an application does: the reply, its end, the next question.
         prompt = [*prompt, *text, END, *prompt_ids(9, seed=turn)]

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 from distributions import assert_drawn_from
 from scripted_drafters import OffChain, Oracle, RandomBranches, Witness
-from session_replies import conversation, reply
+from session_replies import SAID, conversation, reply
 from six_words import PROMPT, WORDS, drawn, joint_chances, six_words
 from slow_cases import cases, covering, crossed
 from tiny_models import (
@@ -128,7 +128,7 @@ def test_three_turns_with_a_reused_prefix_are_those_of_the_stock_model(tiny: Mak
     )
     held = 0
     for prompt, text in turns:
-        ids, statistics = reply(session, prompt, 20)
+        ids, statistics = reply(session, prompt, SAID)
         assert ids == text
         assert statistics.reused_tokens == max(held - 1, 0), "all but the last token was in the cache"
         held = len(prompt) + len(text)

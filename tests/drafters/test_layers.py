@@ -7,7 +7,7 @@ import pytest
 import torch
 from distributions import assert_drawn_from
 from drafting import prefilled
-from session_replies import conversation, reply
+from session_replies import SAID, conversation, reply
 from six_words import PROMPT, drawn, joint_chances, six_words
 from slow_cases import cases
 from tiny_models import (
@@ -55,7 +55,7 @@ def test_three_turns_are_those_of_the_stock_model(tiny: Make, name: str) -> None
     for drafter in drafters:
         session = Session(model.target, drafter, Budget(8))
         for prompt, text in conversation(model):
-            assert reply(session, prompt, 20)[0] == text
+            assert reply(session, prompt, SAID)[0] == text
 
 
 def test_a_stopped_reply_and_the_turns_after_it_are_those_of_the_stock_model(tiny: Make) -> None:
@@ -63,14 +63,14 @@ def test_a_stopped_reply_and_the_turns_after_it_are_those_of_the_stock_model(tin
     (prompt, text), *_ = conversation(model)
     session = Session(model.target, layers(model.target, (0, 1)), Budget(8))
     for stop in (1, 2, 3):
-        stream = session.generate(prompt, GREEDY, Limits(max_tokens=20))
+        stream = session.generate(prompt, GREEDY, Limits(max_tokens=SAID))
         for _ in range(2 + stop):
             next(stream)
         stream.close()
         assert session.cache.length == len(session.tokens) - 1
-        assert reply(session, prompt, 20)[0] == text
+        assert reply(session, prompt, SAID)[0] == text
         session.rewind(len(prompt) + stop)
-        assert reply(session, prompt, 20)[0] == text
+        assert reply(session, prompt, SAID)[0] == text
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ import torch
 from distributions import assert_drawn_from
 from drafting import drafting, torch_form
 from scripted_drafters import Oracle, RandomBranches, Witness
-from session_replies import conversation, reply
+from session_replies import SAID, conversation, reply
 from six_words import PROMPT, drawn, joint_chances, six_words
 from slow_cases import cases, covering
 from tiny_models import (
@@ -75,7 +75,7 @@ def test_three_turns_are_those_of_the_stock_model(tiny: Make, name: str, names: 
     model = tiny(name)
     session = Session(model.target, merged(names, model.target), Budget(8))
     for prompt, text in conversation(model):
-        assert reply(session, prompt, 20)[0] == text
+        assert reply(session, prompt, SAID)[0] == text
 
 
 @pytest.mark.slow
@@ -84,13 +84,13 @@ def test_a_stopped_reply_and_the_turns_after_it_are_those_of_the_stock_model(tin
     (prompt, text), *_ = conversation(model)
     session = Session(model.target, merged("parallelspec+s3d+semi", model.target), Budget(8))
     for stop in (1, 2, 3):
-        stream = session.generate(prompt, GREEDY, Limits(max_tokens=20))
+        stream = session.generate(prompt, GREEDY, Limits(max_tokens=SAID))
         for _ in range(2 + stop):
             next(stream)
         stream.close()
-        assert reply(session, prompt, 20)[0] == text
+        assert reply(session, prompt, SAID)[0] == text
         session.rewind(len(prompt) + stop)
-        assert reply(session, prompt, 20)[0] == text
+        assert reply(session, prompt, SAID)[0] == text
 
 
 @pytest.mark.slow

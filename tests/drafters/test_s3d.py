@@ -13,7 +13,7 @@ from distributions import assert_drawn_from
 from drafting import drafting, hidden_for, prefilled, session_of, torch_form
 from noise_by_depth import assert_each_depth_has_its_own_noise
 from quantized_layers import packed_target
-from session_replies import conversation, reply
+from session_replies import SAID, conversation, reply
 from six_words import PROMPT, drawn, joint_chances, six_words
 from slow_cases import cases, covering
 from tiny_models import (
@@ -180,7 +180,7 @@ def test_three_turns_are_those_of_the_stock_model(tiny: Make, name: str, options
     for drafter in (untrained, WithPhrases(random, PhrasePool(model.target.special_tokens), anywhere=True)):
         session = session_of(model.target, drafter, Budget(8))
         for prompt, text in conversation(model):
-            assert reply(session, prompt, 20)[0] == text
+            assert reply(session, prompt, SAID)[0] == text
 
 
 @pytest.mark.slow
@@ -189,14 +189,14 @@ def test_a_stopped_reply_and_the_turns_after_it_are_those_of_the_stock_model(tin
     (prompt, text), *_ = conversation(model)
     session = session_of(model.target, remembering(model, prompt, text), Budget(8))
     for stop in (1, 2, 3):
-        stream = session.generate(prompt, GREEDY, Limits(max_tokens=20))
+        stream = session.generate(prompt, GREEDY, Limits(max_tokens=SAID))
         for _ in range(2 + stop):
             next(stream)
         stream.close()
         assert session.cache.length == len(session.tokens) - 1
-        assert reply(session, prompt, 20)[0] == text
+        assert reply(session, prompt, SAID)[0] == text
         session.rewind(len(prompt) + stop)
-        assert reply(session, prompt, 20)[0] == text
+        assert reply(session, prompt, SAID)[0] == text
 
 
 @pytest.mark.parametrize("name", cases([LLAMA, QWEN3], [QWEN3]))
