@@ -106,7 +106,7 @@ def test_near_temperature_zero_it_is_greedy_decoding() -> None:
 
 def test_the_targets_likeliest_token_is_accepted_at_every_temperature() -> None:
     random = torch.Generator().manual_seed(1)
-    for temperature in (1e-3, 0.3, 1.0, 10.0, 1e4):
+    for temperature in (1e-3, 0.3, 1.0, 10.0, 100.0):
         for _ in range(20):
             rows = torch.randn(2, 50, generator=random)
             tree = DraftTree([0, int(rows[0].argmax())], [-1, 0])
