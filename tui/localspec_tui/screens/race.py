@@ -18,11 +18,12 @@ from localspec_tui.engine_thread import EngineThread
 from localspec_tui.messages import RaceBegun, RaceEnded
 from localspec_tui.screens.closing import DIALOG_KEYS, ClosesOnce
 from localspec_tui.widgets.keys_footer import KeysFooter
+from localspec_tui.widgets.keys_in_order import OneLine
 
 LEFT = 5  # lines of the screen that are none of the picture's
 
 
-class _Question(Input):
+class _Question(OneLine):
     BINDINGS: ClassVar[list[BindingType]] = [Binding("enter", "submit", "Begin", id="race.begin")]
 
 

@@ -423,7 +423,7 @@ class ConversationView(VerticalScroll, can_focus=False):
         if step > 0 and self._gap is not None and messages[at] in self._sought[-1].views[-1:]:
             self._fill_gap()
             return True
-        messages[at + step].focus()
+        self.screen.set_focus(messages[at + step])  # at once: the next key goes on from there
         return True
 
     def page(self, step: int) -> None:

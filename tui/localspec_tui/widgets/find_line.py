@@ -10,10 +10,12 @@ from textual.message import Message
 from textual.timer import Timer
 from textual.widgets import Input, Static
 
+from localspec_tui.widgets.keys_in_order import OneLine
+
 QUIET_SECONDS = 0.1  # after the last key, before a message is shown
 
 
-class _Words(Input):
+class _Words(OneLine):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("enter,up", "look(1)", "Older", id="find.older"),
         Binding("shift+enter,down", "look(-1)", "Newer", id="find.newer"),
