@@ -335,3 +335,21 @@ def test_a_click_on_the_prompt_stays_at_what_was_found(long):
         assert len(talk.prompts()) <= MOUNTED + 1
 
     talk.play(story)
+
+
+@pytest.mark.parametrize("words", ["reply 5", "prompt 38"], ids=["far", "near"])
+def test_escape_gives_the_focus_back(long, words):
+    talk = long(40, {})
+
+    async def story(pilot):
+        await shown(pilot, talk)
+        await pilot.press(*["alt+up"] * 8)
+        read = talk.app.focused.source
+        await pilot.press("ctrl+f", *words)
+        await until(pilot, lambda: which(talk).startswith("1 of") and marked(talk)[0])
+        await pilot.press("up", "escape")
+        await until(pilot, lambda: isinstance(talk.app.focused, MessageView) and talk.app.focused.source == read)
+        await pilot.press("f2")
+        assert talk.typed == "prompt 36"
+
+    talk.play(story)

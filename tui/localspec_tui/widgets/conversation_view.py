@@ -231,7 +231,18 @@ class ConversationView(VerticalScroll, can_focus=False):
             self.found = None
 
     def place(self) -> Callable[[], Awaitable[None]]:
-        """What goes back to where one reads now."""
+        """What goes back to where one reads now, and to the message in focus."""
+        back, focused = self._place(), self.screen.focused
+        held = next(((one, one.views.index(focused)) for one in self._every if focused in one.views), None)
+
+        async def back_in_focus() -> None:
+            await back()
+            if held is not None and held[0].views:
+                self.screen.set_focus(held[0].views[held[1]], scroll_visible=False)
+
+        return back_in_focus
+
+    def _place(self) -> Callable[[], Awaitable[None]]:
         following = self._anchored and not self._anchor_released
         shown = (one for one in self._every if any(view.virtual_region.bottom > self.scroll_y for view in one.views))
         first = next(shown, None)
