@@ -353,3 +353,28 @@ def test_escape_gives_the_focus_back(long, words):
         assert talk.typed == "prompt 36"
 
     talk.play(story)
+
+
+@pytest.mark.parametrize("selected", ["proposed", "found", "by hand"])
+def test_ctrl_c_stops_a_reply_unless_one_has_selected_something(long, clipboard, selected):
+    gate = threading.Event()
+    talk = long(12, {4: "needle"}, ["Half", gate, "."])
+
+    async def story(pilot):
+        await shown(pilot, talk)
+        await say(pilot, "Go")
+        await until(pilot, lambda: talk.replies()[-1] == "Half")
+        await say(pilot, "/find needle")
+        await until(pilot, lambda: which(talk) == "1 of 1" and marked(talk)[1] == "needle")
+        if selected != "proposed":
+            await pilot.press("end")
+        if selected == "by hand":
+            await pilot.press("shift+home")
+        await pilot.press("ctrl+c")
+        await until(pilot, lambda: clipboard == ["needle"] if selected == "by hand" else talk.live == "stopping")
+        assert (talk.live != "stopping") == bool(clipboard) == (selected == "by hand")
+        gate.set()
+        await until(pilot, talk.idle)
+        assert which(talk) == "1 of 1"
+
+    talk.play(story)

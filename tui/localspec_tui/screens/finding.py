@@ -3,6 +3,7 @@
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
+from textual.actions import SkipAction
 from textual.widgets import Input
 
 from localspec_tui.screens.reading import ReadingScreen
@@ -52,6 +53,12 @@ class FindingScreen(ReadingScreen):
         else:
             self._find.tell(f"{at + 1} of {len(found)}")
             await self._conversation.reveal(*self._hit, patterns(asked.words)[0])
+
+    def action_copy_text(self) -> None:
+        """What is marked as found is nothing that one has selected: where a reply is under way, the key stops it."""
+        if self._conversation.found is not None and self.check_action("stop", ()):
+            raise SkipAction
+        super().action_copy_text()
 
     async def on_find_line_left(self, left: FindLine.Left) -> None:
         if self._go_back is None:

@@ -3,6 +3,7 @@
 from typing import ClassVar
 
 from textual import events
+from textual.actions import SkipAction
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal
@@ -16,6 +17,8 @@ QUIET_SECONDS = 0.1  # after the last key, before a message is shown
 
 
 class _Words(OneLine):
+    proposed = False  # what is selected
+
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("enter,up", "look(1)", "Older", id="find.older"),
         Binding("shift+enter,down", "look(-1)", "Newer", id="find.newer"),
@@ -27,6 +30,20 @@ class _Words(OneLine):
 
     def action_leave(self) -> None:
         self.post_message(FindLine.Left(back=True))
+
+    def propose(self) -> None:
+        """What is typed takes the place of the words that stand there."""
+        self.action_select_all()
+        self.proposed = True
+
+    def watch_selection(self) -> None:
+        self.proposed = False
+
+    def action_copy(self) -> None:
+        """Nobody has selected what is proposed: where a reply is under way, the key stops it."""
+        if self.proposed and self.screen.check_action("stop", ()):
+            raise SkipAction
+        super().action_copy()
 
     def on_blur(self, _: events.Blur) -> None:
         """What one has gone to is what one looked for; another window is no such thing."""
@@ -78,7 +95,7 @@ class FindLine(Horizontal):
         if words:
             self._words.value = words
         self.screen.set_focus(self._words)  # at once: what is typed next is meant for it
-        self._words.action_select_all()
+        self._words.propose()
         if words:
             self._ask(0)
 
