@@ -13,14 +13,14 @@ class Hit(NamedTuple):
     reply: bool
 
 
-def hits(messages: Sequence[tuple[str, str]], words: str) -> list[Hit]:
-    """The messages that hold all the words, the newest first, of prompts with their replies.
+def hits(messages: Sequence[tuple[str, str]], words: str, first: int = 0) -> list[Hit]:
+    """The messages that hold all the words, the newest first, of prompts with their replies from turn `first` on.
 
     As in the search of conversations, a prompt and its reply may hold them together; then it is the one with the first.
     """
     wanted = patterns(words)
     found: list[Hit] = []
-    for turn in reversed(range(len(messages) if wanted else 0)):
+    for turn in reversed(range(first, len(messages) if wanted else 0)):
         prompt, reply = messages[turn]
         if here := [Hit(turn, is_reply) for is_reply in (True, False) if hold(wanted, reply if is_reply else prompt)]:
             found += here

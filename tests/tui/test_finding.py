@@ -378,3 +378,48 @@ def test_ctrl_c_stops_a_reply_unless_one_has_selected_something(long, clipboard,
         assert which(talk) == "1 of 1"
 
     talk.play(story)
+
+
+def test_what_a_reply_says_meanwhile_is_found_without_a_key(long):
+    """Also while it grows; what is shown stays, and where nothing was found it is shown."""
+    gates = [threading.Event() for _ in range(3)]
+    talk = long(12, {5: "rare"}, ["A nee", gates[0], "dle", gates[1], " and a rare", gates[2], " one."])
+
+    async def story(pilot):
+        await shown(pilot, talk)
+        await say(pilot, "Go")
+        await until(pilot, lambda: talk.replies()[-1] == "A nee")
+        await pilot.press("ctrl+f", *"needle")
+        await until(pilot, lambda: which(talk) == "not found")
+        gates[0].set()
+        await until(pilot, lambda: which(talk) == "1 of 1" and marked(talk) == (["A needle"], "needle"))
+        await pilot.press("ctrl+u", *"rare")
+        await until(pilot, lambda: which(talk) == "1 of 1" and marked(talk)[0] == ["rare"])
+        gates[1].set()
+        await until(pilot, lambda: which(talk) == "2 of 2")
+        assert marked(talk)[0] == ["rare"]
+        await pilot.press("ctrl+u", *"one.")
+        await until(pilot, lambda: which(talk) == "not found")
+        gates[2].set()
+        await until(pilot, lambda: talk.idle() and which(talk) == "1 of 1")
+
+    talk.play(story)
+
+
+def test_the_words_of_the_last_time_are_counted_and_not_yet_shown(long):
+    talk = long(40, {5: "needle", 7: "needles"})
+
+    async def story(pilot):
+        await shown(pilot, talk)
+        before = talk.screen_text()
+        await say(pilot, "/find needle")
+        await until(pilot, lambda: which(talk) == "1 of 2")
+        await pilot.press("escape")
+        await until(pilot, lambda: talk.screen_text() == before)
+        await pilot.press("ctrl+f")
+        await until(pilot, lambda: which(talk) == "2 found")
+        assert marked(talk) == ([], None) and view(talk).is_vertical_scroll_end
+        await pilot.press("enter")
+        await until(pilot, lambda: which(talk) == "1 of 2" and marked(talk)[0] == ["needles"])
+
+    talk.play(story)

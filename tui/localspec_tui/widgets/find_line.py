@@ -55,9 +55,9 @@ class FindLine(Horizontal):
     """It takes no room while nothing is looked for. Whoever shows it is asked for a message, and says which it is."""
 
     class Asked(Message):
-        """The newest message with these words is wanted (0), or the next older (1) or newer one (-1)."""
+        """The newest message with these words is wanted (0), the next older (1) or newer (-1), or a count (None)."""
 
-        def __init__(self, words: str, step: int) -> None:
+        def __init__(self, words: str, step: int | None) -> None:
             super().__init__()
             self.words, self.step = words, step
 
@@ -88,7 +88,7 @@ class FindLine(Horizontal):
         yield self._told
 
     def open(self, words: str) -> None:
-        """Words are looked for, those of the last time where none are given: what is typed takes their place."""
+        """Words are looked for, those of the last time, which are but counted, where none are given."""
         self._asked = ""
         self._told.update("")
         self.display = True
@@ -96,8 +96,8 @@ class FindLine(Horizontal):
             self._words.value = words
         self.screen.set_focus(self._words)  # at once: what is typed next is meant for it
         self._words.propose()
-        if words:
-            self._ask(0)
+        if self._words.value:
+            self._ask(0 if words else None)
 
     def close(self) -> None:
         self.display = False
@@ -121,7 +121,7 @@ class FindLine(Horizontal):
         """An older message (1) or a newer one (-1); where other words were typed meanwhile, the newest with them."""
         self._ask(step if self._words.value == self._asked else 0)
 
-    def _ask(self, step: int) -> None:
+    def _ask(self, step: int | None) -> None:
         if self._quiet is not None:
             self._quiet.stop()
         self._asked = self._words.value

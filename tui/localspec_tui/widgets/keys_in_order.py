@@ -13,8 +13,9 @@ class KeysInOrder:
     """
 
     async def _on_key(self: Any, event: events.Key) -> None:
-        field: Any = self.screen.focused
-        if field is not self and isinstance(field, KeysInOrder):  # that a key before this one has led to
+        field = self.screen.focused
+        led_away = field is not self and isinstance(field, KeysInOrder)  # by a key before this one
+        if led_away:
             _done_with(event)
             field.post_message(events.Key(event.key, event.character))
             return
