@@ -423,3 +423,21 @@ def test_the_words_of_the_last_time_are_counted_and_not_yet_shown(long):
         await until(pilot, lambda: which(talk) == "1 of 2" and marked(talk)[0] == ["needles"])
 
     talk.play(story)
+
+
+@pytest.mark.parametrize("sizes", [((60, 20), (120, 40)), ((120, 40), (60, 20))], ids=["larger", "smaller"])
+def test_what_was_found_is_in_sight_in_a_terminal_of_another_size(long, sizes):
+    talk = long(12, {number: "many words " * 60 + f"needle{number}" for number in range(12)})
+
+    async def story(pilot):
+        await shown(pilot, talk)
+        await pilot.press("ctrl+f", *"needle8")
+        await until(pilot, lambda: which(talk) == "1 of 1" and "needle8" in talk.screen_text())
+        await pilot.resize_terminal(*sizes[1])
+        await until(pilot, lambda: talk.app.size == sizes[1])
+        await pilot.pause()
+        page = talk.screen_text()
+        await until(pilot, lambda: "needle8" in page.split("find needle8")[0])
+        assert marked(talk)[1] == "needle8"
+
+    talk.play(story, size=sizes[0])

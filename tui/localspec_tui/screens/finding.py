@@ -62,6 +62,11 @@ class FindingScreen(ReadingScreen):
             self._hit = self._found[0] if self._found else None
             await self._show_hit()
 
+    async def on_resize(self) -> None:
+        """What was found may stand elsewhere now."""
+        if self._hit is not None:
+            await self._show_hit()
+
     def _look(self, first: int = 0) -> None:
         """From that turn on; what was found before it is so still."""
         from localspec.chat.finding import hits  # after the first paint
