@@ -441,3 +441,20 @@ def test_what_was_found_is_in_sight_in_a_terminal_of_another_size(long, sizes):
         assert marked(talk)[1] == "needle8"
 
     talk.play(story, size=sizes[0])
+
+
+@pytest.mark.parametrize("size", [(60, 20), (80, 24)])
+def test_a_toast_of_two_lines_leaves_what_was_found(long, size):
+    talk = long(40, {20: "reply\n\n" * 30})
+
+    async def story(pilot):
+        await shown(pilot, talk)
+        await say(pilot, "/find prompt 20")
+        await until(pilot, lambda: which(talk) == "1 of 1" and "prompt 20" in talk.screen_text())
+        talk.app.notify(
+            "Sent to the terminal's clipboard. If nothing can be pasted, the text is in a file.", markup=False
+        )
+        await until(pilot, lambda: "pasted" in talk.screen_text())
+        assert "prompt 20" in talk.screen_text().split("find prompt")[0]
+
+    talk.play(story, size=size)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 MOUNTED = 10  # turns; each mounted one makes every later frame cost more
 BATCH = 5  # turns more, whenever one scrolls beyond the first
+TOASTS = 1  # line that those of two cover
 AROUND = 1  # turn before and after one that is looked for
 
 
@@ -219,7 +220,7 @@ class ConversationView(VerticalScroll, can_focus=False):
             if exchange.views:  # else it was left meanwhile
                 top, word_at = exchange.views[0].virtual_region.y, view.virtual_region.y + mark_word(view, word)
                 far = word_at - top > self.size.height // 2  # else its prompt is in sight, too
-                self.scroll_to(y=word_at - self.size.height // 3 if far else top, animate=False, force=True)
+                self.scroll_to(y=word_at - self.size.height // 3 if far else top - TOASTS, animate=False, force=True)
 
         self.call_after_refresh(show)
 
