@@ -1,6 +1,7 @@
 """Words found in the open conversation: Ctrl+F and /find."""
 
 import threading
+from unicodedata import normalize
 
 import pytest
 from textual import events
@@ -458,3 +459,18 @@ def test_a_toast_of_two_lines_leaves_what_was_found(long, size):
         assert "prompt 20" in talk.screen_text().split("find prompt")[0]
 
     talk.play(story, size=size)
+
+
+@pytest.mark.parametrize("form", ["NFC", "NFD"])
+def test_accents_are_found_however_they_are_written(long, form):
+    other = {"NFC": "NFD", "NFD": "NFC"}[form]
+    talk = long(12, {4: normalize(form, "Große **Cafés** hier")})
+
+    async def story(pilot):
+        await shown(pilot, talk)
+        await say(pilot, "/find " + normalize(other, "CAFÉ"))
+        await until(pilot, lambda: which(talk) == "1 of 1" and marked(talk)[1] == normalize(form, "Café"))
+        await pilot.press("ctrl+u", *"GROSSE")
+        await until(pilot, lambda: which(talk) == "1 of 1" and marked(talk)[1] == "Große")
+
+    talk.play(story)

@@ -75,13 +75,13 @@ class FindingScreen(ReadingScreen):
         self._found = [*hits(self._conversation.messages, self._looked_for, first), *before]
 
     async def _show_hit(self) -> None:
-        from localspec.store.searched_words import patterns
+        from localspec.store.searched_words import folded_words
 
         self._tell_hit()
         if self._hit is None:
             self._conversation.unmark()
         else:
-            await self._conversation.reveal(*self._hit, patterns(self._looked_for)[0])
+            await self._conversation.reveal(*self._hit, folded_words(self._looked_for)[0])
 
     def _tell_hit(self) -> None:
         if self._hit is not None:

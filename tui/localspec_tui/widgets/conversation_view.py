@@ -1,7 +1,6 @@
 """The conversation so far: owns the messages, decides which of them are mounted, and lets the last one grow."""
 
 import asyncio
-import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -206,7 +205,7 @@ class ConversationView(VerticalScroll, can_focus=False):
 
     # -- turns of long ago --------------------------------------------------------------------------------------------
 
-    async def reveal(self, turn: int, reply: bool, word: re.Pattern[str]) -> None:
+    async def reveal(self, turn: int, reply: bool, word: str) -> None:
         """Marks the prompt or the reply of a turn, and shows where the word is in it."""
         self.unmark()
         exchange = self._every[turn]
