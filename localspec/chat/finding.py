@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from localspec.store.searched_words import hold, patterns
+from localspec.store.searched_words import folded_words, hold
 
 
 class Hit(NamedTuple):
@@ -13,17 +13,17 @@ class Hit(NamedTuple):
     reply: bool
 
 
-def hits(messages: Sequence[tuple[str, str]], words: str) -> list[Hit]:
-    """The messages that hold all the words, the newest first, of prompts with their replies.
+def hits(messages: Sequence[tuple[str, str]], words: str, first: int = 0) -> list[Hit]:
+    """The messages that hold all the words, the newest first, of prompts with their replies from turn `first` on.
 
     As in the search of conversations, a prompt and its reply may hold them together; then it is the one with the first.
     """
-    wanted = patterns(words)
+    wanted = folded_words(words)
     found: list[Hit] = []
-    for turn in reversed(range(len(messages) if wanted else 0)):
+    for turn in reversed(range(first, len(messages) if wanted else 0)):
         prompt, reply = messages[turn]
         if here := [Hit(turn, is_reply) for is_reply in (True, False) if hold(wanted, reply if is_reply else prompt)]:
             found += here
         elif hold(wanted, prompt, reply):
-            found.append(Hit(turn, wanted[0].search(prompt) is None))
+            found.append(Hit(turn, not hold(wanted[:1], prompt)))
     return found

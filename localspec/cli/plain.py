@@ -40,7 +40,7 @@ from localspec.errors import LocalspecError, UsageMistake
 from localspec.models import registry
 from localspec.quantities import counted
 from localspec.store.presence import Presence
-from localspec.store.searched_words import excerpt, patterns
+from localspec.store.searched_words import excerpt, folded_words
 from localspec.text import one_line, safe
 
 if TYPE_CHECKING:
@@ -304,7 +304,7 @@ class _Talk:
         for turn, reply in found:
             text = turns[turn].reply if reply else turns[turn].typed
             who = "the reply" if reply else "the prompt"
-            tell(one_line(f"{turn + 1}, {who}: {excerpt(patterns(words)[0], text, '')}"))
+            tell(one_line(f"{turn + 1}, {who}: {excerpt(folded_words(words)[0], text, '')}"))
         if not found:
             tell("No message of this conversation holds that.")
 

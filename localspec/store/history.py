@@ -15,7 +15,7 @@ from localspec.store import removal, volumes
 from localspec.store.conversation_rows import figures_from, info_from, info_of, parting_of, turn_from
 from localspec.store.conversations import ConversationInfo, Found, Saved, Turn
 from localspec.store.database import Database
-from localspec.store.searched_words import excerpt, hold, patterns, trigram_query
+from localspec.store.searched_words import excerpt, folded_words, hold, index_query
 from localspec.store.values import text
 
 _UNSTORABLE = re.compile("[\0\ud800-\udfff]")
@@ -253,10 +253,10 @@ class History:
         """The conversations with a turn that holds all the words, in prompt or reply: the newest such turn of each.
 
         A title that somebody gave is looked at as well, and stands for the newest turn of all. Words are parts of text
-        between white space, whatever characters they are made of; case does not count.
+        between white space, whatever characters they are made of; case does not count, nor how accents are written.
         """
-        wanted = patterns(_storable(words))
-        match = trigram_query(_storable(words).split())
+        wanted = folded_words(_storable(words))
+        match = index_query(_storable(words).split())
         query, values = (CANDIDATES, (match,)) if match else (EVERY_TURN, ())
 
         def find(connection: sqlite3.Connection) -> list[Found]:

@@ -1,7 +1,8 @@
 """Words that are searched for: what the index is asked for them, and a line of text around one."""
 
-import re
+from bisect import bisect_right
 from collections.abc import Sequence
+from unicodedata import is_normalized, normalize
 
 from localspec.text import one_line
 
@@ -10,26 +11,70 @@ BEFORE_HIT = 30
 TRIGRAMS = 60
 
 
-def patterns(words: str) -> list[re.Pattern[str]]:
-    """What finds each of the words: parts of text between white space, in which case does not count."""
-    return [re.compile(re.escape(word), re.IGNORECASE) for word in words.split()]
+def fold(text: str) -> str:
+    """What looks the same is the same, in upper and lower case: É is é, however its accent is written, and ß is ss.
+
+    As it always was here, İ and ı are i. What looks different stays so (NFC): ² is no 2, and … no three dots.
+    """
+    if text.isascii():
+        return text.lower()
+    return normalize("NFC", normalize("NFC", text).casefold()).replace("i\u0307", "i").replace("ı", "i")
 
 
-def hold(wanted: Sequence[re.Pattern[str]], *texts: str) -> bool:
+def folded_words(words: str) -> list[str]:
+    """Parts of text between white space, as they are looked for."""
+    return [fold(word) for word in words.split()]
+
+
+def hold(wanted: Sequence[str], *texts: str) -> bool:
     """Whether each of the words stands in one of the texts."""
-    return all(any(word.search(text) for text in texts) for word in wanted)
+    folded = [fold(text) for text in texts]
+    return all(any(word in text for text in folded) for word in wanted)
 
 
-def trigram_query(words: Sequence[str]) -> str:
+def span(word: str, text: str) -> tuple[int, int] | None:
+    """Where it stands first, and where that ends, in the text as it is."""
+    folded = fold(text)
+    begin = folded.find(word)
+    if begin < 0:
+        return None
+    end = begin + len(word)
+    if len(text) == len(text.casefold()) == len(folded) and is_normalized("NFC", text):  # character by character
+        return begin, end
+
+    def before(place: int) -> int:
+        """How many characters make no more than so many."""
+        return bisect_right(range(len(text) + 1), place, key=lambda count: len(fold(text[:count]))) - 1
+
+    last = before(end)
+    return before(begin), last + (len(fold(text[:last])) < end)  # half of an ß is all of it
+
+
+def index_query(words: Sequence[str]) -> str:
+    """The query for turns that may hold these words; empty where none has trigrams, however it is written.
+
+    The index has text as it is written. A word that has both ss and ß is found as it is typed or with ss or ß alone.
+    """
+    asked, most = [], max(TRIGRAMS // max(len(words), 1), 1)
+    for word in words[:TRIGRAMS]:
+        folded = fold(word)
+        forms = dict.fromkeys((word, folded, normalize("NFD", folded), folded.replace("ss", "ß")))
+        queries = [trigram_query([form], most) for form in forms]
+        if all(queries):
+            asked.append(" OR ".join(f"({query})" for query in queries))
+    return " AND ".join(f"({queries})" for queries in asked)
+
+
+def trigram_query(words: Sequence[str], most: int = TRIGRAMS) -> str:
     """The query for turns that hold the trigrams of these words; empty where none is long enough to have one."""
     # Quoted, so that nothing in them is syntax; bounded, since a query may not grow without end.
     trigrams = dict.fromkeys(word[start : start + 3] for word in words for start in range(len(word) - 2))
-    return " ".join('"' + trigram.replace('"', '""') + '"' for trigram in list(trigrams)[:TRIGRAMS])
+    return " ".join('"' + trigram.replace('"', '""') + '"' for trigram in list(trigrams)[:most])
 
 
-def excerpt(word: re.Pattern[str], prompt: str, reply: str) -> str:
+def excerpt(word: str, prompt: str, reply: str) -> str:
     """One line of text around the word."""
-    text, hit = next(((text, hit) for text in (prompt, reply) if (hit := word.search(text))), (prompt, None))
-    start = max(0, hit.start() - BEFORE_HIT) if hit else 0
+    text, hit = next(((text, hit) for text in (prompt, reply) if (hit := span(word, text))), (prompt, None))
+    start = max(0, hit[0] - BEFORE_HIT) if hit else 0
     line = one_line(text[start : start + EXCERPT])
     return f"{'…' if start else ''}{line}{'…' if start + EXCERPT < len(text) else ''}"

@@ -10,6 +10,7 @@ MESSAGES = [
     ("And of hills?", "Hills are by the SEA, where 1+1 is (two)."),
     ("Thanks", "Straße."),
 ]
+ACCENTS = [*MESSAGES, ("Im Cafe\u0301", "GROSSE Männer, Ma\u0308dchen")]
 
 
 @pytest.mark.parametrize(
@@ -24,7 +25,10 @@ MESSAGES = [
         ("1+1 (", [Hit(1, True)]),
         ("café", [Hit(0, True)]),
         ("CAFÉ", [Hit(0, True)]),
-        ("strasse", []),
+        ("STRASSE", [Hit(2, True)]),
+        ("CAFE\u0301", [Hit(0, True)]),
+        ("cafe differ", [Hit(0, True)]),
+        ("café.", []),
         ("nowhere", []),
         ("", []),
         ("  ", []),
@@ -35,12 +39,27 @@ def test_the_newest_message_first(words, found):
 
 
 @pytest.mark.parametrize(
-    "words", ["SEA deep", "two hills?", "cafe", "strasse", "THANKS straße", "sea hills", "café thanks"]
+    "words",
+    [
+        "SEA deep",
+        "two hills?",
+        "cafe",
+        "strasse",
+        "THANKS straße",
+        "sea hills",
+        "café thanks",
+        "STRASSE",
+        "im café",
+        "große",
+        "Mädchen ma\u0308nner",
+        "grosse strasse",
+        "mad",
+    ],
 )
 def test_what_the_search_of_conversations_finds_is_found_in_it_and_nothing_else(tmp_path, words):
     with Store.open(tmp_path / "localspec.db", pytest.fail) as store:
         number = None
-        for prompt, reply in MESSAGES:
+        for prompt, reply in ACCENTS:
             number, turn = store.history.say(number, prompt, model="demo", system=None)
             store.history.write(turn, reply, "stop")
-        assert bool(store.history.search(words)) == bool(hits(MESSAGES, words))
+        assert bool(store.history.search(words)) == bool(hits(ACCENTS, words))

@@ -12,7 +12,53 @@ from tui.scripted_engine import talked, until
 from localspec_tui.screens import conversations
 from localspec_tui.screens.conversations import ConversationsScreen
 from localspec_tui.screens.palette import Palette
-from localspec_tui.widgets.message_view import NoticeView
+from localspec_tui.widgets.message_view import NoticeView, PromptView
+
+
+def in_one_read(talk, keys):
+    for key in keys:
+        talk.app.post_message(Key(key, key if len(key) == 1 else None))
+
+
+FIELDS = [["ctrl+f"], ["ctrl+r"], ["f9"], ["f3"], ["ctrl+o"], ["ctrl+p"], ["ctrl+r", "f2"]]
+
+
+@pytest.mark.parametrize("opening", FIELDS, ids="+".join)
+def test_letters_do_not_overtake_the_keys_before_them(chat, opening):
+    talk = chat(["A reply."])
+
+    async def story(pilot):
+        await talked(talk, pilot, "Geography")
+        for key in opening:
+            await pilot.press(key)
+            await until(pilot, lambda: isinstance(talk.app.focused, Input))
+            await until(pilot, lambda: "Geography" in talk.screen_text())
+        field = talk.app.focused
+        for keys, left in (
+            (["1", "2", "backspace", "3"], "13"),
+            (["1", "2", "left", "left", "9"], "912"),
+            (["1", *["backspace"] * 5, "1", "1"], "11"),
+            (["a", "b", "home", "delete", "c"], "cb"),
+        ):
+            field.value = ""
+            in_one_read(talk, keys)
+            await until(pilot, lambda left=left: field.value == left)
+            await pilot.pause()
+            assert field.value == left
+
+    talk.play(story)
+
+
+def test_from_message_to_message_each_key_is_a_step(chat):
+    talk = chat(*[["A reply."]] * 5)
+
+    async def story(pilot):
+        for number in range(5):
+            await talked(talk, pilot, f"prompt {number}")
+        in_one_read(talk, ["alt+up"] * 8)
+        await until(pilot, lambda: isinstance(talk.app.focused, PromptView) and talk.app.focused.source == "prompt 1")
+
+    talk.play(story)
 
 
 def test_down_and_enter_choose_the_next_model(chat):

@@ -1,6 +1,7 @@
 """Words found in the open conversation: Ctrl+F and /find."""
 
 import threading
+from unicodedata import normalize
 
 import pytest
 from textual import events
@@ -333,5 +334,143 @@ def test_a_click_on_the_prompt_stays_at_what_was_found(long):
         await talked(talk, pilot, "next")
         await until(pilot, lambda: view(talk).is_vertical_scroll_end and talk.prompts()[-1] == "next")
         assert len(talk.prompts()) <= MOUNTED + 1
+
+    talk.play(story)
+
+
+@pytest.mark.parametrize("words", ["reply 5", "prompt 38"], ids=["far", "near"])
+def test_escape_gives_the_focus_back(long, words):
+    talk = long(40, {})
+
+    async def story(pilot):
+        await shown(pilot, talk)
+        await pilot.press(*["alt+up"] * 8)
+        read = talk.app.focused.source
+        await pilot.press("ctrl+f", *words)
+        await until(pilot, lambda: which(talk).startswith("1 of") and marked(talk)[0])
+        await pilot.press("up", "escape")
+        await until(pilot, lambda: isinstance(talk.app.focused, MessageView) and talk.app.focused.source == read)
+        await pilot.press("f2")
+        assert talk.typed == "prompt 36"
+
+    talk.play(story)
+
+
+@pytest.mark.parametrize("selected", ["proposed", "found", "by hand"])
+def test_ctrl_c_stops_a_reply_unless_one_has_selected_something(long, clipboard, selected):
+    gate = threading.Event()
+    talk = long(12, {4: "needle"}, ["Half", gate, "."])
+
+    async def story(pilot):
+        await shown(pilot, talk)
+        await say(pilot, "Go")
+        await until(pilot, lambda: talk.replies()[-1] == "Half")
+        await say(pilot, "/find needle")
+        await until(pilot, lambda: which(talk) == "1 of 1" and marked(talk)[1] == "needle")
+        if selected != "proposed":
+            await pilot.press("end")
+        if selected == "by hand":
+            await pilot.press("shift+home")
+        await pilot.press("ctrl+c")
+        await until(pilot, lambda: clipboard == ["needle"] if selected == "by hand" else talk.live == "stopping")
+        assert (talk.live != "stopping") == bool(clipboard) == (selected == "by hand")
+        gate.set()
+        await until(pilot, talk.idle)
+        assert which(talk) == "1 of 1"
+
+    talk.play(story)
+
+
+def test_what_a_reply_says_meanwhile_is_found_without_a_key(long):
+    """Also while it grows; what is shown stays, and where nothing was found it is shown."""
+    gates = [threading.Event() for _ in range(3)]
+    talk = long(12, {5: "rare"}, ["A nee", gates[0], "dle", gates[1], " and a rare", gates[2], " one."])
+
+    async def story(pilot):
+        await shown(pilot, talk)
+        await say(pilot, "Go")
+        await until(pilot, lambda: talk.replies()[-1] == "A nee")
+        await pilot.press("ctrl+f", *"needle")
+        await until(pilot, lambda: which(talk) == "not found")
+        gates[0].set()
+        await until(pilot, lambda: which(talk) == "1 of 1" and marked(talk) == (["A needle"], "needle"))
+        await pilot.press("ctrl+u", *"rare")
+        await until(pilot, lambda: which(talk) == "1 of 1" and marked(talk)[0] == ["rare"])
+        gates[1].set()
+        await until(pilot, lambda: which(talk) == "2 of 2")
+        assert marked(talk)[0] == ["rare"]
+        await pilot.press("ctrl+u", *"one.")
+        await until(pilot, lambda: which(talk) == "not found")
+        gates[2].set()
+        await until(pilot, lambda: talk.idle() and which(talk) == "1 of 1")
+
+    talk.play(story)
+
+
+def test_the_words_of_the_last_time_are_counted_and_not_yet_shown(long):
+    talk = long(40, {5: "needle", 7: "needles"})
+
+    async def story(pilot):
+        await shown(pilot, talk)
+        before = talk.screen_text()
+        await say(pilot, "/find needle")
+        await until(pilot, lambda: which(talk) == "1 of 2")
+        await pilot.press("escape")
+        await until(pilot, lambda: talk.screen_text() == before)
+        await pilot.press("ctrl+f")
+        await until(pilot, lambda: which(talk) == "2 found")
+        assert marked(talk) == ([], None) and view(talk).is_vertical_scroll_end
+        await pilot.press("enter")
+        await until(pilot, lambda: which(talk) == "1 of 2" and marked(talk)[0] == ["needles"])
+
+    talk.play(story)
+
+
+@pytest.mark.parametrize("sizes", [((60, 20), (120, 40)), ((120, 40), (60, 20))], ids=["larger", "smaller"])
+def test_what_was_found_is_in_sight_in_a_terminal_of_another_size(long, sizes):
+    talk = long(12, {number: "many words " * 60 + f"needle{number}" for number in range(12)})
+
+    async def story(pilot):
+        await shown(pilot, talk)
+        await pilot.press("ctrl+f", *"needle8")
+        await until(pilot, lambda: which(talk) == "1 of 1" and "needle8" in talk.screen_text())
+        await pilot.resize_terminal(*sizes[1])
+        await until(pilot, lambda: talk.app.size == sizes[1])
+        await pilot.pause()
+        page = talk.screen_text()
+        await until(pilot, lambda: "needle8" in page.split("find needle8")[0])
+        assert marked(talk)[1] == "needle8"
+
+    talk.play(story, size=sizes[0])
+
+
+@pytest.mark.parametrize("size", [(60, 20), (80, 24)])
+def test_a_toast_of_two_lines_leaves_what_was_found(long, size):
+    talk = long(40, {20: "reply\n\n" * 30})
+
+    async def story(pilot):
+        await shown(pilot, talk)
+        await say(pilot, "/find prompt 20")
+        await until(pilot, lambda: which(talk) == "1 of 1" and "prompt 20" in talk.screen_text())
+        talk.app.notify(
+            "Sent to the terminal's clipboard. If nothing can be pasted, the text is in a file.", markup=False
+        )
+        await until(pilot, lambda: "pasted" in talk.screen_text())
+        assert "prompt 20" in talk.screen_text().split("find prompt")[0]
+
+    talk.play(story, size=size)
+
+
+@pytest.mark.parametrize("form", ["NFC", "NFD"])
+def test_accents_are_found_however_they_are_written(long, form):
+    other = {"NFC": "NFD", "NFD": "NFC"}[form]
+    talk = long(12, {4: normalize(form, "Große **Cafés** hier")})
+
+    async def story(pilot):
+        await shown(pilot, talk)
+        await say(pilot, "/find " + normalize(other, "CAFÉ"))
+        await until(pilot, lambda: which(talk) == "1 of 1" and marked(talk)[1] == normalize(form, "Café"))
+        await pilot.press("ctrl+u", *"GROSSE")
+        await until(pilot, lambda: which(talk) == "1 of 1" and marked(talk)[1] == "Große")
 
     talk.play(story)

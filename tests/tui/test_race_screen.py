@@ -113,6 +113,25 @@ def test_another_prompt_races_from_there(chat, races):
     assert [messages[-1]["content"] for messages in asked] == ["first", "second"]
 
 
+def test_escape_in_the_field_for_another_prompt_goes_back_to_the_result(chat, races):
+    asked, talk = races(), chat()
+
+    async def story(pilot):
+        await say(pilot, "/race first")
+        await until(pilot, shows(talk, "✓ both texts are the same"))
+        await until(pilot, shows(talk, "Another prompt"))
+        page = talk.screen_text()
+        await pilot.press("f9")
+        await until(pilot, lambda: isinstance(talk.app.focused, Input))
+        await pilot.press(*"second", "escape")
+        await until(pilot, lambda: talk.screen_text() == page)
+        await pilot.press("escape")
+        await until(pilot, lambda: isinstance(talk.app.screen, ChatScreen))
+
+    talk.play(story)
+    assert len(asked) == 1
+
+
 def test_a_prompt_that_names_a_file_is_proposed_as_it_was_typed(chat, races, tmp_path):
     asked, talk = races(), chat(["One."])
     (tmp_path / "notes.txt").write_text("Many words.")

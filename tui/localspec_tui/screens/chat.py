@@ -67,6 +67,7 @@ class ChatScreen(Steady, ChoosingScreen, FindingScreen):
         self._attached = AttachedLine(engine.files_in)
         self._below, self._code_copies = BelowLine(), CodeCopies()
         self._find, self._hit, self._go_back = FindLine(), None, None
+        self._looked_for, self._found, self._only_counted = "", [], False
         self._conversation.tell_below = self._below.show
         self._line, self._unkept, self._panel = WaitingLine(), UnkeptLine(), SidePanel()
         self._prompt = Prompt(self._suggestions, self._first.starter)
@@ -232,6 +233,7 @@ class ChatScreen(Steady, ChoosingScreen, FindingScreen):
                     await self._conversation.think(thoughts)
                 if text := self._engine.buffer.take():
                     await self._conversation.grow(text)
+                    await self.find_anew(last=True)
         self._follow_again(self._pace.next())
 
     def on_first_screen_chosen(self, chosen: FirstScreen.Chosen) -> None:
@@ -255,6 +257,7 @@ class ChatScreen(Steady, ChoosingScreen, FindingScreen):
         self._show_figures()
         if self._edited is not None:
             self._say_edited()
+        await self.find_anew(last=False)
         await self._ask_waiting()
 
     async def _take_back(self, asked: Written, before: "Sequence[Turn] | None") -> None:

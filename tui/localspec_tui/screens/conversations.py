@@ -29,6 +29,7 @@ from localspec.text import one_line
 from localspec_tui import keymap
 from localspec_tui.screens.closing import DIALOG_KEYS
 from localspec_tui.screens.searched import AskingScreen
+from localspec_tui.widgets.keys_in_order import OneLine
 
 LISTED = 100
 PATIENCE = 0.5  # seconds without a word
@@ -56,7 +57,7 @@ class OpenConversation:
     nothing: str  # what is said where none is kept
 
 
-class _Search(Input):
+class _Search(OneLine):
     BINDINGS: ClassVar[list[BindingType]] = [Binding("enter", "submit", "Resume", id="conversations.choose")]
 
 

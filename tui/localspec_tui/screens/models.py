@@ -16,6 +16,7 @@ from localspec.text import one_line
 from localspec_tui.screens.closing import DIALOG_KEYS
 from localspec_tui.screens.searched import SearchedScreen
 from localspec_tui.widgets.download_line import DownloadLine
+from localspec_tui.widgets.keys_in_order import OneLine
 from localspec_tui.widgets.status_line import fitting
 
 if TYPE_CHECKING:  # looked for on another thread, which imports it
@@ -39,7 +40,7 @@ class Chosen(NamedTuple):
     fetch: bool
 
 
-class _Search(Input):
+class _Search(OneLine):
     BINDINGS: ClassVar[list[BindingType]] = [Binding("enter", "submit", "Choose", id="models.choose")]
 
 

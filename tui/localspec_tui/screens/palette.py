@@ -2,7 +2,8 @@
 
 from contextlib import suppress
 
-from textual.command import CommandPalette, Hit, Hits
+from textual.app import ComposeResult
+from textual.command import CommandInput, CommandPalette, Hit, Hits
 from textual.content import Content
 from textual.events import Mount
 from textual.message import Message
@@ -10,6 +11,7 @@ from textual.system_commands import SystemCommandsProvider
 from textual.widgets import Input, OptionList
 
 from localspec_tui.screens.closing import ClosesOnce
+from localspec_tui.widgets.keys_in_order import KeysInOrder
 
 # What else commands are looked for by.
 ALSO = {
@@ -58,12 +60,21 @@ class Commands(SystemCommandsProvider):
         return marked
 
 
+class _Words(KeysInOrder, CommandInput):
+    """As the other fields for one line."""
+
+
 class Palette(ClosesOnce, CommandPalette):
     """Textual's own would end the chat when Enter comes twice, or a key for its list before that has lines.
 
     So would letters that arrive when it is closed: they begin a search, in a list that is gone. And so would Escape
     that comes before it is there.
     """
+
+    def compose(self) -> ComposeResult:
+        for widget in super().compose():
+            own = isinstance(widget, CommandInput)
+            yield _Words(placeholder=self._placeholder, select_on_focus=False) if own else widget
 
     async def _on_message(self, message: Message) -> None:
         chosen = isinstance(message, OptionList.OptionSelected) and not self.is_active

@@ -21,6 +21,7 @@ from localspec.store.store import Store
 from localspec.text import one_line
 from localspec_tui.screens.closing import DIALOG_KEYS
 from localspec_tui.screens.searched import AskingScreen
+from localspec_tui.widgets.keys_in_order import OneLine
 
 LISTED = 200
 NOTHING = "No phrases are kept for this model yet."
@@ -44,7 +45,7 @@ class PhrasesScreen(AskingScreen[None]):
     ]
 
     def __init__(self, store: Store, model: str, words: str = "") -> None:
-        super().__init__(Input(words, placeholder="Search in what was said", compact=True))
+        super().__init__(OneLine(words, placeholder="Search in what was said", compact=True))
         self._store, self._model = store, model
         self._kept = Static("", id="kept", markup=False)
         self._stories = Stories(store.history)

@@ -18,11 +18,12 @@ from localspec_tui.engine_thread import EngineThread
 from localspec_tui.messages import RaceBegun, RaceEnded
 from localspec_tui.screens.closing import DIALOG_KEYS, ClosesOnce
 from localspec_tui.widgets.keys_footer import KeysFooter
+from localspec_tui.widgets.keys_in_order import OneLine
 
 LEFT = 5  # lines of the screen that are none of the picture's
 
 
-class _Question(Input):
+class _Question(OneLine):
     BINDINGS: ClassVar[list[BindingType]] = [Binding("enter", "submit", "Begin", id="race.begin")]
 
 
@@ -32,6 +33,7 @@ class RaceScreen(ClosesOnce, Screen[None]):
     AUTO_FOCUS = ""  # where the prompt is known, nobody sees what is typed into the field for it
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "stop", "Stop", id="race.stop"),
+        Binding("escape", "result", "Back", id="race.result"),
         Binding("escape", "dismiss", "Back", id="race.back"),
         Binding("f5", "replay", "Play again", id="race.replay"),
         Binding("f9", "another", "Another prompt", id="race.another"),
@@ -75,15 +77,22 @@ class RaceScreen(ClosesOnce, Screen[None]):
         self._field.focus()
         self.refresh_bindings()
 
+    def action_result(self) -> None:
+        """No other prompt: that of the result stands above it again."""
+        self._close_field()
+        self.refresh_bindings()
+
+    def _close_field(self) -> None:
+        self.query_one("#question").display, self._field.display = True, False
+        self.set_focus(None)
+
     def _begin(self, prompt: str) -> None:
         if self._timer is not None:
             self._timer.stop()
         self._lanes = ()
-        self._field.value, self._field.display = one_line(prompt), False
-        self.set_focus(None)
-        question = self.query_one("#question", Static)
-        question.update(Content.assemble(("Race: ", "bold"), one_line(prompt)))
-        question.display = True
+        self._field.value = one_line(prompt)
+        self._close_field()
+        self.query_one("#question", Static).update(Content.assemble(("Race: ", "bold"), one_line(prompt)))
         self.query_one("#verdict", Static).update("")
         self.query_one("#course", Static).update(
             "Loading an engine beside the one that answers here, and warming both up …"
@@ -98,7 +107,8 @@ class RaceScreen(ClosesOnce, Screen[None]):
             return self._over and not self._racing
         if action == "another":
             return not self._racing and not self._field.display
-        return action not in {"stop", "dismiss"} or (action == "stop") == self._racing
+        escape = "stop" if self._racing else "result" if self._field.display and self._verdict else "dismiss"
+        return action not in {"stop", "result", "dismiss"} or action == escape
 
     def action_stop(self) -> None:
         self._engine.stop_reply()

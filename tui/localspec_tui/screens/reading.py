@@ -43,7 +43,7 @@ class ReadingScreen(Screen[None]):
 
     def action_walk(self, step: int) -> None:
         if self._conversation.found is not None:
-            self._conversation.found.focus()
+            self.set_focus(self._conversation.found)
         elif not self._conversation.walk(step):
             self.type_here()
 

@@ -14,6 +14,7 @@ from localspec.errors import UsageMistake
 from localspec.text import one_line
 from localspec_tui.screens.closing import DIALOG_KEYS, ClosesOnce
 from localspec_tui.widgets.keys_footer import KeysFooter
+from localspec_tui.widgets.keys_in_order import OneLine
 
 if TYPE_CHECKING:
     from localspec.chat.sampling import Line
@@ -22,7 +23,7 @@ HEADING = "Sampling from the next reply on; an empty field holds what it shows"
 UNSAVED = "Sampling, as you left it, not saved yet; an empty field holds what it shows"
 
 
-class _Field(Input):
+class _Field(OneLine):
     BINDINGS: ClassVar[list[BindingType]] = [Binding("enter", "submit", "Save", id="sampling.take")]
 
 

@@ -9,9 +9,10 @@ from textual.containers import Vertical
 from textual.widgets import Input, Static
 
 from localspec.text import one_line
+from localspec_tui.widgets.keys_in_order import OneLine
 
 
-class _Text(Input):
+class _Text(OneLine):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("enter", "submit", "Take it", id="asking.take"),
         Binding("escape", "screen.leave_question", "Leave it", id="asking.leave"),

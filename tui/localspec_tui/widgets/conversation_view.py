@@ -1,7 +1,6 @@
 """The conversation so far: owns the messages, decides which of them are mounted, and lets the last one grow."""
 
 import asyncio
-import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
 
 MOUNTED = 10  # turns; each mounted one makes every later frame cost more
 BATCH = 5  # turns more, whenever one scrolls beyond the first
+TOASTS = 1  # line that those of two cover
 AROUND = 1  # turn before and after one that is looked for
 
 
@@ -205,7 +205,7 @@ class ConversationView(VerticalScroll, can_focus=False):
 
     # -- turns of long ago --------------------------------------------------------------------------------------------
 
-    async def reveal(self, turn: int, reply: bool, word: re.Pattern[str]) -> None:
+    async def reveal(self, turn: int, reply: bool, word: str) -> None:
         """Marks the prompt or the reply of a turn, and shows where the word is in it."""
         self.unmark()
         exchange = self._every[turn]
@@ -219,7 +219,7 @@ class ConversationView(VerticalScroll, can_focus=False):
             if exchange.views:  # else it was left meanwhile
                 top, word_at = exchange.views[0].virtual_region.y, view.virtual_region.y + mark_word(view, word)
                 far = word_at - top > self.size.height // 2  # else its prompt is in sight, too
-                self.scroll_to(y=word_at - self.size.height // 3 if far else top, animate=False, force=True)
+                self.scroll_to(y=word_at - self.size.height // 3 if far else top - TOASTS, animate=False, force=True)
 
         self.call_after_refresh(show)
 
@@ -231,7 +231,18 @@ class ConversationView(VerticalScroll, can_focus=False):
             self.found = None
 
     def place(self) -> Callable[[], Awaitable[None]]:
-        """What goes back to where one reads now."""
+        """What goes back to where one reads now, and to the message in focus."""
+        back, focused = self._place(), self.screen.focused
+        held = next(((one, one.views.index(focused)) for one in self._every if focused in one.views), None)
+
+        async def back_in_focus() -> None:
+            await back()
+            if held is not None and held[0].views:
+                self.screen.set_focus(held[0].views[held[1]], scroll_visible=False)
+
+        return back_in_focus
+
+    def _place(self) -> Callable[[], Awaitable[None]]:
         following = self._anchored and not self._anchor_released
         shown = (one for one in self._every if any(view.virtual_region.bottom > self.scroll_y for view in one.views))
         first = next(shown, None)
@@ -423,7 +434,7 @@ class ConversationView(VerticalScroll, can_focus=False):
         if step > 0 and self._gap is not None and messages[at] in self._sought[-1].views[-1:]:
             self._fill_gap()
             return True
-        messages[at + step].focus()
+        self.screen.set_focus(messages[at + step])  # at once: the next key goes on from there
         return True
 
     def page(self, step: int) -> None:

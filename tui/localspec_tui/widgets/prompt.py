@@ -8,9 +8,10 @@ from typing import ClassVar
 from textual import events
 from textual.binding import Binding, BindingType
 from textual.message import Message
-from textual.widgets import Input, TextArea
+from textual.widgets import TextArea
 
 from localspec.chat.completion import is_whole
+from localspec_tui.widgets.keys_in_order import KeysInOrder
 from localspec_tui.widgets.suggestions import Suggestions
 from localspec_tui.widgets.typed_text import TypedText
 
@@ -38,7 +39,7 @@ def _inherited(own: Sequence[Binding]) -> list[BindingType]:
     ]
 
 
-class Prompt(TypedText, inherit_bindings=False):
+class Prompt(KeysInOrder, TypedText, inherit_bindings=False):
     """A prompt of several lines. Enter sends it; at its edges the arrow keys go through earlier ones."""
 
     OWN: ClassVar[list[Binding]] = [
@@ -85,26 +86,7 @@ class Prompt(TypedText, inherit_bindings=False):
         """Earlier prompts, the oldest first, for the arrow keys."""
         self._said = [*prompts, *self._said]
 
-    async def _on_key(self, event: events.Key) -> None:
-        """Bindings act at once: on their way up to the application the letters typed after them would overtake them."""
-        if isinstance(field := self.screen.focused, Input):  # that a key before this one has led to
-            event.stop()
-            event.prevent_default()
-            field.post_message(events.Key(event.key, event.character))
-            return
-        if self._choose(event):
-            event.stop()
-            event.prevent_default()
-            return
-        active = self.screen.active_bindings.get(event.key)
-        if active is None or (active.node is not self and event.is_printable):
-            return
-        # Keys that come faster than the screen changes: another is open by now, and its own keys are others.
-        if self.app.screen is not self.screen or await self.app.run_action(active.binding.action, active.node):
-            event.stop()
-            event.prevent_default()
-
-    def _choose(self, event: events.Key) -> bool:
+    def _chooses(self, event: events.Key) -> bool:
         """A key chooses a prompt where nothing was typed; what is typed right after it shows that it was no choice."""
         chosen, self._chosen = self._chosen, None
         if chosen and event.is_printable and self.text == chosen[1]:

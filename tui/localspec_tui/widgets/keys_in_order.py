@@ -1,0 +1,43 @@
+"""Keys that arrive in one read, as over a slow connection, act in the order in which they were typed."""
+
+from typing import Any
+
+from textual import events
+from textual.widgets import Input
+
+
+class KeysInOrder:
+    """For a field where one types: its bindings act at once.
+
+    On their way up to the application the letters typed after them would overtake them.
+    """
+
+    async def _on_key(self: Any, event: events.Key) -> None:
+        field = self.screen.focused
+        led_away = field is not self and isinstance(field, KeysInOrder)  # by a key before this one
+        if led_away:
+            _done_with(event)
+            field.post_message(events.Key(event.key, event.character))
+            return
+        if self._chooses(event):
+            _done_with(event)
+            return
+        active = self.screen.active_bindings.get(event.key)
+        if active is None or (active.node is not self and event.is_printable):
+            return
+        # Keys that come faster than the screen changes: another is open by now, and its own keys are others.
+        if self.app.screen is not self.screen or await self.app.run_action(active.binding.action, active.node):
+            _done_with(event)
+
+    def _chooses(self, event: events.Key) -> bool:
+        """Whether this key has done something before it comes to bindings."""
+        return False
+
+
+class OneLine(KeysInOrder, Input):
+    """A field for one line."""
+
+
+def _done_with(event: events.Key) -> None:
+    event.stop()
+    event.prevent_default()
