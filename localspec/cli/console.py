@@ -1,6 +1,8 @@
 """What commands print in the same form: JSON, tables; and how they ask before they delete."""
 
 import json
+import re
+import shutil
 import sys
 import textwrap
 from collections.abc import Container, Sequence
@@ -12,6 +14,7 @@ from localspec.errors import UsageMistake
 from localspec.text import one_line
 
 LEAST = 8  # columns of the beginning of what is cut
+_COMMAND = re.compile("`[^`]*`|(?<=: )localspec .*")  # what may be copied to a shell, in a sentence or at its end
 
 
 def print_json(value: object) -> None:
@@ -43,17 +46,25 @@ def table(rows: Sequence[Sequence[str]], right: Container[int] = (), width: int 
 
 
 def folded(line: str, width: int | None, indent: int = 0) -> list[str]:
-    """A line broken between words where it is too wide, the parts after the first one indented."""
+    """A line broken between words where it is too wide, the parts after the first one indented.
+
+    Paths and commands stay whole: where one is wider than a line the terminal breaks it, which copying undoes.
+    """
     if width is None:
         return [line]
-    return textwrap.wrap(
-        line, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
-    ) or [""]
+    line = _COMMAND.sub(lambda found: found[0].replace(" ", "\0"), line)
+    parts = textwrap.wrap(line, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
+    return [part.replace("\0", " ") for part in parts] or [""]
 
 
 def seen() -> bool:
     """Whether a person reads standard output, and not a program."""
     return sys.stdout is not None and sys.stdout.isatty()
+
+
+def width() -> int | None:
+    """Columns of the terminal that a person reads standard output at; None where a program does."""
+    return shutil.get_terminal_size().columns if seen() else None
 
 
 def may_delete(target: str, yes: bool) -> bool:
