@@ -4,7 +4,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from localspec.charts import bar
+from localspec.charts import bar, no_room
 from localspec.events import possible
 from localspec.models.drafter_kinds import kind_of
 from localspec.text import one_line
@@ -160,7 +160,7 @@ def _figures(rows: Sequence[dict[str, Any]], width: int) -> Iterator[str]:
     shown = ((", ".join(head for head in heads if head in lines[0]), meaning) for heads, meaning in _MEANINGS)
     yield from wrapped(" · ".join(f"{heads}: {meaning}" for heads, meaning in shown if heads), width)
     if left_out:
-        yield from wrapped(f"no room for {', '.join(reversed(left_out))}, which --json has", width)
+        yield from wrapped(no_room(left_out[::-1]), width)
 
 
 def _load(machine: dict[str, Any]) -> str:

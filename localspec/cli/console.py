@@ -10,6 +10,7 @@ from collections.abc import Container, Sequence
 import typer
 from rich.cells import cell_len, set_cell_size
 
+from localspec.charts import no_room
 from localspec.errors import UsageMistake
 from localspec.text import one_line
 
@@ -22,15 +23,20 @@ def print_json(value: object) -> None:
     typer.echo(json.dumps(value))
 
 
-def table(rows: Sequence[Sequence[str]], right: Container[int] = (), width: int | None = None) -> list[str]:
-    """Aligned columns, those numbered in `right` to the right.
+def table(
+    rows: Sequence[Sequence[str]], right: Container[int] = (), width: int | None = None, whole: Container[int] = ()
+) -> list[str]:
+    """Aligned columns below their heads, those numbered in `right` to the right.
 
-    Where a line would be too wide the last columns are left out, as far as not even their beginning has room.
+    Where a line would be too wide the last columns are left out, as far as not even their beginning has room, or all of
+    it for those in `whole`; a line says which.
     """
     rows = [[one_line(cell) for cell in row] for row in rows]
     widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
     if width is not None:
-        while (room := width - sum(widths[:-1]) - 2 * (len(widths) - 1)) < min(widths[-1], LEAST) and len(widths) > 1:
+        while (room := width - sum(widths[:-1]) - 2 * (len(widths) - 1)) < widths[-1] and len(widths) > 1:
+            if room >= LEAST and len(widths) - 1 not in whole:
+                break
             widths.pop()
         widths[-1] = max(1, min(widths[-1], room))
     lines = []
@@ -42,7 +48,7 @@ def table(rows: Sequence[Sequence[str]], right: Container[int] = (), width: int 
             space = " " * (wide - cell_len(cell))
             cells.append(space + cell if column in right else cell + space)
         lines.append("  ".join(cells).rstrip())
-    return lines
+    return lines if len(widths) == len(rows[0]) else [*lines, *folded(no_room(rows[0][len(widths) :]), width)]
 
 
 def folded(line: str, width: int | None, indent: int = 0) -> list[str]:

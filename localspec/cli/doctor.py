@@ -240,6 +240,8 @@ def _page(survey: _Survey, verbose: bool, width: int | None) -> Iterator[str]:
     yield from dict.fromkeys(one.passed_over for one in survey.recommendations if one.passed_over)
     yield ""
     yield "~ is predicted, the rest measured here. × is how many times as fast as plain decoding it is."
+    if any(one.gated for one in survey.recommendations):
+        yield "* is gated: its terms must be accepted before it is fetched."
     if verbose:
         yield "M is speedup over relative memory, against the fastest plain decoding of the same model that fits."
         for name, one in (("Chosen among what is here", survey.chosen), ("Recommended", survey.recommended)):
@@ -304,11 +306,12 @@ def _machine(survey: _Survey) -> Iterator[str]:
 def _table(recommendations: list[Recommendation], verbose: bool, width: int | None) -> list[str]:
     rows = [
         ["MODEL", "FITS", "TOKENS/S", "×", "M", "DOWNLOAD", "BY"],  # a narrow terminal lacks the last ones
-        *([one.card.name, *_cells(one)] for one in recommendations),
+        *([one.card.name + " *" * one.gated, *_cells(one)] for one in recommendations),
     ]
     if not verbose:
         rows = [[*row[:4], *row[5:]] for row in rows]
-    return table(rows, right={2, 3, 4} if verbose else {2, 3}, width=width)
+    figures = len(rows[0]) - 1  # before BY
+    return table(rows, right={2, 3, 4} if verbose else {2, 3}, width=width, whole=range(figures))
 
 
 def _download(one: Recommendation) -> str:
@@ -322,7 +325,7 @@ def _download(one: Recommendation) -> str:
 
 def _cells(one: Recommendation) -> list[str]:
     """FITS, TOKENS/S, ×, M, DOWNLOAD and BY."""
-    plan, download = one.plan, _download(one) + ", gated" * one.gated
+    plan, download = one.plan, _download(one)
     if plan is None:
         return ["?", "", "", "", download, one.reason]
     needed, about = _gib(max(plan.bytes, 2**30 // 10)), "" if plan.measured else "~"

@@ -30,6 +30,10 @@ def test_of_a_table_that_is_too_wide_whole_columns_are_left_out():
         8: "demo",
     }
     assert table(rows, width=3)[1] == "de…"
+    assert table(rows, width=36, whole={3})[1] == "demo  14.5 MiB  Apache-2.0"
+    assert table(rows, width=36)[2:] == []
+    assert table(rows, width=30)[2:] == ["no room for PATH, which --json", "has"]
+    assert table(rows, width=17)[2:] == ["no room for", "LICENSE, PATH,", "which --json has"]
 
 
 def test_a_line_is_folded_between_words():

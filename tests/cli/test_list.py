@@ -1,4 +1,5 @@
 import json
+import os
 import re
 from pathlib import Path
 
@@ -42,6 +43,9 @@ def test_at_a_terminal_no_line_is_wider_than_it_and_programs_get_the_whole_path(
     monkeypatch.setattr("localspec.cli.console.seen", lambda: True)
     lines = called(tmp_path, "list").stdout.splitlines()
     assert max(map(len, lines)) <= 80 and lines[1].endswith("…")
+    monkeypatch.setattr("shutil.get_terminal_size", lambda: os.terminal_size((56, 20)))
+    lines = called(tmp_path, "list").stdout.splitlines()
+    assert max(map(len, lines)) <= 56 and lines[-1] == "no room for LICENSE, PATH, which --json has"
 
 
 def test_names_are_made_safe(tmp_path):
