@@ -63,6 +63,11 @@ def folded(line: str, width: int | None, indent: int = 0) -> list[str]:
     return [part.replace("\0", " ") for part in parts] or [""]
 
 
+def once_more(lines: Sequence[str], height: int | None) -> list[str]:
+    """A page, and what it says up to its first empty line once more where that scrolls away."""
+    return [*lines] if height is None or len(lines) < height else [*lines, "", *lines[: lines.index("")]]
+
+
 def seen() -> bool:
     """Whether a person reads standard output, and not a program."""
     return sys.stdout is not None and sys.stdout.isatty()

@@ -2,7 +2,7 @@
 
 import shutil
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,7 +12,7 @@ import typer
 
 from localspec import environment
 from localspec.bench.proof import prove
-from localspec.cli.console import folded, print_json, seen, table
+from localspec.cli.console import folded, once_more, print_json, seen, table
 from localspec.cli.options import Context, Drafter, DraftMax, Dtype, Quantize, load_settings
 from localspec.cli.options import Device as DeviceOption
 from localspec.cli.progress import Progress
@@ -223,12 +223,8 @@ def _choice(recommendation: Recommendation) -> dict[str, Any]:
 def _printed(survey: _Survey, verbose: bool) -> list[str]:
     """The page as wide as the terminal, if it is read at one: what it says first, once more where that scrolls away."""
     columns, height = shutil.get_terminal_size() if seen() else (None, None)
-
-    def fitting(sentences: Iterable[str]) -> list[str]:
-        return [part for one in sentences for part in folded(one_line(one), columns)]
-
-    lines = fitting(_page(survey, verbose, columns))
-    return lines if height is None or len(lines) < height else [*lines, "", *fitting(_advice(survey))]
+    lines = [part for one in _page(survey, verbose, columns) for part in folded(one_line(one), columns)]
+    return once_more(lines, height)
 
 
 def _page(survey: _Survey, verbose: bool, width: int | None) -> Iterator[str]:
