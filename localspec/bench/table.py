@@ -73,8 +73,10 @@ def sentence(rows: Sequence[dict[str, Any]]) -> str:
         return f"Plain decoding gave {plain:.1f} tokens/s; no speedup is reliable, for other programs disturbed it."
     best = max(known, key=lambda row: row["speedup"])
     beside = f"{best['speedup']:.2f} times as fast"
-    speeds = f"{best['tokens_per_second']:.1f} tokens/s, and {plain:.1f} without"
-    if best["speedup"] <= 1:
+    # Each figure is a median of its own, and so they need not divide.
+    speeds = f"the median speeds are {best['tokens_per_second']:.1f} tokens/s, and {plain:.1f} without"
+    speeds = f"the median of the replies; {speeds}"
+    if round(best["speedup"], 2) <= 1:
         return f"Nothing here is faster than plain decoding: {row_name(best)} is {beside} ({speeds})."
     same = {True: ", with the same text", False: ", but not all texts are the same", None: ""}[best["identical"]]
     return f"{row_name(best)} answers {beside} as plain decoding{same} ({speeds})."
