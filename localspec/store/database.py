@@ -122,9 +122,7 @@ class Database:
         """
         path = path.absolute()
         try:
-            if path.exists() and not path.is_file():
-                raise OSError("it is not a file")
-            private_directory(path.parent)
+            _make_way(path)
             with one_at_a_time(path):
                 connection = open_writable(path, notice, migrations, probes, mend, salvage)
                 return cls(connection, path, notice, migrations, probes, refill, mend, salvage)
@@ -211,7 +209,7 @@ class Database:
             if not self._why:
                 return
             try:
-                private_directory(self._file.parent)
+                _make_way(self._file)
                 with one_at_a_time(self._file):
                     if self.path is None:
                         connection = moved(self._connection, self._file)
@@ -311,6 +309,13 @@ class Database:
         self._refill(self._connection)
         what = f"{path} is broken ({reason_of(error)}) and {fate}"
         self._notice(f"{what}; what is learned in this session is forgotten at its end.")
+
+
+def _make_way(path: Path) -> None:
+    """Makes its directory. Raises OSError where that cannot be, or where something else than a file lies at `path`."""
+    if path.exists() and not path.is_file():
+        raise OSError("it is not a file")
+    private_directory(path.parent)
 
 
 @contextlib.contextmanager

@@ -500,12 +500,14 @@ def test_where_nothing_can_be_opened_the_session_works_in_memory(
         (directory / "closed").mkdir(mode=0o555)
     else:
         path.mkdir(parents=True)
+        path.chmod(0o755)
     somebody = as_nobody() if case == "parent may not be made" else contextlib.nullcontext()
     with somebody, opened(path, notices) as database:
         assert len(notices) == 1 and "cannot be used" in notices[0] and "forgotten at its end" in notices[0]
         write(database, 1)
         assert numbers(database) == [1] and database.path is None and not database.read_only
         assert database.scrub() == ""
+    assert not path.is_dir() or os.name != "posix" or path.stat().st_mode & 0o777 == 0o755, "it is left as it was"
 
 
 # -- trouble while saving --
