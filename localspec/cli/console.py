@@ -15,7 +15,9 @@ from localspec.errors import UsageMistake
 from localspec.text import one_line
 
 LEAST = 8  # columns of the beginning of what is cut
-_COMMAND = re.compile("`[^`]*`|(?<=: )localspec .*")  # what may be copied to a shell, in a sentence or at its end
+_SPEAKER = "localspec: "  # before what it says to standard error, in the line of its first word
+# What may be copied to a shell, in a sentence or at its end.
+_WHOLE = re.compile(f"^{_SPEAKER}|`[^`]*`|(?<!^{_SPEAKER})(?<=: )localspec .*")
 
 
 def print_json(value: object) -> None:
@@ -58,7 +60,7 @@ def folded(line: str, width: int | None, indent: int = 0) -> list[str]:
     """
     if width is None:
         return [line]
-    line = _COMMAND.sub(lambda found: found[0].replace(" ", "\0"), line)
+    line = _WHOLE.sub(lambda found: found[0].replace(" ", "\0"), line)
     parts = textwrap.wrap(line, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
     return [part.replace("\0", " ") for part in parts] or [""]
 

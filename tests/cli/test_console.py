@@ -47,6 +47,8 @@ def test_a_line_is_folded_between_words():
 def test_a_command_in_a_line_that_is_folded_can_be_copied():
     assert folded("leave it to `localspec history list` then", 30) == ["leave it to", "`localspec history list` then"]
     assert folded("so: localspec chat --conversation 1", 20) == ["so:", "localspec chat --conversation 1"]
+    assert folded("localspec: /path/that/is/wider is gone", 20) == ["localspec: /path/that/is/wider", "is gone"]
+    assert folded("localspec: localspec chat needs a terminal", 24) == ["localspec: localspec", "chat needs a terminal"]
     assert folded("a /path/that/is/wider/than/it b", 12) == ["a", "/path/that/is/wider/than/it", "b"]
 
 
