@@ -12,6 +12,11 @@ def bar(share: float, width: int) -> str:
     return "█" * (eighths // 8) + PARTS[eighths % 8].strip()
 
 
+def no_room(heads: Sequence[str]) -> str:
+    """What is said below a table of which these columns were left out."""
+    return f"no room for {', '.join(heads)}, which --json has"
+
+
 def means(values: Sequence[float], most: int) -> list[float]:
     """At most so many values: the means of neighbours where there are more."""
     groups = [values[len(values) * at // most : len(values) * (at + 1) // most] for at in range(most)]

@@ -53,7 +53,9 @@ def sentences(lanes: Sequence[Lane], found: Result) -> Iterator[str]:
         yield "The reply is too short to tell a speed; ask for something longer."
     else:
         yield f"× {found.speedup:.2f} {fast.name} ({speeds})"
-        if found.speedup < 1:
+        if f"{found.speedup:.2f}" == "1.00":
+            yield "Drafts cost here what they save: both are as fast."
+        elif found.speedup < 1:
             yield "Drafts do not pay here: checking them took longer than they saved."
     if found.same:
         yield "✓ both texts are the same"

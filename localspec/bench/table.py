@@ -4,7 +4,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from localspec.charts import bar
+from localspec.charts import bar, no_room
 from localspec.events import possible
 from localspec.models.drafter_kinds import kind_of
 from localspec.text import one_line
@@ -73,8 +73,10 @@ def sentence(rows: Sequence[dict[str, Any]]) -> str:
         return f"Plain decoding gave {plain:.1f} tokens/s; no speedup is reliable, for other programs disturbed it."
     best = max(known, key=lambda row: row["speedup"])
     beside = f"{best['speedup']:.2f} times as fast"
-    speeds = f"{best['tokens_per_second']:.1f} tokens/s, and {plain:.1f} without"
-    if best["speedup"] <= 1:
+    # Each figure is a median of its own, and so they need not divide.
+    speeds = f"the median speeds are {best['tokens_per_second']:.1f} tokens/s, and {plain:.1f} without"
+    speeds = f"the median of the replies; {speeds}"
+    if round(best["speedup"], 2) <= 1:
         return f"Nothing here is faster than plain decoding: {row_name(best)} is {beside} ({speeds})."
     same = {True: ", with the same text", False: ", but not all texts are the same", None: ""}[best["identical"]]
     return f"{row_name(best)} answers {beside} as plain decoding{same} ({speeds})."
@@ -160,7 +162,7 @@ def _figures(rows: Sequence[dict[str, Any]], width: int) -> Iterator[str]:
     shown = ((", ".join(head for head in heads if head in lines[0]), meaning) for heads, meaning in _MEANINGS)
     yield from wrapped(" · ".join(f"{heads}: {meaning}" for heads, meaning in shown if heads), width)
     if left_out:
-        yield from wrapped(f"no room for {', '.join(reversed(left_out))}, which --json has", width)
+        yield from wrapped(no_room(left_out[::-1]), width)
 
 
 def _load(machine: dict[str, Any]) -> str:

@@ -67,7 +67,7 @@ class Conversation:
         self._counted_by = model  # the model whose tokens the figures of the last turn count
         self._history, self._notice = history, notice
         self._unkept_from: int | None = None  # the first turn that could not be kept, or not all of it
-        self.trouble = ""  # why not, last
+        self._trouble = ""  # why not, last
         self._taken_back: int | None = None  # a saved turn without an answer, in the place of which the next one comes
 
     @classmethod
@@ -97,8 +97,8 @@ class Conversation:
         other = Conversation(self._history, self.model, self.system, self._notice)
         other.turns, other._counted_by = self.turns[:turns], self._counted_by
         other._origin, other._before = self.id or self._origin, self
-        if other.turns and other._origin is None and self.unkept:
-            other._unkept_from, other.trouble = 0, self.trouble
+        if other.turns and other._origin is None and self._unkept_from is not None:
+            other._unkept_from, other._trouble = 0, self._trouble
         return other
 
     def back(self) -> "Conversation | None":
@@ -114,7 +114,7 @@ class Conversation:
     def instruct(self, system: str | None) -> None:
         """Its system prompt from the next reply on, which is kept at once where the conversation is."""
         self.system = system
-        if self._history is not None and not self.unkept and self.id is not None:
+        if self._history is not None and self._unkept_from is None and self.id is not None:
             try:
                 self._history.instruct(self.id, system)
             except StoreTrouble as trouble:
@@ -141,8 +141,19 @@ class Conversation:
 
     @property
     def unkept(self) -> int:
-        """How many of the newest turns could not be kept, or not all of them."""
+        """How many of the newest turns could not be kept, or not all of them, or only until this process ends."""
+        if self._lost:
+            return len(self.turns)
         return 0 if self._unkept_from is None else len(self.turns) - self._unkept_from
+
+    @property
+    def trouble(self) -> str:
+        """Why they could not, last."""
+        return self._lost or self._trouble
+
+    @property
+    def _lost(self) -> str:
+        return "" if self._history is None else self._history.why_lost
 
     @property
     def tokens(self) -> int:
@@ -277,7 +288,7 @@ class Conversation:
     def _save(self, turn: Turn) -> Turn:
         """The turn as it is kept now. One that could not even be begun is tried again with the next, and not before."""
         self.turns[-1] = turn
-        behind = self.unkept > 0
+        behind = self._unkept_from is not None
         if self._history is None or (behind and (turn.reason is None or not turn.id)):
             return turn
         try:
@@ -296,10 +307,11 @@ class Conversation:
         """Tries once more to save what could not be saved, before the conversation is left."""
         if self._history is not None and self.unkept:
             try:
+                self._history.reach_file()
                 self._keep_rest(self._history)
                 self._all_is_kept()
             except StoreTrouble as trouble:
-                self.trouble = str(trouble)
+                self._trouble = str(trouble)
 
     def _keep_rest(self, history: History) -> None:
         """Saves what could not be saved before, the oldest first. Raises StoreTrouble where something still cannot."""
@@ -321,13 +333,15 @@ class Conversation:
 
     def _all_is_kept(self) -> None:
         if self._unkept_from is not None:
-            self._unkept_from, self.trouble = None, ""
+            self._unkept_from, self._trouble = None, ""
             self._notice("All that was said is kept now.")
 
     def _not_kept(self, turn: int, trouble: StoreTrouble) -> None:
-        self.trouble = str(trouble)
+        self._trouble = str(trouble)
         if self._unkept_from is None:
             self._unkept_from = turn
+            if trouble.told:
+                return
             kept = "" if self.id is None else f" What was saved before stays, as conversation {self.id}."
             self._notice(f"What is said now is not kept: {trouble}{kept}")
 

@@ -61,9 +61,9 @@ def start_chat(
     if store is None:  # what was measured on this machine is kept there too
         store = at_the_end.enter_context(user_store(notice, create=settings.log))
     card = card or _recommended_model(settings, store, Reporter(notice, progress))
-    history = store.history if store is not None and settings.log and not store.read_only else None
-    first = tell_what_is_kept and history is not None and not _ever_kept(history)
-    if first and store is not None and store.path is not None:
+    history = store.history if store is not None and settings.log else None
+    written = store is not None and store.path is not None and not store.read_only
+    if tell_what_is_kept and written and history is not None and not _ever_kept(history):
         notice(
             f"what is said is kept in {database}, readable for you alone: --no-log keeps nothing, `localspec history` "
             "and `localspec pool` show and delete it."

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from localspec.cli.console import folded, width
 from localspec.config import NAMES, load
 from localspec.text import one_line
 
@@ -24,4 +25,5 @@ def config(
         return
     for name, value in values.items():
         shown = "-" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        print(f"{name:12} {one_line(shown):24} {one_line(settings.origins[name])}")
+        line = f"{name:12} {one_line(shown):24} {one_line(settings.origins[name])}"
+        print("\n".join(folded(line, width(), indent=13)))

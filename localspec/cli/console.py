@@ -1,6 +1,8 @@
 """What commands print in the same form: JSON, tables; and how they ask before they delete."""
 
 import json
+import re
+import shutil
 import sys
 import textwrap
 from collections.abc import Container, Sequence
@@ -8,10 +10,14 @@ from collections.abc import Container, Sequence
 import typer
 from rich.cells import cell_len, set_cell_size
 
+from localspec.charts import no_room
 from localspec.errors import UsageMistake
 from localspec.text import one_line
 
 LEAST = 8  # columns of the beginning of what is cut
+_SPEAKER = "localspec: "  # before what it says to standard error, in the line of its first word
+# What may be copied to a shell, in a sentence or at its end.
+_WHOLE = re.compile(f"^{_SPEAKER}|`[^`]*`|(?<!^{_SPEAKER})(?<=: )localspec .*")
 
 
 def print_json(value: object) -> None:
@@ -19,15 +25,20 @@ def print_json(value: object) -> None:
     typer.echo(json.dumps(value))
 
 
-def table(rows: Sequence[Sequence[str]], right: Container[int] = (), width: int | None = None) -> list[str]:
-    """Aligned columns, those numbered in `right` to the right.
+def table(
+    rows: Sequence[Sequence[str]], right: Container[int] = (), width: int | None = None, whole: Container[int] = ()
+) -> list[str]:
+    """Aligned columns below their heads, those numbered in `right` to the right.
 
-    Where a line would be too wide the last columns are left out, as far as not even their beginning has room.
+    Where a line would be too wide the last columns are left out, as far as not even their beginning has room, or all of
+    it for those in `whole`; a line says which.
     """
     rows = [[one_line(cell) for cell in row] for row in rows]
     widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
     if width is not None:
-        while (room := width - sum(widths[:-1]) - 2 * (len(widths) - 1)) < min(widths[-1], LEAST) and len(widths) > 1:
+        while (room := width - sum(widths[:-1]) - 2 * (len(widths) - 1)) < widths[-1] and len(widths) > 1:
+            if room >= LEAST and len(widths) - 1 not in whole:
+                break
             widths.pop()
         widths[-1] = max(1, min(widths[-1], room))
     lines = []
@@ -39,21 +50,34 @@ def table(rows: Sequence[Sequence[str]], right: Container[int] = (), width: int 
             space = " " * (wide - cell_len(cell))
             cells.append(space + cell if column in right else cell + space)
         lines.append("  ".join(cells).rstrip())
-    return lines
+    return lines if len(widths) == len(rows[0]) else [*lines, *folded(no_room(rows[0][len(widths) :]), width)]
 
 
 def folded(line: str, width: int | None, indent: int = 0) -> list[str]:
-    """A line broken between words where it is too wide, the parts after the first one indented."""
+    """A line broken between words where it is too wide, the parts after the first one indented.
+
+    Paths and commands stay whole: where one is wider than a line the terminal breaks it, which copying undoes.
+    """
     if width is None:
         return [line]
-    return textwrap.wrap(
-        line, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
-    ) or [""]
+    line = _WHOLE.sub(lambda found: found[0].replace(" ", "\0"), line)
+    parts = textwrap.wrap(line, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
+    return [part.replace("\0", " ") for part in parts] or [""]
+
+
+def once_more(lines: Sequence[str], height: int | None) -> list[str]:
+    """A page, and what it says up to its first empty line once more where that scrolls away."""
+    return [*lines] if height is None or len(lines) < height else [*lines, "", *lines[: lines.index("")]]
 
 
 def seen() -> bool:
     """Whether a person reads standard output, and not a program."""
     return sys.stdout is not None and sys.stdout.isatty()
+
+
+def width() -> int | None:
+    """Columns of the terminal that a person reads standard output at; None where a program does."""
+    return shutil.get_terminal_size().columns if seen() else None
 
 
 def may_delete(target: str, yes: bool) -> bool:

@@ -2,7 +2,7 @@
 
 import shutil
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,7 +12,7 @@ import typer
 
 from localspec import environment
 from localspec.bench.proof import prove
-from localspec.cli.console import folded, print_json, seen, table
+from localspec.cli.console import folded, once_more, print_json, seen, table
 from localspec.cli.options import Context, Drafter, DraftMax, Dtype, Quantize, load_settings
 from localspec.cli.options import Device as DeviceOption
 from localspec.cli.progress import Progress
@@ -223,12 +223,8 @@ def _choice(recommendation: Recommendation) -> dict[str, Any]:
 def _printed(survey: _Survey, verbose: bool) -> list[str]:
     """The page as wide as the terminal, if it is read at one: what it says first, once more where that scrolls away."""
     columns, height = shutil.get_terminal_size() if seen() else (None, None)
-
-    def fitting(sentences: Iterable[str]) -> list[str]:
-        return [part for one in sentences for part in folded(one_line(one), columns)]
-
-    lines = fitting(_page(survey, verbose, columns))
-    return lines if height is None or len(lines) < height else [*lines, "", *fitting(_advice(survey))]
+    lines = [part for one in _page(survey, verbose, columns) for part in folded(one_line(one), columns)]
+    return once_more(lines, height)
 
 
 def _page(survey: _Survey, verbose: bool, width: int | None) -> Iterator[str]:
@@ -240,6 +236,8 @@ def _page(survey: _Survey, verbose: bool, width: int | None) -> Iterator[str]:
     yield from dict.fromkeys(one.passed_over for one in survey.recommendations if one.passed_over)
     yield ""
     yield "~ is predicted, the rest measured here. × is how many times as fast as plain decoding it is."
+    if any(one.gated for one in survey.recommendations):
+        yield "* is gated: its terms must be accepted before it is fetched."
     if verbose:
         yield "M is speedup over relative memory, against the fastest plain decoding of the same model that fits."
         for name, one in (("Chosen among what is here", survey.chosen), ("Recommended", survey.recommended)):
@@ -304,11 +302,12 @@ def _machine(survey: _Survey) -> Iterator[str]:
 def _table(recommendations: list[Recommendation], verbose: bool, width: int | None) -> list[str]:
     rows = [
         ["MODEL", "FITS", "TOKENS/S", "×", "M", "DOWNLOAD", "BY"],  # a narrow terminal lacks the last ones
-        *([one.card.name, *_cells(one)] for one in recommendations),
+        *([one.card.name + " *" * one.gated, *_cells(one)] for one in recommendations),
     ]
     if not verbose:
         rows = [[*row[:4], *row[5:]] for row in rows]
-    return table(rows, right={2, 3, 4} if verbose else {2, 3}, width=width)
+    figures = len(rows[0]) - 1  # before BY
+    return table(rows, right={2, 3, 4} if verbose else {2, 3}, width=width, whole=range(figures))
 
 
 def _download(one: Recommendation) -> str:
@@ -322,7 +321,7 @@ def _download(one: Recommendation) -> str:
 
 def _cells(one: Recommendation) -> list[str]:
     """FITS, TOKENS/S, ×, M, DOWNLOAD and BY."""
-    plan, download = one.plan, _download(one) + ", gated" * one.gated
+    plan, download = one.plan, _download(one)
     if plan is None:
         return ["?", "", "", "", download, one.reason]
     needed, about = _gib(max(plan.bytes, 2**30 // 10)), "" if plan.measured else "~"

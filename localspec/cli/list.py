@@ -2,14 +2,13 @@
 
 import json
 import os
-import shutil
-import sys
 from typing import Annotated, Any
 
 import typer
 
 from localspec.checkpoint import revision
-from localspec.cli.console import seen, table
+from localspec.cli.console import table, width
+from localspec.cli.progress import say
 from localspec.environment import home
 from localspec.errors import LocalspecError
 from localspec.hub.cached_gguf import cached_gguf
@@ -19,7 +18,6 @@ from localspec.models.registry import TargetCard, installed
 from localspec.packed_file import PackedFile
 from localspec.paths import Paths
 from localspec.quantities import amount, size
-from localspec.text import one_line
 
 app = typer.Typer()
 
@@ -33,7 +31,7 @@ def list_models(
     packed = packed_files(Paths(home()))
     for card, found in installed():
         if isinstance(found, LocalspecError):
-            print(f"localspec: {one_line(card.name)} is left out: {one_line(str(found))}", file=sys.stderr)
+            say(f"{card.name} is left out: {found}")
             continue
         rows.append(
             {
@@ -49,15 +47,14 @@ def list_models(
         )
     for one in cached_gguf():
         if str(one.source) not in packed_sources(Paths(home())):
-            sentence = (
+            say(
                 f"{one.source} lies in the common cache as GGUF, {size(one.bytes)}, and nothing is made of it; "
                 f"`localspec pull {one.source}` does that, `localspec rm {one.source}` deletes it."
             )
-            print(f"localspec: {one_line(sentence)}", file=sys.stderr)
     if as_json:
         print(json.dumps(rows, indent=2))
         return
-    a_count, bytes_ = (amount, size) if seen() else ("{:,}".format, "{:,}".format)  # programs get every digit
+    a_count, bytes_ = (amount, size) if width() else ("{:,}".format, "{:,}".format)  # programs get every digit
     lines = [
         [
             row["name"],
@@ -71,8 +68,8 @@ def list_models(
         for row in rows
     ]
     heads = ["NAME", "PARAMETERS", "BYTES", "PACKED", "DRAFT", "LICENSE", "PATH"]
-    width = shutil.get_terminal_size().columns if seen() else None  # `show NAME` has the whole path
-    print("\n".join(table([heads, *lines], right={1, 2}, width=width)))
+    # `show NAME` has the whole path
+    print("\n".join(table([heads, *lines], right={1, 2}, width=width())))
 
 
 def _draft(card: TargetCard) -> str | None:

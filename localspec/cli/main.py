@@ -18,6 +18,7 @@ from typer.main import get_command
 
 import localspec
 from localspec.cli.interrupt import INTERRUPTED, interrupt, postponed
+from localspec.cli.progress import say  # at once: where memory or files have run out it could not be imported
 from localspec.config import nearest
 from localspec.environment import home
 from localspec.errors import LocalspecError, out_of_memory
@@ -216,9 +217,7 @@ def _is_somewhere() -> bool:
 
 
 def _say(sentence: str, code: int = 1) -> int:
-    if sys.stderr is not None:
-        with suppress(OSError):  # that standard error is full does not change what happened
-            print(f"localspec: {_shortened(one_line(sentence))}", file=sys.stderr, flush=True)
+    say(_shortened(one_line(sentence)))
     return code
 
 

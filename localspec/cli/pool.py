@@ -8,7 +8,7 @@ from typing import Annotated, NamedTuple
 import typer
 
 from localspec.chat.kept_phrases import KeptPhrase, Stories, decoder, kept_phrases
-from localspec.cli.console import may_delete, print_json
+from localspec.cli.console import folded, may_delete, print_json, width
 from localspec.cli.store_access import report_files_set_aside, store_if_any
 from localspec.errors import NotHere
 from localspec.quantities import counted, moment, size
@@ -50,7 +50,8 @@ def list_pools(as_json: AsJson = False) -> None:
     for pool in pools:
         held = f"{counted(pool.phrases, 'phrase')}, {size(pool.bytes)}"
         where = pool.path or "directory unknown"
-        typer.echo(one_line(f"{pool.model}: {held}, last used {moment(pool.last_used)}, {where}"))
+        line = one_line(f"{pool.model}: {held}, last used {moment(pool.last_used)}, {where}")
+        typer.echo("\n".join(folded(line, width(), indent=2)))
 
 
 @app.command()

@@ -5,6 +5,7 @@ import sys
 from contextlib import suppress
 from time import monotonic
 
+from localspec.cli.console import folded
 from localspec.events import Reporter
 from localspec.marks import drawable
 from localspec.pulling.arrival import Arrival
@@ -16,6 +17,12 @@ def tell(text: str, end: str = "\n") -> None:
     if sys.stderr is not None:
         with suppress(OSError):
             print(drawable(text, sys.stderr), end=end, file=sys.stderr, flush=True)
+
+
+def say(sentence: str) -> None:
+    """One sentence to standard error, broken between words where that is a terminal."""
+    for line in folded(f"localspec: {one_line(sentence)}", _columns()):
+        tell(line)
 
 
 class Progress:
@@ -33,7 +40,7 @@ class Progress:
     def show(self, what: str) -> None:
         if self._on:
             self._shown = True
-            fitting = max(_columns() - len(" …") - 1, 0)  # what went on in the next line would stay
+            fitting = max((_columns() or 80) - len(" …") - 1, 0)  # what went on in the next line would stay
             tell(f"\r\x1b[K{one_line(what)[:fitting]} …", end="")
 
     def clear(self) -> None:
@@ -44,14 +51,14 @@ class Progress:
     def notice(self, sentence: str) -> None:
         """Puts a sentence that stays in the place of the line."""
         self.clear()
-        tell(f"localspec: {one_line(sentence)}")
+        say(sentence)
 
 
-def _columns() -> int:
-    """Of the terminal that standard error is."""
+def _columns() -> int | None:
+    """Of the terminal that standard error is, where it is one that knows."""
     with suppress(OSError):
-        return os.get_terminal_size(2).columns or 80
-    return 80
+        return os.get_terminal_size(2).columns or None
+    return None
 
 
 class Download:

@@ -17,6 +17,7 @@ from localspec.bench.race import Lane, Result, race, result
 from localspec.bench.race_view import PAUSE, Size, ends, fits, frame, moments, recording, whole_screen
 from localspec.bench.racers import LONGEST, racers, sentences, that_drafts
 from localspec.chat.start import start_chat
+from localspec.cli.console import folded, width
 from localspec.cli.interrupt import cleared_up_when_ended
 from localspec.cli.options import Context, Device, Drafter, DraftMax, Dtype, Model, Quantize, load_settings, number
 from localspec.cli.progress import Progress
@@ -107,14 +108,18 @@ def race_command(
     told = list(sentences(lanes, found))
     size = terminal_size() if seen else RECORDED
     if cast:
-        _record(lanes, size, told, question, cast)
+        _record(lanes, size, _folded(told, size["columns"]), question, cast)
         progress.notice(f"recorded in {cast}; `asciinema play {cast}` shows it.")
     if as_json:
         print(json.dumps(_report(lanes, found, drafting, sampling)), flush=True)
     else:
         picture = frame(lanes, size, ends(lanes)) if seen else []
-        print(drawable("\n".join([*picture, *told]), sys.stdout), flush=True)
+        print(drawable("\n".join([*picture, *_folded(told, width())]), sys.stdout), flush=True)
     return 0
+
+
+def _folded(told: Sequence[str], columns: int | None) -> list[str]:
+    return [line for sentence in told for line in folded(sentence, columns)]
 
 
 def _show(lanes: Sequence[Lane], steps: Iterator[Lane]) -> None:

@@ -1,14 +1,13 @@
 """localspec show NAME"""
 
 import json
-import shutil
 from contextlib import suppress
 from typing import Annotated
 
 import typer
 
 from localspec.checkpoint import inspect, is_packed, revision
-from localspec.cli.console import folded, seen
+from localspec.cli.console import folded, width
 from localspec.errors import LocalspecError
 from localspec.hub.records import record
 from localspec.models.drafter_cards import trained_drafters
@@ -42,11 +41,10 @@ def show(
     if as_json:
         print(json.dumps(facts, indent=2))
         return
-    width = shutil.get_terminal_size().columns if seen() else None
     for key, value in facts.items():
         if value is not None or key not in _ONLY_KNOWN:
             line = f"{key:13} {one_line(_shown(key, value)) or _missing(key, card)}"
-            print("\n".join(folded(line, width, indent=14)))
+            print("\n".join(folded(line, width(), indent=14)))
 
 
 def _missing(key: str, card: TargetCard) -> str:
@@ -160,7 +158,7 @@ def _in_words(one: PublishedDrafter) -> str:
 
 
 def _shown(key: str, value: object) -> str:
-    if seen() and isinstance(value, int) and key in ("parameters", "bytes"):
+    if width() and isinstance(value, int) and key in ("parameters", "bytes"):
         return f"{amount(value) if key == 'parameters' else size(value)} ({value:,})"
     if isinstance(value, list):
         if not value:

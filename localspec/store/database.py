@@ -28,6 +28,7 @@ from localspec.store.opening import (
     may_be_damage,
     mended_by,
     mended_copy,
+    moved,
     one_at_a_time,
     open_in_memory,
     open_readable,
@@ -40,7 +41,7 @@ from localspec.store.shrinking import is_mostly_free, shrink
 
 NO_ROOM = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR}
 _MAKE_ROOM = "make room on its disk to change it"
-_REMEDIES = {  # by what is said of why a database can only be read; the first that fits
+_REMEDIES = {  # by what is said of why a database cannot be written; the first that fits
     "locked": "wait for what else uses it",
     "full": _MAKE_ROOM,
     "No space": _MAKE_ROOM,
@@ -51,9 +52,13 @@ _REMEDIES = {  # by what is said of why a database can only be read; the first t
 
 
 class StoreTrouble(LocalspecError):
-    """The database cannot be written or read now: disk full, read-only, or locked for too long."""
+    """The database cannot be written or read now: disk full, read-only, or locked for too long.
+
+    `told`: that was said when it was opened.
+    """
 
     exit_code = 1
+    told = False
 
 
 class NoRoom(StoreTrouble):
@@ -63,30 +68,34 @@ class NoRoom(StoreTrouble):
 class Database:
     """The open database. It may be used from any thread; calls wait for each other.
 
-    `read_only` is True where nothing can be saved. `path` is None where the database lives in memory only.
+    `read_only` is True where nothing can be saved. `path` is None where the database lives in memory only. Both last
+    until the file can be written after all, which is tried with all that is to be saved.
     """
 
     def __init__(
         self,
         connection: sqlite3.Connection,
-        path: Path | None,
+        path: Path,
         notice: Callable[[str], None],
         migrations: Sequence[Work[None]],
+        probes: Sequence[Probe],
         refill: Work[None],
         mend: Work[str],
         salvage: Salvage,
-        read_only: str = "",
+        unwritable: str = "",
+        in_memory: bool = False,
     ) -> None:
-        self.path = path
-        self.read_only = bool(read_only)
-        self._why_read_only = read_only
+        self.path = None if in_memory else path
+        self.read_only = bool(unwritable) and not in_memory
+        self._file, self._why = path, unwritable
         self._connection = connection
         self._notice = notice
         self._migrations = migrations
+        self._probes = probes
         self._refill = refill
         self._mend = mend
         self._salvage = salvage
-        self._identity = identity(path) if path else None
+        self._identity = identity(path)
         self._lock = threading.RLock()
 
     @classmethod
@@ -113,20 +122,30 @@ class Database:
         """
         path = path.absolute()
         try:
-            if path.exists() and not path.is_file():
-                raise OSError("it is not a file")
-            private_directory(path.parent)
+            _make_way(path)
             with one_at_a_time(path):
                 connection = open_writable(path, notice, migrations, probes, mend, salvage)
-                return cls(connection, path, notice, migrations, refill, mend, salvage)
+                return cls(connection, path, notice, migrations, probes, refill, mend, salvage)
         except (OSError, sqlite3.Error, LocalspecError) as error:
             reason = reason_of(error)
         readable = open_readable(path, len(migrations), probes, mend, notice) if os.path.isfile(path) else None
         if readable is not None:
             notice(f"{path} can only be read ({reason}), so nothing new is kept in it.")
-            return cls(readable, path, notice, migrations, refill, mend, salvage, read_only=reason)
+            return cls(readable, path, notice, migrations, probes, refill, mend, salvage, reason)
         notice(f"{path} cannot be used ({reason}), so what is learned in this session is forgotten at its end.")
-        return cls(open_in_memory(migrations), None, notice, migrations, refill, mend, salvage)
+        memory = open_in_memory(migrations)
+        return cls(memory, path, notice, migrations, probes, refill, mend, salvage, reason, in_memory=True)
+
+    @property
+    def why_lost(self) -> str:
+        """The sentence on why what is saved ends with this process, where that was so from the beginning."""
+        if self.path is not None or not self._why:
+            return ""
+        return f"{self._file} cannot be used ({self._why}): {self._remedy}."
+
+    @property
+    def _remedy(self) -> str:
+        return next(do for mark, do in _REMEDIES.items() if mark in self._why)
 
     def close(self) -> None:
         """Closes the file; the database cannot be used afterwards."""
@@ -171,17 +190,41 @@ class Database:
 
     def save(self, work: Work[Result]) -> Result:
         """Does `work` in one transaction: all of it is kept or nothing. It may be called twice. Raises StoreTrouble."""
+        self.reach_file()
         if self.read_only:
-            why = self._why_read_only
-            remedy = next(do for mark, do in _REMEDIES.items() if mark in why)
-            trouble = NoRoom if remedy == _MAKE_ROOM else StoreTrouble
-            raise trouble(f"{self.path} can only be read ({why}): {remedy}.")
+            kind = NoRoom if self._remedy == _MAKE_ROOM else StoreTrouble
+            trouble = kind(f"{self.path} can only be read ({self._why}): {self._remedy}.")
+            trouble.told = True
+            raise trouble
 
         def whole(connection: sqlite3.Connection) -> Result:
             with transaction(connection):
                 return work(connection)
 
         return self.read(whole)
+
+    def reach_file(self) -> None:
+        """Opens the file for writing where it could not be when the database was opened, and can be by now."""
+        with self._lock:
+            if not self._why:
+                return
+            try:
+                _make_way(self._file)
+                with one_at_a_time(self._file):
+                    if self.path is None:
+                        connection = moved(self._connection, self._file)
+                    else:
+                        connection = open_writable(
+                            self._file, self._notice, self._migrations, self._probes, self._mend, self._salvage
+                        )
+            except (OSError, sqlite3.Error, LocalspecError) as error:
+                self._why = reason_of(error)
+                return
+            self._connection.close()
+            self._connection, self._identity = connection, identity(self._file)
+            came, self.path, self.read_only, self._why = self.path is None, self._file, False, ""
+        if came:
+            self._notice(f"{self._file} can be used by now: what was learned and said in this session is kept in it.")
 
     def scrub(self) -> str:
         """Takes what was deleted out of the files too; returns what stood in the way, or nothing."""
@@ -200,7 +243,7 @@ class Database:
     def empty_log(self, wait: bool = True) -> str:
         """Takes what was overwritten out of the write-ahead log too; returns what stood in the way, or nothing."""
         if self.read_only:  # a log that cannot be read here seems to be empty
-            return self._why_read_only if self.path and log_size(self.path) else ""
+            return self._why if self.path and log_size(self.path) else ""
         deadline = time.monotonic() + (opening.BUSY_SECONDS if wait else 0)
         try:
             with self._lock, _patience(self._connection, wait):
@@ -262,10 +305,17 @@ class Database:
         with contextlib.suppress(sqlite3.Error):
             broken.close()
         self._connection = open_in_memory(self._migrations)
-        self.path, self.read_only = None, False
+        self.path, self.read_only, self._why = None, False, ""
         self._refill(self._connection)
         what = f"{path} is broken ({reason_of(error)}) and {fate}"
         self._notice(f"{what}; what is learned in this session is forgotten at its end.")
+
+
+def _make_way(path: Path) -> None:
+    """Makes its directory. Raises OSError where that cannot be, or where something else than a file lies at `path`."""
+    if path.exists() and not path.is_file():
+        raise OSError("it is not a file")
+    private_directory(path.parent)
 
 
 @contextlib.contextmanager

@@ -48,6 +48,8 @@ class Drafts:
                 )
 
         self._database.save(write)
+        if text and (why := self._database.why_lost):
+            raise StoreTrouble(why)
 
     def left(self) -> int:
         """How many drafts there are of processes that have ended."""

@@ -61,6 +61,15 @@ class History:
         return self._database.path is not None
 
     @property
+    def why_lost(self) -> str:
+        """The sentence on why it does not, where no file could be used from the beginning; else nothing."""
+        return self._database.why_lost
+
+    def reach_file(self) -> None:
+        """Where no file could be used: tries once more."""
+        self._database.reach_file()
+
+    @property
     def ever_kept(self) -> bool:
         """Whether a conversation was ever kept in this file, also one that has been deleted since."""
         query = "SELECT count(*) FROM sqlite_sequence WHERE name = 'conversation' AND seq > 0"

@@ -216,6 +216,21 @@ def open_in_memory(migrations: Sequence[Work[None]]) -> sqlite3.Connection:
     return connection
 
 
+def moved(memory: sqlite3.Connection, path: Path) -> sqlite3.Connection:
+    """The database in memory, written to a new file at `path`. Raises sqlite3.Error, and OSError where one is there."""
+    connection = _made(path)
+    try:
+        if _version(connection) or connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+            raise OSError("what it holds cannot be joined with what this session has learned")
+        connection.execute("PRAGMA journal_mode = WAL").fetchone()
+        memory.backup(connection)
+        _tune(connection)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
 class _Connection(sqlite3.Connection):
     """One whose errors are always of sqlite3: of a damaged schema SQLite quotes words that are no text."""
 

@@ -72,7 +72,7 @@ def test_where_texts_part(one, other, parted):
     assert found.parted == parted and found.same is (parted is None) and found.speedup == 1.0
 
 
-@pytest.mark.parametrize("fast", [0.5, 2.0])
+@pytest.mark.parametrize("fast", [0.5, 0.998, 1.002, 2.0])
 def test_where_drafts_do_not_pay_it_is_said_in_plain_words(fast):
     lanes = [
         Lane(name, [Moment(0.0, "a", 1), Moment(seconds, "b", 1)], seconds, said((1, 2)))
@@ -80,7 +80,8 @@ def test_where_drafts_do_not_pay_it_is_said_in_plain_words(fast):
     ]
     told = list(sentences(lanes, result(*lanes)))
     assert told[0].startswith(f"× {fast:.2f} with phrases (") and told[-1] == "✓ both texts are the same"
-    assert any("do not pay here" in sentence for sentence in told) is (fast < 1)
+    assert any("do not pay here" in sentence for sentence in told) is (fast < 0.9)
+    assert any("both are as fast" in sentence for sentence in told) is (0.9 < fast < 1.1)
 
 
 def test_the_seconds_shown_are_those_that_the_speedup_compares(clock):

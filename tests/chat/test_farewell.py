@@ -27,12 +27,18 @@ def test_how_to_go_on(tmp_path):
         )
 
 
-def test_nothing_where_it_is_kept_in_memory_alone(tmp_path):
+def test_what_is_kept_in_memory_alone_is_not_kept(tmp_path):
     (tmp_path / "file").touch()
     with Store.open(tmp_path / "file" / "localspec.db", lambda _: None) as store:
         conversation = Conversation(store.history, "demo")
+        assert farewell(conversation, conversation.title) is None
         talk(conversation, Engine("Yes."), "hello")
-        assert conversation.id is not None and farewell(conversation, conversation.title) is None
+        assert conversation.id is not None and conversation.unkept == 1
+        why = f"{tmp_path / 'file' / 'localspec.db'} cannot be used (File exists): make it and its directory writable"
+        assert farewell(conversation, conversation.title) == f"“hello” is not kept: {why} to change it."
+        with pytest.raises(StoreTrouble, match="cannot be used"):
+            store.drafts.keep("half")
+        store.drafts.keep("")
 
 
 def test_nothing_where_nothing_is_kept():

@@ -274,14 +274,42 @@ def test_a_damaged_model_of_its_own_is_an_error(begin, other):
         begin("last")
 
 
-def test_what_cannot_be_written_is_read_and_not_gone_on_with_on_disk(begin, monkeypatch):
+def test_what_cannot_be_written_is_read_and_gone_on_with_on_disk_once_it_can(begin, monkeypatch):
     begin.keep("one")
-    monkeypatch.setattr(Store, "read_only", property(lambda _: True))
-    opening = begin("last", model="demo")
-    assert prompts(opening) == ["one"] and begin.told == []
-    talk(opening.conversation, Engine("yes"), "two")
-    assert opening.conversation.id is None
+    with monkeypatch.context() as full:
+        full.setattr("localspec.store.database.open_writable", no_room)
+        opening = begin("last", model="demo")
+        assert prompts(opening) == ["one"] and len(begin.told) == 1 and "can only be read" in begin.told.pop()
+        talk(opening.conversation, Engine("yes"), "two")
+        assert begin.told == [] and opening.conversation.unkept == 1
+        assert "can only be read (database or disk is full): make room" in opening.conversation.trouble
+        with Store.open(begin.database, lambda _: None) as store:
+            assert store.history.conversations()[0].turns == 1
+    talk(opening.conversation, Engine("yes"), "three")
+    assert begin.told == ["All that was said is kept now."] and opening.conversation.unkept == 0
     with Store.open(begin.database, pytest.fail) as store:
-        assert store.history.conversations()[0].turns == 1
-    assert begin(model="demo").conversation.turns == []
-    assert begin.told == []
+        found = store.history.read(1)
+        assert found is not None and [turn.prompt for turn in found.turns] == ["one", "two", "three"]
+
+
+def test_where_no_file_could_be_made_all_that_was_said_is_kept_once_one_can(begin, monkeypatch):
+    with monkeypatch.context() as full:
+        full.setattr("localspec.store.database.open_writable", no_room)
+        full.setattr("localspec.store.database.moved", no_room)
+        opening = begin(model="demo")
+        assert len(begin.told) == 1 and "cannot be used" in begin.told.pop()
+        talk(opening.conversation, Engine("yes"), "one")
+        assert opening.conversation.unkept == 1 and not begin.database.exists()
+    opening.conversation.keep_rest()
+    talk(opening.conversation, Engine("yes"), "two")
+    assert opening.conversation.unkept == 0 and opening.conversation.trouble == ""
+    assert begin.told == [
+        f"{begin.database} can be used by now: what was learned and said in this session is kept in it."
+    ]
+    with Store.open(begin.database, pytest.fail) as store:
+        found = store.history.read(1)
+        assert found is not None and [turn.prompt for turn in found.turns] == ["one", "two"]
+
+
+def no_room(*_):
+    raise sqlite3.OperationalError("database or disk is full")

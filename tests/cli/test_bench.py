@@ -127,6 +127,18 @@ def test_the_table_is_as_wide_as_the_terminal_that_shows_it(monkeypatch, columns
     assert [module._width(as_json) for as_json in (False, True)] == [100, width], "where it goes with --json"
 
 
+@pytest.mark.parametrize("as_json", [False, True])
+@pytest.mark.parametrize(("terminal", "lines", "again"), [(True, 5, True), (True, 20, False), (False, 5, False)])
+def test_what_was_found_is_said_once_more_where_it_scrolls_away(monkeypatch, capsys, as_json, terminal, lines, again):
+    monkeypatch.setattr("shutil.get_terminal_size", lambda: os.terminal_size((60, lines)))
+    monkeypatch.setattr(sys.stderr if as_json else sys.stdout, "isatty", lambda: terminal)
+    page = ["Phrases answer sooner", "(medians).", "", "bars", "table"]
+    module._tell({}, "\n".join(page), as_json)
+    shown = capsys.readouterr()
+    shown = (shown.err if as_json else shown.out).splitlines()
+    assert shown == page + ["", *page[:2]] * again
+
+
 @pytest.mark.slow
 def test_no_reply_helps_a_later_one(bench, words, prompts, monkeypatch):
     honest, steps = Engine.chat, {}

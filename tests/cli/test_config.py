@@ -1,6 +1,9 @@
 import json
+import os
 
 from command import called, sentence
+
+from localspec.cli.main import main
 
 
 def test_json_tells_every_origin(tmp_path):
@@ -18,6 +21,20 @@ def test_lines(tmp_path):
     lines = called(tmp_path, "config", LOCALSPEC_SYSTEM="red \x1b[31m").stdout.splitlines()
     assert ["temperature", "-", "default"] in [line.split() for line in lines]
     assert "system       red ␛[31m                LOCALSPEC_SYSTEM" in lines
+
+
+def test_at_a_terminal_lines_are_broken_between_words(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("LOCALSPEC_HOME", str(tmp_path))
+    monkeypatch.setenv("LOCALSPEC_SYSTEM", "Answer in few words, and in verse where that is possible.")
+    monkeypatch.setattr("localspec.cli.console.seen", lambda: True)
+    monkeypatch.setattr("shutil.get_terminal_size", lambda: os.terminal_size((60, 20)))
+    assert main(["config"]) == 0
+    shown = capsys.readouterr().out
+    assert (
+        "system       Answer in few words, and in verse where that is\n             possible. LOCALSPEC_SYSTEM\n"
+        in shown
+    )
+    assert max(map(len, shown.splitlines())) <= 60
 
 
 def test_mistakes_are_2_and_touch_nothing(tmp_path):

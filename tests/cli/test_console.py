@@ -1,6 +1,10 @@
+import os
+
+import pytest
 from rich.cells import cell_len
 
 from localspec.cli.console import folded, table
+from localspec.cli.main import main
 
 
 def test_a_table_is_aligned_and_its_last_column_is_cut():
@@ -26,6 +30,10 @@ def test_of_a_table_that_is_too_wide_whole_columns_are_left_out():
         8: "demo",
     }
     assert table(rows, width=3)[1] == "de…"
+    assert table(rows, width=36, whole={3})[1] == "demo  14.5 MiB  Apache-2.0"
+    assert table(rows, width=36)[2:] == []
+    assert table(rows, width=30)[2:] == ["no room for PATH, which --json", "has"]
+    assert table(rows, width=17)[2:] == ["no room for", "LICENSE, PATH,", "which --json has"]
 
 
 def test_a_line_is_folded_between_words():
@@ -34,3 +42,23 @@ def test_a_line_is_folded_between_words():
     assert folded(line, 38, indent=14) == ["path          /a/path-with-hyphens/in", "              it"]
     assert folded(line, 20, indent=14) == ["path", "              /a/path-with-hyphens/in", "              it"]
     assert folded("", 10) == [""]
+
+
+def test_a_command_in_a_line_that_is_folded_can_be_copied():
+    assert folded("leave it to `localspec history list` then", 30) == ["leave it to", "`localspec history list` then"]
+    assert folded("so: localspec chat --conversation 1", 20) == ["so:", "localspec chat --conversation 1"]
+    assert folded("localspec: /path/that/is/wider is gone", 20) == ["localspec: /path/that/is/wider", "is gone"]
+    assert folded("localspec: localspec chat needs a terminal", 24) == ["localspec: localspec", "chat needs a terminal"]
+    assert folded("a /path/that/is/wider/than/it b", 12) == ["a", "/path/that/is/wider/than/it", "b"]
+
+
+@pytest.mark.parametrize(("columns", "lines"), [(60, 2), (0, 1)])
+def test_an_error_at_a_terminal_is_broken_between_words(monkeypatch, capsys, columns, lines):
+    monkeypatch.setattr("os.get_terminal_size", lambda _: os.terminal_size((columns, 20)))
+    assert main(["run", "--temperature", "999", "hello"]) == 2
+    told = capsys.readouterr().err.splitlines()
+    assert len(told) == lines and told[0].startswith("localspec: --temperature")
+    assert lines == 1 or max(map(len, told)) <= 60
+    monkeypatch.undo()
+    assert main(["run", "--temperature", "999", "hello"]) == 2
+    assert capsys.readouterr().err == " ".join(told) + "\n", "one line where no person reads it"

@@ -324,7 +324,9 @@ def test_what_this_machine_has_and_what_fits(doctor, invented):
     assert head.split() == ["MODEL", "FITS", "TOKENS/S", "×", "DOWNLOAD", "BY"] and max(map(len, lines)) <= 100
     rows = {line.split()[0]: re.split(r"\s{2,}", line) for line in lines[lines.index(head) + 1 :] if line[:1].islower()}
     assert rows["demo"][-2] == "here" and rows["demo"][1].startswith("yes, ") and best in rows
-    assert rows["qwen3-4b"][-2] == "7.5 GiB" and rows["llama3.2-3b"][-2] == "6.0 GiB, gated"
+    assert rows["qwen3-4b"][-2] == "7.5 GiB" and rows["llama3.2-3b"][-2] == "6.0 GiB"
+    assert rows["qwen3-4b"][0] == "qwen3-4b" and rows["llama3.2-3b"][0] == "llama3.2-3b *"
+    assert "* is gated: its terms must be accepted before it is fetched." in lines
 
 
 @pytest.mark.slow
@@ -338,6 +340,9 @@ def test_at_a_terminal_one_ends_up_with_what_to_do(doctor, invented, monkeypatch
     assert max(map(len, shown)) <= columns
     models = [line.split()[0] for line in shown if re.search(r"  (?:yes|no), \d", line)]
     assert models == [line.split()[0] for line in piped if re.search(r"  (?:yes|no), \d", line)]
+    assert not [line for line in shown if re.search(r"\d[\w. ]*…", line)], "no number is cut"
+    left_out = [line for line in shown if line.startswith("no room for ")]
+    assert len(left_out) == (columns == 60) and all("BY, which --json has" in line for line in left_out)
     advice = " ".join(piped[: piped.index("")])
     assert " ".join(shown[: shown.index("")]) == advice
     last = " ".join(shown[len(shown) - shown[::-1].index("") :])

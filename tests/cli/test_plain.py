@@ -10,6 +10,7 @@ import re
 import select
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import weakref
@@ -33,6 +34,7 @@ from localspec.cli.interrupt import interrupt
 from localspec.cli.main import main
 from localspec.paths import Paths
 from localspec.policy.forward_costs import ForwardCosts
+from localspec.store import database
 from localspec.store.conversations import Saved
 from localspec.store.database import NoRoom
 from localspec.store.history import History
@@ -1041,6 +1043,24 @@ def test_at_a_terminal_without_standard_input_one_prompt_is_answered(home, hello
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     assert main(["chat", "--plain", "-m", str(hello.path), "one"]) == 0
     assert "\n“one” is kept; to go on: localspec chat --conversation " in capsys.readouterr().err
+
+
+def test_a_disk_that_was_full_from_the_beginning_costs_nothing_once_it_has_room(home, talk, monkeypatch):
+    real, tried = database.open_writable, []
+
+    def open_writable(*how):
+        tried.append(how)
+        if len(tried) < 4:
+            raise sqlite3.OperationalError("database or disk is full")
+        return real(*how)
+
+    talk("before")
+    monkeypatch.setattr("localspec.store.database.open_writable", open_writable)
+    result = talk("one", "two", "three", arguments=["-c"])
+    assert re.findall(r"not kept: (.*)\)", result.err) == ["its last turn", "its last 2 turns"]
+    assert result.err.count("can only be read") == 1 and "What is said now" not in result.err
+    assert "All that was said is kept now." in result.err
+    assert [[turn.prompt for turn in one.turns] for one in kept(home)] == [["before", "one", "two", "three"]]
 
 
 def test_what_cannot_be_kept_is_told_with_each_reply_and_when_another_goes_on(home, talk, monkeypatch):

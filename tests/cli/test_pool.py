@@ -91,6 +91,18 @@ def test_list_says_it_in_words(database: Path, model_directory: Path) -> None:
     assert re.fullmatch(rf"gone: 0 phrases, 0 bytes, last used {day}, directory unknown", lines[1])
 
 
+def test_list_breaks_its_lines_between_words(
+    database: Path, model_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learn(database, "demo", model_directory, phrase([], (1, 2), [3]))
+    whole = run("list")
+    monkeypatch.setattr(console, "seen", lambda: True)
+    monkeypatch.setattr("shutil.get_terminal_size", lambda: os.terminal_size((40, 20)))
+    shown = run("list").splitlines()
+    assert " ".join(map(str.strip, shown)) == whole.strip() and len(shown) > 2
+    assert shown[-1] == f"  {model_directory}", "a path stays whole"
+
+
 def test_show_prints_safe_text(database: Path, model_directory: Path) -> None:
     learn(database, "demo", model_directory, phrase([0], (1, 2), [3, 4]), phrase([], (0, 6), [5, 8, 7]))
     assert run("show", "demo").splitlines() == [

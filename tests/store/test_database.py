@@ -428,6 +428,53 @@ def test_room_is_what_a_full_disk_needs(
         write(database, 1)
 
 
+def test_what_could_only_be_read_is_written_once_it_can_be(
+    directory: Path, notices: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = directory / "data" / "localspec.db"
+    filled(path)
+    with monkeypatch.context() as full:
+        full.setattr("localspec.store.database.open_writable", no_room)
+        database = Database.open(path, notices.append, [make_lines], PROBES, lambda connection: None)
+    with contextlib.closing(database):
+        assert database.read_only
+        write(database, 777)
+        assert not database.read_only and numbers(database) == [*range(200), 777] and len(notices) == 1
+        with opened(path, notices) as other:
+            assert numbers(other) == [*range(200), 777] and len(notices) == 1
+
+
+@pytest.mark.parametrize("begun_by_another", [False, True])
+def test_what_is_in_memory_goes_to_a_new_file_once_there_can_be_one(
+    directory: Path, notices: list[str], monkeypatch: pytest.MonkeyPatch, begun_by_another: bool
+) -> None:
+    path = directory / "data" / "localspec.db"
+    with monkeypatch.context() as full:
+        full.setattr("localspec.store.database.open_writable", no_room)
+        full.setattr("localspec.store.database.moved", no_room)
+        database = Database.open(path, notices.append, [make_lines], PROBES, lambda connection: None)
+        with contextlib.closing(database) as database:
+            write(database, 1)
+            assert database.path is None and "make room" in database.why_lost
+            if begun_by_another:
+                full.undo()
+                with opened(path, notices) as other:
+                    write(other, 9)
+            full.undo()
+            write(database, 2)
+            assert numbers(database) == [1, 2]
+            assert (database.path, len(notices)) == ((None, 1) if begun_by_another else (path, 2))
+            assert ("cannot be joined" in database.why_lost) == begun_by_another
+    with opened(path, notices) as database:
+        assert numbers(database) == ([9] if begun_by_another else [1, 2])
+    if os.name == "posix":
+        assert path.stat().st_mode & 0o777 == 0o600
+
+
+def no_room(*_: object) -> None:
+    raise sqlite3.OperationalError("database or disk is full")
+
+
 @pytest.mark.parametrize("damage", [damage_header, damage_newer])
 def test_a_bad_file_that_cannot_be_moved_is_left_alone(
     directory: Path, notices: list[str], damage: Callable[[Path], None]
@@ -453,12 +500,14 @@ def test_where_nothing_can_be_opened_the_session_works_in_memory(
         (directory / "closed").mkdir(mode=0o555)
     else:
         path.mkdir(parents=True)
+        path.chmod(0o755)
     somebody = as_nobody() if case == "parent may not be made" else contextlib.nullcontext()
     with somebody, opened(path, notices) as database:
         assert len(notices) == 1 and "cannot be used" in notices[0] and "forgotten at its end" in notices[0]
         write(database, 1)
         assert numbers(database) == [1] and database.path is None and not database.read_only
         assert database.scrub() == ""
+    assert not path.is_dir() or os.name != "posix" or path.stat().st_mode & 0o777 == 0o755, "it is left as it was"
 
 
 # -- trouble while saving --

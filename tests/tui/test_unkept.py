@@ -1,12 +1,14 @@
 """A disk that is full: what is not kept is told as long as that is so, and at the end; and kept when it can be."""
 
 import re
+import sqlite3
 import sys
 
 import pytest
 from tui.scripted_engine import talked, until
 
 from localspec.store.database import Database, NoRoom
+from localspec.store.store import Store
 from localspec_tui.widgets.status_line import UnkeptLine
 
 
@@ -112,6 +114,42 @@ def test_whoever_begins_another_conversation_is_told_what_is_lost_of_this_one(ch
         assert line(talk) == ""
 
     talk.play(story, size=(80, 24))
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_a_disk_that_was_full_from_the_beginning(chat, monkeypatch, there):
+    talk = chat(["a"], ["b"], ["c"])
+    if there:
+        with Store.open(talk.database, pytest.fail) as store:
+            _, turn = store.history.say(None, "before", model="scripted", system=None)
+            store.history.write(turn, "yes", "stop")
+            talk.resumed = 1
+
+    def no_room(*_):
+        raise sqlite3.OperationalError("database or disk is full")
+
+    monkeypatch.setattr("localspec.store.database.open_writable", no_room)
+    monkeypatch.setattr("localspec.store.database.moved", no_room)
+    last = "“before” is kept, but not its last turn; to go on: localspec chat --conversation 1"
+
+    async def story(pilot):
+        await talked(talk, pilot, "one")
+        await until(pilot, lambda: line(talk) == "✗ not kept: the last turn · each prompt tries again")
+        said = talk.thread.farewell("")
+        assert said == last if there else said.startswith("“one” is not kept: ") and "make room" in said
+        await pilot.press(*"half")
+        await until(pilot, lambda: "the last turn and what is typed" in line(talk))
+        await pilot.press(*["backspace"] * 4)
+        monkeypatch.undo()
+        await talked(talk, pilot, "two")
+        await until(pilot, lambda: line(talk) == "")
+        kept = "All that was said is kept now." if there else "is kept in it."
+        assert kept in " ".join(talk.screen_text().split())
+        await pilot.press("ctrl+n")
+        await until(pilot, lambda: "Kept on this machine alone" in talk.screen_text())
+
+    talk.play(story, size=(80, 24))
+    assert [prompt for prompt, *_ in talk.kept()] == [*(["before"] if there else []), "one", "two"]
 
 
 @pytest.mark.slow

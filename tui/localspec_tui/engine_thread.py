@@ -22,6 +22,8 @@ from localspec_tui.loading import Loading, Opening
 from localspec_tui.reply_buffer import ReplyBuffer
 
 if TYPE_CHECKING:  # what only this thread needs it imports itself: the first paint waits for nothing of it
+    from pathlib import Path
+
     from localspec.chat.answerer import Answerer
     from localspec.chat.conversation import Conversation
     from localspec.chat.live_stats import LiveStats
@@ -181,6 +183,12 @@ class EngineThread(threading.Thread):
         """What is kept, once it is open; None where nothing is."""
         return self._store
 
+    @property
+    def place(self) -> "Path | None":
+        """Where what is said is kept; None where nothing is, or nothing can be now."""
+        store = self._store
+        return None if store is None or store.read_only or not self._settings.first.log else store.path
+
     def phrases_are_kept(self) -> bool:
         """Whether there are any of earlier replies. Waits for the disk. Raises StoreTrouble."""
         return self._store is not None and self._store.phrases.any_kept()
@@ -257,16 +265,14 @@ class EngineThread(threading.Thread):
         self._at_the_end.callback(self._end)  # while the store is open
         history = self._store.history if self._store else None
         drafts = self._store.drafts if self._store and self._settings.first.log else None
-        kept = drafts is not None and self._store is not None and not self._store.read_only
         prompts: list[str] = []
         left: list[str] = []
         try:
             prompts = history.prompts(PROMPTS) if history else []
-            left = drafts.take_left() if drafts and kept else []
+            left = drafts.take_left() if drafts and self.place else []
         except LocalspecError as error:
             self._notice(str(error))
-        place = self._store.path if self._store and kept else None
-        self._post(messages.ChatOpened(history, prompts, drafts, left, place))
+        self._post(messages.ChatOpened(history, prompts, drafts, left))
         self._show_conversation()
         held, self._held = self._held or [], None
         for sentence in held:

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from textual.message import Message
@@ -27,7 +26,6 @@ class ChatOpened(Message):
     prompts: Sequence[str]  # entered earlier, the newest first
     drafts: "Drafts | None"  # None where nothing is to be kept
     left: Sequence[str]  # what earlier chats did not come to send
-    place: Path | None  # where what is said is kept; None where it is not
 
 
 @dataclass

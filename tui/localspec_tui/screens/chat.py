@@ -293,12 +293,10 @@ class ChatScreen(Steady, ChoosingScreen, FindingScreen):
 
     async def on_chat_opened(self, opened: messages.ChatOpened) -> None:
         self._history = opened.history
-        self._first.keeps(opened.place)
         self._prompt.remember(list(reversed(opened.prompts)))
         self._left = "\n\n".join(opened.left)
         if opened.drafts is not None:
             self._draft.keep_in(opened.drafts)
-        if opened.place is not None:
             self.set_interval(DRAFT_SECONDS, self._save_draft)
 
     async def on_conversation_shown(self, shown: messages.ConversationShown) -> None:
@@ -310,6 +308,7 @@ class ChatScreen(Steady, ChoosingScreen, FindingScreen):
         self._leave_find()
         answered = shown.turns[:-1] if shown.unanswered is not None else shown.turns
         self._top.call(shown.title)
+        self._first.keeps(self._engine.place)
         await self._conversation.show(answered, self._engine.traces)
         self._first.begin(shown.last, said=bool(shown.turns or self._outbox.waiting))
         if shown.unanswered is not None:
