@@ -79,21 +79,27 @@ class Conversation:
         conversation.id = saved.info.id if history is not None else None
         conversation.turns, conversation._called = list(saved.turns), saved.info.title
         conversation._counted_by = saved.info.model
+        conversation._enter()
         return conversation
 
     def resume_other(self, saved: Saved) -> "Conversation":
         """Another saved conversation, to go on with under the same conditions: saved or not, with the same model."""
+        self._leave()
         return Conversation.resume(self._history, saved, self.model, self._notice)
 
     def start_new(self) -> "Conversation":
         """A new conversation under the same conditions, with the same system prompt."""
-        return Conversation(self._history, self.model, self.system, self._notice)
+        self._leave()
+        new = Conversation(self._history, self.model, self.system, self._notice)
+        new._enter()
+        return new
 
     def branch(self, turns: int) -> "Conversation":
         """Another way to go on after the first `turns`; this one stays as it is, saved or not.
 
         Nothing of it is saved before something is said in it.
         """
+        self._leave()
         other = Conversation(self._history, self.model, self.system, self._notice)
         other.turns, other._counted_by = self.turns[:turns], self._counted_by
         other._origin, other._before = self.id or self._origin, self
@@ -109,6 +115,8 @@ class Conversation:
                 self._history.take_back(self.id)
             except StoreTrouble as trouble:
                 self._notice(f"Conversation {self.id}, in which nothing was said, stays kept: {trouble}")
+        if before is not None:
+            before._enter()
         return before
 
     def instruct(self, system: str | None) -> None:
@@ -145,6 +153,11 @@ class Conversation:
         if self._lost:
             return len(self.turns)
         return 0 if self._unkept_from is None else len(self.turns) - self._unkept_from
+
+    @property
+    def unkept_words(self) -> str:
+        """Which these are; nothing where there are none."""
+        return "" if not self.unkept else "its last turn" if self.unkept == 1 else f"its last {self.unkept} turns"
 
     @property
     def trouble(self) -> str:
@@ -261,22 +274,27 @@ class Conversation:
         say = partial(history.say, prompt=turn.prompt, model=self.model, system=self.system, asked=turn.asked)
         try:
             self.id, number = say(before, instead=instead, newest=known or None)
-            self._taken_back = None
         except WentOn:
             assert before is not None
             self._save_branch(history, before)
             self.id, number = say(self.id)
-            self._taken_back = None
             self._notice(
                 f"Conversation {before} has gone on in another window, which this one does not see: what is said here "
                 f"is kept as conversation {self.id}."
             )
-            return number
-        if before not in (None, self.id):
-            self._notice(
-                f"Conversation {before} was deleted meanwhile, so what is said from here on is kept as {self.id}."
-            )
+        else:
+            if before not in (None, self.id):
+                self._notice(
+                    f"Conversation {before} was deleted meanwhile, so what is said from here on is kept as {self.id}."
+                )
+        self._taken_back = None
+        self._enter()
         return number
+
+    def _enter(self) -> None:
+        """It is the one that is open in this window from here on."""
+        if self._history is not None and self._history.presence.enter(self.id):
+            self._notice(ELSEWHERE)
 
     def _save_branch(self, history: History, origin: int) -> None:
         """From here on this conversation is one of its own, which begins with the turns so far."""
@@ -312,6 +330,12 @@ class Conversation:
                 self._all_is_kept()
             except StoreTrouble as trouble:
                 self._trouble = str(trouble)
+
+    def _leave(self) -> None:
+        """Another one goes on in its place."""
+        self.keep_rest()
+        if words := self.unkept_words:
+            self._notice(f"“{self.title}” is left without {words}, which could not be kept: {self.trouble}")
 
     def _keep_rest(self, history: History) -> None:
         """Saves what could not be saved before, the oldest first. Raises StoreTrouble where something still cannot."""

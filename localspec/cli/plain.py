@@ -13,8 +13,8 @@ from localspec.chat.attachments import Written, measured, written, written_in
 from localspec.chat.branches import rows
 from localspec.chat.commands import listed, read
 from localspec.chat.completion import Entry, look_up
-from localspec.chat.conversation import ELSEWHERE, Conversation, dropped_turns_notice, saved_conversation
-from localspec.chat.farewell import farewell, let_go, unkept_words
+from localspec.chat.conversation import Conversation, dropped_turns_notice, saved_conversation
+from localspec.chat.farewell import farewell
 from localspec.chat.finding import hits
 from localspec.chat.kept_phrases import Stories, decoder, kept_phrases
 from localspec.chat.live_stats import LiveStats
@@ -39,7 +39,6 @@ from localspec.engine.importing import ready
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.models import registry
 from localspec.quantities import counted
-from localspec.store.presence import Presence
 from localspec.store.searched_words import excerpt, folded_words
 from localspec.text import one_line, safe
 
@@ -88,7 +87,6 @@ class _Talk:
         self._settings, self._files, self._progress = ChatSettings(flags.settings), flags.files, progress
         self._begun = begun
         self._card, self._store, self._conversation = begun.chat
-        self._presence = Presence(self._store.path if self._store else None)
         self._engine: Answerer | None = None
         self._left = False
         self._trace: Trace | None = None  # of the last reply
@@ -195,13 +193,7 @@ class _Talk:
     def _quit(self, _: str) -> None:
         self._left = True
 
-    def _let_go(self) -> None:
-        """Before another conversation goes on."""
-        if lost := let_go(self._conversation):
-            self._progress.notice(lost)
-
     def _new(self, _: str) -> None:
-        self._let_go()
         self._conversation = self._conversation.start_new()
         tell("A new conversation.")
 
@@ -209,7 +201,6 @@ class _Talk:
         history = self._store.history if self._store else None
         if which:
             found = saved_conversation(history, conversation_id(which, "/resume"))
-            self._let_go()
             self._conversation = self._conversation.resume_other(found)
             self._recall()
             return
@@ -276,7 +267,6 @@ class _Talk:
         before, turns = self._conversation, self._conversation.answered - 1
         if turns < 0:
             raise UsageMistake("There is no reply yet; say something first.")
-        self._let_go()
         self._conversation = before.branch(turns)
         try:
             if prompt is None:
@@ -333,8 +323,6 @@ class _Talk:
 
     def _recall(self) -> None:
         turns = self._conversation.turns
-        if self._presence.enter(self._conversation.id):
-            self._progress.notice(ELSEWHERE)
         if turns:
             tell(f"Going on after {counted(len(turns), 'turn')}; the last one was:")
             _show_files(written_in(turns[-1]))
@@ -397,14 +385,13 @@ class _Talk:
                         raise KeyboardInterrupt
         finally:  # what went wrong has a line of its own
             print(wrap.flush(), end="" if ended == "\n" else "\n", flush=True)
-        self._presence.enter(self._conversation.id)
         trace.ended = True
         self._trace = trace if trace.tokens else self._trace
         if self._conversation.unanswered is None:
             self._files = ""  # the model has read them
         if how:
             tell(how)
-        unkept = unkept_words(self._conversation.unkept)
+        unkept = self._conversation.unkept_words
         if words := [*in_words(live.figures()), *([f"not kept: {unkept}"] if unkept else [])]:
             tell(f"({' · '.join(words)})")
 

@@ -15,6 +15,7 @@ from localspec.store import removal, volumes
 from localspec.store.conversation_rows import figures_from, info_from, info_of, parting_of, turn_from
 from localspec.store.conversations import ConversationInfo, Found, Saved, Turn
 from localspec.store.database import Database
+from localspec.store.presence import Presence
 from localspec.store.searched_words import excerpt, folded_words, hold, index_query
 from localspec.store.values import text
 
@@ -48,11 +49,13 @@ class WentOn(LocalspecError):
 class History:
     """The conversations in a database. It may be used from any thread; every call may raise StoreTrouble.
 
+    `presence` tells which of them is open here, and whether another window has it open, too.
     What SQLite cannot hold or would stop at is replaced in the text it is given: lone surrogates and NUL.
     """
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self.presence = Presence(database.path)
         self._counted: dict[int, int] = {}
 
     @property

@@ -71,6 +71,7 @@ class Store:
 
     def close(self) -> None:
         """Closes the file; the store cannot be used afterwards."""
+        self.history.presence.close()
         self._database.close()
 
     @property

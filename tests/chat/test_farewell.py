@@ -4,7 +4,7 @@ import pytest
 from scripted_conversation import Engine, talk
 
 from localspec.chat.conversation import Conversation
-from localspec.chat.farewell import farewell, let_go
+from localspec.chat.farewell import farewell
 from localspec.store.database import StoreTrouble
 from localspec.store.store import Store
 
@@ -66,11 +66,15 @@ def test_what_is_not_kept(tmp_path, monkeypatch):
         assert farewell(conversation, "Sorting", "It is full.") == (
             f"“Sorting” is kept, but not its last 2 turns nor {typed}{how}"
         )
-        new = Conversation(store.history, "demo")
+        told: list[str] = []
+        new = Conversation(store.history, "demo", notice=told.append)
         talk(new, Engine("Yes."), "Rivers")
         assert farewell(new, "Rivers") == "“Rivers” is not kept: The disk is full."
         assert farewell(new, "Rivers", "It is full.") == f"“Rivers” is not kept, nor is {typed}: The disk is full."
-        assert let_go(new) == "“Rivers” is left without its last turn, which could not be kept: The disk is full."
+        new.start_new()
+        assert told[1:] == ["“Rivers” is left without its last turn, which could not be kept: The disk is full."]
         monkeypatch.undo()
-        assert let_go(new) == "" == let_go(conversation)
+        new.start_new()
+        conversation.start_new()
+        assert told[2:] == ["All that was said is kept now."]
         assert farewell(new, "Rivers") == "“Rivers” is kept; to go on: localspec chat --conversation 2"

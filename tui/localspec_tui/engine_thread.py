@@ -30,7 +30,6 @@ if TYPE_CHECKING:  # what only this thread needs it imports itself: the first pa
     from localspec.chat.sampling import Line
     from localspec.models.registry import TargetCard
     from localspec.store.conversations import ConversationInfo, Turn
-    from localspec.store.presence import Presence
     from localspec.store.store import Store
 
 PROMPTS = 500  # for the arrow keys
@@ -58,7 +57,6 @@ class EngineThread(threading.Thread):
         self._at_the_end = ExitStack()
         self._answered: Mapping[str, Any] = {}  # the figures of the reply that the next one is asked for instead of
         self._card: TargetCard
-        self._presence: Presence
         self._conversation: Conversation
         self._store: Store | None = None
         self._engine: Answerer | None = None
@@ -232,12 +230,8 @@ class EngineThread(threading.Thread):
 
     def _see_what_is_kept(self) -> None:
         """Its title is asked for while the store is open, and before this thread may have to be left behind."""
-        from localspec.chat.conversation import ELSEWHERE
-
         talk = self._conversation
         self._title = talk.title
-        if self._presence.enter(talk.id):
-            self._notice(ELSEWHERE)
         if talk.unkept != self._unkept:
             self._unkept = talk.unkept
             self._post(messages.Unkept(talk.unkept))
@@ -252,16 +246,12 @@ class EngineThread(threading.Thread):
         self._post(messages.StageReached(stage))
 
     def _open(self) -> None:
-        from localspec.store.presence import Presence
-
         try:
             self._card, self._store, self._conversation = self._opening(self._at_the_end, self._notice)
         except LocalspecError as error:
             self._post(messages.StartFailed(error))
             self._leaving.set()
             return
-        self._presence = Presence(self._store.path if self._store else None)
-        self._at_the_end.callback(self._presence.close)
         self._at_the_end.callback(self._end)  # while the store is open
         history = self._store.history if self._store else None
         drafts = self._store.drafts if self._store and self._settings.first.log else None
@@ -274,9 +264,6 @@ class EngineThread(threading.Thread):
             self._notice(str(error))
         self._post(messages.ChatOpened(history, prompts, drafts, left))
         self._show_conversation()
-        held, self._held = self._held or [], None
-        for sentence in held:
-            self._notice(sentence)
         from localspec.chat.introduction import expected_starters
 
         starters = expected_starters(self._card, self._settings.first.elsewhere is not None)
@@ -332,14 +319,10 @@ class EngineThread(threading.Thread):
         self._conversation.instruct(system)
 
     def _branch(self, turns: int, again: bool) -> None:
-        from localspec.chat.farewell import let_go
-
-        before, lost = self._conversation, let_go(self._conversation)
+        before = self._conversation
         self._answered = before.turns[turns].figures if again else {}
         self._conversation = before.branch(turns)
-        if lost:
-            self._notice(lost)
-        elif before.id is not None:
+        if before.id is not None and not before.unkept:
             self._post(messages.Branched(before.id))
 
     def _rename(self, title: str) -> None:
@@ -350,15 +333,12 @@ class EngineThread(threading.Thread):
         self._post(messages.Titled(self._conversation.title))
 
     def _renew(self) -> None:
-        from localspec.chat.farewell import let_go
-
-        lost = let_go(self._conversation)
+        self._held = []
         self._conversation = self._conversation.start_new()
-        self._show_conversation(lost)
+        self._show_conversation()
 
     def _resume(self, conversation: int) -> None:
         from localspec.chat.conversation import saved_conversation
-        from localspec.chat.farewell import let_go
 
         try:
             found = saved_conversation(self._store.history if self._store else None, conversation)
@@ -366,20 +346,21 @@ class EngineThread(threading.Thread):
             self._show_conversation()
             self._post(messages.JobRefused(str(error)))
             return
-        lost = let_go(self._conversation)
+        self._held = []
         self._conversation = self._conversation.resume_other(found)
-        self._show_conversation(lost)
+        self._show_conversation()
 
-    def _show_conversation(self, lost: str = "") -> None:
-        """`lost`: what is not kept of the one before."""
+    def _show_conversation(self) -> None:
+        """With the notices that were held until then below it."""
         now = self._conversation
         if self._engine is not None:
             self._begin_figures(self._engine)
         last = None if now.turns else self._latest()
         self._post(messages.ConversationShown(tuple(now.turns), now.unanswered, now.system, now.title, last))
         self._see_what_is_kept()
-        if lost:
-            self._notice(lost)
+        held, self._held = self._held or [], None
+        for sentence in held:
+            self._notice(sentence)
 
     def _latest(self) -> "ConversationInfo | None":
         """The conversation that was used last, if one is kept."""
