@@ -1,17 +1,16 @@
 """localspec bench"""
 
 import json
-import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, TextIO
+from typing import Annotated, Any, Literal
 
 import typer
 
 from localspec import config
 from localspec.bench import plot, prompts, server_table, table
-from localspec.cli.console import once_more
+from localspec.cli.console import once_more, window
 from localspec.cli.options import Context, Device, Dtype, Model, Quantize, load_settings, no_effect, number
 from localspec.cli.progress import Progress, tell
 from localspec.cli.server_bench import addresses, measured
@@ -143,17 +142,11 @@ def bench(
 
 def _width(as_json: bool) -> int:
     """Of the table: of the terminal that it is read at, if it is not very wide."""
-    at_terminal = _at_terminal(sys.stderr if as_json else sys.stdout)
-    return min(table.WIDTH, shutil.get_terminal_size().columns) if at_terminal else table.WIDTH
-
-
-def _at_terminal(stream: TextIO | None) -> bool:
-    return stream is not None and stream.isatty()
+    return min(table.WIDTH, window(sys.stderr if as_json else sys.stdout)[0] or table.WIDTH)
 
 
 def _tell(report: dict[str, Any], page: str, as_json: bool) -> None:
-    stream = sys.stderr if as_json else sys.stdout
-    height = shutil.get_terminal_size().lines if _at_terminal(stream) else None
+    _, height = window(sys.stderr if as_json else sys.stdout)
     page = "\n".join(once_more(page.splitlines(), height))
     if as_json:
         tell(page)

@@ -1,11 +1,14 @@
 """What commands print in the same form: JSON, tables; and how they ask before they delete."""
 
 import json
+import os
 import re
 import shutil
 import sys
 import textwrap
 from collections.abc import Container, Sequence
+from contextlib import suppress
+from typing import TextIO, TypeGuard
 
 import typer
 from rich.cells import cell_len, set_cell_size
@@ -72,12 +75,27 @@ def once_more(lines: Sequence[str], height: int | None) -> list[str]:
 
 def seen() -> bool:
     """Whether a person reads standard output, and not a program."""
-    return sys.stdout is not None and sys.stdout.isatty()
+    return _is_terminal(sys.stdout)
+
+
+def window(stream: TextIO | None) -> tuple[int | None, int | None]:
+    """Columns and lines of the terminal that a person reads a stream at; None where a program does, or unknown."""
+    if stream is sys.stdout:
+        return shutil.get_terminal_size() if seen() else (None, None)
+    with suppress(OSError):
+        if _is_terminal(stream):
+            columns, lines = os.get_terminal_size(stream.fileno())
+            return columns or None, lines or None
+    return None, None
 
 
 def width() -> int | None:
     """Columns of the terminal that a person reads standard output at; None where a program does."""
-    return shutil.get_terminal_size().columns if seen() else None
+    return window(sys.stdout)[0]
+
+
+def _is_terminal(stream: TextIO | None) -> TypeGuard[TextIO]:
+    return stream is not None and stream.isatty()
 
 
 def may_delete(target: str, yes: bool) -> bool:
@@ -92,4 +110,4 @@ def may_delete(target: str, yes: bool) -> bool:
 
 def at_a_terminal() -> bool:
     """Whether somebody can be asked."""
-    return sys.stdin is not None and sys.stdin.isatty()
+    return _is_terminal(sys.stdin)

@@ -1,6 +1,5 @@
 """localspec doctor"""
 
-import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -12,7 +11,7 @@ import typer
 
 from localspec import environment
 from localspec.bench.proof import prove
-from localspec.cli.console import folded, once_more, print_json, seen, table
+from localspec.cli.console import folded, once_more, print_json, table, window
 from localspec.cli.options import Context, Drafter, DraftMax, Dtype, Quantize, load_settings
 from localspec.cli.options import Device as DeviceOption
 from localspec.cli.progress import Progress
@@ -222,7 +221,7 @@ def _choice(recommendation: Recommendation) -> dict[str, Any]:
 
 def _printed(survey: _Survey, verbose: bool) -> list[str]:
     """The page as wide as the terminal, if it is read at one: what it says first, once more where that scrolls away."""
-    columns, height = shutil.get_terminal_size() if seen() else (None, None)
+    columns, height = window(sys.stdout)
     lines = [part for one in _page(survey, verbose, columns) for part in folded(one_line(one), columns)]
     return once_more(lines, height)
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing, suppress
 from io import TextIOWrapper
 from itertools import islice
-from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any
 
 from localspec.chat.attachments import Written, measured, written, written_in
@@ -28,7 +27,7 @@ from localspec.chat.trace_words import UNTOLD, step_by_step
 from localspec.chat.wording import in_words, kept_thought
 from localspec.checkpoint import inspect
 from localspec.cli.beginning import Begun, begin
-from localspec.cli.console import seen
+from localspec.cli.console import width
 from localspec.cli.interrupt import Interrupt, cleared_up_when_ended
 from localspec.cli.line_editing import TOO_LONG, read_line
 from localspec.cli.options import SharedFlags
@@ -351,7 +350,7 @@ class _Talk:
         sampling, think = engine.sampling(settings), engine.thinking(settings, self._conversation.system)
         events = self._conversation.ask(engine, prompt.prompt, sampling, limits, prompt.figures, think)
         ended, how, begun, thinks = "\n", "(stopped)", False, False
-        wrap = WordWrap(get_terminal_size().columns if seen() else None)
+        wrap = WordWrap(width())
         try:
             with closing(events), Interrupt() as interrupt, suppress(KeyboardInterrupt):
                 engine.wanted = lambda: not interrupt.asked

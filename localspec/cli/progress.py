@@ -5,7 +5,7 @@ import sys
 from contextlib import suppress
 from time import monotonic
 
-from localspec.cli.console import folded
+from localspec.cli.console import folded, window
 from localspec.events import Reporter
 from localspec.marks import drawable
 from localspec.pulling.arrival import Arrival
@@ -21,7 +21,7 @@ def tell(text: str, end: str = "\n") -> None:
 
 def say(sentence: str) -> None:
     """One sentence to standard error, broken between words where that is a terminal."""
-    for line in folded(f"localspec: {one_line(sentence)}", _columns()):
+    for line in folded(f"localspec: {one_line(sentence)}", window(sys.stderr)[0]):
         tell(line)
 
 
@@ -40,7 +40,7 @@ class Progress:
     def show(self, what: str) -> None:
         if self._on:
             self._shown = True
-            fitting = max((_columns() or 80) - len(" …") - 1, 0)  # what went on in the next line would stay
+            fitting = max((window(sys.stderr)[0] or 80) - len(" …") - 1, 0)  # what went on in the next line would stay
             tell(f"\r\x1b[K{one_line(what)[:fitting]} …", end="")
 
     def clear(self) -> None:
@@ -52,13 +52,6 @@ class Progress:
         """Puts a sentence that stays in the place of the line."""
         self.clear()
         say(sentence)
-
-
-def _columns() -> int | None:
-    """Of the terminal that standard error is, where it is one that knows."""
-    with suppress(OSError):
-        return os.get_terminal_size(2).columns or None
-    return None
 
 
 class Download:

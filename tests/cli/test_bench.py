@@ -1,12 +1,11 @@
 """`localspec bench` from outside: the report, the table, and what it refuses before anything is loaded."""
 
 import json
-import os
-import sys
 from pathlib import Path
 
 import pytest
 from command import light_help, localspec, sentence
+from pretended_terminal import read_at_a_terminal
 from scripted_models import random_model, scripted_model
 
 from localspec import Engine, Sampling
@@ -121,17 +120,16 @@ def test_the_table_alone(bench, words, prompts, tmp_path):
 
 @pytest.mark.parametrize(("columns", "width"), [(60, 60), (80, 80), (250, 100)])
 def test_the_table_is_as_wide_as_the_terminal_that_shows_it(monkeypatch, columns, width):
-    monkeypatch.setattr("shutil.get_terminal_size", lambda: os.terminal_size((columns, 20)))
     assert [module._width(as_json) for as_json in (False, True)] == [100, 100], "in a pipe"
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    read_at_a_terminal(monkeypatch, "stderr", columns)
     assert [module._width(as_json) for as_json in (False, True)] == [100, width], "where it goes with --json"
 
 
 @pytest.mark.parametrize("as_json", [False, True])
 @pytest.mark.parametrize(("terminal", "lines", "again"), [(True, 5, True), (True, 20, False), (False, 5, False)])
 def test_what_was_found_is_said_once_more_where_it_scrolls_away(monkeypatch, capsys, as_json, terminal, lines, again):
-    monkeypatch.setattr("shutil.get_terminal_size", lambda: os.terminal_size((60, lines)))
-    monkeypatch.setattr(sys.stderr if as_json else sys.stdout, "isatty", lambda: terminal)
+    if terminal:
+        read_at_a_terminal(monkeypatch, "stderr" if as_json else "stdout", 60, lines)
     page = ["Phrases answer sooner", "(medians).", "", "bars", "table"]
     module._tell({}, "\n".join(page), as_json)
     shown = capsys.readouterr()

@@ -1,6 +1,5 @@
-import os
-
 import pytest
+from pretended_terminal import read_at_a_terminal
 from rich.cells import cell_len
 
 from localspec.cli.console import folded, table
@@ -54,7 +53,7 @@ def test_a_command_in_a_line_that_is_folded_can_be_copied():
 
 @pytest.mark.parametrize(("columns", "lines"), [(60, 2), (0, 1)])
 def test_an_error_at_a_terminal_is_broken_between_words(monkeypatch, capsys, columns, lines):
-    monkeypatch.setattr("os.get_terminal_size", lambda _: os.terminal_size((columns, 20)))
+    read_at_a_terminal(monkeypatch, "stderr", columns)
     assert main(["run", "--temperature", "999", "hello"]) == 2
     told = capsys.readouterr().err.splitlines()
     assert len(told) == lines and told[0].startswith("localspec: --temperature")

@@ -334,7 +334,7 @@ def test_what_this_machine_has_and_what_fits(doctor, invented):
 def test_at_a_terminal_one_ends_up_with_what_to_do(doctor, invented, monkeypatch, columns, lines):
     """The table is longer than most terminals are high. No line of it is broken, and no word elsewhere."""
     piped = doctor()[1].splitlines()
-    monkeypatch.setattr("localspec.cli.doctor.seen", lambda: True)
+    monkeypatch.setattr("localspec.cli.console.seen", lambda: True)
     monkeypatch.setattr("shutil.get_terminal_size", lambda: os.terminal_size((columns, lines)))
     shown = doctor()[1].splitlines()
     assert max(map(len, shown)) <= columns

@@ -16,6 +16,7 @@ import pytest
 from clocks import PATIENCE
 from command import environment, what_is_kept
 from hostile_text import NAME, commands
+from pretended_terminal import read_at_a_terminal
 from scripted_models import Script, scripted_model
 
 from localspec.cli.main import main
@@ -118,8 +119,7 @@ def test_progress_is_gone_before_anything_stays(home, tmp_path, hostile):
 @pytest.mark.parametrize("columns", [80, 30, 12])
 def test_a_line_of_progress_never_goes_on_in_the_next(monkeypatch, capsys, columns):
     """Of two lines only the second would be erased, and each step of a training would leave one."""
-    monkeypatch.setattr("os.get_terminal_size", lambda _: os.terminal_size((columns, 20)))
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    read_at_a_terminal(monkeypatch, "stderr", columns)
     monkeypatch.delenv("TERM", raising=False)
     Progress().show("27 %  step 8  loss 12.765  346 tokens/s  39 s left")
     before, shown = capsys.readouterr().err.split("\x1b[K")
