@@ -175,11 +175,11 @@ class Terminal:
         return self.raw.decode("utf-8")
 
     def check_that_nobody_else_commands(self) -> None:
-        """After the end: all that a terminal would obey belongs to sequences by which Textual begins, draws or ends, or breaks lines there."""
+        """After the end: all that a terminal would obey belongs to sequences by which Textual begins, draws or ends."""
         begin = re.split(PLACE, self.sent, maxsplit=1)[0]
         drawn, mark, end = self.sent[len(begin) :].rpartition("\x1b[?2004l")
         assert mark
-        for part, own in ((begin, rf"{MODES}|{POINTER}"), (drawn, DRAWING), (mark + end, rf"{MODES}|{DRAWING}|\r\n")):
+        for part, own in ((begin, rf"{MODES}|{POINTER}"), (drawn, DRAWING), (mark + end, rf"{MODES}|{DRAWING}|\r\n\Z")):
             rest = re.sub(own, "", part)
             foreign = [rest[max(found.start() - 30, 0) :][:60] for found in re.finditer(COMMANDING, rest)]
             assert not foreign, [text.encode("unicode_escape") for text in foreign[:5]]

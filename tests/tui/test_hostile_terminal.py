@@ -264,11 +264,11 @@ def test_hostile_pastes(tmp_path):
 @pytest.mark.parametrize("flag", ["-m", "-f"])
 def test_hostile_arguments_in_errors(tmp_path, flag):
     name = f"{tmp_path}/no{NAME}".encode() + b"\xff\x1b[31m"
-    with chat(tmp_path / "home", flag, name) as terminal:
+    # so wide that no line is broken between words
+    with chat(tmp_path / "home", flag, name, size=(2000, 30)) as terminal:
         assert terminal.ends() in (2, 3)
-        told = terminal.afterwards.replace("\r\n", " ")  # broken between words
-        assert "localspec: " in told
-        assert MARKUP.replace("/", "") in told
+        assert "localspec: " in terminal.afterwards
+        assert MARKUP.replace("/", "") in terminal.afterwards
         assert re.findall(COMMANDING, terminal.afterwards.replace("\r\n", "")) == []
         if LEAVE in terminal.sent:
             terminal.check_that_nobody_else_commands()
