@@ -8,7 +8,8 @@ from tui.scripted_engine import ScriptedChat, say, until
 
 from localspec.store.history import History
 from localspec.store.store import Store
-from localspec_tui.widgets.conversation_view import BATCH, MOUNTED, ConversationView
+from localspec_tui.widgets.conversation_view import ConversationView
+from localspec_tui.widgets.mounted_turns import BATCH, MOUNTED
 
 
 @pytest.fixture

@@ -9,9 +9,10 @@ from textual.widgets import Input
 from tui.scripted_engine import say, talked, until
 
 from localspec.store.store import Store
-from localspec_tui.widgets.conversation_view import AROUND, BATCH, MOUNTED, ConversationView
+from localspec_tui.widgets.conversation_view import ConversationView
 from localspec_tui.widgets.find_line import FindLine
 from localspec_tui.widgets.message_view import MessageView
+from localspec_tui.widgets.mounted_turns import AROUND, BATCH, MOUNTED
 from localspec_tui.widgets.prompt import Prompt
 
 SMALL = (60, 20)

@@ -26,7 +26,7 @@ from localspec_tui.screens.finding import FindingScreen
 from localspec_tui.screens.steady import Steady
 from localspec_tui.widgets.attached_line import AttachedLine
 from localspec_tui.widgets.below_line import BelowLine
-from localspec_tui.widgets.conversation_view import ConversationView, import_replies
+from localspec_tui.widgets.conversation_view import ConversationView
 from localspec_tui.widgets.download_line import DownloadLine
 from localspec_tui.widgets.find_line import FindLine
 from localspec_tui.widgets.first_screen import FirstScreen
@@ -34,6 +34,7 @@ from localspec_tui.widgets.keys_footer import KeysFooter
 from localspec_tui.widgets.keys_panel import KeysPanel
 from localspec_tui.widgets.live_line import LiveLine
 from localspec_tui.widgets.message_view import NoticeView
+from localspec_tui.widgets.mounted_turns import import_replies
 from localspec_tui.widgets.prompt import Prompt
 from localspec_tui.widgets.side_panel import LEAST_COLUMNS, SidePanel
 from localspec_tui.widgets.status_line import TopLine, UnkeptLine, WaitingLine
@@ -66,8 +67,7 @@ class ChatScreen(Steady, ChoosingScreen, FindingScreen):
         self._suggestions = Suggestions(lambda need: look_up(need, self._history))
         self._attached = AttachedLine(engine.files_in)
         self._below, self._code_copies = BelowLine(), CodeCopies()
-        self._find, self._hit, self._go_back = FindLine(), None, None
-        self._looked_for, self._found, self._only_counted = "", [], False
+        self._find = FindLine()
         self._conversation.tell_below = self._below.show
         self._line, self._unkept, self._panel = WaitingLine(), UnkeptLine(), SidePanel()
         self._prompt = Prompt(self._suggestions, self._first.starter)

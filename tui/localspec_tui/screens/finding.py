@@ -1,6 +1,6 @@
 """How one finds words in the conversation of the chat."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 
 from textual.actions import SkipAction
@@ -17,11 +17,11 @@ class FindingScreen(ReadingScreen):
     """The part of the chat's screen that does so. The chat sees to what stands here."""
 
     _find: FindLine
-    _looked_for: str
-    _found: "list[Hit]"
-    _hit: "Hit | None"  # which is shown
-    _only_counted: bool
-    _go_back: Callable[[], Awaitable[None]] | None  # to where one was before
+    _looked_for = ""
+    _found: "Sequence[Hit]" = ()
+    _hit: "Hit | None" = None  # which is shown
+    _only_counted = False
+    _go_back: Callable[[], Awaitable[None]] | None = None  # to where one was before
 
     @property
     def types_elsewhere(self) -> bool:
@@ -108,6 +108,6 @@ class FindingScreen(ReadingScreen):
 
     def _leave_find(self) -> None:
         self._go_back = self._hit = None
-        self._looked_for, self._found = "", []
+        self._looked_for, self._found = "", ()
         self._conversation.unmark()
         self._find.close()

@@ -1,77 +1,35 @@
-"""The conversation so far: owns the messages, decides which of them are mounted, and lets the last one grow."""
+"""The conversation so far: its messages, of which the last one grows, and where one reads in it."""
 
-import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING
 
-from textual import work
 from textual.await_complete import AwaitComplete
-from textual.containers import VerticalScroll
-from textual.geometry import Region
 from textual.scrollbar import ScrollBar
 from textual.widget import Widget
-from textual.widgets import Static
 
 from localspec.chat.attachments import Written, written_in
-from localspec.quantities import counted
 from localspec_tui.widgets.found_word import mark_word
 from localspec_tui.widgets.lean_scroll_bar import LeanScrollBar
-from localspec_tui.widgets.message_view import MessageView, NoticeView, PromptView
+from localspec_tui.widgets.message_view import MessageView, NoticeView
+from localspec_tui.widgets.mounted_turns import Exchange, MountedTurns, import_replies
 
 if TYPE_CHECKING:
     from localspec.chat.trace import Trace
     from localspec.store.conversations import Turn
     from localspec_tui.widgets.reply_view import ReplyView
 
-MOUNTED = 10  # turns; each mounted one makes every later frame cost more
-BATCH = 5  # turns more, whenever one scrolls beyond the first
 TOASTS = 1  # line that those of two cover
-AROUND = 1  # turn before and after one that is looked for
 
 
-@dataclass
-class _Exchange:
-    """A prompt and its reply, and their widgets while they are mounted."""
-
-    written: Written
-    reply: str = ""
-    reasoning: str = ""
-    reason: str | None = "stop"
-    figures: Mapping[str, Any] = field(default_factory=dict)
-    trace: "Trace | None" = None  # of replies of this session
-    views: list[Widget] = field(default_factory=list)  # none while it is not mounted
-
-    def mountable(self) -> list[Widget]:
-        self.views = [PromptView(self.written)]
-        if self.reply or self.reasoning:
-            from localspec_tui.widgets.reply_view import ReplyView
-
-            self.views.append(ReplyView(self.reply, self.reason, self.figures, self.reasoning))
-        return self.views
-
-
-async def import_replies() -> None:
-    """What shows replies takes a while to import. Not before it is needed: it would hold up keys, and the model."""
-    await asyncio.to_thread(import_module, "localspec_tui.widgets.reply_view")
-
-
-class ConversationView(VerticalScroll, can_focus=False):
+class ConversationView(MountedTurns):
     """The messages, the newest below. It stays at the end until one scrolls up."""
 
     BLANK = True  # behind the messages; else all of it is drawn anew whenever they grow
 
     def __init__(self) -> None:
         super().__init__()
-        self._older: list[_Exchange] = []  # not mounted
-        self._sought: list[_Exchange] = []  # mounted, of long ago
-        self._between: list[_Exchange] = []  # not mounted
-        self._exchanges: list[_Exchange] = []  # mounted, to the newest
-        self._gap: Static | None = None  # stands for those between; they come when it is seen
         self.found: MessageView | None = None  # what was looked for
         self._growing: ReplyView | None = None
-        self._fetching = False
         self.tell_below: Callable[[int], None] = lambda _: None  # how many lines came while one reads above
         self._left_at: tuple[Widget, int] | None = None  # the last, and its lines to the end, when one left that
 
@@ -93,11 +51,6 @@ class ConversationView(VerticalScroll, can_focus=False):
         if self.growing:
             return self.growing
         return next((one.reply for one in reversed(self._every) if one.reply), None)
-
-    @property
-    def _every(self) -> list[_Exchange]:
-        """The oldest first."""
-        return [*self._older, *self._sought, *self._between, *self._exchanges]
 
     @property
     def messages(self) -> list[tuple[str, str]]:
@@ -131,59 +84,24 @@ class ConversationView(VerticalScroll, can_focus=False):
         if turns:
             await import_replies()
         known = {trace.turn: trace for trace in traces if trace.turn}
-        self._older = [
-            _Exchange(written_in(turn), turn.reply, turn.reasoning, turn.reason, turn.figures, known.get(turn.id))
-            for turn in turns
-        ]
-        self._exchanges, self._sought, self._between, self._growing = [], [], [], None
-        self._gap = self.found = None
-        await self.remove_children()
+        self._growing = self.found = None
+        await self._replace(
+            [
+                Exchange(written_in(turn), turn.reply, turn.reasoning, turn.reason, turn.figures, known.get(turn.id))
+                for turn in turns
+            ]
+        )
         self.screen.remove_class("-told")
         self.anchor()
-        while self._older and len(self._exchanges) < MOUNTED:
-            await self._mount_older(1)  # one at a time, the newest first: typing goes on meanwhile
-
-    @work
-    async def fetch_older(self) -> None:
-        """Mounts some more above the first, and keeps the place that is being read."""
-        if not self._older or self._fetching:
-            return
-        self._fetching = True
-        first = self.children[0] if self.children else None
-        below = first.virtual_region.y - self.scroll_y if first else 0
-        await self._mount_older(BATCH)
-
-        def restore() -> None:
-            if first is not None and first.is_mounted:
-                self.scroll_to(y=first.virtual_region.y - below, animate=False, force=True)
-            self._fetching = False
-
-        self.call_after_refresh(restore)
-
-    async def _mount_older(self, count: int) -> None:
-        batch, self._older = self._older[-count:], self._older[:-count]
-        (self._sought or self._exchanges)[:0] = batch
-        views = [view for exchange in batch for view in exchange.mountable()]
-        await self.mount_all(views, before=0 if self.children else None)
-
-    async def _unmount_old(self) -> None:
-        excess, self._exchanges = self._exchanges[:-MOUNTED], self._exchanges[-MOUNTED:]
-        self._older += excess
-        for exchange in excess:
-            for view in exchange.views:
-                await view.remove()
-            exchange.views = []
+        await self._mount_newest()
 
     def watch_scroll_y(self, old_value: float, new_value: float) -> None:
         super().watch_scroll_y(old_value, new_value)
         self._look_below()
-        if new_value <= 0 < old_value:
-            self.fetch_older()
-        self._look_at_gap()
 
     def watch_virtual_size(self) -> None:
+        super().watch_virtual_size()
         self._look_below()
-        self._look_at_gap()
 
     def _look_below(self) -> None:
         """Whoever follows is at the end, or will be with the next frame. What comes above the last is no news."""
@@ -203,7 +121,7 @@ class ConversationView(VerticalScroll, can_focus=False):
         self._anchor_released = False
         self.anchor()
 
-    # -- turns of long ago --------------------------------------------------------------------------------------------
+    # -- what was looked for -------------------------------------------------------------------------------------------
 
     async def reveal(self, turn: int, reply: bool, word: str) -> None:
         """Marks the prompt or the reply of a turn, and shows where the word is in it."""
@@ -222,6 +140,10 @@ class ConversationView(VerticalScroll, can_focus=False):
                 self.scroll_to(y=word_at - self.size.height // 3 if far else top - TOASTS, animate=False, force=True)
 
         self.call_after_refresh(show)
+
+    def _leave_sought(self) -> AwaitComplete:
+        self.unmark()
+        return super()._leave_sought()
 
     def unmark(self) -> None:
         """Nothing is looked for any more."""
@@ -263,84 +185,12 @@ class ConversationView(VerticalScroll, can_focus=False):
 
         return back
 
-    async def _bring(self, exchange: _Exchange) -> None:
-        """Mounts it, with some before and after it, in the place of what else was mounted of long ago."""
-        if any(one is exchange for one in self._sought):
-            return
-        turn = next(at for at, one in enumerate(self._every) if one is exchange)
-        leaving = self._leave_sought()
-        if exchange.views:
-            await leaving
-            return
-        first, end = max(turn - AROUND, 0), turn + AROUND + 1
-        self._sought, self._between = self._older[first:end], self._older[end:]
-        del self._older[first:]
-        views = [view for one in self._sought for view in one.mountable()]
-        mounting = self.mount_all([*views, *self._bridge()], before=0)
-        await leaving
-        await mounting
-
-    def _leave_sought(self) -> AwaitComplete:
-        """What is mounted of long ago is so no more."""
-        self.unmark()
-        gone = [view for one in self._sought for view in one.views]
-        if self._gap is not None:
-            gone.append(self._gap)
-        for one in self._sought:
-            one.views = []
-        self._older += [*self._sought, *self._between]
-        self._sought, self._between, self._gap = [], [], None
-        return AwaitComplete(*(view.remove() for view in gone))
-
-    def _bridge(self) -> list[Widget]:
-        """What stands between those and the newest; where nothing does they are of one piece."""
-        if self._between:
-            self._gap = Static(f"… {counted(len(self._between), 'turn')} …", markup=False, classes="gap")
-            return [self._gap]
-        self._exchanges[:0], self._sought, self._gap = self._sought, [], None
-        return []
-
-    def _look_at_gap(self) -> None:
-        """It is seen when it has a place, and that is in the window."""
-        place = self._gap.virtual_region if self._gap is not None else Region()
-        if place.height and self.scroll_y - place.height < place.y < self.scroll_y + self.size.height:
-            self._fill_gap()
-
-    @work
-    async def _fill_gap(self) -> None:
-        """Mounts some of what is missing, on the side where one comes from, and keeps the place that is being read."""
-        if self._fetching or (gap := self._gap) is None or not gap.is_mounted:
-            return
-        self._fetching = True
-        downward = self._sought[-1].views[-1].virtual_region.bottom > self.scroll_y
-        first = self.children[self.children.index(gap) + 1]
-        below = first.virtual_region.y - self.scroll_y
-        if downward:
-            batch, self._between = self._between[:BATCH], self._between[BATCH:]
-            self._sought += batch
-        else:
-            batch, self._between = self._between[-BATCH:], self._between[:-BATCH]
-            self._exchanges[:0] = batch
-        views = [view for one in batch for view in one.mountable()]
-        bridge = self._bridge()
-        mounting = self.mount_all([*views, *bridge] if downward else [*bridge, *views], before=gap)
-        await gap.remove()
-        await mounting
-
-        def filled() -> None:
-            if not downward and first.is_attached:
-                self.scroll_to(y=first.virtual_region.y - below, animate=False, force=True)
-            self._fetching = False
-            self._look_at_gap()
-
-        self.call_after_refresh(filled)
-
     # -- the turn under way -------------------------------------------------------------------------------------------
 
     async def add_prompt(self, written: Written, trace: "Trace") -> None:
         """A turn begins."""
         await self._leave_sought()
-        exchange = _Exchange(written, trace=trace)
+        exchange = Exchange(written, trace=trace)
         self._exchanges.append(exchange)
         await self.mount_all(exchange.mountable())
         self.anchor()
@@ -389,8 +239,7 @@ class ConversationView(VerticalScroll, can_focus=False):
             await self.take_back()
         while len(self._older) > turns:
             self._older.pop()
-        while self._older and len(self._exchanges) < MOUNTED:
-            await self._mount_older(1)
+        await self._mount_newest()
 
     # -- beside the messages ------------------------------------------------------------------------------------------
 

@@ -1,0 +1,191 @@
+"""Which turns of a conversation are mounted: the newest, some of long ago that one asked for, and a line between."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from textual import work
+from textual.await_complete import AwaitComplete
+from textual.containers import VerticalScroll
+from textual.geometry import Region
+from textual.widget import Widget
+from textual.widgets import Static
+
+from localspec.chat.attachments import Written
+from localspec.quantities import counted
+from localspec_tui.widgets.message_view import PromptView
+
+if TYPE_CHECKING:
+    from localspec.chat.trace import Trace
+
+MOUNTED = 10  # turns; each mounted one makes every later frame cost more
+BATCH = 5  # turns more, whenever one scrolls beyond the first
+AROUND = 1  # turn before and after one that is looked for
+
+
+@dataclass
+class Exchange:
+    """A prompt and its reply, and their widgets while they are mounted."""
+
+    written: Written
+    reply: str = ""
+    reasoning: str = ""
+    reason: str | None = "stop"
+    figures: Mapping[str, Any] = field(default_factory=dict)
+    trace: "Trace | None" = None  # of replies of this session
+    views: list[Widget] = field(default_factory=list)  # none while it is not mounted
+
+    def mountable(self) -> list[Widget]:
+        self.views = [PromptView(self.written)]
+        if self.reply or self.reasoning:
+            from localspec_tui.widgets.reply_view import ReplyView
+
+            self.views.append(ReplyView(self.reply, self.reason, self.figures, self.reasoning))
+        return self.views
+
+
+async def import_replies() -> None:
+    """What shows replies takes a while to import. Not before it is needed: it would hold up keys, and the model."""
+    await asyncio.to_thread(import_module, "localspec_tui.widgets.reply_view")
+
+
+class MountedTurns(VerticalScroll, can_focus=False):
+    """The turns, the newest below. Older ones come when one scrolls to where they belong."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._older: list[Exchange] = []  # not mounted
+        self._sought: list[Exchange] = []  # mounted, of long ago
+        self._between: list[Exchange] = []  # not mounted
+        self._exchanges: list[Exchange] = []  # mounted, to the newest
+        self._gap: Static | None = None  # stands for those between; they come when it is seen
+        self._fetching = False
+
+    @property
+    def _every(self) -> list[Exchange]:
+        """The oldest first."""
+        return [*self._older, *self._sought, *self._between, *self._exchanges]
+
+    async def _replace(self, turns: Sequence[Exchange]) -> None:
+        """These are all there are, and none of them is mounted yet."""
+        self._older, self._exchanges, self._sought, self._between = [*turns], [], [], []
+        self._gap = None
+        await self.remove_children()
+
+    async def _mount_newest(self) -> None:
+        """One at a time, the newest first: typing goes on meanwhile."""
+        while self._older and len(self._exchanges) < MOUNTED:
+            await self._mount_older(1)
+
+    @work
+    async def fetch_older(self) -> None:
+        """Mounts some more above the first, and keeps the place that is being read."""
+        if not self._older or self._fetching:
+            return
+        self._fetching = True
+        first = self.children[0] if self.children else None
+        below = first.virtual_region.y - self.scroll_y if first else 0
+        await self._mount_older(BATCH)
+
+        def restore() -> None:
+            if first is not None and first.is_mounted:
+                self.scroll_to(y=first.virtual_region.y - below, animate=False, force=True)
+            self._fetching = False
+
+        self.call_after_refresh(restore)
+
+    async def _mount_older(self, count: int) -> None:
+        batch, self._older = self._older[-count:], self._older[:-count]
+        (self._sought or self._exchanges)[:0] = batch
+        views = [view for exchange in batch for view in exchange.mountable()]
+        await self.mount_all(views, before=0 if self.children else None)
+
+    async def _unmount_old(self) -> None:
+        excess, self._exchanges = self._exchanges[:-MOUNTED], self._exchanges[-MOUNTED:]
+        self._older += excess
+        for exchange in excess:
+            for view in exchange.views:
+                await view.remove()
+            exchange.views = []
+
+    def watch_scroll_y(self, old_value: float, new_value: float) -> None:
+        super().watch_scroll_y(old_value, new_value)
+        if new_value <= 0 < old_value:
+            self.fetch_older()
+        self._look_at_gap()
+
+    def watch_virtual_size(self) -> None:
+        self._look_at_gap()
+
+    async def _bring(self, exchange: Exchange) -> None:
+        """Mounts it, with some before and after it, in the place of what else was mounted of long ago."""
+        if any(one is exchange for one in self._sought):
+            return
+        turn = next(at for at, one in enumerate(self._every) if one is exchange)
+        leaving = self._leave_sought()
+        if exchange.views:
+            await leaving
+            return
+        first, end = max(turn - AROUND, 0), turn + AROUND + 1
+        self._sought, self._between = self._older[first:end], self._older[end:]
+        del self._older[first:]
+        views = [view for one in self._sought for view in one.mountable()]
+        mounting = self.mount_all([*views, *self._bridge()], before=0)
+        await leaving
+        await mounting
+
+    def _leave_sought(self) -> AwaitComplete:
+        """What is mounted of long ago is so no more."""
+        gone = [view for one in self._sought for view in one.views]
+        if self._gap is not None:
+            gone.append(self._gap)
+        for one in self._sought:
+            one.views = []
+        self._older += [*self._sought, *self._between]
+        self._sought, self._between, self._gap = [], [], None
+        return AwaitComplete(*(view.remove() for view in gone))
+
+    def _bridge(self) -> list[Widget]:
+        """What stands between those and the newest; where nothing does they are of one piece."""
+        if self._between:
+            self._gap = Static(f"… {counted(len(self._between), 'turn')} …", markup=False, classes="gap")
+            return [self._gap]
+        self._exchanges[:0], self._sought, self._gap = self._sought, [], None
+        return []
+
+    def _look_at_gap(self) -> None:
+        """It is seen when it has a place, and that is in the window."""
+        place = self._gap.virtual_region if self._gap is not None else Region()
+        if place.height and self.scroll_y - place.height < place.y < self.scroll_y + self.size.height:
+            self._fill_gap()
+
+    @work
+    async def _fill_gap(self) -> None:
+        """Mounts some of what is missing, on the side where one comes from, and keeps the place that is being read."""
+        if self._fetching or (gap := self._gap) is None or not gap.is_mounted:
+            return
+        self._fetching = True
+        downward = self._sought[-1].views[-1].virtual_region.bottom > self.scroll_y
+        first = self.children[self.children.index(gap) + 1]
+        below = first.virtual_region.y - self.scroll_y
+        if downward:
+            batch, self._between = self._between[:BATCH], self._between[BATCH:]
+            self._sought += batch
+        else:
+            batch, self._between = self._between[-BATCH:], self._between[:-BATCH]
+            self._exchanges[:0] = batch
+        views = [view for one in batch for view in one.mountable()]
+        bridge = self._bridge()
+        mounting = self.mount_all([*views, *bridge] if downward else [*bridge, *views], before=gap)
+        await gap.remove()
+        await mounting
+
+        def filled() -> None:
+            if not downward and first.is_attached:
+                self.scroll_to(y=first.virtual_region.y - below, animate=False, force=True)
+            self._fetching = False
+            self._look_at_gap()
+
+        self.call_after_refresh(filled)
