@@ -60,6 +60,12 @@ async def shown(pilot, talk):
     await until(pilot, lambda: len(talk.prompts()) == MOUNTED and view(talk).is_vertical_scroll_end)
 
 
+async def find_the_needle(pilot, talk):
+    """The only one there is."""
+    await say(pilot, "/find needle")
+    await until(pilot, lambda: which(talk) == "1 of 1" and marked(talk)[0] and "needle" in talk.screen_text())
+
+
 @pytest.mark.parametrize("size", [SMALL, (120, 40)])
 @pytest.mark.parametrize("how", ["key", "slash"])
 def test_the_newest_is_shown_first_and_keys_go_on(long, size, how):
@@ -174,8 +180,7 @@ def test_the_end_of_the_conversation_is_one_key_away(long):
     async def story(pilot):
         await shown(pilot, talk)
         before = talk.screen_text()
-        await say(pilot, "/find needle")
-        await until(pilot, lambda: which(talk) == "1 of 1" and "needle" in talk.screen_text())
+        await find_the_needle(pilot, talk)
         await pilot.press("alt+up", "ctrl+end", "escape")
         await until(pilot, lambda: talk.screen_text() == before and numbers(talk) == list(range(50, 60)))
 
@@ -258,8 +263,7 @@ def test_keys_for_messages_are_about_what_was_found(long, clipboard):
 
     async def story(pilot):
         await shown(pilot, talk)
-        await say(pilot, "/find needle")
-        await until(pilot, lambda: which(talk) == "1 of 1" and marked(talk)[0])
+        await find_the_needle(pilot, talk)
         await pilot.press("ctrl+l")
         await until(pilot, lambda: clipboard == ["needle"])
         await pilot.press("f2")
@@ -279,8 +283,7 @@ def test_a_prompt_that_waits_is_asked_meanwhile(long):
         await say(pilot, "first")
         await say(pilot, "second")
         await until(pilot, lambda: talk.replies()[-1] == "One")
-        await say(pilot, "/find needle")
-        await until(pilot, lambda: which(talk) == "1 of 1" and marked(talk)[0])
+        await find_the_needle(pilot, talk)
         gate.set()
         await until(pilot, lambda: talk.replies()[-1] == "Two." and talk.idle())
         await pilot.press("enter")
@@ -296,8 +299,7 @@ def test_another_conversation_ends_the_search(long):
 
     async def story(pilot):
         await shown(pilot, talk)
-        await say(pilot, "/find needle")
-        await until(pilot, lambda: which(talk) == "1 of 1" and marked(talk)[0])
+        await find_the_needle(pilot, talk)
         await pilot.press("ctrl+n")
         await until(pilot, lambda: talk.prompts() == [] and which(talk) == "")
         await pilot.press(*"hi")
@@ -327,8 +329,7 @@ def test_a_click_on_the_prompt_stays_at_what_was_found(long):
 
     async def story(pilot):
         await shown(pilot, talk)
-        await say(pilot, "/find needle")
-        await until(pilot, lambda: which(talk) == "1 of 1" and "needle" in talk.screen_text())
+        await find_the_needle(pilot, talk)
         await pilot.click(Prompt)
         await until(pilot, lambda: which(talk) == "" and marked(talk) == ([], None))
         assert "prompt 5 " in talk.screen_text()
