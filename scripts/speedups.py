@@ -3,8 +3,9 @@
     python scripts/speedups.py -m demo build/bench/small build/bench/large --prompts data/eval --limit 6 \
         --own build/help.jsonl --work build/speedups --out docs/speedups.md
 
-All drafters of a model answer a prompt in turns, greedily and at temperature 0.7 with a seed; who comes first changes
-from prompt to prompt, and so does the kind of text. Replies end where the plain text goes round, for loops flatter
+All drafters of a model answer a prompt together, greedily and at temperature 0.7 with a seed: who has the fewest tokens
+works on for a twentieth of a second, and replies that are over by then are written up to ten times. The kind of text
+changes from prompt to prompt. Replies end where the plain text goes round, for loops flatter
 phrases. What is measured is kept in `--work`, prompt by prompt, so a run that was stopped goes on, with the drafter that
 `auto` took at its beginning; the page is written anew after each model and temperature. Half-way it is foreseen again, by
 the replies so far, as in a second session; that is held against the other half of the prompts. `--own` are prompts about
@@ -13,7 +14,7 @@ each aim that was missed where, and with which tokens and costs.
 """
 
 import argparse
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -25,8 +26,9 @@ import psutil
 from experiment import content, kept, named, positive, questions, same_settings, weights
 from speedups_page import AUTO, EVERY, KINDS, LEAST, OWN, PLAIN, about, missed, overall, section
 
-from localspec import Done, Engine, Limits, config
+from localspec import Done, Engine, Event, Limits, Statistics, config
 from localspec.bench import peers, prompts
+from localspec.bench.turns import on_its_own_clock, side_by_side
 from localspec.checkpoint import inspect
 from localspec.config import Settings
 from localspec.decoding.going_round import until_it_goes_round
@@ -46,6 +48,7 @@ from localspec.store.store import Store
 
 TEMPERATURES = (0.0, 0.7)
 WARM = 2  # prompts that are answered first and do not count
+SHORT, MOST_ROUNDS = 0.25, 10  # seconds of a plain reply; those of less are written again, so many times at most
 
 
 def main(given: Sequence[str] | None = None) -> None:
@@ -112,13 +115,17 @@ def measured(
     at_the_end: ExitStack,
 ) -> dict[str, Any]:
     """All replies of all drafters of a model, and what was predicted of them; `every` gives the prompts there are."""
-    store = at_the_end.enter_context(Store.open(place / "localspec.db", print))
+    store, again = (
+        at_the_end.enter_context(Store.open(place / file, print)) for file in ("localspec.db", "rounds.db")
+    )  # what the first round of each reply brings decides what is foreseen, half-way
     settings = config.load(flags={"temperature": temperature, "seed": 0})
     wanted = dict.fromkeys([PLAIN, *(asked.drafters or names())])
     choices = {name: one for name in wanted if (one := chosen(card, settings, name))}
-    load = partial(Engine, store=store, phrases="off")
-    first = load(choices[PLAIN])
-    firsts = {name: load(choice, beside=first) if name != PLAIN else first for name, choice in choices.items()}
+    load = partial(Engine, phrases="off")
+    first = load(choices[PLAIN], store=store)
+    firsts = {
+        name: load(choice, store=store, beside=first) if name != PLAIN else first for name, choice in choices.items()
+    }
     known = RecalledMeasurements(MeasurementCache(store, Reporter()), False, None)
     decoding = decoding_kind(temperature, settings.accept)
     foresee = partial(predictions, card, firsts[PLAIN].choice, known, decoding)
@@ -129,29 +136,31 @@ def measured(
 
     if AUTO in choices:  # as after a first load; a run that goes on has replies by now, which would tell more
         took = kept(place / "auto.json", taken)
-        if again := chosen(card, settings, took, known):
-            choices[AUTO], firsts[AUTO] = again, load(again, beside=first)
-    engines = {name: partial(load, choice, beside=firsts[name]) for name, choice in choices.items()}
+        if (choice := chosen(card, settings, took, known)) is not None:
+            choices[AUTO], firsts[AUTO] = choice, load(choice, store=store, beside=first)
     target, sampling = first.target, first.sampling(settings)
 
-    def reply(name: str, prompt: prompts.Prompt, most: int) -> dict[str, Any]:
-        *_, done = engines[name]().chat(peers.message(prompt.text), sampling, Limits(most))
-        assert isinstance(done, Done)
-        said, held = done.statistics, done.statistics.memory
-        return {
-            "ids": said.token_ids, "tokens": max(len(said.token_ids) - 1, 0), "steps": said.steps,
-            "seconds": said.decode_seconds, "draft": said.draft_seconds, "verify": said.verify_seconds,
-            "bytes": held.target + held.drafter + held.cache, "off": said.off_reason,
-        }  # fmt: skip
+    def reply(name: str, prompt: prompts.Prompt, most: int, kept_in: Store) -> Generator[Event, None, None]:
+        engine = load(choices[name], store=kept_in, beside=firsts[name])
+        return on_its_own_clock(engine.session, engine.chat(peers.message(prompt.text), sampling, Limits(most)))
 
     def turn(number: int, prompt: prompts.Prompt) -> dict[str, Any]:
-        plain = reply(PLAIN, prompt, asked.max_tokens)  # not by phrases: what a loop brings them would be remembered
-        most = until_it_goes_round(plain["ids"])
+        plain = reply(PLAIN, prompt, asked.max_tokens, store)  # by phrases, what a loop brings would be remembered
+        *_, done = plain
+        assert isinstance(done, Done)
+        most = until_it_goes_round(done.statistics.token_ids)
         if most < LEAST:
             return {}
-        order = list(engines)[number % len(engines) :] + list(engines)[: number % len(engines)]
+        rounds = min(MOST_ROUNDS, 1 + int(SHORT / max(done.statistics.decode_seconds, 1e-9)))
         psutil.cpu_percent()
-        replies = {name: reply(name, prompt, most) for name in order}
+        written: dict[str, list[Statistics]] = {name: [] for name in choices}
+        for at in range(rounds):
+            begin = (number + at) % len(choices)
+            order = (list(choices) * 2)[begin : begin + len(choices)]
+            kept_in = store if at == 0 else again
+            for name, said in side_by_side({name: reply(name, prompt, most, kept_in) for name in order}).items():
+                written[name].append(said)
+        replies = {name: figures(written[name]) for name in choices}
         return {"category": category(prompt), "load": psutil.getloadavg()[0], "replies": replies}
 
     def has_room(one: prompts.Prompt) -> bool:
@@ -175,6 +184,21 @@ def measured(
         "then": then,
         "threads": psutil.cpu_count(logical=False),
     }  # fmt: skip
+
+
+def figures(written: Sequence[Statistics]) -> dict[str, Any]:
+    """What all rounds of a reply took together."""
+    held = written[0].memory
+    return {
+        "ids": [one.token_ids for one in written],
+        "tokens": sum(max(len(one.token_ids) - 1, 0) for one in written),
+        "steps": sum(one.steps for one in written),
+        "seconds": sum(one.decode_seconds for one in written),
+        "draft": sum(one.draft_seconds for one in written),
+        "verify": sum(one.verify_seconds for one in written),
+        "bytes": held.target + held.drafter + held.cache,
+        "off": written[0].off_reason,
+    }
 
 
 def names() -> list[str]:

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from localspec.bench.race import Lane, Result
+from localspec.bench.turns import on_its_own_clock
 from localspec.text import one_line
 
 if TYPE_CHECKING:
@@ -42,7 +43,8 @@ def racers(
         pass
     engines[0].session.rewind(0)
     lanes = [Lane("plain decoding"), Lane(f"with {one_line(drafting.choice.drafter)}")]
-    return lanes, [engine.session.generate(tokens, sampling, limits) for engine in engines]
+    sessions = [engine.session for engine in engines]
+    return lanes, [on_its_own_clock(one, one.generate(tokens, sampling, limits)) for one in sessions]
 
 
 def sentences(lanes: Sequence[Lane], found: Result) -> Iterator[str]:

@@ -1,9 +1,17 @@
 """Who comes when: what is compared takes turns, so that whatever else happens on the machine happens to all."""
 
-from collections.abc import Iterator, Sequence
-from typing import TypeVar
+import time
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing
+from typing import TYPE_CHECKING, TypeVar
+
+from localspec.events import Done, Event, Statistics, Text
+
+if TYPE_CHECKING:
+    from localspec.decoding.session import Session
 
 T = TypeVar("T")
+TURN = 0.05  # seconds of work: a step or two of a large model, the whole reply of one that fits into caches
 
 
 def in_turns(contenders: Sequence[T], turns: int) -> Iterator[tuple[int, T]]:
@@ -12,6 +20,33 @@ def in_turns(contenders: Sequence[T], turns: int) -> Iterator[tuple[int, T]]:
         first = turn % len(contenders)
         for contender in (*contenders[first:], *contenders[:first]):
             yield turn, contender
+
+
+def on_its_own_clock(session: "Session", events: Generator[Event, None, None]) -> Generator[Event, None, None]:
+    """A reply of this session, whose clock stands still while others have their turns."""
+    with closing(events):
+        for event in events:
+            left = time.perf_counter()
+            yield event
+            session.rest(time.perf_counter() - left)
+
+
+def side_by_side(replies: Mapping[str, Iterator[Event]], turn: float = TURN) -> dict[str, Statistics]:
+    """Lets them be written together, and returns what each measured.
+
+    Who has the fewest tokens has the next turn of so many seconds. So a machine that becomes slower for a while is
+    slower for the same part of every text.
+    """
+    tokens, done = dict.fromkeys(replies, 0), dict[str, Statistics]()
+    while running := [name for name in replies if name not in done]:
+        name, began = min(running, key=tokens.__getitem__), time.perf_counter()
+        while name not in done and time.perf_counter() - began < turn:
+            match next(replies[name]):
+                case Text() as text:
+                    tokens[name] += len(text.tokens)
+                case Done(_, statistics):
+                    done[name] = statistics
+    return done
 
 
 def left_words(seconds: float) -> str:

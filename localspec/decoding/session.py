@@ -60,6 +60,11 @@ class Session:
         most = room if limits.max_tokens is None else min(room, limits.max_tokens)
         return _Reply(self, prompt, sampling, most, limits.stop).events()
 
+    def rest(self, seconds: float) -> None:
+        """Says that another reply had its turn for so long: none of that is time of the latest one here."""
+        if self.current:
+            self.current.began += seconds
+
     @property
     def so_far(self) -> Statistics | None:
         """The figures of the latest reply, as far as it has come; None before the first."""

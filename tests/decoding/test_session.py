@@ -1,7 +1,8 @@
 """The session: after every reply, however it ended, text, tokens, cache and drafter end at one place."""
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
 from itertools import islice
 
 import pytest
@@ -11,6 +12,7 @@ from tiny_models import Tiny, prompt_ids, read, stock_reply, word_tokenizer, wri
 from tokenizers import decoders
 from transformers import LlamaConfig
 
+from localspec.bench.turns import on_its_own_clock
 from localspec.decoding.budget import Budget
 from localspec.decoding.drafter import Context, Drafter, Step
 from localspec.decoding.sampling import Sampling
@@ -243,6 +245,23 @@ def test_times_of_a_reply_are_the_sums_of_its_steps(speller: Tiny) -> None:
         assert numbers.verify_seconds == sum(step.verify_seconds for step in steps) > 0
         assert numbers.draft_seconds + numbers.verify_seconds < numbers.decode_seconds
         steps.clear()
+
+
+def test_a_clock_that_stands_still_counts_nothing_of_what_others_do_between_events(
+    speller: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def told(wrap: Callable[[Session, Generator[Event, None, None]], Iterator[Event]]) -> tuple[float, float, float]:
+        session, now = Session(speller.target, Autoregressive(), Budget(0)), [0.0]
+        monkeypatch.setattr(time, "perf_counter", lambda: now[0])  # only others let time pass
+        for _ in wrap(session, session.generate([1, 2, 3, 4], GREEDY, Limits(max_tokens=12))):
+            now[0] += 1.0
+        assert session.statistics is not None
+        return (
+            session.statistics.prefill_seconds, session.statistics.first_token_seconds, session.statistics.decode_seconds
+        )  # fmt: skip
+
+    assert told(on_its_own_clock) == (0.0, 0.0, 0.0)
+    assert told(lambda _, events: events) == (1.0, 2.0, 11.0)
 
 
 def test_acceptance_by_depth_counts_only_nodes_whose_parent_was_accepted(speller: Tiny) -> None:

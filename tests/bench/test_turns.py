@@ -1,0 +1,44 @@
+from collections.abc import Generator
+
+import pytest
+from reply_statistics import said
+
+from localspec import Done, Event, Prefill, Text
+from localspec.bench import turns as module
+from localspec.bench.turns import side_by_side
+
+
+class Machine:
+    """What works is what lets time pass, and it is written down whose work that was."""
+
+    def __init__(self) -> None:
+        self.now, self.worked = 0.0, list[str]()
+
+    def reply(self, name: str, step: float, tokens: int, most: int) -> Generator[Event, None, None]:
+        """Of so many tokens, of which a step brings `tokens`."""
+        self.now += 2.5  # for the prompt
+        yield Prefill(5, 5)
+        for _ in range(0, most, tokens):
+            self.now += step
+            self.worked.append(name)
+            yield Text("a" * tokens, (1,) * tokens, ("target",) * tokens, self.now, 1)
+        yield Done("length", said((1,) * most))
+
+
+@pytest.fixture
+def machine(monkeypatch) -> Machine:
+    made = Machine()
+    monkeypatch.setattr(module.time, "perf_counter", lambda: made.now)
+    return made
+
+
+def test_who_has_the_fewest_tokens_works_next(machine):
+    replies = {"plain": machine.reply("plain", 1.0, 1, 8), "fast": machine.reply("fast", 1.5, 4, 8)}
+    measured = side_by_side(replies, turn=1.0)
+    assert "".join(name[0] for name in machine.worked) == "pf" + "pppp" + "f" + "ppp"
+    assert {name: len(one.token_ids) for name, one in measured.items()} == {"plain": 8, "fast": 8}
+
+
+def test_a_turn_lasts_until_its_time_is_over(machine):
+    side_by_side({"a": machine.reply("a", 1.0, 1, 6), "b": machine.reply("b", 1.0, 1, 6)}, turn=3.0)
+    assert "".join(machine.worked) == "a" + "b" + "aaa" + "bbb" + "aa" + "bb"
