@@ -4,14 +4,14 @@ A run is what `speedups.py` keeps of a model at a temperature: its turns, one a 
 """
 
 import argparse
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import fmean, median
 from typing import Any
 
 import numpy as np
 from figures import DRAWS, figure, table
 
-PLAIN, AUTO = "none", "auto"
+PLAIN, AUTO, PHRASES = "none", "auto", "phrases"
 LEAST = 8  # tokens of a reply that counts
 NEARLY, HARMLESS = 0.95, 0.98  # of the best, and of plain decoding
 KINDS = {
@@ -75,7 +75,16 @@ def section(run: Mapping[str, Any]) -> str:
     kinds = {kind: some for kind, some in kinds.items() if some}
     heads = ["×", *(f"{kind} ({len(some)})" for kind, some in kinds.items())]
     told.append(table(heads, [[name, *(figure(speedup(some, name)) for some in kinds.values())] for name in rows]))
-    return "\n\n".join([*told, verdict(run)])
+    return "\n\n".join([*told, *ahead_of_phrases(turns), verdict(run)])
+
+
+def ahead_of_phrases(turns: Turns) -> Iterator[str]:
+    """Those that are faster than phrases alone by more than other prompts would have changed."""
+    if PHRASES in turns[0]["replies"]:
+        found = {name: (speedup(turns, name, PHRASES), *interval(turns, name, PHRASES)) for name in turns[0]["replies"]}
+        clear = sorted(((one, name) for name, one in found.items() if one[1] > 1), reverse=True)
+        told = [f"`{name}` {ratio:.2f} [{low:.2f}, {high:.2f}]" for (ratio, low, high), name in clear]
+        yield f"Ahead of phrases alone, compared prompt by prompt: {', '.join(told) or 'none'}."
 
 
 def overall(runs: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
@@ -128,7 +137,7 @@ def missed(runs: Sequence[tuple[str, Mapping[str, Any]]], of_largest: Sequence[s
     for title in of_largest:
         for kind in EVERY:
             turns = [turn for turn in dict(runs)[title]["turns"] if turn["category"] == kind]
-            both = ("ouroboros", "phrases")
+            both = ("ouroboros", PHRASES)
             tried = turns and all(name in turns[0]["replies"] for name in both)
             if tried and speedup(turns, both[0]) < speedup(turns, both[1]):
                 lines.append(
@@ -249,8 +258,8 @@ def total(turns: Turns, name: str, what: str) -> float:
     return float(sum(turn["replies"][name][what] for turn in turns))
 
 
-def speedup(turns: Turns, name: str) -> float:
-    return total(turns, PLAIN, "seconds") / total(turns, name, "seconds")
+def speedup(turns: Turns, name: str, beside: str = PLAIN) -> float:
+    return total(turns, beside, "seconds") / total(turns, name, "seconds")
 
 
 def worth(turns: Turns, name: str) -> float:
@@ -259,8 +268,9 @@ def worth(turns: Turns, name: str) -> float:
     return speedup(turns, name) / held
 
 
-def interval(turns: Turns, name: str) -> tuple[float, float]:
-    seconds = np.array([[turn["replies"][one]["seconds"] for one in (PLAIN, name)] for turn in turns])
+def interval(turns: Turns, name: str, beside: str = PLAIN) -> tuple[float, float]:
+    """The bounds of a speedup by other prompts."""
+    seconds = np.array([[turn["replies"][one]["seconds"] for one in (beside, name)] for turn in turns])
     drawn = seconds[np.random.default_rng(0).integers(len(seconds), size=(DRAWS, len(seconds)))].sum(1)
     low, high = np.percentile(drawn[:, 0] / drawn[:, 1], (2.5, 97.5))
     return float(low), float(high)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import speedups
 import speedups_page
+from reply_statistics import said
 
 
 def reply(seconds: float, tokens: int = 20, steps: int = 10, held: int = 100, off: str | None = None) -> dict[str, Any]:
@@ -65,6 +66,21 @@ def test_predictions_and_the_choice_are_judged() -> None:
     assert "measured 1 of 1, median" in speedups_page.section(found)
     found["turns"][3]["replies"]["s3d"]["ids"][5] = 99
     assert "Replies that differ from plain decoding: 1" in speedups_page.section(found)
+
+
+def test_only_what_no_draw_of_prompts_turns_is_ahead_of_phrases() -> None:
+    turns = run(none=[4.0] * 8, phrases=[2.0] * 8, s3d=[1.0] * 8, medusa=[0.1] * 7 + [9.0])["turns"]
+    assert [*speedups_page.ahead_of_phrases(turns)] == [
+        "Ahead of phrases alone, compared prompt by prompt: `s3d` 2.00 [2.00, 2.00]."
+    ]
+    assert [*speedups_page.ahead_of_phrases(run(none=[4.0], s3d=[1.0])["turns"])] == []
+
+
+def test_all_rounds_of_a_reply_count() -> None:
+    first, second = said((1, 2, 3), seconds=2.0, steps=2, draft=0.5, verify=1.0), said((1, 2, 3), seconds=1.0, steps=1)
+    told = speedups.figures([first, second])
+    assert (told["tokens"], told["steps"], told["seconds"], told["draft"], told["verify"]) == (4, 3, 3.0, 0.5, 1.0)
+    assert told["ids"] == [(1, 2, 3), (1, 2, 3)] and told["bytes"] == 100
 
 
 def test_kinds_of_text_follow_from_the_files() -> None:
