@@ -95,7 +95,7 @@ class _Reply:
         self.tally = Tally()
         self.sources: list[str] = []
         self.drafts: list[Draft] = []  # that the consumer does not have yet
-        self.began = time.perf_counter()
+        self.began = 0.0  # when it was first asked for an event
         self.prefill_seconds = self.first_seconds = self.last_seconds = 0.0  # since then: prompt, first, last token
         self.released = self.thought = 0  # reply tokens that the consumer has, and those of them before the answer
         self.thought_seconds = 0.0  # when the last of those came
@@ -103,7 +103,7 @@ class _Reply:
         self.chunk, self.spare = CHUNK, True  # what memory allows
 
     def events(self) -> Generator[Event, None, None]:
-        session = self.session
+        session, self.began = self.session, time.perf_counter()
         session.current = self
         try:
             yield from self._prefill()

@@ -1,10 +1,14 @@
 import pytest
 from reply_statistics import said
 
-from localspec import Done, Prefill, Text
+from localspec import Done, Engine, Limits, Prefill, Sampling, Text
+from localspec.bench import peers
 from localspec.bench import race as module
 from localspec.bench.race import Lane, Moment, race, result
-from localspec.bench.racers import sentences
+from localspec.bench.racers import racers, sentences
+from localspec.config import Settings
+from localspec.models.registry import resolve
+from localspec.policy.selection import choose
 
 
 class Clock:
@@ -100,3 +104,15 @@ def test_the_seconds_shown_are_those_that_the_speedup_compares(clock):
 def test_a_reply_of_one_token_has_no_speedup():
     lanes = [Lane("", [Moment(1.0, "a", 1)], 1.0, said((1,))) for _ in range(2)]
     assert result(*lanes).speedup is None and lanes[0].tokens_per_second == 0.0
+
+
+def test_neither_lane_takes_the_others_turns_for_its_own_time(monkeypatch):
+    engine = Engine(choose(resolve("demo"), Settings(drafter="phrases", draft_max=4, device="cpu")), phrases="off")
+    lanes, streams = racers(engine, peers.message("Who are you?"), Sampling(), Limits(12))
+    now = 0.0
+    monkeypatch.setattr(module.time, "perf_counter", lambda: now)  # it stands still while a lane works
+    for _ in race(lanes, streams):
+        now += 1.0
+    for lane in lanes:
+        assert lane.statistics is not None and len(lane.statistics.token_ids) == 12
+        assert (lane.statistics.first_token_seconds, lane.statistics.decode_seconds) == (0.0, 0.0)
