@@ -26,7 +26,7 @@ from localspec.store.store import Store
 from localspec.training import checkpoint, estimate
 from localspec.training.answering import BATCH, Answerer, Way, answerer, answering_choice, can_batch
 from localspec.training.course_state import Plan, State, drafter_json, read, refuse_foreign
-from localspec.training.directory import ANSWERS, PLAN, Lock, begun
+from localspec.training.directory import ANSWERS, PLAN, Lock, begun, refuse_other
 from localspec.training.distill import Distiller, append, written
 from localspec.training.examples import Question, read_examples
 from localspec.training.from_history import Past, read_past
@@ -118,13 +118,7 @@ class Course:
 
     def _resumed(self, found: State) -> State:
         """Returns the course that was stopped. Raises UsageMistake where it is another one."""
-        asked = self._identity()
-        if other := [name for name, value in asked.items() if found.asked.get(name) != value]:
-            raise UsageMistake(
-                f"{self.directory} holds a training that was stopped, with {other[0]} = {found.asked.get(other[0])!r} "
-                f"where this one has {asked[other[0]]!r}; give the same command to go on, another -o, or --force to "
-                "begin anew."
-            )
+        refuse_other(self.directory, found.asked, self._identity())
         return found
 
     @property

@@ -2,9 +2,10 @@
 
 import os
 import sqlite3
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from localspec.errors import LocalspecError, UsageMistake
 
@@ -50,6 +51,29 @@ def refuse_course(directory: Path, force: bool) -> None:
             "-o, or --force to begin anew."
         )
     (directory / PLAN).unlink(missing_ok=True)
+
+
+def refuse_other(directory: Path, was: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raises UsageMistake where the training that was stopped there was asked for otherwise than this one."""
+    for name, value in now.items():
+        if (before := was.get(name)) != value:
+            differs = f"begun {_as_typed(name, before)}, and this one is {_as_typed(name, value)}"
+            if name == "text":  # of which only a digest is kept
+                differs = "which learns from other text than this one"
+            raise UsageMistake(
+                f"{directory} holds a training that was stopped, {differs}; give the same command to go on, another -o, "
+                "or --force to begin anew."
+            )
+
+
+def _as_typed(name: str, value: Any) -> str:
+    """How a setting of a training was given on the command line."""
+    flag = {"kind": "KIND", "model": "-m", "options": "-O"}.get(name, f"--{name.replace('_', '-')}")
+    if value is None or value in ("prompts", ["prompts"], [], {}):
+        return f"without {flag}"
+    if isinstance(value, Mapping):
+        value = [f"{key}={one}" for key, one in value.items()]
+    return f"with {flag} {' '.join(value) if isinstance(value, Sequence) and not isinstance(value, str) else value}"
 
 
 class Lock:

@@ -24,7 +24,7 @@ from localspec.policy.choice import Choice
 from localspec.policy.selection import choose
 from localspec.training import checkpoint, estimate, processes
 from localspec.training.corpus import Corpus
-from localspec.training.directory import Lock
+from localspec.training.directory import Lock, refuse_other
 from localspec.training.examples import Example
 from localspec.training.generated import measured_text
 from localspec.training.perplexity import perplexity
@@ -63,7 +63,7 @@ class Request:
         """Returns what must be the same for a stopped training to go on."""
         digest = hashlib.sha256(b"".join(example.digest for example in self.examples)).hexdigest()[:16]
         return {
-            "kind": self.kind, "model": own, "options": dict(self.options), "data": digest, "length": self.length,
+            "kind": self.kind, "model": own, "options": dict(self.options), "text": digest, "length": self.length,
             "batch": self.batch, "at_once": self.at_once, "lr": self.rate, "seed": self.seed,
             "labels": "soft" if self.distill else "text", "steps": self.steps, "hours": self.hours,
             "epochs": self.epochs, "dtype": choice.dtype, "quantize": choice.quantize,
@@ -350,13 +350,7 @@ def _resumed(request: Request, asked: Mapping[str, Any]) -> Mapping[str, Any]:
         return {}
     found = checkpoint.state(path / "checkpoint")
     if found is not None:
-        other = [name for name, value in asked.items() if found["asked"]["asked"].get(name) != value]
-        if other:
-            was, now = found["asked"]["asked"].get(other[0]), asked[other[0]]
-            raise UsageMistake(
-                f"{path} holds a training that was stopped, with {other[0]} = {was!r} where this one has {now!r}; give "
-                "the same command to go on, another -o, or --force to begin anew."
-            )
+        refuse_other(path, found["asked"]["asked"], asked)
         options = {**drafter_class(request.kind).BEFORE, **found["asked"]["options"]}
         return {"at_once": found["at_once"], "options": options, "step": found["step"]}
     for name in ("drafter", "target"):

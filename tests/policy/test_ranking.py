@@ -231,6 +231,21 @@ def test_what_was_foreseen_counts_beside_few_replies_and_hardly_beside_many() ->
     assert brought < speed(19 * FORESEEN_TOKENS) == pytest.approx(brought * (foreseen / brought) ** 0.05)
 
 
+def test_what_plain_replies_take_beside_forwards_is_expected_of_all_others() -> None:
+    heads = trained("medusa", 10**8, 0.8)
+
+    def times_plain(name: str, replies: dict[str, ReplyStats]) -> float:
+        told = Told({("cuda:0", "none"): ModelMeasurements(flat(0.05), replies)})
+        plans = run_plans(model(here=(heads,)), [PRECISION], told, 16)
+        return one(plans, name).speed / one(plans, "none").speed
+
+    slow = {"none": ReplyStats(1.0, 0.0, 0.0, beside=0.9)}
+    few = {reply_key("medusa", (heads,), None): ReplyStats(1.1, 0.0, 0.0, beside=0.9, tokens=1e-6)}
+    for name in ("medusa", "phrases"):
+        assert times_plain(name, slow) == pytest.approx(times_plain(name, {}), rel=1e-2)
+    assert times_plain("medusa", slow | few) == pytest.approx(times_plain("medusa", {}), rel=1e-2), "blended, too"
+
+
 @pytest.mark.parametrize(
     ("name", "drafter"),
     [("ouroboros:small", "ouroboros"), ("draft_model:small", "draft_model"),
