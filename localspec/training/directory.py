@@ -61,8 +61,8 @@ def refuse_other(directory: Path, was: Mapping[str, Any], now: Mapping[str, Any]
             if name == "text":  # of which only a digest is kept
                 differs = "which learns from other text than this one"
             raise UsageMistake(
-                f"{directory} holds a training that was stopped, {differs}; give the same command to go on, another -o, "
-                "or --force to begin anew."
+                f"{directory} holds a training that was stopped, {differs}; give the same command to go on, "
+                "another -o, or --force to begin anew."
             )
 
 
