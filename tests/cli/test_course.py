@@ -294,7 +294,11 @@ def test_another_command_does_not_go_on_with_it(train, place, monkeypatch, tmp_p
         train()
     before = (place / "answers.jsonl").read_bytes()
     code, text, errors = train("--hours", 2)
-    assert (code, text) == (2, "") and "begun without --hours, and this one is with --hours 2.0;" in errors and "--force" in errors
+    assert (
+        (code, text) == (2, "")
+        and "begun without --hours, and this one is with --hours 2.0;" in errors
+        and "--force" in errors
+    )
     file = tmp_path / "text.txt"
     file.write_text("the cat sat\n\n" * 40)
     code, text, errors = train("--data", file)
