@@ -4,8 +4,8 @@
         --own build/help.jsonl --work build/speedups --out docs/speedups.md
 
 All drafters of a model answer a prompt together, greedily and at temperature 0.7 with a seed: who has the fewest tokens
-works on for a twentieth of a second, and replies that are over by then are written up to ten times. The kind of text
-changes from prompt to prompt. Replies end where the plain text goes round, for loops flatter
+works on for a twentieth of a second. Replies of less than a quarter of a second are written up to ten times, each time
+with what was known before the first. The kind of text changes from prompt to prompt. Replies end where the plain text goes round, for loops flatter
 phrases. What is measured is kept in `--work`, prompt by prompt, so a run that was stopped goes on, with the drafter that
 `auto` took at its beginning; the page is written anew after each model and temperature. Half-way it is foreseen again, by
 the replies so far, as in a second session; that is held against the other half of the prompts. `--own` are prompts about
@@ -14,11 +14,12 @@ each aim that was missed where, and with which tokens and costs.
 """
 
 import argparse
+import sqlite3
 from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
-from itertools import chain, islice, zip_longest
+from itertools import chain, islice, product, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -67,12 +68,18 @@ def main(given: Sequence[str] | None = None) -> None:
     try:
         cards = [registry.resolve(model) for model in asked.models]
         known = [weights(card) for card in cards]
-        decisive |= {"prompts": content(asked.prompts)}
+        decisive |= {"prompts": content(asked.prompts), "written": "side by side"}
+        for card, temperature in product(cards, asked.temperatures):
+            for drafter in asked.drafters or ():
+                choose(card, config.load(flags={"temperature": temperature, "drafter": drafter}))
+            config.load(flags={"temperature": temperature})
         own = {"own": content(asked.own)}
         for place in filter(None, (asked.prompts, asked.own)):
             questions(place, 1)
     except LocalspecError as mistake:
         parser.error(str(mistake))
+    if not asked.out.absolute().parent.is_dir():
+        parser.error(f"--out {asked.out} lies in a directory that is not there; make it, or name another.")
     same_settings(parser, asked.work, decisive)
     parts, runs, of_largest = [], [], []
     largest = max(range(len(cards)), key=lambda index: inspect(cards[index].path).parameters)
@@ -91,14 +98,13 @@ def main(given: Sequence[str] | None = None) -> None:
         how = "greedy" if temperature == 0 else f"temperature {temperature}"
         size = f"{inspect(card.path).parameters / 1e9:.2g} B parameters"
         title = f"`{Path(card.name).name}`, {size}, {how}{f', {OWN}' if knows else ''}"
-        if not run["turns"]:
-            parts.append(f"## {title}\n\nNo reply had {LEAST} tokens.")
-            continue
-        parts.append(f"## {title}\n\n{section(run)}")
-        runs.append((title, run))
-        if card is cards[largest]:
-            of_largest.append(title)
-        page = ["# What drafters are worth", about(asked), overall(runs), missed(runs, of_largest), *parts]
+        parts.append(f"## {title}\n\n{section(run) if run['turns'] else f'No reply had {LEAST} tokens.'}")
+        if run["turns"]:
+            runs.append((title, run))
+            if card is cards[largest]:
+                of_largest.append(title)
+        verdicts = [overall(runs), missed(runs, of_largest)] if runs else []
+        page = ["# What drafters are worth", about(asked), *verdicts, *parts]
         asked.out.write_text("\n\n".join(page) + "\n", "utf-8")
 
 
@@ -115,9 +121,7 @@ def measured(
     at_the_end: ExitStack,
 ) -> dict[str, Any]:
     """All replies of all drafters of a model, and what was predicted of them; `every` gives the prompts there are."""
-    store, again = (
-        at_the_end.enter_context(Store.open(place / file, print)) for file in ("localspec.db", "rounds.db")
-    )  # what the first round of each reply brings decides what is foreseen, half-way
+    store = at_the_end.enter_context(Store.open(file := place / "localspec.db", print))
     settings = config.load(flags={"temperature": temperature, "seed": 0})
     wanted = dict.fromkeys([PLAIN, *(asked.drafters or names())])
     choices = {name: one for name in wanted if (one := chosen(card, settings, name))}
@@ -151,15 +155,16 @@ def measured(
         most = until_it_goes_round(done.statistics.token_ids)
         if most < LEAST:
             return {}
-        rounds = min(MOST_ROUNDS, 1 + int(SHORT / max(done.statistics.decode_seconds, 1e-9)))
-        psutil.cpu_percent()
+        seconds = done.statistics.decode_seconds * most / len(done.statistics.token_ids)
+        rounds = min(MOST_ROUNDS, 1 + int(SHORT / max(seconds, 1e-9)))
         written: dict[str, list[Statistics]] = {name: [] for name in choices}
-        for at in range(rounds):
+        for at in reversed(range(rounds)):  # the last one alone is remembered
             begin = (number + at) % len(choices)
             order = (list(choices) * 2)[begin : begin + len(choices)]
-            kept_in = store if at == 0 else again
-            for name, said in side_by_side({name: reply(name, prompt, most, kept_in) for name in order}).items():
-                written[name].append(said)
+            with ExitStack() as of_round:
+                kept_in = of_round.enter_context(Store.open(copy_of(file), print)) if at else store
+                for name, said in side_by_side({name: reply(name, prompt, most, kept_in) for name in order}).items():
+                    written[name].append(said)
         replies = {name: figures(written[name]) for name in choices}
         return {"category": category(prompt), "load": psutil.getloadavg()[0], "replies": replies}
 
@@ -186,9 +191,19 @@ def measured(
     }  # fmt: skip
 
 
+def copy_of(file: Path) -> Path:
+    """A copy of a database that is open, in place of the copy before."""
+    for old in file.parent.glob("round.db*"):
+        old.unlink()
+    copy = file.with_name("round.db")
+    with closing(sqlite3.connect(file)) as source, closing(sqlite3.connect(copy)) as into:
+        source.backup(into)
+    return copy
+
+
 def figures(written: Sequence[Statistics]) -> dict[str, Any]:
     """What all rounds of a reply took together."""
-    held = written[0].memory
+    held, off = written[0].memory, [one.off_reason for one in written if one.off_reason]
     return {
         "ids": [one.token_ids for one in written],
         "tokens": sum(max(len(one.token_ids) - 1, 0) for one in written),
@@ -197,7 +212,7 @@ def figures(written: Sequence[Statistics]) -> dict[str, Any]:
         "draft": sum(one.draft_seconds for one in written),
         "verify": sum(one.verify_seconds for one in written),
         "bytes": held.target + held.drafter + held.cache,
-        "off": written[0].off_reason,
+        "off": off[0] if 2 * len(off) >= len(written) and off else None,
     }
 
 

@@ -34,7 +34,7 @@ def about(asked: argparse.Namespace) -> str:
         f"model knows), replies of at most {asked.max_tokens} tokens that end "
         f"where the text goes round, those of fewer than {LEAST} left out; pools of phrases are empty at the beginning of "
         "each. All replies to a prompt are written side by side, in turns of a twentieth of a second, "
-        "short ones up to ten times. × is the time of plain "
+        "those of less than a quarter of a second up to ten times. × is the time of plain "
         f"decoding over that of the drafter, all replies together; in brackets the bounds of 95 % of {DRAWS} bootstrap samples of prompts. τ is tokens a step, "
         "M is × over relative memory. Predicted is what the choice between drafters goes by, once the machine's forwards "
         "were timed and before any reply; then, what it goes by after the first half of the prompts, beside the × of the "
@@ -79,10 +79,10 @@ def section(run: Mapping[str, Any]) -> str:
 
 
 def ahead_of_phrases(turns: Turns) -> Iterator[str]:
-    """Those that are faster than phrases alone by more than other prompts would have changed."""
+    """Those that are faster than phrases alone, at both bounds."""
     if PHRASES in turns[0]["replies"]:
         found = {name: (speedup(turns, name, PHRASES), *interval(turns, name, PHRASES)) for name in turns[0]["replies"]}
-        clear = sorted(((one, name) for name, one in found.items() if one[1] > 1), reverse=True)
+        clear = sorted(((one, name) for name, one in found.items() if round(one[1], 2) > 1), reverse=True)
         told = [f"`{name}` {ratio:.2f} [{low:.2f}, {high:.2f}]" for (ratio, low, high), name in clear]
         yield f"Ahead of phrases alone, compared prompt by prompt: {', '.join(told) or 'none'}."
 

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, TypeVar
 
 from localspec.events import Done, Event, Statistics, Text
@@ -31,21 +31,26 @@ def on_its_own_clock(session: "Session", events: Generator[Event, None, None]) -
             session.rest(time.perf_counter() - left)
 
 
-def side_by_side(replies: Mapping[str, Iterator[Event]], turn: float = TURN) -> dict[str, Statistics]:
+def side_by_side(replies: Mapping[str, Generator[Event, None, None]], turn: float = TURN) -> dict[str, Statistics]:
     """Lets them be written together, and returns what each measured.
 
     Who has the fewest tokens has the next turn of so many seconds. So a machine that becomes slower for a while is
     slower for the same part of every text.
     """
     tokens, done = dict.fromkeys(replies, 0), dict[str, Statistics]()
-    while running := [name for name in replies if name not in done]:
-        name, began = min(running, key=tokens.__getitem__), time.perf_counter()
-        while name not in done and time.perf_counter() - began < turn:
-            match next(replies[name]):
-                case Text() as text:
-                    tokens[name] += len(text.tokens)
-                case Done(_, statistics):
-                    done[name] = statistics
+    with ExitStack() as at_the_end:
+        running = {name: at_the_end.enter_context(closing(reply)) for name, reply in replies.items()}
+        while running:
+            name, began = min(running, key=tokens.__getitem__), time.perf_counter()
+            for event in running[name]:
+                if isinstance(event, Text):
+                    tokens[name] += len(event.tokens)
+                if isinstance(event, Done):
+                    done[name] = event.statistics
+                    running.pop(name).close()
+                    break
+                if time.perf_counter() - began >= turn:
+                    break
     return done
 
 

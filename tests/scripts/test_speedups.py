@@ -1,6 +1,7 @@
 """The page of what drafters are worth: sums of seconds, and what is said of predictions and of `auto`."""
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from reply_statistics import said
 
 def reply(seconds: float, tokens: int = 20, steps: int = 10, held: int = 100, off: str | None = None) -> dict[str, Any]:
     return {
-        "ids": list(range(tokens)), "tokens": tokens, "steps": steps, "seconds": seconds, "draft": seconds / 10,
+        "ids": [list(range(tokens))], "tokens": tokens, "steps": steps, "seconds": seconds, "draft": seconds / 10,
         "verify": seconds / 2, "bytes": held, "off": off,
     }  # fmt: skip
 
@@ -64,11 +65,11 @@ def test_predictions_and_the_choice_are_judged() -> None:
         turn["replies"]["s3d"]["off"] = "it brings less"
     assert [*speedups_page.errors_of(found)] == ["phrases"], "of what is off nothing was foreseen"
     assert "measured 1 of 1, median" in speedups_page.section(found)
-    found["turns"][3]["replies"]["s3d"]["ids"][5] = 99
+    found["turns"][3]["replies"]["s3d"]["ids"][0][5] = 99
     assert "Replies that differ from plain decoding: 1" in speedups_page.section(found)
 
 
-def test_only_what_no_draw_of_prompts_turns_is_ahead_of_phrases() -> None:
+def test_only_what_is_faster_at_both_bounds_is_ahead_of_phrases() -> None:
     turns = run(none=[4.0] * 8, phrases=[2.0] * 8, s3d=[1.0] * 8, medusa=[0.1] * 7 + [9.0])["turns"]
     assert [*speedups_page.ahead_of_phrases(turns)] == [
         "Ahead of phrases alone, compared prompt by prompt: `s3d` 2.00 [2.00, 2.00]."
@@ -121,7 +122,16 @@ def test_a_run_that_was_stopped_goes_on_with_what_auto_took(tmp_path: Path, monk
     words = ["-m", "demo", "--prompts", str(place), "--limit", "1", "-n", "24", "--temperatures", "0.7"]
     words += ["--work", str(work), "--out", str(page)]
     kept: list[Path] = []
-    honest = speedups.kept
+    honest, together, unfair = speedups.kept, speedups.side_by_side, list[float]()
+
+    def side_by_side(replies: Any) -> Any:
+        began, said = time.perf_counter(), together(replies, turn=0.0)
+        unfair.append(
+            sum(one.prefill_seconds + one.decode_seconds for one in said.values()) - time.perf_counter() + began
+        )
+        return said
+
+    monkeypatch.setattr(speedups, "side_by_side", side_by_side)
 
     def stopped(file: Path, make: Any) -> Any:
         kept.append(file)
@@ -142,10 +152,15 @@ def test_a_run_that_was_stopped_goes_on_with_what_auto_took(tmp_path: Path, monk
     assert found["auto"] == "phrases" and len(found["turns"]) == 2
     assert {turn["category"] for turn in found["turns"]} == {"chat", "code"}
     assert all(turn["replies"].keys() == {"none", "auto", "phrases"} for turn in found["turns"])
+    assert max(unfair) <= 0, "no reply's clock runs while another works"
+    for one in (one for turn in found["turns"] for one in turn["replies"].values()):
+        assert len(one["ids"]) == speedups.MOST_ROUNDS and len({*map(tuple, one["ids"])}) == 1
+        assert one["tokens"] == sum(len(ids) - 1 for ids in one["ids"]) and one["steps"] >= len(one["ids"])
     said = page.read_text("utf-8")
     assert "temperature 0.7" in said and "Replies that differ from plain decoding: 0." in said and "Over all:" in said
-    with pytest.raises(SystemExit):
-        speedups.main([*words, "--drafters", "auto"])
+    for wrong in (["--drafters", "auto"], ["--drafters", "fraces"], ["--temperatures", "-1"], ["--out", "no/page.md"]):
+        with pytest.raises(SystemExit):
+            speedups.main([*words, "--drafters", "auto", "phrases", *wrong])
 
 
 def lines_of(said: str, begins: str) -> list[str]:
