@@ -93,6 +93,8 @@ def begun(made: argparse.ArgumentParser, given: Sequence[str] | None = None) -> 
         decisive |= {name: content(vars(asked).get(name)) for name in ("data", "distilled", "prompts")}
         questions(asked.prompts, 1)
         decisive |= weights(registry.resolve(asked.model))
+        if decisive["draft"]:
+            registry.resolve(decisive["draft"])
     except LocalspecError as mistake:
         made.error(str(mistake))
     same_settings(made, asked.work, decisive)
@@ -107,7 +109,7 @@ def same_settings(made: argparse.ArgumentParser, work: Path, decisive: Mapping[s
         was, now = before.get(name), decisive.get(name)
         if was != now:
             made.error(
-                f"{work} holds results of other settings: {name} was {was}, and now it is {now}; give another --work, "
+                f"{work} holds results of other settings: {name} was {was or 'none'}, and now it is {now or 'none'}; give another --work, "
                 "or the same settings."
             )
 
