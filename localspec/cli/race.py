@@ -65,6 +65,8 @@ def race_command(
             "quantize": quantize,
         }
     )  # fmt: skip
+    if settings.draft_max == 0:
+        raise UsageMistake(f"A race needs drafts, and {settings.shown('draft_max')} allows none; leave it out.")
     if settings.plain:
         raise UsageMistake("A race needs a drafter, and none was asked for; name one, such as --drafter phrases.")
     if not (question := valid_text(prompt).strip()):

@@ -100,7 +100,7 @@ def test_a_recording_can_be_played(tmp_path, words):
     ("arguments", "said"),
     [
         (["--drafter", "none"], "needs a drafter"),
-        (["--draft-max", "0"], "needs a drafter"),
+        (["--draft-max", "0"], "--draft-max 0 allows none"),
         (["--cast", "nowhere/a.cast"], "nowhere/a.cast"),
         (["--drafter", "fancy"], "fancy"),
         (["--temp", "warm"], "--temperature 'warm'"),
