@@ -42,7 +42,6 @@ KINDS = [f"{row.name}: {row.label}" for row in TABLE if row.takes == "weights"]
 BATCH, RATE = 4096, 1e-3  # where neither was given
 HISTORY: Literal["history"] = "history"
 SPARK = 16  # of the last losses, in the line of progress
-PACED = 3  # steps, after which it is said how many there will be: the first alone takes longer than others
 FEW = 1000  # tokens, on which a share is within two per cent or so
 
 
@@ -257,17 +256,17 @@ def _run(job: "Job", interrupt: Interrupt, progress: Progress) -> bool:
     for seen in job.run(lambda: interrupt.asked):
         if job.main:
             losses.append(seen.loss)
-            _show_step(progress, seen, losses, told=seen.step == job.began + PACED)
+            _show_step(progress, seen, losses, first=seen.step == job.began + 1)
     interrupt.wait_for_step = False
     if job.training.stopped and job.main:
         progress.notice(f"stopped after step {job.training.state.step}; the same command goes on from there.")
     return not job.training.stopped
 
 
-def _show_step(progress: Progress, seen: Any, losses: Sequence[float], told: bool) -> None:
-    if told and seen.done < 1:
+def _show_step(progress: Progress, seen: Any, losses: Sequence[float], first: bool) -> None:
+    if first and seen.done < 1:
         steps = round(seen.step / seen.done)
-        progress.notice(f"about {steps} steps, {_duration(seen.left)}, as the first {PACED} went.")
+        progress.notice(f"about {steps} steps, {_duration(seen.left)}, as the first one went.")
     if seen.accuracy is not None:
         progress.notice(
             f"step {seen.step}, loss {seen.loss:.3f}, first guess right by depth {_percentages(seen.accuracy)}."

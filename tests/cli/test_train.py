@@ -508,7 +508,11 @@ def test_ctrl_c_keeps_a_checkpoint_and_says_how_to_go_on(cage, tmp_path, model, 
     step = json.loads((out / "checkpoint" / "state.json").read_text())["step"]
     assert 5 <= step < 24
     other = called(tmp_path, *asked(model, data, out, "--lr", 0.5))
-    assert other.returncode == 2 and "lr = 0.001" in sentence(other) and "--force" in sentence(other)
+    assert (
+        other.returncode == 2
+        and "with --lr 0.001, and this one is with --lr 0.5" in sentence(other)
+        and "--force" in sentence(other)
+    )
     result = called(tmp_path, *asked(model, data, out))
     assert result.returncode == 0 and f"going on after step {step}" in result.stderr
     assert losses(out) == whole
