@@ -36,6 +36,7 @@ from localspec.events import Done
 from localspec.models import drafter_cards, registry
 from localspec.policy.selection import choose
 from localspec.store.store import Store
+from localspec.training.examples import read_examples
 
 GREEDY = Sampling()
 NODES, DEPTHS = 16, 4
@@ -92,6 +93,7 @@ def begun(made: argparse.ArgumentParser, given: Sequence[str] | None = None) -> 
     try:
         decisive |= {name: content(vars(asked).get(name)) for name in ("data", "distilled", "prompts")}
         questions(asked.prompts, 1)
+        read_examples(vars(asked).get("data") or ())  # what trains reads them, and this may be hours later
         decisive |= weights(registry.resolve(asked.model))
         if decisive["draft"]:
             registry.resolve(decisive["draft"])
@@ -109,8 +111,8 @@ def same_settings(made: argparse.ArgumentParser, work: Path, decisive: Mapping[s
         was, now = before.get(name), decisive.get(name)
         if was != now:
             made.error(
-                f"{work} holds results of other settings: {name} was {was or 'none'}, and now it is {now or 'none'}; give another --work, "
-                "or the same settings."
+                f"{work} holds results of other settings: {name} was {was or 'none'}, and now it is {now or 'none'}; "
+                "give another --work, or the same settings."
             )
 
 
@@ -284,7 +286,10 @@ def trained(variant: Variant, seed: int, asked: argparse.Namespace) -> Path:
         command = ["train", variant.kind, "-m", asked.model, "-o", str(directory), "--steps", str(asked.steps)]
         command += ["--seed", str(seed), "--lr", str(RATES[variant.kind]), "--batch", "1024", "--length", "512"]
         command += [*chosen, *variant.flags, "--data", *map(str, data)]
-        subprocess.run([sys.executable, "-m", "localspec", *command], check=True, stdout=subprocess.DEVNULL)
+        try:
+            subprocess.run([sys.executable, "-m", "localspec", *command], check=True, stdout=subprocess.DEVNULL)
+        except subprocess.CalledProcessError as failed:  # it said why
+            sys.exit(failed.returncode)
     return directory
 
 

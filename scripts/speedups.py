@@ -5,12 +5,12 @@
 
 All drafters of a model answer a prompt together, greedily and at temperature 0.7 with a seed: who has the fewest tokens
 works on for a twentieth of a second. Replies of less than a quarter of a second are written up to ten times, each time
-with what was known before the first. The kind of text changes from prompt to prompt. Replies end where the plain text goes round, for loops flatter
-phrases. What is measured is kept in `--work`, prompt by prompt, so a run that was stopped goes on, with the drafter that
-`auto` took at its beginning; the page is written anew after each model and temperature. Half-way it is foreseen again, by
-the replies so far, as in a second session; that is held against the other half of the prompts. `--own` are prompts about
-what the models know: the largest model answers twice as many of them, greedily, in a table of their own. The page says of
-each aim that was missed where, and with which tokens and costs.
+with what was known before the first. The kind of text changes from prompt to prompt. Replies end where the plain text
+goes round, for loops flatter phrases. What is measured is kept in `--work`, prompt by prompt, so a run that was stopped
+goes on, with the drafter that `auto` took at its beginning; the page is written anew after each model and temperature.
+Half-way it is foreseen again, by the replies so far, as in a second session; that is held against the other half of the
+prompts. `--own` are prompts about what the models know: the largest model answers twice as many of them, greedily, in a
+table of their own. The page says of each aim that was missed where, and with which tokens and costs.
 """
 
 import argparse
@@ -69,10 +69,10 @@ def main(given: Sequence[str] | None = None) -> None:
         cards = [registry.resolve(model) for model in asked.models]
         known = [weights(card) for card in cards]
         decisive |= {"prompts": content(asked.prompts), "written": "side by side"}
-        for card, temperature in product(cards, asked.temperatures):
-            for drafter in asked.drafters or ():
-                choose(card, config.load(flags={"temperature": temperature, "drafter": drafter}))
-            config.load(flags={"temperature": temperature})
+        for temperature in asked.temperatures:
+            settings = config.load(flags={"temperature": temperature})
+            for card, drafter in product(cards, asked.drafters or ()):
+                choose(card, replace(settings, drafter=drafter))
         own = {"own": content(asked.own)}
         for place in filter(None, (asked.prompts, asked.own)):
             questions(place, 1)
@@ -212,7 +212,7 @@ def figures(written: Sequence[Statistics]) -> dict[str, Any]:
         "draft": sum(one.draft_seconds for one in written),
         "verify": sum(one.verify_seconds for one in written),
         "bytes": held.target + held.drafter + held.cache,
-        "off": off[0] if 2 * len(off) >= len(written) and off else None,
+        "off": off[0] if 2 * len(off) >= len(written) else None,
     }
 
 

@@ -29,11 +29,11 @@ Turns = Sequence[Mapping[str, Any]]
 
 
 def about(asked: argparse.Namespace) -> str:
+    own = f" ({2 * asked.limit} of what the model knows)" if asked.own else ""
     return (
-        f"Made by `scripts/speedups.py`: at most {asked.limit} prompts of a kind of text ({2 * asked.limit} of what the "
-        f"model knows), replies of at most {asked.max_tokens} tokens that end "
-        f"where the text goes round, those of fewer than {LEAST} left out; pools of phrases are empty at the beginning of "
-        "each. All replies to a prompt are written side by side, in turns of a twentieth of a second, "
+        f"Made by `scripts/speedups.py`: at most {asked.limit} prompts of a kind of text{own}, replies of at most "
+        f"{asked.max_tokens} tokens that end where the text goes round, those of fewer than {LEAST} left out; pools of "
+        "phrases are empty at the beginning of each. All replies to a prompt are written side by side, in turns of a twentieth of a second, "
         "those of less than a quarter of a second up to ten times. × is the time of plain "
         f"decoding over that of the drafter, all replies together; in brackets the bounds of 95 % of {DRAWS} bootstrap samples of prompts. τ is tokens a step, "
         "M is × over relative memory. Predicted is what the choice between drafters goes by, once the machine's forwards "
@@ -46,11 +46,12 @@ def section(run: Mapping[str, Any]) -> str:
     """One model at one temperature."""
     turns: Turns = run["turns"]
     rows = list(turns[0]["replies"])
+    took = f" `auto` took `{run['auto']}`." if run["auto"] else ""
     differing = sum(one["ids"] != turn["replies"][PLAIN]["ids"] for turn in turns for one in turn["replies"].values())
     told = [
         f"{len(turns)} prompts, {run['precision']}, {run['device']}, {run['threads']} threads; load average "
         f"{min(turn['load'] for turn in turns):.1f} to {max(turn['load'] for turn in turns):.1f}. Replies that differ from "
-        f"plain decoding: {differing}. `auto` took `{run['auto']}`."
+        f"plain decoding: {differing}.{took}"
     ]
     lines, then = [], later(run)
     for name in sorted(rows, key=lambda name: speedup(turns, name), reverse=True):
@@ -236,7 +237,7 @@ def nearly_best(turns: Turns, name: str) -> bool:
 
 
 def close_ones(run: Mapping[str, Any]) -> list[bool]:
-    """Of each kind of text, whether what `auto` took was the best or nearly so."""
+    """Of each kind of text, whether what `auto` took was the best or nearly so; of none where it was not asked for."""
     kinds = ([turn for turn in run["turns"] if turn["category"] == kind] for kind in EVERY)
     return [nearly_best(some, run["auto"]) for some in kinds if some and run["auto"] in some[0]["replies"]]
 

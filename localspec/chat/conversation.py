@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from localspec.chat.figures import known_speedup
+from localspec.chat.figures import kept_figures
 from localspec.errors import UsageMistake
 from localspec.events import Done, Event, Text
 from localspec.store.conversations import Saved, Turn
@@ -217,7 +217,7 @@ class Conversation:
                             saved_at = time.monotonic()
                     elif isinstance(event, Done):
                         self._counted_by = self.model
-                        figures = {**turn.figures, **_figures(event.statistics, sampling)}
+                        figures = {**turn.figures, **kept_figures(event.statistics, sampling)}
                         if event.reason == "length" and _filled_context(event.statistics, limits):
                             figures["context_full"] = True
                         turn = self._save(
@@ -226,7 +226,7 @@ class Conversation:
                     yield event
         finally:
             if turn is not None and turn.reason is None:  # the consumer stopped asking, or the engine failed
-                figures = _figures(engine.session.statistics, sampling) if engine.session.statistics else {}
+                figures = kept_figures(engine.session.statistics, sampling) if engine.session.statistics else {}
                 figures = {**turn.figures, **figures}
                 self._save(replace(turn, reply=reply, reason="interrupted", figures=figures, reasoning=reasoning))
 
@@ -374,29 +374,3 @@ def _filled_context(statistics: "Statistics", limits: "Limits | None") -> bool:
     """Whether a reply that ended at a limit did so where the context was full."""
     most = limits.max_tokens if limits is not None else None
     return most is None or 0 < statistics.tokens < most  # 0: nobody told
-
-
-def _figures(statistics: "Statistics", sampling: "Sampled") -> dict[str, Any]:
-    """The figures of a reply that are saved with it."""
-    speedup = known_speedup(statistics)
-    return {
-        "prompt_tokens": statistics.prompt_tokens,
-        "completion_tokens": statistics.tokens,
-        "first_token_s": round(statistics.first_token_seconds, 4),
-        "decode_s": round(statistics.decode_seconds, 4),
-        "tokens_per_second": round(statistics.tokens_per_second, 2),
-        "acceptance_length": round(statistics.acceptance_length, 4),
-        "speedup": speedup and round(speedup, 3),
-        "sources": dict(statistics.sources),
-        **(_thinking(statistics) if statistics.reasoning_tokens else {}),
-        "seed": sampling.seed,
-        "temperature": sampling.temperature,
-        **({} if sampling.greedy else {name: getattr(sampling, name) for name in ("top_p", "top_k", "min_p")}),
-    }
-
-
-def _thinking(statistics: "Statistics") -> dict[str, Any]:
-    return {
-        "reasoning_tokens": statistics.reasoning_tokens,
-        "reasoning_s": round(statistics.reasoning_seconds, 4),
-    }

@@ -2,8 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from localspec.events import Statistics
+
+if TYPE_CHECKING:
+    from localspec.chat.answerer import Sampled
 
 ENOUGH, TOKENS = 8, 16  # steps, and tokens of a reply, before which a speedup would be chance
 
@@ -12,6 +16,32 @@ def known_speedup(statistics: Statistics) -> float | None:
     """How many times as fast as plain decoding a reply came; None where too little of it was seen."""
     enough = statistics.steps >= ENOUGH and len(statistics.token_ids) >= TOKENS
     return statistics.speedup if enough else None
+
+
+def kept_figures(statistics: Statistics, sampling: "Sampled") -> dict[str, Any]:
+    """The figures of a reply that are saved with it."""
+    speedup = known_speedup(statistics)
+    return {
+        "prompt_tokens": statistics.prompt_tokens,
+        "completion_tokens": statistics.tokens,
+        "first_token_s": round(statistics.first_token_seconds, 4),
+        "decode_s": round(statistics.decode_seconds, 4),
+        "tokens_per_second": round(statistics.tokens_per_second, 2),
+        "acceptance_length": round(statistics.acceptance_length, 4),
+        "speedup": speedup and round(speedup, 3),
+        "sources": dict(statistics.sources),
+        **(_thinking(statistics) if statistics.reasoning_tokens else {}),
+        "seed": sampling.seed,
+        "temperature": sampling.temperature,
+        **({} if sampling.greedy else {name: getattr(sampling, name) for name in ("top_p", "top_k", "min_p")}),
+    }
+
+
+def _thinking(statistics: Statistics) -> dict[str, Any]:
+    return {
+        "reasoning_tokens": statistics.reasoning_tokens,
+        "reasoning_s": round(statistics.reasoning_seconds, 4),
+    }
 
 
 @dataclass(frozen=True)

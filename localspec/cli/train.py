@@ -26,7 +26,7 @@ from localspec.models.drafter_kinds import TABLE, kinds
 from localspec.models.imported import is_gguf
 from localspec.paths import Paths, private_files
 from localspec.store.store import user_store
-from localspec.training.directory import Lock, refuse_course, usable
+from localspec.training.directory import ANSWERS, Lock, begun, refuse_course, refuse_result, usable
 from localspec.training.examples import read_examples
 
 if TYPE_CHECKING:
@@ -128,6 +128,8 @@ def train(
     safe_name = re.sub(r"[^\w.-]+", "-", _public_name(card)).strip(".-")
     directory = output or Paths(home()).drafters / f"{safe_name}-{kind}"
     usable(directory)
+    if own and not force and not begun(directory):
+        refuse_result(directory, "checkpoint", "drafter", "target", ANSWERS)
     given = locals()
     progress = Progress()
     with private_files(), Interrupt(ends_too=True) as interrupt, Lock(directory) as lock:

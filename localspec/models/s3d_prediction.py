@@ -179,7 +179,7 @@ def propose(
 def beside(constants: Constants, measured: Acceptance, timing: Timing, generated: float | None = None) -> str:
     """Prediction beside measurement, in a sentence: acceptance by depth, tokens an iteration and speedup.
 
-    `generated` are the tokens an iteration of the tree that is verified, on text that the model wrote. The speedup is
+    `generated` are the tokens an iteration of the tree that is verified, in replies of the model. The speedup is
     arithmetic in either case, and is called so.
     """
     gamma, beta = len(measured.by_depth), measured.beta
@@ -192,7 +192,7 @@ def beside(constants: Constants, measured: Acceptance, timing: Timing, generated
         f"a chain of them makes {length:.2f} tokens an iteration, and {found:.2f}",
     ]
     if generated is not None:
-        parts.append(f"the tree that is verified brought {generated:.2f} on text that the model wrote")
+        parts.append(f"the tree that is verified brought {generated:.2f} in replies of the model")
     parts.append(
         f"as a draft takes {draft:.2f} plain steps here and its verification {verify:.2f}, that should be "
         f"{(generated or found) / (draft + verify):.2f} times as fast as plain decoding, and "

@@ -249,10 +249,11 @@ def _plans_in(
     costs = known.costs or _estimate(model.shape, precision, measurements)
     most = most or auto_nodes(precision.device, known.costs)
     planned = min(context or PLANNED, model.shape.context)  # more than it holds is refused when it is loaded
-    plain_speed = 1 / step_seconds(0.0, costs.at(1, CONTEXT), 0)
+    plain_speed = estimated = 1 / step_seconds(0.0, costs.at(1, CONTEXT), 0)
+    if known.costs and (told := known.replies.get(kept_as(plain().key, decoding))):
+        plain_speed = told.speed(costs)
     # What plain replies took beside forwards hangs on decoding and machine; it is expected of what is foreseen, too.
-    told = known.replies.get(kept_as(plain().key, decoding)) if known.costs else None
-    pace = told.speed(costs) / plain_speed if told else 1.0
+    pace = plain_speed / estimated
     weights = prediction.weights(model.shape, *how, model.parameters)
     weights -= prediction.unread(model.shape, quantize, backend, planned)
     beside = prediction.program(quantize, backend) + prediction.tokenizer(model.shape, backend)
@@ -264,15 +265,15 @@ def _plans_in(
             if candidate.acceptance is None:
                 return None
             speed, nodes = prediction.speed(costs, candidate.acceptance, candidate.draft_seconds, most)
-        speed *= pace
+            speed *= pace
         replies = known.replies.get(kept_as(candidate.key, decoding)) if known.costs else None
         if replies is not None:
             speed, doubt = replies.speed(costs), FORESEEN_TOKENS / (FORESEEN_TOKENS + replies.tokens)
             if (before := candidate.foreseen) is not None and before.acceptance is not None:
                 foreseen, _ = prediction.speed(costs, before.acceptance, before.draft_seconds, most)
                 speed = speed ** (1 - doubt) * (foreseen * pace) ** doubt  # each is off by a factor
-        if candidate.name == "phrases" and speed >= HARMLESS * plain_speed * pace:  # they may pay in the next text
-            speed = max(speed, plain_speed * pace)
+        if candidate.name == "phrases" and speed >= HARMLESS * plain_speed:  # they may pay in the next text
+            speed = max(speed, plain_speed)
         loaded_bytes = weights + candidate.bytes
         working = prediction.cache(model.shape, planned + nodes + 1, dtype)
         working += prediction.workspace(model.shape, *how, planned, nodes)

@@ -25,7 +25,7 @@ from localspec.paths import private_directory
 from localspec.store.store import Store
 from localspec.training import checkpoint, estimate
 from localspec.training.answering import BATCH, Answerer, Way, answerer, answering_choice, can_batch
-from localspec.training.course_state import Plan, State, drafter_json, read, refuse_foreign
+from localspec.training.course_state import Plan, State, drafter_json, read
 from localspec.training.directory import ANSWERS, PLAN, Lock, begun, refuse_other
 from localspec.training.distill import Distiller, append, written
 from localspec.training.examples import Question, read_examples
@@ -107,9 +107,7 @@ class Course:
         return past
 
     def _begun(self) -> State:
-        """Returns a new course. Raises UsageMistake where the directory holds something else."""
-        if not self.request.force:
-            refuse_foreign(self.directory)
+        """Returns a new course."""
         recomputed = self._job.fitting().recomputed
         seconds = estimate.hours(self._job.shadow, self._product_seconds(), 1, recomputed) * 3600
         self._state = State(secrets.token_hex(8), self._identity(), seconds)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from localspec.checkpoint import read_json
-from localspec.errors import DoesNotFit, LocalspecError, UsageMistake
+from localspec.errors import DoesNotFit, LocalspecError
 from localspec.training.directory import ANSWERS, PLAN, begun
 
 
@@ -76,16 +76,6 @@ def drafter_json(directory: Path) -> Mapping[str, Any]:
     """What is written beside the trained drafter; empty before."""
     file = directory / "drafter" / "drafter.json"
     return _object(file) if file.exists() else {}
-
-
-def refuse_foreign(directory: Path) -> None:
-    """Raises UsageMistake where a directory holds another training, or answers of unknown origin."""
-    for name in ("checkpoint", "drafter", "target", ANSWERS):
-        if (directory / name).exists():
-            raise UsageMistake(
-                f"{directory / name} is there already, from an earlier training; give another -o, or --force to "
-                "replace it."
-            )
 
 
 def _object(file: Path) -> Mapping[str, Any]:

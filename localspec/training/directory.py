@@ -2,7 +2,7 @@
 
 import os
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Self
@@ -13,6 +13,7 @@ PLAN, ANSWERS = "plan.json", "answers.jsonl"  # of a course
 FILES = ("losses.jsonl", "losses.svg", PLAN, ANSWERS)
 DIRECTORIES = ("checkpoint", "drafter", "target")
 LOCK = "training.lock"
+OWN_WORDS = ("prompts", "history")  # what a course has answered, and learns from
 
 
 def usable(directory: Path) -> None:
@@ -53,12 +54,22 @@ def refuse_course(directory: Path, force: bool) -> None:
     (directory / PLAN).unlink(missing_ok=True)
 
 
+def refuse_result(directory: Path, *names: str) -> None:
+    """Raises UsageMistake where one of these is there already, which this training would replace."""
+    for name in names:
+        if (directory / name).exists():
+            raise UsageMistake(
+                f"{directory / name} is there already, from an earlier training; give another -o, or --force to "
+                "replace it."
+            )
+
+
 def refuse_other(directory: Path, was: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Raises UsageMistake where the training that was stopped there was asked for otherwise than this one."""
     for name, value in now.items():
         if (before := was.get(name)) != value:
             differs = f"begun {_as_typed(name, before)}, and this one is {_as_typed(name, value)}"
-            if name == "text":  # of which only a digest is kept
+            if name == "data" and value not in OWN_WORDS:  # but a digest of the text
                 differs = "which learns from other text than this one"
             raise UsageMistake(
                 f"{directory} holds a training that was stopped, {differs}; give the same command to go on, "
@@ -69,11 +80,11 @@ def refuse_other(directory: Path, was: Mapping[str, Any], now: Mapping[str, Any]
 def _as_typed(name: str, value: Any) -> str:
     """How a setting of a training was given on the command line."""
     flag = {"kind": "KIND", "model": "-m", "options": "-O"}.get(name, f"--{name.replace('_', '-')}")
-    if value is None or value in ("prompts", ["prompts"], [], {}):
+    if value in (None, {}, "prompts"):
         return f"without {flag}"
     if isinstance(value, Mapping):
-        value = [f"{key}={one}" for key, one in value.items()]
-    return f"with {flag} {' '.join(value) if isinstance(value, Sequence) and not isinstance(value, str) else value}"
+        value = " ".join(f"{key}={one}" for key, one in value.items())
+    return f"with {flag} {value}"
 
 
 class Lock:

@@ -24,7 +24,7 @@ from localspec.policy.choice import Choice
 from localspec.policy.selection import choose
 from localspec.training import checkpoint, estimate, processes
 from localspec.training.corpus import Corpus
-from localspec.training.directory import Lock, refuse_other
+from localspec.training.directory import Lock, refuse_other, refuse_result
 from localspec.training.examples import Example
 from localspec.training.generated import measured_text
 from localspec.training.perplexity import perplexity
@@ -63,7 +63,7 @@ class Request:
         """Returns what must be the same for a stopped training to go on."""
         digest = hashlib.sha256(b"".join(example.digest for example in self.examples)).hexdigest()[:16]
         return {
-            "kind": self.kind, "model": own, "options": dict(self.options), "text": digest, "length": self.length,
+            "kind": self.kind, "model": own, "options": dict(self.options), "data": digest, "length": self.length,
             "batch": self.batch, "at_once": self.at_once, "lr": self.rate, "seed": self.seed,
             "labels": "soft" if self.distill else "text", "steps": self.steps, "hours": self.hours,
             "epochs": self.epochs, "dtype": choice.dtype, "quantize": choice.quantize,
@@ -353,12 +353,11 @@ def _resumed(request: Request, asked: Mapping[str, Any]) -> Mapping[str, Any]:
         refuse_other(path, found["asked"]["asked"], asked)
         options = {**drafter_class(request.kind).BEFORE, **found["asked"]["options"]}
         return {"at_once": found["at_once"], "options": options, "step": found["step"]}
-    for name in ("drafter", "target"):
-        if (path / name).exists():
-            checkpoint.remove(path / "checkpoint")  # which a kill may have left
-            raise UsageMistake(
-                f"{path / name} is there already, from an earlier training; give another -o, or --force to replace it."
-            )
+    try:
+        refuse_result(path, "drafter", "target")
+    except UsageMistake:
+        checkpoint.remove(path / "checkpoint")  # which a kill may have left
+        raise
     return {}
 
 

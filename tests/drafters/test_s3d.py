@@ -771,7 +771,7 @@ def test_the_outcome_stands_beside_what_was_predicted(tiny: Make) -> None:
     drafter = made(tiny(LLAMA).target, depth=2)
     told = drafter.outcome([0.5, 0.25], 1.75)
     assert "on held-out text at 0.50 0.25; a chain" in told
-    assert "and 1.62; the tree that is verified brought 1.75 on" in told, "1 + ½ + ½ · ¼"
+    assert "and 1.62; the tree that is verified brought 1.75 in" in told, "1 + ½ + ½ · ¼"
     assert "times as fast as plain decoding" in told
     assert drafter.outcome([]) == "", "where there was no held-out text nothing was found"
 

@@ -126,7 +126,7 @@ def test_prediction_and_measurement_stand_side_by_side() -> None:
     assert text == (
         "A token of a draft, where all before it were right, is right at rates of 0.91 0.71 by the paper's constants, "
         "and was on held-out text at 0.80 0.50; a chain of them makes 2.55 tokens an iteration, and 2.20; the tree that "
-        "is verified brought 2.40 on text that the model wrote; as a draft takes 0.60 plain steps here and its "
+        "is verified brought 2.40 in replies of the model; as a draft takes 0.60 plain steps here and its "
         "verification 1.40, that should be 1.20 times as fast as plain decoding, and 1.66 by the paper's constants."
     )
     assert "that should be 1.10 times as fast" in beside(PAPER, known, Timing(0.5, 1.2, 2.8, 2.0))

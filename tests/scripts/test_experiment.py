@@ -194,6 +194,14 @@ def test_a_training_has_a_place_of_its_own(tmp_path: Path, monkeypatch: pytest.M
     assert ran[3][-2:] == ["--data", "own"]
 
 
+def test_a_training_that_fails_has_said_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(experiment.sys, "executable", "false")  # a program that ends with 1
+    asked = Namespace(work=tmp_path, data=[Path("a")], distilled=None, model="demo", steps=5)
+    with pytest.raises(SystemExit) as ended:
+        experiment.trained(Variant("semi"), 0, asked)
+    assert ended.value.code == 1
+
+
 # -- all of it ---------------------------------------------------------------------------------------------------------
 
 
