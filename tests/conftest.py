@@ -23,6 +23,7 @@ from localspec.policy.selection import choose
 from localspec.store.store import Store
 
 if TYPE_CHECKING:
+    from recorded_operations import Graph
     from tiny_models import Tiny
 
 # Threads of torch spin while they wait; where more tests run than cores are idle, that is most of what they do.
@@ -58,6 +59,14 @@ def one_thread() -> None:
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
         sys.modules["torch"].manual_seed(0)
+
+
+@pytest.fixture
+def recorded(monkeypatch: pytest.MonkeyPatch) -> "type[Graph]":
+    """CUDA graphs are a stand-in's."""
+    from recorded_operations import in_place_of_cuda
+
+    return in_place_of_cuda(monkeypatch)
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ from localspec.decoding.acceptance import walk, walk_by_rejection, walk_by_typic
 from localspec.decoding.budget import Budget
 from localspec.decoding.drafter import Context, Drafter, Step
 from localspec.decoding.forward import CacheT, ForwardModel, ForwardOutput
-from localspec.decoding.logits import Logits
+from localspec.decoding.logits import Logits, Picks
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.tree import DraftTree
 from localspec.errors import LocalspecError
@@ -59,9 +59,10 @@ def decode_step(
     tree = target.aligned(draft if sampling.rule == "rejection" else budget.prune(draft, start), start)
     pruned = time.perf_counter()
     output = _forward(target, tree, cache, drafter)
+    picks = _picks(tree, output.logits, start, sampling)
     greedy_picks = output.logits.argmax()  # which waits for the device
     verified = time.perf_counter()
-    path, bonus = _walk(tree, output.logits, greedy_picks, start, sampling)
+    path, bonus = _walk(tree, output.logits, greedy_picks if picks is None else picks, start, sampling)
     cache.keep(path)
     accepted, hidden = [tree.tokens[node] for node in path[1:]], output.hidden.take(path)
     inner = None if output.inner is None else output.inner.take(path)
@@ -82,14 +83,24 @@ def _forward(
     return target.forward(tree, cache, last=True) if last else target.forward(tree, cache)
 
 
-def _walk(
-    tree: DraftTree, logits: Logits, greedy_picks: Sequence[int], start: int, sampling: Sampling
-) -> tuple[list[int], int]:
+def _picks(tree: DraftTree, logits: Logits, start: int, sampling: Sampling) -> Picks | None:
+    """Returns the picks at all nodes where they are sampled and decide alone; the root is at `start`.
+
+    They are asked for before the device is waited for, so that they come with all else.
+    """
+    if sampling.greedy or sampling.rule == "typical" or _rejects(tree, sampling):
+        return None
+    return logits.picks([start + depth + 1 for depth in tree.depth], sampling)  # one place after the node
+
+
+def _rejects(tree: DraftTree, sampling: Sampling) -> bool:
+    return sampling.rule == "rejection" and tree.draft_logits is not None
+
+
+def _walk(tree: DraftTree, logits: Logits, picks: Picks, start: int, sampling: Sampling) -> tuple[list[int], int]:
     """Returns the accepted path and the bonus token by the rule that was asked for; the root is at `start`."""
-    if sampling.rule == "rejection" and tree.draft_logits is not None:
+    if _rejects(tree, sampling):
         return walk_by_rejection(tree, logits, sampling, start)
     if sampling.rule == "typical":
         return walk_by_typicality(tree, logits, sampling)
-    if sampling.greedy:
-        return walk(tree, greedy_picks)
-    return walk(tree, logits.picks([start + depth + 1 for depth in tree.depth], sampling))  # one place after the node
+    return walk(tree, picks)

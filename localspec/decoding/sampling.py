@@ -67,7 +67,7 @@ class Sampling:
 
     def stream_seed(self, stream: int | None) -> int:
         """Returns the seed that the noise of a stream is hashed from, 64 bits; the picks of the target have none."""
-        return self.seed & _WORD if stream is None else _mixed(self.seed + (1 + stream) * _FIRST & _WORD)
+        return self.seed & _WORD if stream is None else _mixed(self.seed + (1 + stream) * FIRST & _WORD)
 
     def uniform(self, position: int, stream: int) -> float:
         """Returns a number between 0 and 1 for one decision at `position`; streams are independent of each other."""
@@ -85,25 +85,30 @@ def gumbel(seed: int, position: int | Sequence[int], ids: Ids) -> npt.NDArray[np
 
 
 def _uniform(seed: int, positions: Sequence[int], ids: Ids) -> npt.NDArray[np.float64]:
-    start = _mixed(seed & _WORD)
-    keys = np.array([_mixed(start + position * _STEP & _WORD) for position in positions], np.uint64)
-    bits = _mix(ids.astype(np.int64).view(np.uint64) * np.uint64(_STEP) + keys[:, None])
+    by_row = np.array(keys(seed, positions), np.uint64)
+    bits = _mix(ids.astype(np.int64).view(np.uint64) * np.uint64(STEP) + by_row[:, None])
     uniform: npt.NDArray[np.float64] = ((bits >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
     return uniform
 
 
+def keys(seed: int, positions: Sequence[int]) -> list[int]:
+    """Returns by position the 64 bits that the noise of all ids there is hashed from."""
+    start = _mixed(seed & _WORD)
+    return [_mixed(start + position * STEP & _WORD) for position in positions]
+
+
 # splitmix64 (Steele, Lea and Flood 2014), on Python integers for the key and on wrapping integers of numpy for the ids.
 _WORD = (1 << 64) - 1
-_STEP, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+STEP, FIRST, SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
 def _mixed(z: int) -> int:
-    z = (z ^ (z >> 30)) * _FIRST & _WORD
-    z = (z ^ (z >> 27)) * _SECOND & _WORD
+    z = (z ^ (z >> 30)) * FIRST & _WORD
+    z = (z ^ (z >> 27)) * SECOND & _WORD
     return z ^ (z >> 31)
 
 
 def _mix(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    z = (z ^ z >> np.uint64(30)) * np.uint64(_FIRST)
-    z = (z ^ z >> np.uint64(27)) * np.uint64(_SECOND)
+    z = (z ^ z >> np.uint64(30)) * np.uint64(FIRST)
+    z = (z ^ z >> np.uint64(27)) * np.uint64(SECOND)
     return z ^ z >> np.uint64(31)

@@ -1,9 +1,11 @@
 """Keys and values of all that the target has read; a branch that is kept is moved to its place."""
 
 from collections.abc import Collection, Sequence
+from typing import Any
 
 import torch
 
+from localspec.nn.transfer import uploaded
 from localspec.policy.prediction import BUCKET
 
 
@@ -24,6 +26,7 @@ class KVCache:
     ) -> None:
         """`shapes` are (num_kv_heads, head_dim) of each layer, None of one that keeps nothing."""
         self.length = 0
+        self.recordings: dict[Any, Any] = {}  # of forwards over these very slots (`StaticForward`)
         self._least = _rounded(least)
         slots = max(_rounded(slots), self._least)
         # A model may have recurrent layers alone: then one tensor of no layers says how many slots there are.
@@ -59,6 +62,7 @@ class KVCache:
             larger[:, :, :, : self.length] = there[:, :, :, : self.length]
             grown.append(larger)
         self._slots = grown
+        self.recordings.clear()
 
     def visible(self, rows: int) -> int:
         """Returns how many slots attention looks at when `rows` new tokens follow the committed ones."""
@@ -69,13 +73,16 @@ class KVCache:
         rows = keys.shape[1]
         end = self.length + rows
         assert end <= self.capacity, f"{end} slots needed, {self.capacity} allocated"
-        seen = self.visible(rows)
-        place = self._places[layer]
-        assert place is not None, f"layer {layer} keeps nothing"
-        both = self._slots[place[0]][place[1]]
+        seen, both = self.visible(rows), self.slots_of(layer)
         both[0, :, self.length : end] = keys
         both[1, :, self.length : end] = values
         return both[0, :, :seen], both[1, :, :seen]
+
+    def slots_of(self, layer: int) -> torch.Tensor:
+        """Returns keys and values of all slots of a layer, [2, num_kv_heads, slots, head_dim]."""
+        place = self._places[layer]
+        assert place is not None, f"layer {layer} keeps nothing"
+        return self._slots[place[0]][place[1]]
 
     @torch.inference_mode()
     def keep(self, path: Sequence[int]) -> None:
@@ -85,7 +92,7 @@ class KVCache:
         """
         count = len(path)
         if any(row != index for index, row in enumerate(path)):
-            rows = torch.tensor(path, device=self._slots[0].device) + self.length
+            rows = uploaded([self.length + row for row in path], self._slots[0].device)
             for slots in self._slots:  # index_select copies first: the rows may overlap the slots they move to
                 slots[:, :, :, self.length : self.length + count] = slots.index_select(3, rows)
         self.length += count

@@ -22,6 +22,8 @@ from localspec.nn.logits import TorchLogits
 from localspec.nn.packing import linear_class, lm_head_class
 from localspec.nn.row_attention import TorchAttention
 from localspec.nn.states import cache_of
+from localspec.nn.static_forward import StaticForward, StepForm
+from localspec.nn.transfer import uploaded
 from localspec.nn.transformer import RotaryEmbedding, Transformer
 from localspec.nn.weights import Weights
 
@@ -98,8 +100,13 @@ class TorchAdapters(dict[int, dict[str, TorchAdapter]]):
 class TorchRowModel:
     """A transformer as drafters use it."""
 
-    def __init__(self, transformer: Transformer) -> None:
+    def __init__(self, transformer: Transformer, form: StepForm = "eager") -> None:
         self._transformer = transformer
+        self.use_step_form(form)
+
+    def use_step_form(self, form: StepForm) -> None:
+        """Reads rows in this form from now on."""
+        self.static = None if form == "eager" else StaticForward(self._transformer, form == "captured")
 
     @property
     def sizes(self) -> TransformerConfig:
@@ -121,8 +128,7 @@ class TorchRowModel:
 
     def embed(self, tokens: Sequence[int]) -> torch.Tensor:
         """Returns the input embeddings of token ids, [tokens, hidden_size]."""
-        ids = torch.tensor(tokens, device=self._device)
-        return self._transformer.embed(ids).detach()
+        return self._transformer.embed(uploaded(tokens, self._device)).detach()
 
     def adapters(self, adapters: Mapping[int, Mapping[str, LowRank]]) -> TorchAdapters:
         """Makes adapters fit for `read_rows`."""
@@ -145,6 +151,8 @@ class TorchRowModel:
         """Reads a chain of rows behind the committed tokens; returns their states after the final norm."""
         assert isinstance(cache, KVCache) and isinstance(adapters, TorchAdapters | None)
         rows = len(inputs)
+        if self.static is not None and self.static.reads(cache, rows):
+            return self.static.chain(inputs, cache, layers, adapters)
         cache.reserve(cache.length + rows)
         positions = torch.arange(cache.length, cache.length + rows, device=self._device)
         causal = torch.ones(rows, rows, dtype=torch.bool, device=self._device).tril_()
@@ -172,6 +180,12 @@ class TorchCompute:
 
     def __init__(self, transformer: Transformer) -> None:
         self._transformer, self.target = transformer, TorchRowModel(transformer)
+        self.step_form: StepForm = "eager"
+
+    def use_step_form(self, form: StepForm) -> None:
+        """Reads rows in this form from now on, as models do that are made later."""
+        self.step_form = form
+        self.target.use_step_form(form)
 
     @property
     def _device(self) -> torch.device:
@@ -200,7 +214,7 @@ class TorchCompute:
         rotary = self._transformer.rotary if rope is None else RotaryEmbedding(rope, self._device)
         tensors = {name: self.rows(weights[name]) for name in weight_map(sizes) if name in weights}
         tensors.setdefault("embed_tokens", tensors["norm"].new_zeros(0, sizes.hidden_size))
-        return TorchRowModel(Transformer(sizes, rotary, tensors))
+        return TorchRowModel(Transformer(sizes, rotary, tensors), self.step_form)
 
     def read_model(self, path: Path, context: int) -> TorchRowModel:
         """Returns the small language model of a directory, in int8 beside a target in few bits, else as fine as it."""
@@ -212,7 +226,7 @@ class TorchCompute:
         packs = self._transformer.packed and self._transformer.linear_class is not PackedLinear
         linear, head = (linear_class("int8", device), lm_head_class("int8", device)) if packs else (Linear, Linear)
         rotary = RotaryEmbedding(Rope.of(config, context), self._device)
-        return TorchRowModel(Transformer(sizes, rotary, weights, linear, lm_head_class=head))
+        return TorchRowModel(Transformer(sizes, rotary, weights, linear, lm_head_class=head), self.step_form)
 
     def logits(self, rows: torch.Tensor) -> TorchLogits:
         """Returns what `rows` [rows, tokens] are as logits."""

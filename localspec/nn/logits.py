@@ -1,5 +1,6 @@
 """Logits and hidden states as tensors of torch, on the device where they were computed."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from localspec.decoding.logits import Candidate, Picks, PicksOnRequest, candidates_shown, choose_candidates
 from localspec.decoding.sampling import Ids, Sampling
 from localspec.errors import LocalspecError
+from localspec.nn.transfer import brought, uploaded
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class TorchHidden:
 
     def take(self, rows: Sequence[int]) -> "TorchHidden":
         """Returns these rows, in this order."""
-        return TorchHidden(self.rows[list(rows)])
+        return TorchHidden(taken(self.rows, rows))
 
     def part(self, start: int, stop: int) -> "TorchHidden":
         """Returns the channels [start, stop)."""
@@ -58,7 +60,7 @@ class TorchLogits:
 
     def take(self, rows: Sequence[int]) -> "TorchLogits":
         """Returns these rows, in this order."""
-        return TorchLogits(self.rows[list(rows)])
+        return TorchLogits(taken(self.rows, rows))
 
     def numpy(self) -> npt.NDArray[np.float32]:
         """Returns all of them in main memory."""
@@ -90,7 +92,7 @@ class TorchLogits:
         """Returns the tokens to propose for the position of each row."""
         scores = self.rows.float() if sampling.proposes_likeliest else self.rows.float() / sampling.temperature
         likely = scores.softmax(-1).topk(candidates_shown(sampling, count, scores.shape[-1]))
-        tokens, confidence = _numpy(likely.indices), _numpy(likely.values)
+        tokens, confidence = brought(likely.indices, likely.values)
         return choose_candidates(tokens if ids is None else ids[tokens], confidence, positions, count, sampling)
 
     def sample(self, row: int, position: int, stream: int, sampling: Sampling) -> int:
@@ -111,6 +113,13 @@ class TorchLogits:
         return int(ids[(scores.astype(np.float64) + sampling.noise(position, ids, stream)).argmax()])
 
 
+def taken(tensor: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
+    """Returns a copy of these rows, in this order."""
+    if all(row == place for place, row in enumerate(rows)):  # which needs no indices on the device
+        return tensor[: len(rows)].clone()
+    return tensor.index_select(0, uploaded(rows, tensor.device))
+
+
 def survivors(row: torch.Tensor, sampling: Sampling) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns scores at this temperature, and ids, of the tokens that truncation leaves of logits [vocab_size]."""
     scores = row.float() / sampling.temperature
@@ -122,8 +131,8 @@ def survivors(row: torch.Tensor, sampling: Sampling) -> tuple[torch.Tensor, torc
         kept = nucleus(scores, sampling.top_p)
         scores, ids = scores[kept], ids[kept]
     if sampling.min_p:
-        # p >= min_p * p_max, without the softmax both sides share.
-        kept = scores.softmax(-1) >= sampling.min_p * scores.softmax(-1).amax()
+        # p >= min_p * p_max, without the softmax that both sides share.
+        kept = scores >= scores.amax() + math.log(sampling.min_p)
         scores, ids = scores[kept], ids[kept]
     return scores, ids
 

@@ -31,6 +31,8 @@ from localspec.nn.linear import Adapter, Linear
 from localspec.nn.logits import TensorOutput, TorchHidden, TorchLogits
 from localspec.nn.packing import DTYPES, linear_class, lm_head_class
 from localspec.nn.states import cache_of
+from localspec.nn.static_forward import StaticRows, StepForm
+from localspec.nn.step_logits import STATES_FINITE, StepHidden, StepLogits, StepNumbers
 from localspec.nn.transformer import RotaryEmbedding, Transformer
 from localspec.nn.weights import Weights, freed_at_once
 
@@ -105,6 +107,9 @@ class Target:
         there are the hidden states with these indices, too.
         """
         assert self.branches or is_chain(tree.parents), "recurrent layers read chains alone"
+        static = self.compute.target.static
+        if static is not None and not last and static.reads(cache, tree.size):
+            return _step_output(static.tree(tree, cache, inner, self.row_multiple))
         device = self.device
         tokens = torch.tensor(tree.tokens, device=device)
         positions = cache.length + torch.tensor(tree.depth, device=device)
@@ -137,24 +142,26 @@ class Target:
         found: dict[int, torch.Tensor | None] = dict.fromkeys(inner)
         batch = tokens if tokens.ndim == 2 else tokens[None]
         hidden = self.transformer(batch, positions, mask, cache, layers, inner=found)
-        states = self._side_by_side(found, inner, rows) if inner else None
+        states = self.transformer.side_by_side(found, inner)[:, :rows] if inner else None
         if tokens.ndim == 1:
             hidden, states = hidden[0], None if states is None else states[0]
         if last:
             return TensorOutput(self.head(hidden[..., rows - 1 : rows, :]), hidden[..., :rows, :], states)
         return TensorOutput(self.head(hidden)[..., :rows, :], hidden[..., :rows, :], states)
 
-    def _side_by_side(self, found: Mapping[int, torch.Tensor | None], places: Sequence[int], rows: int) -> torch.Tensor:
-        states = [one[:, :rows] for place in places if (one := found[place]) is not None]
-        if len(states) < len(places):
-            missing = next(place for place in places if found[place] is None)
-            raise LocalspecError(f"There are no states at {missing}; give 0 to {len(self.transformer.layers)}.")
-        return torch.cat(states, -1)
-
     def aligned(self, tree: DraftTree, start: int) -> DraftTree:
         """Returns the part of a tree, after `start` committed tokens, it computes, in the exact form to the bit."""
         tree = tree if self.branches else tree.first_chain()
         return tree.aligned(start, self.page) if self.exact else tree
+
+    @property
+    def step_form(self) -> StepForm:
+        """How it computes steps: operation by operation; in static shapes; or by what was recorded of those."""
+        return self.compute.step_form
+
+    def use_step_form(self, form: StepForm) -> None:
+        """Computes steps in this form from now on; so do the models of drafters that are loaded later."""
+        self.compute.use_step_form(form)
 
     @property
     def branches(self) -> bool:
@@ -266,6 +273,14 @@ class Target:
         content = {**self.config.content, **(changed or {})}
         (path / "config.json").write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", "utf-8")
         self.tokenizer.save(path)
+
+
+def _step_output(rows: StaticRows) -> ForwardOutput:
+    assert rows.logits is not None and rows.summary is not None
+    numbers = StepNumbers(rows.summary)
+    hidden = StepHidden(rows.hidden, lambda some: bool(numbers[0][list(some), STATES_FINITE].all()))
+    inner = None if rows.inner is None else TorchHidden(rows.inner)
+    return ForwardOutput(StepLogits(rows.logits, numbers), hidden, inner)
 
 
 def is_chain(parents: Sequence[int]) -> bool:

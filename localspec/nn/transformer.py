@@ -4,6 +4,7 @@ It knows tensors only: no tokenizer, no file, no device choice. Its parameters a
 """
 
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from localspec.errors import LocalspecError
 from localspec.models.architecture import TransformerConfig
 from localspec.models.rope import Rope
 from localspec.models.stored_names import use_stored_names
@@ -18,6 +20,7 @@ from localspec.nn.attention import ACTIVATIONS, Activation, Attention, fastest, 
 from localspec.nn.cache import KVCache, TextPrefix
 from localspec.nn.delta_net import GatedDeltaNet
 from localspec.nn.linear import Adapter, LayerClass, Linear, QuantizedLinear
+from localspec.nn.placed_rows import PlacedRows
 from localspec.nn.states import AT_ONCE, StateCache
 
 
@@ -66,7 +69,7 @@ def apply_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.T
 
 # Cosines and sines, as `RotaryEmbedding.cos_sin` gives them, and what queries are multiplied by.
 PositionEmbeddings = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
-CacheLike = KVCache | TextPrefix
+CacheLike = KVCache | PlacedRows | TextPrefix
 LayerAdapters = Mapping[str, Adapter]
 ReadKeys = dict[int, tuple[torch.Tensor, torch.Tensor] | None]  # keys and values by layer, which later layers read too
 _NONE: Mapping[Any, Any] = {}
@@ -148,7 +151,7 @@ class Layer(nn.Module):
         return x * self.layer_scalar if config.layer_scalars else x
 
     def _activated(self, activation: Activation, x: torch.Tensor, cache: CacheLike | None) -> torch.Tensor:
-        alone = self.attention is invariant and isinstance(cache, KVCache)
+        alone = self.attention is invariant and isinstance(cache, KVCache | PlacedRows)
         return in_parts(activation, x) if alone else activation(x)
 
     def _scaled(self, given: torch.Tensor) -> torch.Tensor:
@@ -157,7 +160,7 @@ class Layer(nn.Module):
 
     def _attention_for(self, rows: int, cache: CacheLike | None) -> Attention:
         """Training needs a gradient, not bits; prefill reads the same rows with and without speculation."""
-        return self.attention if isinstance(cache, KVCache) and rows <= AT_ONCE else fastest
+        return self.attention if isinstance(cache, KVCache | PlacedRows) and rows <= AT_ONCE else fastest
 
     def _self_attention(
         self,
@@ -267,7 +270,7 @@ class Transformer(nn.Module):
     def scaled(self, embeddings: torch.Tensor) -> torch.Tensor:
         """Returns rows of the embedding as layers read them; the scale has no more digits than the embedding."""
         scale = self.config.embed_scale
-        return embeddings if scale == 1 else embeddings * float(torch.tensor(scale, dtype=self.embed_tokens.dtype))
+        return embeddings if scale == 1 else embeddings * _rounded(scale, self.embed_tokens.dtype)
 
     def head(self, states: torch.Tensor, adapter: Adapter | None = None) -> torch.Tensor:
         """Returns the logits [..., vocab_size] of states after the final norm."""
@@ -291,7 +294,7 @@ class Transformer(nn.Module):
         assert not tokens.is_floating_point(), "an embedding does not tell what its layers read"
         width, layers = self.config.per_layer_inputs[0], self.config.num_layers
         table = self.embed_tokens_per_layer
-        of_tokens = F.embedding(tokens, table).to(x.dtype) * float(torch.tensor(width**0.5, dtype=table.dtype))
+        of_tokens = F.embedding(tokens, table).to(x.dtype) * _rounded(width**0.5, table.dtype)
         of_states = self.per_layer_model_projection(x) * self.config.hidden_size**-0.5
         of_states = _norm(of_states.view(*tokens.shape, layers, width), self.per_layer_projection_norm, self.config)
         both: torch.Tensor = (of_states + of_tokens.view(of_states.shape)) * 2.0**-0.5
@@ -316,12 +319,12 @@ class Transformer(nn.Module):
 
         tokens [batch, n], or embeddings in their place [batch, n, hidden_size]; positions [n]; mask bool [n, n], True
         where a row may look at another new row. With a KVCache (batch 1) every row sees all committed tokens too, and
-        keys and values are written after them. A TextPrefix has a text for each of the batch; then the mask may be
-        [batch, n, committed + n] and say which of its tokens each row sees, and positions [batch, n]. Without a KVCache
-        gradients flow: the training form of the same code. `layers` runs only those; `adapters` act in this forward
-        only, by layer and by the name of the linear layer. `inner` gets, for those of its
-        keys, the states [batch, n, hidden_size] before a layer by its number, and those after the final norm by the
-        number of layers.
+        keys and values are written after them; with PlacedRows the mask are bits [n]. A TextPrefix has a text for each
+        of the batch; then the mask may be [batch, n, committed + n] and say which of its tokens each row sees, and
+        positions [batch, n]. Without a cache gradients flow: the training form of the same code. `layers` runs only
+        those; `adapters` act in this forward only, by layer and by the name of the linear layer. `inner` gets, for
+        those of its keys, the states [batch, n, hidden_size] before a layer by its number, and those after the final
+        norm by the number of layers.
         """
         x = (tokens if tokens.is_floating_point() else self.embed(tokens)).to(self.computes_in)
         computed = range(len(self.layers)) if layers is None else layers
@@ -345,6 +348,14 @@ class Transformer(nn.Module):
             inner[len(self.layers)] = x
         return x
 
+    def side_by_side(self, found: Mapping[int, torch.Tensor | None], places: Sequence[int]) -> torch.Tensor:
+        """Returns states that `inner` got [..., places * hidden_size]. Raises LocalspecError where there are none."""
+        states = [one for place in places if (one := found[place]) is not None]
+        if len(states) < len(places):
+            missing = next(place for place in places if found[place] is None)
+            raise LocalspecError(f"There are no states at {missing}; give 0 to {len(self.layers)}.")
+        return torch.cat(states, -1)
+
     def _group(self, layer: int) -> int:
         """How many heads share a key head."""
         return self.config.num_heads // self.config.sizes_of(layer).num_kv_heads
@@ -353,19 +364,35 @@ class Transformer(nn.Module):
         self, mask: torch.Tensor, positions: torch.Tensor, window: int | None, group: int, cache: CacheLike | None
     ) -> torch.Tensor:
         """[(batch, 1,) group * n, slots]: 0 where a row sees a slot, -inf elsewhere; from the mask and the window."""
-        n, committed = positions.shape[-1], cache.length if cache is not None else 0
-        slots = cache.visible(n) if cache is not None else n
-        seen = torch.zeros(*mask.shape[:-1], slots, dtype=torch.bool, device=mask.device)
-        seen[..., :committed] = True
-        seen[..., committed + n - mask.shape[-1] : committed + n] = mask
-        if window is not None:
-            # A committed token's slot is its position; a tree node's is not.
-            slot_positions = torch.arange(slots, device=mask.device).repeat(*positions.shape[:-1], 1)
-            slot_positions[..., committed : committed + n] = positions
-            seen = seen & (slot_positions.unsqueeze(-2) > positions[..., None] - window)
+        if isinstance(cache, PlacedRows):
+            seen = cache.seen(mask, positions, window)
+        else:
+            seen = _seen(mask, positions, window, cache)
         additive = torch.zeros(seen.shape, dtype=self.computes_in, device=mask.device)
         additive.masked_fill_(~seen, float("-inf"))
         return additive.repeat(group, 1) if additive.dim() == 2 else additive.repeat(1, group, 1)[:, None]
+
+
+def _seen(
+    mask: torch.Tensor, positions: torch.Tensor, window: int | None, cache: KVCache | TextPrefix | None
+) -> torch.Tensor:
+    """bool [(batch,) n, slots]: which slots a row sees."""
+    n, committed = positions.shape[-1], cache.length if cache is not None else 0
+    slots = cache.visible(n) if cache is not None else n
+    seen = torch.zeros(*mask.shape[:-1], slots, dtype=torch.bool, device=mask.device)
+    seen[..., :committed] = True
+    seen[..., committed + n - mask.shape[-1] : committed + n] = mask
+    if window is None:
+        return seen
+    # A committed token's slot is its position; a tree node's is not.
+    slot_positions = torch.arange(slots, device=mask.device).repeat(*positions.shape[:-1], 1)
+    slot_positions[..., committed : committed + n] = positions
+    return seen & (slot_positions.unsqueeze(-2) > positions[..., None] - window)
+
+
+@cache
+def _rounded(number: float, dtype: torch.dtype) -> float:
+    return float(torch.tensor(number, dtype=dtype))
 
 
 def _norm(x: torch.Tensor, weight: torch.Tensor, config: TransformerConfig) -> torch.Tensor:

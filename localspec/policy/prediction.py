@@ -14,6 +14,7 @@ from localspec.policy.host_time import step_seconds
 
 ITEM = {"fp32": 4, "bf16": 2, "fp16": 2}  # bytes of a number
 CHUNK = 512  # prompt tokens a forward: bounds the memory of prefill
+STATIC_ROWS = (1, 2, 4, 8, 16, 32, 64)  # of a step on a GPU, whose rows are filled up to one of these
 BUCKET = 256  # slots: caches grow by this many, and attention looks at a multiple of it, so that shapes seldom change
 ROWS, MOST_PARTS = 256, 64 * 2**20  # of the CPU engine: rows that pass a layer together; bytes of parts of attention
 STATES = 8  # of a recurrent layer that are held: the latest, and earlier ones that can be gone back to

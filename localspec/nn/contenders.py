@@ -1,0 +1,147 @@
+"""The picks of all rows of logits, made where the logits are but for their last bits.
+
+A pick is the argmax of scores and of noise that has 64 bits (`Sampling`), and a logarithm is not the same to the last
+bit on every device. So the device finds the few likely winners in fp32, and main memory says which of them it is, as
+where it looks at all ids. Where that is not certain it says so.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from localspec.decoding import sampling as host
+from localspec.decoding.sampling import Sampling
+
+SHOWN = 8  # contenders of a row
+NARROW = 1024  # the likeliest ids, in which what top-k and top-p leave is looked for
+CLOSE = 1e-3  # beyond what fp32 makes of scores, noise and sums of chances; what is closer is not certain
+PIECE = 2**20  # numbers that noise is made for at once: it has 64 bits while it is made
+
+
+@dataclass(frozen=True)
+class Contenders:
+    """By row the ids that the pick is among, best first, each [rows, SHOWN]; on a device, or brought from there."""
+
+    ids: Any
+    scores: Any  # at the temperature
+    before: Any  # the chance of all likelier ids, which top-p looks at; of equals, that before the last of them
+    noisy: Any  # scores with noise, in fp32; -inf where there is none, NaN in rows that are not certain
+
+    def pick(self, row: int, position: int, sampling: Sampling) -> int | None:
+        """Returns the token that is picked of an array's row; None where another way must tell."""
+        noisy: npt.NDArray[np.float32] = self.noisy[row]
+        there = np.flatnonzero(noisy != -np.inf)
+        if not len(there) or not np.isfinite(noisy[there]).all():
+            return None
+        ids = self.ids[row, there]
+        exact = self.scores[row, there].astype(np.float64) + sampling.noise(position, ids)
+        best = int(exact.argmax())
+        if len(there) == SHOWN and exact[best] < noisy[-1] + CLOSE:  # one that is not shown might win
+            return None
+        if sampling.top_p < 1 and self.before[row, there[best]] > sampling.top_p - CLOSE:
+            return None
+        return int(ids[best])
+
+
+def keys_of(positions: Sequence[int], sampling: Sampling) -> list[int]:
+    """Returns by position what noise is hashed from, as signed integers."""
+    return [_signed(key) for key in host.keys(sampling.stream_seed(None), positions)]
+
+
+def contenders(logits: torch.Tensor, keys: torch.Tensor, sampling: Sampling) -> Contenders | None:
+    """Finds the contenders of rows of logits [rows, vocab_size], for their keys [rows]; no operation waits.
+
+    Returns None where truncation leaves more than they are looked for in.
+    """
+    if sampling.top_k >= NARROW:
+        return None
+    scores = logits.float() / sampling.temperature
+    if sampling.top_k or sampling.top_p < 1:
+        return _of_the_likeliest(scores, keys, sampling)
+    rows, width = scores.shape
+    least = scores.amax(-1, keepdim=True) + math.log(sampling.min_p) if sampling.min_p else None
+    found = []
+    for first in range(0, width, piece := max(SHOWN, PIECE // rows)):
+        part = scores[:, first : first + piece]
+        ids = torch.arange(first, first + part.shape[1], device=part.device).expand(rows, -1)
+        noisy = part + _noise(keys, ids)
+        if least is not None:
+            noisy = noisy.masked_fill(part < least, float("-inf"))
+        found.append(_best(ids, part, torch.zeros_like(part), noisy))
+    whole = [torch.cat(parts, 1) for parts in zip(*found, strict=True)]
+    return Contenders(*_best(*whole))
+
+
+def _of_the_likeliest(scores: torch.Tensor, keys: torch.Tensor, sampling: Sampling) -> Contenders:
+    """Finds them where truncation leaves few: top-k, then top-p of what is left, then min-p."""
+    width = scores.shape[1]
+    count = min(NARROW, width)
+    likely = scores.topk(count)
+    values, ids = likely.values, likely.indices
+    kept = torch.ones_like(values, dtype=torch.bool)
+    certain = values.isfinite().all(-1, keepdim=True)
+    total = scores.logsumexp(-1, keepdim=True)
+    if 0 < sampling.top_k < width:
+        kept = values >= values[:, sampling.top_k - 1 : sampling.top_k]
+        certain = certain & (~kept[:, -1:] if count < width else torch.ones_like(certain))  # ties might go on
+        total = values.masked_fill(~kept, float("-inf")).logsumexp(-1, keepdim=True)
+    chances = (values - total).exp()
+    before = chances.cumsum(-1) - chances
+    if sampling.top_p < 1:
+        first, before = _of_equals(values, before)
+        within = first < sampling.top_p + CLOSE
+        certain = certain & (~(kept & within)[:, -1:] if count < width else torch.ones_like(certain))
+        kept = kept & within
+    if sampling.min_p:
+        kept = kept & (values >= values[:, :1] + math.log(sampling.min_p))
+    noisy = (values + _noise(keys, ids)).masked_fill(~kept, float("-inf"))
+    ids, values, before, noisy = _best(ids, values, before, noisy)
+    return Contenders(ids, values, before, noisy.masked_fill(~certain, float("nan")))
+
+
+def _of_equals(values: torch.Tensor, before: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns what is `before` the first and the last of those with the same value, which may come in any order."""
+    places = torch.arange(values.shape[1], device=values.device).expand_as(values)
+    ends = torch.ones_like(values, dtype=torch.bool)
+    ends[:, :-1] = values[:, :-1] != values[:, 1:]
+    starts = torch.ones_like(ends)
+    starts[:, 1:] = ends[:, :-1]
+    first = places.masked_fill(~starts, 0).cummax(-1).values
+    last = places.masked_fill(~ends, values.shape[1] - 1).flip(-1).cummin(-1).values.flip(-1)
+    return before.gather(1, first), before.gather(1, last)
+
+
+def _best(
+    ids: torch.Tensor, scores: torch.Tensor, before: torch.Tensor, noisy: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    best = noisy.topk(min(SHOWN, noisy.shape[1]))
+    return ids.gather(1, best.indices), scores.gather(1, best.indices), before.gather(1, best.indices), best.values
+
+
+def _noise(keys: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """Returns what `gumbel` does of ids [rows, n], in fp32, to a few units in the last place of the noise or of 1."""
+    bits = _shifted(_mixed(ids * _signed(host.STEP) + keys[:, None]), 11)
+    below = (bits.float() + 0.5) * 2.0**-53
+    above = ((2**53 - 1 - bits).float() + 0.5) * 2.0**-53  # 1 - below, without its rounding
+    waited = torch.where(below < 0.5, -below.log(), -(-above).log1p())
+    return -waited.log()
+
+
+def _mixed(z: torch.Tensor) -> torch.Tensor:
+    z = (z ^ _shifted(z, 30)) * _signed(host.FIRST)
+    z = (z ^ _shifted(z, 27)) * _signed(host.SECOND)
+    return z ^ _shifted(z, 31)
+
+
+def _shifted(z: torch.Tensor, bits: int) -> torch.Tensor:
+    """Shifts an int64 to the right as if it had no sign."""
+    return (z >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _signed(word: int) -> int:
+    return word - 2**64 if word >= 2**63 else word

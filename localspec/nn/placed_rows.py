@@ -1,0 +1,40 @@
+"""New rows after a cache's committed tokens, whose place is a number on the device."""
+
+import torch
+
+from localspec.nn.cache import KVCache
+
+
+class PlacedRows:
+    """What a forward of static shape reads and writes of a cache: the operations are the same for every text's length.
+
+    Rows see the committed tokens, and of each other those that `bits` [rows] names, an int64 for each:
+
+        slots   p p p p│0 1 2 3│. . . .     length 4, four rows, twelve visible slots
+        bits    0001 0011 0101 1101         row 3 sees rows 0, 2 and itself
+    """
+
+    def __init__(self, cache: KVCache, visible: int, length: torch.Tensor, rows: int) -> None:
+        """`length` is an int64 without dimensions; the cache has room for so many rows after it."""
+        self._cache, self._visible, self._rows = cache, visible, rows
+        self._slots = torch.arange(visible, device=length.device)
+        self._own = self._slots - length  # the row whose slot it is, where there is one
+        self._places = torch.arange(rows, device=length.device) + length
+
+    def seen(self, bits: torch.Tensor, positions: torch.Tensor, window: int | None) -> torch.Tensor:
+        """Returns bool [rows, visible]: which slots a row sees."""
+        row = self._own.clamp(0, self._rows - 1)
+        own = (self._own >= 0) & (self._own < self._rows)
+        seen = (self._own < 0) | (own & ((bits[:, None] >> row) & 1).bool())
+        if window is None:
+            return seen
+        # A committed token's slot is its position; a tree node's is not.
+        slot_positions = torch.where(own, positions[row], self._slots)
+        return seen & (slot_positions > positions[:, None] - window)
+
+    def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Puts [num_kv_heads, rows, head_dim] in their places; returns the layer's visible slots."""
+        both = self._cache.slots_of(layer)
+        both[0].index_copy_(1, self._places, keys)
+        both[1].index_copy_(1, self._places, values)
+        return both[0, :, : self._visible], both[1, :, : self._visible]

@@ -1,0 +1,190 @@
+"""Forwards of few rows in static shapes: what differs from step to step are numbers on the device.
+
+So a GPU's driver can record one and play it again with a single call (`Recording`); the same form runs anywhere without
+that.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+from localspec.decoding.tree import DraftTree
+from localspec.errors import out_of_memory
+from localspec.nn.cache import KVCache
+from localspec.nn.placed_rows import PlacedRows
+from localspec.nn.recording import Function, Recording
+from localspec.nn.states import StateCache
+from localspec.nn.step_logits import summary
+from localspec.nn.transfer import uploaded
+from localspec.nn.transformer import LayerAdapters, Transformer
+from localspec.policy.prediction import BUCKET, STATIC_ROWS
+
+StepForm = Literal["eager", "static", "captured"]
+MOST_RECORDINGS = 24  # over the slots of one cache; the one that was not played for longest goes first
+
+
+class Shape(NamedTuple):
+    """What a forward's operations hang on."""
+
+    rows: int
+    visible: int  # slots that attention looks at
+    layers: tuple[int, ...] | None
+    adapters: int | None  # their id
+    inner: tuple[int, ...]  # states that are wanted
+    embeddings: bool  # in place of token ids
+    head: bool  # whether logits are wanted
+
+
+class StaticRows(NamedTuple):
+    """What a forward gives, of the rows that were asked for: the summary is that of `step_logits`.
+
+    In the captured form they are overwritten by the next forward of as many rows.
+    """
+
+    hidden: torch.Tensor
+    inner: torch.Tensor | None
+    logits: torch.Tensor | None
+    summary: torch.Tensor | None
+
+
+class StaticForward:
+    """Reads trees and chains of up to 64 rows after the committed tokens of a cache.
+
+    Rows are filled up to a power of two, and slots to one of a few numbers, so that a text of any length takes few
+    shapes. In the `captured` form each is recorded when it is first met.
+    """
+
+    def __init__(self, transformer: Transformer, captured: bool) -> None:
+        self._transformer, self.captured = transformer, captured
+        self._results: dict[Shape, tuple[torch.Tensor, ...]] = {}
+
+    @staticmethod
+    def reads(cache: object, rows: int) -> bool:
+        """Whether so many rows after this cache have a static shape; where a state is carried on, none do."""
+        return isinstance(cache, KVCache) and not isinstance(cache, StateCache) and 0 < rows <= STATIC_ROWS[-1]
+
+    @torch.inference_mode()
+    def tree(self, tree: DraftTree, cache: KVCache, inner: Sequence[int] = (), multiple: int = 1) -> StaticRows:
+        """Reads the nodes of a tree, whose rows are filled up to a multiple of so many at least."""
+        return self._read(tree.tokens, tree.depth, _bits(tree.parents), cache, multiple, inner=tuple(inner))
+
+    @torch.inference_mode()
+    def chain(
+        self,
+        embeddings: torch.Tensor,
+        cache: KVCache,
+        layers: Sequence[int] | None,
+        adapters: Mapping[int, LayerAdapters] | None,
+    ) -> torch.Tensor:
+        """Reads embeddings [rows, hidden_size], one after another; returns their states, which stay as they are."""
+        rows = len(embeddings)
+        depth, bits = range(rows), _bits(range(-1, rows - 1))
+        read = self._read([0] * rows, depth, bits, cache, 1, layers=layers, adapters=adapters, embeddings=embeddings)
+        return read.hidden.clone() if self.captured else read.hidden
+
+    def _read(
+        self,
+        tokens: Sequence[int],
+        depth: Sequence[int],
+        bits: Sequence[int],
+        cache: KVCache,
+        multiple: int,
+        *,
+        inner: tuple[int, ...] = (),
+        layers: Sequence[int] | None = None,
+        adapters: Mapping[int, LayerAdapters] | None = None,
+        embeddings: torch.Tensor | None = None,
+    ) -> StaticRows:
+        count = len(tokens)
+        rows = next(rows for rows in STATIC_ROWS if rows >= max(count, multiple))
+        _reserve(cache, cache.length + rows)
+        chosen, head = None if layers is None else tuple(layers), embeddings is None
+        own = None if adapters is None else id(adapters)
+        visible = visible_slots(cache, rows)
+        shape = Shape(rows, visible, chosen, own, inner, embeddings is not None, head)
+        spare = range(count, rows)
+        bits = [*bits, *(1 << row if row < 63 else -(1 << 63) for row in spare)]
+        columns = ([*tokens, *[0] * len(spare)], [*depth, *[0] * len(spare)], bits)
+        inputs = [uploaded([cache.length, *(number for column in columns for number in column)], self._device)]
+        if embeddings is not None:  # NaN that an earlier draft left in a spare row would reach the others
+            inputs.append(F.pad(embeddings, (0, 0, 0, len(spare))))
+        function = self._function(shape, cache, adapters)
+        if self.captured:
+            function = self._recording(shape, cache, adapters, function, inputs)
+        results = list(function(*inputs))
+        hidden, states = results.pop(0)[:count], results.pop(0)[:count] if inner else None
+        logits, short = (part[:count] for part in results) if head else (None, None)
+        return StaticRows(hidden, states, logits, short)
+
+    def _function(self, shape: Shape, cache: KVCache, adapters: Mapping[int, LayerAdapters] | None) -> Function:
+        """Returns the forward as a function of numbers on the device: length, and of all rows token, depth, bits."""
+
+        def read(numbers: torch.Tensor, *embeddings: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            length, (tokens, depth, bits) = numbers[0], numbers[1:].view(3, shape.rows)
+            placed = PlacedRows(cache, shape.visible, length, shape.rows)
+            found: dict[int, torch.Tensor | None] = dict.fromkeys(shape.inner)
+            rows = embeddings[0] if shape.embeddings else tokens
+            hidden = self._transformer(
+                rows[None], length + depth, bits, placed, shape.layers, adapters or {}, inner=found
+            )[0]
+            results = [hidden]
+            if shape.inner:
+                results.append(self._transformer.side_by_side(found, shape.inner)[0])
+            if shape.head:
+                logits = self._transformer.head(hidden)
+                results += [logits, summary(hidden, logits)]
+            return tuple(results)
+
+        return read
+
+    def _recording(
+        self,
+        shape: Shape,
+        cache: KVCache,
+        adapters: object,
+        function: Function,
+        inputs: Sequence[torch.Tensor],
+    ) -> Recording:
+        """Returns the recording of a shape over this cache's slots, made where there is none."""
+        recordings: dict[Shape, tuple[Recording, object]] = cache.recordings
+        if shape in recordings:
+            recording, _ = recordings.pop(shape)
+        else:
+            alike = shape._replace(visible=0)
+            recording = Recording(function, inputs, self._results.get(alike))
+            self._results[alike] = recording.results
+        while len(recordings) >= MOST_RECORDINGS:
+            del recordings[next(iter(recordings))]
+        recordings[shape] = recording, adapters  # the latest; while they are held, no others have their id
+        return recording
+
+    @property
+    def _device(self) -> torch.device:
+        return self._transformer.embed_tokens.device
+
+
+def visible_slots(cache: KVCache, rows: int) -> int:
+    """Returns how many slots attention looks at: in larger steps the longer the text, at most a quarter too many."""
+    needed = cache.visible(rows)
+    step = max(BUCKET, (1 << (needed.bit_length() - 1)) // 4)
+    return min(-(-needed // step) * step, cache.capacity)
+
+
+def _reserve(cache: KVCache, slots: int) -> None:
+    """Makes room, and where memory allows for more than that, since growing ends all recordings."""
+    try:
+        cache.reserve(slots)
+    except (MemoryError, RuntimeError) as error:
+        if not out_of_memory(error):
+            raise
+        cache.reserve(slots, spare=False)
+
+
+def _bits(parents: Sequence[int]) -> list[int]:
+    """Returns by row of a tree which rows it sees, itself and its ancestors, as the bits of an int64."""
+    seen: list[int] = []
+    for row, parent in enumerate(parents):
+        seen.append((seen[parent] if parent >= 0 else 0) | 1 << row)
+    return [one - (1 << 64) if one >> 63 else one for one in seen]

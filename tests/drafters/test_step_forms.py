@@ -1,0 +1,92 @@
+"""Every drafter where steps have static shapes and are recorded, as on a GPU: the text is the stock model's."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from drafters.test_on_chains import FORMS
+from drafting import perturbed, session_of, torch_form
+from recorded_operations import Graph
+from session_replies import reply
+from tiny_models import FAMILIES, VOCABULARY, Tiny, prompt_ids, stock_reply
+
+from localspec.decoding.budget import Budget
+from localspec.decoding.drafter import Drafter
+from localspec.decoding.sampling import Sampling
+from localspec.drafters.autoregressive import Autoregressive
+from localspec.drafters.draft_model import DraftModel
+from localspec.drafters.phrases import WithPhrases
+from localspec.drafters.pool import PhrasePool
+from localspec.nn.static_forward import StaticForward, StepForm
+from localspec.nn.target import Target
+from localspec.training.trainable import TrainableDrafter, make_drafter
+
+Make = Callable[[str], Tiny]
+LLAMA, WINDOW = FAMILIES[0], FAMILIES[1]
+WITH_WEIGHTS = {**FORMS, "s3d": ("s3d", {"depth": 3, "kept": "0,2"})}
+SAMPLED = (Sampling(0.9, seed=7), Sampling(0.8, top_p=0.95, seed=3), Sampling(1.1, top_k=30, min_p=0.01, seed=5))
+
+
+def target_of(tiny: Make, name: str, form: StepForm) -> Target:
+    target = Target.load(tiny(name).path)
+    target.use_step_form(form)
+    return target
+
+
+def drafter_for(target: Target, tiny: Make, kind: str) -> TrainableDrafter | Drafter:
+    if kind == "draft model":  # the target itself, which is right, with phrases of its own
+        small = Target.load(tiny(LLAMA).path)
+        small.use_step_form(target.step_form)
+        inner = WithPhrases(Autoregressive(), PhrasePool(small.special_tokens))
+        return WithPhrases(DraftModel(small, VOCABULARY, inner, Budget(4)), PhrasePool(target.special_tokens))
+    torch.manual_seed(0)
+    name, options = WITH_WEIGHTS[kind]
+    return perturbed(make_drafter(name, torch_form(target), options), 0.1)
+
+
+CASES: list[Any] = [
+    pytest.param(LLAMA, kind, marks=() if kind in ("s3d", "draft model", "medusa") else pytest.mark.slow)
+    for kind in (*WITH_WEIGHTS, "draft model")
+]
+CASES += [pytest.param(WINDOW, kind, marks=pytest.mark.slow) for kind in ("s3d", "parallelspec")]
+
+
+@pytest.mark.parametrize(("name", "kind"), CASES)
+def test_greedy_text_is_the_stock_models(tiny: Make, recorded: type[Graph], name: str, kind: str) -> None:
+    prompt = prompt_ids(12, seed=23)
+    target = target_of(tiny, name, "captured")
+    session = session_of(target, drafter_for(target, tiny, kind), Budget(6))
+    ids, statistics = reply(session, prompt, 24)
+    assert ids == stock_reply(tiny(name).stock, prompt, 24)
+    assert statistics.drafted > 10 and recorded.played > recorded.made > 0
+    again = [*prompt, *ids[:6], *prompt_ids(5, seed=2)]
+    assert reply(session, again, 8)[0] == stock_reply(tiny(name).stock, again, 8)
+
+
+@pytest.mark.parametrize(("name", "kind"), CASES)
+def test_seeded_text_is_that_of_steps_one_by_one(tiny: Make, recorded: type[Graph], name: str, kind: str) -> None:
+    prompt = prompt_ids(12, seed=23)
+    eager = target_of(tiny, name, "eager")
+    target = target_of(tiny, name, "captured")
+    plain = session_of(eager, Autoregressive(), Budget(0))
+    session = session_of(target, drafter_for(target, tiny, kind), Budget(6))
+    for sampling in SAMPLED:
+        assert reply(session, prompt, 20, sampling)[0] == reply(plain, prompt, 20, sampling)[0]
+    assert recorded.played > recorded.made > 0
+
+
+@pytest.mark.parametrize("form", ["eager", "static"])
+def test_models_of_drafters_have_the_form_of_the_target(
+    tiny: Make, monkeypatch: pytest.MonkeyPatch, form: StepForm
+) -> None:
+    target, chain = target_of(tiny, LLAMA, form), StaticForward.chain
+    read: list[Any] = []
+
+    def seen(self: StaticForward, *given: Any) -> torch.Tensor:
+        read.append(self._transformer)
+        return chain(self, *given)
+
+    monkeypatch.setattr(StaticForward, "chain", seen)
+    reply(session_of(target, drafter_for(target, tiny, "parallelspec, model"), Budget(4)), prompt_ids(12), 5)
+    assert bool(read) == (form == "static") and all(one is not target.transformer for one in read)

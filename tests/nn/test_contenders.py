@@ -1,0 +1,138 @@
+"""Picks of all rows at once, where logits are: those that looking at every id gives, or none."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from localspec.decoding.sampling import Sampling
+from localspec.nn import contenders as module
+from localspec.nn.contenders import NARROW, SHOWN, Contenders, contenders, keys_of
+from localspec.nn.logits import TorchLogits
+from localspec.nn.transfer import brought
+
+SAMPLINGS = [
+    Sampling(1.0, seed=1), Sampling(0.7, seed=-5), Sampling(100.0, seed=2), Sampling(0.05, seed=3),
+    Sampling(1.0, min_p=0.05, seed=4), Sampling(1.0, min_p=1.0, seed=5), Sampling(1.0, top_k=1, seed=6),
+    Sampling(2.0, top_k=40, seed=7), Sampling(1.0, top_p=0.9, seed=8), Sampling(3.0, top_p=0.2, seed=9),
+    Sampling(1.0, top_k=50, top_p=0.8, min_p=0.02, seed=10), Sampling(1.0, top_k=NARROW - 1, seed=11),
+]  # fmt: skip
+
+
+def random_logits(rows: int, width: int, spread: float, seed: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return (torch.randn(rows, width, generator=torch.Generator().manual_seed(seed)) * spread).to(dtype)
+
+
+def found(logits: torch.Tensor, positions: list[int], sampling: Sampling) -> list[int | None]:
+    """What the contenders say of each row."""
+    some = contenders(logits, torch.tensor(keys_of(positions, sampling)), sampling)
+    assert some is not None
+    here = Contenders(*brought(some.ids, some.scores, some.before, some.noisy))
+    return [here.pick(row, position, sampling) for row, position in enumerate(positions)]
+
+
+def told(logits: torch.Tensor, positions: list[int], sampling: Sampling) -> list[int]:
+    """The picks, row by row and of every id."""
+    picks = TorchLogits(logits).picks(positions, sampling)
+    return [picks[row] for row in range(len(logits))]
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
+@pytest.mark.parametrize(("width", "spread"), [(7, 1.0), (300, 0.0), (5000, 4.0), (70_000, 2.0)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_contenders_have_the_pick(width: int, spread: float, sampling: Sampling, dtype: torch.dtype) -> None:
+    """With equal logits, as bf16 often has them, the noise alone decides."""
+    rows = 48 if width < 10_000 else 6
+    logits = random_logits(rows, width, spread, seed=width, dtype=dtype)
+    positions = [17 * row % 4000 for row in range(rows)]
+    ours, theirs = found(logits, positions, sampling), told(logits, positions, sampling)
+    certain = [(one, other) for one, other in zip(ours, theirs, strict=True) if one is not None]
+    assert all(one == other for one, other in certain)
+    # Chances close to top-p, and ties where top-k ends.
+    unsure = sampling.top_p < 1 or (sampling.top_k and (spread == 0.0 or dtype == torch.bfloat16))
+    assert len(certain) >= (0 if unsure else rows - 1)
+
+
+def test_most_picks_are_certain() -> None:
+    for sampling in SAMPLINGS:
+        logits = random_logits(64, 5000, 4.0, seed=1)
+        assert found(logits, [*range(64)], sampling).count(None) <= 3, sampling
+
+
+def test_the_noise_is_that_of_sampling() -> None:
+    ids = np.arange(20_000)
+    for seed, position in ((0, 0), (1, 5), (-7, 10**6), (2**63, 3)):
+        sampling = Sampling(1.0, seed=seed)
+        ours = module._noise(torch.tensor(keys_of([position], sampling)), torch.from_numpy(ids)[None])[0].numpy()
+        theirs = sampling.noise(position, ids)
+        assert np.abs(ours - theirs).max() < 3e-6
+
+
+@pytest.mark.parametrize("bits", [0, 1, 2**52 - 1, 2**52, 2**53 - 2, 2**53 - 1])
+def test_the_noise_of_the_least_and_the_greatest_hash(monkeypatch: pytest.MonkeyPatch, bits: int) -> None:
+    """Where a logarithm of a number close to one would have no digit left."""
+    monkeypatch.setattr(
+        module, "_mixed", lambda z: torch.full_like(z, bits << 11 if bits < 2**52 else (bits << 11) - 2**64)
+    )
+    exact = -np.log(-np.log((np.float64(bits) + 0.5) * 2.0**-53))
+    if bits > 2**52:
+        exact = -np.log(-np.log1p(-(np.float64(2**53 - 1 - bits) + 0.5) * 2.0**-53))
+    assert float(module._noise(torch.tensor([1]), torch.tensor([[1]]))) == pytest.approx(exact, rel=1e-6, abs=1e-6)
+
+
+def test_numbers_that_are_none_are_left_to_another_way() -> None:
+    logits = random_logits(3, 2000, 4.0, seed=0)
+    logits[1, 5], logits[2, 7] = float("nan"), float("inf")
+    for sampling in (Sampling(1.0), Sampling(1.0, top_k=20), Sampling(1.0, top_p=0.9)):
+        picks = found(logits, [4, 4, 4], sampling)
+        assert picks[0] is not None and picks[1:] == [None, None]
+
+
+def test_more_than_they_are_looked_for_in_is_left_to_another_way() -> None:
+    logits = random_logits(2, 4000, 0.0, seed=0)
+    assert contenders(logits, torch.tensor([1, 2]), Sampling(1.0, top_k=NARROW)) is None
+    assert found(logits, [4, 4], Sampling(1.0, top_p=0.9)) == [None, None], "0.9 of them are 3,600"
+    assert found(logits, [4, 4], Sampling(1.0, top_k=5)) == [None, None], "of equal ones all are among the first five"
+
+
+def row(**columns: list[float]) -> Any:
+    """Contenders of one row."""
+    filled = {name: columns[name] + [0.0] * (SHOWN - len(columns[name])) for name in ("ids", "scores", "before")}
+    noisy = columns["noisy"] + [-np.inf] * (SHOWN - len(columns["noisy"]))
+    numbers = {name: np.array([values], np.float32) for name, values in {**filled, "noisy": noisy}.items()}
+    return Contenders(numbers["ids"].astype(np.int64), numbers["scores"], numbers["before"], numbers["noisy"])
+
+
+def test_main_memory_has_the_last_word() -> None:
+    """The device has them in the wrong order by a little, as its logarithms might."""
+    sampling = Sampling(1.0)
+    noise = sampling.noise(3, np.array([10, 11]))
+    other = float(noise[0] - noise[1])  # with it both are equal, but for fp32
+    scores = [0.0, np.nextafter(np.float32(other), np.float32(99)) + 1e-5]
+    near = row(ids=[10, 11], scores=scores, before=[0, 0], noisy=[noise[0], noise[0] - 1e-6])
+    assert near.pick(0, 3, sampling) == 11
+
+
+def test_one_that_is_not_shown_might_win() -> None:
+    sampling = Sampling(1.0)
+    ids = [*range(SHOWN)]
+    noise = sampling.noise(3, np.array(ids))
+    scores = [float(-one) for one in noise]  # all have nearly 0 together
+    near = row(ids=ids, scores=scores, before=[0] * SHOWN, noisy=[5e-4 - 1e-4 * one for one in ids])
+    assert near.pick(0, 3, sampling) is None
+    scores[2] += 1.0
+    assert row(ids=ids, scores=scores, before=[0] * SHOWN, noisy=[1.0, *[0.0] * 7]).pick(0, 3, sampling) == 2
+
+
+def test_chances_close_to_top_p_are_left_to_another_way() -> None:
+    sampling = Sampling(1.0, top_p=0.5)
+    for before, expected in ((0.4985, 4), (0.4995, None), (0.5005, None)):
+        assert row(ids=[4], scores=[0.0], before=[before], noisy=[0.0]).pick(0, 3, sampling) == expected
+
+
+def test_numbers_come_as_they_are() -> None:
+    given = torch.tensor([[2**62, -(2**62)]]), torch.tensor([[0.1, float("-inf")]]), torch.tensor([True])
+    ids, scores, flag = brought(*given[:2], given[2][:, None])
+    assert ids.tolist() == given[0].tolist() and flag.tolist() == [[True]]
+    assert scores.dtype == np.float32 and scores.tobytes() == given[1].numpy().tobytes()

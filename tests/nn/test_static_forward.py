@@ -1,0 +1,245 @@
+"""Steps in static shapes, and what is recorded of them: the bits of steps that are computed operation by operation."""
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from recorded_operations import Graph
+from scripted_drafters import random_tree
+from tiny_models import FAMILIES, Tiny, prompt_ids
+
+from localspec.decoding.sampling import Sampling
+from localspec.decoding.tree import DraftTree
+from localspec.errors import LocalspecError
+from localspec.nn.cache import KVCache
+from localspec.nn.static_forward import MOST_RECORDINGS, StaticForward, StepForm, visible_slots
+from localspec.nn.target import Target
+from localspec.policy.prediction import BUCKET, STATIC_ROWS
+
+Make = Callable[[str], Tiny]
+PADDED = 8  # rows that six nodes are filled up to
+
+
+def loaded(tiny: Make, name: str, form: StepForm = "eager", exact: bool = False) -> Target:
+    target = Target.load(tiny(name).path, exact=exact)
+    target.use_step_form(form)
+    return target
+
+
+def filled(target: Target, length: int, slots: int | None = None) -> KVCache:
+    """A cache with random numbers everywhere, of which so many count as committed."""
+    cache = target.cache(slots or length + 80)
+    cache.fill(torch.Generator().manual_seed(length))
+    cache.assume(length)
+    return cache
+
+
+def parts(target: Target, tree: DraftTree, cache: KVCache, inner: Sequence[int] = ()) -> list[torch.Tensor]:
+    """Logits, states, inner states, and what is written of a tree."""
+    output = target.forward(tree, cache, inner=inner)
+    states = [] if output.inner is None else [output.inner.rows]
+    return [output.logits.take(range(tree.size)).rows, output.hidden.rows, *states, cache.rows(range(tree.size))]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("exact", [False, True], ids=["fastest", "exact"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_trees_have_the_bits_of_the_eager_form(tiny: Make, recorded: type[Graph], name: str, exact: bool) -> None:
+    """At several lengths with one recording: what would be a number of Python in it would be that of the first."""
+    eager = loaded(tiny, name, exact=exact)
+    eager.row_multiple = PADDED  # it fills rows up alike
+    inner = [0, len(eager.transformer.layers)]
+    for form in ("static", "captured"):
+        target, before = loaded(tiny, name, form, exact), None
+        for length in (1, 6, 150, 40):
+            tree = random_tree(7, nodes=5, seed=length, vocabulary=target.vocab_size)
+            cache = before = filled(target, length, 256) if before is None else before
+            cache.fill(torch.Generator().manual_seed(length))
+            cache.assume(length)
+            ours = parts(target, tree, cache, inner)
+            theirs = parts(eager, tree, filled(eager, length, 256), inner)
+            assert all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True)), (form, length)
+    assert (recorded.made, recorded.played) == (1, 4)
+
+
+@pytest.mark.parametrize("form", ["static", "captured"])
+@pytest.mark.usefixtures("recorded")
+def test_drafts_through_some_layers_have_the_bits_of_the_eager_form(tiny: Make, form: StepForm) -> None:
+    name = FAMILIES[0]
+    target, eager = loaded(tiny, name, form), loaded(tiny, name)
+    adapters = None
+    for length in (3, 90):
+        caches = filled(target, length), filled(eager, length)
+        states = []
+        for model, cache in zip((target, eager), caches, strict=True):
+            embeddings = model.compute.target.embed(prompt_ids(4, seed=length))
+            states.append(model.compute.target.read_rows(embeddings, cache, (0, 2), adapters))
+        assert torch.equal(*states)
+        assert torch.equal(caches[0].rows(range(4)), caches[1].rows(range(4)))
+
+
+@pytest.mark.usefixtures("recorded")
+def test_states_of_a_draft_stay_when_the_next_one_is_played(tiny: Make) -> None:
+    target = loaded(tiny, FAMILIES[0], "captured")
+    model, cache = target.compute.target, filled(target, 9)
+    first = model.read_rows(model.embed([5, 6]), cache)
+    kept = first.clone()
+    model.read_rows(model.embed([7, 8]), cache)
+    assert torch.equal(first, kept)
+
+
+@pytest.mark.usefixtures("recorded")
+def test_nan_of_an_earlier_draft_reaches_no_later_one(tiny: Make) -> None:
+    """Three rows are filled up to four: the fourth of a draft before may have been anything."""
+    target, eager = loaded(tiny, FAMILIES[0], "captured"), loaded(tiny, FAMILIES[0])
+    model, cache = target.compute.target, filled(target, 9)
+    model.read_rows(model.embed([5, 6, 7, 8]) * float("nan"), cache)
+    model.forget_rows(cache, 4, range(3))
+    other = eager.compute.target
+    rows = [one.read_rows(one.embed([5, 6, 7, 0])[:3], at) for one, at in ((model, cache), (other, filled(eager, 9)))]
+    assert rows[0].isfinite().all()
+    torch.testing.assert_close(*rows)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 9, 64])
+def test_rows_are_filled_up_to_a_power_of_two_and_given_back_as_they_were(tiny: Make, size: int) -> None:
+    target, eager = loaded(tiny, FAMILIES[0], "static"), loaded(tiny, FAMILIES[0])
+    eager.row_multiple = next(rows for rows in STATIC_ROWS if rows >= size)
+    tree = random_tree(7, nodes=size - 1, seed=size, deep=0.9)
+    both = [parts(one, tree, filled(one, 30)) for one in (target, eager)]
+    assert all(len(one) == tree.size for one in both[0])
+    assert all(torch.equal(one, other) for one, other in zip(*both, strict=True))
+
+
+def test_rows_are_filled_up_to_what_exactness_asks_for(tiny: Make) -> None:
+    target = loaded(tiny, FAMILIES[0], "static")
+    target.row_multiple = 16
+    cache = filled(target, 20, 600)
+    slots = cache.slots_of(0).clone()
+    target.forward(DraftTree.chain([5]), cache)
+    changed = (cache.slots_of(0) != slots).any(-1).any(0).any(0).nonzero().flatten().tolist()
+    assert changed == list(range(20, 36))
+
+
+def test_what_has_no_static_shape_is_read_as_before(tiny: Make) -> None:
+    target = loaded(tiny, FAMILIES[0], "static")
+    cache = target.cache(200)
+    assert not StaticForward.reads(cache, STATIC_ROWS[-1] + 1) and StaticForward.reads(cache, STATIC_ROWS[-1])
+    eager = loaded(tiny, FAMILIES[0])
+    chain = DraftTree.chain(prompt_ids(70))
+    both = [parts(one, chain, filled(one, 10)) for one in (target, eager)]
+    assert all(torch.equal(one, other) for one, other in zip(*both, strict=True))
+
+
+def test_recurrent_layers_have_no_static_shape(tiny: Make) -> None:
+    target = loaded(tiny, "qwen3.5-grouped", "static") if "qwen3.5-grouped" in _recurrent() else None
+    target = target or loaded(tiny, next(iter(_recurrent())), "static")
+    assert not StaticForward.reads(target.cache(8), 1)
+    assert target.forward(DraftTree.chain([5, 6]), target.cache(8)).logits.finite()
+
+
+def _recurrent() -> Sequence[str]:
+    from tiny_models import RECURRENT
+
+    return list(RECURRENT)
+
+
+def test_a_text_grows_through_few_shapes() -> None:
+    cache = KVCache([(1, 1)], 40_000, torch.float32, "cpu")
+    seen: dict[int, int] = {}
+    for length in range(0, 32_768, 64):
+        cache.assume(length)
+        visible = visible_slots(cache, 16)
+        assert length + 16 <= visible <= max(BUCKET, 1.25 * (length + 16 + BUCKET)) and visible % BUCKET == 0
+        seen[visible] = length
+    assert len(seen) < 32
+    cache.assume(40_000 - 16)
+    assert visible_slots(cache, 16) <= cache.capacity
+
+
+def test_recordings_end_with_the_slots_that_they_are_of(tiny: Make, recorded: type[Graph]) -> None:
+    target = loaded(tiny, FAMILIES[0], "captured")
+    eager = loaded(tiny, FAMILIES[0])
+    cache, theirs = filled(target, 10, 200), filled(eager, 10, 200)
+    for one, at in ((target, cache), (eager, theirs)):
+        for length in (10, 300):
+            at.reserve(length + 20)
+            at.assume(length)
+            output = one.forward(DraftTree.chain([5]), at)
+        if one is target:
+            ours = output.logits.numpy().copy()
+    assert recorded.made == 2 and len(cache.recordings) == 1
+    torch.testing.assert_close(torch.from_numpy(ours), torch.from_numpy(output.logits.numpy()))
+
+
+def test_only_so_many_recordings_are_kept(tiny: Make, recorded: type[Graph]) -> None:
+    target = loaded(tiny, FAMILIES[0], "captured")
+    model, cache = target.compute.target, filled(target, 10, 200)
+    every = [(*layers,) for layers in ([0], [1], [2], [0, 1], [0, 2], [1, 2], [0, 1, 2])]
+    for rows in (1, 2, 4, 8):
+        for layers in every:
+            model.read_rows(model.embed([5] * rows), cache, layers)
+    assert recorded.made == 28 and len(cache.recordings) == MOST_RECORDINGS
+    model.read_rows(model.embed([5] * 8), cache, every[-1])
+    assert recorded.made == 28, "the latest are kept"
+    model.read_rows(model.embed([5]), cache, every[0])
+    assert recorded.made == 29, "the first one had gone"
+
+
+def test_states_that_there_are_not_are_refused(tiny: Make) -> None:
+    for form in ("eager", "static"):
+        target = loaded(tiny, FAMILIES[0], form)  # type: ignore[arg-type]
+        with pytest.raises(LocalspecError, match="no states at 9; give 0 to 3"):
+            target.forward(DraftTree.chain([5]), target.cache(8), inner=[1, 9])
+
+
+def test_what_must_wait_cannot_be_recorded(tiny: Make, recorded: type[Graph], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the stand-in: a forward that looked at a number would be told."""
+    target = loaded(tiny, FAMILIES[0], "captured")
+    head = target.transformer.head
+    monkeypatch.setattr(target.transformer, "head", lambda states: head(states) * float(states.amax().isfinite()))
+    with pytest.raises(RuntimeError, match="not permitted"):
+        target.forward(DraftTree.chain([5]), filled(target, 10))
+    assert recorded.made == 1
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.8, seed=3), Sampling(1.0, top_p=0.9, seed=4)])
+def test_one_look_brings_all_that_a_step_asks_for(
+    tiny: Make, monkeypatch: pytest.MonkeyPatch, sampling: Sampling
+) -> None:
+    target, copies = loaded(tiny, FAMILIES[0], "static"), 0
+    cpu = torch.Tensor.cpu
+
+    def counted(tensor: torch.Tensor) -> torch.Tensor:
+        nonlocal copies
+        copies += 1
+        return cpu(tensor)
+
+    output = target.forward(random_tree(7, nodes=5, seed=1), filled(target, 30))
+    monkeypatch.setattr(torch.Tensor, "cpu", counted)
+    picks = output.logits.picks([30] * 6, sampling)
+    likeliest = output.logits.argmax()
+    assert [picks[row] for row in range(6)] and output.hidden.finite() and output.hidden.take([0, 2]).finite()
+    assert output.logits.finite() and copies == 1
+    monkeypatch.undo()
+    eager = loaded(tiny, FAMILIES[0])
+    eager.row_multiple = PADDED
+    plain = eager.forward(random_tree(7, nodes=5, seed=1), filled(eager, 30))
+    theirs = plain.logits.picks([30] * 6, sampling)
+    assert [picks[row] for row in range(6)] == [theirs[row] for row in range(6)]
+    assert likeliest == plain.logits.argmax()
+
+
+def test_states_that_are_no_numbers_are_told_row_by_row(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = loaded(tiny, FAMILIES[0], "static")
+    norm = target.transformer.norm
+    forward = target.transformer.forward
+
+    def damaged(*given: object, **named: object) -> torch.Tensor:
+        hidden: torch.Tensor = forward(*given, **named)
+        return hidden.index_fill(1, torch.tensor([2]), float("nan"))
+
+    assert norm is not None
+    monkeypatch.setattr(target.transformer, "forward", damaged)
+    hidden = target.forward(DraftTree.chain([5, 6, 7]), filled(target, 30)).hidden
+    assert not hidden.finite() and hidden.take([0, 1]).finite() and not hidden.take([1, 2]).finite()
+    assert hidden.take([0, 2]).take([0]).finite() and not hidden.take([0, 2]).take([1]).finite()

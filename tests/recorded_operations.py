@@ -1,0 +1,66 @@
+"""A stand-in for CUDA graphs: operations are recorded with the memory they read and write, and done again there.
+
+As with a graph, what was a number of Python when it was recorded stays that number, and an operation for which the
+device would be waited for cannot be recorded.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+# Operations that wait for the device: numbers for Python (of lists resolve_conj), and results of unknown size.
+WAITS = ("item", "_local_scalar_dense", "is_nonzero", "resolve_conj", "equal", "nonzero", "masked_select", "unique")
+
+
+class Graph:
+    """Stands for torch.cuda.CUDAGraph."""
+
+    made = played = 0  # of all graphs
+
+    def __init__(self) -> None:
+        self.operations: list[tuple[Callable[..., Any], Any, Any, Any]] = []
+
+    def replay(self) -> None:
+        """Does all operations again, into the memory of the first time."""
+        Graph.played += 1
+        for operation, positional, named, before in self.operations:
+            after = operation(*positional, **named)
+            for old, new in zip(tree_leaves(before), tree_leaves(after), strict=True):
+                if isinstance(old, torch.Tensor) and old.data_ptr() != new.data_ptr():
+                    old.copy_(new)
+
+
+class _Recorder(TorchDispatchMode):
+    def __init__(self, graph: Graph) -> None:
+        super().__init__()
+        self.graph = graph
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+        if str(func).split(".")[1] in WAITS:
+            raise RuntimeError(f"{func} is not permitted when a stream is capturing")
+        found = func(*args, **(kwargs or {}))
+        self.graph.operations.append((func, args, kwargs or {}, found))
+        return found
+
+
+@contextmanager
+def _graph(graph: Graph, **_: Any) -> Iterator[None]:
+    """Stands for torch.cuda.graph. What runs here for the first time changes nothing on a GPU, and here does no harm."""
+    Graph.made += 1
+    with _Recorder(graph):
+        yield
+
+
+def in_place_of_cuda(monkeypatch: pytest.MonkeyPatch) -> type[Graph]:
+    """CUDA graphs are these ones; the counts begin anew."""
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "graph", _graph)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 0))
+    monkeypatch.setattr(Graph, "made", 0)
+    monkeypatch.setattr(Graph, "played", 0)
+    return Graph
