@@ -8,7 +8,7 @@ from localspec.decoding.exactness import Exactness
 from localspec.events import Reporter
 from localspec.models.chat_tokenizer import ChatTokenizer
 from localspec.models.model_config import ModelConfig
-from localspec.policy.choice import LoadSpec
+from localspec.policy.choice import LoadSpec, StepForm
 
 
 class Target(DraftableModel[Any], Protocol):
@@ -59,6 +59,31 @@ def open_target(choice: LoadSpec, reporter: Reporter, beside: Target | None = No
         exact=choice.exact,
         threshold=choice.threshold,
     )
+
+
+def find_step_form(target: Target) -> tuple[StepForm, str | None]:
+    """Finds the quickest form of a torch target's steps whose bits are right, and why none that is quicker serves."""
+    from localspec.nn import step_forms
+    from localspec.nn.target import Target as TorchTarget
+
+    assert isinstance(target, TorchTarget)
+    return step_forms.find_step_form(target)
+
+
+def use_step_form(target: Target, form: StepForm) -> None:
+    """Lets a torch target compute steps in this form from now on."""
+    from localspec.nn.target import Target as TorchTarget
+
+    assert isinstance(target, TorchTarget)
+    target.use_step_form(form)
+
+
+def step_trouble(target: Target) -> str | None:
+    """Why steps of a torch target are not recorded any more, where they were."""
+    from localspec.nn.target import Target as TorchTarget
+
+    assert isinstance(target, TorchTarget)
+    return target.step_trouble
 
 
 def measure_exactness(choice: LoadSpec, target: Target, widest: int) -> Exactness:

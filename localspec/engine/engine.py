@@ -28,6 +28,7 @@ from localspec.engine.model_profile import ModelProfile
 from localspec.engine.own_layers import load_layers
 from localspec.engine.saved_phrases import SavedPhrases
 from localspec.engine.spilling import SpillWatch
+from localspec.engine.step_forms import RecordingWatch, settle_step_form
 from localspec.errors import DoesNotFit, LocalspecError
 from localspec.events import Event, Prefill, Reporter
 from localspec.machine import compiled
@@ -85,6 +86,8 @@ class Engine:
         # The target, and what is measured of it.
         self.target: Target = beside.target if beside else load_target(choice, self._reporter)
         self.profile = ModelProfile.of(choice, cache)
+        if beside is None:
+            settle_step_form(choice, self.target, self.profile)  # before anything is measured in it
         self.exactness = promised_exactness(choice, self.target, self.profile)
         self.costs = self.profile.costs(self.target) if auto else None
         # What drafts, and how.
@@ -116,6 +119,7 @@ class Engine:
         self.session = Session(self.target, drafter, budget, self.target.chat.thinking)
         self._calibrated = calibrated(drafter, choice, self.profile)
         self._spill_watch = SpillWatch(choice.device, self.costs, self._reporter)
+        self._recording_watch = RecordingWatch(choice, self.target, self.profile)
         self._warned_of_context = False
         self.load_seconds = time.perf_counter() - began
 
@@ -319,6 +323,7 @@ class Engine:
 
     def _keep(self, start: int, kind: DecodingKind) -> None:
         """Keeps what the reply that began at token `start` taught. What cannot be kept costs this session nothing."""
+        self._recording_watch.look()
         statistics = None if self.choice.fixed else self.session.statistics
         if statistics is not None:
             self._spill_watch.look(statistics, len(self.session.tokens))

@@ -13,6 +13,7 @@ from localspec.engine.assemble import LoadedDraftModel
 from localspec.engine.backends import Target, open_target
 from localspec.engine.measurement_cache import MeasurementCache, Quantity
 from localspec.engine.model_profile import ModelProfile
+from localspec.engine.step_forms import settle_step_form
 from localspec.errors import DoesNotFit, LocalspecError, UsageMistake, out_of_memory
 from localspec.events import Reporter
 from localspec.machine.memory import free_memory
@@ -112,10 +113,11 @@ def load_draft_model(
         return None
     model = load_target(draft, cache.reporter, target)
     compare_tokens(model.tokenizer, model.vocab_size, target.tokenizer, draft.target.path)
+    profile = ModelProfile.of(draft, cache)
+    settle_step_form(draft, model, profile)
     if not model.forward(DraftTree.chain([0] * 4), model.cache(4), last=True).logits.finite():
         raise LocalspecError(
             f"The draft model {draft.target.name} gives no numbers ({model.precision}); its weights are damaged, or "
             "too large for this format: fetch it again."
         )
-    profile = ModelProfile.of(draft, cache)
     return LoadedDraftModel(model, profile, profile.costs(model) if with_costs else None)

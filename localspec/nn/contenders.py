@@ -16,11 +16,11 @@ import torch
 
 from localspec.decoding import sampling as host
 from localspec.decoding.sampling import Sampling
+from localspec.policy.prediction import NOISE_PIECE
 
 SHOWN = 8  # contenders of a row
 NARROW = 1024  # the likeliest ids, in which what top-k and top-p leave is looked for
 CLOSE = 1e-3  # beyond what fp32 makes of scores, noise and sums of chances; what is closer is not certain
-PIECE = 2**20  # numbers that noise is made for at once: it has 64 bits while it is made
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def contenders(logits: torch.Tensor, keys: torch.Tensor, sampling: Sampling) -> 
     rows, width = scores.shape
     least = scores.amax(-1, keepdim=True) + math.log(sampling.min_p) if sampling.min_p else None
     found = []
-    for first in range(0, width, piece := max(SHOWN, PIECE // rows)):
+    for first in range(0, width, piece := max(SHOWN, NOISE_PIECE // rows)):
         part = scores[:, first : first + piece]
         ids = torch.arange(first, first + part.shape[1], device=part.device).expand(rows, -1)
         noisy = part + _noise(keys, ids)

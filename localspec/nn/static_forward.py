@@ -5,7 +5,7 @@ that.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -21,8 +21,7 @@ from localspec.nn.transfer import uploaded
 from localspec.nn.transformer import LayerAdapters, Transformer
 from localspec.policy.prediction import BUCKET, STATIC_ROWS
 
-StepForm = Literal["eager", "static", "captured"]
-MOST_RECORDINGS = 24  # over the slots of one cache; the one that was not played for longest goes first
+MOST_RECORDINGS = 12  # over the slots of one cache; the one that was not played for longest goes first
 
 
 class Shape(NamedTuple):
@@ -53,11 +52,13 @@ class StaticForward:
     """Reads trees and chains of up to 64 rows after the committed tokens of a cache.
 
     Rows are filled up to a power of two, and slots to one of a few numbers, so that a text of any length takes few
-    shapes. In the `captured` form each is recorded when it is first met.
+    shapes. In the `captured` form each is recorded when it is first met; `trouble` is why that failed, if it did, and
+    from then on nothing is recorded.
     """
 
     def __init__(self, transformer: Transformer, captured: bool) -> None:
         self._transformer, self.captured = transformer, captured
+        self.trouble: str | None = None
         self._results: dict[Shape, tuple[torch.Tensor, ...]] = {}
 
     @staticmethod
@@ -111,9 +112,8 @@ class StaticForward:
         if embeddings is not None:  # NaN that an earlier draft left in a spare row would reach the others
             inputs.append(F.pad(embeddings, (0, 0, 0, len(spare))))
         function = self._function(shape, cache, adapters)
-        if self.captured:
-            function = self._recording(shape, cache, adapters, function, inputs)
-        results = list(function(*inputs))
+        recording = self._recording(shape, cache, adapters, function, inputs) if self.captured else None
+        results = list((recording or function)(*inputs))
         hidden, states = results.pop(0)[:count], results.pop(0)[:count] if inner else None
         logits, short = (part[:count] for part in results) if head else (None, None)
         return StaticRows(hidden, states, logits, short)
@@ -146,14 +146,20 @@ class StaticForward:
         adapters: object,
         function: Function,
         inputs: Sequence[torch.Tensor],
-    ) -> Recording:
-        """Returns the recording of a shape over this cache's slots, made where there is none."""
+    ) -> Recording | None:
+        """Returns the recording of a shape over this cache's slots, made at need; None where none can be."""
         recordings: dict[Shape, tuple[Recording, object]] = cache.recordings
         if shape in recordings:
             recording, _ = recordings.pop(shape)
         else:
             alike = shape._replace(visible=0)
-            recording = Recording(function, inputs, self._results.get(alike))
+            try:
+                recording = Recording(function, inputs, self._results.get(alike))
+            except RuntimeError as error:
+                recordings.clear()  # which gives memory back
+                if not out_of_memory(error):
+                    self.captured, self.trouble = False, first_line(error)
+                return None
             self._results[alike] = recording.results
         while len(recordings) >= MOST_RECORDINGS:
             del recordings[next(iter(recordings))]
@@ -163,6 +169,11 @@ class StaticForward:
     @property
     def _device(self) -> torch.device:
         return self._transformer.embed_tokens.device
+
+
+def first_line(error: Exception) -> str:
+    """Returns what went wrong in a line; CUDA's own advice follows it in others."""
+    return (str(error).splitlines() or [type(error).__name__])[0].strip().rstrip(".")
 
 
 def visible_slots(cache: KVCache, rows: int) -> int:

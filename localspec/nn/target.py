@@ -31,10 +31,11 @@ from localspec.nn.linear import Adapter, Linear
 from localspec.nn.logits import TensorOutput, TorchHidden, TorchLogits
 from localspec.nn.packing import DTYPES, linear_class, lm_head_class
 from localspec.nn.states import cache_of
-from localspec.nn.static_forward import StaticRows, StepForm
+from localspec.nn.static_forward import StaticRows
 from localspec.nn.step_logits import STATES_FINITE, StepHidden, StepLogits, StepNumbers
 from localspec.nn.transformer import RotaryEmbedding, Transformer
 from localspec.nn.weights import Weights, freed_at_once
+from localspec.policy.choice import StepForm
 
 
 class Target:
@@ -162,6 +163,12 @@ class Target:
     def use_step_form(self, form: StepForm) -> None:
         """Computes steps in this form from now on; so do the models of drafters that are loaded later."""
         self.compute.use_step_form(form)
+
+    @property
+    def step_trouble(self) -> str | None:
+        """Why steps are not recorded any more, where they were; None where nothing happened."""
+        static = self.compute.target.static
+        return None if static is None else static.trouble
 
     @property
     def branches(self) -> bool:

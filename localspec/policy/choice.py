@@ -1,10 +1,14 @@
 """How a model is loaded, alone or as the target of a drafter, and what that promises: what the policy hands on."""
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from localspec.models.drafter_cards import DrafterCard
 from localspec.models.registry import TargetCard
 from localspec.quantities import pace_in_words
+
+# How steps are computed on a GPU: operation by operation, in static shapes, or by recordings of those.
+StepForm = Literal["eager", "static", "captured"]
 
 
 @dataclass(frozen=True, kw_only=True)

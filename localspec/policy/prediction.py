@@ -14,6 +14,9 @@ from localspec.policy.host_time import step_seconds
 
 ITEM = {"fp32": 4, "bf16": 2, "fp16": 2}  # bytes of a number
 CHUNK = 512  # prompt tokens a forward: bounds the memory of prefill
+NOISE_PIECE, NOISE_BYTES = 2**20, 48  # numbers that noise is made for at once on a GPU; what each takes meanwhile
+# Recordings that a reply plays, and bytes that a driver is taken to keep of one: nobody has measured it.
+USUAL_RECORDINGS, RECORDING = 6, 12 * 2**20
 STATIC_ROWS = (1, 2, 4, 8, 16, 32, 64)  # of a step on a GPU, whose rows are filled up to one of these
 BUCKET = 256  # slots: caches grow by this many, and attention looks at a multiple of it, so that shapes seldom change
 ROWS, MOST_PARTS = 256, 64 * 2**20  # of the CPU engine: rows that pass a layer together; bytes of parts of attention
@@ -109,10 +112,29 @@ def workspace(shape: Shape, dtype: str, quantize: str, backend: str, tokens: int
     if backend == "native":
         states = CHUNK * shape.hidden_size * 4
         return _native_forward(shape, dtype, quantize, tokens) + max(states, (nodes + 1) * shape.vocab_size * 4)
-    item, widest = ITEM[dtype], shape.widest
-    layer = widest.head_dim * (2 * shape.num_heads + 2 * widest.num_kv_heads)
-    layer += 4 * shape.hidden_size + 4 * widest.intermediate_size + 2 * shape.num_layers * shape.layer_inputs[0]
-    return max(CHUNK * layer * item, (nodes + 1) * shape.vocab_size * (item + 4))
+    item = ITEM[dtype]
+    held = max(CHUNK * _row(shape) * item, (nodes + 1) * shape.vocab_size * (item + 4))
+    return held + (recordings(shape, dtype, nodes) if backend == "cuda" else 0)
+
+
+def _row(shape: Shape) -> int:
+    """Numbers that torch holds of a row that passes a layer."""
+    widest = shape.widest
+    numbers = widest.head_dim * (2 * shape.num_heads + 2 * widest.num_kv_heads)
+    return numbers + 4 * shape.hidden_size + 4 * widest.intermediate_size + 2 * shape.num_layers * shape.layer_inputs[0]
+
+
+def recordings(shape: Shape, dtype: str, nodes: int) -> int:
+    """Bytes of recorded steps on a GPU, and of finding picks there.
+
+    Results have memory of their own, by their rows: 1 + 2 + 4 + … of them; all else that a step holds has one place for
+    all recordings.
+    """
+    item, rows = ITEM[dtype], next((rows for rows in STATIC_ROWS if rows > nodes), STATIC_ROWS[-1])
+    results = 2 * rows * (shape.vocab_size + shape.hidden_size) * item
+    step = rows * (_row(shape) * item + shape.vocab_size * (item + 1))
+    picks = NOISE_PIECE * NOISE_BYTES + 2 * rows * shape.vocab_size * 4
+    return results + step + picks + USUAL_RECORDINGS * RECORDING
 
 
 def _native_forward(shape: Shape, dtype: str, quantize: str, tokens: int) -> int:

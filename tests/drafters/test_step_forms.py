@@ -18,8 +18,9 @@ from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.draft_model import DraftModel
 from localspec.drafters.phrases import WithPhrases
 from localspec.drafters.pool import PhrasePool
-from localspec.nn.static_forward import StaticForward, StepForm
+from localspec.nn.static_forward import StaticForward
 from localspec.nn.target import Target
+from localspec.policy.choice import StepForm
 from localspec.training.trainable import TrainableDrafter, make_drafter
 
 Make = Callable[[str], Tiny]

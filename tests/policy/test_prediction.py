@@ -21,7 +21,7 @@ from localspec.native.pack import Recipe, Source
 from localspec.packed_file import Origin
 from localspec.policy import prediction
 from localspec.policy.cost_effectiveness import cost_effectiveness
-from localspec.policy.prediction import (
+from localspec.policy.prediction import (, STATIC_ROWS
     BUCKET,
     CHUNK,
     CONTEXT,
@@ -204,11 +204,24 @@ def test_a_tokenizer_takes_what_is_predicted(tmp_path: Path) -> None:
 
 def test_a_workspace_holds_a_chunk_of_a_prompt_or_the_logits_of_a_tree() -> None:
     slim = Shape(1, 8, 8, 1, 1, 8, 100_000, 512)
-    assert prediction.workspace(slim, "bf16", "none", "cuda", 999, 15) == 16 * 100_000 * 6
+    recorded = prediction.recordings(slim, "bf16", 15)
+    assert prediction.workspace(slim, "bf16", "none", "cuda", 999, 15) == 16 * 100_000 * 6 + recorded
+    assert prediction.workspace(slim, "bf16", "none", "mps", 999, 15) == 16 * 100_000 * 6, "nothing is recorded there"
     wide = Shape(1, 512, 1024, 8, 8, 64, 10, 512)
     layer = 64 * 32 + 4 * 512 + 4 * 1024
-    assert prediction.workspace(wide, "bf16", "none", "cuda", 999, 15) == CHUNK * layer * 2
+    assert prediction.workspace(wide, "bf16", "none", "mps", 999, 15) == CHUNK * layer * 2
     assert prediction.workspace(wide, "fp32", "none", "cpu", 999, 15) == CHUNK * layer * 4
+
+
+@pytest.mark.parametrize(("nodes", "rows"), [(0, 1), (1, 2), (3, 4), (4, 8), (15, 16), (16, 32), (63, 64), (200, 64)])
+def test_recordings_hold_results_of_all_smaller_numbers_of_rows(nodes: int, rows: int) -> None:
+    """1 + 2 + 4 + … rows of logits and states, and what one step of the most rows holds for a moment."""
+    shape = Shape(1, 512, 1024, 8, 8, 64, 100_000, 512)
+    least = sum(one for one in STATIC_ROWS if one <= rows) * (100_000 + 512) * 2 + rows * 100_000 * 2
+    found, one = (prediction.recordings(shape, "bf16", count) for count in (nodes, 0))
+    alone = prediction.USUAL_RECORDINGS * prediction.RECORDING + prediction.NOISE_PIECE * prediction.NOISE_BYTES
+    assert least + alone < found < least + alone + rows * 2_000_000
+    assert (found > one) == (rows > 1)
 
 
 def test_the_cpu_engine_keeps_what_256_rows_need_and_parts_of_attention_as_long_as_they_are_small() -> None:

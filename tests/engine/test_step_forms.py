@@ -1,0 +1,130 @@
+"""What the engine makes of the self-check of recorded steps: once, kept, and never again where it ended the program."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from localspec.config import Settings
+from localspec.engine import step_forms as module
+from localspec.engine.measurement_cache import MeasurementCache
+from localspec.engine.model_profile import ModelProfile
+from localspec.engine.step_forms import STEP_FORM, FoundForm, RecordingWatch, settle_step_form
+from localspec.events import Reporter
+from localspec.models.registry import resolve
+from localspec.policy.choice import Choice
+from localspec.policy.selection import choose
+from localspec.store.store import Store
+
+
+class GPU:
+    """A choice on a GPU that is not there, and what became of it."""
+
+    def __init__(self, store: Store | None, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.choice: Choice = replace(choose(resolve("demo"), Settings(drafter="none")), device="cuda:0")
+        self.notices: list[str] = []
+        self.forms: list[str] = []
+        self.checks = 0
+        self.finds: Callable[[], tuple[str, str | None]] = lambda: ("captured", None)
+        self.trouble: str | None = None
+        self.store, self.target = store, SimpleNamespace()
+        monkeypatch.setattr(module, "find_step_form", self._check)
+        monkeypatch.setattr(module, "use_step_form", lambda target, form: self.forms.append(form))
+        monkeypatch.setattr(module, "step_trouble", lambda target: self.trouble)
+
+    def _check(self, target: Any) -> tuple[str, str | None]:
+        self.checks += 1
+        return self.finds()
+
+    @property
+    def profile(self) -> ModelProfile:
+        cache = MeasurementCache(self.store, Reporter(self.notices.append))
+        return ModelProfile(cache, "a1", "a model on cuda:0")
+
+    def load(self) -> RecordingWatch:
+        target: Any = self.target
+        settle_step_form(self.choice, target, self.profile)
+        return RecordingWatch(self.choice, target, self.profile)
+
+
+@pytest.fixture
+def gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[GPU]:
+    with Store.open(tmp_path / "localspec.db", pytest.fail) as store:
+        yield GPU(store, monkeypatch)
+
+
+def test_it_is_checked_once_and_silent_where_all_is_well(gpu: GPU) -> None:
+    gpu.load()
+    gpu.load()
+    assert gpu.checks == 1 and gpu.forms == ["captured"] * 2 and gpu.notices == []
+
+
+def test_why_steps_are_not_recorded_is_said_each_time(gpu: GPU) -> None:
+    gpu.finds = lambda: ("static", "the results of 5 rows after 3 tokens are not the same to the bit")
+    gpu.load()
+    gpu.load()
+    assert gpu.checks == 1 and gpu.forms == ["static"] * 2
+    assert (
+        gpu.notices
+        == [
+            "steps are not recorded on this GPU, and slower for it: the results of 5 rows after 3 tokens are not the same "
+            "to the bit."
+        ]
+        * 2
+    )
+
+
+def test_a_check_that_ended_the_program_is_not_tried_again(gpu: GPU) -> None:
+    def ended() -> tuple[str, str | None]:
+        raise SystemExit
+
+    gpu.finds = ended
+    with pytest.raises(SystemExit):
+        gpu.load()
+    gpu.load()
+    assert gpu.checks == 1 and gpu.forms == ["eager"]
+    assert gpu.notices == [
+        "steps are not recorded on this GPU, and slower for it: the program ended while it was tried."
+    ]
+
+
+def test_without_a_store_it_is_checked_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = GPU(None, monkeypatch)
+    gpu.load()
+    gpu.load()
+    assert gpu.checks == 2 and gpu.forms == ["captured"] * 2
+
+
+def test_elsewhere_there_is_nothing_to_check(gpu: GPU) -> None:
+    gpu.choice = replace(gpu.choice, device="cpu")
+    gpu.trouble = "nobody asks"
+    gpu.load().look()
+    assert gpu.checks == 0 and gpu.forms == [] and gpu.notices == []
+
+
+def test_trouble_in_a_reply_is_said_once_and_kept(gpu: GPU) -> None:
+    watch = gpu.load()
+    watch.look()
+    gpu.trouble = "CUDA error: invalid argument"
+    watch.look()
+    watch.look()
+    assert gpu.notices == ["steps are not recorded any more, and slower for it: CUDA error: invalid argument."]
+    gpu.load()
+    assert gpu.checks == 1 and gpu.forms[-1] == "static"
+
+
+@pytest.mark.parametrize(
+    "value", [{}, {"form": "quick"}, {"form": "static", "why": 3}, "captured", {"form": "static", "who": 1}]
+)
+def test_what_else_stands_in_the_store_is_checked_again(gpu: GPU, value: Any) -> None:
+    gpu.store.measurements.remember(STEP_FORM.name, "a model on cuda:0", value)  # type: ignore[union-attr]
+    gpu.load()
+    assert gpu.checks == 1 and gpu.forms == ["captured"]
+
+
+def test_what_was_found_is_read_as_it_was_kept() -> None:
+    for found in (FoundForm("captured"), FoundForm("static", "why")):
+        assert STEP_FORM.parse(STEP_FORM.to_json(found)) == found
