@@ -21,11 +21,12 @@ from localspec.native.pack import Recipe, Source
 from localspec.packed_file import Origin
 from localspec.policy import prediction
 from localspec.policy.cost_effectiveness import cost_effectiveness
-from localspec.policy.prediction import (, STATIC_ROWS
+from localspec.policy.prediction import (
     BUCKET,
     CHUNK,
     CONTEXT,
     ITEM,
+    STATIC_ROWS,
     Acceptance,
     Estimate,
     Rates,
