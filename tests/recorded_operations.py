@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 # Operations that wait for the device: numbers for Python (of lists resolve_conj), and results of unknown size.
@@ -28,11 +28,12 @@ class Graph:
     def replay(self) -> None:
         """Does all operations again, into the memory of the first time."""
         Graph.played += 1
-        for operation, positional, named, before in self.operations:
-            after = operation(*positional, **named)
-            for old, new in zip(tree_leaves(before), tree_leaves(after), strict=True):
-                if isinstance(old, torch.Tensor) and old.data_ptr() != new.data_ptr():
-                    old.copy_(new)
+        with _disable_current_modes():  # the host sees none of them
+            for operation, positional, named, before in self.operations:
+                after = operation(*positional, **named)
+                for old, new in zip(tree_leaves(before), tree_leaves(after), strict=True):
+                    if isinstance(old, torch.Tensor) and old.data_ptr() != new.data_ptr():
+                        old.copy_(new)
 
 
 class _Recorder(TorchDispatchMode):

@@ -249,6 +249,8 @@ class Drafter(TrainedDrafter):
             if options.shared:
                 self._copied = self.compute.target.head_rows(self._kept.tolist())
         self._state: Rows = None  # the target's, which predicted the root
+        # The tiny model's [1, state_size] before any token.
+        self._initial = self.compute.rows(np.zeros((1, self._recent.state_size), np.float32))
         self._trees = PathTrees(self)
 
     @classmethod
@@ -290,10 +292,6 @@ class Drafter(TrainedDrafter):
 
     # -- the model ----------------------------------------------------------------------------------------------------
 
-    def _initial_state(self) -> Rows:
-        """Returns the tiny model's state [1, state_size] before any token."""
-        return self.compute.rows(np.zeros((1, self._recent.state_size), np.float32))
-
     def _read(self, tokens: Sequence[int], far: Rows, state: Rows, depth: int) -> tuple[Rows, Rows]:
         """Reads one more token [rows], `depth` positions after the root, and returns (states, σ(…) [rows, 2 wide]).
 
@@ -331,7 +329,7 @@ class Drafter(TrainedDrafter):
         self._trees.forget()
         if self._state is None or not context.nodes:
             return DraftTree((context.root,), (-1,))
-        far, state = self._far(self._state), self._initial_state()
+        far, state = self._far(self._state), self._initial
         sampled = context.sampling.rule == "rejection"
 
         def logits_of(parents: Sequence[int], tokens: Sequence[int], depth: int) -> Rows:

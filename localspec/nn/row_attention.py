@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from localspec.models.architecture import TransformerConfig
+from localspec.nn.transfer import moved, uploaded
 from localspec.nn.transformer import RotaryEmbedding, apply_rope
 
 
@@ -44,7 +45,7 @@ class TorchAttention:
         group = heads // keys
         # The queries that share a key head become more rows of it, as in the target's attention.
         grouped = q.view(rows, keys, group, -1).permute(1, 2, 0, 3).reshape(1, keys, group * rows, -1)
-        mask = self._visible(first, rows, seen, window).to(qkv.device).repeat(group, 1)
+        mask = moved(self._visible(first, rows, seen, window), qkv.device).repeat(group, 1)
         mixed = F.scaled_dot_product_attention(grouped, self._kept[:1, :, :slots], self._kept[1:, :, :slots], mask)
         return mixed.view(keys, group, rows, -1).permute(2, 0, 1, 3).reshape(rows, -1)
 
@@ -62,7 +63,7 @@ class TorchAttention:
         self.length = slots
 
     def _cos_sin(self, positions: Sequence[int], like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return self._rotary.cos_sin(torch.tensor(positions, device=like.device), like.dtype)
+        return self._rotary.cos_sin(uploaded(positions, like.device), like.dtype)
 
     def _visible(self, first: int, rows: int, seen: Sequence[Sequence[int]] | None, window: int | None) -> torch.Tensor:
         """bool [rows, slots]: which rows each of the new ones sees."""

@@ -10,9 +10,14 @@ import torch
 
 def uploaded(numbers: Sequence[int], device: torch.device | str) -> torch.Tensor:
     """Returns integers [n] on a device; a GPU is not waited for."""
+    return moved(torch.tensor(numbers, dtype=torch.int64), device)
+
+
+def moved(tensor: torch.Tensor, device: torch.device | str) -> torch.Tensor:
+    """Returns a small tensor of main memory on a device; a GPU is not waited for."""
     if torch.device(device).type != "cuda":
-        return torch.tensor(numbers, dtype=torch.int64, device=device)
-    return torch.tensor(numbers, dtype=torch.int64, pin_memory=True).to(device, non_blocking=True)
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 def brought(*tensors: torch.Tensor) -> list[npt.NDArray[Any]]:

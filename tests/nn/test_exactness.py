@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from clocks import PATIENCE
+from recorded_operations import Graph
 from scripted_drafters import OffChain, Oracle, RandomBranches, path_to, random_tree
 from slow_cases import covering
 from tiny_models import CONFIGS, FAMILIES, Tiny, byte_tokenizer, prompt_ids, write
@@ -88,6 +89,40 @@ def test_the_invariant_form_is_bitwise(measured: Measured, name: str, precision:
     assert target.row_multiple == found.multiple
     assert found.multiple > 1, "one row alone is rounded otherwise, if seldom"
     assert branches_agree(target)
+
+
+@needs_order
+@pytest.mark.parametrize("exact", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_steps_that_are_recorded_are_looked_into(tiny: Make, recorded: type[Graph], exact: bool) -> None:
+    """A recording shows nobody what its layers read; the self-test looks at the form that was recorded."""
+    target, static = (Target.load(tiny(GROUPED).path, exact=exact) for _ in range(2))
+    target.use_step_form("captured")
+    static.use_step_form("static")
+    found = measure(target, 9, exact)
+    assert found == measure(static, 9, exact) and target.row_multiple == static.row_multiple
+    assert target.step_form == "captured" and static.step_form == "static" and recorded.made == 0
+    assert found.bitwise or not exact
+
+
+@needs_order
+@pytest.mark.slow
+def test_exact_text_of_recorded_steps_is_that_of_plain_decoding(tiny: Make, recorded: type[Graph]) -> None:
+    """All of it in one form: rows filled up to powers of two, and to what the self-test asks for."""
+    target = Target.load(tiny(WIDE_HEADS).path, exact=True)
+    target.use_step_form("captured")
+    assert measure(target, 17, exact=True).bitwise
+    target.stop_tokens, prompt = frozenset(), prompt_ids(230)
+
+    def written(drafter: Drafter, nodes: int, sampling: Sampling) -> list[int]:
+        session = Session(target, drafter, Budget(nodes))
+        list(session.generate(prompt, sampling, Limits(60)))
+        return session.tokens[len(prompt) :]
+
+    for sampling in (Sampling(), Sampling(0.8, seed=5), Sampling(1.0, top_p=0.9, seed=6)):
+        plain = written(Autoregressive(), 0, sampling)
+        for kind in (OffChain, RandomBranches):
+            assert written(kind([*prompt, *plain]), 16, sampling) == plain
+    assert recorded.played > 200
 
 
 @pytest.fixture(scope="module")
