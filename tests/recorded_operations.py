@@ -6,7 +6,7 @@ device would be waited for cannot be recorded.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Self
 
 import pytest
 import torch
@@ -55,6 +55,46 @@ def _graph(graph: Graph, **_: Any) -> Iterator[None]:
     Graph.made += 1
     with _Recorder(graph):
         yield
+
+
+# Operations that launch nothing on a GPU: they look at the same memory in another way.
+VIEWS = (
+    "alias", "as_strided", "chunk", "detach", "dim", "expand", "flatten", "is_pinned", "lift_fresh", "movedim", "narrow",
+    "numel", "permute", "reshape", "resolve_conj", "resolve_neg", "select", "size", "slice", "split",
+    "split_with_sizes", "squeeze", "stride", "t", "transpose", "unbind", "unsqueeze", "view",
+)  # fmt: skip
+
+
+class HostCalls(TorchDispatchMode):
+    """Counts what the host asks for while this is active: launches, recordings left out, and waits for the device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.launches = self.waits = 0
+        self._patch = pytest.MonkeyPatch()
+
+    def __enter__(self) -> Self:
+        cpu = torch.Tensor.cpu
+
+        def counted(tensor: torch.Tensor) -> torch.Tensor:
+            self.waits += 1
+            return cpu(tensor)
+
+        self._patch.setattr(torch.Tensor, "cpu", counted)
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
+        self._patch.undo()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+        name = str(func).split(".")[1]
+        if name in ("item", "_local_scalar_dense", "is_nonzero"):
+            self.waits += 1
+        elif name not in VIEWS:
+            self.launches += 1
+        return func(*args, **(kwargs or {}))
 
 
 def in_place_of_cuda(monkeypatch: pytest.MonkeyPatch) -> type[Graph]:

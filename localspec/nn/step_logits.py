@@ -22,7 +22,7 @@ def summary(hidden: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
 
 
 class StepNumbers:
-    """What is wanted of a step in main memory: tensors [rows, …]. The first look at one brings all of them."""
+    """What is wanted of a step in main memory. The first look at one tensor brings all of them."""
 
     def __init__(self, *tensors: torch.Tensor) -> None:
         self._waiting, self._here = list(tensors), list[npt.NDArray[Any]]()
@@ -59,17 +59,18 @@ class StepHidden(TorchHidden):
 class StepLogits(TorchLogits):
     """Logits of a step. What is picked is found for all rows at once, since to ask for one takes as long."""
 
-    def __init__(self, rows: torch.Tensor, numbers: StepNumbers) -> None:
-        super().__init__(rows)
-        self._numbers = numbers  # a summary first
+    def __init__(self, rows: torch.Tensor, numbers: StepNumbers, first: int = 0) -> None:
+        """`numbers` begin with the summary of all `rows`, of which those from the `first` on are asked for."""
+        super().__init__(rows[first:])
+        self._numbers, self._first = numbers, first
 
     def finite(self) -> bool:
         """Returns whether all of them are numbers."""
-        return bool(self._numbers[0][:, LOGITS_FINITE].all())
+        return bool(self._numbers[0][self._first :, LOGITS_FINITE].all())
 
     def argmax(self) -> list[int]:
         """Returns the likeliest token of each row."""
-        likeliest: list[int] = self._numbers[0][:, LIKELIEST].tolist()
+        likeliest: list[int] = self._numbers[0][self._first :, LIKELIEST].tolist()
         return likeliest
 
     def picks(self, positions: Sequence[int], sampling: Sampling) -> Picks:

@@ -109,8 +109,8 @@ class Target:
         """
         assert self.branches or is_chain(tree.parents), "recurrent layers read chains alone"
         static = self.compute.target.static
-        if static is not None and not last and static.reads(cache, tree.size):
-            return _step_output(static.tree(tree, cache, inner, self.row_multiple))
+        if static is not None and static.reads(cache, tree.size):
+            return _step_output(static.tree(tree, cache, inner, self.row_multiple), tree.size - 1 if last else 0)
         device = self.device
         tokens = torch.tensor(tree.tokens, device=device)
         positions = cache.length + torch.tensor(tree.depth, device=device)
@@ -282,12 +282,13 @@ class Target:
         self.tokenizer.save(path)
 
 
-def _step_output(rows: StaticRows) -> ForwardOutput:
+def _step_output(rows: StaticRows, first: int) -> ForwardOutput:
+    """Returns what a step gives, with the logits of its rows from the `first` on."""
     assert rows.logits is not None and rows.summary is not None
     numbers = StepNumbers(rows.summary)
     hidden = StepHidden(rows.hidden, lambda some: bool(numbers[0][list(some), STATES_FINITE].all()))
     inner = None if rows.inner is None else TorchHidden(rows.inner)
-    return ForwardOutput(StepLogits(rows.logits, numbers), hidden, inner)
+    return ForwardOutput(StepLogits(rows.logits, numbers, first), hidden, inner)
 
 
 def is_chain(parents: Sequence[int]) -> bool:

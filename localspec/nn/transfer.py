@@ -21,14 +21,16 @@ def moved(tensor: torch.Tensor, device: torch.device | str) -> torch.Tensor:
 
 
 def brought(*tensors: torch.Tensor) -> list[npt.NDArray[Any]]:
-    """Returns tensors [rows, …] of int64, bool or fp32 in main memory, as arrays, by one copy."""
-    packed = [tensor.flatten(1) for tensor in tensors]
-    packed = [one.view(torch.int32).long() if one.dtype == torch.float32 else one.long() for one in packed]
-    parts = np.split(torch.cat(packed, 1).cpu().numpy(), np.cumsum([one.shape[1] for one in packed])[:-1], 1)
+    """Returns tensors of int64, bool or fp32 in main memory, as arrays, by one copy."""
+    flat = [tensor.flatten() for tensor in tensors]
+    flat = [one.view(torch.int32).long() if one.dtype == torch.float32 else one.long() for one in flat]
+    parts = np.split(torch.cat(flat).cpu().numpy(), np.cumsum([len(one) for one in flat])[:-1])
     return [_as(part, tensor) for part, tensor in zip(parts, tensors, strict=True)]
 
 
 def _as(numbers: npt.NDArray[Any], tensor: torch.Tensor) -> npt.NDArray[Any]:
     if tensor.dtype == torch.float32:
         numbers = numbers.astype(np.int32).view(np.float32)
-    return numbers.astype(bool) if tensor.dtype == torch.bool else numbers.reshape(tensor.shape)
+    elif tensor.dtype == torch.bool:
+        numbers = numbers.astype(bool)
+    return numbers.reshape(tensor.shape)

@@ -7,12 +7,14 @@ import pytest
 import torch
 from drafters.test_on_chains import FORMS
 from drafting import perturbed, session_of, torch_form
-from recorded_operations import Graph
+from recorded_operations import Graph, HostCalls
 from session_replies import reply
 from tiny_models import FAMILIES, VOCABULARY, Tiny, prompt_ids, stock_reply
 
 from localspec.decoding.budget import Budget
+from localspec.decoding.decode import decode_step
 from localspec.decoding.drafter import Drafter
+from localspec.decoding.limits import Limits
 from localspec.decoding.sampling import Sampling
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.draft_model import DraftModel
@@ -75,6 +77,35 @@ def test_seeded_text_is_that_of_steps_one_by_one(tiny: Make, recorded: type[Grap
     for sampling in SAMPLED:
         assert reply(session, prompt, 20, sampling)[0] == reply(plain, prompt, 20, sampling)[0]
     assert recorded.played > recorded.made > 0
+
+
+# Launches of a greedy step beside what is recorded, and waits for the device, the target's own one included.
+HOST = {"none": (8, 1), "s3d": (32, 3), "medusa": (66, 2), "semi": (105, 5), "draft model": (80, 13)}
+
+
+@pytest.mark.parametrize("kind", HOST)
+def test_a_step_asks_little_of_the_host(tiny: Make, recorded: type[Graph], kind: str) -> None:
+    """As many operations however many layers a model has; a plain step waits once."""
+    target = target_of(tiny, LLAMA, "captured")
+    target.stop_tokens = frozenset()
+    drafter = Autoregressive() if kind == "none" else drafter_for(target, tiny, kind)
+    session = session_of(target, drafter, Budget(0 if kind == "none" else 6))
+    list(session.generate(prompt_ids(12), Sampling(), Limits(30)))  # all shapes are recorded
+    session.cache.reserve(len(session.tokens) + 40)
+    (launches, waits), counted = HOST[kind], 0
+    for _ in range(12):
+        made, played, calls = recorded.made, recorded.played, HostCalls()
+        with calls:
+            step = decode_step(
+                session.target, session.cache, session.drafter, session.tokens, session.budget, Sampling()
+            )
+        session.tokens += step.committed
+        if recorded.made > made:  # of a shape that was not met before
+            continue
+        counted += 1
+        assert calls.launches <= launches and calls.waits <= waits, (calls.launches, calls.waits)
+        assert recorded.played > played and (kind != "none" or calls.waits == 1)
+    assert counted > 5
 
 
 @pytest.mark.parametrize("form", ["eager", "static"])

@@ -133,6 +133,6 @@ def test_chances_close_to_top_p_are_left_to_another_way() -> None:
 
 def test_numbers_come_as_they_are() -> None:
     given = torch.tensor([[2**62, -(2**62)]]), torch.tensor([[0.1, float("-inf")]]), torch.tensor([True])
-    ids, scores, flag = brought(*given[:2], given[2][:, None])
-    assert ids.tolist() == given[0].tolist() and flag.tolist() == [[True]]
+    ids, scores, flag = brought(*given)
+    assert ids.tolist() == given[0].tolist() and flag.tolist() == [True]
     assert scores.dtype == np.float32 and scores.tobytes() == given[1].numpy().tobytes()

@@ -102,6 +102,20 @@ def test_nan_of_an_earlier_draft_reaches_no_later_one(tiny: Make) -> None:
     torch.testing.assert_close(*rows)
 
 
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.8, seed=3)], ids=["greedy", "sampled"])
+@pytest.mark.usefixtures("recorded")
+def test_of_a_short_prompt_the_last_row_is_answered(tiny: Make, sampling: Sampling) -> None:
+    target, eager = loaded(tiny, FAMILIES[0], "captured"), loaded(tiny, FAMILIES[0])
+    eager.row_multiple = PADDED
+    chain = DraftTree.chain(prompt_ids(6))
+    for length in (0, 30):
+        ours, whole = (one.forward(chain, filled(one, length), last=one is target) for one in (target, eager))
+        assert len(ours.logits) == 1 and len(ours.hidden) == 6
+        assert (ours.logits.numpy() == whole.logits.numpy()[5:]).all()
+        assert ours.logits.picks([length + 6], sampling)[0] == whole.logits.picks([length + 6] * 6, sampling)[5]
+        assert ours.logits.argmax() == whole.logits.argmax()[5:] and ours.logits.finite() and ours.hidden.finite()
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 9, 64])
 def test_rows_are_filled_up_to_a_power_of_two_and_given_back_as_they_were(tiny: Make, size: int) -> None:
     target, eager = loaded(tiny, FAMILIES[0], "static"), loaded(tiny, FAMILIES[0])
