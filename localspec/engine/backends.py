@@ -1,10 +1,12 @@
 """The two that compute: our compiled library on CPUs, torch elsewhere. Each is imported only where it is chosen."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Protocol
 
 from localspec.decoding.compute import DraftableModel
 from localspec.decoding.exactness import Exactness
+from localspec.engine.kept_weights import load_kept
 from localspec.events import Reporter
 from localspec.models.chat_tokenizer import ChatTokenizer
 from localspec.models.model_config import ModelConfig
@@ -50,7 +52,8 @@ def open_target(choice: LoadSpec, reporter: Reporter, beside: Target | None = No
     from localspec.nn.packing import DTYPES
     from localspec.nn.target import Target as TorchTarget
 
-    return TorchTarget.load(
+    load = partial(
+        TorchTarget.load,
         choice.target.path,
         device=choice.device,
         dtype=DTYPES[choice.dtype],
@@ -59,6 +62,7 @@ def open_target(choice: LoadSpec, reporter: Reporter, beside: Target | None = No
         exact=choice.exact,
         threshold=choice.threshold,
     )
+    return load_kept(choice, lambda kept: load(kept=kept), reporter) if choice.quantize == "nf4" else load()
 
 
 def find_step_form(target: Target) -> tuple[StepForm, str | None]:

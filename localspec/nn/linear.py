@@ -6,7 +6,7 @@ A forward may bring a LoRA adapter along, which acts in that forward and in no o
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -91,6 +91,14 @@ class Linear(nn.Module):
         return self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
 
 
+class Shaped(Protocol):
+    """A weight [out, in], dense or packed."""
+
+    @property
+    def shape(self) -> torch.Size:
+        """Its output and its input channels."""
+
+
 class QuantizedLinear(nn.Module, ABC):
     """y = x Wᵀ + b with W [out, in] rounded to a few bits: the base of all such layers.
 
@@ -99,7 +107,7 @@ class QuantizedLinear(nn.Module, ABC):
 
     bias: torch.Tensor | None
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+    def __init__(self, weight: "Shaped", bias: torch.Tensor | None = None) -> None:
         super().__init__()
         self.shape = weight.shape
         self.bias = bias

@@ -5,8 +5,9 @@ The library is imported when the first layer is made, because that takes seconds
 
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar
 
@@ -52,15 +53,28 @@ class LLMInt8Linear(QuantizedLinear):
         return sum(tensor.nbytes for tensor in (self.steps, self.scales, self.bias) if tensor is not None)
 
 
+@dataclass(frozen=True)
+class PackedNF4:
+    """A matrix [out, in] that is packed already: tensors by the ends of the names that bitsandbytes gives them."""
+
+    shape: torch.Size
+    parts: Mapping[str, torch.Tensor]
+
+
 class NF4Linear(QuantizedLinear):
     """NF4 (QLoRA, §3): four bits with the levels of a normal distribution, and one scale in eight bits per block.
 
     Rows are padded with zeros to whole blocks, so that no scale belongs to two rows.
     """
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+    def __init__(self, weight: torch.Tensor | PackedNF4, bias: torch.Tensor | None = None) -> None:
         super().__init__(weight, bias)
         self.padding = -weight.shape[1] % BLOCK  # columns of zeros after those of the weight
+        if isinstance(weight, PackedNF4):
+            parts = dict(weight.parts)
+            self.packed = parts.pop("")
+            self.state = _functional().QuantState.from_dict(parts, self.packed.device)
+            return
         if self.padding:
             weight = F.pad(weight, (0, self.padding))
         self.packed, self.state = _functional().quantize_4bit(
@@ -82,6 +96,10 @@ class NF4Linear(QuantizedLinear):
     def weight(self) -> torch.Tensor:
         weight: torch.Tensor = _functional().dequantize_4bit(self.packed, self.state)
         return weight[:, : self.shape[1]]
+
+    def parts(self) -> dict[str, torch.Tensor]:
+        """Returns the packed matrix as `PackedNF4` has it."""
+        return {"": self.packed, **{f".{name}": part for name, part in self.state.as_dict(packed=True).items()}}
 
     @property
     def nbytes(self) -> int:

@@ -73,13 +73,14 @@ class Target:
         exact: bool = False,
         threshold: float = 0.0,
         each: Callable[[nn.Module], None] = lambda layer: None,
+        kept: Mapping[str, Any] | None = None,
     ) -> "Target":
         """Reads a directory in the Hugging Face layout, safetensors only; `context` is the model's own by default.
 
         `quantize` is none, int8, int4 or nf4, as far as the device has them; `exact` asks for the form whose rows never
-        depend on each other; `threshold` is that of int8 on CUDA; `each` is called with every layer once it is read.
-        Raises LocalspecError for broken, missing or unsupported files, and UsageMistake for a context that the model
-        cannot hold.
+        depend on each other; `threshold` is that of int8 on CUDA; `each` is called with every layer once it is read;
+        `kept` are the directory's weights as they were packed before. Raises LocalspecError for broken, missing or
+        unsupported files, and UsageMistake for a context that the model cannot hold.
         """
         checkpoint = originals(path)
         config = read_config(checkpoint)
@@ -88,7 +89,7 @@ class Target:
         transformer = Transformer(
             sizes,
             RotaryEmbedding(Rope.of(config, context), torch.device(device)),
-            Weights(checkpoint, sizes, dtype, device),
+            Weights(checkpoint, sizes, dtype, device) if kept is None else kept,
             linear_class(quantize, device, threshold),
             invariant if exact else fastest,
             lm_head_class(quantize, device),

@@ -1,0 +1,101 @@
+"""Weights that were packed for a GPU, kept beside the packed models of the CPU engine and read in their place."""
+
+import shutil
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from filelock import FileLock
+
+from localspec.checkpoint import revision, weight_files
+from localspec.environment import home
+from localspec.errors import LocalspecError
+from localspec.events import Reporter
+from localspec.machine.hardware import physical_cores
+from localspec.machine.memory import free_memory
+from localspec.models.packed_files import in_all_formats, lock_of, remove_abandoned
+from localspec.models.weight_digests import stamps, weight_digests
+from localspec.packed_file import DamagedFile, Origin
+from localspec.paths import Paths, private_directory
+from localspec.policy.choice import LoadSpec
+from localspec.quantities import size
+
+if TYPE_CHECKING:
+    from localspec.nn.target import Target
+
+Load = Callable[[Mapping[str, Any] | None], "Target"]  # of weights that are packed already, or of the model's own
+
+
+def load_kept(choice: LoadSpec, load: Load, reporter: Reporter) -> "Target":
+    """Loads a model in NF4 from what was kept of it; where there is nothing, from its own files, and keeps that.
+
+    What cannot be kept is a notice, and costs no answer. Raises what `load` does.
+    """
+    from localspec.nn.kept_nf4 import KeptWeights
+
+    try:
+        file, made_of = _place(choice, reporter)
+    except (LocalspecError, OSError) as trouble:
+        reporter.notice(f"The packed model cannot be kept: {_told(trouble)}.")
+        return load(None)
+    if file.exists():
+        try:
+            return load(KeptWeights(file, made_of, choice.device))
+        except (DamagedFile, KeyError) as trouble:  # a KeyError is a tensor that is missing
+            damaged = isinstance(trouble, DamagedFile)
+            reporter.notice(str(trouble) if damaged else f"{file} lacks {trouble}; it is made again.")
+            with suppress(OSError):
+                file.unlink()
+    target = load(None)
+    try:
+        _keep(target, file, made_of, choice, reporter)
+    except (LocalspecError, OSError) as trouble:
+        reporter.notice(f"The packed model cannot be kept: {_told(trouble)}.")
+    return target
+
+
+def _place(choice: LoadSpec, reporter: Reporter) -> tuple[Path, str]:
+    """Where the packed weights lie or would lie, and what says of which weights they are."""
+    path, paths = choice.target.path, Paths(home())
+    files = weight_files(path)
+
+    def progress(done: int, total: int) -> None:
+        reporter.progress(f"reading the weights of {choice.target.name}, once: {size(done)} of {size(total)}")
+
+    digests = weight_digests(files, paths, physical_cores(), progress)
+    origin = Origin(
+        choice.target.name,
+        revision(path),
+        files={file.name: (file.stat().st_size, digests[file.name]) for file in files},
+    )
+    file = in_all_formats(origin, f"{choice.quantize}-{choice.dtype}", paths)[0].with_suffix(".safetensors")
+    return file, " ".join(f"{name} {digest}" for name, digest in sorted(digests.items()))
+
+
+def _keep(target: "Target", file: Path, made_of: str, choice: LoadSpec, reporter: Reporter) -> None:
+    """Writes the packed weights where disk and main memory have room; one process writes, others go on without."""
+    from localspec.nn.kept_nf4 import write
+
+    private_directory(file.parent)
+    remove_abandoned(file.parent)
+    if (needed := target.nbytes) > shutil.disk_usage(file.parent).free or needed > free_memory() // 2:
+        raise LocalspecError(f"it takes {size(needed)} of the disk, and as much of main memory while it is written.")
+    files = weight_files(choice.target.path)
+    before = stamps(files)
+    reporter.progress(f"keeping {choice.target.name} as it was packed, once")
+    try:
+        with FileLock(lock_of(file), mode=0o600):
+            if not file.exists():
+                write(target.transformer, file, made_of)
+    finally:
+        with suppress(OSError):
+            lock_of(file).unlink()
+    if stamps(files) != before:
+        file.unlink(missing_ok=True)
+        raise LocalspecError("its weights changed meanwhile.")
+
+
+def _told(trouble: Exception) -> str:
+    reason = trouble.strerror if isinstance(trouble, OSError) and trouble.strerror else str(trouble)
+    return reason.rstrip(".")

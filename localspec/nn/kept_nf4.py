@@ -1,0 +1,80 @@
+"""A model in NF4 as one safetensors file, under the names that bitsandbytes gives to the parts of a packed matrix.
+
+It is read in the time of its own bytes, a quarter of those that it was made of, and packed no second time.
+"""
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from localspec.nn.linear_bitsandbytes import NF4Linear, PackedNF4
+from localspec.nn.transformer import Transformer
+from localspec.packed_file import DamagedFile
+
+FORMAT = "1"  # of what is written; another one is made anew
+SHAPE = ".shape"  # of a packed matrix before its columns were filled up: int64 [2]
+
+
+def write(transformer: Transformer, file: Path, made_of: str) -> None:
+    """Writes a model whole or not at all; `made_of` says of which weights it was made. Raises OSError."""
+    tensors: dict[str, torch.Tensor] = {}
+    for name, layer in transformer.named_modules():
+        if isinstance(layer, NF4Linear):
+            tensors |= {f"{name}.weight{part}": tensor for part, tensor in layer.parts().items()}
+            tensors[f"{name}.weight{SHAPE}"] = torch.tensor(layer.shape)
+            if layer.bias is not None:
+                tensors[f"{name}.bias"] = layer.bias
+    tensors |= {name: parameter.detach() for name, parameter in transformer.named_parameters()}
+    partial = file.with_name(file.name + ".partial")
+    try:
+        os.close(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600))
+        about = {"format": "pt", "localspec": FORMAT, "made_of": made_of}
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, partial, metadata=about)
+        with partial.open("rb") as stream:
+            os.fsync(stream.fileno())
+        os.replace(partial, file)
+    except BaseException as error:
+        with suppress(OSError):
+            partial.unlink()
+        if isinstance(error, SafetensorError):  # which has no number of the system's
+            raise OSError(str(error)) from error
+        raise
+
+
+class KeptWeights(Mapping[str, Any]):
+    """The weights of such a file by our names, each read straight to its device when it is asked for."""
+
+    def __init__(self, file: Path, made_of: str, device: str) -> None:
+        """Raises DamagedFile where the file is damaged, or was made of other weights or by another version."""
+        try:
+            stored: Any = safe_open(file, "pt", device=device)  # safetensors gives it no types
+            about = stored.metadata() or {}
+        except (SafetensorError, OSError) as error:
+            raise DamagedFile(f"{file} is damaged ({error}); it is made again.") from None
+        if (about.get("localspec"), about.get("made_of")) != (FORMAT, made_of):
+            raise DamagedFile(f"{file} was made of other weights, or by another version; it is made again.")
+        self._file, self._stored, self._names = file, stored, set(stored.keys())
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._names:
+            raise KeyError(name)
+        try:
+            if name + SHAPE not in self._names:
+                return self._stored.get_tensor(name)
+            parts = [one for one in self._names if one.startswith(name) and one != name + SHAPE]
+            tensors = {one.removeprefix(name): self._stored.get_tensor(one) for one in parts}
+            return PackedNF4(torch.Size(self._stored.get_tensor(name + SHAPE).tolist()), tensors)
+        except (SafetensorError, OSError, ValueError, KeyError) as error:
+            raise DamagedFile(f"{self._file} is damaged ({error}); it is made again.") from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)

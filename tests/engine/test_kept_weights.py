@@ -1,0 +1,192 @@
+"""What was packed for a GPU is packed once: bitsandbytes' own kernels for processors stand for those of a GPU."""
+
+import stat
+from collections.abc import Callable
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_models import FAMILIES, Tiny, prompt_ids
+
+from localspec.config import Settings
+from localspec.decoding.tree import DraftTree
+from localspec.engine import kept_weights
+from localspec.engine.backends import open_target
+from localspec.errors import UsageMistake
+from localspec.events import Reporter
+from localspec.models.packed_files import packed_of
+from localspec.models.registry import resolve
+from localspec.nn import packing
+from localspec.nn import target as target_module
+from localspec.nn.linear import Linear
+from localspec.nn.linear_bitsandbytes import NF4Linear
+from localspec.nn.target import Target
+from localspec.paths import Paths
+from localspec.policy.choice import Choice
+from localspec.policy.selection import choose
+
+if find_spec("bitsandbytes") is None:
+    pytest.skip("bitsandbytes is not installed", allow_module_level=True)
+Make = Callable[[str], Tiny]
+TIED, BIASES = FAMILIES[2], FAMILIES[0]
+
+
+class Here:
+    """A model that is loaded in NF4 again and again, and what is said meanwhile."""
+
+    def __init__(self, path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("LOCALSPEC_HOME", str(home))
+        monkeypatch.setitem(packing._CLASSES, ("nf4", "cpu"), NF4Linear)
+        monkeypatch.setattr(target_module, "lm_head_class", lambda quantize, device: Linear)  # as on CUDA
+        demo = choose(resolve("demo"), Settings(drafter="none"))
+        card = replace(demo.target, path=path, name=path.name)
+        self.choice: Choice = replace(demo, target=card, engine="torch", quantize="nf4", dtype="bf16")
+        self.path, self.home = path, home
+        self.notices: list[str] = []
+        self.packed = 0
+        quantize = NF4Linear.__init__
+
+        def counted(layer: NF4Linear, weight: Any, bias: Any = None) -> None:
+            self.packed += isinstance(weight, torch.Tensor)
+            quantize(layer, weight, bias)
+
+        monkeypatch.setattr(NF4Linear, "__init__", counted)
+
+    def load(self, **changed: Any) -> Target:
+        self.packed = 0
+        self.notices.clear()
+        loaded = open_target(replace(self.choice, **changed), Reporter(self.notices.append))
+        assert isinstance(loaded, Target)
+        return loaded
+
+    @property
+    def files(self) -> list[Path]:
+        return sorted(Paths(self.home).packed.glob("*.safetensors"))
+
+
+@pytest.fixture
+def here(tiny: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Here]:
+    return lambda name: Here(tiny(name).path, tmp_path / "home", monkeypatch)
+
+
+def logits(target: Target) -> torch.Tensor:
+    output = target.forward(DraftTree.chain(prompt_ids(9)), target.cache(16))
+    return torch.from_numpy(output.logits.numpy())
+
+
+@pytest.mark.parametrize("name", [TIED, BIASES, FAMILIES[5], FAMILIES[11]])
+def test_it_is_packed_once_and_is_the_same_to_the_bit(here: Callable[[str], Here], name: str) -> None:
+    model = here(name)
+    first = model.load()
+    assert model.packed > 5 and model.notices == []
+    again = model.load()
+    assert model.packed == 0 and model.notices == []
+    assert torch.equal(logits(first), logits(again)) and first.nbytes == again.nbytes
+    (file,) = model.files
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert file.stat().st_size < first.nbytes + 120_000, "nothing is there twice, a tied head least of all"
+    assert file in packed_of(model.path, "", Paths(model.home)), "`rm` finds it"
+    assert sorted(one.suffix for one in file.parent.iterdir()) == [".safetensors"]
+
+
+def test_each_precision_beside_the_matrices_has_its_file(here: Callable[[str], Here]) -> None:
+    model = here(BIASES)
+    model.load()
+    model.load(dtype="fp32")
+    assert model.packed > 0 and len(model.files) == 2
+    assert model.load().dtype == torch.bfloat16 and model.load(dtype="fp32").dtype == torch.float32
+    assert model.packed == 0
+
+
+def test_weights_that_changed_are_packed_anew(
+    here: Callable[[str], Here], tiny: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for file in tiny(TIED).path.iterdir():
+        (copy / file.name).write_bytes(file.read_bytes())
+    model = Here(copy, tmp_path / "home", monkeypatch)
+    before = logits(model.load())
+    weights = copy / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-2] ^= 0x40
+    weights.write_bytes(content)
+    after = model.load()
+    assert model.packed > 0 and not torch.equal(logits(after), before)
+
+
+@pytest.mark.parametrize("harm", ["cut", "empty", "other", "lacks"])
+def test_a_damaged_file_is_made_again_and_it_is_said(here: Callable[[str], Here], harm: str) -> None:
+    model = here(BIASES)
+    right = logits(model.load())
+    (file,) = model.files
+    whole = file.read_bytes()
+    if harm == "cut":
+        file.write_bytes(whole[: len(whole) // 2])
+    elif harm == "empty":
+        file.write_bytes(b"")
+    elif harm == "other":
+        file.write_bytes(whole.replace(b'"localspec":"1"', b'"localspec":"0"'))
+    else:
+        file.write_bytes(whole.replace(b"layers.1.qkv_proj.weight", b"layers.1.qkv_prof.weight"))
+    assert torch.equal(logits(model.load()), right)
+    assert model.packed > 0 and len(model.notices) == 1 and "it is made again" in model.notices[0]
+    assert model.files == [file] and file.stat().st_size == len(whole)
+    model.load()
+    assert model.packed == 0 and model.notices == []
+
+
+def test_where_nothing_can_be_kept_it_is_packed_each_time_and_said(
+    here: Callable[[str], Here], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = here(BIASES)
+    monkeypatch.setattr(kept_weights, "free_memory", lambda: 10_000)
+    for _ in range(2):
+        model.load()
+        assert model.packed > 0 and "as much of main memory while it is written" in model.notices[0]
+    assert model.files == []
+
+
+def test_a_full_disk_costs_no_answer(here: Callable[[str], Here], monkeypatch: pytest.MonkeyPatch) -> None:
+    model = here(BIASES)
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("localspec.nn.kept_nf4.save_file", full)
+    model.load()
+    assert model.notices == ["The packed model cannot be kept: No space left on device."]
+    assert list(Paths(model.home).packed.iterdir()) == []
+
+
+def test_a_cache_that_cannot_be_written_costs_no_answer(
+    here: Callable[[str], Here], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = here(BIASES)
+
+    def refused(_: Path) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(kept_weights, "private_directory", refused)
+    model.load()
+    assert model.notices == ["The packed model cannot be kept: Permission denied."]
+
+
+def test_weights_that_change_while_they_are_packed_are_not_kept(
+    here: Callable[[str], Here], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, looks = here(BIASES), iter(range(9))
+    monkeypatch.setattr(kept_weights, "stamps", lambda files: next(looks))
+    model.load()
+    assert model.notices == ["The packed model cannot be kept: its weights changed meanwhile."] and model.files == []
+
+
+def test_other_mistakes_are_told_as_what_they_are(here: Callable[[str], Here]) -> None:
+    model = here(BIASES)
+    model.load()
+    with pytest.raises(UsageMistake, match="context"):
+        model.load(context=10**7)
+    assert model.notices == [] and len(model.files) == 1
