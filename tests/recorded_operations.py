@@ -74,15 +74,17 @@ class HostCalls(TorchDispatchMode):
         self._patch = pytest.MonkeyPatch()
 
     def __enter__(self) -> Self:
-        cpu = torch.Tensor.cpu
-
-        def counted(tensor: torch.Tensor) -> torch.Tensor:
-            self.waits += 1
-            return cpu(tensor)
-
-        self._patch.setattr(torch.Tensor, "cpu", counted)
+        for name in ("cpu", "tolist"):
+            self._patch.setattr(torch.Tensor, name, self._waiting(getattr(torch.Tensor, name)))
         super().__enter__()
         return self
+
+    def _waiting(self, method: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], Any]:
+        def counted(tensor: torch.Tensor) -> Any:
+            self.waits += 1
+            return method(tensor)
+
+        return counted
 
     def __exit__(self, *error: object) -> None:
         super().__exit__(*error)

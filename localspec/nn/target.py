@@ -33,6 +33,7 @@ from localspec.nn.packing import DTYPES, linear_class, lm_head_class
 from localspec.nn.states import cache_of
 from localspec.nn.static_forward import StaticRows
 from localspec.nn.step_logits import STATES_FINITE, StepHidden, StepLogits, StepNumbers
+from localspec.nn.transfer import moved, uploaded
 from localspec.nn.transformer import RotaryEmbedding, Transformer
 from localspec.nn.weights import Weights, freed_at_once
 from localspec.policy.choice import StepForm
@@ -113,9 +114,9 @@ class Target:
         if static is not None and static.reads(cache, tree.size):
             return _step_output(static.tree(tree, cache, inner, self.row_multiple), tree.size - 1 if last else 0)
         device = self.device
-        tokens = torch.tensor(tree.tokens, device=device)
-        positions = cache.length + torch.tensor(tree.depth, device=device)
-        mask = ancestor_mask(tree.parents).to(device)
+        tokens = uploaded(tree.tokens, device)
+        positions = cache.length + uploaded(tree.depth, device)
+        mask = moved(ancestor_mask(tree.parents), device)
         output = self.forward_tensors(tokens, positions, mask, cache, last=last, inner=inner)
         states = None if output.inner is None else TorchHidden(output.inner)
         return ForwardOutput(TorchLogits(output.logits), TorchHidden(output.hidden), states)
