@@ -5,13 +5,15 @@ device would be waited for cannot be recorded.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, Self
+from contextlib import contextmanager, nullcontext
+from typing import Any, ClassVar, Self
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
+
+from localspec.nn import recording
 
 # Operations that wait for the device: numbers for Python (of lists resolve_conj), and results of unknown size.
 WAITS = ("item", "_local_scalar_dense", "is_nonzero", "resolve_conj", "equal", "nonzero", "masked_select", "unique")
@@ -21,9 +23,14 @@ class Graph:
     """Stands for torch.cuda.CUDAGraph."""
 
     made = played = 0  # of all graphs
+    streams: ClassVar[list[Any]] = []  # that were made the current one
 
     def __init__(self) -> None:
         self.operations: list[tuple[Callable[..., Any], Any, Any, Any]] = []
+
+    def pool(self) -> tuple[int, int]:
+        """The memory that recordings share."""
+        return (0, 1)
 
     def replay(self) -> None:
         """Does all operations again, into the memory of the first time."""
@@ -103,7 +110,14 @@ def in_place_of_cuda(monkeypatch: pytest.MonkeyPatch) -> type[Graph]:
     """CUDA graphs are these ones; the counts begin anew."""
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
     monkeypatch.setattr(torch.cuda, "graph", _graph)
-    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 0))
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 1))
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: "aside")
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: "usual")
+    monkeypatch.setattr(Graph, "streams", [])
+    monkeypatch.setattr(torch.cuda, "set_stream", lambda stream: Graph.streams.append(stream))
+    recording._studio.cache_clear()
+    recording._studio(torch.device("cpu"))  # which records for itself
     monkeypatch.setattr(Graph, "made", 0)
     monkeypatch.setattr(Graph, "played", 0)
     return Graph

@@ -1,6 +1,7 @@
 """CUDA graphs: a function of tensors that is recorded once, and played again on other numbers in the same places."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -14,7 +15,7 @@ class Recording:
 
     Raises RuntimeError where CUDA cannot record it. What it returns lies in `results`, ordinary tensors that hold the
     numbers until the next recording that shares them is played; the memory between inputs and results is that of all
-    recordings, one after another.
+    recordings on the device, one after another.
     """
 
     def __init__(
@@ -25,10 +26,13 @@ class Recording:
         self.results = results or tuple(map(torch.empty_like, found))
         del found
         self._graph = torch.cuda.CUDAGraph()
-        # Other threads may take memory meanwhile, which concerns no recording.
-        with torch.cuda.graph(self._graph, pool=_pool(), capture_error_mode="thread_local"):
+
+        def record() -> None:
             for result, tensor in zip(self.results, function(*self._inputs), strict=True):
                 result.copy_(tensor)
+
+        studio = _studio(self._inputs[0].device)
+        _record(self._graph, record, studio.device, studio.stream, studio.pool)
 
     def __call__(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Plays the recording on tensors like the first ones; a GPU is not waited for."""
@@ -38,7 +42,32 @@ class Recording:
         return self.results
 
 
+@dataclass(frozen=True)
+class _Studio:
+    """Where recordings on a device are made: a stream, and memory that all share, since no two are played at once."""
+
+    device: torch.device
+    stream: Any
+    pool: Any
+    first: Any  # a recording that stays: once all that share such memory are gone, torch takes it for no new one
+
+
 @cache
-def _pool() -> Any:
-    """The memory of all recordings: no two are played at once, and none leaves a tensor there."""
-    return torch.cuda.graph_pool_handle()
+def _studio(device: torch.device) -> _Studio:
+    with torch.cuda.device(device):
+        stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        first, number = torch.cuda.CUDAGraph(), torch.zeros(1, device=device)
+        _record(first, lambda: number.add_(1), device, stream, torch.cuda.graph_pool_handle())
+        return _Studio(device, stream, first.pool(), first)
+
+
+def _record(graph: Any, function: Callable[[], Any], device: torch.device, stream: Any, pool: Any) -> None:
+    with torch.cuda.device(device):
+        before = torch.cuda.current_stream()
+        try:
+            # Other threads may take memory meanwhile, which concerns no recording.
+            with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+                function()
+        except BaseException:
+            torch.cuda.set_stream(before)  # torch does not come back from one that fails
+            raise

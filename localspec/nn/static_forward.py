@@ -47,6 +47,10 @@ class StaticRows(NamedTuple):
     logits: torch.Tensor | None
     summary: torch.Tensor | None
 
+    def kept(self) -> "StaticRows":
+        """Returns copies of the states, and of all else what there is."""
+        return self._replace(hidden=self.hidden.clone(), inner=None if self.inner is None else self.inner.clone())
+
 
 class StaticForward:
     """Reads trees and chains of up to 64 rows after the committed tokens of a cache.

@@ -112,7 +112,7 @@ class Target:
         assert self.branches or is_chain(tree.parents), "recurrent layers read chains alone"
         static = self.compute.target.static
         if static is not None and static.reads(cache, tree.size):
-            return _step_output(static.tree(tree, cache, inner, self.row_multiple), tree.size - 1 if last else 0)
+            return _step_output(static.tree(tree, cache, inner, self.row_multiple), last)
         device = self.device
         tokens = uploaded(tree.tokens, device)
         positions = cache.length + uploaded(tree.depth, device)
@@ -284,13 +284,15 @@ class Target:
         self.tokenizer.save(path)
 
 
-def _step_output(rows: StaticRows, first: int) -> ForwardOutput:
-    """Returns what a step gives, with the logits of its rows from the `first` on."""
+def _step_output(rows: StaticRows, last: bool) -> ForwardOutput:
+    """Returns what a step gives, with the logits of all rows or of the last one."""
+    if last:  # nobody copies what a prompt's rows gave, and the next step would overwrite it
+        rows = rows.kept()
     assert rows.logits is not None and rows.summary is not None
     numbers = StepNumbers(rows.summary)
     hidden = StepHidden(rows.hidden, lambda some: bool(numbers[0][list(some), STATES_FINITE].all()))
     inner = None if rows.inner is None else TorchHidden(rows.inner)
-    return ForwardOutput(StepLogits(rows.logits, numbers, first), hidden, inner)
+    return ForwardOutput(StepLogits(rows.logits, numbers, len(rows.hidden) - 1 if last else 0), hidden, inner)
 
 
 def is_chain(parents: Sequence[int]) -> bool:

@@ -116,6 +116,17 @@ def test_of_a_short_prompt_the_last_row_is_answered(tiny: Make, sampling: Sampli
         assert ours.logits.argmax() == whole.logits.argmax()[5:] and ours.logits.finite() and ours.hidden.finite()
 
 
+@pytest.mark.usefixtures("recorded")
+def test_states_of_a_prompt_stay_when_the_next_step_is_played(tiny: Make) -> None:
+    """A drafter may hold them as they are."""
+    target = loaded(tiny, FAMILIES[0], "captured")
+    cache = filled(target, 9)
+    first = target.forward(DraftTree.chain([5, 6]), cache, last=True, inner=[1])
+    held = [first.hidden.rows.clone(), first.inner.rows.clone()]  # type: ignore[union-attr]
+    target.forward(DraftTree.chain([7, 8]), cache, inner=[1])
+    assert torch.equal(first.hidden.rows, held[0]) and torch.equal(first.inner.rows, held[1])  # type: ignore[union-attr]
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 9, 64])
 def test_rows_are_filled_up_to_a_power_of_two_and_given_back_as_they_were(tiny: Make, size: int) -> None:
     target, eager = loaded(tiny, FAMILIES[0], "static"), loaded(tiny, FAMILIES[0])

@@ -1,5 +1,7 @@
 """The self-check that decides how steps are computed on a GPU: each form that is wrong by a bit must be seen."""
 
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -92,19 +94,37 @@ def test_memory_that_is_short_is_no_error(
     assert find_step_form(target) == ("eager", "there is no memory for it")
 
 
-def test_all_recordings_share_their_memory(recorded: type[Graph], monkeypatch: pytest.MonkeyPatch) -> None:
-    pools: list[Any] = []
-    graph = torch.cuda.graph
-    recording._pool.cache_clear()
-    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, len(pools) + 1))
+# -- what a recording is made with ---------------------------------------------------------------------------------------
 
-    def noted(made: Any, pool: Any, capture_error_mode: str) -> Any:
-        pools.append(pool)
-        assert capture_error_mode == "thread_local", "other threads may take memory meanwhile"
+
+def test_all_recordings_on_a_device_share_their_memory_which_never_ends(
+    recorded: type[Graph], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch gives such memory to no new recording once all that shared it are gone; so one stays."""
+    given: list[dict[str, Any]] = []
+    alive: list[Any] = []
+    graph = torch.cuda.graph
+
+    def noted(made: Graph, **how: Any) -> Any:
+        given.append(how)
+        alive.append(weakref.ref(made))
+        assert given[0] is how or any(other() is not None for other in alive[:-1]), "its memory is gone"
         return graph(made)
 
     monkeypatch.setattr(torch.cuda, "graph", noted)
+    recording._studio.cache_clear()
     for _ in range(3):
-        recording.Recording(lambda x: (x + 1,), [torch.zeros(2)])
-    assert pools == [(0, 1)] * 3
-    recording._pool.cache_clear()
+        made = recording.Recording(lambda x: (x + 1,), [torch.zeros(2)])
+        assert made(torch.ones(2))[0].tolist() == [2.0, 2.0]
+        del made
+        gc.collect()
+    assert given == [{"pool": (0, 1), "stream": "aside", "capture_error_mode": "thread_local"}] * 4
+    recording._studio.cache_clear()
+
+
+def test_after_a_recording_that_failed_the_stream_is_the_usual_one(
+    recorded: type[Graph], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(RuntimeError, match="not permitted"):
+        recording.Recording(lambda x: (x * float(x.sum()),), [torch.ones(2)])
+    assert recorded.streams == ["usual"]
