@@ -82,6 +82,11 @@ def use_step_form(target: Target, form: StepForm) -> None:
     target.use_step_form(form)
 
 
+def fills_rows(target: Any) -> bool:
+    """Whether rows of a step are filled up to a power of two."""
+    return getattr(target, "step_form", "eager") != "eager"
+
+
 def step_trouble(target: Target) -> str | None:
     """Why steps of a torch target are not recorded any more, where they were."""
     from localspec.nn.target import Target as TorchTarget

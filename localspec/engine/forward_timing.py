@@ -6,12 +6,14 @@ from statistics import median_low
 from typing import Any
 
 from localspec.decoding.tree import DraftTree
-from localspec.engine.backends import Target
+from localspec.engine.backends import Target, fills_rows
 from localspec.machine.hardware import wait_for
 from localspec.machine.memory import free_memory
 from localspec.policy.forward_costs import ForwardCosts
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
+# Where rows are filled up to one of those, the next row costs as much as twice as many.
+FILLED_UP = tuple(sorted({*ROWS, *(rows + 1 for rows in ROWS[1:-1])}))
 NEAR, FAR = 256, 2048  # tokens of context
 MOST_REPETITIONS = 15
 ENOUGH_SECONDS = 1.0  # of repetitions, but two of them at least
@@ -21,7 +23,7 @@ PATIENCE_SECONDS = 3.0  # after so long one is enough, and after a forward that 
 
 
 def measure_forward_costs(target: Target) -> ForwardCosts:
-    """Measures forwards of 1 to 64 rows at two contexts: about a second for most models, longer for very large ones.
+    """Measures forwards of 1 to 64 rows at two contexts: some seconds at most, longer for very large models.
 
     The numbers of rows take turns, so that a busy moment slows them all alike. A context that does not fit in memory is
     left out, and so are more rows once a forward takes more than three seconds. Where the earlier and the later
@@ -32,7 +34,7 @@ def measure_forward_costs(target: Target) -> ForwardCosts:
     if far < 2 * NEAR or smallest.nbytes * (far / smallest.capacity + 1) > free_memory(device) / 2:
         far = min(NEAR, far)
     contexts = sorted({min(NEAR, far), far})
-    rows = [n for n in ROWS if n <= target.context - far]
+    rows = [n for n in (FILLED_UP if fills_rows(target) else ROWS) if n <= target.context - far]
     cache = target.cache(far + ROWS[-1])
     timings: dict[tuple[int, int], list[float]] = {}
 

@@ -21,7 +21,9 @@ from localspec.nn.transfer import uploaded
 from localspec.nn.transformer import LayerAdapters, Transformer
 from localspec.policy.prediction import BUCKET, STATIC_ROWS
 
-MOST_RECORDINGS = 12  # over the slots of one cache; the one that was not played for longest goes first
+# Over the slots of one cache; the one that was not played for longest goes first. What forwards cost is measured by all
+# numbers of rows at two contexts in turns.
+MOST_RECORDINGS = 16
 
 
 class Shape(NamedTuple):

@@ -7,12 +7,16 @@ from typing import Any
 import pytest
 import torch
 from clocks import Clock
+from recorded_operations import Graph
+from tiny_models import FAMILIES, Tiny
 
 from localspec.decoding.tree import DraftTree
 from localspec.engine import forward_timing
-from localspec.engine.forward_timing import ROWS, measure_forward_costs
+from localspec.engine.forward_timing import FILLED_UP, ROWS, measure_forward_costs
 from localspec.nn.cache import KVCache
+from localspec.nn.target import Target
 from localspec.policy.forward_costs import ForwardCosts
+from localspec.policy.prediction import STATIC_ROWS
 
 
 @pytest.fixture
@@ -185,3 +189,29 @@ def test_costs_go_through_json() -> None:
 )  # fmt: skip
 def test_anything_else_is_no_costs(damaged: object) -> None:
     assert ForwardCosts.from_list(damaged) is None
+
+
+# -- where rows are filled up ------------------------------------------------------------------------------------------
+
+
+def test_a_row_more_than_a_power_of_two_costs_as_much_as_twice_as_many(clock: Clock) -> None:
+    def filled_up(rows: int, context: int, _: int = 0) -> float:
+        return 0.01 * next(filled for filled in STATIC_ROWS if filled >= rows)
+
+    model = Model(clock, filled_up)
+    model.step_form = "static"  # type: ignore[attr-defined]
+    costs = measured(model)
+    assert costs.rows == FILLED_UP == (1, 2, 3, 4, 5, 8, 9, 16, 17, 32, 33, 64)
+    assert all(costs.at(rows, 256) == pytest.approx(filled_up(rows, 256)) for rows in range(1, 65))
+
+
+def test_every_shape_is_recorded_once_while_costs_are_measured(
+    tiny: Callable[[str], Tiny], recorded: type[Graph], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Were fewer kept, each would be recorded anew each time, and that would be what is measured."""
+    monkeypatch.setattr(forward_timing, "NEAR", 100)
+    target = Target.load(tiny(FAMILIES[0]).path)
+    target.use_step_form("captured")
+    costs = measure_forward_costs(target)
+    assert costs.rows == FILLED_UP and len(costs.contexts) == 2
+    assert recorded.made == len(STATIC_ROWS) * 2 and recorded.played > 5 * recorded.made
