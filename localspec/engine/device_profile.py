@@ -56,10 +56,14 @@ class DeviceProfiler(BandwidthProfiler):
             return None
         what = f"what a row costs in {dtype if quantize == 'none' else quantize} on {device}"
         subject = device_subject(device, dtype, quantize)
-        return self._known(RATES, subject, what, lambda: _measure_rates(device, dtype, quantize))
+        return self._known(RATES, subject, what, lambda: _measure_rates(device, dtype, quantize, self.cache))
 
 
-def _measure_rates(device: str, dtype: str, quantize: str) -> Rates:
+def _measure_rates(device: str, dtype: str, quantize: str, cache: MeasurementCache) -> Rates:
     from localspec.engine.rates import measure_rates  # decoding and a tokenizer, which take a while to import
+    from localspec.engine.step_forms import settle_step_form
 
-    return measure_rates(engine_of(device), device, dtype, quantize)
+    subject = device_subject(device, dtype, quantize)
+    return measure_rates(
+        engine_of(device), device, dtype, quantize, lambda target: settle_step_form(device, target, cache, subject)
+    )

@@ -87,7 +87,7 @@ class Engine:
         self.target: Target = beside.target if beside else load_target(choice, self._reporter)
         self.profile = ModelProfile.of(choice, cache)
         if beside is None:
-            settle_step_form(choice, self.target, self.profile)  # before anything is measured in it
+            settle_step_form(choice.device, self.target, cache, self.profile.subject)  # before all that is measured
         self.exactness = promised_exactness(choice, self.target, self.profile)
         self.costs = self.profile.costs(self.target) if auto else None
         # What drafts, and how.
@@ -119,7 +119,7 @@ class Engine:
         self.session = Session(self.target, drafter, budget, self.target.chat.thinking)
         self._calibrated = calibrated(drafter, choice, self.profile)
         self._spill_watch = SpillWatch(choice.device, self.costs, self._reporter)
-        self._recording_watch = RecordingWatch(choice, self.target, self.profile)
+        self._recording_watch = RecordingWatch(choice.device, self.target, cache, self.profile.subject)
         self._warned_of_context = False
         self.load_seconds = time.perf_counter() - began
 

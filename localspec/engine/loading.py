@@ -114,7 +114,7 @@ def load_draft_model(
     model = load_target(draft, cache.reporter, target)
     compare_tokens(model.tokenizer, model.vocab_size, target.tokenizer, draft.target.path)
     profile = ModelProfile.of(draft, cache)
-    settle_step_form(draft, model, profile)
+    settle_step_form(draft.device, model, cache, profile.subject)
     if not model.forward(DraftTree.chain([0] * 4), model.cache(4), last=True).logits.finite():
         raise LocalspecError(
             f"The draft model {draft.target.name} gives no numbers ({model.precision}); its weights are damaged, or "

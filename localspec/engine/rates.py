@@ -1,6 +1,8 @@
 """Measures how long a device takes for a weight and for a layer, to predict models that are not on this machine."""
 
-from localspec.engine.backends import random_target
+from collections.abc import Callable
+
+from localspec.engine.backends import Target, random_target
 from localspec.engine.forward_timing import measure_forward_costs
 from localspec.machine.hardware import physical_cores
 from localspec.models.model_config import ModelConfig
@@ -16,21 +18,27 @@ HEADS = {"num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 128}
 CONTEXT = 512
 
 
-def measure_rates(engine: str, device: str, dtype: str, quantize: str) -> Rates:
+def measure_rates(
+    engine: str, device: str, dtype: str, quantize: str, settle: Callable[[Target], None] = lambda target: None
+) -> Rates:
     """The rates by rows, measured in some seconds; the wide model takes 0.6 GB at most, while it is made.
 
-    Raises RuntimeError where the device has no room for it, or cannot compute in this precision.
+    `settle` decides how each of both models computes its steps. Raises RuntimeError where the device has no room for it,
+    or cannot compute in this precision.
     """
-    wide, slim = (_costs(sizes, engine, device, dtype, quantize) for sizes in (WIDE, SLIM))
+    wide, slim = (_costs(sizes, engine, device, dtype, quantize, settle) for sizes in (WIDE, SLIM))
     found = [weight_and_layer(*seconds) for seconds in zip(wide.seconds[0], slim.seconds[0], strict=True)]
     return Rates(wide.rows, *map(tuple, zip(*found, strict=True)))
 
 
-def _costs(sizes: dict[str, int], engine: str, device: str, dtype: str, quantize: str) -> ForwardCosts:
+def _costs(
+    sizes: dict[str, int], engine: str, device: str, dtype: str, quantize: str, settle: Callable[[Target], None]
+) -> ForwardCosts:
     """What forwards of a model of these sizes cost."""
     config = ModelConfig.of({"model_type": "llama", **sizes, **HEADS, "max_position_embeddings": CONTEXT})
     target = random_target(engine, config, device, dtype, quantize)
     target.set_threads(physical_cores())
+    settle(target)
     return measure_forward_costs(target)
 
 

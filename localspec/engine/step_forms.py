@@ -4,9 +4,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, get_args
 
 from localspec.engine.backends import Target, find_step_form, step_trouble, use_step_form
-from localspec.engine.measurement_cache import Quantity
-from localspec.engine.model_profile import ModelProfile
-from localspec.policy.choice import LoadSpec, StepForm
+from localspec.engine.measurement_cache import MeasurementCache, Quantity
+from localspec.policy.choice import StepForm
 
 
 @dataclass(frozen=True)
@@ -28,31 +27,34 @@ STEP_FORM = Quantity("form of steps", FoundForm.from_json, asdict)
 ENDED = FoundForm("eager", "the program ended while it was tried")
 
 
-def settle_step_form(choice: LoadSpec, target: Target, profile: ModelProfile) -> None:
-    """Lets a model on a GPU play recordings of its steps, where a self-check finds that their bits are right."""
-    if not choice.device.startswith("cuda"):
+def settle_step_form(device: str, target: Target, cache: MeasurementCache, subject: str) -> None:
+    """Lets a model on a GPU play recordings of its steps, where a self-check finds that their bits are right.
+
+    `subject` is what that is valid for.
+    """
+    if not device.startswith("cuda"):
         return
-    found = profile.recall(STEP_FORM)
+    found = cache.recall(STEP_FORM, subject)
     if found is None:
-        profile.reporter.progress("looking whether steps can be recorded on this GPU, once")
-        profile.remember(STEP_FORM, ENDED)
+        cache.reporter.progress("looking whether steps can be recorded on this GPU, once")
+        cache.remember(STEP_FORM, subject, ENDED)
         found = FoundForm(*find_step_form(target))
-        profile.remember(STEP_FORM, found)
+        cache.remember(STEP_FORM, subject, found)
     if found.why is not None:
-        profile.reporter.notice(f"steps are not recorded on this GPU, and slower for it: {found.why}.")
+        cache.reporter.notice(f"steps are not recorded on this GPU, and slower for it: {found.why}.")
     use_step_form(target, found.form)
 
 
 class RecordingWatch:
     """Says once where a model's steps could not be recorded any more, and keeps that for later sessions."""
 
-    def __init__(self, choice: LoadSpec, target: Target, profile: ModelProfile) -> None:
-        self._target, self._profile = target, profile
-        self._watches = choice.device.startswith("cuda")
+    def __init__(self, device: str, target: Target, cache: MeasurementCache, subject: str) -> None:
+        self._target, self._cache, self._subject = target, cache, subject
+        self._watches = device.startswith("cuda")
 
     def look(self) -> None:
         """Looks after a reply, whose text is the same in any form."""
         if self._watches and (why := step_trouble(self._target)) is not None:
             self._watches = False
-            self._profile.remember(STEP_FORM, FoundForm("static", why))
-            self._profile.reporter.notice(f"steps are not recorded any more, and slower for it: {why}.")
+            self._cache.remember(STEP_FORM, self._subject, FoundForm("static", why))
+            self._cache.reporter.notice(f"steps are not recorded any more, and slower for it: {why}.")

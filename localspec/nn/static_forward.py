@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from localspec.decoding.tree import DraftTree
-from localspec.errors import out_of_memory
+from localspec.errors import first_line, out_of_memory
 from localspec.nn.cache import KVCache
 from localspec.nn.placed_rows import PlacedRows
 from localspec.nn.recording import Function, Recording
@@ -164,7 +164,7 @@ class StaticForward:
             except RuntimeError as error:
                 recordings.clear()  # which gives memory back
                 if not out_of_memory(error):
-                    self.captured, self.trouble = False, first_line(error)
+                    self.captured, self.trouble = False, first_line(error).rstrip(".")
                 return None
             self._results[alike] = recording.results
         while len(recordings) >= MOST_RECORDINGS:
@@ -175,11 +175,6 @@ class StaticForward:
     @property
     def _device(self) -> torch.device:
         return self._transformer.embed_tokens.device
-
-
-def first_line(error: Exception) -> str:
-    """Returns what went wrong in a line; CUDA's own advice follows it in others."""
-    return (str(error).splitlines() or [type(error).__name__])[0].strip().rstrip(".")
 
 
 def visible_slots(cache: KVCache, rows: int) -> int:

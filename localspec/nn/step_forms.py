@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import torch
 
 from localspec.decoding.tree import DraftTree
-from localspec.errors import out_of_memory
+from localspec.errors import first_line, out_of_memory
 from localspec.nn.cache import KVCache
 from localspec.nn.logits import TorchLogits
-from localspec.nn.static_forward import StaticForward, first_line
+from localspec.nn.static_forward import StaticForward
 from localspec.nn.target import Target
 from localspec.policy.choice import StepForm
 from localspec.policy.prediction import BUCKET, STATIC_ROWS
@@ -31,7 +31,7 @@ def find_step_form(target: Target) -> tuple[StepForm, str | None]:
                 break
             form = quicker
     except (RuntimeError, MemoryError) as error:
-        why = "there is no memory for it" if out_of_memory(error) else first_line(error)
+        why = "there is no memory for it" if out_of_memory(error) else first_line(error).rstrip(".")
     target.use_step_form(form)
     return form, why
 

@@ -1,30 +1,26 @@
 """What the engine makes of the self-check of recorded steps: once, kept, and never again where it ended the program."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from localspec.config import Settings
 from localspec.engine import step_forms as module
 from localspec.engine.measurement_cache import MeasurementCache
-from localspec.engine.model_profile import ModelProfile
 from localspec.engine.step_forms import STEP_FORM, FoundForm, RecordingWatch, settle_step_form
 from localspec.events import Reporter
-from localspec.models.registry import resolve
-from localspec.policy.choice import Choice
-from localspec.policy.selection import choose
 from localspec.store.store import Store
+
+SUBJECT = "a model on cuda:0"
 
 
 class GPU:
-    """A choice on a GPU that is not there, and what became of it."""
+    """A GPU that is not there, and what became of a model on it."""
 
     def __init__(self, store: Store | None, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.choice: Choice = replace(choose(resolve("demo"), Settings(drafter="none")), device="cuda:0")
+        self.device = "cuda:0"
         self.notices: list[str] = []
         self.forms: list[str] = []
         self.checks = 0
@@ -39,15 +35,11 @@ class GPU:
         self.checks += 1
         return self.finds()
 
-    @property
-    def profile(self) -> ModelProfile:
-        cache = MeasurementCache(self.store, Reporter(self.notices.append))
-        return ModelProfile(cache, "a1", "a model on cuda:0")
-
     def load(self) -> RecordingWatch:
         target: Any = self.target
-        settle_step_form(self.choice, target, self.profile)
-        return RecordingWatch(self.choice, target, self.profile)
+        cache = MeasurementCache(self.store, Reporter(self.notices.append))
+        settle_step_form(self.device, target, cache, SUBJECT)
+        return RecordingWatch(self.device, target, cache, SUBJECT)
 
 
 @pytest.fixture
@@ -99,7 +91,7 @@ def test_without_a_store_it_is_checked_each_time(monkeypatch: pytest.MonkeyPatch
 
 
 def test_elsewhere_there_is_nothing_to_check(gpu: GPU) -> None:
-    gpu.choice = replace(gpu.choice, device="cpu")
+    gpu.device = "cpu"
     gpu.trouble = "nobody asks"
     gpu.load().look()
     assert gpu.checks == 0 and gpu.forms == [] and gpu.notices == []
@@ -120,7 +112,7 @@ def test_trouble_in_a_reply_is_said_once_and_kept(gpu: GPU) -> None:
     "value", [{}, {"form": "quick"}, {"form": "static", "why": 3}, "captured", {"form": "static", "who": 1}]
 )
 def test_what_else_stands_in_the_store_is_checked_again(gpu: GPU, value: Any) -> None:
-    gpu.store.measurements.remember(STEP_FORM.name, "a model on cuda:0", value)  # type: ignore[union-attr]
+    gpu.store.measurements.remember(STEP_FORM.name, SUBJECT, value)  # type: ignore[union-attr]
     gpu.load()
     assert gpu.checks == 1 and gpu.forms == ["captured"]
 
