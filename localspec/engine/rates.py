@@ -23,8 +23,8 @@ def measure_rates(
 ) -> Rates:
     """The rates by rows, measured in some seconds; the wide model takes 0.6 GB at most, while it is made.
 
-    `settle` decides how each of both models computes its steps. Raises RuntimeError where the device has no room for it,
-    or cannot compute in this precision.
+    `settle` decides how each of both models computes its steps. Raises RuntimeError where the device has no room for
+    it, or cannot compute in this precision.
     """
     wide, slim = (_costs(sizes, engine, device, dtype, quantize, settle) for sizes in (WIDE, SLIM))
     found = [weight_and_layer(*seconds) for seconds in zip(wide.seconds[0], slim.seconds[0], strict=True)]
