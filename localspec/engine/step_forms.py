@@ -10,16 +10,18 @@ from localspec.policy.choice import StepForm
 
 @dataclass(frozen=True)
 class FoundForm:
-    """A form, and why no quicker one serves."""
+    """A form, and why no quicker one serves; one that is `passing` is found anew by the next session."""
 
     form: StepForm
     why: str | None = None
+    passing: bool = False
 
     @classmethod
     def from_json(cls, value: Any) -> "FoundForm | None":
         """Reads what was kept; returns None for anything else."""
         found = cls(**value)
-        return found if found.form in get_args(StepForm) and isinstance(found.why, str | None) else None
+        sound = found.form in get_args(StepForm) and isinstance(found.why, str | None)
+        return found if sound and not found.passing else None
 
 
 STEP_FORM = Quantity("form of steps", FoundForm.from_json, asdict)
@@ -38,7 +40,10 @@ def settle_step_form(device: str, target: Target, cache: MeasurementCache, subje
     if found is None:
         cache.reporter.progress("looking whether steps can be recorded on this GPU, once")
         cache.remember(STEP_FORM, subject, ENDED)
-        found = FoundForm(*find_step_form(target))
+        try:
+            found = FoundForm(*find_step_form(target))
+        except MemoryError:
+            found = FoundForm("eager", "there is no memory for it now", passing=True)
         cache.remember(STEP_FORM, subject, found)
     if found.why is not None:
         cache.reporter.notice(f"steps are not recorded on this GPU, and slower for it: {found.why}.")

@@ -20,7 +20,10 @@ ROWS = (1, 5, 16)  # of a single token, of a few that are filled up, of a tree
 
 
 def find_step_form(target: Target) -> tuple[StepForm, str | None]:
-    """Returns the quickest form with the right bits, and why none that is quicker serves; the target then has it."""
+    """Returns the quickest form with the right bits, and why none that is quicker serves; the target then has it.
+
+    Raises MemoryError where there is no memory to look; the target then has the form before the one that was looked at.
+    """
     form: StepForm = "eager"
     why: str | None = None
     if not StaticForward.reads(target.cache(1), 1):
@@ -31,8 +34,11 @@ def find_step_form(target: Target) -> tuple[StepForm, str | None]:
                 break
             form = quicker
     except (RuntimeError, MemoryError) as error:
-        why = "there is no memory for it" if out_of_memory(error) else first_line(error).rstrip(".")
-    target.use_step_form(form)
+        if out_of_memory(error):
+            raise MemoryError from error
+        why = first_line(error).rstrip(".")
+    finally:
+        target.use_step_form(form)
     return form, why
 
 

@@ -83,6 +83,18 @@ def test_a_check_that_ended_the_program_is_not_tried_again(gpu: GPU) -> None:
     ]
 
 
+def test_memory_that_was_short_is_looked_for_again(gpu: GPU) -> None:
+    def full() -> tuple[str, str | None]:
+        raise MemoryError
+
+    gpu.finds = full
+    gpu.load()
+    assert gpu.notices == ["steps are not recorded on this GPU, and slower for it: there is no memory for it now."]
+    gpu.finds = lambda: ("captured", None)
+    gpu.load()
+    assert gpu.checks == 2 and gpu.forms == ["eager", "captured"] and len(gpu.notices) == 1
+
+
 def test_without_a_store_it_is_checked_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = GPU(None, monkeypatch)
     gpu.load()

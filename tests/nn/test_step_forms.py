@@ -91,7 +91,9 @@ def test_memory_that_is_short_is_no_error(
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
     monkeypatch.setattr(StaticForward, "tree", full)
-    assert find_step_form(target) == ("eager", "there is no memory for it")
+    with pytest.raises(MemoryError):
+        find_step_form(target)
+    assert target.step_form == "eager"
 
 
 # -- what a recording is made with ---------------------------------------------------------------------------------------
