@@ -17,8 +17,9 @@ Activation = Callable[[torch.Tensor], torch.Tensor]
 LEAST_ROWS = 4
 LEAST_SLOTS = 512
 COLUMNS = 16  # of ones: with a single one the product would take another path
-# Elements. A larger operation is split among threads at any element, and the last few of a part are rounded
-# differently; so transcendental functions are computed in parts this small, each of whole vectors.
+# Elements. On a CPU a larger operation is split among threads at any element, and the last few of a part are rounded
+# differently; so transcendental functions are computed in parts this small, each of whole vectors. GPUs compute each
+# element for itself, and would take longer to be told of the parts than to compute them.
 SERIAL = 16384
 
 
@@ -51,7 +52,7 @@ def invariant(
         scores_mask = F.pad(scores_mask, (0, 0, 0, LEAST_ROWS - rows))
     weights = (scaled @ keys.float().transpose(2, 3)).add_(scores_mask)
     weights = weights.sub_(weights.amax(-1, keepdim=True))
-    for part in torch.split(weights.view(-1), SERIAL):
+    for part in torch.split(weights.view(-1), SERIAL) if weights.device.type == "cpu" else [weights]:
         part.exp_()
     sums = (weights @ weights.new_ones(weights.shape[-1], COLUMNS))[..., :1]
     mixed: torch.Tensor = (weights @ values.float()) / sums
@@ -69,6 +70,8 @@ ACTIVATIONS: Mapping[str, Activation] = {"silu": F.silu, "gelu": gelu}
 def in_parts(activation: Activation, x: torch.Tensor) -> torch.Tensor:
     """Computes it of [batch, rows, channels] so that a row is the same for any number of rows and threads."""
     rows, channels = max(1, SERIAL // x.shape[-1]), x.shape[-1]
+    if x.device.type != "cpu":
+        return activation(x)
     if x.shape[1] <= rows and channels <= SERIAL:
         return activation(x)
     alike = (

@@ -1,12 +1,15 @@
 """Attention: both forms give what torch does, and in the invariant one no row depends on another, on slots or on threads."""
 
+from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from scripted_drafters import path_to, random_tree
 from slow_cases import cases
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch_products import needs_order
 
 from localspec.decoding.tree import DraftTree
@@ -306,3 +309,27 @@ def test_pages_are_those_of_as_many_rows_as_are_computed(
     monkeypatch.setattr(torch, "ones", ones)
     page_size.__wrapped__(16, 64, rows, torch.device("cpu"))
     assert ones.shape[2] == packed
+
+
+class Named(TorchDispatchMode):
+    """Counts operations by their names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.counts[str(func).split(".")[1]] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("device", "parts"), [("cpu", 16), ("meta", 1)])
+def test_parts_are_for_cpus(device: str, parts: int) -> None:
+    """A device without numbers stands for a GPU: sixteen rows of thirty-two heads would be some hundred launches a layer."""
+    queries, keys = torch.zeros(1, 4, 32, 8, device=device), torch.zeros(1, 4, 2048, 8, device=device)
+    with Named() as seen:
+        invariant(queries, keys, keys, torch.zeros(32, 2048, device=device))
+    assert seen.counts["exp_"] == parts
+    with Named() as seen:
+        in_parts(F.silu, torch.zeros(1, 32, 2 * 16384 // 4, device=device))
+    assert seen.counts["silu"] == parts
