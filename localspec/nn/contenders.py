@@ -16,7 +16,6 @@ import torch
 
 from localspec.decoding import sampling as host
 from localspec.decoding.sampling import Sampling
-from localspec.policy.prediction import NOISE_PIECE
 
 SHOWN = 8  # contenders of a row
 NARROW = 1024  # the likeliest ids, in which what top-k and top-p leave is looked for
@@ -53,28 +52,32 @@ def keys_of(positions: Sequence[int], sampling: Sampling) -> list[int]:
     return [_signed(key) for key in host.keys(sampling.stream_seed(None), positions)]
 
 
-def contenders(logits: torch.Tensor, keys: torch.Tensor, sampling: Sampling) -> Contenders | None:
+def contenders(logits: torch.Tensor, keys: torch.Tensor, sampling: Sampling) -> Contenders:
     """Finds the contenders of rows of logits [rows, vocab_size], for their keys [rows]; no operation waits.
 
-    Returns None where truncation leaves more than they are looked for in.
+    Raises ValueError where truncation leaves more than they are looked for in, as `findable` says.
     """
-    if sampling.top_k >= NARROW:
-        return None
+    if not findable(sampling):
+        raise ValueError(sampling)
     scores = logits.float() / sampling.temperature
-    if sampling.top_k or sampling.top_p < 1:
+    if narrows(sampling):
         return _of_the_likeliest(scores, keys, sampling)
-    rows, width = scores.shape
-    least = scores.amax(-1, keepdim=True) + math.log(sampling.min_p) if sampling.min_p else None
-    found = []
-    for first in range(0, width, piece := max(SHOWN, NOISE_PIECE // rows)):
-        part = scores[:, first : first + piece]
-        ids = torch.arange(first, first + part.shape[1], device=part.device).expand(rows, -1)
-        noisy = part + _noise(keys, ids)
-        if least is not None:
-            noisy = noisy.masked_fill(part < least, float("-inf"))
-        found.append(_best(ids, part, torch.zeros_like(part), noisy))
-    whole = [torch.cat(parts, 1) for parts in zip(*found, strict=True)]
-    return Contenders(*_best(*whole))
+    ids = torch.arange(scores.shape[1], device=scores.device).expand_as(scores)
+    noisy = scores + _noise(keys, ids)
+    if sampling.min_p:
+        least = scores.amax(-1, keepdim=True) + math.log(sampling.min_p)
+        noisy = noisy.masked_fill(scores < least, float("-inf"))
+    return Contenders(*_best(ids, scores, torch.zeros_like(scores), noisy))
+
+
+def findable(sampling: Sampling) -> bool:
+    """Whether contenders can be found."""
+    return sampling.top_k < NARROW
+
+
+def narrows(sampling: Sampling) -> bool:
+    """Whether truncation leaves few ids; else noise is made for all of them, which takes many passes over a row."""
+    return sampling.top_k > 0 or sampling.top_p < 1
 
 
 def _of_the_likeliest(scores: torch.Tensor, keys: torch.Tensor, sampling: Sampling) -> Contenders:

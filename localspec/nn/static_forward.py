@@ -10,9 +10,11 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
+from localspec.decoding.sampling import Sampling
 from localspec.decoding.tree import DraftTree
 from localspec.errors import first_line, out_of_memory
 from localspec.nn.cache import KVCache
+from localspec.nn.contenders import Contenders, contenders
 from localspec.nn.placed_rows import PlacedRows
 from localspec.nn.recording import Function, Recording
 from localspec.nn.states import StateCache
@@ -66,6 +68,7 @@ class StaticForward:
         self._transformer, self.captured = transformer, captured
         self.trouble: str | None = None
         self._results: dict[Shape, tuple[torch.Tensor, ...]] = {}
+        self._finders: dict[tuple[float, ...], Recording] = {}  # of contenders
 
     @staticmethod
     def reads(cache: object, rows: int) -> bool:
@@ -90,6 +93,34 @@ class StaticForward:
         depth, bits = range(rows), _bits(range(-1, rows - 1))
         read = self._read([0] * rows, depth, bits, cache, 1, layers=layers, adapters=adapters, embeddings=embeddings)
         return read.hidden.clone() if self.captured else read.hidden
+
+    @torch.inference_mode()
+    def contenders(self, logits: torch.Tensor, keys: torch.Tensor, sampling: Sampling) -> Contenders:
+        """Finds contenders as `contenders` does; of a single row the operations are recorded, too.
+
+        In the captured form those of a row are overwritten by the next one.
+        """
+        if not self.captured or len(logits) > 1:
+            return contenders(logits, keys, sampling)
+        form = (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
+        if form not in self._finders:
+            self._finders.clear()  # who changes how text is sampled seldom changes it back
+
+            def find(logits: torch.Tensor, keys: torch.Tensor) -> tuple[torch.Tensor, ...]:
+                found = contenders(logits, keys, sampling)
+                return found.ids, found.scores, found.before, found.noisy
+
+            try:
+                self._finders[form] = Recording(find, [logits, keys])
+            except RuntimeError as error:
+                self._give_up(error)
+                return contenders(logits, keys, sampling)
+        return Contenders(*self._finders[form](logits, keys))
+
+    def _give_up(self, error: RuntimeError) -> None:
+        """Records nothing more, unless memory alone was short."""
+        if not out_of_memory(error):
+            self.captured, self.trouble = False, first_line(error).rstrip(".")
 
     def _read(
         self,
@@ -163,8 +194,7 @@ class StaticForward:
                 recording = Recording(function, inputs, self._results.get(alike))
             except RuntimeError as error:
                 recordings.clear()  # which gives memory back
-                if not out_of_memory(error):
-                    self.captured, self.trouble = False, first_line(error).rstrip(".")
+                self._give_up(error)
                 return None
             self._results[alike] = recording.results
         while len(recordings) >= MOST_RECORDINGS:

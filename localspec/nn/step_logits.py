@@ -8,7 +8,7 @@ import torch
 
 from localspec.decoding.logits import Picks, PicksOnRequest
 from localspec.decoding.sampling import Sampling
-from localspec.nn.contenders import Contenders, contenders, keys_of
+from localspec.nn.contenders import Contenders, contenders, findable, keys_of, narrows
 from localspec.nn.logits import TorchHidden, TorchLogits, taken
 from localspec.nn.transfer import brought, uploaded
 
@@ -56,13 +56,16 @@ class StepHidden(TorchHidden):
         return self._all_finite(range(len(self)))
 
 
-class StepLogits(TorchLogits):
-    """Logits of a step. What is picked is found for all rows at once, since to ask for one takes as long."""
+Find = Callable[[torch.Tensor, torch.Tensor, Sampling], Contenders]  # as `contenders` does
 
-    def __init__(self, rows: torch.Tensor, numbers: StepNumbers, first: int = 0) -> None:
+
+class StepLogits(TorchLogits):
+    """Logits of a step. Picks are found where the logits are: of all rows at once where truncation leaves few ids."""
+
+    def __init__(self, rows: torch.Tensor, numbers: StepNumbers, first: int = 0, find: Find = contenders) -> None:
         """`numbers` begin with the summary of all `rows`, of which those from the `first` on are asked for."""
         super().__init__(rows[first:])
-        self._numbers, self._first = numbers, first
+        self._numbers, self._first, self._find = numbers, first, find
 
     def finite(self) -> bool:
         """Returns whether all of them are numbers."""
@@ -77,14 +80,24 @@ class StepLogits(TorchLogits):
         """Returns the picks by row; those that are asked for before any number came from the device come with it."""
         if sampling.greedy:
             return self.argmax()
-        keys = uploaded(keys_of(positions, sampling), self.rows.device)
-        if (found := contenders(self.rows, keys, sampling)) is None:
+        if not findable(sampling):
             return super().picks(positions, sampling)
-        first = self._numbers.add(found.ids, found.scores, found.before, found.noisy)
+        if narrows(sampling) or len(self) == 1:
+            first = self._begin(range(len(self)), positions, sampling)
+            return PicksOnRequest(lambda row: self._picked(first, row, row, positions, sampling))
+        # Only a row that a walk reaches is worth noise for a whole vocabulary.
+        return PicksOnRequest(
+            lambda row: self._picked(self._begin([row], positions, sampling), 0, row, positions, sampling)
+        )
 
-        def pick(row: int) -> int:
-            here = Contenders(*(self._numbers[first + part] for part in range(4)))
-            token = here.pick(row, positions[row], sampling)
-            return self._noisiest(row, positions[row], sampling, None) if token is None else token
+    def _begin(self, rows: Sequence[int], positions: Sequence[int], sampling: Sampling) -> int:
+        """Has the contenders of rows that follow each other found; returns where they will be among the numbers."""
+        keys = uploaded(keys_of([positions[row] for row in rows], sampling), self.rows.device)
+        found = self._find(self.rows[rows[0] : rows[-1] + 1], keys, sampling)
+        return self._numbers.add(found.ids, found.scores, found.before, found.noisy)
 
-        return PicksOnRequest(pick)
+    def _picked(self, first: int, place: int, row: int, positions: Sequence[int], sampling: Sampling) -> int:
+        """Returns the pick of a row, which is at a `place` of the contenders that begin at `first`."""
+        here = Contenders(*(self._numbers[first + part] for part in range(4)))
+        token = here.pick(place, positions[row], sampling)
+        return self._noisiest(row, positions[row], sampling, None) if token is None else token

@@ -32,7 +32,7 @@ from localspec.nn.logits import TensorOutput, TorchHidden, TorchLogits
 from localspec.nn.packing import DTYPES, linear_class, lm_head_class
 from localspec.nn.states import cache_of
 from localspec.nn.static_forward import StaticRows
-from localspec.nn.step_logits import STATES_FINITE, StepHidden, StepLogits, StepNumbers
+from localspec.nn.step_logits import STATES_FINITE, Find, StepHidden, StepLogits, StepNumbers
 from localspec.nn.transfer import moved, uploaded
 from localspec.nn.transformer import RotaryEmbedding, Transformer
 from localspec.nn.weights import Weights, freed_at_once
@@ -112,7 +112,7 @@ class Target:
         assert self.branches or is_chain(tree.parents), "recurrent layers read chains alone"
         static = self.compute.target.static
         if static is not None and static.reads(cache, tree.size):
-            return _step_output(static.tree(tree, cache, inner, self.row_multiple), last)
+            return _step_output(static.tree(tree, cache, inner, self.row_multiple), last, static.contenders)
         device = self.device
         tokens = uploaded(tree.tokens, device)
         positions = cache.length + uploaded(tree.depth, device)
@@ -284,7 +284,7 @@ class Target:
         self.tokenizer.save(path)
 
 
-def _step_output(rows: StaticRows, last: bool) -> ForwardOutput:
+def _step_output(rows: StaticRows, last: bool, find: Find) -> ForwardOutput:
     """Returns what a step gives, with the logits of all rows or of the last one."""
     if last:  # nobody copies what a prompt's rows gave, and the next step would overwrite it
         rows = rows.kept()
@@ -292,7 +292,7 @@ def _step_output(rows: StaticRows, last: bool) -> ForwardOutput:
     numbers = StepNumbers(rows.summary)
     hidden = StepHidden(rows.hidden, lambda some: bool(numbers[0][list(some), STATES_FINITE].all()))
     inner = None if rows.inner is None else TorchHidden(rows.inner)
-    return ForwardOutput(StepLogits(rows.logits, numbers, len(rows.hidden) - 1 if last else 0), hidden, inner)
+    return ForwardOutput(StepLogits(rows.logits, numbers, len(rows.hidden) - 1 if last else 0, find), hidden, inner)
 
 
 def is_chain(parents: Sequence[int]) -> bool:

@@ -14,7 +14,7 @@ from localspec.policy.host_time import step_seconds
 
 ITEM = {"fp32": 4, "bf16": 2, "fp16": 2}  # bytes of a number
 CHUNK = 512  # prompt tokens a forward: bounds the memory of prefill
-NOISE_PIECE, NOISE_BYTES = 2**20, 48  # numbers that noise is made for at once on a GPU; what each takes meanwhile
+NOISE_BYTES = 48  # that finding a pick takes of each id of a row on a GPU, whose noise has 64 bits while it is made
 # Recordings that a reply plays, and bytes that a driver is taken to keep of one: nobody has measured it.
 USUAL_RECORDINGS, RECORDING = 6, 12 * 2**20
 STATIC_ROWS = (1, 2, 4, 8, 16, 32, 64)  # of a step on a GPU, whose rows are filled up to one of these
@@ -133,7 +133,7 @@ def recordings(shape: Shape, dtype: str, nodes: int) -> int:
     item, rows = ITEM[dtype], next((rows for rows in STATIC_ROWS if rows > nodes), STATIC_ROWS[-1])
     results = 2 * rows * (shape.vocab_size + shape.hidden_size) * item
     step = rows * (_row(shape) * item + shape.vocab_size * (item + 1))
-    picks = NOISE_PIECE * NOISE_BYTES + 2 * rows * shape.vocab_size * 4
+    picks = shape.vocab_size * (NOISE_BYTES + 2 * rows * 4)
     return results + step + picks + USUAL_RECORDINGS * RECORDING
 
 

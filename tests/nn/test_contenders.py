@@ -8,7 +8,7 @@ import torch
 
 from localspec.decoding.sampling import Sampling
 from localspec.nn import contenders as module
-from localspec.nn.contenders import NARROW, SHOWN, Contenders, contenders, keys_of
+from localspec.nn.contenders import NARROW, SHOWN, Contenders, contenders, findable, keys_of
 from localspec.nn.logits import TorchLogits
 from localspec.nn.transfer import brought
 
@@ -27,7 +27,6 @@ def random_logits(rows: int, width: int, spread: float, seed: int, dtype: torch.
 def found(logits: torch.Tensor, positions: list[int], sampling: Sampling) -> list[int | None]:
     """What the contenders say of each row."""
     some = contenders(logits, torch.tensor(keys_of(positions, sampling)), sampling)
-    assert some is not None
     here = Contenders(*brought(some.ids, some.scores, some.before, some.noisy))
     return [here.pick(row, position, sampling) for row, position in enumerate(positions)]
 
@@ -91,7 +90,9 @@ def test_numbers_that_are_none_are_left_to_another_way() -> None:
 
 def test_more_than_they_are_looked_for_in_is_left_to_another_way() -> None:
     logits = random_logits(2, 4000, 0.0, seed=0)
-    assert contenders(logits, torch.tensor([1, 2]), Sampling(1.0, top_k=NARROW)) is None
+    assert not findable(Sampling(1.0, top_k=NARROW)) and findable(Sampling(1.0, top_k=NARROW - 1))
+    with pytest.raises(ValueError, match="top_k=1024"):
+        contenders(logits, torch.tensor([1, 2]), Sampling(1.0, top_k=NARROW))
     assert found(logits, [4, 4], Sampling(1.0, top_p=0.9)) == [None, None], "0.9 of them are 3,600"
     assert found(logits, [4, 4], Sampling(1.0, top_k=5)) == [None, None], "of equal ones all are among the first five"
 

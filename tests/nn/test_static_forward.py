@@ -254,10 +254,13 @@ def test_where_there_is_no_memory_for_a_recording_a_step_does_without(
     assert len(cache.recordings) == 1, "later there may be some"
 
 
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.8, seed=3), Sampling(1.0, top_p=0.9, seed=4)])
+@pytest.mark.parametrize(
+    ("sampling", "looks"), [(Sampling(), 1), (Sampling(1.0, top_p=0.9, seed=4), 1), (Sampling(0.8, seed=3), 3)]
+)
 def test_one_look_brings_all_that_a_step_asks_for(
-    tiny: Make, monkeypatch: pytest.MonkeyPatch, sampling: Sampling
+    tiny: Make, monkeypatch: pytest.MonkeyPatch, sampling: Sampling, looks: int
 ) -> None:
+    """But for noise of a whole vocabulary, which is made for the rows that are looked at."""
     target, copies = loaded(tiny, FAMILIES[0], "static"), 0
     cpu = torch.Tensor.cpu
 
@@ -270,15 +273,33 @@ def test_one_look_brings_all_that_a_step_asks_for(
     monkeypatch.setattr(torch.Tensor, "cpu", counted)
     picks = output.logits.picks([30] * 6, sampling)
     likeliest = output.logits.argmax()
-    assert [picks[row] for row in range(6)] and output.hidden.finite() and output.hidden.take([0, 2]).finite()
-    assert output.logits.finite() and copies == 1
+    ours = [picks[row] for row in (0, 4)]
+    assert output.hidden.finite() and output.hidden.take([0, 2]).finite()
+    assert output.logits.finite() and copies == looks
     monkeypatch.undo()
     eager = loaded(tiny, FAMILIES[0])
     eager.row_multiple = PADDED
     plain = eager.forward(random_tree(7, nodes=5, seed=1), filled(eager, 30))
     theirs = plain.logits.picks([30] * 6, sampling)
+    assert ours == [theirs[row] for row in (0, 4)]
     assert [picks[row] for row in range(6)] == [theirs[row] for row in range(6)]
     assert likeliest == plain.logits.argmax()
+
+
+def test_finding_the_pick_of_a_row_is_recorded(tiny: Make, recorded: type[Graph]) -> None:
+    """For each way to sample anew: what shapes p is part of the recording."""
+    target, eager = loaded(tiny, FAMILIES[0], "captured"), loaded(tiny, FAMILIES[0])
+    eager.row_multiple = PADDED
+    tree = random_tree(7, nodes=5, seed=1)
+    for sampling in (Sampling(0.8, seed=3), Sampling(0.8, seed=4), Sampling(1.3, min_p=0.05, seed=4)):
+        ours, theirs = (
+            one.forward(tree, filled(one, 30)).logits.picks([30, 31, 31, 32, 33, 34], sampling)
+            for one in (target, eager)
+        )
+        made = recorded.made
+        assert [ours[row] for row in range(6)] == [theirs[row] for row in range(6)]
+        assert recorded.made == made + (sampling.seed != 4 or sampling.temperature != 0.8)
+    assert target.step_trouble is None
 
 
 def test_states_that_are_no_numbers_are_told_row_by_row(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:
