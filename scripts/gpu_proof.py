@@ -1,0 +1,166 @@
+"""Proves on one NVIDIA GPU what no CPU can: bits, costs, captured steps, drafters, peers, trainings; docs/gpu.md.
+
+    python scripts/gpu_proof.py --work DIR [--stages a d b f c e g] [--seconds 540] [--prompts DIR] [--data DIR]
+    python scripts/gpu_proof.py --work DIR --device cpu --small    # a rehearsal with tiny shapes, in about two minutes
+    python scripts/gpu_proof.py --needs [--prompts DIR] [--data DIR]
+
+a: the tests in tests/gpu. b: what forwards cost by rows, kernels, attention. c: captured steps beside eager ones.
+d: drafters on the widened demo. e: transformers beside ours. f: steps of training. g: the demo, trained anew. Each stage
+ends by itself after so many seconds, in a process of its own; what it measured lies in DIR/STAGE.json and is not measured
+again, so the same command goes on. The page is written anew after each stage.
+"""
+
+import argparse
+import os
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from experiment import positive, same_settings
+from gpu_stages.asked import MODELS, ROOT, Asked, check
+from gpu_stages.children import last_line, run_script
+from gpu_stages.record import DeviceLost, Record, TimeUp, read
+
+from localspec.errors import LocalspecError
+
+ORDER = ("a", "d", "b", "f", "c", "e", "g")
+AGAIN, OVER = 75, 76  # exit codes of a stage: it needs another process; its time is up
+MOST_PROCESSES = 6  # of one stage in one call
+SLACK = 25.0  # seconds that a stage may take beyond its time before it is ended
+START = 20.0  # seconds without which no further process is worth its start
+PATHS = ("--work", "--models", "--prompts", "--data", "--out")  # which the page tells by their last part alone
+
+
+def arguments(given: Sequence[str] | None) -> tuple[argparse.ArgumentParser, argparse.Namespace]:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--stages", nargs="+", default=list(ORDER), metavar="STAGE", help=f"some of {' '.join(ORDER)}")
+    parser.add_argument("--work", type=Path, help="where figures are kept, and what is worth bringing back")
+    parser.add_argument("--models", type=Path, default=MODELS, help="where large models are made, which may go")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--small", action="store_true", help="a rehearsal: does all of it run?")
+    parser.add_argument("--seconds", type=positive, default=540, help="of each stage")
+    parser.add_argument("--factor", type=positive, help="how many times as wide the demo becomes; by the card's memory")
+    parser.add_argument("--prompts", type=Path, help="a directory of .jsonl files, or one file; else the program's own")
+    parser.add_argument("--data", type=Path, help="the folder with chat.jsonl.xz and text.jsonl.xz, for stage g")
+    parser.add_argument("--again", action="store_true", help="measure once more what failed")
+    parser.add_argument("--needs", action="store_true", help="say what the run needs, and measure nothing")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "gpu.md")
+    parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)  # the one stage, in this process
+    asked = parser.parse_args(given)
+    for stage in asked.stages:
+        if stage not in ORDER:
+            parser.error(f"There is no stage '{stage}'; use some of {' '.join(ORDER)}.")
+    if not asked.needs and asked.work is None:
+        parser.error("Nothing says where figures are kept; give --work DIR.")
+    if not asked.needs and not asked.out.absolute().parent.is_dir():
+        parser.error(f"--out {asked.out} lies in a directory that is not there; make it, or name another.")
+    return parser, asked
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    parser, options = arguments(given)
+    if options.needs:
+        from gpu_stages.needs import told
+
+        print(told(options.data, options.prompts))
+        return 0
+    work = options.work.absolute()
+    os.environ["LOCALSPEC_HOME"] = str(work / "home")  # neither a user's settings nor their cache
+    asked = Asked(
+        options.device, options.small, work, options.models.absolute(), options.prompts, options.data, options.factor
+    )
+    try:
+        check(asked)
+        decisive = asked.decisive()
+    except LocalspecError as mistake:
+        parser.error(str(mistake))
+    same_settings(parser, work, decisive)
+    if options.here:
+        return stage(options.stages[0], asked, options.seconds, options.again, command_told(given))
+    words = list(sys.argv[1:] if given is None else given)
+    for name in options.stages:
+        print(f"stage {name}", flush=True)
+        supervised(name, words, options)
+        from gpu_stages import page
+
+        page.written(work, options.out, options.small)
+        print(f"{options.out} tells it", flush=True)
+    return 0
+
+
+def supervised(name: str, words: Sequence[str], options: argparse.Namespace) -> None:
+    """One stage in a process of its own, in others after it where that loses the device or ends by itself."""
+    work, ends, again = options.work.absolute(), time.monotonic() + options.seconds, options.again
+    file, log = work / f"{name}.json", work / f"{name}.log"
+    for _ in range(MOST_PROCESSES):
+        began, before = time.monotonic(), read(file)
+        if ends - began < min(START, options.seconds / 2):
+            return
+        own = list(words)
+        for flag in ("--again", "--stages", "--seconds"):
+            own = without(own, flag)
+        own += [
+            "--stages",
+            name,
+            "--seconds",
+            str(max(1, round(ends - began))),
+            *(["--again"] if again else []),
+            "--here",
+        ]
+        code = run_script([str(Path(__file__).resolve()), *own], ends - began + SLACK, log)
+        print(f"  over with code {code}; {log} says how it went", flush=True)
+        if code in (0, OVER):
+            return
+        if code != AGAIN:
+            Record(file, 0.0).end(f"its process was over with code {code}: {last_line(log)}", time.monotonic() - began)
+        after = read(file)
+        if code is None or all(after[part] == before[part] for part in ("figures", "tries")):
+            return  # another process would come no further
+        again = False
+
+
+def without(words: Sequence[str], flag: str) -> list[str]:
+    """Arguments without a flag and the values that follow it, if there are any."""
+    kept: list[str] = []
+    inside = False
+    for word in words:
+        inside = word == flag or (inside and not word.startswith("-"))
+        kept += [] if inside else [word]
+    return kept
+
+
+def stage(name: str, asked: Asked, seconds: float, again: bool, command: str) -> int:
+    """Measures what is missing of one stage; returns the exit code that says how that ended."""
+    from gpu_stages.machine import machine
+    from gpu_stages.page import MODULES
+
+    began, record = time.monotonic(), Record(asked.work / f"{name}.json", seconds, asked.device)
+    if again:
+        record.forget_failed()
+    record.begin({**machine(asked), "command": command})
+    ended, code = "all measured", 0
+    try:
+        MODULES[name].run(record, asked)
+    except TimeUp as over:
+        ended, code = f"time was up before {over}", OVER
+    except DeviceLost as lost:
+        ended, code = f"the device was lost: {lost}", AGAIN
+    except LocalspecError as error:
+        ended, code = str(error), 0
+    record.end(ended, time.monotonic() - began)
+    print(ended, flush=True)
+    return code
+
+
+def command_told(given: Sequence[str] | None) -> str:
+    """The command of a stage, without where this machine keeps its files."""
+    words, waiting = [], iter(without(list(sys.argv[1:] if given is None else given), "--here"))
+    for word in waiting:
+        words += [word, Path(next(waiting, "")).name] if word in PATHS else [word]
+    return shlex.join(["python", "scripts/gpu_proof.py", *words])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

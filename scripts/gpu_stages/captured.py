@@ -1,0 +1,142 @@
+"""Stage c: the same steps as Python starts them, with fixed shapes, and as captured CUDA graphs: seconds, bits, memory."""
+
+import time
+from collections.abc import Callable, Mapping
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+from figures import table
+
+from gpu_stages.aims import Aim, failed, shares
+from gpu_stages.asked import Asked
+from gpu_stages.invented import LLAMA2, SHAPES, SMALL_SHAPES, random_target
+from gpu_stages.record import Record, failure
+from gpu_stages.timing import held_bytes, seconds_each, watch_peak
+from localspec.decoding.tree import DraftTree
+from localspec.engine.forward_timing import picks_after
+from localspec.machine.hardware import wait_for
+from localspec.machine.memory import free_memory
+from localspec.nn.logits import TorchLogits
+from localspec.nn.target import Target
+
+EAGER, STATIC, CAPTURED = FORMS = ("eager", "static", "captured")
+PRECISIONS = ("bf16", "nf4")
+ROWS = (1, 8, 16, 32)
+CONTEXT = 500  # tokens of text: a wide tree reaches into the next bucket of slots
+NONE = "no captured step in this version"
+
+
+class Steps:
+    """A model in one precision, and what its eager steps give; both are made once something asks for them."""
+
+    def __init__(self, asked: Asked, precision: str) -> None:
+        self._asked, self._precision = asked, precision
+
+    @cached_property
+    def target(self) -> Target:
+        return random_target(
+            (SMALL_SHAPES if self._asked.small else SHAPES)[LLAMA2], self._asked.device, self._precision
+        )
+
+    @property
+    def use(self) -> Callable[[str], Any] | None:
+        """What changes the form of a step, in versions that have several."""
+        found = getattr(self.target, "use_step_form", None)
+        return found if callable(found) else None
+
+    @cached_property
+    def eager(self) -> Mapping[int, torch.Tensor]:
+        """Logits by rows."""
+        if self.use:
+            self.use(EAGER)
+        return {rows: logits_of(self.target, form_cache(self.target, rows), rows) for rows in ROWS}
+
+
+def run(record: Record, asked: Asked) -> None:
+    """Each precision by itself, its forms after each other on one model."""
+    for precision in PRECISIONS if asked.on_gpu else ("fp32",):
+        steps = Steps(asked, precision)
+        for form in FORMS:
+            record.measured(f"{LLAMA2} {precision} {form}", partial(measured, steps, form, asked.device), least=20)
+
+
+def measured(steps: Steps, form: str, device: str) -> dict[str, Any]:
+    """ms by rows in one form, the seconds and bytes of its first step, and with how many rows bits are not eager's."""
+    target, eager = steps.target, steps.eager
+    if steps.use is None:
+        return {"none": NONE}
+    steps.use(form)
+    taken = getattr(target, "step_form", form)
+    if taken != form:
+        return {"none": f"the model keeps to its form '{taken}' where '{form}' was asked for"}
+    watch_peak(device)
+    found: dict[str, Any] = {"ms": {}, "first": {}, "bytes": {}, "differing": []}
+    for rows in ROWS:
+        cache, tokens = form_cache(target, rows), tokens_of(target, rows)
+        free, held, began = free_memory(device), held_bytes(device), time.perf_counter()
+        own = logits_of(target, cache, rows)
+        wait_for(device)
+        found["first"][str(rows)] = time.perf_counter() - began
+        found["bytes"][str(rows)] = {"card": free - free_memory(device), "tensors": held_bytes(device) - held}
+        if not torch.equal(own, eager[rows]):
+            found["differing"].append(rows)
+        found["ms"][str(rows)] = 1e3 * seconds_each([partial(picks_after, target, cache, tokens)], device)
+    return found
+
+
+def form_cache(target: Target, rows: int) -> Any:
+    """A cache with the same random text in it, whatever the form."""
+    cache = target.cache(CONTEXT + rows + target.row_multiple)
+    cache.fill(torch.Generator().manual_seed(0))
+    cache.assume(min(CONTEXT, target.context - 2 * max(ROWS)))
+    return cache
+
+
+def tokens_of(target: Target, rows: int) -> list[int]:
+    return [(7 + 31 * place) % target.vocab_size for place in range(rows)]
+
+
+def logits_of(target: Target, cache: Any, rows: int) -> torch.Tensor:
+    """Of a binary tree; copied, for a captured step writes the next logits into the same place."""
+    parents = [-1, *[(node - 1) // 2 for node in range(1, rows)]]
+    logits = target.forward(DraftTree(tokens_of(target, rows), parents), cache).logits
+    assert isinstance(logits, TorchLogits)
+    return logits.rows.clone()
+
+
+# -- the page ----------------------------------------------------------------------------------------------------------
+
+
+def section(figures: dict[str, Any]) -> str:
+    good = {name: one for name, one in figures.items() if not failure(one) and "ms" in one}
+    absent = sorted({one["none"] for one in figures.values() if "none" in one})
+    told = [f"- {why}" for why in absent]
+    if good:
+        lines = [
+            [
+                name, *(f"{one['ms'][str(rows)]:.2f}" for rows in ROWS), f"{max(one['first'].values()):.2f} s",
+                f"{sum(size['card'] for size in one['bytes'].values()) / 2**20:.0f} MiB",
+                f"differ at {', '.join(map(str, one['differing']))} rows" if one["differing"] else "eager's own",
+            ]
+            for name, one in good.items()
+        ]  # fmt: skip
+        heads = ["model and form", *(f"{n} rows" for n in ROWS), "longest first step", "memory of the card", "bits"]
+        told.insert(
+            0, f"ms of a step until its picks are on the host, after about {CONTEXT} tokens.\n\n{table(heads, lines)}"
+        )
+    return "\n\n".join([*told, *failed(figures)])
+
+
+def aims(figures: dict[str, Any]) -> list[Aim]:
+    found = []
+    good = {name: one for name, one in figures.items() if not failure(one) and "ms" in one}
+    for precision in PRECISIONS:
+        eager, captured = (good.get(f"{LLAMA2} {precision} {form}") for form in (EAGER, CAPTURED))
+        gain = eager["ms"]["1"] / captured["ms"]["1"] if eager and captured else None
+        found.append(
+            Aim(f"{LLAMA2} in {precision}: a captured step of one row is as quick as eager at least", gain, 1.0)
+        )
+    same = shares(not one["differing"] for name, one in good.items() if not name.endswith(EAGER))
+    found.append(Aim("share of the other forms that have all bits of the eager one", same, 1.0))
+    return found

@@ -1,0 +1,142 @@
+"""Stage b: what forwards cost by their rows, in every precision, beside the speed of the card's memory."""
+
+from typing import Any
+
+from figures import table
+
+from gpu_stages import attention, products, timing
+from gpu_stages.aims import Aim, failed
+from gpu_stages.asked import Asked
+from gpu_stages.invented import LLAMA2, LLAMA3, PHI, PRECISIONS, SHAPES, SMALL_SHAPES, random_target
+from gpu_stages.record import Record, failure
+from gpu_stages.timing import copy_bandwidth, runtime_calls
+from localspec.engine.forward_timing import measure_forward_costs, picks_after
+from localspec.machine.hardware import memory_bandwidth
+from localspec.nn.target import Target
+from localspec.policy.prediction import _GROWTH, _SHARES
+
+PROFILED = (1, 8, 32)  # rows of the steps whose launches are counted
+CONTEXT = 256
+FIRST = [(PHI, "bf16"), (LLAMA2, "nf4"), (LLAMA2, "bf16"), (LLAMA2, "int8")]
+SIXTEEN = 2  # where 16 rows stand in the growth that is assumed
+
+
+def run(record: Record, asked: Asked) -> None:
+    """The bandwidth, the models that matter most, kernels, attention, and the other models."""
+    if asked.small:
+        timing.ENOUGH = 0.0
+    record.measured("bandwidth", lambda: bandwidth(asked.device))
+    rest = [
+        (name, precision) for name in (PHI, LLAMA2, *(() if asked.small else (LLAMA3,))) for precision in PRECISIONS
+    ]
+    for name, precision in FIRST:
+        record.measured(f"{name} {precision}", lambda: model(asked, name, precision), least=20)
+    products.run(record, asked)
+    attention.run(record, asked)
+    for name, precision in rest:
+        record.measured(f"{name} {precision}", lambda: model(asked, name, precision), least=20)
+
+
+def bandwidth(device: str) -> dict[str, float]:
+    return {"copy": copy_bandwidth(device), "read": memory_bandwidth(device)}
+
+
+def model(asked: Asked, name: str, precision: str) -> dict[str, Any]:
+    """One model in one precision."""
+    target = random_target((SMALL_SHAPES if asked.small else SHAPES)[name], asked.device, precision)
+    costs = measure_forward_costs(target)
+    return {
+        "read": target.read_bytes, "held": target.nbytes, "rows": list(costs.rows), "contexts": list(costs.contexts),
+        "seconds": [list(line) for line in costs.seconds],
+        "calls": {str(rows): calls(target, rows) for rows in PROFILED},
+    }  # fmt: skip
+
+
+def calls(target: Target, rows: int) -> dict[str, int]:
+    """Calls of the runtime in a step: a forward of so many rows, and the likeliest token of each on the host."""
+    cache = target.cache(CONTEXT + rows)
+    cache.assume(CONTEXT)
+    return runtime_calls(lambda: picks_after(target, cache, [3] * rows), target.device)
+
+
+# -- the page ----------------------------------------------------------------------------------------------------------
+
+
+def section(figures: dict[str, Any]) -> str:
+    speed = figures.get("bandwidth", {})
+    told = []
+    if "copy" in speed:
+        told.append(
+            f"The memory of the card: {speed['copy'] / 1e9:.0f} GB/s while a large tensor is copied (read and written), "
+            f"{speed['read'] / 1e9:.0f} GB/s while one is summed. Random weights, a context of {CONTEXT} tokens; ms of a "
+            "forward by its rows, and in brackets the share of the copy's speed with which one row reads the weights."
+        )
+    models = {name: found for name, found in figures.items() if name.rpartition(" ")[0] in SHAPES}
+    good = {name: found for name, found in models.items() if not failure(found)}
+    if good:
+        rows = next(iter(good.values()))["rows"]
+        lines = []
+        for name, found in good.items():
+            one = share(found, speed)
+            cells = [f"{1e3 * seconds:.2f}" for seconds in found["seconds"][0]]
+            lines.append(
+                [name, f"{found['held'] / 2**30:.1f} GiB", f"{cells[0]} ({one:.0%})" if one else cells[0], *cells[1:]]
+            )
+        told.append(table(["model", "weights", *(f"{n} rows" if n > 1 else "1 row" for n in rows)], lines))
+        told.append("Calls of a step: kernels launched, graphs launched, waits, copies.")
+        told.append(
+            table(
+                ["model", *(f"{n} rows" for n in PROFILED)],
+                [[name, *calls_told(found)] for name, found in good.items()],
+            )
+        )
+    told += failed(models)
+    return "\n\n".join([*told, *products.section(figures), *attention.section(figures)])
+
+
+def calls_told(found: dict[str, Any]) -> list[str]:
+    """Calls of the steps of a model in cells of a table."""
+    cells = []
+    for rows in PROFILED:
+        one = found["calls"][str(rows)]
+        known = [one[name] for name in ("kernels", "graphs", "waits", "copies") if name in one]
+        if not known:
+            cells.append(f"{one['operators']} operators")
+        else:
+            cells.append(" / ".join(map(str, known)) if one["seen"] else "the profiler saw none")
+    return cells
+
+
+def share(found: Any, speed: dict[str, float]) -> float | None:
+    """With which share of the memory's speed a forward of one row reads the weights."""
+    if failure(found) or "copy" not in speed:
+        return None
+    return float(found["read"] / found["seconds"][0][0] / speed["copy"])
+
+
+def aims(figures: dict[str, Any]) -> list[Aim]:
+    """What the choice of precisions and drafters takes for granted until it was measured."""
+    found = []
+    for precision, quantize in (("bf16", "none"), ("int8", "int8"), ("nf4", "nf4")):
+        known = figures.get(f"{LLAMA2} {precision}")
+        assumed, growth = _SHARES["cuda"][quantize], _GROWTH["cuda", quantize][SIXTEEN]
+        one = share(known, figures.get("bandwidth", {})) if known else None
+        found.append(
+            Aim(f"{LLAMA2} in {precision}: one row reads at {assumed:.0%} of the memory's speed or more", one, assumed)
+        )
+        sixteen = None
+        if known and not failure(known) and 16 in known["rows"]:
+            line = known["seconds"][0]
+            sixteen = line[known["rows"].index(16)] / line[0]
+        found.append(
+            Aim(f"{LLAMA2} in {precision}: 16 rows cost at most {growth} of one", sixteen, growth, at_most=True)
+        )
+    quickest = products.beside_others(figures, 8)
+    found.append(
+        Aim(
+            "8 rows with our NF4 take no longer than with the best packing of others: its time over ours",
+            quickest,
+            0.95,
+        )
+    )
+    return found

@@ -1,0 +1,75 @@
+"""Models of usual shapes with random weights, made a matrix at a time: 7 B of them never need room in fp32."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import tokenizers
+import torch
+
+from localspec.models.architecture import TransformerConfig, in_features, weight_map
+from localspec.models.model_config import ModelConfig
+from localspec.models.rope import Rope
+from localspec.models.shape import Shape
+from localspec.models.tokenizer import Tokenizer
+from localspec.nn.attention import fastest
+from localspec.nn.packing import DTYPES, linear_class, lm_head_class
+from localspec.nn.small_model import SPREAD
+from localspec.nn.target import Target
+from localspec.nn.transformer import RotaryEmbedding, Transformer
+
+PHI, LLAMA2, LLAMA3 = "Phi-3-mini", "Llama-2-7B", "Llama-3-8B"
+SHAPES = {
+    PHI: Shape(32, 3072, 8192, 32, 32, 96, 32064, 4096),
+    LLAMA2: Shape(32, 4096, 11008, 32, 32, 128, 32000, 4096),
+    LLAMA3: Shape(32, 4096, 14336, 32, 8, 128, 128256, 4096),
+}
+SMALL_SHAPES = {
+    PHI: Shape(2, 96, 128, 2, 2, 48, 256, 512),
+    LLAMA2: Shape(2, 128, 192, 2, 2, 64, 256, 512),
+    LLAMA3: Shape(2, 128, 256, 4, 2, 32, 512, 512),
+}
+# Of a precision, the number format and the packing.
+PRECISIONS = {
+    "bf16": ("bf16", "none"), "fp16": ("fp16", "none"), "fp32": ("fp32", "none"), "int8": ("bf16", "int8"),
+    "nf4": ("bf16", "nf4"),
+}  # fmt: skip
+
+
+class RandomWeights(Mapping[str, torch.Tensor]):
+    """As `fresh_weights` gives them, each made when it is asked for."""
+
+    def __init__(self, config: TransformerConfig, device: str, dtype: torch.dtype) -> None:
+        self._config, self._device, self._dtype = config, device, dtype
+        self._rows = {name: sum(rows for _, rows in parts) for name, parts in weight_map(config).items()}
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        rows, columns = self._rows[name], in_features(name, self._config)
+        if columns is None:
+            value = 1.0 if name.endswith("norm") else 0.0
+            return torch.full((rows,), value, device=self._device, dtype=self._dtype)
+        return torch.randn(rows, columns, device=self._device, dtype=self._dtype).mul_(SPREAD)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+
+@torch.no_grad()
+def random_target(shape: Shape, device: str, precision: str) -> Target:
+    """A model of this shape. Raises what its layers do: for a packing that the device lacks, and without room."""
+    dtype, quantize = PRECISIONS[precision]
+    config = ModelConfig.of({"model_type": "llama", **shape.config})
+    sizes, context = TransformerConfig.of(config), config.max_position_embeddings
+    torch.manual_seed(0)
+    transformer = Transformer(
+        sizes,
+        RotaryEmbedding(Rope.of(config, context), torch.device(device)),
+        RandomWeights(sizes, device, DTYPES[dtype]),
+        linear_class(quantize, device),
+        fastest,
+        lm_head_class(quantize, device),
+    )
+    nothing = Tokenizer({"tokenizer.json": tokenizers.Tokenizer(tokenizers.models.BPE()).to_str()}, Path())
+    return Target(transformer, config, nothing, context, {})

@@ -1,0 +1,48 @@
+"""What the figures were measured on, and with what: the head of the page, and of every stage."""
+
+import os
+import platform
+import subprocess
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+
+from gpu_stages.asked import ROOT, Asked
+from localspec.machine.hardware import cpu_name, physical_cores
+from localspec.machine.memory import free_memory, total_memory
+from localspec.machine.nvidia import nvidia_driver
+
+PACKAGES = ("torch", "transformers", "bitsandbytes", "triton", "accelerate", "numpy")
+
+
+def machine(asked: Asked) -> dict[str, Any]:
+    """Facts, as they are now."""
+    driver = nvidia_driver()
+    card = torch.cuda.get_device_properties(asked.device) if asked.on_gpu else None
+    return {
+        "when": datetime.now(UTC).strftime("%Y-%m-%d %H:%M"),
+        "card": f"{card.name}, {card.multi_processor_count} multiprocessors" if card else "none: a rehearsal",
+        "memory": total_memory(asked.device), "free": free_memory(asked.device),
+        "driver": driver.version if driver else "", "cuda": torch.version.cuda or "",
+        "cpu": f"{cpu_name()}, {physical_cores()} cores, {platform.platform()}",
+        "python": platform.python_version(),
+        "versions": {name: found for name in PACKAGES if (found := _version(name))},
+        "commit": _commit(), "load": os.getloadavg()[0],
+    }  # fmt: skip
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+def _commit() -> str:
+    command = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""

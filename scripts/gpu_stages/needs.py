@@ -1,0 +1,124 @@
+"""What a machine needs beside torch and transformers, and how large all that travels is."""
+
+import re
+import subprocess
+import zlib
+from collections.abc import Iterable
+from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from pathlib import Path
+
+from figures import table
+
+from gpu_stages.asked import ROOT
+
+THERE = ("torch", "transformers")  # with all that they bring along
+NEEDED = {
+    "bitsandbytes": "NF4, int8, optimisers", "accelerate": "training", "psutil": "the machine", "jinja2": "chat templates",
+    "platformdirs": "the home", "filelock": "locks", "huggingface-hub": "where models lie", "safetensors": "weights",
+    "tokenizers": "tokens", "numpy": "figures", "typer": "`localspec train` of stage g", "rich": "the same",
+    "pytest": "stage a", "markdown-it-py": "`rich`",
+}  # fmt: skip
+MOST = 60e6  # bytes of the whole kit
+CUDA = "libbitsandbytes_cuda"
+_REQUIRED = re.compile(r"^([A-Za-z0-9._-]+)")
+_SUFFIXES = (".xz", ".gz", ".zip", ".png")  # which no archive makes smaller
+
+
+def told(data: Path | None, prompts: Path | None) -> str:
+    """The list, with its sum."""
+    there = closure(THERE)
+    wanted = {name: why for name, why in NEEDED.items() if normal(name) not in there}
+    missing = [name for name in closure(wanted) if name not in there]
+    lines, sum_ = [], 0
+    for name in missing:
+        files, libraries = files_of(name)
+        size, left = packed(files), sum(file.stat().st_size for file in files)
+        sum_ += size
+        note = NEEDED.get(name, "needed by another")
+        if libraries:
+            one = max(libraries, key=lambda file: file.stat().st_size)
+            library = packed([one])
+            sum_ += library
+            note += (
+                f"; and one of {len(libraries)} libraries, {CUDA}NNN.so, where NNN is torch.version.cuda without its point "
+                f"(13.0: {CUDA}130.so), or the newest below it of the same first number; the largest, {one.name}, is "
+                f"counted here with {library / 1e6:.1f} MB"
+            )
+        lines.append([name, version_of(name), f"{left / 1e6:.1f}", f"{size / 1e6:.1f}", note])
+    own = packed(repository())
+    places = {"data of stage g": data, "prompts": prompts}
+    further = {what: packed(every(place)) for what, place in places.items() if place is not None}
+    whole = own + sum_ + sum(further.values())
+    parts = [
+        "Beside torch and transformers, and what those require, the run needs (MB installed, MB as a wheel, about):",
+        table(["package", "version", "installed", "wheel", "for"], lines),
+        f"- repository with the native library: {own / 1e6:.1f} MB",
+        *(f"- {what}: {size / 1e6:.1f} MB" for what, size in further.items()),
+        f"- packages: {sum_ / 1e6:.1f} MB",
+        f"- the whole kit: {whole / 1e6:.1f} MB, {'below' if whole < MOST else 'ABOVE'} the {MOST / 1e6:.0f} MB that it may have",
+        "torch.compile in stage e needs triton, which comes with torch for CUDA, and a C compiler; without one it is told so.",
+    ]
+    return "\n".join(parts)
+
+
+def normal(name: str) -> str:
+    """A name as indexes compare it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def closure(names: Iterable[str]) -> list[str]:
+    """These packages and all that they require here, in the order in which they are met."""
+    found: dict[str, None] = {}
+    waiting = [normal(name) for name in names]
+    while waiting:
+        name = waiting.pop(0)
+        if name in found or (known := installed(name)) is None:
+            continue
+        found[name] = None
+        for required in known.requires or ():
+            plain, _, marker = required.partition(";")
+            if "extra" not in marker and (match := _REQUIRED.match(plain)):
+                waiting.append(normal(match[1]))
+    return list(found)
+
+
+def installed(name: str) -> Distribution | None:
+    """A package as it is here; None where it is not."""
+    try:
+        return distribution(name)
+    except PackageNotFoundError:
+        return None
+
+
+def version_of(name: str) -> str:
+    found = installed(name)
+    return found.version if found else ""
+
+
+def files_of(name: str) -> tuple[list[Path], list[Path]]:
+    """(the files of a package, its libraries for one version of CUDA each); those for other makers' cards are in neither."""
+    found = installed(name)
+    listed = [] if found is None else [found.locate_file(file) for file in found.files or ()]
+    every = [Path(str(file)) for file in listed]
+    real = [file for file in every if file.is_file() and file.suffix != ".pyc"]
+    libraries = [file for file in real if file.name.startswith(CUDA)]
+    others = ("libbitsandbytes_rocm", "libbitsandbytes_xpu")
+    return [file for file in real if file not in libraries and not file.name.startswith(others)], libraries
+
+
+def repository() -> list[Path]:
+    """What git keeps, and the library that was compiled."""
+    listed = subprocess.run(["git", "-C", str(ROOT), "ls-files"], capture_output=True, text=True, check=False).stdout
+    files = [ROOT / line for line in listed.splitlines()]
+    return [file for file in (*files, *(ROOT / "localspec" / "native").glob("localspec_native.so")) if file.is_file()]
+
+
+def every(place: Path) -> list[Path]:
+    return [place] if place.is_file() else [file for file in sorted(place.rglob("*")) if file.is_file()]
+
+
+def packed(files: Iterable[Path]) -> int:
+    """About how many bytes they take in an archive."""
+    return sum(
+        file.stat().st_size if file.suffix in _SUFFIXES else len(zlib.compress(file.read_bytes(), 6)) for file in files
+    )

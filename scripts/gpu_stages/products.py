@@ -1,0 +1,244 @@
+"""Candidates for products of a few rows with the matrices of a 7B, beside our packings: seconds, error, and bits.
+
+Several copies of each matrix take turns, for in use no matrix is still in the card's cache when it is read again.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from figures import figure, table
+
+from gpu_stages.aims import failed
+from gpu_stages.asked import Asked
+from gpu_stages.invented import LLAMA2, SHAPES, SMALL_SHAPES
+from gpu_stages.record import Record, failure
+from gpu_stages.timing import captured_seconds_each, seconds_each
+from localspec.models.shape import Shape
+from localspec.nn.linear_bitsandbytes import BLOCK, LLMInt8Linear, NF4Linear
+
+ROWS = (1, 2, 4, 8, 16, 32)
+COMPARED = (2, 3, 4, 5, 8, 9, 16, 17, 32)  # rows, each of which is held against itself alone
+READ = 256 * 2**20  # bytes of matrices that take turns: more than any card's cache holds
+GROUP = 128  # weights that share a scale in torch's int4
+TILES = 8  # of its layout
+WRONG = 0.3  # relative error from which a product is none
+OURS = {"bf16": "dense bf16", "int8": "our int8", "nf4": "our NF4"}
+
+Product = Callable[[torch.Tensor], torch.Tensor]
+Build = Callable[[torch.Tensor], Product]  # from a weight in bf16 [out, in]
+
+
+def dense(weight: torch.Tensor) -> Product:
+    return lambda x: F.linear(x, weight)
+
+
+def dense_fp16(weight: torch.Tensor) -> Product:
+    half = weight.half()
+    return lambda x: F.linear(x.half(), half)
+
+
+def our_int8(weight: torch.Tensor) -> Product:
+    return LLMInt8Linear(weight).compute
+
+
+def our_nf4(weight: torch.Tensor) -> Product:
+    return NF4Linear(weight).compute
+
+
+def plain_nf4(weight: torch.Tensor) -> Product:
+    """bitsandbytes' `gemm_4bit` with scales in fp32, which take more memory and no second look-up."""
+    packed, state = _bitsandbytes().quantize_4bit(weight, blocksize=BLOCK, compress_statistics=False, quant_type="nf4")
+    return lambda x: torch.ops.bitsandbytes.gemm_4bit(x, packed, list(weight.shape), state.absmax, BLOCK, "nf4")
+
+
+def one_row_nf4(weight: torch.Tensor) -> Product:
+    """bitsandbytes' older kernel for one row."""
+    packed, state = _bitsandbytes().quantize_4bit(weight, blocksize=BLOCK, compress_statistics=False, quant_type="nf4")
+    return lambda x: torch.ops.bitsandbytes.gemv_4bit(x, packed, list(weight.shape), state.absmax, state.code, BLOCK)
+
+
+def scaled_int8(weight: torch.Tensor) -> Product:
+    """bitsandbytes' `int8_scaled_mm`, the inputs rounded as in our int8."""
+    operators = torch.ops.bitsandbytes
+    _bitsandbytes()
+    steps, scales, _ = operators.int8_vectorwise_quant(weight.half(), 0.0)
+
+    def product(x: torch.Tensor) -> torch.Tensor:
+        rows, of_rows, _ = operators.int8_vectorwise_quant(x.half(), 0.0)
+        y: torch.Tensor = operators.int8_scaled_mm(rows, steps, of_rows, scales, None, x.dtype)
+        return y
+
+    return product
+
+
+def weight_only_int8(weight: torch.Tensor) -> Product:
+    """torch's `_weight_int8pack_mm`: weights in int8, inputs as they are."""
+    scales = (weight.float().abs().amax(1) / 127).clamp_min(1e-12)
+    steps = (weight.float() / scales[:, None]).round().to(torch.int8)
+    scales = scales.to(weight.dtype)
+    return lambda x: torch._weight_int8pack_mm(x, steps, scales)
+
+
+def tiled_int4(weight: torch.Tensor) -> Product:
+    """torch's `_weight_int4pack_mm`, with a scale and a zero for so many weights."""
+    rows, columns = weight.shape
+    groups = weight.float().view(rows, columns // GROUP, GROUP)
+    low, high = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
+    scales = ((high - low) / 15).clamp_min(1e-6)
+    steps = ((groups - low) / scales).round().clamp(0, 15).to(torch.uint8).view(rows, columns)
+    # A step counts from eight on, and the number that is added says where eight lies.
+    both = torch.cat([scales, low + 8 * scales], -1).transpose(0, 1).contiguous().to(weight.dtype)
+    if weight.device.type == "cpu":
+        packed = torch._convert_weight_to_int4pack_for_cpu(steps.int(), TILES)
+        return lambda x: torch._weight_int4pack_mm_for_cpu(x, packed, GROUP, both)
+    packed = torch._convert_weight_to_int4pack((steps[:, ::2] << 4) | steps[:, 1::2], TILES)
+    return lambda x: torch._weight_int4pack_mm(x, packed, GROUP, both)
+
+
+def integer_product(weight: torch.Tensor) -> Product:
+    """torch's `_int_mm`, the inputs rounded by torch; it takes more than 16 rows, so fewer are filled up."""
+    scales = (weight.float().abs().amax(1) / 127).clamp_min(1e-12)
+    steps = (weight.float() / scales[:, None]).round().to(torch.int8).t()
+
+    def product(x: torch.Tensor) -> torch.Tensor:
+        of_rows = (x.float().abs().amax(1, keepdim=True) / 127).clamp_min(1e-12)
+        rows = F.pad((x.float() / of_rows).round().to(torch.int8), (0, 0, 0, max(0, 32 - len(x))))
+        return (torch._int_mm(rows, steps)[: len(x)] * of_rows * scales).to(x.dtype)
+
+    return product
+
+
+def scaled_fp8(weight: torch.Tensor) -> Product:
+    """torch's `_scaled_mm` in fp8, a scale a channel and a row; rows are filled up to 16."""
+    most = torch.finfo(torch.float8_e4m3fn).max
+    scales = (weight.float().abs().amax(1) / most).clamp_min(1e-12)
+    packed = (weight.float() / scales[:, None]).to(torch.float8_e4m3fn).t()
+
+    def product(x: torch.Tensor) -> torch.Tensor:
+        filled = F.pad(x, (0, 0, 0, -len(x) % 16)).float()
+        of_rows = (filled.abs().amax(1, keepdim=True) / most).clamp_min(1e-12)
+        rows = (filled / of_rows).to(torch.float8_e4m3fn)
+        return torch._scaled_mm(rows, packed, of_rows, scales[None], out_dtype=x.dtype)[: len(x)]
+
+    return product
+
+
+KERNELS: Mapping[str, tuple[Build, float]] = {  # and the bytes of a weight
+    OURS["bf16"]: (dense, 2), "dense fp16": (dense_fp16, 2), OURS["int8"]: (our_int8, 1), OURS["nf4"]: (our_nf4, 0.52),
+    "bitsandbytes gemm_4bit, plain scales": (plain_nf4, 0.57), "bitsandbytes gemv_4bit": (one_row_nf4, 0.57),
+    "bitsandbytes int8_scaled_mm": (scaled_int8, 1), "torch _weight_int8pack_mm": (weight_only_int8, 1),
+    "torch _weight_int4pack_mm": (tiled_int4, 0.53), "torch _int_mm": (integer_product, 1),
+    "torch _scaled_mm in fp8": (scaled_fp8, 1),
+}  # fmt: skip
+MATRICES: Mapping[str, Callable[[Shape], tuple[int, int]]] = {
+    "gate_up": lambda shape: (2 * shape.intermediate_size, shape.hidden_size),
+    "down": lambda shape: (shape.hidden_size, shape.intermediate_size),
+    "qkv": lambda shape: ((shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim, shape.hidden_size),
+    "o": lambda shape: (shape.hidden_size, shape.num_heads * shape.head_dim),
+}
+
+
+def run(record: Record, asked: Asked) -> None:
+    """Every kernel with the largest matrix, then with the next one."""
+    shape = (SMALL_SHAPES if asked.small else SHAPES)[LLAMA2]
+    for matrix, sizes in list(MATRICES.items())[: 1 if asked.small else None]:
+        for kernel, (build, item) in KERNELS.items():
+            read = 4 * 2**20 if asked.small else READ
+            record.measured(
+                f"product {matrix}, {kernel}", lambda: product(build, item, sizes(shape), asked.device, read)
+            )
+
+
+@torch.no_grad()
+def product(build: Build, item: float, sizes: tuple[int, int], device: str, read: int) -> dict[str, Any]:
+    """One kernel with one matrix: μs by rows as Python starts it and in a graph, its error, where bits differ."""
+    torch.manual_seed(0)
+    rows, columns = sizes
+    weight = torch.randn(rows, columns, device=device, dtype=torch.bfloat16) * 0.02
+    copies = [build(weight) for _ in range(min(64, max(2, round(read / (item * rows * columns)))))]
+    x = torch.randn(max(ROWS), columns, device=device, dtype=torch.bfloat16)
+    exact, ours = x.float() @ weight.float().t(), copies[0](x[:1])
+    found: dict[str, Any] = {
+        "error": float((ours.float() - exact[:1]).norm() / exact[:1].norm()),
+        "us": {},
+        "captured": {},
+    }
+    for count in ROWS:
+        try:
+            works = [lambda one=one: one(x[:count]) for one in copies]
+            found["us"][str(count)] = 1e6 * seconds_each(works, device)
+        except RuntimeError as error:  # some take one row alone
+            found["most"] = f"not for {count} rows: {str(error).strip().splitlines()[0][:120]}"
+            return found
+        graph = captured_seconds_each(works, device)
+        found["captured"][str(count)] = 1e6 * graph if isinstance(graph, float) else graph
+    found["differing"] = differing(copies[0], x)
+    return found
+
+
+def differing(product: Product, x: torch.Tensor) -> list[int]:
+    """The numbers of rows with which some row has other bits than alone."""
+    alone = [product(x[row : row + 1])[0] for row in range(len(x))]
+    return [
+        count for count in COMPARED
+        if not all(torch.equal(ours, theirs) for ours, theirs in zip(product(x[:count]), alone, strict=False))
+    ]  # fmt: skip
+
+
+def _bitsandbytes() -> Any:
+    from localspec.nn.linear_bitsandbytes import _functional
+
+    return _functional()
+
+
+# -- the page ----------------------------------------------------------------------------------------------------------
+
+
+def section(figures: Mapping[str, Any]) -> list[str]:
+    own = {name.removeprefix("product "): one for name, one in figures.items() if name.startswith("product ")}
+    good = {name: one for name, one in own.items() if not failure(one)}
+    if not good:
+        return failed(own)
+    lines = []
+    for name, one in good.items():
+        cells = [cell(one, count) for count in ROWS]
+        lines.append([name, *cells, figure(one["error"], "{:.3f}"), bits(one)])
+    told = (
+        "Products of a few rows, μs each: in a captured graph, and in brackets as Python starts them one by one. The "
+        "error is relative, beside the dense product; bits are those of a row alone and beside others."
+    )
+    return [told, table(["kernel", *map(str, ROWS), "error", "bits of a row"], lines), *failed(own)]
+
+
+def cell(one: Mapping[str, Any], count: int) -> str:
+    eager, graph = one["us"].get(str(count)), one["captured"].get(str(count))
+    if eager is None:
+        return ""
+    return f"{graph:.1f} ({eager:.1f})" if isinstance(graph, float) else f"({eager:.1f})"
+
+
+def bits(one: Mapping[str, Any]) -> str:
+    if "differing" not in one:
+        return str(one.get("most", ""))
+    return f"differ at {', '.join(map(str, one['differing']))} rows" if one["differing"] else "always the same"
+
+
+def seconds(one: Any, count: int) -> float | None:
+    """The best known μs of a kernel for so many rows."""
+    if failure(one) or str(count) not in one["us"] or one["error"] > WRONG:
+        return None
+    graph = one["captured"].get(str(count))
+    return float(graph if isinstance(graph, float) else one["us"][str(count)])
+
+
+def beside_others(figures: Mapping[str, Any], count: int) -> float | None:
+    """Of the time that our NF4 takes for the largest matrix and so many rows, what the best packing of others takes."""
+    (matrix, *_), ours = MATRICES, OURS["nf4"]
+    known = {
+        name: seconds(figures[found], count) for name in KERNELS if (found := f"product {matrix}, {name}") in figures
+    }
+    others = [one for name, one in known.items() if one and name not in OURS.values() and not name.startswith("dense")]
+    own = known.get(ours)
+    return min(others) / own if own and others else None

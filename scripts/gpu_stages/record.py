@@ -1,0 +1,127 @@
+"""The figures of a stage, kept in its file as soon as each is there: a stage that is cut off goes on where it was.
+
+A figure that failed is kept as `{"failed": why}`: one kernel that does not exist here must not cost the others.
+"""
+
+import gc
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from localspec.errors import first_line
+from localspec.machine.hardware import wait_for
+from localspec.machine.memory import give_back
+
+TRIES = 2  # of a figure in whose making the process ended
+LEAST = 5.0  # seconds that must be left for a figure to be begun
+LONGEST = 300  # characters of why something failed
+
+
+class TimeUp(Exception):
+    """The time of this stage is over; what is missing is measured by the next call."""
+
+
+class DeviceLost(Exception):
+    """The device answers no more in this process, so another one must go on."""
+
+
+class Record:
+    """The file of one stage, `seconds` of which are left."""
+
+    def __init__(self, file: Path, seconds: float, device: str = "cpu") -> None:
+        self.file, self._device, self._ends = file, device, time.monotonic() + seconds
+        self._content = read(file)
+        self.figures: dict[str, Any] = self._content["figures"]
+
+    @property
+    def left(self) -> float:
+        """Seconds."""
+        return self._ends - time.monotonic()
+
+    def measured(self, name: str, make: Callable[[], Any], least: float = LEAST) -> Any:
+        """The figure of this name, measured now where it was not before.
+
+        Raises TimeUp where fewer than `least` seconds are left, DeviceLost where the device is of no use any more.
+        """
+        if name in self.figures:
+            return self.figures[name]
+        if self.left < least:
+            raise TimeUp(name)
+        tries = self._content["tries"].get(name, 0)
+        if tries >= TRIES:
+            return self.keep(name, {"failed": f"the process ended while this was measured, {TRIES} times"})
+        self._content["tries"][name] = tries + 1
+        self._write()
+        print(f"  {name}", flush=True)
+        failed = ""
+        try:
+            return self.keep(name, make())
+        except (TimeUp, DeviceLost):
+            raise
+        except Exception as error:  # noqa: BLE001  a kernel of another library may raise anything
+            failed = f"{type(error).__name__}: {first_line(error)}"[:LONGEST]
+        # Outside the handler, for an error keeps alive all that its frames hold.
+        print(f"    {failed}", flush=True)
+        found = self.keep(name, {"failed": failed})
+        gc.collect()
+        if not answers(self._device):
+            raise DeviceLost(failed)
+        give_back(self._device)
+        return found
+
+    def keep(self, name: str, figure: Any) -> Any:
+        """Writes a figure down."""
+        self.figures[name] = figure
+        self._content["tries"].pop(name, None)
+        self._write()
+        return figure
+
+    def begin(self, about: Mapping[str, Any]) -> None:
+        """Writes down when, where and how this stage runs once more."""
+        self._content["runs"].append(dict(about))
+        self._write()
+
+    def end(self, how: str, seconds: float) -> None:
+        """Writes down how that ended, and after how long."""
+        if self._content["runs"]:
+            self._content["runs"][-1] |= {"ended": how, "seconds": seconds}
+            self._write()
+
+    def forget_failed(self) -> None:
+        """Lets what failed be measured again."""
+        for name in [name for name, figure in self.figures.items() if failure(figure)]:
+            del self.figures[name]
+        self._content["tries"].clear()
+        self._write()
+
+    def _write(self) -> None:
+        half = self.file.with_suffix(".part")
+        half.write_text(json.dumps(self._content, indent=1), "utf-8")
+        os.replace(half, self.file)
+
+
+def read(file: Path) -> dict[str, Any]:
+    """What a stage kept, or that it kept nothing."""
+    if not file.exists():
+        return {"figures": {}, "tries": {}, "runs": []}
+    return dict(json.loads(file.read_text("utf-8")))
+
+
+def failure(figure: Any) -> str:
+    """Why a figure failed; empty where it did not."""
+    return str(figure["failed"]) if isinstance(figure, dict) and "failed" in figure else ""
+
+
+def answers(device: str) -> bool:
+    """Whether a device still computes: after some errors no kernel of this process ever will."""
+    import torch
+
+    try:
+        torch.ones(1, device=device).sum().item()
+        wait_for(device)
+    except RuntimeError:
+        return False
+    return True

@@ -1,0 +1,84 @@
+"""Stage a: the part of the test suite that is for GPUs, a file at a time."""
+
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from typing import Any
+
+from figures import table
+
+from gpu_stages.aims import Aim, failed
+from gpu_stages.asked import ROOT, Asked
+from gpu_stages.record import Record, TimeUp, failure
+
+FOLDER = ROOT / "tests" / "gpu"
+OPTIONS = ("-o", "addopts=--import-mode=importlib", "-p", "no:logging", "-p", "no:cacheprovider", "-q")
+LONGEST = 400  # characters of a failure
+LEAST = 30.0  # seconds
+
+
+def run(record: Record, asked: Asked) -> None:
+    """Losslessness first, by the names of the files."""
+    for file in sorted(FOLDER.glob("test_*.py")):
+        record.measured(file.stem, lambda: tests(file, asked, record.left), least=LEAST)
+
+
+def tests(file: Path, asked: Asked, seconds: float) -> dict[str, Any]:
+    """Counts, failures and what the tests told of one file. Raises TimeUp where it takes longer than there is."""
+    report = asked.work / f"{file.stem}.xml"
+    report.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "pytest", *OPTIONS, f"--junitxml={report}", str(file)]
+    command += ["-m", "not slow"] if asked.small else []
+    try:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=seconds, check=False)
+    except subprocess.TimeoutExpired:
+        raise TimeUp(file.name) from None
+    if not report.exists():
+        raise RuntimeError((done.stdout + done.stderr).strip()[-LONGEST:])
+    return counts(report)
+
+
+def counts(report: Path) -> dict[str, Any]:
+    """What a JUnit file says."""
+    found: dict[str, Any] = {"passed": 0, "failed": {}, "skipped": {}, "told": {}, "seconds": 0.0}
+    for case in ET.parse(report).getroot().iter("testcase"):  # our own file
+        name = str(case.get("name"))
+        found["seconds"] += float(case.get("time") or 0)
+        wrong = [part for part in case if part.tag in ("failure", "error")]
+        skipped = [part for part in case if part.tag == "skipped"]
+        if wrong:
+            found["failed"][name] = str(wrong[0].get("message"))[:LONGEST]
+        elif skipped:
+            found["skipped"][name] = str(skipped[0].get("message"))[:LONGEST]
+        else:
+            found["passed"] += 1
+        for told in case.iter("property"):
+            found["told"][f"{name}: {told.get('name')}"] = str(told.get("value"))
+    return found
+
+
+def section(figures: dict[str, Any]) -> str:
+    good = {name: one for name, one in figures.items() if not failure(one)}
+    lines = [
+        [name, str(one["passed"]), str(len(one["failed"])), str(len(one["skipped"])), f"{one['seconds']:.0f}"]
+        for name, one in good.items()
+    ]
+    parts = [table(["file", "passed", "failed", "skipped", "seconds"], lines)] if lines else []
+    wrong = [
+        f"- {name}: {why.splitlines()[0] if why else ''}"
+        for one in good.values()
+        for name, why in one["failed"].items()
+    ]
+    left = sorted({why for one in good.values() for why in one["skipped"].values()})
+    told = [f"- {name}: {value}" for one in good.values() for name, value in one["told"].items()]
+    parts += ["Failed:\n\n" + "\n".join(wrong)] if wrong else []
+    parts += ["Skipped, because: " + "; ".join(left) + "."] if left else []
+    parts += ["What the tests found:\n\n" + "\n".join(told)] if told else []
+    return "\n\n".join([*parts, *failed(figures)])
+
+
+def aims(figures: dict[str, Any]) -> list[Aim]:
+    good = [one for one in figures.values() if not failure(one)]
+    wrong = sum(len(one["failed"]) for one in good) + len(figures) - len(good) if figures else None
+    return [Aim("tests that fail", wrong, 0, at_most=True)]

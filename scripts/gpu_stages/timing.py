@@ -1,0 +1,108 @@
+"""How long work takes on a device: as Python starts it, and as a graph that was captured, where that is possible."""
+
+import gc
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from localspec.errors import first_line
+from localspec.machine.hardware import wait_for
+from localspec.machine.memory import free_memory, give_back
+
+Work = Callable[[], Any]
+ENOUGH = 0.15  # seconds of repetitions; fewer in a rehearsal
+FEWEST = 3
+COPIED = 2 * 2**30  # bytes, at most
+
+
+def seconds_each(works: Sequence[Work], device: str) -> float:
+    """Seconds of one of several pieces of work, one after the other; what else happens makes a round slower."""
+    best, began, rounds = float("inf"), time.perf_counter(), 0
+    for work in works:
+        work()
+    while rounds < FEWEST or time.perf_counter() - began < ENOUGH:
+        wait_for(device)
+        start = time.perf_counter()
+        for work in works:
+            work()
+        wait_for(device)
+        best, rounds = min(best, time.perf_counter() - start), rounds + 1
+    return best / len(works)
+
+
+def captured_seconds_each(works: Sequence[Work], device: str) -> float | str:
+    """The same as one CUDA graph; or, in words, why there is none."""
+    if not device.startswith("cuda"):
+        return "no CUDA graphs here"
+    try:
+        graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for work in works:
+                work()
+        torch.cuda.current_stream().wait_stream(side)
+        with torch.cuda.graph(graph):
+            for work in works:
+                work()
+        return seconds_each([graph.replay], device) / len(works)
+    except RuntimeError as error:
+        return first_line(error)[:120]
+
+
+def copy_bandwidth(device: str) -> float:
+    """Bytes a second that go through the memory while a large tensor is copied: what is read and what is written."""
+    size = min(COPIED, free_memory(device) // 8) // 4
+    source, there = (torch.ones(size, dtype=torch.float32, device=device) for _ in range(2))
+    seconds = seconds_each([lambda: there.copy_(source)], device)
+    return 2 * source.nbytes / seconds
+
+
+def runtime_calls(work: Work, device: str) -> dict[str, int]:
+    """How often work calls the CUDA runtime, by what it is called for; on a CPU how many operators it runs."""
+    from torch.profiler import ProfilerActivity, profile
+
+    work()
+    wait_for(device)
+    on_gpu = device.startswith("cuda")
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
+    with profile(activities=activities) as seen:
+        work()
+    counts = {str(event.key): int(event.count) for event in seen.key_averages()}
+    if not on_gpu:
+        return {"operators": sum(count for name, count in counts.items() if name.startswith("aten::"))}
+    return counted(counts)
+
+
+def counted(counts: Mapping[str, int]) -> dict[str, int]:
+    """Launches of kernels and graphs, waits and copies among the calls that a profiler saw."""
+    calls = {
+        name: count for name, count in counts.items() if name.startswith(("cuda", "cuLaunch", "cuMem", "cuStream"))
+    }
+
+    def of(*parts: str) -> int:
+        return sum(count for name, count in calls.items() if any(part in name for part in parts))
+
+    return {
+        "kernels": of("LaunchKernel"), "graphs": of("GraphLaunch"), "waits": of("Synchronize"),
+        "copies": of("MemcpyAsync", "Memcpy2DAsync"), "seen": sum(calls.values()),
+    }  # fmt: skip
+
+
+def peak_bytes(device: str) -> int:
+    """The most bytes of tensors since `watch_peak`; 0 on a CPU, where nobody counts them."""
+    return int(torch.cuda.max_memory_allocated(device)) if device.startswith("cuda") else 0
+
+
+def held_bytes(device: str) -> int:
+    """Bytes of tensors now; 0 on a CPU."""
+    return int(torch.cuda.memory_allocated(device)) if device.startswith("cuda") else 0
+
+
+def watch_peak(device: str) -> None:
+    """Lets `peak_bytes` begin anew."""
+    gc.collect()
+    give_back(device)
+    if device.startswith("cuda"):
+        torch.cuda.reset_peak_memory_stats(device)

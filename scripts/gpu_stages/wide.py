@@ -1,0 +1,72 @@
+"""The demo, widened on this machine: a model of billions of weights that need not travel, with drafters that foresee it."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from experiment import questions
+from widen_demo import widen
+
+from gpu_stages.asked import Asked
+from localspec import config
+from localspec.bench import prompts
+from localspec.checkpoint import inspect
+from localspec.config import Settings
+from localspec.models import registry
+from localspec.models.registry import TargetCard
+
+CONTEXT = 4096
+PRECISIONS = {"bf16": {"dtype": "bf16", "quantize": "none"}, "nf4": {"dtype": "bf16", "quantize": "nf4"}}
+SMALL_PRECISIONS = {"bf16": PRECISIONS["bf16"], "int8": {"dtype": "auto", "quantize": "int8"}}
+
+
+def precisions(asked: Asked) -> dict[str, dict[str, str]]:
+    """The precisions that it is measured in, as settings."""
+    return PRECISIONS if asked.on_gpu else SMALL_PRECISIONS
+
+
+def wide_demo(asked: Asked) -> TargetCard:
+    """The widened demo, made where it is not there yet."""
+    path = asked.models / f"demo-{asked.width}"
+    if not path.exists():
+        for other in asked.models.glob("demo-*"):  # cut off, or of another width: each takes gigabytes
+            shutil.rmtree(other)
+        widen(path, asked.width, CONTEXT)
+    return registry.resolve(str(path))
+
+
+def settings_of(asked: Asked, precision: str, **more: Any) -> Settings:
+    """How it is loaded in a precision; greedy, and with a seed."""
+    flags = {"device": asked.device, "temperature": 0.0, "seed": 0, **precisions(asked)[precision], **more}
+    return config.load(flags=flags)
+
+
+def questions_of(asked: Asked, count: int) -> list[prompts.Prompt]:
+    """So many prompts, of all kinds."""
+    if asked.prompts is None:
+        return prompts.spread(prompts.BUILT_IN, count)
+    return questions(asked.prompts, count)
+
+
+def prompts_place(asked: Asked) -> Path:
+    """Where prompts lie as `speedups.py` reads them: those that were named, else the program's own, by their kinds."""
+    if asked.prompts is not None:
+        return asked.prompts
+    place = asked.work / "prompts"
+    place.mkdir(exist_ok=True)
+    for one in prompts.BUILT_IN:
+        file = place / f"{one.category}.jsonl"
+        others = [other for other in prompts.BUILT_IN if other.category == one.category]
+        file.write_text("".join(json.dumps({"id": o.id, "prompt": o.text}) + "\n" for o in others), "utf-8")
+    return place
+
+
+def parameters(card: TargetCard) -> int:
+    return inspect(card.path).parameters
+
+
+def without_phrases(settings: Settings, drafter: str) -> Settings:
+    """The same with this drafter."""
+    return replace(settings, drafter=drafter)

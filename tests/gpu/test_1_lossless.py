@@ -1,0 +1,153 @@
+"""Every kind of drafter on the device: the text is that of a plain loop in fp32, and bit for bit plain where that is told."""
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gpu_models import (
+    GREEDY,
+    KNOWING,
+    MAKERS,
+    QUESTIONS,
+    SAMPLED,
+    Stock,
+    mtp,
+    prompt_of,
+    recurrent_model,
+    stock_of,
+)
+from session_replies import reply
+from slow_cases import cases
+from tiny_models import prompt_ids
+
+from localspec.decoding.budget import Budget
+from localspec.decoding.exactness import Exactness
+from localspec.decoding.sampling import Sampling
+from localspec.decoding.session import Session
+from localspec.drafters.autoregressive import Autoregressive
+from localspec.models.drafter_kinds import kinds
+from localspec.nn.exactness import measure
+from localspec.nn.target import Target
+
+Demo = Callable[..., Target]
+NODES, LONG = 12, 40
+LEAST = 12  # tokens of a reply that prove something
+SLACK = 4.0  # times the largest difference that the self-test found, which looked at a few rows
+FAST = ("phrases", "medusa")
+every_kind = pytest.mark.parametrize("kind", cases(MAKERS, FAST))
+
+
+def test_no_kind_is_left_out() -> None:
+    assert {*MAKERS, "mtp"} == {*kinds()}
+
+
+def spoken(
+    target: Target, kind: str, question: str, sampling: Sampling = GREEDY, count: int = LONG
+) -> tuple[list[int], Any]:
+    """The ids of a reply that is drafted so, and its figures."""
+    plain = kind == "none"
+    session = Session(target, Autoregressive() if plain else MAKERS[kind](target), Budget(0 if plain else NODES))
+    return reply(session, prompt_of(target, question), count, sampling)
+
+
+@cache
+def stock_text(stock: Stock, target: Target, question: str, sampling: Sampling) -> list[int]:
+    """What the plain loop says, for all kinds."""
+    return stock.reply(prompt_of(target, question), LONG, target.stop_tokens, sampling)
+
+
+@cache
+def plain_text(target: Target, question: str, sampling: Sampling) -> list[int]:
+    """Our own plain decoding."""
+    return spoken(target, "none", question, sampling)[0]
+
+
+@cache
+def exactness(target: Target, exact: bool) -> Exactness:
+    """What the self-test finds; it also sets how far rows are filled up, so it comes before any text."""
+    return measure(target, NODES + 1, exact)
+
+
+@every_kind
+@pytest.mark.parametrize("sampling", cases([GREEDY, SAMPLED], [GREEDY]), ids=["greedy", "sampled"])
+def test_in_fp32_the_text_is_that_of_a_plain_loop_over_the_stock_model(
+    demo: Demo, stock: Stock, kind: str, sampling: Sampling
+) -> None:
+    target, proven, accepted = demo(), 0, []
+    for question in QUESTIONS:
+        text = stock_text(stock, target, question, sampling)
+        if text:
+            ids, statistics = spoken(target, kind, question, sampling, len(text))
+            assert ids == text
+            proven += len(text)
+            accepted.append(statistics.acceptance_length)
+    assert proven >= LEAST, "near-ties and stops left too little to prove anything by"
+    if kind in KNOWING and sampling.greedy:
+        assert max(accepted) > 1.0, "none of this would mean much if nothing were ever accepted"
+
+
+def test_a_target_with_recurrent_layers_and_its_own_layer_that_drafts(device: str, tmp_path: Path) -> None:
+    path = recurrent_model(tmp_path / "recurrent")
+    stock, target, prompt = stock_of(path, device), Target.load(path, device=device), prompt_ids(20, seed=5)
+    text = stock.reply(prompt, 24, target.stop_tokens)
+    assert len(text) >= LEAST
+    for drafter in (Autoregressive(), mtp(target)):
+        ids, _ = reply(Session(target, drafter, Budget(3, branches=target.branches)), prompt, len(text))
+        assert ids == text
+
+
+# -- 16 bits -----------------------------------------------------------------------------------------------------------
+
+
+@every_kind
+@pytest.mark.parametrize("dtype", cases(["bf16", "fp16"], ["bf16"]))
+def test_in_16_bits_the_text_is_the_plain_one_to_the_bit_where_the_self_test_says_so_else_to_a_near_tie(
+    demo: Demo, device: str, record_property: Callable[[str, object], None], dtype: str, kind: str
+) -> None:
+    if (dtype, device) == ("fp16", "cpu"):
+        pytest.skip("fp16 is not for CPUs")
+    target = demo(dtype)
+    found = exactness(target, False)
+    for question in QUESTIONS:
+        for sampling in (GREEDY, SAMPLED):
+            plain = plain_text(target, question, sampling)
+            ids, _ = spoken(target, kind, question, sampling)
+            if found.bitwise:
+                assert ids == plain
+            elif ids != plain:
+                record_property("another text", f"{dtype}, {question}, {'greedy' if sampling.greedy else 'sampled'}")
+                if sampling.greedy:
+                    near_tie(target, prompt_of(target, question), ids, plain, found.largest)
+
+
+def near_tie(target: Target, prompt: list[int], ids: list[int], plain: list[int], largest: float) -> None:
+    """Where texts part, neither token was clearly the likelier."""
+    at = next((place for place, (ours, theirs) in enumerate(zip(ids, plain, strict=False)) if ours != theirs), None)
+    assert at is not None, "one text ends where the other goes on"
+    before = [*prompt, *plain[:at]]
+    tokens = torch.tensor(before, device=target.device)
+    causal = torch.ones(len(before), len(before), dtype=torch.bool, device=target.device).tril_()
+    with torch.inference_mode():
+        logits = target.forward_tensors(
+            tokens, torch.arange(len(before), device=target.device), causal, last=True
+        ).logits[-1]
+    gap = float((logits[ids[at]] - logits[plain[at]]).abs() / logits.abs().max())
+    assert gap <= SLACK * max(largest, torch.finfo(target.dtype).eps), f"{gap:.1e} is no near-tie"
+
+
+@every_kind
+@pytest.mark.parametrize("dtype", cases(["fp32", "bf16"], ["fp32"]))
+def test_in_the_exact_form_the_text_is_the_plain_one_to_the_bit(
+    demo: Demo, record_property: Callable[[str, object], None], dtype: str, kind: str
+) -> None:
+    target = demo(dtype, True)
+    found = exactness(target, True)
+    if not found.bitwise:
+        record_property("not bitwise", f"{dtype}: {found.largest:.1e}")
+        pytest.skip(f"the exact form in {dtype} is not bitwise here")
+    for question in QUESTIONS:
+        for sampling in (GREEDY, SAMPLED):
+            assert spoken(target, kind, question, sampling)[0] == plain_text(target, question, sampling)

@@ -1,0 +1,75 @@
+"""The self-test on the device, in both forms; and forms of a step, which give the same bits."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from gpu_models import GREEDY, MAKERS, QUESTIONS, prompt_of
+from session_replies import reply
+from slow_cases import cases
+
+from localspec.decoding.budget import Budget
+from localspec.decoding.exactness import MULTIPLES
+from localspec.decoding.session import Session
+from localspec.nn.exactness import measure
+from localspec.nn.target import Target
+
+Demo = Callable[..., Target]
+WIDEST = 17
+
+
+@pytest.mark.parametrize("exact", [False, True], ids=["fastest", "exact"])
+@pytest.mark.parametrize("dtype", cases(["fp32", "bf16"], []))
+def test_the_self_test_says_what_this_device_does(
+    demo: Demo, record_property: Callable[[str, object], None], dtype: str, exact: bool
+) -> None:
+    """Whatever it finds, it finds again; what is not bitwise differs by little."""
+    target = demo(dtype, exact)
+    found = measure(target, WIDEST, exact)
+    record_property(
+        "exactness",
+        f"{dtype}: {'bitwise' if found.bitwise else f'numerical, {found.largest:.1e}'}, rows by {found.multiple}",
+    )
+    assert measure(target, WIDEST, exact) == found
+    assert found.bitwise == (found.largest == 0.0) and found.multiple in MULTIPLES
+    assert found.largest < (1e-3 if dtype == "fp32" else 0.1)
+
+
+def test_a_difference_that_is_there_is_seen(demo: Demo, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The self-test can fail: rows behind the third of a forward that are off by one part in a thousand."""
+    target = demo("fp32", True)
+    forward = target.transformer.forward
+
+    def off(tokens: torch.Tensor, *more: Any, **named: Any) -> torch.Tensor:
+        hidden = forward(tokens, *more, **named)
+        return torch.cat([hidden[:, :3], hidden[:, 3:] * 1.001], 1)
+
+    monkeypatch.setattr(target.transformer, "forward", off)
+    found = measure(target, 5, True)
+    assert not found.bitwise and found.largest > 1e-4
+
+
+@pytest.mark.parametrize("form", ["static", "captured"])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_another_form_of_a_step_says_the_same(demo: Demo, device: str, dtype: str, form: str) -> None:
+    target = demo(dtype)
+    use: Any = getattr(target, "use_step_form", None)
+    if not callable(use):
+        pytest.skip("this version has one form of a step")
+    if (form, device) == ("captured", "cpu"):
+        pytest.skip("there is no GPU here")
+    before = getattr(target, "step_form", "eager")
+    said = {}
+    try:
+        for name in ("eager", form):
+            use(name)
+            for kind, nodes in (("none", 0), ("medusa", 12)):
+                for question in QUESTIONS:
+                    session = Session(target, MAKERS[kind](target), Budget(nodes))
+                    said[name, kind, question] = reply(session, prompt_of(target, question), 24, GREEDY)[0]
+    finally:
+        use(before)
+    for (name, kind, question), ids in said.items():
+        if name == form:
+            assert ids == said["eager", kind, question]
