@@ -1,7 +1,7 @@
 """Proves on one NVIDIA GPU what no CPU can: bits, costs, captured steps, drafters, peers, trainings; docs/gpu.md.
 
     python scripts/gpu_proof.py --work DIR [--stages a d b f c e g] [--seconds 540] [--prompts DIR] [--data DIR]
-    python scripts/gpu_proof.py --work DIR --device cpu --small    # a rehearsal with tiny shapes, in about two minutes
+    python scripts/gpu_proof.py --work DIR --device cpu --small    # a rehearsal with tiny shapes, in two to three minutes
     python scripts/gpu_proof.py --needs [--prompts DIR] [--data DIR]
 
 a: the tests in tests/gpu. b: what forwards cost by rows, kernels, attention. c: captured steps beside eager ones.
@@ -13,6 +13,7 @@ again, so the same command goes on. The page is written anew after each stage.
 import argparse
 import os
 import shlex
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ from pathlib import Path
 
 from experiment import positive, same_settings
 from gpu_stages.asked import MODELS, ROOT, Asked, check
-from gpu_stages.children import last_line, run_script
+from gpu_stages.children import GRACE, last_line, run_script
 from gpu_stages.record import DeviceLost, Record, TimeUp, read
 
 from localspec.errors import LocalspecError
@@ -109,7 +110,7 @@ def supervised(name: str, words: Sequence[str], options: argparse.Namespace) -> 
             *(["--again"] if again else []),
             "--here",
         ]
-        code = run_script([str(Path(__file__).resolve()), *own], ends - began + SLACK, log)
+        code = run_script([str(Path(__file__).resolve()), *own], ends - began + SLACK, log, grace=2 * GRACE)
         print(f"  over with code {code}; {log} says how it went", flush=True)
         if code in (0, OVER):
             return
@@ -136,6 +137,7 @@ def stage(name: str, asked: Asked, seconds: float, again: bool, command: str) ->
     from gpu_stages.machine import machine
     from gpu_stages.page import MODULES
 
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(OVER))  # so that what this process started ends with it
     began, record = time.monotonic(), Record(asked.work / f"{name}.json", seconds, asked.device)
     if again:
         record.forget_failed()

@@ -14,11 +14,15 @@ GRACE = 20.0  # seconds in which a script may write down where it is
 
 
 def run_script(
-    words: Sequence[str], seconds: float, log: Path, environment: Mapping[str, str] | None = None, cwd: Path = ROOT
+    words: Sequence[str],
+    seconds: float,
+    log: Path,
+    environment: Mapping[str, str] | None = None,
+    grace: float = GRACE,
 ) -> int | None:
     """The exit code of a Python program with these arguments; None where its time ran out.
 
-    It is asked to end by SIGTERM first. What it says is added to a file.
+    It and what it started are asked to end by SIGTERM first, and have so many seconds of `grace`. What it says is added to a file.
     """
     paths = os.pathsep.join([str(ROOT), str(ROOT / "scripts"), str(ROOT / "tui")])
     settings = {**os.environ, "PYTHONPATH": paths, **(environment or {})}
@@ -27,7 +31,7 @@ def run_script(
             [sys.executable, *words],
             stdout=out,
             stderr=subprocess.STDOUT,
-            cwd=cwd,
+            cwd=ROOT,
             env=settings,
             start_new_session=True,
         )
@@ -36,21 +40,29 @@ def run_script(
         except subprocess.TimeoutExpired:
             return None
         finally:
-            _end(child)
+            _end(child, grace)
 
 
-def _end(child: "subprocess.Popen[bytes]") -> None:
-    """Ends a process, and whatever of its group is left."""
-    if child.poll() is None:
-        child.terminate()
-        ends = time.monotonic() + GRACE
-        while child.poll() is None and time.monotonic() < ends:
-            time.sleep(0.1)
-    try:
-        os.killpg(child.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
+def _end(child: "subprocess.Popen[bytes]", grace: float) -> None:
+    """Ends a process and all of its group, which may first write down where it is."""
+    _tell(child, signal.SIGTERM)
+    ends = time.monotonic() + grace
+    while time.monotonic() < ends:
+        child.poll()  # else it stays in its group for ever
+        if not _tell(child, 0):
+            break
+        time.sleep(0.1)
+    _tell(child, signal.SIGKILL)
     child.wait()
+
+
+def _tell(child: "subprocess.Popen[bytes]", what: int) -> bool:
+    """Sends a signal to a group; returns whether anybody is left in it."""
+    try:
+        os.killpg(child.pid, what)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def last_line(log: Path) -> str:

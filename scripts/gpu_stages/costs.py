@@ -80,7 +80,12 @@ def section(figures: dict[str, Any]) -> str:
             one = share(found, speed)
             cells = [f"{1e3 * seconds:.2f}" for seconds in found["seconds"][0]]
             lines.append(
-                [name, f"{found['held'] / 2**30:.1f} GiB", f"{cells[0]} ({one:.0%})" if one else cells[0], *cells[1:]]
+                [
+                    name,
+                    f"{found['held'] / 2**30:.1f} GiB",
+                    f"{cells[0]} ({100 * one:.0f} %)" if one else cells[0],
+                    *cells[1:],
+                ]
             )
         told.append(table(["model", "weights", *(f"{n} rows" if n > 1 else "1 row" for n in rows)], lines))
         told.append("Calls of a step: kernels launched, graphs launched, waits, copies.")
@@ -122,7 +127,11 @@ def aims(figures: dict[str, Any]) -> list[Aim]:
         assumed, growth = _SHARES["cuda"][quantize], _GROWTH["cuda", quantize][SIXTEEN]
         one = share(known, figures.get("bandwidth", {})) if known else None
         found.append(
-            Aim(f"{LLAMA2} in {precision}: one row reads at {assumed:.0%} of the memory's speed or more", one, assumed)
+            Aim(
+                f"{LLAMA2} in {precision}: one row reads at {100 * assumed:.0f} % of the memory's speed or more",
+                one,
+                assumed,
+            )
         )
         sixteen = None
         if known and not failure(known) and 16 in known["rows"]:

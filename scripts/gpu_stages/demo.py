@@ -16,6 +16,7 @@ from gpu_stages.aims import Aim, shares
 from gpu_stages.asked import ROOT, Asked
 from gpu_stages.children import last_line, run_script
 from gpu_stages.record import Record, TimeUp
+from gpu_stages.small_demo import write_data
 
 # As in the Makefile; a draft model as its script says.
 TOKENS = {"long": 25e6, "last": 4e6, "draft": 4e6}
@@ -27,7 +28,11 @@ LEAST = 45.0  # seconds in which anything can be learnt, the start of a script i
 
 def run(record: Record, asked: Asked) -> None:
     """The model, its draft model, its drafters; each as far as there is time."""
-    if asked.data is None:
+    data = asked.data
+    if data is None and asked.small:
+        data = asked.models / "small-data"
+        write_data(data)
+    if data is None:
         record.keep("data", {"failed": "no --data was given: the folder with chat.jsonl.xz and text.jsonl.xz"})
         return
     record.figures.pop("data", None)
@@ -35,9 +40,9 @@ def run(record: Record, asked: Asked) -> None:
     bring(kept, work)
     try:
         for stage, tokens in (SMALL_TOKENS if asked.small else TOKENS).items():
-            part(record, asked, stage, train_words(asked, stage, tokens, work), kept, work)
-        for kind in KINDS:
-            part(record, asked, kind, drafter_words(asked, kind, work), kept, work)
+            part(record, asked, stage, train_words(asked, data, stage, tokens, work), kept, work)
+        for kind in [*KINDS][: 1 if asked.small else None]:
+            part(record, asked, kind, drafter_words(asked, data, kind, work), kept, work)
     finally:
         bring(work, kept)
 
@@ -60,22 +65,20 @@ def part(record: Record, asked: Asked, name: str, words: Sequence[str], kept: Pa
         raise TimeUp(name)
 
 
-def train_words(asked: Asked, stage: str, tokens: float, work: Path) -> list[str]:
-    words = [str(ROOT / "scripts" / "train_demo.py"), stage, "--data", str(asked.data), "--work", str(work)]
+def train_words(asked: Asked, data: Path, stage: str, tokens: float, work: Path) -> list[str]:
+    scripts = ROOT / "scripts"
+    words = [str(scripts / "train_demo.py")]
+    if asked.small:
+        words = [str(scripts / "gpu_stages" / "small_demo.py"), "train_demo.py"]
+    words += [stage, "--data", str(data), "--work", str(work)]
     words += ["--tokens", str(tokens), "--device", asked.device, "--saved", "30"]
     words += ["--towards", str(work / "model")] if stage == "draft" else []
-    return [*words, *(["--batch", "2048", "--micro", "2048"] if asked.small else [])]
+    return [*words, *(["--batch", "2048", "--micro", "1024", "--float32"] if asked.small else [])]
 
 
-def drafter_words(asked: Asked, kind: str, work: Path) -> list[str]:
-    steps = SMALL_STEPS if asked.small else trained_before(kind)
-    words = [
-        str(ROOT / "scripts" / "train_demo_drafters.py"),
-        "--data",
-        str(asked.data),
-        "--work",
-        str(work / "trainings"),
-    ]
+def drafter_words(asked: Asked, data: Path, kind: str, work: Path) -> list[str]:
+    steps, texts = (SMALL_STEPS, data / "mixture.jsonl") if asked.small else (trained_before(kind), data)
+    words = [str(ROOT / "scripts" / "train_demo_drafters.py"), "--data", str(texts), "--work", str(work / "trainings")]
     return [*words, "--out", str(work / "drafters"), "--only", kind, "--steps", str(steps)]
 
 
@@ -91,7 +94,9 @@ def reached(work: Path, name: str) -> dict[str, Any]:
         lines = (work / name / "held_out.jsonl", work / ("draft-model.json" if name == "draft" else "model.json"))
         found = [json.loads(file.read_text("utf-8").strip().splitlines()[-1]) for file in lines[:1] if file.exists()]
         told = {"tokens": found[-1]["tokens"], "held_out": found[-1]["held_out"]} if found else {}
-        return told | ({"model": lines[1].name} if lines[1].exists() else {})
+        if lines[1].exists():
+            told |= {"tokens": json.loads(lines[1].read_text("utf-8")).get(name, {}).get("tokens")}
+        return told
     card, losses = work / "drafters" / name / "drafter.json", work / "trainings" / name / "losses.jsonl"
     if card.exists():
         content = json.loads(card.read_text("utf-8"))

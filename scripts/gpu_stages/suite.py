@@ -41,14 +41,14 @@ def tests(file: Path, asked: Asked, seconds: float) -> dict[str, Any]:
 
 def counts(report: Path) -> dict[str, Any]:
     """What a JUnit file says."""
-    found: dict[str, Any] = {"passed": 0, "failed": {}, "skipped": {}, "told": {}, "seconds": 0.0}
+    found: dict[str, Any] = {"passed": 0, "wrong": {}, "skipped": {}, "told": {}, "seconds": 0.0}
     for case in ET.parse(report).getroot().iter("testcase"):  # our own file
         name = str(case.get("name"))
         found["seconds"] += float(case.get("time") or 0)
-        wrong = [part for part in case if part.tag in ("failure", "error")]
+        trouble = [part for part in case if part.tag in ("failure", "error")]
         skipped = [part for part in case if part.tag == "skipped"]
-        if wrong:
-            found["failed"][name] = str(wrong[0].get("message"))[:LONGEST]
+        if trouble:
+            found["wrong"][name] = str(trouble[0].get("message"))[:LONGEST]
         elif skipped:
             found["skipped"][name] = str(skipped[0].get("message"))[:LONGEST]
         else:
@@ -61,14 +61,12 @@ def counts(report: Path) -> dict[str, Any]:
 def section(figures: dict[str, Any]) -> str:
     good = {name: one for name, one in figures.items() if not failure(one)}
     lines = [
-        [name, str(one["passed"]), str(len(one["failed"])), str(len(one["skipped"])), f"{one['seconds']:.0f}"]
+        [name, str(one["passed"]), str(len(one["wrong"])), str(len(one["skipped"])), f"{one['seconds']:.0f}"]
         for name, one in good.items()
     ]
     parts = [table(["file", "passed", "failed", "skipped", "seconds"], lines)] if lines else []
     wrong = [
-        f"- {name}: {why.splitlines()[0] if why else ''}"
-        for one in good.values()
-        for name, why in one["failed"].items()
+        f"- {name}: {why.splitlines()[0] if why else ''}" for one in good.values() for name, why in one["wrong"].items()
     ]
     left = sorted({why for one in good.values() for why in one["skipped"].values()})
     told = [f"- {name}: {value}" for one in good.values() for name, value in one["told"].items()]
@@ -80,5 +78,5 @@ def section(figures: dict[str, Any]) -> str:
 
 def aims(figures: dict[str, Any]) -> list[Aim]:
     good = [one for one in figures.values() if not failure(one)]
-    wrong = sum(len(one["failed"]) for one in good) + len(figures) - len(good) if figures else None
+    wrong = sum(len(one["wrong"]) for one in good) + len(figures) - len(good) if figures else None
     return [Aim("tests that fail", wrong, 0, at_most=True)]

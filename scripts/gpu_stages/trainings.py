@@ -129,7 +129,7 @@ def section(figures: dict[str, Any]) -> str:
         [
             kind, f"{one['trainable'] / 1e6:.0f} M", figure(one["seconds"]), f"{one['batch'] / one['seconds']:.0f}",
             f"{one['at_once']}{', layers twice' if one['recomputed'] else ''}", gib(one["peak"]), gib(one["estimate"]),
-            figure(one["peak"] / one["estimate"]),
+            figure(one["peak"] / one["estimate"] if one["peak"] else None),
         ]
         for kind, one in good.items()
     ]  # fmt: skip

@@ -19,7 +19,7 @@ from localspec.models.registry import TargetCard
 
 CONTEXT = 4096
 PRECISIONS = {"bf16": {"dtype": "bf16", "quantize": "none"}, "nf4": {"dtype": "bf16", "quantize": "nf4"}}
-SMALL_PRECISIONS = {"bf16": PRECISIONS["bf16"], "int8": {"dtype": "auto", "quantize": "int8"}}
+SMALL_PRECISIONS = {"bf16": PRECISIONS["bf16"]}
 
 
 def precisions(asked: Asked) -> dict[str, dict[str, str]]:

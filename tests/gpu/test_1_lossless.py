@@ -102,8 +102,9 @@ def test_a_target_with_recurrent_layers_and_its_own_layer_that_drafts(device: st
 # -- 16 bits -----------------------------------------------------------------------------------------------------------
 
 
-@every_kind
-@pytest.mark.parametrize("dtype", cases(["bf16", "fp16"], ["bf16"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", MAKERS)
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 def test_in_16_bits_the_text_is_the_plain_one_to_the_bit_where_the_self_test_says_so_else_to_a_near_tie(
     demo: Demo, device: str, record_property: Callable[[str, object], None], dtype: str, kind: str
 ) -> None:
@@ -138,8 +139,9 @@ def near_tie(target: Target, prompt: list[int], ids: list[int], plain: list[int]
     assert gap <= SLACK * max(largest, torch.finfo(target.dtype).eps), f"{gap:.1e} is no near-tie"
 
 
-@every_kind
-@pytest.mark.parametrize("dtype", cases(["fp32", "bf16"], ["fp32"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", MAKERS)
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_in_the_exact_form_the_text_is_the_plain_one_to_the_bit(
     demo: Demo, record_property: Callable[[str, object], None], dtype: str, kind: str
 ) -> None:

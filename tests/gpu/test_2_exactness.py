@@ -7,7 +7,6 @@ import pytest
 import torch
 from gpu_models import GREEDY, MAKERS, QUESTIONS, prompt_of
 from session_replies import reply
-from slow_cases import cases
 
 from localspec.decoding.budget import Budget
 from localspec.decoding.exactness import MULTIPLES
@@ -20,7 +19,8 @@ WIDEST = 17
 
 
 @pytest.mark.parametrize("exact", [False, True], ids=["fastest", "exact"])
-@pytest.mark.parametrize("dtype", cases(["fp32", "bf16"], []))
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_the_self_test_says_what_this_device_does(
     demo: Demo, record_property: Callable[[str, object], None], dtype: str, exact: bool
 ) -> None:
@@ -36,6 +36,7 @@ def test_the_self_test_says_what_this_device_does(
     assert found.largest < (1e-3 if dtype == "fp32" else 0.1)
 
 
+@pytest.mark.slow
 def test_a_difference_that_is_there_is_seen(demo: Demo, monkeypatch: pytest.MonkeyPatch) -> None:
     """The self-test can fail: rows behind the third of a forward that are off by one part in a thousand."""
     target = demo("fp32", True)
