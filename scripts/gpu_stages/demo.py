@@ -55,7 +55,8 @@ def part(record: Record, asked: Asked, name: str, words: Sequence[str], kept: Pa
         raise TimeUp(name)
     print(f"  {name}", flush=True)
     log, began = asked.work / f"demo-{name}.log", time.monotonic()
-    code = run_script(words, record.left - 15, log)
+    own = {"LOCALSPEC_DEVICE": asked.device} if asked.on_gpu else {}  # else the smallest models are trained on the CPU
+    code = run_script(words, record.left - 15, log, own)
     taken = record.figures.get(name, {}).get("seconds", 0.0) + time.monotonic() - began
     bring(work, kept)
     record.keep(

@@ -28,37 +28,33 @@ def told(data: Path | None, prompts: Path | None) -> str:
     """The list, with its sum."""
     there = closure(THERE)
     wanted = {name: why for name, why in NEEDED.items() if normal(name) not in there}
-    missing = [name for name in closure(wanted) if name not in there]
-    lines, sum_ = [], 0
-    for name in missing:
-        files, libraries = files_of(name)
-        size, left = packed(files), sum(file.stat().st_size for file in files)
+    lines, sum_, libraries = [], 0, dict[str, int]()
+    for name in (name for name in closure(wanted) if name not in there):
+        files, of_cuda = files_of(name)
+        size, installed_size = packed(files), sum(file.stat().st_size for file in files)
         sum_ += size
-        note = NEEDED.get(name, "needed by another")
-        if libraries:
-            one = max(libraries, key=lambda file: file.stat().st_size)
-            library = packed([one])
-            sum_ += library
-            note += (
-                f"; and one of {len(libraries)} libraries, {CUDA}NNN.so, where NNN is torch.version.cuda without its point "
-                f"(13.0: {CUDA}130.so), or the newest below it of the same first number; the largest, {one.name}, is "
-                f"counted here with {library / 1e6:.1f} MB"
-            )
-        lines.append([name, version_of(name), f"{left / 1e6:.1f}", f"{size / 1e6:.1f}", note])
-    own = packed(repository())
+        libraries |= {file.name: packed([file]) for file in sorted(of_cuda)}
+        without = f", without its {len(of_cuda)} libraries for CUDA" if of_cuda else ""
+        note = f"{NEEDED.get(name, 'needed by another')}{without}"
+        lines.append([name, version_of(name), f"{installed_size / 1e6:.1f}", f"{size / 1e6:.1f}", note])
     places = {"data of stage g": data, "prompts": prompts}
-    further = {what: packed(every(place)) for what, place in places.items() if place is not None}
-    whole = own + sum_ + sum(further.values())
-    parts = [
+    parts = {"repository with the native library": packed(repository()), "packages": sum_}
+    parts |= {what: packed(every(place)) for what, place in places.items() if place is not None}
+    return "\n".join([
         "Beside torch and transformers, and what those require, the run needs (MB installed, MB as a wheel, about):",
         table(["package", "version", "installed", "wheel", "for"], lines),
-        f"- repository with the native library: {own / 1e6:.1f} MB",
-        *(f"- {what}: {size / 1e6:.1f} MB" for what, size in further.items()),
-        f"- packages: {sum_ / 1e6:.1f} MB",
-        f"- the whole kit: {whole / 1e6:.1f} MB, {'below' if whole < MOST else 'ABOVE'} the {MOST / 1e6:.0f} MB that it may have",
+        *(f"- {what}: {size / 1e6:.1f} MB" for what, size in parts.items()),
+        f"- and one library of bitsandbytes, {CUDA}NNN.so, where NNN is torch.version.cuda without its point (130 for 13.0), or "
+        "the newest below it of the same first number. The whole kit with it:",
+        *(whole(name, size, sum(parts.values())) for name, size in libraries.items()),
         "torch.compile in stage e needs triton, which comes with torch for CUDA, and a C compiler; without one it is told so.",
-    ]
-    return "\n".join(parts)
+    ])  # fmt: skip
+
+
+def whole(library: str, size: int, others: int) -> str:
+    """A line about a kit with this library."""
+    verdict = "below" if others + size < MOST else "ABOVE"
+    return f"  - {library}, {size / 1e6:.1f} MB: {(others + size) / 1e6:.1f} MB, {verdict} the {MOST / 1e6:.0f} MB that it may have"
 
 
 def normal(name: str) -> str:

@@ -58,7 +58,9 @@ class Record:
         print(f"  {name}", flush=True)
         failed = ""
         try:
-            return self.keep(name, make())
+            found = self.keep(name, make())
+            give_back(self._device)  # which what is free is asked of next
+            return found
         except (TimeUp, DeviceLost):
             raise
         except Exception as error:  # noqa: BLE001  a kernel of another library may raise anything

@@ -143,7 +143,7 @@ def section(figures: dict[str, Any]) -> str:
         "estimated GiB",
         "peak over estimate",
     ]
-    told = f"{LLAMA2} in NF4 with random weights; steps of {BATCH} tokens in rows of {LENGTH}. Checkpoints are not written."
+    told = f"{LLAMA2} in NF4 with random weights, drafters with their default options; steps of {BATCH} tokens in rows of {LENGTH}. Checkpoints are not written."
     return "\n\n".join([told, *([table(heads, lines)] if lines else []), *failed(figures)])
 
 
