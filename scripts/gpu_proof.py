@@ -19,6 +19,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # where nothing is installed
+
 from experiment import positive, same_settings
 from gpu_stages.asked import MODELS, ROOT, Asked, check
 from gpu_stages.children import GRACE, last_line, run_script

@@ -55,7 +55,7 @@ class Steps:
 
 def run(record: Record, asked: Asked) -> None:
     """Each precision by itself, its forms after each other on one model."""
-    for precision in PRECISIONS if asked.on_gpu else ("fp32",):
+    for precision in PRECISIONS:
         steps = Steps(asked, precision)
         for form in FORMS:
             record.measured(f"{LLAMA2} {precision} {form}", partial(measured, steps, form, asked.device), least=20)

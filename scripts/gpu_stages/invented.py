@@ -58,7 +58,7 @@ class RandomWeights(Mapping[str, torch.Tensor]):
 
 @torch.no_grad()
 def random_target(shape: Shape, device: str, precision: str) -> Target:
-    """A model of this shape. Raises what its layers do: for a packing that the device lacks, and without room."""
+    """A model of this shape. Raises what its layers do, without room above all."""
     dtype, quantize = PRECISIONS[precision]
     config = ModelConfig.of({"model_type": "llama", **shape.config})
     sizes, context = TransformerConfig.of(config), config.max_position_embeddings
@@ -67,9 +67,9 @@ def random_target(shape: Shape, device: str, precision: str) -> Target:
         sizes,
         RotaryEmbedding(Rope.of(config, context), torch.device(device)),
         RandomWeights(sizes, device, DTYPES[dtype]),
-        linear_class(quantize, device),
+        linear_class(quantize, "cuda"),  # wherever it computes: bitsandbytes has slow kernels for a rehearsal
         fastest,
-        lm_head_class(quantize, device),
+        lm_head_class(quantize, "cuda"),
     )
     nothing = Tokenizer({"tokenizer.json": tokenizers.Tokenizer(tokenizers.models.BPE()).to_str()}, Path())
     return Target(transformer, config, nothing, context, {})

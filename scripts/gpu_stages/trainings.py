@@ -29,6 +29,7 @@ from localspec.training.corpus import Cursor, Row
 from localspec.training.train import Training, TrainingPlan
 from localspec.training.trainable import make_drafter
 
+PRECISION = "nf4"
 BATCH, LENGTH = 4096, 1024  # tokens of a step and of a row: what `localspec train` takes by itself
 SMALL_BATCH, SMALL_LENGTH = 64, 32
 STEPS, SMALL_STEPS = 8, 2
@@ -61,38 +62,36 @@ class RandomRows:
 
 def run(record: Record, asked: Asked) -> None:
     """Every kind that is trained here, on one model."""
-    precision = "nf4" if asked.on_gpu else "fp32"
     shape = (SMALL_SHAPES if asked.small else SHAPES)[LLAMA2]
     made: list[Target] = []
 
     def target() -> Target:
         if not made:
-            made.append(random_target(shape, asked.device, precision))
+            made.append(random_target(shape, asked.device, PRECISION))
         return made[0]
 
     for kind in kinds("weights"):
-        record.measured(kind, partial(training, kind, target, shape, asked, precision), least=30)
+        record.measured(kind, partial(training, kind, target, shape, asked), least=30)
 
 
-def choice_of(shape: Shape, device: str, precision: str) -> Choice:
+def choice_of(shape: Shape, device: str) -> Choice:
     """As a choice would say how such a model is loaded."""
-    dtype, quantize = PRECISIONS[precision]
-    backend = device.partition(":")[0]
-    loaded = prediction.weights(shape, dtype, quantize, backend)
+    dtype, quantize = PRECISIONS[PRECISION]
+    loaded = prediction.weights(shape, dtype, quantize, "cuda")
     return Choice(
         target=TargetCard(LLAMA2, NOWHERE, None, ""), device=device, dtype=dtype, quantize=quantize, engine="torch",
         loaded_bytes=loaded, bytes=loaded, drafter="none", nodes=0, fixed=False, reason="",
     )  # fmt: skip
 
 
-def training(kind: str, target: Any, shape: Shape, asked: Asked, precision: str) -> dict[str, Any]:
+def training(kind: str, target: Any, shape: Shape, asked: Asked) -> dict[str, Any]:
     """Some steps of the usual loop: seconds of one, and the peak from the target on."""
     model = target()
     length, batch = (SMALL_LENGTH, SMALL_BATCH) if asked.small else (LENGTH, BATCH)
     options = (SMALL_OPTIONS if asked.small else OPTIONS).get(kind, {})
     watch_peak(asked.device)
     before = held_bytes(asked.device)
-    choice = choice_of(shape, asked.device, precision)
+    choice = choice_of(shape, asked.device)
     AcceleratorState._reset_state(reset_partial_state=True)
     drafter = make_drafter(kind, model, options).to(model.device)
     needed = estimate.needs(drafter, choice, length)

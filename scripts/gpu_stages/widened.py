@@ -17,7 +17,7 @@ from figures import figure, table
 
 from gpu_stages.aims import Aim, failed
 from gpu_stages.asked import Asked
-from gpu_stages.children import last_line, run_script
+from gpu_stages.children import GRACE, last_line, run_script
 from gpu_stages.papers import S3D_OVER_ALL, S3D_ROWS
 from gpu_stages.record import Record, TimeUp, failure
 from gpu_stages.timing import peak_bytes, watch_peak
@@ -37,6 +37,8 @@ SMALL_DRAFTERS = (PLAIN, "phrases", "medusa", "s3d")
 TOKENS, REPLIES = 96, 4
 SMALL_TOKENS, SMALL_REPLIES = 12, 1
 LEAST = 15.0  # seconds for one drafter alone
+SEARCHED = ("draft_model", "ouroboros", "layers")  # which is found out once, how they draft
+LEAST_SEARCHED = 60.0
 SHARED = 60.0  # seconds that the replies side by side need at least
 
 
@@ -48,7 +50,7 @@ def run(record: Record, asked: Asked) -> None:
         alone(record, asked, card, precision)
     waiting = [precision for precision in precisions(asked) if f"{precision} side by side" not in record.figures]
     for index, precision in enumerate(waiting):
-        seconds = record.left / (len(waiting) - index) - 10
+        seconds = record.left / (len(waiting) - index) - GRACE
         side_by_side(record, asked, card, precision, seconds)
 
 
@@ -75,9 +77,9 @@ def alone(record: Record, asked: Asked, card: TargetCard, precision: str) -> Non
             return engines[0]
 
         for name in missing:
-            record.measured(
-                f"{precision} {name}", partial(one_alone, plain, asked, card, precision, name, store), LEAST
-            )
+            least = LEAST_SEARCHED if name in SEARCHED else LEAST
+            make = partial(one_alone, plain, asked, card, precision, name, store)
+            record.measured(f"{precision} {name}", make, least)
         engines.clear()
         gc.collect()
 
