@@ -97,6 +97,7 @@ def with_small(build: Callable[[Ingredients], Drafter]) -> Callable[[Target], Dr
 
     def make(target: Target) -> Drafter:
         small = small_model(target.device, target.dtype)
+        small.use_step_form(target.step_form)
         return build(Ingredients(target, PhrasePool(target.special_tokens), small=small, parts=PARTS, fixed=True))
 
     return make

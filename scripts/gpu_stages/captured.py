@@ -82,6 +82,7 @@ def measured(steps: Steps, form: str, device: str) -> dict[str, Any]:
         if not torch.equal(own, eager[rows]):
             found["differing"].append(rows)
         found["ms"][str(rows)] = 1e3 * seconds_each([partial(picks_after, target, cache, tokens)], device)
+    found["trouble"] = getattr(target, "step_trouble", None)
     return found
 
 
@@ -125,6 +126,7 @@ def section(figures: dict[str, Any]) -> str:
         told.insert(
             0, f"ms of a step until its picks are on the host, after about {CONTEXT} tokens.\n\n{table(heads, lines)}"
         )
+    told += [f"- {name}: {one['trouble']}" for name, one in good.items() if one.get("trouble")]
     return "\n\n".join([*told, *failed(figures)])
 
 

@@ -44,6 +44,15 @@ def bandwidth(device: str) -> dict[str, float]:
 def model(asked: Asked, name: str, precision: str) -> dict[str, Any]:
     """One model in one precision."""
     target = random_target((SMALL_SHAPES if asked.small else SHAPES)[name], asked.device, precision)
+    eager = of_form(target)
+    if not callable(use := getattr(target, "use_step_form", None)):
+        return eager
+    use("captured" if asked.on_gpu else "static")
+    return {**eager, "recorded": of_form(target), "trouble": getattr(target, "step_trouble", None)}
+
+
+def of_form(target: Target) -> dict[str, Any]:
+    """What forwards cost in the form that the model is in."""
     costs = measure_forward_costs(target)
     return {
         "read": target.read_bytes, "held": target.nbytes, "rows": list(costs.rows), "contexts": list(costs.contexts),
@@ -73,28 +82,20 @@ def section(figures: dict[str, Any]) -> str:
         )
     models = {name: found for name, found in figures.items() if name.rpartition(" ")[0] in SHAPES}
     good = {name: found for name, found in models.items() if not failure(found)}
+    lines, of_calls = [], []
+    for name, found in good.items():
+        for form, one in forms(found).items():
+            part = share(one, speed)
+            first, *cells = [f"{1e3 * seconds:.2f}" for seconds in one["seconds"][0]]
+            read = f"{first} ({100 * part:.0f} %)" if part else first
+            lines.append([f"{name}{form}", f"{one['held'] / 2**30:.1f} GiB", read, *cells])
+            of_calls.append([f"{name}{form}", *calls_told(one)])
     if good:
         rows = next(iter(good.values()))["rows"]
-        lines = []
-        for name, found in good.items():
-            one = share(found, speed)
-            cells = [f"{1e3 * seconds:.2f}" for seconds in found["seconds"][0]]
-            lines.append(
-                [
-                    name,
-                    f"{found['held'] / 2**30:.1f} GiB",
-                    f"{cells[0]} ({100 * one:.0f} %)" if one else cells[0],
-                    *cells[1:],
-                ]
-            )
         told.append(table(["model", "weights", *(f"{n} rows" if n > 1 else "1 row" for n in rows)], lines))
         told.append("Calls of a step: kernels launched, graphs launched, waits, copies.")
-        told.append(
-            table(
-                ["model", *(f"{n} rows" for n in PROFILED)],
-                [[name, *calls_told(found)] for name, found in good.items()],
-            )
-        )
+        told.append(table(["model", *(f"{n} rows" for n in PROFILED)], of_calls))
+    told += [f"- {name} is not recorded: {why}" for name, found in good.items() if (why := found.get("trouble"))]
     told += failed(models)
     return "\n\n".join([*told, *products.section(figures), *attention.section(figures)])
 
@@ -112,9 +113,21 @@ def calls_told(found: dict[str, Any]) -> list[str]:
     return cells
 
 
-def share(found: Any, speed: dict[str, float]) -> float | None:
+def forms(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """A model as Python starts its operations, and as they are recorded, where there is such a form."""
+    return {"": found, **({", recorded": found["recorded"]} if "recorded" in found else {})}
+
+
+def quickest(known: Any) -> dict[str, Any] | None:
+    """The form in which a row takes the least; None where nothing was measured."""
+    if not known or failure(known):
+        return None
+    return min(forms(known).values(), key=lambda one: float(one["seconds"][0][0]))
+
+
+def share(found: dict[str, Any], speed: dict[str, float]) -> float | None:
     """With which share of the memory's speed a forward of one row reads the weights."""
-    if failure(found) or "copy" not in speed:
+    if "copy" not in speed:
         return None
     return float(found["read"] / found["seconds"][0][0] / speed["copy"])
 
@@ -123,7 +136,7 @@ def aims(figures: dict[str, Any]) -> list[Aim]:
     """What the choice of precisions and drafters takes for granted until it was measured."""
     found = []
     for precision, quantize in (("bf16", "none"), ("int8", "int8"), ("nf4", "nf4")):
-        known = figures.get(f"{LLAMA2} {precision}")
+        known = quickest(figures.get(f"{LLAMA2} {precision}"))
         assumed, growth = _SHARES["cuda"][quantize], _GROWTH["cuda", quantize][SIXTEEN]
         one = share(known, figures.get("bandwidth", {})) if known else None
         found.append(
@@ -134,17 +147,17 @@ def aims(figures: dict[str, Any]) -> list[Aim]:
             )
         )
         sixteen = None
-        if known and not failure(known) and 16 in known["rows"]:
+        if known and 16 in known["rows"]:
             line = known["seconds"][0]
             sixteen = line[known["rows"].index(16)] / line[0]
         found.append(
             Aim(f"{LLAMA2} in {precision}: 16 rows cost at most {growth} of one", sixteen, growth, at_most=True)
         )
-    quickest = products.beside_others(figures, 8)
+    rival = products.beside_others(figures, 8)
     found.append(
         Aim(
             "8 rows with our NF4 take no longer than with the best packing of others: its time over ours",
-            quickest,
+            rival,
             0.95,
         )
     )

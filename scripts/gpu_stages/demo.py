@@ -14,7 +14,7 @@ from train_demo_drafters import DEMO, KINDS
 
 from gpu_stages.aims import Aim, shares
 from gpu_stages.asked import ROOT, Asked
-from gpu_stages.children import last_line, run_script
+from gpu_stages.children import GRACE, last_line, run_script
 from gpu_stages.record import Record, TimeUp
 from gpu_stages.small_demo import write_data
 
@@ -56,7 +56,7 @@ def part(record: Record, asked: Asked, name: str, words: Sequence[str], kept: Pa
     print(f"  {name}", flush=True)
     log, began = asked.work / f"demo-{name}.log", time.monotonic()
     own = {"LOCALSPEC_DEVICE": asked.device} if asked.on_gpu else {}  # else the smallest models are trained on the CPU
-    code = run_script(words, record.left - 15, log, own)
+    code = run_script(words, record.left - GRACE, log, own)
     taken = record.figures.get(name, {}).get("seconds", 0.0) + time.monotonic() - began
     bring(work, kept)
     record.keep(

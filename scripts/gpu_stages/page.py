@@ -22,7 +22,7 @@ def written(work: Path, out: Path, small: bool) -> None:
     found = {stage: read(work / f"{stage}.json") for stage in sorted(MODULES)}
     known = {stage: one for stage, one in found.items() if one["figures"]}
     aims = [(stage, aim) for stage in known for aim in MODULES[stage].aims(known[stage]["figures"])]
-    parts = ["# On a GPU", head(list(found.values()), small)]
+    parts = ["# Figures of a GPU", head(list(found.values()), small)]
     parts += [f"## Aims\n\n{aims_table(aims)}"] if aims else []
     for stage, one in known.items():
         parts.append(

@@ -187,7 +187,7 @@ def section(figures: dict[str, Any]) -> str:
     if model:
         told.append(
             f"The demo model, {model['factor']} times as wide: {model['parameters'] / 1e9:.2g} B parameters in 8 layers, so "
-            "a step launches a quarter of the kernels of a usual model of that size. Texts and drafts are the demo's own."
+            "a step launches a quarter of the kernels of a usual model of that size. Texts and drafts are the demo's own; for `dflash` and `mtp`, which others publish, it has no weights."
         )
     for precision, of in by_precision(figures).items():
         plain = of.get(PLAIN)

@@ -8,6 +8,7 @@ import torch
 from gpu_models import DEMO, Stock, stock_of
 
 from localspec.nn.packing import DTYPES
+from localspec.nn.step_forms import find_step_form
 from localspec.nn.target import Target
 
 
@@ -34,11 +35,17 @@ def full_precision() -> None:
 
 @pytest.fixture(scope="session")
 def demo(device: str) -> Callable[..., Target]:
-    """demo(dtype, exact): the demo model in torch; it comes with trained drafters, whose drafts are accepted."""
+    """demo(dtype, exact, form): the demo model in torch; it comes with trained drafters, whose drafts are accepted.
+
+    Its steps are in the form in which an engine would have them here, or on a CPU in static shapes, unless it is eager.
+    """
 
     @cache
-    def make(dtype: str = "fp32", exact: bool = False) -> Target:
-        return Target.load(DEMO, device=device, dtype=DTYPES[dtype], exact=exact)
+    def make(dtype: str = "fp32", exact: bool = False, form: str = "used") -> Target:
+        target = Target.load(DEMO, device=device, dtype=DTYPES[dtype], exact=exact)
+        if form == "used":
+            target.use_step_form(find_step_form(target)[0] if device == "cuda" else "static")
+        return target
 
     return make
 

@@ -73,12 +73,13 @@ def exactness(target: Target, exact: bool) -> Exactness:
 
 @every_kind
 @pytest.mark.parametrize("sampling", cases([GREEDY, SAMPLED], [GREEDY]), ids=["greedy", "sampled"])
+@pytest.mark.parametrize("form", cases(["used", "eager"], ["used"]))
 def test_in_fp32_the_text_is_that_of_a_plain_loop_over_the_stock_model(
-    demo: Demo, stock: Stock, kind: str, sampling: Sampling
+    demo: Demo, stock: Stock, kind: str, sampling: Sampling, form: str
 ) -> None:
-    target, proven, accepted = demo(), 0, []
+    target, proven, accepted = demo("fp32", False, form), 0, []
     for question in QUESTIONS:
-        text = stock_text(stock, target, question, sampling)
+        text = stock_text(stock, demo(), question, sampling)
         if text:
             ids, statistics = spoken(target, kind, question, sampling, len(text))
             assert ids == text
