@@ -126,13 +126,14 @@ def section(figures: dict[str, Any]) -> str:
         told.insert(
             0, f"ms of a step until its picks are on the host, after about {CONTEXT} tokens.\n\n{table(heads, lines)}"
         )
-    told += [f"- {name}: {one['trouble']}" for name, one in good.items() if one.get("trouble")]
+    told += [f"- {name} fell back, for: {one['trouble']}" for name, one in good.items() if one.get("trouble")]
     return "\n\n".join([*told, *failed(figures)])
 
 
 def aims(figures: dict[str, Any]) -> list[Aim]:
     found = []
-    good = {name: one for name, one in figures.items() if not failure(one) and "ms" in one}
+    fine = (item for item in figures.items() if not failure(item[1]) and not item[1].get("trouble"))
+    good = {name: one for name, one in fine if "ms" in one}
     for precision in PRECISIONS:
         eager, captured = (good.get(f"{LLAMA2} {precision} {form}") for form in (EAGER, CAPTURED))
         gain = eager["ms"]["1"] / captured["ms"]["1"] if eager and captured else None

@@ -7,7 +7,7 @@ from figures import table
 from gpu_stages import attention, products, timing
 from gpu_stages.aims import Aim, failed
 from gpu_stages.asked import Asked
-from gpu_stages.invented import LLAMA2, LLAMA3, PHI, PRECISIONS, SHAPES, SMALL_SHAPES, random_target
+from gpu_stages.invented import LLAMA2, PHI, PRECISIONS, SHAPES, SMALL_SHAPES, random_target
 from gpu_stages.record import Record, failure
 from gpu_stages.timing import copy_bandwidth, runtime_calls
 from localspec.engine.forward_timing import measure_forward_costs, picks_after
@@ -15,6 +15,7 @@ from localspec.machine.hardware import memory_bandwidth
 from localspec.nn.target import Target
 from localspec.policy.prediction import _GROWTH, _SHARES
 
+ROWS = (1, 2, 4, 8, 16, 32, 64)
 PROFILED = (1, 8, 32)  # rows of the steps whose launches are counted
 CONTEXT = 256
 FIRST = [(PHI, "bf16"), (LLAMA2, "nf4"), (LLAMA2, "bf16"), (LLAMA2, "int8")]
@@ -26,9 +27,7 @@ def run(record: Record, asked: Asked) -> None:
     if asked.small:
         timing.ENOUGH = 0.0
     record.measured("bandwidth", lambda: bandwidth(asked.device))
-    rest = [
-        (name, precision) for name in (PHI, LLAMA2, *(() if asked.small else (LLAMA3,))) for precision in PRECISIONS
-    ]
+    rest = [(PHI, "fp32")] if asked.small else [(name, one) for name in SHAPES for one in PRECISIONS]
     for name, precision in FIRST:
         record.measured(f"{name} {precision}", lambda: model(asked, name, precision), least=20)
     products.run(record, asked)
@@ -55,8 +54,8 @@ def of_form(target: Target) -> dict[str, Any]:
     """What forwards cost in the form that the model is in."""
     costs = measure_forward_costs(target)
     return {
-        "read": target.read_bytes, "held": target.nbytes, "rows": list(costs.rows), "contexts": list(costs.contexts),
-        "seconds": [list(line) for line in costs.seconds],
+        "read": target.read_bytes, "held": target.nbytes, "rows": list(ROWS), "contexts": list(costs.contexts),
+        "seconds": [[costs.at(rows, context) for rows in ROWS] for context in costs.contexts],
         "calls": {str(rows): calls(target, rows) for rows in PROFILED},
     }  # fmt: skip
 
