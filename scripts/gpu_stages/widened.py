@@ -192,6 +192,7 @@ def section(figures: dict[str, Any]) -> str:
     for precision, of in by_precision(figures).items():
         plain = of.get(PLAIN)
         if plain is None or failure(plain):
+            told += failed({f"{precision} {name}": one for name, one in of.items()})
             continue
         lines = []
         for drafter, one in of.items():

@@ -478,6 +478,22 @@ def test_the_page_has_machine_commands_aims_and_what_failed(tmp_path: Path) -> N
     assert "none of these figures means anything" in out.read_text()
 
 
+NAMES = {  # of figures of each stage, all of which fail
+    "a": ["test_1_lossless"], "b": ["bandwidth", "Llama-2-7B nf4", "product gate_up, our NF4", "attention Llama-2-7B, math"],
+    "c": ["Llama-2-7B bf16 eager", "Llama-2-7B bf16 captured"], "d": ["bf16 none", "bf16 medusa", "bf16 side by side"],
+    "e": ["first transformers", "turn 0"], "f": ["medusa"], "g": ["data"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("stage", NAMES)
+def test_a_stage_of_which_all_fails_has_its_section_and_no_aim_is_met(stage: str) -> None:
+    figures = {name: {"failed": "RuntimeError: nothing works"} for name in NAMES[stage]}
+    module = page.MODULES[stage]
+    assert "nothing works" in module.section(figures)
+    assert all(aim.verdict != "met" for aim in module.aims(figures))
+    assert all(aim.verdict != "met" for aim in module.aims({}))
+
+
 def test_a_command_is_told_without_where_files_lie() -> None:
     told = gpu_proof.command_told(
         ["--work", "/some/where/else/work", "--small", "--stages", "b", "--seconds", "60", "--here"]
