@@ -21,6 +21,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # where nothing is installed
 
+import psutil
 from experiment import positive, same_settings
 from gpu_stages.asked import MODELS, ROOT, Asked, check
 from gpu_stages.children import GRACE, last_line, run_script
@@ -140,7 +141,8 @@ def stage(name: str, asked: Asked, seconds: float, again: bool, command: str) ->
     from gpu_stages.page import MODULES
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(OVER))  # so that what this process started ends with it
-    began, record = time.monotonic(), Record(asked.work / f"{name}.json", seconds, asked.device)
+    imported = time.time() - psutil.Process().create_time()  # that torch took
+    began, record = time.monotonic(), Record(asked.work / f"{name}.json", seconds - imported, asked.device)
     if again:
         record.forget_failed()
     record.begin({**machine(asked), "command": command})
