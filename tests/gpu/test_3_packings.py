@@ -1,5 +1,6 @@
 """LLM.int8 and NF4 on the device beside dense layers: one layer of usual sizes, its gradient, and a whole model."""
 
+from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
@@ -51,7 +52,7 @@ def test_the_product_is_the_dense_one_as_near_as_so_few_bits_come(
 
 @kinds
 def test_rows_are_told_where_their_bits_depend_on_others(
-    device: str, kind: type[QuantizedLinear], record_property: pytest.FixtureRequest
+    device: str, kind: type[QuantizedLinear], record_property: Callable[[str, object], None]
 ) -> None:
     """A fact for the report, and no promise: but a row beside others is as near as alone."""
     layer, x = (

@@ -1,5 +1,6 @@
 """Memory on the device: what was predicted beside what it came to, and replies where it runs out, which lose no token."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -37,7 +38,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory, device: str) -> Path:
 
 @pytest.mark.parametrize("precision", ["bf16", "nf4", "int8"])
 def test_the_peak_is_what_was_predicted(
-    cuda: str, wide: Path, record_property: pytest.FixtureRequest, precision: str
+    cuda: str, wide: Path, record_property: Callable[[str, object], None], precision: str
 ) -> None:
     settings = Settings(
         device=cuda, dtype="bf16", quantize="none" if precision == "bf16" else precision, drafter="phrases",
@@ -99,7 +100,7 @@ def test_running_out_of_memory_is_recognised(cuda: str) -> None:
 
 
 def test_a_reply_that_runs_out_of_memory_says_the_same_or_that_it_does_not_fit(
-    cuda: str, wide: Path, record_property: pytest.FixtureRequest
+    cuda: str, wide: Path, record_property: Callable[[str, object], None]
 ) -> None:
     """The less room there is, the further down the ladder a reply goes; the session is of use all the while."""
     target = Target.load(wide, device=cuda, dtype=torch.float32)
