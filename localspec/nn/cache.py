@@ -103,9 +103,13 @@ class KVCache:
         return torch.cat([slots[:, :, :, places].movedim(3, 0).flatten(1) for slots in self._slots], 1)
 
     def fill(self, generator: torch.Generator) -> None:
-        """Puts random keys and values in all slots: for measurements, which need numbers and no text."""
+        """Puts random keys and values in all slots: for measurements, which need numbers and no text.
+
+        They are made where the slots are: some gigabytes a second come from main memory.
+        """
+        seed = int(torch.randint(2**31, (1,), generator=generator))
         for slots in self._slots:
-            slots.copy_(torch.randn(slots.shape, generator=generator))
+            slots.normal_(generator=torch.Generator(slots.device).manual_seed(seed))
 
     def forget(self, layer: int, rows: int) -> None:
         """Puts zeros in so many rows of a layer, after the committed tokens."""

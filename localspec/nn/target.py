@@ -138,7 +138,7 @@ class Target:
         """
         rows = len(positions)
         if cache is not None and (padding := -rows % self.row_multiple):
-            tokens, positions = F.pad(tokens, (0, padding)), F.pad(positions, (0, padding), value=int(positions[0]))
+            tokens, positions = F.pad(tokens, (0, padding)), torch.cat([positions, positions[:1].expand(padding)])
             own = torch.eye(rows + padding, dtype=torch.bool, device=mask.device)
             mask = F.pad(mask, (0, padding, 0, padding)) | own
             cache.reserve(cache.length + rows + padding)
