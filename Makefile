@@ -1,5 +1,6 @@
 # make demo        ask the demo model one question
-# make test        all tests
+# make test        the tests that every change must pass, in 15 minutes of two cores
+# make test-all    all tests: also those that take longest; before a release
 # make check       format, lint, types, layers and the fast tests; under a minute
 # make torture     faults of the disk, signals and damaged files for so long (TORTURE: --seconds 1800 --seed 7, --kills 1000, --every run)
 # make bench       plain and speculative decoding side by side: localspec bench BENCH
@@ -34,7 +35,7 @@ INSTALLED := $(VENV)/.installed
 TESTABLE := $(VENV)/.testable
 endif
 
-.PHONY: demo native test fast-test torture lint check bench bench-report pictures train-demo wheels release test-aarch64 clean
+.PHONY: demo native test test-all fast-test torture lint check bench bench-report pictures train-demo wheels release test-aarch64 clean
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/python localspec/native/build.py
@@ -44,10 +45,13 @@ native: $(INSTALLED)
 	$(PYTHON) localspec/native/build.py
 
 test: $(TESTABLE) native
+	$(PYTEST) -m "not long"
+
+test-all: $(TESTABLE) native
 	$(PYTEST)
 
 fast-test: $(TESTABLE) native
-	$(PYTEST) -m "not slow"
+	$(PYTEST) -m "not slow and not long"
 
 torture: $(TESTABLE) native
 	PYTHONPATH=tests OMP_NUM_THREADS=1 $(PYTHON) -m torture $(TORTURE)

@@ -235,6 +235,7 @@ def test_ctrl_c_while_it_answers_or_trains_or_benches(train, place, monkeypatch)
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("kind", [kind for kind in kinds("weights") if kind != "medusa"])
 def test_the_other_kinds_have_the_same_course_and_go_on_with_it(
     small, speeds, model, tmp_path, monkeypatch, capfd, kind
@@ -413,6 +414,7 @@ def test_the_bench_has_as_many_prompts_as_its_time_allows():
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.usefixtures("one_reply_of_each_kind")
 def test_killed_again_and_again_on_the_demo_it_comes_to_its_end(tmp_path):
     """The whole of it, but for what is told of replies in the end: answers, a few steps, a bench, and a process that dies

@@ -263,6 +263,7 @@ def test_flags_that_are_missing_or_cannot_be(tmp_path, distill):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_ctrl_c_leaves_a_file_to_go_on_with(tmp_path, model):
     file, out = tmp_path / "many.txt", tmp_path / "out.jsonl"
     file.write_text("".join(f"the cat sat on {number}\n" for number in range(300)))

@@ -246,6 +246,7 @@ def test_parts_that_are_left_out_are_not_searched_for_and_not_used(home, model, 
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_bench_tells_how_a_pair_drafts_and_tune_keeps_what_it_finds(home, model, small, tmp_path):
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("hello\nwhat else\n")

@@ -519,6 +519,7 @@ def test_ctrl_c_keeps_a_checkpoint_and_says_how_to_go_on(cage, tmp_path, model, 
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGHUP])
 def test_ended_from_outside_it_keeps_a_checkpoint_as_by_ctrl_c(cage, tmp_path, model, data, whole, sent):
     """A logout or a terminal that is closed; who waits for it learns what ended it."""
@@ -545,6 +546,7 @@ def launched(home: Path, *words: object) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_two_processes_learn_what_one_learns(tmp_path, model, data, whole):
     out = tmp_path / "out"
     result = launched(tmp_path, "--multi_gpu", "-m", "localspec", *asked(model, data, out, "--device", "cpu"))
@@ -578,6 +580,7 @@ sys.exit(code)
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_processes_that_share_the_model_learn_what_one_learns(tmp_path):
     """Of the demo model each holds a half of the layers, before and after they were used; steps give them unequal work."""
     chats = tmp_path / "chats.jsonl"

@@ -104,6 +104,7 @@ def test_a_target_with_recurrent_layers_and_its_own_layer_that_drafts(device: st
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("kind", MAKERS)
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 def test_in_16_bits_the_text_is_the_plain_one_to_the_bit_where_the_self_test_says_so_else_to_a_near_tie(
@@ -141,6 +142,7 @@ def near_tie(target: Target, prompt: list[int], ids: list[int], plain: list[int]
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("kind", MAKERS)
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_in_the_exact_form_the_text_is_the_plain_one_to_the_bit(

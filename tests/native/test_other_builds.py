@@ -25,7 +25,11 @@ import pytest
 sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "-p", "no:xdist", *sys.argv[2:]]))
 """
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(HOST is None, reason="no native library is made for this machine")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.long,
+    pytest.mark.skipif(HOST is None, reason="no native library is made for this machine"),
+]
 
 
 def verdict(folder, objects) -> str:

@@ -397,6 +397,7 @@ print(status("VmHWM") - before)
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @needs_peaks
 def test_packing_takes_a_few_pieces_of_memory_however_large_a_tensor_is(tiny, tmp_path):
     rows = 2**21

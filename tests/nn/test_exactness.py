@@ -667,6 +667,7 @@ for path in sys.argv[1:]:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_what_is_bitwise_is_so_with_other_kernels_too(tiny: Make) -> None:
     """Kernels for the oldest CPUs have other pages for eight rows than for four, and others again near the end."""
     here = Path(__file__).parent

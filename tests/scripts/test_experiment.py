@@ -237,6 +237,7 @@ PAPERS = {
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.usefixtures("timed_briefly", "one_reply_of_each_kind")
 @pytest.mark.parametrize("paper", PAPERS)
 def test_all_of_it_runs_and_what_was_kept_is_not_made_again(

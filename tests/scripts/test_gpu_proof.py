@@ -502,6 +502,7 @@ def test_a_command_is_told_without_where_files_lie() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_all_stages_run_on_a_cpu_and_the_same_command_measures_nothing_again(tmp_path: Path) -> None:
     words = [str(ROOT / "scripts" / "gpu_proof.py"), "--device", "cpu", "--small", "--work", str(tmp_path / "work")]
     words += ["--models", str(tmp_path / "models"), "--out", str(tmp_path / "gpu.md")]

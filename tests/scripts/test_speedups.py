@@ -111,6 +111,7 @@ def test_over_all_cells_are_counted_and_the_lowest_is_named() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_run_that_was_stopped_goes_on_with_what_auto_took(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCALSPEC_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(speedups, "LEAST", 1)  # however soon this model's text ends

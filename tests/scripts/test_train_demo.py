@@ -161,6 +161,7 @@ def progress(work: Path, stage: str) -> dict:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_long_stage_goes_on_the_last_one_leaves_it_and_the_draft_follows(small, monkeypatch):
     data, work = small
     run(monkeypatch, data, work, "long", 4)
@@ -199,6 +200,7 @@ def test_the_long_stage_goes_on_the_last_one_leaves_it_and_the_draft_follows(sma
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_stage_that_is_done_again_sees_other_passes_and_ends_with_the_mean(small, monkeypatch, tmp_path):
     data, work = small
     run(monkeypatch, data, work, "long", 1)
@@ -238,6 +240,7 @@ def test_the_last_stage_needs_the_long_one_and_a_length(small, monkeypatch, tmp_
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_run_that_is_killed_goes_on_and_a_second_one_is_refused(small, monkeypatch):
     """In processes of their own, at the true size but for the batch."""
     data, work = small

@@ -23,6 +23,7 @@ def here(words: list[str], check: bool) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.usefixtures("one_reply_of_each_kind")
 def test_one_kind_for_a_step(tmp_path, monkeypatch):
     spec = importlib.util.spec_from_file_location("train_demo_drafters", SCRIPT)

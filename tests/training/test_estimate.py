@@ -142,6 +142,7 @@ def test_what_a_recurrent_layer_holds_of_a_text_is_counted(tiny, name):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     "options",
     [

@@ -84,6 +84,7 @@ def test_a_gradient_is_the_same_to_the_bit(tiny: Make, form: str, packing: str) 
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("form", cases(FORMS, ["s3d", "s3d full"]))
 def test_the_estimate_knows_what_is_held_either_way(wide: Target, form: str) -> None:
     """Of a longer text more is held, by about as much as is promised for each token."""
