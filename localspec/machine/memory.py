@@ -13,7 +13,9 @@ def free_memory(device: str = "cpu") -> int:
     if device.startswith("cuda"):
         import torch
 
-        return int(torch.cuda.mem_get_info(device)[0])
+        # what torch's allocator holds and nothing uses is given back where that is needed
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0]) + max(0, unused)
     available = min(int(psutil.virtual_memory().available), _container()[1])
     if device == "mps":
         import torch

@@ -55,6 +55,14 @@ def test_a_gpu_is_named_and_not_the_processor(monkeypatch: pytest.MonkeyPatch) -
     assert memory.free_memory("cuda:1") == 7
 
 
+def test_what_torch_holds_and_nothing_uses_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after another model was let go; torch gives it back before it fails."""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (7, 100))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 60 if device == "cuda:1" else 0)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 20 if device == "cuda:1" else 0)
+    assert memory.free_memory("cuda:1") == 47 and memory.free_memory("cuda:0") == 7
+
+
 def test_the_processor_has_a_name_where_nothing_tells_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert hardware.cpu_name()
     monkeypatch.setattr(hardware.platform, "processor", lambda: "")
