@@ -66,7 +66,7 @@ def decode_step(
     cache.keep(path)
     accepted, hidden = [tree.tokens[node] for node in path[1:]], output.hidden.take(path)
     inner = None if output.inner is None else output.inner.take(path)
-    times = pruned - began, verified - pruned
+    times = pruned - began, max(0.0, verified - pruned - output.once_seconds)
     step = Step([*accepted, bonus], hidden, tree, path, greedy_picks, *times, output.logits, inner=inner)
     walked = time.perf_counter()
     drafter.observe(step)

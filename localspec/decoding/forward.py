@@ -52,11 +52,13 @@ class ForwardOutput:
     [rows, hidden_size].
 
     `inner` are the states that were asked for, side by side [rows, places * hidden_size]; None where none were.
+    `once_seconds` is what this forward took to prepare for others like it, and no later one takes.
     """
 
     logits: Logits
     hidden: Hidden
     inner: Hidden | None = None
+    once_seconds: float = 0.0
 
 
 class ForwardModel(Protocol[CacheT]):

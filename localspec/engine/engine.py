@@ -119,7 +119,11 @@ class Engine:
         self.session = Session(self.target, drafter, budget, self.target.chat.thinking)
         self._calibrated = calibrated(drafter, choice, self.profile)
         self._spill_watch = SpillWatch(choice.device, self.costs, self._reporter)
-        self._recording_watch = RecordingWatch(choice.device, self.target, cache, self.profile.subject)
+        small = self.draft_model
+        watched = [(self.target, self.profile), *([(small.target, small.profile)] if small else [])]
+        self._recording_watches = [
+            RecordingWatch(choice.device, model, cache, profile.subject) for model, profile in watched
+        ]
         self._warned_of_context = False
         self.load_seconds = time.perf_counter() - began
 
@@ -323,7 +327,8 @@ class Engine:
 
     def _keep(self, start: int, kind: DecodingKind) -> None:
         """Keeps what the reply that began at token `start` taught. What cannot be kept costs this session nothing."""
-        self._recording_watch.look()
+        for watch in self._recording_watches:
+            watch.look()
         statistics = None if self.choice.fixed else self.session.statistics
         if statistics is not None:
             self._spill_watch.look(statistics, len(self.session.tokens))

@@ -6,11 +6,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 from localspec.checkpoint import revision, weight_files
 from localspec.environment import home
-from localspec.errors import LocalspecError
+from localspec.errors import LocalspecError, out_of_memory
 from localspec.events import Reporter
 from localspec.machine.hardware import physical_cores
 from localspec.machine.memory import free_memory
@@ -50,7 +50,7 @@ def load_kept(choice: LoadSpec, load: Load, reporter: Reporter) -> "Target":
     target = load(None)
     try:
         _keep(target, file, made_of, choice, reporter)
-    except (LocalspecError, OSError) as trouble:
+    except (LocalspecError, OSError, MemoryError, RuntimeError) as trouble:
         reporter.notice(f"The packed model cannot be kept: {_told(trouble)}.")
     return target
 
@@ -75,7 +75,7 @@ def _place(choice: LoadSpec, reporter: Reporter) -> tuple[Path, str]:
 
 def _keep(target: "Target", file: Path, made_of: str, choice: LoadSpec, reporter: Reporter) -> None:
     """Writes the packed weights where disk and main memory have room; one process writes, others go on without."""
-    from localspec.nn.kept_nf4 import write
+    from localspec.nn.kept_nf4 import former_files, write
 
     private_directory(file.parent)
     remove_abandoned(file.parent)
@@ -85,17 +85,25 @@ def _keep(target: "Target", file: Path, made_of: str, choice: LoadSpec, reporter
     before = stamps(files)
     reporter.progress(f"keeping {choice.target.name} as it was packed, once")
     try:
-        with FileLock(lock_of(file), mode=0o600):
-            if not file.exists():
-                write(target.transformer, file, made_of)
-    finally:
+        with FileLock(lock_of(file), timeout=0, mode=0o600):
+            try:
+                if not file.exists():
+                    write(target.transformer, file, made_of, str(choice.target.path))
+            finally:
+                with suppress(OSError):
+                    lock_of(file).unlink()
+    except Timeout:  # another process writes it
+        return
+    for former in former_files(file, made_of, str(choice.target.path)):  # nothing else would ever name them
         with suppress(OSError):
-            lock_of(file).unlink()
+            former.unlink()
     if stamps(files) != before:
         file.unlink(missing_ok=True)
         raise LocalspecError("its weights changed meanwhile.")
 
 
 def _told(trouble: Exception) -> str:
+    if out_of_memory(trouble):
+        return "there is no memory to write it"
     reason = trouble.strerror if isinstance(trouble, OSError) and trouble.strerror else str(trouble)
     return reason.rstrip(".")

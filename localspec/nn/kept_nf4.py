@@ -21,8 +21,8 @@ FORMAT = "1"  # of what is written; another one is made anew
 SHAPE = ".shape"  # of a packed matrix before its columns were filled up: int64 [2]
 
 
-def write(transformer: Transformer, file: Path, made_of: str) -> None:
-    """Writes a model whole or not at all; `made_of` says of which weights it was made. Raises OSError."""
+def write(transformer: Transformer, file: Path, made_of: str, where: str) -> None:
+    """Writes a model whole or not at all; `made_of` says of which weights, and `where` they lie. Raises OSError."""
     tensors: dict[str, torch.Tensor] = {}
     for name, layer in transformer.named_modules():
         if isinstance(layer, NF4Linear):
@@ -34,7 +34,7 @@ def write(transformer: Transformer, file: Path, made_of: str) -> None:
     partial = file.with_name(file.name + ".partial")
     try:
         os.close(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600))
-        about = {"format": "pt", "localspec": FORMAT, "made_of": made_of}
+        about = {"format": "pt", "localspec": FORMAT, "made_of": made_of, "where": where}
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, partial, metadata=about)
         with partial.open("rb") as stream:
             os.fsync(stream.fileno())
@@ -45,6 +45,18 @@ def write(transformer: Transformer, file: Path, made_of: str) -> None:
         if isinstance(error, SafetensorError):  # which has no number of the system's
             raise OSError(str(error)) from error
         raise
+
+
+def former_files(file: Path, made_of: str, where: str) -> list[Path]:
+    """Files beside this one of other weights that lay in the same place before."""
+    found = []
+    for other in file.parent.glob(f"*{file.suffix}"):
+        with suppress(SafetensorError, OSError):
+            stored: Any = safe_open(other, "pt")
+            about = stored.metadata() or {}
+            if about.get("where") == where and about.get("made_of") != made_of:
+                found.append(other)
+    return found
 
 
 class KeptWeights(Mapping[str, Any]):

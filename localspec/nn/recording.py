@@ -1,6 +1,7 @@
 """CUDA graphs: a function of tensors that is recorded once, and played again on other numbers in the same places."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -68,6 +69,9 @@ def _record(graph: Any, function: Callable[[], Any], device: torch.device, strea
             # Other threads may take memory meanwhile, which concerns no recording.
             with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
                 function()
-        except BaseException:
-            torch.cuda.set_stream(before)  # torch does not come back from one that fails
+        except BaseException:  # torch comes back neither from the stream nor from the memory of one that fails
+            torch.cuda.set_stream(before)
+            with suppress(Exception):
+                torch._C._cuda_endAllocateToPool(device.index, pool)
+            _studio.cache_clear()  # whatever is recorded later gets memory of its own
             raise

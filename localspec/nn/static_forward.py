@@ -4,7 +4,8 @@ So a GPU's driver can record one and play it again with a single call (`Recordin
 that.
 """
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Hashable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -50,6 +51,7 @@ class StaticRows(NamedTuple):
     inner: torch.Tensor | None
     logits: torch.Tensor | None
     summary: torch.Tensor | None
+    recording_seconds: float = 0.0  # that later forwards of this shape do not take
 
     def kept(self) -> "StaticRows":
         """Returns copies of the states, and of all else what there is."""
@@ -69,6 +71,8 @@ class StaticForward:
         self.trouble: str | None = None
         self._results: dict[Shape, tuple[torch.Tensor, ...]] = {}
         self._finders: dict[tuple[float, ...], Recording] = {}  # of contenders
+        self._unrecorded: set[Hashable] = set()  # what there was no memory to record
+        self._recording_seconds = 0.0  # of the forward under way
 
     @staticmethod
     def reads(cache: object, rows: int) -> bool:
@@ -103,6 +107,8 @@ class StaticForward:
         if not self.captured or len(logits) > 1:
             return contenders(logits, keys, sampling)
         form = (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
+        if form in self._unrecorded:
+            return contenders(logits, keys, sampling)
         if form not in self._finders:
             self._finders.clear()  # who changes how text is sampled seldom changes it back
 
@@ -113,13 +119,15 @@ class StaticForward:
             try:
                 self._finders[form] = Recording(find, [logits, keys])
             except RuntimeError as error:
-                self._give_up(error)
+                self._give_up(error, form)
                 return contenders(logits, keys, sampling)
         return Contenders(*self._finders[form](logits, keys))
 
-    def _give_up(self, error: RuntimeError) -> None:
-        """Records nothing more, unless memory alone was short."""
-        if not out_of_memory(error):
+    def _give_up(self, error: RuntimeError, form: Hashable) -> None:
+        """Records nothing more, or where memory was short not this form: to try again and again would take longest."""
+        if out_of_memory(error):
+            self._unrecorded.add(form)
+        else:
             self.captured, self.trouble = False, first_line(error).rstrip(".")
 
     def _read(
@@ -149,11 +157,12 @@ class StaticForward:
         if embeddings is not None:  # NaN that an earlier draft left in a spare row would reach the others
             inputs.append(F.pad(embeddings, (0, 0, 0, len(spare))))
         function = self._function(shape, cache, adapters)
+        self._recording_seconds = 0.0
         recording = self._recording(shape, cache, adapters, function, inputs) if self.captured else None
         results = list((recording or function)(*inputs))
         hidden, states = results.pop(0)[:count], results.pop(0)[:count] if inner else None
         logits, short = (part[:count] for part in results) if head else (None, None)
-        return StaticRows(hidden, states, logits, short)
+        return StaticRows(hidden, states, logits, short, self._recording_seconds)
 
     def _function(self, shape: Shape, cache: KVCache, adapters: Mapping[int, LayerAdapters] | None) -> Function:
         """Returns the forward as a function of numbers on the device: length, and of all rows token, depth, bits."""
@@ -190,13 +199,17 @@ class StaticForward:
             recording, _ = recordings.pop(shape)
         else:
             alike = shape._replace(visible=0)
+            if alike in self._unrecorded:
+                return None
+            began = time.perf_counter()
             try:
                 recording = Recording(function, inputs, self._results.get(alike))
             except RuntimeError as error:
                 recordings.clear()  # which gives memory back
-                self._give_up(error)
+                self._give_up(error, alike)
                 return None
             self._results[alike] = recording.results
+            self._recording_seconds += time.perf_counter() - began
         while len(recordings) >= MOST_RECORDINGS:
             del recordings[next(iter(recordings))]
         recordings[shape] = recording, adapters  # the latest; while they are held, no others have their id

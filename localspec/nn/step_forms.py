@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
+from localspec.decoding.sampling import Sampling
 from localspec.decoding.tree import DraftTree
 from localspec.errors import first_line, out_of_memory
 from localspec.nn.cache import KVCache
@@ -16,7 +17,8 @@ from localspec.policy.prediction import BUCKET, STATIC_ROWS
 # Tokens of text: twice what one recording serves, and then what another one does.
 LENGTHS = (BUCKET - 40, 3, 2 * BUCKET + 1)
 QUICKER: tuple[StepForm, ...] = ("static", "captured")
-ROWS = (1, 5, 16)  # of a single token, of a few that are filled up, of a tree
+FEW = (1, 5, 16)  # rows: of a single token, of a few that are filled up, of a tree
+SAMPLED = Sampling(0.9, seed=1), Sampling(1.1, top_p=0.9, seed=2), Sampling(0.8, top_k=40, min_p=0.01, seed=3)
 
 
 def find_step_form(target: Target) -> tuple[StepForm, str | None]:
@@ -68,14 +70,24 @@ def _difference(target: Target, form: StepForm) -> str | None:
 
 
 def _cases() -> list[tuple[int, int]]:
-    return [(rows, length) for rows in ROWS for length in LENGTHS]
+    every = [(rows, LENGTHS[0]) for rows in (*STATIC_ROWS, 3)]
+    return [*every, *((rows, length) for rows in FEW for length in LENGTHS)]
 
 
 def _parts(target: Target, cache: KVCache, rows: int, length: int) -> Sequence[torch.Tensor]:
-    """Returns logits, states and what is written of a tree of so many rows, after so many tokens."""
+    """Returns all that decoding takes of a tree of so many rows, after so many tokens, and of a draft by two layers."""
     cache.assume(length)
     tokens = [(37 * row + length) % target.vocab_size for row in range(rows)]
     parents = [-1, *((row - 1) // 2 if target.branches else row - 1 for row in range(1, rows))]
     output = target.forward(DraftTree(tokens, parents), cache)
     assert isinstance(output.logits, TorchLogits)
-    return output.logits.rows.clone(), output.hidden.rows.clone(), cache.rows(range(rows))
+    found = [output.logits.rows.clone(), output.hidden.rows.clone(), cache.rows(range(rows))]
+    picked = [output.logits.picks([length + 1] * rows, sampling) for sampling in SAMPLED]
+    numbers = [*output.logits.argmax(), output.logits.finite(), output.hidden.finite()]
+    numbers += [picks[row] for picks in picked for row in {0, rows - 1}]
+    model, layers = target.compute.target, len(target.transformer.layers)
+    # Where layers read more than embeddings none drafts; and eagerly a draft is not filled up.
+    if not model.sizes.per_layer_inputs[0] and rows in STATIC_ROWS:
+        states = model.read_rows(model.embed(tokens), cache, sorted({0, layers - 1}))
+        found += [states, cache.rows(range(rows))]
+    return [*found, torch.tensor(numbers)]

@@ -292,7 +292,8 @@ def _step_output(rows: StaticRows, last: bool, find: Find) -> ForwardOutput:
     numbers = StepNumbers(rows.summary)
     hidden = StepHidden(rows.hidden, lambda some: bool(numbers[0][list(some), STATES_FINITE].all()))
     inner = None if rows.inner is None else TorchHidden(rows.inner)
-    return ForwardOutput(StepLogits(rows.logits, numbers, len(rows.hidden) - 1 if last else 0, find), hidden, inner)
+    logits = StepLogits(rows.logits, numbers, len(rows.hidden) - 1 if last else 0, find)
+    return ForwardOutput(logits, hidden, inner, rows.recording_seconds)
 
 
 def is_chain(parents: Sequence[int]) -> bool:

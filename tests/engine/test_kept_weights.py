@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from filelock import FileLock
 from tiny_models import FAMILIES, Tiny, prompt_ids
 
 from localspec.config import Settings
@@ -17,7 +18,7 @@ from localspec.engine import kept_weights
 from localspec.engine.backends import open_target
 from localspec.errors import UsageMistake
 from localspec.events import Reporter
-from localspec.models.packed_files import packed_of
+from localspec.models.packed_files import lock_of, packed_of
 from localspec.models.registry import resolve
 from localspec.nn import packing
 from localspec.nn import target as target_module
@@ -121,6 +122,9 @@ def test_weights_that_changed_are_packed_anew(
     weights.write_bytes(content)
     after = model.load()
     assert model.packed > 0 and not torch.equal(logits(after), before)
+    assert len(model.files) == 1, "nothing else would ever name the other"
+    model.load(dtype="fp32")
+    assert len(model.files) == 2, "the same weights"
 
 
 @pytest.mark.parametrize("harm", ["cut", "empty", "other", "lacks"])
@@ -165,6 +169,34 @@ def test_a_full_disk_costs_no_answer(here: Callable[[str], Here], monkeypatch: p
     model.load()
     assert model.notices == ["The packed model cannot be kept: No space left on device."]
     assert left(Paths(model.home).packed) == []
+
+
+@pytest.mark.parametrize("error", [MemoryError(), torch.OutOfMemoryError("CUDA out of memory.")], ids=repr)
+def test_memory_that_runs_out_while_it_is_written_costs_no_answer(
+    here: Callable[[str], Here], monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    model = here(BIASES)
+
+    def short(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr("localspec.nn.kept_nf4.save_file", short)
+    assert logits(model.load()).isfinite().all()
+    assert model.notices == ["The packed model cannot be kept: there is no memory to write it."]
+    assert left(Paths(model.home).packed) == []
+
+
+def test_who_comes_while_another_process_writes_goes_on_without(here: Callable[[str], Here]) -> None:
+    model = here(BIASES)
+    model.load()
+    (file,) = model.files
+    file.unlink()
+    with FileLock(lock_of(file)):
+        model.load()
+        assert model.packed > 0 and model.notices == [] and not file.exists()
+        assert lock_of(file).exists(), "it is the other's"
+    model.load()
+    assert file.exists()
 
 
 def test_a_cache_that_cannot_be_written_costs_no_answer(

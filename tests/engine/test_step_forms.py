@@ -1,5 +1,6 @@
 """What the engine makes of the self-check of recorded steps: once, kept, and never again where it ended the program."""
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -7,13 +8,19 @@ from typing import Any
 
 import pytest
 
+from localspec.config import Settings
+from localspec.decoding.limits import Limits
 from localspec.engine import step_forms as module
+from localspec.engine.engine import Engine
 from localspec.engine.measurement_cache import MeasurementCache
 from localspec.engine.step_forms import STEP_FORM, FoundForm, RecordingWatch, settle_step_form
 from localspec.events import Reporter
+from localspec.machine.nvidia import NvidiaDriver
+from localspec.models.registry import resolve
 from localspec.store.store import Store
 
 SUBJECT = "a model on cuda:0"
+KEPT = f"{SUBJECT} · driver 580.65"
 
 
 class GPU:
@@ -21,6 +28,7 @@ class GPU:
 
     def __init__(self, store: Store | None, monkeypatch: pytest.MonkeyPatch) -> None:
         self.device = "cuda:0"
+        monkeypatch.setattr(module, "nvidia_driver", lambda: NvidiaDriver("580.65"))
         self.notices: list[str] = []
         self.forms: list[str] = []
         self.checks = 0
@@ -69,18 +77,53 @@ def test_why_steps_are_not_recorded_is_said_each_time(gpu: GPU) -> None:
     )
 
 
-def test_a_check_that_ended_the_program_is_not_tried_again(gpu: GPU) -> None:
-    def ended() -> tuple[str, str | None]:
-        raise SystemExit
-
-    gpu.finds = ended
-    with pytest.raises(SystemExit):
-        gpu.load()
+def kept_while_it_was_tried(gpu: GPU) -> Any:
+    """What stands in the store while the check runs."""
+    assert gpu.store is not None
+    seen: list[Any] = []
+    gpu.finds = lambda: seen.append(gpu.store.measurements.recall(STEP_FORM.name, KEPT)) or ("captured", None)  # type: ignore[union-attr,func-returns-value]
     gpu.load()
-    assert gpu.checks == 1 and gpu.forms == ["eager"]
+    gpu.checks, gpu.forms = 0, []
+    return seen[0]
+
+
+def test_a_check_that_ended_the_program_is_not_tried_again(gpu: GPU) -> None:
+    tried = kept_while_it_was_tried(gpu)
+    gpu.store.measurements.remember(STEP_FORM.name, KEPT, {**tried, "tried_by": f"{os.getpid()} 1.0"})  # type: ignore[union-attr]
+    gpu.load()
+    assert gpu.checks == 0 and gpu.forms == ["eager"]
     assert gpu.notices == [
         "steps are not recorded on this GPU, and slower for it: the program ended while it was tried."
     ]
+
+
+def test_while_another_process_looks_nobody_else_does(gpu: GPU) -> None:
+    gpu.store.measurements.remember(STEP_FORM.name, KEPT, kept_while_it_was_tried(gpu))  # type: ignore[union-attr]
+    gpu.load()
+    assert gpu.checks == 0 and gpu.forms == ["eager"]
+    assert gpu.notices == [
+        "steps are not recorded on this GPU, and slower for it: another process is looking whether they can be."
+    ]
+
+
+def test_ctrl_c_is_no_reason_not_to_look_again(gpu: GPU) -> None:
+    def interrupted() -> tuple[str, str | None]:
+        raise KeyboardInterrupt
+
+    gpu.finds = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        gpu.load()
+    gpu.finds = lambda: ("captured", None)
+    gpu.load()
+    assert gpu.checks == 2 and gpu.forms == ["captured"] and gpu.notices == []
+
+
+def test_with_another_driver_it_is_looked_at_again(gpu: GPU, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu.finds = lambda: ("static", "CUDA error: unknown")
+    gpu.load()
+    monkeypatch.setattr(module, "nvidia_driver", lambda: NvidiaDriver("600.1"))
+    gpu.load()
+    assert gpu.checks == 2
 
 
 def test_memory_that_was_short_is_looked_for_again(gpu: GPU) -> None:
@@ -124,7 +167,7 @@ def test_trouble_in_a_reply_is_said_once_and_kept(gpu: GPU) -> None:
     "value", [{}, {"form": "quick"}, {"form": "static", "why": 3}, "captured", {"form": "static", "who": 1}]
 )
 def test_what_else_stands_in_the_store_is_checked_again(gpu: GPU, value: Any) -> None:
-    gpu.store.measurements.remember(STEP_FORM.name, SUBJECT, value)  # type: ignore[union-attr]
+    gpu.store.measurements.remember(STEP_FORM.name, KEPT, value)  # type: ignore[union-attr]
     gpu.load()
     assert gpu.checks == 1 and gpu.forms == ["captured"]
 
@@ -132,3 +175,20 @@ def test_what_else_stands_in_the_store_is_checked_again(gpu: GPU, value: Any) ->
 def test_what_was_found_is_read_as_it_was_kept() -> None:
     for found in (FoundForm("captured"), FoundForm("static", "why")):
         assert STEP_FORM.parse(STEP_FORM.to_json(found)) == found
+
+
+@pytest.mark.slow
+def test_an_engine_settles_and_watches_its_model_and_the_small_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    settled: list[str] = []
+    looked: list[str] = []
+
+    def settle(device: str, target: Any, cache: MeasurementCache, subject: str) -> None:
+        settled.append(subject)
+
+    monkeypatch.setattr("localspec.engine.engine.settle_step_form", settle)
+    monkeypatch.setattr("localspec.engine.loading.settle_step_form", settle)
+    monkeypatch.setattr(RecordingWatch, "look", lambda self: looked.append(self._subject))
+    engine = Engine.open(Settings(drafter="draft_model", temperature=0.0), resolve("demo"))
+    assert len(set(settled)) == 2 and settled[0] == engine.profile.subject
+    list(engine.chat([{"role": "user", "content": "Hi"}], engine.sampling(Settings(temperature=0.0)), Limits(4)))
+    assert looked == settled

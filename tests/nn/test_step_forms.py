@@ -10,10 +10,13 @@ import torch
 from recorded_operations import Graph
 from tiny_models import FAMILIES, RECURRENT, Tiny
 
-from localspec.nn import placed_rows, recording, static_forward
+from localspec.decoding.sampling import Sampling
+from localspec.nn import placed_rows, recording, static_forward, step_logits
+from localspec.nn.contenders import Contenders, contenders
 from localspec.nn.static_forward import StaticForward
 from localspec.nn.step_forms import find_step_form
 from localspec.nn.target import Target
+from localspec.policy.prediction import STATIC_ROWS
 
 Make = Callable[[str], Tiny]
 LLAMA, WINDOW = FAMILIES[0], FAMILIES[1]
@@ -56,7 +59,43 @@ def test_rows_that_see_their_siblings_are_seen(
 ) -> None:
     monkeypatch.setattr(static_forward, "_bits", lambda parents: [2 ** (row + 1) - 1 for row in range(len(parents))])
     form, why = find_step_form(target)
-    assert form == target.step_form == "eager" and "5 rows after" in str(why) and recorded.made == 0
+    assert form == target.step_form == "eager" and "4 rows after" in str(why) and recorded.made == 0
+
+
+def no_pick(hidden: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+    return step_logits.summary(hidden, logits) * 0
+
+
+def no_contender(logits: torch.Tensor, keys: torch.Tensor, sampling: Sampling) -> Contenders:
+    found = contenders(logits, keys, sampling)
+    return Contenders(found.ids * 0, found.scores, found.before, found.noisy)
+
+
+@pytest.mark.parametrize(
+    ("place", "wrong"),
+    [("summary", no_pick), ("contenders", no_contender), ("StaticForward.chain", lambda *given: given[1] * 0)],
+)
+def test_all_that_decoding_takes_is_looked_at(
+    target: Target, recorded: type[Graph], monkeypatch: pytest.MonkeyPatch, place: str, wrong: Any
+) -> None:
+    owner, _, name = place.rpartition(".")
+    monkeypatch.setattr(StaticForward if owner else static_forward, name, wrong)
+    assert find_step_form(target)[0] == "eager"
+
+
+@pytest.mark.parametrize("rows", STATIC_ROWS)
+def test_every_number_of_rows_is_looked_at(
+    target: Target, recorded: type[Graph], monkeypatch: pytest.MonkeyPatch, rows: int
+) -> None:
+    read = StaticForward.tree
+
+    def off(self: StaticForward, tree: Any, *given: Any) -> Any:
+        found = read(self, tree, *given)
+        return found._replace(logits=found.logits + 1) if tree.size == rows else found
+
+    monkeypatch.setattr(StaticForward, "tree", off)
+    form, why = find_step_form(target)
+    assert form == "eager" and f"of {rows} rows" in str(why)
 
 
 def test_a_recording_that_is_not_played_is_seen(
@@ -130,3 +169,35 @@ def test_after_a_recording_that_failed_the_stream_is_the_usual_one(
     with pytest.raises(RuntimeError, match="not permitted"):
         recording.Recording(lambda x: (x * float(x.sum()),), [torch.ones(2)])
     assert recorded.streams == ["usual"]
+
+
+def test_after_a_recording_that_failed_others_have_memory_of_their_own(
+    recorded: type[Graph], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch leaves the memory of one that failed as if it were still under way."""
+    pools = iter([(0, number) for number in range(9)])
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: next(pools))
+    monkeypatch.setattr(Graph, "pool", lambda self: self.given)
+    graph = torch.cuda.graph
+    used: list[Any] = []
+
+    def noted(made: Any, pool: Any, **how: Any) -> Any:
+        used.append(pool)
+        made.given = pool
+        return graph(made)
+
+    monkeypatch.setattr(torch.cuda, "graph", noted)
+    recording._studio.cache_clear()
+    with pytest.raises(RuntimeError):
+        recording.Recording(lambda x: (x * float(x.sum()),), [torch.ones(2)])
+    before = used[-1]
+    recording.Recording(lambda x: (x + 1,), [torch.ones(2)])
+    assert used[-1] != before
+    recording._studio.cache_clear()
+
+
+def test_a_recording_changes_nothing_of_what_it_is_given(recorded: type[Graph]) -> None:
+    given = torch.ones(2)
+    made = recording.Recording(lambda x: (x + 1,), [given])
+    made(torch.zeros(2))
+    assert given.tolist() == [1.0, 1.0]
