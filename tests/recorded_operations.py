@@ -13,7 +13,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
-from localspec.nn import recording
+from localspec.nn import recording, transfer
 
 # Operations that wait for the device: numbers for Python (of lists resolve_conj), and results of unknown size.
 WAITS = ("item", "_local_scalar_dense", "is_nonzero", "resolve_conj", "equal", "nonzero", "masked_select", "unique")
@@ -66,14 +66,21 @@ def _graph(graph: Graph, **_: Any) -> Iterator[None]:
 
 # Operations that launch nothing on a GPU: they look at the same memory in another way.
 VIEWS = (
-    "alias", "as_strided", "chunk", "detach", "dim", "expand", "flatten", "is_pinned", "lift_fresh", "movedim", "narrow",
+    "alias", "as_strided", "chunk", "detach", "detach_", "dim", "expand", "flatten", "is_pinned", "lift_fresh", "movedim", "narrow",
     "numel", "permute", "reshape", "resolve_conj", "resolve_neg", "select", "size", "slice", "split",
     "split_with_sizes", "squeeze", "stride", "t", "transpose", "unbind", "unsqueeze", "view",
 )  # fmt: skip
 
 
+# Those that may give what they were given.
+UNCHANGED = ("contiguous", "float", "long", "to", "type_as")
+
+
 class HostCalls(TorchDispatchMode):
-    """Counts what the host asks for while this is active: launches, recordings left out, and waits for the device."""
+    """Counts what the host asks for while this is active: launches, copies to and from the device among them, and waits.
+
+    A recording is one launch. An operation that gives what it was given launches nothing.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -82,14 +89,17 @@ class HostCalls(TorchDispatchMode):
 
     def __enter__(self) -> Self:
         for name in ("cpu", "tolist"):
-            self._patch.setattr(torch.Tensor, name, self._waiting(getattr(torch.Tensor, name)))
+            self._patch.setattr(torch.Tensor, name, self._counted(getattr(torch.Tensor, name), waits=1))
+        self._patch.setattr(transfer, "moved", self._counted(transfer.moved, waits=0))
+        self._patch.setattr(Graph, "replay", self._counted(Graph.replay, waits=0))
         super().__enter__()
         return self
 
-    def _waiting(self, method: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], Any]:
-        def counted(tensor: torch.Tensor) -> Any:
-            self.waits += 1
-            return method(tensor)
+    def _counted(self, function: Callable[..., Any], waits: int) -> Callable[..., Any]:
+        def counted(*given: Any) -> Any:
+            self.waits += waits
+            self.launches += 1
+            return function(*given)
 
         return counted
 
@@ -98,12 +108,16 @@ class HostCalls(TorchDispatchMode):
         self._patch.undo()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
-        name = str(func).split(".")[1]
+        name, found = str(func).split(".")[1], func(*args, **(kwargs or {}))
         if name in ("item", "_local_scalar_dense", "is_nonzero"):
             self.waits += 1
-        elif name not in VIEWS:
+        elif name not in VIEWS and not (name in UNCHANGED and _same(found, args[0])):
             self.launches += 1
-        return func(*args, **(kwargs or {}))
+        return found
+
+
+def _same(found: Any, given: Any) -> bool:
+    return isinstance(found, torch.Tensor) and isinstance(given, torch.Tensor) and found.data_ptr() == given.data_ptr()
 
 
 def in_place_of_cuda(monkeypatch: pytest.MonkeyPatch) -> type[Graph]:

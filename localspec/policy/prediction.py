@@ -17,6 +17,7 @@ CHUNK = 512  # prompt tokens a forward: bounds the memory of prefill
 NOISE_BYTES = 48  # that finding a pick takes of each id of a row on a GPU, whose noise has 64 bits while it is made
 # Recordings that a reply plays, and bytes that a driver is taken to keep of one: nobody has measured it.
 USUAL_RECORDINGS, RECORDING = 6, 12 * 2**20
+PRODUCTS = 32 * 2**20  # bytes that cuBLAS keeps for recordings, on the largest cards
 STATIC_ROWS = (1, 2, 4, 8, 16, 32, 64)  # of a step on a GPU, whose rows are filled up to one of these
 BUCKET = 256  # slots: caches grow by this many, and attention looks at a multiple of it, so that shapes seldom change
 ROWS, MOST_PARTS = 256, 64 * 2**20  # of the CPU engine: rows that pass a layer together; bytes of parts of attention
@@ -114,7 +115,7 @@ def workspace(shape: Shape, dtype: str, quantize: str, backend: str, tokens: int
         return _native_forward(shape, dtype, quantize, tokens) + max(states, (nodes + 1) * shape.vocab_size * 4)
     item = ITEM[dtype]
     held = max(CHUNK * _row(shape) * item, (nodes + 1) * shape.vocab_size * (item + 4))
-    return held + (recordings(shape, dtype, nodes) if backend == "cuda" else 0)
+    return held + (recordings(shape, dtype, quantize, nodes) if backend == "cuda" else 0)
 
 
 def _row(shape: Shape) -> int:
@@ -124,17 +125,18 @@ def _row(shape: Shape) -> int:
     return numbers + 4 * shape.hidden_size + 4 * widest.intermediate_size + 2 * shape.num_layers * shape.layer_inputs[0]
 
 
-def recordings(shape: Shape, dtype: str, nodes: int) -> int:
+def recordings(shape: Shape, dtype: str, quantize: str, nodes: int) -> int:
     """Bytes of recorded steps on a GPU, and of finding picks there.
 
     Results have memory of their own, by their rows: 1 + 2 + 4 + … of them; all else that a step holds has one place for
-    all recordings.
+    all recordings. From some number of rows on, which hangs on the card, bitsandbytes makes a matrix in NF4 dense.
     """
     item, rows = ITEM[dtype], next((rows for rows in STATIC_ROWS if rows > nodes), STATIC_ROWS[-1])
     results = 2 * rows * (shape.vocab_size + shape.hidden_size) * item
     step = rows * (_row(shape) * item + shape.vocab_size * (item + 1))
     picks = shape.vocab_size * (NOISE_BYTES + 2 * rows * 4)
-    return results + step + picks + USUAL_RECORDINGS * RECORDING
+    dense = 2 * shape.hidden_size * shape.widest.intermediate_size * item if quantize == "nf4" else 0
+    return results + step + picks + dense + PRODUCTS + USUAL_RECORDINGS * RECORDING
 
 
 def _native_forward(shape: Shape, dtype: str, quantize: str, tokens: int) -> int:

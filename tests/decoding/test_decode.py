@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -153,6 +154,22 @@ def test_drafting_and_verification_are_timed_apart(tiny: Make, monkeypatch: pyte
     step = decode_step(target, cache, drafter, step.committed, budget, Sampling())
     assert step.learn_seconds == 10100.0
     assert (step.draft_seconds, step.verify_seconds) == (1005.0, 7.0), "to choose what is verified belongs to the draft"
+
+
+def test_what_a_forward_prepares_once_is_no_time_of_its_step(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, prompt, clock = tiny("llama-grouped-dynamic"), prompt_ids(14, seed=8), [0.0]
+    monkeypatch.setattr("localspec.decoding.decode.time.perf_counter", lambda: clock[0])
+    target, drafter, cache = copy.copy(model.target), Fixed(), model.target.cache(64)
+    forward = target.forward
+
+    def prepared(*given: Any, **named: Any) -> Any:
+        clock[0] += 7.0
+        return replace(forward(*given, **named), once_seconds=3.0)
+
+    target.forward = prepared
+    step = prefill_step(target, cache, drafter, prompt, Sampling(), last=True)
+    drafter.next = DraftTree.chain([step.committed[-1], 5])
+    assert decode_step(target, cache, drafter, step.committed, Budget(3), Sampling()).verify_seconds == 4.0
 
 
 def test_a_chunk_that_is_not_the_last_commits_its_own_tokens_only(tiny: Make) -> None:

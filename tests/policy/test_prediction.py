@@ -205,7 +205,7 @@ def test_a_tokenizer_takes_what_is_predicted(tmp_path: Path) -> None:
 
 def test_a_workspace_holds_a_chunk_of_a_prompt_or_the_logits_of_a_tree() -> None:
     slim = Shape(1, 8, 8, 1, 1, 8, 100_000, 512)
-    recorded = prediction.recordings(slim, "bf16", 15)
+    recorded = prediction.recordings(slim, "bf16", "none", 15)
     assert prediction.workspace(slim, "bf16", "none", "cuda", 999, 15) == 16 * 100_000 * 6 + recorded
     assert prediction.workspace(slim, "bf16", "none", "mps", 999, 15) == 16 * 100_000 * 6, "nothing is recorded there"
     wide = Shape(1, 512, 1024, 8, 8, 64, 10, 512)
@@ -218,11 +218,14 @@ def test_a_workspace_holds_a_chunk_of_a_prompt_or_the_logits_of_a_tree() -> None
 def test_recordings_hold_results_of_all_smaller_numbers_of_rows(nodes: int, rows: int) -> None:
     """1 + 2 + 4 + … rows of logits and states, and what one step of the most rows holds for a moment."""
     shape = Shape(1, 512, 1024, 8, 8, 64, 100_000, 512)
-    least = sum(one for one in STATIC_ROWS if one <= rows) * (100_000 + 512) * 2 + rows * 100_000 * 2
-    found, one = (prediction.recordings(shape, "bf16", count) for count in (nodes, 0))
-    alone = prediction.USUAL_RECORDINGS * prediction.RECORDING + 100_000 * prediction.NOISE_BYTES
-    assert least + alone < found < least + alone + rows * 2_000_000
+    found, one = (prediction.recordings(shape, "bf16", "none", count) for count in (nodes, 0))
+    results = sum(one for one in STATIC_ROWS if one <= rows) * (100_000 + 512) * 2
+    step = rows * (100_000 * 3 + (64 * 32 + 4 * 512 + 4 * 1024) * 2)
+    picks = 100_000 * (prediction.NOISE_BYTES + 8 * rows)
+    alone = prediction.USUAL_RECORDINGS * prediction.RECORDING + prediction.PRODUCTS
+    assert found == results + (100_000 + 512) * 2 + step + picks + alone, "results are counted as twice the most rows"
     assert (found > one) == (rows > 1)
+    assert prediction.recordings(shape, "bf16", "nf4", nodes) == found + 2 * 512 * 1024 * 2, "the largest matrix, dense"
 
 
 def test_the_cpu_engine_keeps_what_256_rows_need_and_parts_of_attention_as_long_as_they_are_small() -> None:
