@@ -53,6 +53,21 @@ def test_contenders_have_the_pick(width: int, spread: float, sampling: Sampling,
     assert len(certain) >= (0 if unsure else rows - 1)
 
 
+@pytest.mark.parametrize("top_p", [1.0, 0.999])
+@pytest.mark.parametrize("min_p", [0.02, 0.3])
+def test_min_p_ends_where_it_ends(min_p: float, top_p: float) -> None:
+    """Ids a little more and a little less likely than it allows, at places where their noise would have them picked."""
+    sampling = Sampling(1.0, min_p=min_p, top_p=top_p, seed=4)
+    edge = float(np.log(np.float32(min_p)))
+    for off in (-0.004, -0.0005, 0.0005, 0.004):
+        logits = torch.tensor([[0.0, edge * (1 + off)]]).repeat(600, 1)
+        positions = [*range(600)]
+        ours, theirs = found(logits, positions, sampling), told(logits, positions, sampling)
+        assert all(one in (None, other) for one, other in zip(ours, theirs, strict=True))
+        assert (theirs.count(1) > 5) == (off < 0) and ours.count(None) < 20
+        assert (ours.count(1) > 5) == (off < 0)
+
+
 def test_most_picks_are_certain() -> None:
     for sampling in SAMPLINGS:
         logits = random_logits(64, 5000, 4.0, seed=1)

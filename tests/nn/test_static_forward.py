@@ -130,9 +130,11 @@ def test_states_of_a_prompt_stay_when_the_next_step_is_played(tiny: Make) -> Non
     assert torch.equal(first.hidden.rows, held[0]) and torch.equal(first.inner.rows, held[1])  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("name", FAMILIES[:2], ids=["all", "window"])
 @pytest.mark.parametrize("size", [1, 2, 3, 9, 64])
-def test_rows_are_filled_up_to_a_power_of_two_and_given_back_as_they_were(tiny: Make, size: int) -> None:
-    target, eager = loaded(tiny, FAMILIES[0], "static"), loaded(tiny, FAMILIES[0])
+def test_rows_are_filled_up_to_a_power_of_two_and_given_back_as_they_were(tiny: Make, size: int, name: str) -> None:
+    """In trees that are deeper than a sliding window is wide, too."""
+    target, eager = loaded(tiny, name, "static"), loaded(tiny, name)
     eager.row_multiple = next(rows for rows in STATIC_ROWS if rows >= size)
     tree = random_tree(7, nodes=size - 1, seed=size, deep=0.9)
     both = [parts(one, tree, filled(one, 30)) for one in (target, eager)]
@@ -208,9 +210,12 @@ def test_only_so_many_recordings_are_kept(tiny: Make, recorded: type[Graph]) -> 
     for rows in (1, 2, 4):
         for layers in every:
             model.read_rows(model.embed([5] * rows), cache, layers)
+        model.read_rows(model.embed([5]), cache, every[1])
     assert recorded.made == 21 and len(cache.recordings) == MOST_RECORDINGS
     model.read_rows(model.embed([5, 5]), cache, every[0])
     assert recorded.made == 21, "the latest are kept"
+    model.read_rows(model.embed([5]), cache, every[1])
+    assert recorded.made == 21, "this one was played lately, though it was among the first"
     model.read_rows(model.embed([5]), cache, every[0])
     assert recorded.made == 22, "the first one had gone"
 
@@ -307,6 +312,8 @@ def test_finding_the_pick_of_a_row_is_recorded(tiny: Make, recorded: type[Graph]
         made = recorded.made
         assert [ours[row] for row in range(6)] == [theirs[row] for row in range(6)]
         assert recorded.made == made + anew
+        static = target.compute.target.static
+        assert static is not None and len(static._finders) == 1, "who samples otherwise seldom goes back"
     assert target.step_trouble is None
 
 
