@@ -105,8 +105,15 @@ def begun(made: argparse.ArgumentParser, given: Sequence[str] | None = None) -> 
 
 def same_settings(made: argparse.ArgumentParser, work: Path, decisive: Mapping[str, Any]) -> None:
     """Refuses a directory whose results were made with something else of what decides them, and says with what."""
-    work.mkdir(parents=True, exist_ok=True)
-    before = kept(work / "settings.json", lambda: decisive)
+    try:
+        work.mkdir(parents=True, exist_ok=True)
+        before = kept(work / "settings.json", lambda: decisive)
+        if not isinstance(before, dict):
+            raise ValueError(before)
+    except OSError as error:
+        made.error(f"--work {work} cannot be used ({error.strerror}); name another directory.")
+    except ValueError:
+        made.error(f"{work / 'settings.json'} is damaged; give another --work, or delete this one.")
     for name in dict.fromkeys((*decisive, *before)):
         was, now = before.get(name), decisive.get(name)
         if was != now:

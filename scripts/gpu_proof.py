@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # where nothing
 
 import psutil
 from experiment import positive, same_settings
+from filelock import FileLock, Timeout
 from gpu_stages.asked import MODELS, ROOT, Asked, check
 from gpu_stages.children import GRACE, last_line, run_script
 from gpu_stages.record import DeviceLost, Record, TimeUp, read
@@ -50,7 +51,7 @@ def arguments(given: Sequence[str] | None) -> tuple[argparse.ArgumentParser, arg
     parser.add_argument("--data", type=Path, help="the folder with chat.jsonl.xz and text.jsonl.xz, for stage g")
     parser.add_argument("--again", action="store_true", help="measure once more what failed")
     parser.add_argument("--needs", action="store_true", help="say what the run needs, and measure nothing")
-    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "gpu-figures.md")
+    parser.add_argument("--out", type=Path, help="docs/gpu-figures.md; of a rehearsal a page in --work")
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)  # the one stage, in this process
     asked = parser.parse_args(given)
     for stage in asked.stages:
@@ -58,8 +59,10 @@ def arguments(given: Sequence[str] | None) -> tuple[argparse.ArgumentParser, arg
             parser.error(f"There is no stage '{stage}'; use some of {' '.join(ORDER)}.")
     if not asked.needs and asked.work is None:
         parser.error("Nothing says where figures are kept; give --work DIR.")
-    if not asked.needs and not asked.out.absolute().parent.is_dir():
-        parser.error(f"--out {asked.out} lies in a directory that is not there; make it, or name another.")
+    if asked.out is None and asked.work is not None:
+        asked.out = asked.work / "gpu-figures.md" if asked.small else ROOT / "docs" / "gpu-figures.md"
+    elif not asked.needs and (asked.out.is_dir() or not asked.out.absolute().parent.is_dir()):
+        parser.error(f"--out {asked.out} is no place for a page; name a file in a directory that is there.")
     return parser, asked
 
 
@@ -81,8 +84,22 @@ def main(given: Sequence[str] | None = None) -> int:
     except LocalspecError as mistake:
         parser.error(str(mistake))
     same_settings(parser, work, decisive)
-    if options.here:
-        return stage(options.stages[0], asked, options.seconds, options.again, command_told(given))
+    try:
+        for name in ORDER:
+            read(work / f"{name}.json")
+        with FileLock(work / "running.lock", timeout=0):
+            if options.here:
+                return stage(options.stages[0], asked, options.seconds, options.again, command_told(given))
+    except LocalspecError as damaged:
+        parser.error(str(damaged))
+    except Timeout:
+        parser.error(f"Another run measures in {work}; wait until it is over, or give another --work.")
+    return all_stages(given, options)
+
+
+def all_stages(given: Sequence[str] | None, options: argparse.Namespace) -> int:
+    """Each stage by itself, and the page after it."""
+    work = options.work.absolute()
     words = list(sys.argv[1:] if given is None else given)
     for name in options.stages:
         print(f"stage {name}", flush=True)
@@ -169,4 +186,7 @@ def command_told(given: Sequence[str] | None) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:  # what was measured is kept
+        sys.exit(130)

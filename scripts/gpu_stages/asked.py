@@ -1,5 +1,7 @@
 """What a run of the proof was asked for, as all stages read it, and what of it figures depend on."""
 
+import getpass
+import os
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +13,7 @@ from localspec.errors import UsageMistake
 from localspec.machine.hardware import devices, versions
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-MODELS = Path(tempfile.gettempdir()) / "localspec-gpu-models"
+MODELS = Path(tempfile.gettempdir()) / f"localspec-gpu-models-{getpass.getuser()}"
 # How many times as wide the demo becomes on a card of so many bytes: 5.7 B, 3.2 B and 1.4 B parameters.
 FACTORS = ((40e9, 32), (20e9, 24), (0.0, 16))
 SMALL = 2
@@ -56,12 +58,22 @@ class Asked:
 
 def check(asked: Asked) -> None:
     """Raises UsageMistake for a device that is not here, and for files that cannot be read."""
-    known = devices()
-    if asked.device not in (*known, *(name.partition(":")[0] for name in known)):
-        raise UsageMistake(f"There is no device '{asked.device}' here; use one of {', '.join(known)}.")
+    if asked.device not in ("cuda", "cpu"):
+        raise UsageMistake(
+            f"--device {asked.device} is not for this; give cuda or cpu, and choose a card by CUDA_VISIBLE_DEVICES."
+        )
+    if asked.on_gpu and not any(name.startswith("cuda") for name in devices()):
+        raise UsageMistake("There is no GPU here that torch can use; rehearse with --device cpu --small.")
     if asked.device == "cpu" and not asked.small:
         raise UsageMistake("On a CPU there is only the rehearsal; give --small.")
     if asked.data is not None and not (asked.data / "chat.jsonl.xz").is_file():
         raise UsageMistake(f"--data {asked.data} holds no chat.jsonl.xz; name the folder that does.")
+    try:
+        asked.models.mkdir(mode=0o700, parents=True, exist_ok=True)
+        own = not hasattr(os, "getuid") or asked.models.stat().st_uid == os.getuid()
+    except OSError as error:
+        raise UsageMistake(f"--models {asked.models} cannot be used ({error.strerror}); name another.") from None
+    if not own:
+        raise UsageMistake(f"--models {asked.models} is somebody else's; name a directory of your own.")
     if asked.factor is not None and asked.factor < 1:
         raise UsageMistake(f"--factor {asked.factor} is too small; give 1 or more.")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from localspec.errors import first_line
+from localspec.errors import UsageMistake, first_line
 from localspec.machine.hardware import wait_for
 from localspec.machine.memory import give_back
 
@@ -61,7 +61,9 @@ class Record:
             found = self.keep(name, make())
             give_back(self._device)  # which what is free is asked of next
             return found
-        except (TimeUp, DeviceLost):
+        except (TimeUp, DeviceLost, KeyboardInterrupt, SystemExit):  # the process did not end within it
+            self._content["tries"][name] = tries
+            self._write()
             raise
         except Exception as error:  # noqa: BLE001  a kernel of another library may raise anything
             failed = f"{type(error).__name__}: {first_line(error)}"[:LONGEST]
@@ -106,10 +108,17 @@ class Record:
 
 
 def read(file: Path) -> dict[str, Any]:
-    """What a stage kept, or that it kept nothing."""
+    """What a stage kept, or that it kept nothing. Raises UsageMistake for a file that cannot be read."""
+    nothing: dict[str, Any] = {"figures": {}, "tries": {}, "runs": []}
     if not file.exists():
-        return {"figures": {}, "tries": {}, "runs": []}
-    return dict(json.loads(file.read_text("utf-8")))
+        return nothing
+    try:
+        found = json.loads(file.read_text("utf-8"))
+        if isinstance(found, dict) and all(isinstance(found.get(part), type(nothing[part])) for part in nothing):
+            return found
+    except (OSError, ValueError):
+        pass
+    raise UsageMistake(f"{file} is damaged; delete it, and what it held is measured again.")
 
 
 def failure(figure: Any) -> str:

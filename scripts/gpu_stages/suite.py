@@ -1,5 +1,6 @@
 """Stage a: the part of the test suite that is for GPUs, a file at a time."""
 
+import os
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
@@ -31,7 +32,10 @@ def tests(file: Path, asked: Asked, seconds: float) -> dict[str, Any]:
     command = [sys.executable, "-m", "pytest", *OPTIONS, f"--junitxml={report}", str(file)]
     command += ["-m", "not slow"] if asked.small else []
     try:
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=seconds, check=False)
+        where = {**os.environ, "LOCALSPEC_TEST_DEVICE": asked.device}
+        done = subprocess.run(
+            command, cwd=ROOT, env=where, capture_output=True, text=True, timeout=seconds, check=False
+        )
     except subprocess.TimeoutExpired:
         raise TimeUp(file.name) from None
     if not report.exists():

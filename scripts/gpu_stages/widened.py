@@ -29,6 +29,7 @@ from localspec.policy.selection import choose
 from localspec.store.store import Store
 
 PLAIN = "none"
+TIMES, LEAN = 2.0, 1.05  # what the project aims at: × over our own plain decoding, at so many times its memory
 DRAFTERS = (
     PLAIN, "phrases", "s3d", "medusa", "eagle3", "parallelspec", "semi", "s3d+phrases", "medusa+phrases", "eagle3+phrases",
     "lookahead", "draft_model", "ouroboros", "layers",
@@ -244,9 +245,10 @@ def aims(figures: dict[str, Any]) -> list[Aim]:
         good = {
             name: ratios(one, plain) for name, one in of.items() if plain and not failure(plain) and not failure(one)
         }
-        most = max((faster for faster, _ in good.values()), default=None)
         worth = max((worth for _, worth in good.values()), default=None)
-        found.append(Aim(f"{precision}: × of the best drafter", most, speedups_page.AIMS["chat"]))
+        lean = [faster for faster, worth in good.values() if faster <= LEAN * worth]  # M is × over relative memory
+        told = f"{precision}: × of the best drafter that takes {LEAN} times plain decoding's memory at most"
+        found.append(Aim(told, max(lean, default=None), TIMES))
         found.append(
             Aim(
                 f"{precision}: M of the best drafter, beside S3D's over all in table 1 of its paper",
@@ -254,4 +256,4 @@ def aims(figures: dict[str, Any]) -> list[Aim]:
                 S3D_OVER_ALL,
             )
         )
-    return found or [Aim("× of the best drafter", None, speedups_page.AIMS["chat"])]
+    return found or [Aim("× of the best drafter", None, TIMES)]

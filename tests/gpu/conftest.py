@@ -1,5 +1,6 @@
 """Where the tests for GPUs compute: on one where there is one; else on the CPU, which rehearses what means something there."""
 
+import os
 from collections.abc import Callable, Iterator
 from functools import cache
 
@@ -14,7 +15,8 @@ from localspec.nn.target import Target
 
 @pytest.fixture(scope="session")
 def device() -> str:
-    return "cuda" if torch.cuda.is_available() else "cpu"
+    """The first GPU, where there is one; or what the run book says."""
+    return os.environ.get("LOCALSPEC_TEST_DEVICE") or ("cuda" if torch.cuda.is_available() else "cpu")
 
 
 @pytest.fixture
