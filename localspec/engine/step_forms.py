@@ -34,7 +34,7 @@ class FoundForm:
 
 
 STEP_FORM = Quantity("form of steps", FoundForm.from_json, asdict)
-ENDED = "the program ended while it was tried"
+ENDED = "the program ended while it was tried; another driver is tried anew"
 PASSING = FoundForm("eager", passing=True)
 
 

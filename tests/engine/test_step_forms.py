@@ -93,7 +93,7 @@ def test_a_check_that_ended_the_program_is_not_tried_again(gpu: GPU) -> None:
     gpu.load()
     assert gpu.checks == 0 and gpu.forms == ["eager"]
     assert gpu.notices == [
-        "steps are not recorded on this GPU, and slower for it: the program ended while it was tried."
+        "steps are not recorded on this GPU, and slower for it: the program ended while it was tried; another driver is tried anew."
     ]
 
 
