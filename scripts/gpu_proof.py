@@ -16,7 +16,8 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # where nothing is installed
@@ -32,6 +33,7 @@ from localspec.errors import LocalspecError
 
 ORDER = ("a", "d", "b", "f", "c", "e", "g")
 AGAIN, OVER = 75, 76  # exit codes of a stage: it needs another process; its time is up
+REFUSED = 2  # the exit code of a usage error
 MOST_PROCESSES = 6  # of one stage in one call
 SLACK = 15.0  # seconds that a stage may take beyond its time before it is ended
 START = 20.0  # seconds without which no further process is worth its start
@@ -39,7 +41,11 @@ PATHS = ("--work", "--models", "--prompts", "--data", "--out")  # which the page
 
 
 def arguments(given: Sequence[str] | None) -> tuple[argparse.ArgumentParser, argparse.Namespace]:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,  # the words of a stage are made of these
+    )
     parser.add_argument("--stages", nargs="+", default=list(ORDER), metavar="STAGE", help=f"some of {' '.join(ORDER)}")
     parser.add_argument("--work", type=Path, help="where figures are kept, and what is worth bringing back")
     parser.add_argument("--models", type=Path, default=MODELS, help="where large models are made, which may go")
@@ -61,9 +67,14 @@ def arguments(given: Sequence[str] | None) -> tuple[argparse.ArgumentParser, arg
         parser.error("Nothing says where figures are kept; give --work DIR.")
     if asked.out is None and asked.work is not None:
         asked.out = asked.work / "gpu-figures.md" if asked.small else ROOT / "docs" / "gpu-figures.md"
-    elif not asked.needs and (asked.out.is_dir() or not asked.out.absolute().parent.is_dir()):
+    if not asked.needs and (asked.out.is_dir() or not writable(asked.out.absolute().parent, asked.work.absolute())):
         parser.error(f"--out {asked.out} is no place for a page; name a file in a directory that is there.")
     return parser, asked
+
+
+def writable(place: Path, work: Path) -> bool:
+    """Whether a page can be written there; the work directory is made where it is missing."""
+    return place == work or (place.is_dir() and os.access(place, os.W_OK))
 
 
 def main(given: Sequence[str] | None = None) -> int:
@@ -87,20 +98,35 @@ def main(given: Sequence[str] | None = None) -> int:
     try:
         for name in ORDER:
             read(work / f"{name}.json")
-        with FileLock(work / "running.lock", timeout=0):
+        with locked(parser, work, "running.lock"):  # by a stage itself, which may outlive who started it
             if options.here:
                 return stage(options.stages[0], asked, options.seconds, options.again, command_told(given))
+        with locked(parser, work, "stages.lock"):  # between two stages, too
+            return all_stages(given, options)
     except LocalspecError as damaged:
         parser.error(str(damaged))
+
+
+@contextmanager
+def locked(parser: argparse.ArgumentParser, work: Path, name: str) -> Iterator[None]:
+    """Alone in a directory: two runs would disturb each other's figures, and write into the same files."""
+    lock = FileLock(work / name, timeout=0, mode=0o600)
+    try:
+        lock.acquire()
     except Timeout:
         parser.error(f"Another run measures in {work}; wait until it is over, or give another --work.")
-    return all_stages(given, options)
+    except OSError as error:
+        parser.error(f"--work {work} cannot be used ({error.strerror}); name another directory.")
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def all_stages(given: Sequence[str] | None, options: argparse.Namespace) -> int:
     """Each stage by itself, and the page after it."""
     work = options.work.absolute()
-    words = list(sys.argv[1:] if given is None else given)
+    words = words_of(given)
     for name in options.stages:
         print(f"stage {name}", flush=True)
         supervised(name, words, options)
@@ -119,7 +145,7 @@ def supervised(name: str, words: Sequence[str], options: argparse.Namespace) -> 
         began, before = time.monotonic(), read(file)
         if ends - began < min(START, options.seconds / 2):
             return
-        own = list(words)
+        own = absolute(words)
         for flag in ("--again", "--stages", "--seconds"):
             own = without(own, flag)
         own += [
@@ -134,12 +160,29 @@ def supervised(name: str, words: Sequence[str], options: argparse.Namespace) -> 
         print(f"  over with code {code}; {log} says how it went", flush=True)
         if code in (0, OVER):
             return
+        if code == REFUSED:  # another process may be writing into its file
+            print(f"  {last_line(log)}", flush=True)
+            return
         if code != AGAIN:
             Record(file, 0.0).end(f"its process was over with code {code}: {last_line(log)}", time.monotonic() - began)
         after = read(file)
         if code is None or all(after[part] == before[part] for part in ("figures", "tries")):
             return  # another process would come no further
         again = False
+
+
+def words_of(given: Sequence[str] | None) -> list[str]:
+    """Arguments, each flag apart from its value."""
+    apart = (
+        word.split("=", 1) if word.startswith("--") else [word] for word in (sys.argv[1:] if given is None else given)
+    )
+    return [word for words in apart for word in words]
+
+
+def absolute(words: Sequence[str]) -> list[str]:
+    """Arguments that mean the same in another directory, in which a stage runs."""
+    before = ["", *words]
+    return [str(Path(word).absolute()) if flag in PATHS else word for flag, word in zip(before, words, strict=False)]
 
 
 def without(words: Sequence[str], flag: str) -> list[str]:
@@ -179,7 +222,7 @@ def stage(name: str, asked: Asked, seconds: float, again: bool, command: str) ->
 
 def command_told(given: Sequence[str] | None) -> str:
     """The command of a stage, without where this machine keeps its files."""
-    words, waiting = [], iter(without(list(sys.argv[1:] if given is None else given), "--here"))
+    words, waiting = [], iter(without(words_of(given), "--here"))
     for word in waiting:
         words += [word, Path(next(waiting, "")).name] if word in PATHS else [word]
     return shlex.join(["python", "scripts/gpu_proof.py", *words])

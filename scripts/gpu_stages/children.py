@@ -47,13 +47,15 @@ def _end(child: "subprocess.Popen[bytes]", grace: float) -> None:
     """Ends a process and all of its group, which may first write down where it is."""
     _tell(child, signal.SIGTERM)
     ends = time.monotonic() + grace
-    while time.monotonic() < ends:
-        child.poll()  # else it stays in its group for ever
-        if not _tell(child, 0):
-            break
-        time.sleep(0.1)
-    _tell(child, signal.SIGKILL)
-    child.wait()
+    try:
+        while time.monotonic() < ends:
+            child.poll()  # else it stays in its group for ever
+            if not _tell(child, 0):
+                break
+            time.sleep(0.1)
+    finally:  # also where somebody does not wait for it
+        _tell(child, signal.SIGKILL)
+        child.wait()
 
 
 def _tell(child: "subprocess.Popen[bytes]", what: int) -> bool:

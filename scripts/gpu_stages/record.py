@@ -61,9 +61,11 @@ class Record:
             found = self.keep(name, make())
             give_back(self._device)  # which what is free is asked of next
             return found
-        except (TimeUp, DeviceLost, KeyboardInterrupt, SystemExit):  # the process did not end within it
-            self._content["tries"][name] = tries
-            self._write()
+        except (TimeUp, DeviceLost, KeyboardInterrupt, SystemExit) as stopped:  # the process did not die of it
+            overran = isinstance(stopped, SystemExit) and self.left <= 0  # else it would be begun by every call
+            if not overran:
+                self._content["tries"][name] = tries
+                self._write()
             raise
         except Exception as error:  # noqa: BLE001  a kernel of another library may raise anything
             failed = f"{type(error).__name__}: {first_line(error)}"[:LONGEST]
@@ -114,8 +116,9 @@ def read(file: Path) -> dict[str, Any]:
         return nothing
     try:
         found = json.loads(file.read_text("utf-8"))
-        if isinstance(found, dict) and all(isinstance(found.get(part), type(nothing[part])) for part in nothing):
-            return found
+        whole = isinstance(found, dict) and all(isinstance(found.get(part), type(nothing[part])) for part in nothing)
+        if whole and all(isinstance(run, dict) for run in found["runs"]):
+            return dict(found)
     except (OSError, ValueError):
         pass
     raise UsageMistake(f"{file} is damaged; delete it, and what it held is measured again.")

@@ -2,6 +2,9 @@
 
 import json
 import os
+import signal
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -96,6 +99,16 @@ def test_who_stops_it_may_go_on_as_often_as_he_likes(kept: Record, how: type[Bas
         with pytest.raises(how):
             again(kept).measured("one", stopped)
     assert again(kept).measured("one", lambda: 1) == 1
+
+
+def test_what_takes_more_than_all_the_time_twice_is_left_out(kept: Record) -> None:
+    def ended() -> None:
+        raise SystemExit(gpu_proof.OVER)
+
+    for _ in range(record.TRIES):
+        with pytest.raises(SystemExit):
+            again(kept, seconds=-1.0).measured("one", ended, least=-2.0)
+    assert "the process ended" in failure(again(kept).measured("one", lambda: 1))
 
 
 def test_what_ends_the_process_twice_is_left_out(kept: Record) -> None:
@@ -395,6 +408,19 @@ def test_what_the_tests_found_is_counted_and_told(tmp_path: Path) -> None:
     assert suite.aims({"test_one": {"failed": "it did not begin"}})[0].verdict == "**missed**"
 
 
+def test_the_tests_compute_on_the_device_that_was_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    devices: list[str] = []
+
+    def run(command: list[str], env: dict[str, str], **named: Any) -> Any:
+        devices.append(env["LOCALSPEC_TEST_DEVICE"])
+        (tmp_path / "test_one.xml").write_text(JUNIT)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    for device in ("cpu", "cuda"):
+        suite.tests(Path("test_one.py"), asked.Asked(device, True, tmp_path, tmp_path, None, None, None), 60.0)
+    assert devices == ["cpu", "cuda"]
+
+
 def test_m_is_the_speedup_over_relative_memory() -> None:
     plain = {"tokens_per_second": 10.0, "peak": 100}
     assert widened.ratios({"tokens_per_second": 30.0, "peak": 150}, plain) == (3.0, 2.0)
@@ -517,8 +543,11 @@ def test_a_stage_of_which_all_fails_has_its_section_and_no_aim_is_met(stage: str
 WORDS = ["--device", "cpu", "--small"]
 
 
+DAMAGED = ["", "{", "[1]", '{"figures": 3, "tries": {}, "runs": []}', '{"figures": {}, "tries": {}, "runs": [1]}']
+
+
 @pytest.mark.parametrize("name", ["b.json", "g.json", "settings.json"])
-@pytest.mark.parametrize("content", ["", "{", "[1]", '{"figures": 3, "tries": {}, "runs": []}'])
+@pytest.mark.parametrize("content", DAMAGED)
 def test_a_damaged_file_is_told_before_anything_is_measured(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str, content: str
 ) -> None:
@@ -531,13 +560,60 @@ def test_a_damaged_file_is_told_before_anything_is_measured(
     assert (name in said and "damaged" in said) or "holds results of other settings" in said
 
 
+@pytest.mark.parametrize("lock", ["running.lock", "stages.lock"])
 def test_two_runs_do_not_measure_into_one_directory(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, lock: str
 ) -> None:
     monkeypatch.setattr(gpu_proof, "supervised", lambda *_: pytest.fail("it measures"))
-    with FileLock(tmp_path / "running.lock"), pytest.raises(SystemExit):
+    with FileLock(tmp_path / lock), pytest.raises(SystemExit) as ended:
         gpu_proof.main([*WORDS, "--work", str(tmp_path), "--models", str(tmp_path / "models")])
-    assert "Another run measures in" in capsys.readouterr().err
+    assert ended.value.code == 2 and "Another run measures in" in capsys.readouterr().err
+
+
+def test_a_stage_measures_under_the_lock_and_another_stage_does_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = [*WORDS, "--work", str(tmp_path), "--models", str(tmp_path / "models"), "--stages", "b"]
+
+    def measures(*_: object) -> int:
+        with pytest.raises(SystemExit):
+            gpu_proof.main(words)
+        with pytest.raises(SystemExit):
+            gpu_proof.main([*words, "--here"])
+        return 0
+
+    monkeypatch.setattr(gpu_proof, "stage", measures)
+    assert gpu_proof.main([*words, "--here"]) == 0
+    assert capsys.readouterr().err.count("Another run measures in") == 2
+
+
+def test_a_stage_that_was_refused_writes_nothing_into_the_file_of_the_other(scripted: Any, tmp_path: Path) -> None:
+    assert len(scripted((gpu_proof.REFUSED, False))) == 1
+    assert "ended" not in record.read(tmp_path / "b.json")["runs"][-1]
+
+
+@pytest.mark.slow
+def test_who_stops_the_run_stops_its_stage_and_sees_no_traceback(tmp_path: Path) -> None:
+    words = [*WORDS, "--work", str(tmp_path), "--models", str(tmp_path / "models"), "--stages", "b"]
+    script = [sys.executable, str(ROOT / "scripts" / "gpu_proof.py"), *words]
+    with subprocess.Popen(script, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
+        ends = time.monotonic() + 60.0
+        while not (tmp_path / "b.json").exists() and time.monotonic() < ends:
+            time.sleep(0.05)
+        run.send_signal(signal.SIGINT)
+        _, said = run.communicate(timeout=60.0)
+    assert run.returncode == 130 and said == ""
+    assert not any(record.read(tmp_path / "b.json")["tries"].values())
+    with FileLock(tmp_path / "running.lock", timeout=0):
+        pass
+
+
+def test_places_mean_the_same_where_a_stage_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = gpu_proof.words_of(["--work=one", "--out", "two/page.md", "--stages", "b", "--seconds=5"])
+    assert gpu_proof.absolute(words) == [
+        "--work", f"{tmp_path}/one", "--out", f"{tmp_path}/two/page.md", "--stages", "b", "--seconds", "5",
+    ]  # fmt: skip
 
 
 def test_a_rehearsal_has_a_page_of_its_own(tmp_path: Path) -> None:
@@ -549,6 +625,7 @@ def test_a_command_is_told_without_where_files_lie() -> None:
     told = gpu_proof.command_told(
         ["--work", "/some/where/else/work", "--small", "--stages", "b", "--seconds", "60", "--here"]
     )
+    assert gpu_proof.command_told(["--work=/some/where/else/work"]) == "python scripts/gpu_proof.py --work work"
     assert told == "python scripts/gpu_proof.py --work work --small --stages b --seconds 60"
 
 
