@@ -1,7 +1,7 @@
 """What a run of the proof was asked for, as all stages read it, and what of it figures depend on."""
 
-import getpass
 import os
+import stat
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,7 @@ from localspec.errors import UsageMistake
 from localspec.machine.hardware import devices, versions
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-MODELS = Path(tempfile.gettempdir()) / f"localspec-gpu-models-{getpass.getuser()}"
+MODELS = Path(tempfile.gettempdir()) / f"localspec-gpu-models-{os.getuid()}"  # where others may write, too
 # How many times as wide the demo becomes on a card of so many bytes: 5.7 B, 3.2 B and 1.4 B parameters.
 FACTORS = ((40e9, 32), (20e9, 24), (0.0, 16))
 SMALL = 2
@@ -68,12 +68,22 @@ def check(asked: Asked) -> None:
         raise UsageMistake("On a CPU there is only the rehearsal; give --small.")
     if asked.data is not None and not (asked.data / "chat.jsonl.xz").is_file():
         raise UsageMistake(f"--data {asked.data} holds no chat.jsonl.xz; name the folder that does.")
-    try:
-        asked.models.mkdir(mode=0o700, parents=True, exist_ok=True)
-        own = not hasattr(os, "getuid") or asked.models.stat().st_uid == os.getuid()
-    except OSError as error:
-        raise UsageMistake(f"--models {asked.models} cannot be used ({error.strerror}); name another.") from None
-    if not own:
-        raise UsageMistake(f"--models {asked.models} is somebody else's; name a directory of your own.")
     if asked.factor is not None and asked.factor < 1:
         raise UsageMistake(f"--factor {asked.factor} is too small; give 1 or more.")
+    own(asked.models)
+
+
+def own(models: Path) -> None:
+    """Makes the directory of large models, into which nobody else may have put what is loaded from there.
+
+    Raises UsageMistake for one that is a file, somebody else's, a link of somebody else's, or one into which all may write.
+    """
+    try:
+        models.mkdir(mode=0o700, parents=True, exist_ok=True)
+        owners, mode = {models.lstat().st_uid, models.stat().st_uid}, models.stat().st_mode
+    except OSError as error:
+        raise UsageMistake(f"--models {models} cannot be used ({error.strerror}); name another directory.") from None
+    if owners != {os.getuid()}:
+        raise UsageMistake(f"--models {models} is somebody else's; name a directory of your own.")
+    if mode & (stat.S_IWOTH | (stat.S_IWGRP if models == MODELS else 0)):
+        raise UsageMistake(f"Into --models {models} others may write; take that right away from them, or name another.")

@@ -17,6 +17,9 @@ TITLES = {
 }  # fmt: skip
 
 
+UNKNOWN = "an unknown commit"
+
+
 def written(work: Path, out: Path, small: bool) -> None:
     """Writes the page anew from what all stages kept."""
     found = {stage: read(work / f"{stage}.json") for stage in sorted(MODULES)}
@@ -26,7 +29,7 @@ def written(work: Path, out: Path, small: bool) -> None:
     parts += [f"## Aims\n\n{aims_table(aims)}"] if aims else []
     for stage, one in known.items():
         parts.append(
-            f"## {stage}: {TITLES[stage]}\n\n{runs_told(one['runs'])}\n\n{MODULES[stage].section(one['figures'])}"
+            f"## {stage}: {TITLES[stage]}\n\n{runs_told(one['runs'])}\n\n{commits_told(one)}{MODULES[stage].section(one['figures'])}"
         )
     half = out.with_name(out.name + ".part")
     half.write_text("\n\n".join(part.strip() for part in parts) + "\n", "utf-8")
@@ -42,18 +45,43 @@ def head(found: Sequence[Mapping[str, Any]], small: bool) -> str:
     if not runs:
         return said
     last = runs[-1]
+    commits = list(dict.fromkeys(commit for one in found for commit in commits_of(one)))
+    if len(commits) > 1:
+        told = f"**figures of more than one commit**, {' and '.join(commits)}; each stage says which are whose"
+    else:
+        told = f"localspec at {commits[0] if commits else last['commit'] or UNKNOWN}"
     versions = ", ".join(f"{name} {version}" for name, version in last["versions"].items())
     return (
         f"{said}\n\n- card: {last['card']}, {last['memory'] / 2**30:.1f} GiB, driver {last['driver'] or 'none'}, CUDA "
-        f"{last['cuda'] or 'none'}\n- machine: {last['cpu']}\n- versions: Python {last['python']}, {versions}; localspec at "
-        f"{last['commit'] or 'an unknown commit'}"
+        f"{last['cuda'] or 'none'}\n- machine: {last['cpu']}\n- versions: Python {last['python']}, {versions}; {told}"
     )
+
+
+def commits_of(one: Mapping[str, Any]) -> dict[str, list[str]]:
+    """The figures of a stage by the commits that measured them; what grows from run to run may be of several."""
+    ran = list(dict.fromkeys(run.get("commit") or UNKNOWN for run in one["runs"]))
+    told = [(run.get("commit") or UNKNOWN, name) for run in one["runs"] for name in run.get("measured", ())]
+    known = {name for _, name in told}
+    # Runs of an earlier version of this program do not tell what they measured.
+    told += [(ran[0] if len(ran) == 1 else UNKNOWN, name) for name in one["figures"] if name not in known]
+    found: dict[str, list[str]] = {}
+    for commit, name in dict.fromkeys(told):
+        if name in one["figures"]:
+            found.setdefault(commit, []).append(name)
+    return found
+
+
+def commits_told(one: Mapping[str, Any]) -> str:
+    """Which figures are of which commit, where they are of several."""
+    found = commits_of(one)
+    lines = [f"- {commit}: {', '.join(names)}" for commit, names in found.items()]
+    return "These figures are of more than one commit:\n\n" + "\n".join(lines) + "\n\n" if len(found) > 1 else ""
 
 
 def runs_told(runs: Sequence[Mapping[str, Any]]) -> str:
     """When and how a stage ran, and how busy the machine was."""
     return "\n".join(
-        f"- {run['when']}, `{run['command']}`: {run.get('seconds', 0):.0f} s, load average {run['load']:.1f}, "
+        f"- {run['when']}, at {run.get('commit') or UNKNOWN}, `{run['command']}`: {run.get('seconds', 0):.0f} s, load average {run['load']:.1f}, "
         f"{run.get('ended', 'cut off')}"
         for run in runs
     )

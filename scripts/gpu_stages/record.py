@@ -82,6 +82,10 @@ class Record:
         """Writes a figure down."""
         self.figures[name] = figure
         self._content["tries"].pop(name, None)
+        if self._content["runs"]:  # the page tells of which commit each figure is
+            self._content["runs"][-1]["measured"] = [
+                *dict.fromkeys((*self._content["runs"][-1].get("measured", ()), name))
+            ]
         self._write()
         return figure
 
@@ -100,6 +104,8 @@ class Record:
         """Lets what failed be measured again."""
         for name in [name for name, figure in self.figures.items() if failure(figure)]:
             del self.figures[name]
+            for run in self._content["runs"]:
+                run["measured"] = [one for one in run.get("measured", ()) if one != name]
         self._content["tries"].clear()
         self._write()
 

@@ -46,7 +46,8 @@ SHARED = 60.0  # seconds that the replies side by side need at least
 def run(record: Record, asked: Asked) -> None:
     """The replies alone in all precisions, then those side by side, which share what is left."""
     card = wide_demo(asked)
-    record.keep("model", {"parameters": parameters(card), "factor": asked.width})
+    if "model" not in record.figures:
+        record.keep("model", {"parameters": parameters(card), "factor": asked.width})
     for precision in precisions(asked):
         alone(record, asked, card, precision)
     waiting = [precision for precision in precisions(asked) if f"{precision} side by side" not in record.figures]

@@ -163,6 +163,25 @@ def test_what_cannot_be_is_refused_in_a_sentence(
     assert said in capsys.readouterr().err
 
 
+def test_models_lie_where_nobody_else_may_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = tmp_path / "models"
+    monkeypatch.setattr(asked, "MODELS", place)
+    asked.own(place)
+    assert place.stat().st_mode & 0o777 == 0o700 and asked.own(place) is None
+    for mode in (0o770, 0o777):
+        place.chmod(mode)
+        with pytest.raises(UsageMistake, match="others may write"):
+            asked.own(place)
+    place.chmod(0o700)
+    (tmp_path / "link").symlink_to(place)
+    links = os.lstat(tmp_path / "link").st_uid + 1
+    lstat = Path.lstat
+    theirs = os.stat_result([0o777, 0, 0, 1, links, 0, 0, 0, 0, 0])
+    monkeypatch.setattr(Path, "lstat", lambda path: theirs if path.name == "link" else lstat(path))
+    with pytest.raises(UsageMistake, match="somebody else's"):
+        asked.own(tmp_path / "link")
+
+
 def test_figures_of_other_settings_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -487,6 +506,19 @@ def test_an_aim_is_met_missed_or_not_measured() -> None:
     assert "| b: small | ≤ 0.8 | 0.70 | met |" in aims_table([("b", aims[2])])
 
 
+def test_a_figure_is_told_with_the_commits_that_measured_it(kept: Record) -> None:
+    for commit in ("abc", "def"):
+        kept.begin({"commit": commit})
+        kept.keep("turns", commit)
+        kept.measured("one", lambda: 1)
+    kept.keep("two", {"failed": "no kernel"})
+    kept.forget_failed()
+    kept.begin({"commit": "last"})
+    kept.keep("two", 2)
+    assert page.commits_of(record.read(kept.file)) == {"abc": ["turns", "one"], "def": ["turns"], "last": ["two"]}
+    assert page.commits_of({"figures": {"old": 1}, "runs": [{"commit": "abc"}]}) == {"abc": ["old"]}
+
+
 def test_the_page_has_machine_commands_aims_and_what_failed(tmp_path: Path) -> None:
     own = Record(tmp_path / "b.json", 100.0)
     facts = {
@@ -512,6 +544,13 @@ def test_the_page_has_machine_commands_aims_and_what_failed(tmp_path: Path) -> N
     page.written(tmp_path, out, False)
     text = out.read_text()
     assert "- card: a card, 80.0 GiB, driver 580, CUDA 13.0" in text and "rehearsal" not in text
+    assert "localspec at abc\n" in text and "more than one commit" not in text
+    own.begin(facts | {"commit": "def", "when": "2026-01-02 00:00"})
+    own.keep("Phi-3-mini bf16", model)
+    page.written(tmp_path, out, False)
+    text = out.read_text()
+    assert "**figures of more than one commit**, abc and def" in text
+    assert "- abc: bandwidth, Llama-2-7B bf16, Llama-2-7B nf4\n- def: Phi-3-mini bf16\n" in text
     assert "`python gpu_proof.py`: 539 s, load average 0.5, time was up before x" in text
     assert "10.00 (50 %)" in text and "300 / 0 / 1 / 2" in text
     assert (
