@@ -8,6 +8,19 @@ from figures import table
 
 from gpu_stages.record import failure
 
+# What the project's issue on GPUs asks for. Of the speed at which the card copies, what one row reads its weights with;
+# 16 rows over one; of a step, what the device waits for the host.
+READS = {"bf16": 0.85, "nf4": 0.6}
+SIXTEEN_ROWS = {"bf16": 1.15, "nf4": 1.3}
+HOST_SHARE = 0.05
+# The best of these methods: times our own recorded plain decoding, at so many times its memory at most.
+METHODS = ("s3d", "medusa", "parallelspec", "semi", "ouroboros")
+FASTER, LEAN = 2.0, 1.05
+# How far from the peak what was predicted of memory may be: a share of it, or so many bytes.
+NEAR, NEAR_BYTES = 0.05, 100e6
+# All replies of `--exact` are the plain ones, bit for bit.
+EXACT = 1.0
+
 
 @dataclass(frozen=True)
 class Aim:

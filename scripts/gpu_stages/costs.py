@@ -5,7 +5,7 @@ from typing import Any
 from figures import table
 
 from gpu_stages import attention, products, timing
-from gpu_stages.aims import Aim, failed
+from gpu_stages.aims import HOST_SHARE, READS, SIXTEEN_ROWS, Aim, failed
 from gpu_stages.asked import Asked
 from gpu_stages.invented import LLAMA2, PHI, PRECISIONS, SHAPES, SMALL_SHAPES, random_target
 from gpu_stages.record import Record, failure
@@ -19,8 +19,6 @@ ROWS = (1, 2, 4, 8, 16, 32, 64)
 PROFILED = (1, 8, 32)  # rows of the steps whose launches are counted
 CONTEXT = 256
 FIRST = [(PHI, "bf16"), (LLAMA2, "nf4"), (LLAMA2, "bf16"), (LLAMA2, "int8")]
-# What the project aims at: the share of the memory's speed at which one row reads, and 16 rows over one.
-AIMED = {"bf16": (0.85, 1.15), "nf4": (0.6, 1.3)}
 SIXTEEN = 2  # where 16 rows stand in the growth that is assumed
 
 
@@ -62,7 +60,7 @@ def of_form(target: Target) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def calls(target: Target, rows: int) -> dict[str, int]:
+def calls(target: Target, rows: int) -> dict[str, float]:
     """Calls of the runtime in a step: a forward of so many rows, and the likeliest token of each on the host."""
     cache = target.cache(CONTEXT + rows)
     cache.assume(CONTEXT)
@@ -96,6 +94,7 @@ def section(figures: dict[str, Any]) -> str:
         told.append(table(["model", "weights", *(f"{n} rows" if n > 1 else "1 row" for n in rows)], lines))
         told.append("Calls of a step: kernels launched, graphs launched, waits, copies.")
         told.append(table(["model", *(f"{n} rows" for n in PROFILED)], of_calls))
+        told += waits_told(good)
     told += [f"- {name} is not recorded: {why}" for name, found in good.items() if (why := found.get("trouble"))]
     told += failed(models)
     return "\n\n".join([*told, *products.section(figures), *attention.section(figures)])
@@ -112,6 +111,34 @@ def calls_told(found: dict[str, Any]) -> list[str]:
         else:
             cells.append(" / ".join(map(str, known)) if one["seen"] else "the profiler saw none")
     return cells
+
+
+def waits(one: dict[str, Any]) -> dict[int, float | None]:
+    """By rows, the share of a step in which the device waits for the host; None where the profiler saw no work of it."""
+    known = {rows: one["calls"][str(rows)] for rows in PROFILED}
+    return {
+        rows: max(0.0, 1 - of["busy"] / of["seconds"]) if of.get("busy") and of.get("seconds") else None
+        for rows, of in known.items()
+    }
+
+
+def waits_told(good: dict[str, Any]) -> list[str]:
+    """A table of them, or that there is none."""
+    found = {f"{name}{form}": waits(one) for name, known in good.items() for form, one in forms(known).items()}
+    lines = [
+        [name, *("" if part is None else f"{100 * part:.0f} %" for part in parts.values())]
+        for name, parts in found.items()
+        if any(part is not None for part in parts.values())
+    ]
+    if not lines:
+        return [
+            "The share of a step in which the device waits for the host is not measured: the profiler saw no work of a device."
+        ]
+    return [
+        "The share of a step in which the device waits for the host: what its kernels and copies, seen by a profiler, leave of "
+        "the time of a step without one.",
+        table(["model", *(f"{n} rows" for n in PROFILED)], lines),
+    ]
 
 
 def forms(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -138,8 +165,8 @@ def aims(figures: dict[str, Any]) -> list[Aim]:
     found = []
     for precision, quantize in (("bf16", "none"), ("int8", "int8"), ("nf4", "nf4")):
         known = quickest(figures.get(f"{LLAMA2} {precision}"))
-        taken = _SHARES["cuda"][quantize], _GROWTH["cuda", quantize][SIXTEEN]
-        assumed, growth = AIMED.get(precision, taken)
+        assumed = READS.get(precision, _SHARES["cuda"][quantize])
+        growth = SIXTEEN_ROWS.get(precision, _GROWTH["cuda", quantize][SIXTEEN])
         one = share(known, figures.get("bandwidth", {})) if known else None
         found.append(
             Aim(
@@ -155,6 +182,11 @@ def aims(figures: dict[str, Any]) -> list[Aim]:
         found.append(
             Aim(f"{LLAMA2} in {precision}: 16 rows cost at most {growth} of one", sixteen, growth, at_most=True)
         )
+    for precision in READS:
+        known = quickest(figures.get(f"{LLAMA2} {precision}"))
+        idle = [part for part in waits(known).values() if part is not None] if known else []
+        told = f"{LLAMA2} in {precision}: share of a step in which the device waits for the host"
+        found.append(Aim(told, max(idle, default=None), HOST_SHARE, at_most=True))
     rival = products.beside_others(figures, 8)
     found.append(
         Aim(

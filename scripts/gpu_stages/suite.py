@@ -4,12 +4,13 @@ import os
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from figures import table
 
-from gpu_stages.aims import Aim, failed
+from gpu_stages.aims import EXACT, NEAR, NEAR_BYTES, Aim, failed, shares
 from gpu_stages.asked import ROOT, Asked
 from gpu_stages.record import Record, TimeUp, failure
 
@@ -17,6 +18,9 @@ FOLDER = ROOT / "tests" / "gpu"
 OPTIONS = ("-o", "addopts=--import-mode=importlib", "-p", "no:logging", "-p", "no:cacheprovider", "-q")
 LONGEST = 400  # characters of a failure
 LEAST = 30.0  # seconds
+# A test and what it tells; tests/gpu/test_1_lossless.py and tests/gpu/test_4_memory.py have them.
+EXACT_TEST, EXACT_TOLD = "test_in_the_exact_form", "replies that are the plain ones"
+PEAK_TEST, PEAK_TOLD = "test_the_peak_is_what_was_predicted", "bytes at the peak, of those that were predicted"
 
 
 def run(record: Record, asked: Asked) -> None:
@@ -83,4 +87,35 @@ def section(figures: dict[str, Any]) -> str:
 def aims(figures: dict[str, Any]) -> list[Aim]:
     good = [one for one in figures.values() if not failure(one)]
     wrong = sum(len(one["wrong"]) for one in good) + len(figures) - len(good) if figures else None
-    return [Aim("tests that fail", wrong, 0, at_most=True)]
+    return [
+        Aim("tests that fail", wrong, 0, at_most=True),
+        Aim("share of the replies of `--exact` that are the plain ones, bit for bit", exact(good), EXACT),
+        Aim(
+            f"share of predictions of memory within {100 * NEAR:.0f} % or {NEAR_BYTES / 1e6:.0f} MB of the peak",
+            shares(
+                abs(said - peak) <= max(NEAR * peak, NEAR_BYTES) for peak, said in numbers(good, PEAK_TEST, PEAK_TOLD)
+            ),
+            1.0,
+        ),
+    ]
+
+
+def exact(good: Sequence[Mapping[str, Any]]) -> float | None:
+    """Of all replies; a test that ended before it told of any counts as one that is another."""
+    told = numbers(good, EXACT_TEST, EXACT_TOLD)
+    ended = [
+        name
+        for one in good
+        for name in one["wrong"]
+        if name.startswith(EXACT_TEST) and f"{name}: {EXACT_TOLD}" not in one["told"]
+    ]
+    of = sum(count for _, count in told) + len(ended)
+    return sum(same for same, _ in told) / of if of else None
+
+
+def numbers(good: Sequence[Mapping[str, Any]], test: str, what: str) -> list[tuple[int, int]]:
+    """Two numbers, which each of the tests of this name told."""
+    told = [
+        value for one in good for name, value in one["told"].items() if name.startswith(test) and name.endswith(what)
+    ]
+    return [(int(first), int(second)) for first, second in (value.split(" of ") for value in told)]

@@ -59,8 +59,11 @@ def copy_bandwidth(device: str) -> float:
     return 2 * source.nbytes / seconds
 
 
-def runtime_calls(work: Work, device: str) -> dict[str, int]:
-    """How often work calls the CUDA runtime, by what it is called for; on a CPU how many operators it runs."""
+def runtime_calls(work: Work, device: str) -> dict[str, float]:
+    """How often work calls the CUDA runtime, by what it is called for; on a CPU how many operators it runs.
+
+    With them the seconds of the work, and those in which the device was `busy` with it.
+    """
     from torch.profiler import ProfilerActivity, profile
 
     work()
@@ -72,7 +75,21 @@ def runtime_calls(work: Work, device: str) -> dict[str, int]:
     counts = {str(event.key): int(event.count) for event in seen.key_averages()}
     if not on_gpu:
         return {"operators": sum(count for name, count in counts.items() if name.startswith("aten::"))}
-    return counted(counts)
+    spans = [
+        (float(event.time_range.start), float(event.time_range.end))
+        for event in seen.events() or ()
+        if event.device_type.name == "CUDA" and not getattr(event, "is_user_annotation", False)
+    ]
+    return {**counted(counts), "busy": covered(spans) / 1e6, "seconds": seconds_each([work], device)}
+
+
+def covered(spans: Sequence[tuple[float, float]]) -> float:
+    """How long at least one of these spans lasted, which may overlap."""
+    total, until = 0.0, float("-inf")
+    for start, end in sorted(spans):
+        total += max(0.0, end - max(start, until))
+        until = max(until, end)
+    return total
 
 
 def counted(counts: Mapping[str, int]) -> dict[str, int]:

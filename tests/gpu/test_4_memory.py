@@ -57,6 +57,7 @@ def test_the_peak_is_what_was_predicted(
     record_property(
         "of the prediction", f"{precision}: peak {peak / choice.bytes:.2f}, loading {loading / choice.bytes:.2f}"
     )
+    record_property("bytes at the peak, of those that were predicted", f"{peak} of {choice.bytes}")
     record_property("reserved over allocated", f"{precision}: {torch.cuda.max_memory_reserved() / (peak + before):.2f}")
     assert done.statistics.memory.peak == peak_memory(cuda)
     assert peak <= 1.1 * choice.bytes, "what was said to fit would not"

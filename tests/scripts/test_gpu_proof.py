@@ -301,6 +301,25 @@ def test_calls_of_the_runtime_are_told_apart() -> None:
     assert timing.counted(seen) == {"kernels": 8, "graphs": 3, "waits": 7, "copies": 4, "seen": 22}
 
 
+def test_spans_that_overlap_are_counted_once() -> None:
+    assert timing.covered([]) == 0
+    assert timing.covered([(5, 9), (0, 2), (1, 4), (6, 7)]) == 8
+
+
+def test_what_the_device_waits_is_what_its_work_leaves_of_a_step() -> None:
+    def one(busy: float) -> dict[str, Any]:
+        calls = {str(rows): {"busy": busy, "seconds": 0.01, "seen": 0} for rows in costs.PROFILED}
+        return {"calls": calls, "seconds": [[0.01]], "rows": [1], "read": 1, "held": 1}
+
+    assert costs.waits(one(0.008))[8] == pytest.approx(0.2)
+    assert set(costs.waits(one(0.0)).values()) == {None} and set(costs.waits(one(0.02)).values()) == {0.0}
+    told = {aim.what: aim.verdict for aim in costs.aims({"Llama-2-7B bf16": one(0.008), "Llama-2-7B nf4": one(0.0096)})}
+    waits = "share of a step in which the device waits for the host"
+    assert told[f"Llama-2-7B in bf16: {waits}"] == "**missed**" and told[f"Llama-2-7B in nf4: {waits}"] == "met"
+    assert "is not measured" in costs.waits_told({"Llama-2-7B bf16": one(0.0)})[0]
+    assert "| Llama-2-7B bf16 | 20 % | 20 % | 20 % |" in costs.waits_told({"Llama-2-7B bf16": one(0.008)})[1]
+
+
 def test_work_in_turns_is_timed_by_its_quickest_round() -> None:
     calls: list[int] = []
 
@@ -425,6 +444,58 @@ def test_what_the_tests_found_is_counted_and_told(tmp_path: Path) -> None:
     assert suite.aims({"test_one": found})[0].verdict == "**missed**"
     assert suite.aims({"test_one": found | {"wrong": {}}})[0].verdict == "met"
     assert suite.aims({"test_one": {"failed": "it did not begin"}})[0].verdict == "**missed**"
+
+
+@pytest.mark.parametrize(
+    ("told", "wrong", "verdict"),
+    [
+        ({"bf16-s3d": "6 of 6", "bf16-medusa": "6 of 6"}, {}, "met"),
+        ({"bf16-s3d": "6 of 6", "bf16-medusa": "5 of 6"}, {}, "**missed**"),
+        ({"bf16-s3d": "6 of 6"}, {"test_in_the_exact_form[bf16-semi]": "boom"}, "**missed**"),
+        ({}, {}, "not measured"),
+    ],
+)
+def test_replies_of_the_exact_form_are_counted(told: dict[str, str], wrong: dict[str, str], verdict: str) -> None:
+    replies = {f"test_in_the_exact_form[{name}]: {suite.EXACT_TOLD}": value for name, value in told.items()}
+    found = {"passed": 0, "wrong": wrong, "skipped": {}, "told": replies, "seconds": 0.0}
+    assert suite.aims({"test_1_lossless": found})[1].verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("peak", "predicted", "verdict"),
+    [
+        (10 * 10**9, 10.4 * 10**9, "met"),
+        (10 * 10**9, 9.4 * 10**9, "**missed**"),
+        (10**9, 0.91 * 10**9, "met"),
+        (10**9, 1.11 * 10**9, "**missed**"),
+    ],
+)
+def test_predictions_of_memory_are_held_against_the_peak(peak: int, predicted: float, verdict: str) -> None:
+    name = f"test_the_peak_is_what_was_predicted[nf4]: {suite.PEAK_TOLD}"
+    found = {"passed": 1, "wrong": {}, "skipped": {}, "told": {name: f"{peak} of {predicted:.0f}"}, "seconds": 0.0}
+    assert suite.aims({"test_4_memory": found})[2].verdict == verdict
+
+
+def test_the_tests_tell_what_the_aims_ask_them_for() -> None:
+    folder = ROOT / "tests" / "gpu"
+    for file, words in (
+        ("test_1_lossless.py", (suite.EXACT_TEST, suite.EXACT_TOLD)),
+        ("test_4_memory.py", (suite.PEAK_TEST, suite.PEAK_TOLD)),
+    ):
+        assert all(word in (folder / file).read_text() for word in words)
+
+
+def test_the_best_method_is_one_of_five_that_take_little_memory_beside_recorded_plain_steps() -> None:
+    def verdict(form: str, **drafters: tuple[float, int]) -> str:
+        plain = {"tokens_per_second": 10.0, "peak": 100, "form": form}
+        others = {f"bf16 {name}": {"tokens_per_second": fast, "peak": peak} for name, (fast, peak) in drafters.items()}
+        return widened.aims({"bf16 none": plain, **others})[0].verdict
+
+    assert verdict("captured", s3d=(21.0, 104)) == "met"
+    assert verdict("captured", s3d=(21.0, 107)) == "**missed**", "it takes too much memory"
+    assert verdict("captured", s3d=(15.0, 100), phrases=(40.0, 100), eagle3=(40.0, 100)) == "**missed**"
+    assert verdict("eager", s3d=(21.0, 104)) == "not measured", "plain steps were not recorded"
+    assert verdict("captured", phrases=(40.0, 100)) == "not measured"
 
 
 def test_the_tests_compute_on_the_device_that_was_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
