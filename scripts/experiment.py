@@ -113,7 +113,7 @@ def same_settings(made: argparse.ArgumentParser, work: Path, decisive: Mapping[s
     except OSError as error:
         made.error(f"--work {work} cannot be used ({error.strerror}); name another directory.")
     except ValueError:
-        made.error(f"{work / 'settings.json'} is damaged; give another --work, or delete this one.")
+        made.error(f"{work / 'settings.json'} is damaged; give another --work, or delete that file.")
     for name in dict.fromkeys((*decisive, *before)):
         was, now = before.get(name), decisive.get(name)
         if was != now:
