@@ -122,7 +122,7 @@ class Engine:
         small = self.draft_model
         watched = [(self.target, self.profile), *([(small.target, small.profile)] if small else [])]
         self._recording_watches = [
-            RecordingWatch(choice.device, model, cache, profile.subject) for model, profile in watched
+            RecordingWatch(model.device, model, cache, profile.subject) for model, profile in watched
         ]
         self._warned_of_context = False
         self.load_seconds = time.perf_counter() - began

@@ -10,10 +10,11 @@ from localspec.engine.backends import Target, fills_rows
 from localspec.machine.hardware import wait_for
 from localspec.machine.memory import free_memory
 from localspec.policy.forward_costs import ForwardCosts
+from localspec.policy.prediction import STATIC_ROWS
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
-# Where rows are filled up to one of those, the next row costs as much as twice as many.
-FILLED_UP = tuple(sorted({*ROWS, *(rows + 1 for rows in ROWS[1:-1])}))
+# Where rows are filled up, one more than such a number costs as much as the next.
+FILLED_UP = tuple(sorted({*STATIC_ROWS, *(rows + 1 for rows in STATIC_ROWS[1:-1])}))
 NEAR, FAR = 256, 2048  # tokens of context
 MOST_REPETITIONS = 15
 ENOUGH_SECONDS = 1.0  # of repetitions, but two of them at least

@@ -105,7 +105,7 @@ class KVCache:
     def fill(self, generator: torch.Generator) -> None:
         """Puts random keys and values in all slots: for measurements, which need numbers and no text.
 
-        They are made where the slots are: some gigabytes a second come from main memory.
+        They are made where the slots are, for they may be too many to send.
         """
         seed = int(torch.randint(2**31, (1,), generator=generator))
         for slots in self._slots:

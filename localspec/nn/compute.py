@@ -20,11 +20,12 @@ from localspec.nn.cache import KVCache
 from localspec.nn.linear import Linear, PackedLinear
 from localspec.nn.logits import TorchLogits
 from localspec.nn.packing import linear_class, lm_head_class
+from localspec.nn.rotary import RotaryEmbedding
 from localspec.nn.row_attention import TorchAttention
 from localspec.nn.states import cache_of
 from localspec.nn.static_forward import StaticForward
 from localspec.nn.transfer import uploaded
-from localspec.nn.transformer import RotaryEmbedding, Transformer
+from localspec.nn.transformer import Transformer
 from localspec.nn.weights import Weights
 from localspec.policy.choice import StepForm
 

@@ -16,6 +16,7 @@ import torch
 
 from localspec.decoding import sampling as host
 from localspec.decoding.sampling import Sampling
+from localspec.nn.transfer import signed
 
 SHOWN = 8  # contenders of a row
 NARROW = 1024  # the likeliest ids, in which what top-k and top-p leave is looked for
@@ -49,7 +50,7 @@ class Contenders:
 
 def keys_of(positions: Sequence[int], sampling: Sampling) -> list[int]:
     """Returns by position what noise is hashed from, as signed integers."""
-    return [_signed(key) for key in host.keys(sampling.stream_seed(None), positions)]
+    return [signed(key) for key in host.keys(sampling.stream_seed(None), positions)]
 
 
 def contenders(logits: torch.Tensor, keys: torch.Tensor, sampling: Sampling) -> Contenders:
@@ -91,15 +92,16 @@ def _of_the_likeliest(scores: torch.Tensor, keys: torch.Tensor, sampling: Sampli
     total = scores.logsumexp(-1, keepdim=True)
     if 0 < sampling.top_k < width:
         kept = values >= values[:, sampling.top_k - 1 : sampling.top_k]
-        certain = certain & (~kept[:, -1:] if count < width else torch.ones_like(certain))  # ties might go on
         total = values.masked_fill(~kept, float("-inf")).logsumexp(-1, keepdim=True)
+        if count < width:
+            certain = certain & ~kept[:, -1:]  # equals might go on
     chances = (values - total).exp()
     before = chances.cumsum(-1) - chances
     if sampling.top_p < 1:
         first, before = _of_equals(values, before)
-        within = first < sampling.top_p + CLOSE
-        certain = certain & (~(kept & within)[:, -1:] if count < width else torch.ones_like(certain))
-        kept = kept & within
+        kept = kept & (first < sampling.top_p + CLOSE)
+        if count < width:
+            certain = certain & ~kept[:, -1:]
     if sampling.min_p:
         kept = kept & (values >= values[:, :1] + math.log(sampling.min_p))
     noisy = (values + _noise(keys, ids)).masked_fill(~kept, float("-inf"))
@@ -128,7 +130,7 @@ def _best(
 
 def _noise(keys: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     """Returns what `gumbel` does of ids [rows, n], in fp32, to a few units in the last place of the noise or of 1."""
-    bits = _shifted(_mixed(ids * _signed(host.STEP) + keys[:, None]), 11)
+    bits = _shifted(_mixed(ids * signed(host.STEP) + keys[:, None]), 11)
     below = (bits.float() + 0.5) * 2.0**-53
     above = ((2**53 - 1 - bits).float() + 0.5) * 2.0**-53  # 1 - below, without its rounding
     waited = torch.where(below < 0.5, -below.log(), -(-above).log1p())
@@ -136,15 +138,11 @@ def _noise(keys: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
 
 
 def _mixed(z: torch.Tensor) -> torch.Tensor:
-    z = (z ^ _shifted(z, 30)) * _signed(host.FIRST)
-    z = (z ^ _shifted(z, 27)) * _signed(host.SECOND)
+    z = (z ^ _shifted(z, 30)) * signed(host.FIRST)
+    z = (z ^ _shifted(z, 27)) * signed(host.SECOND)
     return z ^ _shifted(z, 31)
 
 
 def _shifted(z: torch.Tensor, bits: int) -> torch.Tensor:
     """Shifts an int64 to the right as if it had no sign."""
     return (z >> bits) & ((1 << (64 - bits)) - 1)
-
-
-def _signed(word: int) -> int:
-    return word - 2**64 if word >= 2**63 else word

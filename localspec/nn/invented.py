@@ -11,9 +11,10 @@ from localspec.models.rope import Rope
 from localspec.models.tokenizer import Tokenizer
 from localspec.nn.attention import fastest
 from localspec.nn.packing import DTYPES, linear_class, lm_head_class
+from localspec.nn.rotary import RotaryEmbedding
 from localspec.nn.small_model import fresh_weights
 from localspec.nn.target import Target
-from localspec.nn.transformer import RotaryEmbedding, Transformer
+from localspec.nn.transformer import Transformer
 
 
 @torch.inference_mode()

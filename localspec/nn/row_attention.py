@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 
 from localspec.models.architecture import TransformerConfig
+from localspec.nn.rotary import RotaryEmbedding, apply_rope
 from localspec.nn.transfer import moved, uploaded
-from localspec.nn.transformer import RotaryEmbedding, apply_rope
 
 
 class TorchAttention:

@@ -10,8 +10,9 @@ from localspec.models.architecture import TransformerConfig, in_features, weight
 from localspec.models.model_config import ModelConfig
 from localspec.models.rope import Rope
 from localspec.models.small_model import MaskedModel, compare_tokens, mask_token
+from localspec.nn.rotary import RotaryEmbedding
 from localspec.nn.target import Target
-from localspec.nn.transformer import RotaryEmbedding, Transformer
+from localspec.nn.transformer import Transformer
 
 SPREAD = 0.02  # standard deviation of a fresh layer's weights
 

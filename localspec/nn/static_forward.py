@@ -20,7 +20,7 @@ from localspec.nn.placed_rows import PlacedRows
 from localspec.nn.recording import Function, Recording
 from localspec.nn.states import StateCache
 from localspec.nn.step_logits import summary
-from localspec.nn.transfer import uploaded
+from localspec.nn.transfer import signed, uploaded
 from localspec.nn.transformer import LayerAdapters, Transformer
 from localspec.policy.prediction import BUCKET, STATIC_ROWS
 
@@ -37,8 +37,7 @@ class Shape(NamedTuple):
     layers: tuple[int, ...] | None
     adapters: int | None  # their id
     inner: tuple[int, ...]  # states that are wanted
-    embeddings: bool  # in place of token ids
-    head: bool  # whether logits are wanted
+    embeddings: bool  # in place of token ids, and no logits wanted
 
 
 class StaticRows(NamedTuple):
@@ -51,7 +50,7 @@ class StaticRows(NamedTuple):
     inner: torch.Tensor | None
     logits: torch.Tensor | None
     summary: torch.Tensor | None
-    recording_seconds: float = 0.0  # that later forwards of this shape do not take
+    once_seconds: float = 0.0  # that later forwards of this shape do not take
 
     def kept(self) -> "StaticRows":
         """Returns copies of the states, and of all else what there is."""
@@ -72,7 +71,6 @@ class StaticForward:
         self._results: dict[Shape, tuple[torch.Tensor, ...]] = {}
         self._finders: dict[tuple[float, ...], Recording] = {}  # of contenders
         self._unrecorded: set[Hashable] = set()  # what there was no memory to record
-        self._recording_seconds = 0.0  # of the forward under way
 
     @staticmethod
     def reads(cache: object, rows: int) -> bool:
@@ -146,23 +144,22 @@ class StaticForward:
         count = len(tokens)
         rows = next(rows for rows in STATIC_ROWS if rows >= max(count, multiple))
         _reserve(cache, cache.length + rows)
-        chosen, head = None if layers is None else tuple(layers), embeddings is None
-        own = None if adapters is None else id(adapters)
-        visible = visible_slots(cache, rows)
-        shape = Shape(rows, visible, chosen, own, inner, embeddings is not None, head)
+        chosen, own = None if layers is None else tuple(layers), None if adapters is None else id(adapters)
+        shape = Shape(rows, visible_slots(cache, rows), chosen, own, inner, embeddings is not None)
         spare = range(count, rows)
-        bits = [*bits, *(1 << row if row < 63 else -(1 << 63) for row in spare)]
-        columns = ([*tokens, *[0] * len(spare)], [*depth, *[0] * len(spare)], bits)
+        seen = [signed(one) for one in (*bits, *(1 << row for row in spare))]
+        columns = [*tokens, *[0] * len(spare)], [*depth, *[0] * len(spare)], seen
         inputs = [uploaded([cache.length, *(number for column in columns for number in column)], self._device)]
         if embeddings is not None:  # NaN that an earlier draft left in a spare row would reach the others
             inputs.append(F.pad(embeddings, (0, 0, 0, len(spare))))
         function = self._function(shape, cache, adapters)
-        self._recording_seconds = 0.0
+        began, met = time.perf_counter(), shape in cache.recordings or not self.captured
         recording = self._recording(shape, cache, adapters, function, inputs) if self.captured else None
-        results = list((recording or function)(*inputs))
-        hidden, states = results.pop(0)[:count], results.pop(0)[:count] if inner else None
-        logits, short = (part[:count] for part in results) if head else (None, None)
-        return StaticRows(hidden, states, logits, short, self._recording_seconds)
+        once_seconds = 0.0 if met else time.perf_counter() - began
+        hidden, *others = (part[:count] for part in (recording or function)(*inputs))
+        states = others.pop(0) if inner else None
+        logits, short = others or (None, None)
+        return StaticRows(hidden, states, logits, short, once_seconds)
 
     def _function(self, shape: Shape, cache: KVCache, adapters: Mapping[int, LayerAdapters] | None) -> Function:
         """Returns the forward as a function of numbers on the device: length, and of all rows token, depth, bits."""
@@ -178,7 +175,7 @@ class StaticForward:
             results = [hidden]
             if shape.inner:
                 results.append(self._transformer.side_by_side(found, shape.inner)[0])
-            if shape.head:
+            if not shape.embeddings:
                 logits = self._transformer.head(hidden)
                 results += [logits, summary(hidden, logits)]
             return tuple(results)
@@ -201,7 +198,6 @@ class StaticForward:
             alike = shape._replace(visible=0)
             if alike in self._unrecorded:
                 return None
-            began = time.perf_counter()
             try:
                 recording = Recording(function, inputs, self._results.get(alike))
             except RuntimeError as error:
@@ -209,7 +205,6 @@ class StaticForward:
                 self._give_up(error, alike)
                 return None
             self._results[alike] = recording.results
-            self._recording_seconds += time.perf_counter() - began
         while len(recordings) >= MOST_RECORDINGS:
             del recordings[next(iter(recordings))]
         recordings[shape] = recording, adapters  # the latest; while they are held, no others have their id
@@ -238,8 +233,8 @@ def _reserve(cache: KVCache, slots: int) -> None:
 
 
 def _bits(parents: Sequence[int]) -> list[int]:
-    """Returns by row of a tree which rows it sees, itself and its ancestors, as the bits of an int64."""
+    """Returns by row of a tree which rows it sees, itself and its ancestors, as bits."""
     seen: list[int] = []
     for row, parent in enumerate(parents):
         seen.append((seen[parent] if parent >= 0 else 0) | 1 << row)
-    return [one - (1 << 64) if one >> 63 else one for one in seen]
+    return seen

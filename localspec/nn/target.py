@@ -30,11 +30,12 @@ from localspec.nn.compute import TorchCompute
 from localspec.nn.linear import Adapter, Linear
 from localspec.nn.logits import TensorOutput, TorchHidden, TorchLogits
 from localspec.nn.packing import DTYPES, linear_class, lm_head_class
+from localspec.nn.rotary import RotaryEmbedding
 from localspec.nn.states import cache_of
 from localspec.nn.static_forward import StaticRows
 from localspec.nn.step_logits import STATES_FINITE, Find, StepHidden, StepLogits, StepNumbers
 from localspec.nn.transfer import moved, uploaded
-from localspec.nn.transformer import RotaryEmbedding, Transformer
+from localspec.nn.transformer import Transformer
 from localspec.nn.weights import Weights, freed_at_once
 from localspec.policy.choice import StepForm
 
@@ -293,7 +294,7 @@ def _step_output(rows: StaticRows, last: bool, find: Find) -> ForwardOutput:
     hidden = StepHidden(rows.hidden, lambda some: bool(numbers[0][list(some), STATES_FINITE].all()))
     inner = None if rows.inner is None else TorchHidden(rows.inner)
     logits = StepLogits(rows.logits, numbers, len(rows.hidden) - 1 if last else 0, find)
-    return ForwardOutput(logits, hidden, inner, rows.recording_seconds)
+    return ForwardOutput(logits, hidden, inner, rows.once_seconds)
 
 
 def is_chain(parents: Sequence[int]) -> bool:

@@ -8,6 +8,11 @@ import numpy.typing as npt
 import torch
 
 
+def signed(word: int) -> int:
+    """Returns 64 bits as the int64 that torch has for them."""
+    return word - 2**64 if word >= 2**63 else word
+
+
 def uploaded(numbers: Sequence[int], device: torch.device | str) -> torch.Tensor:
     """Returns integers [n] on a device; a GPU is not waited for."""
     return moved(torch.tensor(numbers, dtype=torch.int64), device)

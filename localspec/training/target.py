@@ -20,8 +20,9 @@ from localspec.native.matrix import PackedMatrix
 from localspec.native.target import NativeTarget
 from localspec.nn.linear import PackedLinear, PackedWeight
 from localspec.nn.packing import DTYPES
+from localspec.nn.rotary import RotaryEmbedding
 from localspec.nn.target import Target
-from localspec.nn.transformer import RotaryEmbedding, Transformer
+from localspec.nn.transformer import Transformer
 from localspec.policy.choice import LoadSpec
 from localspec.policy.selection import choose
 

@@ -13,9 +13,10 @@ from localspec.models.shape import Shape
 from localspec.models.tokenizer import Tokenizer
 from localspec.nn.attention import fastest
 from localspec.nn.packing import DTYPES, linear_class, lm_head_class
+from localspec.nn.rotary import RotaryEmbedding
 from localspec.nn.small_model import SPREAD
 from localspec.nn.target import Target
-from localspec.nn.transformer import RotaryEmbedding, Transformer
+from localspec.nn.transformer import Transformer
 
 PHI, LLAMA2, LLAMA3 = "Phi-3-mini", "Llama-2-7B", "Llama-3-8B"
 SHAPES = {

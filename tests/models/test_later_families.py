@@ -19,8 +19,8 @@ from localspec.models.model_config import ModelConfig, read_config
 from localspec.models.rope import Rope
 from localspec.models.shape import Shape
 from localspec.native.target import NativeTarget
+from localspec.nn.rotary import RotaryEmbedding
 from localspec.nn.target import Target
-from localspec.nn.transformer import RotaryEmbedding
 
 SMALL = {
     "hidden_size": 48, "intermediate_size": 40, "num_hidden_layers": 4, "num_attention_heads": 4,

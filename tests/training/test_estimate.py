@@ -22,9 +22,10 @@ from localspec.models.rope import Rope
 from localspec.models.shape import Shape
 from localspec.models.tokenizer import Tokenizer
 from localspec.nn.linear import QuantizedLinear
+from localspec.nn.rotary import RotaryEmbedding
 from localspec.nn.small_model import fresh_weights
 from localspec.nn.target import Target
-from localspec.nn.transformer import RotaryEmbedding, Transformer
+from localspec.nn.transformer import Transformer
 from localspec.policy import prediction
 from localspec.policy.choice import Choice
 from localspec.training.estimate import (

@@ -12,9 +12,9 @@ from localspec.drafters.eagle3 import Drafter, Eagle3Options, layer_of
 from localspec.models.architecture import TransformerConfig
 from localspec.models.drafter_cards import RANKS
 from localspec.nn.losses import DepthLoss, Guess, cross_entropies
+from localspec.nn.rotary import RotaryEmbedding, apply_rope
 from localspec.nn.small_model import SPREAD, copied_layers
 from localspec.nn.target import Target
-from localspec.nn.transformer import RotaryEmbedding, apply_rope
 from localspec.training.trainable import Batch, Drawn, LossOutput, Recomputing, TrainableDrafter
 
 Kept = list[tuple[torch.Tensor, torch.Tensor]]  # keys and values of each step, [texts, heads, n, head_dim]
