@@ -35,6 +35,7 @@ def load_kept(choice: LoadSpec, load: Load, reporter: Reporter) -> "Target":
     from localspec.nn.kept_nf4 import KeptWeights
 
     try:
+        before = stamps(weight_files(choice.target.path))
         file, made_of = _place(choice, reporter)
     except (LocalspecError, OSError) as trouble:
         reporter.notice(f"The packed model cannot be kept: {_told(trouble)}.")
@@ -50,6 +51,9 @@ def load_kept(choice: LoadSpec, load: Load, reporter: Reporter) -> "Target":
     target = load(None)
     try:
         _keep(target, file, made_of, choice, reporter)
+        if stamps(weight_files(choice.target.path)) != before:
+            file.unlink(missing_ok=True)
+            raise LocalspecError("its weights changed meanwhile.")
     except (LocalspecError, OSError, MemoryError, RuntimeError) as trouble:
         reporter.notice(f"The packed model cannot be kept: {_told(trouble)}.")
     return target
@@ -81,8 +85,6 @@ def _keep(target: "Target", file: Path, made_of: str, choice: LoadSpec, reporter
     remove_abandoned(file.parent)
     if (needed := target.nbytes) > shutil.disk_usage(file.parent).free or needed > free_memory() // 2:
         raise LocalspecError(f"it takes {size(needed)} of the disk, and as much of main memory while it is written.")
-    files = weight_files(choice.target.path)
-    before = stamps(files)
     reporter.progress(f"keeping {choice.target.name} as it was packed, once")
     try:
         with FileLock(lock_of(file), timeout=0, mode=0o600):
@@ -97,9 +99,6 @@ def _keep(target: "Target", file: Path, made_of: str, choice: LoadSpec, reporter
     for former in former_files(file, made_of, str(choice.target.path)):  # nothing else would ever name them
         with suppress(OSError):
             former.unlink()
-    if stamps(files) != before:
-        file.unlink(missing_ok=True)
-        raise LocalspecError("its weights changed meanwhile.")
 
 
 def _told(trouble: Exception) -> str:
