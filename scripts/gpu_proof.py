@@ -21,6 +21,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # where nothing is installed
+if INTERRUPTED := __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, lambda *_: os._exit(130))  # nothing is measured while others are imported
 
 import psutil
 from experiment import positive, same_settings
@@ -229,6 +231,8 @@ def command_told(given: Sequence[str] | None) -> str:
 
 
 if __name__ == "__main__":
+    if INTERRUPTED:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         sys.exit(main())
     except KeyboardInterrupt:  # what was measured is kept

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from slow_cases import share_out
 
 from localspec.config import Settings
 from localspec.models.registry import TargetCard
@@ -28,6 +29,11 @@ if TYPE_CHECKING:
 
 # Threads of torch spin while they wait; where more tests run than cores are idle, that is most of what they do.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Says what `make test` leaves out."""
+    share_out(items)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,8 +1,12 @@
 """Which cases of a large test `make check` runs, and which of the others `make test` does; `make test-all` runs them all."""
 
+from collections import defaultdict
 from collections.abc import Container, Iterable, Iterator
+from functools import cache
 from itertools import cycle, product
+from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import pytest
 
@@ -46,3 +50,56 @@ def some(every: Iterable[Any], fast: int) -> list[Any]:
 
 def _slow() -> Iterator[Any]:
     return cycle([[pytest.mark.slow], [pytest.mark.slow, pytest.mark.long]])
+
+
+TESTS = Path(__file__).parent
+THINNED = (
+    "decoding",
+    "drafters",
+    "engine",
+    "gpu",
+    "native",
+    "nn",
+    "scripts",
+    "training",
+    "tui",
+)  # folders with tests of many slow cases
+
+
+def share_out(items: Iterable[pytest.Item]) -> None:
+    """Says what else is long: it is tested in `make test` by another case, or by the other engine.
+
+    What drafters do is tested twice, as torch and as the CPU engine compute it: there a slow case runs in one of them.
+    Elsewhere every second of a test's slow cases runs, in some tests the first and in some the second one.
+    """
+    cases_of: dict[tuple[Path, str], list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("slow") and not item.get_closest_marker("long"):
+            cases_of[item.path, _function(item)].append(item)
+    for (path, function), found in cases_of.items():
+        if function in _tested_twice(path.stem.removesuffix("_native")):
+            in_torch = path.parent.name != "native"
+            found = [item for item in found if (crc32(item.name.encode()) % 2 == 0) is in_torch]
+        elif path.parent.name in THINNED and len(found) > 1 and _in_this_process(found[0]):
+            found = found[crc32(function.encode()) % 2 :: 2]
+        else:
+            continue
+        for item in found:
+            item.add_marker("long")
+
+
+def _function(item: pytest.Item) -> str:
+    return item.name.split("[", 1)[0]
+
+
+def _in_this_process(item: pytest.Item) -> bool:
+    """Whether it plays a chat here: those with a process of their own kill it, and are kept."""
+    return item.path.parent.name != "tui" or "chat" in getattr(item, "fixturenames", ())
+
+
+@cache
+def _tested_twice(stem: str) -> frozenset[str]:
+    """Tests of a file that the file of the CPU engine takes over."""
+    file = TESTS / "native" / f"{stem}_native.py"
+    words = file.read_text("utf-8").replace(",", " ").replace(".", " ").split() if file.is_file() else []
+    return frozenset(word for word in words if word.startswith("test_"))

@@ -1,6 +1,6 @@
 """What drafters with weights compute with: matrices of their own, and the target's embedding, layers and head."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,9 +18,10 @@ from localspec.models.tokenizer import Tokenizer
 Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float32]
 EPS = float(np.finfo(np.float32).eps)
-# [rows, channels], an array of the backend in the precision of its activations. All have `len`, `shape`, slices, lists
-# of rows as an index, and `+` and `*` with each other and with numbers.
+# [rows, channels], an array of the backend in the precision of its activations. All have `len`, `shape`, slices, rows
+# by `integers`, and `+` and `*` with each other and with numbers.
 Rows = Any
+RowFunction = Callable[..., tuple[Rows, ...]]
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class RowModel(Protocol):
     def cache(self, slots: int) -> TokenCache:
         """Returns an empty cache with room for `slots` tokens."""
 
-    def embed(self, tokens: Sequence[int]) -> Rows:
+    def embed(self, tokens: Sequence[int] | Rows) -> Rows:
         """Returns the input embeddings of token ids, [tokens, hidden_size]."""
 
     def adapters(self, adapters: Mapping[int, Mapping[str, LowRank]]) -> PackedAdapters:
@@ -104,18 +105,22 @@ class RowAttention(Protocol):
     def nbytes(self) -> int:
         """Bytes of what it holds."""
 
-    def __call__(
+    def seats(
         self,
-        qkv: Rows,
         positions: Sequence[int],
         seen: Sequence[Sequence[int]] | None = None,
         window: int | None = None,
-    ) -> Rows:
-        """Returns what rows attend to, [rows, heads * head_dim], and keeps their keys and values behind the others.
+    ) -> tuple[Any, ...]:
+        """Makes room for rows behind the others, of which it then holds keys and values; returns what a call takes.
 
-        qkv [rows, (heads + 2 * key heads) * head_dim] are queries, keys and values, not rotated yet. Each row sees
-        itself and, without `seen`, all before it; else the first `seen[row][0]` rows that there were, and those listed
-        after that number. With a `window` it sees none that stands so many rows before it, or more.
+        Each row sees itself and, without `seen`, all before it; else the first `seen[row][0]` rows that there were, and
+        those listed after that number. With a `window` it sees none that stands so many rows before it, or more.
+        """
+
+    def __call__(self, qkv: Rows, *seats: Any) -> Rows:
+        """Returns what rows attend to from their seats, [rows, heads * head_dim], and keeps their keys and values.
+
+        qkv [rows, (heads + 2 * key heads) * head_dim] are queries, keys and values, not rotated yet.
         """
 
     def keep(self, kv: Rows, positions: Sequence[int]) -> None:
@@ -162,11 +167,26 @@ class Compute(Protocol):
         Raises LocalspecError for broken, missing or unsupported files.
         """
 
+    def integers(self, numbers: Sequence[Sequence[int]]) -> Rows:
+        """Returns integers [rows, n], which name tokens and rows."""
+
+    def recorded(self, function: RowFunction, *attentions: RowAttention) -> RowFunction:
+        """Returns a function of rows, computed by one call to the device where steps are recorded.
+
+        Beside numbers of its arguments, none of which Python may have to see, it hangs on nothing but keys and values
+        of `attentions`, and each row of its results on a row of each argument or, where that is one row for all or what
+        others name by its place, on those. There are as many as of its first argument, and its next call overwrites
+        them.
+        """
+
     def logits(self, rows: Rows) -> Logits:
         """Returns what `rows` [rows, tokens] are as logits."""
 
     def concat(self, arrays: Sequence[Rows], axis: int = 0) -> Rows:
         """Returns arrays side by side: below each other, or with axis 1 beside each other."""
+
+    def repeated(self, row: Rows, count: int) -> Rows:
+        """Returns a row [1, channels] so many times, [count, channels]."""
 
     def at_columns(self, rows: Rows, ids: Array, width: int) -> Rows:
         """Returns [rows, width] whose columns `ids` are those of `rows`, and -inf elsewhere."""

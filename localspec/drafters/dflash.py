@@ -118,11 +118,11 @@ class Layer:
         """Keeps keys and values of the text, made of features [rows, hidden_size]."""
         self.attention.keep(self._compute.concat([self._k(features), self._v(features)], 1), positions)
 
-    def __call__(self, x: Rows, positions: Sequence[int], seen: Sequence[Sequence[int]], window: int | None) -> Rows:
-        """Returns the states [rows, hidden_size] of a block of that shape; `seen` and `window` as in attention."""
+    def __call__(self, x: Rows, *seats: Any) -> Rows:
+        """Returns the states [rows, hidden_size] of a block of that shape; `seats` are attention's."""
         h = self._norm(x, "input_layernorm")
         qkv = self._compute.concat([self._q(h), self._k(h), self._v(h)], 1)
-        x = x + self._o(self.attention(qkv, positions, seen, window))
+        x = x + self._o(self.attention(qkv, *seats))
         h = self._norm(x, "post_attention_layernorm")
         return x + self._down(self._gate(h) * self._up(h))
 
@@ -175,6 +175,7 @@ class Drafter(ParallelDrafter):
         self._scale = options.scale / own.embed_scale
         self._multiplier = options.multiplier / own.logit_scale
         self._cap = 0.0 if own.logit_cap == options.cap else options.cap
+        self._of_block = compute.recorded(self._block_logits, *(layer.attention for layer in self._layers))
 
     @classmethod
     def tensor_specs(cls, target: DraftableModel[Any], options: DFlashOptions) -> dict[str, TensorSpec]:
@@ -251,13 +252,23 @@ class Drafter(ParallelDrafter):
 
     def _predict(self, root: int, text: int) -> Rows:
         """Returns logits [block - 1, vocab_size] of the tokens after a root behind so many tokens."""
-        block, target = self.options.block, self.compute.target
-        x = target.embed([root, *[self.options.mask] * (block - 1)]) * self._scale
+        block = self.options.block
+        seats: list[Any] = []
         for layer, window in zip(self._layers, self._sizes.sliding_windows, strict=True):
-            x = layer(x, range(text, text + block), self._seen(text, window), window)
+            seats += layer.attention.seats(range(text, text + block), self._seen(text, window), window)
+        ids = self.compute.integers([[token] for token in (root, *[self.options.mask] * (block - 1))])
+        (logits,) = self._of_block(ids, *seats)
+        return logits[: block - 1]
+
+    def _block_logits(self, ids: Rows, *seats: Any) -> tuple[Rows, ...]:
+        """Returns the logits of all but the root, of ids [rows, 1] and the seats of each layer."""
+        target, each = self.compute.target, len(seats) // len(self._layers)
+        x = target.embed(ids[:, 0]) * self._scale
+        for place, layer in enumerate(self._layers):
+            x = layer(x, *seats[place * each : (place + 1) * each])
         states = self.compute.rms_norm(x[1:], self._sizes.rms_norm_eps) * self._norm
         logits = target.head(states) * self._multiplier
-        return self.compute.tanh(logits / self._cap) * self._cap if self._cap else logits
+        return (self.compute.tanh(logits / self._cap) * self._cap if self._cap else logits,)
 
     def _seen(self, text: int, window: int | None) -> list[list[int]]:
         """For each row of the block how many rows of the text it sees within a window, and which of the block."""

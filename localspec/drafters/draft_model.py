@@ -185,7 +185,8 @@ class DraftModel:
         """Adds picks to the draft, with the candidates of these rows of logits beside them."""
         assert step.logits is not None
         places = range(len(self._tokens), len(self._tokens) + len(picks))
-        found = step.logits.take(rows).candidates(places, 1 if self._costs is None else WIDTH, sampling)
+        logits = step.logits if list(rows) == list(range(len(step.logits))) else step.logits.take(rows)
+        found = logits.candidates(places, 1 if self._costs is None else WIDTH, sampling)
         for pick, level in zip(picks, found, strict=True):
             # A pick is the first of its candidates, but for ties and ids that truncation leaves out.
             level = level if any(token == pick for token, _ in level) else [(pick, 0.5), *level[1:]]

@@ -166,15 +166,11 @@ class Layer:
         held = [*self._norms.values(), self._qkv, self._o, self._gate, self._up, self._down, self.attention]
         return sum(int(one.nbytes) for one in held)
 
-    def __call__(
-        self, embeddings: Rows, features: Rows, positions: Sequence[int], seen: Sequence[Sequence[int]] | None = None
-    ) -> Rows:
-        """Returns the states [rows, hidden_size] of embeddings and features of that shape; `seen` as in attention."""
+    def __call__(self, embeddings: Rows, features: Rows, *seats: Any) -> Rows:
+        """Returns the states [rows, hidden_size] of embeddings and features of that shape; `seats` are attention's."""
         features_normed = self._norm(features, "feature_norm")
         both = self._compute.concat([self._norm(embeddings, "embedding_norm"), features_normed], 1)
-        x = (features_normed if self._adds_to_normed else features) + self._o(
-            self.attention(self._qkv(both), positions, seen)
-        )
+        x = (features_normed if self._adds_to_normed else features) + self._o(self.attention(self._qkv(both), *seats))
         h = self._norm(x, "mlp_norm")
         return x + self._down(self._gate(h) * self._up(h))
 
@@ -233,6 +229,9 @@ class Drafter(TrainedDrafter):
         self._norm, self._head = self.compute.rows(tensors["norm"][None]), self.compute.linear(tensors["head.weight"])
         self._embedding: Rows = self.compute.rows(np.asarray(tensors["embedding"])) if options.embedding else None
         self._kept = tensors["kept"] if options.vocabulary else None
+        attention, recorded = self._layer.attention, self.compute.recorded
+        self._of_text, self._of_nodes = recorded(self._text_states, attention), recorded(self._node_states, attention)
+        self._of_root = recorded(self._root_logits)
         if self._kept is not None and not 0 <= int(self._kept.min()) <= int(self._kept.max()) < target.vocab_size:
             raise LocalspecError("'kept' names tokens that the model does not have; train the drafter again.")
         self._trees = PathTrees(self)
@@ -316,14 +315,14 @@ class Drafter(TrainedDrafter):
             nonlocal states, paths, text
             if not depth:
                 states = self._read_text(context.committed)
-                text = attention.length
+                (logits,), text = self._of_root(states), attention.length
             else:
                 seen = [[text, *paths[parent]] for parent in parents]
                 first = attention.length
-                positions = [position - 2 + depth] * len(tokens)
-                states = self._layer(self._embed(tokens), self._fed_back(states)[[*parents]], positions, seen)
+                seats = attention.seats([position - 2 + depth] * len(tokens), seen)
+                nodes = self.compute.integers(list(zip(tokens, parents, strict=True)))
+                states, logits = self._of_nodes(nodes, states, *seats)
                 paths = [[*above, first + row] for row, (_, *above) in enumerate(seen)]
-            logits = self._head(self._normed(states))
             return self._in_full_vocabulary(logits) if sampled else logits
 
         depths = min(self.depth, context.nodes)
@@ -341,13 +340,29 @@ class Drafter(TrainedDrafter):
             start = attention.length + 1
             tokens = committed[start : start + CHUNK]
             features = self._features.of_tokens(start, len(tokens))
-            states = self._layer(self._embed(tokens), features, range(start - 1, start - 1 + len(tokens)))
+            ids, seats = (
+                self.compute.integers([[token] for token in tokens]),
+                attention.seats(range(start - 1, start - 1 + len(tokens))),
+            )
+            (states,) = self._of_text(ids, features, *seats)
             if start + len(tokens) == len(committed):
                 last: Rows = states[len(states) - 1 :]
                 return last
 
-    def _embed(self, tokens: Sequence[int]) -> Rows:
-        return self.compute.target.embed(tokens) if self._embedding is None else self._embedding[[*tokens]]
+    def _text_states(self, ids: Rows, features: Rows, *seats: Any) -> tuple[Rows, ...]:
+        """Returns the states of tokens, whose ids are [rows, 1]."""
+        return (self._layer(self._embed(ids[:, 0]), features, *seats),)
+
+    def _node_states(self, nodes: Rows, above: Rows, *seats: Any) -> tuple[Rows, ...]:
+        """Returns states and logits of nodes [rows, 2]: tokens, and which of the states `above` is the parent's."""
+        states = self._layer(self._embed(nodes[:, 0]), self._fed_back(above)[nodes[:, 1]], *seats)
+        return states, *self._root_logits(states)
+
+    def _root_logits(self, states: Rows) -> tuple[Rows, ...]:
+        return (self._head(self._normed(states)),)
+
+    def _embed(self, ids: Rows) -> Rows:
+        return self.compute.target.embed(ids) if self._embedding is None else self._embedding[ids]
 
     def _normed(self, states: Rows) -> Rows:
         return self.compute.rms_norm(states, self._eps) * self._norm

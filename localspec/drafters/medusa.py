@@ -149,7 +149,7 @@ class Drafter(ParallelDrafter):
 
     def _logits(self, state: Rows, heads: int) -> Logits:
         """Returns the first heads' logits [heads, vocab_size] of one state [1, hidden_size]."""
-        x = state[[0] * heads]
+        x = self.compute.repeated(state, heads)
         for block in self._blocks:
             x = x + block(x)
         logits = self.compute.target.head(x) if self._linears is None else self._linears(x)

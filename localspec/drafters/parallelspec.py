@@ -253,8 +253,8 @@ class Drafter(ParallelDrafter, OfModel):
         far = correction.far(states)
 
         def logits_of(parents: Sequence[int], tokens: Sequence[int], depth: int) -> Rows:
-            rows = [depth] * len(tokens)  # the root's own row has read the token before
-            return logits[rows] + correction(self.compute.target.embed(tokens), far[rows]) if depth else logits[:1]
+            own = slice(depth, depth + 1)  # of the mask; the root's own row has read the token before
+            return logits[own] + correction(self.compute.target.embed(tokens), far[own]) if depth else logits[:1]
 
         if context.sampling.rule == "rejection":
             return self._trees.sample(context, logits_of, len(logits))
@@ -282,15 +282,15 @@ class Drafter(ParallelDrafter, OfModel):
         of the root before them (PARD-2).
         """
         if self.options.form == "model":  # one mask for all; and ids that no tokenizer gives
-            most, embed, rows = self._model.sizes.vocab_size - 1, self._model.embed, [0] * masks
-            tokens = [min(token, most) for token in tokens]
+            most, embed = self._model.sizes.vocab_size - 1, self._model.embed
+            tokens, after = [min(token, most) for token in tokens], self.compute.repeated(self._masks, masks)
         else:
-            embed, rows = self.compute.target.embed, list(range(masks))
-        x = self.compute.concat([embed(tokens), self._masks[rows]])
+            embed, after = self.compute.target.embed, self._masks[:masks]
+        x = self.compute.concat([embed(tokens), after])
         if features is None or self._features is None:
             return x
         if self._joined is None:
-            return x + self.compute.concat([features, features[[len(tokens) - 1] * masks]])
+            return x + self.compute.concat([features, self.compute.repeated(features[len(tokens) - 1 :], masks)])
         return self._joined(self.compute.concat([self.compute.concat([features, self._features.zeros(masks)]), x], 1))
 
     def _logits(self, states: Rows) -> Rows:

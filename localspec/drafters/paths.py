@@ -146,10 +146,10 @@ class PathTrees:
             if compute.logits(logits).finite_rows(context.sampling) < len(logits):
                 break
             if depth == 0:
-                logits = logits[[0] * width]
+                logits = compute.repeated(logits, width)
             handle = compute.logits(logits)
             sampled.append([handle.sample(chain, position + depth, chain, context.sampling) for chain in range(width)])
-            rows.append(logits)
+            rows.append(compute.concat([logits]))  # a copy: where levels are recorded, another draft overwrites them
             parents, tokens = [0] * chains if depth == 0 else list(range(chains)), sampled[-1][:chains]
         if not sampled:
             return DraftTree((context.root,), (-1,))

@@ -155,7 +155,7 @@ class Drafter(ParallelDrafter):
         rows = min(self.depth, context.nodes, self.target.context - len(context.committed))
         if rows < 1:
             return None
-        inputs = self.compute.concat([model.embed([context.root]), self._mask[[0] * (rows - 1)]])
+        inputs = self.compute.concat([model.embed([context.root]), self.compute.repeated(self._mask, rows - 1)])
         states = model.read_rows(inputs, cache, self.kept, self._adapters)
         logits = self.compute.logits(model.head(states))
         if logits.finite():

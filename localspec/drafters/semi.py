@@ -7,6 +7,7 @@ to node, so that a tree costs one small batch a depth.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
@@ -251,6 +252,8 @@ class Drafter(TrainedDrafter):
         self._state: Rows = None  # the target's, which predicted the root
         # The tiny model's [1, state_size] before any token.
         self._initial = self.compute.rows(np.zeros((1, self._recent.state_size), np.float32))
+        read = [partial(self._read, depth) for depth in range(options.depth)]
+        self._levels = [self.compute.recorded(function) for function in read]
         self._trees = PathTrees(self)
 
     @classmethod
@@ -292,16 +295,16 @@ class Drafter(TrainedDrafter):
 
     # -- the model ----------------------------------------------------------------------------------------------------
 
-    def _read(self, tokens: Sequence[int], far: Rows, state: Rows, depth: int) -> tuple[Rows, Rows]:
-        """Reads one more token [rows], `depth` positions after the root, and returns (states, σ(…) [rows, 2 wide]).
+    def _read(self, depth: int, nodes: Rows, far: Rows, above: Rows) -> tuple[Rows, ...]:
+        """Reads one more token of nodes `depth` positions after the root; returns states and draft logits.
 
-        far [1, wide] is W_p h_p.
+        nodes [rows, 2] are tokens, and which of the states `above` is the parent's; far [1, wide] is W_p h_p.
         """
         # Normalised, for with embeddings as small as many targets' the tiny model would learn very slowly.
-        x = self.compute.rms_norm(self.compute.target.embed(tokens))
-        state, recent = self._recent.read(x, state, depth)
-        near = self._near(recent)
-        return state, self.compute.silu(self.compute.concat([far[[0] * len(near)], near], 1))
+        x = self.compute.rms_norm(self.compute.target.embed(nodes[:, 0]))
+        state, recent = self._recent.read(x, above[nodes[:, 1]], depth)
+        both = self.compute.concat([self.compute.repeated(far, len(nodes)), self._near(recent)], 1)
+        return state, self._head(self.compute.silu(both))
 
     def _head(self, x: Rows) -> Rows:
         """Returns logits [rows, draft vocabulary] of x [rows, 2 wide]."""
@@ -334,8 +337,9 @@ class Drafter(TrainedDrafter):
 
         def logits_of(parents: Sequence[int], tokens: Sequence[int], depth: int) -> Rows:
             nonlocal state
-            state, x = self._read(tokens, far, state[list(parents)] if depth else state, depth)
-            return self._in_full_vocabulary(self._head(x)) if sampled else self._head(x)
+            nodes = self.compute.integers(list(zip(tokens, parents, strict=True)))
+            state, logits = self._levels[depth](nodes, far, state)
+            return self._in_full_vocabulary(logits) if sampled else logits
 
         if sampled:
             return self._trees.sample(context, logits_of, self.depth)

@@ -87,12 +87,12 @@ def fills_rows(target: Any) -> bool:
     return getattr(target, "step_form", "eager") != "eager"
 
 
-def step_trouble(target: Target) -> str | None:
-    """Why steps of a torch target are not recorded any more, where they were."""
+def recording_troubles(target: Target) -> tuple[str | None, str | None]:
+    """Why steps of a torch target, and what drafters compute beside them, are not recorded any more, if they were."""
     from localspec.nn.target import Target as TorchTarget
 
     assert isinstance(target, TorchTarget)
-    return target.step_trouble
+    return target.step_trouble, target.draft_trouble
 
 
 def measure_exactness(choice: LoadSpec, target: Target, widest: int) -> Exactness:

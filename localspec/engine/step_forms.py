@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 import psutil
 
-from localspec.engine.backends import Target, find_step_form, step_trouble, use_step_form
+from localspec.engine.backends import Target, find_step_form, recording_troubles, use_step_form
 from localspec.engine.measurement_cache import MeasurementCache, Quantity
 from localspec.machine.nvidia import nvidia_driver
 from localspec.policy.choice import StepForm
@@ -88,16 +88,28 @@ def _alive(process: str) -> bool:
 
 
 class RecordingWatch:
-    """Says once where a model's steps could not be recorded any more, and keeps that for later sessions."""
+    """Says once where a model's steps could not be recorded any more, and keeps that for later sessions.
+
+    What a drafter computes beside them is said, too, and is tried again by the next session.
+    """
 
     def __init__(self, device: str, target: Target, cache: MeasurementCache, subject: str) -> None:
-        self._target, self._cache = target, cache
+        self._target, self._cache, self._told = target, cache, set[str]()
         self._watches = device.startswith("cuda")
         self._subject = with_driver(subject) if self._watches else subject
 
     def look(self) -> None:
         """Looks after a reply, whose text is the same in any form."""
-        if self._watches and (why := step_trouble(self._target)) is not None:
-            self._watches = False
-            self._cache.remember(STEP_FORM, self._subject, FoundForm("static", why))
-            self._cache.reporter.notice(f"steps are not recorded any more, and slower for it: {why}.")
+        steps, drafts = recording_troubles(self._target) if self._watches else (None, None)
+        if steps is not None and self._tell("steps are", steps):
+            self._cache.remember(STEP_FORM, self._subject, FoundForm("static", steps))
+        if drafts is not None:
+            self._tell("what the drafter computes is", drafts)
+
+    def _tell(self, what: str, why: str) -> bool:
+        """Says that something is recorded no more, unless that was said."""
+        if what in self._told:
+            return False
+        self._told.add(what)
+        self._cache.reporter.notice(f"{what} not recorded any more, and slower for it: {why}.")
+        return True

@@ -6,7 +6,15 @@ from pathlib import Path
 
 import numpy as np
 
-from localspec.decoding.compute import EPS, Array, Floats, LowRank, PackedAdapters
+from localspec.decoding.compute import (
+    EPS,
+    Array,
+    Floats,
+    LowRank,
+    PackedAdapters,
+    RowAttention,
+    RowFunction,
+)
 from localspec.decoding.forward import TokenCache
 from localspec.events import Reporter
 from localspec.models.architecture import TransformerConfig, weight_map
@@ -182,6 +190,14 @@ class NativeCompute:
     def _made(self, sizes: TransformerConfig, rope: Rope, weights: Weights) -> NativeRowModel:
         return NativeRowModel(NativeModel(sizes, rope, weights, self._model.threads, cache_format(self._precision)))
 
+    def integers(self, numbers: Sequence[Sequence[int]]) -> Array:
+        """Returns integers [rows, n]."""
+        return np.array(numbers, np.int64)
+
+    def recorded(self, function: RowFunction, *attentions: RowAttention) -> RowFunction:
+        """Returns the function itself."""
+        return function
+
     def logits(self, rows: Floats) -> NativeLogits:
         """Returns what `rows` [rows, tokens] are as logits."""
         return NativeLogits(np.ascontiguousarray(rows))
@@ -189,6 +205,10 @@ class NativeCompute:
     def concat(self, arrays: Sequence[Floats], axis: int = 0) -> Floats:
         """Returns arrays side by side."""
         return np.concatenate(arrays, axis)
+
+    def repeated(self, row: Floats, count: int) -> Floats:
+        """Returns a row so many times."""
+        return np.repeat(row, count, 0)
 
     def at_columns(self, rows: Floats, ids: Array, width: int) -> Floats:
         """Returns [rows, width] whose columns `ids` are those of `rows`, and -inf elsewhere."""

@@ -1,14 +1,25 @@
 """Attention over rows of a draft with keys and values of its own, by numpy: what a drafter's own layers need."""
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from localspec.decoding.compute import EPS, Array, Floats
+from localspec.decoding.rows_seen import rows_seen
 from localspec.models.architecture import TransformerConfig
 from localspec.models.rope import Rope
 
 _PIECE = 2**22  # scores that are in memory at once
+
+
+class Seats(NamedTuple):
+    """Where rows stand: behind how many others, and what else was said of them."""
+
+    first: int
+    positions: Sequence[int]
+    seen: Sequence[Sequence[int]] | None
+    window: int | None
 
 
 class NativeAttention:
@@ -29,21 +40,26 @@ class NativeAttention:
         """Forgets all but the first `length` rows."""
         self.length = min(self.length, length)
 
-    def __call__(
+    def seats(
         self,
-        qkv: Floats,
         positions: Sequence[int],
         seen: Sequence[Sequence[int]] | None = None,
         window: int | None = None,
-    ) -> Floats:
+    ) -> tuple[Seats]:
+        """Makes room for rows."""
+        first = self.length
+        self.length = first + len(positions)
+        self._reserve(first)
+        return (Seats(first, positions, seen, window),)
+
+    def __call__(self, qkv: Floats, seats: Seats) -> Floats:
         """Returns what rows attend to, and keeps their keys and values."""
-        sizes, rows = self._sizes, len(qkv)
+        (first, positions, seen, window), sizes, rows = seats, self._sizes, len(qkv)
         heads, width = sizes.num_heads, sizes.head_dim
-        turned, first = self._cos_sin(positions), self.length
+        turned, slots = self._cos_sin(positions), first + rows
         q = _rotated(self._normed(qkv[:, : heads * width].reshape(rows, heads, width), 0), *turned)
-        self._keep(qkv[:, heads * width :], *turned)
-        slots = self.length
-        visible = self._visible(first, rows, seen, window)
+        self._write(first, qkv[:, heads * width :], *turned)
+        visible = rows_seen(first, rows, seen, window)
         mixed = np.empty((rows, heads * width), np.float32)
         step = max(_PIECE // (heads * slots), 1)
         for start in range(0, rows, step):
@@ -54,15 +70,16 @@ class NativeAttention:
 
     def keep(self, kv: Floats, positions: Sequence[int]) -> None:
         """Keeps keys and values of rows."""
-        self._keep(kv, *self._cos_sin(positions))
+        first = self.length
+        self.length = first + len(kv)
+        self._reserve(first)
+        self._write(first, kv, *self._cos_sin(positions))
 
-    def _keep(self, kv: Floats, cos: Floats, sin: Floats) -> None:
+    def _write(self, first: int, kv: Floats, cos: Floats, sin: Floats) -> None:
         k, v = kv.reshape(len(kv), 2, self._sizes.num_kv_heads, self._sizes.head_dim).swapaxes(0, 1)
-        first, slots = self.length, self.length + len(kv)
-        self._reserve(slots)
-        self._kept[0, :, first:slots] = _rotated(self._normed(k, 1), cos, sin).swapaxes(0, 1)
-        self._kept[1, :, first:slots] = v.swapaxes(0, 1)
-        self.length = slots
+        slots = slice(first, first + len(kv))
+        self._kept[0, :, slots] = _rotated(self._normed(k, 1), cos, sin).swapaxes(0, 1)
+        self._kept[1, :, slots] = v.swapaxes(0, 1)
 
     def _attend(self, q: Floats, slots: int, visible: Array) -> Floats:
         """Returns [rows, heads * head_dim] of queries [rows, heads, head_dim], over the first `slots` rows."""
@@ -78,17 +95,6 @@ class NativeAttention:
         mixed = scores @ self._kept[1, :, :slots]
         return mixed.reshape(keys, -1, rows, width).transpose(2, 0, 1, 3).reshape(rows, heads * width)
 
-    def _visible(self, first: int, rows: int, seen: Sequence[Sequence[int]] | None, window: int | None) -> Array:
-        """bool [rows, slots]: which rows each of the new ones sees."""
-        if seen is None:
-            visible = np.tri(rows, first + rows, first, np.bool_)
-        else:
-            visible = np.zeros((rows, first + rows), np.bool_)
-            for row, (before, *others) in enumerate(seen):
-                visible[row, :before] = True
-                visible[row, [*others, first + row]] = True
-        return visible if window is None else np.triu(visible, first - window + 1)
-
     def _normed(self, x: Floats, which: int) -> Floats:
         norm = self._norms[which]
         return x if norm is None else rms_norm(x, self._sizes.rms_norm_eps) * norm
@@ -98,13 +104,13 @@ class NativeAttention:
         scaling = np.float32(self._rope.attention_scaling)
         return np.cos(angles) * scaling, np.sin(angles) * scaling
 
-    def _reserve(self, slots: int) -> None:
-        """Makes room for so many rows, and for some more, so that it seldom grows."""
-        if slots > (room := self._kept.shape[2]):
+    def _reserve(self, held: int) -> None:
+        """Makes room for all rows, of which it holds the first, and for some more, so that it seldom grows."""
+        if self.length > (room := self._kept.shape[2]):
             grown = np.zeros(
-                (*self._kept.shape[:2], max(slots + 64, room + room // 2), self._kept.shape[3]), np.float32
+                (*self._kept.shape[:2], max(self.length + 64, room + room // 2), self._kept.shape[3]), np.float32
             )
-            grown[:, :, : self.length] = self._kept[:, :, : self.length]
+            grown[:, :, :held] = self._kept[:, :, :held]
             self._kept = grown
 
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from localspec.checkpoint import inspect
-from localspec.decoding.compute import EPS, Array, Floats, LowRank, PackedAdapters
+from localspec.decoding.compute import EPS, Array, Floats, LowRank, PackedAdapters, RowAttention, RowFunction
 from localspec.decoding.forward import TokenCache
 from localspec.events import Reporter
 from localspec.models.architecture import TransformerConfig, weight_map
@@ -20,6 +20,8 @@ from localspec.nn.cache import KVCache
 from localspec.nn.linear import Linear, PackedLinear
 from localspec.nn.logits import TorchLogits
 from localspec.nn.packing import linear_class, lm_head_class
+from localspec.nn.recorded_rows import RecordedRows
+from localspec.nn.recording import Recorder
 from localspec.nn.rotary import RotaryEmbedding
 from localspec.nn.row_attention import TorchAttention
 from localspec.nn.states import cache_of
@@ -102,13 +104,13 @@ class TorchAdapters(dict[int, dict[str, TorchAdapter]]):
 class TorchRowModel:
     """A transformer as drafters use it."""
 
-    def __init__(self, transformer: Transformer, form: StepForm = "eager") -> None:
-        self._transformer = transformer
+    def __init__(self, transformer: Transformer, recorder: Recorder, form: StepForm = "eager") -> None:
+        self._transformer, self._recorder = transformer, recorder
         self.use_step_form(form)
 
     def use_step_form(self, form: StepForm) -> None:
-        """Reads rows in this form from now on."""
-        self.static = None if form == "eager" else StaticForward(self._transformer, form == "captured")
+        """Reads rows in this form from now on; whether they are recorded is for the recorder to say."""
+        self.static = None if form == "eager" else StaticForward(self._transformer, self._recorder)
 
     @property
     def sizes(self) -> TransformerConfig:
@@ -128,9 +130,10 @@ class TorchRowModel:
         """Returns an empty cache with room for `slots` tokens."""
         return cache_of(self.sizes, slots, self._transformer.computes_in, self._device)
 
-    def embed(self, tokens: Sequence[int]) -> torch.Tensor:
+    def embed(self, tokens: Sequence[int] | torch.Tensor) -> torch.Tensor:
         """Returns the input embeddings of token ids, [tokens, hidden_size]."""
-        return self._transformer.embed(uploaded(tokens, self._device)).detach()
+        ids = tokens if isinstance(tokens, torch.Tensor) else uploaded(tokens, self._device)
+        return self._transformer.embed(ids).detach()
 
     def adapters(self, adapters: Mapping[int, Mapping[str, LowRank]]) -> TorchAdapters:
         """Makes adapters fit for `read_rows`."""
@@ -181,12 +184,16 @@ class TorchCompute:
     """Arithmetic in the precision of a transformer's activations, on its device."""
 
     def __init__(self, transformer: Transformer) -> None:
-        self._transformer, self.target = transformer, TorchRowModel(transformer)
+        # What fails of a drafter's own is no reason to record no steps of the target.
+        self.recorder, self.draft_recorder = Recorder(), Recorder()
+        self._transformer, self.target = transformer, TorchRowModel(transformer, self.recorder)
         self.step_form: StepForm = "eager"
 
     def use_step_form(self, form: StepForm) -> None:
         """Reads rows in this form from now on, as models do that are made later."""
         self.step_form = form
+        for recorder in (self.recorder, self.draft_recorder):
+            recorder.active, recorder.trouble = form == "captured", None
         self.target.use_step_form(form)
 
     @property
@@ -216,7 +223,7 @@ class TorchCompute:
         rotary = self._transformer.rotary if rope is None else RotaryEmbedding(rope, self._device)
         tensors = {name: self.rows(weights[name]) for name in weight_map(sizes) if name in weights}
         tensors.setdefault("embed_tokens", tensors["norm"].new_zeros(0, sizes.hidden_size))
-        return TorchRowModel(Transformer(sizes, rotary, tensors), self.step_form)
+        return TorchRowModel(Transformer(sizes, rotary, tensors), self.draft_recorder, self.step_form)
 
     def read_model(self, path: Path, context: int) -> TorchRowModel:
         """Returns the small language model of a directory, in int8 beside a target in few bits, else as fine as it."""
@@ -228,7 +235,17 @@ class TorchCompute:
         packs = self._transformer.packed and self._transformer.linear_class is not PackedLinear
         linear, head = (linear_class("int8", device), lm_head_class("int8", device)) if packs else (Linear, Linear)
         rotary = RotaryEmbedding(Rope.of(config, context), self._device)
-        return TorchRowModel(Transformer(sizes, rotary, weights, linear, lm_head_class=head), self.step_form)
+        transformer = Transformer(sizes, rotary, weights, linear, lm_head_class=head)
+        return TorchRowModel(transformer, self.draft_recorder, self.step_form)
+
+    def integers(self, numbers: Sequence[Sequence[int]]) -> torch.Tensor:
+        """Returns integers [rows, n] on the device."""
+        return uploaded(numbers, self._device)
+
+    def recorded(self, function: RowFunction, *attentions: RowAttention) -> RowFunction:
+        """Returns the function, computed by one call where steps are recorded."""
+        own = [one for one in attentions if isinstance(one, TorchAttention)]
+        return RecordedRows(function, self.draft_recorder, own)
 
     def logits(self, rows: torch.Tensor) -> TorchLogits:
         """Returns what `rows` [rows, tokens] are as logits."""
@@ -237,6 +254,10 @@ class TorchCompute:
     def concat(self, arrays: Sequence[torch.Tensor], axis: int = 0) -> torch.Tensor:
         """Returns tensors side by side."""
         return torch.cat(list(arrays), axis)
+
+    def repeated(self, row: torch.Tensor, count: int) -> torch.Tensor:
+        """Returns a row so many times, in the memory of the one."""
+        return row.expand(count, -1)
 
     def at_columns(self, rows: torch.Tensor, ids: Array, width: int) -> torch.Tensor:
         """Returns [rows, width] whose columns `ids` are those of `rows`, and -inf elsewhere."""
@@ -263,4 +284,5 @@ class TorchCompute:
         """Returns the attention of a layer of these sizes."""
         rotary = self._transformer.rotary if rope is None else RotaryEmbedding(rope, self._device)
         norms = {name: self.rows(np.asarray(weights[name])) for name in ("q_norm", "k_norm") if name in weights}
-        return TorchAttention(sizes, rotary, norms)
+        like = torch.empty(0, dtype=self._transformer.computes_in, device=self._device)
+        return TorchAttention(sizes, rotary, norms, like, self.draft_recorder)

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 
 from localspec.decoding import sampling as host
+from localspec.decoding.logits import Candidate
 from localspec.decoding.sampling import Sampling
 from localspec.nn.transfer import signed
 
@@ -46,6 +47,15 @@ class Contenders:
         if sampling.top_p < 1 and self.before[row, there[best]] > sampling.top_p - CLOSE:
             return None
         return int(ids[best])
+
+    def candidates(self, row: int, count: int) -> list[Candidate] | None:
+        """Returns what to propose by an array's row, as `choose_candidates` does; None where another way must tell."""
+        noisy: npt.NDArray[np.float64] = self.noisy[row].astype(np.float64)
+        best = np.flatnonzero(noisy != -np.inf)[:count]
+        if not len(best) or not np.isfinite(noisy[best]).all():
+            return None
+        weights = np.exp(noisy[best] - noisy[best[0]])
+        return list(zip(self.ids[row, best].tolist(), (weights / weights.sum()).tolist(), strict=True))
 
 
 def keys_of(positions: Sequence[int], sampling: Sampling) -> list[int]:

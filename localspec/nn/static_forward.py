@@ -13,16 +13,17 @@ import torch.nn.functional as F
 
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.tree import DraftTree
-from localspec.errors import first_line, out_of_memory
+from localspec.errors import out_of_memory
 from localspec.nn.cache import KVCache
 from localspec.nn.contenders import Contenders, contenders
 from localspec.nn.placed_rows import PlacedRows
-from localspec.nn.recording import Function, Recording
+from localspec.nn.recording import Function, Recorder, Recording
 from localspec.nn.states import StateCache
+from localspec.nn.static_shapes import filled_rows, filled_slots
 from localspec.nn.step_logits import summary
 from localspec.nn.transfer import signed, uploaded
 from localspec.nn.transformer import LayerAdapters, Transformer
-from localspec.policy.prediction import BUCKET, STATIC_ROWS
+from localspec.policy.prediction import STATIC_ROWS
 
 # Over the slots of one cache; the one that was not played for longest goes first. What forwards cost is measured by all
 # numbers of rows at two contexts in turns.
@@ -43,7 +44,7 @@ class Shape(NamedTuple):
 class StaticRows(NamedTuple):
     """What a forward gives, of the rows that were asked for: the summary is that of `step_logits`.
 
-    In the captured form they are overwritten by the next forward of as many rows.
+    Where they are recorded, the next forward of as many rows overwrites them.
     """
 
     hidden: torch.Tensor
@@ -61,13 +62,11 @@ class StaticForward:
     """Reads trees and chains of up to 64 rows after the committed tokens of a cache.
 
     Rows are filled up to a power of two, and slots to one of a few numbers, so that a text of any length takes few
-    shapes. In the `captured` form each is recorded when it is first met; `trouble` is why that failed, if it did, and
-    from then on nothing is recorded.
+    shapes. Where the recorder is active each is recorded when it is first met.
     """
 
-    def __init__(self, transformer: Transformer, captured: bool) -> None:
-        self._transformer, self.captured = transformer, captured
-        self.trouble: str | None = None
+    def __init__(self, transformer: Transformer, recorder: Recorder) -> None:
+        self._transformer, self._recorder = transformer, recorder
         self._results: dict[Shape, tuple[torch.Tensor, ...]] = {}
         self._finders: dict[tuple[float, ...], Recording] = {}  # of contenders
         self._unrecorded: set[Hashable] = set()  # what there was no memory to record
@@ -94,39 +93,34 @@ class StaticForward:
         rows = len(embeddings)
         depth, bits = range(rows), _bits(range(-1, rows - 1))
         read = self._read([0] * rows, depth, bits, cache, 1, layers=layers, adapters=adapters, embeddings=embeddings)
-        return read.hidden.clone() if self.captured else read.hidden
+        return read.hidden.clone() if self._recorder.active else read.hidden
 
     @torch.inference_mode()
     def contenders(self, logits: torch.Tensor, keys: torch.Tensor, sampling: Sampling) -> Contenders:
         """Finds contenders as `contenders` does; of a single row the operations are recorded, too.
 
-        In the captured form those of a row are overwritten by the next one.
+        Where they are, those of a row are overwritten by the next one.
         """
-        if not self.captured or len(logits) > 1:
-            return contenders(logits, keys, sampling)
         form = (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
-        if form in self._unrecorded:
-            return contenders(logits, keys, sampling)
-        if form not in self._finders:
-            self._finders.clear()  # who changes how text is sampled seldom changes it back
+        finder = self._finder(form, logits, keys, sampling) if self._recorder.active and len(logits) == 1 else None
+        return contenders(logits, keys, sampling) if finder is None else Contenders(*finder(logits, keys))
 
-            def find(logits: torch.Tensor, keys: torch.Tensor) -> tuple[torch.Tensor, ...]:
-                found = contenders(logits, keys, sampling)
-                return found.ids, found.scores, found.before, found.noisy
+    def _finder(
+        self, form: tuple[float, ...], logits: torch.Tensor, keys: torch.Tensor, sampling: Sampling
+    ) -> Recording | None:
+        if form in self._finders or form in self._unrecorded:
+            return self._finders.get(form)
+        self._finders.clear()  # who changes how text is sampled seldom changes it back
 
-            try:
-                self._finders[form] = Recording(find, [logits, keys])
-            except RuntimeError as error:
-                self._give_up(error, form)
-                return contenders(logits, keys, sampling)
-        return Contenders(*self._finders[form](logits, keys))
+        def find(logits: torch.Tensor, keys: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            found = contenders(logits, keys, sampling)
+            return found.ids, found.scores, found.before, found.noisy
 
-    def _give_up(self, error: RuntimeError, form: Hashable) -> None:
-        """Records nothing more, or where memory was short not this form: to try again and again would take longest."""
-        if out_of_memory(error):
+        if (finder := self._recorder.record(find, [logits, keys])) is None:
             self._unrecorded.add(form)
         else:
-            self.captured, self.trouble = False, first_line(error).rstrip(".")
+            self._finders[form] = finder
+        return finder
 
     def _read(
         self,
@@ -142,7 +136,7 @@ class StaticForward:
         embeddings: torch.Tensor | None = None,
     ) -> StaticRows:
         count = len(tokens)
-        rows = next(rows for rows in STATIC_ROWS if rows >= max(count, multiple))
+        rows = filled_rows(max(count, multiple))
         _reserve(cache, cache.length + rows)
         chosen, own = None if layers is None else tuple(layers), None if adapters is None else id(adapters)
         shape = Shape(rows, visible_slots(cache, rows), chosen, own, inner, embeddings is not None)
@@ -153,8 +147,9 @@ class StaticForward:
         if embeddings is not None:  # NaN that an earlier draft left in a spare row would reach the others
             inputs.append(F.pad(embeddings, (0, 0, 0, len(spare))))
         function = self._function(shape, cache, adapters)
-        began, met = time.perf_counter(), shape in cache.recordings or not self.captured
-        recording = self._recording(shape, cache, adapters, function, inputs) if self.captured else None
+        active = self._recorder.active
+        began, met = time.perf_counter(), shape in cache.recordings or not active
+        recording = self._recording(shape, cache, adapters, function, inputs) if active else None
         once_seconds = 0.0 if met else time.perf_counter() - began
         hidden, *others = (part[:count] for part in (recording or function)(*inputs))
         states = others.pop(0) if inner else None
@@ -198,12 +193,12 @@ class StaticForward:
             alike = shape._replace(visible=0)
             if alike in self._unrecorded:
                 return None
-            try:
-                recording = Recording(function, inputs, self._results.get(alike))
-            except RuntimeError as error:
+            made = self._recorder.record(function, inputs, self._results.get(alike))
+            if made is None:
                 recordings.clear()  # which gives memory back
-                self._give_up(error, alike)
+                self._unrecorded.add(alike)  # to try again and again would take longest
                 return None
+            recording = made
             self._results[alike] = recording.results
         while len(recordings) >= MOST_RECORDINGS:
             del recordings[next(iter(recordings))]
@@ -216,10 +211,8 @@ class StaticForward:
 
 
 def visible_slots(cache: KVCache, rows: int) -> int:
-    """Returns how many slots attention looks at: in larger steps the longer the text, at most a quarter too many."""
-    needed = cache.visible(rows)
-    step = max(BUCKET, (1 << (needed.bit_length() - 1)) // 4)
-    return min(-(-needed // step) * step, cache.capacity)
+    """Returns how many slots attention looks at."""
+    return min(filled_slots(cache.visible(rows)), cache.capacity)
 
 
 def _reserve(cache: KVCache, slots: int) -> None:

@@ -6,9 +6,9 @@ from typing import Any
 import numpy.typing as npt
 import torch
 
-from localspec.decoding.logits import Picks, PicksOnRequest
-from localspec.decoding.sampling import Sampling
-from localspec.nn.contenders import Contenders, contenders, findable, keys_of, narrows
+from localspec.decoding.logits import Candidate, Picks, PicksOnRequest
+from localspec.decoding.sampling import Ids, Sampling
+from localspec.nn.contenders import SHOWN, Contenders, contenders, findable, keys_of, narrows
 from localspec.nn.logits import TorchHidden, TorchLogits, taken
 from localspec.nn.transfer import brought, uploaded
 
@@ -66,6 +66,7 @@ class StepLogits(TorchLogits):
         """`numbers` begin with the summary of all `rows`, of which those from the `first` on are asked for."""
         super().__init__(rows[first:])
         self._numbers, self._first, self._find = numbers, first, find
+        self._found: dict[tuple[int, int, Sampling], tuple[int, int]] = {}  # where the contenders of a row are
 
     def finite(self) -> bool:
         """Returns whether all of them are numbers."""
@@ -82,22 +83,39 @@ class StepLogits(TorchLogits):
             return self.argmax()
         if not findable(sampling):
             return super().picks(positions, sampling)
-        if narrows(sampling) or len(self) == 1:
-            first = self._begin(range(len(self)), positions, sampling)
-            return PicksOnRequest(lambda row: self._picked(first, row, row, positions, sampling))
-        # Only a row that a walk reaches is worth noise for a whole vocabulary.
-        return PicksOnRequest(
-            lambda row: self._picked(self._begin([row], positions, sampling), 0, row, positions, sampling)
-        )
+        if narrows(sampling) or len(self) == 1:  # else only a row that a walk reaches is worth noise for all ids
+            self._look(range(len(self)), positions, sampling)
 
-    def _begin(self, rows: Sequence[int], positions: Sequence[int], sampling: Sampling) -> int:
-        """Has the contenders of rows that follow each other found; returns where they will be among the numbers."""
+        def pick(row: int) -> int:
+            here, place = self._contenders(row, positions, sampling)
+            token = here.pick(place, positions[row], sampling)
+            return self._noisiest(row, positions[row], sampling, None) if token is None else token
+
+        return PicksOnRequest(pick)
+
+    def candidates(
+        self, positions: Sequence[int], count: int, sampling: Sampling, ids: Ids | None = None
+    ) -> list[list[Candidate]]:
+        """Returns the tokens to propose for the position of each row: where they are sampled, the picks' contenders."""
+        if sampling.proposes_likeliest or not findable(sampling) or count > SHOWN or ids is not None:
+            return super().candidates(positions, count, sampling, ids)
+        found = []
+        for row in range(len(self)):
+            here, place = self._contenders(row, positions, sampling)
+            found.append(here.candidates(place, count))
+        known = [one for one in found if one is not None]
+        return known if len(known) == len(found) else super().candidates(positions, count, sampling)
+
+    def _contenders(self, row: int, positions: Sequence[int], sampling: Sampling) -> tuple[Contenders, int]:
+        """Returns contenders in main memory, and which of them are the row's."""
+        if (row, positions[row], sampling) not in self._found:
+            self._look([row], positions, sampling)
+        first, place = self._found[row, positions[row], sampling]
+        return Contenders(*(self._numbers[first + part] for part in range(4))), place
+
+    def _look(self, rows: Sequence[int], positions: Sequence[int], sampling: Sampling) -> None:
+        """Has the contenders of rows that follow each other found, and brought with the next numbers."""
         keys = uploaded(keys_of([positions[row] for row in rows], sampling), self.rows.device)
         found = self._find(self.rows[rows[0] : rows[-1] + 1], keys, sampling)
-        return self._numbers.add(found.ids, found.scores, found.before, found.noisy)
-
-    def _picked(self, first: int, place: int, row: int, positions: Sequence[int], sampling: Sampling) -> int:
-        """Returns the pick of a row, which is at a `place` of the contenders that begin at `first`."""
-        here = Contenders(*(self._numbers[first + part] for part in range(4)))
-        token = here.pick(place, positions[row], sampling)
-        return self._noisiest(row, positions[row], sampling, None) if token is None else token
+        first = self._numbers.add(found.ids, found.scores, found.before, found.noisy)
+        self._found |= {(row, positions[row], sampling): (first, place) for place, row in enumerate(rows)}

@@ -170,8 +170,12 @@ class Target:
     @property
     def step_trouble(self) -> str | None:
         """Why steps are not recorded any more, where they were; None where nothing happened."""
-        static = self.compute.target.static
-        return None if static is None else static.trouble
+        return self.compute.recorder.trouble
+
+    @property
+    def draft_trouble(self) -> str | None:
+        """The same of what drafters compute beside the target's layers."""
+        return self.compute.draft_recorder.trouble
 
     @property
     def branches(self) -> bool:

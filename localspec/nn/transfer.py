@@ -13,8 +13,8 @@ def signed(word: int) -> int:
     return word - 2**64 if word >= 2**63 else word
 
 
-def uploaded(numbers: Sequence[int], device: torch.device | str) -> torch.Tensor:
-    """Returns integers [n] on a device; a GPU is not waited for."""
+def uploaded(numbers: Sequence[int] | Sequence[Sequence[int]], device: torch.device | str) -> torch.Tensor:
+    """Returns integers [n] or [n, m] on a device; a GPU is not waited for."""
     return moved(torch.tensor(numbers, dtype=torch.int64), device)
 
 
@@ -26,16 +26,13 @@ def moved(tensor: torch.Tensor, device: torch.device | str) -> torch.Tensor:
 
 
 def brought(*tensors: torch.Tensor) -> list[npt.NDArray[Any]]:
-    """Returns tensors of int64, bool or fp32 in main memory, as arrays, by one copy."""
-    flat = [tensor.flatten() for tensor in tensors]
-    flat = [one.view(torch.int32).long() if one.dtype == torch.float32 else one.long() for one in flat]
-    parts = np.split(torch.cat(flat).cpu().numpy(), np.cumsum([len(one) for one in flat])[:-1])
+    """Returns tensors of int64, bool or fp32 in main memory, as arrays, by one copy of their words of 32 bits."""
+    words = [(one.int() if one.dtype == torch.bool else one).flatten().view(torch.int32) for one in tensors]
+    parts = np.split(torch.cat(words).cpu().numpy(), np.cumsum([len(one) for one in words])[:-1])
     return [_as(part, tensor) for part, tensor in zip(parts, tensors, strict=True)]
 
 
-def _as(numbers: npt.NDArray[Any], tensor: torch.Tensor) -> npt.NDArray[Any]:
-    if tensor.dtype == torch.float32:
-        numbers = numbers.astype(np.int32).view(np.float32)
-    elif tensor.dtype == torch.bool:
-        numbers = numbers.astype(bool)
-    return numbers.reshape(tensor.shape)
+def _as(words: npt.NDArray[np.int32], tensor: torch.Tensor) -> npt.NDArray[Any]:
+    kind: Any = {torch.float32: np.float32, torch.bool: np.int32}.get(tensor.dtype, np.int64)
+    numbers: npt.NDArray[Any] = words.view(kind)
+    return (numbers.astype(bool) if tensor.dtype == torch.bool else numbers).reshape(tensor.shape)

@@ -216,6 +216,7 @@ def test_a_packed_target_that_learns_is_written_unrounded(train, model, tmp_path
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_proposal_of_s3d_is_timed_where_replies_are_decoded_and_learns_from_the_drafters_before(train, model):
     """The training is in fp32, by torch; what decodes may be another engine in another precision."""
     code, _, errors = train("s3d", "--steps", 12, "--lr", 0.02)
@@ -232,6 +233,7 @@ def test_a_proposal_of_s3d_is_timed_where_replies_are_decoded_and_learns_from_th
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_labels_and_seed_and_precision_reach_the_loop(train, tmp_path):
     flags = {"soft": [], "text": ["--labels", "text"], "seed": ["--seed", 5], "bf16": ["--dtype", "bf16"]}
     for name, given in flags.items():

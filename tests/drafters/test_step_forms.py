@@ -1,12 +1,16 @@
 """Every drafter where steps have static shapes and are recorded, as on a GPU: the text is the stock model's."""
 
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from drafters.test_dflash import made as dflash
 from drafters.test_on_chains import FORMS
-from drafting import perturbed, session_of, torch_form
+from drafting import drafting, perturbed, session_of, torch_form, watched
+from numpy.testing import assert_allclose
 from recorded_operations import Graph, HostCalls
 from session_replies import reply
 from tiny_models import FAMILIES, VOCABULARY, Tiny, prompt_ids, stock_reply
@@ -16,6 +20,7 @@ from localspec.decoding.decode import decode_step
 from localspec.decoding.drafter import Drafter
 from localspec.decoding.limits import Limits
 from localspec.decoding.sampling import Sampling
+from localspec.decoding.session import Session
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.draft_model import DraftModel
 from localspec.drafters.phrases import WithPhrases
@@ -28,6 +33,7 @@ from localspec.training.trainable import TrainableDrafter, make_drafter
 Make = Callable[[str], Tiny]
 LLAMA, WINDOW = FAMILIES[0], FAMILIES[1]
 WITH_WEIGHTS = {**FORMS, "s3d": ("s3d", {"depth": 3, "kept": "0,2"})}
+FORMS_OF_STEPS: tuple[StepForm, ...] = ("eager", "captured")
 SAMPLED = (Sampling(0.9, seed=7), Sampling(0.8, top_p=0.95, seed=3), Sampling(1.1, top_k=30, min_p=0.01, seed=5))
 
 
@@ -62,9 +68,10 @@ def test_greedy_text_is_the_stock_models(tiny: Make, recorded: type[Graph], name
     session = session_of(target, drafter_for(target, tiny, kind), Budget(6))
     ids, statistics = reply(session, prompt, 24)
     assert ids == stock_reply(tiny(name).stock, prompt, 24)
-    assert statistics.drafted > 10 and recorded.played > recorded.made > 0
+    assert statistics.drafted > 10 and recorded.played > 2 * recorded.made > 0
     again = [*prompt, *ids[:6], *prompt_ids(5, seed=2)]
     assert reply(session, again, 8)[0] == stock_reply(tiny(name).stock, again, 8)
+    assert target.step_trouble is target.draft_trouble is None
 
 
 @pytest.mark.parametrize(("name", "kind"), CASES)
@@ -80,7 +87,7 @@ def test_seeded_text_is_that_of_steps_one_by_one(tiny: Make, recorded: type[Grap
 
 
 # Launches of a greedy step beside what is recorded, and waits for the device, the target's own one included.
-HOST = {"none": (8, 1), "s3d": (32, 3), "medusa": (66, 2), "semi": (105, 5), "draft model": (80, 13)}
+HOST = {"none": (8, 1), "s3d": (32, 3), "medusa": (66, 2), "semi": (44, 5), "eagle3": (60, 5), "draft model": (80, 13)}
 
 
 @pytest.mark.parametrize("kind", HOST)
@@ -122,3 +129,32 @@ def test_models_of_drafters_have_the_form_of_the_target(
     monkeypatch.setattr(StaticForward, "chain", seen)
     reply(session_of(target, drafter_for(target, tiny, "parallelspec, model"), Budget(4)), prompt_ids(12), 5)
     assert bool(read) == (form == "static") and all(one is not target.transformer for one in read)
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "semi", "dflash"])
+def test_recorded_drafts_are_those_of_steps_one_by_one(
+    tiny: Make, recorded: type[Graph], tmp_path: Path, kind: str
+) -> None:
+    """At each place of a text, whatever was drafted before, and by nothing that was computed anew."""
+    text = prompt_ids(40, seed=23)
+    drafts = []
+    for form in FORMS_OF_STEPS:
+        target = target_of(tiny, LLAMA, form)
+        if kind == "dflash":
+            drafter: Any = dflash(replace(tiny(LLAMA), target=target), tmp_path / form, block_size=6)[0]
+        else:
+            drafter = drafting(drafter_for(target, tiny, kind), target)
+        drafts.append(watched(drafter))
+        session = Session(target, drafter, Budget(6))
+        rejecting = Sampling(0.9, seed=4, rule="rejection")
+        for length, sampling in ((9, Sampling()), (30, SAMPLED[0]), (12, rejecting), (40, Sampling())):
+            reply(session, text[:length], 12, sampling)
+        assert target.draft_trouble is None and bool(recorded.made) is (form == "captured")
+    assert recorded.played > 5 * recorded.made and len(drafts[0]) > 20
+    assert sum(tree.size for _, tree in drafts[0]) > 3 * len(drafts[0])
+    for (committed, tree), (same, other) in zip(*drafts, strict=True):
+        assert (committed, [*tree.tokens], [*tree.parents]) == (same, [*other.tokens], [*other.parents])
+        assert list(tree.chance or ()) == pytest.approx(list(other.chance or ()), rel=1e-3)
+        assert (tree.draft_logits is None) is (other.draft_logits is None)
+        if tree.draft_logits is not None and other.draft_logits is not None:
+            assert_allclose(other.draft_logits.numpy(), tree.draft_logits.numpy(), rtol=1e-4, atol=1e-5)

@@ -34,10 +34,11 @@ class GPU:
         self.checks = 0
         self.finds: Callable[[], tuple[str, str | None]] = lambda: ("captured", None)
         self.trouble: str | None = None
+        self.draft_trouble: str | None = None
         self.store, self.target = store, SimpleNamespace()
         monkeypatch.setattr(module, "find_step_form", self._check)
         monkeypatch.setattr(module, "use_step_form", lambda target, form: self.forms.append(form))
-        monkeypatch.setattr(module, "step_trouble", lambda target: self.trouble)
+        monkeypatch.setattr(module, "recording_troubles", lambda target: (self.trouble, self.draft_trouble))
 
     def _check(self, target: Any) -> tuple[str, str | None]:
         self.checks += 1
@@ -161,6 +162,18 @@ def test_trouble_in_a_reply_is_said_once_and_kept(gpu: GPU) -> None:
     assert gpu.notices == ["steps are not recorded any more, and slower for it: CUDA error: invalid argument."]
     gpu.load()
     assert gpu.checks == 1 and gpu.forms[-1] == "static"
+
+
+def test_trouble_of_a_drafter_is_said_once_and_steps_are_recorded_on(gpu: GPU) -> None:
+    watch = gpu.load()
+    gpu.draft_trouble = "CUDA error: invalid argument"
+    watch.look()
+    watch.look()
+    assert gpu.notices == [
+        "what the drafter computes is not recorded any more, and slower for it: CUDA error: invalid argument."
+    ]
+    gpu.load()
+    assert gpu.forms[-1] == "captured"
 
 
 @pytest.mark.parametrize(

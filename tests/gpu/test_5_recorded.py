@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from gpu_models import DEMO, MAKERS, QUESTIONS, prompt_of
+from gpu_models import DEMO, GREEDY, MAKERS, QUESTIONS, SAMPLED, prompt_of
 from session_replies import reply
 
 from localspec.decoding.budget import Budget
@@ -35,6 +35,14 @@ def test_recordings_end_and_begin_again(recorded: Target) -> None:
         reply(session, prompt_of(recorded, QUESTIONS[1]) * 12, 200)
         assert recorded.step_trouble is None and session.cache.recordings  # type: ignore[attr-defined]
         del session
+
+
+@pytest.mark.parametrize("kind", ["semi", "eagle3", "dflash"])
+def test_what_a_drafter_computes_is_recorded(recorded: Target, kind: str) -> None:
+    session = Session(recorded, MAKERS[kind](recorded), Budget(NODES))
+    for sampling in (GREEDY, SAMPLED):
+        _, figures = reply(session, prompt_of(recorded, QUESTIONS[0]), 60, sampling)
+        assert figures.drafted > 0 and recorded.step_trouble is recorded.draft_trouble is None
 
 
 def test_memory_of_recordings_has_a_bound(recorded: Target, record_property: Callable[[str, object], None]) -> None:

@@ -13,15 +13,11 @@ from localspec.machine import compiled
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leaves out what needs the library where there is none, and says what is long."""
+    """Leaves out what needs the library where there is none."""
     if compiled.library() is None:
         for item in items:
             if "native" in item.path.parts:
                 item.add_marker(pytest.mark.skip(reason=compiled.missing()))
-    # What drafters do on the CPU engine repeats what they do in torch: of the slow cases every second is long.
-    copies = [item for item in items if item.path.name.endswith("_native.py") and item.get_closest_marker("slow")]
-    for item in copies[1::2]:
-        item.add_marker("long")
 
 
 @pytest.fixture(scope="session")

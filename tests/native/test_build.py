@@ -57,6 +57,7 @@ def built(folder: Path) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_only_what_changed_is_compiled_again(sources, runs, tmp_path):
     library = built(tmp_path)
     assert ctypes.CDLL(str(library)).ls_answer() == 42

@@ -9,7 +9,8 @@ import torch
 from localspec.decoding.sampling import Sampling
 from localspec.nn import contenders as module
 from localspec.nn.contenders import NARROW, SHOWN, Contenders, contenders, findable, keys_of
-from localspec.nn.logits import TorchLogits
+from localspec.nn.logits import TorchLogits, survivors
+from localspec.nn.step_logits import StepLogits, StepNumbers, summary
 from localspec.nn.transfer import brought
 
 SAMPLINGS = [
@@ -152,3 +153,60 @@ def test_numbers_come_as_they_are() -> None:
     ids, scores, flag = brought(*given)
     assert ids.tolist() == given[0].tolist() and flag.tolist() == [True]
     assert scores.dtype == np.float32 and scores.tobytes() == given[1].numpy().tobytes()
+
+
+def step_logits(rows: torch.Tensor) -> StepLogits:
+    return StepLogits(rows, StepNumbers(summary(rows, rows)))
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
+@pytest.mark.parametrize("count", [1, 4, SHOWN])
+def test_a_step_proposes_what_has_the_most_noise_of_what_truncation_leaves(sampling: Sampling, count: int) -> None:
+    rows, positions = random_logits(12, 300, 4.0, seed=3), list(range(5, 17))
+    proposed, sure = step_logits(rows).candidates(positions, count, sampling), 0
+    by_all = TorchLogits(rows).candidates(positions, count, sampling)
+    for row, position in enumerate(positions):
+        scores, ids = (part.numpy() for part in survivors(rows[row], sampling))
+        noisy = scores.astype(np.float64) + sampling.noise(position, ids)
+        best = np.argsort(-noisy)[:count]
+        weights = np.exp(noisy[best] - noisy[best[0]])
+        if [token for token, _ in proposed[row]] == ids[best].tolist():
+            sure += 1
+            assert [chance for _, chance in proposed[row]] == pytest.approx(weights / weights.sum(), rel=1e-3)
+        elif proposed != by_all:  # which it is where one of the rows is not sure
+            assert sampling.top_p < 1 and {*ids[best]} <= {token for token, _ in proposed[row]}, (
+                "one at the edge of top-p"
+            )
+    assert sure == 12 or sampling.top_p < 1
+
+
+def test_what_is_likely_is_proposed_greedily_and_beyond_what_is_shown() -> None:
+    rows, positions = random_logits(3, 300, 4.0, seed=3), [5, 6, 7]
+    for count, sampling in ((4, Sampling()), (SHOWN + 1, Sampling(1.0)), (4, Sampling(1.0, rule="typical"))):
+        every = TorchLogits(rows).candidates(positions, count, sampling)
+        assert step_logits(rows).candidates(positions, count, sampling) == every
+
+
+def test_where_a_row_has_no_sure_contenders_all_are_looked_at() -> None:
+    rows, positions, sampling = random_logits(3, 300, 4.0, seed=3), [4, 5, 6], Sampling(1.0, seed=2)
+    whole = step_logits(rows).candidates(positions, 3, sampling)
+    rows[1] = float("nan")
+    one, none, another = step_logits(rows).candidates(positions, 3, sampling)
+    assert none == [] and len(one) == len(another) == 3, "NaN propose nothing"
+    assert [[token for token, _ in row] for row in (one, another)] == [[token for token, _ in whole[n]] for n in (0, 2)]
+
+
+def test_what_picks_found_is_not_looked_for_again() -> None:
+    looked: list[int] = []
+
+    def find(logits: torch.Tensor, keys: torch.Tensor, sampling: Sampling) -> Contenders:
+        looked.append(len(logits))
+        return contenders(logits, keys, sampling)
+
+    rows, sampling = random_logits(1, 300, 4.0, seed=3), Sampling(1.0, seed=2)
+    step = StepLogits(rows, StepNumbers(summary(rows, rows)), find=find)
+    picks = step.picks([9], sampling)
+    assert step.candidates([9], 4, sampling)[0][0][0] == picks[0] and looked == [1]
+    step.candidates([10], 4, sampling)
+    step.candidates([9], 4, Sampling(1.0, seed=3))
+    assert looked == [1, 1, 1], "of another place, or with other noise"

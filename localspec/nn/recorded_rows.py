@@ -1,0 +1,55 @@
+"""Functions of rows, as drafters have them: where steps are recorded, one call each."""
+
+from collections.abc import Hashable, Sequence
+
+import torch
+import torch.nn.functional as F
+
+from localspec.nn.recording import Function, Recorder, Recording
+from localspec.nn.row_attention import TorchAttention
+from localspec.nn.static_shapes import filled_rows
+from localspec.policy.prediction import STATIC_ROWS
+
+MOST_RECORDINGS = 8  # of a function; the one that was not played for longest goes first
+
+
+class RecordedRows:
+    """A function of tensors [rows, …], recorded for every number of rows up to 64 that is a power of two.
+
+    Nothing it does may hang on numbers of theirs that Python would have to see, and no row of its results on rows that
+    are not its own; what its inputs name by their place is among the other inputs. It gives as many rows as the first
+    of its inputs has, and where it is recorded its next call overwrites them.
+    """
+
+    def __init__(self, function: Function, recorder: Recorder, attentions: Sequence[TorchAttention]) -> None:
+        """`attentions` are those whose keys and values it reads."""
+        self._function, self._recorder, self._attentions = function, recorder, attentions
+        self._recordings: dict[Hashable, Recording] = {}
+        self._over: list[int] = []  # the keys and values that they are over
+        self._unrecorded: set[Hashable] = set()
+
+    @torch.inference_mode()
+    def __call__(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Computes the function."""
+        if not self._recorder.active or max(map(len, inputs)) > STATIC_ROWS[-1]:
+            return self._function(*inputs)
+        return tuple(one[: len(inputs[0])] for one in self._filled_up(inputs))
+
+    def _filled_up(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        if self._over != (over := [one.grown for one in self._attentions]):
+            self._recordings, self._over = {}, over
+        shape = tuple((filled_rows(len(one)), *one.shape[1:]) for one in inputs)
+        recording = self._recordings.pop(shape, None)
+        if recording is None:
+            filled = [
+                F.pad(one, (*(0, 0) * (one.ndim - 1), 0, rows - len(one)))
+                for one, (rows, *_) in zip(inputs, shape, strict=True)
+            ]
+            recording = None if shape in self._unrecorded else self._recorder.record(self._function, filled)
+            if recording is None:
+                self._unrecorded.add(shape)
+                return self._function(*filled)
+            while len(self._recordings) >= MOST_RECORDINGS:
+                del self._recordings[next(iter(self._recordings))]
+        self._recordings[shape] = recording
+        return recording(*inputs)
