@@ -1,7 +1,7 @@
 """Which cases of a large test `make check` runs, and which of the others `make test` does; `make test-all` runs them all."""
 
 from collections import defaultdict
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from functools import cache
 from itertools import cycle, product
 from pathlib import Path
@@ -53,6 +53,7 @@ def _slow() -> Iterator[Any]:
 
 
 TESTS = Path(__file__).parent
+MOST_FAST = 3  # cases of a test
 THINNED = (
     "decoding",
     "drafters",
@@ -66,17 +67,14 @@ THINNED = (
 )  # folders with tests of many slow cases
 
 
-def share_out(items: Iterable[pytest.Item]) -> None:
-    """Says what else is long: it is tested in `make test` by another case, or by the other engine.
+def share_out(items: Sequence[pytest.Item]) -> None:
+    """Says what else is long, and what else is slow: it is tested by another case, or by the other engine.
 
     What drafters do is tested twice, as torch and as the CPU engine compute it: there a slow case runs in one of them.
-    Elsewhere every second of a test's slow cases runs, in some tests the first and in some the second one.
+    Elsewhere every second of a test's slow cases runs, in some tests the first and in some the second one. Of all others
+    a few cases are fast.
     """
-    cases_of: dict[tuple[Path, str], list[pytest.Item]] = defaultdict(list)
-    for item in items:
-        if item.get_closest_marker("slow") and not item.get_closest_marker("long"):
-            cases_of[item.path, _function(item)].append(item)
-    for (path, function), found in cases_of.items():
+    for (path, function), found in _cases_of(items, lambda marks: "slow" in marks and "long" not in marks).items():
         if function in _tested_twice(path.stem.removesuffix("_native")):
             in_torch = path.parent.name != "native"
             found = [item for item in found if (crc32(item.name.encode()) % 2 == 0) is in_torch]
@@ -86,6 +84,21 @@ def share_out(items: Iterable[pytest.Item]) -> None:
             continue
         for item in found:
             item.add_marker("long")
+    for found in _cases_of(items, lambda marks: marks.isdisjoint(("slow", "long"))).values():
+        kept = {len(found) * n // MOST_FAST for n in range(MOST_FAST)}
+        for item in (item for place, item in enumerate(found) if len(found) > MOST_FAST and place not in kept):
+            item.add_marker("slow")
+
+
+def _cases_of(
+    items: Sequence[pytest.Item], wanted: Callable[[set[str]], bool]
+) -> dict[tuple[Path, str], list[pytest.Item]]:
+    """By test, those of its cases whose marks are wanted."""
+    found: dict[tuple[Path, str], list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if wanted({mark.name for mark in item.iter_markers()}):
+            found[item.path, _function(item)].append(item)
+    return found
 
 
 def _function(item: pytest.Item) -> str:

@@ -64,6 +64,7 @@ def test_every_layout_of_eagle3_has_a_row() -> None:
     assert set(layouts) <= {*CASES} and all(case.partition(",")[0] in layouts for case in CASES)
 
 
+@pytest.mark.slow
 def test_every_cell_names_tests_that_there_are() -> None:
     for names, *rows in (FAMILIES, DRAFTERS):
         first = 1 if names is FAMILIES[0] else 2

@@ -74,6 +74,7 @@ def test_no_question_has_two_answers():
     assert [question for question, times in asked.items() if times > 1] == []
 
 
+@pytest.mark.slow
 def test_what_answers_name_is_there():
     assert wrong_names(ENTRIES) == []
 

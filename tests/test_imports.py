@@ -53,6 +53,7 @@ def test_importing_the_terminal_interface_loads_no_model_and_draws_nothing(tmp_p
     assert loaded(tmp_path, f"import localspec_tui; {LOADED}") == []
 
 
+@pytest.mark.slow
 def test_light_commands_load_nothing_heavy(tmp_path):
     """One after the other, so what is there in the end tells of them all."""
     code = f"""
@@ -79,6 +80,7 @@ main([])
     assert loaded(tmp_path, code, **variables) == []
 
 
+@pytest.mark.slow
 def test_before_the_first_paint_nothing_is_imported_that_looks_for_models(tmp_path):
     code = (
         "import localspec.cli.chat, localspec_tui.app, sys, json; json.dump(sorted(m for m in sys.modules if "
@@ -93,6 +95,7 @@ def test_before_the_first_paint_nothing_is_imported_that_looks_for_models(tmp_pa
     ]
 
 
+@pytest.mark.slow
 def test_help_imports_no_command(tmp_path):
     code = (
         "from localspec.cli.main import main; main(['--help']); import sys, json; "
@@ -141,6 +144,7 @@ def test_every_folder_is_seen_by_the_linter():
     assert {path.parent for path in files if not (path.parent / "__init__.py").exists()} == set()
 
 
+@pytest.mark.slow
 def test_facts_about_the_machine_are_asked_of_torch_only_when_they_are_needed(tmp_path):
     files = ", ".join(f"localspec.machine.{path.stem}" for path in (ROOT / "localspec" / "machine").glob("[a-z]*.py"))
     assert loaded(tmp_path, f"import {files}; {LOADED}") == []

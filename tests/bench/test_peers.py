@@ -42,6 +42,7 @@ def test_a_gpu_is_not_compared_with_a_processor(engine):
         peers.check(["llama.cpp"], on_gpu, 320)
 
 
+@pytest.mark.slow
 def test_the_stock_model_says_what_it_says_anywhere(engine):
     peer = peers.Transformers(engine, Limits(8))
     prompt = tiny_models.prompt_ids(20)

@@ -106,6 +106,7 @@ def test_a_reply_of_one_token_has_no_speedup():
     assert result(*lanes).speedup is None and lanes[0].tokens_per_second == 0.0
 
 
+@pytest.mark.slow
 def test_neither_lane_takes_the_others_turns_for_its_own_time(monkeypatch):
     engine = Engine(choose(resolve("demo"), Settings(drafter="phrases", draft_max=4, device="cpu")), phrases="off")
     lanes, streams = racers(engine, peers.message("Who are you?"), Sampling(), Limits(12))

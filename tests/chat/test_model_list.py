@@ -90,6 +90,7 @@ def test_a_drafter_that_somebody_publishes_for_what_is_here_can_be_fetched(regis
     assert (one.title, one.about[0], one.card) == ("phi with medusa+phrases", "only its drafter to download", here)
 
 
+@pytest.mark.slow
 def test_the_memory_of_the_model_that_answers_is_free_for_another(registered):
     registered(unfetched(PHI, "phi"), on=machine(gpu(24, free=4), cpu(2)))
     assert next(one for one in all_models(None)[0] if one.title == "phi").place == "too large"
@@ -112,6 +113,7 @@ def test_the_directory_that_answers_stands_first_and_is_never_too_large(register
     assert [one.title for one in models_here(own)][:2] == ["./own", "demo"]
 
 
+@pytest.mark.slow
 def test_what_was_told_of_the_model_that_answers_is_told_again(registered):
     registered()
     demo = resolve("demo")

@@ -78,6 +78,7 @@ def test_what_no_one_means_is_found(text):
     assert goes_round(text)
 
 
+@pytest.mark.slow
 def test_it_costs_next_to_nothing_however_long_the_reply_is():
     chance = random.Random(0)
     lines = "".join(f"{n}. {words(chance, 6)}\n" for n in range(5000))

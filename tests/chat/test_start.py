@@ -239,6 +239,7 @@ def _empty(other: Path) -> None:
     other.mkdir()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("go", [_vanish, _empty])
 def test_its_model_is_gone(begin, other, monkeypatch, go: Callable[[Path], None]):
     begin.keep("one", model=str(other))

@@ -314,6 +314,7 @@ def test_another_command_does_not_go_on_with_it(train, place, monkeypatch, tmp_p
         assert code == 1 and "--force" in errors
 
 
+@pytest.mark.slow
 def test_what_is_refused_leaves_what_is_there(train, place):
     place.mkdir(parents=True)
     (place / "answers.jsonl").write_text("mine")
@@ -378,6 +379,7 @@ def test_ones_own_conversations_stay_private_and_go_when_it_is_done(train, place
     assert code == 0 and any(SECRET in str(line) for line in lines(place))
 
 
+@pytest.mark.slow
 def test_without_conversations_there_is_no_history(train):
     code, text, errors = train("--data", "history")
     assert (code, text) == (2, "") and "no saved conversations to learn from" in errors

@@ -88,6 +88,7 @@ def test_our_engine_answers_on_a_cpu_and_says_the_same(distill, tmp_path, model)
     agree(lines(tmp_path / "out.jsonl"), model)
 
 
+@pytest.mark.slow
 def test_packed_weights_answer_one_by_one(distill, tmp_path):
     assert distill("--quantize", "int4", "--limit", 2)[0] == 0
     found = lines(tmp_path / "out.jsonl")
@@ -114,6 +115,7 @@ def test_every_turn_is_answered_in_what_was_said_before(distill, tmp_path, model
     assert distill("--dtype", "fp32", *flags, file=file)[0] == 2, "other turns are another question"
 
 
+@pytest.mark.slow
 def test_a_conversation_ends_where_the_context_does(distill, tmp_path, model):
     file = tmp_path / "long.jsonl"
     file.write_text(json.dumps({"turns": ["the cat", "word " * 60, "word " * 60]}))
@@ -215,6 +217,7 @@ def test_prompts_that_are_none(distill, tmp_path, content, word):
     assert (code, text) == (2, "") and word in errors and errors.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_file_of_something_else_is_not_touched(distill, tmp_path):
     (tmp_path / "out.jsonl").write_text('{"text": "mine"}\n')
     code, _, errors = distill()

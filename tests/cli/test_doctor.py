@@ -306,6 +306,7 @@ def invented(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("localspec.machine.hardware.versions", lambda device: f"torch 7, {device}")
 
 
+@pytest.mark.slow
 def test_what_this_machine_has_and_what_fits(doctor, invented):
     code, out, err = doctor()
     assert (code, err) == (0, "") and "\x1b" not in out and "\x07" not in out

@@ -81,6 +81,7 @@ def test_looking_makes_nothing(database: Path) -> None:
     assert not database.parent.exists()
 
 
+@pytest.mark.slow
 def test_list_tells_every_conversation_the_last_used_first(database: Path) -> None:
     start = time.time()
     first, *_ = keep(database, ("first", "reply", "stop"), ("more", "reply", "stop"))
@@ -109,6 +110,7 @@ def test_list_tells_every_conversation_the_last_used_first(database: Path) -> No
     assert run("list", "--limit", "9" * 23).splitlines() == lines
 
 
+@pytest.mark.slow
 def test_the_list_of_very_many(database: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     for number in range(3):
         keep(database, (f"prompt {number}", "reply", "stop"))
@@ -135,6 +137,7 @@ def test_at_a_terminal_the_list_is_a_table(database: Path, monkeypatch: pytest.M
     assert json.loads(run("list", "--json"))[1]["title"] == "first"
 
 
+@pytest.mark.slow
 def test_search_shows_where_the_words_stand(database: Path) -> None:
     first, _, turn = keep(database, ("about cats", "they purr", "stop"), ("and dogs?", f"they {EVIL} bark", "stop"))
     keep(database, ("nothing", "here", "stop"))
@@ -182,6 +185,7 @@ def test_show_is_safe_text(database: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_json_has_everything_as_it_was_said(database: Path) -> None:
     one, first = keep(database, (EVIL, f"half {EVIL}", "interrupted"), system=EVIL)
     two, second = keep(database, ("two", "", None))
@@ -232,6 +236,7 @@ def test_a_code_block_that_breaks_off_does_not_swallow_the_rest(database: Path, 
     assert f"## System\n\n{block}\n\n## You\n\n{block}\n\n## localspec (demo)\n\n{block}\n\n*(stopped)*\n" in exported
 
 
+@pytest.mark.slow
 def test_rm_of_one_leaves_the_others(database: Path) -> None:
     one, two, _, four = (keep(database, (name, "zebras", "stop"))[0] for name in ("one", "two", "three", "four"))
     assert run("rm", str(two), "--yes") == "Deleted 1 conversation.\n"
@@ -400,6 +405,7 @@ def test_a_file_that_was_set_aside_is_told_in_one_line_with_what_belongs_to_it(d
     assert result.stderr.count("\n") == 1 and "delete it, with its -wal and -shm, to be rid of them" in result.stderr
 
 
+@pytest.mark.slow
 def test_a_broken_file_is_told_on_standard_error(database: Path) -> None:
     database.parent.mkdir(parents=True)
     database.write_bytes(b"no database" * 100)

@@ -96,6 +96,7 @@ def test_what_a_signal_ends_is_cleared_up(
     assert signal.getsignal(number) == before
 
 
+@pytest.mark.slow
 def test_a_file_becomes_a_model_that_needs_it_no_more(tmp_path: Path, gguf: Path) -> None:
     first = imported(tmp_path, gguf)
     assert first["name"] == "Tiny-Chat.Q8_0"

@@ -79,6 +79,7 @@ def test_while_a_library_is_imported(tmp_path, imported, command):
     assert (result.returncode, result.stderr) == (130, "localspec: Interrupted.\n")
 
 
+@pytest.mark.slow
 @posix
 def test_twice_while_a_library_is_imported(tmp_path):
     result = ended(tmp_path, DURING, "localspec.cli.path", "2", "path")

@@ -34,6 +34,7 @@ ALL = [
 ]
 
 
+@pytest.mark.slow
 def test_version_and_help(tmp_path):
     assert localspec(tmp_path, "--version").stdout == f"localspec {package.__version__}\n"
     for arguments in ((), ("-h",), ("--help",)):

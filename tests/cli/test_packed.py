@@ -74,6 +74,7 @@ def test_pull_packs_what_the_cpu_engine_would_use(home, hub: Hub, monkeypatch, e
     assert Path(row["path"]) == find_snapshot(Source("org/name"), Paths(home))
 
 
+@pytest.mark.slow
 def test_pull_packs_nothing_where_the_library_is_missing(home, hub: Hub, monkeypatch):
     monkeypatch.setattr(compiled, "missing", lambda: "there is none")
     assert at(home, hub, "pull", "org/name").returncode == 0 and packed(home) == []
@@ -124,6 +125,7 @@ def test_kept_alone_is_what_would_be_loaded_else_int8(home, hub: Hub, monkeypatc
     assert read(file).header.packing == kept
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asked", [["--quantize", "none"], ["--quantize", "nf4"]])
 def test_kept_alone_in_what_is_not_kept_on_disk_is_refused_before_the_download(home, hub: Hub, asked):
     result = at(home, hub, "pull", "org/name", "--packed-only", *asked)
@@ -313,6 +315,7 @@ def _config(files, **values):
     return json.dumps({**json.loads(files["config.json"]), **values}).encode()
 
 
+@pytest.mark.slow
 def test_without_the_library_it_is_refused_before_the_download(home, hub: Hub, monkeypatch):
     monkeypatch.setattr(compiled, "missing", lambda: "this installation has no compiled library")
     result = at(home, hub, "pull", "org/name", "--packed-only")
@@ -447,6 +450,7 @@ def test_rm_deletes_one_that_is_all_there_is(home, hub: Hub):
     assert at(home, hub, "show", "org/name").returncode == 3
 
 
+@pytest.mark.slow
 def test_rm_deletes_the_packed_form_of_a_directory_and_not_the_directory(home, hub: Hub, tiny):
     path = tiny("qwen2-one-key-head").path
     before = sorted(file.name for file in path.iterdir())
@@ -478,6 +482,7 @@ def test_rm_keeps_what_was_pulled_for_another_source_with_the_same_weights(home,
     assert result.returncode == 0 and "Packed, of org/name, " in result.stdout and packed(home) == []
 
 
+@pytest.mark.slow
 def test_changed_weights_leave_no_packed_form_of_the_former_ones(home, tiny, tmp_path):
     from native.test_changed_weights import change
     from native.test_pack import copied
@@ -498,6 +503,7 @@ def test_changed_weights_leave_no_packed_form_of_the_former_ones(home, tiny, tmp
     assert sorted(read(file).header.packing for file in packed(home)) == ["int4", "int8"]
 
 
+@pytest.mark.slow
 def test_verify_and_rm_take_a_directory_and_a_packed_file(home, hub: Hub, tiny, tmp_path):
     path = tiny("qwen2-one-key-head").path
     load(path, "int8", "", 1, Reporter(), Paths(home))
@@ -521,6 +527,7 @@ def test_verify_and_rm_take_a_directory_and_a_packed_file(home, hub: Hub, tiny, 
     assert at(home, hub, "verify", str(tmp_path / "nothing")).returncode in (2, 3)
 
 
+@pytest.mark.slow
 def test_verify_sees_weights_that_changed_and_whose_times_did_not(home, hub: Hub, tiny, tmp_path, monkeypatch):
     from native.test_changed_weights import change
     from native.test_pack import copied
@@ -582,6 +589,7 @@ def test_a_commit_that_changes_the_chat_template_alone_is_what_is_used(home, hub
     assert at(home, hub, "verify", "org/name").returncode == 0
 
 
+@pytest.mark.slow
 def test_kept_alone_it_is_found_by_its_name_also_where_its_directory_was_packed_before(home, hub: Hub, tiny):
     load(tiny("qwen2-one-key-head").path, "int8", "", 1, Reporter(), Paths(home))
     assert at(home, hub, "pull", "org/name", "--packed-only", "--quantize", "int8").returncode == 0

@@ -69,6 +69,7 @@ def test_a_draft_model_is_named_and_the_text_is_the_targets_own(home, model, sma
     assert itself["acceptance_length"] > 5, "23 tokens behind the first, in four steps of at most seven"
 
 
+@pytest.mark.slow
 def test_the_draft_model_of_an_entry_needs_no_name(home, model, small):
     toml = f'[mine]\npath = "{model}"\ndraft = "little"\n[little]\npath = "{small}"\n'
     (home / "config").mkdir(exist_ok=True)

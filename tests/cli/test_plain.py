@@ -179,6 +179,7 @@ def test_what_is_thought_is_told_switched_and_shown_when_it_is_asked_for(talk, h
     assert again.code == 2 and "/think takes on, off, auto or show" in again.err
 
 
+@pytest.mark.slow
 def test_a_model_that_cannot_be_told_says_so(talk, hello):
     assert told(talk("/think"), hello) == ["The chat template of this model has no switch for thinking."]
     refused = talk("/think on", "one")
@@ -186,6 +187,7 @@ def test_a_model_that_cannot_be_told_says_so(talk, hello):
     assert "/think auto takes it back" in refused.err
 
 
+@pytest.mark.slow
 def test_each_line_is_answered_in_turn(talk, home, hello, messages):
     result = talk("one", "", " \t ", " two ")
     assert (result.code, result.out) == (0, "Hello!\nHello!\n")
@@ -196,6 +198,7 @@ def test_each_line_is_answered_in_turn(talk, home, hello, messages):
     assert conversation.info.model == str(hello.path) and conversation.system is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("typed", "found"),
     [
@@ -225,6 +228,7 @@ def test_lines_that_go_on_without_end(talk, messages, monkeypatch):
     assert result.code == 2 and "longer than 64 MiB" in result.err and not messages
 
 
+@pytest.mark.slow
 def test_input_that_is_no_utf_8_terminal(talk, messages, monkeypatch):
     monkeypatch.setattr(
         Terminal, "__init__", lambda self, stream, encoding: io.TextIOWrapper.__init__(self, stream, "latin-1")
@@ -256,6 +260,7 @@ def test_a_model_that_says_nothing(talk, home, models):
     assert said(kept(home)[0]) == [("two", "", "stop")]
 
 
+@pytest.mark.slow
 def test_an_answer_that_is_cut_off_is_said_to_be(talk, home, hello):
     result = talk("one", "two", arguments=["-n", "2"])
     assert result.out == "Hello\nHello\n"
@@ -265,6 +270,7 @@ def test_an_answer_that_is_cut_off_is_said_to_be(talk, home, hello):
     assert stopped.out == "Hell\n" and told(stopped, hello) == ["(figures)"]
 
 
+@pytest.mark.slow
 def test_a_full_context_is_told(talk, models):
     small = scripted_model(models / "small", [b"a", b"b"], context=64)
     result = talk("x" * 20, "y" * 20, "z" * 20, model=small.path)
@@ -314,6 +320,7 @@ def test_the_first_start_says_what_is_kept(talk, home, hello):
 # -- what comes before the first line ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_prompt_as_an_argument(talk, hello, messages):
     result = talk("two", arguments=["one"])
     assert told(result, hello) == ["> one", "(figures)", "(figures)"] and result.out == "Hello!\nHello!\n"
@@ -460,6 +467,7 @@ def test_mistakes(talk, hello, messages, line, code, sentence):
     assert told(result, hello) == [mistake, "(figures)"]
 
 
+@pytest.mark.slow
 def test_another_answer_and_another_prompt_leave_what_was_said(talk, home, hello, messages):
     result = talk("one", "two", "/again", "/edit  three", "/title Named", "four")
     assert result.out == "Hello!\n" * 5
@@ -500,6 +508,7 @@ def test_what_cannot_be_done_yet_is_told(talk, hello, line, sentence):
     assert told(result, hello) == [f"localspec: {sentence}"]
 
 
+@pytest.mark.slow
 def test_sampling_is_changed(talk, home, hello, messages):
     result = talk("one", "/set temperature 0.5", "/set max-tokens 2", "two", "/set max-tokens default", "/set", "three")
     assert result.out == "Hello!\nHello\nHello!\n"
@@ -559,6 +568,7 @@ def test_the_phrases_that_are_kept(talk, home, hello):
     assert lines[-1] == "No phrase holds that."
 
 
+@pytest.mark.slow
 def test_words_are_found_in_the_conversation(talk, home, hello):
     keep(home, ("What of the sea?", "The *Sea* is deep."), ("And hills?", "High."))
     lines = told(talk("/find SEA", "/find hills high", "/find nowhere", arguments=["-c"]), hello)
@@ -572,6 +582,7 @@ def test_words_are_found_in_the_conversation(talk, home, hello):
     assert refused.code == 2 and "/find takes words that a message of this conversation holds" in refused.err
 
 
+@pytest.mark.slow
 def test_a_new_conversation(talk, home, hello, messages):
     result = talk("one", "/new", "two", "/new", "/new", arguments=["-s", "Be kind."])
     assert told(result, hello) == ["(figures)", "A new conversation.", "(figures)", *["A new conversation."] * 2]
@@ -579,6 +590,7 @@ def test_a_new_conversation(talk, home, hello, messages):
     assert [conversation.info.title for conversation in kept(home)] == ["two", "one"]
 
 
+@pytest.mark.slow
 def test_resuming(talk, home, hello, messages):
     first, second = keep(home, ("one", "eins"), ("two", "zwei")), keep(home, ("three", "drei"), system="Be kind.")
     result = talk("/resume", f"/resume {first}", "go on", f"/resume  {second}", "on", "/resume")
@@ -797,6 +809,7 @@ def test_a_long_prompt_can_be_stopped(talk, home, endless, messages, monkeypatch
     assert messages[-1] == [("user", "two")] and said(kept(home)[0]) == [("two", "and so on ", "length")]
 
 
+@pytest.mark.slow
 def test_an_interrupt_behind_the_last_word_stops_nothing(talk, home, hello, monkeypatch):
     from localspec.events import Done
 
@@ -813,6 +826,7 @@ def test_an_interrupt_behind_the_last_word_stops_nothing(talk, home, hello, monk
     assert [turn.reason for turn in kept(home)[0].turns] == ["stop"] * 2
 
 
+@pytest.mark.slow
 def test_an_interrupt_at_the_prompt_ends_nothing(talk, hello, messages, monkeypatch):
     """What was typed of a prompt so far is forgotten."""
     lines = iter(["one\\\n", KeyboardInterrupt, "two\n", KeyboardInterrupt, ""])
@@ -843,6 +857,7 @@ def test_a_prompt_that_is_too_long_ends_a_pipe_with_its_code(talk, home, models)
     assert talk("two", model=small.path, arguments=["x" * 100], terminal=True).code == 2
 
 
+@pytest.mark.slow
 def test_the_unexpected_ends_it_and_what_was_said_stays(talk, home, endless, monkeypatch):
     from localspec.decoding import session
 
@@ -853,6 +868,7 @@ def test_the_unexpected_ends_it_and_what_was_said_stays(talk, home, endless, mon
     assert said(kept(home)[0]) == [("one", "and so on ", "interrupted")]
 
 
+@pytest.mark.slow
 def test_a_reader_that_leaves(talk, home, endless, monkeypatch):
     class Gone(io.StringIO):
         def write(self, text: str) -> int:
@@ -868,6 +884,7 @@ def test_a_reader_that_leaves(talk, home, endless, monkeypatch):
     assert turn.reason == "interrupted" and 30 < len(turn.reply) < 100
 
 
+@pytest.mark.slow
 def test_no_input_at_all(talk, hello, monkeypatch, capfd, tmp_path):
     monkeypatch.setattr(sys, "stdin", None)
     capfd.readouterr()
@@ -1045,6 +1062,7 @@ def test_at_a_terminal_without_standard_input_one_prompt_is_answered(home, hello
     assert "\n“one” is kept; to go on: localspec chat --conversation " in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_disk_that_was_full_from_the_beginning_costs_nothing_once_it_has_room(home, talk, monkeypatch):
     real, tried = database.open_writable, []
 
@@ -1063,6 +1081,7 @@ def test_a_disk_that_was_full_from_the_beginning_costs_nothing_once_it_has_room(
     assert [[turn.prompt for turn in one.turns] for one in kept(home)] == [["before", "one", "two", "three"]]
 
 
+@pytest.mark.slow
 def test_what_cannot_be_kept_is_told_with_each_reply_and_when_another_goes_on(home, talk, monkeypatch):
     said = []
 

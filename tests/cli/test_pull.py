@@ -51,6 +51,7 @@ def is_whole(home: Path, repo: Repository) -> bool:
     return {file.name: file.read_bytes() for file in path.iterdir()} == repo.files
 
 
+@pytest.mark.slow
 def test_fresh_then_everything_is_cached(home, hub, repo):
     result = at(home, hub, "pull", "org/name")
     assert result.returncode == 0 and result.stderr == "" and is_whole(home, repo)
@@ -200,6 +201,7 @@ def test_the_server_dies_midway(home, hub: Hub, repo):
     assert at(home, hub, "pull", "org/name").returncode == 0 and is_whole(home, repo)
 
 
+@pytest.mark.slow
 def test_a_connection_that_breaks_once_is_resumed(home, hub: Hub, repo, monkeypatch):
     """By the client, which asks for the rest."""
     monkeypatch.setattr("time.sleep", lambda seconds: setattr(hub, "dead", False) if seconds >= 1 else None)
@@ -410,18 +412,21 @@ def test_nobody_listens(home):
     assert result.returncode == 1 and "http://127.0.0.1:9 cannot be reached" in sentence(result)
 
 
+@pytest.mark.slow
 def test_a_cache_that_cannot_be_written(home, hub: Hub, repo):
     (home / "hf").write_text("a file where a directory belongs")
     result = at(home, hub, "pull", "org/name")
     assert result.returncode == 1 and str(home / "hf") in result.stderr and "Traceback" not in result.stderr
 
 
+@pytest.mark.slow
 def test_a_home_that_cannot_be_written(home, hub: Hub, repo):
     result = at(home, hub, "pull", "org/name", LOCALSPEC_HOME="/proc/nope")
     assert result.returncode == 1 and result.stderr.count("\n") == 1 and "LOCALSPEC_HOME" in result.stderr
     assert "/proc/nope/data/pulled, which cannot be written" in result.stderr and not common_cache(home).exists()
 
 
+@pytest.mark.slow
 def test_a_disk_that_fills_up_meanwhile(home, hub: Hub, repo, monkeypatch):
     from huggingface_hub import file_download
 
@@ -436,6 +441,7 @@ def test_a_disk_that_fills_up_meanwhile(home, hub: Hub, repo, monkeypatch):
     assert found(home) is None and stray(home) == []
 
 
+@pytest.mark.slow
 def test_a_password_in_the_address_is_not_shown(home):
     result = at(home, Hub(endpoint="http://me:hunter2@127.0.0.1:9"), "pull", "org/name")
     assert result.returncode == 1 and "http://127.0.0.1:9 cannot be reached" in sentence(result)

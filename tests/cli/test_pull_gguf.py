@@ -123,6 +123,7 @@ def test_a_place_that_leads_elsewhere_is_none(home: Path, name: str) -> None:
         assert not any("/resolve/" in request for request in hub.requests)
 
 
+@pytest.mark.slow
 def test_without_a_type_or_with_an_unknown_one_the_types_are_listed(home: Path, files: dict[str, bytes]) -> None:
     with served(**{"org__tiny-GGUF": Repository(files)}) as hub:
         for name in ("org/tiny-GGUF", "org/tiny-GGUF:Q4_K_M"):
@@ -175,6 +176,7 @@ def test_types_that_nothing_here_reads_are_refused_by_their_names(name: str, kin
     assert listed.partition("; ")[2] in str(error.value)
 
 
+@pytest.mark.slow
 def test_what_is_no_model_stays_and_is_said(home: Path, files: dict[str, bytes]) -> None:
     broken = {"tiny-Q8_0.gguf": files["tiny-Q8_0.gguf"][:-40000] + bytes(100)}
     with served(**{"org__tiny-GGUF": Repository(broken)}) as hub:

@@ -109,6 +109,7 @@ def test_what_is_not_registered_is_asked_for_and_offline_that_is_said(home, tmp_
         assert at(home, hub, "pull", "mien", "--dry-run").returncode == 3 and hub.requests == []
 
 
+@pytest.mark.slow
 def test_what_is_here_is_not_fetched_again(home, tmp_path):
     with served(org__here=repository(tmp_path / "model", 900)) as hub:
         assert at(home, hub, "pull", "here", "--yes", "--force").returncode == 0

@@ -45,6 +45,7 @@ def test_asks_and_nobody_can_answer(home, hub: Hub):
     assert str(found(home)) in result.stdout and "Other programs share this cache" in result.stdout
 
 
+@pytest.mark.slow
 def test_yes_deletes_it_and_its_record_and_nothing_else(home, hub: Hub, repo):
     at(home, hub, "pull", "org/name")
     at(home, hub, "pull", "org/other")

@@ -57,6 +57,7 @@ def test_lines(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_a_small_model_in_the_directory_drafts_or_is_passed_over_with_a_reason(tmp_path):
     model = write_checkpoint(tmp_path / "model")
     draft = write_checkpoint(model / "draft")

@@ -152,6 +152,7 @@ def test_it_is_measured_beside_plain_decoding(home: Path) -> None:
     assert [(row["drafter"], row["identical"]) for row in report["rows"]] == [("none", True), ("toy", True)]
 
 
+@pytest.mark.slow
 def test_it_is_shown_listed_and_chosen_where_it_pays(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert answer(home, "show", "demo", "--json")["drafters"] == [
         "none", "phrases", "lookahead", "layers", "eagle3", "medusa", "parallelspec", "s3d", "semi", "toy", "draft_model:demo-draft",

@@ -313,6 +313,7 @@ def test_without_a_model(tmp_path):
     assert result.returncode == 3 and "'demo'" in sentence(result)
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_refused_before_anything_is_loaded(train, tmp_path, monkeypatch):
     def never(*_: object) -> None:
         pytest.fail("a model was loaded")
@@ -397,6 +398,7 @@ def test_a_disk_that_is_full_at_the_end_keeps_the_checkpoint(train, tmp_path, mo
     assert code == 0 and "going on after step 2" in errors and (out / "drafter" / "drafter.json").exists()
 
 
+@pytest.mark.slow
 def test_a_place_that_is_taken(train, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     for place in (tmp_path / "file", tmp_path / "file" / "x", tmp_path / ("x" * 300)):
@@ -410,6 +412,7 @@ def test_a_place_that_is_taken(train, tmp_path, monkeypatch):
     assert code == 2 and "is there already" in errors
 
 
+@pytest.mark.slow
 def test_a_second_training_in_one_directory_is_refused(train, tmp_path, monkeypatch):
     out = tmp_path / "out"
     out.mkdir()

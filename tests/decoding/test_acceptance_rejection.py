@@ -76,6 +76,7 @@ def test_three_tokens_have_the_targets_joint_distribution(shape: str) -> None:
     assert_drawn_from(model.joint(Sampling(**SHAPES[shape])), counts(model, SHAPES[shape], draws))
 
 
+@pytest.mark.slow
 @every_form
 def test_a_few_hundred_draws_are_the_targets(form: Form) -> None:
     model = Model(2, form)

@@ -113,6 +113,7 @@ def test_what_was_believed_in_is_given_up_as_cheaply(machine: Curve) -> None:
     assert steps[-1].clock - settled.clock <= 240 * 1.01
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("most", cases([MOST, 16, 32], [MOST]))
 @pytest.mark.parametrize("machine", MACHINES)
 def test_where_everything_is_accepted_the_best_size_is_reached_within_20_steps(machine: str, most: int) -> None:
@@ -152,6 +153,7 @@ def test_where_guesses_are_right_by_chance_it_is_nearly_as_good_as_the_best_fixe
     assert throughput(simulate(Budget(MOST, costs), text, costs), text) >= 0.95 * best_fixed(text, costs)[0]
 
 
+@pytest.mark.slow
 def test_in_a_bush_the_branch_that_is_right_is_found_whatever_its_rank() -> None:
     """The third guess is right each time: its chain alone is verified, where a fixed size wades through the bush."""
     budget, text = Budget(40, PROCESSOR), [2] * 300
@@ -548,6 +550,7 @@ def test_the_text_does_not_depend_on_the_budget(tiny: Make, name: str, sampling:
     assert cut > 100
 
 
+@pytest.mark.slow
 def test_a_reply_says_why_speculation_was_off_at_its_end(tiny: Make) -> None:
     class Wrong(Oracle):
         def coming(self, context: object) -> list[int]:

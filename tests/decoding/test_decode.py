@@ -40,6 +40,7 @@ class Fixed(Witness):
         return self.next
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.2, seed=9)], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("name", ["qwen3-grouped-mixed-window-wide-heads", "phi3-grouped-window-partial-rotary"])
 def test_a_step_reports_states_picks_and_rows_of_the_accepted_path(tiny: Make, name: str, sampling: Sampling) -> None:

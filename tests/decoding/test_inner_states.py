@@ -25,6 +25,7 @@ def same(found: object, expected: list[torch.Tensor]) -> None:
     torch.testing.assert_close(torch.as_tensor(found), torch.cat(expected, -1), atol=2e-4, rtol=1e-4)
 
 
+@pytest.mark.slow
 @every_model
 def test_states_of_a_text_and_of_a_tree_are_those_of_the_stock_model(tiny: Make, name: str) -> None:
     """In any order, some twice; a text in two chunks, of the first of which only the last row has logits."""

@@ -65,6 +65,7 @@ CASES = [
 KNOWING = [name for name in DRAFTERS if name not in ("none", "phrases")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "drafter"), CASES)
 def test_greedy_ids_are_those_of_a_plain_loop_over_the_stock_model(tiny: Make, name: str, drafter: str) -> None:
     target, prompt = tiny(name).target, prompt_ids(23, seed=23)
@@ -81,6 +82,7 @@ def test_greedy_ids_are_those_of_a_plain_loop_over_the_stock_model(tiny: Make, n
         assert statistics.steps == 39  # the first token comes from the prompt
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nodes", cases([1, 2, 3, 7, 16, 40], [3, 16]))
 def test_greedy_ids_do_not_depend_on_the_width_of_the_tree(tiny: Make, nodes: int) -> None:
     name = "qwen3-grouped-mixed-window-wide-heads"

@@ -52,6 +52,7 @@ def test_a_machine_that_becomes_busy_and_quiet_again_is_followed(busy: Curve, ri
     assert decode(budget, 1500, QUIET, right, noise) > 0.94 * best_fixed(QUIET, right)
 
 
+@pytest.mark.slow
 def test_without_correction_the_busy_machine_would_lose() -> None:
     budget, noise = Budget(8, QUIET), random.Random(3)
     budget._costs.observe = lambda *_: None  # type: ignore[union-attr, method-assign]

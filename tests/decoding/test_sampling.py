@@ -36,6 +36,7 @@ NUCLEUS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", cases(FREE + CUT + NUCLEUS, [FREE[0], NUCLEUS[2]]), ids=str)
 @every_form
 def test_a_pick_is_sampled_from_what_transformers_would_draw_from(shape: dict[str, float], form: Form) -> None:
@@ -92,6 +93,7 @@ def assert_picks(logits: torch.Tensor, shape: dict[str, float], form: Form) -> N
     assert_drawn_from(stock_distribution(logits, Sampling(**shape)), counts)
 
 
+@pytest.mark.slow
 def test_positions_draw_as_seeds_do() -> None:
     counts = torch.zeros(len(UNEVEN))
     for position in range(1500):

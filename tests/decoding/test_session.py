@@ -125,6 +125,7 @@ def test_several_stop_tokens_end_a_reply_at_the_first_of_any(tiny: Make) -> None
         assert delivered(events) == text[: min(text.index(text[at]) for at in (9, 6, 12))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("most", cases(range(1, 13), (1, 3, 8)))
 def test_max_tokens_inside_an_accepted_path_ends_the_reply_there(tiny: Make, most: int) -> None:
     model, prompt = tiny(NAME), prompt_ids(11, seed=1)
@@ -264,6 +265,7 @@ def test_a_clock_that_stands_still_counts_nothing_of_what_others_do_between_even
     assert told(lambda _, events: events) == (1.0, 2.0, 11.0)
 
 
+@pytest.mark.slow
 def test_acceptance_by_depth_counts_only_nodes_whose_parent_was_accepted(speller: Tiny) -> None:
     """A double that is right at depth one always, and at depth two every second time."""
 
@@ -284,6 +286,7 @@ def test_acceptance_by_depth_counts_only_nodes_whose_parent_was_accepted(speller
     assert numbers.rows == {3: 8}
 
 
+@pytest.mark.slow
 def test_the_context_is_filled_and_not_exceeded(speller: Tiny) -> None:
     target, prompt = speller.target, [index % 60 for index in range(80)]
     text = stock_reply(speller.stock, prompt, 16)
@@ -427,6 +430,7 @@ def test_between_the_chunks_of_a_prompt_a_stream_may_be_abandoned(tiny: Make, mo
         assert session.statistics.reused_tokens == max(done_so_far - 1, 0)
 
 
+@pytest.mark.slow
 def test_an_abandoned_stream_that_is_closed_late_does_not_cut_the_reply_after_it(tiny: Make) -> None:
     """A consumer stops by not asking further; the garbage collector may close its stream during a later reply."""
     model, prompt, other = tiny(NAME), prompt_ids(10, seed=11), prompt_ids(10, seed=12)
@@ -458,6 +462,7 @@ def test_an_exception_inside_a_drafter_leaves_a_usable_session(tiny: Make, metho
     assert chat(session, prompt, 30) == text
 
 
+@pytest.mark.slow
 def test_rewind_cuts_tokens_cache_and_drafter(tiny: Make) -> None:
     model, prompt = tiny(NAME), prompt_ids(10, seed=14)
     text = stock_reply(model.stock, prompt, 9, stops=())

@@ -61,6 +61,7 @@ def drafters(target: Target, text: Sequence[int]) -> list[Drafter]:
     return [Oracle(text), OffChain(text), WithPhrases(Oracle(text), PhrasePool(target.special_tokens))]
 
 
+@pytest.mark.slow
 @errors
 @pytest.mark.parametrize("call", cases([2, 3, 5], [3]))
 @pytest.mark.parametrize("drafter", range(3))
@@ -116,6 +117,7 @@ def test_plain_decoding_has_no_reason_for_speculation_to_be_off(tiny: Make) -> N
     assert statistics.off_reason is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["observe before", "observe behind", "draft"])
 @pytest.mark.parametrize("call", [1, 2, 3])
 def test_a_drafter_whose_memory_runs_out_costs_no_token(tiny: Make, method: str, call: int) -> None:
@@ -133,6 +135,7 @@ def test_a_drafter_whose_memory_runs_out_costs_no_token(tiny: Make, method: str,
 # -- what does not fit at all ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call", [2, 4])
 def test_a_step_that_does_not_even_fit_alone_ends_the_reply_and_leaves_the_session_whole(tiny: Make, call: int) -> None:
     model, first = tiny(NAME), prompt_ids(20, seed=4)
@@ -200,6 +203,7 @@ def test_a_prompt_is_read_in_smaller_chunks_where_large_ones_do_not_fit(tiny: Ma
     assert done.statistics.off_reason is None, "drafts may still fit"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fits", [0, 1])
 def test_a_prompt_that_does_not_fit_leaves_what_was_read_and_the_turns_before(tiny: Make, fits: int) -> None:
     model, first = tiny(NAME), prompt_ids(20, seed=7)

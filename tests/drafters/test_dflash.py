@@ -234,6 +234,7 @@ def check(block: Block, model: Tiny, text: Sequence[int], logits: torch.Tensor) 
     torch.testing.assert_close(logits, expected, atol=5e-4, rtol=2e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("form", "name"), covering(FORMS, [*FAMILIES, *RECURRENT], fast=5), ids=str)
 def test_every_block_is_that_of_a_plain_loop_and_the_text_the_targets_own(
     tiny: Make, tmp_path: Path, name: str, form: dict[str, Any]
@@ -253,6 +254,7 @@ def test_every_block_is_that_of_a_plain_loop_and_the_text_the_targets_own(
         check(block, model, committed, logits)
 
 
+@pytest.mark.slow
 def test_a_long_prompt_is_read_in_parts(tiny: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("localspec.drafters.dflash.CHUNK", 7)
     model, prompt = tiny(LLAMA), prompt_ids(40, seed=3)
@@ -262,6 +264,7 @@ def test_a_long_prompt_is_read_in_parts(tiny: Make, tmp_path: Path, monkeypatch:
     check(plain_loop(head), model, *seen[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", [Sampling(0.8, top_p=0.95, seed=3), Sampling(1.0, seed=2**63 + 5)], ids=str)
 def test_a_seed_gives_the_same_ids_with_and_without_it(tiny: Make, tmp_path: Path, sampling: Sampling) -> None:
     model, prompt = tiny(LLAMA), prompt_ids(10, seed=4)
@@ -279,6 +282,7 @@ def test_by_rejection_three_tokens_have_the_stock_models_joint_distribution(tmp_
     assert_drawn_from(joint_chances(letters.stock, PROMPT, sampling), found.counts)
 
 
+@pytest.mark.slow
 def test_beside_others_each_gets_the_states_that_it_asked_for(tiny: Make, tmp_path: Path) -> None:
     model, prompt = tiny(LLAMA), prompt_ids(11, seed=6)
     drafters = [

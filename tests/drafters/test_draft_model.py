@@ -284,6 +284,7 @@ def test_a_kindred_model_drafts_what_it_would_say_alone_and_reads_every_token_on
     assert len(watched.rows) == sum(drafter.lengths)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling(0.8, seed=6), Sampling(1.1, top_k=20, top_p=0.9, seed=8)])
 @pytest.mark.parametrize("name", cases(KIN, KIN[1:2]))
 def test_a_target_that_drafts_for_itself_is_always_right_and_reads_the_unread_token_with_the_bonus(
@@ -313,6 +314,7 @@ def test_a_seed_gives_the_text_of_plain_decoding(tiny: Make, kin: Make, name: st
             assert reply(session, prompt, 24, sampling)[0] == plain
 
 
+@pytest.mark.slow
 def test_typical_acceptance_and_rejection_do_not_disturb_the_small_model(tiny: Make) -> None:
     """The rule is the target's: a chain that was drawn from nothing known is accepted by the exact one or the typical."""
     model, prompt = tiny(QWEN), prompt_ids(10, seed=4)

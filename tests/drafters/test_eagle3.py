@@ -162,6 +162,7 @@ def check(model: Tiny, weights: Trainable, text: Sequence[int], tree: DraftTree)
             assert min(chances[drafted]) >= chances.sort(descending=True).values[len(below) - 1] * 0.99
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("form", "name"), covering(FORMS, FAMILIES, fast=2), ids=str)
 def test_every_draft_is_that_of_a_plain_loop_and_the_text_the_targets_own(
     tiny: Make, name: str, form: dict[str, Any]
@@ -235,6 +236,7 @@ def test_by_rejection_three_tokens_have_the_stock_models_joint_distribution(
     assert_drawn_from(joint_chances(letters.stock, PROMPT, sampling), found.counts)
 
 
+@pytest.mark.slow
 def test_drawn_chains_say_what_each_node_was_drawn_from(tiny: Make) -> None:
     model, prompt = tiny(LLAMA), prompt_ids(12, seed=3)
     weights = perturbed(eagle(model.target, depth=3, vocabulary=200))
@@ -264,6 +266,7 @@ def test_without_features_or_nodes_there_is_the_root_alone(tiny: Make) -> None:
     assert len(drafter._features) == 5 and drafter._layer.attention.length == 4
 
 
+@pytest.mark.slow
 def test_beside_others_each_gets_the_states_that_it_asked_for(tiny: Make) -> None:
     model, prompt = tiny(LLAMA), prompt_ids(15, seed=6)
     weights = [perturbed(eagle(model.target, depth=2, states=states)) for states in ("0,1,2", "2,0")]
@@ -360,6 +363,7 @@ def batch_of(
     return Batch(tokens, counts, output.last_hidden_state, distill, inner=inner)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("distill", [False, True])
 @pytest.mark.parametrize("form", FORMS, ids=str)
 def test_each_step_of_the_loss_is_a_draft_of_the_texts_own_tokens(

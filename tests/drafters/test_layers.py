@@ -58,6 +58,7 @@ def test_three_turns_are_those_of_the_stock_model(tiny: Make, name: str) -> None
             assert reply(session, prompt, SAID)[0] == text
 
 
+@pytest.mark.slow
 def test_a_stopped_reply_and_the_turns_after_it_are_those_of_the_stock_model(tiny: Make) -> None:
     model = tiny(PHI3)
     (prompt, text), *_ = conversation(model)
@@ -82,6 +83,7 @@ def test_a_seed_gives_the_same_text_as_without_a_drafter(tiny: Make, name: str) 
         assert reply(Session(target, layers(target), Budget(6)), prompt, 30, sampling)[0] == plain
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling(1.0, top_k=128, seed=3), Sampling(0.7, top_k=8, seed=4)])
 def test_with_all_layers_every_draft_is_accepted_whole(
     tiny: Make, sampling: Sampling, monkeypatch: pytest.MonkeyPatch

@@ -96,6 +96,7 @@ def test_one_that_went_after_it_was_found_is_told(tmp_path: Path, tiny: Make, fo
         saved.load_drafter(card, target)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [3e38, float("nan")])
 @pytest.mark.parametrize("form", cases(FORMS, ["medusa", "semi"]))
 def test_numbers_that_overflow_cost_drafts_and_not_the_text(

@@ -304,6 +304,7 @@ WINDOWS: dict[str, tuple[int, int, list[int]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "window"), [*product([LONG], WINDOWS), *covering(FAMILIES[2:], WINDOWS, fast=0)])
 def test_its_phrases_are_those_of_a_plain_jacobi_loop_over_the_stock_model(tiny: Make, name: str, window: str) -> None:
     columns, phrase, right = WINDOWS[window]
@@ -337,6 +338,7 @@ def lookahead(target: Target, columns: int = 3, phrase: int = 4, *, text: bool =
     return WithPhrases(Lookahead(pool, target.special_tokens, columns, phrase), pool)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", cases(FAMILIES, FAMILIES[:1]))
 def test_greedy_ids_are_those_of_the_stock_model(tiny: Make, name: str) -> None:
     model, prompt = tiny(name), prompt_ids(23, seed=23)
@@ -422,6 +424,7 @@ def test_phrases_that_a_window_won_are_accepted_where_the_text_goes_in_circles(t
     assert without.acceptance_length == 1, "without the window there are none"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nodes", cases([6, 9, 12, 16, 24, 40], [6, 16]))
 def test_a_window_wins_phrases_whatever_room_it_is_left(tiny: Make, nodes: int) -> None:
     """Two thirds of the nodes are the window's; with fewer than it would like it has fewer columns."""

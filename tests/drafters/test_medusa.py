@@ -294,6 +294,7 @@ def test_texts_that_are_too_short_teach_nothing_and_break_nothing(tiny: Make) ->
     assert drafter.loss(batch(target, [[7]])).loss.item() == 0
 
 
+@pytest.mark.slow
 def test_heads_of_an_int8_target_learn_as_those_of_the_dense_one(tiny: Make) -> None:
     grads = []
     for target in (tiny(LLAMA).target, packed_target(tiny(LLAMA).path)):
@@ -630,6 +631,7 @@ def own(tiny: Make) -> Callable[[str], Target]:
     return lambda name: Target.load(tiny(name).path)
 
 
+@pytest.mark.slow
 def test_heads_warm_up_alone(own: Callable[[str], Target]) -> None:
     target = own(LLAMA)
     drafter, alone = perturbed(medusa(target, joint=True, rank=4, warmup=0.5)), medusa(target)

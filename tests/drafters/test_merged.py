@@ -251,6 +251,7 @@ def test_what_cannot_be_merged_is_not() -> None:
         Merged([Says(A), Says(B)]).draft(asked(sampling=Sampling(1.0, rule="rejection")))
 
 
+@pytest.mark.slow
 def test_random_trees_give_random_trees_and_the_same_text(tiny: Make) -> None:
     target, prompt = tiny(QWEN3).target, prompt_ids(23, seed=23)
     text = stock_reply(tiny(QWEN3).stock, prompt, 40)
@@ -323,6 +324,7 @@ def test_one_that_brings_enough_does_not_rest_and_a_fixed_experiment_has_all(mon
         assert all(needed.asked)
 
 
+@pytest.mark.slow
 def test_all_see_the_whole_text(tiny: Make) -> None:
     """`Witness` holds the session to its word, and both drafters are asked with the text that they observed."""
     target, prompt = tiny(LLAMA).target, prompt_ids(9)

@@ -108,6 +108,7 @@ def check(model: Tiny, layer: nn.ModuleDict, text: Sequence[int], chain: DraftTr
         assert chain.chance[node] == pytest.approx(float(chances[chain.tokens[node]]), rel=2e-3, abs=1e-6)
 
 
+@pytest.mark.slow
 @every_config
 def test_every_draft_is_that_of_a_plain_loop_and_the_text_the_targets_own(make: Any, name: str) -> None:
     """In two turns, of which the second begins in the middle of the first one's reply."""
@@ -124,6 +125,7 @@ def test_every_draft_is_that_of_a_plain_loop_and_the_text_the_targets_own(make: 
     assert reply(session, again, 12)[0] == stock_reply(model.stock, again, 12)
 
 
+@pytest.mark.slow
 def test_a_long_prompt_is_read_in_parts_and_a_chain_has_no_more_than_is_asked(
     make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -140,6 +142,7 @@ def test_a_long_prompt_is_read_in_parts_and_a_chain_has_no_more_than_is_asked(
     check(model, layer, *seen[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", [Sampling(0.8, top_p=0.95, seed=3), Sampling(1.0, seed=2**63 + 5)], ids=str)
 def test_a_seed_gives_the_same_ids_with_and_without_it(make: Any, sampling: Sampling) -> None:
     model, _ = make(NAME)
@@ -160,6 +163,7 @@ def test_by_rejection_three_tokens_have_the_stock_models_joint_distribution(tmp_
     assert_drawn_from(joint_chances(letters.stock, PROMPT, sampling), found.counts)
 
 
+@pytest.mark.slow
 def test_drawn_chains_say_what_each_node_was_drawn_from(make: Any) -> None:
     model, layer = make(NAME)
     drafter = Drafter.from_model(model.path, model.target, depth=3)
@@ -173,6 +177,7 @@ def test_drawn_chains_say_what_each_node_was_drawn_from(make: Any) -> None:
         torch.testing.assert_close(chain.draft_logits.rows[node], expected, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["exact", "rejection"])
 def test_for_a_model_that_reads_trees_it_drafts_a_chain_all_the_same(tmp_path: Path, rule: Any) -> None:
     """Its own rows cannot branch."""
@@ -206,6 +211,7 @@ def card_of(path: Path) -> TargetCard:
     return TargetCard(path.name, path, None, "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("named", ["mtp", "mtp+phrases"])
 def test_the_engine_finds_it_in_the_models_own_files(make: Any, named: str) -> None:
     model, layer = make(NAME)

@@ -87,6 +87,7 @@ def test_what_is_trained_for_it_is_all_but_what_needs_its_layers_alone() -> None
     assert {kind for kind in kinds("weights") if not kind_of(kind).on_chains} == {"s3d"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "form"), [(SHARED, "semi"), *covering(RECURRENT, reversed(FORMS), fast=0)])
 def test_every_draft_is_a_chain_and_the_text_the_stock_models(tiny: Make, name: str, form: str) -> None:
     model, prompt = tiny(name), prompt_ids(12, seed=23)
@@ -122,6 +123,7 @@ def test_trained_on_a_text_it_foresees_it_and_every_text_is_plain_decodings(tiny
         assert reply(on_chains(model.target, 8, drafter), asked, 30, SAMPLING[sampling])[0] == plain
 
 
+@pytest.mark.slow
 def test_labels_of_either_kind_give_every_part_a_gradient(tiny: Make) -> None:
     """And of a text in a batch with others the loss is the same as alone."""
     target, texts = tiny(SHARED).target, [prompt_ids(14, seed=seed) for seed in (1, 2)]
@@ -168,6 +170,7 @@ class KnowingOffChain(OffChain):
         return replace(tree, source=["oracle"] * tree.size, chance=[1.0, *[0.1, 0.8] * (tree.size // 2)])
 
 
+@pytest.mark.slow
 def test_what_it_brings_on_text_is_measured_by_the_path_that_promises_most(
     tiny: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:

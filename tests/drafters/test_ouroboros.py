@@ -149,6 +149,7 @@ def path_tokens(tree: DraftTree, node: int) -> list[int]:
 # -- losslessness ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("form", "pair"), covering(FORMS, PAIRS, fast=1))
 def test_greedy_ids_are_those_of_the_stock_model(tiny: Make, pair: tuple[str, str], form: str) -> None:
     """In two turns: what the first one left in the pool is there in the second."""
@@ -326,6 +327,7 @@ def test_each_part_can_be_left_out(tiny: Make) -> None:
         assert isinstance(inner.inner, WithPhrases) == accelerating
 
 
+@pytest.mark.slow
 def test_the_small_models_own_trees_are_bounded(tiny: Make) -> None:
     model, text = tiny(CIRCLES), prompt_ids(9, seed=1)
     pair = Pair((), VOCABULARY, model.target, PhrasePool())
@@ -737,6 +739,7 @@ def test_predicted_seconds_are_those_of_a_real_session(tiny: Make, small: str, m
             assert (again.tokens, again.steps, again.nodes) == (29, statistics.steps, statistics.drafted)
 
 
+@pytest.mark.slow
 def test_what_a_drafter_read_of_one_reply_does_not_disturb_the_next(tiny: Make) -> None:
     model, build = tiny(LLAMA), builder(tiny(LLAMA).target, tiny(LLAMA).target, accelerating=False, lengthening=False)
     said = said_by(model, 12)

@@ -319,6 +319,7 @@ def test_every_draft_rests_on_the_right_rows_whatever_happened_before(
     assert checked.drafts > 15
 
 
+@pytest.mark.slow
 @every_form
 def test_a_pause_is_made_up_for_and_a_budget_of_nothing_costs_nothing(tiny: Make, build: Build, form: str) -> None:
     target, prompt = tiny(LLAMA).target, prompt_ids(12, seed=3)
@@ -401,6 +402,7 @@ def test_a_file_from_before_the_correction_is_read_without_one(tiny: Make, build
 # -- losslessness ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("form", "name", "trained"),
     covering(FORMS, FAMILIES, [False], fast=3) + covering(FORMS, FAMILIES[1:], [True], fast=0),
@@ -557,6 +559,7 @@ def test_a_published_model_drafts_as_many_tokens_as_are_asked_for(tiny: Make, sm
         assert max(tree.depth) <= depth and len(drafter._candidates) == depth
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sampling", [GREEDY, Sampling(1.0, seed=3), Sampling(0.9, top_p=0.9, seed=4, rule="rejection")]
 )
@@ -572,6 +575,7 @@ def test_where_the_small_model_is_the_target_itself_its_first_token_is_always_ri
     assert statistics.drafted == statistics.accepted > 4
 
 
+@pytest.mark.slow
 def test_a_model_that_cannot_draft_for_this_target_is_refused_with_the_reason(tiny: Make, tmp_path: Path) -> None:
     target = tiny(LLAMA).target
     with pytest.raises(LocalspecError, match="names no mask token \\(pard_token = None\\)") as refused:
@@ -638,6 +642,7 @@ def card(path: Path) -> DrafterCard:
     return DrafterCard(about["kind"], path, about["options"], "", "", 0, 0, about)
 
 
+@pytest.mark.slow
 @every_form
 def test_a_saved_drafter_drafts_the_same(tiny: Make, build: Build, tmp_path: Path, form: str) -> None:
     target, prompt = tiny(LLAMA).target, prompt_ids(9, seed=1)
@@ -683,6 +688,7 @@ def test_loaded_weights_take_on_the_targets_precision_and_trained_ones_do_not(
     learn(drafter, [prompt], steps=1)
 
 
+@pytest.mark.slow
 def test_copies_share_nothing_that_is_drafted(tiny: Make, build: Build) -> None:
     """The layer's weights are its own: training them does not touch the target."""
     target = tiny(LLAMA).target

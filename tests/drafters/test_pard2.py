@@ -96,6 +96,7 @@ def watched(drafter: Drafter) -> list[tuple[list[int], torch.Tensor]]:
     return seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("name", cases(FAMILIES, [FAMILIES[0]]))
 def test_every_draft_is_that_of_a_plain_loop_and_the_text_the_targets_own(
@@ -117,6 +118,7 @@ def test_every_draft_is_that_of_a_plain_loop_and_the_text_the_targets_own(
     assert (logits - without)[:, known].abs().max() > 0.1, "what the target says matters"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", [Sampling(0.8, top_p=0.95, seed=3), Sampling(1.0, seed=2**63 + 5)])
 def test_a_seed_gives_the_same_ids_with_and_without_it(tiny: Make, tmp_path: Path, sampling: Sampling) -> None:
     model, prompt = tiny(FAMILIES[0]), prompt_ids(10, seed=4)
@@ -152,6 +154,7 @@ def test_beside_others_each_gets_the_states_that_it_asked_for(tiny: Make, tmp_pa
             torch.testing.assert_close(logits[:, :300], expected[:, :300], atol=3e-4, rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_only_a_drafter_that_reads_layers_asks_for_their_states(
     tiny: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,6 +175,7 @@ def test_only_a_drafter_that_reads_layers_asks_for_their_states(
         assert {*asked} == {wanted} and tuple(drafter.target_layers) == wanted
 
 
+@pytest.mark.slow
 def test_its_numbers_count_and_what_it_keeps_grows_with_the_text(tiny: Make, tmp_path: Path) -> None:
     model = tiny(FAMILIES[0])
     path = pair(tmp_path, model, bias=True)
@@ -189,6 +193,7 @@ def test_its_numbers_count_and_what_it_keeps_grows_with_the_text(tiny: Make, tmp
     assert len(drafter._features) == 10
 
 
+@pytest.mark.slow
 def test_files_of_another_target_are_refused(tiny: Make, tmp_path: Path) -> None:
     model = tiny(FAMILIES[0])
     for name, config in (

@@ -98,6 +98,7 @@ def test_a_level_that_takes_more_than_it_should_save_is_left_out(
     assert drafter.draft(context(1e9, 0.0, [*text, 77])).size == 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", MAKERS)
 def test_levels_are_timed_and_judged_while_text_is_decoded(
     tiny: Callable[[str], Tiny], monkeypatch: pytest.MonkeyPatch, kind: str

@@ -166,6 +166,7 @@ def test_the_first_chain_is_the_likeliest_and_its_rows_stay_where_they_are() -> 
 # -- rewind ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_after_a_rewind_the_pool_drafts_as_one_that_never_saw_the_rest() -> None:
     choose = random.Random(4)
     for _ in range(40):
@@ -427,6 +428,7 @@ def reply(
     return [token for event in events if isinstance(event, Text) for token in event.tokens], events[-1].statistics
 
 
+@pytest.mark.slow
 def test_what_one_session_learns_a_later_one_accepts(tiny: Make, tmp_path: Path) -> None:
     """A real store in a file: the second session draws whole phrases of the first, and says the very same."""
     model, prompt, sampling = tiny("mistral-many-heads-no-window"), prompt_ids(12, seed=3), Sampling(1.0, seed=6)
@@ -449,6 +451,7 @@ def test_what_one_session_learns_a_later_one_accepts(tiny: Make, tmp_path: Path)
     assert statistics.sources["phrases"] > 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("huge", [False, True], ids=["of the vocabulary", "of no vocabulary"])
 def test_a_hostile_store_never_changes_the_text(tiny: Make, huge: bool) -> None:
     """Random phrases for every key: special ids, copies, empty ones, and ids that no vocabulary has (a damaged file)."""

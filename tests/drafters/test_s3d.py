@@ -147,6 +147,7 @@ def test_a_draft_changes_no_bit_of_the_targets_logits(tiny: Make, name: str, for
         assert torch.equal(plain, behind_a_draft)
 
 
+@pytest.mark.slow
 def test_not_even_a_draft_of_infinite_numbers_does(tiny: Make) -> None:
     """A masked slot weighs nothing, but nothing times infinity is no number."""
     model, prompt = tiny(LLAMA), prompt_ids(10, seed=3)
@@ -199,6 +200,7 @@ def test_a_stopped_reply_and_the_turns_after_it_are_those_of_the_stock_model(tin
         assert reply(session, prompt, SAID)[0] == text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", cases([LLAMA, QWEN3], [QWEN3]))
 def test_a_seed_gives_the_same_text_as_without_a_drafter(tiny: Make, name: str) -> None:
     target, prompt = tiny(name).target, prompt_ids(10, seed=4)
@@ -253,6 +255,7 @@ def test_with_all_layers_the_first_guess_is_always_the_targets_own_pick(tiny: Ma
     assert statistics.acceptance_length == 2
 
 
+@pytest.mark.slow
 def test_near_the_end_of_the_context_drafts_are_shorter_and_the_text_is_the_same(tiny: Make) -> None:
     model, prompt = tiny(LLAMA), prompt_ids(20, seed=8)
     text = stock_reply(model.stock, prompt, 12, stops=())
@@ -520,6 +523,7 @@ def test_a_small_text_that_was_learned_is_accepted_almost_whole(tiny: Make, name
     assert any(0 < rate < 1 for rate in statistics.acceptance_by_depth), "some drafts are accepted in part"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", cases(["all", "vko"], ["all"]))
 def test_gradients_through_packed_layers_are_those_through_dense_layers_of_the_same_numbers(
     tiny: Make, which: str
@@ -789,6 +793,7 @@ def test_a_proposal_and_its_outcome_go_by_what_decodes(tiny: Make, monkeypatch: 
     assert "and δ = 1.50, by drafts, their verification and plain steps as timed here in fp32." in sentence
 
 
+@pytest.mark.slow
 def test_where_nothing_should_pay_no_more_than_half_of_the_layers_is_proposed(
     tiny: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:

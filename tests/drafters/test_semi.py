@@ -355,6 +355,7 @@ def test_the_calibration_judges_what_hung_on_the_path_that_was_accepted(tiny: Ma
 # -- learning ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("distill", [False, True])
 @pytest.mark.parametrize("recent", cases(RECENT, ["transformer"]))
 def test_a_guess_rests_on_its_state_and_the_recent_tokens_and_on_nothing_else(
@@ -474,6 +475,7 @@ def memorised(model: Tiny, prompt: list[int], text: list[int], steps: int) -> Tr
     return drafter.eval().requires_grad_(False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("form", "name"), covering(FORMS, [QWEN, LLAMA, PHI, *OTHERS], fast=1), ids=str)
 def test_untrained_it_changes_no_text_whatever_it_says(tiny: Make, name: str, form: dict[str, object]) -> None:
     model, prompt = tiny(name), prompt_ids(23, seed=23)
@@ -614,6 +616,7 @@ def test_in_half_precision_it_drafts_and_learns_in_half_precision(tiny: Make, re
 REJECTION = {"temperature": 1.1, "rule": "rejection"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", cases(FORMS, [DEFAULT]), ids=str)
 def test_drawn_trees_have_one_shape_and_say_what_each_node_was_drawn_from(tiny: Make, form: dict[str, object]) -> None:
     target = tiny(LLAMA).target
@@ -723,6 +726,7 @@ def test_a_target_that_learned_with_its_drafter_is_one_of_its_own_and_lossless(o
     assert statistics.acceptance_length > 3.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recent", ["transformer", "lstm"])
 def test_in_two_stages_the_target_learns_alone_and_then_the_drafter_from_what_it_became(own: Tiny, recent: str) -> None:
     """λ = 0, then λ = 1 (§4.2, separate training)."""

@@ -74,6 +74,7 @@ def test_greedy_text_is_the_stock_models(tiny: Make, recorded: type[Graph], name
     assert target.step_trouble is target.draft_trouble is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "kind"), CASES)
 def test_seeded_text_is_that_of_steps_one_by_one(tiny: Make, recorded: type[Graph], name: str, kind: str) -> None:
     prompt = prompt_ids(12, seed=23)
@@ -90,6 +91,7 @@ def test_seeded_text_is_that_of_steps_one_by_one(tiny: Make, recorded: type[Grap
 HOST = {"none": (8, 1), "s3d": (32, 3), "medusa": (66, 2), "semi": (44, 5), "eagle3": (60, 5), "draft model": (80, 13)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", HOST)
 def test_a_step_asks_little_of_the_host(tiny: Make, recorded: type[Graph], kind: str) -> None:
     """As many operations however many layers a model has; a plain step waits once."""
@@ -131,6 +133,7 @@ def test_models_of_drafters_have_the_form_of_the_target(
     assert bool(read) == (form == "static") and all(one is not target.transformer for one in read)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["eagle3", "semi", "dflash"])
 def test_recorded_drafts_are_those_of_steps_one_by_one(
     tiny: Make, recorded: type[Graph], tmp_path: Path, kind: str

@@ -74,6 +74,7 @@ def user(text: str) -> dict[str, str]:
     return {"role": "user", "content": text}
 
 
+@pytest.mark.slow
 def test_sampling_is_what_was_asked_for_then_the_models_own(engine, monkeypatch):
     monkeypatch.setattr(engine.target, "generation", {"do_sample": True, "temperature": 0.6, "top_k": 20})
     assert (engine.sampling(Settings()).temperature, engine.sampling(Settings()).top_k) == (0.6, 20)

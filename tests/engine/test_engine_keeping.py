@@ -38,6 +38,7 @@ def test_a_prompt_that_is_refused_leaves_nothing_of_the_conversation_before_it_i
     assert after == before
 
 
+@pytest.mark.slow
 def test_only_what_replies_hold_counts_as_said(tmp_path: Path) -> None:
     name = "llama-grouped-dynamic"
     path = write(tmp_path / "model", CONFIGS[name](), byte_tokenizer(), SEEDS[name])

@@ -69,6 +69,7 @@ def choice(**settings) -> Choice:
     return choose(CARD, Settings(**{"drafter": "phrases"} | settings))
 
 
+@pytest.mark.slow
 def test_what_was_measured_once_is_not_measured_again(measured, store):
     for _ in range(2):
         engine = Engine(choice(), store=store)
@@ -232,6 +233,7 @@ def test_nonsense_in_the_store_is_measured_anew(measured, store, monkeypatch, ke
     assert len(measured) == 2
 
 
+@pytest.mark.slow
 def test_replies_are_kept_by_how_they_were_decoded(measured, store):
     """A prompt's phrases pay greedily and not where tokens are drawn, so what they brought is not mixed."""
     engine = Engine(choice(), store=store)
@@ -256,6 +258,7 @@ def test_a_store_that_cannot_be_written_costs_a_sentence(measured, store, monkey
     assert told == ["The disk is full: make room."] * 2
 
 
+@pytest.mark.slow
 def test_exact_is_refused_where_it_cannot_be_had(monkeypatch):
     found = Exactness(False, AUTO_NODES + 1, 16, 1e-3)
     monkeypatch.setattr(model_profile, "measure_exactness", lambda choice, target, widest: found)

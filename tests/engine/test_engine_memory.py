@@ -36,6 +36,7 @@ def two(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return loaded
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_tried_once_more_with_less_and_it_is_said(two) -> None:
     told: list[str] = []
     engine = Engine.open(Settings(), DEMO, notice=told.append)
@@ -45,6 +46,7 @@ def test_what_does_not_fit_is_tried_once_more_with_less_and_it_is_said(two) -> N
     ]
 
 
+@pytest.mark.slow
 def test_where_there_is_no_less_it_is_refused(two, monkeypatch) -> None:
     monkeypatch.setattr(module, "choices", lambda *arguments, **named: [choose(DEMO, Settings(drafter="phrases"))])
     with pytest.raises(DoesNotFit):

@@ -83,6 +83,7 @@ def logits(target: Target) -> torch.Tensor:
     return torch.from_numpy(output.logits.numpy())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [TIED, BIASES, FAMILIES[5], FAMILIES[11]])
 def test_it_is_packed_once_and_is_the_same_to_the_bit(here: Callable[[str], Here], name: str) -> None:
     model = here(name)
@@ -98,6 +99,7 @@ def test_it_is_packed_once_and_is_the_same_to_the_bit(here: Callable[[str], Here
     assert left(file.parent) == [".safetensors"]
 
 
+@pytest.mark.slow
 def test_each_precision_beside_the_matrices_has_its_file(here: Callable[[str], Here]) -> None:
     model = here(BIASES)
     model.load()
@@ -107,6 +109,7 @@ def test_each_precision_beside_the_matrices_has_its_file(here: Callable[[str], H
     assert model.packed == 0
 
 
+@pytest.mark.slow
 def test_weights_that_changed_are_packed_anew(
     here: Callable[[str], Here], tiny: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,6 +130,7 @@ def test_weights_that_changed_are_packed_anew(
     assert len(model.files) == 2, "the same weights"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("harm", ["cut", "empty", "other", "lacks"])
 def test_a_damaged_file_is_made_again_and_it_is_said(here: Callable[[str], Here], harm: str) -> None:
     model = here(BIASES)
@@ -148,6 +152,7 @@ def test_a_damaged_file_is_made_again_and_it_is_said(here: Callable[[str], Here]
     assert model.packed == 0 and model.notices == []
 
 
+@pytest.mark.slow
 def test_where_nothing_can_be_kept_it_is_packed_each_time_and_said(
     here: Callable[[str], Here], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -186,6 +191,7 @@ def test_memory_that_runs_out_while_it_is_written_costs_no_answer(
     assert left(Paths(model.home).packed) == []
 
 
+@pytest.mark.slow
 def test_who_comes_while_another_process_writes_goes_on_without(here: Callable[[str], Here]) -> None:
     model = here(BIASES)
     model.load()

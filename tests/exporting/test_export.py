@@ -140,6 +140,7 @@ def test_medusa_heads_are_ours_by_vllms_names(tiny: Make, tmp_path: Path, family
     assert read_published(done.directory, model.target).options.heads == drafter.depth  # what we read of vLLM's
 
 
+@pytest.mark.slow
 def test_heads_have_the_precision_of_the_model(tiny: Make, tmp_path: Path):
     model = tiny(LLAMA)
     half = tmp_path / "half"
@@ -160,6 +161,7 @@ def test_layers_like_the_last_of_a_model_whose_layers_differ_are_refused(tiny: M
         export("vllm", str(path), None, tmp_path / "out")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_layers_become_a_model_whose_rows_are_the_roots(tiny: Make, tmp_path: Path, engine: str, family: str):
@@ -174,6 +176,7 @@ def test_layers_become_a_model_whose_rows_are_the_roots(tiny: Make, tmp_path: Pa
     assert any("token by token" in note for note in done.notes)
 
 
+@pytest.mark.slow
 def test_a_trained_small_model_drafts_in_parallel(tiny: Make, tmp_path: Path):
     model, small = tiny(LLAMA), small_model(tmp_path / "small")
     path = trained(model, "parallelspec", tmp_path / "drafter", form="model", model=str(small), masks=3)
@@ -241,6 +244,7 @@ def test_a_model_with_other_tokens_is_refused(tiny: Make, tmp_path: Path):
 # -- EAGLE-3 heads -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
 @pytest.mark.parametrize("options", [{"depth": 4}, {"vocabulary": 90, "states": "0,2"}], ids=str)
 def test_an_eagle3_head_is_ours_by_the_published_names(tiny: Make, tmp_path: Path, engine: str, options: Any):
@@ -442,6 +446,7 @@ def test_vllm_misreads_some_paths(tiny: Make, tmp_path: Path):
 # -- the command -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_command_tells_size_and_command_line(tmp_path: Path):
     result = called(tmp_path, "export", "vllm", "medusa", "-m", "demo", "--out", "heads")
     assert result.returncode == 0 and result.stderr == ""

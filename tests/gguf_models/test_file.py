@@ -117,6 +117,7 @@ def test_a_type_that_is_not_read_is_called_by_its_name(tmp_path: Path) -> None:
     assert "Q3_K" in sentence and "Q4_K" in sentence
 
 
+@pytest.mark.slow
 def test_chance_in_a_header_is_a_sentence_or_a_file(tmp_path: Path) -> None:
     """Bytes changed, taken out and put in: what is still read has tensors that lie in the file."""
     chance, path, read_again = random.Random(19), tmp_path / "a.gguf", 0

@@ -71,6 +71,7 @@ def exactness(target: Target, exact: bool) -> Exactness:
     return measure(target, NODES + 1, exact)
 
 
+@pytest.mark.slow
 @every_kind
 @pytest.mark.parametrize("sampling", cases([GREEDY, SAMPLED], [GREEDY]), ids=["greedy", "sampled"])
 @pytest.mark.parametrize("form", cases(["used", "eager"], ["used"]))

@@ -30,6 +30,7 @@ dtypes = pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 SIZES = cases([(96, 128), (301, 254), (4096, 4096), (11008, 4096)], [(96, 128), (301, 254)])
 
 
+@pytest.mark.slow
 @kinds
 @dtypes
 @pytest.mark.parametrize("sizes", SIZES, ids=str)

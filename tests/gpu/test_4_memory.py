@@ -129,6 +129,7 @@ def test_a_reply_that_runs_out_of_memory_says_the_same_or_that_it_does_not_fit(
     assert [ladder.index(one) for one in outcomes] == sorted(ladder.index(one) for one in outcomes)
 
 
+@pytest.mark.slow
 def test_the_rehearsal_of_such_a_reply(device: str, wide: Path) -> None:
     """On any device: the trees change no token, and are as wide as they were meant to be."""
     target = Target.load(wide, device=device, dtype=torch.float32)

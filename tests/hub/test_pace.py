@@ -49,6 +49,7 @@ def naps(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return slept
 
 
+@pytest.mark.slow
 def test_a_server_that_trickles_is_given_up(hub: Hub, tmp_path, monkeypatch):
     found = plan([SOURCE])
     monkeypatch.setattr(pace, "WINDOW", 0.2)

@@ -32,6 +32,7 @@ def loads(*files: Path) -> list[str]:
     return done.stdout.splitlines()
 
 
+@pytest.mark.slow
 @built
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems look for themselves")
 def test_one_whose_end_is_lost_is_not_used(tmp_path):
@@ -46,6 +47,7 @@ def test_one_whose_end_is_lost_is_not_used(tmp_path):
     assert last.strip() == "True"
 
 
+@pytest.mark.slow
 def test_another_library_is_not_used(tmp_path):
     foreign = next(file for file in Path(np.__file__).parent.rglob("_multiarray_umath*") if file.suffix != ".pyi")
     (tmp_path / "text.so").write_text("no library at all")

@@ -75,6 +75,7 @@ def test_torch_is_asked_where_there_are_signs_of_a_gpu_that_it_was_built_for(
     assert hardware.gpu_expected() is expected
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "darwin" or hardware.gpu_expected(), reason="machines without a GPU")
 def test_a_machine_without_a_gpu_is_looked_at_without_torch():
     code = (

@@ -45,6 +45,7 @@ def test_without_torch_there_is_no_build(monkeypatch, fresh):
     assert torch_build() == TorchBuild("missing")
 
 
+@pytest.mark.slow
 def test_the_file_says_what_torch_says():
     code = "from localspec.machine.torch_build import *; b = torch_build(); print(b.version, b.cuda, b.hip)"
     said = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()

@@ -98,6 +98,7 @@ def test_what_a_template_says_when_it_fails_is_cut_before_it_is_sent(said):
     assert answer["error"] and len(answer["error"]) <= 2000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seen", [True, False])
 def test_a_process_that_was_killed_is_begun_again_without_a_word(model, monkeypatch, seen):
     """Such as by a system without memory, before it is asked or while; a chat or a server goes on with its model."""
@@ -114,6 +115,7 @@ def test_a_process_that_was_killed_is_begun_again_without_a_word(model, monkeypa
     confinement.end()
 
 
+@pytest.mark.slow
 @posix
 def test_one_that_cannot_be_started_is_no_fault_of_the_template(model, monkeypatch):
     confinement = Confinement()
@@ -171,6 +173,7 @@ def test_an_answer_that_nobody_waits_for_is_not_taken_for_the_next(own):
     assert own._process is None and process.poll() is not None
 
 
+@pytest.mark.slow
 def test_threads_take_turns(own):
     answers: list[str] = []
 
@@ -283,6 +286,7 @@ def test_text_is_made_of_ids_by_steps_that_end(unseen, model, step, good):
     assert unseen.exists() == good
 
 
+@pytest.mark.slow
 def test_a_panic_after_the_trial_is_a_sentence(unseen, model, monkeypatch):
     monkeypatch.setattr("localspec.models.tokenizer.try_out", lambda *_: None)
     with pytest.raises(LocalspecError, match="tokenizer in .*model cannot be read"):

@@ -113,6 +113,7 @@ def test_bytes_that_are_no_text_are_shown_and_do_not_stop_the_stream() -> None:
     assert "".join(given).endswith("字!")
 
 
+@pytest.mark.slow
 def test_any_bytes_at_all_come_out_as_they_would_all_at_once() -> None:
     """Random tokens of one to four bytes, hardly ever text: no replacement character too many, none too few."""
     choose = random.Random(2)

@@ -161,6 +161,7 @@ def test_a_newer_format_and_missing_weights_are_told(tmp_path, model):
         read_drafter(path)
 
 
+@pytest.mark.slow
 def test_the_choice_knows_the_weights(paths, model, monkeypatch):
     monkeypatch.setenv("LOCALSPEC_HOME", str(paths.home))
     path = written(paths.drafters / "a" / "drafter", model)
@@ -206,6 +207,7 @@ def test_a_rule_that_cannot_be_followed_is_refused(paths, model, monkeypatch, se
     assert choose(model, Settings(device="cpu", drafter="medusa", accept="rejection")).drafter == "medusa"
 
 
+@pytest.mark.slow
 def test_several_drafters_are_found_in_any_order(paths, model, monkeypatch):
     monkeypatch.setenv("LOCALSPEC_HOME", str(paths.home))
     path = written(paths.drafters / "a" / "drafter", model)

@@ -156,6 +156,7 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_of_a_model_that_reads_pictures_the_language_model_is_served(pictures: Path, tmp_path: Path):
     tokens = prompt_ids(40)
     whole = Gemma3ForConditionalGeneration.from_pretrained(pictures, attn_implementation="eager", dtype=torch.float32)
@@ -224,6 +225,7 @@ def test_a_system_prompt_begins_the_first_turn_and_a_turns_end_ends_a_reply(tmp_
 # -- the scale of embeddings -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "scale"), [(torch.float32, 48**0.5), (torch.bfloat16, 6.9375)])
 def test_embeddings_are_scaled_by_a_root_that_has_as_many_digits_as_they_have(pictures: Path, dtype, scale):
     target = Target.load(pictures, dtype=dtype)

@@ -146,6 +146,7 @@ def test_experts_are_refused_in_a_sentence(tiny: Make, tmp_path: Path) -> None:
 # -- what cannot draft for it ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_its_own_layers_draft_where_they_stand_alone_and_are_refused_where_they_do_not(tiny: Make) -> None:
     assert "mask" in Drafter.tensor_specs(tiny(OWN_LAYERS).target, S3DOptions())
     target = tiny(LAYER_INPUTS).target

@@ -166,6 +166,7 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_filled(Mistral3ForConditionalGeneration(config), path, byte_tokenizer())
 
 
+@pytest.mark.slow
 def test_of_a_model_that_reads_pictures_the_language_model_is_served(pictures: Path):
     tokens = prompt_ids(40)
     whole = Mistral3ForConditionalGeneration.from_pretrained(pictures, attn_implementation="eager", dtype=torch.float32)
@@ -181,6 +182,7 @@ def test_of_a_model_that_reads_pictures_the_language_model_is_served(pictures: P
     assert found.architecture == "Mistral3ForConditionalGeneration" and found.embedding == VOCABULARY * 48
 
 
+@pytest.mark.slow
 def test_a_head_is_tied_where_the_whole_says_so_and_the_language_model_does_not(pictures: Path, tmp_path: Path):
     """The stock model reads it of the whole, and its files have no head then."""
     config = Mistral3Config.from_pretrained(pictures)

@@ -77,6 +77,7 @@ def test_of_those_installed_the_smallest_that_is_much_smaller(target, tmp_path):
     assert model_of(card).small is None and home.user_models_file.is_file()
 
 
+@pytest.mark.slow
 def test_what_is_named_comes_first_and_what_is_in_the_directory_second(target, tmp_path):
     write(tmp_path / "named", TENTH)
     write(tmp_path / "third", THIRD)
@@ -164,6 +165,7 @@ def test_a_broken_one_is_passed_over_with_a_sentence(target, tmp_path, name, con
     assert str(target / "draft") in passed_over(target, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no such pipes")
 def test_nothing_is_waited_for_and_no_circle_is_gone_around(target, tmp_path):
     draft = write(target / "draft", TENTH)

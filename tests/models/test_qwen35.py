@@ -67,6 +67,7 @@ def test_what_a_config_leaves_out_is_as_its_class_has_it() -> None:
     assert ours.delta == sizes and sizes.numbers == 24 * 32 * 128 * 128
 
 
+@pytest.mark.slow
 @every_config
 def test_sizes_and_parameters_are_those_of_its_files(tiny, name: str) -> None:
     model: Tiny = tiny(name)
@@ -183,6 +184,7 @@ def conversation(engine: Engine, replies: int = 2) -> Iterator[tuple[list[int], 
         messages = [*messages, {"role": "assistant", "content": text}, {"role": "user", "content": "and the dog?"}]
 
 
+@pytest.mark.slow
 @every_config
 @pytest.mark.parametrize("drafter", ["phrases", "none", "draft_model"])
 def test_the_cpu_engine_answers_as_the_stock_model_does(tiny, name: str, drafter: str) -> None:
@@ -196,6 +198,7 @@ def test_the_cpu_engine_answers_as_the_stock_model_does(tiny, name: str, drafter
         assert ids == stock_reply(model.stock, prompt, 20)
 
 
+@pytest.mark.slow
 @every_config
 @pytest.mark.parametrize("packing", ["int8", "int4"])
 def test_in_few_bits_replies_are_the_same_with_every_drafter(tiny, name: str, packing: str) -> None:
@@ -212,6 +215,7 @@ def test_unasked_it_is_computed_in_int8(tiny) -> None:
     assert (choice.engine, choice.quantize) == ("native", "int8")
 
 
+@pytest.mark.slow
 def test_torch_computes_it_with_dense_weights_alone(tiny) -> None:
     """On a GPU, and on a CPU without the library."""
     card, without = card_of(tiny(NAME).path), machine(cpu()).as_torch_has_it()
@@ -225,6 +229,7 @@ def test_torch_computes_it_with_dense_weights_alone(tiny) -> None:
         assert (choice.engine, choice.quantize) == ("torch", "none")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [NAME])
 def test_trees_and_layers_without_the_others_are_refused_with_what_to_do(tiny, name: str) -> None:
     path = tiny(name).path

@@ -50,6 +50,7 @@ def reference(text: str, marks: Marks, begun: bool) -> tuple[str, str]:
 PARTS = ["<t>", "</t>", "<r>", "</r>", "<", "/", "t", ">", "<t", "</", " ", "\n", "\n\n", "a", "b c", "r"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("begun", [False, True])
 def test_any_pieces_of_any_text_are_parted_as_the_whole_is(begun: bool) -> None:
     choose, thought, answered = random.Random(3), 0, 0

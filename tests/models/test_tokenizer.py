@@ -66,6 +66,7 @@ def tokenizer_hash(theirs: Any) -> str:
 ALL = pytest.mark.parametrize("name", ["demo", *STAND_INS])
 
 
+@pytest.mark.slow
 @ALL
 @pytest.mark.parametrize("marks", [False, True])
 def test_ids_are_those_of_transformers(stand_in: Any, name: str, marks: bool) -> None:

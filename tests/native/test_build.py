@@ -102,6 +102,7 @@ def test_a_source_that_cannot_be_compiled_is_named_in_a_sentence(sources, tmp_pa
     assert not (tmp_path / HOST.library).exists()
 
 
+@pytest.mark.slow
 def test_what_nothing_defines_is_found_when_linking_not_when_loading(sources, tmp_path):
     (sources / "twice.cpp").unlink()
     with pytest.raises(build.BuildFailed, match=r"^Linking .* failed: (?s:.*)twice"):
@@ -154,6 +155,7 @@ def test_the_wheel_of_this_machine_is_one_that_it_installs():
     assert HOST.wheel_tag in set(platform_tags())
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not (HOST and HOST.name.startswith("linux-")), reason="about glibc")
 def test_the_library_asks_for_no_newer_glibc_than_its_wheel_says_and_shows_only_its_functions():
     pytest.importorskip("ziglang", reason="part of the dev extra")

@@ -58,6 +58,7 @@ def bytes_of(packed):
     return {name: bytes(packed.view(name)) for name in packed.header.tensors}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("times", ["kept", "new"])
 def test_weights_that_were_changed_in_place_are_packed_again(model, paths, tmp_path, times):
     before = bytes_of(load(model, "int8", "tiny", 1, quiet(), paths))
@@ -160,6 +161,7 @@ def test_what_is_gone_is_forgotten(model, paths):
     ]
 
 
+@pytest.mark.slow
 def test_other_weights_of_the_same_revision_take_nothing_from_a_model_that_is_only_packed(model, paths):
     """Neither its file nor, in another packing, its weights."""
     kept = packed_cache.make(model, "int8", Origin("org/name", revision(model), repo="org/name"), 1, quiet(), paths)

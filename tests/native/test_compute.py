@@ -180,6 +180,7 @@ def plain(demo: Callable[[str], NativeTarget]) -> Callable[[str, str, Sampling],
     return said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "packing"), covering(SHIPPED, ["int4", "int8", "bf16", "fp32"], fast=1))
 def test_a_shipped_drafter_helps_and_changes_no_text(
     demo: Callable[[str], NativeTarget], plain: Callable[[str, str, Sampling], list[int]], kind: str, packing: str

@@ -28,6 +28,7 @@ from localspec.decoding.session import Session
 from localspec.drafters.autoregressive import Autoregressive
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("form", "name"), covering(FORMS, FAMILIES, fast=4), ids=str)
 def test_every_block_is_that_of_a_plain_loop_and_the_text_the_targets_own(
     tiny: Callable[..., Tiny], tmp_path: Path, name: str, form: dict[str, Any]
@@ -43,6 +44,7 @@ def test_every_block_is_that_of_a_plain_loop_and_the_text_the_targets_own(
         check(plain_loop(head), model, committed, logits)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("packing", ["int8", "int4", "bf16"])
 def test_the_text_is_plain_decodings_in_every_packing(
     tiny: Callable[..., Tiny], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packing: str

@@ -28,6 +28,7 @@ from localspec.decoding.session import Session
 from localspec.drafters.autoregressive import Autoregressive
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("packing", ["int8", "int4", "bf16"])
 def test_the_text_is_plain_decodings_in_every_packing(
     tiny: Callable[..., Tiny], monkeypatch: pytest.MonkeyPatch, packing: str

@@ -69,6 +69,7 @@ def test_a_row_of_a_tree_is_what_a_chain_of_its_ancestors_gives(model):
         assert np.array_equal(text.forward([5, 6], [-1, -1]), alone.forward([5, 6], [-1, -1]))
 
 
+@pytest.mark.slow
 def test_a_long_text_is_the_same_in_one_chunk_and_in_many_among_any_threads_and_instructions(model):
     tokens = np.random.default_rng(1).integers(0, VOCABULARY, 700).tolist()
     first = None
@@ -155,6 +156,7 @@ def test_some_layers_are_a_model_of_these_layers(stock):
                 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("intermediate", [40, 41], ids=["whole vectors", "a part of one"])
 def test_adapters_are_weights_that_were_added(intermediate):
     rng, tokens, config = np.random.default_rng(4), list(range(100, 130)), CONFIGS[WINDOWED]()
@@ -240,6 +242,7 @@ def test_windows_count_positions(stock):
     assert np.abs(last([7, 8, 1, 2, 3], [20, 21, 22, 23, 31]) - want).max() > 0.01
 
 
+@pytest.mark.slow
 def test_equal_models_of_one_text_at_once(model):
     """Threads that use one pool wait for each other, and spoil nothing."""
     from concurrent.futures import ThreadPoolExecutor

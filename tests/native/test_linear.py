@@ -56,6 +56,7 @@ def test_gelu_is_that_by_tanh_in_the_same_bits_however_large_its_input():
     assert np.isnan(linear(packed, np.full((1, 1), np.nan, np.float32), activation="gelu")).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("form", "group"), FORMS)
 def test_every_instruction_set_gives_the_same_bits_and_rows_are_alone(form, group):
     for out, inputs in SIZES:

@@ -23,6 +23,7 @@ from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.mtp import Drafter
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("packing", ["bf16", "int8", "int4"])
 @pytest.mark.parametrize("name", RECURRENT)
 def test_in_few_bits_it_changes_no_id(tiny: Callable[..., Tiny], tmp_path: Any, name: str, packing: str) -> None:

@@ -151,6 +151,7 @@ def test_a_digest_that_the_common_cache_knows_is_kept(tiny, tmp_path):
 # -- kept, made again --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_it_is_made_once_and_again_when_the_model_changes(tiny, tmp_path, monkeypatch):
     path = copied(tiny(FAMILIES[0]).path, tmp_path / "model")
     paths = Paths(tmp_path)

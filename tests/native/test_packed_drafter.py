@@ -111,6 +111,7 @@ def test_what_is_put_together_of_several_is_read_as_it_is(small_ones_too, home, 
     assert same(compute.linear(tensors["gate_up"]), plain), "packed for another use, it is packed anew"
 
 
+@pytest.mark.slow
 def test_weights_that_are_no_numbers_are_refused_and_leave_no_file(small_ones_too, home, target, tmp_path) -> None:
     own = find_drafter("medusa", resolve("demo"))
     broken = tmp_path / "broken"

@@ -94,6 +94,7 @@ def test_a_file_cut_short_or_longer_by_any_number_of_bytes_is_damaged(tmp_path):
         PackedModel.open(file)
 
 
+@pytest.mark.slow
 def test_every_flipped_byte_is_noticed(written):
     """In what comes before the sections at each load; in a text when it is read; in a weight by `verify`."""
     whole, found = bytearray(written.read_bytes()), read(written)

@@ -65,6 +65,7 @@ def test_a_pick_is_that_of_the_plain_form(given):
                 assert pick(logits, sampling, position) == NumpyLogits(logits[None]).picks([position], sampling)[0]
 
 
+@pytest.mark.slow
 def test_picks_come_as_often_as_their_probability():
     logits = logits_of(40, 1.0)
     for sampling in (Sampling(temperature=1.3), Sampling(temperature=0.7, top_p=0.8)):

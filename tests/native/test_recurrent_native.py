@@ -71,6 +71,7 @@ def wrong(tokens: Sequence[int]) -> list[int]:
 # -- numbers -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @every_config
 def test_a_prompt_in_chunks_gives_the_stock_models_logits_and_the_bits_of_single_tokens(tiny: Make, name: str) -> None:
     model, tokens = tiny(name), prompt_ids(700, seed=1)
@@ -83,6 +84,7 @@ def test_a_prompt_in_chunks_gives_the_stock_models_logits_and_the_bits_of_single
     assert np.array_equal(plain(model.target, tokens), found), "token by token"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("keys", "values", "taps"), [(128, 128, 4), (32, 64, 1), (17, 33, 2)])
 def test_heads_of_real_width_and_odd_ones_are_the_stock_models_on_every_instruction_set(
     keys: int, values: int, taps: int
@@ -101,6 +103,7 @@ def test_heads_of_real_width_and_odd_ones_are_the_stock_models_on_every_instruct
     assert np.abs(first - want).max() < TOLERANCE * np.abs(want).max()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("form", "cache"), [("fp32", "fp32"), ("int8", "fp16"), ("int4", "fp16")])
 def test_every_instruction_set_and_number_of_threads_gives_the_same_bits_after_drafts_were_taken_back(
     form: str, cache: str
@@ -135,6 +138,7 @@ def test_a_draft_that_is_rejected_at_any_token_leaves_no_bit_behind(tiny: Make, 
         assert np.array_equal(np.concatenate(later), want[20 + kept :]), kept
 
 
+@pytest.mark.slow
 @every_packing
 def test_drafts_of_all_lengths_leave_no_bit_behind_in_a_long_text(tiny: Make, packing: str) -> None:
     """Far beyond what is held of what was read."""
@@ -151,6 +155,7 @@ def test_drafts_of_all_lengths_leave_no_bit_behind_in_a_long_text(tiny: Make, pa
         at += right
 
 
+@pytest.mark.slow
 @every_config
 def test_any_length_of_late_can_be_gone_back_to_and_any_before_about(tiny: Make, name: str) -> None:
     target, text, choose = tiny(name).target, prompt_ids(600, seed=4), random.Random(1)
@@ -174,6 +179,7 @@ def test_any_length_of_late_can_be_gone_back_to_and_any_before_about(tiny: Make,
         assert np.array_equal(read(target, cache, text[reached:560]), want[reached:560])
 
 
+@pytest.mark.slow
 def test_small_steps_back_and_forth_never_lose_the_text(tiny: Make) -> None:
     """A draft model reads its drafts one by one, and goes back to what the target kept of them."""
     target, text, choose = tiny(BIASES).target, prompt_ids(500, seed=6), random.Random(2)
@@ -262,6 +268,7 @@ def untrained(model: Tiny, target: NativeTarget) -> Drafter:
     return found
 
 
+@pytest.mark.slow
 @every_packing
 @every_config
 def test_no_drafter_changes_an_id(tiny: Make, name: str, packing: str) -> None:

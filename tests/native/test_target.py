@@ -123,6 +123,7 @@ def test_a_context_is_the_models_own_unless_another_fits(opened: Callable[..., N
         NativeTarget.open(DEMO, context=4096)
 
 
+@pytest.mark.slow
 def test_a_draft_model_shares_its_targets_threads(opened: Callable[..., NativeTarget]) -> None:
     target = NativeTarget.open(DEMO, threads=Threads(1))
     small = NativeTarget.open(DEMO / "draft", threads=target.threads)
@@ -184,6 +185,7 @@ def assert_lossless(target: NativeTarget, small: NativeTarget, prompt: list[int]
                 assert statistics.acceptance_length > 1.2, name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("packing", ["int8", "int4"])
 @pytest.mark.parametrize("name", cases(FAMILIES, FAMILIES[1:2]))
 def test_in_few_bits_no_drafter_changes_an_id(tiny: Make, name: str, packing: str) -> None:

@@ -71,6 +71,7 @@ def shares(pool: Pool, clocks: list[int], want: np.ndarray) -> list[float]:
 SOME, NEXT_TO_NOTHING = 0.03, 0.003
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the clocks of other threads are read")
 @pytest.mark.parametrize("count", [2, 3])
 def test_a_thread_rests_while_its_core_is_lent_and_no_bit_changes(count: int):
@@ -84,6 +85,7 @@ def test_a_thread_rests_while_its_core_is_lent_and_no_bit_changes(count: int):
     until(lambda: min(shares(pool, clocks, want)) > SOME)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the clocks of other threads are read")
 @pytest.mark.parametrize("count", [2, 4])
 def test_all_compute_again_however_often_a_core_was_lent(count: int):
@@ -167,6 +169,7 @@ def test_a_child_that_was_forked_while_another_thread_computes_waits_for_nobody(
     assert np.array_equal(linear(WEIGHTS, INPUTS, pool=pool), want)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_child_ends_no_threads_of_its_parent():

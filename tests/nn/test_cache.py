@@ -155,6 +155,7 @@ def test_more_rows_than_slots_are_a_mistake() -> None:
         write(kept, [1] * (BUCKET + 1))
 
 
+@pytest.mark.slow
 def test_any_order_of_writing_keeping_forgetting_and_growing_is_that_of_a_list() -> None:
     choose, kept, numbers = random.Random(0), cache(), []
     for turn in range(300):

@@ -54,6 +54,7 @@ def test_contenders_have_the_pick(width: int, spread: float, sampling: Sampling,
     assert len(certain) >= (0 if unsure else rows - 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("top_p", [1.0, 0.999])
 @pytest.mark.parametrize("min_p", [0.02, 0.3])
 def test_min_p_ends_where_it_ends(min_p: float, top_p: float) -> None:
@@ -69,6 +70,7 @@ def test_min_p_ends_where_it_ends(min_p: float, top_p: float) -> None:
         assert (ours.count(1) > 5) == (off < 0)
 
 
+@pytest.mark.slow
 def test_most_picks_are_certain() -> None:
     for sampling in SAMPLINGS:
         logits = random_logits(64, 5000, 4.0, seed=1)

@@ -91,6 +91,7 @@ def test_the_invariant_form_is_bitwise(measured: Measured, name: str, precision:
     assert branches_agree(target)
 
 
+@pytest.mark.slow
 @needs_order
 @pytest.mark.parametrize("exact", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_steps_that_are_recorded_are_looked_into(tiny: Make, recorded: type[Graph], exact: bool) -> None:
@@ -254,6 +255,7 @@ def assert_seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
     return check
 
 
+@pytest.mark.slow
 def test_logits_that_depend_on_the_number_of_rows_are_seen(small: Small, assert_seen: Seen) -> None:
     assert_seen(doctored(small(), lambda output, mask: output.logits + 1e-3 * len(mask)))
 
@@ -285,6 +287,7 @@ def test_in_the_fastest_form_wider_trees_than_asked_for_are_not_tried(small: Sma
     assert set(seen) == set(range(1, 21))
 
 
+@pytest.mark.slow
 def test_logits_that_depend_on_what_the_other_rows_are_are_seen(
     small: Small, assert_seen: Seen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -388,6 +391,7 @@ def test_those_numbers_of_threads_are_tried_with_few_rows_and_with_some_more(
     assert_seen(doctored(small(), split), widest=2, multiple=4)
 
 
+@pytest.mark.slow
 def test_what_quantized_layers_round_away_is_seen(small: Small, assert_seen: Seen, attending: Attending) -> None:
     """It would not be rounded away in a text that is long enough.
 

@@ -70,6 +70,7 @@ def test_an_adapter_acts_in_its_own_forward_alone_and_learns(layer: Make) -> Non
     adapter_acts_in_its_own_forward_alone(layer())
 
 
+@pytest.mark.slow
 def test_it_holds_what_is_packed_and_no_dense_weight(layer: Make, form: tuple[str, int]) -> None:
     made, x = layer(True), gaussian(3, IN).requires_grad_()
     y = made(x)

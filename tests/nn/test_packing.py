@@ -113,6 +113,7 @@ def test_a_packed_model_is_the_stock_model_as_near_as_its_bits_come(
     assert 1e-4 < error(ours, stock_logits(model.stock, tokens)) < ERRORS[kind]
 
 
+@pytest.mark.slow
 @kinds
 def test_it_answers_and_a_reply_is_the_same_however_it_is_read(
     tiny: Make, load: Callable[..., Target], kind: LayerClass

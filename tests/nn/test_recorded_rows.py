@@ -177,6 +177,7 @@ class Story:
             attention.truncate(length)
 
 
+@pytest.mark.slow
 def test_attention_is_the_same_through_drafts_and_growth(tiny: Make, target: Target, recorded: type[Graph]) -> None:
     story = Story(target, Target.load(tiny(FAMILIES[0]).path))
     (ours, _), text = story.attentions, 0

@@ -90,6 +90,7 @@ def test_logits_and_hidden_states_of_a_prompt_are_the_stock_models(tiny: Make, n
     assert apart(output.hidden, hidden) < TOLERANCE
 
 
+@pytest.mark.slow
 @every_config
 def test_a_prompt_in_chunks_gives_the_stock_models_logits_and_states(tiny: Make, name: str) -> None:
     model, tokens, cache = tiny(name), prompt_ids(330, seed=1), cached(tiny(name).target)
@@ -109,6 +110,7 @@ def test_a_prompt_in_chunks_gives_the_stock_models_logits_and_states(tiny: Make,
         assert apart(ours.tail, layer.conv_states[0][0].T[1 - taps :]) < TOLERANCE
 
 
+@pytest.mark.slow
 @every_config
 def test_gradients_and_a_batch_without_a_cache_are_the_stock_models(tiny: Make, name: str) -> None:
     model = tiny(name)
@@ -291,6 +293,7 @@ class Flat:
         return 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "drafter"), crossed(RECURRENT, DRAFTERS, fast=[(SHARED, "random branches"), (BIASES, "off the chain")])
 )

@@ -46,6 +46,7 @@ def parts(target: Target, tree: DraftTree, cache: KVCache, inner: Sequence[int] 
     return [output.logits.take(range(tree.size)).rows, output.hidden.rows, *states, cache.rows(range(tree.size))]  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("exact", [False, True], ids=["fastest", "exact"])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_trees_have_the_bits_of_the_eager_form(tiny: Make, recorded: type[Graph], name: str, exact: bool) -> None:
@@ -66,6 +67,7 @@ def test_trees_have_the_bits_of_the_eager_form(tiny: Make, recorded: type[Graph]
     assert (recorded.made, recorded.played) == (1, 1 + 4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["static", "captured"])
 @pytest.mark.usefixtures("recorded")
 def test_drafts_through_some_layers_have_the_bits_of_the_eager_form(tiny: Make, form: StepForm) -> None:
@@ -105,6 +107,7 @@ def test_nan_of_an_earlier_draft_reaches_no_later_one(tiny: Make) -> None:
     torch.testing.assert_close(*rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.8, seed=3)], ids=["greedy", "sampled"])
 @pytest.mark.usefixtures("recorded")
 def test_of_a_short_prompt_the_last_row_is_answered(tiny: Make, sampling: Sampling) -> None:
@@ -203,6 +206,7 @@ def test_recordings_end_with_the_slots_that_they_are_of(tiny: Make, recorded: ty
     torch.testing.assert_close(torch.from_numpy(ours), torch.from_numpy(output.logits.numpy()))
 
 
+@pytest.mark.slow
 def test_only_so_many_recordings_are_kept(tiny: Make, recorded: type[Graph]) -> None:
     target = loaded(tiny, FAMILIES[0], "captured")
     model, cache = target.compute.target, filled(target, 10, 200)
@@ -296,6 +300,7 @@ def test_one_look_brings_all_that_a_step_asks_for(
     assert likeliest == plain.logits.argmax()
 
 
+@pytest.mark.slow
 def test_finding_the_pick_of_a_row_is_recorded(tiny: Make, recorded: type[Graph]) -> None:
     """For each way to sample anew: what shapes p is part of the recording."""
     target, eager = loaded(tiny, FAMILIES[0], "captured"), loaded(tiny, FAMILIES[0])
@@ -317,6 +322,7 @@ def test_finding_the_pick_of_a_row_is_recorded(tiny: Make, recorded: type[Graph]
     assert target.step_trouble is None
 
 
+@pytest.mark.slow
 def test_a_pick_that_is_not_certain_is_that_of_its_own_position(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     target, eager = loaded(tiny, FAMILIES[0], "static"), loaded(tiny, FAMILIES[0])
     eager.row_multiple = PADDED
@@ -340,6 +346,7 @@ def test_logits_that_are_no_numbers_are_told_though_states_are(tiny: Make, monke
     assert not output.logits.finite() and output.hidden.finite()
 
 
+@pytest.mark.slow
 def test_there_is_room_for_the_rows_that_are_filled_up(tiny: Make) -> None:
     target, eager = loaded(tiny, FAMILIES[0], "static"), loaded(tiny, FAMILIES[0])
     eager.row_multiple = PADDED
@@ -349,6 +356,7 @@ def test_there_is_room_for_the_rows_that_are_filled_up(tiny: Make) -> None:
         torch.testing.assert_close(*both)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("recorded")
 def test_forwards_of_as_many_rows_share_no_results_that_differ_in_kind(tiny: Make) -> None:
     """With inner states and without, and drafts by some layers and by others, in turns."""
@@ -368,6 +376,7 @@ def test_forwards_of_as_many_rows_share_no_results_that_differ_in_kind(tiny: Mak
             torch.testing.assert_close(*drafts)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("recorded")
 def test_each_drafts_adapters_are_those_that_it_brings(tiny: Make) -> None:
     target, eager = loaded(tiny, FAMILIES[0], "captured"), loaded(tiny, FAMILIES[0])

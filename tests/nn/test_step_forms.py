@@ -29,6 +29,7 @@ def target(tiny: Make) -> Target:
     return loaded
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_recordings_are_played_where_their_bits_are_right(tiny: Make, recorded: type[Graph], name: str) -> None:
     loaded = Target.load(tiny(name).path, exact=name == WINDOW)
@@ -42,6 +43,7 @@ def test_what_carries_a_state_on_has_nothing_to_record(tiny: Make, recorded: typ
     assert recorded.made == 0
 
 
+@pytest.mark.slow
 def test_a_length_that_became_part_of_a_recording_is_seen(
     target: Target, recorded: type[Graph], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -54,6 +56,7 @@ def test_a_length_that_became_part_of_a_recording_is_seen(
     assert form == target.step_form == "static" and "are not the same to the bit" in str(why)
 
 
+@pytest.mark.slow
 def test_rows_that_see_their_siblings_are_seen(
     target: Target, recorded: type[Graph], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -71,6 +74,7 @@ def no_contender(logits: torch.Tensor, keys: torch.Tensor, sampling: Sampling) -
     return Contenders(found.ids * 0, found.scores, found.before, found.noisy)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("place", "wrong"),
     [("summary", no_pick), ("contenders", no_contender), ("StaticForward.chain", lambda *given: given[1] * 0)],
@@ -83,6 +87,7 @@ def test_all_that_decoding_takes_is_looked_at(
     assert find_step_form(target)[0] == "eager"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", STATIC_ROWS)
 def test_every_number_of_rows_is_looked_at(
     target: Target, recorded: type[Graph], monkeypatch: pytest.MonkeyPatch, rows: int
@@ -98,6 +103,7 @@ def test_every_number_of_rows_is_looked_at(
     assert form == "eager" and f"of {rows} rows" in str(why)
 
 
+@pytest.mark.slow
 def test_a_recording_that_is_not_played_is_seen(
     target: Target, recorded: type[Graph], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,6 +111,7 @@ def test_a_recording_that_is_not_played_is_seen(
     assert find_step_form(target)[0] == "static"
 
 
+@pytest.mark.slow
 def test_what_cannot_be_recorded_is_told_with_its_reason(
     target: Target, recorded: type[Graph], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -115,6 +122,7 @@ def test_what_cannot_be_recorded_is_told_with_its_reason(
     assert find_step_form(target) == ("static", "CUDA error: operation not permitted when stream is capturing")
 
 
+@pytest.mark.slow
 def test_where_nothing_but_the_plainest_form_runs_it_serves(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any, **__: Any) -> None:
         raise RuntimeError("no kernel image is available")
@@ -123,6 +131,7 @@ def test_where_nothing_but_the_plainest_form_runs_it_serves(target: Target, monk
     assert find_step_form(target) == ("eager", "no kernel image is available") and target.step_form == "eager"
 
 
+@pytest.mark.slow
 def test_memory_that_is_short_is_no_error(
     target: Target, recorded: type[Graph], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,6 +147,7 @@ def test_memory_that_is_short_is_no_error(
 # -- what a recording is made with ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_all_recordings_on_a_device_share_their_memory_which_never_ends(
     recorded: type[Graph], monkeypatch: pytest.MonkeyPatch
 ) -> None:

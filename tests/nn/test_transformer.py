@@ -85,6 +85,7 @@ def test_a_prompt_read_in_chunks_through_the_cache_gives_the_same_logits(tiny: M
     assert apart(torch.cat(rows), stock_logits(model.stock, tokens)) < TOLERANCE
 
 
+@pytest.mark.slow
 @every_config
 @pytest.mark.parametrize(
     ("committed", "deep"), [(0, 0.5), (3, 0.9), (33, 0.6)], ids=["at once", "deep", "behind a prompt"]
@@ -97,6 +98,7 @@ def test_each_node_of_a_tree_gets_the_logits_of_its_own_path_as_plain_text(
     assert_rows_are_paths(tiny(name), prompt_ids(committed, seed=2), tree)
 
 
+@pytest.mark.slow
 @every_config
 def test_a_window_that_ends_inside_a_tree_counts_positions_and_not_slots(tiny: Make, name: str) -> None:
     """A chain of twelve after a branch of four: each ancestor is four slots away from where its position says."""

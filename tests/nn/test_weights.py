@@ -46,6 +46,7 @@ def copied(model: Tiny, path: Path, change: Callable[[dict[str, torch.Tensor]], 
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("piece", [weights.PIECE, 7, 1000])
 @pytest.mark.parametrize(
     "made",

@@ -318,6 +318,7 @@ def test_apple_decodes_plainly_until_it_is_measured_that_a_drafter_pays() -> Non
 # -- what does not fit -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_names_what_is_missing_and_what_would_fit(fresh_home: Path) -> None:
     with pytest.raises(DoesNotFit) as caught:
         choose(CARD, Settings(), machine(cpu(6)))
@@ -659,6 +660,7 @@ def test_where_no_machine_is_given_it_is_this_one() -> None:
     assert choose(unfetched(LITTLE), Settings(device="cpu")).device == "cpu"
 
 
+@pytest.mark.slow
 def test_what_would_fit_instead_is_on_the_device_that_was_asked_for(fresh_home: Path) -> None:
     both = machine(gpu(4), cpu(64))
     with pytest.raises(DoesNotFit) as caught:

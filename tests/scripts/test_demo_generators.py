@@ -217,6 +217,7 @@ def test_months_are_as_long_as_they_are():
 # -- copying ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_orders_on_words_are_carried_out():
     checked = 0
     for question, answer in pairs(rewriting.on_words, 4000):
@@ -238,6 +239,7 @@ def test_orders_on_words_are_carried_out():
     assert checked > 800
 
 
+@pytest.mark.slow
 def test_letters_are_those_of_the_word():
     for question, answer in pairs(rewriting.on_one_word, 3000):
         spelled = re.match(r"(?:\w-)+\w", answer)
@@ -252,6 +254,7 @@ def test_letters_are_those_of_the_word():
             assert spelled[0].replace("-", "").count(times[1]) == number
 
 
+@pytest.mark.slow
 def test_sentences_are_rewritten_and_not_invented():
     for question, answer in pairs(rewriting.on_a_sentence, 3000):
         if question.startswith(("Repeat", "Copy", "Write this again")):

@@ -90,6 +90,7 @@ def test_only_the_help_answers_what_the_help_answers(data, few):
             assert own.plain(example["messages"][-2]["content"]) not in asked
 
 
+@pytest.mark.slow
 def test_a_help_answer_that_is_only_begun_can_be_no_other():
     answers = {entry.answer for entry in load_help() if not entry.planned}
     shorter = 0

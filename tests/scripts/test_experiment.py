@@ -48,6 +48,7 @@ def test_a_length_is_of_all_tokens_and_steps_and_its_interval_narrows_with_more_
     assert many.high - many.low < (few.high - few.low) / 5
 
 
+@pytest.mark.slow
 def test_an_interval_holds_the_truth_as_often_as_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(figures, "DRAWS", 400)
     found = [length(runs(drawn(0.5, 40, seed))) for seed in range(100)]
@@ -107,6 +108,7 @@ def asked_for(tmp_path: Path, *more: str) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 def test_results_of_other_settings_are_not_mixed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -339,6 +339,7 @@ def test_rows_whose_bits_depend_on_others_are_seen() -> None:
     assert products.differing(lambda rows: rows * (2 if len(rows) < 9 else 2.0001), x) == [9, 16, 17, 32]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     ["dense bf16", "our NF4", "our int8", "torch _weight_int8pack_mm", "torch _weight_int4pack_mm", "torch _int_mm"],
@@ -413,6 +414,7 @@ def test_a_version_with_one_form_of_a_step_is_told(steps: captured.Steps) -> Non
     assert {aim.verdict for aim in captured.aims({"Llama-2-7B bf16 captured": found})} == {"not measured"}
 
 
+@pytest.mark.slow
 def test_a_form_that_changes_a_bit_is_found(steps: captured.Steps) -> None:
     vars(steps)["target"] = Forms(steps.target)
     assert captured.measured(steps, "static", "cpu")["differing"] == []

@@ -84,6 +84,7 @@ def test_there_are_140_prompts_beside_the_help_and_none_is_trained_on():
         assert question.messages[-1]["role"] == "user"
 
 
+@pytest.mark.slow
 def test_tasks_are_held_out(monkeypatch):
     seen = []
     monkeypatch.setattr(judge_demo, "held_out", lambda example: seen.append(example) or held_out(example))

@@ -229,6 +229,7 @@ def test_a_pass_whose_file_is_gone_is_over(small, monkeypatch):
     assert (work / "long" / "pass-1.npz").exists()
 
 
+@pytest.mark.slow
 def test_the_last_stage_needs_the_long_one_and_a_length(small, monkeypatch, tmp_path):
     data, work = small
     train_tokenizer(["the cat"], work / "tokenizer")
@@ -299,6 +300,7 @@ def test_a_model_is_no_distance_from_itself(monkeypatch):
     assert loss.mean == pytest.approx(np.log(512), abs=0.5)
 
 
+@pytest.mark.slow
 def test_a_draft_begins_with_what_matters_most_of_the_embedding(monkeypatch):
     teacher = teacher_of(monkeypatch)
     table = teacher.model.embed_tokens.weight

@@ -165,6 +165,7 @@ def test_what_went_wrong_has_a_line_of_its_own(tmp_path, monkeypatch, capsys):
     assert out == "Half\n" and "broke off in the middle" in errors
 
 
+@pytest.mark.slow
 def test_which_model_answers(tmp_path):
     two = {"data": [{"id": "one", "max_model_len": 4096}, {"id": "two"}]}
     with scripted(models=two) as server:
@@ -243,6 +244,7 @@ def test_what_a_model_says_cannot_steer_the_terminal(tmp_path):
     assert not {"\x1b", "\x07", "\r", "\u202e"} & set(out) and "a" in out
 
 
+@pytest.mark.slow
 def test_a_stream_that_ends_with_nothing_in_it_is_asked_why(tmp_path):
     """As llama-cpp-python's server ends one that has no room for the prompt."""
     begun = [b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"]

@@ -41,6 +41,7 @@ def last_turn(home):
         return saved.info.id, saved.turns[-1]
 
 
+@pytest.mark.slow
 def test_the_same_reply_the_same_history_and_no_engine_here(server, monkeypatch):
     alone = told(server.home, *STORY, "--server", "off")
     kept_alone = last_turn(server.home)[1]
@@ -61,6 +62,7 @@ def test_the_same_reply_the_same_history_and_no_engine_here(server, monkeypatch)
     assert set(kept.figures) == set(kept_alone.figures) and kept.figures["seed"] == 7
 
 
+@pytest.mark.slow
 def test_nothing_is_called_loading_that_is_loaded(server, monkeypatch):
     called(server.home, *STORY)
     shown = []
@@ -138,6 +140,7 @@ def test_mistakes_are_the_same_sentences(server):
     assert too_long.returncode == 2 and "context holds" in too_long.stderr
 
 
+@pytest.mark.slow
 def test_a_model_in_a_directory_is_loaded_here(server, tmp_path):
     import shutil
 

@@ -592,6 +592,7 @@ def test_a_long_lock_is_said_and_reading_goes_on(
         assert numbers(database) == [1, 2]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_scrubbing_waits_for_a_checkpoint_of_another_process(
     database: Database, path: Path, monkeypatch: pytest.MonkeyPatch

@@ -25,6 +25,7 @@ def keep_elsewhere(path, text):
     subprocess.run([sys.executable, "-c", code, str(path), text], check=False)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="no SIGKILL")
 def test_a_killed_process_leaves_its_draft_to_the_next_one_once(path):
     keep_elsewhere(path, "half a thought")

@@ -157,6 +157,7 @@ def test_text_that_is_no_utf_8(home):
         assert store.history.conversations()[1].title == "\N{REPLACEMENT CHARACTER}A"
 
 
+@pytest.mark.slow
 def test_commands_go_on(home):
     written(home, "UPDATE conversation SET used = 1e300, model = x'ff00'")
     with sqlite3.connect(Paths(home).database) as connection:

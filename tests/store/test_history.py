@@ -504,6 +504,7 @@ print(len(store.history.conversations()))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("everything", [True, False])
 def test_what_was_removed_is_in_no_file(path: Path, notices: list[str], everything: bool) -> None:
     chance = random.Random(7)
@@ -575,6 +576,7 @@ def test_removing_gives_the_space_back(path: Path, store: Store) -> None:
     assert path.stat().st_size < size / 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("large", [True, False])
 def test_a_large_database_is_shrunk_without_memory_for_all_of_it(path, store, monkeypatch, large):
     """What SQLite puts aside meanwhile lies in a file in the private directory, and nowhere else."""
@@ -715,6 +717,7 @@ def test_a_killed_process_loses_no_finished_turn(path: Path, notices: list[str])
     assert len(finished) > 100 and notices == [] and integrity(path) == "ok"
 
 
+@pytest.mark.slow
 def test_threads_may_share_a_history(store: Store, history: History) -> None:
     errors: list[BaseException] = []
     start = threading.Barrier(3)
@@ -923,6 +926,7 @@ def test_damage_found_at_work_sets_the_file_aside_and_the_session_goes_on(
         assert history.remove([number]) == 1
 
 
+@pytest.mark.slow
 def test_a_turn_that_is_lost_in_mid_reply_costs_nothing(
     path: Path, notices: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -56,6 +56,7 @@ def all_came(path: Path, notices: list[str]) -> None:
     assert len(notices) == 1 and f"begun with the {COUNT} conversations that could be read" in notices[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("content", [b"\xff", b"\0"], ids=["rubbish", "zeros"])
 def test_each_page_of_the_list(path: Path, content: bytes) -> None:
     whole = path.read_bytes()
@@ -83,6 +84,7 @@ def test_with_the_list_of_conversations_lost_too(path: Path, notices: list[str])
     assert f"begun with the {COUNT} conversations that could be read" in notices[0]
 
 
+@pytest.mark.slow
 def test_with_a_page_of_what_is_listed_lost_too(path: Path, notices: list[str]) -> None:
     """Whatever a page is of, it costs no more than without the list."""
     whole, pages = path.read_bytes(), pages_of_list(path)
@@ -100,6 +102,7 @@ def test_with_a_page_of_what_is_listed_lost_too(path: Path, notices: list[str]) 
     assert {page: numbers for page, numbers in without.items() if numbers} == {}
 
 
+@pytest.mark.slow
 def test_what_is_still_in_the_log_is_read(path: Path, notices: list[str]) -> None:
     def say_and_die(pipe: int) -> None:
         store = Store.open(path, pytest.fail)

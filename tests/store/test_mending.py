@@ -40,6 +40,7 @@ def searched(store: Store) -> None:
     assert len(store.history.search("prompt3")) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", some(DAMAGE.values(), fast=2), ids=DAMAGE)
 def test_a_damaged_search_index_is_built_anew_at_opening(
     path: Path, notices: list[str], damage: Callable[[Path], None]
@@ -95,6 +96,7 @@ def test_a_volume_that_opening_does_not_look_at(path: Path, notices: list[str]) 
     assert len(notices) == 1 and integrity(path) == "ok"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("found_at_work", [False, True])
 @pytest.mark.parametrize("damage", some(DAMAGE.values(), fast=2), ids=DAMAGE)
 def test_what_is_deleted_is_gone_from_a_damaged_index_too(

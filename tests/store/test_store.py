@@ -668,6 +668,7 @@ def test_a_reader_in_trouble_is_told_once_and_gets_no_phrases(store: Store, noti
     assert afters(store, pool, 1) == [1]
 
 
+@pytest.mark.slow
 def test_importing_the_store_imports_nothing_heavy() -> None:
     heavy = {"torch", "transformers", "tokenizers", "typer"}
     code = f"import sys, localspec.store.store; print(sorted({heavy!r} & set(sys.modules)))"

@@ -212,6 +212,7 @@ def tensors_of(path: Path) -> dict[str, torch.Tensor]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [LLAMA, PHI, "qwen3-grouped-mixed-window-wide-heads"])
 @pytest.mark.parametrize("shard", [2**30, 40_000])
 def test_what_is_written_are_the_models_own_weights_and_what_was_learnt(

@@ -140,6 +140,7 @@ def texts() -> list[Example]:
     return [Example(f"text {number} " + "one two " * (number % 13 + 3)) for number in range(300)]
 
 
+@pytest.mark.slow
 def test_what_is_held_out_is_never_learnt_and_does_not_depend_on_order_or_seed(target, texts):
     one, other = Corpus(target, texts, 256, 512, 0), Corpus(target, texts[::-1], 256, 512, 7)
     apart = {tuple(row.tokens) for row in one.held_out}
@@ -150,6 +151,7 @@ def test_what_is_held_out_is_never_learnt_and_does_not_depend_on_order_or_seed(t
     assert not apart & {tuple(row.tokens) for rows in twice._block(0, 0) for row in rows}
 
 
+@pytest.mark.slow
 def test_batches_are_full_of_rows_of_like_length(target, texts):
     block = Corpus(target, texts, 256, 512, 0)._block(0, 0)
     sizes = [len(rows) * max(len(row.tokens) for row in rows) for rows in block]

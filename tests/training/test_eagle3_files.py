@@ -115,6 +115,7 @@ CASES: dict[str, tuple[Callable[..., Path], dict[str, Any], dict[str, Any]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_every_layout_drafts_as_its_own_arithmetic_says(tiny: Make, tmp_path: Path, case: str) -> None:
     """Our names and switches are not in the files: what was written by a layout's description is read as it was meant."""
@@ -136,6 +137,7 @@ def test_every_layout_drafts_as_its_own_arithmetic_says(tiny: Make, tmp_path: Pa
     check(model, weights, *seen[0])
 
 
+@pytest.mark.slow
 def test_it_is_converted_once_and_in_the_precision_of_its_files(tiny: Make, tmp_path: Path) -> None:
     """The embedding is the target's own, so it is not kept."""
     model, prompt = tiny(LLAMA), prompt_ids(9, seed=2)

@@ -92,6 +92,7 @@ def test_of_eagle3_all_that_its_steps_pass_is_counted_as_often_as_they_do(tiny):
         assert hours(drafter, 1e-9, 1000) == pytest.approx(expected)
 
 
+@pytest.mark.slow
 def test_what_a_product_takes_is_measured_by_its_quickest(monkeypatch):
     """The clock jumps: other programs had their turn."""
     ticks = iter([0.0, 0.0, 0.0, 0.3, 0.35, 0.35, 0.37, 0.4, 0.4, 0.49, 1.0])
@@ -125,6 +126,7 @@ def test_of_s3d_each_kept_layer_takes_memory(tiny):
     assert three - two == pytest.approx(two - one, abs=1), "rounded down"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RECURRENT)
 def test_what_a_recurrent_layer_holds_of_a_text_is_counted(tiny, name):
     """As torch's own count of memory says; of so small heads the products of a chunk's rows are most of it."""

@@ -312,6 +312,7 @@ def test_a_whole_model_in_safetensors_is_target_and_heads_where_it_is(
     assert list(done.statistics.token_ids) == stock_reply(model.stock, prompt, 20)
 
 
+@pytest.mark.slow
 def test_a_whole_model_in_pickles_is_split_once(tmp_path, tiny: Make, monkeypatch) -> None:
     model, heads = tiny(LLAMA), {**official(), **private("{}.1.weight")}
     path = whole_model(model.path, tmp_path / "whole", "pickles", heads)
@@ -400,6 +401,7 @@ def test_converted_heads_are_the_ones_that_are_read(tmp_path, tiny: Make, name: 
     assert card.bytes < 1.1 * (tmp_path / "medusa_lm_head.pt").stat().st_size + 4096  # in the precision of the file
 
 
+@pytest.mark.slow
 def test_what_was_converted_once_stays_until_heads_or_model_change(tmp_path, tiny: Make) -> None:
     torch.save(official(), tmp_path / "medusa_lm_head.pt")
     about = {"name": "tiny", "published": {"repo": "org/heads", "commit": "c"}}

@@ -146,6 +146,7 @@ def test_each_layer_of_the_demo_computes_what_torch_does_with_its_numbers(demo, 
     assert_each_layer_agrees(native, native.encode([{"role": "user", "content": "Tell me a story about a king."}]))
 
 
+@pytest.mark.slow
 @packings
 def test_the_demos_logits_are_those_of_torch_with_its_numbers(demo, packing: str) -> None:
     """Through all layers: of texts of one token each, and of a whole one."""
@@ -174,6 +175,7 @@ def cpu_choice(path: Path, packing: str):
     return choose(card, settings, this_machine().as_torch_has_it())
 
 
+@pytest.mark.slow
 @packings
 @pytest.mark.parametrize("name", ["qwen2-many-heads-mixed-window-tied", "llama-many-heads-biases-llama3"])
 def test_a_target_in_few_bits_is_that_of_the_packed_file(tiny: Make, name: str, packing: str) -> None:
@@ -264,6 +266,7 @@ def test_packed_weights_decode_in_the_library_with_the_same_drafter(
     assert decoding_target(dense, target) is target
 
 
+@pytest.mark.slow
 def test_what_serves_is_loaded_as_replies_have_it(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """A training in fp32 by torch decodes in the library, in the precision that is chosen for replies."""
     card = TargetCard("tiny", tiny(FAMILIES[0]).path, None, "")

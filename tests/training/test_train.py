@@ -88,6 +88,7 @@ def test_the_right_offset_learns_the_text_and_any_other_learns_another(training)
     assert max(line[0] for line in judged.measure()) < 0.3
 
 
+@pytest.mark.slow
 def test_steps_learning_rate_and_progress(training):
     made = training()
     assert torch.equal(made.drafter.frequencies, made.corpus.frequencies())
@@ -212,6 +213,7 @@ def test_rows_that_are_parted_weigh_what_they_weigh_together(training):
     assert losses[0] < 0.6 * sum(made._step([row], 0.5) for row in rows) / 3
 
 
+@pytest.mark.slow
 def test_hours_that_a_kill_lost_count(training):
     """The steps behind the last checkpoint are computed again; their time was spent all the same."""
     killed = training()
@@ -245,6 +247,7 @@ def test_limits(training):
     assert plan.done(5, 0, 0) == 0.5 and plan.done(1, 5400, 0) == 0.75 and plan.done(0, 0, 9) == 1.0
 
 
+@pytest.mark.slow
 def test_gradients_are_clipped(training, monkeypatch):
     monkeypatch.setattr("localspec.training.train.CLIP", 1e-3)
     made = training()
@@ -267,6 +270,7 @@ def test_each_forward_has_random_numbers_of_its_own(training, monkeypatch):
     assert len({*seeds}) == len(seeds) > 4
 
 
+@pytest.mark.slow
 def test_all_held_out_text_is_measured_in_the_end_and_a_row_at_least_in_between(training, target):
     examples = [Example(f"the cat {number} sat on the mat") for number in range(250)]
     made = training(corpus=Corpus(target, examples, 64, 256, seed=1))
@@ -293,6 +297,7 @@ def test_groups_learn_at_their_own_rate_and_small_ones_are_not_decayed(training,
     assert {group["weight_decay"] for group in made._optimizer.param_groups} == {0.01, 0.0}
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_no_number_ends_the_training(training):
     made = training()
     with torch.no_grad():
@@ -302,6 +307,7 @@ def test_a_loss_that_is_no_number_ends_the_training(training):
     assert not (made.directory / "checkpoint").exists()
 
 
+@pytest.mark.slow
 def test_a_full_disk_leaves_the_former_checkpoint(training):
     made = training()
     steps = made.run()
@@ -323,6 +329,7 @@ def test_a_full_disk_leaves_the_former_checkpoint(training):
     assert training().state.step == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "damage",
     [

@@ -62,6 +62,7 @@ def lines(app):
     return [strip.text.rstrip() for strip in app.screen._compositor.render_strips()]
 
 
+@pytest.mark.slow
 def test_it_goes_on_below_its_own_beginning():
     text = shown(f"```python\ndef f():\n{LINE}\n    pass\n```", (50, 12), lines)
     first = next(line for line in text if "return quicksort" in line)
@@ -81,6 +82,7 @@ def test_what_is_selected_is_the_line_as_it_was():
     assert shown(f"```python\ndef f():\n{LINE}\n```", (40, 12), selected) == (LINE.strip(), "\n")
 
 
+@pytest.mark.slow
 def test_a_table_is_as_wide_as_what_it_holds():
     text = "| a | b |\n|---|---|\n| 1 | 2 |\n"
     assert shown(text, (200, 10), lambda app: app.query_one(MarkdownTableContent).size.width) < 20

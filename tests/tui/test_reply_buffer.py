@@ -74,6 +74,7 @@ def test_a_new_reply_begins_with_nothing():
     assert (buffer.take(), buffer.figures) == ("", None)
 
 
+@pytest.mark.slow
 def test_nothing_is_lost_between_two_threads():
     buffer, live, taken = ReplyBuffer(), Counting(), []
     numbers = [f"{number} " for number in range(20_000)]

@@ -143,6 +143,7 @@ def test_markup_is_text():
     assert "[red]not red[/red] [/] [@click=app.quit]no[/] [link=http://e.org]x[/link] [x]" in shown
 
 
+@pytest.mark.slow
 def test_cells_of_a_table_are_no_markup_for_tooltips():
     app = Shown(ReplyMarkdown(HOSTILE["table"]))
 

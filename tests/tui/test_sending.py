@@ -10,6 +10,7 @@ from localspec.errors import DoesNotFit, UsageMistake
 from localspec.events import Done, Prefill, Text
 
 
+@pytest.mark.slow
 @pytest.mark.quick
 def test_enter_sends_and_the_reply_is_shown_and_kept(chat):
     talk = chat(["Hello ", "there."])
@@ -178,6 +179,7 @@ def test_what_waits_is_not_lost_where_something_else_is_typed(chat):
     talk.play(story, ready=False)
 
 
+@pytest.mark.slow
 @pytest.mark.quick
 def test_letters_and_enter_that_come_in_one_burst_keep_their_order(chat):
     """A paste without brackets, or a slow line: no key may overtake another."""

@@ -57,6 +57,7 @@ def test_what_is_refused_is_not_kept(run, home, models):
     assert kept(home) == []
 
 
+@pytest.mark.slow
 def test_going_on_with_the_last_one_and_with_another(run, home, hello, messages):
     for prompt in ("one", "two"):
         run("-m", hello.path, prompt)
@@ -221,6 +222,7 @@ def test_an_interrupted_reply_is_kept_and_gone_on_with(run, home, endless, monke
     assert messages[-1] == [("user", "hi"), ("assistant", reply["text"]), ("user", "on")]
 
 
+@pytest.mark.slow
 def test_a_prompt_that_got_no_answer_gives_way_to_the_next(run, home, endless, monkeypatch, messages):
     from localspec.decoding import session
 

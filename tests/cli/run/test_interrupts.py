@@ -65,6 +65,7 @@ def test_an_interrupted_stream_ends_in_an_object(run, endless, monkeypatch):
     assert [token for step in told for token in step["token_ids"]] == end["token_ids"]
 
 
+@pytest.mark.slow
 def test_interrupted_while_the_prompt_is_read(run, endless, monkeypatch):
     """A long prompt may take minutes: there the work stops at once."""
     from localspec.decoding import session

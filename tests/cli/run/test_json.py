@@ -6,6 +6,7 @@ import pytest
 from cli.run.run_command import SHAPE, assert_consistent, assert_shape, decoded, tokens_of
 
 
+@pytest.mark.slow
 def test_the_object(run, hello):
     result = run("-m", hello.path, "hi", "--json")
     reply = result.json

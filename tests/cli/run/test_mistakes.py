@@ -98,6 +98,7 @@ def test_no_such_model(run, tmp_path):
     refused(run("-m", tmp_path / "empty", "hi"), 3, "config.json")
 
 
+@pytest.mark.slow
 def test_what_cannot_be_foreseen_is_one_line_too(run, hello, monkeypatch):
     monkeypatch.setattr("localspec.decoding.session.decode_step", lambda *_: 1 / 0)
     result = run("-m", hello.path, "hi", "--json")

@@ -89,6 +89,7 @@ def test_full_disks_behind_the_streams(home, hello):
     assert result.stderr.startswith(b"localspec: Standard output") and result.stderr.count(b"\n") == 1
 
 
+@pytest.mark.slow
 def test_notices(run, home, hello, monkeypatch):
     monkeypatch.setattr("localspec.models.entries.Entry.toy", True)  # as the demo model is, in whose place it stands
     (home / "config").mkdir(parents=True)
