@@ -24,7 +24,7 @@ from localspec.nn.recorded_rows import RecordedRows
 from localspec.nn.recording import Recorder
 from localspec.nn.rotary import RotaryEmbedding
 from localspec.nn.row_attention import TorchAttention
-from localspec.nn.states import cache_of
+from localspec.nn.states import StateCache, cache_of
 from localspec.nn.static_forward import StaticForward
 from localspec.nn.transfer import uploaded
 from localspec.nn.transformer import Transformer
@@ -156,7 +156,7 @@ class TorchRowModel:
         """Reads a chain of rows behind the committed tokens; returns their states after the final norm."""
         assert isinstance(cache, KVCache) and isinstance(adapters, TorchAdapters | None)
         rows = len(inputs)
-        if self.static is not None and self.static.reads(cache, rows):
+        if self.static is not None and self.static.reads(cache, rows) and not isinstance(cache, StateCache):
             return self.static.chain(inputs, cache, layers, adapters)
         cache.reserve(cache.length + rows)
         positions = torch.arange(cache.length, cache.length + rows, device=self._device)

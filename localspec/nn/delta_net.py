@@ -17,6 +17,7 @@ from torch import nn
 from localspec.models.delta_net import DeltaNet
 from localspec.nn.attention import in_parts
 from localspec.nn.linear import LayerClass
+from localspec.nn.placed_rows import PlacedChain
 from localspec.nn.states import State, StateCache
 
 CHUNK = 64  # rows of a chunk
@@ -42,7 +43,7 @@ class GatedDeltaNet(nn.Module):
         self.conv, self.value_norm = parameter("conv"), parameter("value_norm")
         self.dt_bias, self.A_log = parameter("dt_bias"), parameter("A_log")
 
-    def forward(self, h: torch.Tensor, cache: StateCache | None, layer: int) -> torch.Tensor:
+    def forward(self, h: torch.Tensor, cache: StateCache | PlacedChain | None, layer: int) -> torch.Tensor:
         """Returns what rows [batch, n, hidden_size] give, after what the cache holds of this layer."""
         sizes = self.sizes
         read, gate = torch.split(self.in_proj(h), [sizes.read, sizes.values], -1)
@@ -60,8 +61,13 @@ class GatedDeltaNet(nn.Module):
         outputs: torch.Tensor = self.out_proj((normed.view(gate.shape) * gate).to(h.dtype))
         return outputs
 
-    def advance(self, state: State, rows: torch.Tensor, one_by_one: bool) -> tuple[torch.Tensor, State]:
-        """Reads rows [n, numbers] after a state; returns their values [n, channels], and the state after them."""
+    def advance(
+        self, state: State, rows: torch.Tensor, one_by_one: bool, real: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, State]:
+        """Reads rows [n, numbers] after a state; returns their values [n, channels], and the state after them.
+
+        Where `real` is given, an int64 without dimensions, rows behind so many change no state.
+        """
         sizes, count = self.sizes, len(rows)
         mixed, beta, alpha = torch.split(rows, [sizes.channels, sizes.value_heads, sizes.value_heads], -1)
         window = torch.cat([state.tail, mixed])
@@ -73,9 +79,14 @@ class GatedDeltaNet(nn.Module):
             q, k, v, decay, beta = (torch.cat(parts) for parts in zip(*each, strict=True))
         else:
             q, k, v, decay, beta = self._inputs(window, beta, alpha)
+        tail = window[count:].clone()
+        if real is not None:  # S · exp(0) + k 0ᵀ is S
+            spare = torch.arange(count, device=rows.device)[:, None] >= real
+            decay, beta = decay.masked_fill(spare, 0), beta.masked_fill(spare, 0)
+            tail = window.index_select(0, torch.arange(sizes.taps - 1, device=rows.device) + real)
         compute = _one_by_one if one_by_one else _in_chunks
         values, matrices = compute((q, k, v, decay, beta), state.matrices)
-        return values.reshape(count, -1).to(rows.dtype), State(state.length + count, matrices, window[count:].clone())
+        return values.reshape(count, -1).to(rows.dtype), State(state.length + count, matrices, tail)
 
     def _nothing(self, rows: torch.Tensor) -> State:
         """The state before a text."""

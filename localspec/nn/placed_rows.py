@@ -1,8 +1,11 @@
 """New rows after a cache's committed tokens, whose place is a number on the device."""
 
+from itertools import count
+
 import torch
 
 from localspec.nn.cache import KVCache
+from localspec.nn.states import Advance, HeldStates
 
 
 class PlacedRows:
@@ -38,3 +41,20 @@ class PlacedRows:
         both[0].index_copy_(1, self._places, keys)
         both[1].index_copy_(1, self._places, values)
         return both[0, :, : self._visible], both[1, :, : self._visible]
+
+
+class PlacedChain(PlacedRows):
+    """Rows that follow each other, for recurrent layers too: so many are real, and the others change no state."""
+
+    def __init__(
+        self, cache: KVCache, visible: int, length: torch.Tensor, rows: int, real: torch.Tensor, held: HeldStates
+    ) -> None:
+        """`real` is an int64 without dimensions; the states after the rows are put where they are `held`."""
+        super().__init__(cache, visible, length, rows)
+        self._real, self._held, self._layers = real, held, count()
+
+    def read(self, layer: int, rows: torch.Tensor, advance: Advance) -> torch.Tensor:
+        """Reads rows [n, numbers] of the next recurrent layer after its state; returns what they give."""
+        place = next(self._layers)
+        self._held.rows[place, : len(rows)].copy_(rows)
+        return self._held.read(place, len(rows), advance, self._real)

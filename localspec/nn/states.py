@@ -5,13 +5,13 @@ before it, in the same order and so with the same bits. A text can branch nowher
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 
 from localspec.models.architecture import TransformerConfig
 from localspec.nn.cache import KVCache
-from localspec.policy.prediction import STATES
+from localspec.policy.prediction import MOST_CHAINED, STATES
 
 AT_ONCE = 128  # rows: no draft has more; what is longer is a prompt, and cannot be taken back in part
 KEPT = 128  # rows that can be taken back at least, where they were read a few at a time
@@ -25,8 +25,38 @@ class State(NamedTuple):
     tail: torch.Tensor  # [taps - 1, channels]: the last rows before the convolution
 
 
-# Reads rows [n, numbers] after a state, one by one where that is asked for: what the rows give, and the state then.
-Advance = Callable[[State, torch.Tensor, bool], tuple[torch.Tensor, State]]
+class Advance(Protocol):
+    """Reads rows [n, numbers] after a state, one by one where that is asked for.
+
+    Returns what the rows give, and the state then. Where `real` is given, an int64 without dimensions, rows behind so
+    many change no state.
+    """
+
+    def __call__(
+        self, state: State, rows: torch.Tensor, one_by_one: bool, real: torch.Tensor | None = None, /
+    ) -> tuple[torch.Tensor, State]: ...
+
+
+class HeldStates(NamedTuple):
+    """States of all recurrent layers before and after a forward, and its rows: in memory that stays where it is."""
+
+    matrices: torch.Tensor  # [layers, …] of those of a State
+    tails: torch.Tensor
+    rows: torch.Tensor  # [layers, MOST_CHAINED, numbers]
+    matrices_after: torch.Tensor
+    tails_after: torch.Tensor
+
+    def read(self, place: int, count: int, advance: Advance, real: torch.Tensor) -> torch.Tensor:
+        """Reads so many of a layer's rows, of which some are `real`, after its state; returns what they give."""
+        before = State(0, self.matrices[place], self.tails[place])
+        outputs, after = advance(before, self.rows[place, :count], True, real)
+        self.matrices_after[place].copy_(after.matrices)
+        self.tails_after[place].copy_(after.tail)
+        return outputs
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for part in self)
 
 
 class LayerStates:
@@ -55,16 +85,20 @@ class LayerStates:
 
     def read(self, length: int, rows: torch.Tensor, advance: Advance) -> torch.Tensor:
         """Reads rows after the first `length` tokens, which it can reach, and forgets what it read after those."""
-        before, few = self._at(length, advance), len(rows) <= AT_ONCE
-        outputs, after = advance(before, rows, few)
+        before = self.at(length, advance)
+        outputs, after = advance(before, rows, len(rows) <= AT_ONCE)
+        self.took(before, rows, after, advance)
+        return outputs
+
+    def took(self, before: State, rows: torch.Tensor, after: State, advance: Advance) -> None:
+        """Takes in rows that were read after a state, and the state then; forgets what it read after the first one."""
         self._put(before)
-        if few:
-            self._keep(length, rows, advance)
+        if len(rows) <= AT_ONCE:
+            self._keep(before.length, rows, advance)
         else:
             self._first = after.length
         self._put(after)
         self._thin()
-        return outputs
 
     def assume(self, length: int) -> None:
         """Takes the latest state as that after `length` tokens."""
@@ -76,7 +110,8 @@ class LayerStates:
         matrices, tail = (torch.randn(part.shape, generator=generator).to(part) for part in last[1:])
         self._states, self._first = [State(last.length, matrices, tail)], last.length
 
-    def _at(self, length: int, advance: Advance) -> State:
+    def at(self, length: int, advance: Advance) -> State:
+        """Returns the state after the first `length` tokens, which it can reach."""
         nearest = max((state for state in self._states if state.length <= length), key=lambda state: state.length)
         if nearest.length < self._first:  # from here on it is the earliest with rows after it
             assert nearest.length == length, f"{length} tokens are no text that it can go back to"
@@ -97,7 +132,7 @@ class LayerStates:
             self._rows = rows.new_empty(room, rows.shape[1])
         if length - self._first + len(rows) > room:
             first, later = length - KEPT, [state for state in self._states if state.length > length - KEPT]
-            self._put(self._at(first, advance))
+            self._put(self.at(first, advance))
             self._states += later
             self._rows[:KEPT] = self._rows[first - self._first : length - self._first].clone()  # places overlap
             self._first = first
@@ -132,15 +167,59 @@ class StateCache(KVCache):
         sizes = config.delta
         matrices = torch.zeros(sizes.value_heads, sizes.key_dim, sizes.value_dim, device=device)
         nothing = State(0, matrices, torch.zeros(sizes.taps - 1, sizes.channels, dtype=dtype, device=device))
+        self._nothing, self._numbers = nothing, sizes.read
         self._states = {layer: LayerStates(nothing) for layer in range(config.num_layers) if config.is_recurrent(layer)}
+        self._held: HeldStates | None = None
+        self._before: list[State] = []  # what is held, and how many rows were read after it
+        self._read = 0
 
     @property
     def nbytes(self) -> int:
-        return super().nbytes + (sum(one.nbytes for one in self._states.values()) if self.length else 0)
+        held = 0 if self._held is None else self._held.nbytes
+        return super().nbytes + held + (sum(one.nbytes for one in self._states.values()) if self.length else 0)
 
     def read(self, layer: int, rows: torch.Tensor, advance: Advance) -> torch.Tensor:
         """Reads rows [n, numbers] of a recurrent layer after the committed tokens; returns what they give."""
+        self._read = 0
         return self._states[layer].read(self.length, rows, advance)
+
+    def hold(self, advances: Sequence[Advance], again: Callable[[HeldStates, int, int], None]) -> HeldStates:
+        """Puts the states after the committed tokens where a forward of static shape reads them.
+
+        `advances` are by layer. `again(held, rows, real)` reads the first of the rows again that the last one read.
+        """
+        held, kept = self._held, list(self._states.values())
+        if held is None:
+            held = self._held = self._memory()
+        if self._before and 0 < (real := self.length - self._before[0].length) < self._read:
+            again(held, self._read, real)
+            self._before = self._after(held)
+            held.matrices.copy_(held.matrices_after)
+            held.tails.copy_(held.tails_after)
+        else:
+            self._before = [one.at(self.length, step) for one, step in zip(kept, advances, strict=True)]
+            torch.stack([one.matrices for one in self._before], out=held.matrices)
+            torch.stack([one.tail for one in self._before], out=held.tails)
+        return held
+
+    def took(self, count: int, advances: Sequence[Advance]) -> None:
+        """Takes in so many rows that a forward read after what was held, and the states that it left."""
+        held = self._held
+        assert held is not None
+        after = self._after(held, count)
+        for place, (one, step) in enumerate(zip(self._states.values(), advances, strict=True)):
+            one.took(self._before[place], held.rows[place, :count], after[place], step)
+        self._read = count
+
+    def _memory(self) -> HeldStates:
+        nothing, layers = self._nothing, len(self._states)
+        matrices, tails = (part.new_empty(2, layers, *part.shape) for part in (nothing.matrices, nothing.tail))
+        rows = nothing.tail.new_zeros(layers, MOST_CHAINED, self._numbers)
+        return HeldStates(matrices[0], tails[0], rows, matrices[1], tails[1])
+
+    def _after(self, held: HeldStates, count: int = 0) -> list[State]:
+        matrices, tails = held.matrices_after.clone(), held.tails_after.clone()
+        return [State(self.length + count, *both) for both in zip(matrices, tails, strict=True)]
 
     def keep(self, path: Sequence[int]) -> None:
         """Commits the first rows after `length`; others do not follow each other."""
@@ -156,12 +235,14 @@ class StateCache(KVCache):
     def assume(self, length: int) -> None:
         """Counts the first `length` slots as committed, and takes the latest state as that after them."""
         super().assume(length)
+        self._read = 0
         for one in self._states.values():
             one.assume(length)
 
     def fill(self, generator: torch.Generator) -> None:
         """Puts random keys and values in all slots, and random numbers in the states."""
         super().fill(generator)
+        self._read = 0
         for one in self._states.values():
             one.fill(generator)
 

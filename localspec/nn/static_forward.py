@@ -6,6 +6,7 @@ that.
 
 import time
 from collections.abc import Hashable, Mapping, Sequence
+from functools import cached_property, partial
 from typing import NamedTuple
 
 import torch
@@ -16,14 +17,14 @@ from localspec.decoding.tree import DraftTree
 from localspec.errors import out_of_memory
 from localspec.nn.cache import KVCache
 from localspec.nn.contenders import Contenders, contenders
-from localspec.nn.placed_rows import PlacedRows
+from localspec.nn.placed_rows import PlacedChain, PlacedRows
 from localspec.nn.recording import Function, Recorder, Recording
-from localspec.nn.states import StateCache
+from localspec.nn.states import Advance, HeldStates, StateCache
 from localspec.nn.static_shapes import filled_rows, filled_slots
 from localspec.nn.step_logits import summary
 from localspec.nn.transfer import signed, uploaded
-from localspec.nn.transformer import LayerAdapters, Transformer
-from localspec.policy.prediction import STATIC_ROWS
+from localspec.nn.transformer import Layer, LayerAdapters, Transformer
+from localspec.policy.prediction import MOST_CHAINED, STATIC_ROWS
 
 # Over the slots of one cache; the one that was not played for longest goes first. What forwards cost is measured by all
 # numbers of rows at two contexts in turns.
@@ -73,8 +74,9 @@ class StaticForward:
 
     @staticmethod
     def reads(cache: object, rows: int) -> bool:
-        """Whether so many rows after this cache have a static shape; where a state is carried on, none do."""
-        return isinstance(cache, KVCache) and not isinstance(cache, StateCache) and 0 < rows <= STATIC_ROWS[-1]
+        """Whether so many rows after this cache have a static shape; where a state is carried on, few do."""
+        most = MOST_CHAINED if isinstance(cache, StateCache) else STATIC_ROWS[-1]
+        return isinstance(cache, KVCache) and 0 < rows <= most
 
     @torch.inference_mode()
     def tree(self, tree: DraftTree, cache: KVCache, inner: Sequence[int] = (), multiple: int = 1) -> StaticRows:
@@ -143,25 +145,42 @@ class StaticForward:
         spare = range(count, rows)
         seen = [signed(one) for one in (*bits, *(1 << row for row in spare))]
         columns = [*tokens, *[0] * len(spare)], [*depth, *[0] * len(spare)], seen
-        inputs = [uploaded([cache.length, *(number for column in columns for number in column)], self._device)]
+        numbers = [cache.length, count, *(number for column in columns for number in column)]
+        inputs = [uploaded(numbers, self._device)]
         if embeddings is not None:  # NaN that an earlier draft left in a spare row would reach the others
             inputs.append(F.pad(embeddings, (0, 0, 0, len(spare))))
-        function = self._function(shape, cache, adapters)
+        held = None
+        if isinstance(cache, StateCache):
+            held = cache.hold(self._advances, partial(self._read_again, cache))
+        function = self._function(shape, cache, adapters, held)
         active = self._recorder.active
         began, met = time.perf_counter(), shape in cache.recordings or not active
         recording = self._recording(shape, cache, adapters, function, inputs) if active else None
         once_seconds = 0.0 if met else time.perf_counter() - began
         hidden, *others = (part[:count] for part in (recording or function)(*inputs))
+        if isinstance(cache, StateCache):
+            cache.took(count, self._advances)
         states = others.pop(0) if inner else None
         logits, short = others or (None, None)
         return StaticRows(hidden, states, logits, short, once_seconds)
 
-    def _function(self, shape: Shape, cache: KVCache, adapters: Mapping[int, LayerAdapters] | None) -> Function:
-        """Returns the forward as a function of numbers on the device: length, and of all rows token, depth, bits."""
+    def _function(
+        self,
+        shape: Shape,
+        cache: KVCache,
+        adapters: Mapping[int, LayerAdapters] | None,
+        held: HeldStates | None,
+    ) -> Function:
+        """Returns the forward as a function of numbers on the device.
+
+        They are the text's length, how many rows are real, and of all rows token, depth and bits.
+        """
 
         def read(numbers: torch.Tensor, *embeddings: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            length, (tokens, depth, bits) = numbers[0], numbers[1:].view(3, shape.rows)
+            length, (tokens, depth, bits) = numbers[0], numbers[2:].view(3, shape.rows)
             placed = PlacedRows(cache, shape.visible, length, shape.rows)
+            if held is not None:
+                placed = PlacedChain(cache, shape.visible, length, shape.rows, numbers[1], held)
             found: dict[int, torch.Tensor | None] = dict.fromkeys(shape.inner)
             rows = embeddings[0] if shape.embeddings else tokens
             hidden = self._transformer(
@@ -204,6 +223,26 @@ class StaticForward:
             del recordings[next(iter(recordings))]
         recordings[shape] = recording, adapters  # the latest; while they are held, no others have their id
         return recording
+
+    def _read_again(self, cache: StateCache, held: HeldStates, rows: int, real: int) -> None:
+        """Lets recurrent layers read the first `real` of the rows again that they have read last."""
+        filled = filled_rows(rows)
+
+        def again(numbers: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            for place, advance in enumerate(self._advances):
+                held.read(place, filled, advance, numbers[0])
+            return ()
+
+        inputs = [uploaded([real], self._device)]
+        shape = Shape(filled, 0, (), None, (), True)  # of no layers that attend
+        recording = self._recording(shape, cache, None, again, inputs) if self._recorder.active else None
+        (recording or again)(*inputs)
+
+    @cached_property
+    def _advances(self) -> list[Advance]:
+        """How the recurrent layers read rows, layer by layer."""
+        layers = (layer for layer in self._transformer.layers if isinstance(layer, Layer))
+        return [layer.delta.advance for layer in layers if layer.delta is not None]
 
     @property
     def _device(self) -> torch.device:

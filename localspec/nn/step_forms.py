@@ -51,14 +51,12 @@ def _difference(target: Target, form: StepForm) -> str | None:
     try:
         expected = []
         target.use_step_form("eager")
-        cache.fill(torch.Generator().manual_seed(0))
-        for rows, length in _cases():
+        for rows, length in _cases(cache):
             target.row_multiple = next(one for one in STATIC_ROWS if one >= rows)  # filled up alike
             expected.append(_parts(target, cache, rows, length))
         target.row_multiple = 1
         target.use_step_form(form)
-        cache.fill(torch.Generator().manual_seed(0))  # some tokens were written over
-        for (rows, length), plain in zip(_cases(), expected, strict=True):
+        for (rows, length), plain in zip(_cases(cache), expected, strict=True):
             found = _parts(target, cache, rows, length)
             if target.step_trouble:
                 return target.step_trouble
@@ -69,13 +67,14 @@ def _difference(target: Target, form: StepForm) -> str | None:
         target.row_multiple = before
 
 
-def _cases() -> list[tuple[int, int]]:
-    every = [(rows, LENGTHS[0]) for rows in (*STATIC_ROWS, 3)]
+def _cases(cache: KVCache) -> list[tuple[int, int]]:
+    every = [(rows, LENGTHS[0]) for rows in (*STATIC_ROWS, 3) if StaticForward.reads(cache, rows)]
     return [*every, *((rows, length) for rows in FEW for length in LENGTHS)]
 
 
 def _parts(target: Target, cache: KVCache, rows: int, length: int) -> Sequence[torch.Tensor]:
     """Returns all that decoding takes of a tree of so many rows, after so many tokens, and of a draft by two layers."""
+    cache.fill(torch.Generator().manual_seed(rows))  # what came before may have written over some tokens
     cache.assume(length)
     tokens = [(37 * row + length) % target.vocab_size for row in range(rows)]
     parents = [-1, *((row - 1) // 2 if target.branches else row - 1 for row in range(1, rows))]
@@ -87,7 +86,14 @@ def _parts(target: Target, cache: KVCache, rows: int, length: int) -> Sequence[t
     numbers += [picks[row] for picks in picked for row in {0, rows - 1}]
     model, layers = target.compute.target, len(target.transformer.layers)
     # Where layers read more than embeddings none drafts; and eagerly a draft is not filled up.
-    if not model.sizes.per_layer_inputs[0] and rows in STATIC_ROWS:
+    if target.branches and not model.sizes.per_layer_inputs[0] and rows in STATIC_ROWS:
         states = model.read_rows(model.embed(tokens), cache, sorted({0, layers - 1}))
         found += [states, cache.rows(range(rows))]
+    if not target.branches:  # what recurrent layers have of a part of the rows is seen by what comes then
+        cache.keep(range(rows - rows // 2))
+        multiple, target.row_multiple = target.row_multiple, 1
+        output = target.forward(DraftTree.chain(tokens[:1]), cache)
+        target.row_multiple = multiple
+        assert isinstance(output.logits, TorchLogits)
+        found += [output.logits.rows.clone(), output.hidden.rows.clone()]
     return [*found, torch.tensor(numbers)]

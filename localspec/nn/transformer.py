@@ -19,7 +19,7 @@ from localspec.nn.attention import ACTIVATIONS, Activation, Attention, fastest, 
 from localspec.nn.cache import KVCache, TextPrefix
 from localspec.nn.delta_net import GatedDeltaNet
 from localspec.nn.linear import Adapter, LayerClass, Linear, QuantizedLinear
-from localspec.nn.placed_rows import PlacedRows
+from localspec.nn.placed_rows import PlacedChain, PlacedRows
 from localspec.nn.rotary import RotaryEmbedding, apply_rope
 from localspec.nn.states import AT_ONCE, StateCache
 
@@ -90,7 +90,9 @@ class Layer(nn.Module):
         config = self.config
         h = _norm(x, self.input_layernorm, config)
         if self.delta is not None:
-            assert isinstance(cache, StateCache | None), "no drafter has rows of its own in recurrent layers"
+            assert isinstance(cache, StateCache | PlacedChain | None), (
+                "no drafter has rows of its own in recurrent layers"
+            )
             h = self.delta(h, cache, self.index)
         else:
             h = self._self_attention(h, position_embeddings, mask, cache, adapters.get("qkv_proj"), read)

@@ -21,6 +21,7 @@ PRODUCTS = 32 * 2**20  # bytes that cuBLAS keeps for recordings, on the largest 
 STATIC_ROWS = (1, 2, 4, 8, 16, 32, 64)  # of a step on a GPU, whose rows are filled up to one of these
 BUCKET = 256  # slots: caches grow by this many, and attention looks at a multiple of it, so that shapes seldom change
 ROWS, MOST_PARTS = 256, 64 * 2**20  # of the CPU engine: rows that pass a layer together; bytes of parts of attention
+MOST_CHAINED = 16  # rows of a static shape after states, which takes the operations of one row so many times
 STATES = 8  # of a recurrent layer that are held: the latest, and earlier ones that can be gone back to
 RECENT = 256  # rows of a recurrent layer that are held to be read again
 PAGE = 4096  # bytes of a mapped file that come with any of them that is read
@@ -136,7 +137,10 @@ def recordings(shape: Shape, dtype: str, quantize: str, nodes: int) -> int:
     step = rows * (_row(shape) * item + shape.vocab_size * (item + 1))
     picks = shape.vocab_size * (NOISE_BYTES + 2 * rows * 4)
     dense = 2 * shape.hidden_size * shape.widest.intermediate_size * item if quantize == "nf4" else 0
-    return results + step + picks + dense + PRODUCTS + USUAL_RECORDINGS * RECORDING
+    held = 0
+    if (sizes := shape.delta) is not None:  # states before and after a forward, and what recurrent layers read
+        held = 2 * sizes.numbers * ITEM["fp32"] + MOST_CHAINED * sum(sizes.layers) * sizes.read * item
+    return results + step + picks + dense + held + PRODUCTS + USUAL_RECORDINGS * RECORDING
 
 
 def _native_forward(shape: Shape, dtype: str, quantize: str, tokens: int) -> int:

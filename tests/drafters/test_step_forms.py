@@ -10,10 +10,11 @@ import torch
 from drafters.test_dflash import made as dflash
 from drafters.test_on_chains import FORMS
 from drafting import drafting, perturbed, session_of, torch_form, watched
+from gpu_models import mtp
 from numpy.testing import assert_allclose
 from recorded_operations import Graph, HostCalls
 from session_replies import reply
-from tiny_models import FAMILIES, VOCABULARY, Tiny, prompt_ids, stock_reply
+from tiny_models import FAMILIES, RECURRENT, VOCABULARY, Tiny, prompt_ids, stock_reply
 
 from localspec.decoding.budget import Budget
 from localspec.decoding.decode import decode_step
@@ -31,7 +32,7 @@ from localspec.policy.choice import StepForm
 from localspec.training.trainable import TrainableDrafter, make_drafter
 
 Make = Callable[[str], Tiny]
-LLAMA, WINDOW = FAMILIES[0], FAMILIES[1]
+LLAMA, WINDOW, RECURRING = FAMILIES[0], FAMILIES[1], next(iter(RECURRENT))
 WITH_WEIGHTS = {**FORMS, "s3d": ("s3d", {"depth": 3, "kept": "0,2"})}
 FORMS_OF_STEPS: tuple[StepForm, ...] = ("eager", "captured")
 SAMPLED = (Sampling(0.9, seed=7), Sampling(0.8, top_p=0.95, seed=3), Sampling(1.1, top_k=30, min_p=0.01, seed=5))
@@ -49,6 +50,8 @@ def drafter_for(target: Target, tiny: Make, kind: str) -> TrainableDrafter | Dra
         small.use_step_form(target.step_form)
         inner = WithPhrases(Autoregressive(), PhrasePool(small.special_tokens))
         return WithPhrases(DraftModel(small, VOCABULARY, inner, Budget(4)), PhrasePool(target.special_tokens))
+    if kind == "mtp":
+        return mtp(target)
     torch.manual_seed(0)
     name, options = WITH_WEIGHTS[kind]
     return perturbed(make_drafter(name, torch_form(target), options), 0.1)
@@ -59,6 +62,7 @@ CASES: list[Any] = [
     for kind in (*WITH_WEIGHTS, "draft model")
 ]
 CASES += [pytest.param(WINDOW, kind, marks=pytest.mark.slow) for kind in ("s3d", "parallelspec")]
+CASES += [pytest.param(RECURRING, kind, marks=pytest.mark.slow) for kind in ("eagle3", "mtp", "draft model")]
 
 
 @pytest.mark.parametrize(("name", "kind"), CASES)

@@ -4,11 +4,13 @@ import copy
 import functools
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 import torch
 from drafting import drafting
+from recorded_operations import Graph
 from scripted_drafters import OffChain, Oracle, RandomBranches
 from slow_cases import crossed
 from tiny_models import RECURRENT, VOCABULARY, Tiny, prompt_ids, stock_logits, stock_reply
@@ -31,6 +33,7 @@ from localspec.models.architecture import weight_map
 from localspec.nn.exactness import measure
 from localspec.nn.states import KEPT, STATES, State, StateCache
 from localspec.nn.target import Target
+from localspec.policy.choice import StepForm
 from localspec.training.drafters.medusa import Trainable as Medusa
 from localspec.training.trainable import make_drafter
 
@@ -50,7 +53,7 @@ def apart(ours: torch.Tensor, stock: torch.Tensor) -> float:
 def read(target: Target, cache: StateCache, tokens: Sequence[int], keep: int | None = None) -> torch.Tensor:
     """Reads a chain and keeps its first rows, all of them by default; their logits."""
     cache.reserve(cache.length + len(tokens) + target.row_multiple)
-    logits = target.forward(DraftTree.chain(tokens), cache).logits.rows
+    logits = target.forward(DraftTree.chain(tokens), cache).logits.rows.clone()  # a recording is played over them
     cache.keep(range(len(tokens) if keep is None else keep))
     return logits
 
@@ -58,7 +61,7 @@ def read(target: Target, cache: StateCache, tokens: Sequence[int], keep: int | N
 def states_of(target: Target, cache: StateCache) -> list[State]:
     """The state of each recurrent layer after what is committed; reading from there leaves it as it is."""
     layers = {layer: target.transformer.layers[layer].delta for layer in cache._states}
-    return [cache._states[layer]._at(cache.length, delta.advance) for layer, delta in layers.items()]
+    return [cache._states[layer].at(cache.length, delta.advance) for layer, delta in layers.items()]
 
 
 def plain_states(target: Target, tokens: Sequence[int]) -> list[State]:
@@ -67,6 +70,15 @@ def plain_states(target: Target, tokens: Sequence[int]) -> list[State]:
     for token in tokens:
         read(target, cache, [token])
     return states_of(target, cache)
+
+
+def in_form(model: Tiny, form: StepForm) -> Tiny:
+    """The same model with a target that computes steps in this form."""
+    if form == "eager":
+        return model
+    target = Target.load(model.path)
+    target.use_step_form(form)
+    return replace(model, target=target)
 
 
 def cached(target: Target) -> StateCache:
@@ -154,11 +166,15 @@ def test_in_bf16_the_state_stays_in_fp32_and_logits_are_close(tiny: Make) -> Non
 
 
 @pytest.mark.slow
-@every_config
-def test_rejected_drafts_leave_no_trace_in_logits_or_states(tiny: Make, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "form"), [*((name, "eager") for name in RECURRENT), (SHARED, "static"), (BIASES, "captured")]
+)
+def test_rejected_drafts_leave_no_trace_in_logits_or_states(
+    tiny: Make, recorded: type[Graph], name: str, form: StepForm
+) -> None:
     """Drafts of all lengths, of which any part is kept: far beyond what is held of what was read."""
-    model, cache, choose = tiny(name), cached(tiny(name).target), random.Random(0)
-    text = prompt_ids(420, seed=3)
+    model, choose = in_form(tiny(name), form), random.Random(0)
+    text, cache = prompt_ids(420, seed=3), cached(model.target)
     read(model.target, cache, text[:9])
     rows, at = [], 9
     while at < 400:
@@ -175,14 +191,14 @@ def test_rejected_drafts_leave_no_trace_in_logits_or_states(tiny: Make, name: st
     for ours, plain in zip(states_of(model.target, cache), plain_states(model.target, text[:400]), strict=True):
         assert apart(ours.matrices, plain.matrices) < TOLERANCE
     held = [len(one._states) for one in cache._states.values()]
-    assert max(held) <= STATES and len(held) > 0
+    assert max(held) <= STATES and len(held) > 0 and bool(recorded.played) is (form == "captured")
     assert all(len(one._rows) == 2 * KEPT for one in cache._states.values())
 
 
 @pytest.mark.slow
-@every_config
-def test_any_length_of_late_can_be_gone_back_to_and_any_before_about(tiny: Make, name: str) -> None:
-    model, choose = tiny(name), random.Random(1)
+@pytest.mark.parametrize(("name", "form"), [*((name, "eager") for name in RECURRENT), (SHARED, "static")])
+def test_any_length_of_late_can_be_gone_back_to_and_any_before_about(tiny: Make, name: str, form: StepForm) -> None:
+    model, choose = in_form(tiny(name), form), random.Random(1)
     text = prompt_ids(330, seed=4)
     want = stock_logits(model.stock, text)
     cache = cached(model.target)
@@ -203,6 +219,40 @@ def test_any_length_of_late_can_be_gone_back_to_and_any_before_about(tiny: Make,
         reached = cache.length
         assert reached <= length
         assert apart(read(model.target, cache, text[reached:320]), want[reached:320]) < TOLERANCE
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "form"), [(SHARED, "static"), (SHARED, "captured"), (BIASES, "captured")])
+def test_what_was_read_otherwise_in_between_is_not_read_again(
+    tiny: Make, recorded: type[Graph], name: str, form: StepForm
+) -> None:
+    """Prompts and long drafts are computed as they are, other drafts in static shapes: over one story of both."""
+    text, model, choose = prompt_ids(700, seed=5), in_form(tiny(name), form), random.Random(2)
+    ours, plain = cached(model.target), cached(tiny(name).target)
+    for turn in range(60):
+        rows = choose.choice([1, 2, 3, 7, 16, 1, 40])
+        kept = choose.randrange(1, rows + 1)
+        new = [(token + turn) % VOCABULARY for token in text[ours.length : ours.length + rows]]
+        found = [read(one, cache, new, kept) for one, cache in ((model.target, ours), (tiny(name).target, plain))]
+        assert apart(*found) < TOLERANCE, turn
+        if turn % 7 == 5:  # a reply is taken back in part, or what was read last
+            length = max(ours.length - choose.choice([1, 2, 30]), 0)
+            for cache in (ours, plain):
+                cache.truncate(length)
+        assert ours.length == plain.length
+    assert bool(recorded.played) is (form == "captured")
+    for one, other in zip(states_of(model.target, ours), states_of(tiny(name).target, plain), strict=True):
+        assert apart(one.matrices, other.matrices) < TOLERANCE and one.length == other.length
+
+
+def test_rows_of_a_draft_before_are_not_those_of_a_longer_one(tiny: Make) -> None:
+    """Of a draft one token is kept, and two of a longer one that is computed as it is: as many as the first one had."""
+    text, model = prompt_ids(60, seed=5), in_form(tiny(SHARED), "static")
+    cache = cached(model.target)
+    read(model.target, cache, text[:9])
+    read(model.target, cache, [text[9], 3, 4, 5, 6], keep=1)
+    read(model.target, cache, [*text[10:12], *[7] * 30], keep=2)
+    assert apart(read(model.target, cache, text[12:15]), stock_logits(model.stock, text[:15])[12:]) < TOLERANCE
 
 
 @pytest.mark.slow
@@ -414,7 +464,7 @@ def test_the_recurrent_part_gives_a_row_the_same_bits_however_rows_are_read(
                 assert torch.equal(other.read(at, some, advance)[:right], want[at : at + right])
                 at += right
             for length in (60, 31):
-                ours, theirs = (states._at(length, advance) for states in (one, other))
+                ours, theirs = (states.at(length, advance) for states in (one, other))
                 assert torch.equal(ours.matrices, theirs.matrices) and torch.equal(ours.tail, theirs.tail)
         finally:
             torch.set_num_threads(before)

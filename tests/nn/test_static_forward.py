@@ -7,7 +7,7 @@ import pytest
 import torch
 from recorded_operations import Graph
 from scripted_drafters import random_tree
-from tiny_models import FAMILIES, Tiny, prompt_ids
+from tiny_models import FAMILIES, RECURRENT, Tiny, prompt_ids
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from localspec.decoding.compute import LowRank
@@ -17,9 +17,10 @@ from localspec.errors import LocalspecError
 from localspec.nn.cache import KVCache
 from localspec.nn.contenders import Contenders
 from localspec.nn.static_forward import MOST_RECORDINGS, StaticForward, visible_slots
+from localspec.nn.step_logits import StepLogits
 from localspec.nn.target import Target
 from localspec.policy.choice import StepForm
-from localspec.policy.prediction import BUCKET, STATIC_ROWS
+from localspec.policy.prediction import BUCKET, MOST_CHAINED, STATIC_ROWS
 
 Make = Callable[[str], Tiny]
 PADDED = 8  # rows that six nodes are filled up to
@@ -165,17 +166,13 @@ def test_what_has_no_static_shape_is_read_as_before(tiny: Make) -> None:
     assert all(torch.equal(one, other) for one, other in zip(*both, strict=True))
 
 
-def test_recurrent_layers_have_no_static_shape(tiny: Make) -> None:
-    target = loaded(tiny, "qwen3.5-grouped", "static") if "qwen3.5-grouped" in _recurrent() else None
-    target = target or loaded(tiny, next(iter(_recurrent())), "static")
-    assert not StaticForward.reads(target.cache(8), 1)
-    assert target.forward(DraftTree.chain([5, 6]), target.cache(8)).logits.finite()
-
-
-def _recurrent() -> Sequence[str]:
-    from tiny_models import RECURRENT
-
-    return list(RECURRENT)
+def test_after_states_few_rows_have_a_static_shape(tiny: Make) -> None:
+    target = loaded(tiny, next(iter(RECURRENT)), "static")
+    cache = target.cache(200)
+    assert StaticForward.reads(cache, MOST_CHAINED) and not StaticForward.reads(cache, MOST_CHAINED + 1)
+    for rows in (1, MOST_CHAINED, MOST_CHAINED + 1, 60):
+        logits = target.forward(DraftTree.chain(range(rows)), cache).logits
+        assert isinstance(logits, StepLogits) is (rows <= MOST_CHAINED) and logits.finite()
 
 
 def test_a_text_grows_through_few_shapes() -> None:
