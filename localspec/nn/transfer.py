@@ -28,8 +28,12 @@ def moved(tensor: torch.Tensor, device: torch.device | str) -> torch.Tensor:
 def brought(*tensors: torch.Tensor) -> list[npt.NDArray[Any]]:
     """Returns tensors of int64, bool or fp32 in main memory, as arrays, by one copy of their words of 32 bits."""
     words = [(one.int() if one.dtype == torch.bool else one).flatten().view(torch.int32) for one in tensors]
-    parts = np.split(torch.cat(words).cpu().numpy(), np.cumsum([len(one) for one in words])[:-1])
-    return [_as(part, tensor) for part, tensor in zip(parts, tensors, strict=True)]
+    flat: npt.NDArray[np.int32] = torch.cat(words).cpu().numpy()
+    found, end = [], 0
+    for tensor, part in zip(tensors, words, strict=True):
+        start, end = end, end + part.numel()
+        found.append(_as(flat[start:end], tensor))
+    return found
 
 
 def _as(words: npt.NDArray[np.int32], tensor: torch.Tensor) -> npt.NDArray[Any]:
