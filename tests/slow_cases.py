@@ -54,17 +54,7 @@ def _slow() -> Iterator[Any]:
 
 TESTS = Path(__file__).parent
 MOST_FAST = 3  # cases of a test
-THINNED = (
-    "decoding",
-    "drafters",
-    "engine",
-    "gpu",
-    "native",
-    "nn",
-    "scripts",
-    "training",
-    "tui",
-)  # folders with tests of many slow cases
+THINNED = {"decoding", "drafters", "engine", "gpu", "native", "nn", "scripts", "training", "tui"}  # many slow cases
 
 
 def share_out(items: Sequence[pytest.Item]) -> None:

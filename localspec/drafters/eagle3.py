@@ -340,11 +340,12 @@ class Drafter(TrainedDrafter):
             start = attention.length + 1
             tokens = committed[start : start + CHUNK]
             features = self._features.of_tokens(start, len(tokens))
-            ids, seats = (
-                self.compute.integers([[token] for token in tokens]),
-                attention.seats(range(start - 1, start - 1 + len(tokens))),
-            )
-            (states,) = self._of_text(ids, features, *seats)
+            ids = self.compute.integers([[token] for token in tokens])
+            try:
+                (states,) = self._of_text(ids, features, *attention.seats(range(start - 1, start - 1 + len(tokens))))
+            except BaseException:  # their keys and values may be missing
+                attention.truncate(start - 1)
+                raise
             if start + len(tokens) == len(committed):
                 last: Rows = states[len(states) - 1 :]
                 return last

@@ -112,7 +112,7 @@ class Target:
         """
         assert self.branches or is_chain(tree.parents), "recurrent layers read chains alone"
         static = self.compute.target.static
-        if static is not None and static.reads(cache, tree.size):
+        if static is not None and static.reads(cache, max(tree.size, self.row_multiple)):
             return _step_output(static.tree(tree, cache, inner, self.row_multiple), last, static.contenders)
         device = self.device
         tokens = uploaded(tree.tokens, device)

@@ -417,3 +417,14 @@ def test_states_that_are_no_numbers_are_told_row_by_row(tiny: Make, monkeypatch:
     hidden = target.forward(DraftTree.chain([5, 6, 7]), filled(target, 30)).hidden
     assert not hidden.finite() and hidden.take([0, 1]).finite() and not hidden.take([1, 2]).finite()
     assert hidden.take([0, 2]).take([0]).finite() and not hidden.take([0, 2]).take([1]).finite()
+
+
+def test_rows_that_would_be_filled_up_beyond_what_states_take_are_read_as_they_are(tiny: Make) -> None:
+    eager, target = (loaded(tiny, next(iter(RECURRENT)), form) for form in ("eager", "static"))
+    logits = []
+    for one in (eager, target):
+        one.row_multiple, cache = 2 * MOST_CHAINED, one.cache(100)
+        for tokens in ([5, 6, 7], [8]):
+            logits.append(one.forward(DraftTree.chain(tokens), cache).logits.numpy())
+            cache.keep(range(len(tokens)))
+    assert (logits[0] == logits[2]).all() and (logits[1] == logits[3]).all()
