@@ -10,7 +10,7 @@ from figures import table
 
 from gpu_stages.aims import Aim, failed, shares
 from gpu_stages.asked import Asked
-from gpu_stages.invented import LLAMA2, SHAPES, SMALL_SHAPES, random_target
+from gpu_stages.invented import HYBRID, LLAMA2, random_target
 from gpu_stages.record import Record, failure
 from gpu_stages.timing import held_bytes, seconds_each, watch_peak
 from localspec.decoding.tree import DraftTree
@@ -21,7 +21,7 @@ from localspec.nn.logits import TorchLogits
 from localspec.nn.target import Target
 
 EAGER, STATIC, CAPTURED = FORMS = ("eager", "static", "captured")
-PRECISIONS = ("bf16", "nf4")
+MODELS = ((LLAMA2, "bf16"), (LLAMA2, "nf4"), (HYBRID, "bf16"))
 ROWS = (1, 8, 16, 32)
 CONTEXT = 500  # tokens of text: a wide tree reaches into the next bucket of slots
 NONE = "no captured step in this version"
@@ -30,14 +30,12 @@ NONE = "no captured step in this version"
 class Steps:
     """A model in one precision, and what its eager steps give; both are made once something asks for them."""
 
-    def __init__(self, asked: Asked, precision: str) -> None:
-        self._asked, self._precision = asked, precision
+    def __init__(self, asked: Asked, name: str, precision: str) -> None:
+        self._asked, self._name, self._precision = asked, name, precision
 
     @cached_property
     def target(self) -> Target:
-        return random_target(
-            (SMALL_SHAPES if self._asked.small else SHAPES)[LLAMA2], self._asked.device, self._precision
-        )
+        return random_target(self._name, self._asked.small, self._asked.device, self._precision)
 
     @property
     def use(self) -> Callable[[str], Any] | None:
@@ -54,11 +52,11 @@ class Steps:
 
 
 def run(record: Record, asked: Asked) -> None:
-    """Each precision by itself, its forms after each other on one model."""
-    for precision in PRECISIONS:
-        steps = Steps(asked, precision)
+    """Each model by itself, its forms after each other."""
+    for name, precision in MODELS:
+        steps = Steps(asked, name, precision)
         for form in FORMS:
-            record.measured(f"{LLAMA2} {precision} {form}", partial(measured, steps, form, asked.device), least=20)
+            record.measured(f"{name} {precision} {form}", partial(measured, steps, form, asked.device), least=20)
 
 
 def measured(steps: Steps, form: str, device: str) -> dict[str, Any]:
@@ -99,8 +97,8 @@ def tokens_of(target: Target, rows: int) -> list[int]:
 
 
 def logits_of(target: Target, cache: Any, rows: int) -> torch.Tensor:
-    """Of a binary tree; copied, for a captured step writes the next logits into the same place."""
-    parents = [-1, *[(node - 1) // 2 for node in range(1, rows)]]
+    """Of a binary tree, or a chain; copied, for a captured step writes the next logits into the same place."""
+    parents = [-1, *[(node - 1) // 2 if target.branches else node - 1 for node in range(1, rows)]]
     logits = target.forward(DraftTree(tokens_of(target, rows), parents), cache).logits
     assert isinstance(logits, TorchLogits)
     return logits.rows.clone()
@@ -134,12 +132,10 @@ def aims(figures: dict[str, Any]) -> list[Aim]:
     found = []
     fine = (item for item in figures.items() if not failure(item[1]) and not item[1].get("trouble"))
     good = {name: one for name, one in fine if "ms" in one}
-    for precision in PRECISIONS:
-        eager, captured = (good.get(f"{LLAMA2} {precision} {form}") for form in (EAGER, CAPTURED))
+    for name, precision in MODELS:
+        eager, captured = (good.get(f"{name} {precision} {form}") for form in (EAGER, CAPTURED))
         gain = eager["ms"]["1"] / captured["ms"]["1"] if eager and captured else None
-        found.append(
-            Aim(f"{LLAMA2} in {precision}: a captured step of one row is as quick as eager at least", gain, 1.0)
-        )
+        found.append(Aim(f"{name} in {precision}: a captured step of one row is as quick as eager at least", gain, 1.0))
     same = shares(not one["differing"] for name, one in good.items() if not name.endswith(EAGER))
     found.append(Aim("share of the other forms that have all bits of the eager one", same, 1.0))
     return found

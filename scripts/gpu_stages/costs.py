@@ -7,7 +7,7 @@ from figures import table
 from gpu_stages import attention, products, timing
 from gpu_stages.aims import HOST_SHARE, READS, SIXTEEN_ROWS, Aim, failed
 from gpu_stages.asked import Asked
-from gpu_stages.invented import LLAMA2, PHI, PRECISIONS, SHAPES, SMALL_SHAPES, random_target
+from gpu_stages.invented import LLAMA2, PHI, PRECISIONS, SHAPES, random_target
 from gpu_stages.record import Record, failure
 from gpu_stages.timing import copy_bandwidth, runtime_calls
 from localspec.engine.forward_timing import measure_forward_costs, picks_after
@@ -42,7 +42,7 @@ def bandwidth(device: str) -> dict[str, float]:
 
 def model(asked: Asked, name: str, precision: str) -> dict[str, Any]:
     """One model in one precision."""
-    target = random_target((SMALL_SHAPES if asked.small else SHAPES)[name], asked.device, precision)
+    target = random_target(name, asked.small, asked.device, precision)
     eager = of_form(target)
     if not callable(use := getattr(target, "use_step_form", None)):
         return eager

@@ -67,7 +67,7 @@ def run(record: Record, asked: Asked) -> None:
 
     def target() -> Target:
         if not made:
-            made.append(random_target(shape, asked.device, PRECISION))
+            made.append(random_target(LLAMA2, asked.small, asked.device, PRECISION))
         return made[0]
 
     for kind in kinds("weights"):

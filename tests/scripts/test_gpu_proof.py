@@ -403,7 +403,7 @@ class Forms(OneForm):
 @pytest.fixture
 def steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> captured.Steps:
     monkeypatch.setattr(timing, "ENOUGH", 0.0)
-    return captured.Steps(asked.Asked("cpu", True, tmp_path, tmp_path, None, None, None), "fp32")
+    return captured.Steps(asked.Asked("cpu", True, tmp_path, tmp_path, None, None, None), captured.LLAMA2, "fp32")
 
 
 def test_a_version_with_one_form_of_a_step_is_told(steps: captured.Steps) -> None:
