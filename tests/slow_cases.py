@@ -1,5 +1,6 @@
 """Which cases of a large test `make check` runs, and which of the others `make test` does; `make test-all` runs them all."""
 
+import ast
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from functools import cache
@@ -101,8 +102,18 @@ def _in_this_process(item: pytest.Item) -> bool:
 
 
 @cache
-def _tested_twice(stem: str) -> frozenset[str]:
+def _tested_twice(stem: str) -> Container[str]:
     """Tests of a file that the file of the CPU engine takes over."""
     file = TESTS / "native" / f"{stem}_native.py"
-    words = file.read_text("utf-8").replace(",", " ").replace(".", " ").split() if file.is_file() else []
-    return frozenset(word for word in words if word.startswith("test_"))
+    body = ast.parse(file.read_text("utf-8")).body if file.is_file() else []
+    taken = {name.name for node in body if isinstance(node, ast.ImportFrom) for name in node.names}
+    own = {node.name for node in body if isinstance(node, ast.FunctionDef)}
+    return _AllBut(own) if "*" in taken else taken - own
+
+
+class _AllBut:
+    def __init__(self, names: Container[str]) -> None:
+        self._names = names
+
+    def __contains__(self, name: object) -> bool:
+        return name not in self._names

@@ -244,10 +244,11 @@ class Drafter(ParallelDrafter):
 
     def _read_text(self, text: int) -> None:
         """Keeps keys and values of tokens that have none yet."""
-        while (start := self._layers[0].attention.length) < text:
+        while (start := min(layer.attention.length for layer in self._layers)) < text:
             count = min(CHUNK, text - start)
             features = self._features.of_tokens(start + 1, count)  # which gives those one position before
             for layer in self._layers:
+                layer.attention.truncate(start)  # where memory ran out, others have read more
                 layer.read_text(features, range(start, start + count))
 
     def _predict(self, root: int, text: int) -> Rows:

@@ -331,7 +331,7 @@ class Drafter(TrainedDrafter):
                 return self._trees.sample(context, logits_of, depths)
             return self._trees.grow(context, logits_of, depths, self._kept)
         finally:
-            attention.truncate(text)
+            attention.truncate(text)  # also of a text whose reading failed
 
     def _read_text(self, committed: Sequence[int]) -> Rows:
         """Reads tokens that have no row yet, the root among them; returns the root's state [1, hidden_size]."""
@@ -341,11 +341,7 @@ class Drafter(TrainedDrafter):
             tokens = committed[start : start + CHUNK]
             features = self._features.of_tokens(start, len(tokens))
             ids = self.compute.integers([[token] for token in tokens])
-            try:
-                (states,) = self._of_text(ids, features, *attention.seats(range(start - 1, start - 1 + len(tokens))))
-            except BaseException:  # their keys and values may be missing
-                attention.truncate(start - 1)
-                raise
+            (states,) = self._of_text(ids, features, *attention.seats(range(start - 1, start - 1 + len(tokens))))
             if start + len(tokens) == len(committed):
                 last: Rows = states[len(states) - 1 :]
                 return last

@@ -48,8 +48,8 @@ class NativeAttention:
     ) -> tuple[Seats]:
         """Makes room for rows."""
         first = self.length
+        self._reserve(first + len(positions))
         self.length = first + len(positions)
-        self._reserve(first)
         return (Seats(first, positions, seen, window),)
 
     def __call__(self, qkv: Floats, seats: Seats) -> Floats:
@@ -70,10 +70,9 @@ class NativeAttention:
 
     def keep(self, kv: Floats, positions: Sequence[int]) -> None:
         """Keeps keys and values of rows."""
-        first = self.length
-        self.length = first + len(kv)
-        self._reserve(first)
-        self._write(first, kv, *self._cos_sin(positions))
+        self._reserve(self.length + len(kv))
+        self._write(self.length, kv, *self._cos_sin(positions))
+        self.length += len(kv)
 
     def _write(self, first: int, kv: Floats, cos: Floats, sin: Floats) -> None:
         k, v = kv.reshape(len(kv), 2, self._sizes.num_kv_heads, self._sizes.head_dim).swapaxes(0, 1)
@@ -104,13 +103,13 @@ class NativeAttention:
         scaling = np.float32(self._rope.attention_scaling)
         return np.cos(angles) * scaling, np.sin(angles) * scaling
 
-    def _reserve(self, held: int) -> None:
-        """Makes room for all rows, of which it holds the first, and for some more, so that it seldom grows."""
-        if self.length > (room := self._kept.shape[2]):
+    def _reserve(self, slots: int) -> None:
+        """Makes room for so many rows, and for some more, so that it seldom grows."""
+        if slots > (room := self._kept.shape[2]):
             grown = np.zeros(
-                (*self._kept.shape[:2], max(self.length + 64, room + room // 2), self._kept.shape[3]), np.float32
+                (*self._kept.shape[:2], max(slots + 64, room + room // 2), self._kept.shape[3]), np.float32
             )
-            grown[:, :, :held] = self._kept[:, :, :held]
+            grown[:, :, : self.length] = self._kept[:, :, : self.length]
             self._kept = grown
 
 

@@ -10,7 +10,9 @@ from localspec.nn.row_attention import TorchAttention
 from localspec.nn.static_shapes import filled_rows
 from localspec.policy.prediction import STATIC_ROWS
 
-MOST_RECORDINGS = 8  # of a function; the one that was not played for longest goes first
+# Of a function; the one that was not played for longest goes first. A level of a tree has up to five numbers of rows
+# below as many.
+MOST_RECORDINGS = 32
 
 
 class RecordedRows:

@@ -85,14 +85,16 @@ class TorchAttention:
         """Keeps keys and values of rows."""
         first, slots = self.length, self.length + len(kv)
         self._reserve(slots)
-        self.length = slots
         turned = self._rotary.cos_sin(uploaded(positions, kv.device), kv.dtype)
         self._write(kv, torch.arange(first, slots, device=kv.device), *turned)
+        self.length = slots
 
     def _write(self, kv: torch.Tensor, slots: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
         k, v = kv.view(1, len(kv), 2, self._sizes.num_kv_heads, self._sizes.head_dim).unbind(2)
-        self._kept[0].index_copy_(1, slots, apply_rope(self._normed(k, "k_norm"), cos, sin)[0].transpose(0, 1))
-        self._kept[1].index_copy_(1, slots, v[0].transpose(0, 1))
+        k = apply_rope(self._normed(k, "k_norm"), cos, sin)
+        for kept, new in zip(self._kept, (k, v), strict=True):
+            # A slot that nobody sees weighs nothing, but nothing times NaN is NaN; a row's own query says it is none.
+            kept.index_copy_(1, slots, new[0].transpose(0, 1).nan_to_num(0.0, 0.0, 0.0))
 
     def _normed(self, x: torch.Tensor, name: str) -> torch.Tensor:
         norm = self._norms.get(name)

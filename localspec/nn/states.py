@@ -46,8 +46,8 @@ class HeldStates(NamedTuple):
     matrices_after: torch.Tensor
     tails_after: torch.Tensor
 
-    def read(self, place: int, count: int, advance: Advance, real: torch.Tensor) -> torch.Tensor:
-        """Reads so many of a layer's rows, of which some are `real`, after its state; returns what they give."""
+    def read(self, place: int, count: int, advance: Advance, real: torch.Tensor | None = None) -> torch.Tensor:
+        """Reads so many of a layer's rows after its state; returns what they give. `real` as in `Advance`."""
         before = State(0, self.matrices[place], self.tails[place])
         outputs, after = advance(before, self.rows[place, :count], True, real)
         self.matrices_after[place].copy_(after.matrices)
@@ -183,16 +183,16 @@ class StateCache(KVCache):
         self._read = 0
         return self._states[layer].read(self.length, rows, advance)
 
-    def hold(self, advances: Sequence[Advance], again: Callable[[HeldStates, int, int], None]) -> HeldStates:
+    def hold(self, advances: Sequence[Advance], again: Callable[[HeldStates, int], None]) -> HeldStates:
         """Puts the states after the committed tokens where a forward of static shape reads them.
 
-        `advances` are by layer. `again(held, rows, real)` reads the first of the rows again that the last one read.
+        `advances` are by layer. `again(held, count)` reads the first of the rows again that the last one read.
         """
         held, kept = self._held, list(self._states.values())
         if held is None:
             held = self._held = self._memory()
-        if self._before and 0 < (real := self.length - self._before[0].length) < self._read:
-            again(held, self._read, real)
+        if self._before and 0 < (count := self.length - self._before[0].length) < self._read:
+            again(held, count)
             self._before = self._after(held)
             held.matrices.copy_(held.matrices_after)
             held.tails.copy_(held.tails_after)

@@ -224,19 +224,17 @@ class StaticForward:
         recordings[shape] = recording, adapters  # the latest; while they are held, no others have their id
         return recording
 
-    def _read_again(self, cache: StateCache, held: HeldStates, rows: int, real: int) -> None:
-        """Lets recurrent layers read the first `real` of the rows again that they have read last."""
-        filled = filled_rows(rows)
+    def _read_again(self, cache: StateCache, held: HeldStates, count: int) -> None:
+        """Lets recurrent layers read the first rows again that they have read last."""
 
-        def again(numbers: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        def again(_: torch.Tensor) -> tuple[torch.Tensor, ...]:
             for place, advance in enumerate(self._advances):
-                held.read(place, filled, advance, numbers[0])
-            return ()
+                held.read(place, count, advance)
+            return held.matrices_after[..., 0], held.tails_after  # by which a recording is compared
 
-        inputs = [uploaded([real], self._device)]
-        shape = Shape(filled, 0, (), None, (), True)  # of no layers that attend
-        recording = self._recording(shape, cache, None, again, inputs) if self._recorder.active else None
-        (recording or again)(*inputs)
+        shape = Shape(count, 0, (), None, (), True)  # of no layers that attend
+        recording = self._recording(shape, cache, None, again, [held.tails]) if self._recorder.active else None
+        (recording or again)(held.tails)
 
     @cached_property
     def _advances(self) -> list[Advance]:

@@ -34,10 +34,14 @@ class StepNumbers:
         return first
 
     def __getitem__(self, place: int) -> npt.NDArray[Any]:
+        self.bring()
+        return self._here[place]
+
+    def bring(self) -> None:
+        """Brings what is waiting."""
         if self._waiting:
             self._here += brought(*self._waiting)
             self._waiting = []
-        return self._here[place]
 
 
 class StepHidden(TorchHidden):
@@ -115,6 +119,8 @@ class StepLogits(TorchLogits):
 
     def _look(self, rows: Sequence[int], positions: Sequence[int], sampling: Sampling) -> None:
         """Has the contenders of rows that follow each other found, and brought with the next numbers."""
+        if self._found:  # a recorded search writes over what the one before it found
+            self._numbers.bring()
         keys = uploaded(keys_of([positions[row] for row in rows], sampling), self.rows.device)
         found = self._find(self.rows[rows[0] : rows[-1] + 1], keys, sampling)
         first = self._numbers.add(found.ids, found.scores, found.before, found.noisy)

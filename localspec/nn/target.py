@@ -31,7 +31,7 @@ from localspec.nn.linear import Adapter, Linear
 from localspec.nn.logits import TensorOutput, TorchHidden, TorchLogits
 from localspec.nn.packing import DTYPES, linear_class, lm_head_class
 from localspec.nn.rotary import RotaryEmbedding
-from localspec.nn.states import cache_of
+from localspec.nn.states import AT_ONCE, StateCache, cache_of
 from localspec.nn.static_forward import StaticRows
 from localspec.nn.step_logits import STATES_FINITE, Find, StepHidden, StepLogits, StepNumbers
 from localspec.nn.transfer import moved, uploaded
@@ -138,7 +138,10 @@ class Target:
         indices of hidden states that are wanted, too; raises LocalspecError for those that there are not.
         """
         rows = len(positions)
-        if cache is not None and (padding := -rows % self.row_multiple):
+        padding = 0 if cache is None else -rows % self.row_multiple
+        if isinstance(cache, StateCache) and rows + padding > AT_ONCE:
+            padding = 0  # a prompt, which is read the same each time, and of whose rows none can be taken back
+        if cache is not None and padding:
             tokens, positions = F.pad(tokens, (0, padding)), torch.cat([positions, positions[:1].expand(padding)])
             own = torch.eye(rows + padding, dtype=torch.bool, device=mask.device)
             mask = F.pad(mask, (0, padding, 0, padding)) | own

@@ -18,7 +18,7 @@ from tiny_models import FAMILIES, RECURRENT, VOCABULARY, Tiny, prompt_ids, stock
 
 from localspec.decoding.budget import Budget
 from localspec.decoding.decode import decode_step
-from localspec.decoding.drafter import Drafter
+from localspec.decoding.drafter import Context, Drafter
 from localspec.decoding.limits import Limits
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Session
@@ -165,3 +165,35 @@ def test_recorded_drafts_are_those_of_steps_one_by_one(
         assert (tree.draft_logits is None) is (other.draft_logits is None)
         if tree.draft_logits is not None and other.draft_logits is not None:
             assert_allclose(other.draft_logits.numpy(), tree.draft_logits.numpy(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("form", FORMS_OF_STEPS)
+@pytest.mark.parametrize("kind", ["eagle3", "dflash"])
+def test_a_text_that_there_was_no_memory_to_read_is_read_again(
+    tiny: Make, recorded: type[Graph], tmp_path: Path, kind: str, form: StepForm
+) -> None:
+    target, trees = target_of(tiny, LLAMA, form), []
+    model = replace(tiny(LLAMA), target=target)
+    for fails in (True, False):
+        if kind == "dflash":
+            drafter: Any = dflash(model, tmp_path / str(fails), block_size=6)[0]
+            attention = drafter._layers[1].attention
+        else:
+            drafter = drafting(drafter_for(target, tiny, kind), target)
+            attention = drafter._layer.attention
+        session = Session(target, drafter, Budget(0))
+        reply(session, prompt_ids(30), 3)
+        context = Context(session.tokens, session.cache, 6, Sampling())
+        if fails:
+            write, attention._write = attention._write, no_memory
+            with pytest.raises(torch.OutOfMemoryError):
+                drafter.draft(context)
+            attention._write = write
+        trees.append(drafter.draft(context))
+    again, first = trees
+    assert (list(again.tokens), list(again.parents)) == (list(first.tokens), list(first.parents)) and first.size > 2
+    assert list(again.chance) == pytest.approx(list(first.chance), rel=1e-4)
+
+
+def no_memory(*_: Any) -> None:
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")

@@ -198,6 +198,30 @@ def test_where_a_row_has_no_sure_contenders_all_are_looked_at() -> None:
     assert [[token for token, _ in row] for row in (one, another)] == [[token for token, _ in whole[n]] for n in (0, 2)]
 
 
+def test_a_search_that_writes_over_the_one_before_it_does_no_harm() -> None:
+    """As a recording's results are: what was found for one place is brought before another is looked for."""
+    place: list[torch.Tensor] = []
+
+    def find(logits: torch.Tensor, keys: torch.Tensor, sampling: Sampling) -> Contenders:
+        found = contenders(logits, keys, sampling)
+        place[:] = place or [found.ids, found.scores, found.before, found.noisy]
+        for there, new in zip(place, (found.ids, found.scores, found.before, found.noisy), strict=True):
+            there.copy_(new)
+        return Contenders(*place)
+
+    rows, sampling = random_logits(1, 300, 1.0, seed=3), Sampling(1.0, seed=2)
+    step = StepLogits(rows, StepNumbers(summary(rows, rows)), find=find)
+    picks = [step.picks([position], sampling) for position in range(20)]
+    assert [one[0] for one in picks] == [told(rows, [position], sampling)[0] for position in range(20)]
+
+
+def test_ids_that_columns_stand_for_are_proposed() -> None:
+    rows, ids = random_logits(2, 50, 4.0, seed=3), np.arange(50) * 3 + 1
+    for sampling in (Sampling(), Sampling(1.0, seed=2)):
+        proposed = step_logits(rows).candidates([4, 5], 3, sampling, ids)
+        assert proposed == TorchLogits(rows).candidates([4, 5], 3, sampling, ids)
+
+
 def test_what_picks_found_is_not_looked_for_again() -> None:
     looked: list[int] = []
 

@@ -1,6 +1,7 @@
 """What drafters compute of rows, recorded: as if it were computed each time, whatever was computed before."""
 
 from collections.abc import Callable, Sequence
+from itertools import product
 from typing import Any
 
 import pytest
@@ -58,18 +59,17 @@ def test_as_many_rows_as_there_are_whatever_came_before(target: Target) -> None:
 
 
 def test_the_most_recordings_are_kept_of_what_was_played_lately(target: Target, recorded: type[Graph]) -> None:
-    function = target.compute.recorded(Sums())
-    shapes = [(count, others) for count in (1, 2, 4) for others in (1, 2, 4)]
-    assert len(shapes) == MOST_RECORDINGS + 1
-    for count, others in shapes[:-1]:
-        function(target.compute.integers([(0, 0)] * count), rows(others))
-    function(target.compute.integers([(0, 0)]), rows(1))
-    made = recorded.made
-    function(target.compute.integers([(0, 0)] * 4), rows(4))  # one too many: the second goes
-    function(target.compute.integers([(0, 0)]), rows(1))
-    assert recorded.made == made + 1
-    function(target.compute.integers([(0, 0)]), rows(2))
-    assert recorded.made == made + 2
+    function, sizes = target.compute.recorded(Sums()), (1, 2, 4, 8, 16, 32)
+    first, second, *others, last = list(product(sizes, sizes))[: MOST_RECORDINGS + 1]
+
+    def call(count: int, there: int) -> int:
+        function(target.compute.integers([(0, 0)] * count), rows(there))
+        return recorded.made
+
+    made = [call(*shape) for shape in (first, second, *others, first)][-1]
+    assert call(*last) == made + 1, "one too many: the second goes"
+    assert call(*first) == made + 1
+    assert call(*second) == made + 2
 
 
 def test_nothing_is_recorded_in_another_form(tiny: Make, recorded: type[Graph]) -> None:
@@ -215,3 +215,17 @@ def test_rows_beside_those_asked_for_leave_no_trace(target: Target) -> None:
     assert mask.any(1).all(), "of nothing that a row sees the mean is no number"
     function(torch.randn(3, channels, generator=chance), places, mask)
     assert torch.equal(attention._kept[:, :, :15], held) and attention.length == 18
+
+
+def test_numbers_that_are_none_leave_no_trace(tiny: Make, target: Target) -> None:
+    """A draft that is NaN costs itself, and none after it: nothing times NaN is NaN."""
+    for one in (target, Target.load(tiny(FAMILIES[0]).path)):
+        attention = one.compute.attention(one.compute.target.sizes, None, {})
+        function = one.compute.recorded(Story.over(attention), attention)
+        channels = (attention._sizes.num_heads + 2 * attention._sizes.num_kv_heads) * attention._sizes.head_dim
+        function(torch.ones(5, channels), *attention.seats(range(5)))
+        (none,) = function(torch.full((4, channels), float("nan")), *attention.seats(range(5, 9)))
+        assert none.isnan().all()
+        attention.truncate(5)
+        (good,) = function(torch.ones(3, channels), *attention.seats(range(5, 8)))
+        assert good.isfinite().all()

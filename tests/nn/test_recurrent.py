@@ -527,3 +527,16 @@ def test_the_self_test_sees_a_recurrence_whose_rows_are_not_alone(
     monkeypatch.setattr(target, "row_multiple", target.row_multiple)  # which the self-test changes
     monkeypatch.setattr(delta, "advance", together)
     assert not measure(target, 5, exact=True).bitwise
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["eager", "static"])
+def test_exact_prompts_of_any_length_are_read(tiny: Make, form: StepForm) -> None:
+    """What fills up the rows of a long prompt would be text: nothing of it could be taken back."""
+    target, stock = Target.load(tiny(SHARED).path, exact=True), tiny(SHARED).stock
+    target.row_multiple = 4
+    target.use_step_form(form)
+    session = Session(target, Autoregressive(), Budget(0))
+    for count in (126, 127, 128, 129, 130, 131, 132, 250):
+        prompt = prompt_ids(count, seed=count)
+        assert reply(session, prompt, Sampling(), 3) == stock_reply(stock, prompt, 3)

@@ -40,6 +40,17 @@ def test_recordings_are_played_where_their_bits_are_right(tiny: Make, recorded: 
 
 
 @pytest.mark.slow
+def test_states_after_too_few_rows_are_seen(tiny: Make, recorded: type[Graph], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of recurrent layers, where a part of a draft was right."""
+    read_again = static_forward.StaticForward._read_again
+    monkeypatch.setattr(
+        static_forward.StaticForward, "_read_again", lambda self, cache, held, count: read_again(self, cache, held, 1)
+    )
+    form, why = find_step_form(Target.load(tiny(next(iter(RECURRENT))).path))
+    assert form == "eager" and "are not the same to the bit" in str(why)
+
+
+@pytest.mark.slow
 def test_a_length_that_became_part_of_a_recording_is_seen(
     target: Target, recorded: type[Graph], monkeypatch: pytest.MonkeyPatch
 ) -> None:
