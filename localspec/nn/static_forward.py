@@ -230,7 +230,8 @@ class StaticForward:
         def again(_: torch.Tensor) -> tuple[torch.Tensor, ...]:
             for place, advance in enumerate(self._advances):
                 held.read(place, count, advance)
-            return held.matrices_after[..., 0], held.tails_after  # by which a recording is compared
+            # By which a recording is compared: copies, since what is held is written again.
+            return held.matrices_after[..., 0].clone(), held.tails_after.clone()
 
         shape = Shape(count, 0, (), None, (), True)  # of no layers that attend
         recording = self._recording(shape, cache, None, again, [held.tails]) if self._recorder.active else None
