@@ -66,7 +66,7 @@ def share_out(items: Sequence[pytest.Item]) -> None:
     a few cases are fast.
     """
     for (path, function), found in _cases_of(items, lambda marks: "slow" in marks and "long" not in marks).items():
-        if function in _tested_twice(path.stem.removesuffix("_native")):
+        if _tested_twice(path.stem.removesuffix("_native"), function):
             in_torch = path.parent.name != "native"
             found = [item for item in found if (crc32(item.name.encode()) % 2 == 0) is in_torch]
         elif path.parent.name in THINNED and len(found) > 1 and _in_this_process(found[0]):
@@ -101,19 +101,16 @@ def _in_this_process(item: pytest.Item) -> bool:
     return item.path.parent.name != "tui" or "chat" in getattr(item, "fixturenames", ())
 
 
+def _tested_twice(stem: str, function: str) -> bool:
+    """Whether the file of the CPU engine takes over that test of a file."""
+    taken, own = _of_native(stem)
+    return function not in own and not taken.isdisjoint((function, "*"))
+
+
 @cache
-def _tested_twice(stem: str) -> Container[str]:
-    """Tests of a file that the file of the CPU engine takes over."""
+def _of_native(stem: str) -> tuple[set[str], set[str]]:
+    """The names that a file of the CPU engine imports, and those that it defines."""
     file = TESTS / "native" / f"{stem}_native.py"
     body = ast.parse(file.read_text("utf-8")).body if file.is_file() else []
     taken = {name.name for node in body if isinstance(node, ast.ImportFrom) for name in node.names}
-    own = {node.name for node in body if isinstance(node, ast.FunctionDef)}
-    return _AllBut(own) if "*" in taken else taken - own
-
-
-class _AllBut:
-    def __init__(self, names: Container[str]) -> None:
-        self._names = names
-
-    def __contains__(self, name: object) -> bool:
-        return name not in self._names
+    return taken, {node.name for node in body if isinstance(node, ast.FunctionDef)}

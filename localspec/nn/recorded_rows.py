@@ -1,4 +1,4 @@
-"""Functions of rows, as drafters have them: where steps are recorded, one call each."""
+"""Functions of rows, as drafters have them and a search for picks is: where steps are recorded, one call each."""
 
 from collections.abc import Hashable, Sequence
 
@@ -23,7 +23,7 @@ class RecordedRows:
     of its inputs has, and where it is recorded its next call overwrites them.
     """
 
-    def __init__(self, function: Function, recorder: Recorder, attentions: Sequence[TorchAttention]) -> None:
+    def __init__(self, function: Function, recorder: Recorder, attentions: Sequence[TorchAttention] = ()) -> None:
         """`attentions` are those whose keys and values it reads."""
         self._function, self._recorder, self._attentions = function, recorder, attentions
         self._recordings: dict[Hashable, Recording] = {}

@@ -188,16 +188,16 @@ class StateCache(KVCache):
 
         `advances` are by layer. `again(held, count)` reads the first of the rows again that the last one read.
         """
-        held, kept = self._held, list(self._states.values())
-        if held is None:
-            held = self._held = self._memory()
+        held = self._held = self._held or self._memory()
         if self._before and 0 < (count := self.length - self._before[0].length) < self._read:
             again(held, count)
             self._before = self._after(held)
             held.matrices.copy_(held.matrices_after)
             held.tails.copy_(held.tails_after)
         else:
-            self._before = [one.at(self.length, step) for one, step in zip(kept, advances, strict=True)]
+            self._before = [
+                one.at(self.length, step) for one, step in zip(self._states.values(), advances, strict=True)
+            ]
             torch.stack([one.matrices for one in self._before], out=held.matrices)
             torch.stack([one.tail for one in self._before], out=held.tails)
         return held

@@ -18,6 +18,7 @@ from localspec.errors import out_of_memory
 from localspec.nn.cache import KVCache
 from localspec.nn.contenders import Contenders, contenders
 from localspec.nn.placed_rows import PlacedChain, PlacedRows
+from localspec.nn.recorded_rows import RecordedRows
 from localspec.nn.recording import Function, Recorder, Recording
 from localspec.nn.states import Advance, HeldStates, StateCache
 from localspec.nn.static_shapes import filled_rows, filled_slots
@@ -69,7 +70,7 @@ class StaticForward:
     def __init__(self, transformer: Transformer, recorder: Recorder) -> None:
         self._transformer, self._recorder = transformer, recorder
         self._results: dict[Shape, tuple[torch.Tensor, ...]] = {}
-        self._finders: dict[tuple[float, ...], Recording] = {}  # of contenders
+        self._finders: dict[tuple[float, ...], RecordedRows] = {}  # of contenders
         self._unrecorded: set[Hashable] = set()  # what there was no memory to record
 
     @staticmethod
@@ -103,26 +104,17 @@ class StaticForward:
 
         Where they are, those of a row are overwritten by the next one.
         """
+        if len(logits) > 1:
+            return contenders(logits, keys, sampling)
         form = (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
-        finder = self._finder(form, logits, keys, sampling) if self._recorder.active and len(logits) == 1 else None
-        return contenders(logits, keys, sampling) if finder is None else Contenders(*finder(logits, keys))
+        if form not in self._finders:  # who changes how text is sampled seldom changes it back
 
-    def _finder(
-        self, form: tuple[float, ...], logits: torch.Tensor, keys: torch.Tensor, sampling: Sampling
-    ) -> Recording | None:
-        if form in self._finders or form in self._unrecorded:
-            return self._finders.get(form)
-        self._finders.clear()  # who changes how text is sampled seldom changes it back
+            def find(logits: torch.Tensor, keys: torch.Tensor) -> tuple[torch.Tensor, ...]:
+                found = contenders(logits, keys, sampling)
+                return found.ids, found.scores, found.before, found.noisy
 
-        def find(logits: torch.Tensor, keys: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            found = contenders(logits, keys, sampling)
-            return found.ids, found.scores, found.before, found.noisy
-
-        if (finder := self._recorder.record(find, [logits, keys])) is None:
-            self._unrecorded.add(form)
-        else:
-            self._finders[form] = finder
-        return finder
+            self._finders = {form: RecordedRows(find, self._recorder)}
+        return Contenders(*self._finders[form](logits, keys))
 
     def _read(
         self,

@@ -15,7 +15,7 @@ from clocks import PATIENCE
 from recorded_operations import Graph
 from scripted_drafters import OffChain, Oracle, RandomBranches, path_to, random_tree
 from slow_cases import covering
-from tiny_models import CONFIGS, FAMILIES, Tiny, byte_tokenizer, prompt_ids, write
+from tiny_models import CONFIGS, FAMILIES, RECURRENT, Tiny, byte_tokenizer, prompt_ids, write
 from torch_products import needs_order
 
 from localspec.decoding.budget import Budget
@@ -107,9 +107,10 @@ def test_steps_that_are_recorded_are_looked_into(tiny: Make, recorded: type[Grap
 
 @needs_order
 @pytest.mark.slow
-def test_exact_text_of_recorded_steps_is_that_of_plain_decoding(tiny: Make, recorded: type[Graph]) -> None:
+@pytest.mark.parametrize("name", [WIDE_HEADS, next(iter(RECURRENT))])
+def test_exact_text_of_recorded_steps_is_that_of_plain_decoding(tiny: Make, recorded: type[Graph], name: str) -> None:
     """All of it in one form: rows filled up to powers of two, and to what the self-test asks for."""
-    target = Target.load(tiny(WIDE_HEADS).path, exact=True)
+    target = Target.load(tiny(name).path, exact=True)
     target.use_step_form("captured")
     assert measure(target, 17, exact=True).bitwise
     target.stop_tokens, prompt = frozenset(), prompt_ids(230)
