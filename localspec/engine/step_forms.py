@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 import psutil
 
-from localspec.engine.backends import Target, find_step_form, recording_troubles, use_step_form
+from localspec.engine.backends import Target, find_step_form, kernel_trouble, recording_troubles, use_step_form
 from localspec.engine.measurement_cache import MeasurementCache, Quantity
 from localspec.machine.nvidia import nvidia_driver
 from localspec.policy.choice import StepForm
@@ -53,6 +53,8 @@ def settle_step_form(device: str, target: Target, cache: MeasurementCache, subje
         found = FoundForm("eager", "another process is looking whether they can be")
     if found.why is not None:
         cache.reporter.notice(f"steps are not recorded on this GPU, and slower for it: {found.why}.")
+    if (why := kernel_trouble(device)) is not None:
+        cache.reporter.notice(f"localspec's own kernels are not used on this GPU, and steps are slower for it: {why}.")
     use_step_form(target, found.form)
 
 

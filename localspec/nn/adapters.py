@@ -33,7 +33,7 @@ class Adapters(nn.Module, Mapping[int, Mapping[str, LoraAdapter]]):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        self.rank, self.alpha, self.head = rank, alpha, None
+        self.rank, self.alpha, self.dropout, self.head = rank, alpha, dropout, None
         self._adapters: dict[int, dict[str, LoraAdapter]] = {}
         self._parts = list(adapted_parts(transformer.config, layers, which))
         for (index, name), parts in groupby(self._parts, lambda part: (part.layer, part.linear)):

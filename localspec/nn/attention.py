@@ -10,6 +10,8 @@ from functools import cache
 import torch
 import torch.nn.functional as F
 
+from localspec.nn import own_kernels, row_kernels
+
 Attention = Callable[..., torch.Tensor]  # of queries, keys, values, mask and scale
 Activation = Callable[[torch.Tensor], torch.Tensor]
 
@@ -44,6 +46,8 @@ def invariant(
     though, and then add the pages' sums: every ancestor must be in the page where it is in plain decoding
     (`DraftTree.aligned`).
     """
+    if own_kernels.serve(keys) and row_kernels.attends(queries, keys, values):
+        return row_kernels.attention(queries, keys, values, mask, scale).to(queries.dtype)
     rows = queries.shape[2]
     scores_mask = mask.float()
     scaled = queries.float() * (queries.shape[-1] ** -0.5 if scale is None else scale)
@@ -85,9 +89,11 @@ def in_parts(activation: Activation, x: torch.Tensor) -> torch.Tensor:
 def page_size(num_kv_heads: int, head_dim: int, rows: int, device: torch.device) -> int:
     """Returns how many slots `invariant` sums in one go before it adds that sum to the others, for `rows` queries.
 
-    The kernels themselves are asked, for both products with the weights. Where pages are not regular, or differ between
-    the two products, it is 1, which no branch of a tree can satisfy.
+    Our own kernels say it, others themselves are asked, for both products with the weights. Where pages are not
+    regular, or differ between the two products, it is 1, which no branch of a tree can satisfy.
     """
+    if row_kernels.heads_fit(head_dim) and own_kernels.trouble(device) is None:
+        return row_kernels.PAGE
     slots, rows = 4 * LEAST_SLOTS, max(rows, LEAST_ROWS)
     weights = torch.ones(1, num_kv_heads, rows, slots, device=device)
     values = torch.zeros(1, num_kv_heads, slots, head_dim, device=device)

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from localspec.nn.layer_kernels import Placing
 from localspec.nn.transfer import uploaded
 from localspec.policy.prediction import BUCKET
 
@@ -77,6 +78,11 @@ class KVCache:
         both[0, :, self.length : end] = keys
         both[1, :, self.length : end] = values
         return both[0, :, :seen], both[1, :, :seen]
+
+    def placing(self, layer: int, rows: int) -> Placing:
+        """Returns where `write` puts so many rows."""
+        assert self.length + rows <= self.capacity, f"{self.length + rows} slots needed, {self.capacity} allocated"
+        return Placing(self.slots_of(layer), self.visible(rows), None, self.length)
 
     def slots_of(self, layer: int) -> torch.Tensor:
         """Returns keys and values of all slots of a layer, [2, num_kv_heads, slots, head_dim]."""

@@ -7,6 +7,7 @@ import logging
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar
@@ -14,9 +15,11 @@ from typing import Any, ClassVar
 import torch
 import torch.nn.functional as F
 
+from localspec.nn import own_kernels, row_kernels
 from localspec.nn.linear import QuantizedLinear
+from localspec.nn.states import AT_ONCE
 
-BLOCK = 64  # weights that share a scale in NF4
+BLOCK, SCALES = row_kernels.BLOCK, 256  # weights that share a scale in NF4, and scales that share one themselves
 
 
 class LLMInt8Linear(QuantizedLinear):
@@ -72,34 +75,51 @@ class NF4Linear(QuantizedLinear):
         self.padding = -weight.shape[1] % BLOCK  # columns of zeros after those of the weight
         if isinstance(weight, PackedNF4):
             parts = dict(weight.parts)
-            self.packed = parts.pop("")
-            self.state = _functional().QuantState.from_dict(parts, self.packed.device)
-            return
-        if self.padding:
-            weight = F.pad(weight, (0, self.padding))
-        self.packed, self.state = _functional().quantize_4bit(
-            weight.contiguous(), blocksize=BLOCK, compress_statistics=True, quant_type="nf4"
-        )
+            packed = parts.pop("")
+            state = _functional().QuantState.from_dict(parts, packed.device)
+        else:
+            weight = F.pad(weight, (0, self.padding)) if self.padding else weight
+            packed, state = _functional().quantize_4bit(
+                weight.contiguous(), blocksize=BLOCK, compress_statistics=True, quant_type="nf4"
+            )
+        self.packed, self.state = packed, state  # or, where our own kernels read it, in their order:
+        self.tiled: row_kernels.TiledNF4 | None = None
+        if state.state2.blocksize == SCALES and own_kernels.trouble(packed.device) is None:
+            self.packed, state.absmax = row_kernels.tiled(packed, state.absmax, self.shape[0])
+            means = state.state2.code, state.state2.absmax, state.offset, state.code
+            self.tiled = row_kernels.TiledNF4(self.packed, state.absmax, *means)
 
     def compute(self, x: torch.Tensor) -> torch.Tensor:
         bias = None if self.bias is None else self.bias.to(x.dtype)
         if self.padding:
             x = F.pad(x, (0, self.padding))
-        scales = self.state.state2
+        rows = x.reshape(-1, x.shape[-1])
+        if self.tiled is not None and 0 < len(rows) <= AT_ONCE and row_kernels.multiplies(rows):
+            return row_kernels.nf4(rows, self.tiled, bias, self.shape[0]).view(*x.shape[:-1], -1)
+        packed, state = self._as_packed()
+        scales = state.state2
         product: torch.Tensor = torch.ops.bitsandbytes.gemm_4bit(
-            x, self.packed, list(self.state.shape), scales.absmax, BLOCK, "nf4", bias,
-            self.state.absmax, scales.code, self.state.offset,
-        )  # fmt: skip
+            x, packed, list(state.shape), scales.absmax, BLOCK, "nf4", bias, state.absmax, scales.code, state.offset
+        )
         return product
+
+    def _as_packed(self) -> tuple[torch.Tensor, Any]:
+        """Returns the matrix in the order of bitsandbytes."""
+        if self.tiled is None:
+            return self.packed, self.state
+        state = copy(self.state)
+        packed, state.absmax = row_kernels.untiled(self.tiled.packed, self.tiled.scales, self.shape[0])
+        return packed, state
 
     @property
     def weight(self) -> torch.Tensor:
-        weight: torch.Tensor = _functional().dequantize_4bit(self.packed, self.state)
+        weight: torch.Tensor = _functional().dequantize_4bit(*self._as_packed())
         return weight[:, : self.shape[1]]
 
     def parts(self) -> dict[str, torch.Tensor]:
         """Returns the packed matrix as `PackedNF4` has it."""
-        return {"": self.packed, **{f".{name}": part for name, part in self.state.as_dict(packed=True).items()}}
+        packed, state = self._as_packed()
+        return {"": packed, **{f".{name}": part for name, part in state.as_dict(packed=True).items()}}
 
     @property
     def nbytes(self) -> int:

@@ -5,6 +5,7 @@ from itertools import count
 import torch
 
 from localspec.nn.cache import KVCache
+from localspec.nn.layer_kernels import Placing
 from localspec.nn.states import Advance, HeldStates
 
 
@@ -41,6 +42,10 @@ class PlacedRows:
         both[0].index_copy_(1, self._places, keys)
         both[1].index_copy_(1, self._places, values)
         return both[0, :, : self._visible], both[1, :, : self._visible]
+
+    def placing(self, layer: int, rows: int) -> Placing:
+        """Returns where `write` puts the rows."""
+        return Placing(self._cache.slots_of(layer), self._visible, self._places, 0)
 
 
 class PlacedChain(PlacedRows):

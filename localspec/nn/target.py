@@ -92,9 +92,9 @@ class Target:
             sizes,
             RotaryEmbedding(Rope.of(config, context), torch.device(device)),
             Weights(checkpoint, sizes, dtype, device) if kept is None else kept,
-            linear_class(quantize, device, threshold),
+            linear_class(quantize, device, threshold, exact),
             invariant if exact else fastest,
-            lm_head_class(quantize, device),
+            lm_head_class(quantize, device, exact),
             each,
         )
         return cls(transformer, config, Tokenizer.open(path), context, read_generation_config(path), exact)

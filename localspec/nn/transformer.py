@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from localspec.errors import LocalspecError
 from localspec.models.architecture import TransformerConfig
 from localspec.models.stored_names import use_stored_names
+from localspec.nn import layer_kernels, own_kernels
 from localspec.nn.attention import ACTIVATIONS, Activation, Attention, fastest, in_parts, invariant
 from localspec.nn.cache import KVCache, TextPrefix
 from localspec.nn.delta_net import GatedDeltaNet
@@ -48,6 +49,9 @@ class Layer(nn.Module):
         self.config, self.index, self.attention, self.sizes = config, index, attention, config.sizes_of(index)
         self.activation = ACTIVATIONS[config.activation]
         self.scale = config.query_scalar**-0.5 if config.query_scalar else None
+        changed = config.qk_norm or config.gated or config.value_norm
+        of_others = self.sizes.keys_of is not None or self.sizes.keys_are_values
+        self._plain = not (changed or of_others) and index not in {one.keys_of for one in config.layer_sizes}
 
         def linear(name: str) -> Linear | QuantizedLinear:
             return linear_class(weights[f"layers.{index}.{name}.weight"], weights.get(f"layers.{index}.{name}.bias"))
@@ -97,16 +101,22 @@ class Layer(nn.Module):
         else:
             h = self._self_attention(h, position_embeddings, mask, cache, adapters.get("qkv_proj"), read)
             h = self.o_proj(h, adapters.get("o_proj"))
-        x = x + self._scaled(_norm(h, self.o_norm, config) if config.output_norms else h)
-        h = _norm(x, self.post_attention_layernorm, config)
-        gate, up = self.gate_up_proj(h, adapters.get("gate_up_proj")).split(self.sizes.intermediate_size, -1)
-        gate = self._activated(self.activation, gate, cache)
-        down: torch.Tensor = self.down_proj(gate * up, adapters.get("down_proj"))
+        given = self._scaled(_norm(h, self.o_norm, config) if config.output_norms else h)
+        x, h = _added_norm(x, given, self.post_attention_layernorm, config)
+        h = self._gated(self.gate_up_proj(h, adapters.get("gate_up_proj")), cache)
+        down: torch.Tensor = self.down_proj(h, adapters.get("down_proj"))
         x = x + self._scaled(_norm(down, self.down_norm, config) if config.output_norms else down)
         if own_input is not None:
             gate = self._activated(self.activation, self.per_layer_input_gate(x), cache)
             x = x + _norm(self.per_layer_projection(gate * own_input), self.per_layer_norm, config)
         return x * self.layer_scalar if config.layer_scalars else x
+
+    def _gated(self, both: torch.Tensor, cache: CacheLike | None) -> torch.Tensor:
+        """Returns the activation of the gate, the first half of the channels, times the other half."""
+        if own_kernels.serve(both) and both.shape[-1] % 16 == 0 and both.dtype in layer_kernels.SMALL:
+            return layer_kernels.gated(both.contiguous(), self.config.activation)
+        gate, up = torch.split(both, self.sizes.intermediate_size, -1)
+        return self._activated(self.activation, gate, cache) * up
 
     def _activated(self, activation: Activation, x: torch.Tensor, cache: CacheLike | None) -> torch.Tensor:
         alone = self.attention is invariant and isinstance(cache, KVCache | PlacedRows)
@@ -134,6 +144,12 @@ class Layer(nn.Module):
         group, own = heads // kv_heads, kv_heads if sizes.keys_of is None else 0
         qkv = self.qkv_proj(h, adapter)
         qkv = qkv.view(batch, n, qkv.shape[-1] // head_dim, head_dim)  # there may be no rows
+        cos, sin, factors = position_embeddings
+        if self._plain and factors is None and isinstance(cache, KVCache | PlacedRows) and own_kernels.serve(qkv):
+            placing = cache.placing(self.index, n)
+            grouped = layer_kernels.rotate_and_place(qkv[0], cos, sin, heads, kv_heads, placing)[None]
+            k, v = placing.slots[:, None, :, : placing.visible]
+            return self._mixed(grouped, k, v, mask, n, cache)
         gate = None
         if config.gated:  # a query, its gate, a query, its gate, …, keys, values
             gate = qkv[:, :, 1 : 2 * heads : 2].reshape(batch, n, heads * head_dim)
@@ -145,7 +161,6 @@ class Layer(nn.Module):
         if config.qk_norm:
             q, k = _norm(qk[:, :, :heads], self.q_norm, config), qk[:, :, heads:]
             qk = q if self.k_norm is None else torch.cat([q, _norm(k, self.k_norm, config)], 2)
-        cos, sin, factors = position_embeddings
         qk = apply_rope(qk, cos, sin)
         q, k = qk[:, :, :heads], qk[:, :, heads:].transpose(1, 2)
         q = q if factors is None else q * factors
@@ -162,11 +177,23 @@ class Layer(nn.Module):
             read[self.index] = k, v
         # The queries that share a key head become more rows of it, so that an explicit mask never copies keys.
         grouped = q.view(batch, n, kv_heads, group, head_dim).permute(0, 2, 3, 1, 4)
-        grouped = grouped.reshape(batch, kv_heads, group * n, head_dim)
-        mixed = self._attention_for(n, cache)(grouped, k, v, mask, self.scale)
-        mixed = mixed.view(batch, kv_heads, group, n, head_dim).permute(0, 3, 1, 2, 4)
-        mixed = mixed.reshape(batch, n, heads * head_dim)
+        mixed = self._mixed(grouped.reshape(batch, kv_heads, group * n, head_dim), k, v, mask, n, cache)
         return mixed if gate is None else mixed * self._activated(torch.sigmoid, gate, cache)
+
+    def _mixed(
+        self,
+        grouped: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        mask: torch.Tensor,
+        n: int,
+        cache: CacheLike | None,
+    ) -> torch.Tensor:
+        """Returns what n rows get by attention, [batch, n, heads * head_dim]."""
+        batch, kv_heads, _, head_dim = grouped.shape
+        mixed = self._attention_for(n, cache)(grouped, k, v, mask, self.scale)
+        mixed = mixed.view(batch, kv_heads, self.config.num_heads // kv_heads, n, head_dim).permute(0, 3, 1, 2, 4)
+        return mixed.reshape(batch, n, self.config.num_heads * head_dim)
 
 
 class Transformer(nn.Module):
@@ -353,7 +380,20 @@ def _rounded(number: float, dtype: torch.dtype) -> float:
     return float(torch.tensor(number, dtype=dtype))
 
 
+def _added_norm(
+    x: torch.Tensor, given: torch.Tensor, weight: torch.Tensor, config: TransformerConfig
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the sum of both, and its norm."""
+    ours = own_kernels.serve(x) and not given.requires_grad and x.dtype == given.dtype == weight.dtype
+    if ours and layer_kernels.fits(x) and given.is_contiguous():
+        return layer_kernels.add_norm(x, given, weight, config.norm_offset, config.rms_norm_eps)
+    x = x + given
+    return x, _norm(x, weight, config)
+
+
 def _norm(x: torch.Tensor, weight: torch.Tensor, config: TransformerConfig) -> torch.Tensor:
+    if own_kernels.serve(x) and x.dtype == weight.dtype and layer_kernels.fits(x):
+        return layer_kernels.add_norm(x, None, weight, config.norm_offset, config.rms_norm_eps)[1]
     if not config.norm_offset:
         return F.rms_norm(x, weight.shape, weight, config.rms_norm_eps)
     # One plus a weight has more digits than bf16 keeps.

@@ -14,9 +14,11 @@ from localspec.errors import DoesNotFit, UsageMistake
 from localspec.machine.hardware import wait_for
 from localspec.machine.machine import Machine
 from localspec.machine.memory import free_memory
+from localspec.models.architecture import TransformerConfig
 from localspec.models.delta_net import DeltaNet
 from localspec.models.drafter_kinds import kind_of, kinds
 from localspec.models.registry import TargetCard
+from localspec.nn.adapters import Adapters
 from localspec.nn.delta_net import CHUNK
 from localspec.nn.linear import QuantizedLinear
 from localspec.nn.losses import HELD, ROWS
@@ -30,7 +32,7 @@ from localspec.training.optimizers import has_small_moments, trainable_groups
 from localspec.training.trainable import TrainableDrafter, make_drafter
 
 LENGTH = 1024  # tokens of a row by default, or the model's context
-STATES = 24  # vectors of hidden_size that one token leaves in a layer for the gradient, about
+STATES = 6  # vectors of hidden_size around a layer of the drafter's own: what is joined before it, and what is compared
 LOGITS = 6  # copies of a few rows' logits: the drafter's, the teacher's, their logarithms, the gradient
 BESIDE = 1.5  # times the matrices alone: losses, the optimiser, checkpoints
 PRODUCT_ROWS, WIDTH, MEASURED_SECONDS = 512, 2048, 0.5  # of a product that is timed
@@ -133,17 +135,21 @@ def needs(drafter: TrainableDrafter, choice: Choice, length: int, written: int =
     )
     if shape.delta is not None:  # in fp32, whatever the weights have
         read = max(read, item * 8 * shape.hidden_size + 4 * in_a_recurrent_layer(shape.delta))
-    held = STATES * shape.hidden_size  # numbers that a row leaves in a layer
-    row = held + 2 * shape.intermediate_size + shape.num_heads * length
-    drawn, prefix = drafter.drawn(length), 2 * shape.num_kv_heads * shape.head_dim * len(drafter.reads_layers)
-    prefix += 2 * shape.hidden_size * len(drafter.reads_inner)  # each of them, and all side by side
+    passed = _in_a_layer(shape, item, drafter.adapters, choice.device)
     layers = shape.num_layers if drafter.changes_target else 0
     # Beside all that one layer holds, each layer holds what goes in.
-    learnt = item * layers * held, item * (layers * shape.hidden_size + min(layers, 1) * held)
-    rows = 4 * max(drawn.layers, 1) * row, 4 * (drawn.layers * shape.hidden_size + row)
-    token, recomputed = (
-        read + own + round(drawn.rows * through + 4 * prefix) for own, through in zip(learnt, rows, strict=True)
-    )
+    learnt = layers * passed, item * layers * shape.hidden_size + min(layers, 1) * passed
+    drawn, width, row = drafter.drawn(length), item, passed
+    if drafter.target.transformer not in drafter.transformers:  # its own layers compute in fp32
+        width, row = 4, _in_a_layer(shape, 4, None, choice.device) + 4 * STATES * shape.hidden_size
+    row += width * shape.num_heads * length  # scores, where there is no kernel that does without
+    rows = drawn.layers * row, width * drawn.layers * shape.hidden_size + row
+    if not drawn.layers:  # heads compute in the precision of the states that they read
+        rows = (item * drawn.vectors * shape.hidden_size,) * 2
+    # As they were read, and before the new rows of each layer; states each, and all side by side.
+    prefix = 2 * item * 2 * shape.num_kv_heads * shape.head_dim * len(drafter.reads_layers)
+    prefix += 4 * 2 * shape.hidden_size * len(drafter.reads_inner)
+    token, recomputed = (read + one + round(drawn.rows * more + prefix) for one, more in zip(learnt, rows, strict=True))
     parameters = [parameter for some, _ in trainable_groups(drafter) for parameter in some]
     loaded = {id(parameter) for parameter in drafter.target.transformer.parameters()}
     small = has_small_moments(choice.device)
@@ -153,7 +159,7 @@ def needs(drafter: TrainableDrafter, choice: Choice, length: int, written: int =
         fixed=choice.loaded_bytes
         + (dense if choice.quantize != "none" else 0)
         + sum(_learning(parameter, id(parameter) in loaded, small) for parameter in parameters)
-        + max((COARSE * one.numel() for one in parameters if one.dtype == torch.bfloat16), default=0)
+        + max((_for_a_moment(one) for one in parameters), default=0)
         + LOGITS * 4 * ROWS * shape.vocab_size
         + drafter.depth * HELD
         + PROGRAM,
@@ -173,6 +179,24 @@ def in_a_recurrent_layer(sizes: DeltaNet) -> int:
     return 3 * sizes.channels + sizes.value_heads * (6 * sizes.key_dim + 6 * sizes.value_dim + 4 * CHUNK)
 
 
+def _in_a_layer(shape: TransformerConfig, item: int, adapters: Adapters | None, device: str) -> int:
+    """Returns the bytes that one row leaves in a layer for the gradient, in numbers of so many bytes.
+
+    They are what norms read, queries, keys and values as one product gives them and once more with their positions,
+    queries side by side, what was attended to, and in the feed-forward network the gate, its activation and what it is
+    multiplied by. What learns keeps its inputs, adapters in fp32 with a mask of those that they drop, and what lies
+    between their two matrices.
+    """
+    queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+    own = 2 * shape.hidden_size + 4 * queries + 3 * keys + 3 * shape.intermediate_size
+    inputs = 2 * shape.hidden_size + queries + shape.intermediate_size
+    if adapters is None:
+        return item * own + 4 * inputs
+    between = max(sum(len(one.lora_A) for one in some.values()) for some in adapters.values())
+    mask = (4 if device == "cpu" else 1) if adapters.dropout else 0  # bytes of a number
+    return item * own + (4 + mask) * inputs + 4 * between
+
+
 def divided(needed: Needs, drafter: TrainableDrafter, processes: int) -> Needs:
     """Returns what one of so many processes needs that share the target's layers: its part, and two that are whole."""
     transformer = drafter.target.transformer
@@ -184,6 +208,14 @@ def divided(needed: Needs, drafter: TrainableDrafter, processes: int) -> Needs:
 def _learning(parameter: torch.nn.Parameter, loaded: bool, small: bool) -> int:
     """Returns the bytes of a weight that learns: itself, if it is not the target's, its gradient and two moments."""
     return (1 if loaded else 2) * parameter.nbytes + (2 if small else 8) * parameter.numel()
+
+
+def _for_a_moment(parameter: torch.nn.Parameter) -> int:
+    """Returns the bytes beside a weight that learns: its step in fp32, or a second gradient that is added to the first.
+
+    That of one head's part is as large as the whole, and zero elsewhere.
+    """
+    return COARSE * parameter.numel() if parameter.dtype == torch.bfloat16 else parameter.nbytes
 
 
 def _kept(parameter: torch.nn.Parameter, small: bool) -> int:

@@ -60,10 +60,15 @@ class LossOutput:
 
 @dataclass(frozen=True)
 class Drawn:
-    """Rows for each token of a text that are computed with a gradient, and through how many layers; 0: heads alone."""
+    """Rows for each token of a text that are computed with a gradient, and through how many layers; 0: heads alone.
+
+    Of those a row leaves `vectors` of hidden_size until the gradient comes: its state as it is chosen and sorted, and
+    what lies within a head. What a head makes of few rows at a time, logits above all, is no part of them.
+    """
 
     rows: float
     layers: int = 0
+    vectors: int = 4
 
 
 @dataclass(frozen=True)

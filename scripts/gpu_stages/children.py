@@ -24,7 +24,8 @@ def run_script(
 
     It and what it started are asked to end by SIGTERM first, and have so many seconds of `grace`. What it says is added to a file.
     """
-    paths = os.pathsep.join([str(ROOT), str(ROOT / "scripts"), str(ROOT / "tui")])
+    own = [str(ROOT), str(ROOT / "scripts"), str(ROOT / "tui")]  # before those where packages may lie
+    paths = os.pathsep.join([*own, *filter(None, [os.environ.get("PYTHONPATH")])])
     settings = {**os.environ, "PYTHONPATH": paths, **(environment or {})}
     with log.open("a", encoding="utf-8") as out:
         child = subprocess.Popen(

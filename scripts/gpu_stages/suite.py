@@ -5,6 +5,7 @@ import subprocess
 import sys
 import xml.etree.ElementTree as ET
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from gpu_stages.record import Record, TimeUp, failure
 
 FOLDER = ROOT / "tests" / "gpu"
 OPTIONS = ("-o", "addopts=--import-mode=importlib", "-p", "no:logging", "-p", "no:cacheprovider", "-q")
+# Texts need little of a card and of its memory, and are most of the time, so that several processes share it.
+SHARED, SHARERS = ("test_1_lossless",), "6"
 LONGEST = 400  # characters of a failure
 LEAST = 30.0  # seconds
 # A test and what it tells; tests/gpu/test_1_lossless.py and tests/gpu/test_4_memory.py have them.
@@ -35,6 +38,7 @@ def tests(file: Path, asked: Asked, seconds: float) -> dict[str, Any]:
     report.unlink(missing_ok=True)
     command = [sys.executable, "-m", "pytest", *OPTIONS, f"--junitxml={report}", str(file)]
     command += ["-m", "not slow"] if asked.small else []
+    command += ["-n", SHARERS] if file.stem in SHARED and find_spec("xdist") and not asked.small else []
     try:
         where = {**os.environ, "LOCALSPEC_TEST_DEVICE": asked.device}
         done = subprocess.run(

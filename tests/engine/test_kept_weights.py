@@ -41,7 +41,7 @@ class Here:
     def __init__(self, path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("LOCALSPEC_HOME", str(home))
         monkeypatch.setitem(packing._CLASSES, ("nf4", "cpu"), NF4Linear)
-        monkeypatch.setattr(target_module, "lm_head_class", lambda quantize, device: Linear)  # as on CUDA
+        monkeypatch.setattr(target_module, "lm_head_class", lambda quantize, device, exact=False: Linear)  # as on CUDA
         demo = choose(resolve("demo"), Settings(drafter="none"))
         card = replace(demo.target, path=path, name=path.name)
         self.choice: Choice = replace(demo, target=card, engine="torch", quantize="nf4", dtype="bf16")

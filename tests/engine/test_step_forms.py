@@ -63,6 +63,15 @@ def test_it_is_checked_once_and_silent_where_all_is_well(gpu: GPU) -> None:
     assert gpu.checks == 1 and gpu.forms == ["captured"] * 2 and gpu.notices == []
 
 
+def test_where_our_own_kernels_cannot_be_used_that_is_said(gpu: GPU, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("localspec.engine.step_forms.kernel_trouble", lambda device: "there is no compiler")
+    gpu.load()
+    assert gpu.forms == ["captured"]
+    assert gpu.notices == [
+        "localspec's own kernels are not used on this GPU, and steps are slower for it: there is no compiler."
+    ]
+
+
 def test_why_steps_are_not_recorded_is_said_each_time(gpu: GPU) -> None:
     gpu.finds = lambda: ("static", "the results of 5 rows after 3 tokens are not the same to the bit")
     gpu.load()

@@ -1,5 +1,6 @@
 """Where the tests for GPUs compute: on one where there is one; else on the CPU, which rehearses what means something there."""
 
+import gc
 import os
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -24,8 +25,15 @@ def cuda(device: str) -> Iterator[str]:
     """Skips a test where there is no GPU, and gives back what it took there."""
     if device != "cuda":
         pytest.skip("there is no GPU here")
-    torch.cuda.empty_cache()
+    give_all_back()
     yield device
+    give_all_back()
+
+
+def give_all_back() -> None:
+    """Leaves on the card only what is in use: what tests before it let go of would count for this one."""
+    gc.collect()
+    torch._C._cuda_clearCublasWorkspaces()
     torch.cuda.empty_cache()
 
 

@@ -53,7 +53,7 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Target]:
     def made(path: Path, kind: LayerClass, head: LayerClass | None = None, **named: object) -> Target:
         monkeypatch.setitem(packing._CLASSES, ("int8", "cpu"), kind)
         if head is not None:
-            monkeypatch.setattr(target, "lm_head_class", lambda quantize, device: head)
+            monkeypatch.setattr(target, "lm_head_class", lambda quantize, device, exact=False: head)
         return Target.load(path, quantize="int8", **named)
 
     return made

@@ -113,7 +113,7 @@ def test_a_target_that_learns_takes_memory_in_every_layer_and_is_written(tiny, k
     target = tiny("phi3-one-key-head-tied").target
     alone, joint = (make_drafter(kind, target, options) for options in ({}, {"joint": True}))
     found, changed = needs(alone, CHOICE, 64), needs(joint, CHOICE, 64, written=10_000)
-    assert changed.token - found.token > 4 * 20 * 48 * 3
+    assert changed.token - found.token > 4 * 14 * 48 * 3  # torch saves 15, and a mask that the layers share
     assert changed.files - found.files > 10_000 and changed.trainable > found.trainable
 
 

@@ -107,6 +107,23 @@ def test_the_estimate_knows_what_is_held_either_way(wide: Target, form: str) -> 
     assert 0.5 * saved < promised.token - promised.recomputed < 3 * saved, (measured, promised)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "options", "most"), [("medusa", {}, 4), ("semi", {}, 3), ("semi", {"recent": "lstm"}, 2)]
+)
+def test_of_heads_alone_no_layer_is_counted(
+    wide: Target, monkeypatch: pytest.MonkeyPatch, kind: str, options: dict[str, Any], most: float
+) -> None:
+    """What a token leaves is at most what is promised, and not a small part of that; its logits are made twice."""
+    monkeypatch.setattr("localspec.nn.losses.HELD", 0)
+    drafter = make_drafter(kind, wide, options).train()
+    short, long = (gradients_and_bytes(drafter, lesson(drafter, length))[1] for length in (128, 256))
+    measured = (long - short) / (2 * 128)
+    read = 4 * (8 * 256 + 3 * 688 + 2 * 3 * 256 + 256)  # by the target, for a moment
+    promised = needs(drafter, CHOICE, 256).token - read
+    assert measured < promised < most * measured, (measured, promised)
+
+
 @pytest.fixture(scope="module")
 def wide() -> Target:
     """A target of eight layers whose sizes are in proportions as those of large models, so that layers are what counts."""

@@ -12,7 +12,7 @@ from localspec.models.drafter_cards import RANKS
 from localspec.nn.adapters import Adapters
 from localspec.nn.losses import DepthLoss, Guess, Head, cross_entropies, cross_entropy
 from localspec.nn.target import Target
-from localspec.training.trainable import Batch, LossOutput, TrainableDrafter
+from localspec.training.trainable import Batch, Drawn, LossOutput, TrainableDrafter
 
 
 class Averaged(nn.Module):
@@ -144,6 +144,10 @@ class Trainable(TrainableDrafter):
     def depth(self) -> int:
         """The number of levels of its trees, the root not counted."""
         return self.options.depth
+
+    def drawn(self, length: int) -> Drawn:
+        """The tiny model reads each row for itself; the LSTM leaves most, its gates and states of two layers."""
+        return Drawn(float(self.depth), vectors=16)
 
     # -- the model ----------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,117 @@
+"""Compiles the sources in `cuda/` for an NVIDIA card when they are first needed, and starts what they hold.
+
+The compiler is NVRTC, which comes with torch's packages for CUDA, so nobody needs a toolkit. A function takes
+some tenths of a second.
+"""
+
+import ctypes
+import sys
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+SOURCES = Path(__file__).parent / "cuda"
+SHARED = "tensor_cores.cuh"
+Argument = torch.Tensor | int | float | None  # a pointer, a C int, a C float, and no pointer
+
+
+class Kernel:
+    """A compiled function, and the binary that it lies in."""
+
+    def __init__(self, binary: bytes, name: str) -> None:
+        driver, self._module, self._function = _driver(), ctypes.c_void_p(), ctypes.c_void_p()
+        _succeeds(driver.cuModuleLoadData(ctypes.byref(self._module), binary), "it cannot be loaded")
+        found = driver.cuModuleGetFunction(ctypes.byref(self._function), self._module, name.encode())
+        _succeeds(found, f"it has no {name}")
+
+    def __call__(self, grid: Sequence[int], threads: int, *arguments: Argument) -> None:
+        """Starts it on the current stream, with so many blocks and threads. Raises RuntimeError where CUDA does not."""
+        passed = [_passed(argument) for argument in arguments]
+        places = (ctypes.c_void_p * len(passed))(*(ctypes.addressof(one) for one in passed))
+        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+        code = _driver().cuLaunchKernel(self._function, *grid, threads, 1, 1, 0, stream, places, None)
+        _succeeds(code, "it cannot be started")
+
+
+def _passed(argument: Argument) -> Any:
+    if isinstance(argument, torch.Tensor):
+        return ctypes.c_void_p(argument.data_ptr())
+    if argument is None:
+        return ctypes.c_void_p()
+    return ctypes.c_float(argument) if isinstance(argument, float) else ctypes.c_longlong(argument)
+
+
+@cache
+def compiled(device: torch.device, file: str, name: str, **defined: int) -> Kernel:
+    """Returns a function of a source, compiled for a card with these constants. Raises RuntimeError where it cannot."""
+    with torch.cuda.device(device):
+        major, minor = torch.cuda.get_device_capability(device)
+        torch.zeros(1, device=device)  # the driver loads into what torch has opened
+        return Kernel(binary_of(source(file), [f"--gpu-architecture=sm_{major}{minor}", *options(defined)]), name)
+
+
+def source(file: str) -> str:
+    """Returns a source, behind what all share."""
+    return "".join((SOURCES / name).read_text("utf-8") for name in (SHARED, file))
+
+
+def options(defined: Mapping[str, int]) -> list[str]:
+    """Returns constants as a compiler is told of them."""
+    return [f"-D{name}={value}" for name, value in sorted(defined.items())]
+
+
+def binary_of(text: str, told: Sequence[str]) -> bytes:
+    """Compiles a source. Raises RuntimeError, with what the compiler says."""
+    compiler, program = _compiler(), ctypes.c_void_p()
+    words = (ctypes.c_char_p * len(told))(*(word.encode() for word in told))
+    created = compiler.nvrtcCreateProgram(ctypes.byref(program), text.encode(), b"localspec.cu", 0, None, None)
+    _succeeds(created, "there is no compiler")
+    try:
+        if compiler.nvrtcCompileProgram(program, len(told), words):
+            raise RuntimeError(f"A kernel cannot be compiled: {_content(program, 'ProgramLog').decode().strip()}")
+        return _content(program, "CUBIN")
+    finally:
+        compiler.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+def _content(program: ctypes.c_void_p, what: str) -> bytes:
+    size = ctypes.c_size_t()
+    _succeeds(getattr(_compiler(), f"nvrtcGet{what}Size")(program, ctypes.byref(size)), "it has no size")
+    content = ctypes.create_string_buffer(size.value)
+    _succeeds(getattr(_compiler(), f"nvrtcGet{what}")(program, content), "it cannot be read")
+    return content.raw
+
+
+def _succeeds(code: int, otherwise: str) -> None:
+    if code:
+        raise RuntimeError(f"A kernel cannot be used: {otherwise} (CUDA's code {code}).")
+
+
+@cache
+def _compiler() -> Any:
+    """NVRTC, of the version that torch was built with."""
+    major = str(torch.version.cuda).partition(".")[0]
+    names = [f"nvrtc64_{major}0_0.dll"] if sys.platform == "win32" else [f"libnvrtc.so.{major}"]
+    places = [*names, *(str(place) for name in names for place in _packages().glob(f"nvidia/**/{name}"))]
+    return _library(places)
+
+
+@cache
+def _driver() -> Any:
+    return _library(["nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"])
+
+
+def _packages() -> Path:
+    return Path(torch.__file__).parent.parent
+
+
+def _library(places: Sequence[str]) -> Any:
+    for place in places:
+        try:
+            return ctypes.CDLL(place)
+        except OSError:
+            continue
+    raise RuntimeError(f"There is no {places[0]} here.")

@@ -1,0 +1,116 @@
+"""Whether our own kernels for NVIDIA's cards are of use: they are tried before anything is computed by them."""
+
+from collections.abc import Callable
+from functools import cache
+
+import torch
+import torch.nn.functional as F
+
+from localspec.errors import first_line
+from localspec.nn import layer_kernels, row_kernels
+from localspec.nn.rotary import apply_rope
+
+LEAST_CAPABILITY = (8, 0)  # of a card: those before it multiply no bf16
+NEAR = 0.02  # how far results in 16 bits may be from those of more, relative
+
+
+@cache
+def trouble(device: torch.device) -> str | None:
+    """Returns why they are not of use on a device, in words; None where they are."""
+    if not _nvidias(device):
+        return "they are for NVIDIA's cards"
+    if torch.cuda.get_device_capability(device) < LEAST_CAPABILITY:
+        return "they need a card of compute capability 8.0 or more"
+    try:
+        return _wrong(device)
+    except (RuntimeError, OSError, AttributeError) as error:
+        return first_line(error).rstrip(".")
+
+
+def _nvidias(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.version.hip is None and torch.cuda.is_available()
+
+
+def unforeseen_trouble(device: torch.device) -> str | None:
+    """Returns why they are not of use on a card that they are for; None where they are, and on all other devices."""
+    return trouble(device) if _nvidias(device) and torch.cuda.get_device_capability(device) >= LEAST_CAPABILITY else None
+
+
+def serve(x: torch.Tensor) -> bool:
+    """Whether they are of use for a tensor: they give no gradient."""
+    return x.is_cuda and not x.requires_grad and x.numel() > 0 and trouble(x.device) is None
+
+
+@torch.inference_mode()
+def _wrong(device: torch.device) -> str | None:
+    """Tries them; returns what is wrong with them, None where nothing is."""
+    for what, (compute, expected) in {**_products(device), **_attention(device), **_between(device)}.items():
+        together = compute(slice(None))
+        if not float((together.float() - expected).norm() / expected.norm()) < NEAR:
+            return f"{what} is not what it should be"
+        if not all(torch.equal(compute(slice(row, row + 1)), together[row : row + 1]) for row in range(len(together))):
+            return f"{what} of a row depends on others"
+    return None
+
+
+Trials = dict[
+    str, tuple[Callable[[slice], torch.Tensor], torch.Tensor]
+]  # of some rows, and what all of them should give
+
+
+def _random(device: torch.device, *sizes: int) -> torch.Tensor:
+    return torch.randn(*sizes, generator=torch.Generator().manual_seed(sum(sizes))).to(device)
+
+
+def _products(device: torch.device) -> Trials:
+    x, weight = _random(device, 11, 192).bfloat16(), _random(device, 40, 192).bfloat16()
+    packed, scales = (torch.arange(size, device=device).mul(97).fmod(256).byte() for size in (40 * 96, 120))
+    levels, code = torch.linspace(-1, 1, 16, device=device), torch.linspace(0, 1, 256, device=device)
+    offset, halves = torch.full((), 0.1, device=device), torch.full((1,), 0.5, device=device)
+    both = packed.view(40, 96, 1).long()
+    unpacked = levels[torch.cat([both >> 4, both & 15], -1).view(40, 192)]
+    unpacked = unpacked * (code[scales.long()] * 0.5 + offset).view(40, 3).repeat_interleave(row_kernels.BLOCK, 1)
+    nf4 = row_kernels.TiledNF4(*row_kernels.tiled(packed, scales, 40), code, halves, offset, levels)
+    return {
+        "a product": (lambda rows: row_kernels.dense(x[rows], weight, None), x.float() @ weight.float().T),
+        "a product in NF4": (lambda rows: row_kernels.nf4(x[rows], nf4, None, 40), x.float() @ unpacked.T),
+    }
+
+
+def _attention(device: torch.device) -> Trials:
+    queries, both = _random(device, 1, 2, 6, 64), _random(device, 2, 1, 2, 300, 64)
+    mask = torch.zeros(6, 300, device=device).masked_fill_(_random(device, 6, 300) > 0.5, float("-inf"))
+    mask[:, 0] = 0.0
+
+    def compute(rows: slice) -> torch.Tensor:
+        return row_kernels.attention(queries[:, :, rows], both[0], both[1], mask[rows])[0].transpose(0, 1)
+
+    expected = F.scaled_dot_product_attention(queries, both[0], both[1], attn_mask=mask)
+    return {"attention": (compute, expected[0].transpose(0, 1))}
+
+
+def _between(device: torch.device) -> Trials:
+    x, given, weight = (_random(device, *sizes).bfloat16() for sizes in ((5, 96), (5, 96, 1), (96,)))
+    given, wide = given[..., 0].contiguous(), (x + given[..., 0]).float()
+    qkv, angles = _random(device, 5, 4, 32).bfloat16(), _random(device, 5, 1, 16)
+    cos, sin = angles.cos().bfloat16(), angles.sin().bfloat16()
+
+    def placed(rows: slice) -> torch.Tensor:
+        slots = qkv.new_zeros(2, 1, 16, 32)
+        some, start = qkv[rows].contiguous(), torch.full((1,), 3, device=device)
+        placing = layer_kernels.Placing(slots, 16, start, 2)
+        turned = layer_kernels.rotate_and_place(some, cos[rows].contiguous(), sin[rows].contiguous(), 2, 1, placing)
+        kept = slots[:, 0, 5 : 5 + len(some)]
+        return torch.cat([*turned.view(2, len(some), 32), *kept], -1)
+
+    turned = apply_rope(qkv[None, :, :3], cos[None], sin[None])[0]
+    return {
+        "a norm": (
+            lambda rows: layer_kernels.add_norm(x[rows], given[rows], weight, 1.0, 1e-5)[1],
+            F.rms_norm(wide, (96,), weight.float() + 1.0, 1e-5),
+        ),
+        "a gate": (
+            lambda rows: layer_kernels.gated(x[rows], "silu"), F.silu(x[:, :48].float()) * x[:, 48:].float(),
+        ),
+        "a rotation": (placed, torch.cat([turned, qkv[:, 3:]], 1).flatten(1).float()),
+    }  # fmt: skip

@@ -1,0 +1,152 @@
+"""Products and attention on an NVIDIA card, in whose results the bits of a row are the same alone and beside others.
+
+Of few rows they also read weights in NF4 about as fast as they lie in memory, whatever the number of rows.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+import torch.nn.functional as F
+
+from localspec.nn.cuda_kernels import Kernel, compiled
+
+ROWS = 64  # at most in one go
+PAGE = 256  # slots that attention sums in one go
+BLOCK = 64  # weights in NF4 that share a scale
+CHANNELS = 16  # that a tensor core makes at a time
+WARPS = 8  # of a block; they share out the inputs, so that bits hang on how many they are
+AHEAD = 2  # pieces of weights in 16 bits that a thread has under way
+BLOCKS = 3  # of a multiprocessor, where what a block prepares serves several channels
+WIDE = 128  # channels for each multiprocessor, from which on there are blocks enough for all
+THREADS = 256  # of attention
+FORMATS = (torch.bfloat16, torch.float16)
+
+
+def multiplies(x: torch.Tensor) -> bool:
+    """Whether products of rows like these [rows, in] can be made."""
+    return x.dtype in FORMATS and x.shape[1] % 8 == 0
+
+
+def dense(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """Returns x Wᵀ + b of x [rows, in] and W [out, in], both in the same 16-bit format."""
+
+    def product(x: torch.Tensor, y: torch.Tensor) -> None:
+        kernel, out = _linear(x, "linear_dense", AHEAD=AHEAD), len(weight)
+        kernel((-(-out // CHANNELS), 1, 1), 32 * WARPS, weight, x, bias, y, len(x), x.shape[1] // 8, out)
+
+    return _in_parts(x, len(weight), product)
+
+
+@dataclass(frozen=True)
+class TiledNF4:
+    """A weight [out, in] in NF4, as `linear_nf4` reads it.
+
+    `packed` [tiles, blocks, 8, 4, 2, 8] and `scales` [tiles, blocks, 8, 2] are bytes, of 16 channels a tile.
+    `scale_code` is what a scale means, `scale_scales` are those of 256 scales in the order of bitsandbytes, `offset` is
+    added to all.
+    """
+
+    packed: torch.Tensor
+    scales: torch.Tensor
+    scale_code: torch.Tensor
+    scale_scales: torch.Tensor
+    offset: torch.Tensor
+    levels: torch.Tensor
+
+
+def tiled(packed: torch.Tensor, scales: torch.Tensor, out: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Puts bytes and scales, as bitsandbytes has them of a matrix of so many rows, into the order of `TiledNF4`.
+
+    Rows are filled up with zeros to a multiple of 16.
+    """
+    blocks = scales.numel() // out
+    packed = F.pad(packed.view(out, blocks * BLOCK // 2), (0, 0, 0, -out % CHANNELS))
+    scales = F.pad(scales.view(out, blocks), (0, 0, 0, -out % CHANNELS))
+    packed = packed.view(-1, 2, 8, blocks, 4, 8).permute(0, 3, 2, 4, 1, 5)
+    return packed.contiguous(), scales.view(-1, 2, 8, blocks).permute(0, 3, 2, 1).contiguous()
+
+
+def untiled(packed: torch.Tensor, scales: torch.Tensor, out: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns bytes [n, 1] and scales [m] in the order of bitsandbytes again."""
+    blocks = packed.shape[1]
+    packed = packed.permute(0, 4, 2, 1, 3, 5).reshape(-1, blocks * BLOCK // 2)[:out]
+    scales = scales.permute(0, 3, 2, 1).reshape(-1, blocks)[:out]
+    return packed.reshape(-1, 1), scales.reshape(-1)
+
+
+def nf4(x: torch.Tensor, weight: TiledNF4, bias: torch.Tensor | None, out: int) -> torch.Tensor:
+    """Returns x Wᵀ + b of x [rows, in], in a multiple of 64."""
+
+    def product(x: torch.Tensor, y: torch.Tensor) -> None:
+        tiles = _tiles(x)
+        # For two times 16 channels rows, which come from a cache that all blocks share, are read once.
+        tall = 2 if tiles == 8 or (tiles == 2 and out >= WIDE * _multiprocessors(x.device)) else 1
+        blocks = min(-(-out // (CHANNELS * tall)), BLOCKS * _multiprocessors(x.device))
+        kernel = _linear(x, "linear_nf4", TALL=tall)
+        kernel(
+            (blocks, 1, 1), 32 * WARPS, weight.packed, weight.scales, weight.scale_code, weight.scale_scales,
+            weight.offset, weight.levels, x, bias, y, len(x), x.shape[1] // BLOCK, out,
+        )  # fmt: skip
+
+    return _in_parts(x, out, product)
+
+
+def attention(
+    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, scale: float | None = None
+) -> torch.Tensor:
+    """Computes what `attention.invariant` does, in the precision of the keys, where every sum is one of fp32.
+
+    A row's ancestors must lie in the page of `PAGE` slots in which they are in plain decoding.
+    """
+    (heads, rows, width), slots, device = queries.shape[1:], keys.shape[2], keys.device
+    queries, mask, pages = queries.to(keys.dtype).contiguous(), mask.to(keys.dtype).contiguous(), -(-slots // PAGE)
+    own = 4 if rows <= 4 else 16 if width <= 256 else 8
+    named = {"FP16": int(keys.dtype == torch.float16), "FP32": int(keys.dtype == torch.float32), "HEAD": width}
+    constants = {**named, "ROWS": own, "PAGE": PAGE, "THREADS": THREADS, "TILES": 1, "WARPS": WARPS}
+    mixed = queries.new_empty(heads, pages, rows, width, dtype=torch.float32)
+    greatest, totals = (queries.new_empty(heads, pages, rows, dtype=torch.float32) for _ in range(2))
+    factor = width**-0.5 if scale is None else scale
+    compiled(device, "attention.cu", "attend", **constants)(
+        (heads, pages, -(-rows // own)), THREADS, queries, keys, values, mask, mixed, greatest, totals, rows, slots,
+        keys.stride(1), float(factor),
+    )  # fmt: skip
+    out = torch.empty_like(queries)
+    add = compiled(device, "attention.cu", "add_pages", **constants)
+    add((heads, rows, 1), min(THREADS, max(32, width)), mixed, greatest, totals, out, rows, pages)
+    return out
+
+
+def heads_fit(head_dim: int) -> bool:
+    """Whether there is attention for heads of so many channels."""
+    return head_dim % 8 == 0 and head_dim <= 2 * THREADS
+
+
+def attends(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> bool:
+    """Whether `attention` can be computed of these."""
+    width = keys.shape[3]
+    alike = keys.stride() == values.stride() and keys.stride()[2:] == (width, 1) and keys.dtype == values.dtype
+    return alike and keys.dtype in (torch.float32, *FORMATS) and heads_fit(width) and queries.shape[2] > 0
+
+
+def _in_parts(x: torch.Tensor, out: int, product: Callable[[torch.Tensor, torch.Tensor], None]) -> torch.Tensor:
+    x, y = x.contiguous(), x.new_empty(len(x), out)
+    for first in range(0, len(x), ROWS):
+        product(x[first : first + ROWS], y[first : first + ROWS])
+    return y
+
+
+def _tiles(x: torch.Tensor) -> int:
+    """Of eight rows each."""
+    return next(tiles for tiles in (1, 2, 4, 8) if 8 * tiles >= len(x))
+
+
+def _linear(x: torch.Tensor, name: str, **defined: int) -> Kernel:
+    constants = {"FP16": int(x.dtype == torch.float16), "FP32": 0, "TILES": _tiles(x), "WARPS": WARPS, **defined}
+    return compiled(x.device, f"{name}.cu", name, **constants)
+
+
+@cache
+def _multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count

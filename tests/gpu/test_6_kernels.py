@@ -1,0 +1,132 @@
+"""Our own kernels on the device: as near to torch as their format comes, and a row alone has the bits that it has beside others."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from gpu_models import DEMO
+from quantized_layers import error, gaussian
+from slow_cases import cases
+
+from localspec.nn import cuda_kernels, own_kernels, row_kernels
+from localspec.nn.attention import invariant, page_size
+from localspec.nn.exactness import measure
+from localspec.nn.linear_bitsandbytes import NF4Linear, PackedNF4
+from localspec.nn.linear_invariant import InvariantLinear
+from localspec.nn.packing import DTYPES
+from localspec.nn.step_forms import find_step_form
+from localspec.nn.target import Target
+
+ROWS = (1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 33, 64, 65, 100)
+SIZES = cases([(40, 72), (768, 256), (301, 248), (4096, 11008), (22016, 4096)], [(40, 72)])
+HEADS = cases([(8, 1, 32), (4, 4, 128), (2, 3, 80), (1, 2, 256), (1, 1, 512)], [(8, 1, 32)])
+NEAR = {"bf16": 4e-3, "fp16": 5e-4}
+pytestmark = pytest.mark.usefixtures("served")
+
+
+@pytest.fixture
+def served(cuda: str) -> None:
+    """Skips where the card is too old for them; where they are wrong, that fails."""
+    if torch.cuda.get_device_capability() < own_kernels.LEAST_CAPABILITY:
+        pytest.skip("they need a card of compute capability 8.0 or more")
+    assert own_kernels.trouble(torch.device("cuda", torch.cuda.current_device())) is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+@pytest.mark.parametrize("biased", [False, True])
+def test_a_product(cuda: str, sizes: tuple[int, int], dtype: str, biased: bool) -> None:
+    weight = gaussian(*sizes, seed=1).to(cuda, DTYPES[dtype])
+    bias = gaussian(sizes[0], seed=2).to(cuda, DTYPES[dtype]) if biased else None
+    x = gaussian(max(ROWS), sizes[1], seed=3).to(cuda, DTYPES[dtype])
+    for layer in (InvariantLinear(weight, bias), NF4Linear(weight, bias)):
+        y = layer(x)
+        assert (
+            error(y, F.linear(x.double(), layer.weight.double(), None if bias is None else bias.double())) < NEAR[dtype]
+        )
+        assert all(torch.equal(layer(x[:rows]), y[:rows]) for rows in ROWS)
+
+
+@pytest.mark.slow
+def test_in_fp32_rows_do_not_depend_on_each_other_either(cuda: str) -> None:
+    layer, x = InvariantLinear(gaussian(300, 200, seed=1).to(cuda)), gaussian(max(ROWS), 200, seed=3).to(cuda)
+    y = layer(x)
+    assert error(y, F.linear(x, layer.weight)) < 1e-6
+    assert all(torch.equal(layer(x[:rows]), y[:rows]) for rows in ROWS)
+
+
+def test_nf4_is_the_same_matrix_in_its_own_order(cuda: str) -> None:
+    layer = NF4Linear(gaussian(301, 254, seed=1).to(cuda, torch.bfloat16))
+    assert layer.tiled is not None
+    told = layer.parts()
+    again = NF4Linear(PackedNF4(layer.shape, told))
+    assert torch.equal(again.weight, layer.weight)
+    assert all(torch.equal(part, told[name]) for name, part in again.parts().items())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("sizes", HEADS, ids=str)
+def test_attention(cuda: str, dtype: str, sizes: tuple[int, int, int]) -> None:
+    """Of a tree's row, what masked slots lie between its ancestors changes nothing, as long as pages are kept."""
+    kv_heads, group, width = sizes
+    page = page_size(kv_heads, width, group, torch.device(cuda, torch.cuda.current_device()))
+    assert page == row_kernels.PAGE
+    slots = 2 * page + 150
+    keys, values = gaussian(2, 1, kv_heads, slots, width, seed=1).to(cuda, DTYPES[dtype])
+    queries = gaussian(1, kv_heads, group, 20, width, seed=2).to(cuda, DTYPES[dtype])
+
+    def of(rows: int, seen: torch.Tensor) -> torch.Tensor:
+        some = queries[:, :, :, :rows].reshape(1, kv_heads, group * rows, width)
+        mask = torch.zeros(rows, len(seen), device=cuda).masked_fill_(~seen, float("-inf")).repeat(group, 1)
+        found = invariant(some, keys[:, :, : len(seen)], values[:, :, : len(seen)], mask.to(keys.dtype))
+        return found.view(kv_heads, group, rows, width)
+
+    seen = torch.rand(slots, generator=torch.Generator().manual_seed(3)).to(cuda) < 0.7
+    every = of(20, seen)
+    plain = F.scaled_dot_product_attention(
+        queries.view(1, kv_heads, -1, width).double(), keys.double(), values.double(),
+        attn_mask=torch.zeros(1, slots, device=cuda).masked_fill_(~seen, float("-inf")).double(),
+    )  # fmt: skip
+    assert error(every.reshape(plain.shape), plain) < (1e-5 if dtype == "fp32" else NEAR[dtype])
+    assert all(torch.equal(of(rows, seen), every[:, :, :rows]) for rows in (1, 3, 4, 5, 16, 17))
+    # The slots of each page pushed together, and behind them nothing: the same numbers, elsewhere.
+    order = torch.cat(
+        [
+            first + torch.cat([*(part := seen[first : first + page]).nonzero().T, *(~part).nonzero().T])
+            for first in range(0, slots, page)
+        ]
+    )
+    keys, values, seen = keys[:, :, order], values[:, :, order], seen[order]
+    last = int(seen.nonzero()[-1]) + 1
+    assert torch.equal(of(20, seen), every) and torch.equal(of(20, seen[:last]), every)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("quantize", ["none", "int8", "nf4"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_exact_form_is_exact(
+    cuda: str, quantize: str, dtype: str, record_property: Callable[[str, object], None]
+) -> None:
+    if quantize != "none" and dtype == "fp32":
+        pytest.skip("packed models compute in 16 bits")
+    target = Target.load(DEMO, device=cuda, dtype=DTYPES[dtype], quantize=quantize, exact=True)
+    assert find_step_form(target) == ("captured", None)
+    found = measure(target, 17, True)
+    record_property("exact form", f"{dtype}, {quantize}: rows by {found.multiple}")
+    assert found.bitwise
+
+
+def test_trouble_with_them_leaves_a_model_that_speaks(cuda: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where they cannot be compiled, libraries compute."""
+    own_kernels.trouble.cache_clear()
+    monkeypatch.setattr("localspec.nn.cuda_kernels.SHARED", "missing")
+    cuda_kernels.compiled.cache_clear()
+    try:
+        assert own_kernels.trouble(torch.device(cuda, torch.cuda.current_device())) is not None
+        target = Target.load(DEMO, device=cuda, dtype=torch.bfloat16, quantize="nf4")
+        assert find_step_form(target) == ("captured", None)
+    finally:
+        own_kernels.trouble.cache_clear()

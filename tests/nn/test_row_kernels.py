@@ -1,0 +1,29 @@
+"""What of our kernels for GPUs runs anywhere: the order of a matrix in NF4, and who they are not for."""
+
+import pytest
+import torch
+
+from localspec.nn import own_kernels, row_kernels
+
+
+@pytest.mark.parametrize(("out", "blocks"), [(16, 1), (40, 3), (301, 4)])
+def test_each_level_and_scale_lies_where_a_thread_looks_for_it(out: int, blocks: int) -> None:
+    packed = torch.randint(256, (out * blocks * 32, 1), dtype=torch.uint8)
+    scales = torch.randint(256, (out * blocks,), dtype=torch.uint8)
+    there, there_too = row_kernels.tiled(packed, scales, out)
+    bytes_, by_channel = packed.view(out, blocks, 32), scales.view(out, blocks)
+    for channel in {0, 7, 8, out // 2, out - 1}:
+        for block in range(blocks):
+            tile, half, g = channel // 16, channel % 16 // 8, channel % 8
+            for thread in range(4):
+                assert torch.equal(
+                    there[tile, block, g, thread, half], bytes_[channel, block, 8 * thread : 8 * thread + 8]
+                )
+            assert there_too[tile, block, g, half] == by_channel[channel, block]
+    again = row_kernels.untiled(there, there_too, out)
+    assert torch.equal(again[0], packed) and torch.equal(again[1], scales)
+
+
+def test_they_are_not_for_a_cpu() -> None:
+    assert own_kernels.trouble(torch.device("cpu")) == "they are for NVIDIA's cards"
+    assert not own_kernels.serve(torch.ones(1))
