@@ -33,7 +33,9 @@ def _nvidias(device: torch.device) -> bool:
 
 def unforeseen_trouble(device: torch.device) -> str | None:
     """Returns why they are not of use on a card that they are for; None where they are, and on all other devices."""
-    return trouble(device) if _nvidias(device) and torch.cuda.get_device_capability(device) >= LEAST_CAPABILITY else None
+    return (
+        trouble(device) if _nvidias(device) and torch.cuda.get_device_capability(device) >= LEAST_CAPABILITY else None
+    )
 
 
 def serve(x: torch.Tensor) -> bool:

@@ -18,7 +18,7 @@ from gpu_stages.record import Record, TimeUp, failure
 FOLDER = ROOT / "tests" / "gpu"
 OPTIONS = ("-o", "addopts=--import-mode=importlib", "-p", "no:logging", "-p", "no:cacheprovider", "-q")
 # Texts need little of a card and of its memory, and are most of the time, so that several processes share it.
-SHARED, SHARERS = ("test_1_lossless",), "6"
+SHARED, SHARERS = ("test_1_lossless",), "12"
 LONGEST = 400  # characters of a failure
 LEAST = 30.0  # seconds
 # A test and what it tells; tests/gpu/test_1_lossless.py and tests/gpu/test_4_memory.py have them.

@@ -34,7 +34,7 @@ DRAFTERS = (
     "lookahead", "draft_model", "ouroboros", "layers",
 )  # fmt: skip
 SMALL_DRAFTERS = (PLAIN, "phrases", "medusa", "s3d")
-TOKENS, REPLIES = 96, 4
+TOKENS, REPLIES = 96, 12
 SMALL_TOKENS, SMALL_REPLIES = 12, 1
 LEAST = 15.0  # seconds for one drafter alone
 SEARCHED = ("draft_model", "ouroboros", "layers")  # which is found out once, how they draft
@@ -93,7 +93,7 @@ def one_alone(plain: Any, asked: Asked, card: TargetCard, precision: str, name: 
     engine = first if name == PLAIN else Engine(choice, store=store, phrases="off", beside=first)
     loaded = peak_bytes(asked.device)
     if name != PLAIN:
-        replies(engine, asked, 1)
+        replies(engine, asked)  # which take longer, for what they record
     watch_peak(asked.device)
     said = replies(engine, asked)
     told, held = [one for one in said if one.tokens_per_second], said[-1].memory
