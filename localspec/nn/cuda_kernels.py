@@ -19,10 +19,11 @@ Argument = torch.Tensor | int | float | None  # a pointer, a C int, a C float, a
 
 
 class Kernel:
-    """A compiled function, and the binary that it lies in."""
+    """A compiled function on a card, and the binary that it lies in."""
 
-    def __init__(self, binary: bytes, name: str) -> None:
+    def __init__(self, binary: bytes, name: str, device: torch.device) -> None:
         driver, self._module, self._function = _driver(), ctypes.c_void_p(), ctypes.c_void_p()
+        self._device = device
         _succeeds(driver.cuModuleLoadData(ctypes.byref(self._module), binary), "it cannot be loaded")
         found = driver.cuModuleGetFunction(ctypes.byref(self._function), self._module, name.encode())
         _succeeds(found, f"it has no {name}")
@@ -31,8 +32,9 @@ class Kernel:
         """Starts it on the current stream, with so many blocks and threads. Raises RuntimeError where CUDA does not."""
         passed = [_passed(argument) for argument in arguments]
         places = (ctypes.c_void_p * len(passed))(*(ctypes.addressof(one) for one in passed))
-        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-        code = _driver().cuLaunchKernel(self._function, *grid, threads, 1, 1, 0, stream, places, None)
+        with torch.cuda.device(self._device):
+            stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+            code = _driver().cuLaunchKernel(self._function, *grid, threads, 1, 1, 0, stream, places, None)
         _succeeds(code, "it cannot be started")
 
 
@@ -50,7 +52,8 @@ def compiled(device: torch.device, file: str, name: str, **defined: int) -> Kern
     with torch.cuda.device(device):
         major, minor = torch.cuda.get_device_capability(device)
         torch.zeros(1, device=device)  # the driver loads into what torch has opened
-        return Kernel(binary_of(source(file), [f"--gpu-architecture=sm_{major}{minor}", *options(defined)]), name)
+        told = [f"--gpu-architecture=sm_{major}{minor}", *options(defined)]
+        return Kernel(binary_of(source(file), told), name, device)
 
 
 def source(file: str) -> str:

@@ -32,8 +32,8 @@ from localspec.policy.ranking import (
 )
 from localspec.policy.survey import recommendations
 
-# Packings in which a row can be had to the bit, whatever stands beside it.
-INVARIANT = (("cpu", "none"), ("cpu", "int8"), ("cpu", "int4"), ("cuda", "none"), ("mps", "none"))
+# Packings in which a row can be had to the bit, whatever stands beside it; on CUDA by our own kernels, which need bf16.
+INVARIANT = {"cpu": ("none", "int8", "int4"), "cuda": ("none", "int8", "nf4"), "mps": ("none",)}
 
 
 @dataclass(frozen=True)
@@ -357,4 +357,5 @@ def precisions_of(settings: Settings, device: Device) -> list[Precision]:
         if device.type == "cpu" and quantize != "none":  # where packed weights are computed with in one way
             dtype = natural[0].dtype
         return [Precision(device, dtype, quantize)]
-    return [one for one in natural if not settings.exact or (device.type, one.quantize) in INVARIANT]
+    exact = INVARIANT[device.type] if device.type != "cuda" or "bf16" in device.dtypes else ("none",)
+    return [one for one in natural if not settings.exact or one.quantize in exact]

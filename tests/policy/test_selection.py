@@ -165,7 +165,14 @@ def test_exact_leaves_out_nothing_on_a_processor() -> None:
         assert choose(CARD, Settings(exact=True), where).exact
 
 
-@pytest.mark.parametrize("where", [machine(gpu(20, packings=("nf4",)), cpu(3)), machine(apple(48), cpu(3))])
+def test_exact_takes_nf4_where_our_own_kernels_compute_it() -> None:
+    assert taken(machine(gpu(20, packings=("nf4",))), exact=True) == ("cuda:0", "bf16", "nf4")
+
+
+OLD = replace(gpu(20, packings=("nf4",)), dtypes=("fp16", "fp32"))
+
+
+@pytest.mark.parametrize("where", [machine(OLD, cpu(3)), machine(apple(48), cpu(3))])
 def test_exact_leaves_out_what_cannot_be_had_to_the_bit(where) -> None:
     assert taken(where)[2] in ("nf4", "int4")
     assert taken(where, exact=True)[2] in ("none", "int8")
