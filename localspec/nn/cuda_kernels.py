@@ -18,15 +18,25 @@ SHARED = "tensor_cores.cuh"
 Argument = torch.Tensor | int | float | None  # a pointer, a C int, a C float, and no pointer
 
 
-class Kernel:
-    """A compiled function on a card, and the binary that it lies in."""
+class Module:
+    """A compiled source on a card."""
 
-    def __init__(self, binary: bytes, name: str, device: torch.device) -> None:
-        driver, self._module, self._function = _driver(), ctypes.c_void_p(), ctypes.c_void_p()
-        self._device = device
-        _succeeds(driver.cuModuleLoadData(ctypes.byref(self._module), binary), "it cannot be loaded")
-        found = driver.cuModuleGetFunction(ctypes.byref(self._function), self._module, name.encode())
-        _succeeds(found, f"it has no {name}")
+    def __init__(self, binary: bytes, device: torch.device) -> None:
+        self.device, self._handle = device, ctypes.c_void_p()
+        _succeeds(_driver().cuModuleLoadData(ctypes.byref(self._handle), binary), "it cannot be loaded")
+
+    def function(self, name: str) -> ctypes.c_void_p:
+        """Returns one of its functions. Raises RuntimeError where there is none of this name."""
+        found = ctypes.c_void_p()
+        _succeeds(_driver().cuModuleGetFunction(ctypes.byref(found), self._handle, name.encode()), f"it has no {name}")
+        return found
+
+
+class Kernel:
+    """A function of a module."""
+
+    def __init__(self, module: Module, name: str) -> None:
+        self._module, self._function, self._device = module, module.function(name), module.device
 
     def __call__(self, grid: Sequence[int], threads: int, *arguments: Argument) -> None:
         """Starts it on the current stream, with so many blocks and threads. Raises RuntimeError where CUDA does not."""
@@ -49,11 +59,15 @@ def _passed(argument: Argument) -> Any:
 @cache
 def compiled(device: torch.device, file: str, name: str, **defined: int) -> Kernel:
     """Returns a function of a source, compiled for a card with these constants. Raises RuntimeError where it cannot."""
+    return Kernel(_module(device, file, **defined), name)
+
+
+@cache
+def _module(device: torch.device, file: str, **defined: int) -> Module:
     with torch.cuda.device(device):
         major, minor = torch.cuda.get_device_capability(device)
         torch.zeros(1, device=device)  # the driver loads into what torch has opened
-        told = [f"--gpu-architecture=sm_{major}{minor}", *options(defined)]
-        return Kernel(binary_of(source(file), told), name, device)
+        return Module(binary_of(source(file), [f"--gpu-architecture=sm_{major}{minor}", *options(defined)]), device)
 
 
 def source(file: str) -> str:

@@ -124,6 +124,7 @@ def test_trouble_with_them_leaves_a_model_that_speaks(cuda: str, monkeypatch: py
     own_kernels.trouble.cache_clear()
     monkeypatch.setattr("localspec.nn.cuda_kernels.SHARED", "missing")
     cuda_kernels.compiled.cache_clear()
+    cuda_kernels._module.cache_clear()
     try:
         assert own_kernels.trouble(torch.device(cuda, torch.cuda.current_device())) is not None
         target = Target.load(DEMO, device=cuda, dtype=torch.bfloat16, quantize="nf4")

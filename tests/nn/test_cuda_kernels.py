@@ -1,0 +1,85 @@
+"""How kernels are compiled and started, with a stand-in for the driver and the compiler; what they compute is for GPUs."""
+
+import ctypes
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from localspec.nn import cuda_kernels
+
+DEVICE = torch.device("cuda", 0)
+
+
+class Driver:
+    """Takes what it is told; answers with `code`."""
+
+    def __init__(self) -> None:
+        self.code = 0
+        self.started: list[tuple[Any, ...]] = []
+
+    def cuModuleLoadData(self, module: Any, binary: bytes) -> int:
+        return self.code
+
+    def cuModuleGetFunction(self, function: Any, module: Any, name: bytes) -> int:
+        return 0 if name == b"known" else 500
+
+    def cuLaunchKernel(self, function: Any, *given: Any) -> int:
+        *sizes, stream, places, _ = given
+        numbers = [ctypes.cast(place, ctypes.POINTER(ctypes.c_longlong))[0] for place in places]
+        self.started.append((sizes, numbers))
+        return self.code
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
+    driver = Driver()
+    monkeypatch.setattr(cuda_kernels, "_driver", lambda: driver)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=7))
+    return driver
+
+
+def test_a_kernel_gets_pointers_and_numbers_in_their_order(driver: Driver) -> None:
+    kernel = cuda_kernels.Kernel(cuda_kernels.Module(b"", DEVICE), "known")
+    x = torch.ones(3)
+    kernel((2, 3, 1), 64, x, None, 2**40, 0.5)
+    ((sizes, numbers),) = driver.started
+    assert sizes == [2, 3, 1, 64, 1, 1, 0]
+    assert numbers[:3] == [x.data_ptr(), 0, 2**40]
+    assert numbers[3] & 0xFFFFFFFF == 0x3F000000, "a C float"
+
+
+def test_what_cuda_refuses_is_an_error_in_words(driver: Driver) -> None:
+    module = cuda_kernels.Module(b"", DEVICE)
+    with pytest.raises(RuntimeError, match=r"it has no other \(CUDA's code 500\)"):
+        module.function("other")
+    kernel = cuda_kernels.Kernel(module, "known")
+    driver.code = 719
+    with pytest.raises(RuntimeError, match=r"it cannot be started \(CUDA's code 719\)"):
+        kernel((1, 1, 1), 32)
+    with pytest.raises(RuntimeError, match="it cannot be loaded"):
+        cuda_kernels.Module(b"", DEVICE)
+
+
+def test_without_a_compiler_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RuntimeError, match="There is no libmissing.so here"):
+        cuda_kernels._library(["libmissing.so", "/nowhere/libmissing.so"])
+
+
+@pytest.mark.parametrize(
+    ("file", "names"),
+    [
+        ("linear_dense.cu", ["linear_dense"]),
+        ("linear_nf4.cu", ["linear_nf4"]),
+        ("attention.cu", ["attend", "add_pages"]),
+        ("layer.cu", ["add_norm", "gated", "rotate_and_place"]),
+    ],
+)
+def test_the_sources_are_part_of_the_package(file: str, names: list[str]) -> None:
+    text = cuda_kernels.source(file)
+    assert text.startswith("// Sixteen-bit numbers") and "#include" not in text, "NVRTC comes without headers"
+    assert all(f" {name}(\n" in text for name in names)
+    assert cuda_kernels.options({"B": 2, "A": 1}) == ["-DA=1", "-DB=2"]
