@@ -46,7 +46,7 @@ def invariant(
     though, and then add the pages' sums: every ancestor must be in the page where it is in plain decoding
     (`DraftTree.aligned`).
     """
-    if own_kernels.serve(keys) and row_kernels.attends(queries, keys, values):
+    if own_kernels.serve(keys, queries, values) and row_kernels.attends(queries, keys, values):
         return row_kernels.attention(queries, keys, values, mask, scale).to(queries.dtype)
     rows = queries.shape[2]
     scores_mask = mask.float()

@@ -15,6 +15,7 @@ import torch
 
 SOURCES = Path(__file__).parent / "cuda"
 SHARED = "tensor_cores.cuh"
+OUT_OF_MEMORY = 2  # the driver's code
 Argument = torch.Tensor | int | float | None  # a pointer, a C int, a C float, and no pointer
 
 
@@ -23,12 +24,12 @@ class Module:
 
     def __init__(self, binary: bytes, device: torch.device) -> None:
         self.device, self._handle = device, ctypes.c_void_p()
-        _succeeds(_driver().cuModuleLoadData(ctypes.byref(self._handle), binary), "it cannot be loaded")
+        _driven(_driver().cuModuleLoadData(ctypes.byref(self._handle), binary), "it cannot be loaded")
 
     def function(self, name: str) -> ctypes.c_void_p:
         """Returns one of its functions. Raises RuntimeError where there is none of this name."""
         found = ctypes.c_void_p()
-        _succeeds(_driver().cuModuleGetFunction(ctypes.byref(found), self._handle, name.encode()), f"it has no {name}")
+        _driven(_driver().cuModuleGetFunction(ctypes.byref(found), self._handle, name.encode()), f"it has no {name}")
         return found
 
 
@@ -39,13 +40,16 @@ class Kernel:
         self._module, self._function, self._device = module, module.function(name), module.device
 
     def __call__(self, grid: Sequence[int], threads: int, *arguments: Argument) -> None:
-        """Starts it on the current stream, with so many blocks and threads. Raises RuntimeError where CUDA does not."""
+        """Starts it on its card's current stream, with so many blocks and threads.
+
+        Raises RuntimeError where CUDA does not.
+        """
         passed = [_passed(argument) for argument in arguments]
         places = (ctypes.c_void_p * len(passed))(*(ctypes.addressof(one) for one in passed))
-        with torch.cuda.device(self._device):
+        with torch.cuda.device(self._device):  # a model may be on another card than the current one
             stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
             code = _driver().cuLaunchKernel(self._function, *grid, threads, 1, 1, 0, stream, places, None)
-        _succeeds(code, "it cannot be started")
+        _driven(code, "it cannot be started")
 
 
 def _passed(argument: Argument) -> Any:
@@ -107,28 +111,33 @@ def _succeeds(code: int, otherwise: str) -> None:
         raise RuntimeError(f"A kernel cannot be used: {otherwise} (CUDA's code {code}).")
 
 
+def _driven(code: int, otherwise: str) -> None:
+    # By these words a reply knows that there is something that it can do without.
+    _succeeds(code, "the card is out of memory" if code == OUT_OF_MEMORY else otherwise)
+
+
 @cache
 def _compiler() -> Any:
     """NVRTC, of the version that torch was built with."""
     major = str(torch.version.cuda).partition(".")[0]
-    names = [f"nvrtc64_{major}0_0.dll"] if sys.platform == "win32" else [f"libnvrtc.so.{major}"]
-    places = [*names, *(str(place) for name in names for place in _packages().glob(f"nvidia/**/{name}"))]
-    return _library(places)
+    name = f"nvrtc64_{major}0_0.dll" if sys.platform == "win32" else f"libnvrtc.so.{major}"
+    # The one beside torch first: a system's own may be older, and not know the card.
+    return _library(name, *map(str, _packages().glob(f"nvidia/**/{name}")))
 
 
 @cache
 def _driver() -> Any:
-    return _library(["nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"])
+    return _library("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
 
 
 def _packages() -> Path:
     return Path(torch.__file__).parent.parent
 
 
-def _library(places: Sequence[str]) -> Any:
-    for place in places:
+def _library(name: str, *places: str) -> Any:
+    for place in (*places, name):
         try:
             return ctypes.CDLL(place)
         except OSError:
             continue
-    raise RuntimeError(f"There is no {places[0]} here.")
+    raise RuntimeError(f"There is no {name} here.")

@@ -26,14 +26,15 @@ class Placing:
 def fits(x: torch.Tensor) -> bool:
     """Whether rows of so many numbers can be normed."""
     each = SMALL.get(x.dtype)
-    return each is not None and x.shape[-1] % 8 == 0 and x.shape[-1] <= MOST_HELD * THREADS * each and x.is_contiguous()
+    return each is not None and x.shape[-1] % 8 == 0 and x.shape[-1] <= MOST_HELD * THREADS * each
 
 
 def add_norm(
     x: torch.Tensor, given: torch.Tensor | None, weight: torch.Tensor, offset: float, epsilon: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns x plus what is given, if anything is, and its norm (RMSNorm, with `offset` added to the weight)."""
-    parts = x.shape[-1] // SMALL[x.dtype]
+    # Heads among others are contiguous if there is one row, and the norm of a row must not hang on that.
+    x, given, parts = x.contiguous(), None if given is None else given.contiguous(), x.shape[-1] // SMALL[x.dtype]
     total, normed = x if given is None else torch.empty_like(x), torch.empty_like(x)
     kernel = _kernel(x, "add_norm", HELD=-(-parts // THREADS))
     grid = (x.numel() // x.shape[-1], 1, 1)

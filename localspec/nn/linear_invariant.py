@@ -18,7 +18,7 @@ class InvariantLinear(Linear):
         rows = x.reshape(-1, x.shape[-1])
         if x.requires_grad or not 0 < len(rows) <= AT_ONCE:
             return super().forward(x, adapter)
-        if own_kernels.serve(rows) and row_kernels.multiplies(rows) and rows.dtype == self.weight.dtype:
+        if own_kernels.serve(rows, self.weight) and row_kernels.multiplies(rows) and rows.dtype == self.weight.dtype:
             y = row_kernels.dense(rows, self.weight, self.bias)
         else:
             y = torch.cat([self._of_part(part) for part in torch.split(rows, ROWS)])

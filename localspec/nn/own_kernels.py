@@ -38,9 +38,10 @@ def unforeseen_trouble(device: torch.device) -> str | None:
     )
 
 
-def serve(x: torch.Tensor) -> bool:
-    """Whether they are of use for a tensor: they give no gradient."""
-    return x.is_cuda and not x.requires_grad and x.numel() > 0 and trouble(x.device) is None
+def serve(x: torch.Tensor, *others: torch.Tensor) -> bool:
+    """Whether they are of use for a tensor, and others that it is computed with: they give no gradient to any."""
+    learns = torch.is_grad_enabled() and any(one.requires_grad for one in (x, *others))
+    return x.is_cuda and not learns and x.numel() > 0 and trouble(x.device) is None
 
 
 @torch.inference_mode()

@@ -18,7 +18,8 @@ BLOCK = 64  # weights in NF4 that share a scale
 CHANNELS = 16  # that a tensor core makes at a time
 WARPS = 8  # of a block; they share out the inputs, so that bits hang on how many they are
 AHEAD = 2  # pieces of weights in 16 bits that a thread has under way
-BLOCKS = 3  # of a multiprocessor, where what a block prepares serves several channels
+BLOCKS = 3  # of a multiprocessor, where what a block prepares serves several channels: as many as fit
+SHARED = 38 * 1024  # bytes of shared memory of such a block, with what CUDA takes of it
 WIDE = 128  # channels for each multiprocessor, from which on there are blocks enough for all
 THREADS = 256  # of attention
 FORMATS = (torch.bfloat16, torch.float16)
@@ -83,7 +84,7 @@ def nf4(x: torch.Tensor, weight: TiledNF4, bias: torch.Tensor | None, out: int) 
         tiles = _tiles(x)
         # For two times 16 channels rows, which come from a cache that all blocks share, are read once.
         tall = 2 if tiles == 8 or (tiles == 2 and out >= WIDE * _multiprocessors(x.device)) else 1
-        blocks = min(-(-out // (CHANNELS * tall)), BLOCKS * _multiprocessors(x.device))
+        blocks = min(-(-out // (CHANNELS * tall)), _blocks(x.device) * _multiprocessors(x.device))
         kernel = _linear(x, "linear_nf4", TALL=tall)
         kernel(
             (blocks, 1, 1), 32 * WARPS, weight.packed, weight.scales, weight.scale_code, weight.scale_scales,
@@ -145,6 +146,13 @@ def _tiles(x: torch.Tensor) -> int:
 def _linear(x: torch.Tensor, name: str, **defined: int) -> Kernel:
     constants = {"FP16": int(x.dtype == torch.float16), "FP32": 0, "TILES": _tiles(x), "WARPS": WARPS, **defined}
     return compiled(x.device, f"{name}.cu", name, **constants)
+
+
+@cache
+def _blocks(device: torch.device) -> int:
+    """How many blocks there are for a multiprocessor; one that had to wait for others would double the time."""
+    memory = getattr(torch.cuda.get_device_properties(device), "shared_memory_per_multiprocessor", 2 * SHARED)
+    return max(1, min(BLOCKS, memory // SHARED))
 
 
 @cache

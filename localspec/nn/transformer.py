@@ -384,15 +384,15 @@ def _added_norm(
     x: torch.Tensor, given: torch.Tensor, weight: torch.Tensor, config: TransformerConfig
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns the sum of both, and its norm."""
-    ours = own_kernels.serve(x) and not given.requires_grad and x.dtype == given.dtype == weight.dtype
-    if ours and layer_kernels.fits(x) and given.is_contiguous():
+    ours = own_kernels.serve(x, given, weight) and x.dtype == given.dtype == weight.dtype
+    if ours and layer_kernels.fits(x):
         return layer_kernels.add_norm(x, given, weight, config.norm_offset, config.rms_norm_eps)
     x = x + given
     return x, _norm(x, weight, config)
 
 
 def _norm(x: torch.Tensor, weight: torch.Tensor, config: TransformerConfig) -> torch.Tensor:
-    if own_kernels.serve(x) and x.dtype == weight.dtype and layer_kernels.fits(x):
+    if own_kernels.serve(x, weight) and x.dtype == weight.dtype and layer_kernels.fits(x):
         return layer_kernels.add_norm(x, None, weight, config.norm_offset, config.rms_norm_eps)[1]
     if not config.norm_offset:
         return F.rms_norm(x, weight.shape, weight, config.rms_norm_eps)

@@ -9,7 +9,7 @@ from gpu_models import DEMO
 from quantized_layers import error, gaussian
 from slow_cases import cases
 
-from localspec.nn import cuda_kernels, own_kernels, row_kernels
+from localspec.nn import cuda_kernels, layer_kernels, own_kernels, row_kernels
 from localspec.nn.attention import invariant, page_size
 from localspec.nn.exactness import measure
 from localspec.nn.linear_bitsandbytes import NF4Linear, PackedNF4
@@ -104,6 +104,14 @@ def test_attention(cuda: str, dtype: str, sizes: tuple[int, int, int]) -> None:
     assert torch.equal(of(20, seen), every) and torch.equal(of(20, seen[:last]), every)
 
 
+def test_a_norm_of_some_heads(cuda: str) -> None:
+    """Beside each other only if there is one row."""
+    heads, weight = gaussian(5, 4, 64, seed=1).to(cuda)[:, 1:3], gaussian(64, seed=2).to(cuda)
+    both = layer_kernels.add_norm(heads, None, weight, 0.0, 1e-6)[1]
+    assert error(both, F.rms_norm(heads, (64,), weight, 1e-6)) < 1e-6
+    assert torch.equal(layer_kernels.add_norm(heads[:1], None, weight, 0.0, 1e-6)[1], both[:1])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("quantize", ["none", "int8", "nf4"])
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -117,6 +125,15 @@ def test_the_exact_form_is_exact(
     found = measure(target, 17, True)
     record_property("exact form", f"{dtype}, {quantize}: rows by {found.multiple}")
     assert found.bitwise
+
+
+def test_what_learns_gets_a_gradient(cuda: str) -> None:
+    """The first layer's norm, too, whose input wants none."""
+    target = Target.load(DEMO, device=cuda)
+    layers = target.transformer.layers.requires_grad_(True)
+    tokens = torch.arange(12, device=cuda)
+    target.forward_tensors(tokens, tokens, tokens[:, None] >= tokens).logits.square().sum().backward()
+    assert all(one.grad is not None and bool(one.grad.any()) for one in layers.parameters())
 
 
 def test_trouble_with_them_leaves_a_model_that_speaks(cuda: str, monkeypatch: pytest.MonkeyPatch) -> None:

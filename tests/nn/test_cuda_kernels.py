@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from localspec.errors import out_of_memory
 from localspec.nn import cuda_kernels
 
 DEVICE = torch.device("cuda", 0)
@@ -62,13 +63,18 @@ def test_what_cuda_refuses_is_an_error_in_words(driver: Driver) -> None:
     driver.code = 719
     with pytest.raises(RuntimeError, match=r"it cannot be started \(CUDA's code 719\)"):
         kernel((1, 1, 1), 32)
-    with pytest.raises(RuntimeError, match="it cannot be loaded"):
+    with pytest.raises(RuntimeError, match="it cannot be loaded") as raised:
         cuda_kernels.Module(b"", DEVICE)
+    assert not out_of_memory(raised.value)
+    driver.code = 2
+    with pytest.raises(RuntimeError, match="the card is out of memory") as raised:
+        cuda_kernels.Module(b"", DEVICE)
+    assert out_of_memory(raised.value)
 
 
-def test_without_a_compiler_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_not_there_is_named() -> None:
     with pytest.raises(RuntimeError, match="There is no libmissing.so here"):
-        cuda_kernels._library(["libmissing.so", "/nowhere/libmissing.so"])
+        cuda_kernels._library("libmissing.so", "/nowhere/libmissing.so")
 
 
 @pytest.mark.parametrize(

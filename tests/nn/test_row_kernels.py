@@ -27,3 +27,19 @@ def test_each_level_and_scale_lies_where_a_thread_looks_for_it(out: int, blocks:
 def test_they_are_not_for_a_cpu() -> None:
     assert own_kernels.trouble(torch.device("cpu")) == "they are for NVIDIA's cards"
     assert not own_kernels.serve(torch.ones(1))
+
+
+class OnACard(torch.Tensor):
+    """Says that it lies there."""
+
+    is_cuda = True
+
+
+def test_they_are_not_for_what_wants_a_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Be it what is computed with: a norm learns whose input, the embedding of a token, does not."""
+    monkeypatch.setattr(own_kernels, "trouble", lambda device: None)
+    x, weight = torch.ones(2).as_subclass(OnACard), torch.ones(2, requires_grad=True)
+    assert own_kernels.serve(x) and own_kernels.serve(x, torch.ones(2))
+    assert not own_kernels.serve(weight.as_subclass(OnACard)) and not own_kernels.serve(x, weight)
+    with torch.no_grad():
+        assert own_kernels.serve(x, weight)
