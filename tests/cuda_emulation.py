@@ -1,0 +1,94 @@
+"""Our kernels for NVIDIA's cards on a processor: their own sources as C++, one of the system's threads for each of the card's.
+
+In place of the driver and of NVRTC; what cannot be said in C++ (conversions, loads and the products of tensor cores) is
+exchanged for what PTX says that it does.
+"""
+
+import ctypes
+import re
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from localspec.native import build
+from localspec.nn import cuda_kernels, own_kernels, row_kernels
+
+HERE = Path(__file__).parent
+EXCHANGED = (
+    (r"#if FP16\n    float number;\n    asm\(.*?#endif", "return wide_number(bits);"),
+    (r'u16 bits;\n    asm\("cvt.*?return bits;', "return narrow_number(number);"),
+    (
+        r'asm\("mma.*?"r"\(b1\)\);',
+        "const u32 a[4] = {a0, a1, a2, a3}, b[2] = {b0, b1};\n    fragments_multiply(sums, a, b);",
+    ),
+    (r'asm volatile\("ld\..*?"l"\(place\)\);', "read = *place;"),
+)
+KERNEL = re.compile(r'extern "C" __global__ void (?:__launch_bounds__\(.*?\)+ )?(\w+)\((.*?)\) \{', re.DOTALL)
+
+
+def as_cpp(source: str, name: str) -> str:
+    """A source whose function `started` calls this kernel with what a driver is given."""
+    for asked, told in EXCHANGED:
+        source = re.sub(asked, lambda _, told=told: told, source, flags=re.DOTALL)
+    assert "asm" not in source, "there is an instruction that is not emulated"
+    parameters = next(found[1] for found in KERNEL.findall(source) if found[0] == name)
+    given = ", ".join(f"Given{{given[{number}]}}" for number in range(parameters.count(",") + 1))
+    return f'#include "cuda_emulation.h"\n{source}\nstatic void started(void** given) {{ {name}({given}); }}\n'
+
+
+class Emulation:
+    """Compiles kernels into a folder, and is the driver that starts them."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def compiled(self, device: torch.device, file: str, name: str, **defined: int) -> cuda_kernels.Kernel:
+        return _kernel(self._folder, self, file, name, tuple(cuda_kernels.options(defined)))
+
+    def cuLaunchKernel(self, function: Callable[..., int], *given: Any) -> int:  # noqa: N802  its own name
+        x, y, z, threads, _, _, _, _, places, _ = given
+        return function(places, x, y, z, threads)
+
+
+@cache
+def _kernel(folder: Path, driver: Emulation, file: str, name: str, defined: tuple[str, ...]) -> cuda_kernels.Kernel:
+    using = build.compiler(build.TARGETS[build.this_machine()])
+    text = as_cpp(cuda_kernels.source(file), name)
+    place = folder / build.digest(text, *defined)[:16]
+    source, made, library = (place.with_suffix(end) for end in (".cpp", ".o", ".so"))
+    source.write_text(text, "utf-8")
+    flags = (
+        "-std=c++17",
+        "-O1",
+        "-w",
+        "-fPIC",
+        "-pthread",
+        "-fno-strict-aliasing",
+        "-ffp-contract=off",
+        "-fno-exceptions",
+    )
+    build.run([*using.compile, *flags, *defined, f"-I{HERE}", "-c", str(source), "-o", str(made)], f"Compiling {name}")
+    build.run([*using.link, "-shared", "-pthread", str(made), "-o", str(library)], f"Linking {name}")
+    function = ctypes.CDLL(str(library)).start
+    module: Any = SimpleNamespace(device=torch.device("cpu"), function=lambda _: function)
+    return cuda_kernels.Kernel(module, name)
+
+
+def emulate(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Emulation:
+    """Lets kernels compute on the processor, for tensors there, as on a card of one multiprocessor."""
+    emulation = Emulation(folder)
+    monkeypatch.setattr(cuda_kernels, "_driver", lambda: emulation)
+    for module in ("row_kernels", "layer_kernels"):
+        monkeypatch.setattr(f"localspec.nn.{module}.compiled", emulation.compiled)
+    monkeypatch.setattr(row_kernels, "_multiprocessors", lambda device: 1)
+    monkeypatch.setattr(row_kernels, "_blocks", lambda device: 2)
+    monkeypatch.setattr(own_kernels, "trouble", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=0))
+    return emulation

@@ -1,0 +1,162 @@
+"""What our kernels for GPUs compute, on a processor: their sources, thread by thread (`cuda_emulation.py`)."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from cuda_emulation import emulate
+from quantized_layers import error, gaussian
+from slow_cases import cases
+from tiny_models import Tiny
+
+from localspec.decoding.tree import DraftTree
+from localspec.nn import cuda_kernels, layer_kernels, own_kernels, row_kernels
+from localspec.nn.packing import DTYPES
+from localspec.nn.rotary import apply_rope
+from localspec.nn.target import Target
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the emulation meets at barriers of Linux' threads")
+NEAR = {"fp32": 1e-6, "bf16": 5e-3, "fp16": 6e-4}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where they are compiled, each once."""
+    return tmp_path_factory.mktemp("kernels")
+
+
+@pytest.fixture(autouse=True)
+def emulated(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    emulate(monkeypatch, folder)
+
+
+@pytest.mark.slow
+def test_the_trial_before_they_are_used_finds_nothing_wrong() -> None:
+    assert own_kernels._wrong(torch.device("cpu")) is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", cases(["bf16", "fp16"], []))
+@pytest.mark.parametrize("sizes", cases([(1, 1, 8), (9, 33, 72), (17, 16, 264)], []), ids=str)
+def test_a_product_of_any_sizes(dtype: str, sizes: tuple[int, int, int]) -> None:
+    rows, out, inner = sizes
+    x, weight, bias = (gaussian(*shape, seed=rows).to(DTYPES[dtype]) for shape in ((rows, inner), (out, inner), (out,)))
+    for added in (None, bias):
+        y = row_kernels.dense(x, weight, added)
+        expected = F.linear(x.double(), weight.double(), None if added is None else added.double())
+        assert error(y, expected) < NEAR[dtype]
+        assert torch.equal(row_kernels.dense(x[-1:], weight, added), y[-1:])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", cases(["bf16", "fp16"], []))
+@pytest.mark.parametrize("sizes", cases([(1, 1, 1), (9, 40, 9), (16, 49, 33), (66, 17, 2)], []), ids=str)
+def test_a_product_in_nf4_of_any_sizes(
+    monkeypatch: pytest.MonkeyPatch, dtype: str, sizes: tuple[int, int, int]
+) -> None:
+    """More blocks of weights than warps, and fewer; channels that fill no tile; two tiles at a time, and an odd one."""
+    rows, out, blocks = sizes
+    monkeypatch.setattr(row_kernels, "WIDE", 0)
+    packed, scales = (torch.randint(256, size, dtype=torch.uint8) for size in ((out * blocks * 32, 1), (out * blocks,)))
+    levels, code, offset = torch.linspace(-1, 1, 16), gaussian(256, seed=1), torch.tensor(0.3)
+    scale_scales = gaussian(-(-out * blocks // 256), seed=2).abs()
+    weight = row_kernels.TiledNF4(*row_kernels.tiled(packed, scales, out), code, scale_scales, offset, levels)
+    both = packed.view(out, -1, 1).long()
+    unpacked = levels[torch.cat([both >> 4, both & 15], -1).view(out, -1)].to(DTYPES[dtype]).double()
+    every = code[scales.long()] * scale_scales[torch.arange(out * blocks) // 256] + offset
+    unpacked *= every.view(out, blocks).repeat_interleave(64, 1)
+    x, bias = (gaussian(*shape, seed=3).to(DTYPES[dtype]) for shape in ((rows, blocks * 64), (out,)))
+    y = row_kernels.nf4(x, weight, bias, out)
+    assert error(y, F.linear(x.double(), unpacked, bias.double())) < NEAR[dtype]
+    assert torch.equal(row_kernels.nf4(x[-1:], weight, bias, out), y[-1:])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", cases(DTYPES, []))
+@pytest.mark.parametrize("sizes", cases([(2, 8, 1, 300), (1, 80, 5, 255), (1, 256, 17, 257)], []), ids=str)
+def test_attention_of_any_sizes(dtype: str, sizes: tuple[int, int, int, int]) -> None:
+    """Also where rows see nothing in a page, and of a cache that holds more than is looked at."""
+    heads, width, rows, slots = sizes
+    keys, values = gaussian(2, heads, slots + 30, width, seed=1).to(DTYPES[dtype])[:, None, :, :slots]
+    queries = gaussian(1, heads, rows, width, seed=2).to(DTYPES[dtype])
+    seen = torch.rand(rows, slots) < 0.5
+    seen[::2, 256:], seen[1::2, :256], seen[:, 0] = False, slots < 256, True
+    mask = torch.zeros(rows, slots).masked_fill_(~seen, float("-inf")).to(DTYPES[dtype])
+    mixed = row_kernels.attention(queries, keys, values, mask)
+    expected = F.scaled_dot_product_attention(queries.double(), keys.double(), values.double(), attn_mask=mask.double())
+    assert error(mixed, expected) < max(1e-5, NEAR[dtype])
+    assert torch.equal(row_kernels.attention(queries[:, :, -1:], keys, values, mask[-1:]), mixed[:, :, -1:])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", cases(DTYPES, []))
+def test_what_stands_between_products(dtype: str) -> None:
+    x, given = (gaussian(3, 2056, seed=seed).to(DTYPES[dtype]) for seed in (1, 2))
+    weight = gaussian(2056, seed=3).to(DTYPES[dtype])
+    total, normed = layer_kernels.add_norm(x, given, weight, 1.0, 1e-6)
+    assert torch.equal(total, x + given)
+    assert error(normed, F.rms_norm(total.double(), (2056,), weight.double() + 1, 1e-6)) < NEAR[dtype]
+    gate, up = torch.split(x[:, :272].contiguous(), 136, -1)
+    for name, activation in (("silu", F.silu), ("gelu", lambda one: F.gelu(one, approximate="tanh"))):
+        found = layer_kernels.gated(torch.cat([gate, up], -1), name)
+        assert error(found, activation(gate.double()) * up.double()) < 2 * NEAR[dtype]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", [None, torch.tensor([4, 5, 6])], ids=["on the host", "on the device"])
+@pytest.mark.parametrize("sizes", cases([(4, 2, 64, 64), (3, 1, 80, 32)], []), ids=str)
+def test_rows_are_rotated_and_put_in_their_places(start: torch.Tensor | None, sizes: tuple[int, int, int, int]) -> None:
+    heads, kv_heads, width, rotary = sizes
+    qkv, angles = gaussian(3, heads + 2 * kv_heads, width, seed=1), gaussian(3, 1, rotary, seed=2)
+    slots = torch.zeros(2, kv_heads, 20, width)
+    placing = layer_kernels.Placing(slots, 16, start, 4 if start is None else 0)
+    queries = layer_kernels.rotate_and_place(qkv, angles.cos(), angles.sin(), heads, kv_heads, placing)
+    turned = apply_rope(qkv[None, :, : heads + kv_heads], angles.cos()[None], angles.sin()[None])[0]
+    grouped = turned[:, :heads].view(3, kv_heads, -1, width).permute(1, 2, 0, 3).reshape(kv_heads, -1, width)
+    expected = torch.zeros_like(slots)
+    expected[0, :, 4:7] = turned[:, heads:].transpose(0, 1)
+    expected[1, :, 4:7] = qkv[:, heads + kv_heads :].transpose(0, 1)
+    torch.testing.assert_close(queries, grouped)
+    torch.testing.assert_close(slots, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_a_whole_model_says_what_it_says_without_them(
+    monkeypatch: pytest.MonkeyPatch, tiny: Callable[[str], Tiny], dtype: str
+) -> None:
+    """A tree after some text, in the exact form, step by step and in static shapes."""
+    model = Target.load(tiny("qwen2-many-heads-mixed-window-tied").path, dtype=DTYPES[dtype], exact=True)
+    tree = DraftTree([5, 6, 7, 8], [-1, 0, 0, 1])
+    said = []
+    for form, serves in (("eager", False), ("eager", True), ("static", True)):
+        monkeypatch.setattr(own_kernels, "serve", lambda x, *others, serves=serves: serves and x.numel() > 0)
+        model.use_step_form(form)
+        cache = model.cache(64)
+        cache.fill(torch.Generator().manual_seed(0))
+        cache.assume(30)
+        said.append(torch.from_numpy(model.forward(tree, cache).logits.numpy()).clone())
+    assert error(said[1], said[0]) < (1e-5 if dtype == "fp32" else 0.03)
+    assert torch.equal(said[1], said[2]) and not torch.equal(said[0], said[1]), "they were used"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("place / 16 + place % 4 / 2 * 8", "place / 16 + place % 4 / 2 * 4"),
+        ("for (int other = 1; other < WARPS; other++)", "for (int other = 2; other < WARPS; other++)"),
+        ("(squares / (parts * SEVERAL) + epsilon)", "(squares / parts + epsilon)"),
+        ("fmaxf(found, weights[row][slot])", "weights[row][slot]"),
+    ],
+)
+def test_the_trial_sees_what_is_wrong(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, right: str, wrong: str) -> None:
+    """Faults in the sources, each of which some row or some number tells."""
+    emulate(monkeypatch, tmp_path)
+    source = cuda_kernels.source
+    assert any(right in source(file) for file in ("linear_dense.cu", "layer.cu", "attention.cu"))
+    monkeypatch.setattr(cuda_kernels, "source", lambda file: source(file).replace(right, wrong))
+    assert own_kernels._wrong(torch.device("cpu")) is not None
