@@ -94,8 +94,10 @@ class NF4Linear(QuantizedLinear):
         if self.padding:
             x = F.pad(x, (0, self.padding))
         rows = x.reshape(-1, x.shape[-1])
-        if self.tiled is not None and 0 < len(rows) <= AT_ONCE and row_kernels.multiplies(rows):
-            return row_kernels.nf4(rows, self.tiled, bias, self.shape[0]).view(*x.shape[:-1], -1)
+        if self.tiled is not None and len(rows) and row_kernels.multiplies(rows):
+            if len(rows) <= AT_ONCE:
+                return row_kernels.nf4(rows, self.tiled, bias, self.shape[0]).view(*x.shape[:-1], -1)
+            return F.linear(x, row_kernels.nf4_dense(self.tiled, self.shape[0], x.dtype), bias)
         packed, state = self._as_packed()
         scales = state.state2
         product: torch.Tensor = torch.ops.bitsandbytes.gemm_4bit(
@@ -113,7 +115,10 @@ class NF4Linear(QuantizedLinear):
 
     @property
     def weight(self) -> torch.Tensor:
-        weight: torch.Tensor = _functional().dequantize_4bit(*self._as_packed())
+        if self.tiled is not None and self.state.dtype in row_kernels.FORMATS:
+            weight = row_kernels.nf4_dense(self.tiled, self.shape[0], self.state.dtype)
+        else:
+            weight = _functional().dequantize_4bit(*self._as_packed())
         return weight[:, : self.shape[1]]
 
     def parts(self) -> dict[str, torch.Tensor]:

@@ -74,9 +74,11 @@ def _products(device: torch.device) -> Trials:
     unpacked = levels[torch.cat([both >> 4, both & 15], -1).view(40, 192)]
     unpacked = unpacked * (code[scales.long()] * 0.5 + offset).view(40, 3).repeat_interleave(row_kernels.BLOCK, 1)
     nf4 = row_kernels.TiledNF4(*row_kernels.tiled(packed, scales, 40), code, halves, offset, levels)
+    dense = row_kernels.nf4_dense(nf4, 40, x.dtype)
     return {
         "a product": (lambda rows: row_kernels.dense(x[rows], weight, None), x.float() @ weight.float().T),
         "a product in NF4": (lambda rows: row_kernels.nf4(x[rows], nf4, None, 40), x.float() @ unpacked.T),
+        "a matrix in NF4": (lambda rows: dense[rows], unpacked),
     }
 
 

@@ -94,6 +94,18 @@ def nf4(x: torch.Tensor, weight: TiledNF4, bias: torch.Tensor | None, out: int) 
     return _in_parts(x, out, product)
 
 
+def nf4_dense(weight: TiledNF4, out: int, dtype: torch.dtype) -> torch.Tensor:
+    """Returns W [out, in] in one of the 16-bit formats, with the columns that fill up its last block."""
+    tiles, blocks = weight.packed.shape[:2]
+    dense = weight.packed.new_empty(out, blocks * BLOCK, dtype=dtype)
+    kernel = _linear(dense[:1], "linear_nf4", "nf4_dense", TALL=1)
+    kernel(
+        (-(-tiles * blocks // WARPS), 1, 1), 32 * WARPS, weight.packed, weight.scales, weight.scale_code,
+        weight.scale_scales, weight.offset, weight.levels, dense, blocks, out,
+    )  # fmt: skip
+    return dense
+
+
 def attention(
     queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, scale: float | None = None
 ) -> torch.Tensor:
@@ -143,9 +155,9 @@ def _tiles(x: torch.Tensor) -> int:
     return next(tiles for tiles in (1, 2, 4, 8) if 8 * tiles >= len(x))
 
 
-def _linear(x: torch.Tensor, name: str, **defined: int) -> Kernel:
+def _linear(x: torch.Tensor, file: str, name: str = "", **defined: int) -> Kernel:
     constants = {"FP16": int(x.dtype == torch.float16), "FP32": 0, "TILES": _tiles(x), "WARPS": WARPS, **defined}
-    return compiled(x.device, f"{name}.cu", name, **constants)
+    return compiled(x.device, f"{file}.cu", name or file, **constants)
 
 
 @cache

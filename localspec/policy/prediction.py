@@ -130,14 +130,13 @@ def recordings(shape: Shape, dtype: str, quantize: str, nodes: int) -> int:
     """Bytes of recorded steps on a GPU, and of finding picks there.
 
     Results have memory of their own, by their rows: 1 + 2 + 4 + … of them; all else that a step holds has one place for
-    all recordings. Of NF4 prompts make a matrix dense, and bring it into another order first.
+    all recordings. Of NF4 prompts make a matrix dense.
     """
     item, rows = ITEM[dtype], next((rows for rows in STATIC_ROWS if rows > nodes), STATIC_ROWS[-1])
     results = 2 * rows * (shape.vocab_size + shape.hidden_size) * item
     step = rows * (_row(shape) * item + shape.vocab_size * (item + 1))
     picks = shape.vocab_size * (NOISE_BYTES + 2 * rows * 4)
-    widest = 2 * shape.hidden_size * shape.widest.intermediate_size
-    dense = widest * item + widest // 2 if quantize == "nf4" else 0
+    dense = 2 * shape.hidden_size * shape.widest.intermediate_size * item if quantize == "nf4" else 0
     held = 0
     if (sizes := shape.delta) is not None:  # states before and after a forward, and what recurrent layers read
         held = 2 * sizes.numbers * ITEM["fp32"] + MOST_CHAINED * sum(sizes.layers) * sizes.read * item

@@ -67,6 +67,12 @@ def test_a_product_in_nf4_of_any_sizes(
     both = packed.view(out, -1, 1).long()
     unpacked = levels[torch.cat([both >> 4, both & 15], -1).view(out, -1)].to(DTYPES[dtype]).double()
     every = code[scales.long()] * scale_scales[torch.arange(out * blocks) // 256] + offset
+    scaled = levels[torch.cat([both >> 4, both & 15], -1).view(out, -1)] * every.view(out, blocks).repeat_interleave(
+        64, 1
+    )
+    dense = row_kernels.nf4_dense(weight, out, DTYPES[dtype])
+    torch.testing.assert_close(dense, scaled.to(DTYPES[dtype]), rtol=2e-2 if dtype == "bf16" else 2e-3, atol=0)
+    assert float((dense == scaled.to(DTYPES[dtype])).float().mean()) > 0.99
     unpacked *= every.view(out, blocks).repeat_interleave(64, 1)
     x, bias = (gaussian(*shape, seed=3).to(DTYPES[dtype]) for shape in ((rows, blocks * 64), (out,)))
     y = row_kernels.nf4(x, weight, bias, out)

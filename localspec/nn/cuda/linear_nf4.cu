@@ -143,3 +143,31 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) linear_nf4(
         four = 0, first += stride;
     }
 }
+
+// W [out, 64 * blocks] itself in 16 bits, for many rows. A warp makes a block of 16 channels.
+extern "C" __global__ void nf4_dense(
+    const uint4* packed, const uchar2* scales, const float* scale_code, const float* scale_scales, const float* offset,
+    const float* levels, uint4* dense, u32 blocks, u32 out) {
+    const u32 lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    const u32 at = blockIdx.x * WARPS + threadIdx.x / 32, tile = at / blocks, place = at % blocks;
+    if (16 * tile >= out) return;
+    const uint4 bytes = once(packed + (size_t)at * 32 + lane);
+    const uchar2 bits = scales[(size_t)at * 8 + g];
+#pragma unroll
+    for (u32 half = 0; half < 2; half++) {
+        const u32 channel = 16 * tile + 8 * half + g;
+        if (channel >= out) break;
+        const u32 words[2] = {half ? bytes.z : bytes.x, half ? bytes.w : bytes.y};
+        const float scale =
+            fmaf(scale_code[half ? bits.y : bits.x], __ldg(scale_scales + (channel * blocks + place) / 256), *offset);
+        u32 pairs[8];
+#pragma unroll
+        for (u32 byte = 0; byte < 8; byte++) {
+            const u32 both = words[byte / 4] >> byte % 4 * 8 & 255;
+            pairs[byte] = narrow(__ldg(levels + both / 16) * scale) | (u32)narrow(__ldg(levels + both % 16) * scale) << 16;
+        }
+        uint4* to = dense + ((size_t)channel * blocks + place) * 8 + 2 * t;
+        to[0] = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+        to[1] = make_uint4(pairs[4], pairs[5], pairs[6], pairs[7]);
+    }
+}
