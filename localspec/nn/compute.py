@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +17,10 @@ from localspec.models.architecture import TransformerConfig, weight_map
 from localspec.models.model_config import read_config
 from localspec.models.rope import Rope
 from localspec.models.stored_weights import stored_sizes
+from localspec.nn import own_kernels
 from localspec.nn.cache import KVCache
 from localspec.nn.linear import Linear, PackedLinear
+from localspec.nn.linear_bitsandbytes import NF4Linear
 from localspec.nn.logits import TorchLogits
 from localspec.nn.packing import linear_class, lm_head_class
 from localspec.nn.recorded_rows import RecordedRows
@@ -30,6 +33,8 @@ from localspec.nn.transfer import uploaded
 from localspec.nn.transformer import Transformer
 from localspec.nn.weights import Weights
 from localspec.policy.choice import StepForm
+
+LEAST_SIDE, LEAST_WEIGHTS = 64, 2**16  # of a drafter's matrix that is packed
 
 
 @dataclass(frozen=True)
@@ -64,6 +69,28 @@ class TorchLinears(TorchLinear):
         else:  # in this order a single row takes the path for vectors, which reads the matrices twice as fast
             y = torch.bmm(weight, x[:, :, None])[:, :, 0]
         return self._activated(y)
+
+
+@dataclass(frozen=True)
+class PackedLayers:
+    """Packed layers: all rows go through the only one, or each through its own."""
+
+    layers: Sequence[NF4Linear]
+    silu: bool
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of weights and biases."""
+        return sum(layer.nbytes for layer in self.layers)
+
+    @torch.inference_mode()
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Applies the layer to rows [n, in], or the first layers to as many rows."""
+        if len(self.layers) == 1:
+            y = self.layers[0](x)
+        else:
+            y = torch.cat([layer(x[row : row + 1]) for row, layer in enumerate(self.layers[: len(x)])])
+        return F.silu(y) if self.silu else y
 
 
 @dataclass(frozen=True)
@@ -210,12 +237,32 @@ class TorchCompute:
         """Returns numbers as a tensor."""
         return torch.from_numpy(values).to(self._device, self._transformer.computes_in)
 
-    def linear(self, weight: Floats, bias: Floats | None = None, silu: bool = False) -> TorchLinear:
+    @cached_property
+    def _packs(self) -> bool:
+        """Whether matrices of drafters are in NF4 like the target's: where our own kernels read a row of it as fast."""
+        return self._transformer.linear_class is NF4Linear and own_kernels.trouble(self._device) is None
+
+    def _packed(self, weights: Sequence[Floats], biases: Sequence[Floats | None], silu: bool) -> PackedLayers | None:
+        """Returns layers in NF4; None where they are too small to gain by it, and where none are packed."""
+        out, inner = weights[0].shape
+        if not self._packs or min(out, inner) < LEAST_SIDE or out * inner < LEAST_WEIGHTS:
+            return None
+        pairs = zip(weights, biases, strict=True)
+        return PackedLayers(
+            [NF4Linear(self.rows(one), None if bias is None else self.rows(bias)) for one, bias in pairs], silu
+        )
+
+    def linear(self, weight: Floats, bias: Floats | None = None, silu: bool = False) -> TorchLinear | PackedLayers:
         """Returns a layer of weight [out, in] and bias [out]."""
+        if (packed := self._packed([weight], [bias], silu)) is not None:
+            return packed
         return TorchLinear(self.rows(weight), None if bias is None else self.rows(bias), silu)
 
-    def linears(self, weights: Floats, biases: Floats | None = None, silu: bool = False) -> TorchLinears:
+    def linears(self, weights: Floats, biases: Floats | None = None, silu: bool = False) -> TorchLinears | PackedLayers:
         """Returns n layers, weights [n, out, in] and biases [n, out]: a row goes through its own."""
+        of_each = [None] * len(weights) if biases is None else list(biases)
+        if len(weights) > 1 and (packed := self._packed(list(weights), of_each, silu)) is not None:
+            return packed
         return TorchLinears(self.rows(weights), None if biases is None else self.rows(biases), silu)
 
     def model(self, sizes: TransformerConfig, rope: Rope | None, weights: Mapping[str, Array]) -> TorchRowModel:
@@ -223,7 +270,9 @@ class TorchCompute:
         rotary = self._transformer.rotary if rope is None else RotaryEmbedding(rope, self._device)
         tensors = {name: self.rows(weights[name]) for name in weight_map(sizes) if name in weights}
         tensors.setdefault("embed_tokens", tensors["norm"].new_zeros(0, sizes.hidden_size))
-        return TorchRowModel(Transformer(sizes, rotary, tensors), self.draft_recorder, self.step_form)
+        linear = NF4Linear if self._packs else Linear
+        transformer = Transformer(sizes, rotary, tensors, linear, lm_head_class=Linear)
+        return TorchRowModel(transformer, self.draft_recorder, self.step_form)
 
     def read_model(self, path: Path, context: int) -> TorchRowModel:
         """Returns the small language model of a directory, in int8 beside a target in few bits, else as fine as it."""

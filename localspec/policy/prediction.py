@@ -91,6 +91,8 @@ def drafter_numbers(dtype: str, quantize: str, backend: str) -> tuple[float, int
     """Bytes of a trained drafter's numbers beside this target: of a matrix's weight, scale included, and of others."""
     if backend == "native":  # which packs matrices of drafters in int8 by 32, where the target's are packed
         return (ITEM[dtype] if quantize == "none" else 1 + 2 / 32), 4
+    if (backend, quantize, dtype) == ("cuda", "nf4", "bf16"):  # like the target's; cards without bf16 keep them dense
+        return packed(2**14, 0, "nf4", backend) / 2**14, ITEM[dtype]
     return ITEM[dtype], ITEM[dtype]
 
 

@@ -5,10 +5,15 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from gpu_models import DEMO
+from gpu_models import DEMO, MAKERS, QUESTIONS, prompt_of
 from quantized_layers import error, gaussian
+from session_replies import reply
 from slow_cases import cases
 
+from localspec.decoding.budget import Budget
+from localspec.decoding.session import Session
+from localspec.drafters.autoregressive import Autoregressive
+from localspec.models.drafter_kinds import kinds
 from localspec.nn import cuda_kernels, layer_kernels, own_kernels, row_kernels
 from localspec.nn.attention import invariant, page_size
 from localspec.nn.exactness import measure
@@ -148,3 +153,17 @@ def test_trouble_with_them_leaves_a_model_that_speaks(cuda: str, monkeypatch: py
         assert find_step_form(target) == ("captured", None)
     finally:
         own_kernels.trouble.cache_clear()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", cases(kinds("weights"), ["medusa"]))
+def test_drafters_beside_a_target_in_nf4_are_packed_too_and_change_no_token(cuda: str, kind: str) -> None:
+    target = Target.load(DEMO, device=cuda, dtype=torch.bfloat16, quantize="nf4", exact=True)
+    target.use_step_form(find_step_form(target)[0])
+    assert measure(target, 13, True).bitwise
+    drafter, beside = MAKERS[kind](target), MAKERS[kind](Target.load(DEMO, device=cuda, dtype=torch.bfloat16))
+    assert drafter.nbytes < beside.nbytes or kind in ("s3d", "semi"), "adapters, and matrices that are small here"
+    for question in QUESTIONS:
+        prompt = prompt_of(target, question)
+        plain, _ = reply(Session(target, Autoregressive(), Budget(0)), prompt, 40)
+        assert reply(Session(target, drafter, Budget(12)), prompt, 40)[0] == plain

@@ -14,6 +14,9 @@ from tiny_models import Tiny
 
 from localspec.decoding.tree import DraftTree
 from localspec.nn import cuda_kernels, layer_kernels, own_kernels, row_kernels
+from localspec.nn.compute import TorchLinear
+from localspec.nn.linear import Linear
+from localspec.nn.linear_bitsandbytes import NF4Linear
 from localspec.nn.packing import DTYPES
 from localspec.nn.rotary import apply_rope
 from localspec.nn.target import Target
@@ -148,6 +151,28 @@ def test_a_whole_model_says_what_it_says_without_them(
     assert error(said[1], said[0]) < (1e-5 if dtype == "fp32" else 0.03)
     assert torch.equal(said[1], said[2])
     assert dtype == "bf16" or not torch.equal(said[0], said[1]), "they were not used"
+
+
+@pytest.mark.slow
+def test_matrices_of_drafters_are_packed_like_those_of_their_target(
+    monkeypatch: pytest.MonkeyPatch, tiny: Callable[[str], Tiny]
+) -> None:
+    monkeypatch.setattr("localspec.nn.target.linear_class", lambda *given: NF4Linear)
+    monkeypatch.setattr("localspec.nn.target.lm_head_class", lambda *given: Linear)  # as on CUDA
+    path = tiny("qwen2-many-heads-mixed-window-tied").path
+    compute = Target.load(path, dtype=torch.bfloat16).compute
+    weights, biases = gaussian(3, 300, 256, seed=1), gaussian(3, 300, seed=2)
+    x = gaussian(3, 256, seed=3).bfloat16()
+    alone = [compute.linear(one.numpy(), bias.numpy(), silu=True) for one, bias in zip(weights, biases, strict=True)]
+    assert alone[0].nbytes < 0.3 * 2 * weights[0].numel()
+    assert 0 < error(alone[0](x), F.silu(F.linear(x.float(), weights[0], biases[0]))) < 0.13
+    each = compute.linears(weights.numpy(), biases.numpy(), silu=True)
+    expected = torch.cat([layer(x[row : row + 1]) for row, layer in enumerate(alone)])
+    assert torch.equal(each(x), expected) and torch.equal(each(x[:2]), expected[:2])
+    assert isinstance(compute.linear(weights[0, :32].numpy()), TorchLinear), "too small to gain by it"
+    dense = Target.load(path, dtype=torch.bfloat16)
+    monkeypatch.setattr(own_kernels, "trouble", lambda device: "there is no compiler")
+    assert isinstance(dense.compute.linear(weights[0].numpy()), TorchLinear)
 
 
 @pytest.mark.slow

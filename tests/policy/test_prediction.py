@@ -387,6 +387,12 @@ def test_int8_on_a_gpu_is_slower_than_bf16_and_nf4_faster() -> None:
     assert eight > 1.5 * plain and four < plain
 
 
+def test_drafters_beside_nf4_are_packed_like_it_where_our_own_kernels_are() -> None:
+    assert prediction.drafter_numbers("bf16", "nf4", "cuda") == (pytest.approx(0.5 + 1 / 64 + 1 / 4096), 2)
+    assert prediction.drafter_numbers("fp16", "nf4", "cuda") == (2, 2), "cards without bf16 have none"
+    assert prediction.drafter_numbers("bf16", "int8", "cuda") == prediction.drafter_numbers("bf16", "none", "cuda")
+
+
 # -- tokens a step -------------------------------------------------------------------------------------------------------
 
 
