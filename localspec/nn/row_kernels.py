@@ -1,6 +1,6 @@
 """Products and attention on an NVIDIA card, in whose results the bits of a row are the same alone and beside others.
 
-Of few rows they also read weights in NF4 about as fast as they lie in memory, whatever the number of rows.
+In NF4 up to eight rows have the price of one, and sixteen a third more.
 """
 
 from collections.abc import Callable
