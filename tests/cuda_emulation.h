@@ -1,9 +1,9 @@
-// CUDA C++ as C++ for a processor: a thread of the system for each of a block's, blocks one after another.
+// CUDA C++ as C++ for a processor. Threads of a block take turns: each runs to its next barrier; blocks one after another.
 
-#include <pthread.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <ucontext.h>
 
 #define __device__
 #define __global__
@@ -21,8 +21,7 @@ static inline float4 make_float4(float x, float y, float z, float w) { return {x
 static inline float2 make_float2(float x, float y) { return {x, y}; }
 
 struct Place { unsigned x, y, z; };
-static thread_local Place threadIdx, blockIdx;
-static Place blockDim, gridDim;
+static Place threadIdx, blockIdx, blockDim, gridDim;
 
 static inline float expf(float x) { return __builtin_expf(x); }
 static inline float tanhf(float x) { return __builtin_tanhf(x); }
@@ -41,10 +40,19 @@ static inline int atomicMax(int* place, int number) {
     return old;
 }
 
-static pthread_barrier_t of_block, of_warp[32];
+enum Waits { NOTHING, WARP, BLOCK, OVER };
+struct Thread { ucontext_t context; Waits waits; };
+static Thread* threads;
+static ucontext_t turns;
 static uint32_t told[32][32][8];  // by warp and lane
-static inline void __syncthreads() { pthread_barrier_wait(&of_block); }
-static inline void meet() { pthread_barrier_wait(&of_warp[threadIdx.x / 32]); }
+
+static inline void wait_for(Waits what) {
+    Thread* own = &threads[threadIdx.x];
+    own->waits = what;
+    swapcontext(&own->context, &turns);
+}
+static inline void __syncthreads() { wait_for(BLOCK); }
+static inline void meet() { wait_for(WARP); }
 
 template <class T> static T __shfl_sync(unsigned, T number, int from) {
     memcpy(told[threadIdx.x / 32][threadIdx.x % 32], &number, 4);
@@ -114,28 +122,49 @@ struct Given {
 
 static void started(void** given);  // calls the kernel
 
-struct Thread { pthread_t system; Place block, thread; void** given; };
+static void** given_to_all;
+static void run() { started(given_to_all), threads[threadIdx.x].waits = OVER; }
 
-static void* run(void* one) {
-    Thread* own = (Thread*)one;
-    blockIdx = own->block, threadIdx = own->thread;
-    started(own->given);
-    return NULL;
+// Lets those go on that have all come to the same barrier, but for those that are over; whether there were any.
+static bool meets(Waits what, unsigned first, unsigned end) {
+    bool any = false;
+    for (unsigned one = first; one < end; one++) {
+        if (threads[one].waits != what && threads[one].waits != OVER) return false;
+        any |= threads[one].waits == what;
+    }
+    for (unsigned one = first; any && one < end; one++)
+        if (threads[one].waits == what) threads[one].waits = NOTHING;
+    return any;
 }
 
-extern "C" int start(void** given, unsigned x, unsigned y, unsigned z, unsigned threads) {
-    gridDim = {x, y, z}, blockDim = {threads, 1, 1};
-    Thread* all = (Thread*)calloc(threads, sizeof(Thread));
-    for (unsigned block = 0; block < x * y * z; block++) {
-        pthread_barrier_init(&of_block, NULL, threads);
-        for (unsigned warp = 0; warp * 32 < threads; warp++)
-            pthread_barrier_init(&of_warp[warp], NULL, min(32u, threads - warp * 32));
-        for (unsigned number = 0; number < threads; number++) {
-            all[number] = {0, {block % x, block / x % y, block / x / y}, {number, 0, 0}, given};
-            if (pthread_create(&all[number].system, NULL, run, &all[number])) abort();
-        }
-        for (unsigned number = 0; number < threads; number++) pthread_join(all[number].system, NULL);
+static void run_block(unsigned count, char* stacks, size_t stack) {
+    for (unsigned one = 0; one < count; one++) {
+        getcontext(&threads[one].context);
+        threads[one].context.uc_stack.ss_sp = stacks + one * stack, threads[one].context.uc_stack.ss_size = stack;
+        threads[one].context.uc_link = &turns, threads[one].waits = NOTHING;
+        makecontext(&threads[one].context, run, 0);
     }
-    free(all);
+    for (;;) {
+        for (unsigned one = 0; one < count; one++)
+            if (threads[one].waits == NOTHING) threadIdx = {one, 0, 0}, swapcontext(&turns, &threads[one].context);
+        bool some = false, over = true;
+        for (unsigned warp = 0; warp < count; warp += 32) some |= meets(WARP, warp, min(warp + 32, count));
+        if (some || meets(BLOCK, 0, count)) continue;
+        for (unsigned one = 0; one < count; one++) over &= threads[one].waits == OVER;
+        if (over) return;
+        abort();  // some wait for others that never come
+    }
+}
+
+extern "C" int start(void** given, unsigned x, unsigned y, unsigned z, unsigned count) {
+    const size_t stack = 64 << 10;
+    gridDim = {x, y, z}, blockDim = {count, 1, 1}, given_to_all = given;
+    threads = (Thread*)calloc(count, sizeof(Thread));
+    char* stacks = (char*)malloc(count * stack);
+    for (unsigned block = 0; block < x * y * z; block++) {
+        blockIdx = {block % x, block / x % y, block / x / y};
+        run_block(count, stacks, stack);
+    }
+    free(stacks), free(threads);
     return 0;
 }

@@ -1,4 +1,4 @@
-"""Our kernels for NVIDIA's cards on a processor: their own sources as C++, one of the system's threads for each of the card's.
+"""Our kernels for NVIDIA's cards on a processor: their own sources as C++, whose threads take turns.
 
 In place of the driver and of NVRTC; what cannot be said in C++ (conversions, loads and the products of tensor cores) is
 exchanged for what PTX says that it does.
@@ -68,13 +68,12 @@ def _kernel(folder: Path, driver: Emulation, file: str, name: str, defined: tupl
         "-O1",
         "-w",
         "-fPIC",
-        "-pthread",
         "-fno-strict-aliasing",
         "-ffp-contract=off",
         "-fno-exceptions",
     )
     build.run([*using.compile, *flags, *defined, f"-I{HERE}", "-c", str(source), "-o", str(made)], f"Compiling {name}")
-    build.run([*using.link, "-shared", "-pthread", str(made), "-o", str(library)], f"Linking {name}")
+    build.run([*using.link, "-shared", str(made), "-o", str(library)], f"Linking {name}")
     function = ctypes.CDLL(str(library)).start
     module: Any = SimpleNamespace(device=torch.device("cpu"), function=lambda _: function)
     return cuda_kernels.Kernel(module, name)
