@@ -49,7 +49,7 @@ class Emulation:
         self._folder = folder
 
     def compiled(self, device: torch.device, file: str, name: str, **defined: int) -> cuda_kernels.Kernel:
-        return _kernel(self._folder, self, file, name, tuple(cuda_kernels.options(defined)))
+        return _kernel(self._folder, file, name, tuple(cuda_kernels.options(defined)))
 
     def cuLaunchKernel(self, function: Callable[..., int], *given: Any) -> int:  # noqa: N802  its own name
         x, y, z, threads, _, _, _, _, places, _ = given
@@ -57,21 +57,13 @@ class Emulation:
 
 
 @cache
-def _kernel(folder: Path, driver: Emulation, file: str, name: str, defined: tuple[str, ...]) -> cuda_kernels.Kernel:
+def _kernel(folder: Path, file: str, name: str, defined: tuple[str, ...]) -> cuda_kernels.Kernel:
     using = build.compiler(build.TARGETS[build.this_machine()])
     text = as_cpp(cuda_kernels.source(file), name)
     place = folder / build.digest(text, *defined)[:16]
     source, made, library = (place.with_suffix(end) for end in (".cpp", ".o", ".so"))
     source.write_text(text, "utf-8")
-    flags = (
-        "-std=c++17",
-        "-O1",
-        "-w",
-        "-fPIC",
-        "-fno-strict-aliasing",
-        "-ffp-contract=off",
-        "-fno-exceptions",
-    )
+    flags = ("-std=c++17", "-O1", "-w", "-fPIC", "-fno-strict-aliasing", "-ffp-contract=off", "-fno-exceptions")
     build.run([*using.compile, *flags, *defined, f"-I{HERE}", "-c", str(source), "-o", str(made)], f"Compiling {name}")
     build.run([*using.link, "-shared", str(made), "-o", str(library)], f"Linking {name}")
     function = ctypes.CDLL(str(library)).start

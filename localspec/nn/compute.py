@@ -72,25 +72,38 @@ class TorchLinears(TorchLinear):
 
 
 @dataclass(frozen=True)
-class PackedLayers:
-    """Packed layers: all rows go through the only one, or each through its own."""
+class PackedLayer:
+    """y = x Wᵀ + b with a weight in NF4."""
 
-    layers: Sequence[NF4Linear]
+    layer: NF4Linear
     silu: bool
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of weight and bias."""
+        return self.layer.nbytes
+
+    @torch.inference_mode()
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Applies the layer to rows [n, in]."""
+        y = self.layer(x)
+        return F.silu(y) if self.silu else y
+
+
+@dataclass(frozen=True)
+class PackedLayers:
+    """A layer for each row."""
+
+    layers: Sequence[PackedLayer]
 
     @property
     def nbytes(self) -> int:
         """Bytes of weights and biases."""
         return sum(layer.nbytes for layer in self.layers)
 
-    @torch.inference_mode()
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Applies the layer to rows [n, in], or the first layers to as many rows."""
-        if len(self.layers) == 1:
-            y = self.layers[0](x)
-        else:
-            y = torch.cat([layer(x[row : row + 1]) for row, layer in enumerate(self.layers[: len(x)])])
-        return F.silu(y) if self.silu else y
+        """Applies the first layers to as many rows, one each."""
+        return torch.cat([layer(x[row : row + 1]) for row, layer in enumerate(self.layers[: len(x)])])
 
 
 @dataclass(frozen=True)
@@ -242,27 +255,24 @@ class TorchCompute:
         """Whether matrices of drafters are in NF4 like the target's: where our own kernels read a row of it as fast."""
         return self._transformer.linear_class is NF4Linear and own_kernels.trouble(self._device) is None
 
-    def _packed(self, weights: Sequence[Floats], biases: Sequence[Floats | None], silu: bool) -> PackedLayers | None:
-        """Returns layers in NF4; None where they are too small to gain by it, and where none are packed."""
-        out, inner = weights[0].shape
-        if not self._packs or min(out, inner) < LEAST_SIDE or out * inner < LEAST_WEIGHTS:
+    def _packed(self, weight: Floats, bias: Floats | None, silu: bool) -> PackedLayer | None:
+        """Returns a layer in NF4; None where it is too small to gain by that, and where none are packed."""
+        if not self._packs or min(weight.shape) < LEAST_SIDE or weight.size < LEAST_WEIGHTS:
             return None
-        pairs = zip(weights, biases, strict=True)
-        return PackedLayers(
-            [NF4Linear(self.rows(one), None if bias is None else self.rows(bias)) for one, bias in pairs], silu
-        )
+        return PackedLayer(NF4Linear(self.rows(weight), None if bias is None else self.rows(bias)), silu)
 
-    def linear(self, weight: Floats, bias: Floats | None = None, silu: bool = False) -> TorchLinear | PackedLayers:
+    def linear(self, weight: Floats, bias: Floats | None = None, silu: bool = False) -> TorchLinear | PackedLayer:
         """Returns a layer of weight [out, in] and bias [out]."""
-        if (packed := self._packed([weight], [bias], silu)) is not None:
+        if (packed := self._packed(weight, bias, silu)) is not None:
             return packed
         return TorchLinear(self.rows(weight), None if bias is None else self.rows(bias), silu)
 
     def linears(self, weights: Floats, biases: Floats | None = None, silu: bool = False) -> TorchLinears | PackedLayers:
         """Returns n layers, weights [n, out, in] and biases [n, out]: a row goes through its own."""
-        of_each = [None] * len(weights) if biases is None else list(biases)
-        if len(weights) > 1 and (packed := self._packed(list(weights), of_each, silu)) is not None:
-            return packed
+        of_each = [None] * len(weights) if biases is None else biases
+        packed = [self._packed(weight, bias, silu) for weight, bias in zip(weights, of_each, strict=True)]
+        if found := [one for one in packed if one is not None]:  # all are of one size
+            return PackedLayers(found)
         return TorchLinears(self.rows(weights), None if biases is None else self.rows(biases), silu)
 
     def model(self, sizes: TransformerConfig, rope: Rope | None, weights: Mapping[str, Array]) -> TorchRowModel:

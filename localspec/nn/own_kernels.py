@@ -17,31 +17,32 @@ NEAR = 0.02  # how far results in 16 bits may be from those of more, relative
 @cache
 def trouble(device: torch.device) -> str | None:
     """Returns why they are not of use on a device, in words; None where they are."""
-    if not _nvidias(device):
-        return "they are for NVIDIA's cards"
-    if torch.cuda.get_device_capability(device) < LEAST_CAPABILITY:
-        return "they need a card of compute capability 8.0 or more"
+    if (why := _not_for(device)) is not None:
+        return why
     try:
         return _wrong(device)
     except (RuntimeError, OSError, AttributeError) as error:
         return first_line(error).rstrip(".")
 
 
-def _nvidias(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.version.hip is None and torch.cuda.is_available()
+def _not_for(device: torch.device) -> str | None:
+    if device.type != "cuda" or torch.version.hip is not None or not torch.cuda.is_available():
+        return "they are for NVIDIA's cards"
+    if torch.cuda.get_device_capability(device) < LEAST_CAPABILITY:
+        return "they need a card of compute capability 8.0 or more"
+    return None
 
 
 def unforeseen_trouble(device: torch.device) -> str | None:
     """Returns why they are not of use on a card that they are for; None where they are, and on all other devices."""
-    return (
-        trouble(device) if _nvidias(device) and torch.cuda.get_device_capability(device) >= LEAST_CAPABILITY else None
-    )
+    return trouble(device) if _not_for(device) is None else None
 
 
 def serve(x: torch.Tensor, *others: torch.Tensor) -> bool:
     """Whether they are of use for a tensor, and others that it is computed with: they give no gradient to any."""
-    learns = torch.is_grad_enabled() and any(one.requires_grad for one in (x, *others))
-    return x.is_cuda and not learns and x.numel() > 0 and trouble(x.device) is None
+    if not x.is_cuda or (torch.is_grad_enabled() and any(one.requires_grad for one in (x, *others))):
+        return False
+    return x.numel() > 0 and trouble(x.device) is None
 
 
 @torch.inference_mode()
@@ -56,9 +57,8 @@ def _wrong(device: torch.device) -> str | None:
     return None
 
 
-Trials = dict[
-    str, tuple[Callable[[slice], torch.Tensor], torch.Tensor]
-]  # of some rows, and what all of them should give
+# What is computed of some rows, and what all of them should give.
+Trials = dict[str, tuple[Callable[[slice], torch.Tensor], torch.Tensor]]
 
 
 def _random(device: torch.device, *sizes: int) -> torch.Tensor:

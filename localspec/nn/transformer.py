@@ -49,6 +49,7 @@ class Layer(nn.Module):
         self.config, self.index, self.attention, self.sizes = config, index, attention, config.sizes_of(index)
         self.activation = ACTIVATIONS[config.activation]
         self.scale = config.query_scalar**-0.5 if config.query_scalar else None
+        # Whether queries and keys are rotated as they come from their product, and nobody else reads the keys.
         changed = config.qk_norm or config.gated or config.value_norm
         of_others = self.sizes.keys_of is not None or self.sizes.keys_are_values
         self._plain = not (changed or of_others) and index not in {one.keys_of for one in config.layer_sizes}
@@ -380,21 +381,21 @@ def _rounded(number: float, dtype: torch.dtype) -> float:
     return float(torch.tensor(number, dtype=dtype))
 
 
-def _added_norm(
-    x: torch.Tensor, given: torch.Tensor, weight: torch.Tensor, config: TransformerConfig
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the sum of both, and its norm."""
-    ours = own_kernels.serve(x, given, weight) and x.dtype == given.dtype == weight.dtype
-    if ours and layer_kernels.fits(x):
-        return layer_kernels.add_norm(x, given, weight, config.norm_offset, config.rms_norm_eps)
-    x = x + given
-    return x, _norm(x, weight, config)
-
-
 def _norm(x: torch.Tensor, weight: torch.Tensor, config: TransformerConfig) -> torch.Tensor:
-    if own_kernels.serve(x, weight) and x.dtype == weight.dtype and layer_kernels.fits(x):
-        return layer_kernels.add_norm(x, None, weight, config.norm_offset, config.rms_norm_eps)[1]
+    return _added_norm(x, None, weight, config)[1]
+
+
+def _added_norm(
+    x: torch.Tensor, given: torch.Tensor | None, weight: torch.Tensor, config: TransformerConfig
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns x plus what is given, if anything is, and the norm of that."""
+    others = (weight,) if given is None else (weight, given)
+    alike = all(one.dtype == x.dtype for one in others) and layer_kernels.fits(x)
+    if own_kernels.serve(x, *others) and alike:
+        return layer_kernels.add_norm(x, given, weight, config.norm_offset, config.rms_norm_eps)
+    x = x if given is None else x + given
     if not config.norm_offset:
-        return F.rms_norm(x, weight.shape, weight, config.rms_norm_eps)
+        return x, F.rms_norm(x, weight.shape, weight, config.rms_norm_eps)
     # One plus a weight has more digits than bf16 keeps.
-    return F.rms_norm(x.float(), weight.shape, weight.float() + config.norm_offset, config.rms_norm_eps).to(x.dtype)
+    wide = F.rms_norm(x.float(), weight.shape, weight.float() + config.norm_offset, config.rms_norm_eps)
+    return x, wide.to(x.dtype)

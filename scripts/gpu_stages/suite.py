@@ -14,11 +14,12 @@ from figures import table
 from gpu_stages.aims import EXACT, NEAR, NEAR_BYTES, Aim, failed, shares
 from gpu_stages.asked import ROOT, Asked
 from gpu_stages.record import Record, TimeUp, failure
+from localspec.machine.memory import total_memory
 
 FOLDER = ROOT / "tests" / "gpu"
 OPTIONS = ("-o", "addopts=--import-mode=importlib", "-p", "no:logging", "-p", "no:cacheprovider", "-q")
-# Texts need little of a card and of its memory, and are most of the time, so that several processes share it.
-SHARED, SHARERS = ("test_1_lossless",), "12"
+# Texts need little of a card and are most of the time, so that several processes share it: each has a context of its own.
+SHARED, MOST_SHARERS, OF_EACH = ("test_1_lossless",), 12, 2 * 2**30  # bytes of the card
 LONGEST = 400  # characters of a failure
 LEAST = 30.0  # seconds
 # A test and what it tells; tests/gpu/test_1_lossless.py and tests/gpu/test_4_memory.py have them.
@@ -38,7 +39,8 @@ def tests(file: Path, asked: Asked, seconds: float) -> dict[str, Any]:
     report.unlink(missing_ok=True)
     command = [sys.executable, "-m", "pytest", *OPTIONS, f"--junitxml={report}", str(file)]
     command += ["-m", "not slow"] if asked.small else []
-    command += ["-n", SHARERS] if file.stem in SHARED and find_spec("xdist") and not asked.small else []
+    if file.stem in SHARED and (count := sharers(asked)) > 1:
+        command += ["-n", str(count)]
     try:
         where = {**os.environ, "LOCALSPEC_TEST_DEVICE": asked.device}
         done = subprocess.run(
@@ -49,6 +51,13 @@ def tests(file: Path, asked: Asked, seconds: float) -> dict[str, Any]:
     if not report.exists():
         raise RuntimeError((done.stdout + done.stderr).strip()[-LONGEST:])
     return counts(report)
+
+
+def sharers(asked: Asked) -> int:
+    """How many processes may share the card."""
+    if asked.small or not asked.on_gpu or not find_spec("xdist"):
+        return 1
+    return min(MOST_SHARERS, os.cpu_count() or 1, total_memory(asked.device) // OF_EACH)
 
 
 def counts(report: Path) -> dict[str, Any]:

@@ -433,6 +433,18 @@ JUNIT = """<testsuites><testsuite>
 </testsuite></testsuites>"""
 
 
+@pytest.mark.parametrize(("gib", "cores", "count"), [(140, 16, 12), (140, 4, 4), (8, 16, 4), (1, 16, 0)])
+def test_as_many_processes_share_a_card_as_it_and_the_processor_have_room_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gib: int, cores: int, count: int
+) -> None:
+    monkeypatch.setattr(suite, "total_memory", lambda device: gib * 2**30)
+    monkeypatch.setattr(suite, "find_spec", lambda name: name)
+    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    one = asked.Asked("cuda", False, tmp_path, tmp_path, None, None, None)
+    assert suite.sharers(one) == count
+    assert suite.sharers(replace(one, device="cpu")) == suite.sharers(replace(one, small=True)) == 1
+
+
 def test_what_the_tests_found_is_counted_and_told(tmp_path: Path) -> None:
     (tmp_path / "report.xml").write_text(JUNIT)
     found = suite.counts(tmp_path / "report.xml")

@@ -2,7 +2,7 @@
 //
 // Slots are taken in pages of PAGE. Within a page weights and weighted values are added slot after slot, where masked slots
 // add exact zeros wherever they lie; then the pages are added, one after another. So a row's ancestors may lie anywhere in
-// their page, but each has to be in the page where it is in plain decoding. NUMBER is float, or u16 of a 16-bit format.
+// their page, but each has to be in the page where it is in plain decoding.
 
 #define NEVER __int_as_float(0xff800000)  // minus infinity
 #define PAIRS (HEAD / 2)

@@ -68,10 +68,11 @@ extern "C" __global__ void gated(const Several* both, Several* out, int rows, in
 }
 
 // Of qkv [rows, heads + 2 * kv_heads, HEAD] rotates queries and keys; puts queries into grouped [kv_heads, group, rows, HEAD],
-// and keys and values into the slots of a cache [kv_heads, capacity, HEAD] from `start`, where there is one, and `length` on. A block a row and head.
+// and keys and values into the slots of a cache [kv_heads, capacity, HEAD], from `length` on, plus `start` where there is one.
+// A block a row and head.
 extern "C" __global__ void rotate_and_place(
-    const number* qkv, const number* cosines, const number* sines, const long long* start, long long length, number* grouped, number* keys,
-    number* values, int rows, int heads, int kv_heads, int rotary, long long head_stride) {
+    const number* qkv, const number* cosines, const number* sines, const long long* start, long long length,
+    number* grouped, number* keys, number* values, int rows, int heads, int kv_heads, int rotary, long long head_stride) {
     const int row = blockIdx.x, head = blockIdx.y, group = heads / kv_heads, half = rotary / 2;
     const number* from = qkv + ((size_t)row * gridDim.y + head) * HEAD;
     number* to;
