@@ -431,20 +431,3 @@ def test_an_editor_has_the_terminal_and_gives_it_back(tmp_path):
         assert terminal.afterwards.strip() == "“World!” is kept; to go on: localspec chat --conversation 1"
         terminal.check_that_it_is_whole()
     assert [turn.prompt for turn in said(tmp_path / "home")] == ["hello world!"]
-
-
-@pytest.mark.skipif(not hasattr(signal, "SIGTSTP"), reason="no stopping")
-def test_after_a_stop_the_whole_screen_is_drawn_again(tmp_path):
-    with scripted_chat(tmp_path / "home", '["Well said."]', "-m", "demo") as terminal:
-        terminal.shows("❯ Say something", "GiB · ", "^q Quit")
-        terminal.send("hello\r")
-        terminal.shows("Well said.", "❯ Say something")
-        os.kill(terminal.process.pid, signal.SIGTSTP)
-        terminal.until(lambda: terminal.sent.rstrip().count(LEAVE) == 1)
-        os.waitpid(terminal.process.pid, os.WUNTRACED)
-        terminal.screen.reset()  # as the shell leaves it
-        os.kill(terminal.process.pid, signal.SIGCONT)
-        terminal.shows("localspec · ", "hello", "Well said.", "❯ Say something", "^q Quit", seconds=20)
-        terminal.send(CTRL_Q)
-        assert terminal.ends() == 0
-        terminal.check_that_it_is_whole()

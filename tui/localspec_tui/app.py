@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from rich.console import RenderableType
 from textual import events, work
-from textual.app import App, SystemCommand
+from textual.app import SystemCommand
 from textual.binding import Binding, BindingType
 from textual.notifications import Notify
 from textual.screen import Screen
@@ -29,6 +29,7 @@ from localspec_tui import clipboard, keymap, messages, terminal, themes
 from localspec_tui.engine_thread import EngineThread
 from localspec_tui.screens.chat import ChatScreen
 from localspec_tui.screens.palette import Commands, Palette
+from localspec_tui.stopping import StoppableApp
 from localspec_tui.widgets.status_line import whole_names
 
 TOASTS = 2  # at a time; in a small window each takes too much of the text
@@ -36,7 +37,7 @@ SMALL = (80, 24)  # columns and lines; below, there is one at a time
 AROUND_TOAST = 2  # columns around its text
 
 
-class ChatApp(App[None]):
+class ChatApp(StoppableApp):
     """`failure` is what ended it, where that was no key and no signal."""
 
     CSS_PATH = "app.tcss"
@@ -94,12 +95,8 @@ class ChatApp(App[None]):
         self._chat.download.wait(seconds)
 
     def on_mount(self) -> None:
-        self.app_resume_signal.subscribe(self, lambda _: self._draw_anew())
+        self.serve_stops()
         self._leave_now()
-
-    def _draw_anew(self) -> None:
-        """All of the screen, for the shell has had the terminal since a stop (SIGTSTP)."""
-        self.refresh(layout=True)
 
     def on_start_failed(self, failed: messages.StartFailed) -> None:
         self.failure = failed.error

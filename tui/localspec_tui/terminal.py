@@ -134,6 +134,10 @@ def signals(leave: Callable[[int], None]) -> Iterator[None]:
             if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
                 before = signal.signal(number, lambda signum, _: leave(128 + signum))
                 afterwards.callback(signal.signal, number, before)
+        for name in ("SIGTSTP", "SIGCONT"):  # the application's own, which ends before
+            if hasattr(signal, name):
+                number = getattr(signal, name)
+                afterwards.callback(signal.signal, number, signal.getsignal(number))
         yield
 
 

@@ -1,0 +1,112 @@
+"""A chat that is stopped and let go on, by a shell or another process."""
+
+import os
+import shlex
+import signal
+import sys
+
+import pytest
+
+if sys.platform == "win32":
+    pytest.skip("no stopping", allow_module_level=True)
+
+from command import environment
+from tui.terminal import LEAVE, Terminal, scripted_chat
+
+pytestmark = pytest.mark.slow
+
+CTRL_Q = "\x11"
+
+# Asks itself to stop while it writes a reply to the terminal, which holds the lock of what is to be written.
+WITHIN_A_WRITE = """
+import os, queue, signal
+def put(self, item, real=queue.Queue._put):
+    if "Well said." in str(item) and not asked:
+        asked.append(os.kill(os.getpid(), signal.SIGTSTP))
+    real(self, item)
+asked = []
+queue.Queue._put = put
+"""
+
+
+def stopped(terminal: Terminal, number: signal.Signals | None) -> None:
+    if number is not None:
+        os.kill(terminal.process.pid, number)
+    terminal.until(lambda: os.waitpid(terminal.process.pid, os.WUNTRACED | os.WNOHANG)[0], seconds=60)
+
+
+def goes_on(terminal: Terminal) -> None:
+    terminal.screen.reset()  # as the shell leaves it
+    os.kill(terminal.process.pid, signal.SIGCONT)
+    terminal.shows("localspec · ", "hello", "Well said.", "❯ Say something", "^q Quit", seconds=60)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTSTP, signal.SIGSTOP], ids=["asked to", "unasked"])
+def test_after_a_stop_the_whole_screen_is_drawn_again(tmp_path, number):
+    with scripted_chat(tmp_path / "home", '["Well said."]', "-m", "demo") as terminal:
+        terminal.shows("❯ Say something", "GiB · ", "^q Quit")
+        terminal.send("hello\r")
+        terminal.shows("Well said.", "❯ Say something")
+        stopped(terminal, number)
+        assert terminal.sent.count(LEAVE) == (number == signal.SIGTSTP)
+        goes_on(terminal)
+        terminal.send(CTRL_Q)
+        assert terminal.ends() == 0
+        terminal.check_that_it_is_whole()
+
+
+def test_a_stop_in_the_middle_of_a_write_waits_for_its_end(tmp_path):
+    with scripted_chat(tmp_path / "home", '["Well said."]', "-m", "demo", before=WITHIN_A_WRITE) as terminal:
+        terminal.shows("❯ Say something", "GiB · ", "^q Quit")
+        terminal.send("hello\r")
+        stopped(terminal, None)
+        goes_on(terminal)
+        terminal.send(CTRL_Q)
+        assert terminal.ends() == 0
+        terminal.check_that_it_is_whole()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTSTP, signal.SIGSTOP], ids=["asked to", "unasked"])
+def test_a_shell_stops_it_in_the_background_too(tmp_path, number):
+    noted = f"import os; open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))"
+    with scripted_chat(tmp_path / "home", '["Well said."]', "-m", "demo", before=noted) as terminal:
+        command = shlex.join(terminal.process.args)
+    (tmp_path / "go").write_text(f"exec {command}")
+    variables = environment(tmp_path / "home", TERM="xterm-256color", LANG="C.UTF-8", PS1="shell> ")
+    with Terminal(["bash", "--noprofile", "--norc", "-i"], variables) as terminal:
+        terminal.shows("shell>")
+        terminal.send(f"sh {tmp_path / 'go'}\n")
+        terminal.shows("❯ Say something", "GiB · ", "^q Quit")
+        os.kill(int((tmp_path / "pid").read_text()), number)
+        terminal.shows("Stopped")
+        terminal.screen.reset()
+        terminal.send('bg; while [ "$(jobs -r)" ]; do sleep 0.1; done; jobs; echo tried\n')
+        terminal.shows("Stopped", "\ntried")
+        terminal.screen.reset()
+        terminal.send("fg\n")
+        terminal.shows("❯ Say something", "^q Quit")
+        terminal.send("hello\r")
+        terminal.shows("Well said.", "❯ Say something")
+        terminal.send(CTRL_Q)
+        terminal.shows("is kept", "shell>")
+        terminal.send("exit\n")
+        assert terminal.ends() == 0
+        terminal.check_that_it_is_whole()
+
+
+def test_a_stop_while_an_editor_has_the_terminal_is_at_once(tmp_path):
+    (tmp_path / "editor").write_text('echo "the editor has it"; read answer; echo "$answer" > "$1"')
+    with scripted_chat(
+        tmp_path / "home", '["Well said."]', "-m", "demo", EDITOR=f"sh {tmp_path / 'editor'}", VISUAL=""
+    ) as terminal:
+        terminal.shows("❯ Say something", "GiB · ", "^q Quit")
+        terminal.send("\x07")
+        terminal.shows("the editor has it")
+        stopped(terminal, signal.SIGTSTP)
+        os.kill(terminal.process.pid, signal.SIGCONT)
+        terminal.send("edited\n")
+        terminal.shows("❯ edited", "^q Quit")
+        assert terminal.sent.count(LEAVE) == 1
+        terminal.send("\x03" + CTRL_Q)
+        assert terminal.ends() == 0
+        terminal.check_that_it_is_whole()
