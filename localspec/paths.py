@@ -69,6 +69,11 @@ class Paths:
         return self.cache_dir / "tokenizers"
 
     @property
+    def kernels(self) -> Path:
+        """What was compiled for GPUs."""
+        return self.cache_dir / "kernels"
+
+    @property
     def serving_key(self) -> Path:
         """What requests over TCP must bring."""
         return self.data_dir / "serving.key"

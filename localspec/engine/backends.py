@@ -74,15 +74,6 @@ def find_step_form(target: Target) -> tuple[StepForm, str | None]:
     return step_forms.find_step_form(target)
 
 
-def kernel_trouble(device: str) -> str | None:
-    """Why our own kernels are not used on a GPU that they are for; None where they are."""
-    import torch
-
-    from localspec.nn.own_kernels import unforeseen_trouble
-
-    return unforeseen_trouble(torch.device(device))
-
-
 def use_step_form(target: Target, form: StepForm) -> None:
     """Lets a torch target compute steps in this form from now on."""
     from localspec.nn.target import Target as TorchTarget

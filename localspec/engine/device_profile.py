@@ -4,7 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 from localspec.engine.measurement_cache import MeasurementCache, Quantity, T
-from localspec.engine.recalled_measurements import BANDWIDTH, RATES, RecalledMeasurements, device_subject
+from localspec.engine.own_kernels import settle_kernels
+from localspec.engine.recalled_measurements import BANDWIDTH, RATES, RecalledMeasurements
 from localspec.errors import first_line
 from localspec.machine.hardware import devices, memory_bandwidth, versions
 from localspec.machine.machine import engine_of
@@ -55,15 +56,15 @@ class DeviceProfiler(BandwidthProfiler):
         if device not in devices():
             return None
         what = f"what a row costs in {dtype if quantize == 'none' else quantize} on {device}"
-        subject = device_subject(device, dtype, quantize)
-        return self._known(RATES, subject, what, lambda: _measure_rates(device, dtype, quantize, self.cache))
+        settle_kernels(device, self.cache)
+        subject = self._rates_subject(device, dtype, quantize)
+        return self._known(RATES, subject, what, lambda: _measure_rates(device, dtype, quantize, self.cache, subject))
 
 
-def _measure_rates(device: str, dtype: str, quantize: str, cache: MeasurementCache) -> Rates:
+def _measure_rates(device: str, dtype: str, quantize: str, cache: MeasurementCache, subject: str) -> Rates:
     from localspec.engine.rates import measure_rates  # decoding and a tokenizer, which take a while to import
     from localspec.engine.step_forms import settle_step_form
 
-    subject = device_subject(device, dtype, quantize)
     return measure_rates(
         engine_of(device), device, dtype, quantize, lambda target: settle_step_form(device, target, cache, subject)
     )

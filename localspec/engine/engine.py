@@ -25,6 +25,7 @@ from localspec.engine.fit_context import fit_conversation, fit_text
 from localspec.engine.loading import calibrated, load_draft_model, load_target, load_trained, promised_exactness
 from localspec.engine.measurement_cache import MeasurementCache
 from localspec.engine.model_profile import ModelProfile
+from localspec.engine.own_kernels import settle_kernels
 from localspec.engine.own_layers import load_layers
 from localspec.engine.saved_phrases import SavedPhrases
 from localspec.engine.spilling import SpillWatch
@@ -84,6 +85,7 @@ class Engine:
         cache = MeasurementCache(store, self._reporter)
         auto = choice.nodes > 0 and not choice.fixed
         # The target, and what is measured of it.
+        settle_kernels(choice.device, cache)
         self.target: Target = beside.target if beside else load_target(choice, self._reporter)
         self.profile = ModelProfile.of(choice, cache)
         if beside is None:

@@ -8,6 +8,7 @@ from localspec.decoding.exactness import Exactness
 from localspec.engine.backends import Target, measure_exactness
 from localspec.engine.forward_timing import measure_forward_costs
 from localspec.engine.measurement_cache import MeasurementCache, Quantity, T
+from localspec.engine.own_kernels import with_kernels
 from localspec.engine.recalled_measurements import COSTS, REPLY_SUMS, model_subject, with_reply
 from localspec.events import Reporter, Statistics
 from localspec.policy.choice import LoadSpec
@@ -31,7 +32,7 @@ class ModelProfile:
         weights = revision(choice.target.path)
         packing = f"{choice.quantize} above {choice.threshold}" if choice.threshold else choice.quantize
         subject = model_subject(weights, choice.device, choice.dtype, packing, choice.exact, choice.context)
-        return cls(cache, weights, subject)
+        return cls(cache, weights, with_kernels(subject, choice.device, cache))
 
     @property
     def reporter(self) -> Reporter:

@@ -6,6 +6,7 @@ from typing import Any
 from localspec import __version__
 from localspec.checkpoint import revision
 from localspec.engine.measurement_cache import MeasurementCache, Quantity
+from localspec.engine.own_kernels import with_kernels
 from localspec.errors import LocalspecError
 from localspec.events import Statistics
 from localspec.machine.hardware import versions
@@ -83,6 +84,7 @@ class RecalledMeasurements:
             return ModelMeasurements()
         for exact, context in self._forms:
             subject = model_subject(self._revisions[card.path], device, dtype, quantize, exact, context)
+            subject = with_kernels(subject, device, self.cache)
             replies, replays = (
                 {key: stats for key, of_it in sums.items() if (stats := reply_stats(of_it)) is not None}
                 for sums in (self.cache.recall(quantity, subject) or {} for quantity in (REPLY_SUMS, REPLAYS))
@@ -94,7 +96,10 @@ class RecalledMeasurements:
 
     def rates(self, device: str, dtype: str, quantize: str) -> Rates | None:
         """The rates of a device in one precision; None where they were not measured."""
-        return self.cache.recall_either(RATES, device_subject(device, dtype, quantize))
+        return self.cache.recall_either(RATES, self._rates_subject(device, dtype, quantize))
+
+    def _rates_subject(self, device: str, dtype: str, quantize: str) -> str:
+        return with_kernels(device_subject(device, dtype, quantize), device, self.cache)
 
     def bandwidth(self, device: str) -> float | None:
         """Bytes a second that can be read from a device's memory; None where that was not measured."""

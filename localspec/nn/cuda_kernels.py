@@ -1,10 +1,11 @@
 """Compiles the sources in `cuda/` for an NVIDIA card when they are first needed, and starts what they hold.
 
 The compiler is NVRTC, which comes with torch's packages for CUDA, so nobody needs a toolkit. A function takes
-some tenths of a second.
+some tenths of a second, once.
 """
 
 import ctypes
+import hashlib
 import sys
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -12,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from localspec.nn.kept_kernels import kept_or_compiled
 
 SOURCES = Path(__file__).parent / "cuda"
 SHARED = "tensor_cores.cuh"
@@ -71,7 +74,15 @@ def _module(device: torch.device, file: str, **defined: int) -> Module:
     with torch.cuda.device(device):
         major, minor = torch.cuda.get_device_capability(device)
         torch.zeros(1, device=device)  # the driver loads into what torch has opened
-        return Module(binary_of(source(file), [f"--gpu-architecture=sm_{major}{minor}", *options(defined)]), device)
+        text, told = source(file), [f"--gpu-architecture=sm_{major}{minor}", *options(defined)]
+        # torch's version says which compiler, before that is loaded.
+        made_of = [torch.__version__, str(torch.version.cuda), *told, text]
+        return Module(kept_or_compiled(made_of, lambda: binary_of(text, told)), device)
+
+
+def digest() -> str:
+    """Says which sources these are."""
+    return hashlib.sha256(b"".join(file.read_bytes() for file in sorted(SOURCES.glob("*.cu*")))).hexdigest()[:16]
 
 
 def source(file: str) -> str:

@@ -6,7 +6,7 @@ from functools import cache
 import torch
 import torch.nn.functional as F
 
-from localspec.errors import first_line
+from localspec.errors import first_line, out_of_memory
 from localspec.nn import layer_kernels, row_kernels
 from localspec.nn.rotary import apply_rope
 
@@ -14,18 +14,28 @@ LEAST_CAPABILITY = (8, 0)  # of a card: those before it multiply no bf16
 NEAR = 0.02  # how far results in 16 bits may be from those of more, relative
 
 
+_settled: dict[torch.device, str | None] = {}
+
+
+def settle(device: torch.device, why_not: str | None) -> None:
+    """Takes what was found before in the place of a trial."""
+    _settled[device] = why_not
+    trouble.cache_clear()
+
+
 @cache
 def trouble(device: torch.device) -> str | None:
     """Returns why they are not of use on a device, in words; None where they are."""
-    if (why := _not_for(device)) is not None:
-        return why
+    if device in _settled:
+        return _settled[device]
     try:
-        return _wrong(device)
-    except (RuntimeError, OSError, AttributeError) as error:
-        return first_line(error).rstrip(".")
+        return not_for(device) or tried(device)
+    except MemoryError:
+        return "there is no memory to try them"
 
 
-def _not_for(device: torch.device) -> str | None:
+def not_for(device: torch.device) -> str | None:
+    """Returns why nobody expects them to be of use there; None on the cards that they are for."""
     if device.type != "cuda" or torch.version.hip is not None or not torch.cuda.is_available():
         return "they are for NVIDIA's cards"
     if torch.cuda.get_device_capability(device) < LEAST_CAPABILITY:
@@ -33,9 +43,14 @@ def _not_for(device: torch.device) -> str | None:
     return None
 
 
-def unforeseen_trouble(device: torch.device) -> str | None:
-    """Returns why they are not of use on a card that they are for; None where they are, and on all other devices."""
-    return trouble(device) if _not_for(device) is None else None
+def tried(device: torch.device) -> str | None:
+    """Tries them on a card that they are for; returns what is wrong, None where nothing is. Raises MemoryError."""
+    try:
+        return _wrong(device)
+    except (RuntimeError, OSError, AttributeError) as error:
+        if out_of_memory(error):
+            raise MemoryError from error
+        return first_line(error).rstrip(".")
 
 
 def serve(x: torch.Tensor, *others: torch.Tensor) -> bool:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,9 +12,11 @@ import pytest
 from localspec.config import Settings
 from localspec.decoding.limits import Limits
 from localspec.engine import step_forms as module
+from localspec.engine import trials
 from localspec.engine.engine import Engine
 from localspec.engine.measurement_cache import MeasurementCache
-from localspec.engine.step_forms import STEP_FORM, FoundForm, RecordingWatch, settle_step_form
+from localspec.engine.step_forms import STEP_FORM, RecordingWatch, settle_step_form
+from localspec.engine.trials import Verdict
 from localspec.events import Reporter
 from localspec.machine.nvidia import NvidiaDriver
 from localspec.models.registry import resolve
@@ -28,7 +31,7 @@ class GPU:
 
     def __init__(self, store: Store | None, monkeypatch: pytest.MonkeyPatch) -> None:
         self.device = "cuda:0"
-        monkeypatch.setattr(module, "nvidia_driver", lambda: NvidiaDriver("580.65"))
+        monkeypatch.setattr(trials, "nvidia_driver", lambda: NvidiaDriver("580.65"))
         self.notices: list[str] = []
         self.forms: list[str] = []
         self.checks = 0
@@ -61,15 +64,6 @@ def test_it_is_checked_once_and_silent_where_all_is_well(gpu: GPU) -> None:
     gpu.load()
     gpu.load()
     assert gpu.checks == 1 and gpu.forms == ["captured"] * 2 and gpu.notices == []
-
-
-def test_where_our_own_kernels_cannot_be_used_that_is_said(gpu: GPU, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("localspec.engine.step_forms.kernel_trouble", lambda device: "there is no compiler")
-    gpu.load()
-    assert gpu.forms == ["captured"]
-    assert gpu.notices == [
-        "localspec's own kernels are not used on this GPU, and steps are slower for it: there is no compiler."
-    ]
 
 
 def test_why_steps_are_not_recorded_is_said_each_time(gpu: GPU) -> None:
@@ -107,13 +101,25 @@ def test_a_check_that_ended_the_program_is_not_tried_again(gpu: GPU) -> None:
     ]
 
 
-def test_while_another_process_looks_nobody_else_does(gpu: GPU) -> None:
+def test_while_another_process_looks_nobody_else_does(gpu: GPU, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trials, "PATIENCE", 0.0)
     gpu.store.measurements.remember(STEP_FORM.name, KEPT, kept_while_it_was_tried(gpu))  # type: ignore[union-attr]
     gpu.load()
     assert gpu.checks == 0 and gpu.forms == ["eager"]
     assert gpu.notices == [
-        "steps are not recorded on this GPU, and slower for it: another process is looking whether they can be."
+        "steps are not recorded on this GPU, and slower for it: another process is looking whether steps can be recorded."
     ]
+
+
+@pytest.mark.parametrize("passing", [False, True], ids=["found", "given up"])
+def test_what_another_process_finds_is_waited_for(gpu: GPU, monkeypatch: pytest.MonkeyPatch, passing: bool) -> None:
+    def come_to_an_end(seconds: float) -> None:
+        gpu.store.measurements.remember(STEP_FORM.name, KEPT, asdict(Verdict("static", "why", passing)))  # type: ignore[union-attr]
+
+    gpu.store.measurements.remember(STEP_FORM.name, KEPT, kept_while_it_was_tried(gpu))  # type: ignore[union-attr]
+    monkeypatch.setattr(trials.time, "sleep", come_to_an_end)
+    gpu.load()
+    assert (gpu.checks, gpu.forms) == ((1, ["captured"]) if passing else (0, ["static"]))
 
 
 def test_ctrl_c_is_no_reason_not_to_look_again(gpu: GPU) -> None:
@@ -131,7 +137,7 @@ def test_ctrl_c_is_no_reason_not_to_look_again(gpu: GPU) -> None:
 def test_with_another_driver_it_is_looked_at_again(gpu: GPU, monkeypatch: pytest.MonkeyPatch) -> None:
     gpu.finds = lambda: ("static", "CUDA error: unknown")
     gpu.load()
-    monkeypatch.setattr(module, "nvidia_driver", lambda: NvidiaDriver("600.1"))
+    monkeypatch.setattr(trials, "nvidia_driver", lambda: NvidiaDriver("600.1"))
     gpu.load()
     assert gpu.checks == 2
 
@@ -186,7 +192,7 @@ def test_trouble_of_a_drafter_is_said_once_and_steps_are_recorded_on(gpu: GPU) -
 
 
 @pytest.mark.parametrize(
-    "value", [{}, {"form": "quick"}, {"form": "static", "why": 3}, "captured", {"form": "static", "who": 1}]
+    "value", [{}, {"outcome": "quick"}, {"outcome": "static", "why": 3}, "captured", {"outcome": "static", "who": 1}]
 )
 def test_what_else_stands_in_the_store_is_checked_again(gpu: GPU, value: Any) -> None:
     gpu.store.measurements.remember(STEP_FORM.name, KEPT, value)  # type: ignore[union-attr]
@@ -195,7 +201,7 @@ def test_what_else_stands_in_the_store_is_checked_again(gpu: GPU, value: Any) ->
 
 
 def test_what_was_found_is_read_as_it_was_kept() -> None:
-    for found in (FoundForm("captured"), FoundForm("static", "why")):
+    for found in (Verdict("captured"), Verdict("static", "why")):
         assert STEP_FORM.parse(STEP_FORM.to_json(found)) == found
 
 

@@ -1,0 +1,153 @@
+"""What the engine makes of the trial of our own kernels, on a GPU that is not there."""
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from localspec.config import Settings
+from localspec.engine import own_kernels, trials
+from localspec.engine.measurement_cache import MeasurementCache
+from localspec.engine.own_kernels import KERNELS, LIBRARIES, OWN, settle_kernels, with_kernels
+from localspec.engine.trials import Verdict
+from localspec.events import Reporter
+from localspec.machine.nvidia import NvidiaDriver
+from localspec.nn import own_kernels as of_torch
+from localspec.store.store import Store
+
+DEVICE = "cuda:0"
+CARD = torch.device(DEVICE)
+
+
+class Process:
+    """One start of the program after the other, with the same store."""
+
+    def __init__(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.store, self.notices, self.trials = store, list[str](), 0
+        self.finds: Callable[[], str | None] = lambda: None
+        self.cache = MeasurementCache(store, Reporter(self.notices.append))
+        self._monkeypatch = monkeypatch
+        monkeypatch.setattr(trials, "nvidia_driver", lambda: NvidiaDriver("580.65"))
+        monkeypatch.setattr(own_kernels, "versions", lambda device: f"a {device}")
+        monkeypatch.setattr(of_torch, "not_for", lambda device: None)
+        monkeypatch.setattr(of_torch, "_wrong", self._try)
+        self.starts()
+
+    def _try(self, device: torch.device) -> str | None:
+        self.trials += 1
+        return self.finds()
+
+    def starts(self) -> None:
+        self._monkeypatch.setattr(own_kernels, "_settled", {})
+        self._monkeypatch.setattr(of_torch, "_settled", {})
+        of_torch.trouble.cache_clear()
+
+    def loads(self) -> str | None:
+        """Starts and loads a model; returns why its layers do without our kernels."""
+        self.starts()
+        settle_kernels(DEVICE, self.cache)
+        return of_torch.trouble(CARD)
+
+    @property
+    def subject(self) -> str:
+        return with_kernels("a model", DEVICE, self.cache)
+
+
+@pytest.fixture
+def process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Process]:
+    with Store.open(tmp_path / "localspec.db", pytest.fail) as store:
+        yield Process(store, monkeypatch)
+    of_torch.trouble.cache_clear()
+
+
+def test_they_are_tried_once_and_nothing_is_said_where_they_are_right(process: Process) -> None:
+    assert process.loads() is None and process.loads() is None
+    assert process.trials == 1 and process.notices == []
+    assert process.subject == "a model"
+
+
+def test_where_they_are_wrong_that_is_kept_and_said_by_every_process_once(process: Process) -> None:
+    process.finds = lambda: "a norm is not what it should be"
+    for start in range(1, 3):
+        assert process.loads() == "a norm is not what it should be"
+        settle_kernels(DEVICE, process.cache)  # for another model
+        assert process.trials == 1
+        assert process.notices == start * [
+            "localspec's own kernels are not used on this GPU, and steps are slower for it: a norm is not what it should be."
+        ]
+
+
+def test_what_libraries_compute_is_measured_for_itself(process: Process) -> None:
+    process.finds = lambda: "there is no compiler"
+    assert process.subject == "a model"  # nothing is known
+    process.loads()
+    assert process.subject == "a model · by libraries"
+    process.starts()
+    assert process.subject == "a model · by libraries"  # before any model is loaded, as the policy asks
+    assert with_kernels("a model", "cpu", process.cache) == "a model"
+
+
+def test_a_trial_that_ended_the_program_is_not_repeated(process: Process) -> None:
+    kept: list[object] = []
+
+    def look() -> None:
+        kept.append(process.store.measurements.recall(KERNELS.name, own_kernels._subject(DEVICE)))
+
+    process.finds = look
+    process.loads()
+    assert kept[0]["tried_by"].startswith(f"{os.getpid()} ")  # type: ignore[index]
+    ended = {**kept[0], "tried_by": f"{os.getpid()} 1.0"}  # type: ignore[dict-item]
+    process.store.measurements.remember(KERNELS.name, own_kernels._subject(DEVICE), ended)
+    assert process.loads() == trials.ENDED and process.trials == 1
+    assert process.subject == "a model · by libraries"
+
+
+def test_memory_that_was_short_promises_nothing_and_is_looked_for_again(process: Process) -> None:
+    def full() -> str | None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    process.finds = full
+    assert process.loads() == "there is no memory to try them now"
+    assert process.subject == "a model · by libraries"
+    process.finds = lambda: None
+    assert process.loads() is None and process.trials == 2 and process.subject == "a model"
+
+
+def test_other_kernels_are_tried_anew(process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
+    process.loads()
+    monkeypatch.setattr("localspec.nn.cuda_kernels.digest", lambda: "others")
+    process.loads()
+    assert process.trials == 2
+
+
+def test_where_nobody_expects_them_nothing_is_tried_or_said(process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(of_torch, "not_for", lambda device: "they need a card of compute capability 8.0 or more")
+    assert process.loads() == "they need a card of compute capability 8.0 or more"
+    settle_kernels("cpu", process.cache)
+    assert process.trials == 0 and process.notices == [] and process.subject == "a model"
+
+
+def test_an_engine_settles_them_before_its_model_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    from localspec.engine import engine
+
+    class Loads(Exception):
+        pass
+
+    def load(*_: object) -> None:
+        raise Loads(*settled)
+
+    settled: list[str] = []
+    monkeypatch.setattr(engine, "settle_kernels", lambda device, cache: settled.append(device))
+    monkeypatch.setattr(engine, "load_target", load)
+    from localspec.models.registry import resolve
+
+    with pytest.raises(Loads, match="cpu"):
+        engine.Engine.open(Settings(drafter="none"), resolve("demo"))
+
+
+def test_verdicts_are_read_as_they_were_kept() -> None:
+    for found in (Verdict(OWN), Verdict(LIBRARIES, "why")):
+        assert KERNELS.parse(KERNELS.to_json(found)) == found
+    assert KERNELS.parse(KERNELS.to_json(Verdict("captured"))) is None
