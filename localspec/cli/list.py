@@ -13,7 +13,7 @@ from localspec.environment import home
 from localspec.errors import LocalspecError
 from localspec.hub.cached_gguf import cached_gguf
 from localspec.models.own_draft import BESIDE, own_draft
-from localspec.models.packed_files import packed_files, packed_sources
+from localspec.models.packed_files import kept_for_gpus, packed_bytes, packed_files, packed_sources
 from localspec.models.registry import TargetCard, installed
 from localspec.packed_file import PackedFile
 from localspec.paths import Paths
@@ -28,7 +28,8 @@ def list_models(
 ) -> None:
     """The models on this machine: name, parameters, bytes, packed forms, small model, license, path."""
     rows: list[dict[str, Any]] = []
-    packed = packed_files(Paths(home()))
+    paths = Paths(home())
+    packed = packed_files(paths)
     for card, found in installed():
         if isinstance(found, LocalspecError):
             say(f"{card.name} is left out: {found}")
@@ -38,7 +39,7 @@ def list_models(
                 "name": card.name,
                 "parameters": found.parameters,
                 "bytes": found.bytes,
-                "packed": _packed(card, packed),
+                "packed": _packed(card, packed, paths),
                 "draft": _draft(card),
                 "license": card.license,
                 "path": str(card.path),
@@ -46,7 +47,7 @@ def list_models(
             }
         )
     for one in cached_gguf():
-        if str(one.source) not in packed_sources(Paths(home())):
+        if str(one.source) not in packed_sources(paths):
             say(
                 f"{one.source} lies in the common cache as GGUF, {size(one.bytes)}, and nothing is made of it; "
                 f"`localspec pull {one.source}` does that, `localspec rm {one.source}` deletes it."
@@ -80,9 +81,10 @@ def _draft(card: TargetCard) -> str | None:
     return f"{BESIDE}{os.sep}" if own.card.path == card.path / BESIDE and not own.named else own.card.name
 
 
-def _packed(card: TargetCard, packed: list[PackedFile]) -> dict[str, int]:
+def _packed(card: TargetCard, packed: list[PackedFile], paths: Paths) -> dict[str, int]:
     """The packings in which this model is here, beside its own weights or instead of them, and their bytes."""
-    if not packed:
+    if not packed_bytes(paths):
         return {}
     own = revision(card.path)
-    return {one.header.packing: one.path.stat().st_size for one in packed if one.header.origin.revision == own}
+    files = {one.header.packing: one.path for one in packed if one.header.origin.revision == own}
+    return {packing: file.stat().st_size for packing, file in {**files, **kept_for_gpus(own, paths)}.items()}

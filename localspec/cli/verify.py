@@ -8,11 +8,12 @@ import typer
 
 from localspec.checkpoint import inspect, is_packed
 from localspec.cli.progress import Progress
+from localspec.engine.kept_weights import kept_damage
 from localspec.environment import home
 from localspec.errors import LocalspecError, NotHere
 from localspec.hub.cache import Verified, find_snapshot, verify
 from localspec.hub.sources import Source
-from localspec.models.packed_files import packed_of
+from localspec.models.packed_files import GPU_SUFFIX, packed_of
 from localspec.models.registry import NOWHERE, is_path, resolve
 from localspec.models.weight_digests import changed_unseen
 from localspec.packed_file import SUFFIX, forms, read
@@ -84,7 +85,8 @@ def _verify_packed(name: str, sources: list[Source], model: Source | None) -> li
         files = [own] if is_packed(Path(os.path.expanduser(name))) else sorted(forms(own).values())
     else:
         places += [(own, "")] if model is None else []
-        files = sorted({file for place in places for file in packed_of(*place, paths) if file.suffix == SUFFIX})
+        found = {file for place in places for file in packed_of(*place, paths)}
+        files = sorted(file for file in found if file.suffix in (SUFFIX, GPU_SUFFIX))
     damaged = []
     for file in files:
         problems = _packed_problems(file)
@@ -100,6 +102,9 @@ def _verify_packed(name: str, sources: list[Source], model: Source | None) -> li
 def _packed_problems(file: Path) -> list[str]:
     progress = Progress()
     try:
+        if file.suffix == GPU_SUFFIX:
+            progress.show(f"reading {file}")
+            return [clause] if (clause := kept_damage(file)) is not None else []
         return read(file).verify(lambda done, total: progress.show(f"reading {file}: {size(done)} of {size(total)}"))
     except LocalspecError as error:
         return [str(error)]

@@ -14,7 +14,7 @@ from localspec.errors import LocalspecError, out_of_memory
 from localspec.events import Reporter
 from localspec.machine.hardware import physical_cores
 from localspec.machine.memory import free_memory
-from localspec.models.packed_files import in_all_formats, lock_of, remove_abandoned
+from localspec.models.packed_files import GPU_SUFFIX, in_all_formats, lock_of, remove_abandoned
 from localspec.models.weight_digests import stamps, weight_digests
 from localspec.packed_file import DamagedFile, Origin
 from localspec.paths import Paths, private_directory
@@ -59,6 +59,13 @@ def load_kept(choice: LoadSpec, load: Load, reporter: Reporter) -> "Target":
     return target
 
 
+def kept_damage(file: Path) -> str | None:
+    """A clause that says what is wrong with such a file; None where every weight agrees with its digest."""
+    from localspec.nn.kept_nf4 import damage
+
+    return damage(file)
+
+
 def _place(choice: LoadSpec, reporter: Reporter) -> tuple[Path, str]:
     """Where the packed weights lie or would lie, and what says of which weights they are."""
     path, paths = choice.target.path, Paths(home())
@@ -73,7 +80,7 @@ def _place(choice: LoadSpec, reporter: Reporter) -> tuple[Path, str]:
         revision(path),
         files={file.name: (file.stat().st_size, digests[file.name]) for file in files},
     )
-    file = in_all_formats(origin, f"{choice.quantize}-{choice.dtype}", paths)[0].with_suffix(".safetensors")
+    file = in_all_formats(origin, f"{choice.quantize}-{choice.dtype}", paths)[0].with_suffix(GPU_SUFFIX)
     return file, " ".join(f"{name} {digest}" for name, digest in sorted(digests.items()))
 
 

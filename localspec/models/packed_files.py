@@ -13,6 +13,7 @@ from localspec.hub.sources import Source
 from localspec.packed_file import FORMAT, PARTIAL, SUFFIX, Origin, PackedFile, read
 from localspec.paths import Paths
 
+GPU_SUFFIX = ".safetensors"  # of what was packed for a GPU, which another library reads
 FILED = ("int8", "int4")  # packings that are kept on disk; dense ones are read about as fast from the model's own files
 
 
@@ -29,6 +30,12 @@ def in_all_formats(origin: Origin, packing: str, paths: Paths) -> list[Path]:
     weights = hashlib.sha256(json.dumps(sorted(origin.files.items())).encode()).hexdigest()[:16]
     stem = f"{origin.revision}-{packing}-{weights}"
     return [paths.packed / f"{stem}-{written}{SUFFIX}" for written in range(FORMAT, 0, -1)]
+
+
+def kept_for_gpus(revision: str, paths: Paths) -> dict[str, Path]:
+    """What was packed for GPUs of the model with this revision, by packing and precision, as in nf4-bf16."""
+    found = _files(paths.packed, f"{revision}-*{GPU_SUFFIX}")
+    return {file.stem.removeprefix(f"{revision}-").rsplit("-", 2)[0]: file for file in found}
 
 
 def former_forms(origin: Origin, packing: str, paths: Paths) -> list[Path]:

@@ -3,8 +3,9 @@
 It is read in the time of its own bytes, a quarter of those that it was made of, and packed no second time.
 """
 
+import hashlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,13 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from localspec.errors import first_line
 from localspec.nn.linear_bitsandbytes import NF4Linear, PackedNF4
 from localspec.nn.transformer import Transformer
 from localspec.packed_file import DamagedFile
 
-FORMAT = "1"  # of what is written; another one is made anew
+FORMAT = "2"  # of what is written; another one is made anew
+DIGEST = "sha256"  # of all tensors
 SHAPE = ".shape"  # of a packed matrix before its columns were filled up: int64 [2]
 
 
@@ -34,7 +37,13 @@ def write(transformer: Transformer, file: Path, made_of: str, where: str) -> Non
     partial = file.with_name(file.name + ".partial")
     try:
         os.close(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600))
-        about = {"format": "pt", "localspec": FORMAT, "made_of": made_of, "where": where}
+        about = {
+            "format": "pt",
+            "localspec": FORMAT,
+            "made_of": made_of,
+            "where": where,
+            DIGEST: _digest(sorted(tensors.items())),
+        }
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, partial, metadata=about)
         with partial.open("rb") as stream:
             os.fsync(stream.fileno())
@@ -45,6 +54,27 @@ def write(transformer: Transformer, file: Path, made_of: str, where: str) -> Non
         if isinstance(error, SafetensorError):  # which has no number of the system's
             raise OSError(str(error)) from error
         raise
+
+
+def _digest(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
+    digest = hashlib.sha256()
+    for name, tensor in tensors:
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def damage(file: Path) -> str | None:
+    """Reads all of such a file; returns a clause that says what is wrong with it, None where nothing is."""
+    try:
+        stored: Any = safe_open(file, "pt")
+        names, about = stored.keys(), stored.metadata() or {}
+        if about.get("localspec") != FORMAT:
+            return "another version wrote it"
+        same = _digest((name, stored.get_tensor(name)) for name in sorted(names)) == about.get(DIGEST)
+    except (SafetensorError, OSError) as error:
+        return f"it cannot be read ({first_line(error)})"
+    return None if same else "its weights do not agree with their digest"
 
 
 def former_files(file: Path, made_of: str, where: str) -> list[Path]:

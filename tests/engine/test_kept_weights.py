@@ -1,5 +1,6 @@
 """What was packed for a GPU is packed once: bitsandbytes' own kernels for processors stand for those of a GPU."""
 
+import json
 import stat
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from command import called
 from filelock import FileLock
 from tiny_models import FAMILIES, Tiny, prompt_ids
 
@@ -100,6 +102,32 @@ def test_it_is_packed_once_and_is_the_same_to_the_bit(here: Callable[[str], Here
 
 
 @pytest.mark.slow
+def test_it_is_listed_and_verified(here: Callable[[str], Here]) -> None:
+    model = here(BIASES)
+    model.load()
+    model.load(dtype="fp32")
+    (model.home / "config").mkdir()
+    (model.home / "config" / "models.toml").write_text(f'[own]\npath = "{model.path}"\n')
+    (listed,) = (one for one in json.loads(called(model.home, "list", "--json").stdout) if one["name"] == "own")
+    sizes = {file.stat().st_size for file in model.files}
+    assert set(listed["packed"]) == {"nf4-bf16", "nf4-fp32"} and set(listed["packed"].values()) == sizes
+    result = called(model.home, "verify", "own")
+    assert result.returncode == 0 and result.stdout.count("every weight agrees with its digest") == 2
+    file = model.files[0]
+    whole = file.read_bytes()
+    for harm, told in (
+        (whole[:-1] + bytes([whole[-1] ^ 1]), "its weights do not agree with their digest"),
+        (whole[:-1], "it cannot be read (Error while deserializing header"),
+        (whole.replace(b'"localspec":"2"', b'"localspec":"1"'), "another version wrote it"),
+    ):
+        file.write_bytes(harm)
+        result = called(model.home, "verify", "own")
+        assert result.returncode == 1 and told in result.stdout, result.stdout
+        assert f"{file} is damaged; delete it, and it is made again" in result.stderr
+        assert result.stdout.count("every weight agrees with its digest") == 1
+
+
+@pytest.mark.slow
 def test_each_precision_beside_the_matrices_has_its_file(here: Callable[[str], Here]) -> None:
     model = here(BIASES)
     model.load()
@@ -142,7 +170,7 @@ def test_a_damaged_file_is_made_again_and_it_is_said(here: Callable[[str], Here]
     elif harm == "empty":
         file.write_bytes(b"")
     elif harm == "other":
-        file.write_bytes(whole.replace(b'"localspec":"1"', b'"localspec":"0"'))
+        file.write_bytes(whole.replace(b'"localspec":"2"', b'"localspec":"1"'))
     else:
         file.write_bytes(whole.replace(b"layers.1.qkv_proj.weight", b"layers.1.qkv_prof.weight"))
     assert torch.equal(logits(model.load()), right)
