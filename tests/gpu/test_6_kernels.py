@@ -1,6 +1,7 @@
 """Our own kernels on the device: as near to torch as their format comes, and a row alone has the bits that it has beside others."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -141,8 +142,23 @@ def test_what_learns_gets_a_gradient(cuda: str) -> None:
     assert all(one.grad is not None and bool(one.grad.any()) for one in layers.parameters())
 
 
+def test_what_was_compiled_is_read_by_the_next_process(
+    cuda: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def again() -> torch.Tensor:
+        cuda_kernels.compiled.cache_clear()
+        cuda_kernels._module.cache_clear()
+        return layer_kernels.gated(torch.arange(96, device=cuda).view(2, 48).bfloat16(), "silu")
+
+    monkeypatch.setenv("LOCALSPEC_HOME", str(tmp_path))
+    first = again()
+    monkeypatch.setattr(cuda_kernels, "_compiler", lambda: pytest.fail("it was compiled"))
+    assert torch.equal(again(), first)
+
+
 def test_trouble_with_them_leaves_a_model_that_speaks(cuda: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where they cannot be compiled, libraries compute."""
+    monkeypatch.setattr(own_kernels, "_settled", {})  # by an engine before
     own_kernels.trouble.cache_clear()
     monkeypatch.setattr("localspec.nn.cuda_kernels.SHARED", "missing")
     cuda_kernels.compiled.cache_clear()
