@@ -66,6 +66,98 @@ def test_a_stop_in_the_middle_of_a_write_waits_for_its_end(tmp_path):
         terminal.check_that_it_is_whole()
 
 
+@pytest.mark.parametrize("signals", [[signal.SIGTSTP], [signal.SIGCONT], [signal.SIGSTOP, signal.SIGCONT]])
+@pytest.mark.parametrize("moment", ["__init__", "start_application_mode", "_enable_mouse_support"])
+def test_what_comes_while_it_begins_is_served_once_it_has_begun(tmp_path, signals, moment):
+    """At once after the call of one of the driver's functions, in which nothing can be suspended yet."""
+    before = f"""
+import os, signal
+from textual.drivers.linux_driver import LinuxDriver
+def call(self, *given, real=LinuxDriver.{moment}, **named):
+    real(self, *given, **named)
+    LinuxDriver.{moment} = real
+    for number in {[int(number) for number in signals]}:
+        if number == signal.SIGSTOP and os.fork() == 0:  # who is stopped cannot let itself go on
+            import time
+            time.sleep(0.3)
+            os.kill(os.getppid(), signal.SIGCONT)
+            os._exit(0)
+        os.kill(os.getpid(), number)
+LinuxDriver.{moment} = call
+"""
+    with scripted_chat(tmp_path / "home", '["Well said."]', "-m", "demo", before=before) as terminal:
+        if signals == [signal.SIGTSTP]:
+            stopped(terminal, None)
+            os.kill(terminal.process.pid, signal.SIGCONT)
+        terminal.shows("❯ Say something", "GiB · ", "^q Quit", seconds=60)
+        terminal.send("hello\r")
+        terminal.shows("Well said.", "❯ Say something")
+        terminal.send(CTRL_Q)
+        assert terminal.ends() == 0
+        terminal.check_that_it_is_whole()
+
+
+def test_who_goes_on_before_it_has_stopped_does_not_stop_and_several_stops_are_one(tmp_path):
+    with scripted_chat(tmp_path / "home", '["Well said."]', "-m", "demo") as terminal:
+        terminal.shows("❯ Say something", "GiB · ", "^q Quit")
+        for _ in range(3):
+            os.kill(terminal.process.pid, signal.SIGTSTP)
+            os.kill(terminal.process.pid, signal.SIGCONT)
+        terminal.send("hello\r")
+        terminal.shows("Well said.", "❯ Say something")
+        for _ in range(3):
+            os.kill(terminal.process.pid, signal.SIGTSTP)
+        stopped(terminal, None)
+        goes_on(terminal)
+        terminal.send(CTRL_Q)
+        assert terminal.ends() == 0
+        terminal.check_that_it_is_whole()
+
+
+@pytest.mark.parametrize("stops", [True, False])
+def test_what_is_typed_and_pasted_outlives_a_signal_that_took_no_terminal(tmp_path, stops):
+    with scripted_chat(tmp_path / "home", '["Well said."]', "-m", "demo") as terminal:
+        terminal.shows("❯ Say something", "GiB · ", "^q Quit")
+        terminal.send("typed \x1b[200~pasted\r")
+        terminal.shows("❯ typed")
+        if stops:
+            stopped(terminal, signal.SIGSTOP)
+        os.kill(terminal.process.pid, signal.SIGCONT)
+        terminal.send("and more\rof it\x1b[201~, end")
+        terminal.shows("of it, end")
+        assert "Well said." not in terminal.text, "no part of a paste is a prompt"
+        terminal.send("\x03" + CTRL_Q)
+        assert terminal.ends() == 0
+        terminal.check_that_it_is_whole()
+
+
+def test_a_stop_while_the_terminal_is_being_lent_is_not_kept_for_later(tmp_path):
+    (tmp_path / "editor").write_text('echo "the editor has it"; read answer; echo "$answer" > "$1"')
+    within = """
+import os, signal
+from textual.drivers.linux_driver import LinuxDriver
+def disable_input(self, real=LinuxDriver.disable_input):
+    LinuxDriver.disable_input = real
+    os.kill(os.getpid(), signal.SIGTSTP)
+    real(self)
+LinuxDriver.disable_input = disable_input
+"""
+    named = f"sh {tmp_path / 'editor'}"
+    with scripted_chat(
+        tmp_path / "home", '["Well said."]', "-m", "demo", before=within, EDITOR=named, VISUAL=""
+    ) as terminal:
+        terminal.shows("❯ Say something", "GiB · ", "^q Quit")
+        terminal.send("\x07")
+        stopped(terminal, None)
+        os.kill(terminal.process.pid, signal.SIGCONT)
+        terminal.shows("the editor has it")
+        terminal.send("edited\n")
+        terminal.shows("❯ edited", "^q Quit")
+        terminal.send("\x03" + CTRL_Q)
+        assert terminal.ends() == 0
+        terminal.check_that_it_is_whole()
+
+
 @pytest.mark.parametrize("number", [signal.SIGTSTP, signal.SIGSTOP], ids=["asked to", "unasked"])
 def test_a_shell_stops_it_in_the_background_too(tmp_path, number):
     noted = f"import os; open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))"

@@ -2,11 +2,13 @@
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, cast
 
 from textual.app import App
+from textual.driver import Driver
 
 
 class StoppableApp(App[None]):
@@ -16,41 +18,89 @@ class StoppableApp(App[None]):
     interrupted, and after a stop that they did not see (SIGSTOP) they begin a second time.
     """
 
-    _lent = False  # the terminal, to a program that was started
+    _lent = False  # the terminal is, to a program that was started, or to the shell
+    _has_terminal = False
+    _to_stop = _to_go_on = False  # what was asked for and not yet done
+    _own_modes: Any = None  # of the terminal, while it has it
+
+    def get_driver_class(self) -> type[Driver]:
+        found = super().get_driver_class()
+        return StoppableDriver if sys.platform != "win32" and found is LinuxDriver else found
 
     @contextmanager
     def suspend(self) -> Iterator[None]:
-        with super().suspend():
-            self._lent = True
-            try:
+        self._lent = True
+        try:
+            with super().suspend():
                 yield
-            finally:
                 self._lent = False
+        finally:
+            self._lent = False
 
     def serve_stops(self) -> None:
-        """To be called once it has the terminal, on the main thread; before that, Textual's own handlers serve."""
-        if self._driver is not None and self._driver.can_suspend and os.name == "posix":
-            signal.signal(signal.SIGTSTP, self._asked_to_stop)
-            signal.signal(signal.SIGCONT, self._let_go_on)
+        """To be called once it has the terminal; what was asked for before is done then."""
+        if sys.platform != "win32" and isinstance(self._driver, StoppableDriver):
+            self._has_terminal, self._own_modes = True, self._driver.modes()
+            self._between_two()
 
-    def _asked_to_stop(self, *_: Any) -> None:
+    def asked_to_stop(self) -> None:
+        """From the handler of a signal."""
         if self._lent:  # a shell waits for all that have its terminal
+            self._to_stop = False
             os.kill(os.getpid(), signal.SIGSTOP)
         else:
-            self._in_turn(lambda: os.kill(os.getpid(), signal.SIGSTOP))
+            self._to_stop = True
+            self._soon()
 
-    def _let_go_on(self, *_: Any) -> None:
+    def let_go_on(self) -> None:
+        """From the handler of a signal; whoever had stopped it, if anybody had."""
+        self._to_stop = False
         if not self._lent:  # else whoever lent it takes it back
-            self._in_turn(lambda: None)
+            self._to_go_on = True
+            self._soon()
 
-    def _in_turn(self, act: Callable[[], None]) -> None:
-        """Gives the terminal away for what it does, and takes it back: with its modes, which the shell has changed."""
-
-        def between() -> None:
-            if not self._exit:
-                with self.suspend():
-                    act()
-
+    def _soon(self) -> None:
         if self._loop is not None:
             with suppress(RuntimeError):  # it is ending already
-                self._loop.call_soon_threadsafe(between)
+                self._loop.call_soon_threadsafe(self._between_two)
+
+    def _between_two(self) -> None:
+        if not self._has_terminal or self._exit:
+            return
+        go_on, self._to_go_on = self._to_go_on, False
+        if self._to_stop:
+            with self.suspend():
+                if self._to_stop:  # still
+                    self._to_stop = False
+                    os.kill(os.getpid(), signal.SIGSTOP)
+        elif go_on:
+            # To take the modes anew would lose what is typed, and a paste half read.
+            if (modes := cast(StoppableDriver, self._driver).modes()) is None or modes != self._own_modes:
+                with self.suspend():  # a shell has changed them
+                    pass
+            else:
+                self.refresh(layout=True)  # all of it, whatever was drawn above it
+
+
+if sys.platform != "win32":
+    import termios
+
+    from textual.drivers.linux_driver import LinuxDriver
+
+    class StoppableDriver(LinuxDriver):
+        """Textual's own, from whose first moment on signals are the application's to serve."""
+
+        def _sigtstp_application(self, *_: Any) -> None:
+            cast(StoppableApp, self._app).asked_to_stop()
+
+        def _sigcont_application(self, *_: Any) -> None:
+            cast(StoppableApp, self._app).let_go_on()
+
+        def modes(self) -> Any:
+            """What the terminal does with keys, where these come one by one and are its own; None else."""
+            try:
+                found = termios.tcgetattr(self.fileno)
+                own = os.tcgetpgrp(self.fileno) == os.getpgrp() and not found[3] & termios.ICANON
+            except (termios.error, OSError):
+                return None
+            return found if own else None
