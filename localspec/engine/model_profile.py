@@ -5,7 +5,7 @@ from typing import Self
 
 from localspec.checkpoint import revision
 from localspec.decoding.exactness import Exactness
-from localspec.engine.backends import Target, measure_exactness
+from localspec.engine.backends import Target, fills_rows, measure_exactness
 from localspec.engine.forward_timing import measure_forward_costs
 from localspec.engine.measurement_cache import MeasurementCache, Quantity, T
 from localspec.engine.own_kernels import with_kernels
@@ -49,11 +49,13 @@ class ModelProfile:
 
     def exactness(self, choice: LoadSpec, target: Target, widest: int) -> Exactness:
         """How exact trees of up to `widest` rows are; the target then computes as that was found."""
-        found = self.recall(EXACTNESS)
+        # The bits of a row that stands among others that fill up say nothing of one that does not.
+        subject = f"{self.subject} · filled up" if fills_rows(target) else self.subject
+        found = self.cache.recall(EXACTNESS, subject)
         if found is None or (found.bitwise and found.widest < widest):
             self.reporter.progress("measuring how exact this model computes here, once")
             found = measure_exactness(choice, target, widest)
-            self.remember(EXACTNESS, found)
+            self.cache.remember(EXACTNESS, subject, found)
         target.row_multiple = found.multiple
         return found
 

@@ -6,7 +6,7 @@ from localspec.engine.trials import Verdict, tried, verdict_quantity, with_drive
 from localspec.machine.hardware import versions
 
 OWN, LIBRARIES = "own", "libraries"
-KERNELS = verdict_quantity("kernels", (OWN, LIBRARIES))
+KERNELS = verdict_quantity("kernels", lambda found: found.outcome == (OWN if found.why is None else LIBRARIES))
 _settled: dict[str, Verdict] = {}  # by device
 
 

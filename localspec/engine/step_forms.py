@@ -7,7 +7,7 @@ from localspec.engine.measurement_cache import MeasurementCache
 from localspec.engine.trials import Verdict, tried, verdict_quantity, with_driver
 from localspec.policy.choice import StepForm
 
-STEP_FORM = verdict_quantity("form of steps", get_args(StepForm))
+STEP_FORM = verdict_quantity("form of steps", lambda found: found.outcome in get_args(StepForm))
 
 
 def settle_step_form(device: str, target: Target, cache: MeasurementCache, subject: str) -> None:

@@ -31,7 +31,7 @@ def kept_or_compiled(made_of: Sequence[str], compile_: Callable[[], bytes]) -> b
 def _read(file: Path) -> bytes | None:
     """Nothing where it is missing or damaged, of which a driver makes what it likes."""
     try:
-        content = file.read_bytes()
+        content = file.read_bytes() if file.is_file() else b""  # of a pipe one would wait for the other end
     except OSError:
         return None
     digest, binary = content[: DIGEST().digest_size], content[DIGEST().digest_size :]
@@ -39,6 +39,6 @@ def _read(file: Path) -> bytes | None:
 
 
 def _forget_oldest(directory: Path) -> None:
-    files = sorted(directory.glob("*" + SUFFIX), key=lambda file: file.stat().st_mtime)
-    for file in files[:-MOST]:
-        file.unlink()
+    files = [file for file in directory.glob("*" + SUFFIX) if file.is_file()]
+    for file in sorted(files, key=lambda file: file.stat().st_mtime)[:-MOST]:
+        file.unlink(missing_ok=True)

@@ -47,7 +47,7 @@ def tried(device: torch.device) -> str | None:
     """Tries them on a card that they are for; returns what is wrong, None where nothing is. Raises MemoryError."""
     try:
         return _wrong(device)
-    except (RuntimeError, OSError, AttributeError) as error:
+    except (RuntimeError, OSError, AttributeError, ImportError, ValueError, TypeError) as error:
         if out_of_memory(error):
             raise MemoryError from error
         return first_line(error).rstrip(".")

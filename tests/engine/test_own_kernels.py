@@ -2,19 +2,29 @@
 
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from machines import flat
 
 from localspec.config import Settings
-from localspec.engine import own_kernels, trials
+from localspec.decoding.exactness import Exactness
+from localspec.engine import device_profile, own_kernels, recalled_measurements, trials
 from localspec.engine.measurement_cache import MeasurementCache
+from localspec.engine.model_profile import EXACTNESS, ModelProfile
 from localspec.engine.own_kernels import KERNELS, LIBRARIES, OWN, settle_kernels, with_kernels
+from localspec.engine.recalled_measurements import COSTS, RATES, RecalledMeasurements
 from localspec.engine.trials import Verdict
 from localspec.events import Reporter
 from localspec.machine.nvidia import NvidiaDriver
+from localspec.models.registry import resolve
 from localspec.nn import own_kernels as of_torch
+from localspec.policy.prediction import Rates
+from localspec.policy.selection import choose
 from localspec.store.store import Store
 
 DEVICE = "cuda:0"
@@ -98,7 +108,7 @@ def test_a_trial_that_ended_the_program_is_not_repeated(process: Process) -> Non
     process.finds = look
     process.loads()
     assert kept[0]["tried_by"].startswith(f"{os.getpid()} ")  # type: ignore[index]
-    ended = {**kept[0], "tried_by": f"{os.getpid()} 1.0"}  # type: ignore[dict-item]
+    ended = {**kept[0], "tried_by": f"{os.getpid()} 1.0", "ended": 1}  # type: ignore[dict-item]
     process.store.measurements.remember(KERNELS.name, own_kernels._subject(DEVICE), ended)
     assert process.loads() == trials.ENDED and process.trials == 1
     assert process.subject == "a model · by libraries"
@@ -141,13 +151,87 @@ def test_an_engine_settles_them_before_its_model_is_loaded(monkeypatch: pytest.M
     settled: list[str] = []
     monkeypatch.setattr(engine, "settle_kernels", lambda device, cache: settled.append(device))
     monkeypatch.setattr(engine, "load_target", load)
-    from localspec.models.registry import resolve
-
     with pytest.raises(Loads, match="cpu"):
         engine.Engine.open(Settings(drafter="none"), resolve("demo"))
+
+
+@pytest.mark.parametrize("device", [DEVICE, "cpu"])
+def test_all_that_is_measured_of_a_model_and_a_device_says_what_computed_it(
+    process: Process, monkeypatch: pytest.MonkeyPatch, device: str
+) -> None:
+    """No promise of --exact, no form of steps and no seconds are taken over."""
+    monkeypatch.setattr(recalled_measurements, "versions", lambda device: f"a {device}")
+    choice = replace(choose(resolve("demo"), Settings(drafter="none")), device=device)
+    known = RecalledMeasurements(process.cache)
+    rates = Rates((1, 8), (1e-10, 2e-10), (1e-4, 1e-4))
+
+    def measured() -> tuple[bool, bool, bool]:
+        of_model = known.of(choice.target, device, choice.dtype, choice.quantize)
+        profile = ModelProfile.of(choice, process.cache)
+        return profile.recall(EXACTNESS) is not None, of_model.costs is not None, rates_of(device) is not None
+
+    def rates_of(device: str) -> Rates | None:
+        return known.rates(device, choice.dtype, choice.quantize)
+
+    process.loads()
+    profile = ModelProfile.of(choice, process.cache)
+    profile.remember(EXACTNESS, Exactness(True, 9))
+    profile.remember(COSTS, flat(0.05))
+    process.cache.remember(RATES, known._rates_subject(device, choice.dtype, choice.quantize), rates)
+    assert measured() == (True, True, True)
+    monkeypatch.setattr("localspec.nn.cuda_kernels.digest", lambda: "others, which are wrong")
+    process.finds = lambda: "a norm is not what it should be"
+    process.loads()
+    assert measured() == ((False, False, False) if device == DEVICE else (True, True, True))
+
+
+def test_rates_are_measured_of_what_will_compute(process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
+    def measure(device: str, dtype: str, quantize: str, cache: object, subject: str) -> Rates:
+        assert subject.endswith(" · by libraries") and of_torch.trouble(CARD) == "there is no compiler"
+        return Rates((1, 8), (1e-10, 2e-10), (1e-4, 1e-4))
+
+    monkeypatch.setattr(recalled_measurements, "versions", lambda device: f"a {device}")
+    monkeypatch.setattr(device_profile, "devices", lambda: [DEVICE])
+    monkeypatch.setattr(device_profile, "_measure_rates", measure)
+    process.finds = lambda: "there is no compiler"
+    assert device_profile.DeviceProfiler(process.cache).rates(DEVICE, "bf16", "nf4") is not None
+
+
+def test_another_card_or_torch_is_tried_anew(process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
+    process.loads()
+    monkeypatch.setattr(own_kernels, "versions", lambda device: f"another {device}")
+    process.loads()
+    monkeypatch.setattr(trials, "nvidia_driver", lambda: NvidiaDriver("600.1"))
+    process.loads()
+    assert process.trials == 3
+
+
+def test_what_was_found_counts_though_layers_have_asked_before(process: Process) -> None:
+    assert of_torch.trouble(CARD) is None and process.trials == 1
+    process.finds = lambda: "there is no compiler"
+    settle_kernels(DEVICE, process.cache)
+    assert of_torch.trouble(CARD) == "there is no compiler"
+
+
+def test_exactness_is_of_rows_that_fill_up_or_not(process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured: list[str] = []
+
+    def measure(choice: object, target: SimpleNamespace, widest: int) -> Exactness:
+        measured.append(target.step_form)
+        return Exactness(target.step_form == "captured", widest)
+
+    monkeypatch.setattr("localspec.engine.model_profile.measure_exactness", measure)
+    choice = choose(resolve("demo"), Settings(drafter="none"))
+    profile = ModelProfile.of(choice, process.cache)
+    for form in ("captured", "static", "eager", "captured", "eager"):
+        target: Any = SimpleNamespace(step_form=form, row_multiple=1)
+        assert profile.exactness(choice, target, 9).bitwise == (form != "eager")
+    assert measured == ["captured", "eager"]
 
 
 def test_verdicts_are_read_as_they_were_kept() -> None:
     for found in (Verdict(OWN), Verdict(LIBRARIES, "why")):
         assert KERNELS.parse(KERNELS.to_json(found)) == found
-    assert KERNELS.parse(KERNELS.to_json(Verdict("captured"))) is None
+    for odd in (Verdict("captured"), Verdict(OWN, "why"), Verdict(LIBRARIES), Verdict(LIBRARIES, "why", passing=True)):
+        assert KERNELS.parse(KERNELS.to_json(odd)) is None
+    assert KERNELS.parse({"outcome": OWN, "passing": []}) is None

@@ -23,6 +23,7 @@ from localspec.models.registry import resolve
 from localspec.store.store import Store
 
 SUBJECT = "a model on cuda:0"
+ANOTHER = trials._process(os.getppid())
 KEPT = f"{SUBJECT} · driver 580.65"
 
 
@@ -91,19 +92,54 @@ def kept_while_it_was_tried(gpu: GPU) -> Any:
     return seen[0]
 
 
-def test_a_check_that_ended_the_program_is_not_tried_again(gpu: GPU) -> None:
-    tried = kept_while_it_was_tried(gpu)
-    gpu.store.measurements.remember(STEP_FORM.name, KEPT, {**tried, "tried_by": f"{os.getpid()} 1.0"})  # type: ignore[union-attr]
+def left_by(gpu: GPU, kept: Any, **changed: Any) -> None:
+    """As a process leaves it that is not there any more."""
+    changed = {"tried_by": f"{os.getpid()} 1.0", **changed}
+    gpu.store.measurements.remember(STEP_FORM.name, KEPT, {**kept, **changed})  # type: ignore[union-attr]
+
+
+def test_a_check_that_ended_the_program_twice_is_not_tried_again(gpu: GPU) -> None:
+    """Once may be somebody who closed a window."""
+    kept = kept_while_it_was_tried(gpu)
+    left_by(gpu, kept)
+    assert kept_while_it_was_tried(gpu) == {**kept, "ended": 1}
+    left_by(gpu, kept, ended=1)
     gpu.load()
     assert gpu.checks == 0 and gpu.forms == ["eager"]
     assert gpu.notices == [
-        "steps are not recorded on this GPU, and slower for it: the program ended while it was tried; another driver is tried anew."
+        "steps are not recorded on this GPU, and slower for it: the program ended each time it was tried; another driver is tried anew."
     ]
+
+
+def test_what_this_process_could_not_keep_is_not_waited_for(gpu: GPU) -> None:
+    gpu.store.measurements.remember(STEP_FORM.name, KEPT, kept_while_it_was_tried(gpu))  # type: ignore[union-attr]
+    gpu.load()
+    assert gpu.checks == 1 and gpu.forms == ["captured"] and gpu.notices == []
+
+
+def test_who_began_at_the_same_moment_keeps_its_mark(gpu: GPU) -> None:
+    """Or nobody would know why that one ended."""
+    kept = {"outcome": "eager", "why": "ended", "tried_by": "1 1.0"}
+    gpu.finds = lambda: left_by(gpu, kept, tried_by="1 1.0") or ("captured", None)  # type: ignore[func-returns-value]
+    gpu.load()
+    assert gpu.forms == ["captured"]
+    assert gpu.store.measurements.recall(STEP_FORM.name, KEPT) == kept  # type: ignore[union-attr]
+
+
+def test_what_is_still_of_use_is_kept_as_if_it_were_new(gpu: GPU, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu.load()
+    for number in range(150):
+        gpu.store.measurements.remember("something", str(number), 1)  # type: ignore[union-attr]
+    gpu.load()
+    for number in range(150):
+        gpu.store.measurements.remember("something else", str(number), 1)  # type: ignore[union-attr]
+    gpu.load()
+    assert gpu.checks == 1
 
 
 def test_while_another_process_looks_nobody_else_does(gpu: GPU, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trials, "PATIENCE", 0.0)
-    gpu.store.measurements.remember(STEP_FORM.name, KEPT, kept_while_it_was_tried(gpu))  # type: ignore[union-attr]
+    left_by(gpu, kept_while_it_was_tried(gpu), tried_by=ANOTHER)
     gpu.load()
     assert gpu.checks == 0 and gpu.forms == ["eager"]
     assert gpu.notices == [
@@ -116,7 +152,7 @@ def test_what_another_process_finds_is_waited_for(gpu: GPU, monkeypatch: pytest.
     def come_to_an_end(seconds: float) -> None:
         gpu.store.measurements.remember(STEP_FORM.name, KEPT, asdict(Verdict("static", "why", passing)))  # type: ignore[union-attr]
 
-    gpu.store.measurements.remember(STEP_FORM.name, KEPT, kept_while_it_was_tried(gpu))  # type: ignore[union-attr]
+    left_by(gpu, kept_while_it_was_tried(gpu), tried_by=ANOTHER)
     monkeypatch.setattr(trials.time, "sleep", come_to_an_end)
     gpu.load()
     assert (gpu.checks, gpu.forms) == ((1, ["captured"]) if passing else (0, ["static"]))

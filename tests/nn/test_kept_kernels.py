@@ -55,6 +55,24 @@ def test_a_damaged_file_is_compiled_again(folder: Path, damage: Any) -> None:
     assert kept_or_compiled(["a"], compiler) == kept_or_compiled(["a"], compiler) == b"\x7fELF of the 2. time"
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names")
+def test_what_is_no_file_keeps_nobody_waiting_and_no_kernel_from_going(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept_kernels, "MOST", 2)
+    compiler = Compiler()
+    kept_or_compiled(["a"], compiler)
+    (file,) = folder.iterdir()
+    file.unlink()
+    os.mkfifo(file)
+    (folder / "directory.cubin").mkdir()
+    (folder / "nowhere.cubin").symlink_to("missing")
+    assert kept_or_compiled(["a"], compiler) == kept_or_compiled(["a"], compiler)
+    for made_of in "bcd":
+        kept_or_compiled([made_of], compiler)
+    assert sum(one.is_file() for one in folder.iterdir()) == 2
+
+
 def test_where_nothing_can_be_kept_it_is_compiled_each_time(folder: Path) -> None:
     folder.parent.mkdir(parents=True)
     folder.write_text("no directory")
@@ -106,4 +124,6 @@ def test_modules_are_made_of_what_was_kept_for_this_card_and_torch(
     module(card, "layer.cu", HEAD=64)
     monkeypatch.setattr(torch, "__version__", "9.9")
     module(card, "layer.cu", HEAD=64)
-    assert len(compiled) == 5
+    monkeypatch.setattr(torch.version, "cuda", "99")
+    module(card, "layer.cu", HEAD=64)
+    assert len(compiled) == 6

@@ -171,6 +171,16 @@ def test_a_signal_that_is_ignored_stays_ignored():
     assert left == []
 
 
+@pytest.mark.skipif(not hasattr(signal, "SIGTSTP"), reason="no stopping")
+@pytest.mark.parametrize("name", ["SIGTSTP", "SIGCONT"])
+def test_stops_are_the_applications_no_longer_than_it_runs(name):
+    number = getattr(signal, name)
+    before = signal.getsignal(number)
+    with terminal.signals(lambda code: None):
+        signal.signal(number, lambda *_: None)
+    assert signal.getsignal(number) == before
+
+
 def test_alt_enter_of_most_terminals_is_understood(monkeypatch):
     terminal.prepare()
     parser = XTermParser(False)
