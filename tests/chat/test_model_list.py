@@ -38,7 +38,8 @@ def registered(monkeypatch):
         known = {one.name: one for one in (resolve("demo"), *cards)}
         monkeypatch.setattr(survey, "known", lambda: known)
         monkeypatch.setattr(model_list, "this_machine", lambda bandwidth: on)
-        monkeypatch.setattr("localspec.engine.recalled_measurements.versions", lambda device: device)
+        for module in ("recalled_measurements", "own_kernels"):
+            monkeypatch.setattr(f"localspec.engine.{module}.versions", lambda device: device)
 
     return show
 
