@@ -2,6 +2,7 @@
 
 import json
 import os
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -13,9 +14,8 @@ from localspec.environment import home
 from localspec.errors import LocalspecError
 from localspec.hub.cached_gguf import cached_gguf
 from localspec.models.own_draft import BESIDE, own_draft
-from localspec.models.packed_files import kept_for_gpus, packed_bytes, packed_files, packed_sources
+from localspec.models.packed_files import kept_for_gpus, packed_files, packed_sources
 from localspec.models.registry import TargetCard, installed
-from localspec.packed_file import PackedFile
 from localspec.paths import Paths
 from localspec.quantities import amount, size
 
@@ -29,7 +29,8 @@ def list_models(
     """The models on this machine: name, parameters, bytes, packed forms, small model, license, path."""
     rows: list[dict[str, Any]] = []
     paths = Paths(home())
-    packed = packed_files(paths)
+    packed = [(one.header.origin.revision, one.header.packing, one.path) for one in packed_files(paths)]
+    packed += kept_for_gpus(paths)
     for card, found in installed():
         if isinstance(found, LocalspecError):
             say(f"{card.name} is left out: {found}")
@@ -39,7 +40,7 @@ def list_models(
                 "name": card.name,
                 "parameters": found.parameters,
                 "bytes": found.bytes,
-                "packed": _packed(card, packed, paths),
+                "packed": _packed(card, packed),
                 "draft": _draft(card),
                 "license": card.license,
                 "path": str(card.path),
@@ -81,10 +82,12 @@ def _draft(card: TargetCard) -> str | None:
     return f"{BESIDE}{os.sep}" if own.card.path == card.path / BESIDE and not own.named else own.card.name
 
 
-def _packed(card: TargetCard, packed: list[PackedFile], paths: Paths) -> dict[str, int]:
-    """The packings in which this model is here, beside its own weights or instead of them, and their bytes."""
-    if not packed_bytes(paths):
+def _packed(card: TargetCard, packed: list[tuple[str, str, Path]]) -> dict[str, int]:
+    """The packings in which this model is here, beside its own weights or instead of them, and their bytes.
+
+    `packed` are those of all models: revision, packing, file.
+    """
+    if not packed:
         return {}
     own = revision(card.path)
-    files = {one.header.packing: one.path for one in packed if one.header.origin.revision == own}
-    return {packing: file.stat().st_size for packing, file in {**files, **kept_for_gpus(own, paths)}.items()}
+    return {packing: file.stat().st_size for of, packing, file in packed if of == own}

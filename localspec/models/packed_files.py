@@ -32,10 +32,13 @@ def in_all_formats(origin: Origin, packing: str, paths: Paths) -> list[Path]:
     return [paths.packed / f"{stem}-{written}{SUFFIX}" for written in range(FORMAT, 0, -1)]
 
 
-def kept_for_gpus(revision: str, paths: Paths) -> dict[str, Path]:
-    """What was packed for GPUs of the model with this revision, by packing and precision, as in nf4-bf16."""
-    found = _files(paths.packed, f"{revision}-*{GPU_SUFFIX}")
-    return {file.stem.removeprefix(f"{revision}-").rsplit("-", 2)[0]: file for file in found}
+def kept_for_gpus(paths: Paths) -> list[tuple[str, str, Path]]:
+    """What was packed for GPUs: revision of the model, packing and precision as in nf4-bf16, file."""
+    found = []
+    for file in _files(paths.packed, f"*{GPU_SUFFIX}"):
+        revision, _, rest = file.stem.partition("-")
+        found.append((revision, rest.rsplit("-", 2)[0], file))
+    return found
 
 
 def former_forms(origin: Origin, packing: str, paths: Paths) -> list[Path]:

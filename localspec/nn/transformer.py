@@ -20,6 +20,7 @@ from localspec.nn.attention import ACTIVATIONS, Activation, Attention, fastest, 
 from localspec.nn.cache import KVCache, TextPrefix
 from localspec.nn.delta_net import GatedDeltaNet
 from localspec.nn.linear import Adapter, LayerClass, Linear, QuantizedLinear
+from localspec.nn.norms import added_norm, norm
 from localspec.nn.placed_rows import PlacedChain, PlacedRows
 from localspec.nn.rotary import RotaryEmbedding, apply_rope
 from localspec.nn.states import AT_ONCE, StateCache
@@ -57,7 +58,7 @@ class Layer(nn.Module):
         def linear(name: str) -> Linear | QuantizedLinear:
             return linear_class(weights[f"layers.{index}.{name}.weight"], weights.get(f"layers.{index}.{name}.bias"))
 
-        def norm(name: str) -> nn.Parameter:
+        def vector(name: str) -> nn.Parameter:
             return nn.Parameter(weights[f"layers.{index}.{name}"], requires_grad=False)
 
         self.delta: GatedDeltaNet | None = None
@@ -69,17 +70,23 @@ class Layer(nn.Module):
         else:
             self.qkv_proj, self.o_proj = linear("qkv_proj"), linear("o_proj")
             if config.qk_norm:
-                self.q_norm = norm("q_norm")
-                self.k_norm = norm("k_norm") if self.sizes.keys_of is None else None
+                self.q_norm = vector("q_norm")
+                self.k_norm = vector("k_norm") if self.sizes.keys_of is None else None
         self.gate_up_proj, self.down_proj = linear("gate_up_proj"), linear("down_proj")
-        self.input_layernorm, self.post_attention_layernorm = norm("input_layernorm"), norm("post_attention_layernorm")
+        self.input_layernorm, self.post_attention_layernorm = (
+            vector("input_layernorm"),
+            vector("post_attention_layernorm"),
+        )
         if config.output_norms:
-            self.o_norm, self.down_norm = norm("o_norm"), norm("down_norm")
+            self.o_norm, self.down_norm = vector("o_norm"), vector("down_norm")
         if config.per_layer_inputs[0]:
             self.per_layer_input_gate = linear("per_layer_input_gate")
-            self.per_layer_projection, self.per_layer_norm = linear("per_layer_projection"), norm("per_layer_norm")
+            self.per_layer_projection, self.per_layer_norm = (
+                linear("per_layer_projection"),
+                vector("per_layer_norm"),
+            )
         if config.layer_scalars:
-            self.layer_scalar = norm("layer_scalar")
+            self.layer_scalar = vector("layer_scalar")
         use_stored_names(self)
 
     def forward(
@@ -93,7 +100,7 @@ class Layer(nn.Module):
         read: ReadKeys | None = None,
     ) -> torch.Tensor:
         config = self.config
-        h = _norm(x, self.input_layernorm, config)
+        h = norm(x, self.input_layernorm, config)
         if self.delta is not None:
             assert isinstance(cache, StateCache | PlacedChain | None), (
                 "no drafter has rows of its own in recurrent layers"
@@ -102,14 +109,14 @@ class Layer(nn.Module):
         else:
             h = self._self_attention(h, position_embeddings, mask, cache, adapters.get("qkv_proj"), read)
             h = self.o_proj(h, adapters.get("o_proj"))
-        given = self._scaled(_norm(h, self.o_norm, config) if config.output_norms else h)
-        x, h = _added_norm(x, given, self.post_attention_layernorm, config)
+        given = self._scaled(norm(h, self.o_norm, config) if config.output_norms else h)
+        x, h = added_norm(x, given, self.post_attention_layernorm, config)
         h = self._gated(self.gate_up_proj(h, adapters.get("gate_up_proj")), cache)
         down: torch.Tensor = self.down_proj(h, adapters.get("down_proj"))
-        x = x + self._scaled(_norm(down, self.down_norm, config) if config.output_norms else down)
+        x = x + self._scaled(norm(down, self.down_norm, config) if config.output_norms else down)
         if own_input is not None:
             gate = self._activated(self.activation, self.per_layer_input_gate(x), cache)
-            x = x + _norm(self.per_layer_projection(gate * own_input), self.per_layer_norm, config)
+            x = x + norm(self.per_layer_projection(gate * own_input), self.per_layer_norm, config)
         return x * self.layer_scalar if config.layer_scalars else x
 
     def _gated(self, both: torch.Tensor, cache: CacheLike | None) -> torch.Tensor:
@@ -160,8 +167,8 @@ class Layer(nn.Module):
             v = F.rms_norm(v, (head_dim,), eps=config.rms_norm_eps)
         v = v.transpose(1, 2)
         if config.qk_norm:
-            q, k = _norm(qk[:, :, :heads], self.q_norm, config), qk[:, :, heads:]
-            qk = q if self.k_norm is None else torch.cat([q, _norm(k, self.k_norm, config)], 2)
+            q, k = norm(qk[:, :, :heads], self.q_norm, config), qk[:, :, heads:]
+            qk = q if self.k_norm is None else torch.cat([q, norm(k, self.k_norm, config)], 2)
         qk = apply_rope(qk, cos, sin)
         q, k = qk[:, :, :heads], qk[:, :, heads:].transpose(1, 2)
         q = q if factors is None else q * factors
@@ -282,7 +289,7 @@ class Transformer(nn.Module):
         table = self.embed_tokens_per_layer
         of_tokens = F.embedding(tokens, table).to(x.dtype) * _rounded(width**0.5, table.dtype)
         of_states = self.per_layer_model_projection(x) * self.config.hidden_size**-0.5
-        of_states = _norm(of_states.view(*tokens.shape, layers, width), self.per_layer_projection_norm, self.config)
+        of_states = norm(of_states.view(*tokens.shape, layers, width), self.per_layer_projection_norm, self.config)
         both: torch.Tensor = (of_states + of_tokens.view(of_states.shape)) * 2.0**-0.5
         return both
 
@@ -329,7 +336,7 @@ class Transformer(nn.Module):
             brought = x, rotation, masks[kinds[index]], cache, adapters.get(index, _NONE), own_input, read
             again = self.recomputed and torch.is_grad_enabled()
             x = checkpoint(layer, *brought, use_reentrant=False) if again else layer(*brought)
-        x = _norm(x, self.norm, self.config)
+        x = norm(x, self.norm, self.config)
         if inner is not None and len(self.layers) in inner:
             inner[len(self.layers)] = x
         return x
@@ -379,23 +386,3 @@ def _seen(
 @cache
 def _rounded(number: float, dtype: torch.dtype) -> float:
     return float(torch.tensor(number, dtype=dtype))
-
-
-def _norm(x: torch.Tensor, weight: torch.Tensor, config: TransformerConfig) -> torch.Tensor:
-    return _added_norm(x, None, weight, config)[1]
-
-
-def _added_norm(
-    x: torch.Tensor, given: torch.Tensor | None, weight: torch.Tensor, config: TransformerConfig
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns x plus what is given, if anything is, and the norm of that."""
-    others = (weight,) if given is None else (weight, given)
-    alike = all(one.dtype == x.dtype for one in others) and layer_kernels.fits(x)
-    if own_kernels.serve(x, *others) and alike:
-        return layer_kernels.add_norm(x, given, weight, config.norm_offset, config.rms_norm_eps)
-    x = x if given is None else x + given
-    if not config.norm_offset:
-        return x, F.rms_norm(x, weight.shape, weight, config.rms_norm_eps)
-    # One plus a weight has more digits than bf16 keeps.
-    wide = F.rms_norm(x.float(), weight.shape, weight.float() + config.norm_offset, config.rms_norm_eps)
-    return x, wide.to(x.dtype)

@@ -21,7 +21,6 @@ class StoppableApp(App[None]):
     _lent = False  # the terminal is, to a program that was started, or to the shell
     _has_terminal = False
     _to_stop = _to_go_on = False  # what was asked for and not yet done
-    _own_modes: Any = None  # of the terminal, while it has it
 
     def get_driver_class(self) -> type[Driver]:
         found = super().get_driver_class()
@@ -40,7 +39,7 @@ class StoppableApp(App[None]):
     def serve_stops(self) -> None:
         """To be called once it has the terminal; what was asked for before is done then."""
         if sys.platform != "win32" and isinstance(self._driver, StoppableDriver):
-            self._has_terminal, self._own_modes = True, self._driver.modes()
+            self._has_terminal = True
             self._between_two()
 
     def asked_to_stop(self) -> None:
@@ -74,12 +73,11 @@ class StoppableApp(App[None]):
                     self._to_stop = False
                     os.kill(os.getpid(), signal.SIGSTOP)
         elif go_on:
-            # To take the modes anew would lose what is typed, and a paste half read.
-            if (modes := cast(StoppableDriver, self._driver).modes()) is None or modes != self._own_modes:
-                with self.suspend():  # a shell has changed them
-                    pass
+            if cast(StoppableDriver, self._driver).gets_keys():
+                self.refresh(layout=True)  # all of it; to take the terminal anew would lose what is typed or pasted
             else:
-                self.refresh(layout=True)  # all of it, whatever was drawn above it
+                with self.suspend():  # a shell has changed its modes
+                    pass
 
 
 if sys.platform != "win32":
@@ -96,11 +94,10 @@ if sys.platform != "win32":
         def _sigcont_application(self, *_: Any) -> None:
             cast(StoppableApp, self._app).let_go_on()
 
-        def modes(self) -> Any:
-            """What the terminal does with keys, where these come one by one and are its own; None else."""
+        def gets_keys(self) -> bool:
+            """Whether keys come one by one, and to this program: no shell has the terminal, or had it meanwhile."""
             try:
-                found = termios.tcgetattr(self.fileno)
-                own = os.tcgetpgrp(self.fileno) == os.getpgrp() and not found[3] & termios.ICANON
+                by_lines = termios.tcgetattr(self.fileno)[3] & termios.ICANON
+                return not by_lines and os.tcgetpgrp(self.fileno) == os.getpgrp()
             except (termios.error, OSError):
-                return None
-            return found if own else None
+                return False

@@ -1,0 +1,28 @@
+"""Norms of a transformer's rows, by our own kernels where they serve, else by torch."""
+
+import torch
+import torch.nn.functional as F
+
+from localspec.models.architecture import TransformerConfig
+from localspec.nn import layer_kernels, own_kernels
+
+
+def norm(x: torch.Tensor, weight: torch.Tensor, config: TransformerConfig) -> torch.Tensor:
+    """Returns x, each row divided by the root of its mean square and multiplied by the weight (RMSNorm)."""
+    return added_norm(x, None, weight, config)[1]
+
+
+def added_norm(
+    x: torch.Tensor, given: torch.Tensor | None, weight: torch.Tensor, config: TransformerConfig
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns x plus what is given, if anything is, and the norm of that."""
+    others = (weight,) if given is None else (weight, given)
+    alike = all(one.dtype == x.dtype for one in others) and layer_kernels.fits(x)
+    if own_kernels.serve(x, *others) and alike:
+        return layer_kernels.add_norm(x, given, weight, config.norm_offset, config.rms_norm_eps)
+    x = x if given is None else x + given
+    if not config.norm_offset:
+        return x, F.rms_norm(x, weight.shape, weight, config.rms_norm_eps)
+    # One plus a weight has more digits than bf16 keeps.
+    wide = F.rms_norm(x.float(), weight.shape, weight.float() + config.norm_offset, config.rms_norm_eps)
+    return x, wide.to(x.dtype)
