@@ -300,7 +300,7 @@ class _Talk:
     def _phrases(self, words: str) -> None:
         found = []
         if store := self._store:
-            pools = [pool for pool in store.phrases.pools() if pool.model == self._card.name]
+            pools = [pool for pool in store.phrases.pools() if pool.model == registry.reference(self._card)]
             each = (kept for pool in pools for kept in kept_phrases(store, pool, decoder(pool.path), words))
             stories = Stories(store.history)
             found = [f"{kept.line}  ({stories.of(kept.phrase)})" for kept in islice(each, LISTED)]

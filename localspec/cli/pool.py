@@ -1,5 +1,6 @@
 """`localspec pool`: the phrases learned here, and how to be rid of them."""
 
+import os
 import sys
 from collections.abc import Iterator
 from itertools import islice
@@ -119,7 +120,8 @@ def _pools_of(store: Store | None, model: str | None) -> list[PoolInfo]:
     pools = store.phrases.pools() if store else []
     if model is None:
         return pools
-    chosen = [pool for pool in pools if pool.model == model]
+    spelt = {model, os.path.abspath(os.path.expanduser(model))}  # a directory of one's own is kept by its whole path
+    chosen = [pool for pool in pools if pool.model in spelt]
     if not chosen:
         names = ", ".join(sorted({pool.model for pool in pools})) or "none yet"
         raise NotHere(one_line(f"There are no phrases of {model!r} here; the models with phrases are: {names}."))

@@ -6,7 +6,7 @@ from typing import Self
 
 from localspec.drafters.pool import PhrasePool
 from localspec.events import Reporter
-from localspec.models.registry import TargetCard
+from localspec.models.registry import TargetCard, reference
 from localspec.store.database import StoreTrouble
 from localspec.store.phrases import Phrase
 from localspec.store.store import Store
@@ -28,7 +28,7 @@ class SavedPhrases:
         None where there are none and nothing may be kept, or where the store cannot be used, which is reported.
         """
         try:
-            pool_id = store.phrases.pool(card.name, tokenizer, str(card.path), make=learn)
+            pool_id = store.phrases.pool(reference(card), tokenizer, str(card.path), make=learn)
         except StoreTrouble as trouble:
             reporter.notice(str(trouble))
             return None

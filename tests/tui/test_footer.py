@@ -32,7 +32,7 @@ def full(chat, models, tmp_path, monkeypatch):
     models("scripted", "other", elsewhere=list(registered()))
     keep(talk, "One question", "and another", days=3)
     with Store.open(talk.database, pytest.fail) as store:
-        pool = store.phrases.pool("scripted", "hash", tmp_path)
+        pool = store.phrases.pool("/models/scripted", "hash", tmp_path)
         phrases = [(pack_key(n, n + 1), b"", pack_tokens([n + 2, n + 3])) for n in range(4)]
         store.phrases.learn(pool, phrases, conversation=1)
     talk.engine.scripts = [drafted_reply(talk.engine)]

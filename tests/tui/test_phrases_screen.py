@@ -27,7 +27,7 @@ def kept(chat, tmp_path):
     with Store.open(talk.database, pytest.fail) as store:
         number, turn = store.history.say(None, "A [fox]?", model="scripted", system=None)
         store.history.write(turn, "Yes.", "stop")
-        pool = store.phrases.pool("scripted", "hash", tmp_path)
+        pool = store.phrases.pool("/models/scripted", "hash", tmp_path)
         other = store.phrases.pool("other", "hash", tmp_path)
         fox, brown, street = ((pack_key(*key), b"", pack_tokens(after)) for key, after in
                               (((0, 3), [4]), ((1, 2), [3, 5]), ((0, 6), [7])))  # fmt: skip
@@ -90,13 +90,13 @@ def test_one_is_deleted_for_good_and_not_before_it_was_asked(kept):
         await until(pilot, lambda: f"Delete “{line}” for good?" in kept.screen_text())
         await pilot.press("n")
         await until(pilot, lambda: not screen._asking.asking)
-        assert left(kept) == {"scripted": 3, "other": 1}
+        assert left(kept) == {"/models/scripted": 3, "other": 1}
         await pilot.press("ctrl+d", "y")
         await until(pilot, lambda: "Deleted 1 phrase." in kept.screen_text())
         await until(pilot, lambda: line not in [found.line for found in screen._found])
 
     kept.play(story)
-    assert left(kept) == {"scripted": 2, "other": 1}
+    assert left(kept) == {"/models/scripted": 2, "other": 1}
 
 
 def test_a_chat_s_are_deleted(kept):
@@ -111,7 +111,7 @@ def test_a_chat_s_are_deleted(kept):
         await until(pilot, lambda: "Deleted 2 phrases." in kept.screen_text() and len(screen._found) == 1)
 
     kept.play(story)
-    assert left(kept) == {"scripted": 1, "other": 1}
+    assert left(kept) == {"/models/scripted": 1, "other": 1}
 
 
 def test_all_of_a_model_are_deleted(kept):
@@ -128,7 +128,7 @@ def test_all_of_a_model_are_deleted(kept):
         assert not screen._asking.asking
 
     kept.play(story)
-    assert left(kept) == {"scripted": 0, "other": 1}
+    assert left(kept) == {"/models/scripted": 0, "other": 1}
     assert "straße".encode() not in kept.database.read_bytes()
 
 

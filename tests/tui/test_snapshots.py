@@ -396,7 +396,7 @@ def test_phrases(chat, looks_as_before, size, tmp_path):
     talk = chat()
     with Store.open(talk.database, pytest.fail) as store:
         number, _ = store.history.say(None, "Sorting in Python", model="scripted", system=None)
-        pool = store.phrases.pool("scripted", "hash", tmp_path)
+        pool = store.phrases.pool("/models/scripted", "hash", tmp_path)
         phrases = [(pack_key(n, n + 1), b"", pack_tokens([n + 2, n + 3])) for n in range(4)]
         store.phrases.learn(pool, phrases, conversation=number)
         store.phrases.learn(pool, phrases[:1], phrases[2:])

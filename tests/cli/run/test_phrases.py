@@ -57,6 +57,20 @@ def test_what_learns_and_what_forgets(run, long):
 
 
 @pytest.mark.slow
+def test_a_directory_has_its_phrases_however_it_is_spelt(run, home, long, monkeypatch):
+    """And all of them go, by any of its names."""
+    monkeypatch.chdir(long.path.parent)
+    spellings = (str(long.path), long.path.name, f"./{long.path.name}", f"{long.path}/")
+    ask = ("hi", "--json", "--drafter", "phrases")
+    lengths = [run("-m", name, *ask).json["speculation"]["acceptance_length"] for name in spellings]
+    assert lengths[0] == 1.0 and min(lengths[1:]) > 3
+    with Store.open(Paths(home).database, lambda sentence: pytest.fail(sentence)) as store:
+        assert [pool.model for pool in store.phrases.pools()] == [str(long.path)]
+    assert main(["pool", "clear", f"./{long.path.name}", "--yes"]) == 0
+    assert run("-m", long.path, *ask).json["speculation"]["acceptance_length"] == 1.0
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [[], ["--pool", "off"], ["--no-spec"], ["--draft-max", "0"], ["--exact"]])
 def test_where_nothing_may_be_kept_there_is_no_database(run, first_start, hello, arguments):
     assert run("-m", hello.path, "hi", "--no-log", *arguments) == (0, hello.text + "\n", "")

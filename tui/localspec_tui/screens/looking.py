@@ -84,7 +84,7 @@ class LookingScreen(Screen[None]):
         else:
             from localspec_tui.screens.phrases import PhrasesScreen
 
-            self.app.push_screen(PhrasesScreen(self._engine.store, self._card.name, words))
+            self.app.push_screen(PhrasesScreen(self._engine.store, self._card, words))
 
     def action_race(self, prompt: str = "") -> None:
         """Beside the conversation, while no reply is under way."""

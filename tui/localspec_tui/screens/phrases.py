@@ -15,6 +15,7 @@ from textual.widgets.option_list import Option
 
 from localspec.chat.kept_phrases import Decode, KeptPhrase, Stories, decoder, kept_phrases
 from localspec.errors import LocalspecError
+from localspec.models.registry import TargetCard, reference
 from localspec.quantities import counted, size
 from localspec.store.phrases import PoolInfo
 from localspec.store.store import Store
@@ -44,9 +45,9 @@ class PhrasesScreen(AskingScreen[None]):
         DIALOG_KEYS,
     ]
 
-    def __init__(self, store: Store, model: str, words: str = "") -> None:
+    def __init__(self, store: Store, card: TargetCard, words: str = "") -> None:
         super().__init__(OneLine(words, placeholder="Search in what was said", compact=True))
-        self._store, self._model = store, model
+        self._store, self._model, self._kept_as = store, card.name, reference(card)
         self._kept = Static("", id="kept", markup=False)
         self._stories = Stories(store.history)
         self._decoders: dict[str | None, Decode] = {}
@@ -98,7 +99,7 @@ class PhrasesScreen(AskingScreen[None]):
 
     def _find(self, words: str, left: threading.Event) -> tuple[list[KeptPhrase], list[str]]:
         """In a thread: a hundred thousand phrases take seconds."""
-        self._pools = [pool for pool in self._store.phrases.pools() if pool.model == self._model]
+        self._pools = [pool for pool in self._store.phrases.pools() if pool.model == self._kept_as]
         found: list[KeptPhrase] = []
         for pool in self._pools:
             if pool.path not in self._decoders:
