@@ -60,7 +60,7 @@ def start_chat(
     card = (who or _named_model)(settings, found, Reporter(notice, progress))
     if store is None:  # what was measured on this machine is kept there too
         store = at_the_end.enter_context(user_store(notice, create=settings.log))
-    card = card or _recommended_model(settings, store, Reporter(notice, progress))
+    card = card or _recommended_model(settings, store, Reporter(notice, progress), instead=found is not None)
     history = store.history if store is not None and settings.log else None
     written = store is not None and store.path is not None and not store.read_only
     if tell_what_is_kept and written and history is not None and not _ever_kept(history):
@@ -94,7 +94,10 @@ def _named_model(settings: Settings, found: Saved | None, reporter: Reporter) ->
         try:
             return _resolve(found.info.model)
         except NotHere:
-            reporter.notice(f"the model of this conversation, {found.info.model}, is no longer here.")
+            gone = "is no longer here"
+            if not registry.could_be_here(found.info.model):
+                gone = "is none of this machine; if it is a server's, name that with --server"
+            reporter.notice(f"the model of this conversation, {found.info.model}, {gone}.")
     if settings.model is None:
         return None
     card = _ready(settings.model, settings, reporter)
@@ -110,13 +113,20 @@ def _ready(name: str, settings: Settings, reporter: Reporter) -> TargetCard:
     return ready(name, settings, reporter)
 
 
-def _recommended_model(settings: Settings, store: Store | None, reporter: Reporter) -> TargetCard:
-    """The model that `localspec doctor` would choose among those that are here; else the demo model."""
+def _recommended_model(
+    settings: Settings, store: Store | None, reporter: Reporter, instead: bool = False
+) -> TargetCard:
+    """The model that `localspec doctor` would choose among those that are here; else the demo model.
+
+    It is named where nobody has said how good it is, or where it answers `instead` of a conversation's own.
+    """
     real = [card for card in registry.known().values() if card.here and card.entry and not card.entry.toy]
     chosen = _preferred(real, settings, store, reporter) if real else None
     if chosen is None or (chosen.entry is not None and chosen.entry.toy):
         reporter.notice(DEMO)
         return _resolve("demo")
+    if instead or not (chosen.entry and chosen.entry.quality):
+        reporter.notice(f"no model named, so {chosen.name} answers; choose one with -m.")
     return chosen
 
 

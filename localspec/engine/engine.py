@@ -182,6 +182,8 @@ class Engine:
             notice(f"PyTorch computes with dense weights, slowly: {compiled.missing()}; install localspec again.")
         if not engine.target.chat.keeps_prompts:
             notice("the model's chat template leaves out what is asked, so no answer can be about it.")
+        if not engine.target.chat.tokenizer.chat_template:
+            notice("this model has no chat template, so it goes on with what you write, and may not answer it.")
         if engine.sampling(settings).rule == "typical":
             notice("with --accept typical the text is not exactly what the model alone would have written.")
         return engine

@@ -164,11 +164,14 @@ def resolve(name: str, paths: Paths | None = None) -> TargetCard:
         raise NotHere(
             f"{name!r} is not a directory; give the directory in the Hugging Face layout that holds config.json."
         )
-    here = ", ".join(known)
+    here = ", ".join(card.name for card in known.values() if card.here)
     if name.lower().endswith(".gguf"):
         raise NotHere(f"There is no file {name!r}; give a GGUF file that is on this machine, or org/repo:TYPE.")
     if name.startswith((".", "/", "~")) or "\\" in name:
-        raise NotHere(f"There is no directory {name!r}; give one in the Hugging Face layout, or a name out of: {here}.")
+        raise NotHere(
+            f"There is no directory {name!r}; give one in the Hugging Face layout, or a name of those that are "
+            f"here: {here}."
+        )
     if re.fullmatch(r"[\w.-]+/[\w.-]+(@[\w./-]+)?(:[\w.-]+)?", name):
         source = Source.parse(name)
         paths = paths or Paths(home())
@@ -176,7 +179,8 @@ def resolve(name: str, paths: Paths | None = None) -> TargetCard:
             return TargetCard(str(source), found, license_of(found), "", entry=Entry(str(source), source=source))
         raise NotHere(f"{name!r} is neither a directory nor fetched; fetch it with `localspec pull {name}`.")
     raise NotHere(
-        f"There is no model {name!r}{nearest(name, known)}; give a local directory, or a name out of: {here}."
+        f"There is no model {name!r}{nearest(name, known)}; give a local directory, or a name of those that are here: "
+        f"{here}. `localspec doctor` tells which ones can be fetched."
     )
 
 
@@ -185,6 +189,11 @@ def is_path(name: str) -> bool:
     place = os.path.expanduser(name)
     file = "\0" not in name and (is_packed(Path(place)) or is_gguf(Path(place)))
     return name not in cards() and "\0" not in name and (file or os.path.isdir(place))
+
+
+def could_be_here(name: str) -> bool:
+    """Whether `name`, as `reference` gave it, is a path, or registered; a server's models are neither."""
+    return os.path.isabs(name) or name in cards()
 
 
 def reference(card: TargetCard) -> str:

@@ -256,6 +256,14 @@ def test_its_model_is_gone(begin, other, monkeypatch, go: Callable[[Path], None]
 
 
 @pytest.mark.slow
+def test_its_model_was_a_server_s(begin):
+    begin.keep("one", model="Qwen/Qwen3-32B")
+    assert begin("last").card.name == "demo"
+    where = "is none of this machine; if it is a server's, name that with --server"
+    assert begin.told == [f"the model of this conversation, Qwen/Qwen3-32B, {where}.", DEMO]
+
+
+@pytest.mark.slow
 def test_its_name_means_another_model_by_now(begin, other):
     begin.keep("one", model="mine")
     with pytest.raises(UsageMistake, match="no conversation 7"):

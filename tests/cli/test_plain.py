@@ -453,7 +453,11 @@ def test_quit(talk, hello, messages, line):
         ),
         ("/resume 7", 2, "There is no conversation 7 here; `localspec history list` shows those that are."),
         ("/resume -1", 2, "There is no conversation -1 here; `localspec history list` shows those that are."),
-        ("/model dmo", 3, "There is no model 'dmo' (did you mean 'demo'?); give a local directory, or a name out of: "),
+        (
+            "/model dmo",
+            3,
+            "There is no model 'dmo' (did you mean 'demo'?); give a local directory, or a name of those that are here: ",
+        ),
     ],
 )
 def test_mistakes(talk, hello, messages, line, code, sentence):

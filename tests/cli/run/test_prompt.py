@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from cli.run.run_command import process, refused, tokens_of
-from scripted_models import FRAME
+from scripted_models import FRAME, scripted_model
 
 from localspec.chat.attachments import joined
 from localspec.cli import run as run_module
@@ -95,3 +95,13 @@ def test_a_directory_whose_name_is_no_text(run, hello, tmp_path):
     name = os.fsdecode(os.fsencode(tmp_path) + b"/m\xff")
     shutil.copytree(hello.path, name)
     refused(run("-m", name, "hi"), 1, "UTF-8", "rename")
+
+
+@pytest.mark.slow
+def test_a_model_without_a_chat_template_is_told(run, tmp_path):
+    base = scripted_model(tmp_path / "base", [b"and", b" so"], template="")
+    assert run("-m", base.path, "Once", "--no-log") == (
+        0,
+        base.text + "\n",
+        "localspec: this model has no chat template, so it goes on with what you write, and may not answer it.\n",
+    )
