@@ -5,8 +5,10 @@ from typing import Annotated
 
 import typer
 
+from localspec import environment
 from localspec.cli.console import folded, width
 from localspec.config import NAMES, load
+from localspec.paths import Paths
 from localspec.text import one_line
 
 app = typer.Typer()
@@ -23,7 +25,10 @@ def config(
         entries = {name: {"value": value, "origin": settings.origins[name]} for name, value in values.items()}
         print(json.dumps(entries, indent=2))
         return
+    names = max(map(len, values))
     for name, value in values.items():
         shown = "-" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        line = f"{name:12} {one_line(shown):24} {one_line(settings.origins[name])}"
-        print("\n".join(folded(line, width(), indent=13)))
+        line = f"{name:{names}} {one_line(shown):24} {one_line(settings.origins[name])}"
+        print("\n".join(folded(line, width(), indent=names + 1)))
+    file = Paths(environment.home()).config_file
+    print("\n".join(folded(one_line(f"Change them in {file}, or for one command: LOCALSPEC_TEMPERATURE=0.3"), width())))

@@ -45,4 +45,5 @@ def import_file(
     of = f"{size(done.file_bytes)} in {', '.join(done.types)}"
     took = f", in {duration(done.seconds)}" if done.new else ", imported before"
     typer.echo(one_line(f"{done.name}: {what}, from {of}{took}: {done.path}"))
-    typer.echo(one_line(f"Chat with it: localspec chat -m {done.name}. {file} is not needed any more and stays."))
+    again = "stays, and is needed again only if that cache directory is emptied"
+    typer.echo(one_line(f"Chat with it: localspec chat -m {done.name}. {file} {again}."))

@@ -167,6 +167,10 @@ def _eligible(
 ) -> list[RunPlan]:
     """The plans in question, the one to take first, with the bytes of the drafter that was named."""
     if drafter.drafter == "auto":
+        if settings.accept == "rejection":  # which asks for drafts that are sampled
+            sampled = [plan for plan in ranked if plan.candidate.drafter in kinds(*WEIGHTS) and plan.candidate.here]
+            if sampled:
+                return sampled
         needed = settings.draft_max != "auto" or settings.accept != "exact"  # some drafter, whether it pays or not
         first = best(ranked, allow_plain=not needed)
         simple = [plan for plan in ranked if plan.candidate.name in (("phrases",) if needed else ("phrases", "none"))]

@@ -20,7 +20,9 @@ def test_json_tells_every_origin(tmp_path):
 def test_lines(tmp_path):
     lines = called(tmp_path, "config", LOCALSPEC_SYSTEM="red \x1b[31m").stdout.splitlines()
     assert ["temperature", "-", "default"] in [line.split() for line in lines]
-    assert "system       red ␛[31m                LOCALSPEC_SYSTEM" in lines
+    assert "system         red ␛[31m                LOCALSPEC_SYSTEM" in lines
+    file = tmp_path / "config" / "config.toml"
+    assert lines[-1] == f"Change them in {file}, or for one command: LOCALSPEC_TEMPERATURE=0.3"
 
 
 def test_at_a_terminal_lines_are_broken_between_words(tmp_path, monkeypatch, capsys):
@@ -31,10 +33,10 @@ def test_at_a_terminal_lines_are_broken_between_words(tmp_path, monkeypatch, cap
     assert main(["config"]) == 0
     shown = capsys.readouterr().out
     assert (
-        "system       Answer in few words, and in verse where that is\n             possible. LOCALSPEC_SYSTEM\n"
+        "system         Answer in few words, and in verse where that\n               is possible. LOCALSPEC_SYSTEM\n"
         in shown
     )
-    assert max(map(len, shown.splitlines())) <= 60
+    assert max(len(line) for line in shown.splitlines() if str(tmp_path) not in line) <= 60
 
 
 def test_mistakes_are_2_and_touch_nothing(tmp_path):

@@ -13,9 +13,10 @@ from localspec.engine import engine
 from localspec.errors import DoesNotFit, LocalspecError, NotHere, UsageMistake
 from localspec.machine import hardware, memory
 from localspec.machine.machine import Device, Machine
+from localspec.models.drafter_kinds import WEIGHTS, kinds
 from localspec.models.entries import PublishedDrafter, PublishedLength
 from localspec.models.model import Model, model_of
-from localspec.models.registry import NOWHERE, TargetCard
+from localspec.models.registry import NOWHERE, TargetCard, resolve
 from localspec.models.shape import Shape
 from localspec.policy import selection, survey
 from localspec.policy.candidates import MOST_NODES, PHRASES, reply_key
@@ -407,6 +408,11 @@ def test_what_is_named_and_cannot_be_had_is_refused_in_a_sentence(settings, said
     with pytest.raises(UsageMistake, match=said) as caught:
         choose(CARD, Settings(**settings), machine(gpu(24, packings=()), cpu(64, packings=(), bf16=False)))
     assert str(caught.value).endswith(".") and "\n" not in str(caught.value)
+
+
+def test_auto_takes_what_can_be_sampled_where_the_rule_asks_for_it() -> None:
+    chosen = choose(resolve("demo"), Settings(accept="rejection", temperature=1.0), machine(cpu(64)))
+    assert chosen.drafter in kinds(*WEIGHTS), "and not phrases, with which the rule would be refused"
 
 
 @pytest.mark.parametrize(
