@@ -40,6 +40,7 @@ endif
 demo: $(VENV)/.installed
 	$(VENV)/bin/python localspec/native/build.py
 	$(VENV)/bin/localspec run "Who are you?"
+	@echo "Go on with: $(VENV)/bin/localspec chat"
 
 native: $(INSTALLED)
 	$(PYTHON) localspec/native/build.py

@@ -11,7 +11,7 @@ PACKAGES = {"localspec": ROOT / "localspec", "localspec_tui": ROOT / "tui" / "lo
 def told() -> set[Path]:
     """Every file that a bullet of the house names; a name without a folder is in that of its bullet, else its heading."""
     page = (ROOT / "docs" / "design.md").read_text("utf-8")
-    house = page[page.index("\n### ") : page.index("\n## The life of a prompt")]
+    house = page[page.index("\n## The house") :]
     found: set[Path] = set()
     for section in house.split("\n### ")[1:]:
         heading, *bullets = re.split(r"\n(?=- )", section)
