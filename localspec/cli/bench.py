@@ -60,7 +60,8 @@ def bench(
     quantize: Quantize = None,
     repeat: Annotated[int, typer.Option(min=1, metavar="N", help="How often all prompts are asked.")] = 1,
     peer: Annotated[
-        list[str] | None, typer.Option("--peer", help="transformers or llama.cpp beside it; repeatable.")
+        list[str] | None,
+        typer.Option("--peer", metavar="NAME", help="transformers or llama.cpp beside it; repeatable."),
     ] = None,
     server: Annotated[
         list[str] | None,

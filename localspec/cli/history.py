@@ -96,7 +96,7 @@ def show(
 
 @app.command()
 def export(conversations: Ids = None, as_json: AsJson = False) -> None:
-    """Conversations as Markdown, all or the given ones, the oldest first."""
+    """Conversations as Markdown, the oldest first: all, or those given."""
     with store_if_any(WHAT) as store:
         history = store.history if store else None
         found = _saved(history, conversations) if conversations else _all_saved(history)

@@ -102,7 +102,7 @@ def _shared_flags(
     model: Model = None,
     system: Annotated[str | None, typer.Option("--system", "-s", help="System prompt.")] = None,
     file: Annotated[
-        list[Path] | None, typer.Option("--file", "-f", help="Text put before the prompt; repeatable.")
+        list[Path] | None, typer.Option("--file", "-f", metavar="FILE", help="Text put before the prompt; repeatable.")
     ] = None,
     go_on: Annotated[bool, typer.Option("--continue", "-c", help="Go on with the last conversation.")] = False,
     conversation: Annotated[
@@ -115,7 +115,9 @@ def _shared_flags(
         ),
     ] = None,
     max_tokens: Annotated[int | None, number("--max-tokens", "-n", help="The longest reply, in tokens.")] = None,
-    stop: Annotated[list[str] | None, typer.Option("--stop", help="Text that ends the reply; repeatable.")] = None,
+    stop: Annotated[
+        list[str] | None, typer.Option("--stop", metavar="TEXT", help="Text that ends the reply; repeatable.")
+    ] = None,
     context: Context = None,
     temperature: Annotated[float | None, number("--temperature", "--temp", help="0 is greedy, 100 the most.")] = None,
     top_p: Annotated[
