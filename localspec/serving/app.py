@@ -131,7 +131,7 @@ class Serving:
     def _put(
         self, asked: Asked | Opened | Asking, client: str, size: int, left: "asyncio.Future[None]"
     ) -> tuple[Ticket, Mailbox[Answer]]:
-        """Puts a request in the queue; what comes of it is in the mailbox. Raises TooMany."""
+        """Puts a request in the queue; what comes of it is in the mailbox. Raises what `ask` does."""
         box = Mailbox[Answer](left)
         ticket = Ticket(asked, client, size, box.deliver)
         left.add_done_callback(lambda _: ticket.gone.set())  # also where the request itself is cancelled
@@ -146,7 +146,7 @@ class Serving:
             ahead, left = self._room.ahead, asyncio.ensure_future(_left(request))
             try:
                 ticket, box = self._put(asked, request.client.host if request.client else "", 0, left)
-            except TooMany:
+            except LocalspecError:
                 left.cancel()
                 raise
             if isinstance(asked, Asking):

@@ -6,15 +6,17 @@ import traceback
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from localspec import Engine
 from localspec.checkpoint import inspect
 from localspec.config import Settings
 from localspec.engine.device_profile import BandwidthProfiler
 from localspec.engine.measurement_cache import MeasurementCache
-from localspec.engine.reconsidering import reconsidered
+from localspec.engine.reconsidering import machine_without, reconsidered
 from localspec.errors import DoesNotFit, LocalspecError, NotHere
 from localspec.events import Reporter
+from localspec.machine.machine import Machine
 from localspec.machine.memory import give_back
 from localspec.models import registry
 from localspec.models.model import model_of
@@ -72,11 +74,16 @@ class Taken:
         return bool(getattr(asked, name) == (self.context if name == "context" else getattr(self.choice, name)))
 
 
-def would_take(settings: Settings, card: TargetCard, store: Store | None, reporter: Reporter) -> Taken:
-    """What a model would be loaded as. Raises UsageMistake, NotHere, DoesNotFit where the settings forbid it."""
+def would_take(
+    settings: Settings, card: TargetCard, store: Store | None, reporter: Reporter, machine: Machine | None = None
+) -> Taken:
+    """What a model would be loaded as, on this machine unless another is given.
+
+    Raises UsageMistake, NotHere, DoesNotFit where the settings forbid it.
+    """
     known = BandwidthProfiler(MeasurementCache(store, reporter), settings.exact, settings.context)
     model = model_of(card)
-    choice, *_ = choices(model, requested_drafter(settings, card), settings, measurements=known)
+    choice, *_ = choices(model, requested_drafter(settings, card), settings, machine, known)
     return Taken(choice, read_config(inspect(card.path)).context_for(settings.context))
 
 
@@ -145,6 +152,9 @@ class LoadedModels:
 
     def _of(self, card: TargetCard) -> Loaded:
         while card.name not in self._loaded:
+            if self._loaded and self._belongs_elsewhere(card):
+                self._let_go(next(iter(self._loaded)))
+                continue
             try:
                 began, said = time.monotonic(), list[str]()
 
@@ -163,6 +173,15 @@ class LoadedModels:
                 self._let_go(next(iter(self._loaded)))
         self._loaded.move_to_end(card.name)
         return self._loaded[card.name]
+
+    def _belongs_elsewhere(self, card: TargetCard) -> bool:
+        """Whether those that are loaded keep it from the device that it would have alone, such as the GPU."""
+        alone = machine_without(one.engine for one in self._loaded.values())
+        take = partial(would_take, self._settings, card, self._store, self._reporter)
+        try:
+            return take().choice.device != take(machine=alone).choice.device
+        except LocalspecError:  # told where it is opened
+            return False
 
     def rest(self) -> float | None:
         """What is done while nobody asks: models that were not used for long go, others may get another drafter.
