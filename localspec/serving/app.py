@@ -20,6 +20,7 @@ from localspec.models import registry
 from localspec.outside_files import parse_json
 from localspec.serving.asked import Asked, Refused, chat_request, text_request
 from localspec.serving.guard import BadBody, is_socket
+from localspec.serving.loaded import LONGEST_NAME
 from localspec.serving.mailbox import Mailbox
 from localspec.serving.own import Asking, Opened
 from localspec.serving.replies import Shape, broken_off, error
@@ -70,7 +71,7 @@ class Serving:
         """One of them."""
         found, name = self._models(), request.path_params["name"]
         if name not in found:
-            raise NotHere(f"There is no model {name!r} here; there are: {', '.join(found)}.")
+            raise NotHere(f"There is no model {name[:LONGEST_NAME]!r} here; there are: {', '.join(found)}.")
         return self._json(found[name])
 
     async def metrics(self, request: Request) -> Response:

@@ -3,7 +3,7 @@
 import gc
 import time
 import traceback
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -28,6 +28,7 @@ from localspec.store.store import Store
 
 QUIET_SECONDS = 1.0  # in which nobody asked, before one looks whether another drafter would do better
 BETWEEN_LOOKS = 60.0  # seconds
+LONGEST_NAME = 200  # characters of a model that a client names, in an answer
 
 
 @dataclass
@@ -38,7 +39,7 @@ class Loaded:
     load_seconds: float
     used: float
     notices: tuple[str, ...] = ()  # what was said when it was loaded
-    heard: list[str] = field(default_factory=list)  # what is said since
+    heard: deque[str] = field(default_factory=deque)  # what is said since
     looked: float = float("-inf")  # when it was last asked whether another drafter would do better
     doubted: bool = False  # whether it was used since then
 
@@ -53,7 +54,8 @@ class Loaded:
 
     def news(self) -> list[str]:
         """What was said since the last call."""
-        found, self.heard[:] = [*self.heard], []
+        found = [*self.heard]
+        self.heard.clear()
         return found
 
 
@@ -113,7 +115,8 @@ class LoadedModels:
             return self._first
         here = {card.name: card for card, found in registry.installed() if not isinstance(found, LocalspecError)}
         if name not in here:
-            raise NotHere(f"There is no model {name!r} here; there are: {', '.join(here)}.")
+            there = ", ".join(dict.fromkeys([self._first.name, *here]))
+            raise NotHere(f"There is no model {name[:LONGEST_NAME]!r} here; there are: {there}.")
         return here[name]
 
     def get(self, name: str | None) -> Loaded:
@@ -156,9 +159,9 @@ class LoadedModels:
                 self._let_go(next(iter(self._loaded)))
                 continue
             try:
-                began, said = time.monotonic(), list[str]()
+                began, said = time.monotonic(), deque[str](maxlen=100)
 
-                def notice(sentence: str, heard: list[str] = said) -> None:
+                def notice(sentence: str, heard: deque[str] = said) -> None:
                     heard.append(sentence)
                     self._reporter.notice(sentence)
 

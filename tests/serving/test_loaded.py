@@ -11,7 +11,7 @@ from localspec.engine import reconsidering
 from localspec.errors import DoesNotFit, NotHere
 from localspec.events import Reporter
 from localspec.models import registry
-from localspec.models.registry import resolve
+from localspec.models.registry import TargetCard, resolve
 from localspec.policy.drafter_spec import named_drafter
 from localspec.policy.selection import choose
 from localspec.serving import loaded
@@ -161,3 +161,10 @@ def test_what_was_taken_is_compared_with_what_is_asked_for(tmp_path):
     assert not taken.agrees("drafter", Settings(drafter=str(elsewhere))), "other weights may be of another training"
     paired = Taken(SimpleNamespace(**{**vars(choice), "drafter": "draft_model", "trained": ()}), 1024)
     assert not paired.agrees("drafter", Settings(drafter="draft_model")), "it drafts with another small model, or none"
+
+
+def test_the_server_s_own_model_is_among_those_that_are_named_and_a_long_name_is_cut(fresh_home, tmp_path):
+    found = LoadedModels(Settings(), TargetCard("/mine", tmp_path, None, ""), None, 60.0, Reporter())
+    with pytest.raises(NotHere) as refused:
+        found.card("u" * 10**6)
+    assert len(str(refused.value)) < 300 and "; there are: /mine, demo" in str(refused.value)

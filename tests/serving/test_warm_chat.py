@@ -8,6 +8,7 @@ import re
 import signal
 import socket
 import sys
+from collections import deque
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from types import SimpleNamespace
@@ -240,7 +241,7 @@ def test_a_server_that_began_anew_may_load_models_otherwise(tmp_path, monkeypatc
 
 
 def test_what_an_engine_says_meanwhile_travels_with_the_reply():
-    heard = ["what was said when it was loaded"]
+    heard = deque(["what was said when it was loaded"])
 
     class Speaking(ScriptedEngine):
         def chat(self, *asked, **how):
