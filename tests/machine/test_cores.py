@@ -1,6 +1,7 @@
 """How many cores there are, and how many of them other programs leave idle."""
 
 import sys
+from collections import namedtuple
 from types import SimpleNamespace
 
 import pytest
@@ -147,14 +148,10 @@ def test_what_other_programs_kept_busy_on_average(host: Host) -> None:
 def test_where_a_process_cannot_be_pinned_all_processors_count(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     host.has({0}, {0})
     monkeypatch.setattr(hardware.sys, "platform", "darwin")
-    times = SimpleNamespace(user=3.0, idle=50.0)
-
-    class Times(tuple):
-        idle = property(lambda self: self[1])
-
-    monkeypatch.setattr(hardware.psutil, "cpu_times", lambda: Times((times.user, times.idle)))
+    Times = namedtuple("Times", "user idle")  # noqa: PYI024 -- as psutil gives them
+    readings = iter([Times(3.0, 50.0), Times(23.0, 70.0)])
+    monkeypatch.setattr(hardware.psutil, "cpu_times", lambda: next(readings))
     others = OthersLoad()
-    times.user, times.idle = 23.0, 70.0
     host.passes(10, {})
     assert others() == 2
 
