@@ -56,8 +56,9 @@ def no_more_files(error: BaseException) -> str:
 
 def cannot_read(file: Path, error: OSError) -> LocalspecError:
     """What is told of a file that the system does not let be read; that is no damage, which is fetched again."""
+    what = "its permissions" if isinstance(error, PermissionError) else "that"
     return LocalspecError(
-        no_more_files(error) or f"{file} cannot be read ({error.strerror or first_line(error)}); correct that."
+        no_more_files(error) or f"{file} cannot be read ({error.strerror or first_line(error)}); correct {what}."
     )
 
 
