@@ -47,6 +47,7 @@ COMMANDS = {
     "config": "The settings, and where each value comes from.",
     "path": "Where every file lies.",
 }
+_WITH_PROMPT = ("chat", "race", "run")
 READER_GONE = 141
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 _LONGEST = 1500  # characters of a sentence: names and values may be of any length
@@ -182,7 +183,7 @@ def _run(arguments: Sequence[str] | None) -> int:
     except LocalspecError as error:
         return _say(str(error), error.exit_code)
     except TyperException as error:  # a usage error, or a file that cannot be opened
-        return _say(error.format_message(), error.exit_code)
+        return _say(_usage_error(error), error.exit_code)
     except (KeyboardInterrupt, typer.Abort):
         return _say("Interrupted.", INTERRUPTED)
     except (BrokenPipeError, _ReaderGone):
@@ -198,10 +199,19 @@ def _run(arguments: Sequence[str] | None) -> int:
             raise  # an open stream failed, and the only one that commands write to is standard output
         if said := no_more_files(error):
             return _say(said)
+        if isinstance(error, OverflowError) and "timestamp" in str(error):  # Python counts nanoseconds in 64 bits
+            return _say("The clock of this machine is centuries away from now; set it right.")
         if isinstance(error, OSError) and error.filename is not None and error.strerror:
             return _say(f"{os.fsdecode(error.filename)} cannot be used ({error.strerror}); correct that.")
         return _say(f"Unexpected {type(error).__name__}: {error} ({_keep_traceback(error)}).")
     return result if isinstance(result, int) and not isinstance(result, bool) else 0
+
+
+def _usage_error(error: TyperException) -> str:
+    said, command = error.format_message(), getattr(getattr(error, "ctx", None), "command", None)
+    if "unexpected extra argument" in said and getattr(command, "name", None) in _WITH_PROMPT:
+        return f"{said}; put quotation marks around the prompt."
+    return said
 
 
 def _is_somewhere() -> bool:
