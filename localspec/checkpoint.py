@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from localspec import packed_file
-from localspec.errors import LocalspecError, NotHere
+from localspec.errors import LocalspecError, NotHere, cannot_read
 from localspec.outside_files import JSON_LIMIT, TEXT_LIMIT, parse_json, read_bytes
 from localspec.published_heads import kind_of_heads, why_not_read
 
@@ -275,7 +275,7 @@ def _bytes(file: Path, limit: int = TEXT_LIMIT) -> bytes:
     try:
         return read_bytes(file, limit)
     except OSError as error:
-        raise LocalspecError(f"{file} cannot be read ({error.strerror}); correct that.") from None
+        raise cannot_read(file, error) from None
 
 
 def read_json(file: Path, remedy: str = FETCH) -> object:

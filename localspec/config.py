@@ -273,7 +273,7 @@ def read_toml(file: Path) -> dict[str, object]:
     try:
         return parse_toml(source)
     except UnicodeDecodeError as error:
-        line = source.count(b"\n", 0, error.start) + 1
+        line = error.object.count(b"\n", 0, error.start) + 1
         raise UsageMistake(f"{file}, line {line}: this is not UTF-8 text; save the file as UTF-8.") from None
     except tomllib.TOMLDecodeError as error:
         message = str(error)

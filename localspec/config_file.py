@@ -26,7 +26,7 @@ def keep_setting(file: Path, name: str, value: str) -> None:
         return
     wanted = {**before, name: value}
     try:
-        text = file.read_bytes().decode() if file.exists() else ""
+        text = file.read_bytes().decode("utf-8-sig") if file.exists() else ""
         found = next((new for new in _attempts(text, name, value) if _means(new, wanted)), None)
         if found is None:
             line = f"{name} = {json.dumps(value, ensure_ascii=False)}"

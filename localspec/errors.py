@@ -3,7 +3,9 @@
 import errno
 import re
 import sys
+from pathlib import Path
 
+_NO_MORE_FILES = (errno.EMFILE, errno.ENFILE)
 _NUMBER = re.compile(r"\[(?:Errno|WinError) -?\d+\] ?")
 
 
@@ -40,6 +42,24 @@ class NotAllowed(LocalspecError):
 def first_line(error: BaseException | str) -> str:
     """The first line of another library's message without the number of an error, or its type where it has none."""
     return (_NUMBER.sub("", str(error)).strip().splitlines() or [type(error).__name__])[0]
+
+
+def no_more_files(error: BaseException) -> str:
+    """The sentence for an error that means that no more files can be opened, whichever it was; else nothing."""
+    if not (isinstance(error, OSError) and error.errno in _NO_MORE_FILES):
+        return ""
+    return (
+        f"No more files can be opened ({error.strerror}); close other programs, or raise the limit of this shell "
+        "(`ulimit -n 1024`)."
+    )
+
+
+def cannot_read(file: Path, error: OSError) -> LocalspecError:
+    """What is told of a file that the system does not let be read; that is no damage, which is fetched again."""
+    what = "its permissions" if isinstance(error, PermissionError) else "that"
+    return LocalspecError(
+        no_more_files(error) or f"{file} cannot be read ({error.strerror or first_line(error)}); correct {what}."
+    )
 
 
 def out_of_memory(error: BaseException) -> bool:

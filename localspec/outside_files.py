@@ -42,6 +42,17 @@ def read_bytes(file: Path, limit: int = TEXT_LIMIT, *, pipe: bool = False) -> by
     return b"".join(parts)
 
 
+def decoded(content: bytes, encoding: str = "utf-8") -> str:
+    """Returns text. Raises ValueError for what is none, with what is to be said of it."""
+    try:
+        text = content.decode(encoding)
+    except UnicodeDecodeError:
+        raise ValueError("is not UTF-8 text") from None
+    if "\0" in text:
+        raise ValueError("holds NUL bytes, so it is no text")
+    return text
+
+
 def parse_json(content: bytes | str) -> Any:
     """Returns what JSON says. Raises ValueError, also for what is nested too deeply or a number of too many digits."""
     try:
@@ -55,7 +66,7 @@ def parse_toml(source: bytes) -> dict[str, Any]:
     if _LONG_KEY.search(source):
         raise ValueError(f"a key has more than {_MOST_DOTS} dots")
     try:
-        return tomllib.loads(source.decode())
+        return tomllib.loads(source.decode("utf-8-sig"))  # some editors on Windows begin with a mark
     except RecursionError:
         raise ValueError("lists or tables are nested too deeply") from None
     except ValueError as error:

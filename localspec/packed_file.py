@@ -40,6 +40,10 @@ class DamagedFile(LocalspecError):
     """A packed file is not what was written."""
 
 
+class CannotRead(LocalspecError):
+    """The system does not let a packed file be read."""
+
+
 class UnreadableFormat(LocalspecError):
     """A packed file was written by another version of localspec."""
 
@@ -215,11 +219,11 @@ def _bytes(stream: BinaryIO, start: int, count: int) -> bytes:
 def read(file: Path) -> PackedFile:
     """Reads what a file says of itself, and whether it is as long as it says.
 
-    Raises DamagedFile, UnreadableFormat, and LocalspecError where it cannot be read at all.
+    Raises DamagedFile, UnreadableFormat, and CannotRead where it cannot be read at all.
     """
     try:
         if not stat.S_ISREG(file.stat().st_mode):  # to open a pipe is to wait for a writer
-            raise LocalspecError(f"{file} cannot be read, for it is not a file.")
+            raise CannotRead(f"{file} cannot be read, for it is not a file.")
         with file.open("rb") as stream:
             size = os.fstat(stream.fileno()).st_size
             begin = stream.read(48)
@@ -230,7 +234,7 @@ def read(file: Path) -> PackedFile:
                 raise _damaged(file, f"its header does not fit in {size} bytes")
             text = stream.read(length)
     except OSError as error:
-        raise LocalspecError(f"{file} cannot be read ({error.strerror}).") from None
+        raise CannotRead(f"{file} cannot be read ({error.strerror}).") from None
     if hashlib.sha256(text).digest() != begin[16:]:
         raise _damaged(file, "its header has changed")
     try:

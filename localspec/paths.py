@@ -101,7 +101,13 @@ def private_directory(path: Path) -> Path:
 def _make(path: Path) -> None:
     if not path.parent.exists():
         _make(path.parent)
-    path.mkdir(mode=0o700, exist_ok=True)  # `missing/..` was there already, and is none of ours
+    try:
+        path.mkdir(mode=0o700)
+    except FileExistsError:  # by another process meanwhile, or `missing/..`, which is none of ours
+        if not path.is_dir():
+            raise
+    else:
+        path.chmod(0o700)  # a umask may have taken what its owner needs to enter it
 
 
 def write_anew(file: Path, content: bytes, mode: int = 0o600) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 
 HOTTEST = 100  # of temperatures: long before, any token is about as likely as any other
 COLDEST = 1e-30  # those below count as this one: fp32 would make an infinite score of every logit
+_MOST = 2**63 - 1  # of whole numbers, as the history can keep them
 SERVER_URL = re.compile(
     r"(?P<scheme>https?)://(?P<host>\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(:(?P<port>[0-9]{1,5}))?(?P<path>/[\w./~%-]*)?",
     re.ASCII,
@@ -44,9 +45,10 @@ def thinking(value: object) -> bool | None:
 
 def integer(least: int) -> Callable[[object], int]:
     def check(value: object) -> int:
-        if isinstance(value, int) and not isinstance(value, bool) and least <= value < 2**63:
+        if isinstance(value, int) and not isinstance(value, bool) and least <= value <= _MOST:
             return value
-        raise ValueError(f"a whole number from {least} up")
+        too_large = isinstance(value, int) and value > _MOST
+        raise ValueError(f"a whole number from {least} to {_MOST}" if too_large else f"a whole number from {least} up")
 
     return check
 
@@ -81,8 +83,8 @@ def draft_max(value: object) -> int | str:
         return "auto"
     try:
         return integer(0)(value)
-    except ValueError:
-        raise ValueError("auto or a whole number from 0 up") from None
+    except ValueError as error:
+        raise ValueError(f"auto or {error}") from None
 
 
 def parts(*known: str) -> Callable[[object], tuple[str, ...]]:

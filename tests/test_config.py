@@ -203,6 +203,13 @@ def test_other_unreadable_files(paths):
     assert "cannot be read" in mistake(paths)
 
 
+def test_a_mark_of_the_encoding_is_none_of_the_file(paths):
+    paths.config_file.write_bytes(b"\xef\xbb\xbfseed = 5\n")
+    assert load(paths=paths, environ={}).seed == 5
+    paths.config_file.write_bytes(b"\xef\xbb\xbfseed = 5\nx\n\xff")
+    assert "line 3: this is not UTF-8" in mistake(paths)
+
+
 def test_home_is_where_the_file_is_looked_for(paths, tmp_path):
     write(paths, "seed = 5")
     assert load(environ={"LOCALSPEC_HOME": str(tmp_path)}).seed == 5

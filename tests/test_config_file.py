@@ -56,6 +56,12 @@ def test_comments_order_and_what_only_looks_like_it_stay(file):
     assert file.read_text() == MINE.replace("'''\n\n# keys", "'''\ntheme = \"dracula\"\n\n# keys")
 
 
+def test_a_mark_of_the_encoding_stands_in_the_way_of_nothing(file):
+    given(file, '\ufefftheme = "nord"\n')
+    keep_setting(file, "theme", "dracula")
+    assert file.read_text() == 'theme = "dracula"\n'
+
+
 @pytest.mark.parametrize(
     ("before", "after"),
     [

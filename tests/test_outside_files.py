@@ -1,5 +1,6 @@
 """Files that others wrote: what has no end, no bottom or no sense is refused in a sentence, and nothing waits for it."""
 
+import errno
 import json
 import os
 import struct
@@ -12,8 +13,10 @@ from localspec.checkpoint import tensor_headers
 from localspec.cli.texts import piped_text
 from localspec.config import read_toml
 from localspec.errors import LocalspecError, UsageMistake
+from localspec.models import generation_config, stored_tokens, tokenizer
 from localspec.models.generation_config import read_generation_config
 from localspec.models.registry import license_of
+from localspec.models.tokenizer import Tokenizer
 from localspec.outside_files import parse_json, parse_toml, read_bytes
 from localspec.training.distill import written
 from localspec.training.examples import read_examples
@@ -113,6 +116,34 @@ def test_files_of_a_model_that_are_pipes(tmp_path):
         os.mkfifo(tmp_path / name)
     assert license_of(tmp_path) is None
     assert read_generation_config(tmp_path) == {}
+
+
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [
+        (errno.EACCES, "cannot be read (Permission denied); correct its permissions."),
+        (errno.EIO, "cannot be read (Input/output error); correct that."),
+        (errno.EMFILE, "No more files can be opened (Too many open files); close other"),
+    ],
+)
+@pytest.mark.parametrize("name", ["generation_config.json", "tokenizer.json"])
+def test_a_file_of_a_model_that_may_not_be_read_is_not_to_be_fetched_again(tmp_path, monkeypatch, name, number, said):
+    def refuse(file, *_, **named):
+        raise OSError(number, os.strerror(number), str(file))
+
+    (tmp_path / name).write_text("{}")
+    read = {"generation_config.json": [read_generation_config], "tokenizer.json": [Tokenizer.open, own_tokens]}
+    for module in (generation_config, stored_tokens, tokenizer):
+        monkeypatch.setattr(module, "read_bytes", refuse)
+    for one in read[name]:
+        with pytest.raises(LocalspecError) as caught:
+            one(tmp_path)
+        assert said in str(caught.value) and "fetch" not in str(caught.value)
+        assert number == errno.EMFILE or str(tmp_path / name) in str(caught.value)
+
+
+def own_tokens(path):
+    return stored_tokens.same_file(path, path)
 
 
 @pytest.mark.parametrize("content", ['{"a":' * 100_000, '{"temperature": ' + "9" * 10_000 + "}"])

@@ -38,7 +38,7 @@ def test_asking_makes_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("mask", [0o000, 0o022])
+@pytest.mark.parametrize("mask", [0o000, 0o022, 0o177, 0o277, 0o777])
 def test_private_directory_makes_every_missing_parent_private(tmp_path, mask):
     before = os.umask(mask)
     try:

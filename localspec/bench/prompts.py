@@ -6,7 +6,7 @@ from itertools import zip_longest
 from pathlib import Path
 
 from localspec.errors import UsageMistake
-from localspec.outside_files import parse_json, read_bytes
+from localspec.outside_files import decoded, parse_json, read_bytes
 
 
 @dataclass(frozen=True)
@@ -24,11 +24,11 @@ def read(file: Path) -> list[Prompt]:
     Raises UsageMistake for a file that is neither, or holds none.
     """
     try:
-        lines = read_bytes(file, pipe=True).decode("utf-8-sig").split("\n")
+        lines = decoded(read_bytes(file, pipe=True), "utf-8-sig").split("\n")
     except OSError as error:
         raise UsageMistake(f"{file} cannot be read ({error.strerror}); give a file of prompts that can.") from None
-    except UnicodeDecodeError:
-        raise UsageMistake(f"{file} is not UTF-8 text; give JSONL, or plain text with a prompt a line.") from None
+    except ValueError as error:
+        raise UsageMistake(f"{file} {error}; give JSONL, or plain text with a prompt a line.") from None
     numbered = [(number, line.strip()) for number, line in enumerate(lines, start=1) if line.strip()]
     if not numbered:
         raise UsageMistake(f"{file} holds no prompts; write one a line.")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from localspec.errors import UsageMistake
-from localspec.outside_files import MIB, read_bytes
+from localspec.outside_files import MIB, decoded, read_bytes
 from localspec.quantities import counted, size
 from localspec.store.conversations import Turn
 from localspec.text import one_line
@@ -155,14 +155,11 @@ def _refusal(clauses: Sequence[str]) -> str:
 
 def _read(name: str) -> str:
     try:
-        content = read_bytes(Path(os.path.expanduser(name)), LONGEST).decode("utf-8")
+        return decoded(read_bytes(Path(os.path.expanduser(name)), LONGEST))
     except OSError as error:
         raise _Unread(f"@{name} cannot be read ({error.strerror})") from None
-    except UnicodeDecodeError:
-        raise _Unread(f"@{name} is not UTF-8 text") from None
-    if "\0" in content:
-        raise _Unread(f"@{name} holds NUL bytes, so it is no text")
-    return content
+    except ValueError as error:
+        raise _Unread(f"@{name} {error}") from None
 
 
 def _label(name: str, content: str, tokens: int | None = None) -> str:

@@ -14,6 +14,7 @@ from localspec.cli.console import once_more, window
 from localspec.cli.options import Context, Device, Dtype, Model, Quantize, load_settings, no_effect, number
 from localspec.cli.progress import Progress, tell
 from localspec.cli.server_bench import addresses, measured
+from localspec.cli.texts import file_named
 from localspec.engine.device_profile import BandwidthProfiler
 from localspec.engine.importing import ready
 from localspec.engine.measurement_cache import MeasurementCache
@@ -42,7 +43,12 @@ def bench(
     ] = None,
     prompt_file: Annotated[
         Path | None,
-        typer.Option("--prompts", metavar="FILE", help='JSONL, {"turns": ["…"]} or {"prompt": "…"}; or one a line.'),
+        typer.Option(
+            "--prompts",
+            parser=file_named,
+            metavar="FILE",
+            help='JSONL, {"turns": ["…"]} or {"prompt": "…"}; or one a line.',
+        ),
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, metavar="N", help="So many prompts, of all categories.")] = None,
     max_tokens: Annotated[
@@ -106,8 +112,8 @@ def bench(
         if plotted:
             _draw(plot.figure_of_servers(report), plotted)
         return
-    nodes = nodes or "auto"
-    combinations = _combinations(drafter or "auto", nodes)
+    nodes = "auto" if nodes is None else nodes
+    combinations = _combinations("auto" if drafter is None else drafter, nodes)
     card = ready(settings.model or "demo", settings, progress.reporter)
     choices: dict[tuple[str, LoadSpec | None, Size], Choice] = {}
     with user_store(progress.notice, create=False) as store:

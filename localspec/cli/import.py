@@ -9,6 +9,7 @@ from localspec.cli.console import print_json
 from localspec.cli.interrupt import cleared_up_when_ended
 from localspec.cli.options import load_settings
 from localspec.cli.progress import Progress
+from localspec.cli.texts import file_named
 from localspec.engine.importing import import_gguf
 from localspec.quantities import amount, duration, size
 from localspec.text import one_line
@@ -18,7 +19,9 @@ app = typer.Typer()
 
 @app.command("import")
 def import_file(
-    file: Annotated[Path, typer.Argument(help="A GGUF file; of several parts any one.")],
+    file: Annotated[
+        Path, typer.Argument(parser=file_named, metavar="FILE", help="A GGUF file; of several parts any one.")
+    ],
     quantize: Annotated[
         str | None,
         typer.Option("--quantize", help="How the CPU engine packs it: int8, int4, or auto, as it would be loaded."),

@@ -21,7 +21,7 @@ from localspec.cli.interrupt import INTERRUPTED, interrupt, postponed
 from localspec.cli.progress import say  # at once: where memory or files have run out it could not be imported
 from localspec.config import nearest
 from localspec.environment import home
-from localspec.errors import LocalspecError, out_of_memory
+from localspec.errors import LocalspecError, no_more_files, out_of_memory
 from localspec.paths import Paths, private_directory
 from localspec.text import one_line
 
@@ -47,9 +47,9 @@ COMMANDS = {
     "config": "The settings, and where each value comes from.",
     "path": "Where every file lies.",
 }
+_WITH_PROMPT = ("chat", "race", "run")
 READER_GONE = 141
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
-_NO_MORE_FILES = (errno.EMFILE, errno.ENFILE)
 _LONGEST = 1500  # characters of a sentence: names and values may be of any length
 
 
@@ -183,7 +183,7 @@ def _run(arguments: Sequence[str] | None) -> int:
     except LocalspecError as error:
         return _say(str(error), error.exit_code)
     except TyperException as error:  # a usage error, or a file that cannot be opened
-        return _say(error.format_message(), error.exit_code)
+        return _say(_usage_error(error), error.exit_code)
     except (KeyboardInterrupt, typer.Abort):
         return _say("Interrupted.", INTERRUPTED)
     except (BrokenPipeError, _ReaderGone):
@@ -197,15 +197,21 @@ def _run(arguments: Sequence[str] | None) -> int:
             return _say("The directory that this was started in is gone; change into one that is there.", 3)
         if isinstance(error, OSError) and error.filename is None and error.errno in _NO_ROOM:
             raise  # an open stream failed, and the only one that commands write to is standard output
-        if isinstance(error, OSError) and error.errno in _NO_MORE_FILES:
-            return _say(
-                f"No more files can be opened ({error.strerror}); close other programs, or raise the limit of this "
-                "shell (`ulimit -n 1024`)."
-            )
+        if said := no_more_files(error):
+            return _say(said)
+        if isinstance(error, OverflowError) and "timestamp" in str(error):  # Python counts nanoseconds in 64 bits
+            return _say("The clock of this machine is centuries away from now; set it right.")
         if isinstance(error, OSError) and error.filename is not None and error.strerror:
             return _say(f"{os.fsdecode(error.filename)} cannot be used ({error.strerror}); correct that.")
         return _say(f"Unexpected {type(error).__name__}: {error} ({_keep_traceback(error)}).")
     return result if isinstance(result, int) and not isinstance(result, bool) else 0
+
+
+def _usage_error(error: TyperException) -> str:
+    said, command = error.format_message(), getattr(getattr(error, "ctx", None), "command", None)
+    if "unexpected extra argument" in said and getattr(command, "name", None) in _WITH_PROMPT:
+        return f"{said}; put quotation marks around the prompt."
+    return said
 
 
 def _is_somewhere() -> bool:

@@ -12,7 +12,7 @@ import typer
 
 from localspec import config
 from localspec.chat.attachments import joined
-from localspec.cli.texts import conversation_id, read_file, valid_text
+from localspec.cli.texts import conversation_id, file_named, read_file, valid_text
 from localspec.config import Settings
 from localspec.errors import UsageMistake
 
@@ -102,7 +102,8 @@ def _shared_flags(
     model: Model = None,
     system: Annotated[str | None, typer.Option("--system", "-s", help="System prompt.")] = None,
     file: Annotated[
-        list[Path] | None, typer.Option("--file", "-f", metavar="FILE", help="Text put before the prompt; repeatable.")
+        list[Path] | None,
+        typer.Option("--file", "-f", parser=file_named, metavar="FILE", help="Text put before the prompt; repeatable."),
     ] = None,
     go_on: Annotated[bool, typer.Option("--continue", "-c", help="Go on with the last conversation.")] = False,
     conversation: Annotated[

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from localspec.errors import UsageMistake
-from localspec.outside_files import MIB, read_bytes
+from localspec.outside_files import MIB, decoded, read_bytes
 
 LONGEST = 64 * MIB  # bytes of a prompt: far more than the longest context
 
@@ -36,14 +36,21 @@ def conversation_id(text: str, list_of_them: str) -> int:
         ) from None
 
 
+def file_named(argument: str) -> Path:
+    """The file that an argument names. Raises UsageMistake for none, which would stand for this directory."""
+    if not argument:
+        raise UsageMistake("'' is not the name of a file; give one.")
+    return Path(argument)
+
+
 def read_file(file: Path) -> str:
     """The text of a file. Raises UsageMistake."""
     try:
-        return read_bytes(file, LONGEST, pipe=True).decode("utf-8")
+        return decoded(read_bytes(file, LONGEST, pipe=True))
     except OSError as error:
         raise UsageMistake(f"{file} cannot be read ({error.strerror}); give a file that can.") from None
-    except UnicodeDecodeError:
-        raise UsageMistake(f"{file} is not UTF-8 text; give a text file.") from None
+    except ValueError as error:
+        raise UsageMistake(f"{file} {error}; give a text file.") from None
 
 
 def piped_text() -> str | None:
@@ -56,4 +63,7 @@ def piped_text() -> str | None:
         raise UsageMistake(f"Standard input cannot be read ({error.strerror}); pipe text in, or </dev/null.") from None
     if len(content) > LONGEST:
         raise UsageMistake(f"Standard input is longer than {LONGEST // MIB} MiB, more than any model reads; pipe less.")
-    return content.decode("utf-8", "replace")
+    try:
+        return decoded(content)
+    except ValueError as error:
+        raise UsageMistake(f"Standard input {error}; pipe text in.") from None

@@ -9,7 +9,7 @@ import numpy as np
 
 from localspec.checkpoint import tensor_headers, tensor_start
 from localspec.decoding.compute import Array
-from localspec.errors import LocalspecError
+from localspec.errors import LocalspecError, cannot_read
 from localspec.models.drafter_cards import REMEDY
 
 FLOATS = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
@@ -50,7 +50,7 @@ def _named(names: list[str]) -> str:
 class StoredTensors(Mapping[str, Array]):
     """The tensors of a safetensors file, each read when it is asked for: floating-point numbers as fp32.
 
-    Raises LocalspecError where the file is damaged, and where numbers are NaN or inf.
+    Raises LocalspecError where the file cannot be read or is damaged, and where numbers are NaN or inf.
     """
 
     def __init__(self, file: Path) -> None:
@@ -70,7 +70,9 @@ class StoredTensors(Mapping[str, Array]):
         try:
             numbers: Array = np.fromfile(self._file, type_, (end - first) // type_.itemsize, offset=self._start + first)
             numbers = numbers.reshape(entry["shape"])
-        except (OSError, ValueError) as error:
+        except OSError as error:
+            raise cannot_read(self._file, error) from error
+        except ValueError as error:  # there are fewer numbers
             raise LocalspecError(f"{self._file} is damaged ({error}); {REMEDY}.") from error
         if entry["dtype"] == "BF16":
             numbers = (numbers.astype(np.uint32) << 16).view(np.float32)

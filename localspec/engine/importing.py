@@ -63,6 +63,9 @@ def import_gguf(
     """
     began, paths, file = time.perf_counter(), Paths(home()), Path(os.path.abspath(file))
     asked = asked_packing(settings)
+    if file.exists() and not file.is_file():
+        what = "a directory" if file.is_dir() else "no regular file"
+        raise UsageMistake(f"{str(file)!r} is {what}; give a GGUF file.")
     if not file.is_file():
         raise NotHere(f"There is no file {str(file)!r}; give a GGUF file that is on this machine.")
     if re.search("[\ud800-\udfff]", str(file)):

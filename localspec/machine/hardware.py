@@ -8,6 +8,7 @@ import platform
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -16,10 +17,13 @@ import psutil
 from localspec import environment
 from localspec.errors import UsageMistake
 from localspec.machine import compiled
-from localspec.machine.memory import free_memory
+from localspec.machine.memory import CONTAINER, free_memory
 from localspec.machine.nvidia import nvidia_driver
 from localspec.machine.torch_build import torch_build
 from localspec.quantities import counted
+
+_STATISTICS = Path("/proc/stat")
+_QUOTAS = (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"))  # of control groups, version 2 and 1
 
 
 class _Allowed:
@@ -43,13 +47,33 @@ def physical_cores() -> int:
 
 @cache
 def _cores_here() -> int:
-    return max(1, min(psutil.cpu_count(logical=False) or logical_cores(), logical_cores()))
+    return min(_own_cores(), _quota())
+
+
+@cache
+def _own_cores() -> int:
+    """Cores of the processors that this process may run on, however much of their time it is given."""
+    return min(psutil.cpu_count(logical=False) or _processors(), _processors())
 
 
 @cache
 def logical_cores() -> int:
     """How many threads can run at the same time, where this process may: several of one core, if it has several."""
+    return min(_processors(), _quota())
+
+
+def _processors() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else psutil.cpu_count() or 1
+
+
+def _quota() -> int:
+    """Cores whose time a container is given, at least 1; `sys.maxsize` where there is no limit."""
+    for files in _QUOTAS:
+        with suppress(OSError, ValueError):  # another system, the root group, or "max"
+            time_given, period = " ".join((CONTAINER / file).read_text() for file in files).split()
+            if int(time_given) > 0 and int(period) > 0:  # -1: no limit
+                return -(-int(time_given) // int(period))
+    return sys.maxsize
 
 
 class IdleCores:
@@ -67,7 +91,8 @@ class IdleCores:
         passed = now[0] - last[0]
         if passed < self._least:
             return self._found
-        self._last, self._found = now, max(1, physical_cores() - round(_others(last, now)))
+        # not all of our cores must be idle, where we may compute with fewer
+        self._last, self._found = now, min(physical_cores(), max(1, _own_cores() - round(_others(last, now))))
         return self._found
 
     def hold(self) -> None:
@@ -78,20 +103,33 @@ class IdleCores:
 
     @staticmethod
     def _read() -> tuple[float, float, float]:
-        """(seconds, busy seconds of all cores, busy seconds of this process)."""
-        times, own = psutil.cpu_times(), psutil.Process().cpu_times()
-        idle = times.idle + getattr(times, "iowait", 0.0)
-        return time.monotonic(), sum(times[:8]) - idle, own.user + own.system
+        """(seconds, busy seconds of the processors that this process may run on, busy seconds of this process)."""
+        own = psutil.Process().cpu_times()
+        return time.monotonic(), _busy_seconds(), own.user + own.system
 
 
 class OthersLoad:
-    """How many cores other programs kept busy since this was made, on average."""
+    """How many of the cores that this process may run on other programs kept busy since this was made, on average."""
 
     def __init__(self) -> None:
         self._began = IdleCores._read()
 
     def __call__(self) -> float:
         return _others(self._began, IdleCores._read())
+
+
+def _busy_seconds() -> float:
+    if sys.platform != "linux":  # a process runs on any of them
+        times = psutil.cpu_times()
+        return sum(times) - times.idle
+    allowed = {f"cpu{number}" for number in os.sched_getaffinity(0)}
+    ticks = 0
+    for line in _STATISTICS.read_text().splitlines():  # psutil leaves out the numbers, which have gaps
+        name, *counts = line.split()
+        if name in allowed:
+            user, nice, system, _idle, _waiting, *rest = map(int, counts[:8])  # then what counts as `user` already
+            ticks += user + nice + system + sum(rest)
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _others(then: tuple[float, float, float], now: tuple[float, float, float]) -> float:

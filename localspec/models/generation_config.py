@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from localspec.errors import LocalspecError, first_line
+from localspec.errors import LocalspecError, cannot_read, first_line
 from localspec.models.family_config import number
 from localspec.outside_files import parse_json, read_bytes
 from localspec.setting_checks import HOTTEST
@@ -24,7 +24,7 @@ def read_generation_config(path: Path) -> Mapping[str, Any]:
     try:
         return generation_config(read_bytes(file), file) if file.is_file() else {}
     except OSError as error:
-        raise LocalspecError(f"{file} cannot be read ({error.strerror}); fetch the model again.") from error
+        raise cannot_read(file, error) from error
 
 
 def own_temperature(generation: Mapping[str, Any]) -> float:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from localspec import packed_file
 from localspec.checkpoint import is_packed
-from localspec.errors import LocalspecError, UsageMistake
+from localspec.errors import LocalspecError, UsageMistake, cannot_read
 from localspec.outside_files import parse_json, read_bytes
 
 FILE = "tokenizer.json"
@@ -53,15 +53,19 @@ def same_file(one: Path, other: Path) -> bool:
 def _size(path: Path) -> int:
     try:
         return len(_content(path)) if is_packed(path) else (path / FILE).stat().st_size
-    except OSError as error:
+    except FileNotFoundError as error:
         raise _unreadable(path, error.strerror) from None
+    except OSError as error:
+        raise cannot_read(path / FILE, error) from None
 
 
 def _content(path: Path) -> bytes:
     try:
         return packed_file.read(path).text(FILE) if is_packed(path) else read_bytes(path / FILE)
-    except OSError as error:
+    except FileNotFoundError as error:
         raise _unreadable(path, error.strerror) from None
+    except OSError as error:
+        raise cannot_read(path / FILE, error) from None
     except KeyError:
         raise _unreadable(path, "there is none") from None
 

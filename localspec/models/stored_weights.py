@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from localspec.checkpoint import Checkpoint, tensor_headers, tensor_start, text_name
-from localspec.errors import LocalspecError, first_line
+from localspec.errors import LocalspecError, cannot_read
 from localspec.models.architecture import TransformerConfig, in_features, weight_map
 from localspec.models.model_config import ModelConfig
 
@@ -30,7 +30,7 @@ class StoredTensor:
     bytes: int
 
     def read(self, into: memoryview, first: int = 0) -> None:
-        """Fills bytes with those of the tensor from `first` on. Raises LocalspecError for a file that has changed."""
+        """Fills bytes with the tensor's from `first` on. Raises LocalspecError for one changed or unreadable."""
         try:
             with FileIO(self.file) as stream:
                 stream.seek(self.start + first)
@@ -40,7 +40,7 @@ class StoredTensor:
                         raise damaged(self.file, "it ends too early")
                     into = into[count:]
         except OSError as error:
-            raise damaged(self.file, first_line(error)) from error
+            raise cannot_read(self.file, error) from error
 
     def floats(self, first: int, count: int) -> npt.NDArray[np.float32]:
         """Returns `count` numbers from the `first` on, as fp32. Raises LocalspecError for a type that is not known."""

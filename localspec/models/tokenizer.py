@@ -10,7 +10,7 @@ from typing import Any, Self
 from tokenizers import AddedToken, Encoding, decoders, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
-from localspec.errors import LocalspecError, first_line, out_of_memory
+from localspec.errors import LocalspecError, cannot_read, first_line, out_of_memory
 from localspec.models.encoding import Unwanted, patience, waited_for
 from localspec.models.tokenizer_trial import try_out
 from localspec.outside_files import parse_json, read_bytes
@@ -70,7 +70,7 @@ class Tokenizer:
         try:
             return cls.decoded({name: read_bytes(path / name) for name in names}, path)
         except OSError as error:
-            raise _damaged(path, error) from error
+            raise cannot_read(Path(error.filename or path), error) from error
 
     @classmethod
     def decoded(cls, files: Mapping[str, bytes], path: Path) -> Self:

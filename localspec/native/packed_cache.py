@@ -19,7 +19,7 @@ from localspec.models.registry import license_of
 from localspec.models.weight_digests import stamps, weight_digests
 from localspec.native.pack import Recipe, Source
 from localspec.native.packed_model import Fill, PackedModel, partial_of, write
-from localspec.packed_file import DamagedFile, Header, Origin, Progress, forms, read
+from localspec.packed_file import CannotRead, DamagedFile, Header, Origin, Progress, forms, read
 from localspec.paths import Paths, private_directory
 from localspec.quantities import size
 
@@ -82,7 +82,7 @@ def _all_there_is(path: Path, packing: str) -> PackedModel:
 
 
 class CannotWrite(LocalspecError):
-    """The cache directory cannot be written."""
+    """The cache directory cannot be written, or not read back."""
 
 
 def make(
@@ -147,6 +147,8 @@ def once(
                 with suppress(OSError):
                     lock_of(file).unlink()  # of what will perhaps never be made
                 raise
+    except CannotRead as error:  # what was just written
+        raise CannotWrite(f"{error}") from None
     except OSError as error:
         if error.errno in _NO_ROOM:
             raise DoesNotFit(

@@ -33,13 +33,14 @@ def partial_of(file: Path) -> Path:
 def write(file: Path, header: Header, fill: Fill, threads: int, progress: Progress) -> None:
     """Writes a file whole or not at all: beside its place, to the disk, then renamed. Only one may write it at a time.
 
-    `fill` is called for each piece, by several threads. Raises OSError.
+    `fill` is called for each piece, by several threads. Raises OSError, and CannotRead where it cannot be read back.
     """
     partial = partial_of(file)
     start, lock, held = len(header.encoded()), threading.Lock(), threading.local()
     largest = max((min(one.piece, one.bytes) for one in header.sections.values()), default=0)
     try:
         with os.fdopen(os.open(partial, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600), "r+b", buffering=0) as stream:
+            os.chmod(partial, 0o600)  # a umask may have taken what it takes to read it back
 
             def put(name: str, section: Section, first: int, end: int) -> bytes:
                 if not hasattr(held, "buffer"):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from localspec.errors import UsageMistake
-from localspec.outside_files import DATA_LIMIT, MIB, parse_json, read_bytes
+from localspec.outside_files import DATA_LIMIT, MIB, decoded, parse_json, read_bytes
 
 PIECE = 4000  # characters of plain text that make one example, about; it is cut between paragraphs
 ROLES = ("system", "user", "assistant")
@@ -119,12 +119,9 @@ def _content(file: Path) -> str:
         if len(content) > DATA_LIMIT:
             raise UsageMistake(f"{file} holds more than {DATA_LIMIT // MIB} MiB of text; give less of it.")
     try:
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        raise UsageMistake(f"{file} is not UTF-8 text; give JSONL or plain text.") from None
-    if "\0" in text:
-        raise UsageMistake(f"{file} is not text, for it holds NUL bytes; give JSONL or plain text.")
-    return text
+        return decoded(content, "utf-8-sig")
+    except ValueError as error:
+        raise UsageMistake(f"{file} {error}; give JSONL or plain text.") from None
 
 
 def _is_json(file: Path, content: str) -> bool:

@@ -27,6 +27,7 @@ def test_plain_text_has_a_prompt_a_line(tmp_path):
         (b"", ["holds no prompts"]),
         (b" \n\n", ["holds no prompts"]),
         (b"\xff\xfe", ["UTF-8"]),
+        (b"Why?\nWhat \0?\n", ["NUL bytes"]),
         (b'{"prompt": "a"}\nnot json', ["line 2", "JSON"]),
         (b'{"prompt": "a"}\n[1]', ["line 2", "no prompt"]),
         (b'{"text": "a"}', ["line 1", "no prompt"]),

@@ -193,6 +193,12 @@ def test_what_a_file_cannot_be_is_said(tmp_path: Path, gguf: Path, directory: Pa
         return sentence(result)
 
     assert "nothing.gguf" in refused(3, "import", "nothing.gguf")
+    for given, said in (
+        (str(tmp_path), "is a directory; give a GGUF file"),
+        ("/dev/null", "'/dev/null' is no regular file; give a GGUF file"),
+        ("", "'' is not the name of a file"),
+    ):
+        assert said in refused(2, "import", given)
     assert "localspec import" in refused(3, "show", gguf.name)
     assert "cuda" in refused(2, "run", "-m", gguf.name, "--device", "cuda", "Hi")
     assert "nf4" in refused(2, "import", gguf.name, "--quantize", "nf4")

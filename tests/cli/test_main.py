@@ -291,6 +291,23 @@ def test_no_more_files_is_a_sentence(tmp_path, monkeypatch):
     assert "No more files can be opened (Too many open files); close other programs" in sentence(result)
 
 
+def test_a_clock_of_another_age_is_a_sentence(tmp_path, monkeypatch):
+    def far_away() -> None:
+        raise OverflowError("timestamp too large to convert to C _PyTime_t")
+
+    monkeypatch.setattr("localspec.cli.path.home", far_away)
+    result = called(tmp_path, "path")
+    assert result.returncode == 1 and "The clock of this machine is centuries away" in sentence(result)
+
+
+@pytest.mark.parametrize("command", ["run", "race", "chat"])
+def test_words_without_quotation_marks_are_told_to_want_some(tmp_path, command):
+    result = called(tmp_path, command, "two", "words", "more")
+    assert result.returncode == 2
+    assert sentence(result).endswith("(words more); put quotation marks around the prompt.\n")
+    assert "quotation" not in called(tmp_path, "list", "two").stderr
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="streams as on POSIX")
 def test_a_standard_output_that_cannot_be_written(tmp_path):

@@ -29,7 +29,7 @@ from localspec.machine import compiled
 from localspec.models import packed_files as packed_files_module
 from localspec.models.architecture import weight_map
 from localspec.models.packed_files import packed_files, packed_path
-from localspec.native import packed_cache
+from localspec.native import packed_cache, packed_model
 from localspec.native.library import FORMATS, library
 from localspec.native.matrix import PackedMatrix
 from localspec.native.pack import Source
@@ -222,6 +222,18 @@ def test_a_directory_in_its_place_is_said_and_the_model_runs(tiny, tmp_path):
     packed_path(origin_of(path, paths), "int8", paths).mkdir(parents=True)
     assert load(path, "int8", "", 1, quiet(said), paths).sizes
     assert len(said) == 2 and "packed anew each time" in said[1] and not list(tmp_path.rglob("*.partial"))
+
+
+def test_one_that_cannot_be_read_back_is_said_and_the_model_runs(tiny, tmp_path, monkeypatch):
+    path, paths, said = tiny(TIED).path, Paths(tmp_path), []
+
+    def locked(file):
+        raise packed_file.CannotRead(f"{file} cannot be read (Permission denied).")
+
+    monkeypatch.setattr(packed_model, "read", locked)
+    assert load(path, "int8", "", 1, quiet(said), paths).sizes and not packed_files(paths)
+    assert len(said) == 1 and "cannot be read (Permission denied). The model is packed anew each time" in said[0]
+    assert not list(tmp_path.rglob("*.partial"))
 
 
 def test_what_a_killed_process_left_counts_as_free_room(tiny, tmp_path, monkeypatch):

@@ -68,6 +68,16 @@ def test_what_is_written_is_read_back(written):
         assert written.stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.skipif(os.name != "posix", reason="modes as on POSIX")
+def test_its_owner_can_read_it_whatever_the_umask(tmp_path):
+    before = os.umask(0o477)
+    try:
+        write_one(tmp_path / "model.packed")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "model.packed").stat().st_mode & 0o777 == 0o600
+
+
 def test_memory_holds_what_a_file_would():
     held = PackedModel.in_memory(planned(), fill, 2, lambda done, total: None)
     for name, section in planned().sections.items():

@@ -1,6 +1,7 @@
 """Weights are read number for number into memory of their own, once; files that changed meanwhile are reported by name."""
 
 import ctypes
+import errno
 import json
 import struct
 import subprocess
@@ -115,8 +116,21 @@ def test_a_file_that_was_cut_after_its_header_was_read_is_reported_by_name(
     with pytest.raises(LocalspecError, match=r"model\.safetensors is damaged \(it ends too early\); fetch"):
         ours[name]
     file.unlink()
-    with pytest.raises(LocalspecError, match=r"model\.safetensors is damaged .*; fetch"):
+    with pytest.raises(LocalspecError, match=r"model\.safetensors cannot be read \(No such file .*\); correct that"):
         ours[name]
+
+
+def test_a_file_that_cannot_be_opened_is_not_called_damaged(
+    tiny: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = reading(copied(tiny(NAME), tmp_path / "model", lambda tensors: tensors), torch.float32)
+
+    def full(file: Path) -> None:
+        raise OSError(errno.EMFILE, "Too many open files", str(file))
+
+    monkeypatch.setattr(stored_weights, "FileIO", full)
+    with pytest.raises(LocalspecError, match=r"^No more files can be opened \(Too many open files\); .*ulimit"):
+        ours[next(iter(ours))]
 
 
 def test_a_tensor_of_a_type_nobody_knows_is_named(tiny: Make, tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ from checkpoints import CONFIG, write_checkpoint
 from machines import BILLION, GIB, LITTLE, SEVEN, Told, apple, cpu, flat, gpu, machine, trained, unfetched
 
 from localspec.config import Settings
-from localspec.engine import engine
 from localspec.errors import DoesNotFit, LocalspecError, NotHere, UsageMistake
 from localspec.machine import hardware, memory
 from localspec.machine.machine import Device, Machine
@@ -613,53 +612,6 @@ def test_auto_takes_a_small_model_in_the_targets_directory_where_it_should_pay_a
 
 
 # -- this machine ------------------------------------------------------------------------------------------------------------
-
-
-def test_a_busy_machine_leaves_fewer_cores_but_always_one(monkeypatch) -> None:
-    readings = iter(
-        [
-            (0.0, 0.0, 0.0),
-            (10.0, 20.0, 10.0),
-            (20.0, 60.0, 20.0),
-            (30.0, 60.5, 20.5),
-            (40.0, 80.5, 20.5),
-            (40.01, 80.5, 20.5),
-        ]
-    )
-    monkeypatch.setattr(hardware.IdleCores, "_read", staticmethod(lambda: next(readings)))
-    monkeypatch.setattr(hardware, "physical_cores", lambda: 4)
-    idle = hardware.IdleCores()
-    assert idle() == 3, "one core's worth of somebody else's work"
-    assert idle() == 1, "three cores' worth leave one"
-    assert idle() == 4, "our own work is ours"
-    assert idle() == 2, "two cores' worth of somebody else's work"
-    assert idle() == 2, "too short a time to tell: as before"
-
-
-def test_an_engine_does_not_go_by_a_look_of_a_moment(monkeypatch) -> None:
-    """A helper of our own that begins, or a terminal that draws, takes half a core for so long."""
-    readings = iter([(0.0, 0.0, 0.0), (0.06, 0.09, 0.05), (2.0, 2.5, 0.5)])
-    monkeypatch.setattr(hardware.IdleCores, "_read", staticmethod(lambda: next(readings)))
-    monkeypatch.setattr(hardware, "physical_cores", lambda: 2)
-    idle = hardware.IdleCores(engine.LOOK)
-    assert (idle(), idle()) == (2, 1)
-
-
-def test_a_look_that_is_held_is_not_repeated(monkeypatch) -> None:
-    readings = iter([(0.0, 0.0, 0.0), (10.0, 10.0, 0.0), (20.0, 50.0, 0.0)])
-    monkeypatch.setattr(hardware.IdleCores, "_read", staticmethod(lambda: next(readings)))
-    monkeypatch.setattr(hardware, "physical_cores", lambda: 4)
-    idle = hardware.IdleCores()
-    idle.hold()
-    assert (idle(), idle()) == (3, 3), "whatever other programs begin meanwhile"
-    idle.hold()
-    assert idle() == 1
-
-
-def test_what_other_programs_kept_busy_on_average(monkeypatch) -> None:
-    readings = iter([(5.0, 100.0, 50.0), (15.0, 130.0, 65.0)])
-    monkeypatch.setattr(hardware.IdleCores, "_read", staticmethod(lambda: next(readings)))
-    assert hardware.OthersLoad()() == 1.5
 
 
 def test_this_machine_has_cores_memory_and_a_processor() -> None:

@@ -18,6 +18,8 @@ from scripted_models import scripted_model
         (["--min-p", "2"], ["--min-p 2"]),
         (["--seed", "-3"], ["--seed -3"]),
         (["-n", "0"], ["--max-tokens 0"]),
+        (["--seed", 2**63], ["--seed", str(2**63), "a whole number from 0 to 9223372036854775807"]),
+        (["--draft-max", 2**63], ["--draft-max", "auto or a whole number from 0 to 9223372036854775807"]),
         (["-n", "many"], ["--max-tokens", "'many'", "a whole number from 1 up"]),
         (["-n", "1.5"], ["--max-tokens 1.5"]),
         (["--context", "0"], ["--context 0"]),

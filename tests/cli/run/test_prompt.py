@@ -31,7 +31,6 @@ def test_where_the_prompt_comes_from(run, tmp_path, hello):
     assert asked("hi", piped=b" \n") == tokens_of("hi")
     assert asked("-f", one, "-f", two, "hi", piped=b"x") == tokens_of("first\n\nsécond\n\nx\n\nhi")
     assert asked("--file", one) == tokens_of("first")
-    assert asked(piped=b"a\xffb") == tokens_of("a\ufffdb")
     assert asked("-s", "Be kind.", "hi") == tokens_of("hi") + len("Be kind.") + 2
     assert asked("--system", "a\udcff", "b\udce9") == tokens_of("b\ufffd") + len("a\ufffd".encode()) + 2
     assert asked("--", "--help") == tokens_of("--help")
@@ -49,7 +48,10 @@ def test_the_words_of_the_prompt(monkeypatch, tmp_path):
     assert prompt("hi", b"") == prompt("hi", None) == prompt(None, b"hi\n") == "hi"
     assert prompt("What is this?", b"\n  a table\n\n") == "  a table\n\nWhat is this?"
     assert prompt("hi", b"piped", (file, file)) == "  indented\n\n  indented\n\npiped\n\nhi"
-    assert prompt("\udcff\ud800x", b"\xe2\x82") == "\ufffd\n\n\ufffd\ufffdx"
+    assert prompt("\udcff\ud800x", b"\xef\xbb\xbfpiped") == "\ufeffpiped\n\n\ufffd\ufffdx"
+    for piped, said in ((b"\xe2\x82", "is not UTF-8 text"), (b"a\0b", "holds NUL bytes, so it is no text")):
+        with pytest.raises(run_module.UsageMistake, match=f"^Standard input {said}; pipe text in"):
+            prompt("hi", piped)
 
 
 def test_no_prompt(run, tmp_path, hello, monkeypatch):
@@ -72,6 +74,9 @@ def test_what_cannot_be_read(run, tmp_path, hello, monkeypatch):
     binary = tmp_path / "picture.png"
     binary.write_bytes(b"\x89PNG\r\n\x1a\n")
     refused(run("-m", hello.path, "-f", binary, "hi"), 2, "picture.png", "UTF-8")
+    binary.write_bytes(b"words\0")
+    refused(run("-m", hello.path, "-f", binary, "hi"), 2, "picture.png", "holds NUL bytes, so it is no text")
+    refused(run("-m", hello.path, "-f", "", "hi"), 2, "'' is not the name of a file")
     refused(run("-m", hello.path, "-f", tmp_path / "gone.txt", "hi"), 2, "gone.txt", "No such file")
     refused(run("-m", hello.path, "-f", tmp_path, "hi"), 2, str(tmp_path), "directory")
     with open(tmp_path / "write-only", "wb") as stream:
