@@ -38,7 +38,6 @@ class Budget:
         self._branches = branches
         self.most, self._costs = most, None if costs is None else ObservedCosts(costs)
         self._seen: dict[tuple[str | None, int, int], tuple[float, float]] = {}  # (hits, tries); None means all sources
-        self._draft, self._context = DraftTree((0,), (-1,)), 0  # the last one, before pruning, and the text before it
         self._draft_seconds = deque([0.0], maxlen=REMEMBERED)  # seconds that the last drafts took
         # What the last steps took beside draft and forward, with trees and without.
         self._beside_trees, self._beside_plain = (deque[float](maxlen=REMEMBERED) for _ in range(2))
@@ -59,6 +58,7 @@ class Budget:
 
     def begin(self) -> None:
         """Begins a new reply: what did not pay in the last one may pay in this one."""
+        self._draft, self._context = DraftTree((0,), (-1,)), 0  # the last one, before pruning, and the text before it
         self.nodes = self.most  # what the drafter may propose next: `most`, or 0 while speculation is off
         self.off_reason: str | None = None  # a sentence for the user, from switching off until drafts pay again
         self._losing_drafts = self._wait = 0  # drafts in a row that did not pay; plain steps until the next try
@@ -70,6 +70,11 @@ class Budget:
         """Allows no tree for the rest of this reply, whatever it would save, not even in a fixed experiment."""
         self.nodes, self._wait = 0, 0  # so that no wait ends
         self.off_reason = reason if self.most else None
+
+    def take_whole(self, tree: DraftTree, context: int) -> DraftTree:
+        """Returns a tree that may not be cut, and that `observe` will judge, after `context` committed tokens."""
+        self._draft, self._context = tree, context
+        return tree
 
     def prune(self, tree: DraftTree, context: int) -> DraftTree:
         """Returns the part of a tree that is worth its rows after `context` committed tokens; the root always is.

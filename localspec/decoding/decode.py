@@ -56,7 +56,8 @@ def decode_step(
     start, began = cache.length, time.perf_counter()
     draft = drafter.draft(Context(committed, cache, budget.nodes, sampling, budget.token_seconds(start)))
     # The rule `rejection` keeps the distribution only if no sampled node is cut for what it is.
-    tree = target.aligned(draft if sampling.rule == "rejection" else budget.prune(draft, start), start)
+    cut = budget.take_whole if sampling.rule == "rejection" else budget.prune
+    tree = target.aligned(cut(draft, start), start)
     pruned = time.perf_counter()
     output = _forward(target, tree, cache, drafter)
     picks = _picks(tree, output.logits, start, sampling)

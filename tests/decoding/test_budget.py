@@ -27,6 +27,7 @@ from localspec.drafters.phrases import WithPhrases
 from localspec.drafters.pool import PhrasePool
 from localspec.events import Done, Text
 from localspec.nn.target import Target
+from localspec.policy.forward_costs import ForwardCosts
 from scripts.plot_budget import (
     CARD,
     DRAWN,
@@ -606,3 +607,55 @@ def test_a_token_is_worth_as_much_on_a_busy_machine(slowness: float) -> None:
         return found
 
     assert worth(slowness) == pytest.approx(worth(1.0), rel=0.02), "looks at plain steps come at other times"
+
+
+PRICED = ForwardCosts((1, 64), (0, 4096), ((1e-3, 2e-3), (5e-3, 1e-2)))  # five times as dear far on in a text
+
+
+@pytest.mark.parametrize("cut", [Budget.prune, Budget.take_whole])
+def test_a_step_is_judged_by_the_price_of_its_place_in_the_text(
+    cut: Callable[[Budget, DraftTree, int], DraftTree],
+) -> None:
+    budget, drafted = Budget(16, PRICED), DraftTree.chain([1, 2, 3, 4], "phrases")
+    for _ in range(20):
+        tree = cut(budget, drafted, 4096)
+        picks = [2, 3, 4, 9][: tree.size]
+        budget.observe(replace(step(tree, *picks), verify_seconds=PRICED.at(tree.size, 4096)))
+    assert budget.token_seconds(4096) == pytest.approx(PRICED.at(tree.size, 4096) / tree.size, rel=0.1)
+
+
+def test_what_may_not_be_cut_is_judged_as_itself_and_not_as_the_last_reply_s_draft() -> None:
+    """The rule `rejection` cuts nothing: its steps were compared with the draft that the reply before had ended with."""
+    budget, right = Budget(16, PRICED), DraftTree.chain([1, 2, 3, 4], "phrases")
+    for _ in range(8):
+        tree = budget.prune(right, 10)
+        budget.observe(replace(step(tree, 2, 3, 4, 9), verify_seconds=PRICED.at(tree.size, 10)))
+    size = budget.prune(right, 10).size
+    budget.begin()
+    for _ in range(30):
+        tree = budget.take_whole(DraftTree((7, 8), (-1, 0)), 4096)
+        budget.observe(replace(step(tree, 8, 51), verify_seconds=PRICED.at(2, 4096)))
+    budget.begin()
+    assert budget.prune(right, 10).size == size == 4
+
+
+def test_a_new_reply_judges_no_draft_of_the_last_one() -> None:
+    budget, drafted = Budget(16, PRICED), DraftTree.chain([1, 2, 3, 4], "phrases")
+    budget.prune(drafted, 10)
+    budget.begin()
+    before = copy.deepcopy(budget._seen)
+    budget.observe(replace(step(DraftTree((7,), (-1,)), 50), verify_seconds=1e-3))
+    assert budget._seen == before
+
+
+@pytest.mark.slow
+def test_the_rule_that_cuts_nothing_tells_the_budget_what_it_verifies(
+    tiny: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[int, int]] = []
+    monkeypatch.setattr(Budget, "take_whole", lambda self, tree, context: told.append((tree.size, context)) or tree)
+    model, prompt = tiny(WIDE_HEADS), prompt_ids(12, seed=2)
+    session = Session(endless(model), RandomBranches([*prompt, *prompt], seed=1), Budget(8, PRICED))
+    *_, done = session.generate(prompt, Sampling(1.0, rule="rejection", seed=1), Limits(max_tokens=12))
+    assert isinstance(done, Done)
+    assert len(told) == done.statistics.steps and told[0][1] == len(prompt)
