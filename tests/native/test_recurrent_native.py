@@ -26,7 +26,9 @@ from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.draft_model import DraftModel
 from localspec.drafters.phrases import WithPhrases
 from localspec.drafters.pool import PhrasePool
+from localspec.engine.backends import random_target
 from localspec.errors import LocalspecError
+from localspec.models.model_config import ModelConfig
 from localspec.models.shape import Shape
 from localspec.native import exactness
 from localspec.native.cache import NativeCache
@@ -363,6 +365,27 @@ def test_a_cache_holds_what_is_predicted(tiny: Make, packing: str) -> None:
     columns = -(-shape.delta.value_dim // 32) * 32 / shape.delta.value_dim  # of a state lie in whole vectors
     padded = prediction.STATES * shape.delta.numbers * 4 * (columns - 1)
     assert said <= cache.nbytes - empty < 1.3 * (said + padded) + 40_000
+
+
+def test_states_of_real_sizes_hold_what_is_predicted() -> None:
+    """Of heads of 128, as Qwen3.5's are, states are most of it: a copy too few or too many is seen."""
+    content = {
+        "model_type": "qwen3_5_text", "vocab_size": 512, "hidden_size": 64, "intermediate_size": 64,
+        "num_hidden_layers": 8, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32,
+        "max_position_embeddings": 4096, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+        "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4,
+        "layer_types": ["linear_attention", "linear_attention", "linear_attention", "full_attention"] * 2,
+    }  # fmt: skip
+    target = random_target("native", ModelConfig.of(content), "cpu", "fp32", "none")
+    assert isinstance(target, NativeTarget)
+    shape = Shape.of(content)
+    assert shape is not None
+    cache = target.cache(0)
+    cache.reserve(512, spare=False)
+    empty = cache.nbytes
+    for token in prompt_ids(400):
+        read(target, cache, [token])
+    assert cache.nbytes - empty == pytest.approx(prediction.states(shape, "fp32"), rel=0.02)
 
 
 @pytest.mark.parametrize("packing", ["int8", "int4"])
