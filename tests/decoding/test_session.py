@@ -500,3 +500,15 @@ def test_the_clock_of_the_text_runs_forward(speller: Tiny) -> None:
     assert seconds == sorted(seconds)
     assert len(seconds) == 10
     assert seconds[0] > 0
+
+
+@pytest.mark.slow
+def test_a_step_s_cost_is_that_of_its_place_in_the_text(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plain decoding takes longer after a longer text, so where a step began counts, and not where the reply did."""
+    model, prompt = tiny(NAME), prompt_ids(20)
+    session = Session(model.target, Autoregressive(), Budget(NODES))
+    began: list[int] = []
+    monkeypatch.setattr(session.budget.plain, "observe", lambda rows, context, *rest: began.append(context))
+    last = done(list(session.generate(prompt, GREEDY, Limits(max_tokens=6))))
+    first = len(prompt) + 1  # the first token is of the prompt's forward
+    assert began == [*range(first, first + last.statistics.steps)]
