@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 
 
 class Draft:
-    """`unsent` tells what there is now, and `server` who would answer it. Without a store nothing is kept; a store that fails costs nothing else."""
+    """`unsent` tells what there is now, and `server` who would answer it. Without a store nothing is kept; a store that
+    fails costs nothing else."""
 
     def __init__(self, unsent: Callable[[], str], server: str | None) -> None:
         self._unsent, self._server = unsent, server

@@ -126,6 +126,8 @@ class ChatScreen(Steady, ChoosingScreen, FindingScreen):
     async def on_prompt_sent(self, sent: Prompt.Sent) -> None:
         await self._conversation.forget(self._refused)
         self._refused = None
+        if not self.has_class("-panel"):  # there the keys cover what comes of it
+            await self.query(KeysPanel).remove()
         try:
             said = read(sent.text)
             if said.command:
