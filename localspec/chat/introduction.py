@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from localspec.checkpoint import inspect
+from localspec.errors import LocalspecError
 from localspec.models.registry import TargetCard
 from localspec.quantities import parameters_words
 
@@ -64,13 +66,22 @@ def introduction(engine: "Answerer", card: TargetCard) -> Introduction:
         device=choice.device,
         pace=tuple(choice.pace),
         toy=entry is not None and entry.toy,
-        starters=_own_starters(card) or (() if 0 < engine.parameters <= TINY else STARTERS),
+        starters=_own_starters(card) or _starters_for(engine.parameters),
     )
 
 
 def expected_starters(card: TargetCard, elsewhere: bool) -> tuple[str, ...]:
-    """Those of a model that is not loaded yet; none where its size must be known first. `elsewhere`: at a server."""
-    return _own_starters(card) or (STARTERS if elsewhere else ())
+    """Those of a model that is not loaded yet, as the head of its files tells its size. `elsewhere`: at a server."""
+    if elsewhere or _own_starters(card):
+        return _own_starters(card) or STARTERS
+    try:
+        return _starters_for(inspect(card.path).parameters)
+    except LocalspecError:  # loading it will tell
+        return ()
+
+
+def _starters_for(parameters: int) -> tuple[str, ...]:
+    return () if 0 < parameters <= TINY else STARTERS
 
 
 def _own_starters(card: TargetCard) -> tuple[str, ...]:

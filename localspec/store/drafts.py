@@ -2,11 +2,13 @@
 
 import os
 import sqlite3
+from collections.abc import Callable
 from functools import cached_property
 
 from localspec.store.comparing import comparison
 from localspec.store.database import Database, StoreTrouble
 
+_Row = tuple[int, float, str, str | None]  # process, began, text, server
 CLOCK = 2.0  # seconds by which the beginning of a process may seem to move when the clock is set
 
 
@@ -18,14 +20,22 @@ def make_drafts(connection: sqlite3.Connection) -> None:
     )
 
 
+def tell_for_whom(connection: sqlite3.Connection) -> None:
+    """At which server it was to be sent; NULL where that was none."""
+    connection.execute("ALTER TABLE draft ADD COLUMN server TEXT")
+
+
 PROBES = (
-    "SELECT process, began, text FROM draft LIMIT 1",
+    "SELECT process, began, text, server FROM draft LIMIT 1",
     comparison("draft", "sqlite_autoindex_draft_1", ("process", "began"), ("rowid",)),
 )
 
 
 class Drafts:
-    """One draft a process. It may be used from any thread; every call may raise StoreTrouble."""
+    """One draft a process. It may be used from any thread; every call may raise StoreTrouble.
+
+    `server` is the address of the one to which it would be sent: what was typed for one is for no other.
+    """
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -36,7 +46,7 @@ class Drafts:
 
         return os.getpid(), psutil.Process().create_time()
 
-    def keep(self, text: str) -> None:
+    def keep(self, text: str, server: str | None = None) -> None:
         """Keeps this instead of what this process kept before; an empty text deletes that."""
 
         def write(connection: sqlite3.Connection) -> None:
@@ -44,7 +54,8 @@ class Drafts:
             if text:
                 storable = text.encode("utf-8", "replace").decode().replace("\0", "\N{SYMBOL FOR NULL}")
                 connection.execute(
-                    "INSERT INTO draft (process, began, text) VALUES (?, ?, ?)", (*self._owner, storable)
+                    "INSERT INTO draft (process, began, text, server) VALUES (?, ?, ?, ?)",
+                    (*self._owner, storable, server),
                 )
 
         self._database.save(write)
@@ -55,19 +66,13 @@ class Drafts:
         """How many drafts there are of processes that have ended."""
         return len(self._database.read(_left))
 
-    def take_left(self) -> list[str]:
-        """The drafts of processes that have ended, which are deleted here, in the order in which those began."""
-
-        def take(connection: sqlite3.Connection) -> list[str]:
-            left = _left(connection)
-            connection.executemany("DELETE FROM draft WHERE process = ? AND began = ?", (row[:2] for row in left))
-            return [text for *_, text in left]
-
-        return self._database.save(take)
+    def take_left(self, server: str | None = None) -> list[str]:
+        """Those for this server of processes that have ended, deleted here, in the order in which those began."""
+        return self._database.save(lambda connection: _taken(connection, lambda row: row[3] == server))
 
     def remove_left(self) -> int:
         """Deletes them, so that their bytes are gone from the files too; returns how many there were."""
-        removed = len(self.take_left())
+        removed = len(self._database.save(lambda connection: _taken(connection, lambda _: True)))
         if problem := self._database.scrub():
             raise StoreTrouble(
                 f"The unsent drafts were removed, but their bytes may still be in {self._database.path} and its -wal "
@@ -76,9 +81,15 @@ class Drafts:
         return removed
 
 
-def _left(connection: sqlite3.Connection) -> list[tuple[int, float, str]]:
-    rows = connection.execute("SELECT process, began, text FROM draft ORDER BY began").fetchall()
+def _left(connection: sqlite3.Connection) -> list[_Row]:
+    rows = connection.execute("SELECT process, began, text, server FROM draft ORDER BY began").fetchall()
     return [row for row in rows if not _lives(*row[:2])]
+
+
+def _taken(connection: sqlite3.Connection, wanted: Callable[[_Row], bool]) -> list[str]:
+    left = [row for row in _left(connection) if wanted(row)]
+    connection.executemany("DELETE FROM draft WHERE process = ? AND began = ?", (row[:2] for row in left))
+    return [text for _, _, text, _ in left]
 
 
 def _lives(process: int, began: float) -> bool:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from localspec.chat.introduction import EXPECTATIONS, STARTERS, TINY, TOY, introduction
+from localspec.chat.introduction import EXPECTATIONS, STARTERS, TINY, TOY, expected_starters, introduction
 from localspec.models import registry
 from localspec.models.entries import Entry
 from localspec.models.registry import TargetCard
@@ -41,6 +41,15 @@ def test_a_model_s_own_prompts_come_before_general_ones():
         "a toy that nobody wrote prompts for answers none of them"
     )
     assert introduction(engine(1), card(Entry("x", starters=("One?",)))).starters == ("One?",)
+
+
+def test_a_model_that_is_not_loaded_yet_has_those_that_its_size_will_have(monkeypatch):
+    assert expected_starters(card(), elsewhere=True) == STARTERS
+    assert expected_starters(card(), elsewhere=False) == (), "it is not there, and loading it will tell"
+    directory = TargetCard("mine", registry.resolve("demo").path, None, "")
+    assert expected_starters(directory, elsewhere=False) == ()
+    monkeypatch.setattr("localspec.chat.introduction.TINY", 1)
+    assert expected_starters(directory, elsewhere=False) == STARTERS
 
 
 def test_the_demo_model_is_a_toy_with_prompts_of_its_own():

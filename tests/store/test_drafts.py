@@ -48,6 +48,25 @@ def test_the_number_of_a_process_may_mean_another_one_by_now(path, monkeypatch):
         assert store.drafts.take_left() == ["of an earlier process"]
 
 
+def test_what_was_typed_for_one_server_is_for_no_other_and_is_lost_to_none(path):
+    with Store.open(path, pytest.fail) as store:
+        typed = {None: "here", "http://one:8000/v1": "for one", "http://two:8000/v1": "for two"}
+        for process, (server, text) in enumerate(typed.items()):
+            store.drafts._owner = (os.getpid(), float(process))
+            store.drafts.keep(text, server)
+        for server, text in typed.items():
+            assert store.drafts.take_left(server) == [text]
+        assert store.drafts.left() == 0
+
+
+def test_all_that_is_left_is_removed_whomever_it_was_for(path):
+    with Store.open(path, pytest.fail) as store:
+        for process, server in enumerate((None, "http://one:8000/v1")):
+            store.drafts._owner = (os.getpid(), float(process))
+            store.drafts.keep("typed", server)
+        assert store.drafts.remove_left() == 2 and store.drafts.left() == 0
+
+
 def test_an_empty_draft_is_none_and_what_was_sent_is_overwritten(path):
     with Store.open(path, pytest.fail) as store:
         store.drafts.keep("zanzibar")

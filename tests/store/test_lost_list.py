@@ -21,7 +21,7 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     with Store.open(path, pytest.fail) as store:
         store.history.rename(2, "named")
         store.history.rename(COUNT, "named too")
-        store.drafts.keep("typed")
+        store.drafts.keep("typed", "http://one:8000/v1")
     return path
 
 
@@ -51,8 +51,10 @@ def all_came(path: Path, notices: list[str]) -> None:
         written(store)
         assert store.history.say(None, "more", model="demo", system=None)[0] == COUNT + 1
         assert store.history.strays() == 0
-        drafts = store._database.read(lambda connection: connection.execute("SELECT text FROM draft").fetchall())
-        assert drafts == [("typed",)]
+        drafts = store._database.read(
+            lambda connection: connection.execute("SELECT text, server FROM draft").fetchall()
+        )
+        assert drafts == [("typed", "http://one:8000/v1")]
     assert len(notices) == 1 and f"begun with the {COUNT} conversations that could be read" in notices[0]
 
 

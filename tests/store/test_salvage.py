@@ -19,7 +19,7 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = history_in(tmp_path, monkeypatch)
     with Store.open(path, pytest.fail) as store:
         store.history.rename(2, "named")
-        store.drafts.keep("typed")
+        store.drafts.keep("typed", "http://one:8000/v1")
     return path
 
 
@@ -63,7 +63,7 @@ def test_what_can_be_read_comes_over_under_its_own_ids(path: Path, notices: list
     assert f"set aside as localspec.db.broken-1; a new one was begun with the {len(kept)} conversations that" in told
     assert path.with_name("localspec.db.broken-1").read_bytes() == before and integrity(path) == "ok"
     with contextlib.closing(sqlite3.connect(path)) as connection:
-        assert connection.execute("SELECT text FROM draft").fetchall() == [("typed",)]
+        assert connection.execute("SELECT text, server FROM draft").fetchall() == [("typed", "http://one:8000/v1")]
         totals = connection.execute("SELECT number, bytes > 0 FROM volume").fetchall()
         assert len(totals) > 1 and all(some for _, some in totals)
 
@@ -181,9 +181,9 @@ def test_what_an_earlier_version_wrote_stays_where_it_is(path: Path, tmp_path: P
         contextlib.closing(sqlite3.connect(path)) as source,
         contextlib.closing(sqlite3.connect(tmp_path / "new.db", isolation_level=None)) as target,
     ):
-        source.execute("PRAGMA user_version = 7")
-        assert salvage.salvage(source, target) == ""
         source.execute("PRAGMA user_version = 8")
+        assert salvage.salvage(source, target) == ""
+        source.execute("PRAGMA user_version = 9")
         assert salvage.salvage(source, target) == f"with the {COUNT} conversations that could be read"
 
 

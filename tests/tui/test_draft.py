@@ -82,6 +82,27 @@ def test_the_draft_of_another_window_stays_there(chat):
     assert kept(talk) == ["theirs"]
 
 
+def test_what_was_typed_for_another_does_not_come_here_and_stays_there(chat):
+    one, other = "http://one:8000/v1", "http://two:8000/v1"
+    for server, said in ((None, "local"), (one, "remote")):
+        before = chat(settings=Settings(server=server))
+
+        async def types(pilot, said=said):
+            await pilot.press(*said)
+
+        before.play(types, then=before.app.keep_unsent)
+        with Store.open(before.database, pytest.fail) as store:  # by a process before this one
+            store._database.save(lambda connection: connection.execute("UPDATE draft SET began = began - 1000"))
+    for server, back in ((other, ""), (one, "remote"), ("off", "local")):
+        talk = chat(settings=Settings(server=server))
+
+        async def story(pilot, talk=talk, back=back):
+            assert talk.typed == back
+            await pilot.press("delete")
+
+        talk.play(story)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="no pseudo-terminals")
 @pytest.mark.parametrize("number", ["SIGTERM", "SIGKILL"])

@@ -10,6 +10,7 @@ from tui.scripted_engine import card, say, until
 from tui.test_conversations import keep
 
 from localspec.chat.introduction import STARTERS
+from localspec.checkpoint import Checkpoint
 from localspec.config import Settings
 from localspec.errors import DoesNotFit
 from localspec.models.entries import Entry
@@ -89,6 +90,23 @@ def test_a_key_chooses_while_the_model_is_still_loading(chat, monkeypatch):
         assert talk.app._chat._outbox.typed == ["Who are you?"]
         gate.set()
         await until(pilot, lambda: talk.idle() and talk.prompts() == ["Who are you?"])
+
+    talk.play(story, ready=False)
+
+
+def test_a_key_chooses_for_a_model_of_ones_own_as_well_while_it_loads(chat, monkeypatch):
+    gate = threading.Event()
+    talk = chat()
+    found = Checkpoint(card("x").path, {}, "LlamaForCausalLM", (), 600_000_000, 1_200_000_000)
+    monkeypatch.setattr("localspec.chat.introduction.inspect", lambda path: found)
+    talk.models["scripted"] = [gate, talk.engine]
+
+    async def story(pilot):
+        await until(pilot, lambda: STARTERS[1] in talk.screen_text())
+        await pilot.press("2")
+        assert talk.typed == STARTERS[1]
+        gate.set()
+        await until(pilot, talk.idle)
 
     talk.play(story, ready=False)
 

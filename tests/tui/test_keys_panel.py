@@ -1,7 +1,7 @@
 """F1: the keys and commands of the chat."""
 
 import pytest
-from tui.scripted_engine import talked, until
+from tui.scripted_engine import say, talked, until
 
 from localspec_tui.widgets.conversation_view import ConversationView
 from localspec_tui.widgets.keys_panel import KeysPanel
@@ -68,5 +68,20 @@ def test_f1_shows_and_hides_the_keys_those_of_the_chat_first(chat, size):
         await until(pilot, lambda: "Begin a new" in talk.screen_text())
         await pilot.press("escape")
         await until(pilot, lambda: "Begin a new" not in talk.screen_text())
+
+    talk.play(story, size=size)
+
+
+@pytest.mark.parametrize("size", [(100, 40), (80, 24), (44, 20)])
+@pytest.mark.parametrize(("line", "seen"), [("/bogus", "There is no command"), ("Hi", "Well.")])
+def test_what_comes_of_a_line_is_seen_also_where_the_keys_were_shown(chat, size, line, seen):
+    talk = chat(["Well."])
+
+    async def story(pilot):
+        await pilot.press("f1")
+        await until(pilot, lambda: "Begin a new" in talk.screen_text())
+        await say(pilot, line)
+        await until(pilot, lambda: seen in talk.screen_text())
+        assert bool(talk.app._chat.query(KeysPanel)) == (size[0] == 100), "beside the conversation they stay"
 
     talk.play(story, size=size)

@@ -140,7 +140,33 @@ def test_html_is_shown_as_it_stands():
 
 def test_markup_is_text():
     shown = "\n".join(rendered(HOSTILE["markup"]))
-    assert "[red]not red[/red] [/] [@click=app.quit]no[/] [link=http://e.org]x[/link] [x]" in shown
+    assert "[red]not red[/red] [/] [@click=app.quit]no[/] [link=http://e.org]x[/link] \\[x]" in shown
+
+
+FORMULAS = [
+    r"so \(a^2+b^2\) is",
+    r"\[ \int_0^1 x\,dx \]",
+    r"\(a_1 * b\) and \(_x_ \{*\}\)",
+    r"\(unclosed _ and",
+    r"alone \) \] \,",
+    r"\[ \begin{matrix} a & b \\ c & d \end{matrix} \]",
+]
+
+
+@pytest.mark.parametrize("formula", FORMULAS)
+def test_a_formula_stays_as_it_is_written(formula):
+    assert rendered(formula) == [f"GrowingParagraph: {formula}"]
+
+
+def test_a_formula_may_come_in_parts_and_over_lines():
+    text = "It is\n\n\\[\na_1 \\, b_1\n\\]\n\nand *more* \\*so\\*"
+    whole = [r"GrowingParagraph: It is", r"GrowingParagraph: \[ a_1 \, b_1 \]", "GrowingParagraph: and more *so*"]
+    assert rendered(text) == rendered(text, list(text), finish=False) == whole
+
+
+def test_what_is_no_formula_is_read_as_before():
+    shown = "\n".join(rendered("- [ ] open\n- [x] done\n\n`\\(code\\)` [a \\] b](http://e.org) **\\(x\\)**"))
+    assert "[ ] open" in shown and "[x] done" in shown and r"\(code\) a \] b \(x\)" in shown
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """Colours: light or dark after the terminal, else the chosen ones, which are kept."""
 
 import pytest
+from textual.color import Color
 from textual.command import CommandPalette
 from textual.theme import BUILTIN_THEMES
 from tui.scripted_engine import until
@@ -10,6 +11,8 @@ from localspec.errors import UsageMistake
 from localspec.paths import Paths
 from localspec_tui import messages
 from localspec_tui.themes import DARK, LIGHT
+from localspec_tui.widgets.keys_footer import KeysFooter
+from localspec_tui.widgets.prompt import Prompt
 
 
 def config_file(tmp_path):
@@ -99,5 +102,46 @@ def test_what_is_not_kept_is_told(chat, tmp_path, settings, text, told):
         talk.app.choose_theme("nord")
         await until(pilot, lambda: told in " ".join(talk.screen_text().split()))
         assert talk.app.theme == "nord"
+
+    talk.play(story)
+
+
+def brightness(color: Color) -> float:
+    """As WCAG 2 defines it."""
+    parts = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in color.normalized]
+    return sum(share * part for share, part in zip((0.2126, 0.7152, 0.0722), parts, strict=True))
+
+
+def least_contrast(talk, row) -> float:
+    """Of the words in a row of the screen."""
+    ratios = []
+    for segment in talk.app.screen._compositor.render_strips()[row]:
+        style = segment.style
+        if segment.text.strip(" ▏❯") and not style.reverse:  # but for the cursor and for lines
+            pair = (brightness(Color.from_rich_color(color)) for color in (style.color, style.bgcolor))
+            dark, light = sorted(pair)
+            ratios.append((light + 0.05) / (dark + 0.05))
+    return min(ratios)
+
+
+def test_in_every_theme_the_footer_and_the_placeholder_can_be_read(chat):
+    talk = chat()
+
+    async def story(pilot):
+        themes = talk.app.available_themes
+        assert set(themes) >= {*BUILTIN_THEMES}
+        for name in themes:
+            talk.app.theme = name
+            await pilot.pause()
+            footer, prompt = talk.app.screen.query_one(KeysFooter).region.y, talk.app.screen.query_one(Prompt).region.y
+            await until(pilot, lambda: "Send" in talk.screen_text() and "Say something" in talk.screen_text())
+            if name.startswith("ansi"):  # what these colours are the terminal decides
+                words = next(
+                    one for one in talk.app.screen._compositor.render_strips()[prompt] if "ay something" in one.text
+                )
+                assert words.style.dim, name
+            else:
+                assert least_contrast(talk, footer) >= 4.5, name
+                assert least_contrast(talk, prompt) >= 3, name
 
     talk.play(story)

@@ -12,10 +12,11 @@ if TYPE_CHECKING:
 
 
 class Draft:
-    """`unsent` tells what there is now. Without a store nothing is kept; a store that fails costs nothing else."""
+    """`unsent` tells what there is now, and `server` who would answer it. Without a store nothing is kept; a store that
+    fails costs nothing else."""
 
-    def __init__(self, unsent: Callable[[], str]) -> None:
-        self._unsent = unsent
+    def __init__(self, unsent: Callable[[], str], server: str | None) -> None:
+        self._unsent, self._server = unsent, server
         self._drafts: Drafts | None = None
         self._tried = ""
         self.trouble = ""  # why the last that was tried could not be kept
@@ -29,22 +30,21 @@ class Draft:
         text, drafts = self._unsent(), self._drafts
         if drafts is not None and text != self._tried:
             self._tried = text
-            self.trouble = await asyncio.to_thread(_keep, drafts, text)
+            self.trouble = await asyncio.to_thread(self._keep, drafts, text)
 
     def save_now(self) -> None:
         """The same at the end, when nobody types any more, and once more where it could not be kept."""
         text = self._unsent()
         if self._drafts is not None and (text != self._tried or self.trouble):
             self._tried = text
-            self.trouble = _keep(self._drafts, text)
+            self.trouble = self._keep(self._drafts, text)
 
-
-def _keep(drafts: "Drafts", text: str) -> str:
-    """Why it could not be kept; nothing where it was."""
-    try:
-        drafts.keep(text)
-    except LocalspecError as error:
-        return str(error)
-    except sqlite3.ProgrammingError:  # a closed store is the end of all
+    def _keep(self, drafts: "Drafts", text: str) -> str:
+        """Why it could not be kept; nothing where it was."""
+        try:
+            drafts.keep(text, self._server)
+        except LocalspecError as error:
+            return str(error)
+        except sqlite3.ProgrammingError:  # a closed store is the end of all
+            return ""
         return ""
-    return ""

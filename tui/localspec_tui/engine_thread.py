@@ -259,7 +259,7 @@ class EngineThread(threading.Thread):
         left: list[str] = []
         try:
             prompts = history.prompts(PROMPTS) if history else []
-            left = drafts.take_left() if drafts and self.place else []
+            left = drafts.take_left(self._settings.first.elsewhere) if drafts and self.place else []
         except LocalspecError as error:
             self._notice(str(error))
         self._post(messages.ChatOpened(history, prompts, drafts, left))

@@ -9,6 +9,7 @@ from urllib.parse import unquote
 from markdown_it import MarkdownIt
 from markdown_it.rules_block import StateBlock
 from markdown_it.rules_core import StateCore
+from markdown_it.rules_inline import StateInline
 from markdown_it.token import Token
 from textual.app import ComposeResult
 from textual.await_complete import AwaitComplete
@@ -34,6 +35,9 @@ from localspec_tui.growing_paragraph import GrowingParagraph
 if TYPE_CHECKING:
     from localspec_tui.app import ChatApp
 
+# What a formula begins with, and what ends it; the rest stands in one, or alone while it comes.
+_OF_FORMULAS = {r"\(": r"\)", r"\[": r"\]", r"\)": "", r"\]": "", r"\,": ""}
+LONGEST_FORMULA = 2000  # characters: of many that are never closed, none is looked for to the end of the reply
 AROUND = 3  # columns beside what a cell holds: a blank on each side, a line
 DEEPEST = 12  # quotes, or twice the lists, one within the other: an indent of 24 columns
 
@@ -47,6 +51,7 @@ def parser() -> MarkdownIt:
     markdown = MarkdownIt("gfm-like", {"html": False})
     markdown.core.ruler.push("safe", _make_safe)
     markdown.block.ruler.before("table", "deep", _as_it_stands)
+    markdown.inline.ruler.before("escape", "formula", _keep_formula)
     return markdown
 
 
@@ -62,6 +67,20 @@ def _as_it_stands(state: StateBlock, first: int, end: int, silent: bool) -> bool
     text.content, text.children = state.getLines(first, after, state.blkIndent, False).strip(), []
     state.push("paragraph_close", "p", -1)
     state.line = after
+    return True
+
+
+def _keep_formula(state: StateInline, silent: bool) -> bool:
+    """Markdown would take the backslashes of LaTeX for escapes; and what \\( … \\) encloses is no emphasis either."""
+    begun = state.src[state.pos : min(state.pos + 2, state.posMax)]
+    if begun not in _OF_FORMULAS:
+        return False
+    end = min(state.pos + LONGEST_FORMULA, state.posMax)
+    closed = state.src.find(_OF_FORMULAS[begun], state.pos + 2, end) if _OF_FORMULAS[begun] else -1
+    after = state.pos + 2 if closed < 0 else closed + 2
+    if not silent:
+        state.push("text", "", 0).content = state.src[state.pos : after]
+    state.pos = after
     return True
 
 

@@ -86,7 +86,7 @@ class ChatScreen(Steady, ChoosingScreen, FindingScreen):
         self._system_draft: str | None = None
         self._sampling_draft: dict[str, str] = {}
         self._history: History | None = None
-        self._draft = Draft(self._unsent)
+        self._draft = Draft(self._unsent, engine.settings.elsewhere)
         self._left = ""  # what an earlier chat did not come to send
         self._pace = Pace()
         self._follower: Timer | None = None
@@ -126,6 +126,8 @@ class ChatScreen(Steady, ChoosingScreen, FindingScreen):
     async def on_prompt_sent(self, sent: Prompt.Sent) -> None:
         await self._conversation.forget(self._refused)
         self._refused = None
+        if not self.has_class("-panel"):  # there the keys cover what comes of it
+            await self.query(KeysPanel).remove()
         try:
             said = read(sent.text)
             if said.command:
