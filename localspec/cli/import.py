@@ -19,9 +19,7 @@ app = typer.Typer()
 
 @app.command("import")
 def import_file(
-    file: Annotated[
-        Path, typer.Argument(parser=file_named, metavar="FILE", help="A GGUF file; of several parts any one.")
-    ],
+    file: Annotated[Path, typer.Argument(parser=file_named, help="A GGUF file; of several parts any one.")],
     quantize: Annotated[
         str | None,
         typer.Option("--quantize", help="How the CPU engine packs it: int8, int4, or auto, as it would be loaded."),
