@@ -107,7 +107,8 @@ def _make(path: Path) -> None:
         if not path.is_dir():
             raise
     else:
-        path.chmod(0o700)  # a umask may have taken what its owner needs to enter it
+        if stat.S_IMODE(path.stat().st_mode) & 0o700 != 0o700:  # a umask took what its owner needs to enter it
+            path.chmod(0o700)
 
 
 def write_anew(file: Path, content: bytes, mode: int = 0o600) -> None:

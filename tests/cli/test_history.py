@@ -447,7 +447,9 @@ def half_saved(connection: sqlite3.Connection) -> None:
     """Text that reaches the log and is never committed, as where the disk is full."""
     connection.execute("PRAGMA cache_size = 1")
     connection.execute("BEGIN IMMEDIATE")
-    connection.executemany("INSERT INTO draft VALUES (?, 0, ?)", ((n, "SECRETZEBRA" * 500) for n in range(-20, 0)))
+    connection.executemany(
+        "INSERT INTO draft VALUES (?, 0, ?, NULL)", ((n, "SECRETZEBRA" * 500) for n in range(-20, 0))
+    )
     connection.execute("ROLLBACK")
 
 
