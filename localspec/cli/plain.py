@@ -43,6 +43,7 @@ from localspec.text import one_line, safe
 
 if TYPE_CHECKING:
     from localspec.chat.answerer import Answerer
+    from localspec.models.messages import Message
 
 HELP = f"""{listed()}
 A line that ends in \\ goes on in the next one. Ctrl+C stops a reply, Ctrl+D leaves. //text says /text.
@@ -307,10 +308,29 @@ class _Talk:
         for line in found or ["No phrase holds that." if words else "No phrases are kept for this model yet."]:
             tell(one_line(line))
 
-    def _race(self, _: str) -> None:
-        raise UsageMistake(
-            "A race is to be watched, and this is a chat line by line; `localspec race` tells its result."
-        )
+    def _race(self, line: str) -> None:
+        """Tells how it ends, as `localspec race` does without a terminal."""
+        if not line:
+            raise UsageMistake("/race takes a prompt that both answer; write it behind /race.")
+        from localspec.bench.race import race, result
+        from localspec.bench.racers import of_this_process, opponents, sentences
+
+        asked: list[Message] = [{"role": "user", "content": written(line).prompt}]
+        if system := self._conversation.system:
+            asked.insert(0, {"role": "system", "content": system})
+        engine = of_this_process(self._loaded())
+        self._progress.show("racing")
+        lanes, streams = opponents(engine, asked, self._settings.now)
+        with ExitStack() as at_the_end:
+            for stream in streams:
+                at_the_end.enter_context(closing(stream))
+            interrupt = at_the_end.enter_context(Interrupt())
+            interrupt.wait_for_step = True
+            for _ in race(lanes, streams):
+                if interrupt.asked:
+                    raise KeyboardInterrupt
+        for sentence in sentences(lanes, result(*lanes)):
+            tell(one_line(sentence))
 
     def _xray(self, _: str) -> None:
         if self._trace is None and self._engine is not None and self._engine.decode is None:

@@ -471,6 +471,12 @@ def test_mistakes(talk, hello, messages, line, code, sentence):
     assert told(result, hello) == [mistake, "(figures)"]
 
 
+@pytest.fixture(scope="session")
+def words(models: Path) -> Script:
+    """A model that repeats itself without end."""
+    return scripted_model(models / "words", [b"one ", b"two ", b"three ", b"four "], again=0, context=2000)
+
+
 @pytest.mark.slow
 def test_another_answer_and_another_prompt_leave_what_was_said(talk, home, hello, messages):
     result = talk("one", "two", "/again", "/edit  three", "/title Named", "four")
@@ -500,7 +506,7 @@ def test_another_answer_and_another_prompt_leave_what_was_said(talk, home, hello
     ("line", "sentence"),
     [
         ("/again", "There is no reply yet; say something first."),
-        ("/race", "A race is to be watched, and this is a chat line by line; `localspec race` tells its result."),
+        ("/race", "/race takes a prompt that both answer; write it behind /race."),
         ("/xray", "There is no reply of this session yet; say something first."),
         ("/edit more", "There is no reply yet; say something first."),
         ("/edit", "/edit takes what is to be said instead of the last prompt; write it behind /edit."),
@@ -510,6 +516,15 @@ def test_another_answer_and_another_prompt_leave_what_was_said(talk, home, hello
 def test_what_cannot_be_done_yet_is_told(talk, hello, line, sentence):
     result = talk(line, terminal=True)
     assert told(result, hello) == [f"localspec: {sentence}"]
+
+
+@pytest.mark.slow
+def test_a_race_is_told_and_leaves_the_conversation_as_it_is(talk, home, words, messages):
+    result = talk("one", "/race Count!", "two", arguments=["-n", 24], model=words.path)
+    assert result.code == 0 and result.out == f"{'one two three four ' * 6}\n" * 2
+    [race] = re.findall(r"^× .* with phrases \(.*\)$", result.err, re.MULTILINE)
+    assert "✓ both texts are the same" in result.err and race
+    assert [[prompt for prompt, *_ in said(conversation)] for conversation in kept(home)] == [["one", "two"]]
 
 
 @pytest.mark.slow
