@@ -144,7 +144,7 @@ def test_the_same_from_a_real_engine_in_a_hostile_directory(tmp_path):
     pieces = split("\n\n".join(parts).encode() + broken, 3)
     model = scripted_model(tmp_path / f"dir{NAME}", pieces, context=10_000)
     file = tmp_path / f"file{NAME}"
-    file.write_text(f"File says {HOSTILE}", "utf-8")
+    file.write_text(f"File says {ARGUMENT}", "utf-8")  # a NUL byte would be refused
     flags = ["-m", str(model.path), "-f", str(file), "-s", ARGUMENT, "--draft-max", "0"]
     with chat(tmp_path / "home", *flags, ARGUMENT, size=(99, 60)) as terminal:
         terminal.shows("❯", "end of it", "/10k")
@@ -197,7 +197,7 @@ def test_hostile_names_titles_prompts_and_errors(tmp_path):
     before = HOSTILE_LOAD.format(hostile=HOSTILE)
     with scripted_chat(home, "[]", "-c", before=before, size=(270, 170)) as terminal:
         # What was kept: the model's name in a notice, a prompt and its reply, the unanswered one to be edited.
-        terminal.shows("no longer here", "kept reply 2", "unanswered 2", READY)
+        terminal.shows("is none of this machine", "kept reply 2", "unanswered 2", READY)
         for part in (f"gone{HOSTILE}", f"first prompt 2 {HOSTILE}", COMMANDS, f"unanswered 2 {HOSTILE}"):
             terminal.until(partial(on_the_screen, terminal, part))
 
