@@ -147,6 +147,4 @@ def serve(
             serve(browser or app, sockets, started, websockets=ui)
         finally:
             room.close()
-        if room.trouble:
-            raise LocalspecError(room.trouble)
     return 0

@@ -1,7 +1,5 @@
 """A process that lives long chooses its drafter anew, as each new one does: by what was measured since."""
 
-from collections import Counter
-from collections.abc import Iterable
 from dataclasses import replace
 
 from localspec.config import Settings
@@ -27,8 +25,7 @@ def reconsidered(engine: Engine, settings: Settings, store: Store | None, report
     replace(engine.profile, cache=cache).costs_of_an_idle_moment(engine.target)
     known = BandwidthProfiler(cache, settings.exact, settings.context)
     try:
-        asked, machine = requested_drafter(settings, card), machine_without([engine])
-        again, *_ = choices(model_of(card), asked, settings, machine, known)
+        again, *_ = choices(model_of(card), requested_drafter(settings, card), settings, _as_before(engine), known)
         same = (again.drafter, again.trained) == (engine.choice.drafter, engine.choice.trained)
         if not again.loads_as(engine.choice):
             return engine
@@ -40,9 +37,8 @@ def reconsidered(engine: Engine, settings: Settings, store: Store | None, report
         return engine
 
 
-def machine_without(engines: Iterable[Engine]) -> Machine:
-    """This machine as it would be if these engines held no memory of a GPU."""
-    machine, held = this_machine(), Counter[str]()
-    for device, size in (engine.held for engine in engines):
-        held[device] += size
-    return replace(machine, devices=tuple(replace(one, free=one.free + held[one.name]) for one in machine.devices))
+def _as_before(engine: Engine) -> Machine:
+    """The machine with the memory that this engine holds."""
+    machine, (device, held) = this_machine(), engine.held
+    devices = (replace(one, free=one.free + held) if one.name == device else one for one in machine.devices)
+    return replace(machine, devices=tuple(devices))

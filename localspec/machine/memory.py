@@ -74,11 +74,6 @@ def _peak_of_this_program() -> int | None:
         return None
 
 
-def broken_for_good(error: Exception) -> bool:
-    """Whether no later computation of this process can succeed: CUDA repeats such an error at every call."""
-    return isinstance(error, RuntimeError) and "CUDA error" in str(error) and "out of memory" not in str(error)
-
-
 def give_back(device: str) -> None:
     """Gives back the memory that a device's allocator holds and nothing uses."""
     torch = sys.modules.get("torch")

@@ -20,7 +20,6 @@ from localspec.models import registry
 from localspec.outside_files import parse_json
 from localspec.serving.asked import Asked, Refused, chat_request, text_request
 from localspec.serving.guard import BadBody, is_socket
-from localspec.serving.loaded import LONGEST_NAME
 from localspec.serving.mailbox import Mailbox
 from localspec.serving.own import Asking, Opened
 from localspec.serving.replies import Shape, broken_off, error
@@ -71,7 +70,7 @@ class Serving:
         """One of them."""
         found, name = self._models(), request.path_params["name"]
         if name not in found:
-            raise NotHere(f"There is no model {name[:LONGEST_NAME]!r} here; there are: {', '.join(found)}.")
+            raise NotHere(f"There is no model {name!r} here; there are: {', '.join(found)}.")
         return self._json(found[name])
 
     async def metrics(self, request: Request) -> Response:
@@ -132,7 +131,7 @@ class Serving:
     def _put(
         self, asked: Asked | Opened | Asking, client: str, size: int, left: "asyncio.Future[None]"
     ) -> tuple[Ticket, Mailbox[Answer]]:
-        """Puts a request in the queue; what comes of it is in the mailbox. Raises what `ask` does."""
+        """Puts a request in the queue; what comes of it is in the mailbox. Raises TooMany."""
         box = Mailbox[Answer](left)
         ticket = Ticket(asked, client, size, box.deliver)
         left.add_done_callback(lambda _: ticket.gone.set())  # also where the request itself is cancelled
@@ -147,7 +146,7 @@ class Serving:
             ahead, left = self._room.ahead, asyncio.ensure_future(_left(request))
             try:
                 ticket, box = self._put(asked, request.client.host if request.client else "", 0, left)
-            except LocalspecError:
+            except TooMany:
                 left.cancel()
                 raise
             if isinstance(asked, Asking):

@@ -53,6 +53,7 @@ class _Fields:
 
     def only(self, name: str, *values: Any, why: str, instead: str = "leave it out") -> None:
         """Of what is not served, the value that asks for nothing is taken. Raises Refused for any other."""
+        self.known.add(name)
         value = self.left.pop(name, None)
         if value is not None and not any(value == one and type(value) is type(one) for one in values):
             raise Refused(f"'{name}' is not served here ({why}); {instead}.", name)
@@ -171,14 +172,16 @@ def _number(name: str, value: object) -> float:
     return float(value)
 
 
-def _whole(name: str, value: object, least: int = 0) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**63:
-        raise Refused(f"'{name}' must be a whole number of {least} or more, and not {_shown(value)}.", name)
+def _whole(name: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**63:
+        raise Refused(f"'{name}' must be a whole number of 0 or more, and not {_shown(value)}.", name)
     return value
 
 
 def _count(name: str, value: object) -> int:
-    return _whole(name, value, 1)
+    if _whole(name, value) == 0:
+        raise Refused(f"'{name}' is 0, and a reply of no tokens is none; ask for 1 or more.", name)
+    return _whole(name, value)
 
 
 def _stops(name: str, value: object) -> tuple[str, ...]:

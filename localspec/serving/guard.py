@@ -86,8 +86,6 @@ class _Reader:
         self._left -= len(message.get("body", b""))
         if self._left < 0:
             self._open = False
-            if message.get("more_body"):
-                await _throw_away(self._receive)
             raise BadBody(413, TOO_LONG)
         self._open = bool(message.get("more_body", False))
         return message
@@ -134,16 +132,11 @@ async def _answer(send: Send, status: int, sentence: str, kind: str, rest: Recei
     headers: list[Any] = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     headers.append((b"connection", b"close"))
     await send({"type": "http.response.start", "status": status, "headers": headers})
-    if rest is not None:
+    if rest is not None:  # a connection that is closed while its client still sends loses the answer, too
         await send({"type": "http.response.body", "body": body, "more_body": True})
         body = b""
-        await _throw_away(rest)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(REST_SECONDS):
+                while (await rest()).get("more_body"):
+                    pass
     await send({"type": "http.response.body", "body": body})
-
-
-async def _throw_away(rest: Receive) -> None:
-    """Reads what is left of a body: a connection that is closed while its client still sends loses the answer, too."""
-    with suppress(TimeoutError):
-        async with asyncio.timeout(REST_SECONDS):
-            while (await rest()).get("more_body"):
-                pass

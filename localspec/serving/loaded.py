@@ -3,20 +3,18 @@
 import gc
 import time
 import traceback
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 
 from localspec import Engine
 from localspec.checkpoint import inspect
 from localspec.config import Settings
 from localspec.engine.device_profile import BandwidthProfiler
 from localspec.engine.measurement_cache import MeasurementCache
-from localspec.engine.reconsidering import machine_without, reconsidered
+from localspec.engine.reconsidering import reconsidered
 from localspec.errors import DoesNotFit, LocalspecError, NotHere
 from localspec.events import Reporter
-from localspec.machine.machine import Machine
 from localspec.machine.memory import give_back
 from localspec.models import registry
 from localspec.models.model import model_of
@@ -28,7 +26,6 @@ from localspec.store.store import Store
 
 QUIET_SECONDS = 1.0  # in which nobody asked, before one looks whether another drafter would do better
 BETWEEN_LOOKS = 60.0  # seconds
-LONGEST_NAME = 200  # characters of a model that a client names, in an answer
 
 
 @dataclass
@@ -39,7 +36,7 @@ class Loaded:
     load_seconds: float
     used: float
     notices: tuple[str, ...] = ()  # what was said when it was loaded
-    heard: deque[str] = field(default_factory=deque)  # what is said since
+    heard: list[str] = field(default_factory=list)  # what is said since
     looked: float = float("-inf")  # when it was last asked whether another drafter would do better
     doubted: bool = False  # whether it was used since then
 
@@ -54,8 +51,7 @@ class Loaded:
 
     def news(self) -> list[str]:
         """What was said since the last call."""
-        found = [*self.heard]
-        self.heard.clear()
+        found, self.heard[:] = [*self.heard], []
         return found
 
 
@@ -76,16 +72,11 @@ class Taken:
         return bool(getattr(asked, name) == (self.context if name == "context" else getattr(self.choice, name)))
 
 
-def would_take(
-    settings: Settings, card: TargetCard, store: Store | None, reporter: Reporter, machine: Machine | None = None
-) -> Taken:
-    """What a model would be loaded as, on this machine unless another is given.
-
-    Raises UsageMistake, NotHere, DoesNotFit where the settings forbid it.
-    """
+def would_take(settings: Settings, card: TargetCard, store: Store | None, reporter: Reporter) -> Taken:
+    """What a model would be loaded as. Raises UsageMistake, NotHere, DoesNotFit where the settings forbid it."""
     known = BandwidthProfiler(MeasurementCache(store, reporter), settings.exact, settings.context)
     model = model_of(card)
-    choice, *_ = choices(model, requested_drafter(settings, card), settings, machine, known)
+    choice, *_ = choices(model, requested_drafter(settings, card), settings, measurements=known)
     return Taken(choice, read_config(inspect(card.path)).context_for(settings.context))
 
 
@@ -115,8 +106,7 @@ class LoadedModels:
             return self._first
         here = {card.name: card for card, found in registry.installed() if not isinstance(found, LocalspecError)}
         if name not in here:
-            there = ", ".join(dict.fromkeys([self._first.name, *here]))
-            raise NotHere(f"There is no model {name[:LONGEST_NAME]!r} here; there are: {there}.")
+            raise NotHere(f"There is no model {name!r} here; there are: {', '.join(here)}.")
         return here[name]
 
     def get(self, name: str | None) -> Loaded:
@@ -155,13 +145,10 @@ class LoadedModels:
 
     def _of(self, card: TargetCard) -> Loaded:
         while card.name not in self._loaded:
-            if self._loaded and self._belongs_elsewhere(card):
-                self._let_go(next(iter(self._loaded)))
-                continue
             try:
-                began, said = time.monotonic(), deque[str](maxlen=100)
+                began, said = time.monotonic(), list[str]()
 
-                def notice(sentence: str, heard: deque[str] = said) -> None:
+                def notice(sentence: str, heard: list[str] = said) -> None:
                     heard.append(sentence)
                     self._reporter.notice(sentence)
 
@@ -176,15 +163,6 @@ class LoadedModels:
                 self._let_go(next(iter(self._loaded)))
         self._loaded.move_to_end(card.name)
         return self._loaded[card.name]
-
-    def _belongs_elsewhere(self, card: TargetCard) -> bool:
-        """Whether those that are loaded keep it from the device that it would have alone, such as the GPU."""
-        alone = machine_without(one.engine for one in self._loaded.values())
-        take = partial(would_take, self._settings, card, self._store, self._reporter)
-        try:
-            return take().choice.device != take(machine=alone).choice.device
-        except LocalspecError:  # told where it is opened
-            return False
 
     def rest(self) -> float | None:
         """What is done while nobody asks: models that were not used for long go, others may get another drafter.

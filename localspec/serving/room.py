@@ -14,13 +14,11 @@ from localspec.config import Settings
 from localspec.engine.report import Report
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.events import Done, Text
-from localspec.machine.memory import broken_for_good
 from localspec.serving.asked import Asked, Refused
 from localspec.serving.loaded import LoadedModels
 from localspec.serving.metrics import Metrics
 from localspec.serving.own import NAMED_SECONDS, Asking, Opened, Telling, form
 from localspec.serving.turns import Turns
-from localspec.text import one_line
 
 WAITING, WAITING_BYTES = 1000, 256 * 2**20  # of requests at most
 CLOSE_SECONDS = 5.0
@@ -83,7 +81,6 @@ class EngineRoom(threading.Thread):
         self._settings, self._opening, self._idle, self._end = settings, opening, idle, end
         self._turns: Turns[Ticket] = Turns(WAITING, WAITING_BYTES)
         self._leaving = threading.Event()
-        self.trouble = ""  # why nobody is answered any more
         self._busy = False
 
     @property
@@ -97,9 +94,7 @@ class EngineRoom(threading.Thread):
         return self.waiting + self._busy
 
     def ask(self, ticket: Ticket) -> None:
-        """Puts a request in the queue. Raises TooMany, and LocalspecError where nobody is left to answer it."""
-        if self.trouble:
-            raise LocalspecError(self.trouble)
+        """Puts a request in the queue. Raises TooMany."""
         self._turns.put(ticket.client, ticket, ticket.size)
 
     def close(self) -> bool:
@@ -111,35 +106,26 @@ class EngineRoom(threading.Thread):
         return not self.is_alive()
 
     def run(self) -> None:
-        try:
-            with ExitStack() as at_the_end:
-                self._take_turns(self._opening(at_the_end))
-        except Exception as error:  # noqa: BLE001  # whoever waits would wait for ever
-            traceback.print_exc()
-            self.trouble = one_line(f"The engines have failed ({error}); start the server again.")
-            for ticket in self._turns.close():
-                ticket.deliver(LocalspecError(self.trouble))
-            self._end()
-
-    def _take_turns(self, models: LoadedModels) -> None:
-        asked = time.monotonic()
-        while not self._turns.closed:
-            seconds = models.rest()
-            self.metrics.models = models.names
-            if self._idle is not None:
-                left = asked + self._idle - time.monotonic()
-                if left <= 0:
-                    self._idle = None
-                    self._end()
-                    continue
-                seconds = left if seconds is None else min(seconds, left)
-            ticket = self._turns.next(seconds)
-            if ticket is not None and not ticket.gone.is_set():
-                self._busy = True
-                self._answer(models, ticket)
-                self._busy = False
-            if ticket is not None:
-                asked = time.monotonic()
+        with ExitStack() as at_the_end:
+            models = self._opening(at_the_end)
+            asked = time.monotonic()
+            while not self._turns.closed:
+                seconds = models.rest()
+                self.metrics.models = models.names
+                if self._idle is not None:
+                    left = asked + self._idle - time.monotonic()
+                    if left <= 0:
+                        self._idle = None
+                        self._end()
+                        continue
+                    seconds = left if seconds is None else min(seconds, left)
+                ticket = self._turns.next(seconds)
+                if ticket is not None and not ticket.gone.is_set():
+                    self._busy = True
+                    self._answer(models, ticket)
+                    self._busy = False
+                if ticket is not None:
+                    asked = time.monotonic()
 
     def _answer(self, models: LoadedModels, ticket: Ticket) -> None:
         try:
@@ -154,11 +140,9 @@ class EngineRoom(threading.Thread):
                     self._reply(models, ticket, asked)
         except LocalspecError as error:
             ticket.deliver(error)
-        except Exception as error:  # one request must not end all others
+        except Exception as error:  # noqa: BLE001  # one request must not end all others
             traceback.print_exc()
             ticket.deliver(error)
-            if broken_for_good(error):
-                raise
 
     def _reply_to_own(self, models: LoadedModels, ticket: Ticket, asked: Asking) -> None:
         """What the engine says, event by event; when all of it is kept, `kept` with its figures."""

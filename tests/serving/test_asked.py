@@ -101,17 +101,3 @@ def test_so_is_what_a_text_cannot_have(more: dict[str, Any]):
 def test_a_body_that_is_no_object(body: object):
     with pytest.raises(Refused, match="JSON object"):
         chat_request(body)
-
-
-@pytest.mark.parametrize(
-    ("field", "said"),
-    [
-        ("temprature", "There is no field 'temprature' here (did you mean 'temperature'?); leave it out."),
-        ("repeat_penalty", "There is no field 'repeat_penalty' here; leave it out."),
-    ],
-)
-def test_what_is_proposed_is_served(field: str, said: str) -> None:
-    """A field that would be refused in its turn helps nobody."""
-    with pytest.raises(Refused) as refused:
-        chat_request({"messages": HI, field: 1.1})
-    assert str(refused.value) == said

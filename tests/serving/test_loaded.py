@@ -4,16 +4,13 @@ import shutil
 from types import SimpleNamespace
 
 import pytest
-from machines import GIB, SEVEN, cpu, gpu, machine, unfetched
 
 from localspec.config import Settings
-from localspec.engine import reconsidering
 from localspec.errors import DoesNotFit, NotHere
 from localspec.events import Reporter
 from localspec.models import registry
-from localspec.models.registry import TargetCard, resolve
+from localspec.models.registry import resolve
 from localspec.policy.drafter_spec import named_drafter
-from localspec.policy.selection import choose
 from localspec.serving import loaded
 from localspec.serving.loaded import LoadedModels, Taken
 
@@ -31,7 +28,7 @@ def models(monkeypatch, fresh_home):
             if len(found.names) >= room:
                 raise DoesNotFit("There is no room.")
             opened.append(card.name)
-            return SimpleNamespace(choice=SimpleNamespace(device="cpu"), held=("cpu", 0))
+            return SimpleNamespace(choice=SimpleNamespace(device="cpu"))
 
         found = LoadedModels(Settings(), resolve("demo"), None, 60.0, Reporter(), open_engine)
         return found, opened, clock
@@ -52,32 +49,6 @@ def test_the_one_used_longest_ago_goes_where_there_is_no_room(models, monkeypatc
     for name in ("demo", "demo-draft", "demo"):
         found.get(name)
     assert opened == ["demo", "demo-draft", "demo"] and found.names == ["demo"]
-
-
-@pytest.mark.parametrize(("gib", "stays"), [(12, False), (24, True)])
-def test_a_second_model_takes_the_gpu_and_not_what_the_first_leaves_of_it(monkeypatch, fresh_home, gib, stays):
-    """Each takes some 5 GiB of it in NF4: the second one would be left to the processor where both have no room."""
-    held: dict[str, int] = {}
-
-    def machine_now():
-        return machine(gpu(gib, free=gib - sum(held.values()) / GIB), cpu(64))
-
-    def would_take(settings, card, store, reporter, machine=None):
-        device = choose(unfetched(SEVEN, card.name), settings, machine or machine_now()).device
-        return SimpleNamespace(choice=SimpleNamespace(device=device))
-
-    def open_engine(settings, card, **_):
-        device = would_take(settings, card, None, None).choice.device
-        held[card.name] = 8 * GIB if device != "cpu" else 0
-        return SimpleNamespace(choice=SimpleNamespace(device=device), held=(device, held[card.name]))
-
-    monkeypatch.setattr(loaded, "would_take", would_take)
-    monkeypatch.setattr(reconsidering, "this_machine", machine_now)
-    monkeypatch.setattr(loaded, "give_back", lambda _: held.clear())
-    found = LoadedModels(Settings(), resolve("demo"), None, 60.0, Reporter(), open_engine)
-    assert found.get("demo").engine.choice.device == "cuda:0"
-    assert found.get("demo-draft").engine.choice.device == "cuda:0"
-    assert found.names == (["demo", "demo-draft"] if stays else ["demo-draft"])
 
 
 def test_what_does_not_fit_alone_is_told(models):
@@ -161,10 +132,3 @@ def test_what_was_taken_is_compared_with_what_is_asked_for(tmp_path):
     assert not taken.agrees("drafter", Settings(drafter=str(elsewhere))), "other weights may be of another training"
     paired = Taken(SimpleNamespace(**{**vars(choice), "drafter": "draft_model", "trained": ()}), 1024)
     assert not paired.agrees("drafter", Settings(drafter="draft_model")), "it drafts with another small model, or none"
-
-
-def test_the_server_s_own_model_is_among_those_that_are_named_and_a_long_name_is_cut(fresh_home, tmp_path):
-    found = LoadedModels(Settings(), TargetCard("/mine", tmp_path, None, ""), None, 60.0, Reporter())
-    with pytest.raises(NotHere) as refused:
-        found.card("u" * 10**6)
-    assert len(str(refused.value)) < 300 and "; there are: /mine, demo" in str(refused.value)

@@ -169,17 +169,6 @@ def test_a_body_that_is_too_long_is_not_read(server):
     assert server.ask("/v1/models").status == 200
 
 
-def test_a_body_in_pieces_that_is_too_long_is_read_why(server):
-    """Who sends it without its length learns why, and is not cut off while sending."""
-    pieces = (b'"' + b"x" * 2**20 for _ in range(12))
-    connection = server.connection()
-    connection.request(
-        "POST", "/v1/chat/completions", pieces, {"Authorization": f"Bearer {server.key}"}, encode_chunked=True
-    )
-    assert connection.getresponse().status == 413
-    assert server.ask("/v1/models").status == 200
-
-
 def test_a_body_that_is_announced_too_long_is_refused_before_it_comes(server):
     """And not when the time for a body is over, with another status."""
     for length in (9 * 2**20, 10**19):
