@@ -147,4 +147,6 @@ def serve(
             serve(browser or app, sockets, started, websockets=ui)
         finally:
             room.close()
+        if room.failure is not None:
+            raise LocalspecError(room.failure)
     return 0

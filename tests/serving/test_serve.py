@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from clocks import PATIENCE
 from command import environment, localspec, sentence
+from serving.conftest import start
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="no sockets with a mode")
 openai = pytest.importorskip("openai")
@@ -362,3 +363,19 @@ def test_nothing_that_was_asked_is_kept(servers, tmp_path):
 def test_where_there_is_no_torch_it_answers(tmp_path):
     code = "import sys; from localspec.cli.main import main; import localspec.serving.app, localspec.cli.serve; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], env=environment(tmp_path), check=True, timeout=PATIENCE)
+
+
+@pytest.mark.slow
+def test_where_the_engines_cannot_go_on_the_server_says_so_and_ends(tmp_path):
+    """And the client under way is told, rather than left to wait."""
+    code = (
+        "from localspec.serving import loaded\n"
+        "def fails(device): raise RuntimeError('CUDA error: unspecified launch failure')\n"
+        "loaded.give_back = fails\n"
+        "import sys; from localspec.cli.main import main; sys.exit(main())"
+    )
+    one = start(tmp_path, "--keep-alive", "1s", program=("-c", code))
+    assert one.chat("Hi", max_tokens=1).status == 200
+    assert one.process.wait(PATIENCE) == 1 and not one.socket.exists()
+    last = one.process.stderr.read().splitlines()[-1]
+    assert "(RuntimeError: CUDA error: unspecified launch failure)" in last and "start it again" in last
