@@ -12,9 +12,10 @@ from localspec.checkpoint import inspect
 from localspec.config import Settings
 from localspec.engine.device_profile import BandwidthProfiler
 from localspec.engine.measurement_cache import MeasurementCache
-from localspec.engine.reconsidering import reconsidered
+from localspec.engine.reconsidering import machine_without, reconsidered
 from localspec.errors import DoesNotFit, LocalspecError, NotHere
 from localspec.events import Reporter
+from localspec.machine.machine import Machine
 from localspec.machine.memory import give_back
 from localspec.models import registry
 from localspec.models.model import model_of
@@ -72,12 +73,19 @@ class Taken:
         return bool(getattr(asked, name) == (self.context if name == "context" else getattr(self.choice, name)))
 
 
-def would_take(settings: Settings, card: TargetCard, store: Store | None, reporter: Reporter) -> Taken:
+def would_take(
+    settings: Settings, card: TargetCard, store: Store | None, reporter: Reporter, machine: Machine | None = None
+) -> Taken:
     """What a model would be loaded as. Raises UsageMistake, NotHere, DoesNotFit where the settings forbid it."""
-    known = BandwidthProfiler(MeasurementCache(store, reporter), settings.exact, settings.context)
-    model = model_of(card)
-    choice, *_ = choices(model, requested_drafter(settings, card), settings, measurements=known)
+    choice = _would_choose(settings, card, store, reporter, machine)
     return Taken(choice, read_config(inspect(card.path)).context_for(settings.context))
+
+
+def _would_choose(
+    settings: Settings, card: TargetCard, store: Store | None, reporter: Reporter, machine: Machine | None
+) -> Choice:
+    known = BandwidthProfiler(MeasurementCache(store, reporter), settings.exact, settings.context)
+    return choices(model_of(card), requested_drafter(settings, card), settings, machine, known)[0]
 
 
 class LoadedModels:
@@ -135,7 +143,8 @@ class LoadedModels:
         if card.name in self._loaded:
             engine = self._loaded[card.name].engine
             return Taken(engine.choice, engine.context)
-        return would_take(self._settings, card, self._store, self._reporter)
+        alone = machine_without(one.engine for one in self._loaded.values())  # others go for its sake
+        return would_take(self._settings, card, self._store, self._reporter, alone)
 
     def _exact_card(self, name: str, path: str) -> TargetCard:
         card = self.card(name)
@@ -145,6 +154,9 @@ class LoadedModels:
 
     def _of(self, card: TargetCard) -> Loaded:
         while card.name not in self._loaded:
+            if (in_the_way := self._in_the_way(card)) is not None:
+                self._let_go(in_the_way)
+                continue
             try:
                 began, said = time.monotonic(), list[str]()
 
@@ -163,6 +175,24 @@ class LoadedModels:
                 self._let_go(next(iter(self._loaded)))
         self._loaded.move_to_end(card.name)
         return self._loaded[card.name]
+
+    def _in_the_way(self, card: TargetCard) -> str | None:
+        """Which model goes first, so that this one need not take a slower device or another packing for its sake."""
+        holding = [name for name, one in self._loaded.items() if one.engine.held[1]]
+        if not holding:
+            return None
+
+        def taken(machine: Machine) -> Choice:
+            return _would_choose(self._settings, card, self._store, self._reporter, machine)
+
+        try:
+            alone = taken(machine_without(self._loaded[name].engine for name in holding))
+            beside = taken(machine_without(()))
+        except LocalspecError:  # which opening it tells
+            return None
+        if (alone.device, alone.precision) == (beside.device, beside.precision):
+            return None
+        return next((name for name in holding if self._loaded[name].engine.held[0] == alone.device), None)
 
     def rest(self) -> float | None:
         """What is done while nobody asks: models that were not used for long go, others may get another drafter.

@@ -70,8 +70,8 @@ class Ticket:
 class EngineRoom(threading.Thread):
     """`opening` opens what the engines need, and is called on this thread; what it enters is closed at the end.
 
-    Where nobody has asked for `idle` seconds, `end` is called, once; so it is where the thread cannot go on, and `failure`
-    is the sentence that says why.
+    Where nobody has asked for `idle` seconds, `end` is called, once; so it is where the thread cannot go on, and
+    `failure` is the sentence that says why.
     """
 
     def __init__(
