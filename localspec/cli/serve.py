@@ -122,7 +122,7 @@ def serve(
             os.kill(os.getpid(), signal.SIGTERM)
 
         room = EngineRoom(settings, opening, rests, end)
-        app: ASGIApp = Guard(Serving(room, card.name).app, key)
+        app: ASGIApp = Guard(Serving(room, card).app, key)
         url = f"http://{HOST}:{sockets[1].getsockname()[1]}" if port is not None else ""
 
         def open_by(one_time: str) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from http import HTTPStatus
 from typing import Any
 
@@ -16,10 +17,11 @@ import localspec
 from localspec.engine.fit_context import Overlong
 from localspec.errors import DoesNotFit, LocalspecError, NotAllowed, NotHere, UsageMistake
 from localspec.events import Text
-from localspec.models import registry
+from localspec.models.registry import TargetCard
 from localspec.outside_files import parse_json
 from localspec.serving.asked import Asked, Refused, chat_request, text_request
 from localspec.serving.guard import BadBody, is_socket
+from localspec.serving.loaded import model_named, models_here
 from localspec.serving.mailbox import Mailbox
 from localspec.serving.own import Asking, Opened
 from localspec.serving.replies import Shape, broken_off, error
@@ -40,7 +42,7 @@ STATUSES: tuple[tuple[type[LocalspecError], int, str, str | None], ...] = (
 class Serving:
     """The application over one engine room. `first` is the model that answers where none is named."""
 
-    def __init__(self, room: EngineRoom, first: str) -> None:
+    def __init__(self, room: EngineRoom, first: TargetCard) -> None:
         self._room, self._first = room, first
         self._replying: dict[str, Ticket] = {}  # to the user's own commands, by name
         routes = [
@@ -64,23 +66,17 @@ class Serving:
 
     async def models(self, request: Request) -> Response:
         """Those that a request can name."""
-        return self._json({"object": "list", "data": [*self._models().values()]})
+        here = await asyncio.to_thread(models_here, self._first)  # it looks all over the disk
+        return self._json({"object": "list", "data": [*map(_listed, here.values())]})
 
     async def model(self, request: Request) -> Response:
         """One of them."""
-        found, name = self._models(), request.path_params["name"]
-        if name not in found:
-            raise NotHere(f"There is no model {name!r} here; there are: {', '.join(found)}.")
-        return self._json(found[name])
+        card = await asyncio.to_thread(model_named, request.path_params["name"], self._first)
+        return self._json(_listed(card))
 
     async def metrics(self, request: Request) -> Response:
         """Figures for Prometheus."""
         return PlainTextResponse(self._room.metrics.text(self._room.waiting), media_type="text/plain; version=0.0.4")
-
-    def _models(self) -> dict[str, dict[str, Any]]:
-        here = [card.name for card, found in registry.installed() if not isinstance(found, LocalspecError)]
-        names = dict.fromkeys([self._first, *here])
-        return {name: {"id": name, "object": "model", "created": 0, "owned_by": "localspec"} for name in names}
 
     # -- replies ------------------------------------------------------------------------------------------------------
 
@@ -214,6 +210,14 @@ class Serving:
     def _json(self, value: Any, status: int = 200) -> JSONResponse:
         self._room.metrics.answered(status)
         return JSONResponse(value, status)
+
+
+def _listed(card: TargetCard) -> dict[str, Any]:
+    """A model as lists of models tell it; `created` is when its files came here."""
+    created = 0
+    with suppress(OSError):
+        created = int(card.path.stat().st_mtime)
+    return {"id": card.name, "object": "model", "created": created, "owned_by": "localspec"}
 
 
 def _is_text(value: object) -> bool:

@@ -156,25 +156,25 @@ def _shared(
 
 def _text(name: str, value: object) -> str:
     if not isinstance(value, str) or not value.strip():
-        raise Refused(f"'{name}' must be a text, and not {_shown(value)}.", name)
+        raise Refused(f"'{name}' must be a text, and not {shown(value)}.", name)
     return value
 
 
 def _flag(name: str, value: object) -> bool:
     if not isinstance(value, bool):
-        raise Refused(f"'{name}' must be true or false, and not {_shown(value)}.", name)
+        raise Refused(f"'{name}' must be true or false, and not {shown(value)}.", name)
     return value
 
 
 def _number(name: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise Refused(f"'{name}' must be a number, and not {_shown(value)}.", name)
+        raise Refused(f"'{name}' must be a number, and not {shown(value)}.", name)
     return float(value)
 
 
 def _whole(name: str, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**63:
-        raise Refused(f"'{name}' must be a whole number of 0 or more, and not {_shown(value)}.", name)
+        raise Refused(f"'{name}' must be a whole number of 0 or more, and not {shown(value)}.", name)
     return value
 
 
@@ -195,7 +195,7 @@ def _stream_options(name: str, value: object) -> bool:
     """Whether the last piece tells the usage."""
     options = _Fields(dict(value)) if isinstance(value, dict) else None
     if options is None:
-        raise Refused(f"'{name}' must be an object, and not {_shown(value)}.", name)
+        raise Refused(f"'{name}' must be an object, and not {shown(value)}.", name)
     usage = options.take("include_usage", _flag, False)
     options.only("include_obfuscation", False, why="nothing hides the length of a piece")
     options.none_left()
@@ -205,14 +205,14 @@ def _stream_options(name: str, value: object) -> bool:
 def _effort(name: str, value: object) -> bool:
     """Whether the model is told to think; how much cannot be told it."""
     if value not in ("none", "minimal", "low", "medium", "high"):
-        raise Refused(f"'{name}' must be none, minimal, low, medium or high, and not {_shown(value)}.", name)
+        raise Refused(f"'{name}' must be none, minimal, low, medium or high, and not {shown(value)}.", name)
     return value not in ("none", "minimal")
 
 
 def _template_switch(name: str, value: object) -> bool | None:
     switches = _Fields(dict(value)) if isinstance(value, dict) else None
     if switches is None:
-        raise Refused(f"'{name}' must be an object, and not {_shown(value)}.", name)
+        raise Refused(f"'{name}' must be an object, and not {shown(value)}.", name)
     found: bool | None = switches.take("enable_thinking", _flag)
     switches.none_left()
     return found
@@ -240,11 +240,11 @@ def _messages(name: str, value: object) -> list[Message]:
 
 def _message(place: str, value: object) -> Message:
     if not isinstance(value, dict):
-        raise Refused(f"'{place}' must be an object, and not {_shown(value)}.", place)
+        raise Refused(f"'{place}' must be an object, and not {shown(value)}.", place)
     fields = _Fields(dict(value))
     role = fields.take("role", _text)
     if role not in ("system", "developer", "user", "assistant"):
-        raise Refused(f"'{place}.role' must be system, developer, user or assistant, and not {_shown(role)}.", place)
+        raise Refused(f"'{place}.role' must be system, developer, user or assistant, and not {shown(role)}.", place)
     content = fields.take("content", lambda _, given: _content(place, given))
     fields.only("refusal", why="nothing is refused here")
     fields.only("tool_calls", [], why="models are given no tools")
@@ -269,6 +269,7 @@ def _content(place: str, value: object) -> str:
     return "".join(parts)
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
+    """A value that somebody sent, cut short."""
     words = repr(value)
     return words if len(words) <= 60 else f"{words[:57]}…"

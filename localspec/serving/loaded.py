@@ -23,6 +23,7 @@ from localspec.models.model_config import read_config
 from localspec.models.registry import TargetCard
 from localspec.policy.choice import Choice
 from localspec.policy.selection import choices, requested_drafter
+from localspec.serving.asked import shown
 from localspec.store.store import Store
 
 QUIET_SECONDS = 1.0  # in which nobody asked, before one looks whether another drafter would do better
@@ -88,6 +89,27 @@ def _would_choose(
     return choices(model_of(card), requested_drafter(settings, card), settings, machine, known)[0]
 
 
+def models_here(first: TargetCard) -> dict[str, TargetCard]:
+    """What a request can name: the server's own model, and all that are installed."""
+    others = (card for card, found in registry.installed() if not isinstance(found, LocalspecError))
+    return {first.name: first, **{card.name: card for card in others if card.name != first.name}}
+
+
+def model_named(name: str, first: TargetCard) -> TargetCard:
+    """The model of this name. Raises NotHere.
+
+    A client names what is installed, and no directory of this machine but the server's own, by its last part alone too.
+    """
+    if name == first.name:
+        return first
+    here = models_here(first)
+    if name in here:
+        return here[name]
+    if first.entry is None and name == first.path.name:
+        return first
+    raise NotHere(f"There is no model {shown(name)} here; there are: {', '.join(here)}.")
+
+
 class LoadedModels:
     """Use it from one thread: that of the engines."""
 
@@ -106,16 +128,8 @@ class LoadedModels:
         return list(self._loaded)
 
     def card(self, name: str | None) -> TargetCard:
-        """The model of this name, the server's own where none is given. Raises NotHere.
-
-        A client names what is installed, and no directory of this machine.
-        """
-        if name in (None, self._first.name):
-            return self._first
-        here = {card.name: card for card, found in registry.installed() if not isinstance(found, LocalspecError)}
-        if name not in here:
-            raise NotHere(f"There is no model {name!r} here; there are: {', '.join(here)}.")
-        return here[name]
+        """The model of this name, the server's own where none is given. Raises NotHere."""
+        return self._first if name is None else model_named(name, self._first)
 
     def get(self, name: str | None) -> Loaded:
         """The engine of this model, which is loaded where it is not; others go where there is no room beside them.

@@ -17,7 +17,7 @@ from localspec.policy.drafter_spec import named_drafter
 from localspec.policy.measurements import NoMeasurements
 from localspec.policy.selection import choices, requested_drafter
 from localspec.serving import loaded
-from localspec.serving.loaded import LoadedModels, Taken
+from localspec.serving.loaded import LoadedModels, Taken, model_named, models_here
 
 
 @pytest.fixture
@@ -85,6 +85,22 @@ def test_a_client_names_what_is_installed_and_no_directory(models, name):
     with pytest.raises(NotHere):
         found.get(name)
     assert opened == [] and "demo" in {card.name for card, _ in registry.installed()}
+
+
+def test_a_model_given_by_its_directory_answers_to_the_directorys_name_where_no_other_does(fresh_home, tmp_path):
+    for name in ("mine", "demo"):
+        (tmp_path / name).mkdir()
+    own, namesake = (resolve(str(tmp_path / name)) for name in ("mine", "demo"))
+    assert model_named("mine", own) is own and [*models_here(own)][:2] == [str(tmp_path / "mine"), "demo"]
+    assert model_named("demo", namesake).path == resolve("demo").path != namesake.path
+    with pytest.raises(NotHere):
+        model_named("ghost", resolve("demo"))
+
+
+def test_who_names_another_model_is_told_of_all_and_no_more_of_his_own_word_than_fits(fresh_home, tmp_path):
+    with pytest.raises(NotHere) as refused:
+        model_named("x" * 10**6, resolve(str(tmp_path)))
+    assert f"there are: {tmp_path}, demo" in str(refused.value) and len(str(refused.value)) < 1000
 
 
 @pytest.mark.slow

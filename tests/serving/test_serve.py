@@ -67,7 +67,7 @@ def test_stop_strings_end_a_reply_and_are_not_in_it(server):
 
 def test_models_are_listed_and_told_one_by_one(server, client):
     assert {one.id for one in client.models.list()} >= {"demo", "demo-draft"}
-    assert client.models.retrieve("demo").id == "demo"
+    assert client.models.retrieve("demo").id == "demo" and client.models.retrieve("demo").created > 10**9
     other = server.chat("Hi", model="demo-draft", max_tokens=3).json
     assert other["model"] == other["localspec"]["model"] == "demo-draft"
     with pytest.raises(openai.NotFoundError, match="demo, demo-draft"):
