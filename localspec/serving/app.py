@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 import localspec
 from localspec.engine.fit_context import Overlong
@@ -20,7 +21,7 @@ from localspec.events import Text
 from localspec.models.registry import TargetCard
 from localspec.outside_files import parse_json
 from localspec.serving.asked import Asked, Refused, chat_request, text_request
-from localspec.serving.guard import BadBody, is_socket
+from localspec.serving.guard import BadBody, is_socket, refuse
 from localspec.serving.loaded import model_named, models_here
 from localspec.serving.mailbox import Mailbox
 from localspec.serving.own import Asking, Opened
@@ -203,13 +204,20 @@ class Serving:
         return self._json(error(sentence, "invalid_request_error"), wrong.status_code)
 
     async def _bad_body(self, request: Request, wrong: BadBody) -> Response:
-        answer = self._json(error(wrong.detail, "invalid_request_error"), wrong.status_code)
-        answer.headers["Connection"] = "close"  # what is left of the body is not read
-        return answer
+        self._room.metrics.answered(wrong.status_code)
+        return _LastWord(wrong.detail, wrong.status_code)
 
     def _json(self, value: Any, status: int = 200) -> JSONResponse:
         self._room.metrics.answered(status)
         return JSONResponse(value, status)
+
+
+class _LastWord(Response):
+    """A refusal while the body still comes, of which the rest is thrown away."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        sentence = bytes(self.body).decode()
+        await refuse(send, self.status_code, sentence, "invalid_request_error", rest=receive)
 
 
 def _listed(card: TargetCard) -> dict[str, Any]:

@@ -170,6 +170,23 @@ def test_a_body_that_is_too_long_is_not_read(server):
     assert server.ask("/v1/models").status == 200
 
 
+def test_a_body_in_chunks_that_turns_out_too_long_is_answered_before_its_connection_closes(server):
+    """One that is reset under who still sends takes the answer with it."""
+
+    def pieces():
+        for number in range(10 * 2**4):
+            yield b" " * 2**16
+            if number > 9 * 2**4:  # by when it was refused
+                time.sleep(0.03)
+
+    connection = server.connection()
+    connection.request("POST", "/v1/chat/completions", pieces(), {"Authorization": f"Bearer {server.key}"})
+    answer = connection.getresponse()
+    assert answer.status == 413 and b"longer than 8 MiB" in answer.read()
+    assert answer.getheader("Connection") == "close"
+    connection.close()
+
+
 def test_a_body_that_is_announced_too_long_is_refused_before_it_comes(server):
     """And not when the time for a body is over, with another status."""
     for length in (9 * 2**20, 10**19):
