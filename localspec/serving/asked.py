@@ -41,7 +41,7 @@ class Asked:
 
 @dataclass
 class _Fields:
-    """The keys of a request that were not looked at yet."""
+    """The keys of a request that were not looked at yet, and those that are `known` to be served."""
 
     left: dict[str, Any]
     known: set[str] = field(default_factory=set)
@@ -53,7 +53,6 @@ class _Fields:
 
     def only(self, name: str, *values: Any, why: str, instead: str = "leave it out") -> None:
         """Of what is not served, the value that asks for nothing is taken. Raises Refused for any other."""
-        self.known.add(name)
         value = self.left.pop(name, None)
         if value is not None and not any(value == one and type(value) is type(one) for one in values):
             raise Refused(f"'{name}' is not served here ({why}); {instead}.", name)
@@ -127,6 +126,8 @@ def _shared(
     usage = fields.take("stream_options", _stream_options)
     if usage is not None and not stream:
         raise Refused("'stream_options' has no effect without 'stream'; leave it out.", "stream_options")
+    if not stream:
+        fields.known.discard("stream_options")
     fields.only("n", 1, why="one reply is written")
     for name in ("presence_penalty", "frequency_penalty"):
         fields.only(name, 0, 0.0, why="a reply is the model's own")
@@ -172,16 +173,14 @@ def _number(name: str, value: object) -> float:
     return float(value)
 
 
-def _whole(name: str, value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**63:
-        raise Refused(f"'{name}' must be a whole number of 0 or more, and not {shown(value)}.", name)
+def _whole(name: str, value: object, least: int = 0) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**63:
+        raise Refused(f"'{name}' must be a whole number of {least} or more, and not {shown(value)}.", name)
     return value
 
 
 def _count(name: str, value: object) -> int:
-    if _whole(name, value) == 0:
-        raise Refused(f"'{name}' is 0, and a reply of no tokens is none; ask for 1 or more.", name)
-    return _whole(name, value)
+    return _whole(name, value, least=1)
 
 
 def _stops(name: str, value: object) -> tuple[str, ...]:
@@ -246,6 +245,7 @@ def _message(place: str, value: object) -> Message:
     if role not in ("system", "developer", "user", "assistant"):
         raise Refused(f"'{place}.role' must be system, developer, user or assistant, and not {shown(role)}.", place)
     content = fields.take("content", lambda _, given: _content(place, given))
+    fields.only("name", why="models are told roles, and no names", instead="leave it out, or say it in 'content'")
     fields.only("refusal", why="nothing is refused here")
     fields.only("tool_calls", [], why="models are given no tools")
     message = {"role": "system" if role == "developer" else role}
