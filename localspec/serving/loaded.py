@@ -3,7 +3,7 @@
 import gc
 import time
 import traceback
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -28,6 +28,7 @@ from localspec.store.store import Store
 
 QUIET_SECONDS = 1.0  # in which nobody asked, before one looks whether another drafter would do better
 BETWEEN_LOOKS = 60.0  # seconds
+MOST_HEARD = 100  # sentences: who asks over HTTP reads none of them
 
 
 @dataclass
@@ -38,7 +39,7 @@ class Loaded:
     load_seconds: float
     used: float
     notices: tuple[str, ...] = ()  # what was said when it was loaded
-    heard: list[str] = field(default_factory=list)  # what is said since
+    heard: deque[str] = field(default_factory=lambda: deque(maxlen=MOST_HEARD))  # what is said since
     looked: float = float("-inf")  # when it was last asked whether another drafter would do better
     doubted: bool = False  # whether it was used since then
 
@@ -53,7 +54,8 @@ class Loaded:
 
     def news(self) -> list[str]:
         """What was said since the last call."""
-        found, self.heard[:] = [*self.heard], []
+        found = [*self.heard]
+        self.heard.clear()
         return found
 
 
@@ -172,9 +174,9 @@ class LoadedModels:
                 self._let_go(in_the_way)
                 continue
             try:
-                began, said = time.monotonic(), list[str]()
+                began, said = time.monotonic(), deque[str](maxlen=MOST_HEARD)
 
-                def notice(sentence: str, heard: list[str] = said) -> None:
+                def notice(sentence: str, heard: deque[str] = said) -> None:
                     heard.append(sentence)
                     self._reporter.notice(sentence)
 

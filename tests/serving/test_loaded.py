@@ -56,6 +56,18 @@ def test_the_one_used_longest_ago_goes_where_there_is_no_room(models, monkeypatc
     assert opened == ["demo", "demo-draft", "demo"] and found.names == ["demo"]
 
 
+def test_what_an_engine_says_and_nobody_reads_is_not_kept_without_end(models):
+    found, *_ = models(1)
+    opening = found._open
+    found._open = lambda *asked, notice, **more: said.append(notice) or opening(*asked, **more)
+    said = []
+    one = found.get("demo")
+    for number in range(10_000):
+        said[0](str(number))
+    kept = one.news()
+    assert len(kept) < 1000 and kept[-1] == "9999" and one.news() == []
+
+
 def test_what_does_not_fit_alone_is_told(models):
     found, _, _ = models(0)
     with pytest.raises(DoesNotFit):
