@@ -20,7 +20,7 @@ from localspec.errors import DoesNotFit, LocalspecError, NotAllowed, NotHere, Us
 from localspec.events import Text
 from localspec.models.registry import TargetCard
 from localspec.outside_files import parse_json
-from localspec.serving.asked import Asked, Refused, chat_request, text_request
+from localspec.serving.asked import Asked, Refused, chat_request, text_request, without_twins
 from localspec.serving.guard import BadBody, is_socket, refuse
 from localspec.serving.loaded import model_named, models_here
 from localspec.serving.mailbox import Mailbox
@@ -88,7 +88,7 @@ class Serving:
             except ClientDisconnect:
                 return Response(status_code=HTTPStatus.BAD_REQUEST)
             try:
-                value = parse_json(body)
+                value = parse_json(body, without_twins)
             except ValueError as wrong:
                 raise Refused(f"The body is no JSON ({wrong}).") from None
             if not _is_text(value):
@@ -230,10 +230,18 @@ def _listed(card: TargetCard) -> dict[str, Any]:
 
 def _is_text(value: object) -> bool:
     """Whether all of its texts are; JSON can name halves of characters."""
-    try:
-        json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        return False
+    left = [value]
+    while left:
+        match left.pop():
+            case str() as text:
+                try:
+                    text.encode()
+                except UnicodeEncodeError:
+                    return False
+            case list() as parts:
+                left += parts
+            case dict() as entries:
+                left += [*entries, *entries.values()]
     return True
 
 

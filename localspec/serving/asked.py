@@ -1,6 +1,7 @@
 """What a client asks for, out of the JSON of its request. Whatever cannot be done is refused, and nothing ignored."""
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -150,6 +151,15 @@ def _shared(
     )
     fields.none_left()
     return asked
+
+
+def without_twins(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON. Raises Refused for a key that stands there twice: the first value would be left out."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        [(twin, _)] = Counter(key for key, _ in pairs).most_common(1)
+        raise Refused(f"An object has the key {shown(twin)} twice; leave one of them out.")
+    return found
 
 
 # -- values -----------------------------------------------------------------------------------------------------------
