@@ -24,6 +24,7 @@ from localspec.serving.asked import Asked, Refused, chat_request, text_request, 
 from localspec.serving.guard import BadBody, is_socket, refuse
 from localspec.serving.loaded import model_named, models_here
 from localspec.serving.mailbox import Mailbox
+from localspec.serving.over_socket import SIGN_SECONDS
 from localspec.serving.own import Asking, Opened
 from localspec.serving.replies import Shape, broken_off, error
 from localspec.serving.room import Answer, Begun, Ended, EngineRoom, Line, Ticket
@@ -177,7 +178,16 @@ class Serving:
         try:
             if ahead:
                 yield _line({"ahead": ahead})
-            while (answer := await box.next()) is not None:
+            while True:
+                try:
+                    async with asyncio.timeout(SIGN_SECONDS):
+                        answer = await box.next()
+                except TimeoutError:  # a sign of life
+                    yield _line({"ahead": ahead})
+                    continue
+                if answer is None:
+                    return
+                ahead = 0
                 found = [_own_line(one) for one in (answer, *box.rest())]
                 yield b"".join(line for line, _ in found)
                 if any(over for _, over in found):
