@@ -6,6 +6,7 @@ import os
 import re
 import stat
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -53,10 +54,13 @@ def decoded(content: bytes, encoding: str = "utf-8") -> str:
     return text
 
 
-def parse_json(content: bytes | str) -> Any:
-    """Returns what JSON says. Raises ValueError, also for what is nested too deeply or a number of too many digits."""
+def parse_json(content: bytes | str, pairs: Callable[[list[tuple[str, Any]]], dict[str, Any]] | None = None) -> Any:
+    """Returns what JSON says, with objects as `pairs` makes them.
+
+    Raises ValueError, also for what is nested too deeply or a number of too many digits.
+    """
     try:
-        return json.loads(content, parse_int=_integer)
+        return json.loads(content, parse_int=_integer, object_pairs_hook=pairs)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
 

@@ -122,7 +122,7 @@ def serve(
             os.kill(os.getpid(), signal.SIGTERM)
 
         room = EngineRoom(settings, opening, rests, end)
-        app: ASGIApp = Guard(Serving(room, card.name).app, key)
+        app: ASGIApp = Guard(Serving(room, card).app, key)
         url = f"http://{HOST}:{sockets[1].getsockname()[1]}" if port is not None else ""
 
         def open_by(one_time: str) -> None:
@@ -147,4 +147,6 @@ def serve(
             serve(browser or app, sockets, started, websockets=ui)
         finally:
             room.close()
+        if room.failure is not None:
+            raise LocalspecError(room.failure)
     return 0

@@ -1,5 +1,7 @@
 """A process that lives long chooses its drafter anew, as each new one does: by what was measured since."""
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 
 from localspec.config import Settings
@@ -25,7 +27,9 @@ def reconsidered(engine: Engine, settings: Settings, store: Store | None, report
     replace(engine.profile, cache=cache).costs_of_an_idle_moment(engine.target)
     known = BandwidthProfiler(cache, settings.exact, settings.context)
     try:
-        again, *_ = choices(model_of(card), requested_drafter(settings, card), settings, _as_before(engine), known)
+        again, *_ = choices(
+            model_of(card), requested_drafter(settings, card), settings, machine_without([engine]), known
+        )
         same = (again.drafter, again.trained) == (engine.choice.drafter, engine.choice.trained)
         if not again.loads_as(engine.choice):
             return engine
@@ -37,8 +41,10 @@ def reconsidered(engine: Engine, settings: Settings, store: Store | None, report
         return engine
 
 
-def _as_before(engine: Engine) -> Machine:
-    """The machine with the memory that this engine holds."""
-    machine, (device, held) = this_machine(), engine.held
-    devices = (replace(one, free=one.free + held) if one.name == device else one for one in machine.devices)
+def machine_without(engines: Iterable[Engine]) -> Machine:
+    """This machine as it would be without these engines: with the memory that they hold."""
+    machine, given_back = this_machine(), Counter[str]()
+    for device, held in (engine.held for engine in engines):
+        given_back[device] += held
+    devices = (replace(one, free=one.free + given_back[one.name]) for one in machine.devices)
     return replace(machine, devices=tuple(devices))

@@ -83,3 +83,15 @@ def give_back(device: str) -> None:
         torch.cuda.empty_cache()
     elif device == "mps":
         torch.mps.empty_cache()
+
+
+def is_lost() -> bool:
+    """Whether a failed kernel took CUDA from this process: from then on, whatever it asks of it fails."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return False
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return True
+    return False

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from http import HTTPStatus
 from typing import Any
 
@@ -11,16 +12,19 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 import localspec
 from localspec.engine.fit_context import Overlong
 from localspec.errors import DoesNotFit, LocalspecError, NotAllowed, NotHere, UsageMistake
 from localspec.events import Text
-from localspec.models import registry
+from localspec.models.registry import TargetCard
 from localspec.outside_files import parse_json
-from localspec.serving.asked import Asked, Refused, chat_request, text_request
-from localspec.serving.guard import BadBody, is_socket
+from localspec.serving.asked import Asked, Refused, chat_request, text_request, without_twins
+from localspec.serving.guard import BadBody, is_socket, refuse
+from localspec.serving.loaded import model_named, models_here
 from localspec.serving.mailbox import Mailbox
+from localspec.serving.over_socket import SIGN_SECONDS
 from localspec.serving.own import Asking, Opened
 from localspec.serving.replies import Shape, broken_off, error
 from localspec.serving.room import Answer, Begun, Ended, EngineRoom, Line, Ticket
@@ -40,7 +44,7 @@ STATUSES: tuple[tuple[type[LocalspecError], int, str, str | None], ...] = (
 class Serving:
     """The application over one engine room. `first` is the model that answers where none is named."""
 
-    def __init__(self, room: EngineRoom, first: str) -> None:
+    def __init__(self, room: EngineRoom, first: TargetCard) -> None:
         self._room, self._first = room, first
         self._replying: dict[str, Ticket] = {}  # to the user's own commands, by name
         routes = [
@@ -64,23 +68,17 @@ class Serving:
 
     async def models(self, request: Request) -> Response:
         """Those that a request can name."""
-        return self._json({"object": "list", "data": [*self._models().values()]})
+        here = await asyncio.to_thread(models_here, self._first)  # it looks all over the disk
+        return self._json({"object": "list", "data": [*map(_listed, here.values())]})
 
     async def model(self, request: Request) -> Response:
         """One of them."""
-        found, name = self._models(), request.path_params["name"]
-        if name not in found:
-            raise NotHere(f"There is no model {name!r} here; there are: {', '.join(found)}.")
-        return self._json(found[name])
+        card = await asyncio.to_thread(model_named, request.path_params["name"], self._first)
+        return self._json(_listed(card))
 
     async def metrics(self, request: Request) -> Response:
         """Figures for Prometheus."""
         return PlainTextResponse(self._room.metrics.text(self._room.waiting), media_type="text/plain; version=0.0.4")
-
-    def _models(self) -> dict[str, dict[str, Any]]:
-        here = [card.name for card, found in registry.installed() if not isinstance(found, LocalspecError)]
-        names = dict.fromkeys([self._first, *here])
-        return {name: {"id": name, "object": "model", "created": 0, "owned_by": "localspec"} for name in names}
 
     # -- replies ------------------------------------------------------------------------------------------------------
 
@@ -91,7 +89,7 @@ class Serving:
             except ClientDisconnect:
                 return Response(status_code=HTTPStatus.BAD_REQUEST)
             try:
-                value = parse_json(body)
+                value = parse_json(body, without_twins)
             except ValueError as wrong:
                 raise Refused(f"The body is no JSON ({wrong}).") from None
             if not _is_text(value):
@@ -180,7 +178,16 @@ class Serving:
         try:
             if ahead:
                 yield _line({"ahead": ahead})
-            while (answer := await box.next()) is not None:
+            while True:
+                try:
+                    async with asyncio.timeout(SIGN_SECONDS):
+                        answer = await box.next()
+                except TimeoutError:  # a sign of life
+                    yield _line({"ahead": ahead})
+                    continue
+                if answer is None:
+                    return
+                ahead = 0
                 found = [_own_line(one) for one in (answer, *box.rest())]
                 yield b"".join(line for line, _ in found)
                 if any(over for _, over in found):
@@ -207,21 +214,44 @@ class Serving:
         return self._json(error(sentence, "invalid_request_error"), wrong.status_code)
 
     async def _bad_body(self, request: Request, wrong: BadBody) -> Response:
-        answer = self._json(error(wrong.detail, "invalid_request_error"), wrong.status_code)
-        answer.headers["Connection"] = "close"  # what is left of the body is not read
-        return answer
+        self._room.metrics.answered(wrong.status_code)
+        return _LastWord(wrong.detail, wrong.status_code)
 
     def _json(self, value: Any, status: int = 200) -> JSONResponse:
         self._room.metrics.answered(status)
         return JSONResponse(value, status)
 
 
+class _LastWord(Response):
+    """A refusal while the body still comes, of which the rest is thrown away."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        sentence = bytes(self.body).decode()
+        await refuse(send, self.status_code, sentence, "invalid_request_error", rest=receive)
+
+
+def _listed(card: TargetCard) -> dict[str, Any]:
+    """A model as lists of models tell it; `created` is when its files came here."""
+    created = 0
+    with suppress(OSError):
+        created = int(card.path.stat().st_mtime)
+    return {"id": card.name, "object": "model", "created": created, "owned_by": "localspec"}
+
+
 def _is_text(value: object) -> bool:
     """Whether all of its texts are; JSON can name halves of characters."""
-    try:
-        json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        return False
+    left = [value]
+    while left:
+        match left.pop():
+            case str() as text:
+                try:
+                    text.encode()
+                except UnicodeEncodeError:
+                    return False
+            case list() as parts:
+                left += parts
+            case dict() as entries:
+                left += [*entries, *entries.values()]
     return True
 
 

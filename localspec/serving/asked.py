@@ -1,6 +1,7 @@
 """What a client asks for, out of the JSON of its request. Whatever cannot be done is refused, and nothing ignored."""
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -41,7 +42,7 @@ class Asked:
 
 @dataclass
 class _Fields:
-    """The keys of a request that were not looked at yet."""
+    """The keys of a request that were not looked at yet, and those that are `known` to be served."""
 
     left: dict[str, Any]
     known: set[str] = field(default_factory=set)
@@ -53,7 +54,6 @@ class _Fields:
 
     def only(self, name: str, *values: Any, why: str, instead: str = "leave it out") -> None:
         """Of what is not served, the value that asks for nothing is taken. Raises Refused for any other."""
-        self.known.add(name)
         value = self.left.pop(name, None)
         if value is not None and not any(value == one and type(value) is type(one) for one in values):
             raise Refused(f"'{name}' is not served here ({why}); {instead}.", name)
@@ -127,6 +127,8 @@ def _shared(
     usage = fields.take("stream_options", _stream_options)
     if usage is not None and not stream:
         raise Refused("'stream_options' has no effect without 'stream'; leave it out.", "stream_options")
+    if not stream:
+        fields.known.discard("stream_options")
     fields.only("n", 1, why="one reply is written")
     for name in ("presence_penalty", "frequency_penalty"):
         fields.only(name, 0, 0.0, why="a reply is the model's own")
@@ -151,37 +153,44 @@ def _shared(
     return asked
 
 
+def without_twins(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON. Raises Refused for a key that stands there twice: the first value would be left out."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        [(twin, _)] = Counter(key for key, _ in pairs).most_common(1)
+        raise Refused(f"An object has the key {shown(twin)} twice; leave one of them out.")
+    return found
+
+
 # -- values -----------------------------------------------------------------------------------------------------------
 
 
 def _text(name: str, value: object) -> str:
     if not isinstance(value, str) or not value.strip():
-        raise Refused(f"'{name}' must be a text, and not {_shown(value)}.", name)
+        raise Refused(f"'{name}' must be a text, and not {shown(value)}.", name)
     return value
 
 
 def _flag(name: str, value: object) -> bool:
     if not isinstance(value, bool):
-        raise Refused(f"'{name}' must be true or false, and not {_shown(value)}.", name)
+        raise Refused(f"'{name}' must be true or false, and not {shown(value)}.", name)
     return value
 
 
 def _number(name: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise Refused(f"'{name}' must be a number, and not {_shown(value)}.", name)
+        raise Refused(f"'{name}' must be a number, and not {shown(value)}.", name)
     return float(value)
 
 
-def _whole(name: str, value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**63:
-        raise Refused(f"'{name}' must be a whole number of 0 or more, and not {_shown(value)}.", name)
+def _whole(name: str, value: object, least: int = 0) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**63:
+        raise Refused(f"'{name}' must be a whole number of {least} or more, and not {shown(value)}.", name)
     return value
 
 
 def _count(name: str, value: object) -> int:
-    if _whole(name, value) == 0:
-        raise Refused(f"'{name}' is 0, and a reply of no tokens is none; ask for 1 or more.", name)
-    return _whole(name, value)
+    return _whole(name, value, least=1)
 
 
 def _stops(name: str, value: object) -> tuple[str, ...]:
@@ -195,7 +204,7 @@ def _stream_options(name: str, value: object) -> bool:
     """Whether the last piece tells the usage."""
     options = _Fields(dict(value)) if isinstance(value, dict) else None
     if options is None:
-        raise Refused(f"'{name}' must be an object, and not {_shown(value)}.", name)
+        raise Refused(f"'{name}' must be an object, and not {shown(value)}.", name)
     usage = options.take("include_usage", _flag, False)
     options.only("include_obfuscation", False, why="nothing hides the length of a piece")
     options.none_left()
@@ -205,14 +214,14 @@ def _stream_options(name: str, value: object) -> bool:
 def _effort(name: str, value: object) -> bool:
     """Whether the model is told to think; how much cannot be told it."""
     if value not in ("none", "minimal", "low", "medium", "high"):
-        raise Refused(f"'{name}' must be none, minimal, low, medium or high, and not {_shown(value)}.", name)
+        raise Refused(f"'{name}' must be none, minimal, low, medium or high, and not {shown(value)}.", name)
     return value not in ("none", "minimal")
 
 
 def _template_switch(name: str, value: object) -> bool | None:
     switches = _Fields(dict(value)) if isinstance(value, dict) else None
     if switches is None:
-        raise Refused(f"'{name}' must be an object, and not {_shown(value)}.", name)
+        raise Refused(f"'{name}' must be an object, and not {shown(value)}.", name)
     found: bool | None = switches.take("enable_thinking", _flag)
     switches.none_left()
     return found
@@ -240,12 +249,13 @@ def _messages(name: str, value: object) -> list[Message]:
 
 def _message(place: str, value: object) -> Message:
     if not isinstance(value, dict):
-        raise Refused(f"'{place}' must be an object, and not {_shown(value)}.", place)
+        raise Refused(f"'{place}' must be an object, and not {shown(value)}.", place)
     fields = _Fields(dict(value))
     role = fields.take("role", _text)
     if role not in ("system", "developer", "user", "assistant"):
-        raise Refused(f"'{place}.role' must be system, developer, user or assistant, and not {_shown(role)}.", place)
+        raise Refused(f"'{place}.role' must be system, developer, user or assistant, and not {shown(role)}.", place)
     content = fields.take("content", lambda _, given: _content(place, given))
+    fields.only("name", why="models are told roles, and no names", instead="leave it out, or say it in 'content'")
     fields.only("refusal", why="nothing is refused here")
     fields.only("tool_calls", [], why="models are given no tools")
     message = {"role": "system" if role == "developer" else role}
@@ -269,6 +279,7 @@ def _content(place: str, value: object) -> str:
     return "".join(parts)
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
+    """A value that somebody sent, cut short."""
     words = repr(value)
     return words if len(words) <= 60 else f"{words[:57]}…"

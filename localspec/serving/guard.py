@@ -42,7 +42,7 @@ class Guard:
             return
         refused = self._refused(scope)
         if refused:
-            await _answer(send, *refused, rest=receive if refused[1] == TOO_LONG else None)
+            await refuse(send, *refused, rest=receive if refused[1] == TOO_LONG else None)
             return
         await self._app(scope, _Reader(receive), send)
 
@@ -82,6 +82,7 @@ class _Reader:
             async with asyncio.timeout_at(self._until):
                 message = await self._receive()
         except TimeoutError:
+            self._open = False
             raise BadBody(408, f"The body did not come within {BODY_SECONDS:.0f} seconds.") from None
         self._left -= len(message.get("body", b""))
         if self._left < 0:
@@ -126,7 +127,7 @@ def _bearer(value: bytes) -> bytes:
     return key.strip() if scheme.lower() == b"bearer" else b""
 
 
-async def _answer(send: Send, status: int, sentence: str, kind: str, rest: Receive | None = None) -> None:
+async def refuse(send: Send, status: int, sentence: str, kind: str, rest: Receive | None = None) -> None:
     """Answers, and lets go; what is left of a body is thrown away where `rest` brings it."""
     body = json.dumps(error(sentence, kind)).encode()
     headers: list[Any] = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]

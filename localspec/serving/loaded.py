@@ -3,7 +3,7 @@
 import gc
 import time
 import traceback
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -12,9 +12,10 @@ from localspec.checkpoint import inspect
 from localspec.config import Settings
 from localspec.engine.device_profile import BandwidthProfiler
 from localspec.engine.measurement_cache import MeasurementCache
-from localspec.engine.reconsidering import reconsidered
+from localspec.engine.reconsidering import machine_without, reconsidered
 from localspec.errors import DoesNotFit, LocalspecError, NotHere
 from localspec.events import Reporter
+from localspec.machine.machine import Machine
 from localspec.machine.memory import give_back
 from localspec.models import registry
 from localspec.models.model import model_of
@@ -22,10 +23,12 @@ from localspec.models.model_config import read_config
 from localspec.models.registry import TargetCard
 from localspec.policy.choice import Choice
 from localspec.policy.selection import choices, requested_drafter
+from localspec.serving.asked import shown
 from localspec.store.store import Store
 
 QUIET_SECONDS = 1.0  # in which nobody asked, before one looks whether another drafter would do better
 BETWEEN_LOOKS = 60.0  # seconds
+MOST_HEARD = 100  # sentences: who asks over HTTP reads none of them
 
 
 @dataclass
@@ -36,7 +39,7 @@ class Loaded:
     load_seconds: float
     used: float
     notices: tuple[str, ...] = ()  # what was said when it was loaded
-    heard: list[str] = field(default_factory=list)  # what is said since
+    heard: deque[str] = field(default_factory=lambda: deque(maxlen=MOST_HEARD))  # what is said since
     looked: float = float("-inf")  # when it was last asked whether another drafter would do better
     doubted: bool = False  # whether it was used since then
 
@@ -51,7 +54,8 @@ class Loaded:
 
     def news(self) -> list[str]:
         """What was said since the last call."""
-        found, self.heard[:] = [*self.heard], []
+        found = [*self.heard]
+        self.heard.clear()
         return found
 
 
@@ -72,12 +76,40 @@ class Taken:
         return bool(getattr(asked, name) == (self.context if name == "context" else getattr(self.choice, name)))
 
 
-def would_take(settings: Settings, card: TargetCard, store: Store | None, reporter: Reporter) -> Taken:
+def would_take(
+    settings: Settings, card: TargetCard, store: Store | None, reporter: Reporter, machine: Machine | None = None
+) -> Taken:
     """What a model would be loaded as. Raises UsageMistake, NotHere, DoesNotFit where the settings forbid it."""
-    known = BandwidthProfiler(MeasurementCache(store, reporter), settings.exact, settings.context)
-    model = model_of(card)
-    choice, *_ = choices(model, requested_drafter(settings, card), settings, measurements=known)
+    choice = _would_choose(settings, card, store, reporter, machine)
     return Taken(choice, read_config(inspect(card.path)).context_for(settings.context))
+
+
+def _would_choose(
+    settings: Settings, card: TargetCard, store: Store | None, reporter: Reporter, machine: Machine | None
+) -> Choice:
+    known = BandwidthProfiler(MeasurementCache(store, reporter), settings.exact, settings.context)
+    return choices(model_of(card), requested_drafter(settings, card), settings, machine, known)[0]
+
+
+def models_here(first: TargetCard) -> dict[str, TargetCard]:
+    """What a request can name: the server's own model, and all that are installed."""
+    others = (card for card, found in registry.installed() if not isinstance(found, LocalspecError))
+    return {first.name: first, **{card.name: card for card in others if card.name != first.name}}
+
+
+def model_named(name: str, first: TargetCard) -> TargetCard:
+    """The model of this name. Raises NotHere.
+
+    A client names what is installed, and no directory of this machine but the server's own, by its last part alone too.
+    """
+    if name == first.name:
+        return first
+    here = models_here(first)
+    if name in here:
+        return here[name]
+    if first.entry is None and name == first.path.name:
+        return first
+    raise NotHere(f"There is no model {shown(name)} here; there are: {', '.join(here)}.")
 
 
 class LoadedModels:
@@ -98,16 +130,8 @@ class LoadedModels:
         return list(self._loaded)
 
     def card(self, name: str | None) -> TargetCard:
-        """The model of this name, the server's own where none is given. Raises NotHere.
-
-        A client names what is installed, and no directory of this machine.
-        """
-        if name in (None, self._first.name):
-            return self._first
-        here = {card.name: card for card, found in registry.installed() if not isinstance(found, LocalspecError)}
-        if name not in here:
-            raise NotHere(f"There is no model {name!r} here; there are: {', '.join(here)}.")
-        return here[name]
+        """The model of this name, the server's own where none is given. Raises NotHere."""
+        return self._first if name is None else model_named(name, self._first)
 
     def get(self, name: str | None) -> Loaded:
         """The engine of this model, which is loaded where it is not; others go where there is no room beside them.
@@ -135,7 +159,8 @@ class LoadedModels:
         if card.name in self._loaded:
             engine = self._loaded[card.name].engine
             return Taken(engine.choice, engine.context)
-        return would_take(self._settings, card, self._store, self._reporter)
+        alone = machine_without(one.engine for one in self._loaded.values())  # others go for its sake
+        return would_take(self._settings, card, self._store, self._reporter, alone)
 
     def _exact_card(self, name: str, path: str) -> TargetCard:
         card = self.card(name)
@@ -145,10 +170,13 @@ class LoadedModels:
 
     def _of(self, card: TargetCard) -> Loaded:
         while card.name not in self._loaded:
+            if (in_the_way := self._in_the_way(card)) is not None:
+                self._let_go(in_the_way)
+                continue
             try:
-                began, said = time.monotonic(), list[str]()
+                began, said = time.monotonic(), deque[str](maxlen=MOST_HEARD)
 
-                def notice(sentence: str, heard: list[str] = said) -> None:
+                def notice(sentence: str, heard: deque[str] = said) -> None:
                     heard.append(sentence)
                     self._reporter.notice(sentence)
 
@@ -163,6 +191,24 @@ class LoadedModels:
                 self._let_go(next(iter(self._loaded)))
         self._loaded.move_to_end(card.name)
         return self._loaded[card.name]
+
+    def _in_the_way(self, card: TargetCard) -> str | None:
+        """Which model goes first, so that this one need not take a slower device for its sake."""
+        holding = [name for name, one in self._loaded.items() if one.engine.held[1]]
+        if not holding:
+            return None
+
+        def taken(machine: Machine) -> Choice:
+            return _would_choose(self._settings, card, self._store, self._reporter, machine)
+
+        try:
+            alone = taken(machine_without(self._loaded[name].engine for name in holding))
+            beside = taken(machine_without(()))
+        except LocalspecError:  # which opening it tells
+            return None
+        if alone.device == beside.device:
+            return None
+        return next((name for name in holding if self._loaded[name].engine.held[0] == alone.device), None)
 
     def rest(self) -> float | None:
         """What is done while nobody asks: models that were not used for long go, others may get another drafter.

@@ -22,7 +22,8 @@ from localspec.events import Done, Draft, Event, Memory, Prefill, Statistics, Te
 LOOK = 0.2  # seconds between two looks at whether an answer is still wanted
 CONNECT_SECONDS = 1.0
 HEAD_SECONDS = 8.0  # until the server takes a request, and from a line's first byte to its last: one that hangs is none
-SILENT_SECONDS = 600.0  # of a server that is asked by others meanwhile, or loads its model
+SIGN_SECONDS = 10.0  # after which a server that answers others, or loads its model, says once more who is before
+SILENT_SECONDS = 120.0  # without even that: one that loads its model may be slow to say it
 LONGEST_HEAD, LONGEST_LINE = 2**16, 2**26  # bytes
 _SOL_LOCAL, _LOCAL_PEERPID = 0, 2  # macOS
 

@@ -12,16 +12,20 @@ from typing import Any
 from localspec import Limits
 from localspec.config import Settings
 from localspec.engine.report import Report
-from localspec.errors import LocalspecError, UsageMistake
+from localspec.errors import LocalspecError, UsageMistake, first_line
 from localspec.events import Done, Text
+from localspec.machine.memory import is_lost
 from localspec.serving.asked import Asked, Refused
 from localspec.serving.loaded import LoadedModels
 from localspec.serving.metrics import Metrics
 from localspec.serving.own import NAMED_SECONDS, Asking, Opened, Telling, form
 from localspec.serving.turns import Turns
+from localspec.text import one_line
 
 WAITING, WAITING_BYTES = 1000, 256 * 2**20  # of requests at most
 CLOSE_SECONDS = 5.0
+LONGEST_FAILURE = 200  # letters of what ended the engines
+STOPPED = "The server is being stopped."
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,8 @@ class Ticket:
 class EngineRoom(threading.Thread):
     """`opening` opens what the engines need, and is called on this thread; what it enters is closed at the end.
 
-    Where nobody has asked for `idle` seconds, `end` is called, once.
+    Where nobody has asked for `idle` seconds, `end` is called, once; so it is where the thread cannot go on, and
+    `failure` is the sentence that says why.
     """
 
     def __init__(
@@ -81,7 +86,8 @@ class EngineRoom(threading.Thread):
         self._settings, self._opening, self._idle, self._end = settings, opening, idle, end
         self._turns: Turns[Ticket] = Turns(WAITING, WAITING_BYTES)
         self._leaving = threading.Event()
-        self._busy = False
+        self._under_way: Ticket | None = None
+        self.failure: str | None = None
 
     @property
     def waiting(self) -> int:
@@ -91,41 +97,58 @@ class EngineRoom(threading.Thread):
     @property
     def ahead(self) -> int:
         """Requests that are answered before one that came now, if the clients of all are one."""
-        return self.waiting + self._busy
+        return self.waiting + (self._under_way is not None)
 
     def ask(self, ticket: Ticket) -> None:
-        """Puts a request in the queue. Raises TooMany."""
+        """Puts a request in the queue. Raises TooMany, LocalspecError where nobody is answered any more."""
+        if self._turns.closed:
+            raise LocalspecError(self.failure or STOPPED)
         self._turns.put(ticket.client, ticket, ticket.size)
 
     def close(self) -> bool:
         """Stops the reply under way and answers nobody any more; returns whether the thread has ended."""
         self._leaving.set()
         for ticket in self._turns.close():
-            ticket.deliver(LocalspecError("The server is being stopped."))
+            ticket.deliver(LocalspecError(STOPPED))
         self.join(CLOSE_SECONDS)
         return not self.is_alive()
 
     def run(self) -> None:
-        with ExitStack() as at_the_end:
-            models = self._opening(at_the_end)
-            asked = time.monotonic()
-            while not self._turns.closed:
-                seconds = models.rest()
-                self.metrics.models = models.names
-                if self._idle is not None:
-                    left = asked + self._idle - time.monotonic()
-                    if left <= 0:
-                        self._idle = None
-                        self._end()
-                        continue
-                    seconds = left if seconds is None else min(seconds, left)
-                ticket = self._turns.next(seconds)
-                if ticket is not None and not ticket.gone.is_set():
-                    self._busy = True
-                    self._answer(models, ticket)
-                    self._busy = False
-                if ticket is not None:
-                    asked = time.monotonic()
+        try:
+            with ExitStack() as at_the_end:
+                self._take_turns(self._opening(at_the_end))
+        except BaseException as error:  # noqa: BLE001  # whatever it was: who waits for this thread would wait for ever
+            traceback.print_exc()
+            self._give_up(error)
+
+    def _take_turns(self, models: LoadedModels) -> None:
+        asked = time.monotonic()
+        while not self._turns.closed:
+            seconds = models.rest()
+            self.metrics.models = models.names
+            if self._idle is not None:
+                left = asked + self._idle - time.monotonic()
+                if left <= 0:
+                    self._idle = None
+                    self._end()
+                    continue
+                seconds = left if seconds is None else min(seconds, left)
+            ticket = self._turns.next(seconds)
+            if ticket is not None and not ticket.gone.is_set():
+                self._under_way = ticket
+                self._answer(models, ticket)
+                self._under_way = None
+            if ticket is not None:
+                asked = time.monotonic()
+
+    def _give_up(self, error: BaseException) -> None:
+        """Tells everybody who waits, and ends the server."""
+        what = one_line(f"{type(error).__name__}: {first_line(error)}")[:LONGEST_FAILURE]
+        self.failure = f"The engines cannot go on ({what}), and the server is being stopped; start it again."
+        waiting = self._turns.close()
+        for ticket in ([self._under_way] if self._under_way else []) + waiting:
+            ticket.deliver(LocalspecError(self.failure))
+        self._end()
 
     def _answer(self, models: LoadedModels, ticket: Ticket) -> None:
         try:
@@ -140,7 +163,9 @@ class EngineRoom(threading.Thread):
                     self._reply(models, ticket, asked)
         except LocalspecError as error:
             ticket.deliver(error)
-        except Exception as error:  # noqa: BLE001  # one request must not end all others
+        except Exception as error:  # one request must not end all others
+            if is_lost():
+                raise
             traceback.print_exc()
             ticket.deliver(error)
 
@@ -159,7 +184,7 @@ class EngineRoom(threading.Thread):
                     if ticket.gone.is_set() or ticket.stopped.is_set():
                         break
                     if self._leaving.is_set():
-                        raise LocalspecError("The server is being stopped.")
+                        raise LocalspecError(STOPPED)
                     for sentence in loaded.news():
                         ticket.deliver(Line({"notice": sentence}))
                     ticket.deliver(Line(telling.of(event)))
@@ -212,7 +237,7 @@ class EngineRoom(threading.Thread):
                 if ticket.gone.is_set():
                     break
                 if self._leaving.is_set():
-                    raise LocalspecError("The server is being stopped.")
+                    raise LocalspecError(STOPPED)
                 if not begun:
                     ticket.deliver(Begun(engine.choice.target.name, report.start))
                     begun = True

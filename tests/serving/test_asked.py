@@ -63,7 +63,7 @@ def test_parts_of_text_belong_together_and_thoughts_come_along():
         ({"top_k": 1.5}, "top_k", "whole number"),
         ({"seed": -1}, "seed", "whole number"),
         ({"max_tokens": 0}, "max_tokens", "1 or more"),
-        ({"max_tokens": True}, "max_tokens", "whole number"),
+        ({"max_tokens": True}, "max_tokens", "whole number of 1 or more, and not True"),
         ({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens", "contradict"),
         ({"stop": [""]}, "stop", "none of them empty"),
         ({"stop": ["x"] * 17}, "stop", "at most 16"),
@@ -81,13 +81,29 @@ def test_parts_of_text_belong_together_and_thoughts_come_along():
         ({"messages": [{"role": "user"}]}, "messages[0]", "missing"),
         ({"messages": ["Hi"]}, "messages[0]", "an object"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0]", "pictures"),
-        ({"messages": [{"role": "user", "content": "x", "name": "Tim"}]}, "name", "There is no field 'name'"),
+        ({"messages": [{"role": "user", "content": "x", "name": "Tim"}]}, "name", "say it in 'content'"),
     ],
 )
 def test_what_cannot_be_done_is_refused_by_its_name(more: dict[str, Any], field: str, words: str):
     with pytest.raises(Refused, match=".") as refused:
         chat_request({"messages": HI, **more})
     assert refused.value.field == field and words in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("more", "hint"),
+    [
+        ({"repeat_penalty": 1.1}, ""),
+        ({"options": {}}, ""),
+        ({"stream_option": {}}, " (did you mean 'stream'?)"),
+        ({"stream": True, "stream_option": {}}, " (did you mean 'stream_options'?)"),
+        ({"max_token": 5}, " (did you mean 'max_tokens'?)"),
+    ],
+)
+def test_no_field_is_suggested_that_would_be_refused_as_well(more: dict[str, Any], hint: str):
+    with pytest.raises(Refused) as refused:
+        chat_request({"messages": HI, **more})
+    assert str(refused.value) == f"There is no field '{[*more][-1]}' here{hint}; leave it out."
 
 
 @pytest.mark.parametrize("more", [{"suffix": "x"}, {"echo": True}, {"best_of": 2}, {"logprobs": 1}, {"prompt": [1, 2]},

@@ -1,6 +1,7 @@
 """Connections of those who ask nothing, of too many at once, and of programs that are told apart."""
 
 import asyncio
+import json
 import os
 import socket
 import sys
@@ -15,11 +16,15 @@ import uvicorn
 from clocks import PATIENCE
 from uvicorn.server import ServerState
 
+from localspec.config import Settings
 from localspec.errors import LocalspecError
-from localspec.serving import connections, over_socket
+from localspec.serving import app, connections, over_socket
+from localspec.serving.app import Serving
 from localspec.serving.connections import Connection, connections_of_others
 from localspec.serving.listen import own_socket
+from localspec.serving.mailbox import Mailbox
 from localspec.serving.over_socket import Gone, lines
+from localspec.serving.room import EngineRoom, Line, Ticket
 
 if sys.platform == "win32":
     pytest.skip("no sockets of the file system", allow_module_level=True)
@@ -103,6 +108,50 @@ def test_a_server_that_hangs_is_none(tmp_path, monkeypatch):
         mute.listen()
         with pytest.raises(Gone, match="has said nothing"):
             list(lines(tmp_path / "socket", "/localspec/open", {}))
+
+
+def test_who_waits_for_a_turn_is_given_signs_of_life(monkeypatch):
+    """So that a server that hangs is told from one that answers others, and long before ten minutes are over."""
+    assert 5 * over_socket.SIGN_SECONDS < over_socket.SILENT_SECONDS <= 120
+    monkeypatch.setattr(app, "SIGN_SECONDS", 0.01)
+
+    async def story():
+        left = asyncio.ensure_future(asyncio.Event().wait())
+        box, ticket = Mailbox(left), Ticket(None, "", 0, None)
+        said = Serving(EngineRoom(Settings(), None), None)._lines(ticket, box, 3, left)
+        found = [json.loads(await anext(said)) for _ in range(3)]
+        box.deliver(Line({"engine": "e"}))
+        while "engine" not in found[-1]:
+            found.append(json.loads(await anext(said)))
+        found.append(json.loads(await anext(said)))
+        box.deliver(Line({"kept": None}))
+        found += [json.loads(line) async for line in said]
+        assert found[:3] == [{"ahead": 3}] * 3 and {"ahead": 0} in found and found[-1] == {"kept": None}
+
+    asyncio.run(story())
+
+
+def test_one_that_hangs_with_somebody_before_is_given_up(tmp_path, monkeypatch):
+    monkeypatch.setattr(over_socket, "SILENT_SECONDS", 0.3)
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(os.fspath(tmp_path / "socket"))
+        listening.listen()
+        over = threading.Event()
+
+        def say_one_line() -> None:
+            connection, _ = listening.accept()
+            with connection:
+                connection.sendall(OK + b'{"ahead": 3}\n')
+                over.wait(PATIENCE)
+
+        thread = threading.Thread(target=say_one_line)
+        thread.start()
+        try:
+            with pytest.raises(Gone, match="has said nothing"):
+                list(lines(tmp_path / "socket", "/localspec/reply", {}))
+        finally:
+            over.set()
+            thread.join(PATIENCE)
 
 
 OK = b"HTTP/1.0 200 OK\r\n\r\n"

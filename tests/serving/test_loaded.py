@@ -4,15 +4,20 @@ import shutil
 from types import SimpleNamespace
 
 import pytest
+from machines import GIB, SEVEN, cpu, gpu, machine, unfetched
 
 from localspec.config import Settings
+from localspec.engine import reconsidering
 from localspec.errors import DoesNotFit, NotHere
 from localspec.events import Reporter
 from localspec.models import registry
+from localspec.models.model import model_of
 from localspec.models.registry import resolve
 from localspec.policy.drafter_spec import named_drafter
+from localspec.policy.measurements import NoMeasurements
+from localspec.policy.selection import choices, requested_drafter
 from localspec.serving import loaded
-from localspec.serving.loaded import LoadedModels, Taken
+from localspec.serving.loaded import LoadedModels, Taken, model_named, models_here
 
 
 @pytest.fixture
@@ -28,7 +33,7 @@ def models(monkeypatch, fresh_home):
             if len(found.names) >= room:
                 raise DoesNotFit("There is no room.")
             opened.append(card.name)
-            return SimpleNamespace(choice=SimpleNamespace(device="cpu"))
+            return SimpleNamespace(choice=SimpleNamespace(device="cpu"), held=("cpu", 0))
 
         found = LoadedModels(Settings(), resolve("demo"), None, 60.0, Reporter(), open_engine)
         return found, opened, clock
@@ -49,6 +54,18 @@ def test_the_one_used_longest_ago_goes_where_there_is_no_room(models, monkeypatc
     for name in ("demo", "demo-draft", "demo"):
         found.get(name)
     assert opened == ["demo", "demo-draft", "demo"] and found.names == ["demo"]
+
+
+def test_what_an_engine_says_and_nobody_reads_is_not_kept_without_end(models):
+    found, *_ = models(1)
+    opening = found._open
+    found._open = lambda *asked, notice, **more: said.append(notice) or opening(*asked, **more)
+    said = []
+    one = found.get("demo")
+    for number in range(10_000):
+        said[0](str(number))
+    kept = one.news()
+    assert len(kept) < 1000 and kept[-1] == "9999" and one.news() == []
 
 
 def test_what_does_not_fit_alone_is_told(models):
@@ -80,6 +97,22 @@ def test_a_client_names_what_is_installed_and_no_directory(models, name):
     with pytest.raises(NotHere):
         found.get(name)
     assert opened == [] and "demo" in {card.name for card, _ in registry.installed()}
+
+
+def test_a_model_given_by_its_directory_answers_to_the_directorys_name_where_no_other_does(fresh_home, tmp_path):
+    for name in ("mine", "demo"):
+        (tmp_path / name).mkdir()
+    own, namesake = (resolve(str(tmp_path / name)) for name in ("mine", "demo"))
+    assert model_named("mine", own) is own and [*models_here(own)][:2] == [str(tmp_path / "mine"), "demo"]
+    assert model_named("demo", namesake).path == resolve("demo").path != namesake.path
+    with pytest.raises(NotHere):
+        model_named("ghost", resolve("demo"))
+
+
+def test_who_names_another_model_is_told_of_all_and_no_more_of_his_own_word_than_fits(fresh_home, tmp_path):
+    with pytest.raises(NotHere) as refused:
+        model_named("x" * 10**6, resolve(str(tmp_path)))
+    assert f"there are: {tmp_path}, demo" in str(refused.value) and len(str(refused.value)) < 1000
 
 
 @pytest.mark.slow
@@ -132,3 +165,35 @@ def test_what_was_taken_is_compared_with_what_is_asked_for(tmp_path):
     assert not taken.agrees("drafter", Settings(drafter=str(elsewhere))), "other weights may be of another training"
     paired = Taken(SimpleNamespace(**{**vars(choice), "drafter": "draft_model", "trained": ()}), 1024)
     assert not paired.agrees("drafter", Settings(drafter="draft_model")), "it drafts with another small model, or none"
+
+
+@pytest.mark.parametrize(("memory", "left"), [(12, ["second"]), (40, ["first", "second"])])
+def test_one_goes_before_another_takes_a_slower_device_for_its_sake(monkeypatch, memory, left):
+    """On a GPU of 12 GiB a second model of 7 billion would have fit on the processor alone, and stayed there."""
+    settings, taken = Settings(), {}
+
+    def now():
+        held = sum(engine.held[1] for engine in (one.engine for one in found._loaded.values()))
+        return machine(gpu(memory, memory - held / GIB), cpu(48))
+
+    def open_engine(settings, card, **_):
+        choice = choices(model_of(card), requested_drafter(settings, card), settings, now())[0]
+        taken[card.name] = (choice.device, choice.quantize)
+        return SimpleNamespace(choice=choice, held=(choice.device, choice.bytes))
+
+    first, second = unfetched(SEVEN, "first"), unfetched(SEVEN, "second")
+    found = LoadedModels(settings, first, None, 60.0, Reporter(), open_engine)
+    monkeypatch.setattr(reconsidering, "this_machine", now)
+    monkeypatch.setattr(loaded, "BandwidthProfiler", lambda *_: NoMeasurements())
+    for card in (first, second):
+        found._of(card)
+    assert taken["second"] == taken["first"] and taken["first"][0] == "cuda:0" and found.names == left
+
+
+def test_memory_that_engines_hold_counts_as_free_for_what_would_take_their_place(monkeypatch):
+    """Else a process that lives long would think that its own model left no room for it."""
+    here = machine(gpu(12, 3), gpu(12, 5, index=1), cpu(24, 20))
+    monkeypatch.setattr(reconsidering, "this_machine", lambda: here)
+    engines = [SimpleNamespace(held=held) for held in (("cuda:0", 4 * GIB), ("cuda:0", GIB), ("cpu", 0))]
+    assert [one.free / GIB for one in reconsidering.machine_without(engines).devices] == [8, 5, 20]
+    assert reconsidering.machine_without([]) == here

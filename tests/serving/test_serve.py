@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from clocks import PATIENCE
 from command import environment, localspec, sentence
+from serving.conftest import start
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="no sockets with a mode")
 openai = pytest.importorskip("openai")
@@ -66,7 +67,7 @@ def test_stop_strings_end_a_reply_and_are_not_in_it(server):
 
 def test_models_are_listed_and_told_one_by_one(server, client):
     assert {one.id for one in client.models.list()} >= {"demo", "demo-draft"}
-    assert client.models.retrieve("demo").id == "demo"
+    assert client.models.retrieve("demo").id == "demo" and client.models.retrieve("demo").created > 10**9
     other = server.chat("Hi", model="demo-draft", max_tokens=3).json
     assert other["model"] == other["localspec"]["model"] == "demo-draft"
     with pytest.raises(openai.NotFoundError, match="demo, demo-draft"):
@@ -83,6 +84,10 @@ def test_models_are_listed_and_told_one_by_one(server, client):
         ("/v1/chat/completions", b"[" * 100_000, 400, "nested"),
         ("/v1/chat/completions", b'{"seed": ' + b"9" * 10_000 + b"}", 400, "digits"),
         ("/v1/chat/completions", b'{"messages": [{"role": "user", "content": "\\ud800"}]}', 400, "surrogate"),
+        ("/v1/chat/completions", b'{"\\udfff": [{}]}', 400, "surrogate"),
+        ("/v1/chat/completions", b'{"messages": [[["\\ud800"]]]}', 400, "surrogate"),
+        ("/v1/chat/completions", b'{"seed": 1, "model": "a", "model": "b"}', 400, "key 'model' twice"),
+        ("/v1/completions", b'{"prompt": [{"\\ud800": 1, "\\ud800": 2}]}', 400, "key '\\ud800' twice"),
         ("/v1/chat/completions", {"n": 2, "messages": [{"role": "user", "content": "x"}]}, 400, "'n'"),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x " * 3000}]}, 400, "context"),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "temperature": -1}, 400, "-1"),
@@ -167,6 +172,23 @@ def test_the_own_socket_needs_no_key_and_is_closed_to_others(server):
 def test_a_body_that_is_too_long_is_not_read(server):
     assert server.ask("/v1/chat/completions", b'"' + b"x" * (9 * 2**20)).status == 413, "and who sends it reads why"
     assert server.ask("/v1/models").status == 200
+
+
+def test_a_body_in_chunks_that_turns_out_too_long_is_answered_before_its_connection_closes(server):
+    """One that is reset under who still sends takes the answer with it."""
+
+    def pieces():
+        for number in range(10 * 2**4):
+            yield b" " * 2**16
+            if number > 9 * 2**4:  # by when it was refused
+                time.sleep(0.03)
+
+    connection = server.connection()
+    connection.request("POST", "/v1/chat/completions", pieces(), {"Authorization": f"Bearer {server.key}"})
+    answer = connection.getresponse()
+    assert answer.status == 413 and b"longer than 8 MiB" in answer.read()
+    assert answer.getheader("Connection") == "close"
+    connection.close()
 
 
 def test_a_body_that_is_announced_too_long_is_refused_before_it_comes(server):
@@ -362,3 +384,19 @@ def test_nothing_that_was_asked_is_kept(servers, tmp_path):
 def test_where_there_is_no_torch_it_answers(tmp_path):
     code = "import sys; from localspec.cli.main import main; import localspec.serving.app, localspec.cli.serve; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], env=environment(tmp_path), check=True, timeout=PATIENCE)
+
+
+@pytest.mark.slow
+def test_where_the_engines_cannot_go_on_the_server_says_so_and_ends(tmp_path):
+    """And the client under way is told, rather than left to wait."""
+    code = (
+        "from localspec.serving import loaded\n"
+        "def fails(device): raise RuntimeError('CUDA error: unspecified launch failure')\n"
+        "loaded.give_back = fails\n"
+        "import sys; from localspec.cli.main import main; sys.exit(main())"
+    )
+    one = start(tmp_path, "--keep-alive", "1s", program=("-c", code))
+    assert one.chat("Hi", max_tokens=1).status == 200
+    assert one.process.wait(PATIENCE) == 1 and not one.socket.exists()
+    last = one.process.stderr.read().splitlines()[-1]
+    assert "(RuntimeError: CUDA error: unspecified launch failure)" in last and "start it again" in last
