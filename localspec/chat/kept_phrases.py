@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from localspec.errors import LocalspecError
+from localspec.models.registry import TargetCard, reference
 from localspec.store.history import History
 from localspec.store.phrases import Phrase, PoolInfo, unpack_key, unpack_tokens
 from localspec.store.store import Store
@@ -27,6 +28,12 @@ class KeptPhrase(NamedTuple):
     def name(self) -> tuple[int, bytes, bytes]:
         """What the store knows it by, within its pool."""
         return self.phrase[:3]
+
+
+def pools_of(store: Store, card: TargetCard) -> list[PoolInfo]:
+    """The pools of a model: by its name, and those of its directory by whatever name. Raises StoreTrouble."""
+    name, place = reference(card), str(card.path)
+    return [pool for pool in store.phrases.pools() if pool.model == name or pool.path == place]
 
 
 def kept_phrases(store: Store, pool: PoolInfo, decode: Decode, words: str = "") -> Iterator[KeptPhrase]:

@@ -96,7 +96,7 @@ def _named_model(settings: Settings, found: Saved | None, reporter: Reporter) ->
         except NotHere:
             gone = "is no longer here"
             if not registry.could_be_here(found.info.model):
-                gone = "is none of this machine; if it is a server's, name that with --server"
+                gone = "is not here: it was removed, or is a server's, which --server names"
             reporter.notice(f"the model of this conversation, {found.info.model}, {gone}.")
     if settings.model is None:
         return None

@@ -15,7 +15,7 @@ from localspec.chat.completion import Entry, look_up
 from localspec.chat.conversation import Conversation, dropped_turns_notice, saved_conversation
 from localspec.chat.farewell import farewell
 from localspec.chat.finding import hits
-from localspec.chat.kept_phrases import Stories, decoder, kept_phrases
+from localspec.chat.kept_phrases import Stories, decoder, kept_phrases, pools_of
 from localspec.chat.live_stats import LiveStats
 from localspec.chat.model_list import all_models, in_lines
 from localspec.chat.sampling import THINK, ChatSettings
@@ -301,7 +301,7 @@ class _Talk:
     def _phrases(self, words: str) -> None:
         found = []
         if store := self._store:
-            pools = [pool for pool in store.phrases.pools() if pool.model == registry.reference(self._card)]
+            pools = pools_of(store, self._card)
             each = (kept for pool in pools for kept in kept_phrases(store, pool, decoder(pool.path), words))
             stories = Stories(store.history)
             found = [f"{kept.line}  ({stories.of(kept.phrase)})" for kept in islice(each, LISTED)]

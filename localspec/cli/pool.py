@@ -121,7 +121,7 @@ def _pools_of(store: Store | None, model: str | None) -> list[PoolInfo]:
     if model is None:
         return pools
     spelt = {model, os.path.abspath(os.path.expanduser(model))}  # a directory of one's own is kept by its whole path
-    chosen = [pool for pool in pools if pool.model in spelt]
+    chosen = [pool for pool in pools if pool.model in spelt or pool.path in spelt]
     if not chosen:
         names = ", ".join(sorted({pool.model for pool in pools})) or "none yet"
         raise NotHere(one_line(f"There are no phrases of {model!r} here; the models with phrases are: {names}."))

@@ -143,13 +143,16 @@ class Phrases:
     ) -> int | None:
         """The pool of this model and tokenizer hash, made if it is absent; None there without `make`, or read-only.
 
-        `path` is the model's directory, kept so that phrases can be shown as text. Raises StoreTrouble.
+        `path` is the model's directory, kept so that phrases can be shown as text; a pool of the same directory that
+        was made by another name is the model's, too. Raises StoreTrouble.
         """
         place = os.fspath(path) if path is not None else None
 
         def find(connection: sqlite3.Connection) -> tuple[int, str | None] | None:
-            query = "SELECT id, path FROM pool WHERE model = ? AND tokenizer = ?"
-            row: tuple[int, str | None] | None = connection.execute(query, (model, tokenizer)).fetchone()
+            query = """SELECT id, path FROM pool WHERE tokenizer = ? AND (model = ? OR path = ?)
+                ORDER BY model = ? DESC, used DESC"""
+            values = (tokenizer, model, place, model)
+            row: tuple[int, str | None] | None = connection.execute(query, values).fetchone()
             return row
 
         def write(connection: sqlite3.Connection) -> tuple[int, str | None] | None:

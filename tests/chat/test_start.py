@@ -259,7 +259,7 @@ def test_its_model_is_gone(begin, other, monkeypatch, go: Callable[[Path], None]
 def test_its_model_was_a_server_s(begin):
     begin.keep("one", model="Qwen/Qwen3-32B")
     assert begin("last").card.name == "demo"
-    where = "is none of this machine; if it is a server's, name that with --server"
+    where = "is not here: it was removed, or is a server's, which --server names"
     assert begin.told == [f"the model of this conversation, Qwen/Qwen3-32B, {where}.", DEMO]
 
 

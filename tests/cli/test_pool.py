@@ -11,9 +11,11 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from localspec.chat.kept_phrases import pools_of
 from localspec.cli import console
 from localspec.cli import pool as pool_module
 from localspec.errors import NotHere, UsageMistake
+from localspec.models.registry import TargetCard
 from localspec.paths import Paths
 from localspec.store.phrases import pack_key, pack_tokens
 from localspec.store.store import Store
@@ -263,3 +265,18 @@ def test_importing_it_imports_nothing_heavy() -> None:
     code = f"import sys, localspec.cli.pool; print(sorted({heavy!r} & set(sys.modules)))"
     root = Path(__file__).parents[2]
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root).stdout == "[]\n"
+
+
+def test_a_directory_s_phrases_are_found_by_its_path_whatever_name_they_were_kept_by(
+    database: Path, model_directory: Path
+) -> None:
+    learn(database, "./model", model_directory, phrase([0], (1, 2), [3]))
+    learn(database, "other", None, phrase([0], (1, 2), [3]))
+    with Store.open(database, lambda sentence: pytest.fail(sentence)) as store:
+        (old,) = (pool.pool for pool in store.phrases.pools() if pool.model == "./model")
+        assert store.phrases.pool(str(model_directory), "hash", model_directory) == old, "and learns there from now on"
+        assert store.phrases.pool(str(model_directory), "another hash", model_directory) != old
+        card = TargetCard(str(model_directory), model_directory, None, "")
+        assert old in {pool.pool for pool in pools_of(store, card)}
+    assert run("clear", str(model_directory), "--yes").startswith("Deleted 1 phrase of")
+    assert phrases_kept(database)["./model"] == 0 and phrases_kept(database)["other"] == 1

@@ -197,7 +197,7 @@ def test_hostile_names_titles_prompts_and_errors(tmp_path):
     before = HOSTILE_LOAD.format(hostile=HOSTILE)
     with scripted_chat(home, "[]", "-c", before=before, size=(270, 170)) as terminal:
         # What was kept: the model's name in a notice, a prompt and its reply, the unanswered one to be edited.
-        terminal.shows("is none of this machine", "kept reply 2", "unanswered 2", READY)
+        terminal.shows("is not here", "kept reply 2", "unanswered 2", READY)
         for part in (f"gone{HOSTILE}", f"first prompt 2 {HOSTILE}", COMMANDS, f"unanswered 2 {HOSTILE}"):
             terminal.until(partial(on_the_screen, terminal, part))
 

@@ -28,7 +28,7 @@ def kept(chat, tmp_path):
         number, turn = store.history.say(None, "A [fox]?", model="scripted", system=None)
         store.history.write(turn, "Yes.", "stop")
         pool = store.phrases.pool("/models/scripted", "hash", tmp_path)
-        other = store.phrases.pool("other", "hash", tmp_path)
+        other = store.phrases.pool("other", "hash", tmp_path / "other")
         fox, brown, street = ((pack_key(*key), b"", pack_tokens(after)) for key, after in
                               (((0, 3), [4]), ((1, 2), [3, 5]), ((0, 6), [7])))  # fmt: skip
         store.phrases.learn(pool, [street])

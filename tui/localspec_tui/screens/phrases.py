@@ -13,9 +13,9 @@ from textual.widget import Widget
 from textual.widgets import Input, Static
 from textual.widgets.option_list import Option
 
-from localspec.chat.kept_phrases import Decode, KeptPhrase, Stories, decoder, kept_phrases
+from localspec.chat.kept_phrases import Decode, KeptPhrase, Stories, decoder, kept_phrases, pools_of
 from localspec.errors import LocalspecError
-from localspec.models.registry import TargetCard, reference
+from localspec.models.registry import TargetCard
 from localspec.quantities import counted, size
 from localspec.store.phrases import PoolInfo
 from localspec.store.store import Store
@@ -47,7 +47,7 @@ class PhrasesScreen(AskingScreen[None]):
 
     def __init__(self, store: Store, card: TargetCard, words: str = "") -> None:
         super().__init__(OneLine(words, placeholder="Search in what was said", compact=True))
-        self._store, self._model, self._kept_as = store, card.name, reference(card)
+        self._store, self._card, self._model = store, card, card.name
         self._kept = Static("", id="kept", markup=False)
         self._stories = Stories(store.history)
         self._decoders: dict[str | None, Decode] = {}
@@ -99,7 +99,7 @@ class PhrasesScreen(AskingScreen[None]):
 
     def _find(self, words: str, left: threading.Event) -> tuple[list[KeptPhrase], list[str]]:
         """In a thread: a hundred thousand phrases take seconds."""
-        self._pools = [pool for pool in self._store.phrases.pools() if pool.model == self._kept_as]
+        self._pools = pools_of(self._store, self._card)
         found: list[KeptPhrase] = []
         for pool in self._pools:
             if pool.path not in self._decoders:
