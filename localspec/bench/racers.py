@@ -2,17 +2,15 @@
 
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from localspec.bench.race import Lane, Result
 from localspec.bench.turns import on_its_own_clock
 from localspec.config import Settings
-from localspec.errors import UsageMistake
 from localspec.text import one_line
 
 if TYPE_CHECKING:
     from localspec import Engine, Event, Limits, Sampling
-    from localspec.chat.answerer import Answerer
     from localspec.models.messages import Message
     from localspec.policy.choice import Choice
 
@@ -48,18 +46,6 @@ def racers(
     lanes = [Lane("plain decoding"), Lane(f"with {one_line(drafting.choice.drafter)}")]
     sessions = [engine.session for engine in engines]
     return lanes, [on_its_own_clock(one, one.generate(tokens, sampling, limits)) for one in sessions]
-
-
-def of_this_process(engine: "Answerer") -> "Engine":
-    """This engine; where a server of this user answers, one that is loaded for the race, and goes with it.
-
-    Raises UsageMistake where another server answers, and what loading one raises.
-    """
-    if engine.choice.engine == "server":
-        raise UsageMistake("A server answers, and a race takes a model of this process; --server off has one.")
-    from localspec.serving.warm_chat import WarmChat
-
-    return cast("Engine", engine.in_this_process() if isinstance(engine, WarmChat) else engine)
 
 
 def opponents(

@@ -313,7 +313,8 @@ class _Talk:
         if not line:
             raise UsageMistake("/race takes a prompt that both answer; write it behind /race.")
         from localspec.bench.race import race, result
-        from localspec.bench.racers import of_this_process, opponents, sentences
+        from localspec.bench.racers import opponents, sentences
+        from localspec.serving.warm_chat import of_this_process
 
         asked: list[Message] = [{"role": "user", "content": written(line).prompt}]
         if system := self._conversation.system:

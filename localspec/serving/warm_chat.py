@@ -8,19 +8,23 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from localspec import environment
 from localspec.chat.answerer import Answerer
 from localspec.config import Rule, Settings
 from localspec.engine.asked_sampling import asked_sampling
 from localspec.engine.asked_thinking import asked_thinking
+from localspec.errors import UsageMistake
 from localspec.events import Reporter
 from localspec.models.chat_files import chat_files
 from localspec.models.registry import TargetCard
 from localspec.paths import Paths
 from localspec.serving.over_socket import Gone, NotThisOne
 from localspec.serving.warm import WarmEngine
+
+if TYPE_CHECKING:
+    from localspec import Engine
 
 
 class WarmChat(WarmEngine):
@@ -98,6 +102,16 @@ class WarmChat(WarmEngine):
     def label(self, rule: Rule) -> str:
         """How exact its replies are; the server's engine was loaded for the same rule."""
         return self._label
+
+
+def of_this_process(engine: Answerer) -> "Engine":
+    """This engine; where a server of this user answers, one that is loaded for a race, and goes with it.
+
+    Raises UsageMistake where another server answers, and what loading one raises.
+    """
+    if engine.choice.engine == "server":
+        raise UsageMistake("A server answers, and a race takes a model of this process; --server off has one.")
+    return cast("Engine", engine.in_this_process() if isinstance(engine, WarmChat) else engine)
 
 
 def warm_or_here(settings: Settings, card: TargetCard, reporter: Reporter, here: Callable[[], Answerer]) -> Answerer:

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 from textual.message import Message
 
 from localspec.bench.race import race, result
-from localspec.bench.racers import of_this_process, opponents, sentences
+from localspec.bench.racers import opponents, sentences
 from localspec.chat.attachments import written
 from localspec.config import Settings
 from localspec.errors import LocalspecError, UsageMistake
+from localspec.serving.warm_chat import of_this_process
 from localspec_tui.messages import RaceBegun, RaceEnded
 
 if TYPE_CHECKING:
