@@ -49,13 +49,14 @@ def racers(
 
 
 def opponents(
-    engine: "Engine", asked: "Sequence[Message]", settings: Settings
+    engine: "Engine", prompt: str, system: str | None, settings: Settings
 ) -> "tuple[list[Lane], list[Generator[Event, None, None]]]":
     """Who races, on the target of this engine, which stays as it is: what drafts in the race is another one's."""
     from localspec import Engine, Limits
 
     limits = Limits(settings.max_tokens or LONGEST, settings.stop)
-    system = asked[0]["content"] if asked[0]["role"] == "system" else None
+    asked: list[Message] = [{"role": "system", "content": system}] if system else []
+    asked.append({"role": "user", "content": prompt})
     beside = Engine(that_drafts(engine.choice), phrases="off", beside=engine)
     return racers(beside, asked, engine.sampling(settings), limits, engine.thinking(settings, system))
 

@@ -43,7 +43,6 @@ from localspec.text import one_line, safe
 
 if TYPE_CHECKING:
     from localspec.chat.answerer import Answerer
-    from localspec.models.messages import Message
 
 HELP = f"""{listed()}
 A line that ends in \\ goes on in the next one. Ctrl+C stops a reply, Ctrl+D leaves. //text says /text.
@@ -316,12 +315,9 @@ class _Talk:
         from localspec.bench.racers import opponents, sentences
         from localspec.serving.warm_chat import of_this_process
 
-        asked: list[Message] = [{"role": "user", "content": written(line).prompt}]
-        if system := self._conversation.system:
-            asked.insert(0, {"role": "system", "content": system})
-        engine = of_this_process(self._loaded())
+        prompt, engine = written(line).prompt, of_this_process(self._loaded())
         self._progress.show("racing")
-        lanes, streams = opponents(engine, asked, self._settings.now)
+        lanes, streams = opponents(engine, prompt, self._conversation.system, self._settings.now)
         with ExitStack() as at_the_end:
             for stream in streams:
                 at_the_end.enter_context(closing(stream))

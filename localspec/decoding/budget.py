@@ -73,7 +73,8 @@ class Budget:
 
     def take_whole(self, tree: DraftTree, context: int) -> DraftTree:
         """Returns a tree that may not be cut, and that `observe` will judge, after `context` committed tokens."""
-        self._draft, self._context = tree, context
+        if self._costs is not None:
+            self._draft, self._context = tree, context
         return tree
 
     def prune(self, tree: DraftTree, context: int) -> DraftTree:
@@ -84,7 +85,7 @@ class Budget:
         """
         if self._costs is None:
             return self._computable(tree)
-        self._draft, self._context = tree, context
+        self.take_whole(tree, context)
         if not self.nodes:
             self._wait -= 1
             if self._wait == 0:

@@ -4,7 +4,7 @@ import gc
 import time
 import traceback
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from localspec import Engine
@@ -159,8 +159,8 @@ class LoadedModels:
         if card.name in self._loaded:
             engine = self._loaded[card.name].engine
             return Taken(engine.choice, engine.context)
-        alone = machine_without(one.engine for one in self._loaded.values())  # others go for its sake
-        return would_take(self._settings, card, self._store, self._reporter, alone)
+        without = machine_without(self._loaded[name].engine for name in self._in_the_way(card))
+        return would_take(self._settings, card, self._store, self._reporter, without)
 
     def _exact_card(self, name: str, path: str) -> TargetCard:
         card = self.card(name)
@@ -170,9 +170,8 @@ class LoadedModels:
 
     def _of(self, card: TargetCard) -> Loaded:
         while card.name not in self._loaded:
-            if (in_the_way := self._in_the_way(card)) is not None:
-                self._let_go(in_the_way)
-                continue
+            for name in self._in_the_way(card):
+                self._let_go(name)
             try:
                 began, said = time.monotonic(), deque[str](maxlen=MOST_HEARD)
 
@@ -192,23 +191,24 @@ class LoadedModels:
         self._loaded.move_to_end(card.name)
         return self._loaded[card.name]
 
-    def _in_the_way(self, card: TargetCard) -> str | None:
-        """Which model goes first, so that this one need not take a slower device for its sake."""
-        holding = [name for name, one in self._loaded.items() if one.engine.held[1]]
-        if not holding:
-            return None
+    def _in_the_way(self, card: TargetCard) -> list[str]:
+        """Those that go, used longest ago first, so that this one need not take a slower device for their sake."""
+        held = {name: one.engine.held[0] for name, one in self._loaded.items() if one.engine.held[1]}
+        alone = self._device_without(held, card) if held else None
+        going: list[str] = []
+        for name in (name for name, device in held.items() if device == alone):
+            if self._device_without(going, card) == alone:
+                break
+            going.append(name)
+        return going
 
-        def taken(machine: Machine) -> Choice:
-            return _would_choose(self._settings, card, self._store, self._reporter, machine)
-
+    def _device_without(self, names: Iterable[str], card: TargetCard) -> str | None:
+        """Where a model would be loaded if these were not; None where it could not be."""
+        machine = machine_without(self._loaded[name].engine for name in names)
         try:
-            alone = taken(machine_without(self._loaded[name].engine for name in holding))
-            beside = taken(machine_without(()))
+            return _would_choose(self._settings, card, self._store, self._reporter, machine).device
         except LocalspecError:  # which opening it tells
             return None
-        if alone.device == beside.device:
-            return None
-        return next((name for name in holding if self._loaded[name].engine.held[0] == alone.device), None)
 
     def rest(self) -> float | None:
         """What is done while nobody asks: models that were not used for long go, others may get another drafter.

@@ -5,7 +5,7 @@ from localspec import Done, Engine, Limits, Prefill, Sampling, Text
 from localspec.bench import peers
 from localspec.bench import race as module
 from localspec.bench.race import Lane, Moment, race, result
-from localspec.bench.racers import racers, sentences
+from localspec.bench.racers import opponents, racers, sentences
 from localspec.config import Settings
 from localspec.models.registry import resolve
 from localspec.policy.selection import choose
@@ -117,3 +117,17 @@ def test_neither_lane_takes_the_others_turns_for_its_own_time(monkeypatch):
     for lane in lanes:
         assert lane.statistics is not None and len(lane.statistics.token_ids) == 12
         assert (lane.statistics.first_token_seconds, lane.statistics.decode_seconds) == (0.0, 0.0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("system", [None, "Answer in verse."])
+def test_opponents_answer_what_the_chat_would_with_its_system_prompt(monkeypatch, system):
+    engine = Engine(choose(resolve("demo"), Settings(drafter="none", device="cpu")), phrases="off")
+    asked = []
+    monkeypatch.setattr(type(engine.target), "encode", lambda _, messages, think: asked.extend(messages) or [1, 2, 3])
+    lanes, streams = opponents(engine, "Who are you?", system, Settings(max_tokens=2))
+    for one in streams:
+        one.close()
+    said_first = [{"role": "system", "content": system}] if system else []
+    assert asked == [*said_first, {"role": "user", "content": "Who are you?"}]
+    assert [lane.name for lane in lanes] == ["plain decoding", "with phrases"]

@@ -268,14 +268,17 @@ def test_a_source_that_pays_keeps_speculation_on_and_is_not_cut_with_another_tha
 # -- a fixed experiment ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("cut", [Budget.prune, Budget.take_whole])
 @pytest.mark.parametrize("most", [0, 1, 8])
-def test_without_costs_nothing_is_pruned_learned_or_switched_off(most: int) -> None:
+def test_without_costs_nothing_is_pruned_learned_or_switched_off(
+    most: int, cut: Callable[[Budget, DraftTree, int], DraftTree]
+) -> None:
     budget = Budget(most)
     for seed in range(100):
         tree = random_tree(0, most, seed)
-        assert budget.prune(tree, 100) is tree
+        assert cut(budget, tree, 100) is tree
         budget.observe(step(tree, WRONG))
-        assert (budget.nodes, budget.most, budget.off_reason) == (most, most, None)
+        assert (budget.nodes, budget.most, budget.off_reason, budget._seen) == (most, most, None, {})
 
 
 # -- what is kept ------------------------------------------------------------------------------------------------------

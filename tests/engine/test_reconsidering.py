@@ -15,3 +15,4 @@ def test_the_memory_that_engines_hold_counts_as_free(monkeypatch: pytest.MonkeyP
     engines: list[Any] = [SimpleNamespace(held=held) for held in (("cuda:0", 3 * GIB), ("cuda:0", GIB), ("cpu", 0))]
     found = reconsidering.machine_without(engines)
     assert [(one.name, one.free / GIB) for one in found.devices] == [("cuda:0", 6), ("cuda:1", 1), ("cpu", 30)]
+    assert reconsidering.machine_without([]) == there

@@ -167,9 +167,14 @@ def test_what_was_taken_is_compared_with_what_is_asked_for(tmp_path):
     assert not paired.agrees("drafter", Settings(drafter="draft_model")), "it drafts with another small model, or none"
 
 
-@pytest.mark.parametrize(("memory", "left"), [(12, ["second"]), (40, ["first", "second"])])
+@pytest.mark.parametrize(
+    ("memory", "left"), [(12, ["third"]), (20, ["second", "third"]), (60, ["first", "second", "third"])]
+)
 def test_one_goes_before_another_takes_a_slower_device_for_its_sake(monkeypatch, memory, left):
-    """On a GPU of 12 GiB a second model of 7 billion would have fit on the processor alone, and stayed there."""
+    """On a GPU of 12 GiB a second model of 7 billion would have fit on the processor alone, and stayed there.
+
+    Those used longest ago go, as few as will do, and what is foretold of a model is what it is loaded as.
+    """
     settings, taken = Settings(), {}
 
     def now():
@@ -181,19 +186,15 @@ def test_one_goes_before_another_takes_a_slower_device_for_its_sake(monkeypatch,
         taken[card.name] = (choice.device, choice.quantize)
         return SimpleNamespace(choice=choice, held=(choice.device, choice.bytes))
 
-    first, second = unfetched(SEVEN, "first"), unfetched(SEVEN, "second")
-    found = LoadedModels(settings, first, None, 60.0, Reporter(), open_engine)
+    cards = {name: unfetched(SEVEN, name) for name in ("first", "second", "third")}
+    found = LoadedModels(settings, cards["first"], None, 60.0, Reporter(), open_engine)
     monkeypatch.setattr(reconsidering, "this_machine", now)
     monkeypatch.setattr(loaded, "BandwidthProfiler", lambda *_: NoMeasurements())
-    for card in (first, second):
+    monkeypatch.setattr(loaded, "model_named", lambda name, _: cards[name])
+    monkeypatch.setattr(loaded, "inspect", lambda _: None)
+    monkeypatch.setattr(loaded, "read_config", lambda _: SimpleNamespace(context_for=lambda _: 0))
+    for card in cards.values():
+        told = found.taken(card.name, str(card.path)).choice
         found._of(card)
-    assert taken["second"] == taken["first"] and taken["first"][0] == "cuda:0" and found.names == left
-
-
-def test_memory_that_engines_hold_counts_as_free_for_what_would_take_their_place(monkeypatch):
-    """Else a process that lives long would think that its own model left no room for it."""
-    here = machine(gpu(12, 3), gpu(12, 5, index=1), cpu(24, 20))
-    monkeypatch.setattr(reconsidering, "this_machine", lambda: here)
-    engines = [SimpleNamespace(held=held) for held in (("cuda:0", 4 * GIB), ("cuda:0", GIB), ("cpu", 0))]
-    assert [one.free / GIB for one in reconsidering.machine_without(engines).devices] == [8, 5, 20]
-    assert reconsidering.machine_without([]) == here
+        assert taken[card.name] == (told.device, told.quantize) and told.device == "cuda:0"
+    assert found.names == left

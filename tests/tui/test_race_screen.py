@@ -36,8 +36,8 @@ def races(monkeypatch):
                     assert gate.wait(PATIENCE)
             yield Done("stop", said(ids if words[0] == "fast" else (1, 2, 3)))
 
-        def opponents(engine, messages, settings):
-            asked.append(messages)
+        def opponents(engine, prompt, system, settings):
+            asked.append((prompt, system))
             if error:
                 raise error
             return [Lane("plain decoding"), Lane("with phrases")], [
@@ -88,7 +88,7 @@ def test_a_race_with_a_prompt_of_its_own(chat, races):
         await until(pilot, lambda: isinstance(talk.app.screen, ChatScreen))
 
     talk.play(story)
-    assert asked == [[{"role": "system", "content": "Be [kind]."}, {"role": "user", "content": "Tell [me]"}]]
+    assert asked == [("Tell [me]", "Be [kind].")]
     assert talk.engine.asked == [] and talk.kept() == []
 
 
@@ -110,7 +110,7 @@ def test_another_prompt_races_from_there(chat, races):
         await until(pilot, lambda: isinstance(talk.app.screen, ChatScreen))
 
     talk.play(story, size=(60, 20))
-    assert [messages[-1]["content"] for messages in asked] == ["first", "second"]
+    assert [prompt for prompt, _ in asked] == ["first", "second"]
 
 
 def test_escape_in_the_field_for_another_prompt_goes_back_to_the_result(chat, races):
@@ -151,7 +151,7 @@ def test_a_prompt_that_names_a_file_is_proposed_as_it_was_typed(chat, races, tmp
         await until(pilot, shows(talk, "cannot be read"))
 
     talk.play(story)
-    assert asked[0][-1] == talk.engine.asked[0][-1] and asked[0][-1]["content"].startswith("Many words.")
+    assert asked[0][0] == talk.engine.asked[0][-1]["content"] and asked[0][0].startswith("Many words.")
     assert len(asked) == 1
 
 
@@ -171,7 +171,7 @@ def test_it_proposes_the_last_prompt(chat, races, keys):
         await until(pilot, lambda: isinstance(talk.app.screen, ChatScreen))
 
     talk.play(story, size=(60, 20))
-    assert asked[0][-1]["content"] == "first again"
+    assert asked[0][0] == "first again"
     assert [turn[0] for turn in talk.kept()] == ["first"]
 
 

@@ -17,7 +17,6 @@ from localspec_tui.messages import RaceBegun, RaceEnded
 
 if TYPE_CHECKING:
     from localspec.chat.answerer import Answerer
-    from localspec.models.messages import Message as ChatMessage
 
 
 def run(
@@ -34,11 +33,10 @@ def run(
     """
     told, over = ["The race was stopped."], False
     try:
-        asked: list[ChatMessage] = [{"role": "system", "content": system}] if system else []
-        asked.append({"role": "user", "content": written(prompt).prompt})
+        asked = written(prompt).prompt
         if engine is None:
             raise UsageMistake("No model is loaded, so none can race.")
-        lanes, streams = opponents(of_this_process(engine), asked, settings)
+        lanes, streams = opponents(of_this_process(engine), asked, system, settings)
         with ExitStack() as at_the_end:
             for stream in streams:
                 at_the_end.callback(stream.close)

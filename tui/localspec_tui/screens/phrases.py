@@ -47,7 +47,7 @@ class PhrasesScreen(AskingScreen[None]):
 
     def __init__(self, store: Store, card: TargetCard, words: str = "") -> None:
         super().__init__(OneLine(words, placeholder="Search in what was said", compact=True))
-        self._store, self._card, self._model = store, card, card.name
+        self._store, self._card = store, card
         self._kept = Static("", id="kept", markup=False)
         self._stories = Stories(store.history)
         self._decoders: dict[str | None, Decode] = {}
@@ -90,7 +90,7 @@ class PhrasesScreen(AskingScreen[None]):
         )
         options.highlighted = 0 if found else None
         room = sum(pool.bytes for pool in self._pools)
-        kept = f"{self._model}: {counted(self._all(), 'phrase')} of past replies, {size(room)}, kept here alone"
+        kept = f"{self._card.name}: {counted(self._all(), 'phrase')} of past replies, {size(room)}, kept here alone"
         self._kept.update(one_line(kept))
         nothing = "Nothing was found." if words.strip() else NOTHING
         more = "Others are found by searching." if len(found) == LISTED else ""
@@ -154,7 +154,7 @@ class PhrasesScreen(AskingScreen[None]):
     @work(exclusive=True, group="asking")
     async def action_delete_all(self) -> None:
         pools, forget = [pool.pool for pool in self._pools], self._store.phrases.forget
-        what = f"all {counted(self._all(), 'phrase')} of {self._model}"
+        what = f"all {counted(self._all(), 'phrase')} of {self._card.name}"
         await self._delete(what, lambda: sum(forget(pool) for pool in pools))
 
     async def _delete(self, what: str, forget: Callable[[], int]) -> None:
