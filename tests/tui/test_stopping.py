@@ -28,6 +28,23 @@ asked = []
 queue.Queue._put = put
 """
 
+# Both come in the middle of one call, so that Python serves them together, after it.
+TOGETHER = """
+import os, queue, time
+def put(self, item, real=queue.Queue._put):
+    real(self, item)
+    if "Well said." in str(item) and not asked:
+        asked.append(True)
+        if os.fork() == 0:
+            for number in {}:
+                time.sleep(0.05)
+                os.kill(os.getppid(), number)
+            os._exit(0)
+        sum(range(30_000_000))
+asked = []
+queue.Queue._put = put
+"""
+
 
 def stopped(terminal: Terminal, number: signal.Signals | None) -> None:
     if number is not None:
@@ -62,6 +79,20 @@ def test_a_stop_in_the_middle_of_a_write_waits_for_its_end(tmp_path):
         stopped(terminal, None)
         goes_on(terminal)
         terminal.send(CTRL_Q)
+        assert terminal.ends() == 0
+        terminal.check_that_it_is_whole()
+
+
+@pytest.mark.parametrize("signals", [(signal.SIGTSTP, signal.SIGCONT), (signal.SIGCONT, signal.SIGTSTP)])
+def test_what_is_let_go_on_and_asked_to_stop_at_once_goes_on(tmp_path, signals):
+    before = TOGETHER.format([int(number) for number in signals])
+    with scripted_chat(tmp_path / "home", '["Well said."]', "-m", "demo", before=before) as terminal:
+        terminal.shows("❯ Say something", "GiB · ", "^q Quit")
+        terminal.send("hello\r")
+        terminal.shows("Well said.", "❯ Say something")
+        terminal.send("and more")
+        terminal.shows("❯ and more")
+        terminal.send("\x03" + CTRL_Q)
         assert terminal.ends() == 0
         terminal.check_that_it_is_whole()
 

@@ -3,12 +3,17 @@
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, cast
 
 from textual.app import App
 from textual.driver import Driver
+
+# Of a SIGTSTP and a SIGCONT within so many seconds nobody can tell which came first (Python calls their handlers by
+# their numbers, and two threads may take one each): going on is safe, for who is stopped must wait for another SIGCONT.
+AT_ONCE = 0.01
 
 
 class StoppableApp(App[None]):
@@ -18,9 +23,10 @@ class StoppableApp(App[None]):
     interrupted, and after a stop that they did not see (SIGSTOP) they begin a second time.
     """
 
-    _lent = False  # the terminal is, to a program that was started, or to the shell
+    _lent = False  # the terminal is, to a program that was started
     _has_terminal = False
     _to_stop = _to_go_on = False  # what was asked for and not yet done
+    _let_go_on = -1.0  # when, in seconds of the monotonic clock
 
     def get_driver_class(self) -> type[Driver]:
         found = super().get_driver_class()
@@ -44,6 +50,8 @@ class StoppableApp(App[None]):
 
     def asked_to_stop(self) -> None:
         """From the handler of a signal."""
+        if time.monotonic() - self._let_go_on < AT_ONCE:
+            return
         if self._lent:  # a shell waits for all that have its terminal
             self._to_stop = False
             os.kill(os.getpid(), signal.SIGSTOP)
@@ -54,6 +62,7 @@ class StoppableApp(App[None]):
     def let_go_on(self) -> None:
         """From the handler of a signal; whoever had stopped it, if anybody had."""
         self._to_stop = False
+        self._let_go_on = time.monotonic()
         if not self._lent:  # else whoever lent it takes it back
             self._to_go_on = True
             self._soon()
@@ -68,7 +77,7 @@ class StoppableApp(App[None]):
             return
         go_on, self._to_go_on = self._to_go_on, False
         if self._to_stop:
-            with self.suspend():
+            with super().suspend():
                 if self._to_stop:  # still
                     self._to_stop = False
                     os.kill(os.getpid(), signal.SIGSTOP)
