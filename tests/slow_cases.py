@@ -55,6 +55,7 @@ def _slow() -> Iterator[Any]:
 
 TESTS = Path(__file__).parent
 MOST_FAST = 3  # cases of a test
+MANY = 4  # slow cases of a test
 THINNED = {"decoding", "drafters", "engine", "gpu", "native", "nn", "scripts", "training", "tui"}  # many slow cases
 
 
@@ -62,14 +63,14 @@ def share_out(items: Sequence[pytest.Item]) -> None:
     """Says what else is long, and what else is slow: it is tested by another case, or by the other engine.
 
     What drafters do is tested twice, as torch and as the CPU engine compute it: there a slow case runs in one of them.
-    Elsewhere every second of a test's slow cases runs, in some tests the first and in some the second one. Of all others
-    a few cases are fast.
+    Elsewhere every second of a test's slow cases runs, in some tests the first and in some the second one; of tests that
+    kill, only where there are many. Of all others a few cases are fast.
     """
     for (path, function), found in _cases_of(items, lambda marks: "slow" in marks and "long" not in marks).items():
         if _tested_twice(path.stem.removesuffix("_native"), function):
             in_torch = path.parent.name != "native"
             found = [item for item in found if (crc32(item.name.encode()) % 2 == 0) is in_torch]
-        elif path.parent.name in THINNED and len(found) > 1 and _in_this_process(found[0]):
+        elif len(found) >= MANY or (path.parent.name in THINNED and len(found) > 1 and _in_this_process(found[0])):
             found = found[crc32(function.encode()) % 2 :: 2]
         else:
             continue

@@ -113,25 +113,7 @@ def layer_of(target: TransformerConfig, options: Eagle3Options, context: int) ->
     Raises UsageMistake for a config that describes no such layer, LocalspecError for one that cannot be computed.
     """
     if not options.config:
-        plain: dict[str, Any] = {"qkv_bias": False, "o_bias": False, "mlp_bias": False, "qk_norm": False}
-        plain |= {
-            "activation": "silu",
-            "output_norms": False,
-            "norm_offset": 0.0,
-            "embed_scale": 1.0,
-            "query_scalar": 0.0,
-            "residual_scale": 1.0,
-            "logit_scale": 1.0,
-            "local_layers": (),
-            "layer_sizes": (),
-            "per_layer_inputs": (0, 0),
-            "value_norm": False,
-            "layer_scalars": False,
-            "logit_cap": 0.0,
-            "gated": False,
-            "delta": None,
-        }
-        return replace(target, family="llama", vocab_size=0, tied=True, sliding_windows=(None,), **plain), None
+        return _plain_layer(target), None
     sizes, rope, _ = described(options.config, context, "drafter's layer")
     if sizes.sliding_windows != (None,):
         raise UsageMistake(
@@ -139,6 +121,26 @@ def layer_of(target: TransformerConfig, options: Eagle3Options, context: int) ->
             "text; use another drafter."
         )
     return sizes, rope
+
+
+def _plain_layer(target: TransformerConfig) -> TransformerConfig:
+    """Returns the sizes of a layer as wide as the target's, which has nothing else of what its family has."""
+    return TransformerConfig(
+        family="llama",
+        vocab_size=0,
+        hidden_size=target.hidden_size,
+        intermediate_size=target.intermediate_size,
+        num_heads=target.num_heads,
+        num_kv_heads=target.num_kv_heads,
+        head_dim=target.head_dim,
+        rms_norm_eps=target.rms_norm_eps,
+        sliding_windows=(None,),
+        tied=True,
+        qkv_bias=False,
+        o_bias=False,
+        mlp_bias=False,
+        qk_norm=False,
+    )
 
 
 class Layer:

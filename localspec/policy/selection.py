@@ -74,10 +74,16 @@ def choose(
 def requested_drafter(settings: Settings, card: TargetCard) -> DrafterSpec:
     """The drafter that `--drafter` names; none where no node may be drafted.
 
-    Raises UsageMistake for a `--draft-max` that has no effect or is too large, and what `named_drafter` raises.
+    Raises UsageMistake for a `--draft-max` that has no effect, leaves a named drafter none or is too large, and what
+    `named_drafter` raises.
     """
     if settings.drafter == "none" and isinstance(settings.draft_max, int):
         raise UsageMistake(f"{settings.shown('draft_max')} has no effect without a drafter; leave one of them out.")
+    if settings.draft_max == 0 and settings.drafter != "auto" and settings.origins.get("drafter", "").startswith("--"):
+        raise UsageMistake(
+            f"--drafter {settings.drafter} has no effect with {settings.shown('draft_max')}, which allows no drafts; "
+            "leave one of them out."
+        )
     if settings.draft_max != "auto" and settings.draft_max > MOST_NODES:
         raise UsageMistake(
             f"{settings.shown('draft_max')} is more than the {MOST_NODES} nodes a tree may have; give fewer."

@@ -190,6 +190,7 @@ def test_killed_while_it_answers_it_goes_on_with_what_is_there(train, place, mon
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_ctrl_c_while_it_answers_or_trains_or_benches(train, place, monkeypatch):
     """Each time the same command goes on, and nothing is done twice."""
     honest = distill.append

@@ -109,6 +109,7 @@ def test_what_it_writes_says_what_it_is_and_drafts(train, model, tmp_path, capfd
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_at_a_terminal_the_curve_of_the_loss_is_drawn(train, model, tmp_path, monkeypatch):
     monkeypatch.setattr("localspec.cli.console.seen", lambda: True)
     code, text, _ = train("medusa", "--steps", 3, "-o", tmp_path / "made")
@@ -350,6 +351,7 @@ def test_layers_are_computed_twice_where_not_even_a_row_fits_and_the_losses_are_
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_own_layers_learn_in_bf16(train, model, tmp_path, capfd):
     """Where fp32 does not fit, or was not asked for; and the drafter is lossless for what they became."""
     code, _, errors = train("s3d", "--steps", 12, "--dtype", "bf16", "-O", "full=true", "-o", tmp_path / "out")
@@ -493,6 +495,7 @@ def whole(tmp_path_factory, model, data) -> list[dict]:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_killed_it_goes_on_to_the_same_losses(cage, tmp_path, model, data, whole):
     out, kills = tmp_path / "out", 0
     for steps in (3, 16):

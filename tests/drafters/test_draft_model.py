@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from session_replies import reply
@@ -31,13 +32,14 @@ from torch_products import needs_order
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
 from localspec.decoding.budget import Budget
-from localspec.decoding.drafter import Context
+from localspec.decoding.drafter import Context, Step
 from localspec.decoding.forward import ForwardOutput, TokenCache, common_prefix
+from localspec.decoding.numpy_logits import NumpyHidden
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Limits, Session
 from localspec.decoding.tree import DraftTree
 from localspec.drafters.autoregressive import Autoregressive
-from localspec.drafters.draft_model import SOURCE, DraftModel
+from localspec.drafters.draft_model import SOURCE, UNUSED, DraftModel
 from localspec.errors import UsageMistake
 from localspec.events import Text
 from localspec.models.small_model import compare_tokens
@@ -184,6 +186,29 @@ def test_a_forward_that_costs_more_than_it_should_save_is_left_out(
     asked = replace(context(drafter, prompt_ids(9, seed=2), 5), token_seconds=token_seconds, covered=covered)
     tree = drafter.draft(asked)
     assert sum(drafter.forwards.values()) == forwards and (tree.size > 1) == (forwards > 0)
+
+
+def test_what_was_wrong_for_a_while_is_forgotten_and_tried_again(tiny: Make) -> None:
+    """A model that was wrong is not asked, and one that is not asked is never seen to be right: so it is believed in
+    again, the sooner the less it was wrong.
+    """
+    drafter = DraftModel(tiny("qwen2-one-key-head").target, VOCABULARY, Autoregressive(), Budget(0), costs=SecondEach())
+    asked = replace(context(drafter, prompt_ids(9, seed=2), 1), token_seconds=1e9)
+
+    def resting() -> int:
+        """Drafts that are nothing but the root, before one that is more."""
+        short = replace(asked, token_seconds=1.5)
+        return next(number for number in range(8 * UNUSED) if drafter.draft(short).size > 1)
+
+    waits = []
+    for wrong in (4, 8):
+        for _ in range(wrong):
+            drafter.draft(asked)
+            nothing = max(token for token, _ in drafter._levels[0]) + 1
+            drafter.observe(Step([nothing], NumpyHidden(np.empty((0, 0)))))
+            drafter.rewind(9)  # so that the next one takes a forward, too
+        waits.append(resting())
+    assert 0 < waits[0] < waits[1]
 
 
 def test_a_stop_token_ends_a_draft(tiny: Make) -> None:

@@ -34,6 +34,7 @@ from localspec.drafters.layers import Layers
 from localspec.drafters.merged import LATEST, PATIENCE, SOONEST, Merged
 from localspec.drafters.phrases import WithPhrases
 from localspec.drafters.pool import PhrasePool
+from localspec.models.drafter_kinds import MERGED
 from localspec.models.s3d_prediction import KeptLayers
 from localspec.training.trainable import make_drafter
 
@@ -249,6 +250,17 @@ def test_what_cannot_be_merged_is_not() -> None:
         Merged([Says(A), Says(probing)]).draft(asked())
     with pytest.raises(AssertionError, match="distribution"):
         Merged([Says(A), Says(B)]).draft(asked(sampling=Sampling(1.0, rule="rejection")))
+    with pytest.raises(AssertionError, match="who agreed"):
+        Merged([Says(A)] * (MERGED + 1))
+
+
+def test_whoever_of_the_most_that_are_merged_agree_has_a_place_of_its_own_in_calibration() -> None:
+    agreed, calibration = range(1, 1 << MERGED), Calibration()
+    for number in agreed:
+        for _ in range(50):
+            calibration.judge(0.5, number, 0, True, right=number == agreed[-1])
+    found = [calibration.chance(0.5, number, 0, True) for number in agreed]
+    assert max(found[:-1]) < 0.1 and found[-1] > 0.9
 
 
 @pytest.mark.slow

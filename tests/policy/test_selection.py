@@ -427,6 +427,22 @@ def test_what_cannot_be_meant_is_named_where_it_was_written(origin, said) -> Non
         choose(CARD, Settings(draft_max=MOST_NODES + 1, origins={"draft_max": origin}), HERE)
 
 
+@pytest.mark.parametrize("origin", ["--draft-max", "/home/me/config.toml"])
+def test_a_drafter_that_is_asked_for_and_may_not_draft_is_refused(origin) -> None:
+    settings = Settings(drafter="phrases", draft_max=0, origins={"drafter": "--drafter", "draft_max": origin})
+    with pytest.raises(UsageMistake) as caught:
+        choose(CARD, settings, HERE)
+    assert str(caught.value) == (
+        f"--drafter phrases has no effect with {settings.shown('draft_max')}, which allows no drafts; "
+        "leave one of them out."
+    )
+
+
+def test_a_drafter_that_is_kept_in_a_file_is_switched_off_by_a_flag() -> None:
+    settings = Settings(drafter="phrases", draft_max=0, origins={"drafter": "config.toml", "draft_max": "--draft-max"})
+    assert choose(CARD, settings, HERE).drafter == "none"
+
+
 def test_nf4_is_no_packing_of_a_processor_that_has_others() -> None:
     with pytest.raises(UsageMistake, match="--quantize nf4 cannot be had on cpu"):
         choose(CARD, Settings(quantize="nf4"), HERE)

@@ -155,6 +155,7 @@ def test_a_draft_model_reads_only_what_is_new():
 
 @pytest.mark.slow
 @needs_own_memory
+@pytest.mark.long
 def test_a_child_tells_seconds_and_its_own_memory(tmp_path, monkeypatch):
     monkeypatch.setenv("LOCALSPEC_HOME", str(tmp_path))
     ballast = bytearray(800 * 2**20)  # of the process that starts it: none of it may be counted

@@ -717,6 +717,7 @@ def test_a_stage_that_was_refused_writes_nothing_into_the_file_of_the_other(scri
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_who_stops_the_run_stops_its_stage_and_sees_no_traceback(tmp_path: Path) -> None:
     words = [*WORDS, "--work", str(tmp_path), "--models", str(tmp_path / "models"), "--stages", "b"]
     script = [sys.executable, str(ROOT / "scripts" / "gpu_proof.py"), *words]

@@ -219,6 +219,7 @@ def test_a_stage_that_is_done_again_sees_other_passes_and_ends_with_the_mean(sma
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_pass_whose_file_is_gone_is_over(small, monkeypatch):
     data, work = small
     run(monkeypatch, data, work, "long", 2)

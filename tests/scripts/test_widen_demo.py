@@ -62,6 +62,7 @@ def test_the_text_is_the_demos_and_the_sizes_are_the_factors(wide):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("kind", SHIPPED)
 def test_each_drafter_drafts_the_same(wide, kind):
     expected = replies("demo", kind, 32)
@@ -82,6 +83,7 @@ EXTRA = {  # options that the demo's drafters may have, and the tensors of each
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("kind", EXTRA)
 def test_parts_that_a_drafter_may_have_draft_the_same(tmp_path, kind):
     source, (options, shapes) = tmp_path / "demo", EXTRA[kind]
@@ -100,6 +102,7 @@ def test_parts_that_a_drafter_may_have_draft_the_same(tmp_path, kind):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("options", [{}, {"vocabulary": 4096, "depth": 3}], ids=str)
 def test_an_eagle3_head_drafts_the_same(tmp_path, options):
     """As it is before training, where it says what the model's last layer makes of the states, and of its own again."""

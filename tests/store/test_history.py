@@ -682,6 +682,7 @@ def test_two_processes_lose_nothing(path: Path, notices: list[str]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.long
 def test_a_killed_process_loses_no_finished_turn(path: Path, notices: list[str]) -> None:
     chance = random.Random(11)
     finished: set[int] = set()

@@ -87,6 +87,7 @@ def test_with_the_list_of_conversations_lost_too(path: Path, notices: list[str])
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_with_a_page_of_what_is_listed_lost_too(path: Path, notices: list[str]) -> None:
     """Whatever a page is of, it costs no more than without the list."""
     whole, pages = path.read_bytes(), pages_of_list(path)

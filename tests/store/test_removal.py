@@ -191,9 +191,11 @@ def stopped(path: Path, conversation: int, statement: int) -> bool:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("divided", [False, True])
+@pytest.mark.parametrize("first", [1, *(pytest.param(first, marks=pytest.mark.long) for first in range(2, 6))])
 def test_what_a_killed_deletion_left_is_overwritten_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, divided: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, divided: bool, first: int
 ) -> None:
+    """Killed before the `first` of its statements, and before each fifth after that."""
     chance = random.Random(3)
     with Store.open(tmp_path / "made" / "localspec.db", pytest.fail) as store:
         kept, other = says(store.history, chance), says(store.history, chance)
@@ -201,7 +203,7 @@ def test_what_a_killed_deletion_left_is_overwritten_later(
         saved = store.history.read(kept), store.history.read(gone)
     if divided:
         sized(monkeypatch, 4000)
-    statement, states = 1, set()
+    statement, states = first, set()
     while True:
         path = tmp_path / "now" / "localspec.db"
         shutil.copytree(tmp_path / "made", path.parent)
@@ -221,7 +223,7 @@ def test_what_a_killed_deletion_left_is_overwritten_later(
         states.add((there is None, killed))
         if not killed:
             break
-        statement += chance.randint(1, 5)
+        statement += 5
     assert states == {(False, True), (True, True), (True, False)} and statement > 40
 
 

@@ -9,7 +9,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform == "win32", reas
 REPLY = "# Title\n\n- one\n  - two\n\n> quoted\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\n```python\nprint(1)\n```\nüber"
 
 
-@pytest.mark.parametrize("size", [(120, 36), (60, 20)])
+@pytest.mark.parametrize("size", [(120, 36), pytest.param((60, 20), marks=pytest.mark.long)])
 def test_marks_have_ascii_forms(tmp_path, size):
     from tui.terminal import scripted_chat
 

@@ -105,7 +105,7 @@ def test_what_was_typed_for_another_does_not_come_here_and_stays_there(chat):
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="no pseudo-terminals")
-@pytest.mark.parametrize("number", ["SIGTERM", "SIGKILL"])
+@pytest.mark.parametrize("number", [pytest.param("SIGTERM", marks=pytest.mark.long), "SIGKILL"])
 def test_a_signal_loses_nothing(tmp_path, number):
     from tui.terminal import scripted_chat
 

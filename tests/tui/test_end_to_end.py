@@ -316,7 +316,7 @@ def test_bytes_that_are_no_text_end_no_chat(tmp_path):
         leaves_cleanly(terminal, 0)
 
 
-@pytest.mark.parametrize("how", [CTRL_Q, signal.SIGTERM])
+@pytest.mark.parametrize("how", [CTRL_Q, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
 def test_an_engine_that_does_not_stop_is_left_behind(tmp_path, how):
     with scripted_chat(tmp_path, '[["Once upon a time. ", closed]]', "-m", "demo") as terminal:
         terminal.shows(READY)

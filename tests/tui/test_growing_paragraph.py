@@ -61,7 +61,7 @@ def test_lines_that_look_otherwise_do_not_stay():
     assert plain.instead(Content(text).stylize("bold"))[1] == 0
 
 
-@pytest.mark.parametrize("selected", [False, True])
+@pytest.mark.parametrize("selected", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_a_reply_that_grows_is_drawn_as_if_all_of_it_were_new(chat, selected):
     gates = [threading.Event() for _ in REPLY]
     talk = chat([step for piece in zip(REPLY, gates, strict=True) for step in piece])

@@ -35,6 +35,7 @@ from scripted_models import scripted_model
         (["--no-spec", "--draft-max", "4"], ["--draft-max 4"]),
         (["--no-spec", "--pool", "user"], ["--pool user"]),
         (["--draft-max", "0", "--pool", "readonly"], ["--pool readonly"]),
+        (["--draft-max", "0", "--drafter", "phrases"], ["--drafter phrases has no effect with --draft-max 0"]),
         (["--draft-max", "lots"], ["--draft-max", "lots"]),
         (["--draft-max", "-1"], ["--draft-max", "-1"]),
         (["--draft-max", "9" * 5000], ["--draft-max inf"]),
