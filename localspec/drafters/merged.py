@@ -9,7 +9,6 @@ from statistics import median
 from localspec.decoding.calibration import Calibration
 from localspec.decoding.drafter import Context, Drafter, Step
 from localspec.decoding.tree import DraftTree, likeliest_tree
-from localspec.models.drafter_kinds import MERGED
 
 REMEMBERED = 24  # drafts, over which what a drafter alone brought is averaged; seconds are the median of as many
 PATIENCE = 16  # drafts of a drafter before it is judged
@@ -28,7 +27,7 @@ class _Share:
 
 
 class Merged:
-    """Two or three drafters that draft side by side, below the same root and for the same forward of the target.
+    """Any number of drafters that draft side by side, below the same root and for the same forward of the target.
 
     Equal tokens below one parent become one node. It is right with the chance that one of those who proposed it is,
     were they independent; what that is worth is calibrated by who they were and by the rank among the siblings: two
@@ -44,7 +43,6 @@ class Merged:
     """
 
     def __init__(self, drafters: Sequence[Drafter]) -> None:
-        assert len(drafters) <= MERGED, "calibration would not tell apart who agreed"
         self.drafters = drafters
         self.calibration = Calibration()
         self._shares = [_Share(0, 0.0, deque(maxlen=REMEMBERED)) for _ in drafters]
