@@ -158,10 +158,28 @@ def test_a_formula_stays_as_it_is_written(formula):
     assert rendered(formula) == [f"GrowingParagraph: {formula}"]
 
 
-def test_a_formula_may_come_in_parts_and_over_lines():
-    text = "It is\n\n\\[\na_1 \\, b_1\n\\]\n\nand *more* \\*so\\*"
-    whole = [r"GrowingParagraph: It is", r"GrowingParagraph: \[ a_1 \, b_1 \]", "GrowingParagraph: and more *so*"]
-    assert rendered(text) == rendered(text, list(text), finish=False) == whole
+ALIGNED = "\\begin{aligned}\nx &= a_1 \\\\\n- y_1 &= \\{b\\}\n=\n\\end{aligned}"
+IN_LINES = {
+    "after a line": (
+        f"We *have*:\n\\[\n{ALIGNED}\n\\]\nand *so* on",
+        ["We have:", f"\\[\n{ALIGNED}\n\\]", "and so on"],
+    ),
+    "dollars": (f"$${ALIGNED}$$\n\nand *so* on", [f"$${ALIGNED}$$", "and so on"]),
+    "unclosed": ("\\[\n*a*\n- b", ["\\[\n*a*\n- b"]),
+    "in a list": ("- as\n  $$\n  a\n  + b\n  $$", ["as", "$$\na\n+ b\n$$"]),
+    "in a quote": ("> \\[\n> a\n> # b\n> \\]\n\nand *so* on", ["\\[\na\n# b\n\\]", "and so on"]),
+    "up to a blank line": ("\\[ a\n\n- *b*", ["\\[ a", "b"]),
+    "within a line": ("\\[ a \\] is\n*so*\n- b", ["\\[ a \\] is so", "b"]),
+    "code": ("    $$\n    - a\n", []),
+}
+
+
+@pytest.mark.parametrize("name", IN_LINES)
+def test_a_formula_has_the_lines_that_it_was_written_in(name):
+    text, paragraphs = IN_LINES[name]
+    shown = rendered(text)
+    assert [one.removeprefix("GrowingParagraph: ") for one in shown if one.startswith("GrowingP")] == paragraphs
+    assert rendered(text, list(text), finish=False) == shown
 
 
 def test_what_is_no_formula_is_read_as_before():
