@@ -17,7 +17,8 @@
 
 VENV := .venv
 PYTHON := $(VENV)/bin/python
-PIP := $(VENV)/bin/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
+# to compile all that comes takes as long as to install it: what tests import is compiled then
+PIP := $(VENV)/bin/python -m pip --disable-pip-version-check install --quiet --no-compile -c constraints.txt
 
 # bytecode is kept even where the environment says not to: to compile every test anew takes as long as importing torch
 PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PYTHON) -m pytest --numprocesses auto --dist worksteal
@@ -37,7 +38,7 @@ endif
 
 .PHONY: demo native test test-all fast-test torture lint check bench bench-report pictures train-demo wheels release test-aarch64 clean
 
-demo: $(VENV)/.installed
+demo: $(VENV)/.compiled
 	$(VENV)/bin/python localspec/native/build.py
 	$(VENV)/bin/localspec run "Who are you?"
 	@echo "Go on with: $(VENV)/bin/localspec chat"
@@ -97,6 +98,11 @@ $(VENV)/.installed: pyproject.toml constraints.txt hatch_build.py
 	test -x $(VENV)/bin/python || python3 -m venv $(VENV)
 	$(PIP) hatchling ziglang
 	$(PIP) --no-build-isolation -e .
+	touch $@
+
+# on every core, where pip takes one; a file for another Python compiles nowhere
+$(VENV)/.compiled: $(VENV)/.installed
+	-$(VENV)/bin/python -m compileall -q -j 0 $(VENV)/lib >/dev/null 2>&1
 	touch $@
 
 $(VENV)/.testable: $(VENV)/.installed

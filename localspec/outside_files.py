@@ -43,10 +43,13 @@ def read_bytes(file: Path, limit: int = TEXT_LIMIT, *, pipe: bool = False) -> by
     return b"".join(parts)
 
 
-def decoded(content: bytes, encoding: str = "utf-8") -> str:
-    """Returns text. Raises ValueError for what is none, with what is to be said of it."""
+def decoded(content: bytes) -> str:
+    """Returns text, without the mark that some programs of Windows begin it with.
+
+    Raises ValueError for what is none, with what is to be said of it.
+    """
     try:
-        text = content.decode(encoding)
+        text = content.decode("utf-8-sig")
     except UnicodeDecodeError:
         raise ValueError("is not UTF-8 text") from None
     if "\0" in text:

@@ -24,7 +24,7 @@ def read(file: Path) -> list[Prompt]:
     Raises UsageMistake for a file that is neither, or holds none.
     """
     try:
-        lines = decoded(read_bytes(file, pipe=True), "utf-8-sig").split("\n")
+        lines = decoded(read_bytes(file, pipe=True)).split("\n")
     except OSError as error:
         raise UsageMistake(f"{file} cannot be read ({error.strerror}); give a file of prompts that can.") from None
     except ValueError as error:

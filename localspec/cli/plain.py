@@ -55,7 +55,7 @@ def converse(flags: SharedFlags, prompt: str | None) -> int:
     """Reads prompts from standard input until it ends, and answers each. Raises what opening the model raises."""
     progress = _LineProgress()
     if isinstance(sys.stdin, TextIOWrapper):  # bytes that are not text are no reason to stop
-        sys.stdin.reconfigure(encoding=None if sys.stdin.isatty() else "utf-8", errors="replace")
+        sys.stdin.reconfigure(encoding=None if sys.stdin.isatty() else "utf-8-sig", errors="replace")
     with cleared_up_when_ended(), ExitStack() as at_the_end:
         begun = begin(flags.settings, flags.resume, at_the_end, progress)
         talk = _Talk(flags, begun, progress)

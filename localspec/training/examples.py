@@ -119,7 +119,7 @@ def _content(file: Path) -> str:
         if len(content) > DATA_LIMIT:
             raise UsageMistake(f"{file} holds more than {DATA_LIMIT // MIB} MiB of text; give less of it.")
     try:
-        return decoded(content, "utf-8-sig")
+        return decoded(content)
     except ValueError as error:
         raise UsageMistake(f"{file} {error}; give JSONL or plain text.") from None
 

@@ -222,6 +222,13 @@ def test_what_a_prompt_is(talk, hello, messages, typed, found, terminal):
     assert prompts(messages) == found and told(result, hello) == ["(figures)"] * len(found)
 
 
+def test_a_mark_that_programs_of_windows_begin_with_is_no_part_of_what_they_say(talk, messages, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "notes").write_bytes(b"\xef\xbb\xbfnotes")
+    assert talk(b"\xef\xbb\xbf/help\nhi @notes\n", end=b"").code == 0
+    assert prompts(messages) == ["notes\n\nhi @notes"]
+
+
 def test_lines_that_go_on_without_end(talk, messages, monkeypatch):
     monkeypatch.setattr(plain, "LONGEST", 5)
     result = talk("on\\", "and\\", "on")
@@ -582,6 +589,8 @@ def test_who_proposed_the_last_reply(talk, hello):
 def test_the_phrases_that_are_kept(talk, home, hello):
     assert told(talk("/phrases"), hello) == ["No phrases are kept for this model yet."]
     talk("one")
+    with Store.open(Paths(home).database, pytest.fail) as store:
+        store._database.save(lambda connection: connection.execute("UPDATE pool SET model = './hello'"))
     lines = told(talk("/phrases", "/phrases nowhere"), hello)
     assert all(" → " in line and "(said once, last in “one”)" in line for line in lines[:-1]) and len(lines) > 1
     assert lines[-1] == "No phrase holds that."

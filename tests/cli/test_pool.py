@@ -268,7 +268,7 @@ def test_importing_it_imports_nothing_heavy() -> None:
 
 
 def test_a_directory_s_phrases_are_found_by_its_path_whatever_name_they_were_kept_by(
-    database: Path, model_directory: Path
+    database: Path, model_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     learn(database, "./model", model_directory, phrase([0], (1, 2), [3]))
     learn(database, "other", None, phrase([0], (1, 2), [3]))
@@ -278,5 +278,7 @@ def test_a_directory_s_phrases_are_found_by_its_path_whatever_name_they_were_kep
         assert store.phrases.pool(str(model_directory), "another hash", model_directory) != old
         card = TargetCard(str(model_directory), model_directory, None, "")
         assert old in {pool.pool for pool in pools_of(store, card)}
-    assert run("clear", str(model_directory), "--yes").startswith("Deleted 1 phrase of")
+    monkeypatch.setenv("HOME", str(model_directory.parent))
+    monkeypatch.setenv("USERPROFILE", str(model_directory.parent))
+    assert run("clear", f"~/{model_directory.name}", "--yes").startswith("Deleted 1 phrase of")
     assert phrases_kept(database)["./model"] == 0 and phrases_kept(database)["other"] == 1

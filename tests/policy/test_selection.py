@@ -414,6 +414,12 @@ def test_auto_takes_what_can_be_sampled_where_the_rule_asks_for_it() -> None:
     assert chosen.drafter in kinds(*WEIGHTS), "and not phrases, with which the rule would be refused"
 
 
+def test_what_can_be_sampled_and_is_not_here_is_not_taken() -> None:
+    card = unfetched(SEVEN, drafters=(PublishedDrafter("medusa", accepted=PublishedLength(2.32, 4, "a paper")),))
+    with pytest.raises(UsageMistake, match="those of 'phrases' are not"):
+        choose(card, Settings(accept="rejection", temperature=1.0), HERE)
+
+
 @pytest.mark.parametrize(
     ("origin", "said"),
     [

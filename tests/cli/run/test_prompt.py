@@ -48,7 +48,9 @@ def test_the_words_of_the_prompt(monkeypatch, tmp_path):
     assert prompt("hi", b"") == prompt("hi", None) == prompt(None, b"hi\n") == "hi"
     assert prompt("What is this?", b"\n  a table\n\n") == "  a table\n\nWhat is this?"
     assert prompt("hi", b"piped", (file, file)) == "  indented\n\n  indented\n\npiped\n\nhi"
-    assert prompt("\udcff\ud800x", b"\xef\xbb\xbfpiped") == "\ufeffpiped\n\n\ufffd\ufffdx"
+    assert prompt("\udcff\ud800x", b"piped") == "piped\n\n\ufffd\ufffdx"
+    file.write_bytes(b"\xef\xbb\xbf\xef\xbb\xbfnotes")  # a second mark is part of the text
+    assert prompt("hi", b"\xef\xbb\xbfpiped", (file,)) == "\ufeffnotes\n\npiped\n\nhi"
     for piped, said in ((b"\xe2\x82", "is not UTF-8 text"), (b"a\0b", "holds NUL bytes, so it is no text")):
         with pytest.raises(run_module.UsageMistake, match=f"^Standard input {said}; pipe text in"):
             prompt("hi", piped)
