@@ -10,7 +10,8 @@ from textual.containers import VerticalScroll
 from textual.content import Content
 from textual.widgets import Markdown, Static
 
-from localspec_tui.reply_markdown import ReplyMarkdown, parser
+from localspec_tui.markdown_parser import parser
+from localspec_tui.reply_markdown import ReplyMarkdown
 
 FORBIDDEN = {
     *map(chr, range(0x20)),

@@ -17,7 +17,7 @@ class CodeBlock(NamedTuple):
 
 def code_blocks(source: str) -> list[CodeBlock]:
     """All of a message, in their order."""
-    from localspec_tui.reply_markdown import parser  # which takes a while to import
+    from localspec_tui.markdown_parser import parser  # which takes a while to import
 
     found = (token for token in parser().parse(source) if token.type in ("fence", "code_block"))
     # A line break at the end would send the last line to a shell that it is pasted into.

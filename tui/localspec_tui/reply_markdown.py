@@ -1,16 +1,10 @@
-"""Markdown as a model writes it: nothing of it is obeyed, fetched or opened, and HTML is shown as it is."""
+"""Markdown as it is shown: nothing of what a model writes is obeyed, fetched or opened."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from functools import cache
+from collections.abc import Sequence
 from itertools import takewhile, zip_longest
 from typing import TYPE_CHECKING, cast
 from urllib.parse import unquote
 
-from markdown_it import MarkdownIt
-from markdown_it.rules_block import StateBlock
-from markdown_it.rules_core import StateCore
-from markdown_it.rules_inline import StateInline
-from markdown_it.token import Token
 from textual.app import ComposeResult
 from textual.await_complete import AwaitComplete
 from textual.content import Content
@@ -31,99 +25,12 @@ from localspec.text import one_line, safe
 from localspec_tui import keymap
 from localspec_tui.code_wrap import WrappedCode
 from localspec_tui.growing_paragraph import GrowingParagraph
+from localspec_tui.markdown_parser import parser
 
 if TYPE_CHECKING:
     from localspec_tui.app import ChatApp
 
-# What a formula begins with, and what ends it; the rest stands in one, or alone while it comes.
-_DISPLAYED = {r"\[": r"\]", "$$": "$$"}  # on lines of its own
-_OF_FORMULAS = _DISPLAYED | {r"\(": r"\)", r"\)": "", r"\]": "", r"\,": ""}
-LONGEST_FORMULA = 2000  # characters: of many that are never closed, none is looked for to the end of the reply
 AROUND = 3  # columns beside what a cell holds: a blank on each side, a line
-DEEPEST = 12  # quotes, or twice the lists, one within the other: an indent of 24 columns
-
-
-@cache
-def parser() -> MarkdownIt:
-    """Without HTML; and what entities such as &#27; stand for is made safe after they were decoded.
-
-    One for all replies, on the screen's thread: to make one takes longer than to read a paragraph.
-    """
-    markdown = MarkdownIt("gfm-like", {"html": False})
-    markdown.core.ruler.push("safe", _make_safe)
-    markdown.block.ruler.before("table", "deep", _as_it_stands)
-    markdown.block.ruler.before("table", "formula", _formula_in_lines, {"alt": ["paragraph"]})
-    markdown.inline.ruler.before("escape", "formula", _keep_formula)
-    return markdown
-
-
-def _as_it_stands(state: StateBlock, first: int, end: int, silent: bool) -> bool:
-    """What is nested too deep becomes one paragraph: markdown-it would leave it out, and all that comes after it."""
-    if silent or state.level < DEEPEST:
-        return False
-    after = first
-    while after < end and (state.isEmpty(after) or state.sCount[after] >= state.blkIndent):
-        after += 1
-    _add_paragraph(state, first, after)
-    return True
-
-
-def _formula_in_lines(state: StateBlock, first: int, end: int, silent: bool) -> bool:
-    """A line that begins with \\[ or $$ begins a paragraph: up to what closes it, "- b" is no list, "=" no heading."""
-    begin = state.bMarks[first] + state.tShift[first]
-    closing = _DISPLAYED.get(state.src[begin : begin + 2])
-    if closing is None or state.is_code_block(first) or closing in state.src[begin + 2 : state.eMarks[first]]:
-        return False
-    after, closed = first + 1, False
-    while after < end and not closed and not state.isEmpty(after) and state.sCount[after] >= state.blkIndent:
-        closed = closing in state.src[state.bMarks[after] : state.eMarks[after]]
-        after += 1
-    if not silent:
-        _add_paragraph(state, first, after)
-    return True
-
-
-def _add_paragraph(state: StateBlock, first: int, after: int) -> None:
-    state.push("paragraph_open", "p", 1).map = [first, after]
-    text = state.push("inline", "", 0)
-    text.content, text.children = state.getLines(first, after, state.blkIndent, False).strip(), []
-    state.push("paragraph_close", "p", -1)
-    state.line = after
-
-
-def _keep_formula(state: StateInline, silent: bool) -> bool:
-    """Markdown would take the backslashes of LaTeX for escapes; and what \\( … \\) encloses is no emphasis either.
-
-    It has the lines that it was written in. One that begins a paragraph and is not closed, or not yet, is all of it.
-    """
-    begun = state.src[state.pos : min(state.pos + 2, state.posMax)]
-    if begun not in _OF_FORMULAS:
-        return False
-    end = min(state.pos + LONGEST_FORMULA, state.posMax)
-    closed = state.src.find(_OF_FORMULAS[begun], state.pos + 2, end) if _OF_FORMULAS[begun] else -1
-    after = state.pos + 2 if closed < 0 else closed + 2
-    if closed < 0 and begun in _DISPLAYED and state.pos == 0:
-        after = end
-    if not silent:
-        for number, line in enumerate(state.src[state.pos : after].split("\n")):
-            if number:
-                state.push("hardbreak", "br", 0)
-            state.push("text", "", 0).content = line.strip() if number else line
-    state.pos = after
-    return True
-
-
-def _make_safe(state: StateCore) -> None:
-    for token in _with_children(state.tokens):
-        token.content = safe(token.content)
-        token.info = one_line(token.info).partition(" ")[0]  # the language of a fence, without what some add to it
-        token.attrs = {name: safe(value) if isinstance(value, str) else value for name, value in token.attrs.items()}
-
-
-def _with_children(tokens: Iterable[Token]) -> Iterator[Token]:
-    for token in tokens:
-        yield token
-        yield from _with_children(token.children or ())
 
 
 class _TableContent(MarkdownTableContent):

@@ -26,7 +26,7 @@ class StoppableApp(App[None]):
     _lent = False  # the terminal is, to a program that was started
     _has_terminal = False
     _to_stop = _to_go_on = False  # what was asked for and not yet done
-    _let_go_on = -1.0  # when, in seconds of the monotonic clock
+    _went_on = -1.0  # when it was last let, in seconds of the monotonic clock
 
     def get_driver_class(self) -> type[Driver]:
         found = super().get_driver_class()
@@ -50,7 +50,7 @@ class StoppableApp(App[None]):
 
     def asked_to_stop(self) -> None:
         """From the handler of a signal."""
-        if time.monotonic() - self._let_go_on < AT_ONCE:
+        if time.monotonic() - self._went_on < AT_ONCE:
             return
         if self._lent:  # a shell waits for all that have its terminal
             self._to_stop = False
@@ -62,7 +62,7 @@ class StoppableApp(App[None]):
     def let_go_on(self) -> None:
         """From the handler of a signal; whoever had stopped it, if anybody had."""
         self._to_stop = False
-        self._let_go_on = time.monotonic()
+        self._went_on = time.monotonic()
         if not self._lent:  # else whoever lent it takes it back
             self._to_go_on = True
             self._soon()
