@@ -108,6 +108,26 @@ def test_what_it_shows(chat):
     talk.play(story, size=(120, 40))
 
 
+def test_a_section_is_as_high_as_what_it_says_whoever_asks_meanwhile_where_all_stands(chat):
+    """Its height changes twice before the layout that it asks for."""
+    talk = chat()
+
+    async def story(pilot):
+        panel(talk).show(replace(FIGURES, tokens=1, seconds=0.5, speedup=None, saved_seconds=None))
+        await until(pilot, lambda: "× not known yet" in talk.screen_text())
+        panel(talk).show(replace(FIGURES, tokens=2, seconds=1, saved_seconds=None))
+        compositor = talk.app.screen_stack[0]._compositor
+        panel(talk)._clear_arrangement_cache()  # as by another section that changed
+        compositor._full_map_invalidated = True  # as by a widget that is new
+        assert compositor.full_map
+        panel(talk).show(replace(FIGURES, tokens=3, seconds=2))
+        await until(pilot, lambda: "×2.4 as fast as without" in talk.screen_text())
+        await pilot.pause()
+        assert "4.9 s saved" in talk.screen_text()
+
+    talk.play(story, size=(120, 40))
+
+
 def test_only_what_changed_is_drawn(chat, monkeypatch):
     talk = chat()
 

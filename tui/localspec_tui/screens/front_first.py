@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import cast
 
-from textual._compositor import ChopsUpdate, Compositor, ReflowResult
+from textual._compositor import ChopsUpdate, Compositor, CompositorMap, ReflowResult
 from textual.geometry import Region, Size
 from textual.strip import Strip
 from textual.widget import Widget
@@ -14,6 +14,17 @@ Chops = Sequence[Mapping[int, Strip]]  # by line, what stands from each column o
 
 class FrontFirst(Compositor):
     """Textual's own renders each line of whatever lies behind or beside a text as well, and throws it away."""
+
+    @property
+    def full_map(self) -> CompositorMap:
+        """As ever. Who still asks for a layout may change again before it comes, and keeps no height of this one.
+
+        Textual takes a second request for the first one, and so the height that it found in between for the last.
+        """
+        anew, found = self._full_map_invalidated, super().full_map
+        for widget in found if anew else ():
+            widget._layout_updates += widget._layout_required
+        return found
 
     def reflow(self, parent: Widget, size: Size) -> ReflowResult:
         """As ever; and it has all widgets now, also those that were new to the picture before."""
