@@ -1,9 +1,10 @@
-"""The pictures of the README, taken from the real program on a pseudo-terminal: docs/pictures/. `make pictures` runs it.
+"""Take the pictures of the README from the real program on a pseudo-terminal: docs/pictures/.
 
-    python scripts/pictures.py [NAME …] [-m MODEL --drafter KIND]
+    python scripts/pictures.py [NAME …] -m MODEL --drafter KIND
 
-Each scene is a command, the keys that somebody types, and what must be seen before the picture is taken. The demo model
-answers, greedily, so the text is the same each time; speeds are those of this machine. Linux and macOS.
+Each scene is a command, the keys that somebody types, and what must be seen before the picture is taken. The model must
+be in the home that LOCALSPEC_HOME names, or in yours; nothing is saved there. It answers greedily, so the text is the
+same each time; speeds are those of this machine. Linux and macOS.
 """
 
 import argparse
@@ -11,7 +12,6 @@ import io
 import os
 import re
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,14 +20,14 @@ from pathlib import Path
 from typing import Any
 
 import pyte
-from bench_chat import Terminal, environment
+from bench_chat import Terminal
 from rich.console import Console
 from rich.style import Style
 from rich.terminal_theme import TerminalTheme
 from rich.text import Text
 
 DRAWN = Path(__file__).parent.parent / "docs" / "pictures"
-QUESTION = "What is speculative decoding?"
+QUESTION = "Write a Python function that returns the longest word of a sentence."
 THEME = TerminalTheme(
     (24, 26, 31), (220, 223, 228),
     [(40, 44, 52), (224, 108, 117), (152, 195, 121), (229, 192, 123), (97, 175, 239), (198, 120, 221), (86, 182, 194), (220, 223, 228)],
@@ -45,43 +45,37 @@ class Scene:
     end: str
 
 
+CHAT = ("chat", "--temp", "0", "--no-log", "-n", "160")
 SCENES = {
-    "chat": Scene(
-        ["chat", "--temp", "0", "--no-log", "-n", "120"],
-        (100, 20),
-        [("quit|Quit|keys", f"{QUESTION}\r")],
-        rf"(?s){re.escape(QUESTION)}.*tokens/s",
-    ),
+    "chat": Scene(CHAT, (100, 30), [("quit|Quit|keys", f"{QUESTION}\r")], rf"(?s){re.escape(QUESTION)}.*faster"),
     "xray": Scene(
-        ["chat", "--temp", "0", "--no-log", "-n", "120", "--drafter", "eagle3"],
-        (100, 20),
+        CHAT,
+        (100, 30),
         [("quit|Quit|keys", f"{QUESTION}\r"), (r"s · \d+ tokens", "\x14"), ("token 1 of", "\t\t")],
         "step 2 brought",
     ),
     "race": Scene(
-        ["race", QUESTION, "--temp", "0", "-n", "60", "--cast", "race.cast"],
-        (100, 18),
+        ["race", QUESTION, "--temp", "0", "-n", "80", "--cast", "race.cast"],
+        (100, 24),
         [],
-        "both texts are the same|the texts part",
+        "both texts are the same|The texts differ",
     ),
 }
 
 
-def take(name: str, scene: Scene, who: Sequence[str]) -> None:
-    """Plays a scene, with flags that say who answers, and draws what is seen at its end."""
-    with tempfile.TemporaryDirectory() as home:
-        terminal = Terminal(
-            [sys.executable, "-m", "localspec", *scene.arguments, *who], environment(Path(home)), scene.size
-        )
-        try:
-            for pattern, keys in scene.steps:
-                terminal.until(_shows(pattern))
-                terminal.send(keys)
-            terminal.until(_shows(scene.end))
-            _settle(terminal)
-        finally:
-            terminal.process.kill()
-            terminal.process.wait()
+def take(name: str, scene: Scene, flags: Sequence[str]) -> None:
+    """Play a scene with the flags that name model and drafter, and draw the screen at its end."""
+    command = [sys.executable, "-m", "localspec", *scene.arguments, *flags]
+    terminal = Terminal(command, {**os.environ, "TERM": "xterm-256color"}, scene.size)
+    try:
+        for pattern, keys in scene.steps:
+            terminal.until(_shows(pattern))
+            terminal.send(keys)
+        terminal.until(_shows(scene.end))
+        _settle(terminal)
+    finally:
+        terminal.process.kill()
+        terminal.process.wait()
     (DRAWN / f"{name}.svg").write_text(drawing(terminal.screen, f"localspec {scene.arguments[0]}"), encoding="utf-8")
 
 
@@ -138,16 +132,13 @@ def _colour(name: str) -> str | None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", choices=[*SCENES, []], help="else all of them")
-    parser.add_argument(
-        "-m", "--model", default="demo", help="who races: a step of the demo is too short to gain by it"
-    )
-    parser.add_argument("--drafter", default="phrases", help="of the race")
+    parser.add_argument("-m", "--model", required=True)
+    parser.add_argument("--drafter", default="auto")
     arguments = parser.parse_args()
     DRAWN.mkdir(exist_ok=True)
     os.chdir(DRAWN)  # what is recorded there names no directory
     for name in arguments.names or SCENES:
-        race = ["-m", arguments.model, "--drafter", arguments.drafter]
-        take(name, SCENES[name], race if name == "race" else ["-m", "demo"])
+        take(name, SCENES[name], ["-m", arguments.model, "--drafter", arguments.drafter])
         print(f"docs/pictures/{name}.svg")
 
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from localspec.bench import server_table
 from localspec.bench.table import label, row_name
 from localspec.errors import LocalspecError, UsageMistake
+from localspec.quantities import speedup
 from localspec.svg import box, drawing, words
 from localspec.text import one_line
 
@@ -64,7 +65,7 @@ def figure_of_servers(report: dict[str, Any]) -> str:
         Bar(
             server_table.row_name(row),
             row[server_table.WHOLE],
-            "" if row is first or not row["speedup"] else f"  × {row['speedup']:.2f}",
+            "" if row is first or not row["speedup"] else f"  {speedup(row['speedup'])}",
             PLAIN if row is first else SLOWER if (row["speedup"] or 0) < 1 else FASTER,
         )
         for row in report["rows"]
@@ -83,13 +84,13 @@ class Bar(NamedTuple):
 
 
 def _beside(row: dict[str, Any]) -> tuple[str, str]:
-    """What stands behind the bar of a row, and its colour."""
-    speedup = row["speedup"]
+    """Return the text after the bar of a row, and its colour."""
+    ratio = row["speedup"]
     if not row["nodes"]:
         return "", PLAIN
     if row["reliable"] is False:
         return ", unreliable", UNRELIABLE
-    return f"  × {speedup:.2f}" if speedup else "", FASTER if (speedup or 0) > 1 else SLOWER
+    return f"  {speedup(ratio)}" if ratio else "", FASTER if (ratio or 0) > 1 else SLOWER
 
 
 def _drawn(title: str, below: str, bars: Sequence[Bar]) -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from localspec.bench.race import Lane, Result
 from localspec.bench.turns import on_its_own_clock
 from localspec.config import Settings
+from localspec.quantities import speedup
 from localspec.text import one_line
 
 if TYPE_CHECKING:
@@ -62,24 +63,25 @@ def opponents(
 
 
 def sentences(lanes: Sequence[Lane], found: Result) -> Iterator[str]:
-    """What came of it."""
+    """Yield the sentences that tell how a race ended."""
     plain, fast = lanes
-    speeds = f"{fast.tokens_per_second:.1f} tokens/s after the first, and {plain.tokens_per_second:.1f} without"
+    speeds = f"{fast.tokens_per_second:.1f} and {plain.tokens_per_second:.1f} tokens/s after the first token"
     if found.speedup is None:
-        yield "The reply is too short to tell a speed; ask for something longer."
+        yield "The reply is too short to measure a speed; ask for something longer."
     else:
-        yield f"× {found.speedup:.2f} {fast.name} ({speeds})"
-        if f"{found.speedup:.2f}" == "1.00":
-            yield "Drafts cost here what they save: both are as fast."
+        ratio = speedup(found.speedup)
+        yield f"{ratio} {fast.name} ({speeds})"
+        if ratio == "as fast":
+            yield "Drafts cost as much time as they save here."
         elif found.speedup < 1:
             yield "Drafts do not pay here: checking them took longer than they saved."
     if found.same:
         yield "✓ both texts are the same"
     else:
         yield (
-            f"the texts part at token {found.parted}: forwards of several rows round differently here; --exact makes "
-            "them the same, where the machine can"
+            f"The texts differ from token {found.parted} on: passes of several rows round differently here. `--exact` "
+            "makes them the same where the machine can."
         )
     assert fast.statistics is not None
     if fast.statistics.off_reason:
-        yield f"drafting was switched off: {one_line(fast.statistics.off_reason)}"
+        yield f"Drafting was switched off: {one_line(fast.statistics.off_reason)}"

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from localspec.bench.table import WIDTH, bars, clipped, columns, interval, number, wrapped
-from localspec.quantities import counted
+from localspec.quantities import counted, speedup
 from localspec.text import one_line
 
 LEGEND = (
@@ -52,7 +52,7 @@ def sentence(rows: Sequence[dict[str, Any]]) -> str:
         return f"{row_name(known[0])} gives {known[0][WHOLE]:.1f} tokens/s of whole replies; no two can be compared."
     best = max(others, key=lambda row: row["speedup"])
     speeds = f"{best[WHOLE]:.1f} tokens/s of whole replies, and {rows[0][WHOLE]:.1f}"
-    return f"{row_name(best)} answers {best['speedup']:.2f} times as fast as {row_name(rows[0])} ({speeds})."
+    return f"{row_name(best)} against {row_name(rows[0])}: {speedup(best['speedup'])} ({speeds})."
 
 
 def row_name(row: dict[str, Any]) -> str:
@@ -64,7 +64,7 @@ def _bars(rows: Sequence[dict[str, Any]], width: int) -> Iterator[str]:
     known = [row for row in rows if row[WHOLE]]
     most = max((row[WHOLE] for row in known), default=1.0)
     said = [
-        f"{row[WHOLE]:.1f} tokens/s" + (f"  × {row['speedup']:.2f}" if row["speedup"] and row is not rows[0] else "")
+        f"{row[WHOLE]:.1f} tokens/s" + (f"  {speedup(row['speedup'])}" if row["speedup"] and row is not rows[0] else "")
         for row in known
     ]
     names = [clipped(row_name(row), LONGEST_NAME) for row in known]

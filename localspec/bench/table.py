@@ -1,4 +1,4 @@
-"""The report as a person reads it, at most 100 columns or as wide as a terminal: a sentence, bars, then the figures."""
+"""The report of `bench` as a page of text: a sentence, a chart and a table; `--details` adds the rest."""
 
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -7,16 +7,17 @@ from typing import Any
 from localspec.charts import bar, no_room
 from localspec.events import possible
 from localspec.models.drafter_kinds import kind_of
+from localspec.quantities import speedup
 from localspec.text import one_line
 
 WIDTH = 100
 _MEANINGS = (
     (("tokens/s", "speedup"), "medians and quartiles of the replies"),
-    (("τ",), "tokens a step"),
-    (("draft", "verify", "host"), "what a step takes, in plain steps"),
-    (("limit",), "of what the memory's bandwidth allows without speculation"),
-    (("M",), "speedup ÷ memory"),
-    (("same",), "replies with plain decoding's tokens"),
+    (("τ",), "tokens per step"),
+    (("draft", "verify", "host"), "time of a step's parts, in plain steps"),
+    (("limit",), "share of the speed that the memory's bandwidth allows without speculation"),
+    (("M",), "speedup ÷ relative memory"),
+    (("same",), "replies with the tokens of plain decoding"),
 )
 _FIRST_LEFT_OUT = ("limit", "host", "verify", "draft", "M")  # of the table's columns, where a terminal is narrow
 LEAST_NAME = 16  # columns of the name before them, which is cut where it is longer
@@ -25,27 +26,50 @@ MOST_CATEGORIES, MOST_COLUMNS = 12, 4
 LONGEST_BAR, SHORTEST_BAR = 36, 4  # columns
 
 
-def of(report: dict[str, Any], width: int = WIDTH) -> str:
-    """All that a report says, in lines of at most so many columns."""
+def of(report: dict[str, Any], width: int = WIDTH, details: bool = False) -> str:
+    """Return the report as lines of at most `width` columns: a sentence, a chart and a table; or with all details."""
+    rows, peers = report["rows"], report["peers"]
+    lines = [*wrapped(sentence(rows), width), "", *_bars(rows, width), "", *_by_text(rows, width)]
+    lines += wrapped(f"{report['model']} · {label(report)}", width)
+    for note in _notes(report):
+        lines += wrapped(note, width)
+    if details:
+        return "\n".join([*lines, "", *_details(report, width), *_peers(peers, width)])
+    lines += _peers(peers, width)
+    return "\n".join([*lines, *wrapped("`--details` adds quartiles, costs, memory and acceptance by depth.", width)])
+
+
+def _notes(report: dict[str, Any]) -> Iterator[str]:
+    """Yield the sentences without which the figures above would mislead."""
     rows, machine = report["rows"], report["machine"]
-    facts = [
-        f"{report['model']} · {label(report)} · no phrases of earlier replies",
-        f"{machine['versions']} · {machine['memory'] / 2**30:.0f} GiB, read at {machine['bandwidth'] / 1e9:.1f} GB/s"
-        f" · peak {max(row['peak_bytes'] for row in rows) / 2**30:.2f} GiB · {_load(machine)}",
-    ]
-    notes = [*_remarks(rows)]
     for row in rows:
-        if row["reliable"] is False:
-            notes.append(_unreliable(row))
-        if row.get("draft_model"):
-            notes.append(f"{_name(row)} drafts with {row['draft_model']}{_hyperparameters(row)}")
         if row["off_reason"]:
-            notes.append(f"{_name(row)} was switched off: {row['off_reason']}")
-    lines = [*wrapped(sentence(rows), width), "", *_bars(rows, width), ""]
-    lines += [line for fact in facts for line in wrapped(fact, width)]
-    lines += ["", *_figures(rows, width)]
-    lines += [line for note in notes for line in wrapped(note, width)]
-    return "\n".join([*lines, *_depths(rows, width), *_categories(rows, width), *_peers(report["peers"], width)])
+            yield f"{_name(row)} switched drafting off: {row['off_reason']}"
+        if row["identical_prompts"] is not None and row["identical_prompts"] < row["prompts"]:
+            yield f"{_name(row)} gave the same text for {row['identical_prompts']} of {row['prompts']} prompts."
+        if row["reliable"] is False:
+            yield _unreliable(row)
+    if machine["others"] >= BUSY:
+        yield f"{_load(machine)} Figures of an idle machine are higher and steadier."
+
+
+def _details(report: dict[str, Any], width: int) -> list[str]:
+    rows, machine = report["rows"], report["machine"]
+    peak = max(row["peak_bytes"] for row in rows)
+    fact = (
+        f"{machine['versions']} · {machine['memory'] / 2**30:.0f} GiB, read at {machine['bandwidth'] / 1e9:.1f} GB/s"
+        f" · peak {peak / 2**30:.2f} GiB · no phrases of earlier replies"
+    )
+    notes = [
+        *_remarks(rows),
+        *(
+            f"{_name(row)} drafts with {row['draft_model']}{_hyperparameters(row)}"
+            for row in rows
+            if row.get("draft_model")
+        ),
+    ]
+    lines = [*wrapped(fact, width), "", *_figures(rows, width)]
+    return [*lines, *(line for note in notes for line in wrapped(note, width)), *_depths(rows, width)]
 
 
 def label(report: dict[str, Any]) -> str:
@@ -68,18 +92,17 @@ def sentence(rows: Sequence[dict[str, Any]]) -> str:
         return "No reply was long enough to measure a speed; give longer --max-tokens."
     if not drafting:
         auto = ", and auto drafts nothing" if any(row["nodes"] == "auto" and not _drafts(row) for row in rows) else ""
-        return f"Plain decoding gives {plain:.1f} tokens/s here{auto}; --drafter names what to compare with it."
+        return f"Plain decoding gives {plain:.1f} tokens/s here{auto}; name a drafter to compare with `--drafter`."
     if not known:
-        return f"Plain decoding gave {plain:.1f} tokens/s; no speedup is reliable, for other programs disturbed it."
+        return f"Plain decoding gave {plain:.1f} tokens/s; other programs disturbed it, so no speedup is reliable."
     best = max(known, key=lambda row: row["speedup"])
-    beside = f"{best['speedup']:.2f} times as fast"
-    # Each figure is a median of its own, and so they need not divide.
-    speeds = f"the median speeds are {best['tokens_per_second']:.1f} tokens/s, and {plain:.1f} without"
-    speeds = f"the median of the replies; {speeds}"
-    if round(best["speedup"], 2) <= 1:
-        return f"Nothing here is faster than plain decoding: {row_name(best)} is {beside} ({speeds})."
+    # Each figure is a median by itself, so they need not divide.
+    speeds = f"the medians are {best['tokens_per_second']:.1f} and {plain:.1f} tokens/s"
+    ratio = speedup(best["speedup"])
+    if not ratio.endswith("faster"):
+        return f"Nothing here is faster than plain decoding: {row_name(best)} is {ratio} ({speeds})."
     same = {True: ", with the same text", False: ", but not all texts are the same", None: ""}[best["identical"]]
-    return f"{row_name(best)} answers {beside} as plain decoding{same} ({speeds})."
+    return f"{row_name(best)} is {ratio} than plain decoding{same} ({speeds})."
 
 
 def _drafts(row: dict[str, Any]) -> bool:
@@ -92,7 +115,7 @@ def _bars(rows: Sequence[dict[str, Any]], width: int) -> list[str]:
     most = max((row["tokens_per_second"] for row in measured), default=1.0)
     said = [
         f"{row['tokens_per_second']:.1f} tokens/s"
-        + (f"  × {row['speedup']:.2f}{_mark(row)}" if _drafts(row) and row["speedup"] else "")
+        + (f"  {speedup(row['speedup'])}{_mark(row)}" if _drafts(row) and row["speedup"] else "")
         for row in measured
     ]
     shares = [row["tokens_per_second"] / most for row in measured]
@@ -167,13 +190,13 @@ def _figures(rows: Sequence[dict[str, Any]], width: int) -> Iterator[str]:
 
 def _load(machine: dict[str, Any]) -> str:
     others, cores = machine["others"], machine["cores"]
-    return f"other programs kept {others:.1f} of {cores} cores busy" if others >= BUSY else "otherwise idle"
+    return f"Other programs kept {others:.1f} of {cores} cores busy."
 
 
 def _unreliable(row: dict[str, Any]) -> str:
     return (
-        f"! {_name(row)} is unreliable: {number(row['speedup'])} times as fast cannot be, for its τ and its rows "
-        f"allow {number(row['speedup_limit'])}. Plain decoding was disturbed; measure again while nothing else runs."
+        f"! {_name(row)} is unreliable: its acceptance allows a speedup of {number(row['speedup_limit'])}, and "
+        f"{number(row['speedup'])} was measured. Plain decoding was disturbed; measure again while nothing else runs."
     )
 
 
@@ -206,13 +229,13 @@ def _remarks(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
         _beyond_in_quartiles(row) or any(_beyond_in_category(row, name) for name in row["categories"]) for row in rows
     ):
         yield (
-            "! beside quartiles or a category: more than τ and the rows of those replies allow; other programs "
-            "disturbed their plain decoding."
+            "! marks quartiles and kinds of text that exceed what their acceptance allows: other programs disturbed "
+            "their plain decoding."
         )
     if any(map(_above_memory, rows)):
         yield (
-            "* above 100 % of the memory's bandwidth: caches of the processor hold a part of this model, or the memory "
-            "was busy while its bandwidth was measured."
+            "* is above 100 % of the memory's bandwidth: the processor's caches hold a part of this model, or the "
+            "memory was busy while its bandwidth was measured."
         )
 
 
@@ -225,36 +248,34 @@ def _depths(rows: Sequence[dict[str, Any]], width: int) -> list[str]:
             f"{_name(row)}: {' '.join(f'{chance:.2f}' for chance in row['acceptance_by_depth'])}", width
         )
     ]
-    return ["", *wrapped("accepted at depth 1, 2, …, where the node before was", width), *lines] if found else []
+    return (
+        ["", *wrapped("acceptance rate at depth 1, 2, …, given that the parent node was accepted", width), *lines]
+        if found
+        else []
+    )
 
 
-def _categories(rows: Sequence[dict[str, Any]], width: int) -> list[str]:
-    """Speedup and acceptance length by the kind of text, as far as they fit."""
+def _by_text(rows: Sequence[dict[str, Any]], width: int) -> list[str]:
+    """Return the table of speedup and tokens per step by kind of text, for the first drafters; [] without one."""
     drafting = [row for row in rows if _drafts(row)][:MOST_COLUMNS]
-    if not drafting or len(rows[0]["categories"]) < 2:
+    if not drafting:
         return []
-    lines = [
-        [
-            name,
-            *(
-                f"{number(figures['speedup'])}{'!' if _beyond_in_category(row, name) else ''} "
-                f"{number(figures['acceptance_length'])}"
-                for row in drafting
-                for figures in (row["categories"][name],)
-            ),
-        ]
-        for name in rows[0]["categories"]
-    ]
-    more = len(lines) - MOST_CATEGORIES
+    lines = [["all", *(_gain(row, _mark(row)) for row in drafting)]]
+    categories = rows[0]["categories"] if len(rows[0]["categories"]) > 1 else ()
+    for name in list(categories)[:MOST_CATEGORIES]:
+        gains = (_gain(row["categories"][name], "!" if _beyond_in_category(row, name) else "") for row in drafting)
+        lines.append([name, *gains])
+    more = len(categories) - MOST_CATEGORIES
     return [
+        *columns(["kind of text", *map(_name, drafting)], lines, width),
+        *([f"and {more} more kinds, in --json"] if more > 0 else []),
+        *wrapped("speed against plain decoding (1 is as fast), and tokens per step", width),
         "",
-        *columns(
-            ["speedup and τ by category", *(_name(row) + _mark(row) for row in drafting)],
-            lines[:MOST_CATEGORIES],
-            width,
-        ),
-        *([f"and {more} categories more, in --json"] if more > 0 else []),
     ]
+
+
+def _gain(figures: dict[str, Any], mark: str) -> str:
+    return f"{number(figures['speedup'])}{mark} {number(figures['acceptance_length'], 1).rjust(4)}"
 
 
 def _peers(peers: Sequence[dict[str, Any]], width: int) -> list[str]:

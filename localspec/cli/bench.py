@@ -10,7 +10,7 @@ import typer
 
 from localspec import config
 from localspec.bench import plot, prompts, server_table, table
-from localspec.cli.console import once_more, window
+from localspec.cli.console import window
 from localspec.cli.options import Context, Device, Dtype, Model, Quantize, load_settings, no_effect, number
 from localspec.cli.progress import Progress, tell
 from localspec.cli.server_bench import addresses, measured
@@ -81,6 +81,9 @@ def bench(
     plotted: Annotated[
         Path | None, typer.Option("--plot", metavar="FILE", help="Draw the bars into a file as well: .svg or .png.")
     ] = None,
+    details: Annotated[
+        bool, typer.Option("--details", help="Also print quartiles, costs, memory and acceptance by depth.")
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON line on standard output, and the table on standard error.")
     ] = False,
@@ -100,6 +103,7 @@ def bench(
         here = {
             "--drafter": drafter, "--nodes": nodes, "--accept": accept, "--exact": exact, "--context": context,
             "--device": device, "--dtype": dtype, "--quantize": quantize, "--peer": peer, "--tune": tune,
+            "--details": details,
         }  # fmt: skip
         for flag, value in here.items():
             if value not in (None, False, []):
@@ -142,7 +146,7 @@ def bench(
             report = comparison.bench(compared, settings, progress.show, store, tune)
     finally:
         progress.clear()
-    _tell(report, table.of(report, _width(as_json)), as_json)
+    _tell(report, table.of(report, _width(as_json), details), as_json)
     if plotted:
         _draw(plot.figure(report), plotted)
 
@@ -153,8 +157,6 @@ def _width(as_json: bool) -> int:
 
 
 def _tell(report: dict[str, Any], page: str, as_json: bool) -> None:
-    _, height = window(sys.stderr if as_json else sys.stdout)
-    page = "\n".join(once_more(page.splitlines(), height))
     if as_json:
         tell(page)
         print(json.dumps(report), flush=True)
@@ -188,5 +190,5 @@ def _words(flag: str, value: str) -> list[str]:
     if not all(words):
         raise UsageMistake(f"{flag} {value!r} names nothing; write it like A,B.")
     if twice := next((word for word in words if words.count(word) > 1), None):
-        raise UsageMistake(f"{flag} {value} names {twice} twice, and once is all it is measured; leave one out.")
+        raise UsageMistake(f"{flag} {value} lists {twice} twice. Remove one.")
     return words

@@ -26,7 +26,7 @@ from localspec.marks import drawable
 from localspec.models.packed_files import packed_bytes, packed_files, remove_abandoned
 from localspec.paths import Paths
 from localspec.policy.survey import Recommendation, all_ways, preferred, recommendations
-from localspec.quantities import counted, expected_pace, size, tokens_a_second
+from localspec.quantities import counted, expected_pace, size, speedup, tokens_a_second
 from localspec.store.store import user_store
 from localspec.text import one_line
 
@@ -231,35 +231,43 @@ def _page(survey: _Survey, verbose: bool, width: int | None) -> Iterator[str]:
     yield ""
     yield from _machine(survey)
     yield ""
+    yield f"Models, the best first{'; these speeds were taken while other programs ran' if _busy(survey) else ''}:"
     yield from _table(sorted(survey.recommendations, key=lambda one: one.quality, reverse=True), verbose, width)
     yield from dict.fromkeys(one.passed_over for one in survey.recommendations if one.passed_over)
     yield ""
-    yield "~ is predicted, the rest measured here. × is how many times as fast as plain decoding it is."
+    yield "~ is predicted, the rest measured here. DRAFTS is the speed with drafts against plain decoding."
     if any(one.gated for one in survey.recommendations):
-        yield "* is gated: its terms must be accepted before it is fetched."
+        yield "* is gated: you must accept its terms at the hub before you can fetch it."
     if verbose:
-        yield "M is speedup over relative memory, against the fastest plain decoding of the same model that fits."
+        yield "M is speedup ÷ relative memory, against the fastest plain decoding of the same model that fits."
         for name, one in (("Chosen among what is here", survey.chosen), ("Recommended", survey.recommended)):
             if one is not None:
                 yield f"{name}: {one.card.name}{', gated' * one.gated}: {one.reason}."
 
 
+def _busy(survey: _Survey) -> bool:
+    return survey.others >= BUSY
+
+
 def _advice(survey: _Survey) -> Iterator[str]:
-    """What to do, in a sentence or two; where terms must be accepted first, also what can be had without."""
-    chosen, best = survey.chosen, survey.recommended
+    """Yield what to do, in a sentence or two; a model that anybody can fetch comes before a gated one."""
+    chosen, best, open_one = survey.chosen, survey.recommended, survey.ungated
     if best is None:
         yield "No registered model fits here."
         return
     if chosen is not None and best.way == chosen.way:
-        yield f"Take {best.card.name}, which is here: {_speed(best)}. Begin with: localspec chat"
+        yield f"Take {best.card.name}, which is here: {_speed(best)}. Start with: localspec chat"
         return
-    yield from _offer(best, "Take")
-    if best.gated:
-        yield "It is gated: its terms must be accepted first, with an account at the hub; that command says where."
-        if survey.ungated is None:
-            yield "No model that fits here is without such terms."
-        elif chosen is None or survey.ungated.way != chosen.way:
-            yield from _offer(survey.ungated, "Without that, take")
+    if not best.gated:
+        yield from _offer(best, "Take")
+    elif open_one is not None and (chosen is None or open_one.way != chosen.way):
+        yield from _offer(open_one, "Take")
+        yield from _offer(best, "Better, but gated (you need an account at the hub and must accept its terms):")
+    else:
+        yield from _offer(best, "Take")
+        yield "It is gated: you need an account at the hub and must accept its terms; that command says where."
+        if open_one is None:
+            yield "Every model that fits here has such terms."
     if chosen is not None:
         yield f"Until then {chosen.card.name} answers, which is here: {_speed(chosen)}."
 
@@ -272,7 +280,7 @@ def _offer(one: Recommendation, take: str) -> Iterator[str]:
 
 def _speed(one: Recommendation) -> str:
     assert one.plan is not None
-    faster = f", {one.speedup:.2f} times as fast by {one.plan.candidate.name}" if one.drafts else ""
+    faster = f", {speedup(one.speedup)} with {one.plan.candidate.name}" if one.drafts and one.speedup else ""
     return expected_pace(one.plan.speed, one.plan.measured) + faster
 
 
@@ -286,10 +294,10 @@ def _machine(survey: _Survey) -> Iterator[str]:
             f"{device.name}: memory {_gib(device.total)}, free {_gib(device.free)}, of which a model may take "
             f"{_gib(device.usable)}"
         )
-    if survey.others >= BUSY:
+    if _busy(survey):
         yield (
-            f"other programs kept {survey.others:.1f} of {survey.machine.cores} cores busy: left in peace, "
-            "this machine is faster"
+            f"Measured while other programs used {survey.others:.1f} of {survey.machine.cores} cores; it will be "
+            "faster when idle."
         )
     if trouble := torch_trouble():
         yield trouble
@@ -300,7 +308,7 @@ def _machine(survey: _Survey) -> Iterator[str]:
 
 def _table(recommendations: list[Recommendation], verbose: bool, width: int | None) -> list[str]:
     rows = [
-        ["MODEL", "FITS", "TOKENS/S", "×", "M", "DOWNLOAD", "BY"],  # a narrow terminal lacks the last ones
+        ["MODEL", "FITS", "TOKENS/S", "DRAFTS", "M", "DOWNLOAD", "BY"],  # a narrow terminal lacks the last ones
         *([one.card.name + " *" * one.gated, *_cells(one)] for one in recommendations),
     ]
     if not verbose:
@@ -319,7 +327,7 @@ def _download(one: Recommendation) -> str:
 
 
 def _cells(one: Recommendation) -> list[str]:
-    """FITS, TOKENS/S, ×, M, DOWNLOAD and BY."""
+    """Return FITS, TOKENS/S, DRAFTS, M, DOWNLOAD and BY."""
     plan, download = one.plan, _download(one)
     if plan is None:
         return ["?", "", "", "", download, one.reason]
@@ -331,7 +339,7 @@ def _cells(one: Recommendation) -> list[str]:
     return [
         f"yes, {needed}",
         about + tokens_a_second(plan.speed).removesuffix(" tokens/s"),
-        f"{about}{one.speedup:.2f}" if one.drafts else "",
+        f"{about}{one.speedup:.1f}×" if one.drafts else "",
         f"{about}{plan.cost_effectiveness:.2f}",
         download,
         how,

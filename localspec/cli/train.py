@@ -25,6 +25,7 @@ from localspec.models import registry
 from localspec.models.drafter_kinds import TABLE, kinds
 from localspec.models.imported import is_gguf
 from localspec.paths import Paths, private_files
+from localspec.quantities import speedup
 from localspec.store.store import user_store
 from localspec.training.directory import ANSWERS, Lock, begun, refuse_course, refuse_result, usable
 from localspec.training.examples import read_examples
@@ -232,13 +233,13 @@ def _plan(course: "Course") -> Iterator[str]:
 
 
 def _verdict(verdict: "Verdict", directory: str) -> str:
-    beside = f"{verdict.speedup:.2f} times as fast as plain decoding"
+    result = f"plain decoding: {speedup(verdict.speedup)}"
     if verdict.without != "none":
-        beside += f" and {verdict.against:.2f} times as fast as {verdict.without}, which is chosen without it"
-    beside = f"on {verdict.prompts} prompts that it has not seen, {verdict.drafter} is {beside}"
+        result += f", against {verdict.without}, which `auto` chooses without it: {speedup(verdict.against)}"
+    result = f"on {verdict.prompts} prompts that it has not seen, {verdict.drafter} against {result}"
     if verdict.kept:
-        return f"kept: {beside}; auto knows it from now on"
-    return f"not kept: {beside}; it is used only where its directory is named: --drafter {shlex.quote(directory)}"
+        return f"kept: {result}; `auto` may choose it from now on"
+    return f"not kept: {result}; to use it all the same, give --drafter {shlex.quote(directory)}"
 
 
 def _check_numbers(above_zero: Mapping[str, float | None], batch: int, at_once: int | None) -> None:

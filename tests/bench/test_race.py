@@ -9,6 +9,7 @@ from localspec.bench.racers import opponents, racers, sentences
 from localspec.config import Settings
 from localspec.models.registry import resolve
 from localspec.policy.selection import choose
+from localspec.quantities import speedup
 
 
 class Clock:
@@ -83,9 +84,9 @@ def test_where_drafts_do_not_pay_it_is_said_in_plain_words(fast):
         for name, seconds in (("plain decoding", 1.0), ("with phrases", 1 / fast))
     ]
     told = list(sentences(lanes, result(*lanes)))
-    assert told[0].startswith(f"× {fast:.2f} with phrases (") and told[-1] == "✓ both texts are the same"
+    assert told[0].startswith(f"{speedup(fast)} with phrases (") and told[-1] == "✓ both texts are the same"
     assert any("do not pay here" in sentence for sentence in told) is (fast < 0.9)
-    assert any("both are as fast" in sentence for sentence in told) is (0.9 < fast < 1.1)
+    assert any("cost as much time" in sentence for sentence in told) is (0.9 < fast < 1.1)
 
 
 def test_the_seconds_shown_are_those_that_the_speedup_compares(clock):
@@ -95,7 +96,7 @@ def test_the_seconds_shown_are_those_that_the_speedup_compares(clock):
     plain, fast = lanes
     assert (plain.decoding(), fast.decoding()) == (12.0, 6.0), "and not the 4 seconds in which both read the prompt"
     assert result(plain, fast).speedup == plain.decoding() / fast.decoding() == 2.0
-    assert next(iter(sentences(lanes, result(*lanes)))).endswith("(2.0 tokens/s after the first, and 1.0 without)")
+    assert next(iter(sentences(lanes, result(*lanes)))).endswith("(2.0 and 1.0 tokens/s after the first token)")
     assert (plain.decoding(3.9), plain.decoding(4.0), plain.decoding(5.5)) == (None, 0.0, 1.5)
     plain.seconds += 1.0  # what is settled at the end brings no token
     assert plain.decoding() == plain.decoding(99.0) == 12.0 and Lane("", []).decoding() is None

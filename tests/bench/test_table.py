@@ -14,7 +14,7 @@ def two():
 
 
 def test_a_row_a_line_under_its_heads(two):
-    lines = table.of(report(two)).splitlines()
+    lines = table.of(report(two), details=True).splitlines()
     heads = next(line for line in lines if line.startswith("drafter"))
     plain, fast = lines[lines.index(heads) + 1 : lines.index(heads) + 3]
     assert plain.split()[:4] == ["none", "0", "4.0", "4–4"]
@@ -23,11 +23,22 @@ def test_a_row_a_line_under_its_heads(two):
     for head, cell in (("nodes", "8"), ("speedup", "2.25"), ("same", "2/2")):
         assert heads.index(head) + len(head) == fast.index(f" {cell}") + len(cell) + 1
     assert any(line == "phrases 8: 0.50 0.25" for line in lines)
-    assert any(line.split() == ["code", "2.00", "2.00"] for line in lines)
+
+
+def test_without_details_it_is_a_sentence_a_chart_and_one_table(two):
+    lines = table.of(report(two)).splitlines()
+    heads = next(line for line in lines if line.startswith("kind of text"))
+    rows = [line.split() for line in lines[lines.index(heads) + 1 : lines.index(heads) + 4]]
+    assert rows == [["all", "2.25", "2.0"], ["code", "2.00", "2.0"], ["chat", "2.50", "2.0"]]
+    text = "\n".join(lines)
+    assert "acceptance rate" not in text and "2.12–2.38" not in text and "`--details`" in lines[-1]
+    assert len(lines) <= 14
+    one = [row | {"categories": {"chat": row["categories"]["chat"]}} for row in two]
+    assert not any(line.startswith("chat") for line in table.of(report(one)).splitlines()), "it would be `all` again"
 
 
 def test_it_says_on_what_and_how_it_was_measured(two):
-    text = " ".join(table.of(report(two, left_out=3, repeat=2, quantize="int8")).split())
+    text = " ".join(table.of(report(two, left_out=3, repeat=2, quantize="int8"), details=True).split())
     for part in (
         "demo",
         "int8, bitwise",
@@ -44,11 +55,11 @@ def test_it_says_on_what_and_how_it_was_measured(two):
 def test_a_sentence_and_bars_come_first(two):
     first, second, empty, *rest = table.of(report(two)).splitlines()
     assert f"{first} {second}" == (
-        "phrases, 8 nodes answers 2.25 times as fast as plain decoding, with the same text "
-        "(the median of the replies; the median speeds are 9.0 tokens/s, and 4.0 without)."
+        "phrases, 8 nodes is 2.2× faster than plain decoding, with the same text "
+        "(the medians are 9.0 and 4.0 tokens/s)."
     )
     assert empty == "" and rest[0].split()[:2] == ["plain", "decoding"] and rest[0].endswith(" 4.0 tokens/s")
-    assert rest[1].split()[:3] == ["phrases,", "8", "nodes"] and rest[1].endswith(" 9.0 tokens/s  × 2.25")
+    assert rest[1].split()[:3] == ["phrases,", "8", "nodes"] and rest[1].endswith(" 9.0 tokens/s  2.2× faster")
     plain, fast = (line.count("█") for line in rest[:2])
     assert fast == table.LONGEST_BAR and plain == int(table.LONGEST_BAR * 4 / 9)
 
@@ -56,18 +67,18 @@ def test_a_sentence_and_bars_come_first(two):
 @pytest.mark.parametrize(
     ("unlike", "said_first"),
     [
-        ({"speedup": 1.004}, "Nothing here is faster than plain decoding: phrases, 8 nodes is 1.00 times as fast"),
-        ({"speedup": 0.8}, "Nothing here is faster than plain decoding: phrases, 8 nodes is 0.80 times as fast"),
+        ({"speedup": 1.004}, "Nothing here is faster than plain decoding: phrases, 8 nodes is as fast ("),
+        ({"speedup": 0.8}, "Nothing here is faster than plain decoding: phrases, 8 nodes is 20 % slower ("),
         (
             {"identical": False},
-            "phrases, 8 nodes answers 2.25 times as fast as plain decoding, but not all texts are the same",
+            "phrases, 8 nodes is 2.2× faster than plain decoding, but not all texts are the same",
         ),
-        ({"identical": None}, "phrases, 8 nodes answers 2.25 times as fast as plain decoding ("),
-        ({"reliable": False}, "Plain decoding gave 4.0 tokens/s; no speedup is reliable"),
-        ({"speedup": None}, "Plain decoding gives 4.0 tokens/s here; --drafter names"),
+        ({"identical": None}, "phrases, 8 nodes is 2.2× faster than plain decoding ("),
+        ({"reliable": False}, "Plain decoding gave 4.0 tokens/s; other programs disturbed it"),
+        ({"speedup": None}, "Plain decoding gives 4.0 tokens/s here; name a drafter"),
         (
             {"drafter": "none", "nodes": "auto", "speedup": 0.73},
-            "Plain decoding gives 4.0 tokens/s here, and auto drafts nothing; --drafter names",
+            "Plain decoding gives 4.0 tokens/s here, and auto drafts nothing; name a drafter",
         ),
     ],
 )
@@ -80,31 +91,32 @@ def test_the_sentence_is_true(two, unlike, said_first):
 def test_what_auto_does_without_a_drafter_is_not_compared_with_itself(two):
     text = table.of(report([two[0], two[1] | {"drafter": "none", "nodes": "auto", "speedup": 0.73}]))
     bar = next(line for line in text.splitlines() if line.startswith("  auto: plain decoding  "))
-    assert "×" not in bar and "by category" not in text
+    assert "faster" not in bar and "slower" not in bar and "kind of text" not in text
 
 
 @pytest.mark.parametrize(("width", "left_out"), [(100, ""), (80, "host, limit"), (60, "M, draft, verify, host, limit")])
 def test_at_a_narrow_terminal_nothing_is_broken(two, width, left_out):
     two[1] |= {"drafter": "parallelspec", "off_reason": "word " * 30}
-    lines = table.of(report(two), width).splitlines()
+    lines = table.of(report(two), width, details=True).splitlines()
     assert max(map(len, lines)) <= width
+    assert max(map(len, table.of(report(two), width).splitlines())) <= width
     heads = next(line for line in lines if line.startswith("drafter"))
     text = " ".join(" ".join(lines).split())
     assert (f"no room for {left_out}, which --json has" in text) is bool(left_out)
-    for head, meaning in (("limit", "limit: of what"), ("M", "M: speedup"), ("draft", "in plain steps")):
+    for head, meaning in (("limit", "limit: share of"), ("M", "M: speedup"), ("draft", "in plain steps")):
         assert (head in heads.split()) is (meaning in text) is (head not in left_out.split(", "))
     plain, fast = (line.count("█") for line in lines if "█" in line)
-    assert 0 < plain < fast <= table.LONGEST_BAR and lines[-1].split()[0] in ("chat", "code")
+    assert 0 < plain < fast <= table.LONGEST_BAR
 
 
 def test_a_speedup_that_cannot_be_is_marked_wherever_it_stands_and_explained(two):
     two[1] |= {"speedup": 7.28, "speedup_limit": 1.21, "reliable": False, "M": 7.0}
-    text = table.of(report(two))
+    text = table.of(report(two), details=True)
     line = next(line for line in text.splitlines() if line.startswith("phrases") and "7.28" in line)
     assert "7.28!" in line.split() and "7.00!" in line.split()
-    assert "phrases 8! " in next(line for line in text.splitlines() if "by category" in line) + " "
+    assert "7.28!" in next(line for line in text.splitlines() if line.startswith("all")).split()
     told = " ".join(text.split())
-    assert "! phrases 8 is unreliable: 7.28 times as fast cannot be, for its τ and its rows allow 1.21." in told
+    assert "! phrases 8 is unreliable: its acceptance allows a speedup of 1.21, and 7.28 was measured." in told
     assert "unreliable" not in table.of(report([{**row, "reliable": True, "speedup": 1.0} for row in two]))
 
 
@@ -113,32 +125,33 @@ def test_every_printed_speedup_that_cannot_be_is_marked(two):
     two[1] |= {"reliable": True, "speedup_limit": 2.3, "speedup_limit_quartiles": [1.9, 1.9]}
     two[1]["categories"]["code"] |= {"speedup": 3.68, "speedup_limit": 1.45}
     two[1]["categories"]["chat"] |= {"speedup": 1.4, "speedup_limit": 1.45}
-    text = table.of(report(two))
+    text = table.of(report(two), details=True)
     words = text.split()
     assert "2.12–2.38!" in words and "3.68!" in words and "1.40" in words and "2.25" in words
-    assert "! beside quartiles or a category" in text
+    assert "! marks quartiles and kinds of text" in text
     two[1] |= {"speedup_limit_quartiles": [2.3, 2.3]}
     two[1]["categories"]["code"] |= {"speedup_limit": 3.68}
-    assert "!" not in table.of(report(two))
+    assert "!" not in table.of(report(two), details=True)
 
 
 def test_more_than_the_bandwidth_of_the_memory_is_explained(two):
     two[0] |= {"bandwidth_share": 1.35}
-    text = table.of(report(two))
-    assert "135%*" in text.split() and "* above 100 % of the memory's bandwidth: caches" in text
-    assert "*" not in table.of(report([{**row, "bandwidth_share": 0.97} for row in two]))
+    text = table.of(report(two), details=True)
+    assert "135%*" in text.split() and "* is above 100 % of the memory's bandwidth: the" in text
+    assert "*" not in table.of(report([{**row, "bandwidth_share": 0.97} for row in two]), details=True)
 
 
 def test_the_load_is_shown(two):
-    assert "otherwise idle" in " ".join(table.of(report(two)).split())
+    assert "Other programs" not in " ".join(table.of(report(two)).split())
     busy = report(two)
     busy["machine"]["others"] = 1.26
-    assert "other programs kept 1.3 of 2 cores busy" in " ".join(table.of(busy).split())
+    assert "Other programs kept 1.3 of 2 cores busy." in " ".join(table.of(busy).split())
 
 
 def test_a_tampered_reply_shows(two):
     two[1] = row("phrases", 8, [said(), said((1, 2, 3, 4, 6))])
-    assert any(line.endswith(" 1/2") for line in table.of(report(two)).splitlines())
+    assert any(line.endswith(" 1/2") for line in table.of(report(two), details=True).splitlines())
+    assert "phrases 8 gave the same text for 1 of 2 prompts." in table.of(report(two))
 
 
 def test_never_wider_than_100_columns(two):
@@ -157,15 +170,16 @@ def test_never_wider_than_100_columns(two):
             }
     peers = [{"name": "p" * 120, "tokens_per_second": 1234.5, "ms_by_rows": {str(2**n): 1234.5 for n in range(7)}}]
     machine = {"versions": "torch " + "x" * 150, "cores": 128, "memory": 2**42, "bandwidth": 10**12, "others": 127.9}
-    text = table.of(report([*two, *[wide] * 8], peers, machine=machine, model="m" * 130))
-    assert max(map(len, text.splitlines())) <= 100
-    assert "8 categories more" in text
+    for details in (False, True):
+        text = table.of(report([*two, *[wide] * 8], peers, machine=machine, model="m" * 130), details=details)
+        assert max(map(len, text.splitlines())) <= 100
+        assert "8 more kinds" in text
 
 
 def test_what_could_not_be_measured_is_a_dash():
     short = [said((1,), seconds=0.0, steps=0)] * 2
     nothing = {**row("none", 0, short), "identical_prompts": 2}
-    line = next(line for line in table.of(report([nothing])).splitlines() if line.startswith("none"))
+    line = next(line for line in table.of(report([nothing]), details=True).splitlines() if line.startswith("none"))
     assert line.split() == ["none", "0", *["-"] * 8, "2/2"]
 
 
@@ -174,7 +188,7 @@ def test_peers_and_reasons(two):
     ms = {"1": 14.9, "2": 15.7, "64": 112.04}
     peers = [{"name": "localspec int8", "tokens_per_second": 61.25, "ms_by_rows": ms}]
     lines = table.of(report(two, peers)).splitlines()
-    assert "phrases 8 was switched off: Drafts do not pay here." in lines
+    assert "phrases 8 switched drafting off: Drafts do not pay here." in lines
     assert ["localspec", "int8", "61.2", "14.9", "15.7", "112.0"] in [line.split() for line in lines]
     assert ["plain,", "greedy", "tokens/s", "1", "2", "64"] in [line.split() for line in lines]
 

@@ -101,16 +101,16 @@ def test_json_is_one_line_and_the_table_goes_to_standard_error(bench, noise, pro
     assert plain["speedup"] == plain["M"] == plain["speedup_limit"] == plain["acceptance_length"] == 1.0
     assert plain["reliable"] is True and plain["acceptance_by_depth"] == []
     assert min(plain["draft_cost"], plain["host_cost"]) >= 0 and plain["verify_cost"] > 0
-    assert "drafter" in errors and "3/3" in errors and max(map(len, errors.splitlines())) <= 100
+    assert "kind of text" in errors and max(map(len, errors.splitlines())) <= 100
     assert not (tmp_path / "home" / "data").exists(), "a bench leaves nothing behind"
 
 
 @pytest.mark.slow
 def test_the_table_alone(bench, words, prompts, tmp_path):
     asked = ["-m", words, "--nodes", 4, "--prompts", prompts, "--limit", 2, "--repeat", 2, "-n", 24]
-    code, out, errors = bench(*asked, "--plot", tmp_path / "drawn.svg")
+    code, out, errors = bench(*asked, "--plot", tmp_path / "drawn.svg", "--details")
     assert code == 0 and errors == f"localspec: drawn in {tmp_path / 'drawn.svg'}.\n"
-    assert "phrases, 4 nodes" in (tmp_path / "drawn.svg").read_text("utf-8") and "times as fast" in out
+    assert "phrases, 4 nodes" in (tmp_path / "drawn.svg").read_text("utf-8") and " faster than plain decoding" in out
     rows = [line.split() for line in out.splitlines() if line.startswith(("none ", "phrases  "))]
     assert [row[:2] for row in rows] == [["none", "0"], ["phrases", "4"]]
     assert all(row[-1] == "2/2" for row in rows)
@@ -123,18 +123,6 @@ def test_the_table_is_as_wide_as_the_terminal_that_shows_it(monkeypatch, columns
     assert [module._width(as_json) for as_json in (False, True)] == [100, 100], "in a pipe"
     read_at_a_terminal(monkeypatch, "stderr", columns)
     assert [module._width(as_json) for as_json in (False, True)] == [100, width], "where it goes with --json"
-
-
-@pytest.mark.parametrize("as_json", [False, True])
-@pytest.mark.parametrize(("terminal", "lines", "again"), [(True, 5, True), (True, 20, False), (False, 5, False)])
-def test_what_was_found_is_said_once_more_where_it_scrolls_away(monkeypatch, capsys, as_json, terminal, lines, again):
-    if terminal:
-        read_at_a_terminal(monkeypatch, "stderr" if as_json else "stdout", 60, lines)
-    page = ["Phrases answer sooner", "(medians).", "", "bars", "table"]
-    module._tell({}, "\n".join(page), as_json)
-    shown = capsys.readouterr()
-    shown = (shown.err if as_json else shown.out).splitlines()
-    assert shown == page + ["", *page[:2]] * again
 
 
 @pytest.mark.slow
@@ -235,8 +223,8 @@ def test_beside_the_stock_model(bench, noise, prompts):
         (["--prompts", ""], ["'' is not the name of a file"]),
         (["--drafter", "phrases,fancy"], ["fancy"]),
         (["--drafter", ","], ["--drafter"]),
-        (["--drafter", "phrases,medusa, phrases"], ["names phrases twice"]),
-        (["--drafter", "phrases", "--nodes", "4,4"], ["--nodes 4,4 names 4 twice"]),
+        (["--drafter", "phrases,medusa, phrases"], ["lists phrases twice"]),
+        (["--drafter", "phrases", "--nodes", "4,4"], ["--nodes 4,4 lists 4 twice"]),
         (["--drafter", "none", "--nodes", "4"], ["--nodes 4", "no effect"]),
         (["--limit", "0"], ["--limit"]),
         (["--repeat", "0"], ["--repeat"]),

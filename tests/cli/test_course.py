@@ -124,7 +124,7 @@ def test_all_of_it_in_one_command(train, place, model, tmp_path):
     code, text, errors = train()
     assert (code, text) == (2, "") and "is there already" in errors and "--force" in errors
     code, text, errors = train("--force")
-    assert code == 0 and "kept: on 2 prompts that it has not seen, medusa is 2.00 times as fast as plain" in text
+    assert code == 0 and "kept: on 2 prompts that it has not seen, medusa against plain decoding: 2.0× faster" in text
 
 
 @pytest.mark.slow
@@ -132,8 +132,10 @@ def test_what_does_not_pay_is_taken_only_where_its_directory_is_named(train, pla
     speeds.update({"own": 0.88, "own+phrases": 1.2})  # faster than plain decoding, and hardly faster than phrases
     code, text, errors = train()
     assert code == 0, errors
-    assert "not kept: on 2 prompts that it has not seen, medusa is 1.14 times as fast as plain decoding" in text
-    assert "1.02 times as fast as phrases" in text and text.rstrip().endswith(f"--drafter {place}")
+    assert "not kept: on 2 prompts that it has not seen, medusa against plain decoding: 1.1× faster" in text
+    assert "against phrases, which `auto` chooses without it: 2 % faster" in text and text.rstrip().endswith(
+        f"--drafter {place}"
+    )
     assert "use it:" not in text
     target = TargetCard("tiny", model, None, "")
     with pytest.raises(NotHere, match="found that it does not pay; name that directory"):
@@ -154,7 +156,7 @@ def test_beside_plain_decoding_alone_the_better_form_counts(train, place, speeds
     code, text, errors = train()
     assert code == 0, errors
     verdict_told, used = text.rstrip().splitlines()[-2:]
-    assert verdict_told.endswith("medusa+phrases is 1.25 times as fast as plain decoding; auto knows it from now on")
+    assert verdict_told.endswith("medusa+phrases against plain decoding: 1.2× faster; `auto` may choose it from now on")
     assert used.startswith("use it: ") and used.endswith(f"--drafter {place}")
 
 

@@ -322,12 +322,13 @@ def test_what_this_machine_has_and_what_fits(doctor, invented):
     assert lines[3].startswith("cpu: memory 24.0 GiB, free 20.0 GiB")
     assert "A card is found: do this." in out
     head = next(line for line in lines if line.startswith("MODEL"))
-    assert head.split() == ["MODEL", "FITS", "TOKENS/S", "×", "DOWNLOAD", "BY"] and max(map(len, lines)) <= 100
+    assert head.split() == ["MODEL", "FITS", "TOKENS/S", "DRAFTS", "DOWNLOAD", "BY"] and max(map(len, lines)) <= 100
     rows = {line.split()[0]: re.split(r"\s{2,}", line) for line in lines[lines.index(head) + 1 :] if line[:1].islower()}
     assert rows["demo"][-2] == "here" and rows["demo"][1].startswith("yes, ") and best in rows
     assert rows["qwen3-4b"][-2] == "7.5 GiB" and rows["llama3.2-3b"][-2] == "6.0 GiB"
     assert rows["qwen3-4b"][0] == "qwen3-4b" and rows["llama3.2-3b"][0] == "llama3.2-3b *"
-    assert "* is gated: its terms must be accepted before it is fetched." in lines
+    assert "* is gated: you must accept its terms at the hub before you can fetch it." in lines
+    assert any(line.startswith("Models, the best first") for line in lines)
 
 
 @pytest.mark.slow
@@ -356,13 +357,14 @@ def test_a_busy_machine_is_told(doctor, invented, monkeypatch, others, told):
     """What is measured then is slower, and another model may be recommended than in a quiet moment."""
     monkeypatch.setattr("localspec.machine.hardware.OthersLoad.__call__", lambda self: others)
     code, page, _ = doctor()
-    assert code == 0 and ("other programs kept 1.5 of " in page) is told
+    assert code == 0 and ("Measured while other programs used 1.5 of " in page) is told
+    assert ("these speeds were taken while other programs ran" in page) is told
 
 
 @pytest.mark.slow
 def test_verbose_tells_of_m_and_of_reasons(doctor, invented):
     _, out, _ = doctor("--verbose")
-    assert re.search(r"TOKENS/S +× +M  DOWNLOAD +BY\n", out) and "M is speedup over relative memory" in out
+    assert re.search(r"TOKENS/S +DRAFTS +M  DOWNLOAD +BY\n", out) and "M is speedup ÷ relative memory" in out
     assert "\nChosen among what is here: demo: " in out and "\nRecommended: " in out
     for flag, value in (("--json", []), ("--prove", ["demo"])):
         code, out, err = doctor("--verbose", flag, *value)
@@ -379,12 +381,12 @@ def test_a_gated_model_is_not_recommended_in_silence(doctor, invented, monkeypat
         return usual(gated or every, prefer)
 
     monkeypatch.setattr("localspec.cli.doctor.preferred", preferred)
-    take, fetch, warning, without, *_ = doctor()[1].splitlines()
-    model = re.split("[,:]", take)[0].removeprefix("Take ")
-    assert registry.known()[model].entry.gated and fetch == f"Fetch it with: localspec pull {model}"
-    assert "It is gated" in warning and "terms must be accepted" in warning
-    other = re.split(",? license|:", without)[0].removeprefix("Without that, take ")
-    assert not registry.known()[other].entry.gated
+    take, fetch, better, its_fetch, *_ = doctor()[1].splitlines()
+    other = re.split("[,:]", take)[0].removeprefix("Take ")
+    assert not registry.known()[other].entry.gated and fetch == f"Fetch it with: localspec pull {other}"
+    assert better.startswith("Better, but gated (you need an account at the hub and must accept its terms): ")
+    model = its_fetch.removeprefix("Fetch it with: localspec pull ")
+    assert registry.known()[model].entry.gated and f" {model}," in better
     said = json.loads(doctor("--json")[1])
     assert (said["recommended"]["model"], said["recommended"]["gated"]) == (model, True)
     assert (said["recommended_open"]["model"], said["recommended_open"]["gated"]) == (other, False)
@@ -395,7 +397,7 @@ def test_a_gated_model_is_not_recommended_in_silence(doctor, invented, monkeypat
     monkeypatch.setattr(
         "localspec.cli.doctor.preferred", lambda every, prefer=None: next((one for one in every if one.gated), None)
     )
-    assert "No model that fits here is without such terms." in doctor()[1]
+    assert "Every model that fits here has such terms." in doctor()[1]
     assert json.loads(doctor("--json")[1])["recommended_open"] is None
 
 
@@ -421,7 +423,7 @@ def test_where_the_best_is_here_nothing_is_to_be_fetched(doctor, invented, monke
     )
     first, second, *_ = doctor()[1].splitlines()
     assert (
-        first.startswith("Take demo, which is here: ") and first.endswith("Begin with: localspec chat") and second == ""
+        first.startswith("Take demo, which is here: ") and first.endswith("Start with: localspec chat") and second == ""
     )
     monkeypatch.setattr("localspec.cli.doctor.preferred", lambda every, prefer=None: None)
     assert doctor()[1].startswith("No registered model fits here.\n")
