@@ -68,7 +68,7 @@ def test_here_then_what_fits_then_what_does_not(registered):
         and billion.about[0] == "2.3 GiB download"
     )
     assert re.fullmatch(r"about [\d.]+ tokens/s", billion.about[1])
-    assert re.fullmatch(r"×1\.\d by speculation", billion.about[2])
+    assert re.fullmatch(r"1\.\d× faster with drafts", billion.about[2])
     assert not large.usable and re.fullmatch(r"needs [\d.]+ GiB, and 8\.1 GiB may be used", *large.about)
 
 
@@ -119,7 +119,7 @@ def test_what_was_told_of_the_model_that_answers_is_told_again(registered):
     registered()
     demo = resolve("demo")
     assert all_models(demo)[0][0].about[1].startswith("about ")
-    told = ("61.3 tokens/s", "×1.8 by speculation")
+    told = ("61.3 tokens/s", "1.8× faster with drafts")
     assert all_models(demo, ("cpu", 0), told)[0][0].about[1:3] == told
 
 
