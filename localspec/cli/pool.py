@@ -2,7 +2,6 @@
 
 import os
 import sys
-from collections.abc import Iterator
 from itertools import islice
 from typing import Annotated, NamedTuple
 
