@@ -10,7 +10,6 @@ _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 _DAY = 86400
 _LENGTHS = {"h": 3600, "hour": 3600, "d": _DAY, "day": _DAY, "w": 7 * _DAY, "week": 7 * _DAY}
 _LENGTHS |= {"y": 365 * _DAY, "year": 365 * _DAY}
-AS_FAST = "about as fast"
 _SHORT = {"s": 1, "second": 1, "m": 60, "minute": 60, "h": 3600, "hour": 3600}
 
 
@@ -40,19 +39,6 @@ def tokens_a_second(speed: float) -> str:
     return f"{speed:,.1f} tokens/s" if speed < 100 else f"{speed:,.0f} tokens/s"
 
 
-def speedup(ratio: float, digits: int = 1) -> str:
-    """Return a ratio of speeds in words: `1.6× faster`, `2 % slower`, or `about as fast`.
-
-    `1.6× faster` means 1.6 times the tokens/s. One digit is enough for a single reply, whose gains below 5 % are noise.
-    A table of medians may take two digits. A loss of 2 % or more always shows.
-    """
-    percent = round((1 - ratio) * 100)
-    if percent >= (2 if digits == 1 else 1):
-        return f"{min(percent, 99)} % slower"
-    shown = f"{ratio:.{digits if ratio < 10 else 0}f}"
-    return f"{shown}× faster" if float(shown) > 1 else AS_FAST
-
-
 def expected_pace(speed: float, measured: bool) -> str:
     """What a model, and no single reply, has: `61.3 tokens/s` as measured here, `about 61.3 tokens/s` as predicted."""
     return tokens_a_second(speed) if measured else f"about {tokens_a_second(speed)}"
@@ -61,7 +47,15 @@ def expected_pace(speed: float, measured: bool) -> str:
 def pace_in_words(speed: float, measured: bool, ratio: float | None) -> tuple[str, ...]:
     """Return the pace, and how much faster drafts make it, where they change anything."""
     pace, gain = expected_pace(speed, measured), speedup(ratio or 1.0)
-    return (pace,) if gain == AS_FAST else (pace, f"{gain} with drafts")
+    return (pace,) if gain == "as fast" else (pace, f"{gain} with drafts")
+
+
+def speedup(ratio: float) -> str:
+    """Return a ratio of speeds in words: `1.6× faster`, `8 % faster`, `as fast`, `2 % slower`."""
+    if ratio >= 1.095:
+        return f"{ratio:.1f}× faster"
+    percent = round(100 * (ratio - 1))
+    return "as fast" if not percent else f"{abs(percent)} % {'faster' if percent > 0 else 'slower'}"
 
 
 def parameters_words(count: int) -> str:

@@ -61,22 +61,14 @@ def test_speeds(speed, shown):
 
 
 def test_what_is_predicted_of_a_speed_is_about():
-    assert pace_in_words(61.32, True, None) == pace_in_words(61.32, True, 1.04) == ("61.3 tokens/s",)
+    assert pace_in_words(61.32, True, None) == pace_in_words(61.32, True, 1.004) == ("61.3 tokens/s",)
     assert pace_in_words(2437.4, False, 1.84) == ("about 2,437 tokens/s", "1.8× faster with drafts")
 
 
 @pytest.mark.parametrize(
     ("ratio", "shown"),
-    [(1.6, "1.6× faster"), (12.34, "12× faster"), (1.05001, "1.1× faster"), (1.04, "about as fast"),
-     (1.0, "about as fast"), (0.99, "about as fast"), (0.98, "2 % slower"), (0.4, "60 % slower"), (0.0, "99 % slower")],
+    [(1.6, "1.6× faster"), (12.34, "12.3× faster"), (1.095, "1.1× faster"), (1.08, "8 % faster"),
+     (1.004, "as fast"), (0.996, "as fast"), (0.98, "2 % slower"), (0.4, "60 % slower"), (0.0, "100 % slower")],
 )  # fmt: skip
 def test_a_speedup_reads_the_same_everywhere(ratio, shown):
     assert speedup(ratio) == shown
-
-
-@pytest.mark.parametrize(
-    ("ratio", "shown"),
-    [(1.08, "1.08× faster"), (1.004, "about as fast"), (0.997, "about as fast"), (0.99, "1 % slower")],
-)
-def test_a_median_may_have_two_digits(ratio, shown):
-    assert speedup(ratio, digits=2) == shown
