@@ -39,6 +39,11 @@ def tokens_a_second(speed: float) -> str:
     return f"{speed:,.1f} tokens/s" if speed < 100 else f"{speed:,.0f} tokens/s"
 
 
+def short_pace(speed: float) -> str:
+    """Return a reply's speed for a line of figures: `37 tok/s`, or `8.2 tok/s`."""
+    return f"{speed:,.{0 if speed >= 9.95 else 1}f} tok/s"
+
+
 def expected_pace(speed: float, measured: bool) -> str:
     """What a model, and no single reply, has: `61.3 tokens/s` as measured here, `about 61.3 tokens/s` as predicted."""
     return tokens_a_second(speed) if measured else f"about {tokens_a_second(speed)}"
