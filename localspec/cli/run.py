@@ -156,7 +156,7 @@ def _speed(report: dict[str, Any], ratio: float | None) -> Iterator[str]:
             tokens += f", {report['reasoning_tokens']} of thinking in {seconds_words(timings['reasoning_s'])}"
         yield tokens
     first = timings["first_token_s"]
-    yield f"first token after {first:.{2 if first < 0.1 else 1}f} s"
+    yield "first token within 0.1 s" if first < 0.1 else f"first token after {first:.1f} s"
 
 
 def _origin(report: dict[str, Any], exactness: str) -> Iterator[str]:
