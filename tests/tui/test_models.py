@@ -53,7 +53,7 @@ def test_one_speed_of_the_model_that_answers_is_told(chat, models):
     async def story(pilot):
         await until(pilot, lambda: "cpu · about 61.3 tokens/s · 1.8× faster with drafts" in talk.screen_text())
         await pilot.press("ctrl+o")
-        await until(pilot, lambda: "parameters · about 61.3 tokens/s · 1.8× faster with drafts" in talk.screen_text())
+        await until(pilot, lambda: "MiB · about 61.3 tokens/s · 1.8× faster with drafts" in talk.screen_text())
 
     talk.play(story, size=(140, 30))
 
