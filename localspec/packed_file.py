@@ -15,6 +15,7 @@ import struct
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
@@ -238,7 +239,7 @@ def read(file: Path) -> PackedFile:
     if hashlib.sha256(text).digest() != begin[16:]:
         raise _damaged(file, "its header has changed")
     try:
-        header = _header(parse_json(text))
+        header = _parsed(text)
     except UnreadableFormat as error:
         raise UnreadableFormat(f"{file} is {error}.") from None
     except (ValueError, TypeError, KeyError, AttributeError):
@@ -265,6 +266,12 @@ def forms(file: Path) -> dict[str, Path]:
 
 def _damaged(file: Path, what: str) -> DamagedFile:
     return DamagedFile(f"The packed file {file} is damaged ({what}); it has to be made again.")
+
+
+@lru_cache(maxsize=16)  # a list of models reads the same headers many times
+def _parsed(text: bytes) -> Header:
+    """Return what the text of a header means. Raises what `_header` raises."""
+    return _header(parse_json(text))
 
 
 def _header(said: Any) -> Header:

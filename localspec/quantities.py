@@ -39,15 +39,28 @@ def tokens_a_second(speed: float) -> str:
     return f"{speed:,.1f} tokens/s" if speed < 100 else f"{speed:,.0f} tokens/s"
 
 
+def short_pace(speed: float) -> str:
+    """Return a reply's speed for a line of figures: `37 tok/s`, or `8.2 tok/s`."""
+    return f"{speed:,.{0 if speed >= 9.95 else 1}f} tok/s"
+
+
 def expected_pace(speed: float, measured: bool) -> str:
     """What a model, and no single reply, has: `61.3 tokens/s` as measured here, `about 61.3 tokens/s` as predicted."""
     return tokens_a_second(speed) if measured else f"about {tokens_a_second(speed)}"
 
 
-def pace_in_words(speed: float, measured: bool, speedup: float | None) -> tuple[str, ...]:
-    """The same, and what speculation has to do with it, where that is anything."""
-    pace, times = expected_pace(speed, measured), f"{speedup or 1.0:.1f}"
-    return (pace,) if times == "1.0" else (pace, f"×{times} by speculation")
+def pace_in_words(speed: float, measured: bool, ratio: float | None) -> tuple[str, ...]:
+    """Return the pace, and how much faster drafts make it, where they change anything."""
+    pace, gain = expected_pace(speed, measured), speedup(ratio or 1.0)
+    return (pace,) if gain == "as fast" else (pace, f"{gain} with drafts")
+
+
+def speedup(ratio: float) -> str:
+    """Return a ratio of speeds in words: `1.6× faster`, `8 % faster`, `as fast`, `2 % slower`."""
+    if ratio >= 1.095:
+        return f"{ratio:.1f}× faster"
+    percent = round(100 * (ratio - 1))
+    return "as fast" if not percent else f"{abs(percent)} % {'faster' if percent > 0 else 'slower'}"
 
 
 def speedup(ratio: float) -> str:

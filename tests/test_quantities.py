@@ -1,7 +1,7 @@
 import pytest
 
 from localspec.errors import UsageMistake
-from localspec.quantities import ago, amount, duration, moment, pace_in_words, seconds_of, size, tokens_a_second
+from localspec.quantities import ago, amount, duration, moment, pace_in_words, seconds_of, size, speedup, tokens_a_second
 
 NOW = 1_700_000_000.0
 MINUTE, HOUR, DAY = 60, 3600, 86400
@@ -61,5 +61,14 @@ def test_speeds(speed, shown):
 
 
 def test_what_is_predicted_of_a_speed_is_about():
-    assert pace_in_words(61.32, True, None) == pace_in_words(61.32, True, 1.04) == ("61.3 tokens/s",)
-    assert pace_in_words(2437.4, False, 1.84) == ("about 2,437 tokens/s", "×1.8 by speculation")
+    assert pace_in_words(61.32, True, None) == pace_in_words(61.32, True, 1.004) == ("61.3 tokens/s",)
+    assert pace_in_words(2437.4, False, 1.84) == ("about 2,437 tokens/s", "1.8× faster with drafts")
+
+
+@pytest.mark.parametrize(
+    ("ratio", "shown"),
+    [(1.6, "1.6× faster"), (12.34, "12.3× faster"), (1.095, "1.1× faster"), (1.08, "8 % faster"),
+     (1.004, "as fast"), (0.996, "as fast"), (0.98, "2 % slower"), (0.4, "60 % slower"), (0.0, "100 % slower")],
+)  # fmt: skip
+def test_a_speedup_reads_the_same_everywhere(ratio, shown):
+    assert speedup(ratio) == shown

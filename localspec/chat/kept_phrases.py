@@ -1,17 +1,20 @@
 """The phrases that are kept, as a person reads them: what was said after what, how often, where, and of what use."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from localspec.errors import LocalspecError
-from localspec.models.registry import TargetCard, reference
+from localspec.errors import LocalspecError, NotHere
+from localspec.models.registry import TargetCard, reference, resolve
 from localspec.store.history import History
 from localspec.store.phrases import Phrase, PoolInfo, unpack_key, unpack_tokens
 from localspec.store.store import Store
 from localspec.text import safe
+
+if TYPE_CHECKING:
+    from localspec.models.tokenizer import Tokenizer
 
 Decode = Callable[[Sequence[int]], str | None]
 
@@ -36,10 +39,10 @@ def pools_of(store: Store, card: TargetCard) -> list[PoolInfo]:
     return [pool for pool in store.phrases.pools() if pool.model == name or pool.path == place]
 
 
-def kept_phrases(store: Store, pool: PoolInfo, decode: Decode, words: str = "") -> Iterator[KeptPhrase]:
-    """Those whose line holds all the words, said or used most recently first. Raises StoreTrouble."""
+def kept_phrases(pool: PoolInfo, phrases: Iterable[Phrase], decode: Decode, words: str = "") -> Iterator[KeptPhrase]:
+    """Yield the phrases of a pool whose line holds all the words."""
     wanted = words.casefold().split()
-    for phrase in store.phrases.export(pool.pool):
+    for phrase in phrases:
         before, after = (*unpack_tokens(phrase.before), *unpack_key(phrase.key)), unpack_tokens(phrase.after)
         text = decode((*before, *after))
         line = _line(before, after, text, decode)
@@ -47,17 +50,50 @@ def kept_phrases(store: Store, pool: PoolInfo, decode: Decode, words: str = "") 
             yield KeptPhrase(pool, phrase, text, line)
 
 
-def decoder(directory: str | None) -> Decode:
-    """Token ids -> text by the tokenizer in the model's directory; -> None where there is none that can be read."""
-    if directory is None or not os.path.isfile(os.path.join(directory, "tokenizer.json")):  # nor a name that none has
-        return lambda tokens: None
-    from localspec.models.tokenizer import Tokenizer
-
+def reader(pool: PoolInfo) -> tuple[Decode, str]:
+    """Return what turns a pool's token ids into text, and otherwise why it cannot, in a sentence."""
     try:
-        tokenizer = Tokenizer.open(Path(directory))
-    except LocalspecError:
-        return lambda tokens: None
+        tokenizer = _tokenizer(pool.path) or _namesake(pool)
+    except NotHere:
+        tokenizer = None
+    except LocalspecError as error:
+        return _ids_only, f"Token ids are shown: {error}"
+    if tokenizer is None:
+        return _ids_only, f"Token ids are shown, because the tokenizer of {pool.model} is not here any more."
+    return _decode_by(tokenizer), ""
 
+
+def decoder(path: str | None) -> Decode:
+    """Return what turns token ids into text by the tokenizer of a directory or packed file; None where it cannot."""
+    with suppress(LocalspecError):
+        if tokenizer := _tokenizer(path):
+            return _decode_by(tokenizer)
+    return _ids_only
+
+
+def _ids_only(tokens: Sequence[int]) -> None:
+    return None
+
+
+def _tokenizer(path: str | None) -> "Tokenizer | None":
+    """Return the tokenizer of a model; None where there is no model. Raises LocalspecError."""
+    if path is None or not (os.path.isfile(path) or os.path.isfile(os.path.join(path, "tokenizer.json"))):
+        return None
+    from localspec.models.chat_files import tokenizer_of
+
+    return tokenizer_of(Path(path))
+
+
+def _namesake(pool: PoolInfo) -> "Tokenizer | None":
+    """Return the tokenizer of the model that has the pool's name, where it still gives the same ids.
+
+    A model that was imported again, or moved, lies elsewhere. Raises LocalspecError.
+    """
+    tokenizer = _tokenizer(str(resolve(pool.model).path))
+    return tokenizer if tokenizer and tokenizer.hash == pool.tokenizer.split("-")[0] else None
+
+
+def _decode_by(tokenizer: "Tokenizer") -> Decode:
     def decode(tokens: Sequence[int]) -> str | None:
         with suppress(LocalspecError):
             return tokenizer.decode(tokens)

@@ -66,6 +66,7 @@ class LiveStats:
             drafts=choice.nodes > 0,
             plain_asked=self._plain_asked,
             exactness=self._engine.exactness.label(self._rule) if self._tokens else "",
+            device=choice.device,
             precision=choice.dtype if choice.quantize == "none" else choice.quantize,
             memory=self._memory(),
         )

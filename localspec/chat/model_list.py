@@ -163,8 +163,10 @@ def _here(current: TargetCard | None, paces: Mapping[str, tuple[str, ...]]) -> I
             yield Choosable(card, "here", card.name, about)
 
 
-def _parts(what: Checkpoint) -> tuple[str]:
-    return (f"{amount(what.parameters)} parameters",)
+def _parts(what: Checkpoint) -> tuple[str, ...]:
+    """Return how large a model is, with the packing of one that was imported."""
+    held = f"{what.packing}, {size(what.bytes)}" if what.packing else size(what.bytes)
+    return f"{amount(what.parameters)} parameters", held
 
 
 def _pace(one: Recommendation, answers: bool) -> tuple[str, ...]:

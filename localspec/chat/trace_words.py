@@ -19,7 +19,7 @@ def overview(trace: Trace) -> str:
     tokens, steps = len(trace.tokens), trace.steps
     if not steps:
         return counted(tokens, "token")
-    return f"{counted(tokens, 'token')} in {counted(steps, 'step')}, {(tokens - 1) / steps:.1f} a step"
+    return f"{counted(tokens, 'token')} in {counted(steps, 'step')}, {(tokens - 1) / steps:.1f} tokens/step"
 
 
 def proposers(trace: Trace) -> Iterator[tuple[str, str]]:

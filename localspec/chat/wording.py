@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from localspec.chat.figures import TOKENS, Figures
-from localspec.quantities import counted, tokens_a_second
+from localspec.quantities import counted, short_pace, speedup
 from localspec.text import one_line
 
 LARGEST = 1e9  # of a figure that means something
@@ -14,10 +14,10 @@ SOURCES = {
     "medusa": "Medusa", "parallelspec": "ParallelSpec", "semi": "small drafter", "lookahead": "look-ahead",
 }  # fmt: skip
 SAMENESS = {
-    "bitwise": "same text ✓",  # bit for bit what the model writes without drafts
-    "numerical": "same text but for rounding",
-    "same distribution": "as likely a text",
-    "not lossless": "another text",
+    "bitwise": "same text as without drafts ✓",
+    "numerical": "same text, except for rounding",
+    "same distribution": "same probabilities as without drafts",
+    "not lossless": "text may differ from that without drafts",
 }
 
 
@@ -26,41 +26,31 @@ def source_name(source: str) -> str:
     return " and ".join(SOURCES.get(name, name) for name in source.split("+"))
 
 
-def times(speedup: float) -> str:
-    """`×2.4`; below 1 with one digit more, so that no loss is rounded away."""
-    return f"×{speedup:.1f}" if speedup >= 1 else f"×{min(speedup, 0.99):.2f}"
+def gain(ratio: float | None) -> str:
+    """Return what drafts bring to a reply: `1.6× faster`, `2 % slower`; nothing where that is unknown or too little."""
+    words = "" if ratio is None else speedup(ratio)
+    return "" if words == "as fast" else words
 
 
-def worth(speedup: float) -> str:
-    """The same, with words where it is a loss."""
-    return times(speedup) if speedup >= 1 else f"{times(speedup)} as fast as without drafts"
+def tokens_a_step(tokens: float | None) -> str:
+    """Return `3.1 tokens/step`; nothing where that is unknown, or one, as without drafts."""
+    words = f"{tokens or 1:.1f}"
+    return "" if words == "1.0" else f"{words} tokens/step"
 
 
-def a_step(tokens: float) -> str:
-    """How many tokens come at once: `3.1 a step`."""
-    return f"{tokens:.1f} a step"
+def context_share(used: int, context: int) -> str:
+    """Return how full the context is: `context 1 %`; nothing where that is unknown."""
+    return f"context {max(1, round(100 * used / context))} %" if used and context else ""
 
 
-def short_number(count: int) -> str:
-    """`820`, `1.2k`, `128k`."""
-    thousands = count / 1000
-    return (
-        str(count)
-        if count < 1000
-        else f"{thousands:.1f}k".replace(".0k", "k")
-        if count < 10_000
-        else f"{thousands:.0f}k"
-    )
-
-
-def memory_words(size: int) -> str:
-    """`0.50 GiB`."""
-    return f"{size / 2**30:.2f} GiB"
+def drafting_paused(reason: str) -> str:
+    """Return why a reply goes on without drafts, in one line."""
+    return f"drafting paused: {one_line(reason)}"
 
 
 def share_words(sources: Mapping[str, int]) -> str:
-    """`the model 50%, past replies 50%`."""
-    return ", ".join(f"{name} {share:.0%}" for name, share in shares(sources))
+    """Return who proposed the tokens: `the model 50 %, past replies 50 %`."""
+    return ", ".join(f"{name} {100 * share:.0f} %" for name, share in shares(sources))
 
 
 def shares(sources: Mapping[str, int]) -> list[tuple[str, float]]:
@@ -93,11 +83,11 @@ def kept_thought(kept: Mapping[str, Any]) -> str:
 
 
 def summary(kept: Mapping[str, Any]) -> str:
-    """What is said below a reply, by the figures that were kept with it: `4.1 s · 248 tokens · ×2.4`.
+    """What is said below a reply, by the figures that were kept with it: `4.1 s · 248 tokens · 2.4× faster`.
 
     They may come from another version, or from a file that somebody changed: what is no figure is left out.
     """
-    first, decoding, tokens, speedup = (
+    first, decoding, tokens, ratio = (
         _figure(kept.get(name)) for name in ("first_token_s", "decode_s", "completion_tokens", "speedup")
     )
     parts = []
@@ -105,9 +95,9 @@ def summary(kept: Mapping[str, Any]) -> str:
         parts.append(seconds_words(first + decoding))
     if tokens:
         parts.append(f"{tokens:,.0f} token{'' if tokens == 1 else 's'}")
-    if speedup and (tokens is None or tokens >= TOKENS):  # earlier versions kept chance, too
-        parts.append(worth(speedup))
-    return " · ".join(parts)
+    if ratio and (tokens is None or tokens >= TOKENS):  # earlier versions kept chance, too
+        parts.append(gain(ratio))
+    return " · ".join(filter(None, parts))
 
 
 def _figure(value: object) -> float | None:
@@ -117,24 +107,14 @@ def _figure(value: object) -> float | None:
 
 
 def in_words(figures: Figures) -> Iterator[str]:
-    """The parts of a line that says it all."""
-    if figures.tokens_per_second is not None:
-        yield tokens_a_second(figures.tokens_per_second)
-    if figures.reasoning_tokens:
-        yield thought(figures.reasoning_tokens, figures.reasoning_seconds)
-    if figures.speedup is not None:
-        yield f"{times(figures.speedup)} as fast as without drafts"
-    if figures.acceptance_length is not None:
-        yield a_step(figures.acceptance_length)
-    if figures.used:
-        yield f"{figures.used:,} of {figures.context:,} tokens" if figures.context else f"{figures.used:,} tokens"
-    if figures.exactness:
-        yield SAMENESS[figures.exactness]
-    if figures.off_reason:
-        yield f"no drafts now: {one_line(figures.off_reason)}"
-    if figures.sources:
-        yield share_words(figures.sources)
-    if figures.memory.peak:
-        yield memory_words(figures.memory.peak)
-    if figures.precision:
-        yield one_line(figures.precision)
+    """Yield the parts of the line below a reply, where there is no panel for the rest."""
+    speed = figures.tokens_per_second
+    parts = (
+        "" if speed is None else short_pace(speed),
+        gain(figures.speedup),
+        tokens_a_step(figures.acceptance_length),
+        context_share(figures.used, figures.context),
+        thought(figures.reasoning_tokens, figures.reasoning_seconds) if figures.reasoning_tokens else "",
+        drafting_paused(figures.off_reason) if figures.off_reason else "",
+    )
+    yield from filter(None, parts)

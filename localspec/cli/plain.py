@@ -15,7 +15,7 @@ from localspec.chat.completion import Entry, look_up
 from localspec.chat.conversation import Conversation, dropped_turns_notice, saved_conversation
 from localspec.chat.farewell import farewell
 from localspec.chat.finding import hits
-from localspec.chat.kept_phrases import Stories, decoder, kept_phrases, pools_of
+from localspec.chat.kept_phrases import Stories, kept_phrases, pools_of, reader
 from localspec.chat.live_stats import LiveStats
 from localspec.chat.model_list import all_models, in_lines
 from localspec.chat.sampling import THINK, ChatSettings
@@ -298,12 +298,14 @@ class _Talk:
             tell("No message of this conversation holds that.")
 
     def _phrases(self, words: str) -> None:
-        found = []
+        found: list[str] = []
         if store := self._store:
-            pools = pools_of(store, self._card)
-            each = (kept for pool in pools for kept in kept_phrases(store, pool, decoder(pool.path), words))
             stories = Stories(store.history)
-            found = [f"{kept.line}  ({stories.of(kept.phrase)})" for kept in islice(each, LISTED)]
+            for pool in pools_of(store, self._card):
+                decode, why_ids = reader(pool)
+                phrases = kept_phrases(pool, store.phrases.most_useful(pool.pool), decode, words)
+                lines = [f"{kept.line}  ({stories.of(kept.phrase)})" for kept in islice(phrases, LISTED - len(found))]
+                found += [why_ids, *lines] if why_ids and lines else lines
         for line in found or ["No phrase holds that." if words else "No phrases are kept for this model yet."]:
             tell(one_line(line))
 

@@ -2,13 +2,12 @@
 
 import os
 import sys
-from collections.abc import Iterator
 from itertools import islice
 from typing import Annotated, NamedTuple
 
 import typer
 
-from localspec.chat.kept_phrases import KeptPhrase, Stories, decoder, kept_phrases
+from localspec.chat.kept_phrases import KeptPhrase, Stories, kept_phrases, reader
 from localspec.cli.console import folded, may_delete, print_json, width
 from localspec.cli.store_access import report_files_set_aside, store_if_any
 from localspec.errors import NotHere
@@ -61,20 +60,18 @@ def show(
     limit: Annotated[int, typer.Option(min=1, metavar="N", help="How many phrases of each pool.")] = 20,
     as_json: AsJson = False,
 ) -> None:
-    """The phrases used most recently, as text where the model's tokenizer is here."""
+    """The most useful phrases, as text where the model's tokenizer is here."""
     with store_if_any(WHAT) as store:
-        chosen = [
-            (pool, list(islice(_phrases(store, pool), min(limit, sys.maxsize)))) for pool in _pools_of(store, model)
-        ]
+        chosen = [(pool, *_best(store, pool, limit)) for pool in _pools_of(store, model)]
         stories = Stories(store.history) if store else None
-        told = [[stories.of(kept.phrase) if stories else "" for kept in phrases] for _, phrases in chosen]
+        told = [[stories.of(kept.phrase) if stories else "" for kept in phrases] for _, phrases, _ in chosen]
     if as_json:
-        print_json([_shown(kept)._asdict() for _, phrases in chosen for kept in phrases])
+        print_json([_shown(kept)._asdict() for _, phrases, _ in chosen for kept in phrases])
         return
     if not chosen:
         typer.echo("No phrases are kept yet.")
-    for (pool, phrases), lines in zip(chosen, told, strict=True):
-        typer.echo(one_line(f"{pool.model}: {counted(pool.phrases, 'phrase')}, those said or used last:"))
+    for (pool, phrases, why_ids), lines in zip(chosen, told, strict=True):
+        typer.echo(one_line(f"{pool.model}: {counted(pool.phrases, 'phrase')}, the most useful first. {why_ids}"))
         for kept, story in zip(phrases, lines, strict=True):
             typer.echo(f"  {kept.line}  ({one_line(story)})")
 
@@ -111,7 +108,8 @@ def export(model: Model = None) -> None:
     """
     with store_if_any(WHAT) as store:
         for pool in _pools_of(store, model):
-            for kept in _phrases(store, pool):
+            phrases = store.phrases.export(pool.pool) if store else ()
+            for kept in kept_phrases(pool, phrases, reader(pool)[0]):
                 print_json(_shown(kept)._asdict())
 
 
@@ -128,8 +126,11 @@ def _pools_of(store: Store | None, model: str | None) -> list[PoolInfo]:
     return chosen
 
 
-def _phrases(store: Store | None, pool: PoolInfo) -> Iterator[KeptPhrase]:
-    return iter(()) if store is None else kept_phrases(store, pool, decoder(pool.path))
+def _best(store: Store | None, pool: PoolInfo, limit: int) -> tuple[list[KeptPhrase], str]:
+    """Return a pool's most useful phrases, and why they are token ids, where they are."""
+    decode, why_ids = reader(pool)
+    phrases = kept_phrases(pool, store.phrases.most_useful(pool.pool) if store else (), decode)
+    return list(islice(phrases, min(limit, sys.maxsize))), why_ids
 
 
 def _shown(kept: KeptPhrase) -> Shown:

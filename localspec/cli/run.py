@@ -11,8 +11,9 @@ import typer
 
 from localspec.chat.attachments import joined
 from localspec.chat.conversation import dropped_turns_notice
+from localspec.chat.figures import known_speedup
 from localspec.chat.thinking import only_thinking
-from localspec.chat.wording import seconds_words
+from localspec.chat.wording import SAMENESS, drafting_paused, gain, seconds_words, share_words, tokens_a_step
 from localspec.cli.beginning import Report, begin, report_of
 from localspec.cli.closed_output import ClosedOutput
 from localspec.cli.interrupt import Interrupt
@@ -22,7 +23,7 @@ from localspec.cli.progress import Progress, tell
 from localspec.cli.texts import asked, piped_text
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.events import Done, Prefill, Text
-from localspec.quantities import counted
+from localspec.quantities import counted, short_pace, size
 
 if TYPE_CHECKING:
     from localspec import Statistics
@@ -44,7 +45,7 @@ def run(
     keep: Annotated[
         str | None, typer.Option("--keep", metavar="TIME", help="Leave the model loaded for so long: 30s, 10m, 2h.")
     ] = None,
-    stats: Annotated[bool, typer.Option("--stats", help="A line of figures on standard error.")] = False,
+    stats: Annotated[bool, typer.Option("--stats", help="Two lines of figures on standard error.")] = False,
 ) -> int:
     """One answer to standard output; for pipelines."""
     if as_json and stream_json:
@@ -83,7 +84,7 @@ def _answer(flags: SharedFlags, question: str, output: "_Output", stats: bool, k
             if sentence := only_thinking(conversation.turns[-1], settings, engine, conversation.system):
                 progress.notice(sentence)
             if stats:
-                tell(_figures(values, report.exactness))
+                tell(_figures(values, report.exactness, known_speedup(statistics)))
 
         started, thought = False, 0
         try:
@@ -137,30 +138,39 @@ def _prompt(argument: str | None, files: str) -> str:
     return prompt
 
 
-def _figures(report: dict[str, Any], exactness: str) -> str:
-    """The line of --stats."""
-    return " · ".join(_told(report, exactness))
+def _figures(report: dict[str, Any], exactness: str, ratio: float | None) -> str:
+    """Return the lines of --stats: how fast the reply was, then how it came about."""
+    return "\n".join(" · ".join(filter(None, parts)) for parts in (_speed(report, ratio), _origin(report, exactness)))
 
 
-def _told(report: dict[str, Any], exactness: str) -> Iterator[str]:
-    """What of it is known: a server may not tell all."""
-    timings, speculation, peak = report["timings"], report["speculation"], report["memory"]["peak_bytes"]
+def _speed(report: dict[str, Any], ratio: float | None) -> Iterator[str]:
+    """Yield what is known of the speed: a server may not report all."""
+    timings = report["timings"]
     if timings["tokens_per_second"] is not None:
-        yield f"{timings['tokens_per_second']:.1f} tokens/s"
-    if speculation["acceptance_length"] is not None:
-        sources = ", ".join(f"{name} {count}" for name, count in speculation["sources"].items())
-        yield f"{speculation['acceptance_length']:.2f} tokens/step ({sources})"
+        yield short_pace(timings["tokens_per_second"])
+    yield gain(ratio)
+    yield tokens_a_step(report["speculation"]["acceptance_length"])
     if report["completion_tokens"] is not None:
-        tokens = f"{report['completion_tokens']} tokens"
+        tokens = counted(report["completion_tokens"], "token")
         if report["reasoning_tokens"]:
             tokens += f", {report['reasoning_tokens']} of thinking in {seconds_words(timings['reasoning_s'])}"
         yield tokens
-    yield f"first after {timings['first_token_s']:.2f} s"
+    first = timings["first_token_s"]
+    yield "first token within 0.1 s" if first < 0.1 else f"first token after {first:.1f} s"
+
+
+def _origin(report: dict[str, Any], exactness: str) -> Iterator[str]:
+    """Yield who proposed the tokens, what computed them, and how exact they are."""
+    sources = report["speculation"]["sources"] or {}
+    yield share_words(sources) if len(sources) > 1 else ""
     precision = report["dtype"] if report["quantize"] in ("none", None) else report["quantize"]
     if precision:
-        yield f"{precision}, {exactness}"
-    if peak is not None:
-        yield f"{peak / 2**30:.2f} GiB at most"
+        yield f"{precision} on {report['device']}" if report["device"] else precision
+    yield SAMENESS.get(exactness, exactness)
+    if (peak := report["memory"]["peak_bytes"]) is not None:
+        yield f"{size(peak)} of memory at most"
+    if off_reason := report["speculation"]["off_reason"]:
+        yield drafting_paused(off_reason)
 
 
 class _Output:

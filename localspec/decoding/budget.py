@@ -203,9 +203,9 @@ class Budget:
             self.off_reason = (
                 "drafts are hardly ever right for this text"
                 if saved < HARDLY
-                else "drafts save next to nothing here"
+                else "drafts save almost no time here"
                 if ratio >= NOTHING
-                else f"drafts take {ratio:.{1 if ratio > 1.1 else 3}f} times the time they save"
+                else f"it cost {ratio:.{1 if ratio > 1.1 else 3}f}× the time it saved"
             )
 
 

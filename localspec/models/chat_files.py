@@ -22,3 +22,11 @@ def chat_files(path: Path) -> tuple[ChatTokenizer, Mapping[str, Any]]:
     texts = {name: found.text(name) for name in found.header.texts}
     tokenizer = ChatTokenizer(Tokenizer.decoded(texts, path))
     return tokenizer, generation_config(texts.get(GENERATION, b"{}"), path / GENERATION)
+
+
+def tokenizer_of(path: Path) -> Tokenizer:
+    """Return the tokenizer of a directory or a packed file. Raises LocalspecError for files that cannot be used."""
+    if not is_packed(path):
+        return Tokenizer.open(path)
+    found = packed_file.read(path)
+    return Tokenizer.decoded({name: found.text(name) for name in found.header.texts}, path)

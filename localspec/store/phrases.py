@@ -17,6 +17,7 @@ from localspec.store.values import count, moment, text
 PER_KEY = 16
 MOST_AT_ONCE = 2000  # phrases beyond the limit that one reply deletes: a million would take it half a minute
 EXPORT_PAGE = 1000
+SORTED_PAGE = 20_000  # each page of those sorts the whole pool
 
 
 class Phrase(NamedTuple):
@@ -235,22 +236,34 @@ class Phrases:
         return bool(self._database.read(lambda connection: connection.execute(query).fetchone()[0]))
 
     def export(self, pool: int) -> Iterator[Phrase]:
-        """The phrases of a pool, most recently used first. Raises StoreTrouble."""
-        query = f"""SELECT used, key, before, after, uses, served, conversation FROM phrase WHERE pool = ? AND used < ?
-            ORDER BY used DESC LIMIT {EXPORT_PAGE}"""
+        """Yield the phrases of a pool, most recently used first. Raises StoreTrouble."""
+        return self._in_order(pool, "used", EXPORT_PAGE)
+
+    def most_useful(self, pool: int) -> Iterator[Phrase]:
+        """Yield the phrases of a pool, those said or guessed right most often first. Raises StoreTrouble.
+
+        Of two that were equally often, the one used last comes first. Those of refused drafts only come last.
+        """
+        return self._in_order(pool, "uses + served, used", SORTED_PAGE)
+
+    def _in_order(self, pool: int, order: str, page_size: int) -> Iterator[Phrase]:
+        """Yield the phrases of a pool by descending values of `order`."""
+        columns = order.split(", ")
+        query = f"""SELECT key, before, after, uses, served, conversation, {order} FROM phrase
+            WHERE pool = ? AND ({order}) < ({", ".join("?" for _ in columns)})
+            ORDER BY {", ".join(f"{column} DESC" for column in columns)} LIMIT {page_size}"""
 
         # Page by page: an open cursor would keep other processes from emptying the write-ahead log.
         def page(connection: sqlite3.Connection) -> list[tuple[Any, ...]]:
-            return connection.execute(query, (pool, last)).fetchall()
+            return connection.execute(query, (pool, *last)).fetchall()
 
-        last = 2**63 - 1
+        last: tuple[Any, ...] = (2**63 - 1,) * len(columns)
         while rows := self._database.read(page):
-            for row in rows:
-                _, key, before, after, uses, served, conversation = row
+            for key, before, after, uses, served, conversation, *_ in rows:
                 if _is_sound((key, before, after, uses)):
                     known = conversation if isinstance(conversation, int) else None
                     yield Phrase(key, before, after, uses, served if isinstance(served, int) else 0, known)
-            last = rows[-1][0]
+            last = rows[-1][6:]
 
     def count(self, pool: int, conversation: int | None = None) -> int:
         """How many there are in a pool; only those that were said last in a conversation, if one is given."""

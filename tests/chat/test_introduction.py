@@ -24,9 +24,9 @@ def card(entry: Entry | None = None) -> TargetCard:
 
 def test_facts_are_size_precision_device_and_pace_where_it_is_known():
     assert introduction(engine(1_720_000_000), card()).facts == "1.7 billion parameters · bf16 · cuda:0"
-    pace = ("about 2,437 tokens/s", "×1.8 by speculation")
+    pace = ("about 2,437 tokens/s", "1.8× faster with drafts")
     packed = introduction(engine(7_606_528, quantize="int8", device="cpu", pace=pace), card())
-    assert packed.facts == "7.6 million parameters · int8 · cpu · about 2,437 tokens/s · ×1.8 by speculation"
+    assert packed.facts == "7.6 million parameters · int8 · cpu · about 2,437 tokens/s · 1.8× faster with drafts"
 
 
 def test_what_may_be_expected_grows_with_the_model():

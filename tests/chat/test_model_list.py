@@ -58,7 +58,7 @@ def test_here_then_what_fits_then_what_does_not(registered):
     places = [one.place for one in models]
     assert places == ["here"] * 2 + ["elsewhere"] * 2 + ["too large"]
     demo, _, billion, seven, large = models
-    assert demo.title == "demo" and demo.about[0] == "7.61 M parameters" and "tokens/s" in demo.about[1]
+    assert demo.title == "demo" and demo.about[0] == "7.61 M parameters" and demo.about[1] == "14.5 MiB" and "tokens/s" in demo.about[2]
     assert billion.heading == "billion (recommended)", "what is quick enough comes before what is not"
     assert seven.heading == "seven (gated: its terms must be accepted first)"
     assert (seven.place, billion.place, large.recommended) == ("elsewhere", "elsewhere", False)
@@ -68,7 +68,7 @@ def test_here_then_what_fits_then_what_does_not(registered):
         and billion.about[0] == "2.3 GiB download"
     )
     assert re.fullmatch(r"about [\d.]+ tokens/s", billion.about[1])
-    assert re.fullmatch(r"×1\.\d by speculation", billion.about[2])
+    assert re.fullmatch(r"1\.\d× faster with drafts", billion.about[2])
     assert not large.usable and re.fullmatch(r"needs [\d.]+ GiB, and 8\.1 GiB may be used", *large.about)
 
 
@@ -110,7 +110,7 @@ def test_the_directory_that_answers_stands_first_and_is_never_too_large(register
     first, demo = all_models(own)[0][:2]
     assert (first.title, first.place, first.about[-1]) == ("./own", "here", str(own.path))
     assert not [part for part in first.about if "fit" in part]
-    assert demo.about[1].startswith("does not fit now: needs ") and demo.usable
+    assert demo.about[2].startswith("does not fit now: needs ") and demo.usable
     assert [one.title for one in models_here(own)][:2] == ["./own", "demo"]
 
 
@@ -118,9 +118,9 @@ def test_the_directory_that_answers_stands_first_and_is_never_too_large(register
 def test_what_was_told_of_the_model_that_answers_is_told_again(registered):
     registered()
     demo = resolve("demo")
-    assert all_models(demo)[0][0].about[1].startswith("about ")
-    told = ("61.3 tokens/s", "×1.8 by speculation")
-    assert all_models(demo, ("cpu", 0), told)[0][0].about[1:3] == told
+    assert all_models(demo)[0][0].about[2].startswith("about ")
+    told = ("61.3 tokens/s", "1.8× faster with drafts")
+    assert all_models(demo, ("cpu", 0), told)[0][0].about[2:4] == told
 
 
 def test_a_name_stands_for_what_is_registered_or_a_repository():

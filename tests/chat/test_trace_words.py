@@ -16,7 +16,7 @@ def test_a_reply_step_by_step():
         trace.take(event)
     trace.ended = True
     first, *steps = step_by_step(trace)
-    assert first.startswith("9 tokens in 4 steps, 2.0 a step: the model 5 (56%), ")
+    assert first.startswith("9 tokens in 4 steps, 2.0 tokens/step: the model 5 (56%), ")
     assert steps == [
         '0: "Snow" the model',
         '1: " falls" past replies, " on" this chat, " the" the model; refused: " in town"  Medusa; " a roof"  past replies',

@@ -1,12 +1,13 @@
 """Figures as a person reads them."""
 
 import re
+from dataclasses import replace
 from typing import get_args
 
 import pytest
 
 from localspec.chat.figures import Figures, HeldMemory
-from localspec.chat.wording import in_words, shares, summary, times
+from localspec.chat.wording import SAMENESS, gain, in_words, shares, summary, tokens_a_step
 from localspec.config import Rule
 from localspec.decoding.exactness import Exactness
 
@@ -19,30 +20,35 @@ KNOWN = Figures(
 
 def test_the_most_important_first():
     assert list(in_words(KNOWN)) == [
-        "61.3 tokens/s", "×2.4 as fast as without drafts", "3.1 a step", "1,204 of 4,096 tokens", "same text ✓",
-        "the model 50%, past replies 25%, this chat 25%", "0.50 GiB", "int8",
+        "61 tok/s", "2.4× faster", "3.1 tokens/step", "context 29 %"
+    ]  # fmt: skip
+    off = replace(KNOWN, speedup=0.8, off_reason="it cost 3.1× the time it saved", reasoning_tokens=7)
+    assert list(in_words(off))[1] == "20 % slower"
+    assert list(in_words(off))[-2:] == [
+        "thought for under 0.1 s, 7 tokens", "drafting paused: it cost 3.1× the time it saved",
     ]  # fmt: skip
 
 
-def test_before_anything_was_said_only_the_model_is_told_of():
-    words = list(in_words(Figures(context=4096, precision="fp32", memory=HeldMemory(peak=2**29))))
-    assert words == ["0.50 GiB", "fp32"]
+def test_what_is_unknown_is_left_out():
+    assert list(in_words(Figures(context=4096, precision="fp32", memory=HeldMemory(peak=2**29)))) == []
+    assert list(in_words(Figures(tokens_per_second=8.21, used=1, context=0))) == ["8.2 tok/s"]
+    assert (gain(None), gain(1.004), tokens_a_step(None), tokens_a_step(1.0)) == ("", "", "", "")
 
 
 @pytest.mark.parametrize("bitwise", [True, False])
 @pytest.mark.parametrize("rule", get_args(Rule))
 def test_every_exactness_has_words(bitwise, rule):
     """The tick is for the same bits alone."""
-    words = list(in_words(Figures(exactness=Exactness(bitwise, 2).label(rule))))
-    assert ("same text ✓" in words) is (bitwise and rule == "exact")
-    assert not re.search("bitwise|numerical|lossless|target", " ".join(words))
+    words = SAMENESS[Exactness(bitwise, 2).label(rule)]
+    assert ("✓" in words) is (bitwise and rule == "exact")
+    assert not re.search("bitwise|numerical|lossless|target", words)
 
 
 @pytest.mark.parametrize(
-    ("speedup", "words"), [(2.449, "×2.4"), (11.0, "×11.0"), (1.0, "×1.0"), (0.999, "×0.99"), (0.804, "×0.80")]
+    ("speedup", "words"), [(2.449, "2.4× faster"), (1.04, "4 % faster"), (0.99, "1 % slower"), (0.804, "20 % slower")]
 )
-def test_what_is_slower_is_never_rounded_to_as_fast(speedup, words):
-    assert times(speedup) == words
+def test_what_drafts_bring(speedup, words):
+    assert gain(speedup) == words
 
 
 def test_shares_come_by_plain_names():
@@ -55,12 +61,12 @@ KEPT = {"first_token_s": 0.4, "decode_s": 3.74, "completion_tokens": 248, "speed
 @pytest.mark.parametrize(
     ("kept", "words"),
     [
-        (KEPT, "4.1 s · 248 tokens · ×2.4"),
-        (KEPT | {"speedup": 0.8, "completion_tokens": 16}, "4.1 s · 16 tokens · ×0.80 as fast as without drafts"),
+        (KEPT, "4.1 s · 248 tokens · 2.4× faster"),
+        (KEPT | {"speedup": 0.8, "completion_tokens": 16}, "4.1 s · 16 tokens · 20 % slower"),
         (KEPT | {"first_token_s": 0.0, "decode_s": 0.04, "completion_tokens": 1}, "under 0.1 s · 1 token"),
         (KEPT | {"completion_tokens": 15}, "4.1 s · 15 tokens"),
         (KEPT | {"speedup": None, "decode_s": 125.2}, "2 min 6 s · 248 tokens"),
-        (KEPT | {"completion_tokens": 12_345, "decode_s": 40}, "40 s · 12,345 tokens · ×2.4"),
+        (KEPT | {"completion_tokens": 12_345, "decode_s": 40}, "40 s · 12,345 tokens · 2.4× faster"),
         ({}, ""),
         ({"first_token_s": "1", "decode_s": True, "completion_tokens": -1, "speedup": float("nan")}, ""),
         (KEPT | {"decode_s": float("inf"), "completion_tokens": [1], "speedup": 1e300}, ""),

@@ -45,9 +45,7 @@ fcntl = pytest.importorskip("fcntl")
 termios = pytest.importorskip("termios")
 
 Messages = list[list[tuple[str, str]]]
-FIGURES = re.compile(
-    r"\(.*\b\d[\d,]* of [\d,]+ tokens · (?:same text(?: ✓| but for rounding) · )?(?:.* · )?\d+\.\d\d GiB · int8\)"
-)
+FIGURES = re.compile(r"\((?:[\d.]+ tok/s · )?(?:.* · )?context \d+ %(?: · .*)?\)")
 
 
 class Result(NamedTuple):

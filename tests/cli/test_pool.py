@@ -1,5 +1,6 @@
 """`localspec pool` shows what is kept as text, deletes only what it was told to, and makes nothing by looking."""
 
+import hashlib
 import json
 import os
 import re
@@ -11,11 +12,14 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from localspec.chat import kept_phrases
 from localspec.chat.kept_phrases import pools_of
 from localspec.cli import console
 from localspec.cli import pool as pool_module
 from localspec.errors import NotHere, UsageMistake
+from localspec.models.chat_files import tokenizer_of
 from localspec.models.registry import TargetCard
+from localspec.packed_file import Header, Origin, joined
 from localspec.paths import Paths
 from localspec.store.phrases import pack_key, pack_tokens
 from localspec.store.store import Store
@@ -108,7 +112,7 @@ def test_list_breaks_its_lines_between_words(
 def test_show_prints_safe_text(database: Path, model_directory: Path) -> None:
     learn(database, "demo", model_directory, phrase([0], (1, 2), [3, 4]), phrase([], (0, 6), [5, 8, 7]))
     assert run("show", "demo").splitlines() == [
-        "demo: 2 phrases, those said or used last:",
+        "demo: 2 phrases, the most useful first.",
         "  the⏎ → ␛[2J straße  (said once)",
         "  the quick brown →  fox jumps  (said once)",
     ]
@@ -129,6 +133,45 @@ def test_show_prints_safe_text(database: Path, model_directory: Path) -> None:
     ]
 
 
+@pytest.fixture
+def packed_model(tmp_path: Path, model_directory: Path) -> Path:
+    """The packed file of an imported model, as far as its tokenizer goes."""
+    name = "tokenizer.json"
+    content = (model_directory / name).read_bytes()
+    header = Header.plan(Origin("small", "0" * 40), "int8", 1, {}, {name: len(content)})
+    section = header.texts[name]
+    pieces = (hashlib.sha256(content[start:end]).digest() for start, end in section.pieces)
+    header = header.with_digests({name: joined(pieces)})
+    file = tmp_path / "small.packed"
+    file.write_bytes(header.encoded() + content.ljust(header.section_bytes, b"\0"))
+    (model_directory / name).unlink()
+    return file
+
+
+def test_the_phrases_of_an_imported_model_are_words(database: Path, packed_model: Path) -> None:
+    learn(database, "small", packed_model, phrase([0], (1, 2), [3, 5]))
+    assert run("show") == "small: 1 phrase, the most useful first.\n  the quick brown →  fox␛[2J  (said once)\n"
+    assert json.loads(run("show", "--json"))[0]["text"] == "the quick brown fox\x1b[2J"
+
+
+def test_a_model_that_lies_elsewhere_now_is_found_by_its_name(
+    database: Path, packed_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = tokenizer_of(packed_model).hash
+    with Store.open(database, lambda sentence: pytest.fail(sentence)) as store:
+        for model, its in (("small", f"{tokenizer}-rev"), ("other", "another-rev")):
+            pool = store.phrases.pool(model, its, "/gone")
+            assert pool is not None
+            store.phrases.learn(pool, [phrase([0], (1, 2), [3])])
+    monkeypatch.setattr(kept_phrases, "resolve", lambda name: TargetCard(name, packed_model, None, ""))
+    assert "the quick brown →  fox" in run("show", "small")
+    assert run("show", "other").splitlines() == [
+        "other: 1 phrase, the most useful first. Token ids are shown, because the tokenizer of other is not here any "
+        "more.",
+        "  0 1 2 → 3  (said once)",
+    ], "ids mean something else to another tokenizer"
+
+
 @pytest.mark.parametrize("tokenizer", ["no directory", "no file", "no name", "damaged", "panics", "a pipe"])
 def test_without_a_tokenizer_token_ids_are_shown(
     database: Path, tmp_path: Path, model_directory: Path, tokenizer: str
@@ -145,7 +188,9 @@ def test_without_a_tokenizer_token_ids_are_shown(
     absent = {"no directory": None, "no file": tmp_path / "gone", "no name": Path("9" * 400)}
     directory = absent.get(tokenizer, model_directory)
     learn(database, "demo", directory, phrase([10], (1, 2), [3, 4]))
-    assert run("show").splitlines()[1] == "  10 1 2 → 3 4  (said once)"
+    heading, line = run("show").splitlines()
+    assert heading.startswith("demo: 1 phrase, the most useful first. Token ids are shown")
+    assert line == "  10 1 2 → 3 4  (said once)"
     assert json.loads(run("show", "--json"))[0]["text"] is None
 
 

@@ -228,7 +228,7 @@ def test_where_even_a_right_guess_would_not_pay_nothing_is_verified() -> None:
     budget = Budget(MOST, slow)
     steps = simulate(budget, [RIGHT] * 300, slow)
     assert {step.nodes for step in steps} == {0}
-    figures = re.fullmatch(r"drafts take (\d+\.\d+) times the time they save", budget.off_reason or "")
+    figures = re.fullmatch(r"it cost (\d+\.\d+)× the time it saved", budget.off_reason or "")
     assert figures and float(figures[1]) > 1
 
 

@@ -124,6 +124,17 @@ def test_export_gives_every_phrase_once_over_many_pages(store: Store, monkeypatc
     assert [found.key for found in store.phrases.export(pool)] == list(reversed(range(50)))
 
 
+def test_the_most_useful_come_first_and_those_of_refused_drafts_last(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(phrases_module, "SORTED_PAGE", 2)
+    pool = made_pool(store)
+    store.phrases.learn(pool, [phrase(n) for n in range(5)])
+    store.phrases.learn(pool, [phrase(2)], [phrase(1), phrase(2)], [phrase(8), phrase(9)])
+    store.phrases.learn(pool, [], [phrase(8)])
+    assert [found.key for found in store.phrases.most_useful(pool)] == [2, 1, 8, 4, 3, 0, 9]
+
+
 def test_an_unknown_pool_is_a_mistake_and_leaves_nothing(store: Store) -> None:
     with pytest.raises(ValueError, match="no pool 77"):
         store.phrases.learn(77, [phrase(1)])

@@ -58,7 +58,7 @@ def test_figures_of_the_one_before_are_gone(chat):
 
     async def story(pilot):
         await say(pilot, "Hi")
-        await until(pilot, lambda: "tokens/s" in talk.live and talk.idle())
+        await until(pilot, lambda: "tok/s" in talk.live and talk.idle())
         await pilot.press("ctrl+n")
         await until(pilot, lambda: talk.prompts() == [] and "tokens" not in talk.live)
         assert talk.live == "0.50 GiB · fp32", "what is known of the model alone"

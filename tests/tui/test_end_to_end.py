@@ -88,9 +88,7 @@ def said(home: Path) -> Sequence[Turn]:
         return () if latest is None else saved_conversation(store.history, latest).turns
 
 
-TOOK = re.compile(
-    r"(\d+\.\d|\d+|\d+ min \d+)\s+s\s+·\s+[\d,]+\s+tokens?(\s+·\s+×[\d.]+(\s+as\s+fast\s+as\s+without\s+drafts)?)?"
-)
+TOOK = re.compile(r"(\d+\.\d|\d+|\d+ min \d+)\s+s\s+·\s+[\d,]+\s+tokens?(\s+·\s+[\d.]+(×|\s+%)\s+(faster|slower))?")
 
 
 def letters(text: str) -> str:

@@ -97,7 +97,7 @@ TABLE = {
     ],
     "reading": [
         Deed(("Show or hide all keys and commands", "/help"), lambda talk: talk.app.query(KeysPanel), (), ESCAPE),
-        Deed(("Show or hide the side panel",), lambda talk: not talk.app.query_one(SidePanel).display, (), ("f4",)),
+        Deed(("Show or hide the panel of figures",), lambda talk: talk.app.query_one(SidePanel).display, (), ("f4",)),
         Deed(
             ("Find words in this conversation", "/find"),
             lambda talk: talk.app._chat.query_one(FindLine).display,

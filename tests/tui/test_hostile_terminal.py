@@ -231,8 +231,9 @@ def test_hostile_names_titles_prompts_and_errors(tmp_path):
         terminal.until(lambda: on_the_screen(terminal, f"noticed {HOSTILE}evil{ARGUMENT}"))
 
         # Figures and errors.
+        terminal.send("\x1bOS")  # F4, the panel of figures
         terminal.send("Go on.\r")
-        terminal.until(lambda: on_the_screen(terminal, f"no drafts now: {HOSTILE}"))
+        terminal.until(lambda: on_the_screen(terminal, f"drafting paused: {HOSTILE}"))
         terminal.send("And on.\r")
         terminal.until(lambda: on_the_screen(terminal, f"refused {HOSTILE}"))
         still_answers(terminal)

@@ -48,12 +48,12 @@ def test_ctrl_o_lets_another_model_answer(chat, models):
 def test_one_speed_of_the_model_that_answers_is_told(chat, models):
     models("scripted")
     talk = chat()
-    talk.engine.choice.pace = ("about 61.3 tokens/s", "×1.8 by speculation")
+    talk.engine.choice.pace = ("about 61.3 tokens/s", "1.8× faster with drafts")
 
     async def story(pilot):
-        await until(pilot, lambda: "cpu · about 61.3 tokens/s · ×1.8 by speculation" in talk.screen_text())
+        await until(pilot, lambda: "cpu · about 61.3 tokens/s · 1.8× faster with drafts" in talk.screen_text())
         await pilot.press("ctrl+o")
-        await until(pilot, lambda: "parameters · about 61.3 tokens/s · ×1.8 by speculation" in talk.screen_text())
+        await until(pilot, lambda: "MiB · about 61.3 tokens/s · 1.8× faster with drafts" in talk.screen_text())
 
     talk.play(story, size=(140, 30))
 

@@ -27,7 +27,7 @@ def test_a_chat_over_a_server(tmp_path):
             await say(pilot, "Hi")
             await until(pilot, talk.idle)
             assert talk.replies() == ["Hello."] and f"at 127.0.0.1:{server.port}" in screen()
-            assert "tokens/s" in talk.live and "GiB" not in talk.live
+            assert "tok/s" in talk.live and "GiB" not in talk.live
             await pilot.press("ctrl+t")
             await until(pilot, lambda: "tells too little" in screen())
             await pilot.press("escape")

@@ -205,6 +205,7 @@ def test_panel(chat, looks_as_before, size):
 
     async def story(pilot):
         await talked(talk, pilot, "Tell me of snow")
+        await pilot.press("f4")
         for number in range(1, 40):
             talk.app.query_one(SidePanel).show(
                 replace(FIGURES, tokens=6 * number + 2 * (number % 3), seconds=number / 10)

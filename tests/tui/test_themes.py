@@ -145,3 +145,22 @@ def test_in_every_theme_the_footer_and_the_placeholder_can_be_read(chat):
                 assert least_contrast(talk, prompt) >= 3, name
 
     talk.play(story)
+
+
+def test_themes_are_shown_while_one_moves_through_their_list(chat, tmp_path):
+    talk = chat(settings=Settings(theme="nord"))
+
+    async def story(pilot):
+        await pilot.press("ctrl+p", *"colours", "enter")
+        await until(pilot, lambda: "auto: after" in talk.screen_text())
+        seen = set()
+        for _ in range(4):
+            await pilot.press("down")
+            await pilot.pause()
+            seen.add(talk.app.theme)
+        assert len(seen) > 2
+        await pilot.press("escape")
+        await until(pilot, lambda: talk.app.theme == "nord")
+        assert not config_file(tmp_path).exists()
+
+    talk.play(story)

@@ -51,7 +51,7 @@ def test_ctrl_t_marks_each_token_by_who_proposed_it(chat):
     async def story(pilot):
         view = await looked_at(talk, pilot)
         lines = talk.screen_text().splitlines()
-        assert "9 tokens in 4 steps, 2.0 a step  Say something" in lines[0]
+        assert "9 tokens in 4 steps, 2.0 tokens/step  Say something" in lines[0]
         assert lines[1].startswith(" Snow falls on the hill: é⏎")
         assert lines[2].startswith(" ·    ╺━━━━ ┅┅ ×   ·   ≡ ×")
         assert [view._mark(piece) for piece in range(6)] == [MODEL, PAST, CHAT, CORRECTED, MODEL, SEVERAL]

@@ -13,6 +13,7 @@ from rich.console import RenderableType
 from textual import events, work
 from textual.app import SystemCommand
 from textual.binding import Binding, BindingType
+from textual.command import CommandPalette
 from textual.notifications import Notify
 from textual.screen import Screen
 from textual.theme import Theme
@@ -246,6 +247,17 @@ class ChatApp(StoppableApp):
     def search_themes(self) -> None:
         """The palette's list of themes."""
         self.push_screen(Palette(providers=[themes.Themes], placeholder="Search for colours"))
+
+    def on_command_palette_option_highlighted(self, moved: CommandPalette.OptionHighlighted) -> None:
+        """Show the theme that the palette's cursor is on."""
+        command = getattr(getattr(moved.highlighted_event.option, "hit", None), "command", None)
+        if isinstance(command, partial) and command.func == self.choose_theme:
+            self.theme = themes.shown(command.args[0], self._light)
+
+    def on_command_palette_closed(self, closed: CommandPalette.Closed) -> None:
+        """Show the theme of before, where none was chosen."""
+        if not closed.option_selected:
+            self.theme = themes.shown(self._theme, self._light)
 
     @work(exclusive=True, group="theme")
     async def choose_theme(self, theme: str) -> None:

@@ -62,7 +62,10 @@ def inexact(home: Path, lived_in: Callable[..., Path], monkeypatch: pytest.Monke
 def test_what_the_self_test_finds_is_what_is_said(run, hello, inexact):
     result = run("-m", hello.path, "hi", "--stream-json", "--stats")
     start, *_, end = (json.loads(line) for line in result.out.splitlines())
-    assert start["exactness"] == end["exactness"] == "numerical" and "int8, numerical ·" in result.err
+    assert (
+        start["exactness"] == end["exactness"] == "numerical"
+        and "int8 on cpu · same text, except for rounding ·" in result.err
+    )
 
 
 @pytest.mark.slow
@@ -76,8 +79,8 @@ def test_exact_where_it_cannot_be_had_is_refused(run, hello, inexact, monkeypatc
 
 @pytest.mark.slow
 def test_the_figures_name_the_precision(run, hello):
-    assert " · int8, bitwise · " in run("-m", hello.path, "hi", "--stats", "--exact").err
-    assert " · int8, " in run("-m", hello.path, "hi", "--stats", "--quantize", "int8").err
+    assert "int8 on cpu · same text as without drafts ✓ · " in run("-m", hello.path, "hi", "--stats", "--exact").err
+    assert "int8 on cpu" in run("-m", hello.path, "hi", "--stats", "--quantize", "int8").err
 
 
 @pytest.mark.slow

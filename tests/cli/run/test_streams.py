@@ -5,6 +5,7 @@ import io
 import itertools
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -52,14 +53,16 @@ def test_the_newline_at_the_end(run, models):
 
 
 @pytest.mark.slow
-def test_stats_are_a_line_on_standard_error(run, hello):
+def test_stats_are_two_lines_on_standard_error(run, hello):
     result = run("-m", hello.path, "hi", "--stats")
     assert result.out == hello.text + "\n"
-    assert result.err.count("\n") == 1 and "tokens/s" in result.err and "target" in result.err
+    speed, origin = result.err.splitlines()
+    assert re.fullmatch(r"([\d,.]+ tok/s · )?\d tokens · first token (within|after) \d+\.\d s", speed), speed
+    assert re.fullmatch(r"int8 on cpu · same text[^·]* · \d+\.\d MiB of memory at most", origin), origin
     assert "\r" not in result.err and "\x1b" not in result.err
     for form in ("--json", "--stream-json"):
         result = run("-m", hello.path, "hi", "--stats", form)
-        assert result.err.count("\n") == 1 and "tokens/s" in result.err
+        assert result.err.count("\n") == 2 and "tok/s" in result.err
         assert all(json.loads(line) for line in result.out.splitlines())
 
 

@@ -18,7 +18,7 @@ KEYS: list[BindingType] = [
     Binding("ctrl+l", "copy", "Copy", tooltip="Copy the last reply, or the message in focus", id="chat.copy"),
     Binding("ctrl+f", "find", "Find", tooltip="Find words in this conversation", id="chat.find"),
     Binding("f3", "sampling", "Sampling", tooltip="Change how replies are sampled", id="chat.sampling"),
-    Binding("f4", "panel", "Panel", tooltip="Show or hide the side panel", id="chat.panel", show=False),
+    Binding("f4", "panel", "Panel", tooltip="Show or hide the panel of figures", id="chat.panel", show=False),
     Binding(
         "f9", "race", "Race", tooltip="Let the model race against itself without drafts", id="chat.race", show=False
     ),

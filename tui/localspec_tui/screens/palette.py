@@ -28,7 +28,7 @@ ALSO = {
     "See who proposed each token of a reply": "xray x-ray sources",
     "Find words in this conversation": "search look",
     "Change how replies are sampled": "sampling temperature top-p seed settings",
-    "Show or hide the side panel": "figures memory speed",
+    "Show or hide the panel of figures": "side memory speed",
     "Let the model race against itself without drafts": "compare",
     "See the phrases that are kept": "pool",
     "Show or fold what was thought": "thinking reasoning",

@@ -13,7 +13,7 @@ from textual.widget import Widget
 from textual.widgets import Input, Static
 from textual.widgets.option_list import Option
 
-from localspec.chat.kept_phrases import Decode, KeptPhrase, Stories, decoder, kept_phrases, pools_of
+from localspec.chat.kept_phrases import Decode, KeptPhrase, Stories, kept_phrases, pools_of, reader
 from localspec.errors import LocalspecError
 from localspec.models.registry import TargetCard
 from localspec.quantities import counted, size
@@ -33,7 +33,7 @@ class _Left(Exception):
 
 
 class PhrasesScreen(AskingScreen[None]):
-    """Those of one model, the ones said or used last first."""
+    """The phrases of one model, the most useful first."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "dismiss(None)", "Back", id="phrases.back"),
@@ -50,7 +50,7 @@ class PhrasesScreen(AskingScreen[None]):
         self._store, self._card = store, card
         self._kept = Static("", id="kept", markup=False)
         self._stories = Stories(store.history)
-        self._decoders: dict[str | None, Decode] = {}
+        self._readers: dict[int, tuple[Decode, str]] = {}  # by pool: its decoder, or why there are only token ids
         self._pools: list[PoolInfo] = []
         self._found: list[KeptPhrase] = []
         self._superseded = threading.Event()  # set where what is being looked for is of interest no more
@@ -90,11 +90,12 @@ class PhrasesScreen(AskingScreen[None]):
         )
         options.highlighted = 0 if found else None
         room = sum(pool.bytes for pool in self._pools)
-        kept = f"{self._card.name}: {counted(self._all(), 'phrase')} of past replies, {size(room)}, kept here alone"
+        kept = f"{self._card.name}: {counted(self._all(), 'phrase')} of past replies, {size(room)}, kept only here"
         self._kept.update(one_line(kept))
         nothing = "Nothing was found." if words.strip() else NOTHING
-        more = "Others are found by searching." if len(found) == LISTED else ""
-        self._tell(sentence or (more if found else nothing))
+        more = "Search to find others." if len(found) == LISTED else ""
+        why_ids = [why for pool in self._pools if pool.phrases and (why := self._readers[pool.pool][1])]
+        self._tell(sentence or " ".join([*why_ids, more] if found else [nothing]))
         self.refresh_bindings()
 
     def _find(self, words: str, left: threading.Event) -> tuple[list[KeptPhrase], list[str]]:
@@ -102,15 +103,16 @@ class PhrasesScreen(AskingScreen[None]):
         self._pools = pools_of(self._store, self._card)
         found: list[KeptPhrase] = []
         for pool in self._pools:
-            if pool.path not in self._decoders:
-                self._decoders[pool.path] = decoder(pool.path)
+            if pool.pool not in self._readers:
+                self._readers[pool.pool] = reader(pool)
 
-            def decode(tokens: Sequence[int], use: Decode = self._decoders[pool.path]) -> str | None:
+            def decode(tokens: Sequence[int], use: Decode = self._readers[pool.pool][0]) -> str | None:
                 if left.is_set():
                     raise _Left
                 return use(tokens)
 
-            found += islice(kept_phrases(self._store, pool, decode, words), LISTED - len(found))
+            phrases = kept_phrases(pool, self._store.phrases.most_useful(pool.pool), decode, words)
+            found += islice(phrases, LISTED - len(found))
         return found, [self._stories.of(kept.phrase) for kept in found]
 
     def _highlighted(self) -> KeptPhrase | None:

@@ -7,6 +7,7 @@ from localspec_tui.widgets.conversation_view import ConversationView
 from localspec_tui.widgets.keys_panel import KeysPanel
 from localspec_tui.widgets.message_view import MessageView
 from localspec_tui.widgets.prompt import Prompt
+from localspec_tui.widgets.side_panel import SidePanel
 
 
 class ReadingScreen(Screen[None]):
@@ -14,6 +15,7 @@ class ReadingScreen(Screen[None]):
 
     _conversation: ConversationView
     _code_copies: CodeCopies
+    _panel: SidePanel
     _prompt: Prompt
 
     def type_here(self) -> None:
@@ -48,6 +50,8 @@ class ReadingScreen(Screen[None]):
             self.type_here()
 
     def action_page(self, step: int) -> None:
-        """Of the keys, where they are shown."""
-        shown = self.query(KeysPanel)
-        (shown.first() if shown else self._conversation).page(step)
+        """Scroll by a page what covers the conversation, otherwise the conversation."""
+        if shown := self.query(KeysPanel):
+            shown.first().page(step)
+        else:
+            (self._panel if self._panel.covers else self._conversation).page(step)

@@ -1,41 +1,20 @@
 """The line above the prompt: how the reply goes, or what is being waited for."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from rich.cells import cell_len
 from textual.content import Content
 from textual.widget import Widget
 
 from localspec.chat.figures import Figures
-from localspec.chat.wording import (
-    SAMENESS,
-    a_step,
-    memory_words,
-    share_words,
-    short_number,
-    thought,
-    times,
-    worth,
-)
-from localspec.quantities import tokens_a_second
+from localspec.chat.wording import context_share, gain, tokens_a_step
+from localspec.quantities import short_pace
 from localspec.text import one_line
 from localspec_tui.widgets.status_line import BETWEEN, fitting
 
-METER = 5  # cells
-MATTERS = 5  # the last rank that does: ranks are by importance, places in the line by what belongs together
 TIGHT, FULL = 0.8, 0.92  # of the context: from here on it is worth a look, and a new conversation
 
-Spans = tuple[tuple[str, str], ...]  # text and style
-
-
-@dataclass(frozen=True)
-class _Part:
-    """One thing worth knowing. Its `forms` say it at less and less length, the last one at first."""
-
-    rank: int  # the lower, the more important
-    forms: tuple[Spans, ...]
-    last: bool = False  # to say more of it matters least
+Part = tuple[str, str]  # a text and its style
 
 
 class LiveLine(Widget):
@@ -75,69 +54,33 @@ class LiveLine(Widget):
 
 
 def line_of(figures: Figures, width: int) -> Content:
-    """What there is room for: all that matters, the first ranks first, before anything is said at length."""
-    parts = list(_parts(figures))
-    ranked = sorted(parts, key=lambda part: part.rank)
-    first = [(part, part.forms[-1:]) for part in ranked if part.rank <= MATTERS]
-    chosen: dict[int, Spans] = {}
-    at_length = sorted(ranked, key=lambda part: part.last)
-    for part, forms in [*first, *((part, part.forms) for part in at_length)]:
-        others = [form for rank, form in chosen.items() if rank != part.rank]
-        room = width - sum(_width(form) + len(BETWEEN) for form in others)
-        fitting = [form for form in forms if _width(form) <= room]
-        if fitting:
-            chosen[part.rank] = fitting[0]
-    shown = [chosen[part.rank] for part in parts if part.rank in chosen]
-    return Content.assemble(*(span for at, form in enumerate(shown) for span in ((BETWEEN if at else "", ""), *form)))
+    """Return the parts that have room; the last ones are left out first."""
+    shown: list[Part] = []
+    room = width
+    for text, style in _parts(figures):
+        room -= cell_len(text) + (len(BETWEEN) if shown else 0)
+        if room < 0:
+            break
+        shown += [(BETWEEN, ""), (text, style)] if shown else [(text, style)]
+    return Content.assemble(*shown)
 
 
-def _width(form: Spans) -> int:
-    return sum(cell_len(text) for text, _ in form)
+def _parts(figures: Figures) -> Iterator[Part]:
+    """Yield what is known, the most important first; a context that is nearly full comes before all else.
 
-
-def _parts(figures: Figures) -> Iterator[_Part]:
-    """In the order in which they are shown. Each colour stands beside a word or a mark that says the same."""
+    Each colour stands next to a word or a mark that says the same.
+    """
+    full = figures.context and figures.used / figures.context
+    context = context_share(figures.used, figures.context)
+    if full >= FULL:
+        yield f"! {context}", "bold $text-error"
     if figures.tokens_per_second is not None:
-        yield _Part(0, (((tokens_a_second(figures.tokens_per_second), "bold $foreground"),),))
+        yield short_pace(figures.tokens_per_second), "bold $foreground"
     elif figures.pieces_per_second is not None:
-        speed = f"~{tokens_a_second(figures.pieces_per_second)}"
-        yield _Part(0, (((f"{speed}, if each piece that comes is a token", ""),), ((speed, ""),)), last=True)
-    if figures.speedup is not None:
-        slower = figures.speedup < 1
-        shown = worth(figures.speedup)
-        style = "bold $text-warning" if slower else "bold $text-success"
-        short = times(figures.speedup)
-        said = (shown if slower else f"{shown} over plain", *([f"{short} as fast"] if slower else []), short)
-        yield _Part(1, tuple(((form, style),) for form in said), last=True)
-    elif figures.drafts and figures.tokens_per_second is not None and figures.off_reason is None:
-        yield _Part(1, ((("×?", ""),),))
-    if figures.acceptance_length is not None:
-        yield _Part(2, (((a_step(figures.acceptance_length), ""),),))
-    if figures.used and figures.context:
-        yield _Part(3, _context(figures.used, figures.context), last=True)
-    if figures.off_reason:
-        reason = one_line(figures.off_reason)
-        yield _Part(5, tuple(((form, "$text-warning"),) for form in (f"no drafts now: {reason}", "drafts off")))
-    if figures.exactness == "bitwise":
-        yield _Part(4, tuple(((form, "$text-success"),) for form in (SAMENESS["bitwise"], "same ✓")))
-    elif figures.exactness:
-        yield _Part(4, (((SAMENESS[figures.exactness], ""),),))
-    if figures.reasoning_tokens:
-        words = thought(figures.reasoning_tokens, figures.reasoning_seconds)
-        yield _Part(6, (((words, ""),), ((f"thought {short_number(figures.reasoning_tokens)}", ""),)))
-    if figures.sources:
-        yield _Part(7, (((share_words(figures.sources), ""),),))
-    if figures.memory.peak:
-        yield _Part(8, (((memory_words(figures.memory.peak), ""),),))
-    if figures.precision:
-        yield _Part(9, (((one_line(figures.precision), ""),),))
-
-
-def _context(used: int, context: int) -> tuple[Spans, ...]:
-    share = used / context
-    style = "bold $text-error" if share >= FULL else "$text-warning" if share >= TIGHT else ""
-    mark = "! " if share >= FULL else ""
-    count = f"{mark}{short_number(used)}/{short_number(context)}"
-    full = max(1, min(METER, round(METER * share)))
-    meter = ((" ", ""), ("▰" * full + "▱" * (METER - full), style), (" ", ""))
-    return (("ctx", ""), *meter, (count, style)), (("ctx ", ""), (count, style))
+        yield f"~{short_pace(figures.pieces_per_second)}", ""
+    if (words := gain(figures.speedup)) and figures.speedup is not None:
+        yield words, "bold $text-success" if figures.speedup > 1 else "bold $text-warning"
+    if words := tokens_a_step(figures.acceptance_length):
+        yield words, ""
+    if context and full < FULL:
+        yield context, "$text-warning" if full >= TIGHT else ""

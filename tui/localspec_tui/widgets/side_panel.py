@@ -1,4 +1,4 @@
-"""Beside the conversation, where there is room: how the reply goes, who proposes its tokens, what memory holds what."""
+"""The panel of figures: how the reply goes, who proposes its tokens, what memory holds what."""
 
 from collections.abc import Iterator, Sequence
 
@@ -11,18 +11,18 @@ from textual.widget import Widget
 
 from localspec.charts import EIGHTHS, bar, means
 from localspec.chat.figures import Figures
-from localspec.chat.wording import seconds_words, shares, times
-from localspec.quantities import size, tokens_a_second
+from localspec.chat.wording import SAMENESS, drafting_paused, seconds_words, shares, thought, tokens_a_step
+from localspec.quantities import counted, short_pace, size, speedup
 from localspec.text import one_line
 
-LEAST_COLUMNS = 100  # of the terminal
+LEAST_COLUMNS = 100  # of the terminal, for it to stand at the side; in a narrower one it covers the conversation
 NAMES = 13  # columns of a name; those that are longer are cut
 DEPTHS = 8  # the deepest that is drawn
 MOST = 4096  # moments of a reply that are kept: more than seven minutes of them
 
-ASKED = "no drafts, as was asked for (drafter none); /race shows what they would bring"
+ASKED = "no drafts, because you chose drafter none; /race shows what they would bring"
 QUICKEST = (
-    "no drafts: the model alone is quickest here. To see drafts: localspec chat --drafter phrases; /race shows both"
+    "no drafts: plain decoding is fastest here. To see drafts: localspec chat --drafter phrases; /race shows both"
 )
 
 Line = tuple[str, str]  # a text and its style
@@ -56,27 +56,35 @@ class Section(Widget):
 
 
 class SidePanel(VerticalScroll, can_focus=False):
-    """It takes figures as the line of them does; while it is not seen, they cost next to nothing."""
+    """A panel that F4 opens; while it is closed, figures cost next to nothing."""
 
     def __init__(self) -> None:
         super().__init__()
         self._speed, self._proposers = Section("this reply"), Section("who proposed it")
         self._depths, self._memory = Section("drafts that were right"), Section("memory")
+        self._model = Section("model")
         self._figures: Figures | None = None
         self.add_class("-empty")  # until there is something to show: a server may tell nothing
         self._moments: list[tuple[float, int]] = []  # seconds and tokens of this reply
 
     def compose(self) -> ComposeResult:
-        yield from (self._speed, self._proposers, self._depths, self._memory)
+        yield from (self._speed, self._proposers, self._depths, self._model, self._memory)
 
     def toggle(self) -> None:
-        """Hides it, or shows it again."""
-        if self.app.size.width < LEAST_COLUMNS:
-            self.notify(f"The side panel needs {LEAST_COLUMNS} columns.", markup=False)
-        elif self.has_class("-empty"):
-            self.notify("The side panel has nothing to show: a server that answers may tell nothing.", markup=False)
+        """Open the panel, or close it."""
+        if self.has_class("-empty"):
+            self.notify("There are no figures to show yet; some servers report none.", markup=False)
         else:
-            self.toggle_class("-hidden")
+            self.toggle_class("-open")
+
+    @property
+    def covers(self) -> bool:
+        """Whether it is open and covers the conversation."""
+        return self.display and self.app.size.width < LEAST_COLUMNS
+
+    def page(self, step: int) -> None:
+        """Scroll by a page; -1 is up."""
+        self.scroll_relative(y=step * max(self.size.height - 1, 1), animate=False)
 
     def show(self, figures: Figures | None) -> None:
         """Those of the reply under way, or of the last one; None leaves what is shown."""
@@ -103,6 +111,7 @@ class SidePanel(VerticalScroll, can_focus=False):
         self._speed.show([*_speed(figures, self._rates(), width)])
         self._proposers.show([*_bars(shares(figures.sources), width)])
         self._depths.show([*_depths(figures.acceptance_by_depth)])
+        self._model.show([*_model(figures, width)])
         self._memory.show([*_memory(figures, width)])
         self.set_class(not any(section.shown for section in self.query(Section)), "-empty")
 
@@ -114,23 +123,49 @@ class SidePanel(VerticalScroll, can_focus=False):
 
 def _speed(figures: Figures, rates: Sequence[float], width: int) -> Iterator[Line]:
     if figures.tokens_per_second is not None:
-        yield tokens_a_second(figures.tokens_per_second), "bold"
+        steps = tokens_a_step(figures.acceptance_length)
+        yield short_pace(figures.tokens_per_second) + (f" · {steps}" if steps else ""), "bold"
         if rates:
             yield sparkline(means(rates, width)), "$text-primary"
+    elif figures.pieces_per_second is not None:
+        yield from _folded(f"~{short_pace(figures.pieces_per_second)}, if each piece is a token", width, "")
     if figures.speedup is not None:
-        gain = figures.speedup >= 1
-        yield f"{times(figures.speedup)} as fast as without", "$text-success" if gain else "$text-warning"
-        if figures.saved_seconds is not None:
-            word = "saved" if figures.saved_seconds >= 0 else "lost"
-            yield f"{seconds_words(abs(figures.saved_seconds))} {word}", ""
+        style = "$text-success" if figures.speedup >= 1 else "$text-warning"
+        yield from _folded(_gain(speedup(figures.speedup), figures.saved_seconds), width, style)
     elif figures.acceptance_by_depth:
-        yield "× not known yet", "dim"
+        yield "speedup not known yet", "dim"
     elif not figures.drafts and figures.memory.target:  # a server may draft, and not tell
-        yield from ((line, "dim") for line in folded(ASKED if figures.plain_asked else QUICKEST, width))
+        yield from _folded(ASKED if figures.plain_asked else QUICKEST, width, "dim")
     elif figures.sources and not figures.off_reason:
-        yield from ((line, "dim") for line in folded("nothing was drafted: no phrase of past replies fitted", width))
+        yield from _folded("nothing was drafted: no phrase of past replies fitted", width, "dim")
     if figures.off_reason:
-        yield from ((line, "$text-warning") for line in folded(f"no drafts now: {one_line(figures.off_reason)}", width))
+        yield from _folded(drafting_paused(figures.off_reason), width, "$text-warning")
+    if figures.reasoning_tokens:
+        yield from _folded(thought(figures.reasoning_tokens, figures.reasoning_seconds), width, "")
+
+
+def _gain(words: str, saved: float | None) -> str:
+    """Return the speedup and the time it stands for: `2.4× faster, 4.9 s saved`."""
+    if saved is None or words == "as fast":
+        return f"{words} as without drafts" if words == "as fast" else f"{words} than without drafts"
+    return f"{words}, {seconds_words(abs(saved))} {'saved' if saved >= 0 else 'lost'}"
+
+
+def _folded(text: str, width: int, style: str) -> Iterator[Line]:
+    return ((line, style) for line in folded(text, width))
+
+
+def _model(figures: Figures, width: int) -> Iterator[Line]:
+    """Yield what computes, how full the context is, and how exact the text is."""
+    on = f" on {one_line(figures.device)}" if figures.device else ""
+    if figures.precision:
+        yield from _folded(one_line(figures.precision) + on, width, "")
+    if figures.used:
+        room = f"{figures.used:,} of {counted(figures.context, 'token')}" if figures.context else f"{figures.used:,}"
+        yield from _folded(f"context {room}", width, "")
+    if figures.exactness:
+        style = "$text-success" if figures.exactness == "bitwise" else ""
+        yield from _folded(SAMENESS.get(figures.exactness, one_line(figures.exactness)), width, style)
 
 
 def sparkline(values: Sequence[float]) -> str:
@@ -165,12 +200,11 @@ def _bars(parts: Sequence[tuple[str, float]], width: int) -> Iterator[Line]:
 
 
 def _depths(chances: Sequence[float]) -> Iterator[Line]:
-    """The chance of the first token of a draft, of the one after it, and so on."""
+    """Yield the chance of the first token of a draft, of the one after it, and so on."""
     shown = chances[:DEPTHS]
     if shown:
         yield " ".join(EIGHTHS[max(round(8 * chance), 1)] * 2 for chance in shown), "$text-primary"
-        yield " ".join(f"{depth:<2}" for depth in range(1, len(shown) + 1)), "dim"
-        yield f"the first: {shown[0]:.0%}", ""
+        yield f"first token right: {100 * shown[0]:.0f} %", ""
 
 
 def _memory(figures: Figures, width: int) -> Iterator[Line]:
