@@ -153,7 +153,8 @@ def _suitable(origin: Origin, shape: Shape | None, settings: Settings) -> str:
 def _imported(packed: PackedFile, model: "GgufModel", new: bool, seconds: float) -> Imported:
     header = packed.header
     card = registry.find(header.origin.name)
+    name = card.name if card else header.origin.name
     return Imported(
-        card.name if card else header.origin.name, packed.path, header.packing, header.parameters, packed.path.stat().st_size,
+        name, packed.path, header.packing, header.parameters, packed.path.stat().st_size,
         header.origin.license, model.size, model.types, new, seconds,
     )  # fmt: skip

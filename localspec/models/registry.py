@@ -78,9 +78,10 @@ def cards(paths: Paths | None = None) -> dict[str, TargetCard]:
 
 
 def _listed_imports(every: Mapping[str, PackedFile], found: Mapping[str, TargetCard]) -> dict[str, PackedFile]:
-    """Returns the imports of files that entries list, by the entry's name; of several the one that has this name.
+    """Returns the imports of files that entries list, by the entry's name.
 
-    An import by another name keeps that while the entry's model is here in another form.
+    Of several it is the one that has this name, or the first. An import by another name keeps that while the entry's
+    model is here in another form.
     """
     digests = {digest: name for name, card in found.items() if card.entry for digest in card.entry.sha256}
     listed: dict[str, PackedFile] = {}
@@ -88,7 +89,7 @@ def _listed_imports(every: Mapping[str, PackedFile], found: Mapping[str, TargetC
         names = {digests.get(digest, "") for _, digest in one.header.origin.files.values()}
         name = names.pop() if len(names) == 1 else ""
         if name and (own == name or not (found[name].here or name in every)):
-            listed[name] = one
+            listed.setdefault(name, one)
     return listed
 
 
