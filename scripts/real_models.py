@@ -16,7 +16,7 @@ import zipfile
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO
 
 from filelock import FileLock
 from platformdirs import user_cache_path
@@ -165,14 +165,18 @@ def _download(package: str, wheels: Path, made: Path, title: str) -> None:
         command, check=False, stderr=subprocess.PIPE, text=True, errors="replace", env={**os.environ, **places}
     )
     if done.returncode:
-        errors = [line for line in done.stderr.splitlines() if line.strip() and not line.startswith("[notice]")]
-        last = next(
-            (line for line in reversed(errors) if line.startswith("ERROR: ")), (errors or ["no reason given"])[-1]
-        )
-        raise NotFetched(f"{title} could not be downloaded (pip says: {last.removeprefix('ERROR: ').strip()}).")
+        raise NotFetched(f"{title} could not be downloaded ({_reason(done.stderr)}).")
 
 
-def _copy(stream: "zipfile.ZipExtFile | BinaryIO", out: BinaryIO, digest: "hashlib._Hash") -> None:
+def _reason(errors: str) -> str:
+    """Return why pip failed, by what it wrote to standard error."""
+    if "connection broken by" in errors or "Could not fetch URL" in errors:
+        return "the package index cannot be reached"
+    lines = [line.removeprefix("ERROR: ") for line in errors.splitlines() if line.startswith("ERROR: ")] or [errors]
+    return f"pip says: {lines[-1].strip() or 'nothing'}"
+
+
+def _copy(stream: IO[bytes], out: IO[bytes], digest: "hashlib._Hash") -> None:
     while piece := stream.read(2**22):
         digest.update(piece)
         out.write(piece)
