@@ -75,7 +75,9 @@ def compare(question: str) -> int:
 
 def gain(ratio: float) -> str:
     """Return a ratio of speeds in words."""
-    return f"{ratio:.1f}× faster" if ratio >= 1 else f"{1 - ratio:.0%} slower".replace("%", " %")
+    if 0.98 < ratio < 1.05:
+        return "about as fast"
+    return f"{ratio:.1f}× faster" if ratio > 1 else f"{1 - ratio:.0%} slower".replace("%", " %")
 
 
 def main() -> int:
