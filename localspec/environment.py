@@ -122,3 +122,10 @@ def quiet_hub(environ: MutableMapping[str, str] | None = None) -> None:
     for name in ("HF_HUB_DISABLE_TELEMETRY", "HF_HUB_DISABLE_UPDATE_CHECK", "HF_HUB_DISABLE_SYMLINKS_WARNING"):
         environ[name] = "1"
     environ.setdefault("HF_HUB_DISABLE_XET", "1")
+
+
+def install_extra(extra: str) -> str:
+    """Return what a person does to install an optional part. localspec is not on PyPI, so it needs the checkout."""
+    return (
+        f"run `uv tool install '.[{extra}]'`, or `pip install '.[{extra}]'` in its environment, in localspec's checkout"
+    )
