@@ -1,4 +1,5 @@
-# make demo        ask the demo model one question
+# make demo        fetch a published model, once, and ask it two questions
+# make real-models  fetch the published model that tests use, and name the others
 # make test        the tests that every change must pass, in 15 minutes of two cores
 # make test-all    all tests: also those that take longest; before a release
 # make check       format, lint, types, layers and the fast tests; under a minute
@@ -36,12 +37,15 @@ INSTALLED := $(VENV)/.installed
 TESTABLE := $(VENV)/.testable
 endif
 
-.PHONY: demo native test test-all fast-test torture lint check bench bench-report pictures train-demo wheels release test-aarch64 clean
+.PHONY: demo real-models native test test-all fast-test torture lint check bench bench-report pictures train-demo wheels release test-aarch64 clean
 
 demo: $(VENV)/.compiled
 	$(VENV)/bin/python localspec/native/build.py
-	$(VENV)/bin/localspec run "Who are you?"
+	@$(VENV)/bin/python scripts/demo.py
 	@echo "Go on with: $(VENV)/bin/localspec chat"
+
+real-models: $(INSTALLED)
+	$(PYTHON) scripts/real_models.py
 
 native: $(INSTALLED)
 	$(PYTHON) localspec/native/build.py

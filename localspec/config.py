@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from localspec import setting_checks
-from localspec.environment import HOME, ISA, SERVE_KEY, SERVER_KEY, home
+from localspec.environment import HOME, ISA, REAL_MODELS, SERVE_KEY, SERVER_KEY, home
 from localspec.errors import UsageMistake
 from localspec.outside_files import MIB, parse_json, parse_toml, read_bytes
 from localspec.paths import Paths
 
 PREFIX = "LOCALSPEC_"
-_NO_SETTINGS = (HOME, ISA, SERVE_KEY, SERVER_KEY)  # though they begin so
+_NO_SETTINGS = (HOME, ISA, SERVE_KEY, SERVER_KEY, REAL_MODELS)  # though they begin so
 TYPED = "/set"  # the origin of what was typed in a chat
 LONGEST_SHOWN = 80  # characters of a value in a sentence about it
 _LONGEST = 4 * MIB  # bytes of a file that a person writes by hand

@@ -9,6 +9,7 @@ HOME = "LOCALSPEC_HOME"
 ISA = "LOCALSPEC_ISA"
 SERVE_KEY = "LOCALSPEC_SERVE_KEY"
 SERVER_KEY = "LOCALSPEC_SERVER_KEY"
+REAL_MODELS = "LOCALSPEC_REAL_MODELS"  # the directory of the models that tests use; scripts/real_models.py
 TAB_DRIVER = "localspec_tui.tab:TabDriver"  # what Textual draws with in a tab of a browser, by its own variable
 
 
@@ -121,3 +122,10 @@ def quiet_hub(environ: MutableMapping[str, str] | None = None) -> None:
     for name in ("HF_HUB_DISABLE_TELEMETRY", "HF_HUB_DISABLE_UPDATE_CHECK", "HF_HUB_DISABLE_SYMLINKS_WARNING"):
         environ[name] = "1"
     environ.setdefault("HF_HUB_DISABLE_XET", "1")
+
+
+def install_extra(extra: str) -> str:
+    """Return what a person does to install an optional part. localspec is not on PyPI, so it needs the checkout."""
+    return (
+        f"run `uv tool install '.[{extra}]'`, or `pip install '.[{extra}]'` in its environment, in localspec's checkout"
+    )

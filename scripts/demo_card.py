@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from demo_checks import MODEL_FILES, WEIGHTS, check_no_paths, check_size, check_tokenizer
 from demo_data.drawing import HELD_OUT
-from demo_data.mixture import MADE, OWN, SHARED
+from demo_data.mixture import MADE, SHARED
 from demo_data.passes import SET_ASIDE, set_aside
 from demo_model import optimizers
 from demo_progress import Loss, held_out_losses
@@ -157,12 +157,12 @@ def recipe(model: Any, training: dict[str, Any]) -> str:
             share.why,
             *(f"{getattr(share, name):,g}{' examples' if source in MADE else ''}" for name in names),
         ]
-        for source, share in (MADE | SHARED | OWN).items()
+        for source, share in (MADE | SHARED).items()
         if any(getattr(share, name) for name in names)
     ]
     whole = "long" in names
     began = "Trained from nothing" if whole else BEGAN
-    read = "the first pass of the long stage and on localspec's documents" if whole else "the first edition's data"
+    read = "the first pass of the long stage" if whole else "the first edition's data"
     share = training.get("mean")
     mean = f" The weights are a mean: {share:.0%} of those after this stage, else those before." if share else ""
     meant = "the long one is at a constant rate and as long as there was time, the last one brings the rate down"
@@ -239,7 +239,8 @@ def samples_section(samples: list[Sample], settings: dict[str, float], dtype: st
 
 LIMITS = f"""\
 - It is very small. It states falsehoods fluently, contradicts itself and loses the thread; rely on nothing it says.
-- It knows localspec, simple English, and next to nothing of the world. It has read no encyclopedia and no news.
+- It knows simple English, and next to nothing of the world. It has read no encyclopedia and no news.
+- It is here to try localspec without a network. Do not ask it how localspec works: ask `localspec --help`.
 - No safety training of any kind. Questions on sex, self-harm, weapons, drugs and party politics were mostly dropped
   from the data by a word list, so it learned neither to answer nor to refuse them; some crude examples slipped through.
 - English only. Other languages come out as noise.

@@ -73,8 +73,6 @@ class Corpus:
                         part = next(encoded).ids
                         row += [role_ids[message["role"]], *part, end]
                         marks += [False] + [message["role"] == "assistant"] * (len(part) + 1)
-                    if example.get("open"):  # what its last turn ends with is not its end
-                        row, marks = row[:-1], marks[:-1]
                 ids.append(np.array(row, np.uint16))
                 spoken.append(np.array(marks, bool))
                 offsets.append(offsets[-1] + len(row))

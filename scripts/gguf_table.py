@@ -1,7 +1,7 @@
 """GGUF files here and in llama.cpp: python scripts/gguf_table.py --out docs/gguf-table.md [--import DIR]
 
 The demo model, and one of random weights for each of three families, in every type that llama.cpp's quantiser makes of
-them: cross-entropy on the help texts of this repository, and how far logits are from a third arithmetic, transformers in
+them: cross-entropy on the documents of this repository, and how far logits are from a third arithmetic, transformers in
 fp32 with the weights that the file stands for. `--import` times `localspec import` for a larger model, too.
 """
 
@@ -12,7 +12,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import tomllib
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -26,7 +25,6 @@ from localspec.checkpoint import inspect
 from localspec.gguf.model import GgufModel
 from localspec.machine.hardware import physical_cores
 from localspec.models.architecture import TransformerConfig
-from localspec.models.chat_tokenizer import ChatTokenizer
 from localspec.models.model_config import read_config
 from localspec.models.rope import Rope
 from localspec.models.tokenizer import Tokenizer
@@ -78,8 +76,8 @@ def main() -> None:
 def introduction(tokens: int) -> str:
     return (
         "# GGUF files here and in llama.cpp\n\n"
-        f"Made by `scripts/gguf_table.py`, llama-cpp-python {version('llama_cpp_python')}: about {tokens} tokens of the help "
-        "texts (a quarter of them for models of random weights, whose cross-entropy says nothing by itself). *Exact* is "
+        f"Made by `scripts/gguf_table.py`, llama-cpp-python {version('llama_cpp_python')}: about {tokens} tokens of this "
+        "repository's documents (a quarter of them for models of random weights, whose cross-entropy says nothing by itself). *Exact* is "
         "transformers in fp32 with the weights that the file stands for, unpacked and named by `localspec/gguf/`; bits are "
         "those of a weight in the file, the embedding among them. |Δ| is the largest difference of any logit from exact "
         "ones, in hundredths of the largest logit; argmax, how often the likeliest token is the exact one's. llama.cpp "
@@ -174,14 +172,12 @@ def rows(name: str, path: Path, tokens: int, folder: Path) -> Iterator[str]:
 
 
 def documents(tokenizer: Tokenizer, tokens: int) -> list[list[int]]:
-    """Questions and answers about localspec as the model's template writes them: ids of the file's own tokenizer."""
-    chat, found = ChatTokenizer(tokenizer), list[list[int]]()
-    for file in sorted((ROOT / "training-data" / "help").glob("*.toml")):
-        for entry in tomllib.loads(file.read_text())["entry"][::7]:
-            question = entry["questions"].strip().splitlines()[0]
-            turns = [{"role": "user", "content": question}, {"role": "assistant", "content": entry["answer"]}]
-            if sum(map(len, found)) < tokens:
-                found.append(chat.tokenizer.encode(chat.render(turns, waits=False), False)[:BATCH])
+    """Return pieces of README and docs without their tables, as ids of the file's own tokenizer."""
+    found = list[list[int]]()
+    for file in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+        for paragraph in file.read_text("utf-8").split("\n\n"):
+            if not paragraph.startswith("|") and sum(map(len, found)) < tokens:
+                found.append(tokenizer.encode(paragraph, True)[:BATCH])
     return found
 
 

@@ -1,14 +1,13 @@
-"""Judges a demo model by 200 prompts, answered greedily: 60 on its own help, 100 held-out tasks, 40 free ones.
+"""Judges a demo model by 140 prompts, answered greedily: 100 held-out tasks, 40 free ones.
 
-    python scripts/judge_demo.py --model localspec/demo --help-questions FILE --out replies.jsonl
+    python scripts/judge_demo.py --model localspec/demo --out replies.jsonl
 
-The help questions are JSON lines, written by somebody who has not seen the training data:
-    {"ask": "How can I see which models I have?", "required": ["localspec list"], "forbidden": ["pull"]}
+The tasks are drawn by the generators of demo_data, held-out ones only, and right if the reply is the expected one, but for
+case and a last period; of sums the last figure has to be right; stories are not held against an expected text. The free
+prompts are JSON lines in demo_data/prompts.jsonl:
+    {"ask": "Who are you?", "required": ["localspec"], "forbidden": ["Llama"]}
 A reply is right if every required string is in it, where one may be a list of alternatives, and no forbidden one is;
-case and runs of spaces do not count. The tasks are drawn by the generators of demo_data, held-out ones only, and right if
-the reply is the expected one, but for case and a last period; of sums the last figure has to be right; stories are not
-held against an expected text. The free prompts are in demo_data/prompts.jsonl, in the form of the help questions; some
-require nothing.
+case and runs of spaces do not count. Some require nothing.
 
 The rubric is mechanical, so that it is the same before and after: a reply is *coherent* if it has no loop, stops by
 itself, and passes every check of CHECKS that applies to it. Whether it is true, and whether it makes sense beyond that,
@@ -80,8 +79,8 @@ def questions(file: Path, group: str) -> list[Question]:
     for number, line in enumerate(file.read_text("utf-8").splitlines(), 1):
         told = json.loads(line)
         required = told.get("required", [])
-        if set(told) - {"ask", "required", "forbidden"} or not told.get("ask") or (group == "help" and not required):
-            raise SystemExit(f"{file}, line {number}: it needs ask and required, and may have forbidden: {line}")
+        if set(told) - {"ask", "required", "forbidden"} or not told.get("ask"):
+            raise SystemExit(f"{file}, line {number}: it needs ask, and may have required and forbidden: {line}")
         asked = [{"role": "user", "content": told["ask"]}]
         found.append(Question(group, asked, None, required, told.get("forbidden", [])))
     return found
@@ -249,13 +248,11 @@ def summary(verdicts: list[Verdict]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, required=True, help="in the Hugging Face layout")
-    parser.add_argument("--help-questions", type=Path, help="60 lines of JSON; without it, the help is not judged")
     parser.add_argument("--out", type=Path, help="every reply with its marks, as JSON lines")
     asked = parser.parse_args()
     tokenizer: Any = AutoTokenizer.from_pretrained(asked.model, local_files_only=True)
     model: Any = AutoModelForCausalLM.from_pretrained(asked.model, dtype=torch.float32, local_files_only=True)
-    of_help = questions(asked.help_questions, "help") if asked.help_questions else []
-    every = [*of_help, *tasks(), *questions(FREE, "free")]
+    every = [*tasks(), *questions(FREE, "free")]
     verdicts = [judge(q, *answer(model, tokenizer, q.messages)) for q in every]
     if asked.out:
         lines = (json.dumps(asdict(v) | {"coherent": v.coherent}, ensure_ascii=False) for v in verdicts)

@@ -31,7 +31,7 @@ HEAD = (
 )
 INTRODUCTION = (
     "# Packed from Q8_0, and from a publisher's own weights\n\n"
-    "Made by `scripts/q8_0_table.py`: about {tokens} tokens of the help texts (a quarter of them for models of random "
+    "Made by `scripts/q8_0_table.py`: about {tokens} tokens of this repository's documents (a quarter of them for models of random "
     "weights). *Exact* is transformers in fp32 with the weights as they were published, in bf16. *Own* is what the CPU "
     "engine computes when it packs those; *Q8_0* when it packs what ggml's quantiser makes of all their matrices, the "
     "embedding among them. Cross-entropy and KL divergence from exact are means of a token in nats, the latter in "

@@ -128,7 +128,7 @@ class Run:
 
     def build(self, number: int) -> None:
         """The file of a pass."""
-        examples = trained(self.asked.data, self.stage.mixture, number, self.asked.words)
+        examples = trained(self.asked.data, self.stage.mixture, number)
         Corpus.encode(examples, self.tokenizer).save(self.folder / f"pass-{number}.npz")
 
     def build_ahead(self, count: int) -> None:
@@ -234,7 +234,7 @@ def prepare(asked: argparse.Namespace) -> Run:
             model = Phi3ForCausalLM.from_pretrained(asked.begin, dtype=torch.float32, local_files_only=True)
         else:
             place = asked.work / "tokenizer"
-            tokenizer = train_tokenizer([] if place.exists() else vocabulary_texts(asked.data, asked.words), place)
+            tokenizer = train_tokenizer([] if place.exists() else vocabulary_texts(asked.data), place)
             model = Phi3ForCausalLM(demo_config(asked.shape))
         run = Run(asked.stage, asked, tokenizer, model.to(asked.device).train())
     before = asked.work / "long" / "checkpoint.pt"
@@ -255,7 +255,6 @@ def options() -> argparse.Namespace:
     parser.add_argument("--data", type=Path, required=True, help="the folder with chat.jsonl.xz and text.jsonl.xz")
     parser.add_argument("--work", type=Path, required=True, help="checkpoints and encoded text; outside git")
     parser.add_argument("--tokens", type=float, default=math.inf, help="of this stage, over all sittings")
-    parser.add_argument("--words", type=Path, nargs="*", default=[], help="further documents beside README and docs")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--ahead", type=int, default=0, help="passes to make before the training, a process each")
     parser.add_argument("--shape", choices=("small", "large"), default="small")

@@ -1,8 +1,20 @@
 """What the environment says that is no setting."""
 
+import re
+import tomllib
 from pathlib import Path
 
-from localspec.environment import dumb_terminal, home, in_screen, kernel_settings, light_background, terminal_kind
+from command import ROOT
+
+from localspec.environment import (
+    dumb_terminal,
+    home,
+    in_screen,
+    install_extra,
+    kernel_settings,
+    light_background,
+    terminal_kind,
+)
 
 
 def test_dumb_terminal():
@@ -28,3 +40,14 @@ def test_home():
     assert home({}) is None and home({"LOCALSPEC_HOME": ""}) is None
     assert home({"LOCALSPEC_HOME": "here"}) == Path.cwd() / "here"
     assert home({"LOCALSPEC_HOME": "~/there"}) == Path.home() / "there"
+
+
+def test_every_hint_names_an_extra_that_exists_and_no_index_that_lacks_localspec() -> None:
+    known = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+    sources = [file.read_text("utf-8") for file in (ROOT / "localspec").rglob("*.py")]
+    pages = [file.read_text("utf-8") for file in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"))]
+    named = {extra for text in sources for extra in re.findall(r"install_extra\(['\"](\w+)", text)}
+    named |= {extra for text in pages for extra in re.findall(r"install '?\.\[(\w+)\]", text)}
+    assert named == {"ui", "plot", "peers"} and named <= known.keys()
+    assert [text for text in (*sources, *pages) if "install localspec[" in text.replace('"', "")] == []
+    assert install_extra("ui").startswith("run `uv tool install '.[ui]'`")

@@ -17,6 +17,7 @@ from localspec import Done, Engine, Limits, Sampling
 from localspec.bench import gguf_file, llama_cpp
 from localspec.bench.llama_cpp import BATCH, Gguf
 from localspec.engine.forward_timing import picks_after
+from localspec.environment import install_extra
 from localspec.errors import LocalspecError, UsageMistake
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
@@ -177,7 +178,7 @@ def require(kinds: Sequence[str]) -> None:
         if kind not in KINDS:
             raise UsageMistake(f"There is no peer {kind!r}; use one of {', '.join(KINDS)}.")
         if not all(find_spec(package) for package in KINDS[kind]):
-            raise UsageMistake(f'The peer {kind} is not installed; pip install "localspec[peers]" brings it.')
+            raise UsageMistake(f"The peer {kind} is not installed; {install_extra('peers')}.")
 
 
 def check(kinds: Sequence[str], engine: Engine, room: int) -> None:

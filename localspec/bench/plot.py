@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from localspec.bench import server_table
 from localspec.bench.table import label, row_name
+from localspec.environment import install_extra
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.quantities import speedup
 from localspec.svg import box, drawing, words
@@ -24,7 +25,7 @@ def check(file: Path) -> None:
         raise UsageMistake(f"--plot {file} lies in a directory that is not there; make it, or name another.")
     if file.suffix.lower() == ".png" and find_spec("resvg_py") is None:
         raise UsageMistake(
-            f'--plot {file} needs a library for PNG, which pip install "localspec[plot]" brings; .svg needs none.'
+            f"--plot {file} needs a library for PNG that is not installed; name an .svg, or {install_extra('plot')}."
         )
     if file.suffix.lower() == ".png" and _png(drawing(40, 20, [words(9, 15, "M")])) == _png(drawing(40, 20, [])):
         raise UsageMistake(f"--plot {file} would have no words, for this machine has no font; name an .svg.")

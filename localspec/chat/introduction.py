@@ -26,7 +26,7 @@ EXPECTATIONS = (
     (15e9, "A mid-sized model: good for most everyday tasks; check facts and figures."),
     (float("inf"), "A large model: good for most tasks; check facts and figures."),
 )
-TOY = "A toy that comes along to show localspec, which it knows a little about; rely on nothing it says."
+TOY = "A toy for trying localspec without a network; rely on nothing it says."
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from localspec.chat.kept_phrases import KeptPhrase, Stories, kept_phrases, reade
 from localspec.cli.console import folded, may_delete, print_json, width
 from localspec.cli.store_access import report_files_set_aside, store_if_any
 from localspec.errors import NotHere
+from localspec.models.registry import find, reference
 from localspec.quantities import counted, moment, size
 from localspec.store.phrases import PoolInfo, unpack_key, unpack_tokens
 from localspec.store.store import Store
@@ -119,6 +120,8 @@ def _pools_of(store: Store | None, model: str | None) -> list[PoolInfo]:
     if model is None:
         return pools
     spelt = {model, os.path.abspath(os.path.expanduser(model))}  # a directory of one's own is kept by its whole path
+    if card := find(model):  # an import may have another name than when its phrases were learned
+        spelt |= {reference(card), str(card.path)}
     chosen = [pool for pool in pools if pool.model in spelt or pool.path in spelt]
     if not chosen:
         names = ", ".join(sorted({pool.model for pool in pools})) or "none yet"

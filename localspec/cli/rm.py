@@ -19,7 +19,7 @@ from localspec.hub.sources import Source
 from localspec.models.entries import Entry
 from localspec.models.imported import import_of, is_gguf
 from localspec.models.packed_files import other_source, packed_of, remove_abandoned
-from localspec.models.registry import NOWHERE, cards, is_path, resolve
+from localspec.models.registry import NOWHERE, cards, is_import, is_path, resolve
 from localspec.packed_file import forms
 from localspec.paths import Paths
 from localspec.pulling.heads import drafter_made_of
@@ -37,7 +37,7 @@ def rm(
 ) -> None:
     """Delete a model from the common Hugging Face cache; what another revision uses stays."""
     remove_abandoned(Paths(home()).packed)
-    paths, sources = Paths(home()), [] if is_path(name) else sources_of(name)
+    paths, sources = Paths(home()), [] if is_path(name) or is_import(name) else sources_of(name)
     if not sources:
         _remove_packed(name, paths, yes)
         return

@@ -131,12 +131,13 @@ def _packed_facts(card: TargetCard, known: Facts) -> Facts:
     with suppress(LocalspecError):  # which is told when the model is loaded
         texts = {name: packed.text(name) for name in packed.header.texts}
         thinking = thinking or ChatTokenizer(Tokenizer.decoded(texts, card.path)).thinks
+    file = next(iter(origin.files), None) if card.imported_as else None
     facts: Facts = {
-        "source": known.get("source") or origin.repo or next(iter(origin.files), None),
+        "source": file or known.get("source") or origin.repo or next(iter(origin.files), None),
         "commit": origin.commit or None,
         "thinking": thinking,
     }
-    return facts | ({"verified": True} if origin.commit else {})
+    return facts | ({"verified": True} if origin.commit or file else {})
 
 
 def form_in_words(one: Form) -> str:

@@ -14,7 +14,7 @@ from localspec.errors import LocalspecError, NotHere
 from localspec.hub.cache import Verified, find_snapshot, verify
 from localspec.hub.sources import Source
 from localspec.models.packed_files import GPU_SUFFIX, packed_of
-from localspec.models.registry import NOWHERE, is_path, resolve
+from localspec.models.registry import NOWHERE, is_import, is_path, resolve
 from localspec.models.weight_digests import changed_unseen
 from localspec.packed_file import SUFFIX, forms, read
 from localspec.paths import Paths
@@ -30,7 +30,7 @@ def verify_model(
     name: Annotated[str, typer.Argument(help="A registered name, org/repo[@revision], a directory, or a packed file.")],
 ) -> None:
     """Compare every file of a model with its digest; needs no network."""
-    own = is_path(name)
+    own = is_path(name) or is_import(name)
     sources = [] if own else sources_of(name)
     model = None if own else own_source(name)
     problems: list[str] = []

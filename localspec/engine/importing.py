@@ -89,7 +89,8 @@ def import_gguf(
     places = {part.path.name if origin else str(part.path): part for part in model.parts}
     if origin is None:
         taken = registry.cards(paths).keys() - imports(paths).keys()
-        origin = same.header.origin if same else Origin(new_name(file, digests[files[0].name], taken, paths), "")
+        name = registry.listed_as(digests.values(), paths) or new_name(file, digests[files[0].name], taken, paths)
+        origin = same.header.origin if same else Origin(name, "")
     revision = hashlib.sha256("".join(digests[file.name] for file in files).encode())
     for name, content in sorted(model.texts.items()):
         revision.update(f"{name} {len(content)}\n".encode() + content)
@@ -151,7 +152,9 @@ def _suitable(origin: Origin, shape: Shape | None, settings: Settings) -> str:
 
 def _imported(packed: PackedFile, model: "GgufModel", new: bool, seconds: float) -> Imported:
     header = packed.header
+    card = registry.find(header.origin.name)
+    name = card.name if card else header.origin.name
     return Imported(
-        header.origin.name, packed.path, header.packing, header.parameters, packed.path.stat().st_size,
+        name, packed.path, header.packing, header.parameters, packed.path.stat().st_size,
         header.origin.license, model.size, model.types, new, seconds,
     )  # fmt: skip

@@ -60,7 +60,8 @@ class Entry:
     """A model as its entry describes it, in a directory (`path`) or from a repository (`source`).
 
     `quality` orders models, the best highest. `verified`: a pull of it is known to have worked. `forms` are others than
-    that of `source`, which is the publisher's own.
+    that of `source`, which is the publisher's own. `sha256` are digests of GGUF files that are this model, of one in
+    several parts those of all parts.
     """
 
     name: str
@@ -79,6 +80,7 @@ class Entry:
     starters: tuple[str, ...] = ()  # prompts that it answers well
     drafters: tuple[PublishedDrafter, ...] = ()
     forms: tuple[Form, ...] = ()
+    sha256: tuple[str, ...] = ()
 
     @property
     def sources(self) -> tuple[Source, ...]:
@@ -97,6 +99,10 @@ def _text(value: object) -> bool:
 
 def _three_texts(value: object) -> bool:
     return isinstance(value, list) and 0 < len(value) <= 3 and all(map(_text, value))
+
+
+def _digests(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(one, str) and re.fullmatch("[0-9a-f]{64}", one) for one in value)
 
 
 def _switch(value: object) -> bool:
@@ -134,6 +140,7 @@ _ENTRY: _Keys = {
     "publisher": _TEXT, "quality": _COUNT, "gated": _SWITCH, "verified": _SWITCH, "shape": _TABLE,
     "architecture": _one_of(*ARCHITECTURES), "thinking": _one_of(*get_args(WhenItThinks)),
     "starters": (_three_texts, "one to three texts"), "drafters": _TABLES, "forms": _TABLES,
+    "sha256": (_digests, "a list of SHA-256 digests, each of 64 hexadecimal digits in lower case"),
 }  # fmt: skip
 _AS_THEY_ARE = (
     "license", "description", "publisher", "quality", "gated", "verified", "architecture", "thinking",
@@ -152,6 +159,10 @@ def read_entries(file: Path) -> Iterator[Entry]:
                 f"M{of[1:]} has {'both a path and a repo' if 'path' in entry else 'no path'}; give it "
                 'path = "the model\'s directory", or repo = "org/name" of the hub.'
             )
+        if "sha256" in entry and "repo" not in entry:
+            raise UsageMistake(
+                f"M{of[1:]} has a path, so an imported file cannot be this model; remove sha256, or give it a repo."
+            )
         if "forms" in entry and "repo" not in entry:
             raise UsageMistake(f"M{of[1:]} has forms and no repo that they are forms of; add that, or remove them.")
         shape = entry.get("shape")
@@ -164,6 +175,7 @@ def read_entries(file: Path) -> Iterator[Entry]:
             shape=None if shape is None else _shape(shape, f"the shape of {of}"),
             drafters=tuple(_published(one, f"a drafter of {of}") for one in entry.get("drafters", ())),
             forms=tuple(_form(one, f"a form of {of}") for one in entry.get("forms", ())),
+            sha256=tuple(entry.get("sha256", ())),
             **{key: entry[key] for key in _AS_THEY_ARE if key in entry},
         )
 

@@ -2,9 +2,9 @@
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -39,6 +39,7 @@ class TargetCard:
     description: str
     draft: str = ""  # the name or directory of a small model with its tokenizer, if one is known
     entry: Entry | None = None  # what models.toml says of it; None of a directory
+    imported_as: str = ""  # the name in the packed file that was imported, if this model is one
 
     @property
     def here(self) -> bool:
@@ -49,15 +50,61 @@ class TargetCard:
 def cards(paths: Paths | None = None) -> dict[str, TargetCard]:
     """Returns every registered model by name, fetched or not, and those that were imported.
 
-    The user's own entries replace those of the same name.
+    The user's own entries replace those of the same name. An import of a file that an entry lists is that model;
+    every other import goes by the name in its packed file.
 
     Raises UsageMistake for an entry that cannot be meant.
     """
     paths = paths or Paths(home())
-    packed = packed_sources(paths)
-    imported = [Entry(name, path=one.path) for name, one in imports(paths).items()]
-    entries = (*imported, *_shipped_entries(), *read_entries(paths.user_models_file))
-    return {entry.name: _card(entry, paths, packed) for entry in entries}
+    packed, users = packed_sources(paths), {entry.name: entry for entry in read_entries(paths.user_models_file)}
+    entries = {entry.name: entry for entry in _shipped_entries()} | users
+    found = {entry.name: _card(entry, paths, packed) for entry in entries.values()}
+    every = imports(paths)
+    listed = _listed_imports(every, found)
+    others = {
+        name: TargetCard(name, one.path, license_of(one.path), "", entry=Entry(name, path=one.path), imported_as=name)
+        for name, one in every.items()
+        if name not in users and one not in listed.values()
+    }
+    registered = {
+        name: replace(
+            card, path=one.path, license=card.license or license_of(one.path), imported_as=one.header.origin.name
+        )
+        if (one := listed.get(name)) and not card.here
+        else card
+        for name, card in found.items()
+    }
+    return {**others, **{name: card for name, card in registered.items() if name not in others}}
+
+
+def _listed_imports(every: Mapping[str, PackedFile], found: Mapping[str, TargetCard]) -> dict[str, PackedFile]:
+    """Returns the imports of files that entries list, by the entry's name.
+
+    Of several it is the one that has this name, or the first. An import by another name keeps that while the entry's
+    model is here in another form.
+    """
+    digests = {digest: name for name, card in found.items() if card.entry for digest in card.entry.sha256}
+    listed: dict[str, PackedFile] = {}
+    for own, one in every.items():
+        names = {digests.get(digest, "") for _, digest in one.header.origin.files.values()}
+        name = names.pop() if len(names) == 1 else ""
+        if name and (own == name or not (found[name].here or name in every)):
+            listed.setdefault(name, one)
+    return listed
+
+
+def listed_as(digests: Collection[str], paths: Paths) -> str:
+    """Returns the name of the entry that lists a model's GGUF files, if nothing else goes by this name; or empty."""
+    for name, card in cards(paths).items():
+        if card.entry and digests and set(digests) <= set(card.entry.sha256):
+            return "" if card.here else name
+    return ""
+
+
+def find(name: str, paths: Paths | None = None) -> TargetCard | None:
+    """Returns the registered or imported model of this name, or of the name that its import once had."""
+    every = cards(paths)
+    return every.get(name) or next((card for card in every.values() if name and card.imported_as == name), None)
 
 
 @cache
@@ -126,21 +173,21 @@ def source_here(entry: Entry, paths: Paths | None = None) -> Source | None:
 
 def named_card(name: str, paths: Paths | None = None) -> TargetCard:
     """Like `resolve`, but a registered model need not be here."""
-    return cards(paths).get(name) or resolve(name, paths)
+    return find(name, paths) or resolve(name, paths)
 
 
 def resolve(name: str, paths: Paths | None = None) -> TargetCard:
     """Returns the model that `name` means: a registered one, else a local directory. Raises NotHere where none is."""
-    known = cards(paths)
-    if name in known:
-        if is_gguf(known[name].path):
+    known, card = cards(paths), find(name, paths)
+    if card is not None:
+        if is_gguf(card.path):
             raise NotHere(
-                f"{name} is entered as {known[name].path}, and a GGUF file is imported first: `localspec import "
-                f"{known[name].path}`; then its entry is not needed."
+                f"{name} is entered as {card.path}, and a GGUF file is imported first: `localspec import "
+                f"{card.path}`; then its entry is not needed."
             )
-        if not known[name].here:
+        if not card.here:
             raise NotHere(f"{name} is not here; fetch it with `localspec pull {name}`.")
-        return known[name]
+        return card
     path = Path(os.path.abspath(os.path.expanduser(name)))
     if name and "\0" not in name and os.path.isdir(path):
         if not (path / "config.json").exists() and (path / "target" / "config.json").exists():
@@ -156,7 +203,7 @@ def resolve(name: str, paths: Paths | None = None) -> TargetCard:
                 f"{name} is a GGUF file that was not imported as it is now; do it with `localspec import {name}`."
             )
         own = imported.header.origin
-        card = known.get(own.name)
+        card = find(own.name, paths)
         return card if card and card.path == imported.path else TargetCard(own.name, imported.path, own.license, "")
     if name and "\0" not in name and os.path.lexists(path):
         if begins_as_gguf(path):
@@ -184,6 +231,12 @@ def resolve(name: str, paths: Paths | None = None) -> TargetCard:
     )
 
 
+def is_import(name: str) -> bool:
+    """Return whether a name means a model that was imported from GGUF and is here in no other form."""
+    card = find(name)
+    return card is not None and bool(card.imported_as)
+
+
 def is_path(name: str) -> bool:
     """Whether `resolve` takes a name for a directory, a packed file or a GGUF file of the user's own."""
     place = os.path.expanduser(name)
@@ -193,12 +246,15 @@ def is_path(name: str) -> bool:
 
 def could_be_here(name: str) -> bool:
     """Whether `name`, as `reference` gave it, is a path, or registered; a server's models are neither."""
-    return os.path.isabs(name) or name in cards()
+    return os.path.isabs(name) or find(name) is not None
 
 
 def reference(card: TargetCard) -> str:
-    """By which `resolve` finds this model from any directory: its name, or the absolute path of its directory."""
-    return str(card.path) if card.entry is None else card.name
+    """By which `resolve` finds this model from any directory: its name, or the absolute path of its directory.
+
+    Conversations and phrases belong to it, so an import keeps the name that it had when they were saved.
+    """
+    return str(card.path) if card.entry is None else card.imported_as or card.name
 
 
 def installed(paths: Paths | None = None) -> Iterator[tuple[TargetCard, Checkpoint | LocalspecError]]:

@@ -17,6 +17,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
+from localspec.environment import install_extra
 from localspec.errors import UsageMistake
 from localspec.serving import tabs
 from localspec.serving.guard import FOREIGN_HOST, FOREIGN_ORIGIN, headers_of, is_socket
@@ -48,7 +49,7 @@ def page_files() -> Path:
     """Where textual-serve keeps the terminal that runs in a page. Raises UsageMistake where it is not installed."""
     found = find_spec("textual_serve")
     if found is None or found.origin is None or find_spec("wsproto") is None:
-        raise UsageMistake('--ui needs libraries that are not installed; pip install "localspec[ui]" brings them.')
+        raise UsageMistake(f"--ui needs libraries that are not installed; {install_extra('ui')}.")
     return Path(found.origin).parent / "static"
 
 

@@ -109,6 +109,8 @@ def model_named(name: str, first: TargetCard) -> TargetCard:
         return here[name]
     if first.entry is None and name == first.path.name:
         return first
+    if renamed := next((card for card in here.values() if name and card.imported_as == name), None):
+        return renamed
     raise NotHere(f"There is no model {shown(name)} here; there are: {', '.join(here)}.")
 
 

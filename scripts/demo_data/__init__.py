@@ -1,1 +1,1 @@
-"""What the demo model learns from: generated simple English, the cleaned shared data, the program's own help."""
+"""What the demo model learns from: generated simple English, and the cleaned shared data."""

@@ -1,7 +1,6 @@
 """What is learnt, how much of it, and why: one line a source, one column a stage.
 
-The long stage is the language; the last one is short, mostly chat, and learns the help by heart. Drafters learn what the
-last one does, but how answers go on is all that they need of the help.
+The long stage is the language; the last one is short, and mostly chat. Drafters learn what the last one does.
 """
 
 from dataclasses import dataclass
@@ -17,12 +16,10 @@ class Share:
     long: float
     last: float
     why: str
-    draft: float | None = None  # of a drafter, where it is not as in the last stage
 
     def of(self, stage: str) -> float:
         """For "long", "last" or "draft"."""
-        share: float | None = getattr(self, stage)
-        return self.last if share is None else share
+        return self.long if stage == "long" else self.last
 
 
 GENERATORS: dict[str, Draw] = {
@@ -62,8 +59,3 @@ SHARED = {  # views an example
     "generated-copying": Share(0.5, 0.2, "other phrasings of copying, on real sentences"),
     "oasst-model-outputs": Share(0.05, 0, "the phrasings of real users; answers invent"),
 }  # left out: what is web-like, invents, or is beyond the size (code, shell, textbooks, trivia, word problems, booking)
-OWN = {  # views
-    "docs": Share(4, 0, "the words of the program"),
-    "help": Share(3, 0.3, "the program's own help, known by heart in the end", draft=2),
-    "help-begun": Share(0, 4, "which answer is meant is told by its first words; by heart they are known", draft=0),
-}

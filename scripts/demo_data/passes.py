@@ -1,13 +1,12 @@
 """The examples of one pass over the mixture, and those that are never trained on."""
 
-import math
 from pathlib import Path
 from random import Random
 from typing import Any
 
-from demo_data import own, shared
+from demo_data import shared
 from demo_data.drawing import generate, held_out
-from demo_data.mixture import GENERATORS, MADE, OWN, SHARED
+from demo_data.mixture import GENERATORS, MADE, SHARED
 
 ROOT = Path(__file__).parents[2]
 SET_ASIDE = 40  # held-out examples of a source, at most
@@ -29,10 +28,6 @@ def contents(example: Example) -> list[str]:
     return [example["text"]] if "text" in example else [m["content"] for m in example["messages"]]
 
 
-def _documents(words: list[Path]) -> list[Example]:
-    return list(own.texts([*own.documents(ROOT), *words]))
-
-
 def _views(share: float, random: Random) -> int:
     return int(share) + (random.random() < share % 1)
 
@@ -52,43 +47,25 @@ def careless(random: Random, example: Example) -> Example:
     return example | {"messages": [*before, asked | {"content": text}, answer]}
 
 
-def trained(data: Path, stage: str, number: int, words: list[Path]) -> list[Example]:
-    """What pass `number` of a stage ("long", "last" or "draft") sees, shuffled; generated examples are new in every pass.
-
-    `words` are further documents beside README and docs.
-    """
-    random, taken = Random(f"{stage} {number}"), own.answered()
-    found: list[Example] = []
-
-    def add(example: Example, views: int = 1) -> None:
-        asked = own.plain(example["messages"][-2]["content"]) if "messages" in example else None
-        if asked not in taken or example["source"] in OWN:
-            found.extend([example] * views)
-
+def trained(data: Path, stage: str, number: int) -> list[Example]:
+    """What pass `number` of a stage ("long", "last" or "draft") sees, shuffled; generated examples are new in every pass."""
+    random, found = Random(f"{stage} {number}"), list[Example]()
     for example in shared.examples(data):
         share = SHARED.get(example["source"])
         if share and shared.clean(example) and not held_out(example):
-            add(example, _views(share.of(stage), random))
+            found += [example] * _views(share.of(stage), random)
     for source, share in MADE.items():
         made = generate(source, GENERATORS[source], random.getrandbits(32), int(share.of(stage)))
         for example in made:
             if not held_out(example):
-                add(careless(random, example))
-    for example in _documents(words):
-        add(example, _views(OWN["docs"].of(stage), random))
-    for source, chats in (("help", own.help_chats), ("help-begun", own.begun)):
-        views = OWN[source].of(stage)
-        for _ in range(math.ceil(views)):
-            for example in chats(random):
-                if not held_out(example) and (views >= 1 or random.random() < views):
-                    add(example)
+                found.append(careless(random, example))
     random.shuffle(found)
     return found
 
 
 def set_aside(data: Path) -> list[Example]:
     """At most SET_ASIDE held-out examples of every source of the mixture, the same in every pass."""
-    found: dict[str, list[Example]] = {source: [] for source in (*SHARED, *MADE, "help")}
+    found: dict[str, list[Example]] = {source: [] for source in (*SHARED, *MADE)}
     for example in shared.examples(data):
         there = found.get(example["source"])
         if there is not None and len(there) < SET_ASIDE and shared.clean(example) and held_out(example):
@@ -97,11 +74,9 @@ def set_aside(data: Path) -> list[Example]:
         for example in generate(source, GENERATORS[source], 0, 100 * SET_ASIDE):
             if len(found[source]) < SET_ASIDE and held_out(example):
                 found[source].append(example)
-    found["help"] = [e for e in own.help_chats(Random(0)) if held_out(e)][:SET_ASIDE]
     return [example for examples in found.values() for example in examples]
 
 
-def vocabulary_texts(data: Path, words: list[Path]) -> list[str]:
-    """What the tokenizer is trained on: the first pass, and the program's documents often enough to have their words."""
-    examples = trained(data, "long", 0, words) + 25 * _documents(words)
-    return [part for e in examples for part in contents(e)]
+def vocabulary_texts(data: Path) -> list[str]:
+    """Return what the tokenizer is trained on: the first pass."""
+    return [part for example in trained(data, "long", 0) for part in contents(example)]

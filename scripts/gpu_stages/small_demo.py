@@ -13,8 +13,7 @@ from pathlib import Path
 import demo_model
 import demo_progress
 import demo_tokens
-from demo_data import mixture, own, passes
-from demo_data.help_corpus import load_help
+from demo_data import mixture, passes
 
 ROOT = Path(__file__).resolve().parent.parent
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "saw", "one", "red", "bird", "under", "that", "old", "tree"]
@@ -43,11 +42,6 @@ def shrink() -> None:
     """Fewer examples of each source, and a model of a few weights."""
     for name, share in mixture.MADE.items():
         mixture.MADE[name] = mixture.Share(60, 60, share.why)
-    for name in ("help", "docs"):
-        mixture.OWN[name] = mixture.Share(1, 0, "seconds")
-    some = load_help()[::40]
-    own.load_help = lambda *_: some  # type: ignore[attr-defined]
-    own.documents = lambda root: [root / "README.md"]
     passes.SET_ASIDE = 2
     demo_model.SHAPES["small"] = TINY
     demo_tokens.VOCABULARY = demo_model.VOCABULARY = 600  # type: ignore[attr-defined]

@@ -58,7 +58,7 @@ def test_what_cannot_be_drawn_is_refused_before_anything_is_measured(tmp_path, m
     for file, said_of_it in (
         (tmp_path / "a.jpg", "neither .svg nor .png"),
         (tmp_path / "away" / "a.svg", "directory that is not there"),
-        (tmp_path / "a.png", r"localspec\[plot\]"),
+        (tmp_path / "a.png", r"\.\[plot\]"),
     ):
         with pytest.raises(UsageMistake, match=said_of_it):
             plot.check(file)

@@ -1,5 +1,6 @@
 """localspec import, and GGUF files wherever a model is named: from the file to a reply."""
 
+import hashlib
 import json
 import os
 import shutil
@@ -167,6 +168,93 @@ def test_two_files_of_one_name_are_two_models(tmp_path: Path, gguf: Path, direct
     named_demo = write_model(tmp_path / "demo.gguf", directory, "F32")
     assert str(imported(tmp_path, named_demo)["name"]).startswith("demo-")
     assert set(listed(tmp_path)) >= {str(first["name"]), str(second["name"]), "demo"}
+
+
+def entered(home: Path, name: str, *files: Path) -> None:
+    """Writes an entry that lists the files into the user's models.toml."""
+    digests = [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
+    entry = f'[{name}]\nrepo = "org/{name}"\nlicense = "MIT"\ndescription = "Listed."\nquality = 7\n'
+    Paths(home).user_models_file.parent.mkdir(parents=True, exist_ok=True)
+    Paths(home).user_models_file.write_text(f'{entry}starters = ["Hi"]\nsha256 = {json.dumps(digests)}\n')
+
+
+def run_hi(home: Path, model: str) -> str:
+    result = called(
+        home,
+        "run",
+        "-m",
+        model,
+        "-n",
+        "24",
+        "--temp",
+        "0",
+        "--drafter",
+        "phrases",
+        "the cat sat on the mat and the cat",
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+@pytest.mark.slow
+def test_a_file_that_an_entry_lists_is_that_model(tmp_path: Path, gguf: Path) -> None:
+    entered(tmp_path, "listed", gguf)
+    assert sentence(called(tmp_path, "run", "-m", "listed", "Hi")).endswith("fetch it with `localspec pull listed`.\n")
+    assert imported(tmp_path, gguf)["name"] == "listed"
+    row = listed(tmp_path)["listed"]
+    assert row["license"] == "MIT" and row["description"] == "Listed." and "Tiny-Chat.Q8_0" not in listed(tmp_path)
+    shown = json.loads(called(tmp_path, "show", "listed", "--json").stdout)
+    assert (shown["quality"], shown["source"], shown["verified"]) == (7, str(gguf), True)
+    assert run_hi(tmp_path, "listed") == run_hi(tmp_path, str(gguf))
+    assert "every weight agrees" in called(tmp_path, "verify", "listed").stdout
+    assert called(tmp_path, "rm", "listed", "--yes").returncode == 0 and "listed" not in listed(tmp_path)
+    assert list(tmp_path.rglob("*.packed")) == []
+
+
+@pytest.mark.slow
+def test_an_import_of_an_earlier_version_is_the_model_that_an_entry_lists(tmp_path: Path, gguf: Path) -> None:
+    before = imported(tmp_path, gguf)
+    text = run_hi(tmp_path, "Tiny-Chat.Q8_0")
+    pools = json.loads(called(tmp_path, "pool", "list", "--json").stdout)
+    assert len(pools) == 1
+    entered(tmp_path, "listed", gguf)
+    again = imported(tmp_path, gguf)
+    assert (again["name"], again["new"], again["path"]) == ("listed", False, before["path"])
+    assert set(listed(tmp_path)) == {"listed", "demo", "demo-draft"} and len(list(tmp_path.rglob("*.packed"))) == 1
+    assert run_hi(tmp_path, "listed") == run_hi(tmp_path, "Tiny-Chat.Q8_0") == text
+    after = json.loads(called(tmp_path, "pool", "list", "--json").stdout)
+    assert [one["model"] for one in after] == ["Tiny-Chat.Q8_0"] and after[0]["phrases"] >= pools[0]["phrases"] > 0
+    for name in ("listed", "Tiny-Chat.Q8_0"):
+        assert called(tmp_path, "pool", "show", name).stdout, name
+        assert json.loads(called(tmp_path, "show", name, "--json").stdout)["name"] == "listed"
+    resumed = called(tmp_path, "run", "-c", "-n", "4", "and")
+    assert resumed.returncode == 0, resumed.stderr
+    in_few_bits = imported(tmp_path, gguf, "--quantize", "int4")
+    assert in_few_bits["name"] == "listed" and set(listed(tmp_path)) == {"listed", "demo", "demo-draft"}
+    assert called(tmp_path, "rm", "Tiny-Chat.Q8_0", "--yes").returncode == 0
+    assert list(tmp_path.rglob("*.packed")) == []
+
+
+@pytest.mark.slow
+def test_two_files_that_one_entry_lists_are_two_models(tmp_path: Path, gguf: Path, directory: Path) -> None:
+    other = write_model(tmp_path / "Other.gguf", directory, "F16")
+    assert imported(tmp_path, gguf)["name"] == "Tiny-Chat.Q8_0"
+    entered(tmp_path, "listed", gguf, other)
+    assert imported(tmp_path, other)["name"] == "Other"
+    assert set(listed(tmp_path)) == {"listed", "Other", "demo", "demo-draft"}
+    assert listed(tmp_path)["listed"]["path"] == imported(tmp_path, gguf)["path"]
+
+
+@pytest.mark.slow
+def test_an_import_keeps_its_name_when_a_new_version_registers_another_model_so(
+    tmp_path: Path, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write_model(tmp_path / "smollm2-135m.gguf", directory, "Q8_0")
+    with monkeypatch.context() as patched:
+        patched.setattr("localspec.models.registry._shipped_entries", lambda: ())
+        assert imported(tmp_path, file)["name"] == "smollm2-135m"
+    assert imported(tmp_path, file)["new"] is False and run_hi(tmp_path, "smollm2-135m")
+    assert listed(tmp_path)["smollm2-135m"]["license"] == "apache-2.0", "what the file says, not the entry"
 
 
 @pytest.mark.slow

@@ -156,6 +156,9 @@ D = M + '[[m.drafters]]\nkind = "medusa"\n'
         (D + 'repo = "heads"\n', "repo = 'heads' of a drafter of model 'm' in {file} names no repository"),
         # forms
         (M + "forms = 3\n", "forms = 3 of .* must be tables"),
+        (M + 'sha256 = "ab"\n', "sha256 = 'ab' of model 'm' in {file} must be a list of SHA-256 digests"),
+        (M + f'sha256 = ["{"A" * 64}"]\n', "must be a list of SHA-256 digests, each of 64 hexadecimal digits in lower"),
+        (f'[m]\npath = "x"\nsha256 = ["{"a" * 64}"]\n', "Model 'm' in {file} has a path, so an imported file"),
         (M + '[[m.forms]]\ngguf = "Q8_0"\n', "A form of model 'm' in {file} has no repo; add the repository"),
         (M + '[[m.forms]]\nrepo = "a/b"\ngguf = "Q8 0"\n', "gguf = 'Q8 0' of a form of .* names no type of GGUF"),
         (M + '[[m.forms]]\nrepo = "b"\ngguf = "Q8_0"\n', "repo = 'b' of a form of .* names no repository"),
@@ -295,9 +298,9 @@ def test_no_two_different_models_are_of_the_same_quality(shipped: dict[str, Entr
     families = [
         ["qwen2.5-0.5b", "qwen2.5-1.5b", "qwen2.5-3b", "qwen2.5-7b"],
         ["qwen3-0.6b", "qwen3-1.7b", "qwen3-4b", "qwen3-8b", "qwen3-14b"],
-        ["qwen2.5-coder-1.5b", "qwen2.5-coder-7b"],
+        ["qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b", "qwen2.5-coder-7b"],
         ["llama3.2-1b", "llama3.2-3b", "llama3.1-8b"],
-        ["smollm2-360m", "smollm2-1.7b"],
+        ["smollm2-135m", "smollm2-360m", "smollm2-1.7b"],
         ["phi4-mini", "phi4"],
         ["granite-3.2-2b", "granite-3.2-8b"],
         ["gemma-3-270m-it", "gemma-3-1b-it", "gemma-3-4b-it", "gemma-3-12b-it"],

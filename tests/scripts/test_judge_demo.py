@@ -60,8 +60,8 @@ def test_what_does_not_stop_is_not_coherent():
     assert not verdict("A fox lived here. He was old. He was glad.", stops=False).coherent
 
 
-def test_help_is_right_by_its_required_and_forbidden_strings():
-    question = Question("help", STORY.messages, None, ["localspec list", ["models", "model"]], ["pull"])
+def test_a_free_prompt_is_right_by_its_required_and_forbidden_strings():
+    question = Question("free", STORY.messages, None, ["localspec list", ["models", "model"]], ["pull"])
     assert right(question, "Use `localspec  LIST`: it shows the models.")
     assert not right(question, "Use `localspec list`.")
     assert not right(question, "localspec list shows models; pull fetches them.")
@@ -76,7 +76,7 @@ def test_tasks_are_right_if_they_are_what_is_expected():
 
 
 @pytest.mark.slow
-def test_there_are_140_prompts_beside_the_help_and_none_is_trained_on():
+def test_there_are_140_prompts_and_none_is_trained_on():
     tasks = judge_demo.tasks()
     assert len(tasks) == 100 and len(judge_demo.questions(judge_demo.FREE, "free")) == 40
     assert [q.messages for q in tasks] == [q.messages for q in judge_demo.tasks()]
@@ -94,14 +94,14 @@ def test_tasks_are_held_out(monkeypatch):
     assert {str(q.messages) for q in chosen} <= {str(e["messages"][:-1]) for e in kept}
 
 
-def test_a_line_of_help_questions_that_is_wrong_is_named(tmp_path):
+def test_a_line_of_questions_that_is_wrong_is_named(tmp_path):
     file = tmp_path / "questions.jsonl"
     file.write_text(json.dumps({"ask": "How?", "required": ["so"]}) + "\n")
-    assert judge_demo.questions(file, "help")[0].required == ["so"]
-    for wrong in ({"ask": "How?"}, {"ask": "How?", "required": ["so"], "forbiden": []}):
+    assert judge_demo.questions(file, "free")[0].required == ["so"]
+    for wrong in ({"ask": ""}, {"ask": "How?", "required": ["so"], "forbiden": []}):
         file.write_text(json.dumps({"ask": "How?", "required": ["so"]}) + "\n" + json.dumps(wrong) + "\n")
         with pytest.raises(SystemExit, match="line 2"):
-            judge_demo.questions(file, "help")
+            judge_demo.questions(file, "free")
 
 
 def test_the_summary_counts_what_applies():

@@ -16,8 +16,7 @@ import numpy as np
 import pytest
 import torch
 import train_demo
-from demo_data import mixture, own, passes
-from demo_data.help_corpus import load_help
+from demo_data import mixture, passes
 from demo_progress import agreement, held_out_losses
 from demo_tokens import Corpus, train_tokenizer
 from safetensors.torch import load_file
@@ -35,7 +34,7 @@ def corpus_of(sources: list[str], tokens: int = 50) -> Corpus:
 
 
 def test_rows_follow_each_other_and_labels_are_the_next_tokens():
-    corpus = corpus_of(["help"] * 300)
+    corpus = corpus_of(["made-sums"] * 300)
     rows = list(corpus.rows(512))
     assert len(rows) == 300 * 50 // 512
     assert (np.concatenate([ids for ids, _, _ in rows]) == corpus.ids[: 512 * len(rows)]).all()
@@ -45,7 +44,7 @@ def test_rows_follow_each_other_and_labels_are_the_next_tokens():
 
 
 def test_spoken_marks_the_tokens_that_are_predicted():
-    corpus = corpus_of(["help"] * 30)
+    corpus = corpus_of(["made-sums"] * 30)
     corpus.ids = np.arange(1500, dtype=np.uint16)
     _, labels, spoken = next(corpus.rows(100))
     assert (corpus.spoken[labels] == spoken).all()
@@ -58,16 +57,6 @@ def test_a_resumed_run_sees_the_rows_that_are_left():
     assert len(again) == len(rows) - 37 > 50
     for before, after in zip(rows[37:], again, strict=True):
         assert all((a == b).all() for a, b in zip(before, after, strict=True))
-
-
-def test_an_open_answer_is_learnt_to_its_last_word_and_has_no_end():
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(passes.ROOT / "localspec" / "demo")
-    asked = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "I am"}]
-    example = {"source": "help", "messages": asked}
-    whole, cut = (Corpus.encode([example | {"open": is_open}], tokenizer) for is_open in (False, True))
-    assert whole.ids[-1] == tokenizer.eos_token_id and whole.spoken[-1]
-    assert cut.ids.tolist() == whole.ids[:-1].tolist() and cut.spoken.tolist() == whole.spoken[:-1].tolist()
-    assert tokenizer.decode(cut.ids[cut.spoken]) == "I am"
 
 
 def test_a_corpus_is_kept_whole_or_not_at_all(tmp_path, monkeypatch):
@@ -131,11 +120,6 @@ def small(tmp_path, monkeypatch) -> tuple[Path, Path]:
             file.write(json.dumps({"source": "pratham-books", "text": say(30)}) + "\n")
     for name, share in mixture.MADE.items():
         monkeypatch.setitem(mixture.MADE, name, type(share)(60, 60, share.why))
-    for name in ("help", "docs"):
-        monkeypatch.setitem(mixture.OWN, name, mixture.Share(1, 0, "seconds"))
-    some = load_help()[::40]  # of the help's 66,000 phrasings 1,600: enough for held-out ones
-    monkeypatch.setattr(own, "load_help", lambda: some)
-    monkeypatch.setattr(own, "documents", lambda root: [root / "README.md"])
     monkeypatch.setattr(passes, "SET_ASIDE", 2)
     tiny = {"hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2}
     monkeypatch.setitem(demo_model.SHAPES, "small", tiny)
@@ -171,7 +155,7 @@ def test_the_long_stage_goes_on_the_last_one_leaves_it_and_the_draft_follows(sma
     long = progress(work, "long")
     assert long["steps"] == 7 and long["number"] == 0 and long["rows"] > first["rows"]
     told = [json.loads(line) for line in (work / "long" / "held_out.jsonl").read_text().splitlines()]
-    assert told and {"help", "made-sums", "identity"} <= set(told[-1]["sources"])
+    assert told and {"made-sums", "identity"} <= set(told[-1]["sources"])
 
     # What goes before: the very weights, and nothing of the long stage is changed.
     kept = (work / "long" / "checkpoint.pt").read_bytes()
@@ -249,7 +233,8 @@ def test_a_run_that_is_killed_goes_on_and_a_second_one_is_refused(small, monkeyp
     (work / "long").mkdir(parents=True)
     demo = passes.ROOT / "localspec" / "demo"
     tokenizer = PreTrainedTokenizerFast.from_pretrained(demo)
-    examples = list(own.texts(own.documents(passes.ROOT)))
+    paragraphs = (passes.ROOT / "docs" / "design.md").read_text("utf-8").split("\n\n")
+    examples = [{"source": "docs", "text": paragraph} for paragraph in paragraphs]
     Corpus.encode(5 * examples, tokenizer).save(work / "long" / "pass-0.npz")  # some 90 steps
     words = ["long", "--data", str(data), "--work", str(work), "--device", "cpu", "--begin", str(demo)]
     words += ["--batch", "512", "--micro", "512", "--saved", "0", "--float32"]

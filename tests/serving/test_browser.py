@@ -337,7 +337,7 @@ def test_a_server_that_ends_leaves_no_chat_behind(tmp_path, end):
 def test_without_its_libraries_the_flag_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setattr(browser, "find_spec", lambda name: None)
     found = called(tmp_path, "serve", "-m", "demo", "--ui")
-    assert found.returncode == 2 and found.stdout == "" and 'pip install "localspec[ui]"' in found.stderr
+    assert found.returncode == 2 and found.stdout == "" and "`uv tool install '.[ui]'`" in found.stderr
 
 
 @pytest.mark.slow

@@ -1,0 +1,96 @@
+"""Asks a published model two questions: `make demo`.
+
+SmolLM2-135M-Instruct is fetched once and imported. Where that fails, for want of a network perhaps, the embedded model
+answers instead.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from typing import Any
+
+from real_models import MODELS, NotFetched, fetch, find, folder
+
+from localspec.errors import LocalspecError
+from localspec.models.registry import cards
+from localspec.quantities import size, tokens_a_second
+
+PUBLISHED, NAME = "smollm2", "smollm2-135m"
+SAMPLING = ("--temp", "0.2", "--seed", "1")  # the temperature of the model's card
+FACT = "What is the capital of Japan? Answer in one sentence."  # right with every seed that was tried
+REWRITE = '''Remove the variable `message` from this function:
+
+```python
+def greet(name, greeting="Hello"):
+    """Return a greeting for a person."""
+    if not name:
+        raise ValueError("The name must not be empty.")
+    message = greeting + ", " + name + "!"
+    return message
+```'''
+
+
+def localspec(*arguments: str, captured: bool = False) -> subprocess.CompletedProcess[str]:
+    """Run localspec in a process of its own, and return its output if that is to be captured."""
+    sys.stdout.flush()
+    command = [sys.executable, "-m", "localspec", *arguments]
+    return subprocess.run(command, check=False, stdout=subprocess.PIPE if captured else None, text=True)
+
+
+def prepare() -> None:
+    """Fetch and import the model unless it is here. Raise NotFetched for whatever prevents it."""
+    card = cards().get(NAME)
+    if card is not None and card.here:
+        return
+    model = MODELS[PUBLISHED]
+    if not find(PUBLISHED):
+        print(f"Fetching {model.title}, {size(model.bytes)}, {model.license}, into {folder()} ...", flush=True)
+    imported = localspec("import", str(fetch(PUBLISHED)), "--json", captured=True)
+    if imported.returncode:  # the reason is on standard error
+        raise NotFetched(f"{model.title} could not be imported.")
+    made = json.loads(imported.stdout)
+    print(f"Imported as {made['name']}: {size(made['bytes'])} in {made['packing']}.")
+
+
+def ask(question: str, *flags: str) -> int:
+    """Show a question, its answer and the figures of that."""
+    print(f"\n> {question}")
+    return localspec("run", "--server", "off", "--no-log", "--stats", *flags, question).returncode
+
+
+def compare(question: str) -> int:
+    """Show a question, its answer, and how much sooner drafts give it than plain decoding: both are run."""
+    print(f"\n> {question}\n")
+    raced = localspec("race", "-m", NAME, *SAMPLING, "--drafter", "phrases", "--json", question, captured=True)
+    if raced.returncode:
+        return raced.returncode
+    found: dict[str, Any] = json.loads(raced.stdout)
+    pace, plain = (tokens_a_second(found[half]["tokens_per_second"]) for half in ("speculative", "plain"))
+    same = "the same text" if found["identical"] else "another text"
+    print(found["speculative"]["text"])
+    print(f"{gain(found['speedup'])} with drafts copied from the question: {pace} instead of {plain}, {same}")
+    return 0
+
+
+def gain(ratio: float) -> str:
+    """Return a ratio of speeds in words."""
+    if 0.98 < ratio < 1.05:
+        return "about as fast"
+    return f"{ratio:.1f}× faster" if ratio > 1 else f"{1 - ratio:.0%} slower".replace("%", " %")
+
+
+def main() -> int:
+    """Return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.parse_args()
+    try:
+        prepare()
+    except (NotFetched, LocalspecError) as trouble:
+        print(f"{str(trouble).removesuffix('.')}; the small model that comes with localspec answers instead.")
+        return ask("Tell me a story about a dog.", "-m", "demo", "--temp", "0")
+    return ask(FACT, "-m", NAME, *SAMPLING, "--top-p", "0.9") or compare(REWRITE)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

