@@ -5,10 +5,10 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from localspec import environment
-from localspec.chat.conversation import Conversation, saved_conversation
+from localspec.chat.conversation import Conversation, Resumed, saved_conversation
 from localspec.checkpoint import inspect
 from localspec.config import Settings
 from localspec.errors import NotHere
@@ -39,7 +39,7 @@ class StartedChat(NamedTuple):
 
 def start_chat(
     settings: Settings,
-    resume: int | Literal["last"] | None,
+    resume: Resumed | None,
     at_the_end: ExitStack,
     notice: Callable[[str], None],
     progress: Callable[[str], None] = lambda _: None,

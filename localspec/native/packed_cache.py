@@ -98,8 +98,8 @@ def make(
     """Returns a model's packed file, which is made where there is none, or a damaged one; an older format serves too.
 
     Where `origin` names a commit it is the file of that commit: another with the same weights has other texts. One
-    process makes it, others wait. `only_copy` says that its weights will be deleted then. Raises CannotWrite, DoesNotFit where the disk has no room, and LocalspecError for a
-    model that cannot be packed.
+    process makes it, others wait. `only_copy` says that its weights will be deleted then. Raises CannotWrite,
+    DoesNotFit where the disk has no room, and LocalspecError for a model that cannot be packed.
     """
 
     paths, before = paths or Paths(home()), stamps(weight_files(path))

@@ -7,11 +7,10 @@ import signal
 import subprocess
 import sys
 import tarfile
-from collections import namedtuple
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -175,7 +174,7 @@ def test_a_full_disk_leaves_them_where_they_are_and_they_answer(
     onto_another_disk(monkeypatch)
     before = contents(Paths(home).packed)
     if when == "before":
-        monkeypatch.setattr(only_copies.shutil, "disk_usage", lambda path: namedtuple("usage", "free")(1000))
+        monkeypatch.setattr(only_copies.shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
     else:
 
         def full(_: int) -> None:
