@@ -19,8 +19,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
+from localspec.environment import home
 from localspec.errors import LocalspecError
 from localspec.outside_files import TEXT_LIMIT, parse_json
+from localspec.paths import Paths
 
 SUFFIX = ".packed"
 PARTIAL = ".partial"  # the end of the name of a file that is being written
@@ -253,10 +255,15 @@ def read(file: Path) -> PackedFile:
 
 
 def forms(file: Path) -> dict[str, Path]:
-    """The packings in which the model of a packed file is here: this one, and those of its weights beside it."""
-    own = read(file).header
-    found = {own.packing: file}
-    for other in sorted(file.parent.glob(f"{own.origin.revision}-*{SUFFIX}"), reverse=True):
+    """The packings in which the model of a packed file is here: this one, and those of its weights.
+
+    They are in the same directory, or in the other one that localspec keeps packed files in.
+    """
+    own, paths = read(file).header, Paths(home())
+    found, ours = {own.packing: file}, (paths.imports, paths.packed)
+    places = ours if file.parent in ours else (file.parent,)
+    others = (sorted(place.glob(f"{own.origin.revision}-*{SUFFIX}"), reverse=True) for place in places)
+    for other in (one for place in others for one in place):
         with suppress(LocalspecError):
             header = read(other).header
             if (header.origin.revision, header.origin.files) == (own.origin.revision, own.origin.files):
@@ -278,7 +285,9 @@ def _header(said: Any) -> Header:
     """What a header means. Raises ValueError and its like for one that cannot be meant, UnreadableFormat."""
     for name, known in (("format", range(1, FORMAT + 1)), ("layout", LAYOUTS)):
         if _count(said[name]) not in known:
-            raise UnreadableFormat(f"of {name} {said[name]}, which this version of localspec cannot read")
+            raise UnreadableFormat(
+                f"of {name} {said[name]}, which this version of localspec cannot read; use the version that wrote it"
+            )
     origin = dict(said["origin"])
     origin["files"] = {_text(file): (_count(size), _text(digest)) for file, (size, digest) in origin["files"].items()}
     texts = [_text(origin[name]) for name in ("name", "revision", "repo", "commit")]

@@ -61,7 +61,13 @@ class Paths:
         return self.data_dir / "pulled"
 
     @property
+    def imports(self) -> Path:
+        """Packed models that are the only copy of their weights."""
+        return self.data_dir / "imported"
+
+    @property
     def packed(self) -> Path:
+        """Packed models that can be made again from weights on this machine."""
         return self.cache_dir / "packed"
 
     @property

@@ -63,14 +63,6 @@ def speedup(ratio: float) -> str:
     return "as fast" if not percent else f"{abs(percent)} % {'faster' if percent > 0 else 'slower'}"
 
 
-def speedup(ratio: float) -> str:
-    """Return a ratio of speeds in words: `1.6× faster`, `8 % faster`, `as fast`, `2 % slower`."""
-    if ratio >= 1.095:
-        return f"{ratio:.1f}× faster"
-    percent = round(100 * (ratio - 1))
-    return "as fast" if not percent else f"{abs(percent)} % {'faster' if percent > 0 else 'slower'}"
-
-
 def parameters_words(count: int) -> str:
     """`7.6 million`, `1.7 billion`."""
     for unit, name in ((10**9, "billion"), (10**6, "million")):

@@ -1,4 +1,4 @@
-"""Text files that go before what is typed: `@path` in a prompt, and `--file`."""
+"""Texts that go before what is typed: `@path` in a prompt, `--file`, and what is piped in."""
 
 import os
 import re
@@ -12,6 +12,7 @@ from localspec.quantities import counted, size
 from localspec.store.conversations import Turn
 from localspec.text import one_line
 
+GIVEN = "the files of --file"
 LONGEST = 4 * MIB  # bytes of one file: more than any context
 LINE, LINES, LONG = "\n", 8, 1000  # how many lines or characters of a prompt one does not see all of
 PIECE = 20_000  # characters that are counted at a time: others want the interpreter meanwhile
@@ -56,6 +57,28 @@ class Written(NamedTuple):
 def written_in(turn: Turn) -> Written:
     """The prompt of a turn."""
     return Written(turn.typed, turn.prompt[: turn.typed_from], turn.files)
+
+
+def with_piped(instruction: str, piped: str, files: str = "") -> Written:
+    """Return the prompt of `run`: files, piped text and an instruction, of which some may be empty.
+
+    Piped text stands in a fence between the instruction and the same again, which small models follow better. The text
+    without an instruction stays as it is.
+    """
+    typed, beside = joined(instruction), joined(piped)
+    if not typed:
+        return Written(joined(files, piped))
+    prompt = Written(typed).behind(files, GIVEN)
+    if beside:
+        label = one_line(f"standard input ({size(len(piped.encode()))})")
+        prompt = Written(typed).behind(joined(typed, files, _fenced(beside)), *prompt.files, label)
+    return prompt
+
+
+def _fenced(text: str) -> str:
+    """Return a text in a fence that is longer than any run of backticks in it."""
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
+    return f"{fence}\n{text}\n{fence}"
 
 
 class _Mention(NamedTuple):

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from localspec.chat.branches import Branches, rows
@@ -36,7 +36,7 @@ class Choice(NamedTuple):
 class Conversations(Branches, Protocol):
     """The history, as far as it is asked here."""
 
-    def conversations(self, limit: int) -> Sequence[ConversationInfo]: ...
+    def conversations(self, limit: int, among: Callable[[ConversationInfo], bool]) -> Sequence[ConversationInfo]: ...
 
 
 def needed(before: str) -> str | None:
@@ -52,7 +52,7 @@ def look_up(need: str, history: Conversations | None) -> list[Entry]:
     """That list. It reads the disk; what cannot be read is an empty list."""
     try:
         if need == "resume":
-            found = rows(history, history.conversations(MOST)) if history else ()
+            found = rows(history, history.conversations(MOST, lambda info: info.for_a_chat)) if history else ()
             return [Entry(str(row.info.id), row.name) for row in found]
         if need == "model":
             from localspec.models import registry  # which the first paint need not wait for

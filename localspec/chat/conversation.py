@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from localspec.chat.figures import kept_figures
 from localspec.errors import UsageMistake
 from localspec.events import Done, Event, Text
-from localspec.store.conversations import Saved, Turn
+from localspec.store.conversations import Saved, Source, Turn
 from localspec.store.database import StoreTrouble
 from localspec.store.history import History, WentOn
 from localspec.store.titles import title_of
@@ -24,15 +24,21 @@ ELSEWHERE = (
     "This conversation is open in another window, too, which does not see what is said here: whoever speaks second "
     "goes on in a conversation of its own."
 )
+Resumed = int | Literal["last", "last of run"]  # which conversation to go on with; "last" is for a chat
 SAVE_SECONDS = 1.0  # at most so many seconds of a reply are lost when its process is killed
 
 
-def saved_conversation(history: History | None, which: int | Literal["last"]) -> Saved:
-    """The saved conversation of this id, or the one used last. Raises UsageMistake if there is none, StoreTrouble."""
-    wanted = None if history is None else history.latest() if which == "last" else which
-    found = None if history is None or wanted is None else history.read(wanted)
+def saved_conversation(history: History | None, which: Resumed) -> Saved:
+    """The saved conversation of this id, or the last one of a chat, or of `run`.
+
+    Raises UsageMistake if there is none, StoreTrouble.
+    """
+    wanted = None if history is None else which
+    if history is not None and not isinstance(which, int):
+        wanted = history.latest(lambda info: info.for_a_chat if which == "last" else info.by_run)
+    found = None if history is None or not isinstance(wanted, int) else history.read(wanted)
     if found is None:
-        if which == "last":
+        if not isinstance(which, int):
             raise UsageMistake("There is no conversation to continue here; leave --continue out to begin one.")
         raise UsageMistake(f"There is no conversation {which} here; `localspec history list` shows those that are.")
     return found
@@ -61,6 +67,7 @@ class Conversation:
         self.id: int | None = None
         self.model, self.system = model, system
         self.turns: list[Turn] = []
+        self.source: Source = "chat"  # where what is said from here on is said
         self._origin: int | None = None  # the saved conversation that this one is a branch of
         self._before: Conversation | None = None  # the one that it is another way of, until something is said in it
         self._called = ""  # its title when it was resumed
@@ -271,7 +278,9 @@ class Conversation:
             self._save_branch(history, self._origin)
         before, instead = self.id, self._taken_back
         known = instead or next((turn.id for turn in reversed(self.turns)), 0)
-        say = partial(history.say, prompt=turn.prompt, model=self.model, system=self.system, asked=turn.asked)
+        say = partial(
+            history.say, prompt=turn.prompt, model=self.model, system=self.system, asked=turn.asked, source=self.source
+        )
         try:
             self.id, number = say(before, instead=instead, newest=known or None)
         except WentOn:
@@ -298,7 +307,7 @@ class Conversation:
 
     def _save_branch(self, history: History, origin: int) -> None:
         """From here on this conversation is one of its own, which begins with the turns so far."""
-        number, turns = history.branch(origin, self.turns, model=self.model, system=self.system)
+        number, turns = history.branch(origin, self.turns, model=self.model, system=self.system, source=self.source)
         self.id, self._origin = number or None, None
         if number:
             self.turns = [replace(turn, id=new) for turn, new in zip(self.turns, turns, strict=True)]

@@ -5,16 +5,17 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from localspec import environment
-from localspec.chat.conversation import Conversation, saved_conversation
+from localspec.chat.conversation import Conversation, Resumed, saved_conversation
 from localspec.checkpoint import inspect
 from localspec.config import Settings
 from localspec.errors import NotHere
 from localspec.events import Reporter
 from localspec.models import registry
 from localspec.models.imported import is_gguf
+from localspec.models.only_copies import settle
 from localspec.models.registry import TargetCard
 from localspec.paths import Paths
 from localspec.store.conversations import Saved
@@ -38,7 +39,7 @@ class StartedChat(NamedTuple):
 
 def start_chat(
     settings: Settings,
-    resume: int | Literal["last"] | None,
+    resume: Resumed | None,
     at_the_end: ExitStack,
     notice: Callable[[str], None],
     progress: Callable[[str], None] = lambda _: None,
@@ -52,7 +53,8 @@ def start_chat(
 
     Raises NotHere, UsageMistake, LocalspecError for a broken model.
     """
-    database = Paths(environment.home()).database
+    settle(paths := Paths(environment.home()), Reporter(notice, progress))
+    database = paths.database
     store = found = None
     if resume is not None:
         store = at_the_end.enter_context(user_store(notice, create=False))
@@ -78,6 +80,7 @@ def start_chat(
 
 def chosen_model(settings: Settings, store: Store | None, reporter: Reporter) -> TargetCard:
     """The model that answers: of the settings, else what is recommended. Raises what `start_chat` does."""
+    settle(Paths(environment.home()), reporter)
     return _named_model(settings, None, reporter) or _recommended_model(settings, store, reporter)
 
 

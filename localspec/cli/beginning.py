@@ -3,10 +3,11 @@
 import os
 from contextlib import ExitStack, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from localspec import environment
 from localspec.chat.answerer import Answerer
+from localspec.chat.conversation import Resumed
 from localspec.chat.start import StartedChat, start_chat
 from localspec.cli.left_behind import leave_behind
 from localspec.cli.progress import Progress
@@ -110,7 +111,7 @@ def report_of(answerer: Any, sampling: Any, load_seconds: float) -> Report:
     return EngineReport(answerer, sampling, load_seconds)
 
 
-def begin(settings: Settings, resume: int | Literal["last"] | None, at_the_end: ExitStack, progress: Progress) -> Begun:
+def begin(settings: Settings, resume: Resumed | None, at_the_end: ExitStack, progress: Progress) -> Begun:
     """Starts a chat with whom the settings name. Raises what `start_chat` and `Behind.start` raise."""
     if settings.elsewhere is None:
         return Begun(start_chat(settings, resume, at_the_end, progress.notice, progress.show), None, progress)

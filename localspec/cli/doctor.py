@@ -127,16 +127,17 @@ class _Survey:
 
 @dataclass(frozen=True)
 class _Packed:
-    """How many packed models there are, where, and the bytes of that directory."""
+    """How many packed models there are, where, and the bytes of those directories."""
 
     path: Path
+    imports: Path
     files: int
     bytes: int
 
     @classmethod
     def look(cls, paths: Paths) -> "_Packed":
-        remove_abandoned(paths.packed)
-        return cls(paths.packed, len(packed_files(paths)), packed_bytes(paths))
+        remove_abandoned(paths.packed, paths.imports)
+        return cls(paths.packed, paths.imports, len(packed_files(paths)), packed_bytes(paths))
 
 
 def _survey(settings: Settings) -> _Survey:
@@ -303,7 +304,7 @@ def _machine(survey: _Survey) -> Iterator[str]:
         yield trouble
     if survey.packed.files:
         packed = survey.packed
-        yield f"{counted(packed.files, 'packed model')}, {size(packed.bytes)}, in {packed.path}"
+        yield f"{counted(packed.files, 'packed model')}, {size(packed.bytes)}, in {packed.path} and {packed.imports}"
 
 
 def _table(recommendations: list[Recommendation], verbose: bool, width: int | None) -> list[str]:

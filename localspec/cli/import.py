@@ -26,7 +26,7 @@ def import_file(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON value instead of a line.")] = False,
 ) -> None:
-    """Make a model in a GGUF file ready for this engine, once; the file may be deleted afterwards."""
+    """Make a model in a GGUF file ready for this engine, once. You may delete the file afterwards."""
     progress = Progress()
     try:
         with cleared_up_when_ended():
@@ -46,5 +46,4 @@ def import_file(
     of = f"{size(done.file_bytes)} in {', '.join(done.types)}"
     took = f", in {duration(done.seconds)}" if done.new else ", imported before"
     typer.echo(one_line(f"{done.name}: {what}, from {of}{took}: {done.path}"))
-    again = "stays, and is needed again only if that cache directory is emptied"
-    typer.echo(one_line(f"Chat with it: localspec chat -m {done.name}. {file} {again}."))
+    typer.echo(one_line(f"Chat with it: localspec chat -m {done.name}. You may delete {file}; localspec has a copy."))

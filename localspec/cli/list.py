@@ -14,7 +14,7 @@ from localspec.environment import home
 from localspec.errors import LocalspecError
 from localspec.hub.cached_gguf import cached_gguf
 from localspec.models.own_draft import BESIDE, own_draft
-from localspec.models.packed_files import kept_for_gpus, packed_files, packed_sources
+from localspec.models.packed_files import kept_for_gpus, packed_files, packed_sources, unreadable
 from localspec.models.registry import TargetCard, installed
 from localspec.paths import Paths
 from localspec.quantities import amount, size
@@ -47,6 +47,8 @@ def list_models(
                 "description": card.description,
             }
         )
+    for file, why in unreadable(paths).items():
+        say(f"{file.name} is left out: {why}")
     for one in cached_gguf():
         if str(one.source) not in packed_sources(paths):
             say(

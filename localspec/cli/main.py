@@ -46,6 +46,7 @@ COMMANDS = {
     "history": "Saved conversations: list, search, show, export, rm.",
     "config": "The settings, and where each value comes from.",
     "path": "Where every file lies.",
+    "uninstall": "Delete everything that localspec keeps on this machine.",
 }
 _WITH_PROMPT = ("chat", "race", "run")
 READER_GONE = 141

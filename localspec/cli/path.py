@@ -16,16 +16,23 @@ app = typer.Typer()
 def path(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON value instead of lines.")] = False,
 ) -> None:
-    """Where every file lies, whether or not it is there yet."""
+    """Where every file lies, whether or not it is there yet; the four directories first."""
     paths = Paths(home())
     places = {
+        "config_dir": paths.config_dir,
+        "data_dir": paths.data_dir,
+        "state_dir": paths.state_dir,
+        "cache_dir": paths.cache_dir,
         "config": paths.config_file,
         "models": paths.user_models_file,
         "database": paths.database,
         "copied": paths.copied,
         "drafters": paths.drafters,
         "pulled": paths.pulled,
+        "imports": paths.imports,
         "packed": paths.packed,
+        "tokenizers": paths.tokenizers,
+        "kernels": paths.kernels,
         "logs": paths.logs,
         "socket": paths.socket,
         "key": paths.serving_key,
@@ -34,4 +41,4 @@ def path(
         print(json.dumps({name: str(place) for name, place in places.items()}, indent=2))
         return
     for name, place in places.items():
-        print(f"{name:9} {one_line(str(place))}")
+        print(f"{name:10} {one_line(str(place))}")

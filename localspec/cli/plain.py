@@ -8,7 +8,7 @@ from io import TextIOWrapper
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from localspec.chat.attachments import Written, measured, written, written_in
+from localspec.chat.attachments import GIVEN, Written, measured, written, written_in
 from localspec.chat.branches import rows
 from localspec.chat.commands import listed, read
 from localspec.chat.completion import Entry, look_up
@@ -203,7 +203,7 @@ class _Talk:
             self._conversation = self._conversation.resume_other(found)
             self._recall()
             return
-        infos = history.conversations(LISTED) if history else []
+        infos = history.conversations(LISTED, lambda info: info.for_a_chat) if history else []
         for row in rows(history, infos) if history else []:
             tell(f"{'  ' * row.below}{one_line(f'{row.info.id}: {row.indented} ({row.info.turns})')}")
         if not infos:
@@ -365,7 +365,7 @@ class _Talk:
         settings, engine = self._settings.another(before or {}), self._loaded()
         trace = Trace(prompt.typed, engine.decode or str)
         live, limits = LiveStats(engine, settings.accept), Limits(settings.max_tokens, settings.stop)
-        prompt = prompt.behind(self._files, "the files of --file")
+        prompt = prompt.behind(self._files, GIVEN)
         sampling, think = engine.sampling(settings), engine.thinking(settings, self._conversation.system)
         events = self._conversation.ask(engine, prompt.prompt, sampling, limits, prompt.figures, think)
         ended, how, begun, thinks = "\n", "(stopped)", False, False

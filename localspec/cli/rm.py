@@ -36,8 +36,9 @@ def rm(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
     """Delete a model from the common Hugging Face cache; what another revision uses stays."""
-    remove_abandoned(Paths(home()).packed)
-    paths, sources = Paths(home()), [] if is_path(name) or is_import(name) else sources_of(name)
+    paths = Paths(home())
+    remove_abandoned(paths.packed, paths.imports)
+    sources = [] if is_path(name) or is_import(name) else sources_of(name)
     if not sources:
         _remove_packed(name, paths, yes)
         return
@@ -85,8 +86,8 @@ def _remove_packed(name: str, paths: Paths, yes: bool) -> None:
         raise NotHere(f"{name} is a GGUF file of which nothing is kept here; delete the file yourself.")
     path = resolve(name).path
     if is_packed(path):
-        if not path.is_relative_to(paths.packed):
-            raise UsageMistake(f"{path} is not in {paths.packed}, where localspec keeps its own; delete it yourself.")
+        if path.parent not in (paths.imports, paths.packed):
+            raise UsageMistake(f"{path} is not in {paths.imports}, where localspec keeps its own; delete it yourself.")
         whole = is_packed(Path(os.path.expanduser(name)))  # one file that is named, or what was imported
         mine, what = ([path], str(path)) if whole else (sorted(forms(path).values()), name)
     else:

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from localspec.chat.attachments import joined
+from localspec.chat.attachments import Written, with_piped
 from localspec.chat.conversation import dropped_turns_notice
 from localspec.chat.figures import known_speedup
 from localspec.chat.thinking import only_thinking
 from localspec.chat.wording import SAMENESS, drafting_paused, gain, seconds_words, share_words, tokens_a_step
 from localspec.cli.beginning import Report, begin, report_of
 from localspec.cli.closed_output import ClosedOutput
+from localspec.cli.console import at_a_terminal, seen
 from localspec.cli.interrupt import Interrupt
 from localspec.cli.left_behind import kept_seconds
 from localspec.cli.options import SharedFlags, takes_shared_flags
@@ -36,7 +37,7 @@ app = typer.Typer()
 def run(
     flags: SharedFlags,
     prompt: Annotated[
-        str | None, typer.Argument(help="The question; piped text comes before it. '-' is piped text alone.")
+        str | None, typer.Argument(help="The question, which may be about piped text. '-' is piped text alone.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,
     stream_json: Annotated[
@@ -56,14 +57,15 @@ def run(
     return _answer(flags, question, output, stats, kept)
 
 
-def _answer(flags: SharedFlags, question: str, output: "_Output", stats: bool, keep: int | None) -> int:
+def _answer(flags: SharedFlags, question: Written, output: "_Output", stats: bool, keep: int | None) -> int:
     if isinstance(sys.stdout, ClosedOutput):
         raise LocalspecError("Standard output is closed, so there is no place for an answer; leave it open.")
     settings, progress = flags.settings, Progress()
     with ExitStack() as at_the_end, Interrupt() as interrupt:
         at_the_end.callback(progress.clear)
-        begun = begin(settings, flags.resume, at_the_end, progress)
+        begun = begin(settings, "last of run" if flags.resume == "last" else flags.resume, at_the_end, progress)
         card, _, conversation = begun.chat
+        conversation.source = "run" if at_a_terminal() and seen() else "pipe"
         began = time.perf_counter()
 
         from localspec import Limits
@@ -74,7 +76,7 @@ def _answer(flags: SharedFlags, question: str, output: "_Output", stats: bool, k
         sampling, limits = engine.sampling(settings), Limits(settings.max_tokens, settings.stop)
         report = report_of(engine, sampling, load_seconds)
         think = engine.thinking(settings, conversation.system)
-        events = conversation.ask(engine, question, sampling, limits, think=think)
+        events = conversation.ask(engine, question.prompt, sampling, limits, question.figures, think)
         at_the_end.callback(events.close)  # it needs the store to the last
 
         def end(reason: str, statistics: "Statistics") -> None:
@@ -127,13 +129,13 @@ def _answer(flags: SharedFlags, question: str, output: "_Output", stats: bool, k
             raise
 
 
-def _prompt(argument: str | None, files: str) -> str:
-    """Files, then piped text, then the argument, with blank lines between. Raises UsageMistake where there is none."""
+def _prompt(argument: str | None, files: str) -> Written:
+    """Files, piped text and the argument. Raises UsageMistake where there is none of them."""
     before = piped_text()
     if before is None and argument == "-":
         raise UsageMistake("'-' stands for piped text, and nothing is piped in; pipe something, or give the prompt.")
-    prompt = joined(files, before or "", "" if argument is None or argument == "-" else asked(argument))
-    if not prompt:
+    prompt = with_piped("" if argument is None or argument == "-" else asked(argument), before or "", files)
+    if not prompt.prompt:
         raise UsageMistake('There is no prompt; write localspec run "your question", or pipe text in.')
     return prompt
 

@@ -5,7 +5,6 @@ import os
 import re
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +16,8 @@ from localspec.events import Reporter
 from localspec.machine import compiled
 from localspec.machine.machine import this_machine
 from localspec.models import registry
-from localspec.models.imported import former_imports, import_of, imports, is_gguf, new_name
+from localspec.models.imported import import_of, imports, is_gguf, new_name
+from localspec.models.only_copies import settle
 from localspec.models.packed_files import FILED
 from localspec.models.registry import TargetCard
 from localspec.models.shape import Shape
@@ -62,6 +62,7 @@ def import_gguf(
     LocalspecError for a file that cannot be read or computed.
     """
     began, paths, file = time.perf_counter(), Paths(home()), Path(os.path.abspath(file))
+    settle(paths, reporter)
     asked = asked_packing(settings)
     if file.exists() and not file.is_file():
         what = "a directory" if file.is_dir() else "no regular file"
@@ -100,11 +101,14 @@ def import_gguf(
         license=model.license() or origin.license,
         files=origin.files or {place: (part.bytes, digests[part.path.name]) for place, part in places.items()},
     )
+    for name, one in imports(paths).items():
+        held = one.header.origin.files
+        if held.keys() == origin.files.keys() and held != origin.files:
+            reporter.notice(
+                f"{file} has changed since it was imported as {name}, which stays until `localspec rm {name}`."
+            )
     packing = asked or _suitable(origin, shape, settings)
     packed = pack_gguf(model, packing, origin, threads, reporter, paths)
-    with suppress(OSError):
-        for former in former_imports(origin.files, paths):
-            former.path.unlink(missing_ok=True)
     return _imported(read(packed), model, True, time.perf_counter() - began)
 
 

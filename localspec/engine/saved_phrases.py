@@ -5,8 +5,11 @@ from dataclasses import dataclass
 from typing import Self
 
 from localspec.drafters.pool import PhrasePool
+from localspec.environment import home
 from localspec.events import Reporter
+from localspec.models.packed_files import former_path
 from localspec.models.registry import TargetCard, reference
+from localspec.paths import Paths
 from localspec.store.database import StoreTrouble
 from localspec.store.phrases import Phrase
 from localspec.store.store import Store
@@ -28,7 +31,8 @@ class SavedPhrases:
         None where there are none and nothing may be kept, or where the store cannot be used, which is reported.
         """
         try:
-            pool_id = store.phrases.pool(reference(card), tokenizer, str(card.path), make=learn)
+            former = former_path(card.path, Paths(home()))
+            pool_id = store.phrases.pool(reference(card), tokenizer, str(card.path), make=learn, former=former)
         except StoreTrouble as trouble:
             reporter.notice(str(trouble))
             return None

@@ -1,7 +1,7 @@
 """GGUF files that were imported: packed models without a repository, known by the files that they were made of."""
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from pathlib import Path
 
 from localspec.models.packed_files import packed_files
@@ -68,26 +68,15 @@ def import_of(
     return max(same, key=lambda one: one.path.stat().st_mtime, default=None)
 
 
-def former_imports(files: Mapping[str, tuple[int, str]], paths: Paths) -> list[PackedFile]:
-    """What was imported from these files, by their whole paths, when they held something else."""
-    return [
-        one
-        for one in _imported(paths)
-        if one.header.origin.files.keys() == files.keys() and one.header.origin.files != files
-    ]
-
-
 def new_name(path: Path, digest: str, taken: Collection[str], paths: Paths) -> str:
     """What a file will be called here: by its name, and by its digest too where another model is called so.
 
-    `taken` are the names of models that were not imported. A file that changed keeps its name.
+    `taken` are the names of models that were not imported. A file that changed is another model, whose former import
+    stays: its weights may be nowhere else.
     """
     numbered = _PART.fullmatch(path.name)
     plain = re.sub(r"[^\w.-]+", "-", numbered[1] if numbered else path.stem).strip("-.") or "model"
-    others = {
-        name for name, one in imports(paths).items() if one.header.origin.files.keys() != {*map(str, parts_of(path))}
-    }
-    return plain if plain not in {*taken, *others} else f"{plain}-{digest[:8]}"
+    return plain if plain not in {*taken, *imports(paths)} else f"{plain}-{digest[:8]}"
 
 
 def _imported(paths: Paths) -> list[PackedFile]:

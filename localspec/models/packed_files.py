@@ -1,4 +1,8 @@
-"""The packed models on this machine: files in the cache directory, by revision, packing and format."""
+"""The packed models on this machine, by revision, packing and format.
+
+Those that can be made again from weights on this machine are in the cache directory. The others are in the data
+directory, which nobody empties by habit.
+"""
 
 import hashlib
 import json
@@ -17,19 +21,26 @@ GPU_SUFFIX = ".safetensors"  # of what was packed for a GPU, which another libra
 FILED = ("int8", "int4")  # packings that are kept on disk; dense ones are read about as fast from the model's own files
 
 
-def packed_path(origin: Origin, packing: str, paths: Paths) -> Path:
+def packed_path(origin: Origin, packing: str, paths: Paths, *, only_copy: bool = False) -> Path:
     """Where the packed form of these weights lies or would lie."""
-    return in_all_formats(origin, packing, paths)[0]
+    return in_all_formats(origin, packing, paths, only_copy=only_copy)[0]
 
 
-def in_all_formats(origin: Origin, packing: str, paths: Paths) -> list[Path]:
-    """Where a packed form lies that this or an earlier version wrote; the newest first.
+def in_all_formats(origin: Origin, packing: str, paths: Paths, *, only_copy: bool = False) -> list[Path]:
+    """Return where a packed form lies that this or an earlier version wrote; the first is where one is made.
 
-    A revision alone would not do: it samples the weights, and these may have been changed in between.
+    `only_copy` says that the weights themselves need not stay. A revision alone would not do: it samples the weights,
+    and these may have been changed in between.
     """
     weights = hashlib.sha256(json.dumps(sorted(origin.files.items())).encode()).hexdigest()[:16]
     stem = f"{origin.revision}-{packing}-{weights}"
-    return [paths.packed / f"{stem}-{written}{SUFFIX}" for written in range(FORMAT, 0, -1)]
+    places = (paths.imports, paths.packed) if only_copy else (paths.packed, paths.imports)
+    return [place / f"{stem}-{written}{SUFFIX}" for place in places for written in range(FORMAT, 0, -1)]
+
+
+def former_path(file: Path, paths: Paths) -> Path | None:
+    """Return where an earlier version kept this file, or None where that is no other place."""
+    return paths.packed / file.name if file.parent == paths.imports else None
 
 
 def kept_for_gpus(paths: Paths) -> list[tuple[str, str, Path]]:
@@ -69,11 +80,33 @@ def _is_source(repo: str) -> bool:
 
 def packed_files(paths: Paths) -> list[PackedFile]:
     """Every packed model that can be read, sorted by name and packing."""
+    found = {one.path.name: one for place in _places(paths) for one in packed_in(place)}
+    return sorted(found.values(), key=lambda one: (one.header.origin.name, one.header.packing, one.path))
+
+
+def packed_in(directory: Path) -> list[PackedFile]:
+    """Return every packed model in one directory that can be read."""
     found = []
-    for file in _files(paths.packed, f"*{SUFFIX}"):
+    for file in _files(directory, f"*{SUFFIX}"):
         with suppress(LocalspecError):
             found.append(read(file))
-    return sorted(found, key=lambda one: (one.header.origin.name, one.header.packing, one.path))
+    return found
+
+
+def unreadable(paths: Paths) -> dict[Path, str]:
+    """Return the packed files that cannot be read, and why not."""
+    found = {}
+    for file in (file for place in _places(paths) for file in _files(place, f"*{SUFFIX}")):
+        try:
+            read(file)
+        except LocalspecError as error:
+            found[file] = str(error)
+    return found
+
+
+def _places(paths: Paths) -> tuple[Path, Path]:
+    """Return the directories of packed files: first the one that files are moved from, so that none is missed."""
+    return paths.packed, paths.imports
 
 
 def packed_of(path: Path, source: str, paths: Paths) -> list[Path]:
@@ -83,7 +116,8 @@ def packed_of(path: Path, source: str, paths: Paths) -> list[Path]:
     """
     found = [one.path for one in packed_files(paths) if source and one.header.origin.repo == source]
     with suppress(LocalspecError):
-        found += [file for file in _files(paths.packed, f"{revision(path)}-*") if file.suffix != ".lock"]
+        pattern = f"{revision(path)}-*"
+        found += [file for place in _places(paths) for file in _files(place, pattern) if file.suffix != ".lock"]
     return sorted(set(found))
 
 
@@ -100,12 +134,12 @@ def lock_of(file: Path) -> Path:
     return file.with_suffix(".lock")
 
 
-def remove_abandoned(directory: Path) -> int:
+def remove_abandoned(*directories: Path) -> int:
     """Deletes what was being written by processes that ended without a word, and returns the bytes of it."""
     from filelock import FileLock, Timeout
 
     freed = 0
-    for partial in _files(directory, f"*{PARTIAL}"):
+    for partial in (file for directory in directories for file in _files(directory, f"*{PARTIAL}")):
         lock = lock_of(partial.with_suffix(""))
         with suppress(OSError, Timeout), FileLock(lock, timeout=0, mode=0o600):  # else somebody writes it
             count = partial.stat().st_size
@@ -116,8 +150,8 @@ def remove_abandoned(directory: Path) -> int:
 
 
 def packed_bytes(paths: Paths) -> int:
-    """Bytes of all files in the directory of packed models."""
-    return sum(file.stat().st_size for file in _files(paths.packed, "*"))
+    """Bytes of all files in the directories of packed models."""
+    return sum(file.stat().st_size for place in _places(paths) for file in _files(place, "*"))
 
 
 def _files(directory: Path, pattern: str) -> list[Path]:

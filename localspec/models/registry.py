@@ -189,6 +189,8 @@ def resolve(name: str, paths: Paths | None = None) -> TargetCard:
             raise NotHere(f"{name} is not here; fetch it with `localspec pull {name}`.")
         return card
     path = Path(os.path.abspath(os.path.expanduser(name)))
+    if path.parent == (paths or Paths(home())).packed and "\0" not in name and not path.exists():
+        path = (paths or Paths(home())).imports / path.name  # a conversation may name where the file was before
     if name and "\0" not in name and os.path.isdir(path):
         if not (path / "config.json").exists() and (path / "target" / "config.json").exists():
             path = path / "target"  # a directory of `train`, whose drafter changed its target

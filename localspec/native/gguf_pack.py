@@ -34,7 +34,7 @@ def pack_gguf(model: GgufModel, packing: str, origin: Origin, threads: int, repo
             file.unlink(missing_ok=True)
             raise LocalspecError(f"{model.path} changed while it was read; try again.")
 
-    return once(in_all_formats(origin, packing, paths), make, reporter)
+    return once(in_all_formats(origin, packing, paths, only_copy=True), make, reporter)
 
 
 def gguf_source(model: GgufModel) -> Source:

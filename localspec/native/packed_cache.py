@@ -1,4 +1,4 @@
-"""A model in its packed form, found in the cache directory or made."""
+"""A model in its packed form, found on this machine or made."""
 
 import errno
 import shutil
@@ -75,10 +75,10 @@ def _all_there_is(path: Path, packing: str) -> PackedModel:
         return _opened(file)
     except DamagedFile as error:
         origin = read(file).header.origin
-        raise LocalspecError(
-            f"{str(error).partition(';')[0]}; delete {file}, and fetch the model with `localspec pull "
-            f"{origin.repo or origin.name}`."
-        ) from None
+        again = f"fetch the model with `localspec pull {origin.repo or origin.name}`"
+        if not origin.repo and origin.files:
+            again = f"import the model again with `localspec import {min(origin.files)}`"
+        raise LocalspecError(f"{str(error).partition(';')[0]}; delete {file}, and {again}.") from None
 
 
 class CannotWrite(LocalspecError):
@@ -86,13 +86,20 @@ class CannotWrite(LocalspecError):
 
 
 def make(
-    path: Path, packing: str, origin: Origin, threads: int, reporter: Reporter, paths: Paths | None = None
+    path: Path,
+    packing: str,
+    origin: Origin,
+    threads: int,
+    reporter: Reporter,
+    paths: Paths | None = None,
+    *,
+    only_copy: bool = False,
 ) -> Path:
     """Returns a model's packed file, which is made where there is none, or a damaged one; an older format serves too.
 
     Where `origin` names a commit it is the file of that commit: another with the same weights has other texts. One
-    process makes it, others wait. Raises CannotWrite, DoesNotFit where the disk has no room, and LocalspecError for a
-    model that cannot be packed.
+    process makes it, others wait. `only_copy` says that its weights will be deleted then. Raises CannotWrite,
+    DoesNotFit where the disk has no room, and LocalspecError for a model that cannot be packed.
     """
 
     paths, before = paths or Paths(home()), stamps(weight_files(path))
@@ -112,7 +119,7 @@ def make(
             for former in former_forms(origin, packing, paths):  # nothing else would ever name them
                 former.unlink(missing_ok=True)
 
-    return once(in_all_formats(origin, packing, paths), make_it, reporter, serves)
+    return once(in_all_formats(origin, packing, paths, only_copy=only_copy), make_it, reporter, serves)
 
 
 def with_digests(origin: Origin, path: Path, paths: Paths, threads: int = 1, reporter: Reporter = _SILENT) -> Origin:

@@ -99,7 +99,7 @@ def with_room_to_pack(plan: Plan, settings: Settings, machine: Machine) -> Plan:
     if not model.source.gguf or kept(model, settings.quantize, texts):
         return plan
     cache, paths = hub_places().cache, Paths(home())
-    if _disk(cache) != _disk(paths.packed):
+    if _disk(cache) != _disk(paths.imports):
         return plan
     return replace(plan, packed_bytes=_packed(model, settings, machine)[1])
 

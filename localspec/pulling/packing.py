@@ -129,7 +129,7 @@ def pack_alone(part: Part, packing: str, machine: Machine, reporter: Reporter) -
     from localspec.native.target import NativeTarget  # numpy
 
     try:
-        packed = _pack(part, snapshot(part.source, part.commit), packing, machine, reporter)
+        packed = _pack(part, snapshot(part.source, part.commit), packing, machine, reporter, only_copy=True)
         NativeTarget.open(packed.path, quantize=packing)  # its tokenizer, too: nothing else will be left of it
     except LocalspecError as error:
         raise type(error)(
@@ -169,7 +169,9 @@ def forget_damaged(path: Path) -> None:
                 one.path.unlink(missing_ok=True)
 
 
-def _pack(part: Part, path: Path, packing: str, machine: Machine, reporter: Reporter) -> Packed:
+def _pack(
+    part: Part, path: Path, packing: str, machine: Machine, reporter: Reporter, *, only_copy: bool = False
+) -> Packed:
     """The packed file of a commit; those of what this source was before go."""
     from localspec.native.packed_cache import make, with_digests
 
@@ -180,7 +182,7 @@ def _pack(part: Part, path: Path, packing: str, machine: Machine, reporter: Repo
             f"{source} has the weights of {other}, of which only the packed form is here: use that, or delete it "
             f"with `localspec rm {other}`."
         )
-    file = make(path, packing, origin, machine.cores, reporter)
+    file = make(path, packing, origin, machine.cores, reporter, only_copy=only_copy)
     for one in packed_files(Paths(home())):
         if one.header.origin.repo == source and one.header.origin.commit != part.commit:
             one.path.unlink(missing_ok=True)

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Literal
 
+from localspec.chat.conversation import Resumed
 from localspec.chat.model_list import named_there
 from localspec.chat.start import StartedChat, start_chat
 from localspec.config import Settings
@@ -25,7 +25,7 @@ class Behind:
 
     def start(
         self,
-        resume: int | Literal["last"] | None,
+        resume: Resumed | None,
         at_the_end: ExitStack,
         notice: Callable[[str], None],
         progress: Callable[[str], None] = lambda _: None,

@@ -8,7 +8,7 @@ from typing import Any
 
 from localspec.outside_files import parse_json
 from localspec.store import volumes
-from localspec.store.conversations import REASONS, ConversationInfo, Turn
+from localspec.store.conversations import REASONS, SOURCES, ConversationInfo, Turn
 from localspec.store.titles import cut, title_of
 from localspec.store.values import moment, text
 from localspec.text import one_line
@@ -16,7 +16,7 @@ from localspec.text import one_line
 INFO = """SELECT id,
     (SELECT substr(prompt, 1, 1000) FROM turn{volume} WHERE conversation = owner.id ORDER BY id LIMIT 1),
     (SELECT title FROM about{volume} WHERE conversation = owner.id), model, created, used,
-    (SELECT count(*) FROM turn{volume} WHERE conversation = owner.id), branch_of
+    (SELECT count(*) FROM turn{volume} WHERE conversation = owner.id), branch_of, source
     FROM conversation AS owner WHERE id = ?"""
 IN_ORDER = "SELECT id, prompt, reply, reason, figures, asked FROM turn{volume} WHERE conversation = ? ORDER BY id"
 
@@ -34,11 +34,12 @@ def info_of(connection: sqlite3.Connection, conversation: int, place: int | None
 
 def info_from(row: tuple[Any, ...]) -> ConversationInfo:
     """What is said of a conversation, from the columns of INFO."""
-    number, prompt, given, model, created, used, turns, origin = row
+    number, prompt, given, model, created, used, turns, origin, source = row
     title = title_of(text(prompt)) if given is None else cut(one_line(text(given)))
     branch_of = origin if isinstance(origin, int) else None
+    known = next((one for one in SOURCES if one == source), None)
     return ConversationInfo(
-        number, title, text(model), moment(created), moment(used), turns, branch_of, given is not None
+        number, title, text(model), moment(created), moment(used), turns, branch_of, given is not None, known
     )
 
 

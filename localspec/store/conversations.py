@@ -2,11 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from localspec.text import one_line
 
 REASONS = ("stop", "length", "interrupted")  # why a reply ended
+Source = Literal["chat", "run", "pipe"]  # "pipe": by `run`, whose input or output was one
+SOURCES: tuple[Source, ...] = ("chat", "run", "pipe")
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,8 @@ class ConversationInfo(NamedTuple):
     """One conversation; times in seconds since 1970.
 
     Its `title` is the one it was given, where it is `named`, else made of its first prompt: safe, and on one short
-    line. `branch_of` is the conversation that it went on from in another way.
+    line. `branch_of` is the conversation that it went on from in another way. `source` is None where an earlier
+    version kept it.
     """
 
     id: int
@@ -63,6 +66,17 @@ class ConversationInfo(NamedTuple):
     turns: int
     branch_of: int | None = None
     named: bool = False
+    source: Source | None = None
+
+    @property
+    def by_run(self) -> bool:
+        """Return whether `run -c` may go on with it; of one that an earlier version kept nobody knows."""
+        return self.source != "chat"
+
+    @property
+    def for_a_chat(self) -> bool:
+        """Return whether a chat lists it: neither its input nor its output was a pipe."""
+        return self.source != "pipe"
 
     @property
     def model_name(self) -> str:

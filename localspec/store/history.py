@@ -5,7 +5,7 @@ import re
 import sqlite3
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from itertools import islice
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 from localspec.errors import LocalspecError
 from localspec.store import removal, volumes
 from localspec.store.conversation_rows import figures_from, info_from, info_of, parting_of, turn_from
-from localspec.store.conversations import ConversationInfo, Found, Saved, Turn
+from localspec.store.conversations import ConversationInfo, Found, Saved, Source, Turn
 from localspec.store.database import Database
 from localspec.store.presence import Presence
 from localspec.store.searched_words import excerpt, folded_words, hold, index_query
@@ -25,7 +25,7 @@ _UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 # Ids and not times put them in order: a clock that was set back must not hide the newest one.
 NEWEST_FIRST = "SELECT id, volume FROM conversation ORDER BY newest DESC"
 WHOLE = """SELECT turn.id, prompt, reply, reason, figures, asked, reasoning,
-    model, about.system, created, used, about.title, branch_of
+    model, about.system, created, used, about.title, branch_of, source
     FROM turn{volume} AS turn JOIN conversation ON conversation.id = turn.conversation
     LEFT JOIN about{volume} AS about ON about.conversation = turn.conversation
     WHERE turn.conversation = ? ORDER BY turn.id"""
@@ -88,13 +88,15 @@ class History:
         instead: int | None = None,
         newest: int | None = None,
         asked: float | None = None,
+        source: Source = "chat",
     ) -> tuple[int, int]:
         """Begins a turn; returns the ids of its conversation and of the turn.
 
         A new conversation is made where there is none of that id (any more). The turn `instead` of which this one is
         begun is taken back, if it is unanswered: another process may be about to answer the last one. Raises WentOn,
         with nothing said, where the `newest` turn that the caller knows, if it is given, is not that of the
-        conversation. `asked` is when it was said, if that was earlier.
+        conversation. `asked` is when it was said, if that was earlier. `source` is where; a conversation of pipes that
+        somebody goes on with in a chat is no longer one of pipes.
         """
         now = time.time()
         about, used = None if system is None else _storable(system), (_storable(model), now)
@@ -104,8 +106,8 @@ class History:
             place = volumes.of_conversation(connection, conversation)
             if conversation is None or place is None:
                 place = volumes.with_room(connection)
-                insert = "INSERT INTO conversation (model, used, created, volume) VALUES (?, ?, ?, ?)"
-                number = _made(connection.execute(insert, (*used, now, place)))
+                insert = "INSERT INTO conversation (model, used, created, volume, source) VALUES (?, ?, ?, ?, ?)"
+                number = _made(connection.execute(insert, (*used, now, place, source)))
                 volume = volumes.suffix(place)
             else:
                 number, volume = conversation, volumes.suffix(place)
@@ -113,6 +115,10 @@ class History:
                 if newest is not None and connection.execute(query, (number,)).fetchone()[0] not in (None, newest):
                     raise WentOn(f"Conversation {number} has gone on elsewhere.")
                 connection.execute("UPDATE conversation SET model = ?, used = ? WHERE id = ?", (*used, number))
+                if source == "chat":
+                    connection.execute(
+                        "UPDATE conversation SET source = 'run' WHERE id = ? AND source = 'pipe'", (number,)
+                    )
                 connection.execute(TAKE_BACK.format(volume=volume), (instead, number))
             connection.execute(ABOUT.format(volume=volume, column="system"), (number, about))
             turn = volumes.new_turn_id(connection)
@@ -123,7 +129,9 @@ class History:
 
         return self._database.save(write)
 
-    def branch(self, origin: int, turns: Sequence[Turn], *, model: str, system: str | None) -> tuple[int, list[int]]:
+    def branch(
+        self, origin: int, turns: Sequence[Turn], *, model: str, system: str | None, source: Source = "chat"
+    ) -> tuple[int, list[int]]:
         """Keeps these turns once more, as the beginning of another conversation; returns its id and theirs.
 
         Where there is no conversation `origin` (any more) nothing is kept again that was deleted: id 0, and no turns.
@@ -142,14 +150,15 @@ class History:
         ]
 
         def copy(connection: sqlite3.Connection) -> tuple[int, list[int]]:
-            source = volumes.of_conversation(connection, origin)
-            if source is None:
+            there = volumes.of_conversation(connection, origin)
+            if there is None:
                 return 0, []
             place = volumes.with_room(connection)
-            insert = "INSERT INTO conversation (model, used, created, volume, branch_of) VALUES (?, ?, ?, ?, ?)"
-            number = _made(connection.execute(insert, (_storable(model), now, now, place, origin)))
+            columns = "(model, used, created, volume, branch_of, source)"
+            insert = f"INSERT INTO conversation {columns} VALUES (?, ?, ?, ?, ?, ?)"
+            number = _made(connection.execute(insert, (_storable(model), now, now, place, origin, source)))
             # The title that a person gave goes along; the conversations are told apart by what was said last.
-            title = f"SELECT title FROM about{volumes.suffix(source)} WHERE conversation = ?"
+            title = f"SELECT title FROM about{volumes.suffix(there)} WHERE conversation = ?"
             insert = f"INSERT INTO about{volumes.suffix(place)} VALUES (?, ({title}), ?)"
             connection.execute(insert, (number, origin, None if system is None else _storable(system)))
             insert = f"""INSERT INTO turn{volumes.suffix(place)}
@@ -203,14 +212,16 @@ class History:
 
         return self._database.save(update)
 
-    def conversations(self, limit: int | None = None) -> list[ConversationInfo]:
-        """The most recently used first."""
+    def conversations(
+        self, limit: int | None = None, among: Callable[[ConversationInfo], bool] = lambda info: True
+    ) -> list[ConversationInfo]:
+        """The most recently used first, only those `among` which they are meant to be."""
 
         def find(connection: sqlite3.Connection) -> list[ConversationInfo]:
             numbers = set(volumes.every(connection))
             with closing(connection.execute(NEWEST_FIRST)) as places:
                 found = (info_of(connection, *place) for place in places if place[1] in numbers)
-                infos = (info for info in found if info is not None)
+                infos = (info for info in found if info is not None and among(info))
                 return list(islice(infos, None if limit is None else min(limit, sys.maxsize)))
 
         return self._database.at_once(find)
@@ -234,9 +245,9 @@ class History:
         """What is said of one conversation in a list, or None where there is none of that id."""
         return self._database.at_once(lambda connection: info_of(connection, conversation))
 
-    def latest(self) -> int | None:
-        """The conversation used most recently."""
-        infos = self.conversations(1)
+    def latest(self, among: Callable[[ConversationInfo], bool] = lambda info: True) -> int | None:
+        """The conversation used most recently, `among` these."""
+        infos = self.conversations(1, among)
         return infos[0].id if infos else None
 
     def read(self, conversation: int) -> Saved | None:
@@ -254,10 +265,10 @@ class History:
         rows = self._database.at_once(find)
         if not rows:
             return None
-        model, system, created, used, title, branch_of = rows[0][7:]
+        model, system, created, used, title, branch_of, source = rows[0][7:]
         turns = tuple(turn_from(row[:7]) for row in rows)
         system = None if system is None else text(system)
-        given = (title, model, created, used, len(turns), branch_of)
+        given = (title, model, created, used, len(turns), branch_of, source)
         info = info_from((conversation, turns[0].prompt, *given))
         return Saved(info, system, turns)
 

@@ -83,6 +83,11 @@ def make_reasoning(connection: sqlite3.Connection) -> None:
     connection.execute("ALTER TABLE turn ADD COLUMN reasoning TEXT NOT NULL DEFAULT ''")
 
 
+def make_source(connection: sqlite3.Connection) -> None:
+    """Where a conversation was begun, one of `conversations.SOURCES`; NULL where an earlier version kept it."""
+    connection.execute("ALTER TABLE conversation ADD COLUMN source TEXT")
+
+
 def make_volumes(connection: sqlite3.Connection) -> None:
     """From here on there may be more than one volume of turns; what was kept so far is the first, whatever its size."""
     connection.execute("CREATE TABLE volume (number INTEGER PRIMARY KEY, bytes INTEGER NOT NULL)")
@@ -138,7 +143,7 @@ def make_volume(connection: sqlite3.Connection, number: int) -> None:
 
 # One statement for each part: together they touch every table and index from its root to a leaf.
 PROBES = (
-    "SELECT id, model, created, used, branch_of, volume, newest FROM conversation LIMIT 1",
+    "SELECT id, model, created, used, branch_of, volume, newest, source FROM conversation LIMIT 1",
     "SELECT conversation, title, system FROM about LIMIT 1",
     "SELECT id FROM conversation INDEXED BY conversation_by_newest WHERE newest = 1 LIMIT 1",
     "SELECT number, bytes FROM volume LIMIT 1",

@@ -20,8 +20,8 @@ _ANY = f"SELECT conversation FROM {{}} ORDER BY rowid {_ORDER} LIMIT 1"
 # The columns of each table, and what its rows look like: n for nothing, # for a number, t for text.
 TABLES = {
     "conversation": (
-        "id INTEGER PRIMARY KEY, model, system, created REAL, used REAL, title, branch_of, volume, newest",
-        "nt[nt]##[nt][n#]##",
+        "id INTEGER PRIMARY KEY, model, system, created REAL, used REAL, title, branch_of, volume, newest, source",
+        "nt[nt]##[nt][n#]##[nt]?",  # the last one came later
     ),
     "turn": (
         "id INTEGER PRIMARY KEY, conversation, prompt, reply, reason, figures, asked REAL, reasoning DEFAULT ''",

@@ -140,29 +140,36 @@ class Phrases:
         self._reported = False
 
     def pool(
-        self, model: str, tokenizer: str, path: str | os.PathLike[str] | None = None, make: bool = True
+        self,
+        model: str,
+        tokenizer: str,
+        path: str | os.PathLike[str] | None = None,
+        make: bool = True,
+        former: str | os.PathLike[str] | None = None,
     ) -> int | None:
         """The pool of this model and tokenizer hash, made if it is absent; None there without `make`, or read-only.
 
         `path` is the model's directory, kept so that phrases can be shown as text; a pool of the same directory that
-        was made by another name is the model's, too. Raises StoreTrouble.
+        was made by another name is the model's, too. `former` is where the model lay before. Raises StoreTrouble.
         """
-        place = os.fspath(path) if path is not None else None
+        place, before = (None if one is None else os.fspath(one) for one in (path, former))
 
         def find(connection: sqlite3.Connection) -> tuple[int, str | None] | None:
-            query = """SELECT id, path FROM pool WHERE tokenizer = ? AND (model = ? OR path = ?)
+            query = """SELECT id, path FROM pool WHERE tokenizer = ? AND (model = ? OR path IN (?, ?))
                 ORDER BY model = ? DESC, used DESC"""
-            values = (tokenizer, model, place, model)
+            values = (tokenizer, model, place, before, model)
             row: tuple[int, str | None] | None = connection.execute(query, values).fetchone()
             return row
 
         def write(connection: sqlite3.Connection) -> tuple[int, str | None] | None:
             now = time.time()
-            connection.execute(
-                """INSERT INTO pool (model, tokenizer, path, created, used) VALUES (?, ?, ?, ?, ?)
-                ON CONFLICT (model, tokenizer) DO UPDATE SET path = coalesce(excluded.path, path)""",
-                (model, tokenizer, place, now, now),
-            )
+            if (known := find(connection)) is not None:
+                connection.execute("UPDATE pool SET path = coalesce(?, path) WHERE id = ?", (place, known[0]))
+            else:
+                connection.execute(
+                    "INSERT INTO pool (model, tokenizer, path, created, used) VALUES (?, ?, ?, ?, ?)",
+                    (model, tokenizer, place, now, now),
+                )
             return find(connection)
 
         row = self._database.read(find)

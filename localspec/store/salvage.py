@@ -15,7 +15,7 @@ from localspec.store.schema import MIGRATIONS
 
 SECONDS = 4.0  # after which no more comes over: other processes wait for five
 _BLIND = 10_000  # ids that are tried behind the last known one
-_CONVERSATION = ("id", "model", "created", "used", "branch_of", "volume")
+_CONVERSATION = ("id", "model", "created", "used", "branch_of", "volume", "source")
 _TURN = ("id", "conversation", "prompt", "reply", "reason", "figures", "asked", "reasoning")
 _ABOUT = ("conversation", "title", "system")
 _DRAFT = ("rowid", "process", "began", "text", "server")
@@ -83,7 +83,7 @@ def _volume(
         conversation, asked = row[1], row[6]
         if not isinstance(conversation, int):
             continue
-        about = known.get(conversation, (conversation, "", asked, asked, None, number))
+        about = known.get(conversation, (conversation, "", asked, asked, None, number, None))
         if about[5] != number:  # another program put it here
             continue
         if conversation not in came:  # before its turns, since they tell it which is the newest
@@ -98,7 +98,7 @@ def _volume(
 
 def _can_be_true(conversation: tuple[object, ...]) -> bool:
     """Whether it is a row of that table: on a page that lies in another's place there are rows of something else."""
-    _, model, created, used, branch_of, volume = conversation
+    _, model, created, used, branch_of, volume, _ = conversation
     times = isinstance(created, int | float) and isinstance(used, int | float)
     return isinstance(model, str) and times and isinstance(branch_of, int | None) and isinstance(volume, int)
 

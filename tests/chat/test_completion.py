@@ -9,9 +9,11 @@ from localspec.store.conversations import ConversationInfo
 
 
 class History:
-    def conversations(self, limit):
+    def conversations(self, limit, among):
         titles = {12: "Sorting in Python", 3: "A fox"}
-        return [ConversationInfo(number, title, "demo", 0.0, 0.0, 1) for number, title in titles.items()][:limit]
+        infos = [ConversationInfo(number, title, "demo", 0.0, 0.0, 1) for number, title in titles.items()]
+        infos.append(ConversationInfo(4, "A diff", "demo", 0.0, 0.0, 1, source="pipe"))
+        return [info for info in infos if among(info)][:limit]
 
     def partings(self, pairs):
         raise AssertionError("none is a branch")

@@ -22,6 +22,7 @@ from localspec.errors import UsageMistake
 from localspec.paths import Paths
 from localspec.store import database as database_module
 from localspec.store import opening, volumes
+from localspec.store.conversations import SOURCES
 from localspec.store.database import StoreTrouble
 from localspec.store.removal import DIVIDED
 from localspec.store.store import Store
@@ -102,8 +103,17 @@ def test_list_tells_every_conversation_the_last_used_first(database: Path) -> No
             "turns": 1,
             "branch_of": None,
             "named": False,
+            "source": "chat",
         },
-        {"id": first, "title": "first", "model": "demo", "turns": 2, "branch_of": None, "named": False},
+        {
+            "id": first,
+            "title": "first",
+            "model": "demo",
+            "turns": 2,
+            "branch_of": None,
+            "named": False,
+            "source": "chat",
+        },
     ]
     assert run("list", "--limit", "1").splitlines() == lines[:1]
     assert [entry["id"] for entry in json.loads(run("list", "--limit", "1", "--json"))] == [second]
@@ -135,6 +145,19 @@ def test_at_a_terminal_the_list_is_a_table(database: Path, monkeypatch: pytest.M
     assert re.fullmatch(rf" *{first}  (just now|\d+ minutes? ago) +2  demo +first", lines[1])
     assert not {"\x1b", "\u202e"} & set("".join(lines))
     assert json.loads(run("list", "--json"))[1]["title"] == "first"
+
+
+def test_at_a_terminal_the_list_marks_conversations_of_pipes(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Store.open(database, pytest.fail) as store:
+        for source in SOURCES:
+            store.history.say(None, f"by {source}", model="demo", system=None, source=source)
+    monkeypatch.setattr(history_module, "seen", lambda: True)
+    assert [line.rpartition("demo")[2].strip() for line in run("list").splitlines()[1:]] == [
+        "by pipe (piped)",
+        "by run",
+        "by chat",
+    ]
+    assert [entry["source"] for entry in json.loads(run("list", "--json"))] == ["pipe", "run", "chat"]
 
 
 @pytest.mark.slow

@@ -58,22 +58,22 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("measured")
 def test_what_processes_left_that_were_killed_goes_and_what_one_writes_stays(tmp_path: Path, gguf: Path) -> None:
-    packed = Paths(tmp_path).packed
-    packed.mkdir(parents=True, mode=0o700)
+    imports = Paths(tmp_path).imports
+    imports.mkdir(parents=True, mode=0o700)
     for command in (["import", str(gguf)], ["doctor", "--json"], ["rm", "nosuch"]):
         for name in ("left", "held"):
-            (packed / f"{name}.packed.partial").write_bytes(b"x" * 1000)
-        with FileLock(packed / "held.lock"):
+            (imports / f"{name}.packed.partial").write_bytes(b"x" * 1000)
+        with FileLock(imports / "held.lock"):
             called(tmp_path, *command)
-        assert [file.name for file in sorted(packed.glob("*.partial"))] == ["held.packed.partial"], command
-        assert not (packed / "left.lock").exists()
+        assert [file.name for file in sorted(imports.glob("*.partial"))] == ["held.packed.partial"], command
+        assert not (imports / "left.lock").exists()
 
 
 def test_a_failed_import_leaves_nothing(tmp_path: Path, gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = type("usage", (), {"free": 1000})
     monkeypatch.setattr("localspec.native.packed_cache.shutil.disk_usage", lambda path: usage)
     assert called(tmp_path, "import", str(gguf)).returncode == 4
-    assert list(Paths(tmp_path).packed.iterdir()) == []
+    assert list(Paths(tmp_path).imports.iterdir()) == []
 
 
 @pytest.mark.skipif(os.name == "nt", reason="has no such signals")
@@ -93,7 +93,7 @@ def test_what_a_signal_ends_is_cleared_up(
     monkeypatch.setattr("localspec.cli.interrupt.signal.raise_signal", raised.append)
     with pytest.raises(SystemExit) as ended:
         called(tmp_path, "import", str(gguf))
-    assert ended.value.code == 128 + number and raised == [number] and list(Paths(tmp_path).packed.iterdir()) == []
+    assert ended.value.code == 128 + number and raised == [number] and list(Paths(tmp_path).imports.iterdir()) == []
     assert signal.getsignal(number) == before
 
 
@@ -147,16 +147,21 @@ def test_a_file_that_is_named_is_imported_when_it_is_first_used(tmp_path: Path, 
 
 
 @pytest.mark.slow
-def test_a_file_that_changed_is_imported_again_and_what_it_was_goes(
+def test_a_file_that_changed_is_another_model_and_its_former_import_stays(
     tmp_path: Path, gguf: Path, directory: Path
 ) -> None:
     before = imported(tmp_path, gguf)
     write_model(gguf, directory, "F16")
     assert sentence(called(tmp_path, "show", gguf.name)).endswith(f"`localspec import {gguf.name}`.\n")
-    assert called(tmp_path, "run", "-m", gguf.name, "-n", "1", "--no-log", "Hi").returncode == 0
+    result = called(tmp_path, "run", "-m", gguf.name, "-n", "1", "--no-log", "Hi")
+    assert (
+        result.returncode == 0 and "has changed since it was imported as Tiny-Chat.Q8_0, which stays" in result.stderr
+    )
     after = imported(tmp_path, gguf)
-    assert after["new"] is False and after["name"] == before["name"] and after["types"] == ["F16"]
-    assert not Path(str(before["path"])).exists() and Path(str(after["path"])).exists()
+    assert after["new"] is False and str(after["name"]).startswith("Tiny-Chat.Q8_0-") and after["types"] == ["F16"]
+    assert listed(tmp_path).keys() >= {str(before["name"]), str(after["name"])}
+    for name in (before["name"], after["name"]):
+        assert called(tmp_path, "run", "-m", str(name), "-n", "1", "--no-log", "Hi").returncode == 0
 
 
 @pytest.mark.slow

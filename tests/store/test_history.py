@@ -25,7 +25,7 @@ from localspec.store import history as history_module
 from localspec.store import opening, shrinking
 from localspec.store import store as store_module
 from localspec.store.conversation_rows import INFO
-from localspec.store.conversations import Found, Turn
+from localspec.store.conversations import SOURCES, Found, Turn
 from localspec.store.database import StoreTrouble
 from localspec.store.history import CANDIDATES, NEWEST_FIRST, WHOLE, History
 from localspec.store.store import Store
@@ -754,7 +754,9 @@ def test_threads_may_share_a_history(store: Store, history: History) -> None:
 # -- old, broken and read-only files --
 
 
-@pytest.mark.parametrize("known", [3, 6], ids=["before branches", "before what was thought was kept"])
+@pytest.mark.parametrize(
+    "known", [3, 6, 9], ids=["before branches", "before what was thought was kept", "before where it was said"]
+)
 def test_conversations_of_earlier_versions_are_there_and_go_on(
     path: Path, notices: list[str], monkeypatch: pytest.MonkeyPatch, known: int
 ) -> None:
@@ -771,11 +773,14 @@ def test_conversations_of_earlier_versions_are_there_and_go_on(
             connection.executemany(insert, [("prompt", "", None), ("gone", "", None)])
             connection.execute("UPDATE turn SET reply = 'reply', reason = 'stop' WHERE id = 1")
             connection.execute("DELETE FROM turn WHERE id = 2")
+            if known > 7:
+                connection.execute("INSERT INTO about VALUES (1, NULL, 'Be brief.')")
     number = 1
     with Store.open(path, notices.append) as store:
         assert texts(store.history, number) == [("prompt", "reply", "stop")]
         [info] = store.history.conversations()
         assert (info.title, info.branch_of) == ("prompt", None)
+        assert info.source is None and info.by_run and info.for_a_chat
         was = store.history.read(number)
         assert was is not None and was.system == "Be brief."
         assert store.history.rename(number, "named") and store.history.conversations()[0].title == "named"
@@ -786,6 +791,25 @@ def test_conversations_of_earlier_versions_are_there_and_go_on(
         assert store.history.write(second, "yes", "stop", reasoning="so it is")
         assert store.history.search("yes")[0].turn == second
     assert notices == [] and integrity(path) == "ok"
+
+
+def test_where_a_conversation_was_said_is_kept(store: Store) -> None:
+    history = store.history
+    numbers = [history.say(None, source, model="demo", system=None, source=source)[0] for source in SOURCES]
+    assert [info.source for info in history.conversations()] == ["pipe", "run", "chat"]
+    assert [history.latest(lambda info: info.for_a_chat), history.latest(lambda info: info.by_run)] == numbers[1:]
+    assert [info.id for info in history.conversations(1, lambda info: info.source == "chat")] == numbers[:1]
+    for number in numbers:  # what a pipe says in it hides no conversation, and what is said in a chat shows it
+        history.say(number, "more", model="demo", system=None, source="pipe")
+    assert [info.source for info in history.conversations()] == ["pipe", "run", "chat"]
+    for number in numbers:
+        history.say(number, "more", model="demo", system=None)
+    assert [info.source for info in history.conversations()] == ["run", "run", "chat"]
+    turns = history.read(numbers[0])
+    assert turns is not None
+    number, _ = history.branch(numbers[0], turns.turns, model="demo", system=None, source="pipe")
+    saved = history.read(number)
+    assert saved is not None and saved.info.source == "pipe"
 
 
 def test_what_was_thought_is_kept_with_its_turn_and_goes_with_a_branch(store: Store) -> None:

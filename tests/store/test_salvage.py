@@ -181,9 +181,9 @@ def test_what_an_earlier_version_wrote_stays_where_it_is(path: Path, tmp_path: P
         contextlib.closing(sqlite3.connect(path)) as source,
         contextlib.closing(sqlite3.connect(tmp_path / "new.db", isolation_level=None)) as target,
     ):
-        source.execute("PRAGMA user_version = 8")
-        assert salvage.salvage(source, target) == ""
         source.execute("PRAGMA user_version = 9")
+        assert salvage.salvage(source, target) == ""
+        source.execute("PRAGMA user_version = 10")
         assert salvage.salvage(source, target) == f"with the {COUNT} conversations that could be read"
 
 

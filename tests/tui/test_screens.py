@@ -93,7 +93,7 @@ def test_what_was_looked_for_last_counts(chat):
     class Slow:
         """A history whose first search takes longest."""
 
-        def conversations(self, limit):
+        def conversations(self, limit, among):
             return []
 
         def search(self, words, limit):

@@ -365,7 +365,8 @@ class EngineThread(threading.Thread):
     def _latest(self) -> "ConversationInfo | None":
         """The conversation that was used last, if one is kept."""
         with suppress(LocalspecError):  # nobody asked for it
-            return next(iter(self._store.history.conversations(1)), None) if self._store else None
+            found = self._store.history.conversations(1, lambda info: info.for_a_chat) if self._store else ()
+            return next(iter(found), None)
         return None
 
     def _race(self, prompt: str, post: Callable[[Message], object], stop: threading.Event) -> None:

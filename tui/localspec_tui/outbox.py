@@ -1,8 +1,6 @@
 """Prompts on their way to the model: the one that is being answered, and those that wait for their turn."""
 
-from localspec.chat.attachments import Written
-
-GIVEN = "the files of --file"
+from localspec.chat.attachments import GIVEN, Written
 
 
 class Outbox:

@@ -7,17 +7,19 @@ import shutil
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from cli.run.run_command import interrupting, kept, kept_tokens, refused, said
 from command import what_is_kept
 from scripted_models import scripted_model
 
+from localspec.chat.conversation import saved_conversation
 from localspec.cli import run as run_module
 from localspec.cli.main import main
 from localspec.paths import Paths
 from localspec.store.phrases import pack_tokens
+from localspec.store.store import Store
 
 
 @pytest.mark.slow
@@ -39,9 +41,12 @@ def test_a_reply_is_kept_with_how_it_was_made(run, home, hello, tmp_path):
         "-m", hello.path, "-s", "Be kind.", "-f", tmp_path / "notes", "--seed", 7, "--json", "hi", piped=b"so"
     ).json
     [conversation] = kept(home)
-    assert said(conversation) == [("some notes\n\nso\n\nhi", hello.text, "stop")]
+    assert said(conversation) == [("hi\n\nsome notes\n\n```\nso\n```\n\nhi", hello.text, "stop")]
     assert (conversation.system, conversation.info.model) == ("Be kind.", str(hello.path))
-    assert conversation.info.title == "some notes so hi" and began <= conversation.turns[0].asked <= time.time()
+    assert conversation.info.title == "hi" and began <= conversation.turns[0].asked <= time.time()
+    assert (conversation.turns[0].typed, conversation.turns[0].files) == (
+        "hi", ("the files of --file", "standard input (2 bytes)")
+    )  # fmt: skip
     figures = conversation.turns[0].figures
     assert (figures["seed"], figures["completion_tokens"]) == (7, len(hello.ids))
     assert figures["prompt_tokens"] == reply["prompt_tokens"]
@@ -75,6 +80,31 @@ def test_going_on_with_the_last_one_and_with_another(run, home, hello, messages)
         ["one", "four", "five"], ["two", "three"]
     ]  # fmt: skip
     assert all(turn.reply == hello.text for conversation in kept(home) for turn in conversation.turns)
+
+
+@pytest.mark.slow
+def test_a_chat_goes_on_with_no_pipe_and_run_with_none_of_a_chat(run, home, hello, monkeypatch):
+    def latest(which: Literal["last", "last of run"]) -> str:
+        with Store.open(Paths(home).database, pytest.fail) as store:
+            return saved_conversation(store.history, which).turns[0].prompt
+
+    monkeypatch.setattr(run_module, "at_a_terminal", lambda: True)
+    monkeypatch.setattr(run_module, "seen", lambda: True)
+    run("-m", hello.path, "at a terminal")
+    for name in ("at_a_terminal", "seen"):
+        monkeypatch.setattr(run_module, name, lambda: False)
+        run("-m", hello.path, f"not {name}")
+        assert (latest("last"), latest("last of run")) == ("at a terminal", f"not {name}")
+        monkeypatch.setattr(run_module, name, lambda: True)
+    with Store.open(Paths(home).database, pytest.fail) as store:
+        store.history.say(None, "a chat", model=str(hello.path), system=None)
+    assert (latest("last"), latest("last of run")) == ("a chat", "not seen")
+    run("-c", "more")
+    assert [len(conversation.turns) for conversation in kept(home)] == [2, 1, 1, 1]
+    assert latest("last") == "a chat"
+    with Store.open(Paths(home).database, pytest.fail) as store:  # somebody goes on with it in a chat
+        store.history.say(kept(home)[0].info.id, "and more", model=str(hello.path), system=None)
+    assert latest("last") == latest("last of run") == "not seen"
 
 
 @pytest.mark.slow

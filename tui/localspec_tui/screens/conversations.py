@@ -274,7 +274,8 @@ def _entries(history: History, words: str) -> Sequence[_Entry]:
         hits = history.search(words, LISTED)
         known = {row.info.id: row for row in rows(history, [found.info for found in hits])}
         return [_Entry(known[found.info.id], found.excerpt) for found in hits]
-    return [_Entry(row, "") for row in rows(history, history.conversations(LISTED))]
+    listed = history.conversations(LISTED, lambda info: info.for_a_chat)  # words find the others, too
+    return [_Entry(row, "") for row in rows(history, listed)]
 
 
 def _renamed(history: History, info: ConversationInfo, title: str) -> ConversationInfo:

@@ -1,0 +1,199 @@
+"""localspec uninstall"""
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import typer
+
+from localspec.cli.console import may_delete
+from localspec.environment import home
+from localspec.errors import LocalspecError, NotHere
+from localspec.hub.cache import Removal, removable, remove
+from localspec.hub.records import all_records
+from localspec.paths import Paths
+from localspec.quantities import size
+from localspec.store.copied import erase
+from localspec.text import one_line
+
+app = typer.Typer()
+
+PROGRAM = (
+    "To remove the program itself: `uv tool uninstall localspec`, or `pip uninstall localspec` if pip installed it."
+)
+
+
+class Place(NamedTuple):
+    """A file or directory that localspec writes. `words`: it may hold what somebody said, or a secret."""
+
+    path: Path
+    what: str
+    words: bool = False
+
+    @property
+    def bytes(self) -> int:
+        """Return the bytes of all files in it, links followed once."""
+        top = Path(os.path.realpath(self.path))
+        files = [top] if top.is_file() else [file for file in top.rglob("*") if not file.is_symlink()]
+        total = 0
+        for file in files:
+            with suppress(OSError):
+                total += file.stat().st_size if file.is_file() else 0
+        return total
+
+
+@app.command()
+def uninstall(
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    fetched: Annotated[
+        bool, typer.Option("--fetched", help="With --yes: also the models that `pull` put into the Hugging Face cache.")
+    ] = False,
+) -> None:
+    """Delete everything that localspec keeps on this machine, after a list and a question.
+
+    Conversations, phrases, settings and secrets are overwritten first.
+    """
+    paths = Paths(home())
+    _refuse_while_in_use(paths)
+    groups = {root: found for root, places in places_of(paths).items() if (found := [*_there(places)])}
+    removals = _fetched(paths)
+    total = 0
+    for root, found in groups.items():
+        typer.echo(one_line(str(root)))
+        for place in found:
+            total += place.bytes
+            typer.echo(one_line(f"  {size(place.bytes):>10}  {place.path.name}: {place.what}"))
+    if removals:
+        typer.echo("In the Hugging Face cache, which other programs use too, fetched by `localspec pull`:")
+    for one in removals:
+        typer.echo(one_line(f"  {size(one.bytes):>10}  {one.source}, in {one.path}"))
+    if not groups and not removals:
+        typer.echo(f"localspec keeps nothing on this machine. {PROGRAM}")
+        return
+    if groups and not may_delete(f"everything in these directories of localspec ({size(total)})", yes):
+        return
+    models = sum(one.bytes for one in removals)
+    theirs = bool(removals) and (fetched if yes else may_delete(f"the fetched models as well ({size(models)})", False))
+    failures = []
+    for one in removals if theirs else ():  # their records go with the rest
+        try:
+            remove(one, paths)
+        except (OSError, LocalspecError) as error:
+            failures.append(str(error).rstrip("."))
+    for root, found in groups.items():
+        for place in found:
+            try:
+                _delete(place)
+            except OSError as error:
+                failures.append(f"{error.filename or place.path} could not be deleted ({error.strerror})")
+        with suppress(OSError):  # what localspec did not write stays
+            root.rmdir()
+    if failures:
+        raise LocalspecError(f"{'; '.join(failures)}. The rest is gone; correct that and try again.")
+    typer.echo(f"Deleted; {size(total + (models if theirs else 0))} are free again.")
+    for root in groups:
+        if root.is_dir():
+            typer.echo(one_line(f"{root} stays, for it holds files that localspec did not write."))
+    if removals and not theirs:
+        typer.echo(
+            f"{size(models)} of fetched models stay in the Hugging Face cache; other tools can use and delete them."
+        )
+    typer.echo(PROGRAM)
+
+
+def places_of(paths: Paths) -> dict[Path, list[Place]]:
+    """Return everything that localspec ever writes, by directory; nothing else in these is touched."""
+    database = paths.database.name
+    data = [
+        Place(file, "conversations, phrases and measurements", words=True)
+        for file in sorted(paths.data_dir.glob(f"{database}*"))
+    ]
+    groups = [
+        (
+            paths.config_dir,
+            [Place(paths.config_file, "settings", True), Place(paths.user_models_file, "names of models", True)],
+        ),
+        (
+            paths.data_dir,
+            [
+                *data,
+                Place(paths.copied, "the text that was copied last", True),
+                Place(paths.serving_key, "the key of `localspec serve`", True),
+                Place(paths.imports, "models from GGUF files, and others that are here only packed"),
+                Place(paths.drafters, "trained drafters"),
+                Place(paths.pulled, "records of what was fetched"),
+            ],
+        ),
+        (
+            paths.state_dir,
+            [
+                Place(paths.socket, "the socket of `localspec serve`"),
+                Place(paths.socket.with_name(f"{paths.socket.name}.lock"), "its lock"),
+                Place(paths.logs, "logs", True),
+            ],
+        ),
+        (
+            paths.cache_dir,
+            [
+                Place(paths.packed, "packed models that can be made again"),
+                Place(paths.tokenizers, "which tokenizers were tried"),
+                Place(paths.kernels, "compiled kernels"),
+            ],
+        ),
+    ]
+    found: dict[Path, list[Place]] = {}
+    for root, places in groups:  # two of them may be one directory
+        for place in places:
+            unfinished = (Place(one, place.what, place.words) for one in root.glob(f".{place.path.name}.*.new"))
+            found.setdefault(root, []).extend([place, *unfinished])
+    return found
+
+
+def _there(places: list[Place]) -> Iterator[Place]:
+    return (place for place in places if os.path.lexists(place.path))
+
+
+def _fetched(paths: Paths) -> list[Removal]:
+    """Return what `pull` put into the common cache and is still there."""
+    found = {}
+    for record in all_records(paths):
+        with suppress(NotHere, LocalspecError):
+            removal = removable(record.source, paths)
+            found.setdefault((removal.source.repo, removal.commit), removal)
+    return [*found.values()]
+
+
+def _delete(place: Place) -> None:
+    """Delete a file or a directory, and what it is a link to. Raises OSError."""
+    top = Path(os.path.realpath(place.path))
+    if top.is_dir():
+        for file in (file for file in top.rglob("*") if place.words and file.is_file() and not file.is_symlink()):
+            erase(file)
+        shutil.rmtree(top)
+    elif place.words and top.is_file():
+        erase(top)
+    elif top != place.path:
+        top.unlink(missing_ok=True)
+    if os.path.lexists(place.path):
+        place.path.unlink()
+
+
+def _refuse_while_in_use(paths: Paths) -> None:
+    """Raises LocalspecError that names a process which has one of these files open."""
+    import psutil  # seldom needed
+
+    roots = [Path(os.path.realpath(place.path)) for places in places_of(paths).values() for place in places]
+    for process in psutil.process_iter():
+        if process.pid == os.getpid():
+            continue
+        with suppress(psutil.Error, OSError):
+            opened = [Path(file.path) for file in process.open_files()]
+            used = next((file for file in opened if any(file.is_relative_to(root) for root in roots)), None)
+            if used is not None:
+                command = " ".join(process.cmdline())[:100]
+                raise LocalspecError(
+                    f"Process {process.pid} ({command}) uses {used}; end it first, so that nothing it keeps is lost."
+                )

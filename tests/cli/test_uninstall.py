@@ -1,0 +1,155 @@
+"""`localspec uninstall`: all that was ever written is listed, asked about and gone, and nothing else is."""
+
+import os
+import subprocess
+import sys
+import tarfile
+import time
+from pathlib import Path
+
+import pytest
+from cli.hub_commands import at, common_cache, home_with_cache, repository
+from clocks import PATIENCE
+from command import called, environment, sentence
+from hub_server import Repository, served
+
+from localspec.cli import console, uninstall
+from localspec.paths import Paths
+from localspec.store import copied
+
+ARCHIVE = Path(__file__).parents[1] / "upgrades" / "imports-66a34518.tar.xz"
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    with tarfile.open(ARCHIVE) as archive:
+        archive.extractall(tmp_path, filter="data")
+    home, paths = tmp_path / "home", Paths(tmp_path / "home")
+    assert called(home, "run", "a secret question", "-m", "here", "-n", "1").returncode == 0
+    for file in (paths.copied, paths.serving_key, paths.socket, paths.kernels / "one", paths.user_models_file):
+        file.parent.mkdir(exist_ok=True)
+        file.write_text("")
+    return home
+
+
+def files(folder: Path) -> set[Path]:
+    return {file for file in folder.rglob("*") if file.is_file()}
+
+
+def test_it_deletes_all_that_was_written_and_nothing_else(home: Path) -> None:
+    mine = [home / "data" / "mine.txt", home / "cache" / "other" / "mine.txt"]
+    for file in mine:
+        file.parent.mkdir(exist_ok=True)
+        file.write_text("mine")
+    result = called(home, "uninstall", "--yes")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert files(home) == {*mine, home / "here.gguf", *files(home / "model")}
+    assert not (home / "config").exists() and not (home / "state").exists()
+    assert f"{home / 'data'} stays, for it holds files that localspec did not write." in result.stdout
+    assert result.stdout.splitlines()[-1].startswith("To remove the program itself: `uv tool uninstall localspec`")
+    again = called(home, "uninstall", "--yes")
+    assert again.returncode == 0 and again.stdout.startswith("localspec keeps nothing on this machine.")
+
+
+def test_it_lists_every_file_that_it_deletes(home: Path) -> None:
+    before = files(home) - files(home / "model") - {home / "here.gguf"}
+    places = {place.path for places in uninstall.places_of(Paths(home)).values() for place in places}
+    assert before and all(places & {file, *file.parents} for file in before)
+    listed = called(home, "uninstall").stdout
+    assert all(f"  {place.name}: " in listed for place in places if place.exists())
+
+
+def test_nothing_goes_before_somebody_agrees(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = files(home)
+    result = called(home, "uninstall")
+    assert result.returncode == 2 and "--yes" in result.stderr and files(home) == before
+    monkeypatch.setattr(console, "at_a_terminal", lambda: True)
+    monkeypatch.setattr(console.typer, "confirm", lambda question: False)
+    result = called(home, "uninstall")
+    assert result.returncode == 0 and result.stdout.endswith("Nothing was deleted.\n") and files(home) == before
+
+
+def test_words_are_overwritten_before_they_go(home: Path) -> None:
+    for file in files(home / "data"):
+        if b"a secret question" in file.read_bytes():
+            os.link(file, home / f"link-{file.name}")
+    links = list(home.glob("link-*"))
+    assert links and called(home, "uninstall", "--yes").returncode == 0
+    assert all(link.read_bytes() == bytes(link.stat().st_size) for link in links)
+
+
+def test_what_lies_elsewhere_behind_a_link_goes_too(home: Path, tmp_path: Path) -> None:
+    for place in (Paths(home).database, Paths(home).packed.parent / "packed"):
+        place.rename(tmp_path / place.name)
+        place.symlink_to(tmp_path / place.name)
+    assert called(home, "uninstall", "--yes").returncode == 0
+    assert not (tmp_path / "localspec.db").exists() and not (tmp_path / "packed").exists()
+
+
+def test_what_cannot_be_deleted_is_named(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(file: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(file))
+
+    monkeypatch.setattr(uninstall, "erase", refuse)
+    result = called(home, "uninstall", "--yes")
+    database = Paths(home).database
+    assert result.returncode == 1 and f"{database} could not be deleted (Permission denied)" in result.stderr
+    assert database.exists() and not Paths(home).packed.exists()
+    monkeypatch.undo()
+    assert called(home, "uninstall", "--yes").returncode == 0 and not database.exists()
+
+
+def test_a_large_file_is_overwritten_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copied, "_PIECE", 3)
+    (tmp_path / "one").write_bytes(b"x" * 10)
+    os.link(tmp_path / "one", tmp_path / "two")
+    copied.erase(tmp_path / "one")
+    assert not (tmp_path / "one").exists() and (tmp_path / "two").read_bytes() == bytes(10)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="other processes' files cannot be seen there")
+def test_it_refuses_while_a_chat_runs_and_names_it(home: Path) -> None:
+    chat = subprocess.Popen(
+        [sys.executable, "-m", "localspec", "chat", "--plain", "-m", "here"],
+        env=environment(home), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        until = time.monotonic() + PATIENCE
+        while not any(map(os.path.isfile, _opened(chat.pid, home))):
+            assert time.monotonic() < until and chat.poll() is None
+            time.sleep(0.05)
+        before = files(home)
+        result = called(home, "uninstall", "--yes")
+        assert (
+            result.returncode == 1 and f"Process {chat.pid} (" in sentence(result) and "chat --plain" in result.stderr
+        )
+        assert before <= files(home)
+    finally:
+        chat.kill()
+        chat.communicate()
+    assert called(home, "uninstall", "--yes").returncode == 0
+
+
+def _opened(process: int, home: Path) -> list[str]:
+    import psutil
+
+    found = [file.path for file in psutil.Process(process).open_files()]
+    return [file for file in found if file.startswith(str(Paths(home).data_dir))]
+
+
+@pytest.mark.slow
+def test_fetched_models_go_only_where_that_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = home_with_cache(tmp_path, monkeypatch)
+    fetched = repository(tmp_path / "model", numbers=10_000)
+    with served(org__name=fetched, org__other=Repository({**fetched.files, "LICENSE": b"other"})) as hub:
+        for name in ("org/name", "org/other"):
+            assert at(home, hub, "pull", name).returncode == 0
+        result = at(home, hub, "uninstall", "--yes")
+        assert result.returncode == 0, result.stderr
+        assert "org/name, in " in result.stdout and "stay in the Hugging Face cache" in result.stdout
+        assert len(list(common_cache(home).glob("models--*"))) == 2 and not Paths(home).data_dir.exists()
+        for name in ("org/name", "org/other"):
+            assert at(home, hub, "pull", name).returncode == 0
+        assert at(home, hub, "uninstall", "--yes", "--fetched").returncode == 0
+        assert list(common_cache(home).glob("models--*")) == []
