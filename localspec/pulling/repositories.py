@@ -24,7 +24,7 @@ def sources_of(name: str) -> list[Source]:
         raise UsageMistake(f"{name} is on this machine already; chat with it: `localspec chat -m {name}`.")
     if "/" not in name:
         raise NotHere(
-            f"There is no model {name!r}{nearest(name, known)}; give one that `localspec doctor` lists, or org/repo."
+            f"There is no model {name!r}{nearest(name, known)}; `localspec list` shows those that are here."
         )
     return [Source.parse(name)]
 
