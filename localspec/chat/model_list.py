@@ -7,9 +7,9 @@ from typing import Literal
 from localspec.checkpoint import Checkpoint
 from localspec.engine.measurement_cache import MeasurementCache
 from localspec.engine.recalled_measurements import RecalledMeasurements
+from localspec.environment import home
 from localspec.errors import LocalspecError, NotHere
 from localspec.hub.sources import Source
-from localspec.environment import home
 from localspec.machine.machine import Machine, this_machine
 from localspec.models import registry
 from localspec.models.entries import Entry
@@ -48,7 +48,11 @@ class Choosable:
     @property
     def heading(self) -> str:
         """The title, whether it is the default or recommended, and that it is gated, which nobody shall overlook."""
-        marks = [*(["default"] if self.default else []), *(["recommended"] if self.recommended else []), *([GATED] if self.gated else [])]
+        marks = [
+            *(["default"] if self.default else []),
+            *(["recommended"] if self.recommended else []),
+            *([GATED] if self.gated else []),
+        ]
         return f"{self.title} ({'; '.join(marks)})" if marks else self.title
 
     def matches(self, words: str) -> bool:

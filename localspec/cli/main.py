@@ -91,7 +91,9 @@ class Commands(TyperGroup):
                 return get_command(_version)
             if cmd_name in _ELSEWHERE:
                 ctx.fail(f"There is no command {cmd_name!r}. {_ELSEWHERE[cmd_name]}")
-            ctx.fail(f"There is no command {cmd_name!r}{nearest(cmd_name, COMMANDS)}; `localspec --help` lists them.")
+            ctx.fail(
+                f"There is no command {cmd_name!r}{nearest(cmd_name, [*COMMANDS, *ALIASES, 'version'])}; `localspec --help` lists them."
+            )
         app = import_module(f"localspec.cli.{cmd_name}").app
         app.rich_markup_mode, app._add_completion = None, False  # completion belongs to the whole program
         command = get_command(app)

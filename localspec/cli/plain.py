@@ -18,10 +18,10 @@ from localspec.chat.finding import hits
 from localspec.chat.kept_phrases import Stories, decoder, kept_phrases, pools_of
 from localspec.chat.live_stats import LiveStats
 from localspec.chat.model_list import all_models, in_lines
-from localspec.chat.start import choose
 from localspec.chat.sampling import THINK, ChatSettings
 from localspec.chat.sampling import listed as settings_listed
 from localspec.chat.sampling import split as key_and_value
+from localspec.chat.start import choose
 from localspec.chat.thinking import SHOW, asked, filled_context, only_thinking, state
 from localspec.chat.trace import Trace
 from localspec.chat.trace_words import UNTOLD, step_by_step

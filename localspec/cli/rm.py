@@ -37,7 +37,7 @@ def rm(
 ) -> None:
     """Delete a model from the common Hugging Face cache; what another revision uses stays."""
     remove_abandoned(Paths(home()).packed)
-    paths, sources = Paths(home()), [] if is_path(name) else sources_of(name)
+    paths, sources = Paths(home()), [] if is_path(name) else sources_of(name, here=True)
     if not sources:
         _remove_packed(name, paths, yes)
         return

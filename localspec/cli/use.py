@@ -8,11 +8,11 @@ from localspec import environment
 from localspec.checkpoint import inspect
 from localspec.cli.progress import say
 from localspec.config import load
+from localspec.errors import LocalspecError
 from localspec.models import registry
 from localspec.models.names import full_name
 from localspec.models.present import present_model, save_choice
 from localspec.paths import Paths
-from localspec.errors import LocalspecError
 from localspec.text import one_line
 
 app = typer.Typer()
@@ -28,7 +28,11 @@ def use(
     settings, paths = load(), Paths(environment.home())
     if name is None:
         model, origin = present_model(settings, paths)
-        print(one_line(f"{model} ({origin})" if model else f"No model is chosen: {origin}; choose with `localspec use NAME`."))
+        print(
+            one_line(
+                f"{model} ({origin})" if model else f"No model is chosen: {origin}; choose with `localspec use NAME`."
+            )
+        )
         return
     card = registry.resolve(full_name(name))
     inspect(card.path)

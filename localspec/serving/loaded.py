@@ -129,6 +129,16 @@ class LoadedModels:
         """Of those that are loaded."""
         return list(self._loaded)
 
+    @property
+    def loaded(self) -> list[dict[str, Any]]:
+        """The name, device and memory in bytes of each model that is loaded."""
+        found = []
+        for name, one in self._loaded.items():
+            memory = one.engine.session.memory
+            held = memory.weights + memory.drafter + memory.cache
+            found.append({"name": name, "device": one.engine.choice.device, "bytes": held})
+        return found
+
     def card(self, name: str | None) -> TargetCard:
         """The model of this name, the server's own where none is given. Raises NotHere."""
         return self._first if name is None else model_named(name, self._first)
