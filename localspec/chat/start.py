@@ -85,12 +85,12 @@ def start_chat(
 
 
 def chosen_model(settings: Settings, store: Store | None, reporter: Reporter) -> TargetCard:
-    """The model that answers: of the settings, else the one chosen last, or found here. Raises what `start_chat` does."""
+    """The model that answers: of the settings, else chosen last, else found here. Raises what `start_chat` does."""
     return _named_model(settings, None, reporter) or _unnamed_model(settings, store, reporter)
 
 
 def choose(card: TargetCard, by: By, notice: Callable[[str], None]) -> None:
-    """Makes this the model that answers where none is named; a notice says where that cannot be saved."""
+    """Save this as the model that answers where none is named; a notice says where that cannot be saved."""
     paths = Paths(environment.home())
     try:
         save_choice(registry.reference(card), by, paths)
@@ -132,7 +132,7 @@ def _ready(name: str, settings: Settings, reporter: Reporter) -> TargetCard:
 
 
 def _unnamed_model(settings: Settings, store: Store | None, reporter: Reporter, instead: bool = False) -> TargetCard:
-    """The model that was chosen last, else the only one here, else the best for this machine, which is then chosen.
+    """Return the model chosen last, else the only one here, else the best for this machine, which is then chosen.
 
     The last two are named in a notice, once a day, or where they answer `instead` of a conversation's own.
     """
@@ -159,7 +159,7 @@ def _unnamed_model(settings: Settings, store: Store | None, reporter: Reporter, 
 
 
 def _best(real: Sequence[TargetCard], settings: Settings, store: Store | None) -> TargetCard:
-    """The best model for this machine, whatever else runs on it now; the first where none is known to fit."""
+    """Return the best model for this machine, whatever else runs on it now; the first where none is known to fit."""
     from localspec.engine.measurement_cache import MeasurementCache  # only here: they take their time
     from localspec.engine.recalled_measurements import IdleFigures
     from localspec.machine.machine import this_machine
@@ -175,7 +175,7 @@ def _best(real: Sequence[TargetCard], settings: Settings, store: Store | None) -
 
 
 def _once_a_day(reporter: Reporter) -> Callable[[str], None]:
-    """A reporter's notices, without one that was the last to be reported here and is not a day old."""
+    """Return a reporter's notices, without one that was the last to be reported here and is not a day old."""
     file = Paths(environment.home()).last_notice
 
     def notice(sentence: str) -> None:

@@ -52,7 +52,7 @@ COMMANDS = {
 ALIASES = {"ls": "list", "models": "list"}
 # What other programs have as commands.
 _ELSEWHERE = {
-    "create": "`localspec import FILE.gguf` makes a model of a GGUF file; a system prompt is a setting (`localspec config`).",
+    "create": "`localspec import FILE.gguf` makes a model of a GGUF file; `localspec config` shows the system prompt.",
     "search": "`localspec doctor` lists the models that you can fetch, `localspec history search` finds conversations.",
     "stop": "`localspec ps` shows the process that has models loaded; end it with `kill`.",
 }
@@ -91,9 +91,8 @@ class Commands(TyperGroup):
                 return get_command(_version)
             if cmd_name in _ELSEWHERE:
                 ctx.fail(f"There is no command {cmd_name!r}. {_ELSEWHERE[cmd_name]}")
-            ctx.fail(
-                f"There is no command {cmd_name!r}{nearest(cmd_name, [*COMMANDS, *ALIASES, 'version'])}; `localspec --help` lists them."
-            )
+            guess = nearest(cmd_name, [*COMMANDS, *ALIASES, "version"])
+            ctx.fail(f"There is no command {cmd_name!r}{guess}; `localspec --help` lists them.")
         app = import_module(f"localspec.cli.{cmd_name}").app
         app.rich_markup_mode, app._add_completion = None, False  # completion belongs to the whole program
         command = get_command(app)

@@ -19,8 +19,8 @@ LISTED = 5  # candidates that a sentence names
 def full_name(name: str, paths: Paths | None = None) -> str:
     """Return the full name of the model here that `name` means: its name in any case, or a unique prefix of it.
 
-    Paths, repositories, and names that mean no model here, come back as they are. Raises UsageMistake for a prefix of several names,
-    NotHere for a prefix of registered names only.
+    Paths, repositories, and names that mean no model here, come back as they are. Raises UsageMistake for a prefix of
+    several names, NotHere for a prefix of registered names only.
     """
     paths = paths or Paths(home())
     if not name or name in registry.cards(paths) or "\0" in name or os.path.lexists(os.path.expanduser(name)):

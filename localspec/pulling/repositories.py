@@ -12,7 +12,9 @@ from localspec.models.registry import cards, is_path, source_here
 def sources_of(name: str, here: bool = False) -> list[Source]:
     """All that may have been fetched for a name: the model, in any of its forms, and its published drafters.
 
-    `here` says that only models of this machine can be meant. Raises NotHere for a name that is not registered, UsageMistake for one that is no repository either.
+    `here` says that only models of this machine can be meant.
+
+    Raises NotHere for a name that is not registered, UsageMistake for one that is no repository either.
     """
     known = cards()
     if name in known:

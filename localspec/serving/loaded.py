@@ -6,6 +6,7 @@ import traceback
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from localspec import Engine
 from localspec.checkpoint import inspect

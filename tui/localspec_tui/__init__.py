@@ -28,9 +28,9 @@ def chat(
 ) -> int:
     """Runs the full-screen chat until it is left; returns its exit code.
 
-    `files` is text that goes before the first prompt, `hint` the first notice. Raises what opening the conversation or loading its model raises
-    as a mistake of the command line, what is wrong with the colours and keys of the settings, and what went wrong
-    inside, when the terminal is whole again and what was said is kept.
+    `files` is text that goes before the first prompt, `hint` the first notice. Raises what opening the conversation or
+    loading its model raises as a mistake of the command line, what is wrong with the colours and keys of the settings,
+    and what went wrong inside, when the terminal is whole again and what was said is kept.
     """
     gc.disable()  # until the first paint, which would come a tenth later
     with background.asked(settings.theme) as answer:
