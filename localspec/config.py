@@ -18,6 +18,7 @@ from localspec.paths import Paths
 PREFIX = "LOCALSPEC_"
 _NO_SETTINGS = (HOME, ISA, SERVE_KEY, SERVER_KEY, REAL_MODELS)  # though they begin so
 TYPED = "/set"  # the origin of what was typed in a chat
+SIMILAR = 0.7  # of 1, between a mistyped name and what was meant; less suggests `race` for `create`
 LONGEST_SHOWN = 80  # characters of a value in a sentence about it
 _LONGEST = 4 * MIB  # bytes of a file that a person writes by hand
 
@@ -288,7 +289,9 @@ def read_toml(file: Path) -> dict[str, object]:
 def nearest(name: str, names: Iterable[str]) -> str:
     """' (did you mean …?)' with the most similar of `names`, or nothing."""
     spelled = {known.lower().replace("-", "_"): known for known in names}
-    found = get_close_matches(name.lower().replace("-", "_"), spelled, n=1)
+    wanted = name.lower().replace("-", "_")
+    begun = [one for one in spelled if one.startswith(wanted)] if len(wanted) > 1 else []
+    found = get_close_matches(wanted, begun, n=1, cutoff=0.0) or get_close_matches(wanted, spelled, n=1, cutoff=SIMILAR)
     return f" (did you mean {spelled[found[0]]!r}?)" if found else ""
 
 

@@ -53,6 +53,16 @@ class Paths:
         return self.data_dir / "copied.txt"
 
     @property
+    def choice(self) -> Path:
+        """The model that was chosen last."""
+        return self.data_dir / "model.json"
+
+    @property
+    def last_notice(self) -> Path:
+        """The last notice of which model answers, so that it comes once a day."""
+        return self.state_dir / "last-notice.txt"
+
+    @property
     def drafters(self) -> Path:
         return self.data_dir / "drafters"
 

@@ -36,6 +36,14 @@ COMMANDS = (
     Command("quit", "", "leave"),
 )
 
+# What other programs call them.
+ALIASES = {"bye": "quit", "exit": "quit", "clear": "new", "?": "help"}
+ELSEWHERE = {
+    "show": "/set shows how replies are sampled, /system the system prompt, /model the models.",
+    "save": "Conversations are saved as you go; `localspec history export` writes them as Markdown.",
+    "load": "/model NAME lets another model answer, /resume goes on with an earlier conversation.",
+}
+
 
 def listed() -> str:
     """A line for each command."""
@@ -63,7 +71,12 @@ def read(line: str) -> Said:
     if line.startswith("//"):
         return Said("", line[1:])
     word, *rest = line.rstrip().split(maxsplit=1)
-    found = next((command for command in COMMANDS if f"/{command.name}" == word), None)
+    name = ALIASES.get(word[1:], word[1:])
+    if name == "set" and rest and rest[0].split(maxsplit=1)[0] == "system":  # as Ollama has it
+        name, rest = "system", rest[0].split(maxsplit=1)[1:]
+    found = next((command for command in COMMANDS if command.name == name), None)
+    if found is None and name in ELSEWHERE:
+        raise UsageMistake(f"There is no command {word}. {ELSEWHERE[name]}")
     if found is None:
         guess = nearest(word, [f"/{command.name}" for command in COMMANDS])
         raise UsageMistake(f"There is no command {_quoted(word)}{guess}; /help lists them, and //text says /text.")

@@ -7,13 +7,17 @@ from typing import Literal
 from localspec.checkpoint import Checkpoint
 from localspec.engine.measurement_cache import MeasurementCache
 from localspec.engine.recalled_measurements import RecalledMeasurements
+from localspec.environment import home
 from localspec.errors import LocalspecError, NotHere
 from localspec.hub.sources import Source
 from localspec.machine.machine import Machine, this_machine
 from localspec.models import registry
 from localspec.models.entries import Entry
 from localspec.models.model import model_of
+from localspec.models.names import full_name
+from localspec.models.present import saved_choice
 from localspec.models.registry import NOWHERE, TargetCard
+from localspec.paths import Paths
 from localspec.policy.measurements import MeasurementSource
 from localspec.policy.ranking import QUICK
 from localspec.policy.survey import Recommendation, all_ways, preferred, recommend, recommendations
@@ -38,12 +42,17 @@ class Choosable:
     about: tuple[str, ...]
     usable: bool = True
     gated: bool = False
+    default: bool = False  # it answers where none is named
     recommended: bool = False  # as `localspec doctor` does
 
     @property
     def heading(self) -> str:
-        """The title, whether it is recommended, and that it is gated, which nobody shall overlook."""
-        marks = [*(["recommended"] if self.recommended else []), *([GATED] if self.gated else [])]
+        """The title, whether it is the default or recommended, and that it is gated, which nobody shall overlook."""
+        marks = [
+            *(["default"] if self.default else []),
+            *(["recommended"] if self.recommended else []),
+            *([GATED] if self.gated else []),
+        ]
         return f"{self.title} ({'; '.join(marks)})" if marks else self.title
 
     def matches(self, words: str) -> bool:
@@ -109,7 +118,7 @@ def repository(name: str) -> Choosable | None:
 def named(name: str) -> TargetCard:
     """The model of this name, which may have to be fetched. Raises what `registry.resolve` raises of any other."""
     try:
-        return registry.named_card(name)
+        return registry.named_card(full_name(name))
     except NotHere:
         if (found := repository(name)) is None:
             raise
@@ -151,7 +160,7 @@ def _as_it_is(card: TargetCard, machine: Machine, measurements: MeasurementSourc
 
 
 def _here(current: TargetCard | None, paces: Mapping[str, tuple[str, ...]]) -> Iterator[Choosable]:
-    found = list(registry.installed())
+    found, choice = list(registry.installed()), saved_choice(Paths(home()))
     if current is not None and current not in (card for card, _ in found):  # a directory, given by -m
         path = str(current.path)
         yield Choosable(current, "here", current.name, (*paces.get(current.name, ()), path))
@@ -160,7 +169,8 @@ def _here(current: TargetCard | None, paces: Mapping[str, tuple[str, ...]]) -> I
             yield Choosable(card, "here", card.name, (str(what),), usable=False)
         else:
             about = (*_parts(what), *paces.get(card.name, ()), *_said(card.description))
-            yield Choosable(card, "here", card.name, about)
+            chosen = choice is not None and registry.reference(card) == choice.model
+            yield Choosable(card, "here", card.name, about, default=chosen)
 
 
 def _parts(what: Checkpoint) -> tuple[str, ...]:

@@ -1,8 +1,9 @@
 """What `run` and `chat` begin with: the model, the store, and a new conversation or the one to go on with."""
 
 import os
+import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -15,9 +16,12 @@ from localspec.errors import NotHere
 from localspec.events import Reporter
 from localspec.models import registry
 from localspec.models.imported import is_gguf
+from localspec.models.names import full_name
 from localspec.models.only_copies import settle
+from localspec.models.present import By, real_models, save_choice, saved_choice
 from localspec.models.registry import TargetCard
-from localspec.paths import Paths
+from localspec.outside_files import read_bytes
+from localspec.paths import Paths, private_directory, write_anew
 from localspec.store.conversations import Saved
 from localspec.store.database import StoreTrouble
 from localspec.store.history import History
@@ -26,7 +30,11 @@ from localspec.store.store import Store, user_store
 if TYPE_CHECKING:
     from localspec.machine.machine import Machine
 
-DEMO = "no model named, so the small demo model answers; choose one with -m."
+DEMO = (
+    "The embedded demo model answers, because no other model is here. `make demo` in a checkout fetches SmolLM2, "
+    "`localspec pull` others."
+)
+DAY = 24 * 60 * 60.0  # seconds
 
 
 class StartedChat(NamedTuple):
@@ -62,7 +70,7 @@ def start_chat(
     card = (who or _named_model)(settings, found, Reporter(notice, progress))
     if store is None:  # what was measured on this machine is kept there too
         store = at_the_end.enter_context(user_store(notice, create=settings.log))
-    card = card or _recommended_model(settings, store, Reporter(notice, progress), instead=found is not None)
+    card = card or _unnamed_model(settings, store, Reporter(notice, progress), instead=found is not None)
     history = store.history if store is not None and settings.log else None
     written = store is not None and store.path is not None and not store.read_only
     if tell_what_is_kept and written and history is not None and not _ever_kept(history):
@@ -79,9 +87,18 @@ def start_chat(
 
 
 def chosen_model(settings: Settings, store: Store | None, reporter: Reporter) -> TargetCard:
-    """The model that answers: of the settings, else what is recommended. Raises what `start_chat` does."""
+    """Return the model of the settings, else the saved choice, else one found here. Raise what `start_chat` does."""
     settle(Paths(environment.home()), reporter)
-    return _named_model(settings, None, reporter) or _recommended_model(settings, store, reporter)
+    return _named_model(settings, None, reporter) or _unnamed_model(settings, store, reporter)
+
+
+def choose(card: TargetCard, by: By, notice: Callable[[str], None]) -> None:
+    """Save this as the model that answers where none is named; a notice says where that cannot be saved."""
+    paths = Paths(environment.home())
+    try:
+        save_choice(registry.reference(card), by, paths)
+    except OSError as error:
+        notice(f"{paths.choice} cannot be written ({error.strerror}), so {card.name} is chosen for this session only.")
 
 
 def _ever_kept(history: History) -> bool:
@@ -109,6 +126,7 @@ def _named_model(settings: Settings, found: Saved | None, reporter: Reporter) ->
 
 
 def _ready(name: str, settings: Settings, reporter: Reporter) -> TargetCard:
+    name = full_name(name)
     if "\0" in name or not is_gguf(Path(os.path.expanduser(name))):
         return registry.resolve(name)
     from localspec.engine.importing import ready  # what packs it takes its time
@@ -116,40 +134,63 @@ def _ready(name: str, settings: Settings, reporter: Reporter) -> TargetCard:
     return ready(name, settings, reporter)
 
 
-def _recommended_model(
-    settings: Settings, store: Store | None, reporter: Reporter, instead: bool = False
-) -> TargetCard:
-    """The model that `localspec doctor` would choose among those that are here; else the demo model.
+def _unnamed_model(settings: Settings, store: Store | None, reporter: Reporter, instead: bool = False) -> TargetCard:
+    """Return the model chosen last, else the only one here, else the best for this machine, which is then chosen.
 
-    It is named where nobody has said how good it is, or where it answers `instead` of a conversation's own.
+    The last two are named in a notice, once a day, or where they answer `instead` of a conversation's own.
     """
-    real = [card for card in registry.known().values() if card.here and card.entry and not card.entry.toy]
-    chosen = _preferred(real, settings, store, reporter) if real else None
-    if chosen is None or (chosen.entry is not None and chosen.entry.toy):
-        reporter.notice(DEMO)
+    paths, told = Paths(environment.home()), reporter.notice if instead else _once_a_day(reporter)
+    if (choice := saved_choice(paths)) is not None:
+        with suppress(NotHere):
+            card = _resolve(choice.model)
+            if instead:
+                told(f"{card.name} answers; choose another model with -m.")
+            return card
+        told(f"The model that was chosen last, {choice.model}, is no longer here.")
+    real = real_models(paths)
+    chosen = _best(real, settings, store) if len(real) > 1 else next(iter(real), None)
+    if chosen is None:
+        told(DEMO)
         return _resolve("demo")
-    if instead or not (chosen.entry and chosen.entry.quality):
-        reporter.notice(f"no model named, so {chosen.name} answers; choose one with -m.")
+    if len(real) == 1:
+        told(f"No model named, so {chosen.name} answers, the only one here.")
+        return chosen
+    told(f"No model named, so {chosen.name} answers from now on; `localspec use NAME` chooses another one.")
+    with suppress(OSError):  # the next one finds the same
+        save_choice(registry.reference(chosen), "machine", paths)
     return chosen
 
 
-def _preferred(
-    real: Sequence[TargetCard], settings: Settings, store: Store | None, reporter: Reporter
-) -> TargetCard | None:
-    from localspec.engine.device_profile import BandwidthProfiler, DeviceProfiler  # only here: they take their time
-    from localspec.engine.measurement_cache import MeasurementCache
+def _best(real: Sequence[TargetCard], settings: Settings, store: Store | None) -> TargetCard:
+    """Return the best model for this machine, whatever else runs on it now; the first where none is known to fit."""
+    from localspec.engine.measurement_cache import MeasurementCache  # only here: they take their time
+    from localspec.engine.recalled_measurements import IdleFigures
     from localspec.machine.machine import this_machine
     from localspec.policy.survey import preferred, recommendations
 
-    cache = MeasurementCache(store, reporter)
-    if len(real) > 1:
-        profiler = DeviceProfiler(cache, settings.exact, settings.context)
-        found = recommendations(_on_named_device(this_machine(profiler.bandwidth), settings), profiler, here=True)
-    else:  # how fast it is does not matter, only whether it fits
-        known = BandwidthProfiler(cache, settings.exact, settings.context)
-        found = recommendations(_on_named_device(this_machine(), settings), known, here=True)
+    idle = IdleFigures(MeasurementCache(store), settings.exact, settings.context)
+    machine = _on_named_device(this_machine(idle.bandwidth), settings)
+    machine = replace(machine, devices=tuple(replace(one, free=one.total) for one in machine.devices))
+    names = {card.name for card in real}
+    found = [one for one in recommendations(machine, idle, here=True) if one.card.name in names]
     chosen = preferred(found, settings.prefer)
-    return None if chosen is None else chosen.card
+    return real[0] if chosen is None else chosen.card
+
+
+def _once_a_day(reporter: Reporter) -> Callable[[str], None]:
+    """Return a reporter's notices, without one that was the last to be reported here and is not a day old."""
+    file = Paths(environment.home()).last_notice
+
+    def notice(sentence: str) -> None:
+        with suppress(OSError, ValueError):
+            if read_bytes(file).decode() == sentence and 0 <= time.time() - file.stat().st_mtime < DAY:
+                return
+        reporter.notice(sentence)
+        with suppress(OSError):
+            private_directory(file.parent)
+            write_anew(file, sentence.encode())
+
+    return notice
 
 
 def _on_named_device(machine: "Machine", settings: Settings) -> "Machine":

@@ -8,6 +8,7 @@ import typer
 from localspec import environment
 from localspec.cli.console import folded, width
 from localspec.config import NAMES, load
+from localspec.models.present import present_model
 from localspec.paths import Paths
 from localspec.text import one_line
 
@@ -26,9 +27,12 @@ def config(
         print(json.dumps(entries, indent=2))
         return
     names = max(map(len, values))
+    origins = dict(settings.origins)
+    if settings.model is None:
+        values["model"], origins["model"] = present_model(settings, Paths(environment.home()))
     for name, value in values.items():
         shown = "-" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        line = f"{name:{names}} {one_line(shown):24} {one_line(settings.origins[name])}"
+        line = f"{name:{names}} {one_line(shown):24} {one_line(origins[name])}"
         print("\n".join(folded(line, width(), indent=names + 1)))
     file = Paths(environment.home()).config_file
     print("\n".join(folded(one_line(f"Change them in {file}, or for one command: LOCALSPEC_TEMPERATURE=0.3"), width())))

@@ -101,7 +101,7 @@ def _is_terminal(stream: TextIO | None) -> TypeGuard[TextIO]:
 def may_delete(target: str, yes: bool) -> bool:
     """Asks whether to delete `target`, unless `yes`. Raises UsageMistake where nobody can be asked."""
     if not yes and not at_a_terminal():
-        raise UsageMistake(one_line(f"{target} would be deleted and nobody can be asked here: add --yes."))
+        raise UsageMistake(one_line(f"Deleting {target} needs confirmation; no terminal to ask, so add --yes."))
     if yes or typer.confirm(one_line(f"Delete {target}?")):
         return True
     typer.echo("Nothing was deleted.")

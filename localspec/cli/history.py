@@ -24,13 +24,19 @@ from localspec.store.history import History
 from localspec.store.removal import DIVIDED
 from localspec.text import one_line
 
-app = typer.Typer(help="Saved conversations: list, search, show, export, rm.", no_args_is_help=True)
+app = typer.Typer(help="Saved conversations: list, search, show, export, rm.", invoke_without_command=True)
 
 WHAT = "conversations"
 SHOWN = 1000  # of `list` without --limit: more nobody reads
 
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON value on standard output.")]
 Ids = Annotated[list[int] | None, typer.Argument(metavar="[ID]...", help="Which, by the number that `list` shows.")]
+
+
+@app.callback()
+def _list_by_default(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        list_conversations(limit=None)
 
 
 @app.command("list")

@@ -10,12 +10,14 @@ import typer
 from localspec.checkpoint import revision
 from localspec.cli.console import table, width
 from localspec.cli.progress import say
+from localspec.config import load
 from localspec.environment import home
 from localspec.errors import LocalspecError
 from localspec.hub.cached_gguf import cached_gguf
 from localspec.models.own_draft import BESIDE, own_draft
 from localspec.models.packed_files import kept_for_gpus, packed_files, packed_sources, unreadable
-from localspec.models.registry import TargetCard, installed
+from localspec.models.present import present_model
+from localspec.models.registry import TargetCard, installed, reference
 from localspec.paths import Paths
 from localspec.quantities import amount, size
 
@@ -26,9 +28,13 @@ app = typer.Typer()
 def list_models(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON value instead of a table.")] = False,
 ) -> None:
-    """The models on this machine: name, parameters, bytes, packed forms, small model, license, path."""
+    """The models on this machine: name, parameters, bytes, packed forms, small model, license, path.
+
+    A star at a terminal marks the one that answers where none is named.
+    """
     rows: list[dict[str, Any]] = []
     paths = Paths(home())
+    present = present_model(load(), paths).model
     packed = [(one.header.origin.revision, one.header.packing, one.path) for one in packed_files(paths)]
     packed += kept_for_gpus(paths)
     for card, found in installed():
@@ -45,6 +51,7 @@ def list_models(
                 "license": card.license,
                 "path": str(card.path),
                 "description": card.description,
+                "present": present is not None and present in (reference(card), card.name),
             }
         )
     for file, why in unreadable(paths).items():
@@ -61,7 +68,7 @@ def list_models(
     a_count, bytes_ = (amount, size) if width() else ("{:,}".format, "{:,}".format)  # programs get every digit
     lines = [
         [
-            row["name"],
+            row["name"] if not width() else f"{'*' if row['present'] else ' '} {row['name']}",
             a_count(row["parameters"]),
             bytes_(row["bytes"]),
             ", ".join(f"{form} {bytes_(held)}" for form, held in row["packed"].items()) or "no",
@@ -71,7 +78,7 @@ def list_models(
         ]
         for row in rows
     ]
-    heads = ["NAME", "PARAMETERS", "BYTES", "PACKED", "DRAFT", "LICENSE", "PATH"]
+    heads = ["NAME" if not width() else "  NAME", "PARAMETERS", "BYTES", "PACKED", "DRAFT", "LICENSE", "PATH"]
     # `show NAME` has the whole path
     print("\n".join(table([heads, *lines], right={1, 2}, width=width())))
 

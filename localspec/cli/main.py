@@ -32,6 +32,8 @@ COMMANDS = {
     "pull": "Fetch a model and its drafter, after a plan.",
     "import": "Make a model in a GGUF file ready for this engine.",
     "list": "The models on this machine.",
+    "use": "Choose the model that answers where none is named.",
+    "ps": "The models that `localspec serve` has loaded.",
     "show": "What is known about one model.",
     "rm": "Delete a fetched model.",
     "verify": "Compare a fetched model with its digests.",
@@ -47,6 +49,13 @@ COMMANDS = {
     "config": "The settings, and where each value comes from.",
     "path": "Where every file lies.",
     "uninstall": "Delete everything that localspec keeps on this machine.",
+}
+ALIASES = {"ls": "list", "models": "list"}
+# What other programs have as commands.
+_ELSEWHERE = {
+    "create": "`localspec import FILE.gguf` makes a model of a GGUF file; `localspec config` shows the system prompt.",
+    "search": "`localspec doctor` lists the models that you can fetch, `localspec history search` finds conversations.",
+    "stop": "`localspec ps` shows the process that has models loaded; end it with `kill`.",
 }
 _WITH_PROMPT = ("chat", "race", "run")
 READER_GONE = 141
@@ -75,10 +84,16 @@ class Commands(TyperGroup):
         return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        cmd_name = ALIASES.get(cmd_name, cmd_name)
         if cmd_name not in COMMANDS:
             if ctx.resilient_parsing:
                 return None
-            ctx.fail(f"There is no command {cmd_name!r}{nearest(cmd_name, COMMANDS)}; `localspec --help` lists them.")
+            if cmd_name == "version":
+                return get_command(_version)
+            if cmd_name in _ELSEWHERE:
+                ctx.fail(f"There is no command {cmd_name!r}. {_ELSEWHERE[cmd_name]}")
+            guess = nearest(cmd_name, [*COMMANDS, *ALIASES, "version"])
+            ctx.fail(f"There is no command {cmd_name!r}{guess}; `localspec --help` lists them.")
         app = import_module(f"localspec.cli.{cmd_name}").app
         app.rich_markup_mode, app._add_completion = None, False  # completion belongs to the whole program
         command = get_command(app)
@@ -118,11 +133,20 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+_version = typer.Typer()
+
+
+@_version.command()
+def _show_version() -> None:
+    """Print the version."""
+    _print_version(True)
+
+
 @app.callback(invoke_without_command=True)
 def _localspec(
     context: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version.")
+        bool, typer.Option("--version", "-v", is_eager=True, callback=_print_version, help="Print the version.")
     ] = False,
 ) -> None:
     """Local chat with speculative decoding: the same text, sooner."""

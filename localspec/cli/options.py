@@ -67,6 +67,11 @@ class SharedFlags:
     files: str  # their texts
     resume: int | Literal["last"] | None  # which conversation to go on with
 
+    def with_model(self, name: str) -> "SharedFlags":
+        """Return the same flags with `-m NAME`."""
+        origins = {**self.settings.origins, "model": "--model"}
+        return replace(self, settings=replace(self.settings, model=name, origins=origins))
+
 
 def load_settings(flags: Mapping[str, Any]) -> Settings:
     """The settings with these flags, for a command that computes in this process: it has no more threads than they say.

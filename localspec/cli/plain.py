@@ -21,6 +21,7 @@ from localspec.chat.model_list import all_models, in_lines
 from localspec.chat.sampling import THINK, ChatSettings
 from localspec.chat.sampling import listed as settings_listed
 from localspec.chat.sampling import split as key_and_value
+from localspec.chat.start import choose
 from localspec.chat.thinking import SHOW, asked, filled_context, only_thinking, state
 from localspec.chat.trace import Trace
 from localspec.chat.trace_words import UNTOLD, step_by_step
@@ -228,6 +229,8 @@ class _Talk:
         gc.collect()  # two may not fit at once
         self._engine = self._load(card)
         self._card, self._conversation.model = card, registry.reference(card)
+        if self._begun.server is None:
+            choose(card, "chat", self._progress.notice)
         tell(one_line(f"{card.name} answers from here on."))
 
     def _system(self, text: str) -> None:

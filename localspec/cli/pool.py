@@ -17,7 +17,7 @@ from localspec.store.phrases import PoolInfo, unpack_key, unpack_tokens
 from localspec.store.store import Store
 from localspec.text import one_line
 
-app = typer.Typer(help="The phrases learned here: list, show, clear, export.", no_args_is_help=True)
+app = typer.Typer(help="The phrases learned here: list, show, clear, export.", invoke_without_command=True)
 
 WHAT = "phrases"
 
@@ -36,6 +36,12 @@ class Shown(NamedTuple):
     uses: int
     served: int
     conversation: int | None
+
+
+@app.callback()
+def _list_by_default(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        list_pools()
 
 
 @app.command("list")

@@ -13,6 +13,7 @@ from localspec.cli.progress import Download, Progress
 from localspec.cli.pull_plan import announced_lines, nothing_to_fetch, plan_json, planned_lines
 from localspec.errors import UsageMistake
 from localspec.hub.fetch import Interrupted
+from localspec.hub.sources import Source, is_address
 from localspec.models.registry import cards
 from localspec.pulling.announced import Announced, announced
 from localspec.pulling.heads import Converted, NotConverted
@@ -67,6 +68,8 @@ def pull(
     """Fetch a model and its drafter into the common Hugging Face cache, after a plan."""
     if as_json and not dry_run:
         raise UsageMistake("--json prints a plan as JSON and fetches nothing; give --dry-run with it.")
+    if is_address(name):
+        name = str(Source.parse(name))
     progress = Progress()
     download = Download(progress, name)
     wishes = Wishes(drafter, force, packed_only, original, load_settings({"quantize": quantize}))

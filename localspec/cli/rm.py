@@ -38,7 +38,7 @@ def rm(
     """Delete a model from the common Hugging Face cache; what another revision uses stays."""
     paths = Paths(home())
     remove_abandoned(paths.packed, paths.imports)
-    sources = [] if is_path(name) or is_import(name) else sources_of(name)
+    sources = [] if is_path(name) or is_import(name) else sources_of(name, here=True)
     if not sources:
         _remove_packed(name, paths, yes)
         return

@@ -3,7 +3,7 @@
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,10 +20,12 @@ from localspec.cli.console import at_a_terminal, seen
 from localspec.cli.interrupt import Interrupt
 from localspec.cli.left_behind import kept_seconds
 from localspec.cli.options import SharedFlags, takes_shared_flags
-from localspec.cli.progress import Progress, tell
+from localspec.cli.progress import Progress, say, tell
 from localspec.cli.texts import asked, piped_text
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.events import Done, Prefill, Text
+from localspec.models.names import begun_name, full_name
+from localspec.models.registry import known
 from localspec.quantities import counted, short_pace, size
 
 if TYPE_CHECKING:
@@ -36,8 +38,12 @@ app = typer.Typer()
 @takes_shared_flags
 def run(
     flags: SharedFlags,
-    prompt: Annotated[
-        str | None, typer.Argument(help="The question, which may be about piped text. '-' is piped text alone.")
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[MODEL] [PROMPT]",
+            help="The question, which may be about piped text. '-' is piped text only. A model may precede it.",
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,
     stream_json: Annotated[
@@ -51,6 +57,7 @@ def run(
     """One answer to standard output; for pipelines."""
     if as_json and stream_json:
         raise UsageMistake("--json and --stream-json exclude each other; give one of them.")
+    flags, prompt = _model_and_prompt(flags, words or [])
     kept = None if keep is None else kept_seconds(keep, flags.settings)
     question = _prompt(prompt, flags.files)
     output: _Output = _Stream() if stream_json else _Object() if as_json else _Plain()
@@ -127,6 +134,20 @@ def _answer(flags: SharedFlags, question: Written, output: "_Output", stats: boo
         except LocalspecError:
             output.cut()
             raise
+
+
+def _model_and_prompt(flags: SharedFlags, words: Sequence[str]) -> tuple[SharedFlags, str | None]:
+    """Read the words as a prompt, or as a model here and a prompt. Raise UsageMistake for other words."""
+    if len(words) == 1 and (model := begun_name(words[0])) is not None and flags.settings.elsewhere is None:
+        say(f'{words[0]!r} is the prompt; `localspec run {model} "your question"` would choose the model.')
+    if len(words) < 2:
+        return flags, words[0] if words else None
+    if len(words) == 2 and not flags.settings.origins["model"].startswith("--") and flags.settings.elsewhere is None:
+        model = full_name(words[0])
+        if model in known():
+            return flags.with_model(model), words[1]
+        raise UsageMistake(f"There is no model {words[0]!r} here; put quotation marks around the prompt.")
+    raise UsageMistake(f"A prompt is one argument, and you gave {len(words)}; put quotation marks around it.")
 
 
 def _prompt(argument: str | None, files: str) -> Written:

@@ -31,7 +31,7 @@ def verify_model(
 ) -> None:
     """Compare every file of a model with its digest; needs no network."""
     own = is_path(name) or is_import(name)
-    sources = [] if own else sources_of(name)
+    sources = [] if own else sources_of(name, here=True)
     model = None if own else own_source(name)
     problems: list[str] = []
     if model is None:

@@ -17,6 +17,7 @@ from localspec.machine import compiled
 from localspec.machine.machine import this_machine
 from localspec.models import registry
 from localspec.models.imported import import_of, imports, is_gguf, new_name
+from localspec.models.names import full_name
 from localspec.models.only_copies import settle
 from localspec.models.packed_files import FILED
 from localspec.models.registry import TargetCard
@@ -117,6 +118,7 @@ def ready(name: str, settings: Settings, reporter: Reporter) -> TargetCard:
 
     Raises what `resolve` and `import_gguf` raise.
     """
+    name = full_name(name)
     file = Path(os.path.expanduser(name)) if name and "\0" not in name else None
     if file is None or name in registry.cards() or not is_gguf(file):
         return registry.resolve(name)

@@ -106,6 +106,22 @@ class RecalledMeasurements:
         return self.cache.recall_either(BANDWIDTH, versions(device))
 
 
+class IdleFigures(RecalledMeasurements):
+    """What idle moments measured of this machine's devices, and nothing that depends on what ran meanwhile.
+
+    Models are only predicted: their measurements would rank one that was used before one that was not.
+    """
+
+    def of(self, card: TargetCard, device: str, dtype: str, quantize: str) -> ModelMeasurements:
+        return ModelMeasurements()
+
+    def rates(self, device: str, dtype: str, quantize: str) -> Rates | None:
+        return self.cache.recall(RATES, self._rates_subject(device, dtype, quantize))
+
+    def bandwidth(self, device: str) -> float | None:
+        return self.cache.recall(BANDWIDTH, versions(device))
+
+
 def reply_stats(sums: list[float]) -> ReplyStats | None:
     """What the sums of some replies say; None where they are of too few tokens."""
     tokens, steps, nodes, drafting, verifying, beside = sums

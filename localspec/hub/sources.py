@@ -8,6 +8,9 @@ from localspec.errors import UsageMistake
 _PART = r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9_])?"
 _REPO = re.compile(rf"{_PART}/{_PART}")
 _TYPE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,39}")
+_ADDRESS = re.compile(r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/(.+)", re.IGNORECASE)
+_IN_REPOSITORY = re.compile(r"([^/]+/[^/:@]+)/(tree|blob|resolve)/([^/]+)(?:/(.+))?")
+_FILE_TYPE = re.compile(r".*?[-._]((?:UD-)?[A-Z]*\d[A-Z0-9_]*?)(?:-\d{5}-of-\d{5})?\.gguf", re.IGNORECASE)
 _REVISION = re.compile(r"[A-Za-z0-9][\w.-]*(?:/[\w.-]+)*", re.ASCII)
 
 
@@ -22,6 +25,7 @@ class Source:
     @classmethod
     def parse(cls, text: str) -> "Source":
         """The source that `org/repo[@revision][:TYPE]` names. Raises UsageMistake."""
+        typed, text = text, _from_address(text)
         name, colon, gguf = text.partition(":")
         repo, at, revision = name.partition("@")
         # -- stands for / in the names of the cache's directories; the client refuses longer names.
@@ -29,7 +33,7 @@ class Source:
         unsafe = unsafe or bool(colon and not _TYPE.fullmatch(gguf))
         if not _REPO.fullmatch(repo) or unsafe or (at and not _REVISION.fullmatch(revision)):
             raise UsageMistake(
-                f"{text!r} names no repository of the hub; write org/repo, org/repo@revision, or for GGUF files "
+                f"{typed!r} names no repository of the hub; write org/repo, org/repo@revision, or for GGUF files "
                 "org/repo:TYPE."
             )
         return cls(repo, revision or "main", gguf.upper())
@@ -37,3 +41,20 @@ class Source:
     def __str__(self) -> str:
         at = "" if self.revision == "main" else f"@{self.revision}"
         return f"{self.repo}{at}{f':{self.gguf}' if self.gguf else ''}"
+
+
+def is_address(text: str) -> bool:
+    """Return whether a text is an address at the hub: hf.co/… or https://huggingface.co/…."""
+    return _ADDRESS.fullmatch(text) is not None
+
+
+def _from_address(text: str) -> str:
+    """Return what `org/repo[@revision][:TYPE]` an address at the hub stands for; other texts as they are."""
+    if (address := _ADDRESS.fullmatch(text.strip())) is None:
+        return text
+    path = re.split(r"[?#]", address[1])[0].strip("/")
+    if (within := _IN_REPOSITORY.fullmatch(path)) is None:
+        return path
+    repo, _, revision, file = within.groups()
+    kind = _FILE_TYPE.fullmatch(file or "")
+    return f"{repo}{'' if revision == 'main' else f'@{revision}'}{f':{kind[1]}' if kind else ''}"

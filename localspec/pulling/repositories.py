@@ -9,8 +9,10 @@ from localspec.models.imported import is_gguf
 from localspec.models.registry import cards, is_path, source_here
 
 
-def sources_of(name: str) -> list[Source]:
+def sources_of(name: str, here: bool = False) -> list[Source]:
     """All that may have been fetched for a name: the model, in any of its forms, and its published drafters.
+
+    `here` says that only models of this machine can be meant.
 
     Raises NotHere for a name that is not registered, UsageMistake for one that is no repository either.
     """
@@ -23,9 +25,13 @@ def sources_of(name: str) -> list[Source]:
     if is_path(name) and is_gguf(Path(name).expanduser()):
         raise UsageMistake(f"{name} is on this machine already; chat with it: `localspec chat -m {name}`.")
     if "/" not in name:
-        raise NotHere(
-            f"There is no model {name!r}{nearest(name, known)}; give one that `localspec doctor` lists, or org/repo."
+        names = [one.name for one in known.values() if one.here or not here]
+        listed = (
+            "`localspec list` shows those that are here"
+            if here
+            else "give one that `localspec doctor` lists, or org/repo"
         )
+        raise NotHere(f"There is no model {name!r}{nearest(name, names)}; {listed}.")
     return [Source.parse(name)]
 
 

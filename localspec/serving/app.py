@@ -54,6 +54,7 @@ class Serving:
             Route("/v1/completions", self._answered(text_request), methods=["POST"]),
             Route("/metrics", self.metrics),
             Route("/localspec/open", self._to_own(Opened.of), methods=["POST"]),
+            Route("/localspec/loaded", self.loaded, methods=["POST"]),
             Route("/localspec/reply", self._to_own(Asking.of), methods=["POST"]),
             Route("/localspec/replies/{name}", self.say_more, methods=["POST"]),
         ]
@@ -163,6 +164,11 @@ class Serving:
             if said.get("stop"):
                 ticket.stopped.set()
         return self._json({})
+
+    async def loaded(self, request: Request) -> Response:
+        """The models that are loaded, with their memory."""
+        await self._from_own(request)
+        return Response(_line({"loaded": self._room.metrics.loaded}), media_type="application/x-ndjson")
 
     async def _from_own(self, request: Request) -> Any:
         if not is_socket(request.scope):

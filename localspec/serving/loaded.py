@@ -6,6 +6,7 @@ import traceback
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from localspec import Engine
 from localspec.checkpoint import inspect
@@ -130,6 +131,16 @@ class LoadedModels:
     def names(self) -> list[str]:
         """Of those that are loaded."""
         return list(self._loaded)
+
+    @property
+    def loaded(self) -> list[dict[str, Any]]:
+        """The name, device and memory in bytes of each model that is loaded."""
+        found = []
+        for name, one in self._loaded.items():
+            memory = one.engine.session.memory
+            held = memory.weights + memory.drafter + memory.cache
+            found.append({"name": name, "device": one.engine.choice.device, "bytes": held})
+        return found
 
     def card(self, name: str | None) -> TargetCard:
         """The model of this name, the server's own where none is given. Raises NotHere."""

@@ -2,7 +2,8 @@
 
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from localspec.events import Statistics
 
@@ -25,7 +26,7 @@ class Metrics:
     """It may be used from any thread."""
 
     def __init__(self) -> None:
-        self.models: Sequence[str] = ()
+        self.loaded: Sequence[Mapping[str, Any]] = ()  # models, as `localspec ps` shows them
         self._lock, self._counts, self._statuses = threading.Lock(), Counter[str](), Counter[int]()
 
     def answered(self, status: int) -> None:
@@ -55,7 +56,7 @@ class Metrics:
             values = {name: {"": self._counts[name]} for name, (kind, _) in _HELP.items() if kind == "counter"}
             values["localspec_requests_total"] = {f'{{status="{at}"}}': n for at, n in sorted(self._statuses.items())}
             values["localspec_waiting_requests"] = {"": waiting}
-            values["localspec_loaded_models"] = {"": len(self.models)}
+            values["localspec_loaded_models"] = {"": len(self.loaded)}
         lines = []
         for name, (kind, about) in _HELP.items():
             lines += [f"# HELP {name} {about}", f"# TYPE {name} {kind}"]

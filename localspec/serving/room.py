@@ -125,7 +125,7 @@ class EngineRoom(threading.Thread):
         asked = time.monotonic()
         while not self._turns.closed:
             seconds = models.rest()
-            self.metrics.models = models.names
+            self.metrics.loaded = models.loaded
             if self._idle is not None:
                 left = asked + self._idle - time.monotonic()
                 if left <= 0:

@@ -23,20 +23,27 @@ if TYPE_CHECKING:
 CLOSE_SECONDS = 2.0  # for the step under way and the store
 
 
-def chat(settings: Settings, prompt: str | None, files: str, resume: int | Literal["last"] | None) -> int:
+def chat(
+    settings: Settings, prompt: str | None, files: str, resume: int | Literal["last"] | None, hint: str = ""
+) -> int:
     """Runs the full-screen chat until it is left; returns its exit code.
 
-    `files` is text that goes before the first prompt. Raises what opening the conversation or loading its model raises
-    as a mistake of the command line, what is wrong with the colours and keys of the settings, and what went wrong
-    inside, when the terminal is whole again and what was said is kept.
+    `files` is text that goes before the first prompt, `hint` the first notice. Raises what opening the conversation or
+    loading its model raises as a mistake of the command line, what is wrong with the colours and keys of the settings,
+    and what went wrong inside, when the terminal is whole again and what was said is kept.
     """
     gc.disable()  # until the first paint, which would come a tenth later
     with background.asked(settings.theme) as answer:
-        return _chat(settings, prompt, files, resume, answer)
+        return _chat(settings, prompt, files, resume, answer, hint)
 
 
 def _chat(
-    settings: Settings, prompt: str | None, files: str, resume: int | Literal["last"] | None, answer: background.Answer
+    settings: Settings,
+    prompt: str | None,
+    files: str,
+    resume: int | Literal["last"] | None,
+    answer: background.Answer,
+    hint: str,
 ) -> int:
     from localspec_tui import interpreter, loading, messages, terminal
     from localspec_tui.app import ChatApp
@@ -45,6 +52,8 @@ def _chat(
     def opening(at_the_end: ExitStack, notice: Callable[[str], None]) -> "StartedChat":
         gc.freeze()  # what is there by now stays to the end, and need not be looked through again
         gc.enable()
+        if hint:
+            notice(hint)
         if settings.elsewhere is not None:
             return behind().start(resume, at_the_end, notice, tell_what_is_kept=False)
         from localspec.chat.start import start_chat  # on the engine's thread: the first paint does not wait for it

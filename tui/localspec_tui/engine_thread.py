@@ -297,7 +297,11 @@ class EngineThread(threading.Thread):
         self.buffer.end(self._live)
 
     def _switch(self, card: "TargetCard") -> None:
+        from localspec.chat.start import choose
+
         trouble = self._loaded_instead(card)
+        if trouble is None and self._settings.first.elsewhere is None:
+            choose(card, "chat", self._notice)
         if trouble is not None:
             self._post(messages.JobRefused(trouble))
             trouble = self._loaded_instead(self._card)

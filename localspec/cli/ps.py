@@ -1,0 +1,54 @@
+"""localspec ps"""
+
+import socket
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from localspec.cli.console import print_json, table, width
+from localspec.environment import home
+from localspec.paths import Paths
+from localspec.quantities import size
+from localspec.serving.over_socket import CONNECT_SECONDS, Gone, lines, process_at
+from localspec.text import one_line
+
+app = typer.Typer()
+
+
+@app.command()
+def ps(as_json: Annotated[bool, typer.Option("--json", help="One JSON value instead of a table.")] = False) -> None:
+    """The models that `localspec serve` has loaded, with their memory, and where it answers."""
+    place = Paths(home()).socket
+    process = _process(place)
+    loaded = [] if process is None else _loaded(place)
+    if as_json:
+        print_json({"process": process, "socket": str(place) if process else None, "models": loaded})
+        return
+    if process is None:
+        typer.echo("Nothing is running; `localspec serve` would keep a model loaded.")
+        return
+    if loaded:
+        rows = [[one["name"], size(one["bytes"]), one["device"]] for one in loaded]
+        typer.echo("\n".join(table([["NAME", "MEMORY", "DEVICE"], *rows], right={1}, width=width())))
+    else:
+        typer.echo("No model is loaded; the next request loads one.")
+    typer.echo(one_line(f"Process {process} answers at {place}"))
+
+
+def _process(place: Path) -> int | None:
+    """Return the process that answers at this socket; None where there is none."""
+    with suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(CONNECT_SECONDS)
+        connection.connect(str(place))
+        return process_at(connection)
+    return None
+
+
+def _loaded(place: Path) -> list[dict[str, Any]]:
+    """Return the models that the server has loaded. Raises Gone."""
+    for line in lines(place, "/localspec/loaded", {}):
+        if line is not None:
+            return list(line["loaded"])
+    raise Gone("The server ended before it answered; try again.")

@@ -1,0 +1,45 @@
+"""localspec use [NAME]"""
+
+from typing import Annotated
+
+import typer
+
+from localspec import environment
+from localspec.checkpoint import inspect
+from localspec.cli.progress import say
+from localspec.config import load
+from localspec.errors import LocalspecError
+from localspec.models import registry
+from localspec.models.names import full_name
+from localspec.models.present import present_model, save_choice
+from localspec.paths import Paths
+from localspec.text import one_line
+
+app = typer.Typer()
+
+
+@app.command()
+def use(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="A model here; the beginning of its name is enough.")
+    ] = None,
+) -> None:
+    """Choose the model that answers where none is named; without NAME, show it and where it comes from."""
+    settings, paths = load(), Paths(environment.home())
+    if name is None:
+        model, origin = present_model(settings, paths)
+        print(
+            one_line(
+                f"{model} ({origin})" if model else f"No model is chosen: {origin}; choose with `localspec use NAME`."
+            )
+        )
+        return
+    card = registry.resolve(full_name(name))
+    inspect(card.path)
+    try:
+        save_choice(registry.reference(card), "use", paths)
+    except OSError as error:
+        raise LocalspecError(f"{paths.choice} cannot be written ({error.strerror}); correct its permissions.") from None
+    print(one_line(f"{card.name} answers from now on where no model is named."))
+    if settings.model is not None:
+        say(f"{settings.shown('model')} still comes before it.")

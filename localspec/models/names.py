@@ -1,0 +1,88 @@
+"""Names of models as people type them: in any case, cut short, or as Ollama spells them."""
+
+import os
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from localspec.environment import home
+from localspec.errors import LocalspecError, NotHere, UsageMistake
+from localspec.hub.sources import Source, is_address
+from localspec.models import registry
+from localspec.models.registry import TargetCard
+from localspec.paths import Paths
+
+LATEST = ":latest"  # Ollama adds it to names without a tag
+LISTED = 5  # candidates that a sentence names
+
+
+def full_name(name: str, paths: Paths | None = None) -> str:
+    """Return the full name of the model here that `name` means: its name in any case, or a unique prefix of it.
+
+    Paths, repositories, and names that mean no model here, come back as they are. Raises UsageMistake for a prefix of
+    several names, NotHere for a prefix of registered names only.
+    """
+    paths = paths or Paths(home())
+    if not name or name in registry.cards(paths) or "\0" in name or os.path.lexists(os.path.expanduser(name)):
+        return name
+    if (exact := exact_name(name, paths)) is not None:
+        return exact
+    if is_address(name):
+        return str(Source.parse(name))
+    wanted = _plain(name)
+    if name.startswith((".", "~")) or "/" in name or "\\" in name or not wanted:
+        return name  # what is a repository is not the beginning of another one's name
+    known = registry.known(paths)
+    begun = [card for card in known.values() if card.name.lower().startswith(wanted)]
+    here = _one_name_each(card for card in begun if card.here)
+    if len(here) > 1:
+        listed = ", ".join(here[:LISTED]) + (f", and {len(here) - LISTED} more" if len(here) > LISTED else "")
+        raise UsageMistake(f"{name!r} could be any of {listed}; type more of the name.")
+    if here:
+        return here[0]
+    if begun:
+        first, *others = (card.name for card in begun)
+        also = f" (as would {', '.join(others[:LISTED])})" if others else ""
+        raise NotHere(f"No model here begins with {name!r}; `localspec pull {first}` fetches one{also}.")
+    return name
+
+
+def exact_name(name: str, paths: Paths | None = None) -> str | None:
+    """Return the name of the model here that is spelled `name` in any case; None where there is no such model.
+
+    A registered name in its exact spelling counts although its model is not here.
+    """
+    paths = paths or Paths(home())
+    if name in registry.cards(paths):
+        return name
+    spelled = [name.lower(), _plain(name)]
+    with suppress(LocalspecError):  # as the hub's pages spell it
+        spelled.append(str(Source.parse(name)).lower())
+    known = registry.known(paths)
+    if name in known:
+        return name
+    same = _one_name_each(card for card in known.values() if card.name.lower() in spelled)
+    return same[0] if len(same) == 1 else None
+
+
+def begun_name(word: str) -> str | None:
+    """Return the model here that a prompt of one word may have meant; None for most words."""
+    if not word.isprintable() or len(word) < 3 or len(word.split()) != 1:
+        return None
+    with suppress(LocalspecError, OSError, ValueError):
+        found = full_name(word)
+        if found.lower().startswith(_plain(word)) and found in registry.known():
+            return found
+    return None
+
+
+def _plain(name: str) -> str:
+    return name.lower().removesuffix(LATEST)
+
+
+def _one_name_each(cards: Iterable[TargetCard]) -> list[str]:
+    """Return the names of these models; of several names for the same files, the first."""
+    names: dict[Path, str] = {}
+    for card in cards:
+        names.setdefault(card.path, card.name)
+    return list(names.values())

@@ -1,0 +1,80 @@
+"""Which model answers where none is named: the saved choice, and where it comes from."""
+
+import json
+from contextlib import suppress
+from typing import Literal, NamedTuple, get_args
+
+from localspec.config import Settings
+from localspec.errors import LocalspecError
+from localspec.models import registry
+from localspec.outside_files import parse_json, read_bytes
+from localspec.paths import Paths, private_directory, write_anew
+from localspec.text import one_line
+
+By = Literal["use", "chat", "machine"]
+_ORIGINS: dict[str, str] = {
+    "use": "chosen with `localspec use`",
+    "chat": "chosen in a chat",
+    "machine": "the best for this machine when it was first needed",
+}
+
+
+class Choice(NamedTuple):
+    """A saved choice: the name or the directory of a model, and who chose it."""
+
+    model: str
+    by: By
+
+
+class Present(NamedTuple):
+    """The model that answers where none is named; None where the first prompt decides. `origin` says why."""
+
+    model: str | None
+    origin: str
+
+
+def saved_choice(paths: Paths) -> Choice | None:
+    """Return the choice that was saved last; None where there is none that can be read."""
+    with suppress(OSError, ValueError):
+        found = parse_json(read_bytes(paths.choice))
+        if isinstance(found, dict) and isinstance(found.get("model"), str) and found.get("by") in get_args(By):
+            return Choice(found["model"], found["by"])
+    return None
+
+
+def save_choice(model: str, by: By, paths: Paths) -> None:
+    """Save a choice for later sessions. Raises OSError."""
+    if saved_choice(paths) == (model, by):
+        return
+    private_directory(paths.choice.parent)
+    write_anew(paths.choice, json.dumps({"model": model, "by": by}).encode() + b"\n")
+
+
+def present_model(settings: Settings, paths: Paths) -> Present:
+    """Return the model that would answer now, without measuring or loading anything."""
+    if settings.model is not None:
+        return Present(settings.model, one_line(settings.origins["model"]))
+    choice = saved_choice(paths)
+    if choice is not None and is_here(choice.model, paths):
+        return Present(choice.model, _ORIGINS[choice.by])
+    real = real_models(paths)
+    if len(real) > 1:
+        return Present(None, f"the first prompt takes one of the {len(real)} models here")
+    if real:
+        return Present(real[0].name, "the only model here")
+    return Present("demo", "no other model is here")
+
+
+def is_here(model: str, paths: Paths) -> bool:
+    """Return whether a name or directory, as `registry.reference` gives it, means a model here."""
+    try:
+        registry.resolve(model, paths)
+    except LocalspecError:
+        return False
+    return True
+
+
+def real_models(paths: Paths) -> list[registry.TargetCard]:
+    """Return the models here that have a name, without the embedded demo; of several names for the same files, one."""
+    found = [card for card in registry.known(paths).values() if card.here and card.entry and not card.entry.toy]
+    return list({card.path: card for card in reversed(found)}.values())[::-1]

@@ -1,0 +1,210 @@
+"""Which model answers where none is named: the order of the rules, and that load decides nothing."""
+
+import itertools
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from command import called
+from machines import cpu, machine
+
+from localspec.chat.start import choose, chosen_model
+from localspec.config import load
+from localspec.engine.measurement_cache import MeasurementCache, Quantity
+from localspec.engine.recalled_measurements import BANDWIDTH, RATES, device_subject
+from localspec.events import Reporter
+from localspec.machine.hardware import versions
+from localspec.models import registry
+from localspec.models.present import present_model, save_choice, saved_choice
+from localspec.paths import Paths
+from localspec.policy.prediction import Rates
+from localspec.store.store import Store
+
+Enter = Callable[..., None]
+
+
+@pytest.fixture
+def enter(fresh_home: Path, tmp_path: Path) -> Enter:
+    """enter(name=quality, …): models of these names are here, and no others but the demo. `poor` is the smallest."""
+
+    def enter(**quality: int) -> None:
+        lines = []
+        for name, points in quality.items():
+            if not (tmp_path / name).is_symlink():
+                (tmp_path / name).symlink_to(registry.resolve("demo-draft" if name == "poor" else "demo").path)
+            lines.append(f'[{name}]\npath = "{tmp_path / name}"\nquality = {points}\n')
+        (fresh_home / "config").mkdir(parents=True, exist_ok=True)
+        (fresh_home / "config" / "models.toml").write_text("".join(lines))
+
+    return enter
+
+
+class Answers:
+    """The name of the model that answers; `told` is what was said of that."""
+
+    def __init__(self, store: Store | None = None) -> None:
+        self.told: list[str] = []
+        self._store = store
+
+    def __call__(self, **flags: object) -> str:
+        self.told.clear()
+        return chosen_model(load(flags=flags), self._store, Reporter(self.told.append)).name
+
+
+@pytest.fixture
+def answers(fresh_home: Path) -> Answers:
+    return Answers()
+
+
+@pytest.fixture
+def paths(fresh_home: Path) -> Paths:
+    return Paths(fresh_home)
+
+
+# -- the order of the rules ----------------------------------------------------------------------------------------
+
+RULES = ["flag", "environment", "file", "chosen", "only", "demo"]
+
+
+@pytest.mark.parametrize("first", range(len(RULES)))
+def test_the_rules_hold_in_this_order(enter, answers, paths, monkeypatch, first):
+    """Each with all below it."""
+    holds = RULES[first:]
+    models = dict.fromkeys(("flag", "environment", "file", "chosen", "only"), 10)
+    enter(**(models if set(holds) - {"only", "demo"} else {"only": 10} if "only" in holds else {}))
+    if "chosen" in holds:
+        save_choice("chosen", "use", paths)
+    if "file" in holds:
+        (paths.config_file).write_text('model = "file"\n')
+    if "environment" in holds:
+        monkeypatch.setenv("LOCALSPEC_MODEL", "environment")
+    flags = {"model": "flag"} if "flag" in holds else {}
+    before = saved_choice(paths)
+    assert answers(**flags) == RULES[first]
+    assert saved_choice(paths) == before
+    if not flags:
+        assert present_model(load(), paths).model == RULES[first]
+
+
+def test_the_later_of_chat_and_use_holds(enter, answers, paths):
+    enter(one=10, two=10)
+    cards = registry.cards()
+    for name, by in (("one", "chat"), ("two", "use"), ("one", "chat")):
+        choose(cards[name], by, pytest.fail)
+        assert answers() == name and answers.told == []
+        assert present_model(load(), paths).origin == {
+            "chat": "chosen in a chat", "use": "chosen with `localspec use`"
+        }[by]  # fmt: skip
+
+
+def test_run_with_a_model_changes_nothing(enter, fresh_home, paths):
+    enter(one=10, two=10)
+    save_choice("one", "use", paths)
+    assert called(fresh_home, "run", "-m", "two", "hi", "-n", "1").returncode == 0
+    assert called(fresh_home, "run", "two", "hi", "-n", "1").returncode == 0
+    assert saved_choice(paths) == ("one", "use")
+
+
+def test_what_is_found_for_several_is_kept_and_told_once(enter, answers, paths):
+    enter(poor=10, good=50)
+    assert present_model(load(), paths) == (None, "the first prompt takes one of the 2 models here")
+    assert answers() == "good"
+    assert answers.told == ["No model named, so good answers from now on; `localspec use NAME` chooses another one."]
+    assert saved_choice(paths) == ("good", "machine")
+    enter(poor=10, good=50, better=90)
+    assert answers() == "good" and answers.told == []
+
+
+def test_a_chosen_model_that_was_removed_gives_way_with_one_notice(enter, answers, paths):
+    enter(one=10, two=10)
+    save_choice("one", "chat", paths)
+    enter(two=10)
+    assert answers() == "two"
+    gone = "The model that was chosen last, one, is no longer here."
+    assert answers.told[0] == gone
+    enter(one=10, two=10)
+    assert answers() == "one"
+
+
+def test_the_only_one_and_the_demo_are_told_once_a_day(enter, answers, paths):
+    enter(one=10)
+    assert answers() == "one" and answers.told == ["No model named, so one answers, the only one here."]
+    assert answers() == "one" and answers.told == []
+    yesterday = time.time() - 25 * 60 * 60
+    os.utime(paths.last_notice, (yesterday, yesterday))
+    assert answers() == "one" and len(answers.told) == 1
+    enter()
+    assert answers() == "demo" and "embedded demo model answers, because no other model is here" in answers.told[0]
+    assert answers() == "demo" and answers.told == []
+
+
+# -- load ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def store(paths: Paths) -> Iterator[Store]:
+    with ExitStack() as stack:
+        yield stack.enter_context(Store.open(paths.database, pytest.fail))
+
+
+def _pick(paths: Paths, store: Store) -> str:
+    found = Answers(store)()
+    paths.choice.unlink()
+    return found
+
+
+@pytest.mark.parametrize("free", [24, 1, 0])
+def test_what_a_busy_moment_measured_or_left_free_changes_nothing(enter, paths, store, monkeypatch, free):
+    enter(poor=10, good=50)
+    monkeypatch.setattr("localspec.machine.machine.this_machine", lambda *_: machine(cpu(24, free)))
+    cache = MeasurementCache(store)
+
+    def measured(quantity: Quantity, value: object) -> None:
+        where = versions("cpu")
+        forms = itertools.product(("bf16", "fp32", "fp16"), ("none", "int8", "int4"))
+        for subject in (where, *(device_subject("cpu", *form) for form in forms)):
+            cache.remember(quantity, subject, value)
+
+    measured(RATES.when_busy, Rates((1, 4), (1e-6, 1e-6), (1e-3, 1e-3)))
+    measured(BANDWIDTH.when_busy, 1.0)
+    assert _pick(paths, store) == "good"
+
+
+# -- the commands --------------------------------------------------------------------------------------------------
+
+
+def test_use(enter, fresh_home, paths):
+    enter(first=10, second=10)
+    assert called(fresh_home, "use").stdout.startswith("No model is chosen: ")
+    found = called(fresh_home, "use", "SEC")
+    assert (found.returncode, found.stdout) == (0, "second answers from now on where no model is named.\n")
+    assert called(fresh_home, "use").stdout == "second (chosen with `localspec use`)\n"
+    assert paths.choice.stat().st_mode & 0o777 == 0o600
+    assert called(fresh_home, "use", "third").returncode == 3
+    shown = called(fresh_home, "config").stdout.splitlines()[0]
+    assert shown.split(maxsplit=2) == ["model", "second", "chosen with `localspec use`"]
+    present = {one["name"]: one["present"] for one in json.loads(called(fresh_home, "list", "--json").stdout)}
+    assert present == {"first": False, "second": True, "demo": False, "demo-draft": False}
+    found = called(fresh_home, "use", "first", LOCALSPEC_MODEL="second")
+    assert found.stderr == "localspec: LOCALSPEC_MODEL='second' still comes before it.\n"
+
+
+def test_a_choice_that_cannot_be_read_is_none(enter, answers, paths):
+    enter(one=10)
+    paths.choice.parent.mkdir(parents=True, exist_ok=True)
+    for content in (b"", b"[]", b'{"model": 1, "by": "use"}', b'{"model": "one", "by": "x"}', b"\xff"):
+        paths.choice.write_bytes(content)
+        assert saved_choice(paths) is None and answers() == "one"
+
+
+def test_a_choice_that_cannot_be_written_is_told(enter, paths):
+    enter(one=10)
+    paths.data_dir.parent.mkdir(parents=True, exist_ok=True)
+    paths.data_dir.write_text("no directory")
+    told: list[str] = []
+    choose(registry.cards()["one"], "chat", told.append)
+    assert len(told) == 1 and "so one is chosen for this session only" in told[0]
