@@ -87,10 +87,10 @@ class Conversation:
         self._leave()
         return Conversation.resume(self._history, saved, self.model, self._notice)
 
-    def start_new(self) -> "Conversation":
-        """A new conversation under the same conditions, with the same system prompt."""
+    def start_new(self, system: str | None = None) -> "Conversation":
+        """Return a new conversation under the same conditions, with this system prompt."""
         self._leave()
-        new = Conversation(self._history, self.model, self.system, self._notice)
+        new = Conversation(self._history, self.model, system, self._notice)
         new._enter()
         return new
 

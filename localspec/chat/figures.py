@@ -86,3 +86,4 @@ class Figures:
     exactness: str = ""  # `Exactness.label` of the rule: "bitwise", "numerical", "same distribution", "not lossless"
     precision: str = ""  # of the weights: "int8", "nf4", "bf16" …
     memory: HeldMemory = HeldMemory()
+    sampling: str = ""  # how the reply is sampled and where that comes from, in words

@@ -18,7 +18,7 @@ from localspec.chat.finding import hits
 from localspec.chat.kept_phrases import Stories, decoder, kept_phrases, pools_of
 from localspec.chat.live_stats import LiveStats
 from localspec.chat.model_list import all_models, in_lines
-from localspec.chat.sampling import THINK, ChatSettings
+from localspec.chat.sampling import THINK, ChatSettings, first_sampled
 from localspec.chat.sampling import listed as settings_listed
 from localspec.chat.sampling import split as key_and_value
 from localspec.chat.thinking import SHOW, asked, filled_context, only_thinking, state
@@ -193,7 +193,8 @@ class _Talk:
         self._left = True
 
     def _new(self, _: str) -> None:
-        self._conversation = self._conversation.start_new()
+        self._settings.reset()
+        self._conversation = self._conversation.start_new(self._settings.first.system)
         tell("A new conversation.")
 
     def _resume(self, which: str) -> None:
@@ -252,8 +253,8 @@ class _Talk:
         tell(state(self._settings.now, self._loaded(), self._conversation.system).sentence)
 
     def _again(self, _: str) -> None:
-        if self._conversation.answered and (same := self._settings.why_the_same(self._loaded())):
-            tell(same)
+        if self._conversation.answered and (drawn := self._settings.drawn(self._loaded())):
+            tell(drawn)
         self._instead(None)
 
     def _edit(self, text: str) -> None:
@@ -357,14 +358,17 @@ class _Talk:
         self._answer_written(prompt)
 
     def _answer_written(self, prompt: Written, before: Mapping[str, Any] | None = None) -> None:
-        """Asks it; with the figures of a reply `before`, for another one."""
+        """Asks it; with the figures of a reply `before`, for another answer instead."""
         from localspec import Done, Limits, Prefill, Text
 
-        settings, engine = self._settings.another(before or {}), self._loaded()
+        engine = self._loaded()
+        settings = self._settings.another(before, engine)
         trace = Trace(prompt.typed, engine.decode or str)
         live, limits = LiveStats(engine, settings.accept), Limits(settings.max_tokens, settings.stop)
         prompt = prompt.behind(self._files, "the files of --file")
         sampling, think = engine.sampling(settings), engine.thinking(settings, self._conversation.system)
+        if sampled := first_sampled(self._card, sampling, self._store, self._settings.first):
+            self._progress.notice(sampled)
         events = self._conversation.ask(engine, prompt.prompt, sampling, limits, prompt.figures, think)
         ended, how, begun, thinks = "\n", "(stopped)", False, False
         wrap = WordWrap(width())

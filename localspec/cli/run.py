@@ -11,6 +11,7 @@ import typer
 
 from localspec.chat.attachments import joined
 from localspec.chat.conversation import dropped_turns_notice
+from localspec.chat.sampling import first_sampled, sampling_words
 from localspec.chat.thinking import only_thinking
 from localspec.chat.wording import seconds_words
 from localspec.cli.beginning import Report, begin, report_of
@@ -72,6 +73,8 @@ def _answer(flags: SharedFlags, question: str, output: "_Output", stats: bool, k
         load_seconds = time.perf_counter() - began
         sampling, limits = engine.sampling(settings), Limits(settings.max_tokens, settings.stop)
         report = report_of(engine, sampling, load_seconds)
+        if sampled := first_sampled(card, sampling, begun.chat.store, settings):
+            progress.notice(sampled)
         think = engine.thinking(settings, conversation.system)
         events = conversation.ask(engine, question, sampling, limits, think=think)
         at_the_end.callback(events.close)  # it needs the store to the last
@@ -83,7 +86,7 @@ def _answer(flags: SharedFlags, question: str, output: "_Output", stats: bool, k
             if sentence := only_thinking(conversation.turns[-1], settings, engine, conversation.system):
                 progress.notice(sentence)
             if stats:
-                tell(_figures(values, report.exactness))
+                tell(_figures(values, report.exactness, sampling_words(sampling)))
 
         started, thought = False, 0
         try:
@@ -137,9 +140,9 @@ def _prompt(argument: str | None, files: str) -> str:
     return prompt
 
 
-def _figures(report: dict[str, Any], exactness: str) -> str:
-    """The line of --stats."""
-    return " · ".join(_told(report, exactness))
+def _figures(report: dict[str, Any], exactness: str, sampling: str) -> str:
+    """Return the line of --stats."""
+    return " · ".join([*_told(report, exactness), *filter(None, [sampling])])
 
 
 def _told(report: dict[str, Any], exactness: str) -> Iterator[str]:

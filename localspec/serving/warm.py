@@ -36,6 +36,8 @@ class WarmSampling:
     rule: Rule
     epsilon: float
     delta: float
+    source: str = ""
+    chosen: Sequence[str] = ()
 
     @property
     def greedy(self) -> bool:

@@ -25,7 +25,7 @@ class Model:
         return settings.think
 
 
-GREEDY, WARM = Model(), Model(do_sample=True, temperature=0.8, top_p=0.95)
+GREEDY, WARM = Model(do_sample=False), Model(do_sample=True, temperature=0.8, top_p=0.95)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from textual.message import Message
 
 from localspec.chat.attachments import Written, measured
-from localspec.chat.sampling import ChatSettings
+from localspec.chat.sampling import ChatSettings, first_sampled, sampling_words
 from localspec.chat.thinking import State, only_thinking, state
 from localspec.chat.trace import Trace
 from localspec.config import Settings
@@ -55,7 +55,7 @@ class EngineThread(threading.Thread):
         self._unkept = 0  # turns, as the screen knows
         self._held: list[str] | None = []  # notices, until there is a conversation to show them in
         self._at_the_end = ExitStack()
-        self._answered: Mapping[str, Any] = {}  # the figures of the reply that the next one is asked for instead of
+        self._answered: Mapping[str, Any] | None = None  # figures of the reply that the next is another answer for
         self._card: TargetCard
         self._conversation: Conversation
         self._store: Store | None = None
@@ -149,9 +149,9 @@ class EngineThread(threading.Thread):
         system = self._conversation.system
         return only_thinking(turn, self._settings.now, self._engine, system) if self._engine is not None else None
 
-    def why_the_same(self) -> str | None:
-        """Why another answer to the last prompt would be the same text; None where it need not be."""
-        return self._settings.why_the_same(self._engine) if self._engine is not None else None
+    def drawn(self) -> str | None:
+        """Return the notice that another answer is sampled where replies are greedy; None where all are sampled."""
+        return self._settings.drawn(self._engine) if self._engine is not None else None
 
     def branch(self, turns: int, *, again: bool = False) -> None:
         """Goes on after the first `turns` that were answered; the conversation so far stays as it is.
@@ -320,7 +320,7 @@ class EngineThread(threading.Thread):
 
     def _branch(self, turns: int, again: bool) -> None:
         before = self._conversation
-        self._answered = before.turns[turns].figures if again else {}
+        self._answered = before.turns[turns].figures if again else None
         self._conversation = before.branch(turns)
         if before.id is not None and not before.unkept:
             self._post(messages.Branched(before.id))
@@ -334,7 +334,8 @@ class EngineThread(threading.Thread):
 
     def _renew(self) -> None:
         self._held = []
-        self._conversation = self._conversation.start_new()
+        self._settings.reset()
+        self._conversation = self._conversation.start_new(self._settings.first.system)
         self._show_conversation()
 
     def _resume(self, conversation: int) -> None:
@@ -379,15 +380,20 @@ class EngineThread(threading.Thread):
         from localspec.chat.conversation import dropped_turns_notice
 
         engine, live, talk = self._engine, self._live, self._conversation
-        settings, self._answered = self._settings.another(self._answered), {}
+        instead, self._answered = self._answered, None
         begun, trouble = False, None
         if engine is not None and live is not None and not stop.is_set():
             trace.untold = engine.decode is None
             trace.decode = engine.decode or trace.decode  # the model may be gone when somebody looks
             engine.wanted = lambda: not stop.is_set()
             try:
+                settings = self._settings.another(instead, engine)
                 limits, think = Limits(settings.max_tokens, settings.stop), engine.thinking(settings, talk.system)
-                events = talk.ask(engine, asked.prompt, engine.sampling(settings), limits, asked.figures, think)
+                sampling = engine.sampling(settings)
+                live.sampling = sampling_words(sampling)
+                if sampled := first_sampled(self._card, sampling, self._store, self._settings.first):
+                    self._notice(sampled)
+                events = talk.ask(engine, asked.prompt, sampling, limits, asked.figures, think)
                 with interpreter.shared(engine), closing(events):
                     for event in events:
                         if isinstance(event, Prefill) and event.done == event.total and event.dropped:

@@ -407,8 +407,8 @@ class ChatScreen(Steady, ChoosingScreen, FindingScreen):
     async def again(self) -> None:
         """The last prompt once more."""
         if self._may_go_back() and (turn := self._conversation.turn_of(None)):
-            if same := self._engine.why_the_same():
-                self.notify(same, markup=False)
+            if drawn := self._engine.drawn():
+                self.notify(drawn, markup=False)
             await self._go_on_from(turn[0], again=True)
             await self._ask(turn[1])
 
