@@ -24,7 +24,7 @@ from localspec.chat.sampling import split as key_and_value
 from localspec.chat.thinking import SHOW, asked, filled_context, only_thinking, state
 from localspec.chat.trace import Trace
 from localspec.chat.trace_words import UNTOLD, step_by_step
-from localspec.chat.wording import in_words, kept_thought
+from localspec.chat.wording import in_words, kept_thought, repeated
 from localspec.checkpoint import inspect
 from localspec.cli.beginning import Begun, begin
 from localspec.cli.console import width
@@ -364,7 +364,8 @@ class _Talk:
         engine = self._loaded()
         settings = self._settings.another(before, engine)
         trace = Trace(prompt.typed, engine.decode or str)
-        live, limits = LiveStats(engine, settings.accept), Limits(settings.max_tokens, settings.stop)
+        live = LiveStats(engine, settings.accept)
+        limits = Limits(settings.max_tokens, settings.stop, loop_prompt=prompt.typed)
         prompt = prompt.behind(self._files, "the files of --file")
         sampling, think = engine.sampling(settings), engine.thinking(settings, self._conversation.system)
         if sampled := first_sampled(self._card, sampling, self._store, self._settings.first):
@@ -400,6 +401,8 @@ class _Talk:
                                 "where the context ends" if filled_context(turn, settings) else "at the limit of tokens"
                             )
                             how = f"(cut off {where})" if reason == "length" else ""
+                            if reason == "repetition":
+                                how = f"({repeated(turn.figures, '/set temperature 0.7 lets it vary')})"
                             how = only_thinking(turn, settings, engine, self._conversation.system) or how
                     if interrupt.asked:
                         raise KeyboardInterrupt

@@ -13,7 +13,7 @@ from localspec.chat.attachments import joined
 from localspec.chat.conversation import dropped_turns_notice
 from localspec.chat.sampling import first_sampled, sampling_words
 from localspec.chat.thinking import only_thinking
-from localspec.chat.wording import seconds_words
+from localspec.chat.wording import repeated, seconds_words
 from localspec.cli.beginning import Report, begin, report_of
 from localspec.cli.closed_output import ClosedOutput
 from localspec.cli.interrupt import Interrupt
@@ -71,7 +71,9 @@ def _answer(flags: SharedFlags, question: str, output: "_Output", stats: bool, k
         engine = begun.for_reply(settings, card, keep)
         engine.wanted = lambda: not interrupt.asked
         load_seconds = time.perf_counter() - began
-        sampling, limits = engine.sampling(settings), Limits(settings.max_tokens, settings.stop)
+        watched = isinstance(output, _Plain) and sys.stdout.isatty()  # a program gets the whole of a loop
+        sampling = engine.sampling(settings)
+        limits = Limits(settings.max_tokens, settings.stop, loop_prompt=question if watched else None)
         report = report_of(engine, sampling, load_seconds)
         if sampled := first_sampled(card, sampling, begun.chat.store, settings):
             progress.notice(sampled)
@@ -83,6 +85,8 @@ def _answer(flags: SharedFlags, question: str, output: "_Output", stats: bool, k
             progress.clear()
             values = report.of(output.reply, output.reasoning, reason, statistics)
             output.end(values)
+            if reason == "repetition":
+                progress.notice(f"{repeated(conversation.turns[-1].figures, '--temp 0.7 lets it vary')}.")
             if sentence := only_thinking(conversation.turns[-1], settings, engine, conversation.system):
                 progress.notice(sentence)
             if stats:

@@ -6,14 +6,14 @@ from typing import Any, NamedTuple
 
 from localspec.text import one_line
 
-REASONS = ("stop", "length", "interrupted")  # why a reply ended
+REASONS = ("stop", "length", "interrupted", "repetition")  # why a reply ended
 
 
 @dataclass(frozen=True)
 class Turn:
     """A prompt and its reply; `asked` is in seconds since 1970.
 
-    `reason` is "stop", "length" or "interrupted"; None while the reply is being written, or where its process was
+    `reason` is one of REASONS; None while the reply is being written, or where its process was
     killed. A turn without reply and reasoning is unanswered; only the last of a conversation can be.
     """
 

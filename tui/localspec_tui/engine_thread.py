@@ -388,7 +388,8 @@ class EngineThread(threading.Thread):
             engine.wanted = lambda: not stop.is_set()
             try:
                 settings = self._settings.another(instead, engine)
-                limits, think = Limits(settings.max_tokens, settings.stop), engine.thinking(settings, talk.system)
+                limits = Limits(settings.max_tokens, settings.stop, loop_prompt=asked.typed)
+                think = engine.thinking(settings, talk.system)
                 sampling = engine.sampling(settings)
                 live.sampling = sampling_words(sampling)
                 if sampled := first_sampled(self._card, sampling, self._store, self._settings.first):

@@ -12,6 +12,7 @@ from textual.widgets import Static
 from localspec.chat.attachments import Written, written
 from localspec.chat.commands import is_command, read
 from localspec.chat.completion import look_up
+from localspec.chat.wording import repeated
 from localspec.errors import LocalspecError, UsageMistake
 from localspec_tui import keymap, messages, slash_commands
 from localspec_tui.code_blocks import CodeCopies
@@ -254,6 +255,10 @@ class ChatScreen(Steady, ChoosingScreen, FindingScreen):
             await self._conversation.tell(ended.trouble, trouble=True)
         elif ended.turn is not None and (sentence := self._engine.only_thinking(ended.turn)):
             await self._conversation.tell(sentence)
+        elif ended.turn is not None and ended.turn.reason == "repetition":
+            warmer = f"raise the temperature with {self._key('chat.sampling')}"
+            sentence = repeated(ended.turn.figures, warmer)
+            await self._conversation.tell(f"{sentence[:1].upper()}{sentence[1:]}.")
         elif ended.turn is not None and ended.turn.reason == "stop" and not ended.turn.reply:
             await self._conversation.tell("The model says nothing to this.")
         self._show_figures()
