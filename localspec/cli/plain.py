@@ -12,7 +12,7 @@ from localspec.chat.attachments import Written, measured, written, written_in
 from localspec.chat.branches import rows
 from localspec.chat.commands import listed, read
 from localspec.chat.completion import Entry, look_up
-from localspec.chat.conversation import Conversation, dropped_turns_notice, saved_conversation
+from localspec.chat.conversation import SAME, Conversation, dropped_turns_notice, saved_conversation
 from localspec.chat.farewell import farewell
 from localspec.chat.finding import hits
 from localspec.chat.kept_phrases import Stories, decoder, kept_phrases, pools_of
@@ -277,9 +277,10 @@ class _Talk:
         except LocalspecError:
             self._conversation = self._conversation.back() or before
             raise
+        same = self._conversation.came_out_the_same
         if (back := self._conversation.back()) is not None:
             self._conversation = back
-            tell("Nothing was said, so the answer before stands.")
+            tell(SAME if same else "Nothing was said, so the answer before stands.")
         elif before.id is not None:
             tell(f"The answer before stays in conversation {before.id}: /resume {before.id} goes back to it.")
 

@@ -56,6 +56,7 @@ class EngineThread(threading.Thread):
         self._held: list[str] | None = []  # notices, until there is a conversation to show them in
         self._at_the_end = ExitStack()
         self._answered: Mapping[str, Any] | None = None  # figures of the reply that the next is another answer for
+        self._branched: int | None = None  # the saved conversation that the next reply begins a branch of
         self._card: TargetCard
         self._conversation: Conversation
         self._store: Store | None = None
@@ -322,8 +323,7 @@ class EngineThread(threading.Thread):
         before = self._conversation
         self._answered = before.turns[turns].figures if again else None
         self._conversation = before.branch(turns)
-        if before.id is not None and not before.unkept:
-            self._post(messages.Branched(before.id))
+        self._branched = before.id if not before.unkept else None
 
     def _rename(self, title: str) -> None:
         try:
@@ -414,9 +414,13 @@ class EngineThread(threading.Thread):
             if begun:
                 self._see_what_is_kept()
         turn = talk.turns[-1] if begun else None
-        before = self._back(talk) if turn is None or turn.unanswered else None
-        trace.turn, trace.ended = turn.id if turn is not None else 0, True
-        self._post(messages.ReplyEnded(asked.prompt, turn, trouble, before))
+        same = talk.came_out_the_same
+        before = self._back(talk) if turn is None or turn.unanswered or same else None
+        trace.turn, trace.ended = turn.id if turn is not None and not same else 0, True
+        self._post(messages.ReplyEnded(asked.prompt, turn, trouble, before, same))
+        if before is None and self._branched is not None:
+            self._post(messages.Branched(self._branched))
+        self._branched = None
 
     def _back(self, talk: "Conversation") -> "tuple[Turn, ...] | None":
         """Where nothing came of another way to go on, the conversation before goes on again: its turns."""

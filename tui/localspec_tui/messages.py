@@ -84,6 +84,7 @@ class ReplyEnded(Message):
     turn: "Turn | None"
     trouble: str | None  # why it ended, where that was a mistake or a failure
     before: "Sequence[Turn] | None" = None  # of the conversation that goes on again, where nothing was said instead
+    same: bool = False  # the answer came out the same as one before it
 
 
 @dataclass
