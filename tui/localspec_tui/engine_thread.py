@@ -257,14 +257,12 @@ class EngineThread(threading.Thread):
         history = self._store.history if self._store else None
         drafts = self._store.drafts if self._store and self._settings.first.log else None
         prompts: list[str] = []
-        left: list[str] = []
         try:
             prompts = history.prompts(PROMPTS) if history else []
-            left = drafts.take_left(self._settings.first.elsewhere) if drafts and self.place else []
         except LocalspecError as error:
             self._notice(str(error))
-        self._post(messages.ChatOpened(history, prompts, drafts, left))
-        self._show_conversation()
+        self._post(messages.ChatOpened(history, prompts, drafts))
+        self._show_conversation(first=True)
         from localspec.chat.introduction import expected_starters
 
         starters = expected_starters(self._card, self._settings.first.elsewhere is not None)
@@ -351,17 +349,39 @@ class EngineThread(threading.Thread):
         self._conversation = self._conversation.resume_other(found)
         self._show_conversation()
 
-    def _show_conversation(self) -> None:
-        """With the notices that were held until then below it."""
+    def _show_conversation(self, *, first: bool = False) -> None:
+        """With the notices that were held until then below it. `first`: the chat begins."""
         now = self._conversation
         if self._engine is not None:
             self._begin_figures(self._engine)
         last = None if now.turns else self._latest()
-        self._post(messages.ConversationShown(tuple(now.turns), now.unanswered, now.system, now.title, last))
+        left, waiting = self._left_drafts(first)
+        self._post(
+            messages.ConversationShown(
+                tuple(now.turns), now.unanswered, now.system, now.title, last, now.id, left, waiting
+            )
+        )
         self._see_what_is_kept()
         held, self._held = self._held or [], None
         for sentence in held:
             self._notice(sentence)
+
+    def _left_drafts(self, first: bool) -> tuple[list[str], str]:
+        """Return what earlier chats left unsent in this conversation, and the title of another with a draft of theirs.
+
+        The title only at the beginning: once is enough.
+        """
+        store, server = self._store, self._settings.first.elsewhere
+        if store is None or self.place is None:
+            return [], ""
+        try:
+            left = store.drafts.take_left(server, self._conversation.id)
+            waiting = store.drafts.waiting(server) if first and not left else []
+            info = store.history.info(waiting[-1]) if waiting else None
+        except LocalspecError as error:
+            self._notice(str(error))
+            return [], ""
+        return left, info.title if info is not None else ""
 
     def _latest(self) -> "ConversationInfo | None":
         """The conversation that was used last, if one is kept."""

@@ -25,7 +25,6 @@ class ChatOpened(Message):
     history: "History | None"
     prompts: Sequence[str]  # entered earlier, the newest first
     drafts: "Drafts | None"  # None where nothing is to be kept
-    left: Sequence[str]  # what earlier chats did not come to send
 
 
 @dataclass
@@ -37,6 +36,9 @@ class ConversationShown(Message):
     system: str | None
     title: str
     last: "ConversationInfo | None" = None  # the one used before, where this one is new
+    number: int | None = None  # under which it is kept
+    left: Sequence[str] = ()  # what earlier chats did not come to send in it
+    waiting: str = ""  # the title of another one in which an earlier chat left something
 
 
 @dataclass
