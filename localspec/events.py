@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 
 SLACK = 1.05  # by which a measured speedup may exceed what is possible: clocks, and medians of few
 
-Reason = Literal["stop", "length", "interrupted"]
+Reason = Literal["stop", "length", "interrupted", "repetition"]
 
 
 @dataclass(frozen=True)

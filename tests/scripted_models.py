@@ -106,7 +106,7 @@ def _write(
         "max_position_embeddings": context, "tie_word_embeddings": False, "bos_token_id": None, "eos_token_id": END,
     }  # fmt: skip
     (path / "config.json").write_text(json.dumps(config))
-    (path / "generation_config.json").write_text(json.dumps({"eos_token_id": END, **generation}))
+    (path / "generation_config.json").write_text(json.dumps({"eos_token_id": END, "do_sample": False, **generation}))
     (path / "chat_template.jinja").write_text(template, "utf-8")
     names = {
         "tokenizer_class": "PreTrainedTokenizerFast",

@@ -25,6 +25,7 @@ ELSEWHERE = (
     "goes on in a conversation of its own."
 )
 Resumed = int | Literal["last", "last of run"]  # which conversation to go on with; "last" is for a chat
+SAME = "The answer came out the same as one before, so it makes no branch."
 SAVE_SECONDS = 1.0  # at most so many seconds of a reply are lost when its process is killed
 
 
@@ -69,7 +70,10 @@ class Conversation:
         self.turns: list[Turn] = []
         self.source: Source = "chat"  # where what is said from here on is said
         self._origin: int | None = None  # the saved conversation that this one is a branch of
-        self._before: Conversation | None = None  # the one that it is another way of, until something is said in it
+        self._before: Conversation | None = None  # the one that it is another way of, until something came of it
+        self._siblings: list[Turn] = []  # other answers in the place of its turn number `_branched_at`
+        self._branched_at = -1
+        self.came_out_the_same = False  # the last answer is one of those
         self._called = ""  # its title when it was resumed
         self._counted_by = model  # the model whose tokens the figures of the last turn count
         self._history, self._notice = history, notice
@@ -94,10 +98,10 @@ class Conversation:
         self._leave()
         return Conversation.resume(self._history, saved, self.model, self._notice)
 
-    def start_new(self) -> "Conversation":
-        """A new conversation under the same conditions, with the same system prompt."""
+    def start_new(self, system: str | None = None) -> "Conversation":
+        """Return a new conversation under the same conditions, with this system prompt."""
         self._leave()
-        new = Conversation(self._history, self.model, self.system, self._notice)
+        new = Conversation(self._history, self.model, system, self._notice)
         new._enter()
         return new
 
@@ -110,13 +114,36 @@ class Conversation:
         other = Conversation(self._history, self.model, self.system, self._notice)
         other.turns, other._counted_by = self.turns[:turns], self._counted_by
         other._origin, other._before = self.id or self._origin, self
+        known = self._siblings if self._branched_at == turns else []
+        other._branched_at = turns
+        other._siblings = [*self.turns[turns : turns + 1], *known, *self._saved_siblings(turns)]
         if other.turns and other._origin is None and self._unkept_from is not None:
             other._unkept_from, other._trouble = 0, self._trouble
         return other
 
+    def _saved_siblings(self, turns: int) -> list[Turn]:
+        """Return the turns that other saved conversations of this family have after the same first `turns`."""
+        if self._history is None or self.id is None:
+            return []
+        said = [(turn.prompt, turn.reply) for turn in self.turns[:turns]]
+        found = []
+        with suppress(StoreTrouble):  # a branch too many costs nothing
+            infos = self._history.conversations()
+            origin = next((info.branch_of for info in infos if info.id == self.id), None)
+            family = {self.id} if origin is None else {self.id, origin}
+            for info in infos:
+                near = info.id != self.id and (info.id in family or info.branch_of in family)
+                if near and info.turns > turns and (saved := self._history.read(info.id)) is not None:
+                    if [(turn.prompt, turn.reply) for turn in saved.turns[:turns]] == said:
+                        found += saved.turns[turns : turns + 1]
+        return found
+
     def back(self) -> "Conversation | None":
-        """The conversation that this one is another way of, where nothing came of it, and nothing of it stays kept."""
-        before = self._before
+        """The conversation that this one is another way of, where nothing came of it, and nothing of it stays kept.
+
+        An answer that came out the same as one before is nothing.
+        """
+        before, self._before = self._before, None
         if before is not None and self.id is not None and self._history is not None:
             try:
                 self._history.take_back(self.id)
@@ -209,6 +236,7 @@ class Conversation:
         """
         events = engine.chat([*self._messages(), {"role": "user", "content": prompt}], sampling, limits, think)
         reply, reasoning, saved_at, turn = "", "", 0.0, None
+        self.came_out_the_same = False
         try:
             with closing(events):
                 for event in events:
@@ -217,8 +245,6 @@ class Conversation:
                         engine.conversation = self.id
                     if isinstance(event, Text):
                         reply, reasoning = reply + event.text, reasoning + event.reasoning
-                        if reply or reasoning:
-                            self._before = None
                         if time.monotonic() - saved_at >= SAVE_SECONDS:
                             turn = self._save(replace(turn, reply=reply, reasoning=reasoning))
                             saved_at = time.monotonic()
@@ -230,12 +256,17 @@ class Conversation:
                         turn = self._save(
                             replace(turn, reply=reply, reason=event.reason, figures=figures, reasoning=reasoning)
                         )
+                        answer = (turn.prompt, turn.reply, turn.reason)
+                        others = [(one.prompt, one.reply, one.reason) for one in self._siblings]
+                        self.came_out_the_same = self._before is not None and bool(reply) and answer in others
                     yield event
         finally:
             if turn is not None and turn.reason is None:  # the consumer stopped asking, or the engine failed
                 figures = kept_figures(engine.session.statistics, sampling) if engine.session.statistics else {}
                 figures = {**turn.figures, **figures}
                 self._save(replace(turn, reply=reply, reason="interrupted", figures=figures, reasoning=reasoning))
+            if (reply or reasoning) and not self.came_out_the_same:
+                self._before = None
 
     def _messages(self) -> list[dict[str, str]]:
         messages = [{"role": "system", "content": self.system}] if self.system else []

@@ -8,7 +8,11 @@ from localspec.errors import UsageMistake
 from localspec.store.conversations import Saved
 from localspec.text import one_line, safe
 
-_ENDS = {"stop": "", "length": "\n\n*(cut off at the limit)*"}
+_ENDS = {
+    "stop": "",
+    "length": "\n\n*(cut off at the limit)*",
+    "repetition": "\n\n*(stopped: the reply repeated itself)*",
+}
 _INTERRUPTED, _UNANSWERED = "\n\n*(stopped)*", "*(no reply)*"
 _FENCE = re.compile(r" {0,3}(`{3,}(?=[^`]*$)|~{3,})")
 _LONGEST_NAME = 60

@@ -87,3 +87,4 @@ class Figures:
     device: str = ""  # that computes: "cpu", "cuda:0", or the address of a server
     precision: str = ""  # of the weights: "int8", "nf4", "bf16" …
     memory: HeldMemory = HeldMemory()
+    sampling: str = ""  # how the reply is sampled and where that comes from, in words

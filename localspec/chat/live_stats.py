@@ -25,6 +25,7 @@ class LiveStats:
     def __init__(self, engine: "Answerer", rule: Rule = "exact", used: int = 0, *, plain_asked: bool = False) -> None:
         """`used`: tokens of the conversation that goes on, where they are known."""
         self._engine, self._rule, self._plain_asked = engine, rule, plain_asked
+        self.sampling = ""  # how replies are sampled, in words
         self._free = -MEMORY_SECONDS, 0  # when it was looked at, and what was found
         self._begin()
         self._used = used
@@ -69,6 +70,7 @@ class LiveStats:
             device=choice.device,
             precision=choice.dtype if choice.quantize == "none" else choice.quantize,
             memory=self._memory(),
+            sampling=self.sampling,
         )
         now = self._engine.session.so_far if self._tokens else None
         return known if now is None else _with_decoding(known, now)

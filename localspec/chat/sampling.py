@@ -1,21 +1,30 @@
 """How replies are sampled, changed while one chats: `/set`; and whether the model thinks first: `/think`."""
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from localspec import config
+from localspec.checkpoint import is_packed
 from localspec.config import SAMPLING, TYPED, Settings, nearest
 from localspec.errors import UsageMistake
+from localspec.store.database import StoreTrouble
 from localspec.text import one_line
 
 if TYPE_CHECKING:
     from localspec.chat.answerer import Sampled
+    from localspec.models.registry import TargetCard
+    from localspec.store.store import Store
 
 KEYS = tuple(name.replace("_", "-") for name in SAMPLING)
 THINK = "think"  # changed in the same way, and no matter of sampling
 DEFAULT = "default"  # typed as a value, it takes a change back
 TRIES = 1000  # seeds above the one that was set, which count as those of other answers
+WARMER, NARROWER = 0.7, 0.9  # temperature and top-p of another answer where replies are greedy
+FIRST_SAMPLED = "sampling shown"  # the name under which the store keeps for which models it was
+_shown_for: set[str] = set()  # names of models, in this process
+_SHOWN_WITH = {"temperature": None, "top_p": 1.0, "top_k": 0, "min_p": 0.0}  # None: always; else unless it is this
 
 
 class Sampler(Protocol):
@@ -85,21 +94,67 @@ class ChatSettings:
         think = [] if self.now.think is None else ["thinking" if self.now.think else "no thinking"]
         return [*think, *(f"{key} {_shown(value)}" for key, value in values if value is not None)]
 
-    def why_the_same(self, model: Sampler) -> str | None:
-        """Why another answer to the same prompt would be the same text, and what changes that; None where it varies."""
-        if model.sampling(self.now).greedy:
-            return f"At temperature 0 the same prompt has the same answer; {TYPED} temperature 0.7 lets it differ."
-        return None
+    def reset(self) -> None:
+        """Take back all that was typed: a new conversation begins as the chat did."""
+        self.now, self.typed = self.first, {}
 
-    def another(self, figures: Mapping[str, Any]) -> Settings:
-        """What holds for another answer to a prompt, by the figures of the one before; none: it is the first.
+    def another(self, figures: Mapping[str, Any] | None, model: Sampler) -> Settings:
+        """Return what holds for the next reply, by the figures of the one that it is another answer instead of.
 
-        A seed that was set goes up by one for each, so that they differ and can be had once more.
+        Without figures it is none, and nothing changes. A seed that was set goes up by one for each, so that they
+        differ and can be had once more; where replies are greedy, this one is sampled. Raises UsageMistake.
         """
-        seed, used = self.now.seed, figures.get("seed")
-        if seed is None or not isinstance(used, int) or not 0 <= used - seed < TRIES:
+        if figures is None:
             return self.now
-        return replace(self.now, seed=used + 1)
+        seed, used, settings = self.now.seed, figures.get("seed"), self.now
+        if seed is not None and isinstance(used, int) and 0 <= used - seed < TRIES:
+            settings = replace(settings, seed=used + 1)
+        if model.sampling(self.now).greedy:
+            origins = {**settings.origins, "temperature": TYPED, "top_p": TYPED}
+            settings = replace(settings, temperature=WARMER, top_p=NARROWER, origins=origins)
+        return settings
+
+    def drawn(self, model: Sampler) -> str | None:
+        """Return the notice that another answer is sampled where replies are greedy; None where all are sampled."""
+        if not model.sampling(self.now).greedy:
+            return None
+        return (
+            f"At temperature 0 the answer would be the same, so this one is drawn at temperature {WARMER}, top-p "
+            f"{NARROWER}."
+        )
+
+
+def sampling_words(sampled: "Sampled") -> str:
+    """Return how replies are sampled and where that comes from: `temperature 0.2, top-p 0.9 (known for SmolLM2)`."""
+    values = {name: getattr(sampled, name) for name in _SHOWN_WITH}
+    shown = [name for name, value in values.items() if value is not None and value != _SHOWN_WITH[name]]
+    if sampled.greedy:
+        shown = [name for name in shown if name == "temperature"]
+    groups = (
+        ([name for name in shown if name in sampled.chosen], "yours"),
+        ([name for name in shown if name not in sampled.chosen], sampled.source),
+    )
+    return ", ".join(
+        f"{', '.join(f'{_key_of(name)} {_shown(values[name])}' for name in names)}{f' ({source})' if source else ''}"
+        for names, source in groups
+        if names
+    )
+
+
+def first_sampled(card: "TargetCard", sampled: "Sampled", store: "Store | None", settings: Settings) -> str | None:
+    """Return the notice that an imported model samples by default, the first time; None afterwards, and for others.
+
+    That it was shown is kept in the store, unless nothing of what is said is kept.
+    """
+    if sampled.greedy or sampled.temperature is None or "temperature" in sampled.chosen or not is_packed(card.path):
+        return None
+    if card.name in _shown_for or (store is not None and store.measurements.recall(FIRST_SAMPLED, card.name)):
+        return None
+    _shown_for.add(card.name)
+    if store is not None and settings.log:
+        with suppress(StoreTrouble):  # then it is shown once more
+            store.measurements.remember(FIRST_SAMPLED, card.name, 1)
+    return f"{card.name} samples at {sampling_words(sampled)}. `--temp 0` gives the same answer every time."
 
 
 def split(rest: str) -> tuple[str, str]:
@@ -134,6 +189,10 @@ def _name(key: str) -> str:
     return key.replace("-", "_")
 
 
+def _key_of(name: str) -> str:
+    return name.replace("_", "-")
+
+
 def _line(key: str, settings: Settings, sampling: "Sampled | None") -> Line:
     name = _name(key)
     value = getattr(settings, name)
@@ -147,7 +206,8 @@ def _line(key: str, settings: Settings, sampling: "Sampled | None") -> Line:
     if name == "seed":
         return Line(key, "new", "for each reply")
     own = None if sampling is None else getattr(sampling, name)
-    return Line(key, "?" if own is None else _shown(own), "the model's own")
+    source = "the model's default" if sampling is None else sampling.source
+    return Line(key, "?" if own is None else _shown(own), source)
 
 
 def _shown(number: float) -> str:

@@ -34,9 +34,11 @@ class Thinker(Protocol):
 def only_thinking(turn: Turn, settings: Settings, model: Thinker, system: str | None) -> str | None:
     """The sentence for a reply that ended in thought, of itself or at its limit; None for any other one."""
     thought = turn.reasoning or turn.figures.get("reasoning_tokens")  # the mark alone is thought, too
-    if turn.reply or not thought or turn.reason not in ("stop", "length"):
+    if turn.reply or not thought or turn.reason not in ("stop", "length", "repetition"):
         return None
     otherwise = ", or let it answer without thinking" if model.thinks_by_itself(system) is not None else ""
+    if turn.reason == "repetition":
+        return f"The thinking repeated itself, so there is no answer; ask again{otherwise}."
     if turn.reason == "stop":
         return f"The model thought and ended there, so there is no answer; ask again{otherwise}."
     if filled_context(turn, settings):

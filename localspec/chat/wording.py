@@ -7,6 +7,7 @@ from localspec.chat.figures import TOKENS, Figures
 from localspec.quantities import counted, short_pace, speedup
 from localspec.text import one_line
 
+WARM = 0.7  # a temperature at which raising it further is no remedy
 LARGEST = 1e9  # of a figure that means something
 SOURCES = {
     "target": "the model", "phrases": "past replies", "prompt": "this chat", "drafter": "the drafter",
@@ -98,6 +99,13 @@ def summary(kept: Mapping[str, Any]) -> str:
     if ratio and (tokens is None or tokens >= TOKENS):  # earlier versions kept chance, too
         parts.append(gain(ratio))
     return " · ".join(filter(None, parts))
+
+
+def repeated(kept: Mapping[str, Any], warmer: str) -> str:
+    """Return why a reply with these figures was stopped, and the remedy; `warmer` says what raises the temperature."""
+    temperature = _figure(kept.get("temperature"))
+    remedy = warmer if temperature is None or temperature < WARM else "ask again, or in other words"
+    return f"stopped: the reply repeated itself; {remedy}"
 
 
 def _figure(value: object) -> float | None:

@@ -12,20 +12,20 @@ from localspec.chat.attachments import GIVEN, Written, measured, written, writte
 from localspec.chat.branches import rows
 from localspec.chat.commands import listed, read
 from localspec.chat.completion import Entry, look_up
-from localspec.chat.conversation import Conversation, dropped_turns_notice, saved_conversation
+from localspec.chat.conversation import SAME, Conversation, dropped_turns_notice, saved_conversation
 from localspec.chat.farewell import farewell
 from localspec.chat.finding import hits
 from localspec.chat.kept_phrases import Stories, kept_phrases, pools_of, reader
 from localspec.chat.live_stats import LiveStats
 from localspec.chat.model_list import all_models, in_lines
-from localspec.chat.sampling import THINK, ChatSettings
+from localspec.chat.sampling import THINK, ChatSettings, first_sampled
 from localspec.chat.sampling import listed as settings_listed
 from localspec.chat.sampling import split as key_and_value
 from localspec.chat.start import choose
 from localspec.chat.thinking import SHOW, asked, filled_context, only_thinking, state
 from localspec.chat.trace import Trace
 from localspec.chat.trace_words import UNTOLD, step_by_step
-from localspec.chat.wording import in_words, kept_thought
+from localspec.chat.wording import in_words, kept_thought, repeated
 from localspec.checkpoint import inspect
 from localspec.cli.beginning import Begun, begin
 from localspec.cli.console import width
@@ -194,7 +194,8 @@ class _Talk:
         self._left = True
 
     def _new(self, _: str) -> None:
-        self._conversation = self._conversation.start_new()
+        self._settings.reset()
+        self._conversation = self._conversation.start_new(self._settings.first.system)
         tell("A new conversation.")
 
     def _resume(self, which: str) -> None:
@@ -255,8 +256,8 @@ class _Talk:
         tell(state(self._settings.now, self._loaded(), self._conversation.system).sentence)
 
     def _again(self, _: str) -> None:
-        if self._conversation.answered and (same := self._settings.why_the_same(self._loaded())):
-            tell(same)
+        if self._conversation.answered and (drawn := self._settings.drawn(self._loaded())):
+            tell(drawn)
         self._instead(None)
 
     def _edit(self, text: str) -> None:
@@ -279,9 +280,10 @@ class _Talk:
         except LocalspecError:
             self._conversation = self._conversation.back() or before
             raise
+        same = self._conversation.came_out_the_same
         if (back := self._conversation.back()) is not None:
             self._conversation = back
-            tell("Nothing was said, so the answer before stands.")
+            tell(SAME if same else "Nothing was said, so the answer before stands.")
         elif before.id is not None:
             tell(f"The answer before stays in conversation {before.id}: /resume {before.id} goes back to it.")
 
@@ -362,14 +364,18 @@ class _Talk:
         self._answer_written(prompt)
 
     def _answer_written(self, prompt: Written, before: Mapping[str, Any] | None = None) -> None:
-        """Asks it; with the figures of a reply `before`, for another one."""
+        """Asks it; with the figures of a reply `before`, for another answer instead."""
         from localspec import Done, Limits, Prefill, Text
 
-        settings, engine = self._settings.another(before or {}), self._loaded()
+        engine = self._loaded()
+        settings = self._settings.another(before, engine)
         trace = Trace(prompt.typed, engine.decode or str)
-        live, limits = LiveStats(engine, settings.accept), Limits(settings.max_tokens, settings.stop)
+        live = LiveStats(engine, settings.accept)
+        limits = Limits(settings.max_tokens, settings.stop, loop_prompt=prompt.typed)
         prompt = prompt.behind(self._files, GIVEN)
         sampling, think = engine.sampling(settings), engine.thinking(settings, self._conversation.system)
+        if sampled := first_sampled(self._card, sampling, self._store, self._settings.first):
+            self._progress.notice(sampled)
         events = self._conversation.ask(engine, prompt.prompt, sampling, limits, prompt.figures, think)
         ended, how, begun, thinks = "\n", "(stopped)", False, False
         wrap = WordWrap(width())
@@ -401,6 +407,8 @@ class _Talk:
                                 "where the context ends" if filled_context(turn, settings) else "at the limit of tokens"
                             )
                             how = f"(cut off {where})" if reason == "length" else ""
+                            if reason == "repetition":
+                                how = f"({repeated(turn.figures, '/set temperature 0.7 lets it vary')})"
                             how = only_thinking(turn, settings, engine, self._conversation.system) or how
                     if interrupt.asked:
                         raise KeyboardInterrupt

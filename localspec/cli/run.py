@@ -12,8 +12,17 @@ import typer
 from localspec.chat.attachments import Written, with_piped
 from localspec.chat.conversation import dropped_turns_notice
 from localspec.chat.figures import known_speedup
+from localspec.chat.sampling import first_sampled, sampling_words
 from localspec.chat.thinking import only_thinking
-from localspec.chat.wording import SAMENESS, drafting_paused, gain, seconds_words, share_words, tokens_a_step
+from localspec.chat.wording import (
+    SAMENESS,
+    drafting_paused,
+    gain,
+    repeated,
+    seconds_words,
+    share_words,
+    tokens_a_step,
+)
 from localspec.cli.beginning import Report, begin, report_of
 from localspec.cli.closed_output import ClosedOutput
 from localspec.cli.console import at_a_terminal, seen
@@ -80,8 +89,12 @@ def _answer(flags: SharedFlags, question: Written, output: "_Output", stats: boo
         engine = begun.for_reply(settings, card, keep)
         engine.wanted = lambda: not interrupt.asked
         load_seconds = time.perf_counter() - began
-        sampling, limits = engine.sampling(settings), Limits(settings.max_tokens, settings.stop)
+        watched = isinstance(output, _Plain) and sys.stdout.isatty()  # a program gets the whole of a loop
+        sampling = engine.sampling(settings)
+        limits = Limits(settings.max_tokens, settings.stop, loop_prompt=question.prompt if watched else None)
         report = report_of(engine, sampling, load_seconds)
+        if sampled := first_sampled(card, sampling, begun.chat.store, settings):
+            progress.notice(sampled)
         think = engine.thinking(settings, conversation.system)
         events = conversation.ask(engine, question.prompt, sampling, limits, question.figures, think)
         at_the_end.callback(events.close)  # it needs the store to the last
@@ -90,10 +103,12 @@ def _answer(flags: SharedFlags, question: Written, output: "_Output", stats: boo
             progress.clear()
             values = report.of(output.reply, output.reasoning, reason, statistics)
             output.end(values)
+            if reason == "repetition":
+                progress.notice(f"{repeated(conversation.turns[-1].figures, '--temp 0.7 lets it vary')}.")
             if sentence := only_thinking(conversation.turns[-1], settings, engine, conversation.system):
                 progress.notice(sentence)
             if stats:
-                tell(_figures(values, report.exactness, known_speedup(statistics)))
+                tell(_figures(values, report.exactness, known_speedup(statistics), sampling_words(sampling)))
 
         started, thought = False, 0
         try:
@@ -161,9 +176,10 @@ def _prompt(argument: str | None, files: str) -> Written:
     return prompt
 
 
-def _figures(report: dict[str, Any], exactness: str, ratio: float | None) -> str:
+def _figures(report: dict[str, Any], exactness: str, ratio: float | None, sampling: str) -> str:
     """Return the lines of --stats: how fast the reply was, then how it came about."""
-    return "\n".join(" · ".join(filter(None, parts)) for parts in (_speed(report, ratio), _origin(report, exactness)))
+    lines = (_speed(report, ratio), [*_origin(report, exactness), sampling])
+    return "\n".join(" · ".join(filter(None, parts)) for parts in lines)
 
 
 def _speed(report: dict[str, Any], ratio: float | None) -> Iterator[str]:

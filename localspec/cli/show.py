@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from localspec.chat.sampling import sampling_words
 from localspec.checkpoint import inspect, is_packed, revision
 from localspec.cli.console import folded, width
 from localspec.errors import LocalspecError
@@ -13,6 +14,7 @@ from localspec.hub.records import record
 from localspec.models.drafter_cards import trained_drafters
 from localspec.models.drafter_kinds import kind_of, kinds
 from localspec.models.entries import Entry, Form, PublishedDrafter
+from localspec.models.model import default_sampling_of
 from localspec.models.own_draft import own_draft
 from localspec.models.registry import TargetCard, named_card, source_here
 from localspec.models.shape import Shape
@@ -79,6 +81,7 @@ def _installed_facts(card: TargetCard) -> Facts:
         "draft_origin": own.origin if own is not None and draft is not None else None,
         "passed_over": passed_over or None,
         "revision": revision(card.path),
+        "sampling": sampling_words(default_sampling_of(card)),
     }
 
 

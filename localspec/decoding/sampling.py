@@ -1,7 +1,7 @@
 """How a token is sampled: the settings, and noise that is a function of (seed, position, token id) alone."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -21,8 +21,8 @@ class Sampling:
     A pick is argmax(log p + Gumbel noise), which is a sample from p; temperature, top-k, top-p and min-p shape p in
     that order. The noise is a function of (seed, position, token id) alone, so a seed gives the same text with and
     without speculation, whatever the drafter. `rule` says how a draft is accepted; `epsilon` and `delta` are ε and δ of
-    the rule `typical`. Raises UsageMistake for values that
-    are not possible.
+    the rule `typical`. `source` says in words where the values come from, but for those that a person has `chosen`, by
+    their names. Raises UsageMistake for values that are not possible.
     """
 
     temperature: float = 0.0
@@ -33,6 +33,8 @@ class Sampling:
     rule: Rule = "exact"
     epsilon: float = EPSILON
     delta: float = DELTA
+    source: str = field(default="", compare=False)
+    chosen: Sequence[str] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
         for name, value, fine, hint in (

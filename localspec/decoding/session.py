@@ -17,6 +17,7 @@ from localspec.machine.memory import give_back, peak_memory
 from localspec.models.detokenize import Transcript
 from localspec.models.thinking import Thinking
 from localspec.policy.prediction import CHUNK
+from localspec.repetition import EVERY, is_loop
 from localspec.text import safe
 
 SMALL_CHUNK = CHUNK // 4  # prompt tokens a forward where CHUNK take too much memory
@@ -58,7 +59,7 @@ class Session:
                 "shorten it, or give a longer --context where the model allows one."
             )
         most = room if limits.max_tokens is None else min(room, limits.max_tokens)
-        return _Reply(self, prompt, sampling, most, limits.stop).events()
+        return _Reply(self, prompt, sampling, most, limits).events()
 
     def rest(self, seconds: float) -> None:
         """Says that another reply had its turn for so long: none of that is time of the latest one here."""
@@ -86,12 +87,13 @@ class _Reply:
     """One reply in the making: its clock, its counts, its text."""
 
     def __init__(
-        self, session: Session, prompt: Sequence[int], sampling: Sampling, max_tokens: int, stops: Sequence[str]
+        self, session: Session, prompt: Sequence[int], sampling: Sampling, max_tokens: int, limits: Limits
     ) -> None:
         self.session, self.prompt, self.sampling, self.max_tokens = session, prompt, sampling, max_tokens
+        self.loop_prompt = limits.loop_prompt
         thinking = session.thinking
         decode = thinking.decode if thinking else session.target.decode
-        self.transcript = Transcript(decode, stops, thinking.parting(prompt) if thinking else None)
+        self.transcript = Transcript(decode, limits.stop, thinking.parting(prompt) if thinking else None)
         self.tally = Tally()
         self.sources: list[str] = []
         self.drafts: list[Draft] = []  # that the consumer does not have yet
@@ -217,7 +219,15 @@ class _Reply:
                 return "stop", taken
             if self.transcript.tokens >= self.max_tokens:
                 return "stop" if self.transcript.finish() else "length", taken
+            if self._loops():
+                return "stop" if self.transcript.finish() else "repetition", taken
         return None, len(tokens)
+
+    def _loops(self) -> bool:
+        """Return whether the reply repeats itself without end, judged by its tokens so far and nothing else."""
+        if self.loop_prompt is None or self.transcript.tokens % EVERY:
+            return False
+        return is_loop(self.transcript.text, self.loop_prompt)
 
     def _release(self, final: bool) -> Iterator[Text]:
         text, tokens, reasoning, thought = self.transcript.release(final)

@@ -7,29 +7,30 @@ from typing import Any
 from localspec.config import TYPED, Settings
 from localspec.decoding.sampling import Sampling
 from localspec.errors import UsageMistake
-from localspec.models.generation_config import own_temperature
+from localspec.models.default_sampling import default_sampling
 
 
-def asked_sampling(settings: Settings, generation: Mapping[str, Any]) -> Sampling:
-    """What was asked for, else the model's own generation_config; a fresh seed where none was given.
+def asked_sampling(settings: Settings, generation: Mapping[str, Any], name: str = "") -> Sampling:
+    """Return what was asked for, else what `default_sampling` says; with a fresh seed where none was given.
 
-    Raises UsageMistake for what was asked for and has no effect.
+    `generation` is the model's generation_config.json, `name` what the model is called. Raises UsageMistake for what
+    was asked for and has no effect.
     """
-    own = generation if generation.get("do_sample") else {}
+    default = default_sampling(generation, name, settings.think)
+    chosen = tuple(key for key in ("temperature", "top_p", "top_k", "min_p") if getattr(settings, key) is not None)
 
-    def value(name: str, default: float) -> float:
-        for given in (getattr(settings, name), own.get(name)):
-            if given is not None:
-                return float(given)
-        return default
+    def value(key: str) -> Any:
+        return getattr(settings if key in chosen else default, key)
 
     sampling = Sampling(
-        temperature=value("temperature", own_temperature(generation)),
-        top_k=int(value("top_k", 0)),
-        top_p=value("top_p", 1.0),
-        min_p=value("min_p", 0.0),
+        temperature=float(value("temperature")),
+        top_k=int(value("top_k")),
+        top_p=float(value("top_p")),
+        min_p=float(value("min_p")),
         seed=secrets.randbits(32) if settings.seed is None else settings.seed,
         rule=settings.accept,
+        source=default.source,
+        chosen=chosen,
     )
     for name in ("top_p", "top_k", "min_p") if sampling.greedy else ():
         origin, spelled = settings.origins.get(name, ""), name.replace("_", "-")

@@ -243,8 +243,8 @@ class Engine:
         self.target.lend_core(lent)
 
     def sampling(self, settings: Settings) -> Sampling:
-        """What was asked for, else the model's own generation_config; a fresh seed where none was given."""
-        return asked_sampling(settings, self.target.generation)
+        """Return what was asked for, else the model's default; a fresh seed where none was given."""
+        return asked_sampling(settings, self.target.generation, self.choice.target.names)
 
     def thinking(self, settings: Settings, system: str | None = None) -> bool | None:
         """Whether the model is told to think before it answers; None leaves that to its chat template.

@@ -28,6 +28,7 @@ class Report:
             "accept": sampling.rule,
             "lossless": sampling.rule != "typical",
             "seed": sampling.seed,
+            "sampling": sampling_facts(sampling),
         }
 
     def of(self, text: str, reasoning: str, reason: str, statistics: Statistics) -> dict[str, Any]:
@@ -37,6 +38,12 @@ class Report:
     def figures(self, statistics: Statistics) -> dict[str, Any]:
         """Its times, what speculation did, and the bytes that are held."""
         return figures_of(statistics, self._load_seconds)
+
+
+def sampling_facts(sampling: Any) -> dict[str, Any]:
+    """Return how a reply is sampled, and where its temperature comes from."""
+    values = {name: getattr(sampling, name) for name in ("temperature", "top_p", "top_k", "min_p")}
+    return {**values, "source": "yours" if "temperature" in sampling.chosen else sampling.source}
 
 
 def whole(

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from localspec.errors import LocalspecError
 from localspec.gguf.file import Value
+from localspec.models.default_sampling import NAME
 from localspec.models.model_config import ModelConfig
 
 FAMILIES = {
@@ -196,8 +197,9 @@ def differences(one: ModelConfig, other: ModelConfig) -> str:
 
 
 def generation_config(metadata: Metadata) -> dict[str, Any]:
-    """The content of a generation_config.json: which tokens end a reply, and how the model's maker samples."""
+    """Return the content of a generation_config.json: which tokens end a reply, and how the model samples."""
     ends = [metadata.number(f"tokenizer.ggml.{name}_token_id") for name in ENDS]
     said = {theirs: metadata.number(f"general.sampling.{name}") for name, theirs in _SAMPLING.items()}
+    said[NAME] = " ".join(filter(None, map(metadata.text, ("general.basename", "general.name")))) or None
     known = {name: value for name, value in said.items() if value is not None}
     return {"eos_token_id": list(dict.fromkeys(end for end in ends if end is not None)), **known}

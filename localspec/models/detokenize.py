@@ -93,6 +93,11 @@ class Transcript:
         """Whether the answer is still being thought about."""
         return self._parting.thinking
 
+    @property
+    def text(self) -> str:
+        """All of it so far, what was thought included; a character that is not complete is left out."""
+        return self._parting.text
+
     def add(self, token: int) -> bool:
         """Takes one more token. Returns whether the text now holds a stop string and was cut before it."""
         self.tokens += 1

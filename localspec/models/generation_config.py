@@ -27,12 +27,6 @@ def read_generation_config(path: Path) -> Mapping[str, Any]:
         raise cannot_read(file, error) from error
 
 
-def own_temperature(generation: Mapping[str, Any]) -> float:
-    """The temperature that a generation_config.json asks for; 0, which is greedy, where it does not sample."""
-    said = generation.get("temperature")
-    return (1.0 if said is None else float(said)) if generation.get("do_sample") else 0.0
-
-
 def generation_config(content: bytes, file: Path) -> Mapping[str, Any]:
     """What a generation_config.json says; `file` names it in sentences. Raises as `read_generation_config` does."""
     try:

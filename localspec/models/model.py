@@ -2,12 +2,12 @@
 
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from localspec.checkpoint import inspect, is_packed
 from localspec.errors import LocalspecError
+from localspec.models.default_sampling import DefaultSampling, default_sampling
 from localspec.models.drafter_cards import DrafterCard, trained_drafters
-from localspec.models.generation_config import GENERATION, generation_config, own_temperature, read_generation_config
+from localspec.models.generation_config import GENERATION, generation_config, read_generation_config
 from localspec.models.own_draft import own_draft
 from localspec.models.registry import TargetCard
 from localspec.models.shape import Shape
@@ -55,7 +55,7 @@ def model_of(card: TargetCard) -> Model:
             small = small_model_of(own.card)
     return replace(
         model,
-        temperature=_own_temperature(card.path) if card.here else 0.0,
+        temperature=default_sampling_of(card).temperature if card.here else 0.0,
         trained=trained,
         small=small,
         small_here=small is not None and small.card.here,
@@ -64,12 +64,13 @@ def model_of(card: TargetCard) -> Model:
     )
 
 
-def _own_temperature(path: Path) -> float:
-    if not is_packed(path):
-        return own_temperature(read_generation_config(path))
-    found = read_packed(path)
+def default_sampling_of(card: TargetCard, think: bool | None = None) -> DefaultSampling:
+    """Return how a model that is here samples where nobody sets it, by its files. Raises LocalspecError."""
+    if not is_packed(card.path):
+        return default_sampling(read_generation_config(card.path), card.names, think)
+    found = read_packed(card.path)
     text = found.text(GENERATION) if GENERATION in found.header.texts else b"{}"
-    return own_temperature(generation_config(text, path / GENERATION))
+    return default_sampling(generation_config(text, card.path / GENERATION), card.names, think)
 
 
 def small_model_of(card: TargetCard) -> Model:

@@ -46,6 +46,12 @@ class TargetCard:
         """Whether any of its files are on this machine; `inspect` says which."""
         return self.entry is None or self.entry.source is None or self.path.exists()
 
+    @property
+    def names(self) -> str:
+        """Its name, and that of its repository, which may name its family."""
+        source = self.entry.source if self.entry else None
+        return f"{source.repo} {self.name}" if source else self.name
+
 
 def cards(paths: Paths | None = None) -> dict[str, TargetCard]:
     """Returns every registered model by name, fetched or not, and those that were imported.

@@ -109,6 +109,7 @@ class Asking:
     kept: bool  # whether it will name the conversation
     server: str  # that opened the engine
     live: bool = False  # whether drafts are looked at, and figures while the reply comes
+    loop_prompt: str | None = None  # of a reply that is stopped where it repeats itself without end
     drafter: str | None = None  # that was named: one that the server took by itself may be another one by now
 
     @classmethod
@@ -133,7 +134,7 @@ class Asking:
             raise Differs("The server has begun anew since.")
         if self.drafter not in (None, engine.choice.drafter):
             raise Differs(f"The server drafts with {engine.choice.drafter} by now.")
-        limits = Limits(self.max_tokens, tuple(self.stop))
+        limits = Limits(self.max_tokens, tuple(self.stop), self.loop_prompt)
         return engine.chat(list(self.messages), Sampling(**self.sampling), limits, self.think)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from localspec.events import Done, Reason, Text
 
-_FINISHED: Mapping[Reason, str] = {"stop": "stop", "length": "length", "interrupted": "stop"}
+_FINISHED: Mapping[Reason, str] = {"stop": "stop", "length": "length", "interrupted": "stop", "repetition": "stop"}
 
 
 def error(message: str, kind: str, *, param: str | None = None, code: str | None = None) -> dict[str, Any]:

@@ -39,6 +39,8 @@ class ServerSampling:
     min_p: float | None
     seed: int | None
     rule: Rule = "exact"
+    source: str = "the server's default"
+    chosen: Sequence[str] = ()
 
     @property
     def greedy(self) -> bool:
@@ -124,7 +126,10 @@ class ServerEngine:
 
     def sampling(self, settings: Settings) -> ServerSampling:
         """What was asked for. Raises UsageMistake for what has no effect."""
-        asked = ServerSampling(settings.temperature, settings.top_p, settings.top_k, settings.min_p, settings.seed)
+        names = ("temperature", "top_p", "top_k", "min_p")
+        values = {name: getattr(settings, name) for name in names}
+        chosen = tuple(name for name, value in values.items() if value is not None)
+        asked = ServerSampling(**values, seed=settings.seed, chosen=chosen)
         for name in ("top_p", "top_k", "min_p") if asked.greedy else ():
             origin, spelled = settings.origins.get(name, ""), name.replace("_", "-")
             if origin == TYPED or origin.startswith("--"):

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from localspec.engine.report import figures_of
+from localspec.engine.report import figures_of, sampling_facts
 from localspec.events import Statistics
 from localspec.serving.server_engine import ServerEngine, ServerSampling
 
@@ -25,7 +25,8 @@ class ServerReport:
         names = ("revision", "drafter", "device", "dtype", "quantize", "exactness", "accept", "lossless")
         seed = told.get("seed") if self._sampling.seed is None else self._sampling.seed
         of_model = {name: told.get(name) for name in names}
-        return {"model": self._engine.model, **of_model, "engine": "server", "seed": seed}
+        sampling = sampling_facts(self._sampling)
+        return {"model": self._engine.model, **of_model, "engine": "server", "seed": seed, "sampling": sampling}
 
     def of(self, text: str, reasoning: str, reason: str, statistics: Statistics) -> dict[str, Any]:
         """All of it, once the reply is over."""

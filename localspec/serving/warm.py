@@ -36,6 +36,8 @@ class WarmSampling:
     rule: Rule
     epsilon: float
     delta: float
+    source: str = ""
+    chosen: Sequence[str] = ()
 
     @property
     def greedy(self) -> bool:
@@ -231,7 +233,7 @@ class WarmEngine:
         asked = {
             "model": self._card.name, "path": str(self._card.path), "messages": list(messages),
             "sampling": vars(sampling), "max_tokens": limits.max_tokens if limits else None,
-            "stop": list(limits.stop) if limits else [], "think": think, "name": self._name,
+            "stop": list(limits.stop) if limits else [], "loop_prompt": limits.loop_prompt if limits else None, "think": think, "name": self._name,
             "kept": self._settings.log, "server": self._server, "live": self.live, "drafter": self._drafter,
         }  # fmt: skip
         answer, begun = lines(self._place, "/localspec/reply", asked), False
@@ -317,7 +319,7 @@ class WarmEngine:
 
         engine = self._instead
         engine.conversation, engine.wanted = self._conversation, self.wanted
-        known = Limits(limits.max_tokens, tuple(limits.stop)) if limits else None
+        known = Limits(limits.max_tokens, tuple(limits.stop), limits.loop_prompt) if limits else None
         with closing(engine.chat(messages, Sampling(**vars(sampling)), known, think)) as events:
             for event in events:
                 if (rest := came.rest_of(event)) is not None:

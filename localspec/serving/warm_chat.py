@@ -88,8 +88,8 @@ class WarmChat(WarmEngine):
         return self._files.tokenizer.decode
 
     def sampling(self, settings: Settings) -> Any:
-        """What was asked for, else the model's own generation_config; a fresh seed where none was given."""
-        return asked_sampling(settings, self._generation)
+        """Return what was asked for, else the model's default; a fresh seed where none was given."""
+        return asked_sampling(settings, self._generation, self._card.names)
 
     def thinking(self, settings: Settings, system: str | None = None) -> bool | None:
         """Whether the model is told to think, as an engine says it and raising the same."""

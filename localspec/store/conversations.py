@@ -6,7 +6,7 @@ from typing import Any, Literal, NamedTuple
 
 from localspec.text import one_line
 
-REASONS = ("stop", "length", "interrupted")  # why a reply ended
+REASONS = ("stop", "length", "interrupted", "repetition")  # why a reply ended
 Source = Literal["chat", "run", "pipe"]  # "pipe": by `run`, whose input or output was one
 SOURCES: tuple[Source, ...] = ("chat", "run", "pipe")
 
@@ -15,7 +15,7 @@ SOURCES: tuple[Source, ...] = ("chat", "run", "pipe")
 class Turn:
     """A prompt and its reply; `asked` is in seconds since 1970.
 
-    `reason` is "stop", "length" or "interrupted"; None while the reply is being written, or where its process was
+    `reason` is one of REASONS; None while the reply is being written, or where its process was
     killed. A turn without reply and reasoning is unanswered; only the last of a conversation can be.
     """
 

@@ -8,7 +8,7 @@ from functools import cached_property
 from localspec.store.comparing import comparison
 from localspec.store.database import Database, StoreTrouble
 
-_Row = tuple[int, float, str, str | None]  # process, began, text, server
+_Row = tuple[int, float, str, str | None, int | None]  # process, began, text, server, conversation
 CLOCK = 2.0  # seconds by which the beginning of a process may seem to move when the clock is set
 
 
@@ -25,8 +25,13 @@ def tell_for_whom(connection: sqlite3.Connection) -> None:
     connection.execute("ALTER TABLE draft ADD COLUMN server TEXT")
 
 
+def tell_where(connection: sqlite3.Connection) -> None:
+    """In which conversation it was typed; NULL where that was not kept yet."""
+    connection.execute("ALTER TABLE draft ADD COLUMN conversation INTEGER")
+
+
 PROBES = (
-    "SELECT process, began, text, server FROM draft LIMIT 1",
+    "SELECT process, began, text, server, conversation FROM draft LIMIT 1",
     comparison("draft", "sqlite_autoindex_draft_1", ("process", "began"), ("rowid",)),
 )
 
@@ -34,7 +39,8 @@ PROBES = (
 class Drafts:
     """One draft a process. It may be used from any thread; every call may raise StoreTrouble.
 
-    `server` is the address of the one to which it would be sent: what was typed for one is for no other.
+    `server` is the address of the one to which it would be sent: what was typed for one is for no other. Likewise what
+    was typed in a `conversation`, as long as that is there.
     """
 
     def __init__(self, database: Database) -> None:
@@ -46,7 +52,7 @@ class Drafts:
 
         return os.getpid(), psutil.Process().create_time()
 
-    def keep(self, text: str, server: str | None = None) -> None:
+    def keep(self, text: str, server: str | None = None, conversation: int | None = None) -> None:
         """Keeps this instead of what this process kept before; an empty text deletes that."""
 
         def write(connection: sqlite3.Connection) -> None:
@@ -54,8 +60,8 @@ class Drafts:
             if text:
                 storable = text.encode("utf-8", "replace").decode().replace("\0", "\N{SYMBOL FOR NULL}")
                 connection.execute(
-                    "INSERT INTO draft (process, began, text, server) VALUES (?, ?, ?, ?)",
-                    (*self._owner, storable, server),
+                    "INSERT INTO draft (process, began, text, server, conversation) VALUES (?, ?, ?, ?, ?)",
+                    (*self._owner, storable, server, conversation),
                 )
 
         self._database.save(write)
@@ -66,9 +72,17 @@ class Drafts:
         """How many drafts there are of processes that have ended."""
         return len(self._database.read(_left))
 
-    def take_left(self, server: str | None = None) -> list[str]:
-        """Those for this server of processes that have ended, deleted here, in the order in which those began."""
-        return self._database.save(lambda connection: _taken(connection, lambda row: row[3] == server))
+    def take_left(self, server: str | None = None, conversation: int | None = None) -> list[str]:
+        """Return those for this server and conversation of processes that have ended, in the order those began.
+
+        They are deleted here. Where the conversation is not there any more, they are of a new one, which is None.
+        """
+        return self._database.save(lambda connection: _taken(connection, lambda row: row[3:] == (server, conversation)))
+
+    def waiting(self, server: str | None = None) -> list[int]:
+        """Return the conversations in which processes that have ended left a draft for this server."""
+        found = self._database.read(_left)
+        return [row[4] for row in found if row[3] == server and row[4] is not None]
 
     def remove_left(self) -> int:
         """Deletes them, so that their bytes are gone from the files too; returns how many there were."""
@@ -82,14 +96,16 @@ class Drafts:
 
 
 def _left(connection: sqlite3.Connection) -> list[_Row]:
-    rows = connection.execute("SELECT process, began, text, server FROM draft ORDER BY began").fetchall()
+    there = "SELECT id FROM conversation WHERE conversation.id = draft.conversation"
+    query = f"SELECT process, began, text, server, ({there}) FROM draft ORDER BY began"
+    rows = connection.execute(query).fetchall()
     return [row for row in rows if not _lives(*row[:2])]
 
 
 def _taken(connection: sqlite3.Connection, wanted: Callable[[_Row], bool]) -> list[str]:
     left = [row for row in _left(connection) if wanted(row)]
     connection.executemany("DELETE FROM draft WHERE process = ? AND began = ?", (row[:2] for row in left))
-    return [text for _, _, text, _ in left]
+    return [row[2] for row in left]
 
 
 def _lives(process: int, began: float) -> bool:

@@ -28,7 +28,7 @@ TABLES = {
         "n#tt[nt]t#t?",  # the last one came later
     ),
     "about": ("conversation INTEGER PRIMARY KEY, title, system", "n[nt][nt]"),
-    "draft": ("process, began REAL, text, server", "##t[nt]?"),  # likewise
+    "draft": ("process, began REAL, text, server, conversation", "##t[nt]?[n#]?"),  # likewise the last two
     "sqlite_sequence": ("name, seq", "t#"),
 }
 

@@ -18,7 +18,7 @@ _BLIND = 10_000  # ids that are tried behind the last known one
 _CONVERSATION = ("id", "model", "created", "used", "branch_of", "volume", "source")
 _TURN = ("id", "conversation", "prompt", "reply", "reason", "figures", "asked", "reasoning")
 _ABOUT = ("conversation", "title", "system")
-_DRAFT = ("rowid", "process", "began", "text", "server")
+_DRAFT = ("rowid", "process", "began", "text", "server", "conversation")
 
 
 class _Late(Exception):

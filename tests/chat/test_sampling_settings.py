@@ -25,7 +25,7 @@ class Model:
         return settings.think
 
 
-GREEDY, WARM = Model(), Model(do_sample=True, temperature=0.8, top_p=0.95)
+GREEDY, WARM = Model(do_sample=False), Model(do_sample=True, temperature=0.8, top_p=0.95)
 
 
 @pytest.mark.parametrize(
@@ -114,21 +114,34 @@ def test_flags_that_contradict_a_model_are_still_refused(tmp_path):
 def test_all_are_listed(tmp_path):
     settings = ChatSettings(config.load(Paths(tmp_path), {"LOCALSPEC_MAX_TOKENS": "50"}, {}))
     assert settings.lines(WARM) == [
-        Line("temperature", "0.8", "the model's own"), Line("top-p", "0.95", "the model's own"),
-        Line("top-k", "0", "the model's own"), Line("min-p", "0", "the model's own"),
+        Line("temperature", "0.8", "the model's file"), Line("top-p", "0.95", "the model's file"),
+        Line("top-k", "0", "the model's file"), Line("min-p", "0", "the model's file"),
         Line("max-tokens", "50", "LOCALSPEC_MAX_TOKENS"), Line("seed", "new", "for each reply"),
     ]  # fmt: skip
     assert [line.key for line in settings.lines(None)] == list(KEYS)
     assert settings.lines(None)[0].value == "?"
-    assert listed(settings.lines(WARM, "temp")) == "temperature  0.8         the model's own"
+    assert listed(settings.lines(WARM, "temp")) == "temperature  0.8         the model's file"
 
 
-def test_why_another_answer_would_be_the_same():
+def test_another_answer_is_drawn_where_replies_are_greedy():
     settings = ChatSettings(Settings())
-    assert "At temperature 0" in str(settings.why_the_same(GREEDY))
-    assert settings.why_the_same(WARM) is None
-    settings.change({"seed": "4"}, WARM)
-    assert settings.why_the_same(WARM) is None, "another answer takes another seed"
+    drawn = "At temperature 0 the answer would be the same, so this one is drawn at temperature 0.7, top-p 0.9."
+    assert settings.drawn(GREEDY) == drawn and settings.drawn(WARM) is None
+    other = GREEDY.sampling(settings.another({}, GREEDY))
+    assert (other.temperature, other.top_p, other.chosen) == (0.7, 0.9, ("temperature", "top_p"))
+    assert settings.another({}, WARM) == settings.now
+    settings.change({"temperature": "0"}, WARM)
+    assert settings.drawn(WARM) == drawn
+    other = WARM.sampling(settings.another({"seed": 5}, WARM))
+    assert (other.temperature, other.top_p) == (0.7, 0.9) and other.seed != WARM.sampling(settings.now).seed
+    assert settings.another(None, WARM) == settings.now and settings.now.temperature == 0, "for this one answer only"
+
+
+def test_a_new_conversation_takes_back_what_was_typed(tmp_path):
+    settings = ChatSettings(config.load(Paths(tmp_path), {}, {"top_p": 0.5}))
+    settings.change({"temperature": "0.9", "top-p": "0.7", "seed": "4"}, WARM)
+    settings.reset()
+    assert (settings.now, settings.typed) == (settings.first, {}) and settings.now.top_p == 0.5
 
 
 @pytest.mark.parametrize(
@@ -137,7 +150,7 @@ def test_why_another_answer_would_be_the_same():
 )
 def test_another_answer_has_the_seed_after_that_of_the_one_before(seed, used, next_one):
     settings = ChatSettings(Settings(seed=seed))
-    assert settings.another({"seed": used}).seed == next_one and settings.another({}).seed == seed
+    assert settings.another({"seed": used}, WARM).seed == next_one and settings.another({}, WARM).seed == seed
     assert settings.now.seed == seed
 
 

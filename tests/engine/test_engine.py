@@ -81,7 +81,9 @@ def test_sampling_is_what_was_asked_for_then_the_models_own(engine, monkeypatch)
     assert engine.sampling(Settings(temperature=0.9, top_k=0)).top_k == 0
     assert engine.sampling(Settings(temperature=0.0)).greedy
     monkeypatch.setattr(engine.target, "generation", {"temperature": 0.6})
-    assert engine.sampling(Settings()).greedy, "without do_sample a model's own choice is greedy"
+    assert engine.sampling(Settings()).temperature == 0.6, "a temperature counts without do_sample"
+    monkeypatch.setattr(engine.target, "generation", {"do_sample": False, "temperature": 0.6})
+    assert engine.sampling(Settings()).greedy
     assert engine.sampling(Settings(seed=7)).seed == 7
     assert engine.sampling(Settings()).seed != engine.sampling(Settings()).seed
 

@@ -68,8 +68,9 @@ def test_a_rule_has_no_effect_on_greedy_replies_and_what_the_maker_says_serves_w
 @pytest.mark.parametrize(
     ("said", "temperature"),
     [
-        ({}, 0.0),
-        ({"temperature": 0.7}, 0.0),
+        ({}, 0.7),
+        ({"do_sample": False}, 0.0),
+        ({"temperature": 0.7}, 0.7),
         ({"do_sample": True}, 1.0),
         ({"do_sample": True, "temperature": 0.6}, 0.6),
     ],

@@ -64,7 +64,7 @@ class ScriptedEngine:
     """
 
     context = 1024
-    generation: Mapping[str, Any] = {}  # greedy
+    generation: Mapping[str, Any] = {"do_sample": False}
 
     def __init__(self, *scripts: Sequence[Step], device: str = "cpu") -> None:
         self.scripts = list(scripts)

@@ -7,7 +7,7 @@ import threading
 
 import psutil
 import pytest
-from tui.scripted_engine import say, until
+from tui.scripted_engine import say, talked, until
 
 from localspec.config import Settings
 from localspec.store import drafts as drafts_module
@@ -50,7 +50,7 @@ def test_what_waits_and_what_is_typed_survive_a_crash(chat, another_process):
 
     async def story(pilot):
         await until(pilot, lambda: talk.typed == "waits\n\nhalf\ntyped")
-        assert "is back in the prompt" in talk.screen_text()
+        assert "Restored your unsent draft." in talk.screen_text()
         await pilot.press("enter")
         await until(pilot, lambda: talk.prompts() == ["waits\n\nhalf\ntyped"] and talk.idle())
         await until(pilot, lambda: kept(talk) == [])
@@ -121,7 +121,7 @@ def test_a_signal_loses_nothing(tmp_path, number):
     os.kill(terminal.process.pid, getattr(signal, number))
     terminal.ends()
     again = scripted_chat(tmp_path, "[]")
-    again.shows("waits", "half typed", "is back in the prompt")
+    again.shows("waits", "half typed", "Restored your unsent draft.")
     again.send("\x11")
     again.ends()
 
@@ -130,8 +130,49 @@ def test_what_an_earlier_chat_left_is_kept_where_one_leaves_before_it_is_shown(c
     talk = chat()
 
     async def story(pilot):
-        talk.app._chat._left = "as it was"
+        talk.app._chat._left_in[7] = "as it was"
         await pilot.press("ctrl+q")
 
     talk.play(story, then=talk.app.keep_unsent)
     assert kept(talk) == ["as it was"]
+
+
+def test_a_draft_belongs_to_the_conversation_in_which_it_was_typed(chat, another_process):
+    before = chat(["First."])
+
+    async def first(pilot):
+        await talked(before, pilot, "one")
+        await pilot.press(*"half")
+
+    before.play(first, then=before.app.keep_unsent)
+    another_process()
+    talk = chat(["Second."])
+
+    async def story(pilot):
+        await until(pilot, lambda: "Your unsent draft waits in “one” (ctrl+r)." in " ".join(talk.screen_text().split()))
+        assert talk.typed == ""
+        await say(pilot, "/resume 1")
+        await until(pilot, lambda: talk.typed == "half" and "Restored your unsent draft." in talk.screen_text())
+        await pilot.press("ctrl+n")
+        await until(pilot, lambda: talk.prompts() == [] and talk.typed == "")
+        await pilot.press("x")
+        await say(pilot, "/resume 1")
+        await until(pilot, lambda: talk.prompts() == ["one"] and "half" in talk.typed)
+
+    talk.play(story)
+
+
+def test_no_suggestion_goes_behind_a_restored_draft(chat, another_process):
+    with Store.open(chat().database, pytest.fail) as store:
+        store.drafts.keep("typed")
+    another_process()
+    talk = chat()
+
+    async def story(pilot):
+        await until(pilot, lambda: talk.typed == "typed")
+        first = talk.app._chat._first
+        assert first.display and first.starter("1") is None
+        await pilot.press("delete", "ctrl+n")
+        await until(pilot, lambda: talk.typed == "" and first.starter("1") is not None)
+
+    talk.play(story)

@@ -150,8 +150,8 @@ def test_what_was_set_while_the_first_model_loads_is_taken_back_where_it_contrad
     assert talk.app.failure is None
 
 
-@pytest.mark.parametrize(("generation", "told"), [({}, True), ({"do_sample": True}, False)])
-def test_another_answer_that_would_be_the_same_is_told(chat, generation, told):
+@pytest.mark.parametrize(("generation", "told"), [({"do_sample": False}, True), ({"do_sample": True}, False)])
+def test_another_answer_that_would_be_the_same_is_drawn(chat, generation, told):
     talk = chat(["One."], ["Two."])
     talk.engine.generation = generation
 
@@ -161,7 +161,8 @@ def test_another_answer_that_would_be_the_same_is_told(chat, generation, told):
         await pilot.press("f5")
         await until(pilot, lambda: talk.replies() == ["Two."] and talk.idle())
         if told:
-            await until(pilot, lambda: "At temperature 0 the same" in talk.screen_text())
-        assert ("At temperature 0 the same" in talk.screen_text()) is told
+            await until(pilot, lambda: "drawn at temperature 0.7" in " ".join(talk.screen_text().split()))
+        assert ("At temperature 0" in talk.screen_text()) is told
+        assert [sampling.temperature for sampling, _ in talk.engine.asked_with] == ([0.0, 0.7] if told else [1.0, 1.0])
 
     talk.play(story)

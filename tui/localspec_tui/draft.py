@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
 
 class Draft:
-    """`unsent` tells what there is now, and `server` who would answer it. Without a store nothing is kept; a store that
-    fails costs nothing else."""
+    """`unsent` tells what there is now, `server` who would answer it, `conversation` where it was typed. Without a store
+    nothing is kept; a store that fails costs nothing else."""
 
-    def __init__(self, unsent: Callable[[], str], server: str | None) -> None:
-        self._unsent, self._server = unsent, server
+    def __init__(self, unsent: Callable[[], str], server: str | None, conversation: Callable[[], int | None]) -> None:
+        self._unsent, self._server, self._conversation = unsent, server, conversation
         self._drafts: Drafts | None = None
-        self._tried = ""
+        self._tried: tuple[str, int | None] = "", None
         self.trouble = ""  # why the last that was tried could not be kept
 
     def keep_in(self, drafts: "Drafts") -> None:
@@ -27,22 +27,25 @@ class Draft:
 
     async def save(self) -> None:
         """Keeps it if it has changed. Whoever types does not wait for the disk."""
-        text, drafts = self._unsent(), self._drafts
-        if drafts is not None and text != self._tried:
-            self._tried = text
-            self.trouble = await asyncio.to_thread(self._keep, drafts, text)
+        drafts = self._drafts
+        if drafts is not None and (draft := self._now()) != self._tried:
+            self._tried = draft
+            self.trouble = await asyncio.to_thread(self._keep, drafts, *draft)
 
     def save_now(self) -> None:
         """The same at the end, when nobody types any more, and once more where it could not be kept."""
-        text = self._unsent()
-        if self._drafts is not None and (text != self._tried or self.trouble):
-            self._tried = text
-            self.trouble = self._keep(self._drafts, text)
+        if self._drafts is not None and ((draft := self._now()) != self._tried or self.trouble):
+            self._tried = draft
+            self.trouble = self._keep(self._drafts, *draft)
 
-    def _keep(self, drafts: "Drafts", text: str) -> str:
+    def _now(self) -> tuple[str, int | None]:
+        text = self._unsent()
+        return text, self._conversation() if text else None
+
+    def _keep(self, drafts: "Drafts", text: str, conversation: int | None) -> str:
         """Why it could not be kept; nothing where it was."""
         try:
-            drafts.keep(text, self._server)
+            drafts.keep(text, self._server, conversation)
         except LocalspecError as error:
             return str(error)
         except sqlite3.ProgrammingError:  # a closed store is the end of all

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from textual.message import Message
 
 from localspec.chat.attachments import Written, measured
-from localspec.chat.sampling import ChatSettings
+from localspec.chat.sampling import ChatSettings, first_sampled, sampling_words
 from localspec.chat.thinking import State, only_thinking, state
 from localspec.chat.trace import Trace
 from localspec.config import Settings
@@ -55,7 +55,8 @@ class EngineThread(threading.Thread):
         self._unkept = 0  # turns, as the screen knows
         self._held: list[str] | None = []  # notices, until there is a conversation to show them in
         self._at_the_end = ExitStack()
-        self._answered: Mapping[str, Any] = {}  # the figures of the reply that the next one is asked for instead of
+        self._answered: Mapping[str, Any] | None = None  # figures of the reply that the next is another answer for
+        self._branched: int | None = None  # the saved conversation that the next reply begins a branch of
         self._card: TargetCard
         self._conversation: Conversation
         self._store: Store | None = None
@@ -149,9 +150,9 @@ class EngineThread(threading.Thread):
         system = self._conversation.system
         return only_thinking(turn, self._settings.now, self._engine, system) if self._engine is not None else None
 
-    def why_the_same(self) -> str | None:
-        """Why another answer to the last prompt would be the same text; None where it need not be."""
-        return self._settings.why_the_same(self._engine) if self._engine is not None else None
+    def drawn(self) -> str | None:
+        """Return the notice that another answer is sampled where replies are greedy; None where all are sampled."""
+        return self._settings.drawn(self._engine) if self._engine is not None else None
 
     def branch(self, turns: int, *, again: bool = False) -> None:
         """Goes on after the first `turns` that were answered; the conversation so far stays as it is.
@@ -256,14 +257,12 @@ class EngineThread(threading.Thread):
         history = self._store.history if self._store else None
         drafts = self._store.drafts if self._store and self._settings.first.log else None
         prompts: list[str] = []
-        left: list[str] = []
         try:
             prompts = history.prompts(PROMPTS) if history else []
-            left = drafts.take_left(self._settings.first.elsewhere) if drafts and self.place else []
         except LocalspecError as error:
             self._notice(str(error))
-        self._post(messages.ChatOpened(history, prompts, drafts, left))
-        self._show_conversation()
+        self._post(messages.ChatOpened(history, prompts, drafts))
+        self._show_conversation(first=True)
         from localspec.chat.introduction import expected_starters
 
         starters = expected_starters(self._card, self._settings.first.elsewhere is not None)
@@ -324,10 +323,9 @@ class EngineThread(threading.Thread):
 
     def _branch(self, turns: int, again: bool) -> None:
         before = self._conversation
-        self._answered = before.turns[turns].figures if again else {}
+        self._answered = before.turns[turns].figures if again else None
         self._conversation = before.branch(turns)
-        if before.id is not None and not before.unkept:
-            self._post(messages.Branched(before.id))
+        self._branched = before.id if not before.unkept else None
 
     def _rename(self, title: str) -> None:
         try:
@@ -338,7 +336,8 @@ class EngineThread(threading.Thread):
 
     def _renew(self) -> None:
         self._held = []
-        self._conversation = self._conversation.start_new()
+        self._settings.reset()
+        self._conversation = self._conversation.start_new(self._settings.first.system)
         self._show_conversation()
 
     def _resume(self, conversation: int) -> None:
@@ -354,17 +353,39 @@ class EngineThread(threading.Thread):
         self._conversation = self._conversation.resume_other(found)
         self._show_conversation()
 
-    def _show_conversation(self) -> None:
-        """With the notices that were held until then below it."""
+    def _show_conversation(self, *, first: bool = False) -> None:
+        """With the notices that were held until then below it. `first`: the chat begins."""
         now = self._conversation
         if self._engine is not None:
             self._begin_figures(self._engine)
         last = None if now.turns else self._latest()
-        self._post(messages.ConversationShown(tuple(now.turns), now.unanswered, now.system, now.title, last))
+        left, waiting = self._left_drafts(first)
+        self._post(
+            messages.ConversationShown(
+                tuple(now.turns), now.unanswered, now.system, now.title, last, now.id, left, waiting
+            )
+        )
         self._see_what_is_kept()
         held, self._held = self._held or [], None
         for sentence in held:
             self._notice(sentence)
+
+    def _left_drafts(self, first: bool) -> tuple[list[str], str]:
+        """Return what earlier chats left unsent in this conversation, and the title of another with a draft of theirs.
+
+        The title only at the beginning: once is enough.
+        """
+        store, server = self._store, self._settings.first.elsewhere
+        if store is None or self.place is None:
+            return [], ""
+        try:
+            left = store.drafts.take_left(server, self._conversation.id)
+            waiting = store.drafts.waiting(server) if first and not left else []
+            info = store.history.info(waiting[-1]) if waiting else None
+        except LocalspecError as error:
+            self._notice(str(error))
+            return [], ""
+        return left, info.title if info is not None else ""
 
     def _latest(self) -> "ConversationInfo | None":
         """The conversation that was used last, if one is kept."""
@@ -384,15 +405,21 @@ class EngineThread(threading.Thread):
         from localspec.chat.conversation import dropped_turns_notice
 
         engine, live, talk = self._engine, self._live, self._conversation
-        settings, self._answered = self._settings.another(self._answered), {}
+        instead, self._answered = self._answered, None
         begun, trouble = False, None
         if engine is not None and live is not None and not stop.is_set():
             trace.untold = engine.decode is None
             trace.decode = engine.decode or trace.decode  # the model may be gone when somebody looks
             engine.wanted = lambda: not stop.is_set()
             try:
-                limits, think = Limits(settings.max_tokens, settings.stop), engine.thinking(settings, talk.system)
-                events = talk.ask(engine, asked.prompt, engine.sampling(settings), limits, asked.figures, think)
+                settings = self._settings.another(instead, engine)
+                limits = Limits(settings.max_tokens, settings.stop, loop_prompt=asked.typed)
+                think = engine.thinking(settings, talk.system)
+                sampling = engine.sampling(settings)
+                live.sampling = sampling_words(sampling)
+                if sampled := first_sampled(self._card, sampling, self._store, self._settings.first):
+                    self._notice(sampled)
+                events = talk.ask(engine, asked.prompt, sampling, limits, asked.figures, think)
                 with interpreter.shared(engine), closing(events):
                     for event in events:
                         if isinstance(event, Prefill) and event.done == event.total and event.dropped:
@@ -412,9 +439,13 @@ class EngineThread(threading.Thread):
             if begun:
                 self._see_what_is_kept()
         turn = talk.turns[-1] if begun else None
-        before = self._back(talk) if turn is None or turn.unanswered else None
-        trace.turn, trace.ended = turn.id if turn is not None else 0, True
-        self._post(messages.ReplyEnded(asked.prompt, turn, trouble, before))
+        same = talk.came_out_the_same
+        before = self._back(talk) if turn is None or turn.unanswered or same else None
+        trace.turn, trace.ended = turn.id if turn is not None and not same else 0, True
+        self._post(messages.ReplyEnded(asked.prompt, turn, trouble, before, same))
+        if before is None and self._branched is not None:
+            self._post(messages.Branched(self._branched))
+        self._branched = None
 
     def _back(self, talk: "Conversation") -> "tuple[Turn, ...] | None":
         """Where nothing came of another way to go on, the conversation before goes on again: its turns."""

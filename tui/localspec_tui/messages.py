@@ -25,7 +25,6 @@ class ChatOpened(Message):
     history: "History | None"
     prompts: Sequence[str]  # entered earlier, the newest first
     drafts: "Drafts | None"  # None where nothing is to be kept
-    left: Sequence[str]  # what earlier chats did not come to send
 
 
 @dataclass
@@ -37,6 +36,9 @@ class ConversationShown(Message):
     system: str | None
     title: str
     last: "ConversationInfo | None" = None  # the one used before, where this one is new
+    number: int | None = None  # under which it is kept
+    left: Sequence[str] = ()  # what earlier chats did not come to send in it
+    waiting: str = ""  # the title of another one in which an earlier chat left something
 
 
 @dataclass
@@ -84,6 +86,7 @@ class ReplyEnded(Message):
     turn: "Turn | None"
     trouble: str | None  # why it ended, where that was a mistake or a failure
     before: "Sequence[Turn] | None" = None  # of the conversation that goes on again, where nothing was said instead
+    same: bool = False  # the answer came out the same as one before it
 
 
 @dataclass

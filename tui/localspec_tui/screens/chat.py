@@ -12,6 +12,8 @@ from textual.widgets import Static
 from localspec.chat.attachments import Written, written
 from localspec.chat.commands import is_command, read
 from localspec.chat.completion import look_up
+from localspec.chat.conversation import SAME
+from localspec.chat.wording import repeated
 from localspec.errors import LocalspecError, UsageMistake
 from localspec_tui import keymap, messages, slash_commands
 from localspec_tui.code_blocks import CodeCopies
@@ -86,8 +88,8 @@ class ChatScreen(Steady, ChoosingScreen, FindingScreen):
         self._system_draft: str | None = None
         self._sampling_draft: dict[str, str] = {}
         self._history: History | None = None
-        self._draft = Draft(self._unsent, engine.settings.elsewhere)
-        self._left = ""  # what an earlier chat did not come to send
+        self._draft = Draft(self._unsent, engine.settings.elsewhere, self._typed_in)
+        self._left_in: dict[int, str] = {}  # what was typed in other conversations and not sent
         self._pace = Pace()
         self._follower: Timer | None = None
 
@@ -190,9 +192,14 @@ class ChatScreen(Steady, ChoosingScreen, FindingScreen):
         self.refresh_bindings()  # whether there is something to stop
 
     def _unsent(self) -> str:
-        """What would be lost with this process: what an earlier one left, what waits, and what is being typed."""
-        texts = [self._left, *self._outbox.unsent(self._engine.buffer.begun), self._prompt.text]
+        """What would be lost with this process: what was typed elsewhere, what waits, and what is being typed."""
+        texts = [*self._left_in.values(), *self._outbox.unsent(self._engine.buffer.begun), self._prompt.text]
         return "\n\n".join(text for text in texts if text.strip())
+
+    def _typed_in(self) -> int | None:
+        """Return the conversation in which that was typed: the one that goes on, unless nothing of it was."""
+        here = self._prompt.text.strip() or self._outbox.unsent(self._engine.buffer.begun)
+        return self._engine.conversation_id() if here or not self._left_in else [*self._left_in][-1]
 
     def keep_unsent(self) -> None:
         """At once, for the application ends."""
@@ -246,7 +253,10 @@ class ChatScreen(Steady, ChoosingScreen, FindingScreen):
         self._prompt.blinks = True
         self._engine.buffer.take()
         self._top.answered(ended.turn is not None)
-        if ended.turn is not None and not ended.turn.unanswered:
+        if ended.same:
+            await self._conversation.show(ended.before or (), self._engine.traces)
+            self.notify(SAME, markup=False)
+        elif ended.turn is not None and not ended.turn.unanswered:
             await self._conversation.finish(ended.turn)
         elif asked is not None:
             await self._take_back(asked, ended.before)
@@ -254,6 +264,10 @@ class ChatScreen(Steady, ChoosingScreen, FindingScreen):
             await self._conversation.tell(ended.trouble, trouble=True)
         elif ended.turn is not None and (sentence := self._engine.only_thinking(ended.turn)):
             await self._conversation.tell(sentence)
+        elif ended.turn is not None and ended.turn.reason == "repetition":
+            warmer = f"raise the temperature with {self._key('chat.sampling')}"
+            sentence = repeated(ended.turn.figures, warmer)
+            await self._conversation.tell(f"{sentence[:1].upper()}{sentence[1:]}.")
         elif ended.turn is not None and ended.turn.reason == "stop" and not ended.turn.reply:
             await self._conversation.tell("The model says nothing to this.")
         self._show_figures()
@@ -296,7 +310,6 @@ class ChatScreen(Steady, ChoosingScreen, FindingScreen):
     async def on_chat_opened(self, opened: messages.ChatOpened) -> None:
         self._history = opened.history
         self._prompt.remember(list(reversed(opened.prompts)))
-        self._left = "\n\n".join(opened.left)
         if opened.drafts is not None:
             self._draft.keep_in(opened.drafts)
             self.set_interval(DRAFT_SECONDS, self._save_draft)
@@ -315,12 +328,13 @@ class ChatScreen(Steady, ChoosingScreen, FindingScreen):
         self._first.begin(shown.last, said=bool(shown.turns or self._outbox.waiting))
         if shown.unanswered is not None:
             self._give_back(shown.unanswered)
-        if self._left:
-            self._prompt.put("\n\n".join(filter(None, (self._left, self._prompt.text))))
-            self._left = ""
-            await self._conversation.tell(
-                "What was typed last and not sent is back in the prompt, until it is sent or deleted."
-            )
+        if left := [*shown.left, *filter(None, [self._left_in.pop(shown.number or 0, "")])]:
+            self._prompt.put("\n\n".join(filter(None, (*left, self._prompt.text))))
+            self._first.offer_none()
+            await self._conversation.tell("Restored your unsent draft.")
+        elif shown.waiting:
+            where = f"“{shown.waiting}” ({self._key('chat.resume')})"
+            await self._conversation.tell(f"Your unsent draft waits in {where}.")
         if self._outbox.files and not self._outbox.waiting:
             await self._conversation.tell("The text of the files goes before the next prompt.")
         if self._model:
@@ -369,8 +383,16 @@ class ChatScreen(Steady, ChoosingScreen, FindingScreen):
         self.tell_of_stopping()
         self._begin_another()
 
+    def _leave_draft(self) -> None:
+        """What was typed and not sent stays in its conversation, where that is kept."""
+        number = None if self._to_be_shown else self._engine.conversation_id()
+        if number is not None and self._prompt.text.strip():
+            self._left_in[number] = self._prompt.text
+            self._prompt.put("")
+
     def _begin_another(self) -> None:
         self.action_stop()
+        self._leave_draft()
         self._to_be_shown += 1
         self._engine.new_conversation()
 
@@ -392,6 +414,7 @@ class ChatScreen(Steady, ChoosingScreen, FindingScreen):
         if conversation is not None:
             self.tell_of_stopping()
             self.action_stop()
+            self._leave_draft()
             self._to_be_shown += 1
             self._engine.resume(conversation)
 
@@ -407,8 +430,8 @@ class ChatScreen(Steady, ChoosingScreen, FindingScreen):
     async def again(self) -> None:
         """The last prompt once more."""
         if self._may_go_back() and (turn := self._conversation.turn_of(None)):
-            if same := self._engine.why_the_same():
-                self.notify(same, markup=False)
+            if drawn := self._engine.drawn():
+                self.notify(drawn, markup=False)
             await self._go_on_from(turn[0], again=True)
             await self._ask(turn[1])
 

@@ -38,6 +38,8 @@ class FirstScreen(Vertical):
         self._model, self._beside = Static(markup=False, id="model"), Static(markup=False, id="beside")
         self._choices = [_Starter(number) for number in (1, 2, 3)]
         self._kept = ""
+        self._known: Sequence[str] = ()
+        self._drafted = False
         self.display = False
 
     def compose(self) -> ComposeResult:
@@ -73,7 +75,8 @@ class FirstScreen(Vertical):
         )
 
     def _offer(self, starters: Sequence[str]) -> None:
-        self._starters = tuple(map(one_line, starters[:3]))
+        self._known = starters
+        self._starters = () if self._drafted else tuple(map(one_line, starters[:3]))
         offered = (*self._starters, *[""] * len(self._choices))  # a toy has fewer
         for choice, prompt in zip(self._choices, offered, strict=False):
             choice.offer(prompt)
@@ -85,7 +88,15 @@ class FirstScreen(Vertical):
             resumes = keymap.key(self.app, "chat.resume")
             lines.insert(0, f"Last: {one_line(last.title)}, {ago(last.used, time.time())} ({resumes})")
         self._beside.update("\n".join(lines))
+        if self._drafted:
+            self._drafted = False
+            self._offer(self._known)
         self.display = not said
+
+    def offer_none(self) -> None:
+        """Offer no prompt in this conversation: a draft stands where it would go."""
+        self._drafted = True
+        self._offer(self._known)
 
     def leave(self) -> None:
         """Something is said."""

@@ -8,8 +8,8 @@ from textual.geometry import Region
 from textual.strip import Strip
 from textual.widgets import Static
 
-from localspec.chat.repetition import goes_round
 from localspec.chat.wording import kept_thought, summary
+from localspec.repetition import goes_round
 from localspec_tui.reply_markdown import ReplyMarkdown
 from localspec_tui.widgets.message_view import MessageView
 from localspec_tui.widgets.thought_view import ThoughtView
@@ -17,6 +17,7 @@ from localspec_tui.widgets.thought_view import ThoughtView
 ENDINGS = {
     "interrupted": "(stopped)",
     "length": "(the reply ended at its limit of tokens)",
+    "repetition": "(stopped: it repeated itself)",
     None: "(cut off: localspec was ended while this was written)",
 }
 CONTEXT_FULL = "(the reply ended because the context was full)"
@@ -89,7 +90,8 @@ class ReplyView(MessageView):
 def _below(source: str, reason: str | None, figures: Mapping[str, Any]) -> str:
     """How it ended, where that is worth a word, that it went round, and what it took."""
     ended = CONTEXT_FULL if reason == "length" and figures.get("context_full") is True else ENDINGS.get(reason, "")
-    return " · ".join(filter(None, (ended, "(it repeats itself)" if goes_round(source) else "", summary(figures))))
+    circles = "(it repeats itself)" if reason != "repetition" and goes_round(source) else ""
+    return " · ".join(filter(None, (ended, circles, summary(figures))))
 
 
 def _line(text: str) -> Static:

@@ -62,13 +62,13 @@ class SidePanel(VerticalScroll, can_focus=False):
         super().__init__()
         self._speed, self._proposers = Section("this reply"), Section("who proposed it")
         self._depths, self._memory = Section("drafts that were right"), Section("memory")
-        self._model = Section("model")
+        self._model, self._sampling = Section("model"), Section("sampling")
         self._figures: Figures | None = None
         self.add_class("-empty")  # until there is something to show: a server may tell nothing
         self._moments: list[tuple[float, int]] = []  # seconds and tokens of this reply
 
     def compose(self) -> ComposeResult:
-        yield from (self._speed, self._proposers, self._depths, self._model, self._memory)
+        yield from (self._speed, self._proposers, self._depths, self._model, self._memory, self._sampling)
 
     def toggle(self) -> None:
         """Open the panel, or close it."""
@@ -113,6 +113,7 @@ class SidePanel(VerticalScroll, can_focus=False):
         self._depths.show([*_depths(figures.acceptance_by_depth)])
         self._model.show([*_model(figures, width)])
         self._memory.show([*_memory(figures, width)])
+        self._sampling.show([(line, "dim") for line in folded(figures.sampling, width) if line])
         self.set_class(not any(section.shown for section in self.query(Section)), "-empty")
 
     def _rates(self) -> list[float]:

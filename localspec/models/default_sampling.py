@@ -1,0 +1,73 @@
+"""How a model samples where nobody sets it: by its own files, by its family, or by localspec's default.
+
+In the table, values of a model card's advice stand as "card", those of a generation_config.json as "config".
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+NAME = "_name"  # the key under which the generation_config.json of an imported model keeps the name in its file
+FILE, DEFAULT = "the model's file", "localspec's default"
+
+
+@dataclass(frozen=True)
+class DefaultSampling:
+    """The sampling of a model where nobody sets it, and where that comes from. Temperature 0 is greedy."""
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    source: str = FILE
+    chosen: Sequence[str] = ()  # what a person set: nothing
+
+    @property
+    def greedy(self) -> bool:
+        """Whether nothing is left to chance."""
+        return self.temperature == 0
+
+
+_UNKNOWN = DefaultSampling(0.7, 0.9, source=DEFAULT)
+_THINKING, _ANSWERING = DefaultSampling(0.6, 0.95, 20), DefaultSampling(0.7, 0.8, 20)
+_FAMILIES: Sequence[tuple[str, str, DefaultSampling]] = (  # the first that a name fits
+    ("SmolLM2", "smollm-?2", DefaultSampling(0.2, 0.9)),  # card of SmolLM2-1.7B-Instruct
+    ("DeepSeek-R1", "deepseek-?r1", DefaultSampling(0.6, 0.95)),  # config of DeepSeek-R1-Distill-Qwen-1.5B
+    ("QwQ", "qwq", DefaultSampling(0.6, 0.95)),  # card of QwQ-32B
+    ("Qwen3", r"qwen-?3(?!\.?\d|b\b)", _THINKING),  # card of Qwen3-0.6B, which has other values without thinking
+    ("Qwen2.5", r"qwen-?2\.5", DefaultSampling(0.7, 0.8, 20)),  # config of Qwen2.5-7B-Instruct
+    ("Llama 3", r"llama-?3(?!\d|b\b)", DefaultSampling(0.6, 0.9)),  # config of Llama-3.2-3B-Instruct
+    ("Gemma 3", r"gemma-?3(?!\d|b\b)", DefaultSampling(1.0, 0.95, 64)),  # the Gemma team's advice for Gemma 3
+)
+
+
+def default_sampling(generation: Mapping[str, Any], name: str = "", think: bool | None = None) -> DefaultSampling:
+    """Return how a model samples by default: by its generation_config.json, else by its family, else as most do.
+
+    `name` is what the model is called here, `think` whether it was set to think. A temperature counts also without
+    `do_sample`, as in llama.cpp; `do_sample: false` is greedy.
+    """
+    samples = generation.get("do_sample")
+    said = {key: value for key in ("top_p", "top_k", "min_p") if (value := generation.get(key)) is not None}
+    temperature = generation.get("temperature")
+    if samples is False or temperature == 0:
+        return DefaultSampling()
+    if samples or temperature is not None:
+        return _with(DefaultSampling(1.0 if temperature is None else float(temperature)), said)
+    names = filter(None, (generation.get(NAME), name))
+    return _with(next(filter(None, (_known(str(one), think) for one in names)), _UNKNOWN), said)
+
+
+def _with(found: DefaultSampling, said: Mapping[str, Any]) -> DefaultSampling:
+    return replace(found, **{key: int(value) if key == "top_k" else float(value) for key, value in said.items()})
+
+
+def _known(name: str, think: bool | None) -> DefaultSampling | None:
+    spelled = re.sub(r"[\s_]", "-", name.lower())
+    for family, pattern, values in _FAMILIES:
+        if re.search(rf"(?<![a-z0-9]){pattern}", spelled):
+            if values is _THINKING and (think is False or "instruct" in spelled):
+                values = _ANSWERING
+            return replace(values, source=f"known for {family}")
+    return None
