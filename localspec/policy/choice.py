@@ -55,6 +55,7 @@ class Choice(LoadSpec):
     trained: tuple[DrafterCard, ...] = ()  # the weights of those drafters that have some
     draft: LoadSpec | None = None  # the draft model, where one drafts
     parts: tuple[str, ...] = ()  # of Ouroboros
+    off_reason: str | None = None  # why nothing drafts, where nothing does
 
     def with_figures_of(self, later: "Choice") -> "Choice":
         """The same choice, with what it promises by what is known now."""
