@@ -18,6 +18,7 @@ SAMENESS = {
     "numerical": "same text but for rounding",
     "same distribution": "as likely a text",
     "not lossless": "another text",
+    "unchecked": "not checked yet",  # whether the text is the same: the self-test runs after the first reply
 }
 
 

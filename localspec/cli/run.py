@@ -12,7 +12,7 @@ import typer
 from localspec.chat.attachments import joined
 from localspec.chat.conversation import dropped_turns_notice
 from localspec.chat.thinking import only_thinking
-from localspec.chat.wording import seconds_words
+from localspec.chat.wording import SAMENESS, seconds_words
 from localspec.cli.beginning import Report, begin, report_of
 from localspec.cli.closed_output import ClosedOutput
 from localspec.cli.interrupt import Interrupt
@@ -23,6 +23,7 @@ from localspec.cli.texts import asked, piped_text
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.events import Done, Prefill, Text
 from localspec.quantities import counted
+from localspec.text import one_line
 
 if TYPE_CHECKING:
     from localspec import Statistics
@@ -150,6 +151,8 @@ def _told(report: dict[str, Any], exactness: str) -> Iterator[str]:
     if speculation["acceptance_length"] is not None:
         sources = ", ".join(f"{name} {count}" for name, count in speculation["sources"].items())
         yield f"{speculation['acceptance_length']:.2f} tokens/step ({sources})"
+    if speculation["off_reason"]:
+        yield f"no drafts now: {one_line(speculation['off_reason'])}"
     if report["completion_tokens"] is not None:
         tokens = f"{report['completion_tokens']} tokens"
         if report["reasoning_tokens"]:
@@ -158,7 +161,7 @@ def _told(report: dict[str, Any], exactness: str) -> Iterator[str]:
     yield f"first after {timings['first_token_s']:.2f} s"
     precision = report["dtype"] if report["quantize"] in ("none", None) else report["quantize"]
     if precision:
-        yield f"{precision}, {exactness}"
+        yield f"{precision}, {SAMENESS[exactness] if exactness == 'unchecked' else exactness}"
     if peak is not None:
         yield f"{peak / 2**30:.2f} GiB at most"
 

@@ -41,9 +41,7 @@ def measuring(target: NativeTarget, widest: int) -> Measuring[Exactness]:
     target.set_threads(1)
     plain = _one_by_one(target, cache, path)
     target.set_threads(threads)
-    trials = [
-        (width, *trial) for width in WIDTHS if width <= widest for trial in _trials(target, cache, path, width)
-    ]
+    trials = [(width, *trial) for width in WIDTHS if width <= widest for trial in _trials(target, cache, path, width)]
     work, done = sum(BASE + width for width, *_ in trials), 0
     for number, (width, threads_now, read) in enumerate(trials, start=1):
         target.set_threads(threads_now)
