@@ -113,7 +113,7 @@ class Engine:
         self._costs = self.profile.costs(choice, self.target) if auto else None
         self._budget = Budget(choice.nodes, self._costs, self.target.branches, choice.off_reason)
         # What drafts, and how.
-        self._layers = load_layers(choice, self.target, self.profile)
+        self._layers = load_layers(choice, self.target, self.profile, self._costs)
         own: list[Drafter] = [
             *([self._layers] if self._layers else []),
             *load_trained(choice, self.target, self.profile),
@@ -354,12 +354,10 @@ class Engine:
         if (small := self.draft_model) and small.costs and small.profile.untimed:
             found = yield from self._tried(TIMING_DRAFT, small.profile.timing(small.target))
             small.costs.take(found or small.costs.model, timed=found is not None)
-        if self._layers:
-            layers = self.profile.recall(LAYERS) or (
-                yield from self._tried(PROBING, probing(self.target, self.profile))
-            )
+        if self._layers and not self.profile.recall(LAYERS):
+            layers = yield from self._tried(PROBING, probing(self.target, self.profile))
             if layers:
-                take_best(self._layers, layers, self.choice, self.target, self._costs)
+                take_best(self._layers, layers, self.choice, self._costs)
 
     def _tried(self, what: str, measuring: Measuring[T]) -> Shown[T | None]:
         """Yield how a measurement goes; returns None where it failed, which costs an estimate and no reply."""

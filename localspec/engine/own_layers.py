@@ -50,7 +50,7 @@ def probing(target: Target, profile: ModelProfile) -> Measuring[list[KeptLayers]
     return found
 
 
-def load_layers(choice: Choice, target: Target, profile: ModelProfile) -> Layers | None:
+def load_layers(choice: Choice, target: Target, profile: ModelProfile, costs: ForwardCostModel | None) -> Layers | None:
     """Return the drafter where the choice takes it: with the layers that a probe found, else with outer ones.
 
     Raises UsageMistake for a model of one layer, and for one whose layers cannot draft without the others.
@@ -62,15 +62,15 @@ def load_layers(choice: Choice, target: Target, profile: ModelProfile) -> Layers
     if count < 2:
         raise UsageMistake("--drafter layers needs a model of several layers; use another.")
     drafter = Layers(target, outer_layers(count), choice.fixed)
+    if found := profile.recall(LAYERS):
+        take_best(drafter, found, choice, costs)
     drafter.calibration = profile.recall(calibration_of(None)) or drafter.calibration
     return drafter
 
 
-def take_best(
-    drafter: Layers, found: Sequence[KeptLayers], choice: Choice, target: Target, costs: ForwardCostModel | None
-) -> None:
+def take_best(drafter: Layers, found: Sequence[KeptLayers], choice: Choice, costs: ForwardCostModel | None) -> None:
     """Let the drafter use those of the layers `found` by a probe that are best at what forwards cost here."""
-    shape = Shape.of(target.config.content)
+    shape = Shape.of(drafter.target.config.content)
     assert shape is not None
     drafter.take(best_layers(found, shape, costs or _Flat(), choice.nodes).measured)
 
