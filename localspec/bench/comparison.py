@@ -57,13 +57,13 @@ def bench(
 ) -> dict[str, Any]:
     """Measures all rows, then the peers beside them; returns the report.
 
-    Hyper-parameters of draft models are taken from `store`, and searched again with `tune`.
+    Hyper-parameters of draft models are taken from `store`, and searched with `tune` only.
     Raises UsageMistake where no prompt leaves room for an answer in the context, LocalspecError for a model that a peer
     cannot be given.
     """
     with TemporaryDirectory() as place, Store.open(Path(place) / "localspec.db", progress) as own:
         # A store of its own, for costs are measured once and not for every engine; it holds no phrases.
-        load = partial(Engine, store=own, phrases="off", reporter=Reporter(progress=progress))
+        load = partial(Engine, store=own, phrases="off", reporter=Reporter(progress=progress), measured=True)
         paired = partial(load, tune=tune) if store is None else partial(load, store=store, tune=tune)
         return _compare(compared, settings, load, paired, progress)
 
@@ -144,7 +144,7 @@ def _compare(
 def _firsts(
     load: Callable[..., Engine], paired: Callable[..., Engine], choices: Sequence[Choice], engine: Engine
 ) -> list[Engine]:
-    """An engine for each choice; those with the same draft model share it, and what was searched for the pair."""
+    """An engine for each choice; those with the same draft model share it, and what a search found for the pair."""
     made: dict[int, Engine] = {}
     # What is fixed comes last: it has the window and the phrases that a search finds.
     for number, choice in sorted(enumerate(choices), key=lambda one: one[1].fixed):

@@ -83,7 +83,7 @@ class Figures:
     plain_asked: bool = False  # nothing is, because somebody asked for that
     off_reason: str | None = None  # why nothing is drafted any more, a sentence
     sources: Mapping[str, int] = field(default_factory=dict)  # tokens of the reply by who proposed them
-    exactness: str = ""  # `Exactness.label` of the rule: "bitwise", "numerical", "same distribution", "not lossless"
+    exactness: str = ""  # `Exactness.label` of the rule: a key of `wording.SAMENESS`
     device: str = ""  # that computes: "cpu", "cuda:0", or the address of a server
     precision: str = ""  # of the weights: "int8", "nf4", "bf16" …
     memory: HeldMemory = HeldMemory()

@@ -76,7 +76,7 @@ def bench(
         ),
     ] = None,
     tune: Annotated[
-        bool, typer.Option("--tune", help="Search again how long the drafts of a draft model should be.")
+        bool, typer.Option("--tune", help="Search how long the drafts of a draft model should be; takes minutes.")
     ] = False,
     plotted: Annotated[
         Path | None, typer.Option("--plot", metavar="FILE", help="Draw the bars into a file as well: .svg or .png.")
@@ -110,6 +110,7 @@ def bench(
                 raise no_effect(flag, settings)
     asked = prompts.spread(prompts.read(prompt_file) if prompt_file else prompts.BUILT_IN, limit)
     progress = Progress()
+    progress.show("preparing the benchmark")
     if elsewhere:
         report = measured(elsewhere, settings, asked, max_tokens, repeat, progress)
         _tell(report, server_table.of(report, _width(as_json)), as_json)
@@ -134,6 +135,7 @@ def bench(
     if tune and not any(choice.draft and not choice.fixed for choice in choices.values()):
         raise UsageMistake(f"--tune has no effect with --nodes {nodes}, which fixes drafts; add auto.")
 
+    progress.show("loading what computes")
     from localspec.bench import comparison, peers  # they need torch, which takes a second to import
 
     peers.require(peer or [])

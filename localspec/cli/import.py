@@ -1,5 +1,6 @@
 """localspec import FILE.gguf"""
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -10,8 +11,11 @@ from localspec.cli.interrupt import cleared_up_when_ended
 from localspec.cli.options import load_settings
 from localspec.cli.progress import Progress
 from localspec.cli.texts import file_named
+from localspec.config import Settings
 from localspec.engine.importing import import_gguf
+from localspec.errors import LocalspecError
 from localspec.quantities import amount, duration, size
+from localspec.store.store import user_store
 from localspec.text import one_line
 
 app = typer.Typer()
@@ -27,10 +31,10 @@ def import_file(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON value instead of a line.")] = False,
 ) -> None:
     """Make a model in a GGUF file ready for this engine, once. You may delete the file afterwards."""
-    progress = Progress()
+    progress, settings = Progress(), load_settings({"quantize": quantize})
     try:
         with cleared_up_when_ended():
-            done = import_gguf(file, load_settings({"quantize": quantize}), progress.reporter)
+            done = import_gguf(file, settings, progress.reporter)
     finally:
         progress.clear()
     if as_json:
@@ -47,3 +51,20 @@ def import_file(
     took = f", in {duration(done.seconds)}" if done.new else ", imported before"
     typer.echo(one_line(f"{done.name}: {what}, from {of}{took}: {done.path}"))
     typer.echo(one_line(f"Chat with it: localspec chat -m {done.name}. You may delete {file}; localspec has a copy."))
+    if sys.stderr is not None and sys.stderr.isatty():  # a script goes on at once, and estimates serve it
+        _measure(done.name, settings, progress)
+
+
+def _measure(name: str, settings: Settings, progress: Progress) -> None:
+    """Measure the model as a chat would load it, so that its first reply drafts on figures; trouble costs a notice."""
+    from localspec import Engine
+    from localspec.cli.meanwhile import measure_now
+    from localspec.models import registry
+
+    progress.show(f"loading {name}")
+    try:
+        with user_store(progress.notice, create=True) as store:
+            engine = Engine.open(settings, registry.resolve(name), store=store, notice=progress.notice)
+            measure_now(engine, progress)
+    except LocalspecError as trouble:
+        progress.notice(f"{name} was not measured: {trouble}")

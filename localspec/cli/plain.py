@@ -3,7 +3,7 @@
 import gc
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, closing, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext, suppress
 from io import TextIOWrapper
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -31,6 +31,7 @@ from localspec.cli.beginning import Begun, begin
 from localspec.cli.console import width
 from localspec.cli.interrupt import Interrupt, cleared_up_when_ended
 from localspec.cli.line_editing import TOO_LONG, read_line
+from localspec.cli.meanwhile import Meanwhile
 from localspec.cli.options import SharedFlags
 from localspec.cli.progress import Progress, tell
 from localspec.cli.texts import LONGEST, conversation_id
@@ -90,6 +91,7 @@ class _Talk:
         self._engine: Answerer | None = None
         self._left = False
         self._trace: Trace | None = None  # of the last reply
+        self._meanwhile = Meanwhile()
 
     def _load(self, card: registry.TargetCard) -> "Answerer":
         engine = self._begun.for_chat(self._settings.first, card)
@@ -129,7 +131,8 @@ class _Talk:
             self._answer(prompt)
         while not self._left:
             try:
-                line = self._line()
+                with self._measured_meanwhile():
+                    line = self._line()
                 if line is None:
                     return
                 self._take(line)
@@ -141,6 +144,11 @@ class _Talk:
                 self._progress.notice(str(error))
                 if self._engine is None:
                     self._progress.notice(f"{self._card.name} goes on.")
+
+    def _measured_meanwhile(self) -> AbstractContextManager[None]:
+        """Measure what is unknown of the model while somebody types, once it has replied."""
+        typing = sys.stdin is not None and sys.stdin.isatty() and self._trace is not None
+        return self._meanwhile.measuring(self._engine) if typing else nullcontext()
 
     def _line(self) -> str | None:
         """The next prompt, or None at the end of the input."""

@@ -32,10 +32,13 @@ class Budget:
     Costs are corrected by what forwards take now (`ObservedCosts`). Without `branches` the target reads chains alone:
     of each draft the path that promises most is all there is.
     Without costs it is a fixed experiment: trees of `most` nodes, no resizing, no switching off as long as they fit.
+    `off_reason` says why `most` is 0 where it is.
     """
 
-    def __init__(self, most: int, costs: ForwardCostModel | None = None, branches: bool = True) -> None:
-        self._branches = branches
+    def __init__(
+        self, most: int, costs: ForwardCostModel | None = None, branches: bool = True, off_reason: str | None = None
+    ) -> None:
+        self._branches, self._always_off = branches, off_reason
         self.most, self._costs = most, None if costs is None else ObservedCosts(costs)
         self._seen: dict[tuple[str | None, int, int], tuple[float, float]] = {}  # (hits, tries); None means all sources
         self._draft_seconds = deque([0.0], maxlen=REMEMBERED)  # seconds that the last drafts took
@@ -56,11 +59,16 @@ class Budget:
         tokens, seconds = self._lately
         return (seconds + plain) / (tokens + 1)
 
+    def take_costs(self, costs: ForwardCostModel) -> None:
+        """Take what forwards cost as it is known now: what was seen of them is compared with that from here on."""
+        self._costs = ObservedCosts(costs)
+
     def begin(self) -> None:
         """Begins a new reply: what did not pay in the last one may pay in this one."""
         self._draft, self._context = DraftTree((0,), (-1,)), 0  # the last one, before pruning, and the text before it
         self.nodes = self.most  # what the drafter may propose next: `most`, or 0 while speculation is off
-        self.off_reason: str | None = None  # a sentence for the user, from switching off until drafts pay again
+        self.off_reason = self._always_off  # a sentence for the user, from switching off until drafts pay again
+        self._catches_up = True  # the next draft reads text that the drafter has not read, which later ones need not
         self._losing_drafts = self._wait = 0  # drafts in a row that did not pay; plain steps until the next try
         self._lost_steps = 0.0  # plain steps that those drafts cost
         self._interval = SOONEST
@@ -69,7 +77,7 @@ class Budget:
     def stop(self, reason: str) -> None:
         """Allows no tree for the rest of this reply, whatever it would save, not even in a fixed experiment."""
         self.nodes, self._wait = 0, 0  # so that no wait ends
-        self.off_reason = reason if self.most else None
+        self.off_reason = reason if self.most else self._always_off
 
     def take_whole(self, tree: DraftTree, context: int) -> DraftTree:
         """Returns a tree that may not be cut, and that `observe` will judge, after `context` committed tokens."""
@@ -90,6 +98,7 @@ class Budget:
             self._wait -= 1
             if self._wait == 0:
                 self.nodes, self._losing_drafts, self._lost_steps = self.most, 0, 0.0
+                self._catches_up = True
         tree = self._computable(tree)
         if tree.size == 1:
             return tree
@@ -136,7 +145,9 @@ class Budget:
             took = step.draft_seconds + self._costs.at(step.tree.size, self._context) + beside
             self._lately = RECENT * tokens + len(step.committed), RECENT * seconds + took / self._costs.slowness
         if self._draft.size > 1:
-            self._draft_seconds.append(step.draft_seconds)
+            if not self._catches_up:
+                self._draft_seconds.append(step.draft_seconds)
+            self._catches_up = False
         node: int | None = 0
         for token in step.committed:
             if node is None:

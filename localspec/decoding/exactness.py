@@ -14,17 +14,24 @@ class Exactness:
     """What the self-test found for trees of up to `widest` rows, root included.
 
     `bitwise`: no bit differed, with rows filled up to a multiple of `multiple`. Else `largest` is the largest
-    difference of a logit that was seen, relative to the largest logit.
+    difference of a logit that was seen, relative to the largest logit. Without `checked` no self-test has run yet, and
+    `bitwise` is what the engine was built for.
     """
 
     bitwise: bool
     widest: int
     multiple: int = 1
     largest: float = 0.0
+    checked: bool = True
+
+    @classmethod
+    def unchecked(cls, widest: int) -> "Exactness":
+        """Return what an engine promises whose rows cannot depend on each other, before its self-test has run."""
+        return cls(True, widest, checked=False)
 
     def as_json(self) -> dict[str, Any]:
-        """For the store."""
-        return asdict(self)
+        """For the store, which keeps results of self-tests only."""
+        return {name: value for name, value in asdict(self).items() if name != "checked"}
 
     @classmethod
     def from_json(cls, value: Any) -> "Exactness | None":
@@ -36,7 +43,9 @@ class Exactness:
         return found if found.widest > 1 and found.multiple in MULTIPLES and 0 <= found.largest < math.inf else None
 
     def word(self, rule: Rule) -> str:
-        """What a reply by this rule has of the text of plain decoding, as JSON says it: `bitwise` or `numerical`."""
+        """Return how a reply by this rule relates to plain decoding, in JSON: `bitwise`, `numerical` or `unchecked`."""
+        if rule == "exact" and not self.checked:
+            return "unchecked"
         return "bitwise" if self.bitwise and rule == "exact" else "numerical"
 
     def label(self, rule: Rule) -> str:

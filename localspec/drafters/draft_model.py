@@ -24,6 +24,7 @@ SOURCE = "draft_model"
 PRIOR = 0.7  # how often one of a level's candidates is believed to be right at first
 REMEMBERED = 24  # drafts, over which that is averaged
 UNUSED = 256  # steps without a draft after which what was believed of it is half forgotten
+UNREAD = 2  # tokens that a forward reads where each step is drafted for: after a whole draft was right
 WIDTH = 4  # candidates of a level: the small model's own pick and its siblings
 
 
@@ -133,11 +134,15 @@ class DraftModel:
         return caterpillar(context.root, self._drafted, chances, context.nodes, SOURCE) if chances else alone
 
     def _pays(self, context: Context, chance: float, depth: int, rows: int) -> bool:
-        """Whether another forward, of so many rows, saves more than it takes; `chance` is that of the picks before."""
-        if self._costs is None or context.token_seconds is None:
+        """Whether another forward, of so many rows, saves more than it takes; `chance` is that of the picks before.
+
+        The first draft is as long as it may be, since nothing is known of it yet. Text that was never read, such as
+        the prompt, is read once and for all drafts that follow, so that a draft is not charged for it.
+        """
+        if self._costs is None or context.token_seconds is None or not self._hits:
             return True
         hit = self._hits[depth] if depth < len(self._hits) else PRIOR
-        seconds = self._costs.at(min(max(rows, 1), CHUNK), len(context.committed)) + host_time.STEP
+        seconds = self._costs.at(min(max(rows, 1), UNREAD), len(context.committed)) + host_time.STEP
         if chance * hit * context.token_seconds > seconds:
             return True
         if depth == 0 and self._hits:  # what is never tried is never seen to be right again

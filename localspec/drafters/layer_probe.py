@@ -1,11 +1,13 @@
 """Finds the layers with which a target foresees itself best, without training (S3D, §5.3)."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from localspec.decoding.compute import DraftableModel
+from localspec.decoding.measuring import Measuring, Progress, finished
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.tree import DraftTree
 from localspec.models.s3d_prediction import KeptLayers, symmetric
@@ -15,6 +17,8 @@ ROWS = 8  # tokens that are read at once: on a CPU they take little longer than 
 RANKS = 4  # of candidates
 TRIED = 6  # layers whose removal is measured, once all were tried: those that mattered least before
 LEAST = 4  # a quarter of the layers is kept at least
+LEAST_READS = 4  # by which layers are compared
+NO_BOUND = 2**31  # reads
 
 Text = tuple[Sequence[int], Sequence[int]]  # a prompt, and the target's greedy reply to it
 
@@ -22,28 +26,97 @@ Text = tuple[Sequence[int], Sequence[int]]  # a prompt, and the target's greedy 
 def probe(
     target: DraftableModel[Any], replies: Sequence[Text], progress: Callable[[float], None] = lambda _: None
 ) -> list[KeptLayers]:
-    """Returns for each number of layers those that were kept, from all but one down to a quarter.
+    """Return for each number of layers those that were kept, from all but one down to a quarter, by all replies.
 
     One layer is removed after the other: that without which the first guess is most often the token that the target
-    itself said next. Where keeping as many outer layers is as good, those are kept. `progress` is told the share that
-    is done.
+    itself said next. Where keeping as many outer layers is as good, those are kept. `progress` is called with the share
+    of the work that is done.
     """
+    probing = probing_layers(target, replies)
+    while True:
+        try:
+            progress(next(probing).share)
+        except StopIteration as end:
+            found: list[KeptLayers] = end.value
+            return found
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a probe of so many layers keeps within `most` reads: `together` layers go at once, by `reads` of each try."""
+
+    tries: int
+    together: int
+    reads: int
+
+    @classmethod
+    def of(cls, layers: int, most: int, available: int) -> "Plan":
+        """Return the most thorough plan; `available` reads are what the replies are long enough for."""
+        for together in range(1, layers + 1):
+            counts = range(layers, max(1, layers // LEAST), -together)  # of layers at the beginning of a round
+            tries = sum(min(kept, layers if kept == layers else TRIED) + 1 + (together > 1) for kept in counts)
+            if tries * LEAST_READS <= most:
+                break
+        return cls(tries, together, max(1, min(available, most // tries)))
+
+
+def reads_in(replies: Sequence[Text]) -> int:
+    """Return how many reads of up to `ROWS` tokens the replies are."""
+    return sum(-(-max(len(reply) - 1, 0) // ROWS) for _, reply in replies)
+
+
+def probing_layers(
+    target: DraftableModel[Any], replies: Sequence[Text], most: int | None = None
+) -> Measuring[list[KeptLayers]]:
+    """Do what `probe` does, in about `most` reads of a part of the layers at most, and yield after each."""
     count = target.compute.target.sizes.num_layers
+    least, available = max(1, count // LEAST), reads_in(replies)
+    plan = Plan.of(count, NO_BOUND if most is None else most, available)
+    replies, done = _first_reads(replies, plan.reads), 0
+    work = max(1, plan.tries * reads_in(replies))
     kept: tuple[int, ...] = tuple(range(count))
     order, found = list(kept), []
-    while len(kept) > max(1, count // LEAST):
+
+    def measured(subsets: Sequence[Sequence[int]]) -> Measuring[list[KeptLayers]]:
+        nonlocal done
+        measuring = agreeing(target, replies, subsets)
+        while True:
+            try:
+                next(measuring)
+            except StopIteration as end:
+                result: list[KeptLayers] = end.value
+                return result
+            done += 1
+            yield Progress(done, max(work, done), min(1.0, done / work))
+
+    while len(kept) > least:
         tried = order if len(kept) == count else order[:TRIED]
+        going = min(plan.together, len(kept) - least)
         without = {layer: tuple(other for other in kept if other != layer) for layer in tried}
-        outer = symmetric(count, len(kept) - 1)
-        measured = agreement(target, replies, [*without.values(), outer])
-        right = [one.agreement for one in measured]
-        best = int(np.argmax(right[::-1]))  # of equal ones the last: the outer layers
-        found.append(measured[::-1][best])
+        alone = yield from measured([*without.values()])
+        right = [one.agreement for one in alone]
         order = sorted(tried, key=lambda layer: -right[tried.index(layer)]) + [one for one in order if one not in tried]
+        several = tuple(layer for layer in kept if layer not in order[:going])
+        outer = symmetric(count, len(kept) - going)
+        if going == 1:
+            best = alone[::-1][int(np.argmax(right[::-1]))]  # of equal ones the last
+            (other,) = yield from measured([outer])
+        else:
+            best, other = yield from measured([several, outer])
+        found.append(other if other.agreement >= best.agreement else best)  # of equal ones the outer layers
         kept = found[-1].layers
         order = [layer for layer in order if layer in kept] + [layer for layer in kept if layer not in order]
-        progress(1 - (len(kept) - count // LEAST) / (count - count // LEAST))
     return found
+
+
+def _first_reads(replies: Sequence[Text], reads: int) -> list[Text]:
+    """Return the first replies, which are enough for so many reads."""
+    taken: list[Text] = []
+    for prompt, reply in replies:
+        if (left := reads - reads_in(taken)) <= 0:
+            break
+        taken.append((prompt, reply[: left * ROWS + 1]))
+    return taken
 
 
 def agreement(
@@ -54,8 +127,15 @@ def agreement(
     Replies are read `ROWS` tokens at once, as a draft that was right so far: the first row sees the text with the keys
     and values of all layers, and row d also those that the kept layers made of the d rows before it.
     """
+    return finished(agreeing(target, replies, subsets))
+
+
+def agreeing(
+    target: DraftableModel[Any], replies: Sequence[Text], subsets: Sequence[Sequence[int]]
+) -> Measuring[list[KeptLayers]]:
+    """Do what `agreement` does, and yield after each read of some layers."""
     model, greedy = target.compute.target, Sampling()
-    hits, seen = np.zeros((len(subsets), RANKS)), 0
+    hits, seen, reads = np.zeros((len(subsets), RANKS)), 0, 0
     for prompt, reply in replies:
         cache = target.cache(len(prompt) + len(reply) + ROWS)
         for start in range(0, len(prompt), CHUNK):
@@ -72,6 +152,8 @@ def agreement(
                 positions = range(len(said))  # which matter to sampled tokens alone
                 for row, candidates in enumerate(logits.candidates(positions, RANKS, greedy)):
                     hits[index] += [token == said[row] for token, _ in candidates]
+                reads += 1
+                yield Progress(reads, len(subsets) * reads_in(replies), 0.0)
             target.forward(DraftTree.chain(tokens), cache)
             cache.keep(range(len(tokens)))
     shares = (hits / max(seen, 1)).round(4).tolist()

@@ -39,16 +39,21 @@ class Layers:
     nbytes, target_layers = 0, ()
 
     def __init__(self, target: DraftableModel[Any], measured: KeptLayers, fixed: bool = False) -> None:
-        self.target, self.compute, self.kept = target, target.compute, measured.layers
+        self.target, self.compute = target, target.compute
         self.calibration = Calibration()
-        self._fixed, self._agreement = fixed, measured.agreement
-        share = len(self.kept) / self.compute.target.sizes.num_layers
-        self._price = share  # of a draft forward, in tokens that could be committed in its time
-        self._draft_seconds: deque[float] = deque(maxlen=REMEMBERED)  # of one draft forward
+        self._fixed = fixed
+        self.take(measured)
         self._step_seconds: deque[float] = deque(maxlen=REMEMBERED)  # of a token of the text, but a plain step at most
         self._levels: list[Sequence[Candidate]] = []  # of the last draft, by depth: (token, confidence)
         self._chain: list[Candidate] = []  # and (token, chance) of the likeliest of each
         self._greedy = True
+
+    def take(self, measured: KeptLayers) -> None:
+        """Draft with these layers from the next draft on."""
+        self.kept, self._agreement = measured.layers, measured.agreement
+        # Of a draft forward, in tokens that could be committed in its time.
+        self._price = len(self.kept) / self.compute.target.sizes.num_layers
+        self._draft_seconds: deque[float] = deque(maxlen=REMEMBERED)  # of one draft forward
 
     def observe(self, step: Step) -> None:
         """Judges the last draft by what the target said, and learns what a token of text costs."""

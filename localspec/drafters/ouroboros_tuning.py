@@ -172,13 +172,20 @@ def simulated_seconds(drafter: Drafter, small: DraftModel, workload: Workload) -
     return replayed(drafter, small, workload).seconds
 
 
-def search(build: Build, workload: Workload, names: Sequence[str]) -> Hyperparameters:
+def search(
+    build: Build, workload: Workload, names: Sequence[str], progress: Callable[[int, int], None] = lambda *_: None
+) -> Hyperparameters:
     """Returns the best values of the parameters `names`: one after the other, each with the best found before it
     (appendix B.2, algorithm 1).
+
+    `progress` is called with the number of values that were tried, and that of all.
     """
     best, least = START, float("inf")
+    done, total = 0, sum(len(RANGES[name]) for name in names)
     for name in names:
         for value in RANGES[name]:
+            progress(done, total)
+            done += 1
             tried = replace(best, **{name: value})
             drafter, small = build(tried)
             seconds = simulated_seconds(drafter, small, workload)

@@ -1,5 +1,6 @@
 """Builds the drafter of a choice from what it takes: weights, a small model, phrases, hyper-parameters."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -9,6 +10,7 @@ from localspec.decoding.budget import Budget
 from localspec.decoding.drafter import Drafter
 from localspec.decoding.going_round import until_it_goes_round
 from localspec.decoding.limits import Limits
+from localspec.decoding.measuring import Measuring, Progress, finished
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Session
 from localspec.drafters.autoregressive import Autoregressive
@@ -21,14 +23,15 @@ from localspec.drafters.pool import PhrasePool, PhraseReader
 from localspec.engine.backends import Target
 from localspec.engine.measurement_cache import Quantity
 from localspec.engine.model_profile import ModelProfile
-from localspec.engine.recalled_measurements import COSTS, REPLAYS
+from localspec.engine.recalled_measurements import REPLAYS
 from localspec.errors import LocalspecError
 from localspec.models.drafter_kinds import WITH_PHRASES, kind_of, kinds
 from localspec.policy import host_time
 from localspec.policy.candidates import reply_key
 from localspec.policy.choice import Choice
-from localspec.policy.forward_costs import ForwardCosts
+from localspec.policy.forward_costs import CurrentCosts, ForwardCostModel
 from localspec.policy.host_time import StepCosts
+from localspec.quantities import duration
 
 ASKED = (  # of all kinds: what a small model foresees differs more by the text than by its place in a reply
     "Write a Python function that returns the longest word of a sentence, and say how it works.",
@@ -54,7 +57,7 @@ class LoadedDraftModel:
 
     target: Target
     profile: ModelProfile
-    costs: ForwardCosts | None
+    costs: CurrentCosts | None
 
 
 def drafter_of(
@@ -97,35 +100,39 @@ def pool_of(
     )
 
 
-def find_hyperparameters(
+def known_hyperparameters(choice: Choice, small: LoadedDraftModel, profile: ModelProfile) -> Hyperparameters:
+    """Return what a search found before for this pair of models, else the defaults."""
+    return profile.recall(_hyperparameters(choice, small)) or Hyperparameters()
+
+
+def _hyperparameters(choice: Choice, small: LoadedDraftModel) -> Quantity[Hyperparameters]:
+    name = f"hyperparameters of {choice.drafter} {'+'.join(choice.parts)} with {small.profile.subject}"
+    return Quantity(name, Hyperparameters.from_json, Hyperparameters.as_json)
+
+
+def search_hyperparameters(
     choice: Choice,
     target: Target,
     small: LoadedDraftModel,
     profile: ModelProfile,
-    costs: ForwardCosts | None,
+    costs: ForwardCostModel,
     reader: PhraseReader | None = None,
-    again: bool = False,
 ) -> Hyperparameters:
-    """Returns what was found before for this pair of models; else, or `again`, what a search finds.
+    """Search the hyper-parameters that are best for this pair of models, whose forwards were timed, and keep them.
 
-    Returns the defaults where trees are fixed, where no reply has room in the context, and where what a search finds
-    could not be kept: without a store, or while the machine is busy, when costs are not kept either. What its replies
-    came to is kept, too: `auto` goes by it until this pair has replied. Each value begins with the phrases of earlier
-    sessions, as in use, but with none of the replies that are decoded again: those it would know by heart.
+    Returns what was known before where no reply has room in the context. What its replies came to is kept, too: `auto`
+    goes by it until this pair has replied. Each value begins with the phrases of earlier sessions, as in use, but with
+    none of the replies that are decoded again: those it would know by heart.
     """
-    name = f"hyperparameters of {choice.drafter} {'+'.join(choice.parts)} with {small.profile.subject}"
-    quantity = Quantity(name, Hyperparameters.from_json, Hyperparameters.as_json)
-    found = profile.recall(quantity)
-    kept = profile.recall(COSTS) is not None and small.profile.recall(COSTS) is not None
-    if costs is None or small.costs is None or (not again and (found or not kept)):
-        return found or Hyperparameters()
-    profile.reporter.progress("searching how long drafts should be for these two models, once")
+    assert small.costs is not None
+    known = known_hyperparameters(choice, small, profile)
+    profile.reporter.progress("writing the replies to tune drafts by")
     said = own_replies(target, budget=Budget(choice.nodes, costs, target.branches))
     if not said:
         profile.reporter.notice(
-            f"in a context of {target.context} tokens there is no room to search how long drafts should be."
+            f"A context of {target.context} tokens has no room to tune how long drafts should be; give a longer one."
         )
-        return found or Hyperparameters()
+        return known
     costs_of_both = StepCosts(costs), StepCosts(small.costs)
     workload = Workload(said, target.vocab_size, choice.nodes, *costs_of_both, target.branches)
 
@@ -136,8 +143,14 @@ def find_hyperparameters(
             raise LocalspecError(f"The file of '{form.drafter}' builds no DraftModel; let `build` return one.")
         return drafter, drafting
 
-    found = search(build, workload, kind_of(choice.drafter).searched(choice.parts))
-    profile.remember(quantity, found)
+    began = time.perf_counter()
+
+    def show(done: int, total: int) -> None:
+        left = f", about {duration((time.perf_counter() - began) * (total / done - 1))} left" if done else ""
+        profile.reporter.progress(f"tuning drafts: {done} of {total}{left}")
+
+    found = search(build, workload, kind_of(choice.drafter).searched(choice.parts), show)
+    profile.remember(_hyperparameters(choice, small), found)
     sums: dict[str, list[float]] = profile.recall(REPLAYS) or {}
     for form in _forms(choice):  # of all, or those that nobody tried would seem better than what was
         key = reply_key(form.drafter, (), choice.draft.target if choice.draft else None)
@@ -162,14 +175,19 @@ def _forms(choice: Choice) -> list[Choice]:
 
 def own_replies(target: Target, asked: Sequence[str] = ASKED, budget: Budget | None = None) -> list[Exchange]:
     """Returns the target's greedy replies to a few prompts, as far as its context has room and until they go round."""
+    return finished(replying(target, asked, budget))
+
+
+def replying(target: Target, asked: Sequence[str], budget: Budget | None = None) -> Measuring[list[Exchange]]:
+    """Do what `own_replies` does, and yield after each step of a reply."""
     said: list[Exchange] = []
     drafter = WithPhrases(Autoregressive(), PhrasePool(target.special_tokens))
     session = Session(target, drafter, budget or Budget(0))
-    for question in asked:
+    for number, question in enumerate(asked):
         prompt = target.encode([{"role": "user", "content": question}])
         if len(prompt) + REPLY <= target.context:
             for _ in session.generate(prompt, Sampling(), Limits(REPLY)):
-                pass
+                yield Progress(number, len(asked), 0.0)
             reply = session.tokens[len(prompt) :]
             said.append((prompt, reply[: until_it_goes_round(reply)]))
     return [(prompt, reply) for prompt, reply in said if reply]

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 from localspec.decoding.compute import DraftableModel
 from localspec.decoding.exactness import Exactness
+from localspec.decoding.measuring import Measuring
 from localspec.engine.kept_weights import load_kept
 from localspec.events import Reporter
 from localspec.models.chat_tokenizer import ChatTokenizer
@@ -95,14 +96,14 @@ def recording_troubles(target: Target) -> tuple[str | None, str | None]:
     return target.step_trouble, target.draft_trouble
 
 
-def measure_exactness(choice: LoadSpec, target: Target, widest: int) -> Exactness:
-    """Measures how exact a loaded model computes trees of up to `widest` rows, root included."""
+def checking_exactness(choice: LoadSpec, target: Target, widest: int) -> Measuring[Exactness]:
+    """Measure how exact a loaded model computes trees of up to `widest` rows, root included; torch without a pause."""
     if choice.engine == "native":
         from localspec.native import exactness as native
         from localspec.native.target import NativeTarget
 
         assert isinstance(target, NativeTarget)
-        return native.measure(target, widest)
+        return (yield from native.measuring(target, widest))
     from localspec.nn import exactness as torch_exactness
     from localspec.nn.target import Target as TorchTarget
 

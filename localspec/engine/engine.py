@@ -1,7 +1,7 @@
 """The engine: loads what was chosen, applies the chat template, keeps what each reply taught."""
 
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, suppress
 from functools import partial
 from itertools import zip_longest
@@ -12,25 +12,41 @@ from localspec.config import Settings
 from localspec.decoding.budget import Budget
 from localspec.decoding.drafter import Drafter
 from localspec.decoding.limits import Limits
+from localspec.decoding.measuring import Measuring
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Session
 from localspec.decoding.tree import DraftTree
 from localspec.drafters.ingredients import Hyperparameters
 from localspec.engine.asked_sampling import asked_sampling
 from localspec.engine.asked_thinking import asked_thinking
-from localspec.engine.assemble import LoadedDraftModel, drafter_of, find_hyperparameters, pool_of
+from localspec.engine.assemble import (
+    LoadedDraftModel,
+    drafter_of,
+    known_hyperparameters,
+    pool_of,
+    search_hyperparameters,
+)
 from localspec.engine.backends import Target
 from localspec.engine.device_profile import BandwidthProfiler
 from localspec.engine.fit_context import fit_conversation, fit_text
-from localspec.engine.loading import calibrated, load_draft_model, load_target, load_trained, promised_exactness
-from localspec.engine.measurement_cache import MeasurementCache
+from localspec.engine.later_measurements import CHECKING, PROBING, TIMING, TIMING_DRAFT, Shown, shown
+from localspec.engine.loading import (
+    calibrated,
+    known_exactness,
+    load_draft_model,
+    load_target,
+    load_trained,
+    widest_tree,
+)
+from localspec.engine.measurement_cache import MeasurementCache, T
 from localspec.engine.model_profile import ModelProfile
 from localspec.engine.own_kernels import settle_kernels
-from localspec.engine.own_layers import load_layers
+from localspec.engine.own_layers import load_layers, probing, take_best
+from localspec.engine.recalled_measurements import LAYERS
 from localspec.engine.saved_phrases import SavedPhrases
 from localspec.engine.spilling import SpillWatch
 from localspec.engine.step_forms import RecordingWatch, settle_step_form
-from localspec.errors import DoesNotFit, LocalspecError
+from localspec.errors import DoesNotFit, LocalspecError, first_line
 from localspec.events import Event, Prefill, Reporter
 from localspec.machine import compiled
 from localspec.machine.hardware import IdleCores, devices
@@ -44,6 +60,7 @@ from localspec.models.registry import TargetCard
 from localspec.policy.candidates import reply_key
 from localspec.policy.choice import Choice
 from localspec.policy.decoding_kinds import DecodingKind, decoding_kind
+from localspec.policy.forward_costs import ForwardCostModel
 from localspec.policy.selection import choices, requested_drafter
 from localspec.store.store import Store
 
@@ -63,8 +80,9 @@ class Engine:
     With a store, what was measured here before is not measured again, and phrases of earlier sessions are used; those
     of each reply are kept there unless `phrases` are "readonly" or "off". Troubles that cost no text, such as a store
     that cannot be written, and what takes a while on the first load go to the `reporter`. An engine `beside` this one,
-    with which it takes turns, shares its models as far as `choice` names the same; its target must be the same. With
-    `tune` hyper-parameters that were found before are searched again.
+    with which it takes turns, shares its models as far as `choice` names the same; its target must be the same. What is
+    not known of the model yet waits for `measure`, and is estimated until then; with `measured` it is measured here.
+    With `tune` hyper-parameters are searched, too.
     Raises DoesNotFit, LocalspecError for a broken model, UsageMistake where `choice.exact` cannot be had.
     """
 
@@ -76,6 +94,7 @@ class Engine:
         phrases: Phrases = "user",
         reporter: Reporter | None = None,
         beside: "Engine | None" = None,
+        measured: bool = False,
         tune: bool = False,
     ) -> None:
         began = time.perf_counter()
@@ -90,15 +109,23 @@ class Engine:
         self.profile = ModelProfile.of(choice, cache)
         if beside is None:
             settle_step_form(choice.device, self.target, cache, self.profile.subject)  # before all that is measured
-        self.exactness = promised_exactness(choice, self.target, self.profile)
-        self.costs = self.profile.costs(self.target) if auto else None
+        self.exactness = known_exactness(choice, self.target, self.profile)
+        self._costs = self.profile.costs(choice, self.target) if auto else None
+        self._budget = Budget(choice.nodes, self._costs, self.target.branches, choice.off_reason)
         # What drafts, and how.
-        layers = load_layers(choice, self.target, self.profile, self.costs)
-        own: list[Drafter] = [*([layers] if layers else []), *load_trained(choice, self.target, self.profile)]
+        self._layers = load_layers(choice, self.target, self.profile, self._costs)
+        own: list[Drafter] = [
+            *([self._layers] if self._layers else []),
+            *load_trained(choice, self.target, self.profile),
+        ]
         pair = beside if beside and beside.choice.draft == choice.draft else None
         self.draft_model: LoadedDraftModel | None = (
             pair.draft_model if pair else load_draft_model(choice.draft, self.target, cache, auto)
         )
+        self._unmeasured = self._measurements()
+        if measured or tune:
+            for stage in self.measure():
+                self._reporter.progress(stage)
         # Phrases of earlier sessions.
         drafts = choice.drafter != "none"  # else no phrase would ever be used
         uses_history = drafts and phrases != "off" and (not kind_of(choice.drafter).parts or "history" in choice.parts)
@@ -107,21 +134,20 @@ class Engine:
         self.wanted: Callable[[], bool] = lambda: True  # asked before events come, which then come often enough
         reader = self.saved_phrases.read if self.saved_phrases else None
         # How a small model drafts.
+        small = self.draft_model
         self.hyperparameters = Hyperparameters()
-        if pair and pair.choice.drafter == choice.drafter and not tune:
+        if tune and small and self._costs and small.costs:
+            self.hyperparameters = search_hyperparameters(choice, self.target, small, self.profile, self._costs, reader)
+        elif pair and pair.choice.drafter == choice.drafter:
             self.hyperparameters = pair.hyperparameters
-        elif self.draft_model:
-            self.hyperparameters = find_hyperparameters(
-                choice, self.target, self.draft_model, self.profile, self.costs, reader, tune
-            )
+        elif small:
+            self.hyperparameters = known_hyperparameters(choice, small, self.profile)
         # All of it together.
         self.pool = pool_of(choice, self.target, self.draft_model, reader)
         drafter = drafter_of(choice, self.target, self.pool, own, self.draft_model, self.hyperparameters)
-        budget = Budget(choice.nodes, self.costs, self.target.branches)
-        self.session = Session(self.target, drafter, budget, self.target.chat.thinking)
+        self.session = Session(self.target, drafter, self._budget, self.target.chat.thinking)
         self._calibrated = calibrated(drafter, choice, self.profile)
-        self._spill_watch = SpillWatch(choice.device, self.costs, self._reporter)
-        small = self.draft_model
+        self._spill_watch = SpillWatch(choice.device, self._costs, self._reporter)
         watched = [(self.target, self.profile), *([(small.target, small.profile)] if small else [])]
         self._recording_watches = [
             RecordingWatch(model.device, model, cache, profile.subject) for model, profile in watched
@@ -163,17 +189,6 @@ class Engine:
                 if smaller is None or not (unasked or isinstance(trouble, DoesNotFit)):
                     raise
                 notice(f"{trouble} It is tried once more with less: {smaller.reason}.")
-        for _ in range(2 if auto and engine.profile.cache.measured else 0):
-            again = decide()[0]  # what was an estimate is known now: of forwards, then of a small model that was tried
-            if not again.loads_as(engine.choice):
-                break
-            if again.drafter == engine.choice.drafter:
-                engine.choice = engine.choice.with_figures_of(again)
-                break
-            taken = engine._with_drafter_of(again, load)
-            if taken is engine:  # which says why
-                break
-            engine = taken
         if settings.device == "auto" and engine.choice.device == "cpu":  # nobody with a GPU is left there in silence
             why = only_packed(card.path) if is_packed(card.path) and devices() != ["cpu"] else torch_trouble()
             if why:
@@ -188,17 +203,10 @@ class Engine:
             notice("with --accept typical the text is not exactly what the model alone would have written.")
         return engine
 
-    def _with_drafter_of(self, choice: Choice, load: "partial[Self]") -> Self:
-        """An engine for this choice that shares the target; this one where the choice's small model cannot be used."""
-        try:
-            engine = load(choice, beside=self)
-        except LocalspecError as trouble:
-            if choice.draft is None:
-                raise
-            self._reporter.notice(f"{trouble} Until then the drafter is {self.choice.drafter}.")
-            return self
-        engine.load_seconds += self.load_seconds
-        return engine
+    @property
+    def costs(self) -> ForwardCostModel | None:
+        """What forwards cost: as they were timed here, else an estimate; None where the size of trees is fixed."""
+        return self._costs.model if self._costs else None
 
     @property
     def revision(self) -> str:
@@ -323,6 +331,42 @@ class Engine:
         logits = self.target.forward(DraftTree.chain(tokens), cache, last=True).logits.numpy()[0]
         return float(logits[one] - logits[other])
 
+    # -- what is measured of the model --------------------------------------------------------------------------------
+
+    def measure(self) -> Iterator[str]:
+        """Measure what is not known of this model here, while nobody waits; yields how far that is, in words.
+
+        Stop asking to pause: the next call goes on from there. What cannot be measured is reported and stays unknown.
+        """
+        self.target.set_threads(self._idle_cores())
+        yield from iter(partial(next, self._unmeasured, None), None)
+
+    def _measurements(self) -> Iterator[str]:
+        """Measure one thing after the other, what a reader sees first."""
+        if not self.exactness.checked:
+            widest = widest_tree(self.choice)
+            checking = self.profile.checking(self.choice, self.target, widest)
+            self.exactness = (yield from self._tried(CHECKING, checking)) or self.exactness
+        if self._costs and self.profile.untimed:
+            found = yield from self._tried(TIMING, self.profile.timing(self.target))
+            self._costs.take(found or self._costs.model, timed=found is not None)
+            self._budget.take_costs(self._costs)
+        if (small := self.draft_model) and small.costs and small.profile.untimed:
+            found = yield from self._tried(TIMING_DRAFT, small.profile.timing(small.target))
+            small.costs.take(found or small.costs.model, timed=found is not None)
+        if self._layers and not self.profile.recall(LAYERS):
+            layers = yield from self._tried(PROBING, probing(self.target, self.profile))
+            if layers:
+                take_best(self._layers, layers, self.choice, self._costs)
+
+    def _tried(self, what: str, measuring: Measuring[T]) -> Shown[T | None]:
+        """Yield how a measurement goes; returns None where it failed, which costs an estimate and no reply."""
+        try:
+            return (yield from shown(what, measuring))
+        except (LocalspecError, MemoryError, RuntimeError, OSError) as trouble:
+            self._reporter.notice(f"{what.removesuffix(' (once)')} failed ({first_line(trouble)}); estimates serve.")
+            return None
+
     # -- what is kept for later sessions ------------------------------------------------------------------------------
 
     def _open_phrases(self, store: Store, learn: bool) -> SavedPhrases | None:
@@ -334,7 +378,7 @@ class Engine:
         for watch in self._recording_watches:
             watch.look()
         statistics = None if self.choice.fixed else self.session.statistics
-        if statistics is not None:
+        if statistics is not None and self._costs and self._costs.timed:
             self._spill_watch.look(statistics, len(self.session.tokens))
         if self.saved_phrases and not self.saved_phrases.keep(self.pool, start, self.conversation):
             return  # one trouble is waited for, and reported, once

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from statistics import median_low
 from typing import Any
 
+from localspec.decoding.measuring import BASE, Measuring, Progress, finished
 from localspec.decoding.tree import DraftTree
 from localspec.engine.backends import Target, fills_rows
 from localspec.machine.hardware import wait_for
@@ -24,11 +25,17 @@ PATIENCE_SECONDS = 3.0  # after so long one is enough, and after a forward that 
 
 
 def measure_forward_costs(target: Target) -> ForwardCosts:
-    """Measures forwards of 1 to 64 rows at two contexts: some seconds at most, longer for very large models.
+    """Measures forwards of 1 to 64 rows at two contexts: some seconds at most, longer for very large models."""
+    return finished(timing_forwards(target))
+
+
+def timing_forwards(target: Target) -> Measuring[ForwardCosts]:
+    """Do what `measure_forward_costs` does, and yield after each forward.
 
     The numbers of rows take turns, so that a busy moment slows them all alike. A context that does not fit in memory is
     left out, and so are more rows once a forward takes more than three seconds. Where the earlier and the later
-    repetitions contradict each other there are up to three times as many, and the quicker half serves.
+    repetitions contradict each other there are up to three times as many, and the quicker half serves. Pauses between
+    two forwards do not count.
     """
     device, smallest = target.device, target.cache(1)
     far = max(0, min(FAR, target.context - ROWS[-1]))
@@ -49,20 +56,35 @@ def measure_forward_costs(target: Target) -> ForwardCosts:
         return time.perf_counter() - start
 
     time_forward(1, contexts[0])  # the first time, weights may still come from disk
-    began, repetition = time.perf_counter(), 0
+    spent, repetition, done = 0.0, 0, 0
     for tried in range(1, TRIES + 1):
         while repetition <= tried * MOST_REPETITIONS:
-            if time.perf_counter() - began > (tried * ENOUGH_SECONDS if repetition > 2 else PATIENCE_SECONDS):
+            if spent > (tried * ENOUGH_SECONDS if repetition > 2 else PATIENCE_SECONDS):
                 break
+            part = 0
             for n in rows:
                 for context in contexts:
+                    began = time.perf_counter()
                     timings.setdefault((n, context), []).append(time_forward(n, context))
+                    spent += time.perf_counter() - began
+                    part, done = part + BASE + n, done + 1
+                    turn = repetition + part / (len(contexts) * sum(BASE + one for one in rows))
+                    turns = max(_turns(spent / turn, tried), repetition + 1)
+                    yield Progress(done, turns * len(rows) * len(contexts), min(1.0, turn / turns))
                 if timings[n, contexts[-1]][0] > PATIENCE_SECONDS:
                     del rows[rows.index(n) + 1 :]
             repetition += 1
         if all(map(_agree, timings.values())):
             break
     return _smoothed(rows, contexts, timings)
+
+
+def _turns(seconds: float, tried: int) -> int:
+    """Return how often all rows should take their turn, by the seconds that one turn takes."""
+    for turns in range(1, tried * MOST_REPETITIONS + 1):
+        if turns * seconds > (tried * ENOUGH_SECONDS if turns > 2 else PATIENCE_SECONDS):
+            return turns
+    return tried * MOST_REPETITIONS + 1
 
 
 def picks_after(target: Target, cache: Any, tokens: Sequence[int]) -> list[int]:

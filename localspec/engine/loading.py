@@ -11,6 +11,7 @@ from localspec.drafters.saved import load_drafter
 from localspec.drafters.trained import TrainedDrafter
 from localspec.engine.assemble import LoadedDraftModel
 from localspec.engine.backends import Target, open_target
+from localspec.engine.later_measurements import CHECKING, reported, shown
 from localspec.engine.measurement_cache import MeasurementCache, Quantity
 from localspec.engine.model_profile import ModelProfile
 from localspec.engine.step_forms import settle_step_form
@@ -45,15 +46,29 @@ def load_target(choice: LoadSpec, reporter: Reporter, beside: Target | None = No
         ) from error
 
 
-def promised_exactness(choice: Choice, target: Target, profile: ModelProfile) -> Exactness:
-    """How exact the choice's trees are on this target. Raises UsageMistake where `choice.exact` cannot be had."""
-    found = profile.exactness(choice, target, max(choice.nodes, AUTO_NODES) + 1)
+def known_exactness(choice: Choice, target: Target, profile: ModelProfile) -> Exactness:
+    """Return how exact the choice's trees are on this target, as far as it is known.
+
+    The self-test runs here with `choice.exact`, and in torch, which computes rows as the self-test finds it must; in
+    our own library it can wait. Raises UsageMistake where `choice.exact` cannot be had.
+    """
+    widest = widest_tree(choice)
+    found = profile.exactness(target, widest)
+    if found is None and choice.engine == "native" and not choice.exact:
+        return Exactness.unchecked(widest)
+    if found is None:
+        found = reported(shown(CHECKING, profile.checking(choice, target, widest)), profile.reporter)
     if choice.exact and not found.bitwise:
         raise UsageMistake(
             f"{choice.target.name} cannot be exact bit for bit in {choice.precision} on {choice.device}: its "
             f"logits differ by up to {found.largest:.1e} of the largest; try another precision, or leave --exact out."
         )
     return found
+
+
+def widest_tree(choice: Choice) -> int:
+    """Return for how many rows a self-test of this choice's trees should be."""
+    return max(choice.nodes, AUTO_NODES) + 1
 
 
 def load_trained(choice: Choice, target: Target, profile: ModelProfile) -> list[TrainedDrafter]:
@@ -105,7 +120,7 @@ def calibrated(
 def load_draft_model(
     draft: LoadSpec | None, target: Target, cache: MeasurementCache, with_costs: bool
 ) -> LoadedDraftModel | None:
-    """The draft model of a choice, if there is one; its forwards are measured `with_costs` alone.
+    """The draft model of a choice, if there is one, with what its forwards cost if `with_costs`.
 
     Raises DoesNotFit, UsageMistake where its tokens are not the target's, LocalspecError for a broken model.
     """
@@ -120,4 +135,4 @@ def load_draft_model(
             f"The draft model {draft.target.name} gives no numbers ({model.precision}); its weights are damaged, or "
             "too large for this format: fetch it again."
         )
-    return LoadedDraftModel(model, profile, profile.costs(model) if with_costs else None)
+    return LoadedDraftModel(model, profile, profile.costs(draft, model) if with_costs else None)

@@ -3,9 +3,10 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Generic, TypeVar
 
+from localspec.decoding.measuring import Measuring, finished
 from localspec.events import Reporter
 from localspec.machine.hardware import IdleCores, physical_cores
 from localspec.store.database import StoreTrouble
@@ -41,7 +42,6 @@ class MeasurementCache:
 
     def __init__(self, store: Store | None, reporter: Reporter | None = None) -> None:
         self.reporter = reporter or Reporter()
-        self.measured = False  # whether anything was, since it was opened
         self._store = store
         self._idle_cores, self._opened = IdleCores(), time.monotonic()
 
@@ -67,28 +67,38 @@ class MeasurementCache:
                 if not silent:
                     self.reporter.notice(str(trouble))
 
+    def missing(self, quantity: Quantity[T], subject: str) -> bool:
+        """Return whether it was never measured, or in a busy moment only while the machine is idle now."""
+        if self.recall(quantity, subject) is not None:
+            return False
+        return self.recall(quantity.when_busy, subject) is None or self._idle
+
+    def measuring(self, quantity: Quantity[T], subject: str, measure: Callable[[int], Measuring[T]]) -> Measuring[T]:
+        """Do what `measure` does with the number of idle cores, and keep the result as of an idle or a busy moment."""
+        cores = self._idle_cores()
+        found = yield from measure(cores)
+        idle = cores == self._idle_cores() == physical_cores()
+        self.remember(quantity if idle else quantity.when_busy, subject, found)
+        return found
+
     def get_or_measure(self, quantity: Quantity[T], subject: str, what: str, measure: Callable[[int], T]) -> T:
         """What was kept, else the result of `measure`, which is given the number of idle cores and may raise anything.
 
         What a busy moment gave is measured again as soon as the machine is idle. `what` completes the sentence
         "measuring …, once".
         """
-        found = self.recall(quantity, subject)
-        if found is None:
-            found = self.recall(quantity.when_busy, subject)
-            if found is not None and self._idle:
-                found = None
-        if found is None:
-            self.reporter.progress(f"measuring {what}, once")
-            cores = self._idle_cores()
-            found = measure(cores)
-            self.measured = True
-            idle = cores == self._idle_cores() == physical_cores()
-            self.remember(quantity if idle else quantity.when_busy, subject, found)
-        return found
+        if not self.missing(quantity, subject) and (found := self.recall_either(quantity, subject)) is not None:
+            return found
+        self.reporter.progress(f"measuring {what}, once")
+        return finished(self.measuring(quantity, subject, partial(_without_pause, measure)))
 
     @cached_property
     def _idle(self) -> bool:
         """Whether other programs have left all cores idle since the cache was opened; looked at once."""
         time.sleep(max(0.0, self._opened + LOOK_SECONDS - time.monotonic()))
         return self._idle_cores() == physical_cores()
+
+
+def _without_pause(measure: Callable[[int], T], cores: int) -> Measuring[T]:
+    yield from ()
+    return measure(cores)

@@ -1,19 +1,29 @@
 """What is measured of a model as it was loaded: how exact it is, what its forwards cost, what its replies are like."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 from localspec.checkpoint import revision
 from localspec.decoding.exactness import Exactness
-from localspec.engine.backends import Target, fills_rows, measure_exactness
-from localspec.engine.forward_timing import measure_forward_costs
+from localspec.decoding.measuring import Measuring, finished
+from localspec.engine.backends import Target, checking_exactness, fills_rows
+from localspec.engine.forward_timing import timing_forwards
 from localspec.engine.measurement_cache import MeasurementCache, Quantity, T
 from localspec.engine.own_kernels import with_kernels
-from localspec.engine.recalled_measurements import COSTS, REPLY_SUMS, model_subject, with_reply
+from localspec.engine.recalled_measurements import (
+    COSTS,
+    REPLY_SUMS,
+    RecalledMeasurements,
+    model_subject,
+    with_reply,
+)
 from localspec.events import Reporter, Statistics
+from localspec.machine.machine import this_machine
+from localspec.models.shape import Shape
 from localspec.policy.choice import LoadSpec
 from localspec.policy.decoding_kinds import DecodingKind, kept_as
-from localspec.policy.forward_costs import ForwardCosts
+from localspec.policy.forward_costs import CurrentCosts, ForwardCostModel, ForwardCosts
+from localspec.policy.prediction import Estimate, estimated_rates
 
 EXACTNESS = Quantity("exactness", Exactness.from_json, Exactness.as_json)
 
@@ -47,31 +57,48 @@ class ModelProfile:
         """Keeps it for later sessions."""
         self.cache.remember(quantity, self.subject, value)
 
-    def exactness(self, choice: LoadSpec, target: Target, widest: int) -> Exactness:
-        """How exact trees of up to `widest` rows are; the target then computes as that was found."""
-        # The bits of a row that stands among others that fill up say nothing of one that does not.
-        subject = f"{self.subject} · filled up" if fills_rows(target) else self.subject
-        found = self.cache.recall(EXACTNESS, subject)
+    def exactness(self, target: Target, widest: int) -> Exactness | None:
+        """Return how exact trees of up to `widest` rows are, and let the target compute so; None if unknown."""
+        found = self.cache.recall(EXACTNESS, self._exactness_subject(target))
         if found is None or (found.bitwise and found.widest < widest):
-            self.reporter.progress("measuring how exact this model computes here, once")
-            found = measure_exactness(choice, target, widest)
-            self.cache.remember(EXACTNESS, subject, found)
+            return None
         target.row_multiple = found.multiple
         return found
 
-    def costs(self, target: Target) -> ForwardCosts:
-        """What forwards cost, with as many threads as other programs leave idle cores."""
+    def checking(self, choice: LoadSpec, target: Target, widest: int) -> Measuring[Exactness]:
+        """Measure how exact trees of up to `widest` rows are; the target then computes as that was found."""
+        found = yield from checking_exactness(choice, target, widest)
+        self.cache.remember(EXACTNESS, self._exactness_subject(target), found)
+        target.row_multiple = found.multiple
+        return found
 
-        def measure_now(cores: int) -> ForwardCosts:
+    def _exactness_subject(self, target: Target) -> str:
+        # The bits of a row that stands among others that fill up say nothing of one that does not.
+        return f"{self.subject} · filled up" if fills_rows(target) else self.subject
+
+    def costs(self, spec: LoadSpec, target: Target) -> CurrentCosts:
+        """Return what forwards cost as far as it is known: as they were timed, else an estimate."""
+        timed = self.cache.recall_either(COSTS, self.subject)
+        return CurrentCosts(timed or estimated_costs(spec, target, self.cache), timed is not None)
+
+    @property
+    def untimed(self) -> bool:
+        """Whether forwards should be timed now."""
+        return self.cache.missing(COSTS, self.subject)
+
+    def timing(self, target: Target) -> Measuring[ForwardCosts]:
+        """Time forwards, with as many threads as other programs leave idle cores."""
+
+        def measure_now(cores: int) -> Measuring[ForwardCosts]:
             target.set_threads(cores)
-            return measure_forward_costs(target)
+            return timing_forwards(target)
 
-        return self.cache.get_or_measure(COSTS, self.subject, "what a row costs here", measure_now)
+        return self.cache.measuring(COSTS, self.subject, measure_now)
 
     def costs_of_an_idle_moment(self, target: Target) -> None:
-        """Measures costs again that a busy moment gave, unless this one is busy, too."""
-        if self.recall(COSTS) is None and self.recall(COSTS.when_busy) is not None:
-            self.costs(target)
+        """Times forwards again that were timed in a busy moment, unless this one is busy, too."""
+        if self.recall(COSTS.when_busy) is not None and self.untimed:
+            finished(self.timing(target))
 
     def add_reply(self, drafter: str, kind: DecodingKind, statistics: Statistics) -> None:
         """Adds one reply to what is kept of a drafter, by its `reply_key`, and of this kind of decoding."""
@@ -79,3 +106,15 @@ class ModelProfile:
             sums = with_reply(self.recall(REPLY_SUMS) or {}, kept_as(drafter, kind), statistics)
             # Trouble is not worth a sentence: the next reply will tell as much.
             self.cache.remember(REPLY_SUMS, self.subject, sums, silent=True)
+
+
+def estimated_costs(spec: LoadSpec, target: Target, cache: MeasurementCache) -> ForwardCostModel:
+    """Return what forwards of this model should cost on its device, by what is known of the device."""
+    known, device = RecalledMeasurements(cache), this_machine().device(spec.device)
+    shape = Shape.of(target.config.content)
+    assert device is not None and shape is not None
+    rates = known.rates(device.name, spec.dtype, spec.quantize)
+    if rates is None:
+        device = replace(device, bandwidth=known.bandwidth(device.name))
+        rates = estimated_rates(device, spec.dtype, spec.quantize)
+    return Estimate(shape, rates)

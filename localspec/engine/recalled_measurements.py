@@ -91,7 +91,8 @@ class RecalledMeasurements:
             )
             layers = self.cache.recall(LAYERS, subject) or ()
             if (costs := self.cache.recall_either(COSTS, subject)) is not None or replies or replays or layers:
-                return ModelMeasurements(costs, replies, layers, replays)
+                busy = costs is not None and self.cache.recall(COSTS, subject) is None
+                return ModelMeasurements(costs, replies, layers, replays, busy)
         return ModelMeasurements()
 
     def rates(self, device: str, dtype: str, quantize: str) -> Rates | None:

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from localspec.decoding.exactness import Exactness
+from localspec.decoding.measuring import BASE, Measuring, Progress, finished
 from localspec.decoding.tree import DraftTree
 from localspec.machine.hardware import physical_cores
 from localspec.native.cache import NativeCache
@@ -26,21 +27,30 @@ Rows = tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]  # logits and sta
 
 def measure(target: NativeTarget, widest: int) -> Exactness:
     """Compares logits and states in trees of up to `widest` rows with those of tokens that are read one by one."""
+    return finished(measuring(target, widest))
+
+
+def measuring(target: NativeTarget, widest: int) -> Measuring[Exactness]:
+    """Do what `measure` does, and yield after each comparison; the target may answer a prompt in between."""
     generator, threads = random.Random(0), target.model.threads.count  # noqa: S311  # any tokens do
     tokens = [generator.randrange(target.vocab_size) for _ in range(CONTEXT + DEPTH)]
     cache = target.cache(CONTEXT + max(WIDTHS))
     target.forward(DraftTree.chain(tokens[:CONTEXT]), cache, last=True)
     cache.keep(range(CONTEXT))
     path, largest = tokens[CONTEXT:], 0.0
-    try:
-        target.set_threads(1)
-        plain = _one_by_one(target, cache, path)
-        for width in (width for width in WIDTHS if width <= widest):
-            for threads_now, read in _trials(target, cache, path, width):
-                target.set_threads(threads_now)
-                largest = max(largest, _difference(plain, read()))
-    finally:
-        target.set_threads(threads)
+    target.set_threads(1)
+    plain = _one_by_one(target, cache, path)
+    target.set_threads(threads)
+    trials = [(width, *trial) for width in WIDTHS if width <= widest for trial in _trials(target, cache, path, width)]
+    work, done = sum(BASE + width for width, *_ in trials), 0
+    for number, (width, threads_now, read) in enumerate(trials, start=1):
+        target.set_threads(threads_now)
+        try:
+            largest = max(largest, _difference(plain, read()))
+        finally:
+            target.set_threads(threads)
+        done += BASE + width
+        yield Progress(number, len(trials), done / work)
     return Exactness(largest == 0.0, widest, largest=largest)
 
 

@@ -55,10 +55,11 @@ class Choice(LoadSpec):
     trained: tuple[DrafterCard, ...] = ()  # the weights of those drafters that have some
     draft: LoadSpec | None = None  # the draft model, where one drafts
     parts: tuple[str, ...] = ()  # of Ouroboros
+    off_reason: str | None = None  # why `auto` takes no drafter, where it takes none
 
     def with_figures_of(self, later: "Choice") -> "Choice":
         """The same choice, with what it promises by what is known now."""
-        names = ("reason", "tokens_per_second", "measured", "speedup", "cost_effectiveness")
+        names = ("reason", "tokens_per_second", "measured", "speedup", "cost_effectiveness", "off_reason")
         return replace(self, **{name: getattr(later, name) for name in names})
 
     @property

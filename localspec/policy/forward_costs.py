@@ -49,6 +49,21 @@ class ForwardCosts:
         return costs if ascending and whole and positive else None
 
 
+@dataclass
+class CurrentCosts:
+    """What forwards cost: an estimate until they were `timed`, and then what that found. All who ask hold the same."""
+
+    model: ForwardCostModel
+    timed: bool
+
+    def at(self, rows: int, context: int) -> float:
+        return self.model.at(rows, context)
+
+    def take(self, model: ForwardCostModel, timed: bool) -> None:
+        """Take what is known now."""
+        self.model, self.timed = model, timed
+
+
 def linear(points: Sequence[int], values: Sequence[float], at: int) -> float:
     """The value at `at` of the line through these points; it goes on beyond the last, and is level before the first."""
     if len(points) == 1 or at <= points[0]:

@@ -35,13 +35,15 @@ class ReplyStats:
 class ModelMeasurements:
     """What was measured on this machine of one model in one precision: forwards, replies by drafter, its layers.
 
-    `replays` are replies that were decoded again to find out how long drafts of a small model should be.
+    `replays` are replies that were decoded again to find out how long drafts of a small model should be. `busy`: other
+    programs computed while forwards were timed.
     """
 
     costs: ForwardCostModel | None = None
     replies: Mapping[str, ReplyStats] = field(default_factory=dict)
     layers: Sequence[KeptLayers] = ()  # that a probe found for each number of them
     replays: Mapping[str, ReplyStats] = field(default_factory=dict)
+    busy: bool = False
 
 
 class MeasurementSource(Protocol):

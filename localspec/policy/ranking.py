@@ -247,6 +247,7 @@ def _plans_in(
     dtype, quantize, backend = how = precision.dtype, precision.quantize, precision.device.backend
     known = measurements.of(model.card, precision.device.name, dtype, quantize)
     costs = known.costs or _estimate(model.shape, precision, measurements)
+    uncertain = known.costs is None or known.busy
     most = most or auto_nodes(precision.device, known.costs)
     planned = min(context or PLANNED, model.shape.context)  # more than it holds is refused when it is loaded
     plain_speed = estimated = 1 / step_seconds(0.0, costs.at(1, CONTEXT), 0)
@@ -272,7 +273,8 @@ def _plans_in(
             if (before := candidate.foreseen) is not None and before.acceptance is not None:
                 foreseen, _ = prediction.speed(costs, before.acceptance, before.draft_seconds, most)
                 speed = speed ** (1 - doubt) * (foreseen * pace) ** doubt  # each is off by a factor
-        if candidate.name == "phrases" and speed >= HARMLESS * plain_speed:  # they may pay in the next text
+        # Phrases may pay in the next text, and cost nothing until one matches: only sure figures rule them out.
+        if candidate.name == "phrases" and (uncertain or speed >= HARMLESS * plain_speed):
             speed = max(speed, plain_speed)
         loaded_bytes = weights + candidate.bytes
         working = prediction.cache(model.shape, planned + nodes + 1, dtype)
@@ -334,6 +336,16 @@ def _estimate(shape: Shape, precision: Precision, measurements: MeasurementSourc
 def speedup(plan: RunPlan, ranked: Sequence[RunPlan]) -> float:
     """What drafting makes of plain decoding in the same precision."""
     return plan.speed / _plain_decoding(plan, ranked).speed
+
+
+def why_none(plan: RunPlan, ranked: Sequence[RunPlan]) -> str:
+    """Return why plain decoding is taken, for a person who sees no drafts."""
+    if plan.precision.device.type == "mps":
+        return "on Apple's GPUs nothing drafts until `localspec bench` has measured that it pays"
+    others = [other for other in ranked if other.precision == plan.precision and other.candidate.name == "phrases"]
+    if others and not pays(others[0], ranked):
+        return f"phrases would be {1 - others[0].speed / plan.speed:.0%} slower than no drafts, as measured here"
+    return "no drafter is expected to pay here"
 
 
 def explained(plan: RunPlan, ranked: Sequence[RunPlan]) -> str:

@@ -29,6 +29,7 @@ from localspec.policy.ranking import (
     possible_precisions,
     run_plans,
     speedup,
+    why_none,
 )
 from localspec.policy.survey import recommendations
 
@@ -246,6 +247,7 @@ def _choice(
 ) -> Choice:
     precision, predicted = plan.precision, _is_of(plan.candidate, drafter)
     parts = kind_of(drafter.drafter).parts
+    chose_none = drafter.drafter == "none" and not settings.plain
     return Choice(
         target=card,
         device=precision.device.name,
@@ -268,6 +270,7 @@ def _choice(
         trained=drafter.trained,
         draft=draft,
         parts=getattr(settings, parts) if parts else (),
+        off_reason=why_none(plan, ranked) if chose_none else None,
     )
 
 

@@ -223,16 +223,18 @@ class LoadedModels:
         except LocalspecError:  # which opening it tells
             return None
 
-    def rest(self) -> float | None:
-        """What is done while nobody asks: models that were not used for long go, others may get another drafter.
+    def rest(self, waited_for: Callable[[], bool] = lambda: False) -> float | None:
+        """What is done while nobody asks: models that were not used for long go, others are measured, and may get
+        another drafter.
 
-        Returns the seconds until there is more of it, if there will be.
+        Measuring pauses once somebody has `waited_for` a reply. Returns the seconds until there is more of it, if there
+        will be.
         """
         now = time.monotonic()
         for name, one in [*self._loaded.items()]:
             if now - one.used >= self.keep_alive:
                 self._let_go(name)
-            elif now >= one.doubt_at:
+            elif now >= one.doubt_at and not any(waited_for() for _ in one.engine.measure()):
                 self._doubt(one)
         next_one = min((min(one.used + self.keep_alive, one.doubt_at) for one in self._loaded.values()), default=None)
         return None if next_one is None else max(0.0, next_one - now)

@@ -124,7 +124,7 @@ class EngineRoom(threading.Thread):
     def _take_turns(self, models: LoadedModels) -> None:
         asked = time.monotonic()
         while not self._turns.closed:
-            seconds = models.rest()
+            seconds = models.rest(lambda: self.waiting > 0 or self._turns.closed)
             self.metrics.loaded = models.loaded
             if self._idle is not None:
                 left = asked + self._idle - time.monotonic()

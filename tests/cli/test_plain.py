@@ -85,7 +85,7 @@ def home(lived_in: Callable[..., Path], fresh_home: Path, hello: Script, endless
 def talk(home: Path, hello: Script, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> Callable[..., Result]:
     """talk(*lines): the chat with `hello` in this process. Rows cost next to nothing, on a busy machine too."""
     cheap = ForwardCosts((1, 64), (256,), ((1e-3, 1.1e-3),))
-    monkeypatch.setattr("localspec.engine.model_profile.measure_forward_costs", lambda target: cheap)
+    monkeypatch.setattr("localspec.engine.model_profile.estimated_costs", lambda *_: cheap)
 
     def call(
         *lines: str | bytes,
@@ -292,7 +292,7 @@ def test_a_full_context_is_told(talk, models):
 @pytest.mark.slow
 def test_what_was_said_is_learned_and_what_was_measured_is_known(talk, home, hello, monkeypatch):
     monkeypatch.setattr(
-        "localspec.engine.model_profile.measure_exactness", lambda *_: pytest.fail("it was measured again")
+        "localspec.engine.model_profile.checking_exactness", lambda *_: pytest.fail("it was measured again")
     )
     for arguments, learned in ((["--no-log"], 0), (["--pool", "off"], 0), ([], 1)):
         assert talk("hi", arguments=arguments).out == "Hello!\n"

@@ -23,6 +23,7 @@ from tiny_models import (
 
 from localspec.decoding.budget import Budget
 from localspec.decoding.drafter import Context, Drafter, Step
+from localspec.decoding.measuring import Progress
 from localspec.decoding.numpy_logits import NumpyHidden
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Limits, Session
@@ -250,14 +251,16 @@ class Scripted:
         self.compute = type("C", (), {"target": type("T", (), {"sizes": type("S", (), {"num_layers": count})})})
         self.worth, self.asked = worth, []
 
-    def agreement(self, target, replies, subsets):
-        self.asked.append(subsets)
+    def agreeing(self, target, replies, subsets):
+        self.asked += subsets
+        for _ in subsets:
+            yield Progress(1, 1, 1.0)
         return [KeptLayers(tuple(kept), (self.worth(tuple(kept)),)) for kept in subsets]
 
 
 def test_the_probe_removes_what_matters_least_and_of_equals_the_inner_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     indifferent = Scripted(8, lambda kept: 0.5)
-    monkeypatch.setattr(layer_probe, "agreement", indifferent.agreement)
+    monkeypatch.setattr(layer_probe, "agreeing", indifferent.agreeing)
     done: list[float] = []
     assert [one.layers for one in layer_probe.probe(indifferent, [], done.append)] == [
         (0, 1, 2, 3, 5, 6, 7), (0, 1, 2, 5, 6, 7), (0, 1, 2, 6, 7), (0, 1, 6, 7), (0, 1, 7), (0, 7),
@@ -265,21 +268,49 @@ def test_the_probe_removes_what_matters_least_and_of_equals_the_inner_layers(mon
     assert done == sorted(done)
     assert done[-1] == 1
     even = Scripted(8, lambda kept: sum(layer % 2 == 0 for layer in kept) / 10)
-    monkeypatch.setattr(layer_probe, "agreement", even.agreement)
+    monkeypatch.setattr(layer_probe, "agreeing", even.agreeing)
     assert layer_probe.probe(even, [])[3].layers == (0, 2, 4, 6)
 
 
 def test_a_deep_model_is_probed_in_the_order_of_what_mattered_least(monkeypatch: pytest.MonkeyPatch) -> None:
     """A layer's worth is its number: once all were tried, the few worst are tried again and no other."""
     deep = Scripted(32, lambda kept: sum(kept) / 1000)
-    monkeypatch.setattr(layer_probe, "agreement", deep.agreement)
+    monkeypatch.setattr(layer_probe, "agreeing", deep.agreeing)
     found = layer_probe.probe(deep, [])
     assert [len(one.layers) for one in found] == [*range(31, 7, -1)]
     assert found[-1].layers == tuple(range(24, 32))
-    assert [len(subsets) for subsets in deep.asked] == [33] + [7] * 23
+    assert len(deep.asked) == 33 + 7 * 23
+
+
+@pytest.mark.parametrize("count", [2, 8, 28, 30, 64, 126])
+def test_a_probe_keeps_within_its_bound(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However deep a model is; and it still finds layers for each step down to a quarter of them."""
+    scripted, texts = Scripted(count, lambda kept: sum(kept) / 10000), [([1], list(range(25)))] * 16
+
+    def agreeing(target, replies, subsets):
+        scripted.asked += [None] * (len(subsets) * layer_probe.reads_in(replies))
+        for number in range(len(subsets) * layer_probe.reads_in(replies)):
+            yield Progress(number, number + 1, 0.5)
+        return [KeptLayers(tuple(kept), (scripted.worth(tuple(kept)),)) for kept in subsets]
+
+    monkeypatch.setattr(layer_probe, "agreeing", agreeing)
+    steps = layer_probe.probing_layers(scripted, texts, most=600)
+    shares = []
+    while True:
+        try:
+            shares.append(next(steps).share)
+        except StopIteration as end:
+            found = end.value
+            break
+    assert len(scripted.asked) <= 600
+    assert shares == sorted(shares)
+    assert shares[-1] == pytest.approx(1, abs=0.1)
+    kept = [len(one.layers) for one in found]
+    assert kept == sorted(kept, reverse=True)
+    assert kept[-1] == max(1, count // 4)
 
 
 def test_a_model_of_few_layers_keeps_one(monkeypatch: pytest.MonkeyPatch) -> None:
     three = Scripted(3, lambda kept: float(1 in kept))
-    monkeypatch.setattr(layer_probe, "agreement", three.agreement)
+    monkeypatch.setattr(layer_probe, "agreeing", three.agreeing)
     assert [one.layers for one in layer_probe.probe(three, [])][-1] == (1,)

@@ -17,7 +17,13 @@ from localspec.drafters.lookahead import Lookahead
 from localspec.drafters.phrases import WithPhrases
 from localspec.drafters.pool import PhrasePool
 from localspec.engine import assemble, recalled_measurements
-from localspec.engine.assemble import LoadedDraftModel, drafter_of, find_hyperparameters, pool_of
+from localspec.engine.assemble import (
+    LoadedDraftModel,
+    drafter_of,
+    known_hyperparameters,
+    pool_of,
+    search_hyperparameters,
+)
 from localspec.engine.measurement_cache import MeasurementCache
 from localspec.engine.model_profile import ModelProfile
 from localspec.events import Reporter
@@ -100,30 +106,28 @@ def test_what_is_found_belongs_to_the_pair_and_to_what_is_searched(tiny, store: 
     for kept in (own, one.profile, other.profile):
         kept.remember(recalled_measurements.COSTS, COSTS)
 
-    def chosen(choice: Choice, pair: LoadedDraftModel, **more: bool) -> int:
-        return find_hyperparameters(choice, model.target, pair, own, COSTS, **more).draft
+    def known(choice: Choice, pair: LoadedDraftModel) -> int:
+        return known_hyperparameters(choice, pair, own).draft
 
-    assert [chosen(choice, one), chosen(choice, one)] == [1, 1]
-    assert chosen(choice, other) == 2, "another draft model is another pair"
-    assert chosen(replace(choice, parts=("lengthening",)), one) == 3
-    assert chosen(choice, one, again=True) == 4
-    assert [chosen(choice, one), chosen(choice, other)] == [4, 2]
-    assert find_hyperparameters(choice, model.target, one, own, None).draft == 4, "a fixed tree uses what was found"
+    def searched(choice: Choice, pair: LoadedDraftModel) -> int:
+        return search_hyperparameters(choice, model.target, pair, own, COSTS).draft
+
+    assert known(choice, one) == Hyperparameters().draft == 4, "without a search a draft has four tokens"
+    assert [searched(choice, one), known(choice, one)] == [1, 1]
+    assert known(choice, other) == 4, "another draft model is another pair"
+    assert searched(choice, other) == 2
+    assert known(replace(choice, parts=("lengthening",)), one) == 4
+    assert searched(choice, one) == 3
+    assert [known(choice, one), known(choice, other)] == [3, 2]
 
 
-def test_nothing_is_searched_that_could_not_be_kept(tiny, store: Store, monkeypatch) -> None:
-    """Costs that a busy moment gave do not stay, and what follows from them must not be either."""
+def test_where_no_reply_has_room_nothing_is_searched(tiny, store: Store, monkeypatch) -> None:
     model, usual = tiny(LLAMA), Hyperparameters()
     monkeypatch.setattr(assemble, "search", lambda *_: pytest.fail("it was searched"))
-    own, nowhere = profile(store, "t"), profile(None, "t")
-    choice = asked("ouroboros")
-    assert find_hyperparameters(choice, model.target, small(model), nowhere, COSTS) == usual
-    own.remember(recalled_measurements.COSTS, COSTS)
-    assert find_hyperparameters(choice, model.target, small(model, store), own, COSTS) == usual
-    told: list[str] = []
+    choice, told = asked("ouroboros"), []
     monkeypatch.setattr(model.target, "context", 30)
     own = profile(store, "t", told.append)
-    assert find_hyperparameters(choice, model.target, small(model, store), own, COSTS, again=True) == usual
+    assert search_hyperparameters(choice, model.target, small(model, store), own, COSTS) == usual
     assert len(told) == 1 and "context of 30 tokens" in told[0]
 
 
@@ -138,7 +142,7 @@ def test_phrases_of_a_search_hold_no_id_that_the_small_model_lacks(
     model, little = tiny(LLAMA), read(write(tmp_path / "small", config, byte_tokenizer(), seed=5))
     pools: list[PhrasePool] = []
 
-    def search(build, workload, names) -> Hyperparameters:
+    def search(build, workload, names, progress) -> Hyperparameters:
         for prompt, reply in workload.exchanges:
             assert len(reply) <= assemble.REPLY and len(prompt) + len(reply) <= model.target.context
         pools.append(build(CHOSEN)[0].pool)
@@ -148,7 +152,7 @@ def test_phrases_of_a_search_hold_no_id_that_the_small_model_lacks(
     measured = profile(store, "target")
     for parts in (Settings().ouroboros, ("lengthening",)):
         choice = replace(asked("ouroboros"), parts=parts)
-        find_hyperparameters(choice, model.target, small(little, store), measured, COSTS, again=True)
+        search_hyperparameters(choice, model.target, small(little, store), measured, COSTS)
     assert [pool._vocabulary for pool in pools] == [300, 300]
     assert [pool._verification for pool in pools] == [True, False]
     sums = measured.recall(recalled_measurements.REPLAYS)

@@ -3,12 +3,15 @@
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from measured_at_once import at_once
 
 import localspec
 from localspec.config import Settings
 from localspec.decoding.exactness import Exactness
+from localspec.decoding.measuring import Progress
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Limits
 from localspec.decoding.tree import DraftTree
@@ -24,6 +27,7 @@ from localspec.machine import hardware, machine
 from localspec.models.registry import TargetCard
 from localspec.policy.choice import Choice, LoadSpec
 from localspec.policy.forward_costs import ForwardCosts
+from localspec.policy.prediction import Estimate
 from localspec.policy.ranking import AUTO_NODES
 from localspec.policy.selection import choose
 from localspec.store.database import StoreTrouble
@@ -50,8 +54,8 @@ def measured(monkeypatch) -> list[str]:
         done.append("costs")
         return COSTS
 
-    monkeypatch.setattr(model_profile, "measure_exactness", exactness)
-    monkeypatch.setattr(model_profile, "measure_forward_costs", costs)
+    monkeypatch.setattr(model_profile, "checking_exactness", at_once(exactness))
+    monkeypatch.setattr(model_profile, "timing_forwards", at_once(costs))
     monkeypatch.setattr(hardware.IdleCores, "__call__", lambda self: hardware.physical_cores())
     device = machine._device
     like = {"bandwidth": 15e9, "cores": 2, "capability": "avx2"}
@@ -65,6 +69,11 @@ def store(tmp_path):
         yield store
 
 
+def measured_engine(choice: Choice, **more: Any) -> Engine:
+    """An engine of which all is measured that can be."""
+    return Engine(choice, measured=True, **more)
+
+
 def choice(**settings) -> Choice:
     return choose(CARD, Settings(**{"drafter": "phrases"} | settings))
 
@@ -72,36 +81,92 @@ def choice(**settings) -> Choice:
 @pytest.mark.slow
 def test_what_was_measured_once_is_not_measured_again(measured, store):
     for _ in range(2):
-        engine = Engine(choice(), store=store)
+        engine = measured_engine(choice(), store=store)
         assert engine.costs == COSTS and not engine.exactness.bitwise
     assert measured == [f"exactness {AUTO_NODES + 1}", "costs"]
 
 
 @pytest.mark.slow
-def test_the_first_load_promises_what_the_second_will(measured, store, tmp_path):
-    """What forwards cost is measured while it loads, after the choice was made by estimates."""
+def test_nothing_is_measured_before_the_first_reply(measured, store, tmp_path):
+    """It drafts by estimates, and what is measured after it serves from then on."""
     shutil.copytree(CARD.path, tmp_path / "alone", ignore=shutil.ignore_patterns("drafters"))
     alone = replace(CARD, path=tmp_path / "alone")
-    first, second = (Engine.open(Settings(temperature=0.0), alone, store=store).choice for _ in range(2))
-    assert "costs" in measured and first.drafter == second.drafter == "phrases"
-    assert first.pace == second.pace != () and first.reason == second.reason
+    engine = Engine.open(Settings(temperature=0.0), alone, store=store)
+    assert engine.choice.drafter == "phrases"
+    *_, done = engine.chat([{"role": "user", "content": "Who are you?"}], Sampling(), Limits(20))
+    assert measured == []
+    assert isinstance(engine.costs, Estimate)
+    assert engine.exactness.word("exact") == engine.exactness.label("exact") == "unchecked"
+    stages = list(engine.measure())
+    assert measured == [f"exactness {AUTO_NODES + 1}", "costs"]
+    assert stages[0] == "checking that drafts leave the text unchanged (once)"
+    assert "timing this model (once): 1 of 1, about 1 s left" in stages
+    assert engine.costs == COSTS
+    assert engine.exactness.word("exact") == "numerical"
+    *_, again = engine.chat([{"role": "user", "content": "Who are you?"}], Sampling(), Limits(20))
+    assert again.statistics.token_ids == done.statistics.token_ids
+    assert list(engine.measure()) == [], "once is enough"
+    assert list(Engine.open(Settings(temperature=0.0), alone, store=store).measure()) == []
+
+
+@pytest.mark.slow
+def test_measuring_goes_on_where_it_was_paused(measured, store, monkeypatch):
+    def in_steps(target):
+        for step in range(4):
+            measured.append(f"step {step}")
+            yield Progress(step + 1, 4, (step + 1) / 4)
+        return COSTS
+
+    monkeypatch.setattr(model_profile, "timing_forwards", in_steps)
+    engine = Engine(choice(), store=store)
+    for stage in engine.measure():
+        if "timing" in stage and "2 of 4" in stage:
+            break
+    for _ in engine.chat([{"role": "user", "content": "a"}], Sampling(), Limits(3)):
+        pass
+    assert isinstance(engine.costs, Estimate), "half a measurement is none"
+    for _ in engine.measure():
+        pass
+    assert measured == [f"exactness {AUTO_NODES + 1}", *(f"step {step}" for step in range(4))]
+    assert engine.costs == COSTS
+
+
+@pytest.mark.slow
+def test_what_cannot_be_measured_costs_a_sentence(measured, store, monkeypatch):
+    def fail(*_: object) -> ForwardCosts:
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(model_profile, "timing_forwards", at_once(fail))
+    told: list[str] = []
+    engine = Engine(choice(), store=store, reporter=Reporter(told.append))
+    for _ in engine.measure():
+        pass
+    assert told == ["timing this model failed (no room); estimates serve."]
+    assert isinstance(engine.costs, Estimate)
+
+
+@pytest.mark.slow
+def test_exact_checks_first(measured, store):
+    engine = Engine(choice(exact=True), store=store)
+    assert measured == [f"exactness {AUTO_NODES + 1}"]
+    assert engine.exactness.word("exact") == "bitwise"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("other", [{"dtype": "bf16"}, {"quantize": "int4"}, {"exact": True}, {"context": 512}])
 def test_another_precision_form_or_context_is_measured_by_itself(measured, store, other):
-    Engine(choice(), store=store)
+    measured_engine(choice(), store=store)
     measured.clear()
-    engine = Engine(choice(**other), store=store)
+    engine = measured_engine(choice(**other), store=store)
     assert measured == [f"exactness {AUTO_NODES + 1}", "costs"]
     assert engine.target.row_multiple == (4 if "exact" in other else 1)
 
 
 @pytest.mark.slow
 def test_another_torch_or_processor_is_measured_by_itself(measured, store, monkeypatch):
-    Engine(choice(), store=store)
+    measured_engine(choice(), store=store)
     monkeypatch.setattr(recalled_measurements, "versions", lambda device: "another")
-    Engine(choice(), store=store)
+    measured_engine(choice(), store=store)
     assert len(measured) == 4
 
 
@@ -114,14 +179,14 @@ def test_what_was_kept_is_what_the_target_fills_its_rows_up_to(measured, store):
 @pytest.mark.slow
 def test_a_wider_tree_than_was_tried_is_tried(measured, store):
     for nodes in (8, AUTO_NODES, 40, 20):
-        Engine(choice(exact=True, draft_max=nodes), store=store)
+        measured_engine(choice(exact=True, draft_max=nodes), store=store)
     assert measured == [f"exactness {AUTO_NODES + 1}", "exactness 41"]
 
 
 @pytest.mark.slow
 def test_a_number_of_nodes_needs_no_costs_and_plain_decoding_neither(measured):
     for settings in ({"draft_max": 8}, {"drafter": "none"}):
-        assert Engine(choice(**settings)).costs is None
+        assert measured_engine(choice(**settings)).costs is None
     assert "costs" not in measured
 
 
@@ -130,34 +195,41 @@ def test_costs_of_a_busy_moment_serve_until_there_is_a_quiet_one(measured, store
     cores = hardware.physical_cores()
     monkeypatch.setattr(hardware.IdleCores, "__call__", lambda self: cores - 1 or 2)
     for _ in range(2):
-        assert Engine(choice(), store=store).costs == COSTS
+        assert measured_engine(choice(), store=store).costs == COSTS
     assert measured.count("costs") == 1
     monkeypatch.setattr(hardware.IdleCores, "__call__", lambda self: cores)
     for _ in range(2):
-        assert Engine(choice(), store=store).costs == COSTS
+        assert measured_engine(choice(), store=store).costs == COSTS
     assert measured.count("costs") == 2
     monkeypatch.setattr(hardware.IdleCores, "__call__", lambda self: cores - 1 or 2)
-    assert Engine(choice(), store=store).costs == COSTS and measured.count("costs") == 2, "what a quiet one gave stays"
+    assert measured_engine(choice(), store=store).costs == COSTS and measured.count("costs") == 2, (
+        "what a quiet one gave stays"
+    )
 
 
 @pytest.mark.slow
 def test_a_long_life_chooses_its_drafter_anew_when_the_machine_is_quiet(measured, store, monkeypatch):
-    """By what was measured beside other programs nothing was to be drafted; by what is measured later, it is."""
-    cores, costs = hardware.physical_cores(), {"now": ForwardCosts((1, 2, 64), (256,), ((1e-4, 9e-4, 9e-3),))}
-    monkeypatch.setattr(model_profile, "measure_forward_costs", lambda target: measured.append("costs") or costs["now"])
+    """By what was measured beside other programs only phrases were tried; by what is measured later, more is."""
+    cores, costs = hardware.physical_cores(), {"now": ForwardCosts((1, 2, 64), (256,), ((1e-2, 9e-2, 9e-1),))}
+    timed = at_once(lambda target: measured.append("costs") or costs["now"])
+    monkeypatch.setattr(model_profile, "timing_forwards", timed)
     monkeypatch.setattr(hardware.IdleCores, "__call__", lambda self: cores - 1 or 2)
     settings = Settings(drafter="auto", temperature=0.0)
-    Engine(choice(), store=store)  # what a row costs is known, as of a busy moment
+    measured_engine(choice(), store=store)  # what a row costs is known, as of a busy moment
     engine = Engine.open(settings, CARD, store=store)
-    assert engine.choice.drafter == "none"
+    assert engine.choice.drafter == "phrases", "which cost nothing until they match"
     assert reconsidered(engine, settings, store, Reporter()) is engine, "as long as it is busy"
     costs["now"] = COSTS
     monkeypatch.setattr(hardware.IdleCores, "__call__", lambda self: cores)
     assert reconsidered(engine, Settings(drafter="none"), store, Reporter()) is engine, "somebody named it"
     measured.clear()
     found = reconsidered(engine, settings, store, Reporter())
-    assert measured == ["costs"] or measured == ["costs", f"exactness {AUTO_NODES + 1}"]
-    assert found.choice.drafter != "none" and found.target is engine.target and found.saved_phrases is not None
+    assert measured == ["costs"]
+    assert (
+        found.choice.drafter not in ("none", "phrases")
+        and found.target is engine.target
+        and found.saved_phrases is not None
+    )
     *_, done = found.chat([{"role": "user", "content": "Who are you?"}], found.sampling(settings), Limits(5))
     assert isinstance(done, Done)
     assert reconsidered(found, settings, store, Reporter()) is found
@@ -171,9 +243,9 @@ def test_a_long_life_says_how_fast_it_is_by_what_is_known_now(measured, store, m
         share = next(times)
         return ForwardCosts((1, 2, 64), (256,), ((share, 1.1 * share, 5.0 * share),))
 
-    monkeypatch.setattr(model_profile, "measure_forward_costs", costs)
+    monkeypatch.setattr(model_profile, "timing_forwards", at_once(costs))
     monkeypatch.setattr(hardware.IdleCores, "__call__", lambda self: cores - 1 or 2)
-    Engine(choice(), store=store)
+    measured_engine(choice(), store=store)
     engine = Engine.open(Settings(temperature=0.0), CARD, store=store)
     promised = engine.choice.tokens_per_second
     monkeypatch.setattr(hardware.IdleCores, "__call__", lambda self: cores)
@@ -182,9 +254,8 @@ def test_a_long_life_says_how_fast_it_is_by_what_is_known_now(measured, store, m
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("steps", "taken"), [(185, False), (60, True)])
-def test_a_small_model_that_a_search_finds_useless_is_not_taken(measured, store, tmp_path, monkeypatch, steps, taken):
-    """Nobody knows what a pair brings until its search has decoded some replies again; then auto chooses once more."""
+def test_a_small_model_that_a_search_found_useless_is_not_taken(measured, store, tmp_path, monkeypatch):
+    """`bench --tune` keeps what the replies came to that it decoded again, and `auto` goes by that."""
     shutil.copytree(CARD.path, tmp_path / "pair", ignore=shutil.ignore_patterns("drafters"))
     pair = replace(CARD, path=tmp_path / "pair")
 
@@ -192,20 +263,21 @@ def test_a_small_model_that_a_search_finds_useless_is_not_taken(measured, store,
         share = 1.0 if target.compute.target.sizes.num_layers == 8 else 0.02
         return ForwardCosts((1, 2, 64), (256,), ((share, share, 1.5 * share),))
 
-    searched = []
-    monkeypatch.setattr(model_profile, "measure_forward_costs", costs)
-    monkeypatch.setattr(assemble, "search", lambda *_: searched.append(1) or Hyperparameters())
-
-    def replayed(_, small, __):
-        return Replay(184, steps, 2 * steps, 0.04 * steps, 1.1 * steps) if small else Replay(184, 170, 340, 0.0, 187.0)
-
-    monkeypatch.setattr(assemble, "replayed", replayed)
+    monkeypatch.setattr(model_profile, "timing_forwards", at_once(costs))
+    monkeypatch.setattr(assemble, "search", lambda *_: Hyperparameters())
     settings = Settings(drafter="auto", temperature=0.0)
-    for _ in range(2):
+    for steps, taken in ((60, True), (185, False)):
+
+        def replayed(_, small, __, steps=steps):
+            return (
+                Replay(184, steps, 2 * steps, 0.04 * steps, 1.1 * steps) if small else Replay(184, 170, 340, 0.0, 187.0)
+            )
+
+        monkeypatch.setattr(assemble, "replayed", replayed)
+        for drafter in ("draft_model", "ouroboros"):
+            Engine(choose(pair, Settings(drafter=drafter)), store=store, tune=True)
         engine = Engine.open(settings, pair, store=store)
         assert engine.choice.drafter.startswith(("draft_model", "ouroboros")) is taken
-        assert searched, "it was tried"
-        monkeypatch.setattr(assemble, "search", lambda *_: pytest.fail("the second process knows it"))
 
 
 @pytest.mark.slow
@@ -217,7 +289,7 @@ def test_a_search_begins_with_the_phrases_of_earlier_sessions(measured, store, t
     monkeypatch.setattr(assemble, "pool_of", lambda *given: readers.append(given[3]) or own(*given))
     monkeypatch.setattr(assemble, "search", lambda build, *_: build(Hyperparameters()) and Hyperparameters())
     monkeypatch.setattr(assemble, "replayed", lambda *_: Replay(184, 60, 120, 2.4, 66.0))
-    engine = Engine(choice, store=store)
+    engine = Engine(choice, store=store, tune=True)
     assert readers and all(reader == engine.saved_phrases.read for reader in readers)
     readers.clear()
     Engine(choice, store=store, phrases="off", tune=True)
@@ -229,7 +301,7 @@ def test_a_search_begins_with_the_phrases_of_earlier_sessions(measured, store, t
 )
 def test_nonsense_in_the_store_is_measured_anew(measured, store, monkeypatch, kept):
     monkeypatch.setattr(store.measurements, "recall", lambda name, subject: kept)
-    assert Engine(choice(), store=store).costs == COSTS
+    assert measured_engine(choice(), store=store).costs == COSTS
     assert len(measured) == 2
 
 
@@ -254,14 +326,14 @@ def test_a_store_that_cannot_be_written_costs_a_sentence(measured, store, monkey
 
     told: list[str] = []
     monkeypatch.setattr(store.measurements, "remember", full)
-    assert Engine(choice(), store=store, reporter=Reporter(told.append)).costs == COSTS
+    assert measured_engine(choice(), store=store, reporter=Reporter(told.append)).costs == COSTS
     assert told == ["The disk is full: make room."] * 2
 
 
 @pytest.mark.slow
 def test_exact_is_refused_where_it_cannot_be_had(monkeypatch):
     found = Exactness(False, AUTO_NODES + 1, 16, 1e-3)
-    monkeypatch.setattr(model_profile, "measure_exactness", lambda choice, target, widest: found)
+    monkeypatch.setattr(model_profile, "checking_exactness", at_once(lambda *_: found))
     with pytest.raises(UsageMistake, match="demo cannot be exact bit for bit in fp32 on cpu.* 1.0e-03 .*--exact"):
         Engine(choice(exact=True, draft_max=8, dtype="fp32"))
 

@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 import torch
 from machines import flat
+from measured_at_once import at_once
 
 from localspec.config import Settings
 from localspec.decoding.exactness import Exactness
+from localspec.decoding.measuring import finished
 from localspec.engine import device_profile, own_kernels, recalled_measurements, trials
 from localspec.engine.measurement_cache import MeasurementCache
 from localspec.engine.model_profile import EXACTNESS, ModelProfile
@@ -220,12 +222,13 @@ def test_exactness_is_of_rows_that_fill_up_or_not(process: Process, monkeypatch:
         measured.append(target.step_form)
         return Exactness(target.step_form == "captured", widest)
 
-    monkeypatch.setattr("localspec.engine.model_profile.measure_exactness", measure)
+    monkeypatch.setattr("localspec.engine.model_profile.checking_exactness", at_once(measure))
     choice = choose(resolve("demo"), Settings(drafter="none"))
     profile = ModelProfile.of(choice, process.cache)
     for form in ("captured", "static", "eager", "captured", "eager"):
         target: Any = SimpleNamespace(step_form=form, row_multiple=1)
-        assert profile.exactness(choice, target, 9).bitwise == (form != "eager")
+        found = profile.exactness(target, 9) or finished(profile.checking(choice, target, 9))
+        assert found.bitwise == (form != "eager")
     assert measured == ["captured", "eager"]
 
 

@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from machines import LITTLE, SEVEN, Told, machine, unfetched
@@ -9,6 +11,7 @@ from tiny_models import Tiny
 
 from localspec.config import Settings
 from localspec.decoding.calibration import Calibration
+from localspec.decoding.measuring import finished
 from localspec.engine import own_layers
 from localspec.engine.loading import calibration_of
 from localspec.engine.measurement_cache import MeasurementCache
@@ -45,14 +48,13 @@ def profile(store: Store | None) -> ModelProfile:
 @pytest.mark.slow
 def test_the_probe_is_made_once_and_its_layers_are_used(tiny, store, monkeypatch: pytest.MonkeyPatch) -> None:
     target = tiny(LLAMA).target
-    drafter = load_layers(choice(), target, profile(store), COSTS)
-    found = profile(store).recall(LAYERS)
-    assert drafter is not None and found is not None
+    first = load_layers(choice(), target, profile(store), COSTS)
+    assert first is not None and first.kept == (0, 2), "outer layers, until a probe was made"
+    found = finished(own_layers.probing(target, profile(store)))
     assert [len(one.layers) for one in found] == [2, 1]
-    assert drafter.kept in [one.layers for one in found]
-    monkeypatch.setattr(own_layers, "probe", None)
+    assert profile(store).recall(LAYERS) == found
     again = load_layers(choice(), target, profile(store), COSTS)
-    assert again is not None and again.kept == drafter.kept
+    assert again is not None and again.kept in [one.layers for one in found]
 
 
 def test_what_its_confidence_was_worth_is_kept(tiny: Tiny, store) -> None:
@@ -67,10 +69,19 @@ def test_other_drafters_take_no_probe(tiny: Tiny) -> None:
     assert load_layers(choice("phrases"), tiny(LLAMA).target, profile(None), COSTS) is None
 
 
-def test_without_room_for_a_reply_layers_cannot_be_found(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(own_layers, "own_replies", lambda *_: [])
-    with pytest.raises(UsageMistake, match="--drafter layers needs a model of several layers and room for a reply"):
-        load_layers(choice(), tiny(LLAMA).target, profile(None), COSTS)
+def test_without_room_for_a_reply_outer_layers_stay(tiny: Tiny, store, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tiny(LLAMA).target
+    monkeypatch.setattr(target, "context", 8)
+    assert finished(own_layers.probing(target, profile(store))) == []
+    drafter = load_layers(choice(), target, profile(store), COSTS)
+    assert drafter is not None and drafter.kept == (0, 2)
+
+
+def test_a_model_of_one_layer_is_refused() -> None:
+    sizes = SimpleNamespace(num_layers=1, need_layers_alone=lambda _: None)
+    target: Any = SimpleNamespace(compute=SimpleNamespace(target=SimpleNamespace(sizes=sizes)))
+    with pytest.raises(UsageMistake, match="--drafter layers needs a model of several layers"):
+        load_layers(choice(), target, profile(None), COSTS)
 
 
 def test_stored_layers_that_are_none_are_found_anew() -> None:

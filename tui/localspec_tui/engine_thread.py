@@ -2,6 +2,7 @@
 
 import gc
 import threading
+import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing, suppress
 from functools import partial
@@ -32,6 +33,7 @@ if TYPE_CHECKING:  # what only this thread needs it imports itself: the first pa
     from localspec.store.conversations import ConversationInfo, Turn
     from localspec.store.store import Store
 
+SHOWN_SECONDS = 0.5  # between two looks at how far measuring is
 PROMPTS = 500  # for the arrow keys
 
 
@@ -62,6 +64,8 @@ class EngineThread(threading.Thread):
         self._store: Store | None = None
         self._engine: Answerer | None = None
         self._live: LiveStats | None = None
+        # Whether what is unknown of the model is measured while nobody waits; None before its first reply.
+        self._measures: bool | None = None
 
     # -- what the screen asks for -------------------------------------------------------------------------------------
 
@@ -97,6 +101,10 @@ class EngineThread(threading.Thread):
     def stop_reply(self) -> None:
         """Stops the reply under way; what was said stays."""
         self._stop_asked.set()
+
+    def skip_measuring(self) -> None:
+        """Measure no more of this model; what is missing is estimated."""
+        self._measures = False
 
     def race(self, prompt: str, post: Callable[[Message], object]) -> None:
         """Answers a prompt plainly and speculatively, beside the conversation; tells `post`. `stop_reply` stops it."""
@@ -215,9 +223,26 @@ class EngineThread(threading.Thread):
             with suppress(_Left), self._at_the_end:
                 self._open()  # before what keys have asked for since the first paint
                 while not self._leaving.is_set():
+                    self._measure_meanwhile()
                     self._jobs.get()()
         except Exception as error:  # noqa: BLE001  # the application ends with it
             self._post(messages.ThreadFailed(error))
+
+    def _measure_meanwhile(self) -> None:
+        """Measure what is not known of the model, until there is something else to do; the next pause goes on."""
+        measure = getattr(self._engine, "measure", None)  # a server measures by itself
+        if not self._measures or measure is None:
+            return
+        shown = float("-inf")
+        for stage in measure():
+            if not self._measures or self._leaving.is_set() or not self._jobs.empty():
+                break
+            if time.monotonic() - shown >= SHOWN_SECONDS:  # drawing disturbs what is timed
+                shown = time.monotonic()
+                self._post(messages.Measuring(stage))
+        else:
+            self._measures = False
+        self._post(messages.Measuring(""))
 
     def _post(self, message: Message) -> None:
         with suppress(RuntimeError):  # the screen is gone already
@@ -283,7 +308,7 @@ class EngineThread(threading.Thread):
         )
         if taken_back := self._settings.fit(engine):  # refuses flags that contradict the model
             self._notice(taken_back)
-        self._card, self._engine = card, engine
+        self._card, self._engine, self._measures = card, engine, None
         self._conversation.model = registry.reference(card)
         self._begin_figures(engine)
         self._post(messages.ModelLoaded(card, introduction(engine, card)))
@@ -442,6 +467,8 @@ class EngineThread(threading.Thread):
         same = talk.came_out_the_same
         before = self._back(talk) if turn is None or turn.unanswered or same else None
         trace.turn, trace.ended = turn.id if turn is not None and not same else 0, True
+        if begun and self._measures is None:
+            self._measures = True
         self._post(messages.ReplyEnded(asked.prompt, turn, trouble, before, same))
         if before is None and self._branched is not None:
             self._post(messages.Branched(self._branched))

@@ -49,6 +49,13 @@ class StageReached(Message):
 
 
 @dataclass
+class Measuring(Message):
+    """The model is measured while nobody waits, and this is how far that is; nothing where it has ended or paused."""
+
+    stage: str
+
+
+@dataclass
 class ModelComes(Message):
     """This model is being loaded, and these are prompts to begin with, as far as they are known before it is."""
 

@@ -61,7 +61,7 @@ def run(home: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixtur
     Rows cost next to nothing: what a busy machine would make of them must not decide what these tests see.
     """
     cheap = ForwardCosts((1, 64), (256,), ((1e-3, 1.1e-3),))
-    monkeypatch.setattr("localspec.engine.model_profile.measure_forward_costs", lambda target: cheap)
+    monkeypatch.setattr("localspec.engine.model_profile.estimated_costs", lambda *_: cheap)
 
     def call(*arguments: object, piped: bytes = b"") -> Result:
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(piped)))

@@ -7,10 +7,15 @@ from typing import Any
 
 import pytest
 from cli.run.run_command import SHAPE, assert_consistent, assert_shape, decoded, refused
+from measured_at_once import at_once
 from scripted_models import random_model
 
 from localspec.cli import run as run_module
-from localspec.machine import hardware
+from localspec.config import Settings
+from localspec.engine.engine import Engine
+from localspec.models.registry import resolve
+from localspec.paths import Paths
+from localspec.store.store import Store
 
 
 @pytest.mark.slow
@@ -56,16 +61,20 @@ def inexact(home: Path, lived_in: Callable[..., Path], monkeypatch: pytest.Monke
     from localspec.engine import model_profile
 
     lived_in(home)
-    monkeypatch.setattr(model_profile, "measure_exactness", lambda *_: Exactness(False, 65, largest=0.00123))
+    found = Exactness(False, 65, largest=0.00123)
+    monkeypatch.setattr(model_profile, "checking_exactness", at_once(lambda *_: found))
 
 
-def test_what_the_self_test_finds_is_what_is_said(run, hello, inexact):
-    result = run("-m", hello.path, "hi", "--stream-json", "--stats")
-    start, *_, end = (json.loads(line) for line in result.out.splitlines())
-    assert (
-        start["exactness"] == end["exactness"] == "numerical"
-        and "int8 on cpu · same text, except for rounding ·" in result.err
-    )
+def test_what_no_self_test_has_found_is_not_said(run, home, hello, inexact):
+    """A reply never waits for the self-test; what one found before is said."""
+    for word, label in (("unchecked", "not checked yet"), ("numerical", "same text, except for rounding")):
+        result = run("-m", hello.path, "hi", "--stream-json", "--stats")
+        start, *_, end = (json.loads(line) for line in result.out.splitlines())
+        assert start["exactness"] == end["exactness"] == word
+        assert f"int8 on cpu · {label} ·" in result.err
+        with Store.open(Paths(home).database, pytest.fail) as store:
+            for _ in Engine.open(Settings(), resolve(str(hello.path)), store=store).measure():
+                pass
 
 
 @pytest.mark.slow
@@ -84,11 +93,11 @@ def test_the_figures_name_the_precision(run, hello):
 
 
 @pytest.mark.slow
-def test_what_is_measured_on_the_first_load_is_told_once(run, first_start, hello, monkeypatch):
-    monkeypatch.setattr(hardware.IdleCores, "__call__", lambda self: hardware.physical_cores())  # a busy one keeps none
+def test_only_exact_waits_for_a_measurement(run, first_start, hello, monkeypatch):
     shown: list[str] = []
     monkeypatch.setattr(run_module.Progress, "show", lambda self, what: shown.append(what))
-    for measured in (2, 0):
-        assert run("-m", hello.path, "hi", "--drafter", "phrases").code == 0
-        assert len([what for what in shown if "measuring" in what and "once" in what]) == measured, shown
+    for arguments, measured in (((), False), (("--exact",), True), (("--exact",), False)):
+        assert run("-m", hello.path, "hi", "--drafter", "phrases", *arguments).code == 0
+        assert any("checking that drafts leave the text unchanged (once)" in what for what in shown) is measured, shown
+        assert not any("timing" in what for what in shown)
         shown.clear()

@@ -87,7 +87,7 @@ def test_without_phrases_what_was_measured_is_kept_and_what_was_said(run, first_
         for table in ("pool", "phrase"):
             assert connection.execute(f"SELECT * FROM {table}").fetchall() == []
     monkeypatch.setattr(
-        "localspec.engine.model_profile.measure_exactness", lambda *_: pytest.fail("it was measured again")
+        "localspec.engine.model_profile.checking_exactness", lambda *_: pytest.fail("it was measured again")
     )
     assert run("-m", hello.path, "hi", *arguments, "--no-log").code == 0
 

@@ -296,9 +296,15 @@ class ChatScreen(Steady, ChoosingScreen, FindingScreen):
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """A key that would do nothing now is not offered."""
-        return action != "stop" or not self._outbox.empty
+        return action != "stop" or not self._outbox.empty or self._line.told
 
     def action_stop(self) -> None:
+        """The reply under way, and what waits; or what is measured while nobody waits."""
+        if self._line.told:
+            self._engine.skip_measuring()
+        self._stop_all()
+
+    def _stop_all(self) -> None:
         """The reply under way, and what waits."""
         if waiting := self._outbox.drop_waiting():
             self._give_back(waiting)
@@ -343,6 +349,10 @@ class ChatScreen(Steady, ChoosingScreen, FindingScreen):
 
     def on_stage_reached(self, reached: messages.StageReached) -> None:
         self._live.show(f"{reached.stage} …")
+
+    def on_measuring(self, measuring: messages.Measuring) -> None:
+        self._line.tell(f"{measuring.stage} · {self._key('chat.stop')} skips" if measuring.stage else "")
+        self.refresh_bindings()
 
     def on_model_comes(self, comes: messages.ModelComes) -> None:
         self._first.expect(comes.name, comes.starters)
@@ -391,7 +401,7 @@ class ChatScreen(Steady, ChoosingScreen, FindingScreen):
             self._prompt.put("")
 
     def _begin_another(self) -> None:
-        self.action_stop()
+        self._stop_all()
         self._leave_draft()
         self._to_be_shown += 1
         self._engine.new_conversation()
@@ -413,7 +423,7 @@ class ChatScreen(Steady, ChoosingScreen, FindingScreen):
         """Goes on with an earlier conversation, if one was chosen."""
         if conversation is not None:
             self.tell_of_stopping()
-            self.action_stop()
+            self._stop_all()
             self._leave_draft()
             self._to_be_shown += 1
             self._engine.resume(conversation)

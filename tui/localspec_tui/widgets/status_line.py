@@ -50,19 +50,35 @@ def whole_names(sentence: str, width: int) -> str:
 
 
 class WaitingLine(Widget):
-    """The prompts that wait for their turn; it takes no room where none does."""
+    """The prompts that wait for their turn, or what happens while nobody waits; without either it takes no room."""
 
     def __init__(self) -> None:
         super().__init__()
         self._prompts: tuple[str, ...] = ()
+        self._meanwhile = ""
 
     def show(self, *prompts: str) -> None:
         """The next one first."""
         self._prompts = tuple(map(one_line, prompts))
-        self.display = bool(prompts)
+        self._show()
+
+    def tell(self, meanwhile: str) -> None:
+        """Show what happens while no prompt waits."""
+        self._meanwhile = one_line(meanwhile)
+        self._show()
+
+    @property
+    def told(self) -> bool:
+        """Whether something happens while no prompt waits."""
+        return bool(self._meanwhile)
+
+    def _show(self) -> None:
+        self.display = bool(self._prompts or self._meanwhile)
         self.refresh()
 
     def render(self) -> Content:
+        if not self._prompts:
+            return Content(fitting((self._meanwhile,), self.size.width))
         count = f"{len(self._prompts)} wait" if len(self._prompts) > 1 else "waits"
         key = keymap.key(self.app, "chat.stop")
         return Content(cut(f"{count} ({key} takes back): {' · '.join(self._prompts)}", self.size.width))
