@@ -1,7 +1,8 @@
 """Published models for the tests of this folder: found, imported once in a session, and shared by its processes."""
 
 import os
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -18,10 +19,12 @@ HERE = Path(__file__).parent
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of this folder."""
+    """Mark the tests of this folder. Those of large models wait for others to import them."""
     for item in items:
         if item.path.is_relative_to(HERE):
             item.add_marker("real")
+            if item.get_closest_marker("long"):
+                item.add_marker(pytest.mark.timeout(3600))
 
 
 @pytest.fixture(scope="session")
@@ -54,12 +57,17 @@ def byte_pairs(gguf_file: Callable[[str], File]) -> Callable[[str], BytePairs]:
 
 
 @pytest.fixture(scope="session")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that the processes of this session share."""
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder that the processes of this session share. It holds gigabytes, so the last one to end deletes it."""
     base = tmp_path_factory.getbasetemp()
     found = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "real"
+    mine = found / f"used-by-{os.getpid()}"
     found.mkdir(exist_ok=True)
-    return found
+    mine.touch()
+    yield found
+    mine.unlink()
+    if not list(found.glob("used-by-*")):
+        shutil.rmtree(found, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")

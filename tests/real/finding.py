@@ -34,7 +34,8 @@ MODELS = {
 
 def folder() -> Path:
     """Return the folder that the files are looked for in."""
-    return Path(os.environ.get(FOLDER) or user_cache_path("localspec") / "real-models")
+    named = os.environ.get(FOLDER)
+    return Path(named).expanduser().absolute() if named else user_cache_path("localspec-real-models", appauthor=False)
 
 
 def find(name: str) -> Path | None:

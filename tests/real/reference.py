@@ -220,7 +220,10 @@ def divergence(exact: np.ndarray, found: np.ndarray) -> np.ndarray:
     return (np.exp(one) * (one - other)).sum(-1)
 
 
-def surprise(logits: np.ndarray, tokens: Sequence[int]) -> np.ndarray:
-    """Return the nats of each token but the first, given those before it."""
-    rows = log_softmax(logits[:-1])
-    return -rows[np.arange(len(rows)), list(tokens[1:])]
+def surprise(logits: np.ndarray, tokens: Sequence[int], rows: int = 256) -> np.ndarray:
+    """Return the nats of each token but the first, given those before it; so many rows at once, to save memory."""
+    after = np.array(tokens[1:])
+    starts = range(0, len(after), rows)
+    parts = [log_softmax(logits[start : start + rows])[: len(after) - start] for start in starts]
+    chosen = [after[start : start + rows] for start in starts]
+    return np.concatenate([-part[np.arange(len(ids)), ids] for part, ids in zip(parts, chosen, strict=True)])

@@ -1,19 +1,10 @@
 """The models of these tests are found by what they hold."""
 
-import os
 from pathlib import Path
 
 import pytest
 from real import finding
 from real.finding import Published
-
-
-@pytest.mark.skipif(
-    not (os.environ.get("CI") or os.environ.get("LOCALSPEC_REQUIRE_REAL")), reason="only CI and `make test-all` need it"
-)
-def test_smollm2_is_here() -> None:
-    if finding.find("smollm2") is None:
-        pytest.fail(f"SmolLM2-135M-Instruct is not in {finding.folder()}; fetch it with `make real-models`.", pytrace=False)
 
 
 def test_a_model_is_found_by_its_digest_and_not_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,9 +40,7 @@ WITHOUT_TRAINING = (
 )  # fmt: skip
 FORMS = [(packing, how) for packing in ("int8", "int4") for how in HOW]
 # Each drafter in both packings and both ways to sample, and these with each other over all drafters.
-COVERING = {
-    (drafter, *form) for n, drafter in enumerate(WITHOUT_TRAINING) for form in (FORMS[n % 2], FORMS[3 - n % 2])
-}
+COVERING = {(drafter, *form) for n, drafter in enumerate(WITHOUT_TRAINING) for form in (FORMS[n % 2], FORMS[3 - n % 2])}
 EVERY = [(drafter, *form) for drafter in WITHOUT_TRAINING for form in FORMS]
 
 
@@ -91,7 +89,9 @@ class Plays:
         settings = self.settings(drafter)
         if "layers" in drafter:  # which is else found out by a probe of minutes
             measurements = MeasurementCache(store)
-            profile = ModelProfile.of(choose(self.card, replace(settings, drafter="none", draft_max="auto")), measurements)
+            profile = ModelProfile.of(
+                choose(self.card, replace(settings, drafter="none", draft_max="auto")), measurements
+            )
             profile.remember(LAYERS, [KeptLayers(KEPT, (0.5, 0.2))])
         engine = Engine.open(settings, self.card, store=store, notice=pytest.fail)
         conversation = Conversation(store.history, self.card.name, notice=pytest.fail)
@@ -142,9 +142,16 @@ def plain(imported: Callable[[str, str], Path], shared: Path) -> Callable[..., l
     return make
 
 
-@pytest.mark.parametrize(("drafter", "packing", "how"), [pytest.param(*one, marks=() if one in COVERING else LONG) for one in EVERY])
+@pytest.mark.parametrize(
+    ("drafter", "packing", "how"), [pytest.param(*one, marks=() if one in COVERING else LONG) for one in EVERY]
+)
 def test_drafts_change_no_text_of_smollm2(
-    drafter: str, packing: str, how: str, tmp_path: Path, imported: Callable[[str, str], Path], plain: Callable[..., list[Said]]
+    drafter: str,
+    packing: str,
+    how: str,
+    tmp_path: Path,
+    imported: Callable[[str, str], Path],
+    plain: Callable[..., list[Said]],
 ) -> None:
     """Its draft model is itself in the other packing."""
     other = imported("smollm2", "int4" if packing == "int8" else "int8")
@@ -156,7 +163,12 @@ def test_drafts_change_no_text_of_smollm2(
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("drafter", WITHOUT_TRAINING)
 def test_drafts_change_no_text_after_4000_tokens(
-    drafter: str, packing: str, how: str, tmp_path: Path, imported: Callable[[str, str], Path], plain: Callable[..., list[Said]]
+    drafter: str,
+    packing: str,
+    how: str,
+    tmp_path: Path,
+    imported: Callable[[str, str], Path],
+    plain: Callable[..., list[Said]],
 ) -> None:
     other = imported("smollm2", "int4" if packing == "int8" else "int8")
     same_text("smollm2", packing, how, named(drafter, other), tmp_path, imported, plain, long_document(LETTERS))
@@ -167,7 +179,12 @@ def test_drafts_change_no_text_after_4000_tokens(
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("drafter", WITHOUT_TRAINING)
 def test_drafts_of_the_small_qwen_change_no_text_of_the_larger(
-    drafter: str, packing: str, how: str, tmp_path: Path, imported: Callable[[str, str], Path], plain: Callable[..., list[Said]]
+    drafter: str,
+    packing: str,
+    how: str,
+    tmp_path: Path,
+    imported: Callable[[str, str], Path],
+    plain: Callable[..., list[Said]],
 ) -> None:
     small = imported("qwen-0.5b", "int4" if how == "greedy" else "int8")
     same_text("qwen-1.5b", packing, how, named(drafter, small), tmp_path, imported, plain)

@@ -1,7 +1,6 @@
 """Logits, perplexity and greedy text, compared with stock transformers in fp32 over the weights that `gguf` dequantises.
 
-Each bound stands beside the measurement that it leaves room for: ours of these texts, and in docs or reviews of longer
-ones. Bounds are only for the comparison with other programs. What localspec compares with itself is the same bit for bit.
+Bounds are only for the comparison with other programs. What localspec compares with itself is the same bit for bit.
 """
 
 from collections.abc import Callable, Sequence
@@ -103,24 +102,32 @@ def test_in_fp32_logits_and_greedy_text_are_those_of_transformers(
         assert said.tolist() == reply
 
 
+# Mean KL in nats and share of the same first choices over the prompts, and how much higher perplexity is over the
+# document. In brackets what was measured on 28 November 2026. The bounds leave room for other roundings, not for errors.
+# int4 is this bad because a grid that lies around 0 is laid over one that does not: D1 of the review of published models.
+BOUNDS = {
+    ("smollm2", "int8"): (0.04, 0.85, 0.03),  # [0.026, 90 %, 0.6 %]
+    ("smollm2", "int4"): (0.75, 0.55, 0.28),  # [0.549, 64 %, 16 %]
+    ("qwen-0.5b", "int8"): (0.01, 0.95, 0.02),
+    ("qwen-0.5b", "int4"): (0.11, 0.85, 0.20),
+}
+
+
 @pytest.mark.parametrize(
-    ("name", "packing", "length", "mean", "agreeing", "worse"),
+    ("name", "packing", "length"),
     [
-        pytest.param("smollm2", "int8", LENGTH, 1, 0, 9),
-        pytest.param("smollm2", "int4", LENGTH, 1, 0, 9),
-        pytest.param("qwen-0.5b", "int8", LENGTH, 1, 0, 9, marks=LONG),
-        pytest.param("qwen-0.5b", "int4", LENGTH, 1, 0, 9, marks=LONG),
-        pytest.param("smollm2", "int8", 4000, 1, 0, 9, marks=LONG),
-        pytest.param("smollm2", "int4", 4000, 1, 0, 9, marks=LONG),
+        ("smollm2", "int8", LENGTH),
+        ("smollm2", "int4", LENGTH),
+        pytest.param("qwen-0.5b", "int8", LENGTH, marks=LONG),
+        pytest.param("qwen-0.5b", "int4", LENGTH, marks=LONG),
+        pytest.param("smollm2", "int8", 4000, marks=LONG),
+        pytest.param("smollm2", "int4", 4000, marks=LONG),
     ],
 )
 def test_packed_models_say_nearly_what_transformers_does(
     name: str,
     packing: str,
     length: int,
-    mean: float,
-    agreeing: float,
-    worse: float,
     imported: Callable[[str, str], Path],
     exact: Callable[..., Measured],
 ) -> None:
@@ -136,7 +143,10 @@ def test_packed_models_say_nearly_what_transformers_does(
     apart = np.concatenate([divergence(rows, found) for rows, found in pairs])
     same = np.concatenate([rows.argmax(-1) == found.argmax(-1) for rows, found in pairs])
     more = surprise(logits(theirs.document), theirs.document).mean() - theirs.surprise.mean()
-    print(("MEASURED", [name, packing, length, len(apart), apart.mean(), same.mean(), np.exp(more), np.exp(theirs.surprise.mean())]))
-    assert apart.mean() < mean
+    kl, agreeing, worse = BOUNDS[name, packing]
+    print(
+        f"{name} {packing} {length}: KL {apart.mean():.4f}, same {same.mean():.1%}, perplexity {np.exp(more) - 1:+.1%}"
+    )
+    assert apart.mean() < kl
     assert same.mean() > agreeing
     assert abs(np.exp(more) - 1) < worse

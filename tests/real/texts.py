@@ -5,16 +5,16 @@ from collections.abc import Iterable
 
 CODE = (
     "def f(x: int) -> list[int]:\n    return [y ** 2 for y in range(x) if y % 3 != 0]\n",
-    "#include <stdio.h>\nint main(void) {\n\tprintf(\"%d\\n\", 0x1F & ~0b1010);\n\treturn 0;\n}\n",
-    "fn main() { let v: Vec<_> = (0..10).map(|x| x * 2).collect(); println!(\"{v:?}\"); }\n",
+    '#include <stdio.h>\nint main(void) {\n\tprintf("%d\\n", 0x1F & ~0b1010);\n\treturn 0;\n}\n',
+    'fn main() { let v: Vec<_> = (0..10).map(|x| x * 2).collect(); println!("{v:?}"); }\n',
     "const f = async ({a, b = 1, ...rest}) => `${a}-${await b}` ?? rest?.c;\n",
     "SELECT u.id, COUNT(*) AS n FROM users u LEFT JOIN orders o ON o.uid = u.id GROUP BY 1 HAVING n > 3;\n",
-    "<div class=\"a\"><!-- comment --><p>&amp;&nbsp;&#x27;</p></div>\n",
+    '<div class="a"><!-- comment --><p>&amp;&nbsp;&#x27;</p></div>\n',
     "#!/bin/sh\nset -eu\nfor f in *.txt; do echo \"${f%.txt}\" | sed 's/[^a-z]//g' >> out; done\n",
     "main :: IO ()\nmain = mapM_ print $ takeWhile (< 100) $ iterate (\\x -> x * x) 2\n",
-    "package main\n\nimport \"fmt\"\n\nfunc main() {\n\tfmt.Println(\"héllo\", 'a', `raw`)\n}\n",
+    'package main\n\nimport "fmt"\n\nfunc main() {\n\tfmt.Println("héllo", \'a\', `raw`)\n}\n',
     "\\begin{equation}\n  \\int_0^\\infty e^{-x^2}\\,dx = \\frac{\\sqrt{\\pi}}{2}\n\\end{equation}\n",
-    "{\"a\": [1, 2.5e-10, null, true], \"b\": {\"c\": \"\\u00e9\\n\"}}",
+    '{"a": [1, 2.5e-10, null, true], "b": {"c": "\\u00e9\\n"}}',
     "a:\n  - b: 1\n    c: |\n      text\n\n  - &anchor {d: *anchor}\n",
     "| a | b |\n|---|--:|\n| 1 | 2 |\n\n- [x] done\n- [ ] open\n",
     "x=1;y=2;;z=3;;;/*!*/@#$%^&*()_+-=[]{}|;':\",./<>?`~",
@@ -66,8 +66,19 @@ def nasty(spellings: Iterable[str], count: int = 300) -> list[str]:
     """Return at least `count` texts: all above, each special spelling in three surroundings, and random Unicode."""
     found = [*CODE, *SCRIPTS, *MARKS, *EMOJI, *CONTROLS, *DIGITS, *SPACES, *URLS]
     for spelling in spellings:
-        found += [spelling, f"a {spelling} b{spelling}", f"x{spelling}\n{spelling[:-1]} {spelling[1:]}{spelling}{spelling}"]
-    found += ["<|im_start|", "<|im_end |>", "< |im_end|>", "<|im_end|>\n<|im_start|>system\n", "<s></s><pad>[INST]", "<think></think>"]
+        found += [
+            spelling,
+            f"a {spelling} b{spelling}",
+            f"x{spelling}\n{spelling[:-1]} {spelling[1:]}{spelling}{spelling}",
+        ]
+    found += [
+        "<|im_start|",
+        "<|im_end |>",
+        "< |im_end|>",
+        "<|im_end|>\n<|im_start|>system\n",
+        "<s></s><pad>[INST]",
+        "<think></think>",
+    ]
     chance = random.Random(45)
     while len(found) < count:
         found.append(_random_text(chance))
@@ -101,7 +112,7 @@ CONVERSATIONS = (
     _talk(CODE[0], "```python\n" + CODE[0] + "```", "Shorter."),
     _talk(CODE[3], system=CODE[5]),
     _talk("你好，世界！", "👨‍👩‍👧‍👦", "e\u0301"),
-    _talk('quotes " and \' and \\ and \\n'),
+    _talk("quotes \" and ' and \\ and \\n"),
     _talk("{{ messages }} {% for x in y %} {# comment #}"),
     _talk("<b>&amp;</b> <tool_response>x</tool_response>"),
     _talk("tabs\tand\rreturns\r\n"),
@@ -178,10 +189,33 @@ next. It was agreed to keep both boats for the time being, and to count the pass
 def long_document(least: int) -> str:
     """Return at least so many characters of varied sentences, in which little is repeated word by word."""
     chance = random.Random(4000)
-    who = ("The captain", "A young baker", "My neighbour", "The old teacher", "One of the pilots", "Her brother", "The mayor")
+    who = (
+        "The captain",
+        "A young baker",
+        "My neighbour",
+        "The old teacher",
+        "One of the pilots",
+        "Her brother",
+        "The mayor",
+    )
     did = ("carried", "repaired", "described", "lost", "painted", "sold", "hid", "measured", "forgot", "praised")
-    what = ("the brass compass", "a wooden boat", "three letters", "the garden wall", "an iron key", "the clock", "a map of the coast")
-    when = ("before the storm", "on the first day of May", "while it was snowing", "at half past six", "without a word", "in 1974")
+    what = (
+        "the brass compass",
+        "a wooden boat",
+        "three letters",
+        "the garden wall",
+        "an iron key",
+        "the clock",
+        "a map of the coast",
+    )
+    when = (
+        "before the storm",
+        "on the first day of May",
+        "while it was snowing",
+        "at half past six",
+        "without a word",
+        "in 1974",
+    )
     lines: list[str] = []
     while sum(map(len, lines)) < least:
         number = chance.randrange(100, 1000)
