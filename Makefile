@@ -51,13 +51,15 @@ native: $(INSTALLED)
 	$(PYTHON) localspec/native/build.py
 
 test: $(TESTABLE) native
+	-$(MAKE) real-models # without it, its tests are skipped
 	$(PYTEST) -m "not long"
 
 test-all: $(TESTABLE) native
-	$(PYTEST)
+	-$(MAKE) real-models # without it, a test says so
+	LOCALSPEC_REQUIRE_REAL=1 $(PYTEST)
 
 fast-test: $(TESTABLE) native
-	$(PYTEST) -m "not slow and not long"
+	$(PYTEST) -m "not slow and not long and not real"
 
 torture: $(TESTABLE) native
 	PYTHONPATH=tests OMP_NUM_THREADS=1 $(PYTHON) -m torture $(TORTURE)

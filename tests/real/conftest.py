@@ -1,0 +1,84 @@
+"""Published models for the tests of this folder: found, imported once in a session, and shared by its processes."""
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+from real import finding
+from real.reference import BytePairs, File
+
+from localspec.config import Settings
+from localspec.engine.importing import import_gguf
+from localspec.events import Reporter
+
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests of this folder. Those of large models wait for others to import them."""
+    for item in items:
+        if item.path.is_relative_to(HERE):
+            item.add_marker("real")
+            if item.get_closest_marker("long"):
+                item.add_marker(pytest.mark.timeout(3600))
+
+
+@pytest.fixture(scope="session")
+def published() -> Callable[[str], Path]:
+    """published(name): the file of a published model. A test of a model that is not here is skipped.
+
+    All skips of one model have the same place and words, so pytest counts them in one line.
+    """
+
+    def file(name: str) -> Path:
+        found = finding.find(name)
+        if found is None:
+            title = finding.MODELS[name].title
+            pytest.skip(f"{title} is not in {finding.folder()}; `make real-models` says how to get it.")
+        return found
+
+    return cache(file)
+
+
+@pytest.fixture(scope="session")
+def gguf_file(published: Callable[[str], Path]) -> Callable[[str], File]:
+    """gguf_file(name): a model's file as the reference reads it."""
+    return cache(lambda name: File(published(name)))
+
+
+@pytest.fixture(scope="session")
+def byte_pairs(gguf_file: Callable[[str], File]) -> Callable[[str], BytePairs]:
+    """byte_pairs(name): the reference's tokenizer of a model."""
+    return cache(lambda name: BytePairs(gguf_file(name)))
+
+
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder that the processes of this session share. It holds gigabytes, so the last one to end deletes it."""
+    base = tmp_path_factory.getbasetemp()
+    found = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "real"
+    mine = found / f"used-by-{os.getpid()}"
+    found.mkdir(exist_ok=True)
+    mine.touch()
+    yield found
+    mine.unlink()
+    if not list(found.glob("used-by-*")):
+        shutil.rmtree(found, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def imported(shared: Path, published: Callable[[str], Path]) -> Callable[[str, str], Path]:
+    """imported(name, packing): the packed file of a model, made by whoever asks first."""
+
+    @cache
+    def make(name: str, packing: str) -> Path:
+        file = published(name)
+        with FileLock(shared / f"{name}-{packing}.lock"), pytest.MonkeyPatch.context() as patch:
+            patch.setenv("LOCALSPEC_HOME", str(shared / "home"))
+            return import_gguf(file, Settings(quantize=packing), Reporter()).path
+
+    return make
