@@ -85,6 +85,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.parse_args()
     try:
+        return show()
+    except KeyboardInterrupt:
+        return 130
+
+
+def show() -> int:
+    """Ask the published model, or the embedded one where the published one cannot be had, and return the exit code."""
+    try:
         prepare()
     except (NotFetched, LocalspecError) as trouble:
         print(f"{str(trouble).removesuffix('.')}; the small model that comes with localspec answers instead.")

@@ -50,7 +50,7 @@ def mixture(data: Path, work: Path) -> Path:
     if not file.exists():
         work.mkdir(parents=True, exist_ok=True)
         new = file.with_suffix(".new")
-        new.write_text("".join(f"{json.dumps(example)}\n" for example in trained(data, "draft", 1, [])), "utf-8")
+        new.write_text("".join(f"{json.dumps(example)}\n" for example in trained(data, "draft", 1)), "utf-8")
         new.replace(file)
     return file
 
