@@ -10,8 +10,6 @@ from localspec.cli.progress import say
 from localspec.cli.texts import asked
 from localspec.environment import dumb_terminal, in_a_tab
 from localspec.errors import UsageMistake
-from localspec.models.names import begun_name, exact_name
-from localspec.models.registry import known
 
 app = typer.Typer()
 
@@ -26,12 +24,7 @@ def chat(
     ] = False,
 ) -> int:
     """A conversation in the terminal."""
-    hint = ""
-    if prompt is not None and flags.settings.elsewhere is None and not flags.settings.origins["model"].startswith("--"):
-        if (named := exact_name(prompt)) is not None and named in known():
-            flags, prompt = flags.with_model(named), None
-        elif (begun := begun_name(prompt)) is not None:
-            hint = f"{prompt!r} is the first prompt; `localspec chat -m {begun}` would have chosen the model."
+    flags, prompt, hint = (flags, None, "") if prompt is None else _model_or_prompt(flags, prompt)
     first = None if prompt is None else asked(prompt)
     if plain or dumb_terminal():
         from localspec.cli.plain import converse
@@ -47,6 +40,20 @@ def chat(
     from localspec_tui import chat as full_screen
 
     return full_screen(flags.settings, first, flags.files, flags.resume, hint)
+
+
+def _model_or_prompt(flags: SharedFlags, word: str) -> tuple[SharedFlags, str | None, str]:
+    """Read the full name of a model here as `-m`, and all else as a prompt; with a hint where a model may be meant."""
+    if flags.settings.elsewhere is not None or flags.settings.origins["model"].startswith("--"):
+        return flags, word, ""
+    from localspec.models.names import begun_name, exact_name
+    from localspec.models.registry import known
+
+    if (named := exact_name(word)) is not None and named in known():
+        return flags.with_model(named), None, ""
+    if (begun := begun_name(word)) is not None:
+        return flags, word, f"{word!r} is the first prompt; `localspec chat -m {begun}` would have chosen the model."
+    return flags, word, ""
 
 
 def _is_terminal(stream: TextIO | None) -> bool:

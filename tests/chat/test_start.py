@@ -14,7 +14,7 @@ from machines import BILLION, cpu, gpu, machine, unfetched
 from scripted_conversation import Engine, talk
 
 from localspec.chat import start
-from localspec.chat.start import StartedChat, start_chat
+from localspec.chat.start import DEMO, StartedChat, start_chat
 from localspec.config import load
 from localspec.errors import LocalspecError, NotHere, UsageMistake
 from localspec.machine.machine import Machine
@@ -23,8 +23,6 @@ from localspec.paths import Paths
 from localspec.store.database import StoreTrouble
 from localspec.store.history import History
 from localspec.store.store import Store
-
-DEMO = "no model named, so the small demo model answers; choose one with -m."
 
 
 class Opening:
@@ -129,7 +127,7 @@ def test_the_store_is_closed_at_the_end(fresh_home, resume):
 
 
 @pytest.mark.slow
-def test_the_model_is_chosen_for_the_device_that_was_named(begin, other, monkeypatch):
+def test_the_model_is_chosen_for_the_device_that_was_named(begin, other, tmp_path, monkeypatch):
     seen = []
 
     def recommendations(where: Machine, *_: Any, **__: Any) -> list[Any]:
@@ -138,9 +136,12 @@ def test_the_model_is_chosen_for_the_device_that_was_named(begin, other, monkeyp
 
     monkeypatch.setattr("localspec.machine.machine.this_machine", lambda *_: machine(gpu(24), cpu(8)))
     monkeypatch.setattr("localspec.policy.survey.recommendations", recommendations)
-    monkeypatch.setattr(start.registry, "known", lambda: {"own": replace(unfetched(BILLION), path=other)})
+    first, second = replace(unfetched(BILLION), path=other), replace(unfetched(BILLION, name="second"), path=tmp_path)
+    two = {"first": first, "second": second}
+    monkeypatch.setattr(start.registry, "known", lambda *_: two)
     for device in ("auto", "cpu", "cuda", "mps"):
         begin(device=device)
+        Paths(begin.home).choice.unlink()
     assert seen == [["cuda:0", "cpu"], ["cpu"], ["cuda:0"], ["cuda:0", "cpu"]]
 
 

@@ -26,6 +26,9 @@ class Begun(NamedTuple):
     prompt: str | None
 
 
+hints: list[str] = []
+
+
 @pytest.fixture
 def begun(fresh_home: Path, monkeypatch: pytest.MonkeyPatch) -> list[Begun]:
     """Neither form goes further than its first line, and each has an exit code of its own."""
@@ -35,10 +38,12 @@ def begun(fresh_home: Path, monkeypatch: pytest.MonkeyPatch) -> list[Begun]:
         seen.append(Begun("plain", asked.settings, asked.resume, asked.files, prompt))
         return 7
 
-    def full_screen(settings: Any, prompt: str | None, files: str, resume: Any) -> int:
+    def full_screen(settings: Any, prompt: str | None, files: str, resume: Any, hint: str) -> int:
+        hints.append(hint)
         seen.append(Begun("full screen", settings, resume, files, prompt))
         return 9
 
+    hints.clear()
     monkeypatch.setattr(plain, "converse", line_by_line)
     monkeypatch.setattr("localspec_tui.chat", full_screen)
     monkeypatch.setenv("TERM", "xterm")
@@ -91,6 +96,20 @@ def test_what_it_is_given(begun, tmp_path, form):
     assert (second.files, second.resume, second.prompt) == ("", 12, "b\ufffd\ufffd")
     assert (second.settings.system, second.settings.log) == ("a\ufffd", False)
     assert (third.resume, third.prompt) == (None, "")
+
+
+@pytest.mark.parametrize("form", [[], ["--plain"]])
+def test_a_word_is_a_model_only_by_its_full_name(begun, form):
+    """A beginning of one is a prompt, with a hint."""
+    chat(*form, "Demo")
+    said = chat(*form, "demo-d")[1]
+    chat(*form, "-m", "other", "demo")
+    whole, begins, named = begun
+    assert (whole.settings.model, whole.prompt) == ("demo", None)
+    assert (begins.settings.model, begins.prompt) == (None, "demo-d")
+    assert (named.settings.model, named.prompt) == ("other", "demo")
+    hint = "'demo-d' is the first prompt; `localspec chat -m demo-draft` would have chosen the model."
+    assert said == (f"localspec: {hint}\n" if form else "") and (form or hints == ["", hint, ""])
 
 
 @pytest.mark.parametrize(

@@ -290,7 +290,7 @@ def test_rm_without_a_terminal_names_yes(database: Path) -> None:
     one, *_ = keep(database, ("one", "reply", "stop"))
     keep(database, ("two", "reply", "stop"))
     for arguments, what in ((("rm", str(one)), f"conversation {one}, 'one'"), (("rm", "--all"), "2 conversations")):
-        with pytest.raises(UsageMistake, match=f"{what} would be deleted .*--yes"):
+        with pytest.raises(UsageMistake, match=f"Deleting {what} needs confirmation.*--yes"):
             run(*arguments)
     assert len(kept(database)) == 2
 
@@ -356,7 +356,7 @@ def test_rm_of_everything_deletes_what_was_typed_and_never_sent(database: Path) 
     one, *_ = keep(database, ("one", "reply", "stop"))
     keep(database, ("two", "reply", "stop"))
     subprocess.run([sys.executable, "-c", code, str(database)], check=False)
-    with pytest.raises(UsageMistake, match="2 conversations and 1 unsent draft would be deleted"):
+    with pytest.raises(UsageMistake, match="Deleting 2 conversations and 1 unsent draft needs"):
         run("rm", "--all")
     assert run("rm", str(one), "--yes") == "Deleted 1 conversation.\n"
     assert run("rm", "--all", "--yes") == "Deleted 1 conversation and 1 unsent draft.\n"
@@ -450,7 +450,10 @@ def test_the_whole_command_line(database: Path, capfd: pytest.CaptureFixture[str
     )
     assert main(["history", "show", "x"]) == 2 and "'ID'" in capfd.readouterr().err
     assert main(["history", "export", "1"]) == 0 and capfd.readouterr().out.startswith("# one\n")
-    assert main(["history"]) == 2
+    assert main(["history"]) == 0
+    assert main(["history", "list"]) == 0
+    without, listed = (half for half in capfd.readouterr().out.splitlines())
+    assert without == listed
 
 
 def test_the_group_offers_its_commands() -> None:

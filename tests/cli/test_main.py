@@ -1,4 +1,5 @@
 import errno
+import json
 import os
 import signal
 import stat
@@ -17,6 +18,8 @@ ALL = [
     "pull",
     "import",
     "list",
+    "use",
+    "ps",
     "show",
     "rm",
     "verify",
@@ -60,7 +63,7 @@ def test_help_of_every_command(tmp_path, command):
         (["list", "--jsn"], "--json"),
         (["show"], "name"),
         (["list", "extra"], "extra"),
-        (["pool"], "Missing command"),
+        (["pool", "x"], "No such command"),
         (["pool", "lst"], "'list'"),
         (["bad\x1b[31m\nname"], r"bad\x1b[31m\nname"),
     ],
@@ -304,7 +307,10 @@ def test_a_clock_of_another_age_is_a_sentence(tmp_path, monkeypatch):
 def test_words_without_quotation_marks_are_told_to_want_some(tmp_path, command):
     result = called(tmp_path, command, "two", "words", "more")
     assert result.returncode == 2
-    assert sentence(result).endswith("(words more); put quotation marks around the prompt.\n")
+    of_run = "A prompt is one argument, and you gave 3; put quotation marks around it.\n"
+    assert sentence(result).endswith(
+        of_run if command == "run" else "(words more); put quotation marks around the prompt.\n"
+    )
     assert "quotation" not in called(tmp_path, "list", "two").stderr
 
 
@@ -321,3 +327,54 @@ def test_a_long_value_in_a_sentence_is_cut(tmp_path):
     result = called(tmp_path, "show", "x" * 100_000)
     assert result.returncode == 3 and len(sentence(result)) < 2000
     assert result.stderr.startswith("localspec: There is no model 'xxx") and "demo" in result.stderr
+
+
+@pytest.mark.parametrize("typed", ["ls", "models"])
+def test_other_words_for_list(tmp_path, typed):
+    assert called(tmp_path, typed).stdout == called(tmp_path, "list").stdout
+
+
+@pytest.mark.parametrize("typed", ["version", "-v", "--version"])
+def test_the_version_however_it_is_asked_for(tmp_path, typed):
+    result = called(tmp_path, typed)
+    assert (result.returncode, result.stdout) == (0, f"localspec {package.__version__}\n")
+
+
+@pytest.mark.parametrize(("typed", "meant"), [("create", "import"), ("search", "history search"), ("stop", "ps")])
+def test_commands_of_other_programs_are_named_as_ours(tmp_path, typed, meant):
+    result = called(tmp_path, typed)
+    assert result.returncode == 2 and f"`localspec {meant}" in sentence(result) and "did you mean" not in result.stderr
+
+
+@pytest.mark.parametrize("typed", ["create-model", "remember", "virus"])
+def test_a_distant_command_is_not_suggested(tmp_path, typed):
+    assert "did you mean" not in sentence(called(tmp_path, typed))
+
+
+@pytest.mark.parametrize(
+    "command", [["rm"], ["rm", "--yes"], ["pool", "clear"], ["pool", "clear", "--yes"], ["verify"]]
+)
+@pytest.mark.parametrize("typed", ["demo-dr", "DEMO-DRAFT"])
+def test_what_deletes_takes_no_beginning_of_a_name(tmp_path, command, typed):
+    result = called(tmp_path, *command, typed)
+    if command[0] == "pool":
+        assert "demo-draft" not in result.stdout and "Deleted" not in result.stdout
+    else:
+        assert result.returncode == 3 and f"There is no model '{typed}'" in sentence(result)
+        assert "`localspec list` shows those that are here" in result.stderr
+
+
+def test_a_model_may_precede_the_prompt_of_run(tmp_path):
+    named = called(tmp_path, "run", "-m", "demo", "hello", "--temp", "0", "-n", "4")
+    assert called(tmp_path, "run", "dem", "hello", "--temp", "0", "-n", "4").returncode == 2  # demo-draft begins so
+    found = called(tmp_path, "run", "DEMO", "hello", "--temp", "0", "-n", "4")
+    assert found.returncode == 0 and found.stdout == named.stdout != ""
+    assert "There is no model 'foo' here" in sentence(called(tmp_path, "run", "foo", "hello"))
+    assert called(tmp_path, "run", "-m", "demo", "demo", "hello").returncode == 2
+
+
+def test_nothing_runs(tmp_path):
+    result = called(tmp_path, "ps")
+    assert result.stdout == "Nothing is running; `localspec serve` would keep a model loaded.\n"
+    found = json.loads(called(tmp_path, "ps", "--json").stdout)
+    assert found == {"process": None, "socket": None, "models": []}
