@@ -58,7 +58,12 @@ def test_here_then_what_fits_then_what_does_not(registered):
     places = [one.place for one in models]
     assert places == ["here"] * 2 + ["elsewhere"] * 2 + ["too large"]
     demo, _, billion, seven, large = models
-    assert demo.title == "demo" and demo.about[0] == "7.61 M parameters" and demo.about[1] == "14.5 MiB" and "tokens/s" in demo.about[2]
+    assert (
+        demo.title == "demo"
+        and demo.about[0] == "7.61 M parameters"
+        and demo.about[1] == "14.5 MiB"
+        and "tokens/s" in demo.about[2]
+    )
     assert billion.heading == "billion (recommended)", "what is quick enough comes before what is not"
     assert seven.heading == "seven (gated: its terms must be accepted first)"
     assert (seven.place, billion.place, large.recommended) == ("elsewhere", "elsewhere", False)
