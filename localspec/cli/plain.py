@@ -303,7 +303,7 @@ class _Talk:
         if not words:
             raise UsageMistake("/find takes words that a message of this conversation holds; write them behind /find.")
         found = hits([(turn.typed, turn.reply) for turn in turns], words)
-        for turn, reply in found:
+        for turn, reply, _ in found:
             text = turns[turn].reply if reply else turns[turn].typed
             who = "the reply" if reply else "the prompt"
             tell(one_line(f"{turn + 1}, {who}: {excerpt(folded_words(words)[0], text, '')}"))

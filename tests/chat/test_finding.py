@@ -2,7 +2,7 @@
 
 import pytest
 
-from localspec.chat.finding import Hit, hits
+from localspec.chat.finding import Hit, hits, places
 from localspec.store.store import Store
 
 MESSAGES = [
@@ -63,3 +63,10 @@ def test_what_the_search_of_conversations_finds_is_found_in_it_and_nothing_else(
             number, turn = store.history.say(number, prompt, model="demo", system=None)
             store.history.write(turn, reply, "stop")
         assert bool(store.history.search(words)) == bool(hits(ACCENTS, words))
+
+
+def test_every_occurrence_of_the_first_word_is_a_place():
+    messages = [("A fox?", "Fox, foxes and FOX."), ("And?", "No more.")]
+    assert places(messages, "fox") == [Hit(0, True, 2), Hit(0, True, 1), Hit(0, True, 0), Hit(0, False)]
+    assert places(messages, "and fox")[0] == Hit(0, True)
+    assert places(messages, "wolf") == []

@@ -5,12 +5,13 @@ from unicodedata import normalize
 
 import pytest
 from textual import events
-from textual.widgets import Input
+from textual.widgets import Input, Static
 from tui.scripted_engine import say, talked, until
 
 from localspec.store.store import Store
 from localspec_tui.widgets.conversation_view import ConversationView
 from localspec_tui.widgets.find_line import FindLine
+from localspec_tui.widgets.found_word import ELSEWHERE
 from localspec_tui.widgets.message_view import MessageView
 from localspec_tui.widgets.mounted_turns import AROUND, BATCH, MOUNTED
 from localspec_tui.widgets.prompt import Prompt
@@ -95,6 +96,32 @@ def test_the_newest_is_shown_first_and_keys_go_on(long, size, how):
         assert talk.app.focused is talk.app._chat.query_one(Prompt)
 
     talk.play(story, size=size)
+
+
+def test_every_occurrence_is_marked_and_counted(long):
+    talk = long(2, {0: "A fox.\n\n```\nfox = fox\n```\n\nThe *Fox* ends.", 1: "No animal."})
+
+    def underlined():
+        styles = [span.style for one in talk.app.screen.query(Static) for span in getattr(one.visual, "spans", ())]
+        return styles.count(ELSEWHERE)
+
+    def row():
+        return next(iter(talk.app.screen.selections.values())).start.x if talk.app.screen.selections else None
+
+    async def story(pilot):
+        await until(pilot, lambda: len(talk.prompts()) == 2)
+        await say(pilot, "/find fox")
+        await until(pilot, lambda: which(talk) == "1 of 4" and underlined() == 4)
+        assert marked(talk)[1] == "Fox", "the lowest first"
+        for at, begins in ((2, 6), (3, 0), (4, 2), (1, 4)):
+            await pilot.press("enter")
+            await until(pilot, lambda at=at: which(talk) == f"{at} of 4")
+            await until(pilot, lambda begins=begins: row() == begins)
+            assert underlined() == 4
+        await pilot.press("escape")
+        await until(pilot, lambda: underlined() == 0 and not talk.app.screen.selections)
+
+    talk.play(story)
 
 
 def test_a_word_far_down_in_a_long_reply_is_in_sight(long):

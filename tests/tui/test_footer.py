@@ -14,8 +14,8 @@ from localspec.store.phrases import pack_key, pack_tokens
 from localspec.store.store import Store
 from localspec_tui import messages, race_job
 
-CHAT_60 = "⏎ Send  ^q Quit  ^n New  ^r Resume … f1 Keys   ▏^p palette"
-CHAT_80 = "⏎ Send  ^q Quit  ^n New  ^r Resume  ^o Model  ^s System … f1 Keys  ▏^p palette"
+CHAT_60 = "⏎ Send  ^q Quit  ^n New  ^r Resume  f1 Keys    ▏^p palette"
+CHAT_80 = "⏎ Send  ^q Quit  ^n New  ^r Resume  ^o Model  f4 Figures  f1 Keys  ▏^p palette"
 SMALL, USUAL = (60, 20), (80, 24)
 FIELD = "^s Save  esc Back  f1 Keys"
 
@@ -42,7 +42,7 @@ def full(chat, models, tmp_path, monkeypatch):
 OPENED = {
     "conversations": (
         ["ctrl+r"],
-        "⏎ Resume  esc Back  f2 Rename  ^d Delete … f1 Keys",
+        "⏎ Resume  esc Back  f2 Rename  ^d Delete  f1 Keys",
         "⏎ Resume  esc Back  f2 Rename  ^d Delete  ^s Export  f8 Delete older  f1 Keys",
     ),
     "renaming": (["ctrl+r", "f2"], *["⏎ Take it  esc Leave it  f1 Keys"] * 2),
@@ -50,7 +50,7 @@ OPENED = {
     "models": (["ctrl+o"], *["⏎ Choose  esc Back  f1 Keys"] * 2),
     "phrases": (
         ["f8"],
-        "esc Back  ^d Delete  f7 Delete this chat's … f1 Keys",
+        "esc Back  ^d Delete  f7 Delete this chat's  f1 Keys",
         "esc Back  ^d Delete  f7 Delete this chat's  f8 Delete all  f1 Keys",
     ),
     "x-ray": (
@@ -141,7 +141,7 @@ def test_a_race_is_stopped_or_left_or_seen_once_more(chat, size, monkeypatch):
         await say(pilot, "/race Tell me of snow")
         await until(pilot, lambda: footer(talk) == "esc Stop  ^q Quit  f1 Keys")
         await pilot.press("escape")
-        over = {60: "esc Back  f5 Play again  f9 Another prompt … f1 Keys"}
+        over = {60: "esc Back  f5 Play again  f9 Another prompt  f1 Keys"}
         whole = "esc Back  f5 Play again  f9 Another prompt  ^q Quit  f1 Keys"
         await until(pilot, lambda: footer(talk) == over.get(size[0], whole))
         await pilot.press("escape")

@@ -11,6 +11,7 @@ KEYS: list[BindingType] = [
     Binding("ctrl+n", "new", "New", tooltip="Begin a new conversation", id="chat.new"),
     Binding("ctrl+r", "conversations", "Resume", tooltip="Go on with an earlier conversation", id="chat.resume"),
     Binding("ctrl+o", "models", "Model", tooltip="Let another model answer", id="chat.models"),
+    Binding("f4", "panel", "Figures", tooltip="Show or hide the panel of figures", id="chat.panel"),
     Binding("ctrl+s", "system", "System", tooltip="Set the system prompt", id="chat.system"),
     Binding("f5", "again", "Again", tooltip="Another answer to the last prompt", id="chat.again"),
     Binding("f2", "edit", "Edit", tooltip="Change the last prompt, or the one in focus", id="chat.edit"),
@@ -18,7 +19,6 @@ KEYS: list[BindingType] = [
     Binding("ctrl+l", "copy", "Copy", tooltip="Copy the last reply, or the message in focus", id="chat.copy"),
     Binding("ctrl+f", "find", "Find", tooltip="Find words in this conversation", id="chat.find"),
     Binding("f3", "sampling", "Sampling", tooltip="Change how replies are sampled", id="chat.sampling"),
-    Binding("f4", "panel", "Panel", tooltip="Show or hide the panel of figures", id="chat.panel", show=False),
     Binding(
         "f9", "race", "Race", tooltip="Let the model race against itself without drafts", id="chat.race", show=False
     ),

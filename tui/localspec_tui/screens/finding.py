@@ -69,10 +69,10 @@ class FindingScreen(ReadingScreen):
 
     def _look(self, first: int = 0) -> None:
         """From that turn on; what was found before it is so still."""
-        from localspec.chat.finding import hits  # after the first paint
+        from localspec.chat.finding import places  # after the first paint
 
         before = [hit for hit in self._found if hit.turn < first]
-        self._found = [*hits(self._conversation.messages, self._looked_for, first), *before]
+        self._found = [*places(self._conversation.messages, self._looked_for, first), *before]
 
     async def _show_hit(self) -> None:
         from localspec.store.searched_words import folded_words

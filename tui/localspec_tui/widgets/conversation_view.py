@@ -8,7 +8,7 @@ from textual.scrollbar import ScrollBar
 from textual.widget import Widget
 
 from localspec.chat.attachments import Written, written_in
-from localspec_tui.widgets.found_word import mark_word
+from localspec_tui.widgets.found_word import mark_words
 from localspec_tui.widgets.lean_scroll_bar import LeanScrollBar
 from localspec_tui.widgets.message_view import MessageView, NoticeView
 from localspec_tui.widgets.mounted_turns import Exchange, MountedTurns, import_replies
@@ -29,6 +29,7 @@ class ConversationView(MountedTurns):
     def __init__(self) -> None:
         super().__init__()
         self.found: MessageView | None = None  # what was looked for
+        self._unmark_words: Callable[[], None] = lambda: None
         self._growing: ReplyView | None = None
         self.tell_below: Callable[[int], None] = lambda _: None  # how many lines came while one reads above
         self._left_at: tuple[Widget, int] | None = None  # the last, and its lines to the end, when one left that
@@ -123,8 +124,8 @@ class ConversationView(MountedTurns):
 
     # -- what was looked for -------------------------------------------------------------------------------------------
 
-    async def reveal(self, turn: int, reply: bool, word: str) -> None:
-        """Marks the prompt or the reply of a turn, and shows where the word is in it."""
+    async def reveal(self, turn: int, reply: bool, at: int, word: str) -> None:
+        """Mark a word in the prompt or the reply of a turn, and show its occurrence number `at`."""
         self.unmark()
         exchange = self._every[turn]
         await self._bring(exchange)
@@ -135,7 +136,9 @@ class ConversationView(MountedTurns):
 
         def show() -> None:
             if exchange.views:  # else it was left meanwhile
-                top, word_at = exchange.views[0].virtual_region.y, view.virtual_region.y + mark_word(view, word)
+                self._unmark_words()
+                row, self._unmark_words = mark_words(view, word, at)
+                top, word_at = exchange.views[0].virtual_region.y, view.virtual_region.y + row
                 far = word_at - top > self.size.height // 2  # else its prompt is in sight, too
                 self.scroll_to(y=word_at - self.size.height // 3 if far else top - TOASTS, animate=False, force=True)
 
@@ -149,6 +152,7 @@ class ConversationView(MountedTurns):
         """Nothing is looked for any more."""
         if self.found is not None:
             self.found.remove_class("-found")
+            self._unmark_words()
             self.screen.clear_selection()
             self.found = None
 

@@ -1,6 +1,8 @@
-"""A word in a message that was looked for: shown as if it were selected, whatever widget it stands in."""
+"""A word in a message that was looked for: every occurrence is underlined, and one is shown as if it were selected."""
 
-from textual.content import Content
+from collections.abc import Callable, Iterator
+
+from textual.content import Content, Span
 from textual.geometry import Offset
 from textual.selection import Selection
 from textual.widgets import Static
@@ -8,15 +10,42 @@ from textual.widgets import Static
 from localspec.store.searched_words import span
 from localspec_tui.widgets.message_view import MessageView
 
+ELSEWHERE = "bold underline"  # how the other occurrences look
 
-def mark_word(view: MessageView, word: str) -> int:
-    """Marks where it stands first; returns the row of the message, which is the first where only its source has it."""
+
+def mark_words(view: MessageView, word: str, at: int) -> tuple[int, Callable[[], None]]:
+    """Mark a word in a message, and select its occurrence number `at`, or the last where fewer are shown.
+
+    Returns the row of that occurrence in the message, and what takes the marks away again. The row is the first where
+    only the source of the message has the word.
+    """
+    found: list[tuple[Static, Content, tuple[int, int]]] = []
+    marked: list[tuple[Static, Content, Content]] = []
     for one in view.query(Static):
         text = one.visual
-        if isinstance(text, Content) and one.region.height and (hit := span(word, text.plain)):
-            line, begin = text.plain.count("\n", 0, hit[0]), text.plain.rfind("\n", 0, hit[0]) + 1
-            ends = (Offset(at - begin, line) for at in hit)
-            view.screen.selections = {one: Selection(*ends)}
-            above = Content(text.plain[: hit[1]]).wrap(max(one.content_size.width, 1))
-            return one.content_region.y - view.region.y + len(above) - 1
-    return 0
+        if isinstance(text, Content) and one.region.height and (spans := [*_spans(word, text.plain)]):
+            found += ((one, text, here) for here in spans)
+            with_marks = type(text)(text.plain, [*text.spans, *(Span(*here, ELSEWHERE) for here in spans)])
+            one.update(with_marks, layout=False)
+            marked.append((one, text, with_marks))
+
+    def unmark() -> None:
+        for one, text, with_marks in marked:
+            if one.is_attached and one.visual is with_marks:  # else it has grown meanwhile
+                one.update(text, layout=False)
+
+    if not found:
+        return 0, unmark
+    one, text, hit = found[min(at, len(found) - 1)]
+    line, begin = text.plain.count("\n", 0, hit[0]), text.plain.rfind("\n", 0, hit[0]) + 1
+    view.screen.selections = {one: Selection(*(Offset(place - begin, line) for place in hit))}
+    above = Content(text.plain[: hit[1]]).wrap(max(one.content_size.width, 1))
+    return one.content_region.y - view.region.y + len(above) - 1, unmark
+
+
+def _spans(word: str, text: str) -> Iterator[tuple[int, int]]:
+    """Yield where each occurrence of a word begins and ends."""
+    start = 0
+    while hit := span(word, text[start:]):
+        yield start + hit[0], start + hit[1]
+        start += max(hit[1], 1)

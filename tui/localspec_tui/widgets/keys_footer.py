@@ -8,17 +8,17 @@ from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.screen import Screen
-from textual.widgets import Footer, Static
+from textual.widgets import Footer
 from textual.widgets._footer import FooterKey
 
 AROUND = 3  # blanks of one key
-MORE = "…"
 SHOW_KEYS = {"keys", "all_keys"}  # in the chat, and above it
 
 
 class KeysFooter(Footer):
-    """As many keys as there is room for, none of them cut; then the one that shows all keys, after a mark where some
-    are left out; the palette's stands at the right in any case.
+    """As many keys as there is room for, none of them cut, then the one that shows all keys.
+
+    The palette's stands at the right in any case.
 
     Textual makes it anew whenever bindings may have changed, with each move of the focus: here, when they have.
     """
@@ -33,12 +33,7 @@ class KeysFooter(Footer):
         help_keys = [key for key in keys if _action(key) in SHOW_KEYS]
         keys = [key for key in keys if key not in palette and key not in help_keys]
         room = self.app.size.width - sum(map(_width, (*help_keys, *palette))) - len(palette)  # and a blank
-        if sum(map(_width, keys)) > room:
-            widths = [*accumulate(map(_width, keys))]
-            yield from keys[: bisect_right(widths, room - len(MORE))]
-            yield Static(MORE, markup=False)
-        else:
-            yield from keys
+        yield from keys[: bisect_right([*accumulate(map(_width, keys))], room)]
         yield from (*help_keys, *palette)
 
     def _known(self) -> object:
