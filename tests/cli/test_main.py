@@ -31,6 +31,7 @@ ALL = [
     "history",
     "config",
     "path",
+    "uninstall",
 ]
 
 
