@@ -11,6 +11,7 @@ import typer
 
 from localspec.checkpoint import is_packed
 from localspec.cli.console import may_delete
+from localspec.cli.learned import Learned, forget_tokenizer
 from localspec.environment import home
 from localspec.errors import NotHere, UsageMistake
 from localspec.hub.cache import Removal, forget_what_is_gone, removable, remove
@@ -19,7 +20,7 @@ from localspec.hub.sources import Source
 from localspec.models.entries import Entry
 from localspec.models.imported import import_of, is_gguf
 from localspec.models.packed_files import other_source, packed_of, remove_abandoned
-from localspec.models.registry import NOWHERE, cards, is_import, is_path, resolve
+from localspec.models.registry import NOWHERE, cards, is_import, is_path, reference, resolve
 from localspec.packed_file import forms
 from localspec.paths import Paths
 from localspec.pulling.heads import drafter_made_of
@@ -33,14 +34,15 @@ app = typer.Typer()
 @app.command()
 def rm(
     name: Annotated[str, typer.Argument(help="A registered name, org/repo[@revision], a directory, or a packed file.")],
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask; phrases stay without --phrases.")] = False,
+    phrases: Annotated[bool, typer.Option("--phrases", help="Also delete the phrases that it learned.")] = False,
 ) -> None:
-    """Delete a model from the common Hugging Face cache; what another revision uses stays."""
+    """Delete a model from this machine; what another revision uses stays."""
     paths = Paths(home())
     remove_abandoned(paths.packed, paths.imports)
     sources = [] if is_path(name) or is_import(name) else sources_of(name, here=True)
     if not sources:
-        _remove_packed(name, paths, yes)
+        _remove_packed(name, paths, yes, phrases)
         return
     removals, missing = [], []
     for source in sources:
@@ -69,6 +71,9 @@ def rm(
     what = " and ".join(map(str, gone)) or f"{name}, packed"
     if not may_delete(f"{what} ({size(freed)})", yes):
         return
+    learned = Learned.of({name, *map(str, sources)}, packed)
+    for path in [*(removal.path for removal in removals), *packed]:
+        forget_tokenizer(path)
     for file in packed:
         file.unlink(missing_ok=True)
     for removal in removals:
@@ -78,13 +83,15 @@ def rm(
     for one in left:
         discard_gguf(one)
     typer.echo(f"Deleted; {size(freed)} are free again.")
+    learned.settle(yes, phrases)
 
 
-def _remove_packed(name: str, paths: Paths, yes: bool) -> None:
+def _remove_packed(name: str, paths: Paths, yes: bool, phrases: bool) -> None:
     """Deletes the packed forms of a model that was not fetched, which itself stays; or a packed file that is named."""
     if is_gguf(file := Path(os.path.expanduser(name))) and import_of(file, paths) is None:
         raise NotHere(f"{name} is a GGUF file of which nothing is kept here; delete the file yourself.")
-    path = resolve(name).path
+    card = resolve(name)
+    path = card.path
     if is_packed(path):
         if path.parent not in (paths.imports, paths.packed):
             raise UsageMistake(f"{path} is not in {paths.imports}, where localspec keeps its own; delete it yourself.")
@@ -100,9 +107,12 @@ def _remove_packed(name: str, paths: Paths, yes: bool) -> None:
         typer.echo(one_line(f"{name} itself stays, for it was not fetched by `localspec pull`."))
     freed = sum(file.stat().st_size for file in mine)
     if may_delete(f"{what} ({size(freed)})", yes):
+        learned = Learned.of({name, card.name, reference(card)}, mine)
         for file in mine:
+            forget_tokenizer(file)
             file.unlink(missing_ok=True)
         typer.echo(f"Deleted; {size(freed)} are free again.")
+        learned.settle(yes, phrases)
 
 
 def _packed(removals: list[Removal], sources: list[Source], paths: Paths) -> list[Path]:

@@ -65,11 +65,11 @@ def uninstall(
         typer.echo(one_line(str(root)))
         for place in found:
             total += place.bytes
-            typer.echo(one_line(f"  {size(place.bytes):>10}  {place.path.name}: {place.what}"))
+            typer.echo(f"  {size(place.bytes):>10}  {one_line(place.path.name)}: {place.what}")
     if removals:
         typer.echo("In the Hugging Face cache, which other programs use too, fetched by `localspec pull`:")
     for one in removals:
-        typer.echo(one_line(f"  {size(one.bytes):>10}  {one.source}, in {one.path}"))
+        typer.echo(f"  {size(one.bytes):>10}  {one_line(f'{one.source}, in {one.path}')}")
     if not groups and not removals:
         typer.echo(f"localspec keeps nothing on this machine. {PROGRAM}")
         return
@@ -108,7 +108,7 @@ def places_of(paths: Paths) -> dict[Path, list[Place]]:
     """Return everything that localspec ever writes, by directory; nothing else in these is touched."""
     database = paths.database.name
     data = [
-        Place(file, "conversations, phrases and measurements", words=True)
+        Place(file, "conversations, phrases and measurements" if file.name == database else "beside it", words=True)
         for file in sorted(paths.data_dir.glob(f"{database}*"))
     ]
     groups = [
@@ -138,7 +138,7 @@ def places_of(paths: Paths) -> dict[Path, list[Place]]:
         (
             paths.cache_dir,
             [
-                Place(paths.packed, "packed models that can be made again"),
+                Place(paths.packed, "packed models"),
                 Place(paths.tokenizers, "which tokenizers were tried"),
                 Place(paths.kernels, "compiled kernels"),
             ],
@@ -158,7 +158,7 @@ def _there(places: list[Place]) -> Iterator[Place]:
 
 def _fetched(paths: Paths) -> list[Removal]:
     """Return what `pull` put into the common cache and is still there."""
-    found = {}
+    found = dict[tuple[str, str], Removal]()
     for record in all_records(paths):
         with suppress(NotHere, LocalspecError):
             removal = removable(record.source, paths)

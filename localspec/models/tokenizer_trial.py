@@ -25,11 +25,7 @@ def try_out(files: Mapping[str, str], path: Path) -> None:
     """
     if _OWN in path.parents:
         return
-    digest = hashlib.sha256(b"with its decoder")  # of those tried before the decoder was looked at nothing is known
-    for name, text in sorted(files.items()):
-        content = text.encode("utf-8", "surrogatepass")
-        digest.update(f"{name} {len(content)}\n".encode() + content)
-    mark = digest.hexdigest()
+    mark = _mark({name: text.encode("utf-8", "surrogatepass") for name, text in files.items()})
     known = Paths(home()).tokenizers / mark
     if mark in _tried or known.is_file():
         return
@@ -50,6 +46,19 @@ def try_out(files: Mapping[str, str], path: Path) -> None:
     with suppress(OSError):  # then it is tried again the next time
         private_directory(known.parent)
         known.touch(0o600)
+
+
+def forget(files: Mapping[str, bytes]) -> None:
+    """Delete what is remembered of these texts of a model's files, which is tried again where it is still needed."""
+    with suppress(OSError):
+        (Paths(home()).tokenizers / _mark(files)).unlink()
+
+
+def _mark(files: Mapping[str, bytes]) -> str:
+    digest = hashlib.sha256(b"with its decoder")  # of those tried before the decoder was looked at nothing is known
+    for name, content in sorted(files.items()):
+        digest.update(f"{name} {len(content)}\n".encode() + content)
+    return digest.hexdigest()
 
 
 def _decodes_in_bounds(text: str) -> bool:

@@ -34,6 +34,7 @@ ALL = [
     "history",
     "config",
     "path",
+    "uninstall",
 ]
 
 

@@ -1,0 +1,79 @@
+"""`rm` of a model that learned something: what it asks, what goes, what stays."""
+
+import json
+import tarfile
+from pathlib import Path
+
+import pytest
+from command import called
+
+from localspec.cli import console, learned
+from localspec.paths import Paths
+
+ARCHIVE = Path(__file__).parents[1] / "upgrades" / "imports-66a34518.tar.xz"
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    with tarfile.open(ARCHIVE) as archive:
+        archive.extractall(tmp_path, filter="data")
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def questions(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The questions that somebody at a terminal is asked, who says yes to the first one and no to others."""
+    asked: list[str] = []
+
+    def confirm(question: str) -> bool:
+        asked.append(question)
+        return len(asked) == 1
+
+    monkeypatch.setattr(console, "at_a_terminal", lambda: True)
+    monkeypatch.setattr(learned, "at_a_terminal", lambda: True)
+    monkeypatch.setattr("typer.confirm", confirm)
+    return asked
+
+
+def phrases(home: Path) -> dict[str, int]:
+    return {pool["model"]: pool["phrases"] for pool in json.loads(called(home, "pool", "list", "--json").stdout)}
+
+
+def test_at_a_terminal_it_offers_to_delete_its_phrases(home: Path, questions: list[str]) -> None:
+    before = phrases(home)
+    result = called(home, "rm", "gone")
+    assert (result.returncode, result.stderr) == (0, "") and len(questions) == 2
+    assert questions[1] == f"It also learned {before['gone']} phrases; delete them?"
+    assert f"{before['gone']} phrases that it learned stay until `localspec pool clear gone`." in result.stdout
+    assert "1 conversation with it stay until `localspec history rm`." in result.stdout
+    assert phrases(home) == before and called(home, "run", "hi", "-m", "gone").returncode == 3
+    assert called(home, "pool", "clear", "gone", "--yes").returncode == 0
+    assert phrases(home) == {**before, "gone": 0}
+
+
+def test_a_script_says_whether_they_go(home: Path) -> None:
+    before = phrases(home)
+    result = called(home, "rm", "gone", "--yes")
+    assert result.returncode == 0 and "stay until `localspec pool clear gone`" in result.stdout
+    assert phrases(home) == before
+    result = called(home, "rm", "here", "--yes", "--phrases")
+    assert result.returncode == 0 and f"Deleted {before['here']} phrases." in result.stdout
+    assert phrases(home) == {**before, "here": 0}
+
+
+def test_phrases_of_a_model_that_is_still_here_are_not_offered(home: Path, questions: list[str]) -> None:
+    assert called(home, "import", "here.gguf", "--quantize", "int4").returncode == 0
+    before, int4 = phrases(home), next(Paths(home).imports.glob("*-int4-*.packed"))
+    assert called(home, "rm", str(int4)).returncode == 0
+    assert len(questions) == 1 and phrases(home) == before
+
+
+def test_what_was_remembered_of_its_tokenizer_goes(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("localspec.models.tokenizer_trial._tried", set())
+    for name in ("here", "gone"):
+        assert called(home, "run", "hi", "-m", name, "-n", "1", "--no-log").returncode == 0
+    (Paths(home).tokenizers / "0").touch()
+    assert len(list(Paths(home).tokenizers.iterdir())) == 2  # both models have the same one
+    assert called(home, "rm", "here", "--yes").returncode == 0
+    assert [file.name for file in Paths(home).tokenizers.iterdir()] == ["0"]
+    assert called(home, "run", "hi", "-m", "gone", "-n", "1", "--no-log").returncode == 0
