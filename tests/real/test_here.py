@@ -15,4 +15,4 @@ def test_smollm2_is_here(published: Callable[[str], Path]) -> None:
         pytest.fail(
             f"SmolLM2-135M-Instruct is not in {finding.folder()}; get it with `make real-models`.", pytrace=False
         )
-    assert published("smollm2").stat().st_size == finding.MODELS["smollm2"].size
+    assert published("smollm2").stat().st_size == finding.MODELS["smollm2"].bytes
