@@ -16,7 +16,7 @@ class Published(NamedTuple):
 
     title: str
     sha256: str
-    size: int  # in bytes
+    bytes: int
 
 
 MODELS = {
@@ -43,7 +43,7 @@ def find(name: str) -> Path | None:
     wanted = MODELS[name]
     for file in sorted(folder().glob("*.gguf")):
         stamp = file.stat()
-        if stamp.st_size == wanted.size and _digest(file, stamp.st_size, stamp.st_mtime_ns) == wanted.sha256:
+        if stamp.st_size == wanted.bytes and _digest(file, stamp.st_size, stamp.st_mtime_ns) == wanted.sha256:
             return file
     return None
 

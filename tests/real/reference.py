@@ -7,6 +7,7 @@ transformers' own Jinja environment. Stock transformers models compute with the 
 import unicodedata
 from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +112,7 @@ class BytePairs:
         parts = [self.CHARACTERS[byte] for byte in piece.encode()]
         parts = [part for part in parts if part in self.ids]
         while len(parts) > 1:
-            ranks = [self.ranks.get(pair, len(self.ranks)) for pair in zip(parts, parts[1:])]  # noqa: B905
+            ranks = [self.ranks.get(pair, len(self.ranks)) for pair in pairwise(parts)]
             best = min(ranks)
             if best == len(self.ranks):
                 break
