@@ -120,7 +120,7 @@ def test_a_signal_loses_nothing(tmp_path, number):
         terminal.until(lambda: b"half typed" in file.read_bytes())
     os.kill(terminal.process.pid, getattr(signal, number))
     terminal.ends()
-    again = scripted_chat(tmp_path, "[]")
+    again = scripted_chat(tmp_path, "[]", "-c")
     again.shows("waits", "half typed", "Restored your unsent draft.")
     again.send("\x11")
     again.ends()
