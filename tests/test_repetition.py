@@ -88,7 +88,7 @@ CREW = "I've got a crew of brave and cunning creatures. "
         ("Aye. " + CREW * 30, "Who are you?"),
         (LIST, "List what you know of lighthouses."),
         ("Of the sea. " + "The ocean's a place where dreams are made,\nAbe a sea of dreams,\n" * 20, "Write a poem."),
-        ("是的，我明白了。" * 160, "你好"),  # noqa: RUF001
+        ("是的，我明白了。" * 160, "你好"),
         ("It is so very " + "very " * 300, "How is it?"),
         ("```python\n" + "    print('this is the same line')\n" * 200, "Print it."),
         ("ha " * 2000, "Write 'ha' 50 times."),
@@ -139,7 +139,9 @@ def test_verses_with_a_refrain_are_not_stopped(seed):
 
 def test_a_phrase_of_the_prompt_may_stand_longer():
     text = "The bells ring. " * (PATIENCE * LOOP // 8)
-    first = [next(end for end in range(len(text)) if is_loop(text[:end], prompt)) for prompt in ("Go", "the bells ring")]
+    first = [
+        next(end for end in range(len(text)) if is_loop(text[:end], prompt)) for prompt in ("Go", "the bells ring")
+    ]
     assert first[1] > (PATIENCE - 1) * first[0]
 
 

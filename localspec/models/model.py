@@ -2,12 +2,11 @@
 
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from localspec.checkpoint import inspect, is_packed
 from localspec.errors import LocalspecError
-from localspec.models.drafter_cards import DrafterCard, trained_drafters
 from localspec.models.default_sampling import DefaultSampling, default_sampling
+from localspec.models.drafter_cards import DrafterCard, trained_drafters
 from localspec.models.generation_config import GENERATION, generation_config, read_generation_config
 from localspec.models.own_draft import own_draft
 from localspec.models.registry import TargetCard

@@ -77,9 +77,7 @@ class Drafts:
 
         They are deleted here. Where the conversation is not there any more, they are of a new one, which is None.
         """
-        return self._database.save(
-            lambda connection: _taken(connection, lambda row: row[3:] == (server, conversation))
-        )
+        return self._database.save(lambda connection: _taken(connection, lambda row: row[3:] == (server, conversation)))
 
     def waiting(self, server: str | None = None) -> list[int]:
         """Return the conversations in which processes that have ended left a draft for this server."""

@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING
 
 from textual.screen import Screen
 
-from localspec.repetition import goes_round
 from localspec.chat.wording import thought
+from localspec.repetition import goes_round
 from localspec_tui import keymap
 from localspec_tui.engine_thread import EngineThread
 from localspec_tui.outbox import Outbox

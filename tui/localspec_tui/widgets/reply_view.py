@@ -8,8 +8,8 @@ from textual.geometry import Region
 from textual.strip import Strip
 from textual.widgets import Static
 
-from localspec.repetition import goes_round
 from localspec.chat.wording import kept_thought, summary
+from localspec.repetition import goes_round
 from localspec_tui.reply_markdown import ReplyMarkdown
 from localspec_tui.widgets.message_view import MessageView
 from localspec_tui.widgets.thought_view import ThoughtView
