@@ -94,7 +94,9 @@ def _pair(info: ConversationInfo, family: Sequence[ConversationInfo]) -> tuple[i
 
 def _says(other: int, mine: Turn | None, theirs: Turn | None) -> str:
     if mine is None:
-        return f"so far the same as {other}" if theirs is None else "ends before that"
+        return f"the same as {other}" if theirs is None else "ends before that"
+    if theirs is not None and (mine.typed, mine.reply) == (theirs.typed, theirs.reply):
+        return f"the same as {other}: “{_beginning(mine.reply or mine.typed)}”"
     if theirs is None or mine.typed != theirs.typed:
         return f"asked “{_beginning(mine.typed, '' if theirs is None else theirs.typed)}”"
     if mine.unanswered:

@@ -126,7 +126,7 @@ class Conversation:
         if self._history is None or self.id is None:
             return []
         said = [(turn.prompt, turn.reply) for turn in self.turns[:turns]]
-        found = []
+        found: list[Turn] = []
         with suppress(StoreTrouble):  # a branch too many costs nothing
             infos = self._history.conversations()
             origin = next((info.branch_of for info in infos if info.id == self.id), None)

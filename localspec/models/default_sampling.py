@@ -22,6 +22,7 @@ class DefaultSampling:
     min_p: float = 0.0
     source: str = FILE
     chosen: Sequence[str] = ()  # what a person set: nothing
+    seed: int | None = None  # a new one for each reply
 
     @property
     def greedy(self) -> bool:
@@ -60,7 +61,8 @@ def default_sampling(generation: Mapping[str, Any], name: str = "", think: bool 
 
 
 def _with(found: DefaultSampling, said: Mapping[str, Any]) -> DefaultSampling:
-    return replace(found, **{key: int(value) if key == "top_k" else float(value) for key, value in said.items()})
+    top_p, min_p = float(said.get("top_p", found.top_p)), float(said.get("min_p", found.min_p))
+    return replace(found, top_p=top_p, top_k=int(said.get("top_k", found.top_k)), min_p=min_p)
 
 
 def _known(name: str, think: bool | None) -> DefaultSampling | None:

@@ -44,7 +44,10 @@ def info_from(row: tuple[Any, ...]) -> ConversationInfo:
 
 
 def parting_of(connection: sqlite3.Connection, *pair: int) -> tuple[Turn | None, Turn | None] | None:
-    """The first turns of two conversations that are unlike; None where one of these is not there (any more)."""
+    """Return the first turns of two conversations that are unlike, or their last ones where all are alike.
+
+    None where one of these conversations is not there (any more).
+    """
     places = [volumes.of_conversation(connection, number) for number in pair]
     if None in places:
         return None
@@ -54,10 +57,11 @@ def parting_of(connection: sqlite3.Connection, *pair: int) -> tuple[Turn | None,
             for place, number in zip(places, pair, strict=True)
             if place is not None
         )
+        one = other = None
         for one, other in zip_longest(map(turn_from, mine), map(turn_from, theirs)):
             if one is None or other is None or (one.prompt, one.reply) != (other.prompt, other.reply):
-                return one, other
-    return None, None
+                break
+    return one, other
 
 
 def turn_from(row: tuple[Any, ...]) -> Turn:

@@ -373,7 +373,7 @@ def test_a_branch_says_of_what(database: Path, monkeypatch: pytest.MonkeyPatch) 
         assert found is not None
         store.history.branch(first, found.turns, model="demo", system=None)
     monkeypatch.setattr(history_module, "seen", lambda: True)
-    assert run("list").splitlines()[1].endswith(f"  first · so far the same as {first}")
+    assert run("list").splitlines()[1].endswith(f"  first · the same as {first}: “reply”")
 
 
 def test_rm_deletes_what_was_copied_too(database: Path) -> None:

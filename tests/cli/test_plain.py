@@ -486,25 +486,24 @@ def words(models: Path) -> Script:
 def test_another_answer_and_another_prompt_leave_what_was_said(talk, home, hello, messages):
     result = talk("one", "two", "/again", "/edit  three", "/title Named", "four")
     assert result.out == "Hello!\n" * 5
-    _, second, first = (conversation.info.id for conversation in kept(home))
-    same = "At temperature 0 the same prompt has the same answer; /set temperature 0.7 lets it differ."
+    _, first = (conversation.info.id for conversation in kept(home))
+    drawn = "At temperature 0 the answer would be the same, so this one is drawn at temperature 0.7, top-p 0.9."
     stays = "The answer before stays in conversation {0}: /resume {0} goes back to it."
     assert told(result, hello) == [
         *["(figures)"] * 2,
-        same,
+        drawn,
+        "(figures)",
+        "The answer came out the same as one before, so it makes no branch.",
         "(figures)",
         stays.format(first),
-        "(figures)",
-        stays.format(second),
         "(figures)",
     ]
     assert prompts(messages) == ["one", "two", "two", "three", "four"]
     assert [[prompt for prompt, *_ in said(conversation)] for conversation in kept(home)] == [
         ["one", "three", "four"],
         ["one", "two"],
-        ["one", "two"],
     ]
-    assert [conversation.info.title for conversation in kept(home)] == ["Named", "one", "one"]
+    assert [conversation.info.title for conversation in kept(home)] == ["Named", "one"]
 
 
 @pytest.mark.parametrize(
@@ -544,9 +543,9 @@ def test_sampling_is_changed(talk, home, hello, messages):
         "(figures)",
         "max-tokens   no limit    but that of the context",
         "temperature  0.5         /set",
-        "top-p        1           the model's own",
-        "top-k        0           the model's own",
-        "min-p        0           the model's own",
+        "top-p        1           the model's file",
+        "top-k        0           the model's file",
+        "min-p        0           the model's file",
         "max-tokens   no limit    but that of the context",
         "seed         new         for each reply",
         "(figures)",
@@ -574,7 +573,7 @@ def test_what_another_model_contradicts_is_taken_back(talk, hello, models, endle
     warm = scripted_model(models / "warm", [b"x"], generation={"do_sample": True, "temperature": 0.9})
     result = talk("/set top-k 5", f"/model {hello.path}", "/set top-k", "hi", model=warm.path)
     assert "/set top-k 5 has no effect at temperature 0" in result.err
-    assert "top-k        0           the model's own" in result.err and result.out == "Hello!\n"
+    assert "top-k        0           the model's file" in result.err and result.out == "Hello!\n"
 
 
 def test_who_proposed_the_last_reply(talk, hello):

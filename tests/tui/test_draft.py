@@ -120,7 +120,7 @@ def test_a_signal_loses_nothing(tmp_path, number):
         terminal.until(lambda: b"half typed" in file.read_bytes())
     os.kill(terminal.process.pid, getattr(signal, number))
     terminal.ends()
-    again = scripted_chat(tmp_path, "[]")
+    again = scripted_chat(tmp_path, "[]", "-c")
     again.shows("waits", "half typed", "Restored your unsent draft.")
     again.send("\x11")
     again.ends()
@@ -155,7 +155,6 @@ def test_a_draft_belongs_to_the_conversation_in_which_it_was_typed(chat, another
         await until(pilot, lambda: talk.typed == "half" and "Restored your unsent draft." in talk.screen_text())
         await pilot.press("ctrl+n")
         await until(pilot, lambda: talk.prompts() == [] and talk.typed == "")
-        await pilot.press("x")
         await say(pilot, "/resume 1")
         await until(pilot, lambda: talk.prompts() == ["one"] and "half" in talk.typed)
 
@@ -172,7 +171,7 @@ def test_no_suggestion_goes_behind_a_restored_draft(chat, another_process):
         await until(pilot, lambda: talk.typed == "typed")
         first = talk.app._chat._first
         assert first.display and first.starter("1") is None
-        await pilot.press("delete", "ctrl+n")
+        await pilot.press("f7", "delete", "ctrl+n")
         await until(pilot, lambda: talk.typed == "" and first.starter("1") is not None)
 
     talk.play(story)
