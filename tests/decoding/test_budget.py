@@ -419,6 +419,27 @@ def test_what_is_dear_to_draft_is_given_up_sooner(seconds: float, steps: int) ->
     assert budget.off_reason is not None
 
 
+def test_the_first_draft_of_a_reply_is_not_the_price_of_the_next() -> None:
+    """It reads the prompt, which later ones need not; nor is one that catches up after a pause."""
+    budget, tree = Budget(4, ForwardCostModel(1.0, 1.5, 2.0, 2.5, 3.0)), chain(4)
+    for _ in range(3):
+        budget.begin()
+        budget.observe(replace(step(budget.prune(tree, 100), *tree.tokens[1:]), draft_seconds=50.0))
+        budget.observe(replace(step(budget.prune(tree, 100), *tree.tokens[1:]), draft_seconds=0.1))
+    assert budget.prune(tree, 100).size > 1
+    assert budget.off_reason is None
+    assert max(budget._draft_seconds) == 0.1
+
+
+def test_the_reason_of_a_choice_without_drafts_holds_for_every_reply() -> None:
+    budget = Budget(0, off_reason="phrases would be 9% slower")
+    for _ in range(2):
+        assert budget.off_reason == "phrases would be 9% slower"
+        budget.begin()
+    budget.stop("memory ran out")
+    assert budget.off_reason == "phrases would be 9% slower"
+
+
 def test_what_a_step_takes_beside_draft_and_forward_counts_as_its_price() -> None:
     def kept(beside_trees: float, beside_plain: float) -> int:
         budget = Budget(4, Curve({1: 1.0, 5: 1.5}))

@@ -39,7 +39,7 @@ from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Limits, Session
 from localspec.decoding.tree import DraftTree
 from localspec.drafters.autoregressive import Autoregressive
-from localspec.drafters.draft_model import SOURCE, UNUSED, DraftModel
+from localspec.drafters.draft_model import PRIOR, SOURCE, UNUSED, DraftModel
 from localspec.errors import UsageMistake
 from localspec.events import Text
 from localspec.models.small_model import compare_tokens
@@ -183,9 +183,37 @@ def test_a_forward_that_costs_more_than_it_should_save_is_left_out(
     small = tiny("qwen2-one-key-head").target
     drafter = DraftModel(small, VOCABULARY, Autoregressive(), Budget(0), costs=SecondEach())
     monkeypatch.setattr(drafter.calibration, "chances", lambda level, *_: [(token, 0.5) for token, _ in level])
+    drafter._hits = [PRIOR] * 5  # it was judged before
     asked = replace(context(drafter, prompt_ids(9, seed=2), 5), token_seconds=token_seconds, covered=covered)
     tree = drafter.draft(asked)
     assert sum(drafter.forwards.values()) == forwards and (tree.size > 1) == (forwards > 0)
+
+
+def test_the_first_draft_has_all_its_tokens(tiny: Make) -> None:
+    """Whatever a forward should cost: nothing is known yet of what it brings."""
+    drafter = DraftModel(tiny("qwen2-one-key-head").target, VOCABULARY, Autoregressive(), Budget(0), 4, SecondEach())
+    asked = replace(context(drafter, prompt_ids(9, seed=2), 16), token_seconds=0.01)
+    drafter.draft(asked)
+    assert len(drafter._levels) == 4
+    nothing = max(token for token, _ in drafter._levels[0]) + 1
+    drafter.observe(Step([nothing], NumpyHidden(np.empty((0, 0)))))
+    drafter.rewind(9)  # so that the next one takes a forward, too
+    assert drafter.draft(asked).size == 1, "from then on a draft must pay"
+
+
+class ARowEach:
+    """Costs of a small model of which each row takes a second."""
+
+    def at(self, rows: int, context: int) -> float:
+        return float(rows)
+
+
+def test_a_draft_is_not_charged_for_reading_the_prompt(tiny: Make) -> None:
+    """Which is read once, for all drafts that follow: nothing was ever drafted after a long prompt."""
+    drafter = DraftModel(tiny("qwen2-one-key-head").target, VOCABULARY, Autoregressive(), Budget(0), 4, ARowEach())
+    drafter._hits = [PRIOR] * 4
+    asked = replace(context(drafter, prompt_ids(60, seed=2), 16), token_seconds=3.0)
+    assert drafter.draft(asked).size > 1
 
 
 def test_what_was_wrong_for_a_while_is_forgotten_and_tried_again(tiny: Make) -> None:

@@ -20,6 +20,13 @@ from localspec.serving import loaded
 from localspec.serving.loaded import LoadedModels, Taken, model_named, models_here
 
 
+def engine(*stages: str) -> SimpleNamespace:
+    """One of which this is still to be measured."""
+    left = [*stages]
+    measure = lambda: (left.pop(0) for _ in range(len(left)))  # noqa: E731
+    return SimpleNamespace(choice=SimpleNamespace(device="cpu"), held=("cpu", 0), measure=measure, left=left)
+
+
 @pytest.fixture
 def models(monkeypatch, fresh_home):
     """models(room): of which `room` fit at once, and the names in the order they were loaded in; time stands still."""
@@ -33,7 +40,7 @@ def models(monkeypatch, fresh_home):
             if len(found.names) >= room:
                 raise DoesNotFit("There is no room.")
             opened.append(card.name)
-            return SimpleNamespace(choice=SimpleNamespace(device="cpu"), held=("cpu", 0))
+            return engine()
 
         found = LoadedModels(Settings(), resolve("demo"), None, 60.0, Reporter(), open_engine)
         return found, opened, clock
@@ -124,7 +131,7 @@ def test_in_a_quiet_moment_after_a_reply_the_drafter_is_doubted(models, capfd):
         doubted.append(engine)
         if len(doubted) == 3:
             raise ZeroDivisionError
-        return engine if len(doubted) == 1 else SimpleNamespace(choice=engine.choice)
+        return engine if len(doubted) == 1 else SimpleNamespace(choice=engine.choice, measure=engine.measure)
 
     found._reconsider = reconsider
     loaded = found.get("demo")
@@ -147,6 +154,24 @@ def test_in_a_quiet_moment_after_a_reply_the_drafter_is_doubted(models, capfd):
     clock.now = 121.9
     found.rest()
     assert doubted[2] is second is found.get("demo").engine and "ZeroDivisionError" in capfd.readouterr().err
+
+
+def test_while_nobody_asks_a_model_is_measured_until_somebody_does(models):
+    found, _, clock = models(1)
+    found._reconsider = lambda engine, *_: doubted.append(engine) or engine
+    doubted: list[object] = []
+    loaded = found.get("demo")
+    loaded.engine = engine("one", "two", "three", "four")
+    loaded.touch()
+    found.rest()
+    assert len(loaded.engine.left) == 4, "a moment must have passed"
+    clock.now, asked = 1.0, iter((False, True))
+    assert found.rest(lambda: next(asked)) == 0
+    assert loaded.engine.left == ["three", "four"]
+    assert doubted == []
+    assert found.rest() == 59.0
+    assert loaded.engine.left == []
+    assert doubted == [loaded.engine]
 
 
 def test_what_was_taken_is_compared_with_what_is_asked_for(tmp_path):
