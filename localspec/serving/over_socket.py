@@ -48,13 +48,18 @@ def process_at(connection: Any) -> int | None:
     return int(number)
 
 
-def stop_it(place: Path) -> str:
-    """How the server at this socket is stopped, as a part of a sentence."""
-    number = None
+def server_process(place: Path) -> int | None:
+    """Return the process that answers at this socket; None where there is none, or the system does not say."""
     with suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(CONNECT_SECONDS)
         connection.connect(os.fspath(place))
-        number = process_at(connection)
+        return process_at(connection)
+    return None
+
+
+def stop_it(place: Path) -> str:
+    """Return how to stop the server at this socket, as a part of a sentence."""
+    number = server_process(place)
     return f"stop process {number} first (kill {number})" if number else "stop that one first"
 
 
