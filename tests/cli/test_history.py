@@ -474,7 +474,7 @@ def half_saved(connection: sqlite3.Connection) -> None:
     connection.execute("PRAGMA cache_size = 1")
     connection.execute("BEGIN IMMEDIATE")
     connection.executemany(
-        "INSERT INTO draft VALUES (?, 0, ?, NULL)", ((n, "SECRETZEBRA" * 500) for n in range(-20, 0))
+        "INSERT INTO draft VALUES (?, 0, ?, NULL, NULL)", ((n, "SECRETZEBRA" * 500) for n in range(-20, 0))
     )
     connection.execute("ROLLBACK")
 

@@ -22,6 +22,7 @@ KEYS = {
     "draft_origin",
     "passed_over",
     "revision",
+    "sampling",
 }
 
 

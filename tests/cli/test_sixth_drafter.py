@@ -185,7 +185,7 @@ def test_an_entry_may_name_it_and_a_kind_without_a_row_is_refused(tmp_path: Path
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text('[mine]\nrepo = "org/model"\n[[mine.drafters]]\nkind = "toy"\n')
     assert called(home, "list").returncode == 0
-    file.write_text(file.read_text().replace("toy", "tot"))
+    file.write_text(file.read_text().replace("toy", "toyy"))
     assert "did you mean 'toy'" in sentence(called(home, "list"))
 
 

@@ -215,7 +215,7 @@ def test_without_a_network_the_embedded_model_answers_and_one_sentence_says_so(
     assert said[1].startswith("SmolLM2-135M-Instruct could not be downloaded (")
     assert said[1].endswith("); the small model that comes with localspec answers instead.")
     assert said[3] == "> Tell me a story about a dog." and len(said[4]) > 100
-    assert "tokens/s" in err and left(tmp_path / "models") == []
+    assert "tok/s" in err and left(tmp_path / "models") == []
 
 
 @pytest.mark.slow

@@ -46,9 +46,8 @@ def test_two_side_by_side(tmp_path, prompts):
     assert (first["server"], first["program"], first["model"], first["tokens"]) == (one.url, None, "there", 10)
     assert (first["speedup"], first["identical_prompts"], second["identical_prompts"]) == (1.0, None, 1)
     assert first["reply_tokens_per_second"] > 0 < second["first_token_s"]
-    assert (
-        "times as fast as" in found.stderr and "1/2" in found.stderr and f"127.0.0.1:{other.port}" in drawn.read_text()
-    )
+    assert f" against the server at 127.0.0.1:{one.port}: " in " ".join(found.stderr.split())
+    assert "1/2" in found.stderr and f"127.0.0.1:{other.port}" in drawn.read_text()
 
 
 def test_the_figures(monkeypatch):
@@ -174,6 +173,6 @@ def test_the_page():
         assert max(map(len, server_table.of(report(*rows)).splitlines())) <= 100
         assert plot.figure_of_servers(report(*rows)).count("<rect") == 1 + sum(one["tokens"] > 0 for one in rows)
     assert server_table.label({**report(), "prompts": 1}).startswith("1 prompt ×")
-    assert "2.00 times as fast" in server_table.sentence([row(), faster])
+    assert ": 2.0× faster (" in server_table.sentence([row(), faster])
     assert "no two can be compared" in server_table.sentence([row(), silent])
     assert "all at once" in server_table.of(report(at_once)) and "none has a speed" in server_table.sentence([silent])

@@ -11,6 +11,7 @@ from database_files import integrity
 
 from localspec.store import salvage
 from localspec.store import store as store_module
+from localspec.store.schema import MIGRATIONS
 from localspec.store.store import Store
 
 
@@ -181,9 +182,9 @@ def test_what_an_earlier_version_wrote_stays_where_it_is(path: Path, tmp_path: P
         contextlib.closing(sqlite3.connect(path)) as source,
         contextlib.closing(sqlite3.connect(tmp_path / "new.db", isolation_level=None)) as target,
     ):
-        source.execute("PRAGMA user_version = 9")
+        source.execute(f"PRAGMA user_version = {len(MIGRATIONS) - 1}")
         assert salvage.salvage(source, target) == ""
-        source.execute("PRAGMA user_version = 10")
+        source.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
         assert salvage.salvage(source, target) == f"with the {COUNT} conversations that could be read"
 
 

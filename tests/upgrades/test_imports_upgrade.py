@@ -30,7 +30,7 @@ from localspec.store.store import Store
 
 ARCHIVE = Path(__file__).parent / "imports-66a34518.tar.xz"
 NAMES = {"here", "gone"}
-AS_THEN = ("-n", "24", "--seed", "1", "--temp", "1", "--no-log")
+AS_THEN = ("-n", "24", "--seed", "1", "--temp", "1", "--top-p", "1", "--no-log")
 
 
 @pytest.fixture
