@@ -31,7 +31,7 @@ from localspec.store.store import Store
 LONG = pytest.mark.long
 NODES = 8
 TOKENS = 32  # of a reply
-LETTERS = 15_500  # of a text of 4,000 tokens
+LETTERS = 14_000  # of a text of 3,900 tokens: with prompts and replies 4,000 and more
 KEPT = (*range(10), *range(20, 28))  # layers that draft
 HOW = {"greedy": Sampling(), "seeded": Sampling(temperature=0.8, top_p=0.95, seed=45)}
 ANOTHER = {"greedy": Sampling(), "seeded": Sampling(temperature=0.8, top_p=0.95, seed=46)}  # for another answer
@@ -66,7 +66,7 @@ class Plays:
         return Settings(drafter=drafter, quantize=self.packing, device="cpu", threads=1, **drafts)
 
     def without_drafts(self, store: Store) -> list[Said]:
-        """Every reply by plain decoding, in a session that knows nothing of the others."""
+        """Return every reply by plain decoding, in a session that knows nothing of the others."""
         engine = Engine.open(self.settings("none"), self.card, store=store, notice=pytest.fail)
 
         def answer(situation: str, messages: Sequence[str], sampling: Sampling) -> Said:
@@ -82,7 +82,7 @@ class Plays:
         return [*said, edited, answer("resumed", turns, HOW[self.how])]
 
     def with_drafts(self, drafter: str, store: Store) -> tuple[list[Said], int]:
-        """The same replies, as a chat asks for them, and how many drafted tokens were accepted.
+        """Return the same replies, as a chat asks for them, and how many drafted tokens were accepted.
 
         A turn is answered again, then edited, and another engine goes on with what was saved.
         """
@@ -191,7 +191,7 @@ def test_drafts_of_the_small_qwen_change_no_text_of_the_larger(
 
 
 def named(drafter: str, small: Path) -> str:
-    """The name of a drafter with its small model, where it takes one."""
+    """Return the name of a drafter with its small model, where it takes one."""
     kind, mark, phrases = drafter.partition("+")
     return f"{kind}:{small}{mark}{phrases}" if kind in ("draft_model", "ouroboros") else drafter
 

@@ -77,7 +77,7 @@ def exact(
 
 
 def in_fp32(file: Path) -> NativeModel:
-    """The model in fp32, which is not offered for GGUF files."""
+    """Return the model in fp32, which is not offered for GGUF files."""
     source = gguf_source(GgufModel.open(file))
     header = source.header(Origin("a", "0" * 40), "fp32", gguf_recipe(source, "fp32"))
     held = PackedModel.in_memory(header, source.filler({}), 1, lambda done, total: None)
@@ -108,8 +108,8 @@ def test_in_fp32_logits_and_greedy_text_are_those_of_transformers(
 BOUNDS = {
     ("smollm2", "int8"): (0.04, 0.85, 0.03),  # [0.026, 90 %, 0.6 %]
     ("smollm2", "int4"): (0.75, 0.55, 0.28),  # [0.549, 64 %, 16 %]
-    ("qwen-0.5b", "int8"): (0.01, 0.95, 0.02),
-    ("qwen-0.5b", "int4"): (0.11, 0.85, 0.20),
+    ("qwen-0.5b", "int8"): (0.01, 0.93, 0.02),  # [0.003, 97 %, 0.1 %]
+    ("qwen-0.5b", "int4"): (0.16, 0.78, 0.20),  # [0.105, 86 %, 11 %]
 }
 
 
