@@ -7,8 +7,8 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import real_models
 from filelock import FileLock
-from real import finding
 from real.reference import BytePairs, File
 
 from localspec.config import Settings
@@ -35,10 +35,10 @@ def published() -> Callable[[str], Path]:
     """
 
     def file(name: str) -> Path:
-        found = finding.find(name)
+        found = real_models.find(name)
         if found is None:
-            title = finding.MODELS[name].title
-            pytest.skip(f"{title} is not in {finding.folder()}; `make real-models` says how to get it.")
+            title = real_models.MODELS[name].title
+            pytest.skip(f"{title} is not in {real_models.folder()}; `make real-models` says how to get it.")
         return found
 
     return cache(file)

@@ -5,14 +5,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from real import finding
+import real_models
 
 
 def test_smollm2_is_here(published: Callable[[str], Path]) -> None:
     """Elsewhere its tests are skipped, and so is this."""
     required = os.environ.get("CI") or os.environ.get("LOCALSPEC_REQUIRE_REAL")
-    if required and finding.find("smollm2") is None:
+    if required and real_models.find("smollm2") is None:
         pytest.fail(
-            f"SmolLM2-135M-Instruct is not in {finding.folder()}; get it with `make real-models`.", pytrace=False
+            f"SmolLM2-135M-Instruct is not in {real_models.folder()}; get it with `make real-models`.", pytrace=False
         )
-    assert published("smollm2").stat().st_size == finding.MODELS["smollm2"].bytes
+    assert published("smollm2").stat().st_size == real_models.MODELS["smollm2"].bytes
