@@ -105,7 +105,9 @@ def _shared_flags(
         list[Path] | None,
         typer.Option("--file", "-f", parser=file_named, metavar="FILE", help="Text put before the prompt; repeatable."),
     ] = None,
-    go_on: Annotated[bool, typer.Option("--continue", "-c", help="Go on with the last conversation; `run` with its own.")] = False,
+    go_on: Annotated[
+        bool, typer.Option("--continue", "-c", help="Go on with the last conversation; `run` with its own.")
+    ] = False,
     conversation: Annotated[
         int | None,
         typer.Option(
