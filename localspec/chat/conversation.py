@@ -126,9 +126,9 @@ class Conversation:
             family = {self.id} if origin is None else {self.id, origin}
             for info in infos:
                 near = info.id != self.id and (info.id in family or info.branch_of in family)
-                if near and info.turns > turns and (saved := self._history.read(info.id)) is not None:
-                    if [(turn.prompt, turn.reply) for turn in saved.turns[:turns]] == said:
-                        found += saved.turns[turns : turns + 1]
+                saved = self._history.read(info.id) if near and info.turns > turns else None
+                if saved is not None and [(turn.prompt, turn.reply) for turn in saved.turns[:turns]] == said:
+                    found += saved.turns[turns : turns + 1]
         return found
 
     def back(self) -> "Conversation | None":
