@@ -233,7 +233,8 @@ class WarmEngine:
         asked = {
             "model": self._card.name, "path": str(self._card.path), "messages": list(messages),
             "sampling": vars(sampling), "max_tokens": limits.max_tokens if limits else None,
-            "stop": list(limits.stop) if limits else [], "loop_prompt": limits.loop_prompt if limits else None, "think": think, "name": self._name,
+            "stop": list(limits.stop) if limits else [], "think": think, "name": self._name,
+            "loop_prompt": limits.loop_prompt if limits else None,
             "kept": self._settings.log, "server": self._server, "live": self.live, "drafter": self._drafter,
         }  # fmt: skip
         answer, begun = lines(self._place, "/localspec/reply", asked), False

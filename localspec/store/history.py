@@ -227,7 +227,7 @@ class History:
         return self._database.at_once(find)
 
     def partings(self, pairs: Sequence[tuple[int, int]]) -> dict[tuple[int, int], tuple[Turn | None, Turn | None]]:
-        """Return the first turns of two conversations that are unlike, by pairs of ids; None where one has none any more.
+        """Return the first turns of two conversations that are unlike, by pairs of ids; None where one has no more.
 
         Of two that are alike they are the last turns. Pairs of which one is not there (any more) are left out.
         """

@@ -12,8 +12,11 @@ if TYPE_CHECKING:
 
 
 class Draft:
-    """`unsent` tells what there is now, `server` who would answer it, `conversation` where it was typed. Without a store
-    nothing is kept; a store that fails costs nothing else."""
+    """A text that was typed and not sent, kept while it is typed.
+
+    `unsent` returns it, `conversation` where it was typed, and `server` is who would answer it. Without a store nothing
+    is kept; a store that fails costs nothing else.
+    """
 
     def __init__(self, unsent: Callable[[], str], server: str | None, conversation: Callable[[], int | None]) -> None:
         self._unsent, self._server, self._conversation = unsent, server, conversation
