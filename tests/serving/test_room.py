@@ -22,7 +22,7 @@ class Models:
 
     names = ()
 
-    def __init__(self, rest=lambda: None, get=lambda name: None):
+    def __init__(self, rest=lambda waited_for: None, get=lambda name: None):
         self.rest, self.get = rest, get
 
 
