@@ -46,7 +46,7 @@ def main() -> None:
     parser.add_argument("-n", "--tokens", type=int, default=200)
     options = parser.parse_args()
     card = registry.resolve(options.model)
-    engine = Engine(choose(card, config.load()))
+    engine = Engine(choose(card, config.load()), measured=True)
     plain = Session(engine.target, Wrong(1), Budget(0))
     prompt, sampling = engine.target.encode([{"role": "user", "content": "Tell me a long story."}]), Sampling()
     engine.target.stop_tokens = frozenset()  # every reply is as long as is allowed

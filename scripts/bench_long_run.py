@@ -59,7 +59,7 @@ def main() -> None:
     choice = choose(card, config.load(flags={"drafter": arguments.drafter}))
     asked = [question.text for question in questions(arguments.prompts, None)]
     with TemporaryDirectory() as place, Store.open(Path(place) / "localspec.db", print) as store:
-        engine = Engine(choice, store=store, phrases=arguments.pool, reporter=Reporter(print))
+        engine = Engine(choice, store=store, phrases=arguments.pool, reporter=Reporter(print), measured=True)
         drafter, pool = engine.session.drafter, engine.pool
         observe, look_up = Timed(drafter.observe), Timed(pool.continuations)
         drafter.observe, pool.continuations = observe, look_up  # type: ignore[method-assign,assignment]

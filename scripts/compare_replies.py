@@ -105,7 +105,9 @@ def answer_all(options: argparse.Namespace) -> None:
 def engine_of(card: registry.TargetCard, packing: str, drafter: str, store: Store, plain: Engine | None) -> Engine:
     choice = choose(card, config.load(flags={"quantize": packing, "drafter": drafter, "device": "cpu"}))
     nodes = 0 if drafter == PLAIN else NODES
-    engine = Engine(replace(choice, nodes=nodes, fixed=True), store=store, reporter=Reporter(print), beside=plain)
+    engine = Engine(
+        replace(choice, nodes=nodes, fixed=True), store=store, reporter=Reporter(print), beside=plain, measured=True
+    )
     assert engine.exactness.bitwise and choice.engine == "native"
     return engine
 

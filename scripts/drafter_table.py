@@ -53,7 +53,9 @@ def answered(card: registry.TargetCard, arguments: argparse.Namespace) -> list[p
     arguments.work.mkdir(parents=True, exist_ok=True)
 
     def found() -> list[str]:
-        engine = Engine(choose(card, config.load(flags={"temperature": 0.0, "drafter": "none"})), phrases="off")
+        engine = Engine(
+            choose(card, config.load(flags={"temperature": 0.0, "drafter": "none"})), phrases="off", measured=True
+        )
         sampling, most = engine.sampling(Settings(temperature=0.0)), Limits(arguments.max_tokens)
         known: list[str] = []
         for one in questions(arguments.prompts, None):

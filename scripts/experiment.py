@@ -197,7 +197,7 @@ class Bench:
         card = registry.resolve(model or asked.model)
         store = at_the_end.enter_context(Store.open(asked.work / "localspec.db", print))
         choice = choose(card, config.load(flags={"drafter": "phrases", "temperature": 0.0, **flags}))
-        engine = Engine(choice, store=store, phrases="off")
+        engine = Engine(choice, store=store, phrases="off", measured=True)
         return cls(engine, [], asked.max_tokens).on(questions(asked.prompts, asked.limit))
 
     def on(self, asked: Sequence[prompts.Prompt]) -> "Bench":

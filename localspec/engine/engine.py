@@ -357,7 +357,7 @@ class Engine:
         if self._layers and not self.profile.recall(LAYERS):
             layers = yield from self._tried(PROBING, probing(self.target, self.profile))
             if layers:
-                take_best(self._layers, layers, self.choice, self._costs)
+                take_best(self._layers, self.target, layers, self.choice, self._costs)
 
     def _tried(self, what: str, measuring: Measuring[T]) -> Shown[T | None]:
         """Yield how a measurement goes; returns None where it failed, which costs an estimate and no reply."""

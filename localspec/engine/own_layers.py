@@ -63,14 +63,16 @@ def load_layers(choice: Choice, target: Target, profile: ModelProfile, costs: Fo
         raise UsageMistake("--drafter layers needs a model of several layers; use another.")
     drafter = Layers(target, outer_layers(count), choice.fixed)
     if found := profile.recall(LAYERS):
-        take_best(drafter, found, choice, costs)
+        take_best(drafter, target, found, choice, costs)
     drafter.calibration = profile.recall(calibration_of(None)) or drafter.calibration
     return drafter
 
 
-def take_best(drafter: Layers, found: Sequence[KeptLayers], choice: Choice, costs: ForwardCostModel | None) -> None:
+def take_best(
+    drafter: Layers, target: Target, found: Sequence[KeptLayers], choice: Choice, costs: ForwardCostModel | None
+) -> None:
     """Let the drafter use those of the layers `found` by a probe that are best at what forwards cost here."""
-    shape = Shape.of(drafter.target.config.content)
+    shape = Shape.of(target.config.content)
     assert shape is not None
     drafter.take(best_layers(found, shape, costs or _Flat(), choice.nodes).measured)
 

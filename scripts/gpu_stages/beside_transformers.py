@@ -93,7 +93,7 @@ class Everybody:
 
     @cached_property
     def _plain(self) -> Engine:
-        return Engine(self._choice("none"), store=self._store, phrases="off")
+        return Engine(self._choice("none"), store=self._store, phrases="off", measured=True)
 
     @cached_property
     def _stock(self) -> peers.Transformers:
@@ -108,7 +108,8 @@ class Everybody:
             return peers.Ours(self._plain, self._limits)
         if kind != name:
             return peers.Ours(
-                Engine(self._choice(kind), store=self._store, phrases="off", beside=self._plain), self._limits
+                Engine(self._choice(kind), store=self._store, phrases="off", beside=self._plain, measured=True),
+                self._limits,
             )
         if name == EAGER:
             return self._stock

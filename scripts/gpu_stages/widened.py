@@ -73,7 +73,7 @@ def alone(record: Record, asked: Asked, card: TargetCard, precision: str) -> Non
         def plain() -> Engine:
             if not engines:
                 choice = choose(card, without_phrases(settings_of(asked, precision), PLAIN))
-                engines.append(Engine(choice, store=store, phrases="off"))
+                engines.append(Engine(choice, store=store, phrases="off", measured=True))
                 replies(engines[0], asked)  # the first replies wait for kernels to be loaded
             return engines[0]
 
@@ -90,7 +90,7 @@ def one_alone(plain: Any, asked: Asked, card: TargetCard, precision: str, name: 
     first = plain()
     choice = choose(card, without_phrases(settings_of(asked, precision), name))
     watch_peak(asked.device)
-    engine = first if name == PLAIN else Engine(choice, store=store, phrases="off", beside=first)
+    engine = first if name == PLAIN else Engine(choice, store=store, phrases="off", beside=first, measured=True)
     loaded = peak_bytes(asked.device)
     if name != PLAIN:
         replies(engine, asked)  # which take longer, for what they record

@@ -32,6 +32,7 @@ from localspec.chat.conversation import saved_conversation
 from localspec.cli import plain
 from localspec.cli.interrupt import interrupt
 from localspec.cli.main import main
+from localspec.cli.meanwhile import ANNOUNCED
 from localspec.paths import Paths
 from localspec.policy.forward_costs import ForwardCosts
 from localspec.store import database
@@ -766,7 +767,8 @@ def test_settings_that_the_other_model_cannot_take(talk, models, hello):
     own = scripted_model(models / "own", [b"Hi"], generation={"do_sample": True, "temperature": 0.5})
     result = talk("one", f"/model {hello.path}", "two", model=own.path, arguments=["--top-k", "5"], terminal=True)
     assert (result.code, result.out) == (0, "Hi\nHi\n")
-    _, mistake, on, _ = told(result, own)
+    _, measuring, mistake, on, _ = told(result, own)
+    assert measuring == ANNOUNCED
     assert mistake.startswith("localspec: --top-k has no effect") and on == f"localspec: {own.path} goes on."
 
 

@@ -22,7 +22,7 @@ class Models:
 
     loaded = ()
 
-    def __init__(self, rest=lambda wanted: None, get=lambda name: None):
+    def __init__(self, rest=lambda waited_for: None, get=lambda name: None):
         self.rest, self.get = rest, get
 
 
