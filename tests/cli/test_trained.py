@@ -107,7 +107,10 @@ def test_other_rules_say_what_they_keep(home, model, trained):
     drawn = reply(home, model, *warm, "--accept", "rejection")
     assert (drawn["accept"], drawn["lossless"], drawn["exactness"]) == ("rejection", True, "numerical")
     assert told["exactness"] == "numerical", "their text is not that of plain decoding"
-    assert "same probabilities as without drafts" in ask(home, model, "hello", "--stats", *warm, "--accept", "rejection").stderr
+    assert (
+        "same probabilities as without drafts"
+        in ask(home, model, "hello", "--stats", *warm, "--accept", "rejection").stderr
+    )
     assert drawn["token_ids"] == reply(home, model, *warm, "--accept", "rejection")["token_ids"]
 
 
