@@ -236,8 +236,3 @@ def test_the_makefile_asks_the_published_model(tmp_path: Path) -> None:
     assert "scripts/demo.py" in made
     real = ["make", "--dry-run", "PYTHON=python3", "real-models"]
     assert "python3 scripts/real_models.py" in subprocess.run(real, cwd=ROOT, capture_output=True, text=True).stdout
-
-
-@pytest.mark.parametrize(("ratio", "words"), [(1.63, "1.6× faster"), (1.0, "about as fast"), (0.92, "8 % slower")])
-def test_a_ratio_is_told_in_words(ratio: float, words: str) -> None:
-    assert demo.gain(ratio) == words
