@@ -149,6 +149,10 @@ class Conversation:
                 self._history.take_back(self.id)
             except StoreTrouble as trouble:
                 self._notice(f"Conversation {self.id}, in which nothing was said, stays kept: {trouble}")
+        if before is not None and self.came_out_the_same:  # that seed was tried, too: the next answer takes another
+            turn = before.turns[self._branched_at]
+            tried = {**turn.figures, "seed": self.turns[-1].figures.get("seed")}
+            before.turns[self._branched_at] = replace(turn, figures=tried)
         if before is not None:
             before._enter()
         return before

@@ -3,11 +3,23 @@
 import pytest
 
 from localspec import config
-from localspec.chat.sampling import KEYS, ChatSettings, Line, listed, split
+from localspec.chat import sampling as module
+from localspec.chat.sampling import (
+    FIRST_SAMPLED,
+    KEYS,
+    ChatSettings,
+    Line,
+    first_sampled,
+    listed,
+    sampling_words,
+    split,
+)
 from localspec.config import Settings
 from localspec.engine.asked_sampling import asked_sampling
 from localspec.errors import UsageMistake
+from localspec.models.registry import TargetCard
 from localspec.paths import Paths
+from localspec.store.store import Store
 
 
 class Model:
@@ -159,3 +171,35 @@ def test_another_answer_has_the_seed_after_that_of_the_one_before(seed, used, ne
 )
 def test_a_key_and_its_value(rest, parts):
     assert split(rest) == parts
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (Settings(), "temperature 0.8, top-p 0.95 (the model's file)"),
+        (Settings(temperature=0.3), "temperature 0.3 (yours), top-p 0.95 (the model's file)"),
+        (Settings(temperature=0.0), "temperature 0 (yours)"),
+        (Settings(top_k=4), "top-k 4 (yours), temperature 0.8, top-p 0.95 (the model's file)"),
+    ],
+)
+def test_where_values_come_from_is_said(settings, words):
+    assert sampling_words(WARM.sampling(settings)) == words
+
+
+@pytest.mark.parametrize("log", [True, False])
+def test_the_first_sampled_reply_of_an_imported_model_says_so_once(tmp_path, monkeypatch, log):
+    monkeypatch.setattr(module, "is_packed", lambda path: path.name == "packed")
+    imported, other = (TargetCard(name, tmp_path / name, None, "") for name in ("packed", "directory"))
+    sentence = (
+        "packed samples at temperature 0.8, top-p 0.95 (the model's file). `--temp 0` gives the same answer every time."
+    )
+    warm, settings = WARM.sampling(Settings()), Settings(log=log)
+    with Store.open(tmp_path / "store.db", pytest.fail) as store:
+        for process, told in enumerate((True, not log)):
+            monkeypatch.setattr(module, "_shown_for", set())
+            assert first_sampled(other, warm, store, settings) is None
+            assert first_sampled(imported, GREEDY.sampling(Settings()), store, settings) is None
+            assert first_sampled(imported, WARM.sampling(Settings(temperature=0.5)), store, settings) is None
+            assert first_sampled(imported, warm, store, settings) == (sentence if told else None), process
+            assert first_sampled(imported, warm, store, settings) is None, "once per process"
+        assert store.measurements.recall(FIRST_SAMPLED, "packed") == (1 if log else None)

@@ -484,6 +484,14 @@ def words(models: Path) -> Script:
 
 
 @pytest.mark.slow
+def test_a_loop_is_stopped_and_kept_as_it_was_cut(talk, home, words):
+    result = talk("one", arguments=["-n", 900], model=words.path)
+    assert "(stopped: the reply repeated itself; /set temperature 0.7 lets it vary)" in result.err
+    [turn] = kept(home)[0].turns
+    assert turn.reason == "repetition" and turn.reply == result.out.removesuffix("\n") and len(turn.reply) < 1200
+
+
+@pytest.mark.slow
 def test_another_answer_and_another_prompt_leave_what_was_said(talk, home, hello, messages):
     result = talk("one", "two", "/again", "/edit  three", "/title Named", "four")
     assert result.out == "Hello!\n" * 5

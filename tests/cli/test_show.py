@@ -44,6 +44,7 @@ def test_json(tmp_path):
         "draft": None,
         "passed_over": None,
         "revision": revision(model),
+        "sampling": "temperature 0.7, top-p 0.9 (localspec's default)",
     }
 
 

@@ -173,3 +173,37 @@ def test_another_answer_is_asked_for_behind_a_prompt_that_is_on_its_way(chat):
         assert talk.prompts() == ["first", "second"]
 
     talk.play(story)
+
+
+def test_an_answer_that_comes_out_the_same_makes_no_branch(chat):
+    talk = chat(["First."], ["Second."], ["First."], ["After."])
+    talk.engine.generation = {"do_sample": True}
+
+    async def story(pilot):
+        await talked(talk, pilot, "one")
+        await pilot.press("f5")
+        await until(pilot, lambda: talk.replies() == ["Second."] and talk.idle())
+        await pilot.press("f5")
+        await until(pilot, lambda: "came out the same" in " ".join(talk.screen_text().split()) and talk.idle())
+        assert talk.replies() == ["Second."], "an older answer is one of those before"
+        await say(pilot, "two")
+        await until(pilot, lambda: talk.replies() == ["Second.", "After."] and talk.idle())
+
+    talk.play(story)
+    assert conversations(talk) == {1: [("one", "First.")], 2: [("one", "Second."), ("two", "After.")]}
+
+
+def test_a_new_conversation_begins_with_the_first_settings(chat):
+    talk = chat(["One."], ["Two."])
+
+    async def story(pilot):
+        await say(pilot, "/set temperature 0.5")
+        await say(pilot, "/system You are a pirate.")
+        await talked(talk, pilot, "one")
+        await pilot.press("ctrl+n")
+        await until(pilot, lambda: talk.prompts() == [])
+        await talked(talk, pilot, "two")
+
+    talk.play(story)
+    assert [sampling.temperature for sampling, _ in talk.engine.asked_with] == [0.5, 0.0]
+    assert [[message["role"] for message in asked] for asked in talk.engine.asked] == [["system", "user"], ["user"]]

@@ -102,6 +102,7 @@ NUMBER = (int, float)
 SHAPE: dict[str, Any] = {
     "text": str, "reasoning": str, "token_ids": [int], "model": str, "revision": str, "drafter": str, "device": str, "engine": str, "dtype": str,
     "quantize": str, "exactness": str, "accept": str, "lossless": bool, "finish_reason": str, "seed": int,
+    "sampling": {"temperature": NUMBER, "top_p": NUMBER, "top_k": int, "min_p": NUMBER, "source": str},
     "prompt_tokens": int, "completion_tokens": int, "reasoning_tokens": int,
     "timings": dict.fromkeys(
         ["load_s", "prefill_s", "first_token_s", "decode_s", "reasoning_s", "tokens_per_second"], NUMBER

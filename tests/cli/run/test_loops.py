@@ -1,0 +1,38 @@
+"""A reply that repeats itself without end is stopped at a terminal, and nowhere else."""
+
+import os
+import sys
+
+import pytest
+from cli.run.run_command import process
+from scripted_models import scripted_model
+
+SENTENCE = "localspec: stopped: the reply repeated itself; --temp 0.7 lets it vary."
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="no pseudo-terminals")
+@pytest.mark.parametrize("drafter", ["none", "phrases"])
+def test_a_loop_is_cut_only_at_a_terminal(run, home, tmp_path, drafter):
+    circle = scripted_model(tmp_path / "circle", [b"one ", b"two ", b"three ", b"four "], again=0, context=2000).path
+    arguments = ["-m", circle, "hi", "-n", "600", "--drafter", drafter, "--no-log"]
+    piped = run(*arguments)
+    assert piped.out.split() == ["one", "two", "three", "four"] * 150 and SENTENCE not in piped.err
+    assert run(*arguments, "--json").json["finish_reason"] == "length"
+    ours, theirs = os.openpty()
+    running = process(home, *arguments, stdout=theirs)
+    os.close(theirs)
+    shown = b""
+    while chunk := _read(ours):
+        shown += chunk
+    os.close(ours)
+    _, told = running.communicate()
+    assert SENTENCE in told.decode()
+    assert shown.decode().split() == ["one", "two", "three", "four"] * 56, "1,000 characters, at a 16th token"
+
+
+def _read(terminal: int) -> bytes:
+    try:
+        return os.read(terminal, 65536)
+    except OSError:  # nobody writes to it any more
+        return b""
