@@ -1,7 +1,17 @@
 import pytest
 
 from localspec.errors import UsageMistake
-from localspec.quantities import ago, amount, duration, moment, pace_in_words, seconds_of, size, speedup, tokens_a_second
+from localspec.quantities import (
+    ago,
+    amount,
+    duration,
+    moment,
+    pace_in_words,
+    seconds_of,
+    size,
+    speedup,
+    tokens_a_second,
+)
 
 NOW = 1_700_000_000.0
 MINUTE, HOUR, DAY = 60, 3600, 86400
