@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from command import light_help, localspec, sentence
+from golden import wording
 from pretended_terminal import read_at_a_terminal
 from scripted_models import random_model, scripted_model
 
@@ -110,7 +111,7 @@ def test_the_table_alone(bench, words, prompts, tmp_path):
     asked = ["-m", words, "--nodes", 4, "--prompts", prompts, "--limit", 2, "--repeat", 2, "-n", 24]
     code, out, errors = bench(*asked, "--plot", tmp_path / "drawn.svg")
     assert code == 0 and errors == f"localspec: drawn in {tmp_path / 'drawn.svg'}.\n"
-    assert "phrases, 4 nodes" in (tmp_path / "drawn.svg").read_text("utf-8") and "times as fast" in out
+    assert "phrases, 4 nodes" in (tmp_path / "drawn.svg").read_text("utf-8") and wording("times_as_fast") in out
     rows = [line.split() for line in out.splitlines() if line.startswith(("none ", "phrases  "))]
     assert [row[:2] for row in rows] == [["none", "0"], ["phrases", "4"]]
     assert all(row[-1] == "2/2" for row in rows)
@@ -226,13 +227,13 @@ def test_beside_the_stock_model(bench, noise, prompts):
     ("arguments", "said"),
     [
         (["--prompts", "nowhere.jsonl"], ["nowhere.jsonl"]),
-        (["--drafter", "phrases", "--nodes", "0"], ["--nodes 0", "plain decoding is measured in any case"]),
+        (["--drafter", "phrases", "--nodes", "0"], ["--nodes 0", wording("plain_decoding_measured_any_case")]),
         (["--nodes", "4,65"], ["--nodes 65", "64"]),
         (["--nodes", "four"], ["--nodes four"]),
         (["--nodes", "4,"], ["--nodes '4,'"]),
         (["--nodes", ""], ["--nodes ''", "names nothing"]),
         (["--drafter", ""], ["--drafter ''", "names nothing"]),
-        (["--prompts", ""], ["'' is not the name of a file"]),
+        (["--prompts", ""], [wording("name_file")]),
         (["--drafter", "phrases,fancy"], ["fancy"]),
         (["--drafter", ","], ["--drafter"]),
         (["--drafter", "phrases,medusa, phrases"], ["names phrases twice"]),

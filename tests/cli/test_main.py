@@ -8,6 +8,7 @@ import sys
 import pytest
 from clocks import PATIENCE
 from command import called, environment, localspec, sentence
+from golden import wording
 
 import localspec as package
 
@@ -227,7 +228,7 @@ def test_closed_streams(tmp_path):
     for told in ("path", "path --json", "list", "history list", "history list --json", "--version", "config"):
         result = subprocess.run(f"{command} {told} >&-", **shell)
         assert result.returncode == 1
-        assert result.stderr.startswith("localspec: Standard output is closed") and result.stderr.count("\n") == 1
+        assert result.stderr.startswith(wording("localspec_standard_output_is")) and result.stderr.count("\n") == 1
     assert subprocess.run(f"{command} path >/dev/null 2>&-", **shell).returncode == 0
     assert subprocess.run(f"{command} show dmo >&- 2>&-", **shell).returncode == 3
 
@@ -258,7 +259,7 @@ def test_a_home_whose_name_no_file_can_have(tmp_path, command, length):
 
 @pytest.mark.parametrize(
     "error",
-    [MemoryError(), OSError(errno.ENOMEM, "Cannot allocate memory"), RuntimeError("can't start new thread")],
+    [MemoryError(), OSError(errno.ENOMEM, "Cannot allocate memory"), RuntimeError(wording("can_t_start_new_thread"))],
 )
 def test_no_more_memory_is_a_sentence_with_its_own_code(tmp_path, monkeypatch, error):
     def full() -> None:
@@ -266,7 +267,7 @@ def test_no_more_memory_is_a_sentence_with_its_own_code(tmp_path, monkeypatch, e
 
     monkeypatch.setattr("localspec.cli.path.home", full)
     result = called(tmp_path, "path")
-    assert result.returncode == 4 and "There is not enough memory for this" in sentence(result)
+    assert result.returncode == 4 and wording("there_enough_memory") in sentence(result)
 
 
 def test_a_directory_that_is_gone_is_a_sentence(tmp_path, monkeypatch):
@@ -278,7 +279,7 @@ def test_a_directory_that_is_gone_is_a_sentence(tmp_path, monkeypatch):
     (tmp_path / "place").mkdir()
     monkeypatch.setattr("localspec.cli.path.home", gone)
     result = called(tmp_path, "path")
-    assert result.returncode == 3 and "is gone; change into one that is there" in sentence(result)
+    assert result.returncode == 3 and wording("gone_change_into_one_there") in sentence(result)
 
 
 def test_no_more_files_is_a_sentence(tmp_path, monkeypatch):
@@ -288,7 +289,7 @@ def test_no_more_files_is_a_sentence(tmp_path, monkeypatch):
     monkeypatch.setattr("localspec.cli.path.home", full)
     result = called(tmp_path, "path")
     assert result.returncode == 1
-    assert "No more files can be opened (Too many open files); close other programs" in sentence(result)
+    assert wording("more_files_can_opened_too_many") in sentence(result)
 
 
 def test_a_clock_of_another_age_is_a_sentence(tmp_path, monkeypatch):
@@ -297,14 +298,14 @@ def test_a_clock_of_another_age_is_a_sentence(tmp_path, monkeypatch):
 
     monkeypatch.setattr("localspec.cli.path.home", far_away)
     result = called(tmp_path, "path")
-    assert result.returncode == 1 and "The clock of this machine is centuries away" in sentence(result)
+    assert result.returncode == 1 and wording("clock_machine_centuries_away") in sentence(result)
 
 
 @pytest.mark.parametrize("command", ["run", "race", "chat"])
 def test_words_without_quotation_marks_are_told_to_want_some(tmp_path, command):
     result = called(tmp_path, command, "two", "words", "more")
     assert result.returncode == 2
-    assert sentence(result).endswith("(words more); put quotation marks around the prompt.\n")
+    assert sentence(result).endswith(wording("words_more_put_quotation_marks"))
     assert "quotation" not in called(tmp_path, "list", "two").stderr
 
 
@@ -314,10 +315,10 @@ def test_a_standard_output_that_cannot_be_written(tmp_path):
     command = f"'{sys.executable}' -m localspec config 1</dev/null"
     result = subprocess.run(command, shell=True, env=environment(tmp_path), stderr=subprocess.PIPE, text=True)
     assert result.returncode == 1
-    assert result.stderr == "localspec: Standard output cannot be written: Bad file descriptor.\n"
+    assert result.stderr == wording("localspec_standard_output_cannot")
 
 
 def test_a_long_value_in_a_sentence_is_cut(tmp_path):
     result = called(tmp_path, "show", "x" * 100_000)
     assert result.returncode == 3 and len(sentence(result)) < 2000
-    assert result.stderr.startswith("localspec: There is no model 'xxx") and "demo" in result.stderr
+    assert result.stderr.startswith(wording("localspec_there_model_xxx")) and "demo" in result.stderr

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from cli.run.run_command import kept, kept_tokens, refused, said
+from golden import wording
 from scripted_models import ASSISTANT, TEMPLATE, Script, scripted_model
 from thinking_templates import GRANITE, switched_model
 
@@ -51,14 +52,14 @@ def test_the_answer_alone_goes_to_standard_output(run, home, switched):
     result = run("-m", switched.path, "hi", "--stats")
     assert result.out == "Yes.\n" and re.search(r"9 tokens, 7 of thinking in (0\.\d|under 0\.1) s", result.err)
     conversation = kept(home)[0]
-    assert said(conversation) == [("hi", "Yes.", "stop")] and conversation.turns[0].reasoning == "so it is."
+    assert said(conversation) == [("hi", "Yes.", "stop")] and conversation.turns[0].reasoning == wording("so_it_is")
     assert conversation.turns[0].figures["reasoning_tokens"] == 7
     assert {*switched.ids[:7]} <= kept_tokens(Paths(home).database)  # phrases of thoughts are phrases, too
 
 
 def test_the_json_has_both_apart_and_all_tokens(run, switched):
     on = run("-m", switched.path, "hi", "--json").json
-    assert (on["text"], on["reasoning"], on["token_ids"]) == ("Yes.", "so it is.", switched.ids)
+    assert (on["text"], on["reasoning"], on["token_ids"]) == ("Yes.", wording("so_it_is"), switched.ids)
     assert (on["completion_tokens"], on["reasoning_tokens"]) == (9, 7) and on["timings"]["reasoning_s"] > 0
     off = run("-m", switched.path, "hi", "--json", "--no-think").json
     assert (off["text"], off["reasoning"], off["reasoning_tokens"]) == ("Yes.", "", 0)
@@ -69,7 +70,7 @@ def test_the_json_has_both_apart_and_all_tokens(run, switched):
 def test_the_stream_tells_them_apart_step_by_step(run, switched):
     lines = [json.loads(line) for line in run("-m", switched.path, "hi", "--stream-json").out.splitlines()]
     steps = [line for line in lines if line["event"] == "step"]
-    assert "".join(step["reasoning"] for step in steps) == "so it is." == lines[-1]["reasoning"]
+    assert "".join(step["reasoning"] for step in steps) == wording("so_it_is") == lines[-1]["reasoning"]
     assert "".join(step["text"] for step in steps) == "Yes." == lines[-1]["text"]
     assert [token for step in steps for token in step["token_ids"]] == switched.ids
 
@@ -89,7 +90,7 @@ def test_a_template_without_a_switch_is_told(run, hello, always, granite, monkey
         refused(
             run("-m", path, "hi", flag),
             2,
-            f"{flag} has no effect, for the chat template of",
+            wording("effect_chat_template", flag=flag),
             "has no switch",
             "leave it out",
         )
@@ -107,9 +108,9 @@ def test_config_toml_says_it_for_all_models_and_a_flag_for_this_one(run, home, s
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("think = false\n")
     assert run("-m", switched.path, "hi", "--json").json["reasoning"] == ""
-    assert run("-m", switched.path, "hi", "--json", "--think").json["reasoning"] == "so it is."
+    assert run("-m", switched.path, "hi", "--json", "--think").json["reasoning"] == wording("so_it_is")
     file.write_text('think = "perhaps"\n')
-    refused(run("-m", switched.path, "hi"), 2, "think = 'perhaps'", "must be true, false or auto")
+    refused(run("-m", switched.path, "hi"), 2, "think = 'perhaps'", wording("must_true_false_auto"))
 
 
 @pytest.mark.slow
@@ -126,9 +127,7 @@ def test_a_limit_within_the_thinking_says_so(run, home, always, most):
     result = run("-m", always.path, "hi", "-n", most)
     assert (result.code, result.out) == (0, "\n")
     count = f"{most} token{'' if most == 1 else 's'}"
-    assert result.err == (
-        f"localspec: The thinking took the whole limit of {count}, so there is no answer; allow it more tokens.\n"
-    )
+    assert result.err == (wording("localspec_thinking_took_whole", count=count))
     cut = run("-m", always.path, "hi", "-n", most, "--json").json
     assert (cut["finish_reason"], cut["text"], cut["reasoning_tokens"]) == ("length", "", most)
     assert b"".join(LONG).decode().startswith(cut["reasoning"]) and cut["token_ids"] == always.ids[:most]
@@ -156,6 +155,9 @@ def test_the_demo_model_with_a_template_that_opens_the_thinking(run, tmp_path):
     asked = (demo, "Tell me a story about a fox.", "--temp", "0", "-n", "40", "--json")
     found = run("-m", *asked, "--drafter", "phrases")
     assert found.code == 0 and found.json["text"] == "" and len(found.json["reasoning"].split()) > 10
-    assert "so there is no answer" in found.err and found.json["reasoning_tokens"] == found.json["completion_tokens"]
+    assert (
+        wording("so_there_is_no_answer") in found.err
+        and found.json["reasoning_tokens"] == found.json["completion_tokens"]
+    )
     plain = run("-m", *asked, "--no-spec").json
     assert (plain["token_ids"], plain["reasoning"]) == (found.json["token_ids"], found.json["reasoning"])
