@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from golden import wording
 
 from localspec.chat.branches import parted, rows
 from localspec.store.history import History
@@ -59,8 +60,8 @@ def test_what_was_asked_instead_is_said_and_where_an_answer_begins_to_differ(his
     says = {row.info.id: row.says for row in rows(history, history.conversations())}
     assert (
         says[asked] == "asked “Count down.”"
-        and says[short] == "ends before that"
-        and says[same] == f"so far the same as {first}"
+        and says[short] == wording("ends_before_that")
+        and says[same] == wording("so_far_the_same_as", first=first)
     )
     assert says[again] == "answered “…seven eight nine nine nine nine”"
 

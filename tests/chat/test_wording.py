@@ -4,6 +4,7 @@ import re
 from typing import get_args
 
 import pytest
+from golden import wording
 
 from localspec.chat.figures import Figures, HeldMemory
 from localspec.chat.wording import in_words, shares, summary, times
@@ -19,7 +20,7 @@ KNOWN = Figures(
 
 def test_the_most_important_first():
     assert list(in_words(KNOWN)) == [
-        "61.3 tokens/s", "×2.4 as fast as without drafts", "3.1 a step", "1,204 of 4,096 tokens", "same text ✓",
+        "61.3 tokens/s", wording("n2_4_fast_without_drafts"), "3.1 a step", "1,204 of 4,096 tokens", "same text ✓",
         "the model 50%, past replies 25%, this chat 25%", "0.50 GiB", "int8",
     ]  # fmt: skip
 
@@ -56,7 +57,7 @@ KEPT = {"first_token_s": 0.4, "decode_s": 3.74, "completion_tokens": 248, "speed
     ("kept", "words"),
     [
         (KEPT, "4.1 s · 248 tokens · ×2.4"),
-        (KEPT | {"speedup": 0.8, "completion_tokens": 16}, "4.1 s · 16 tokens · ×0.80 as fast as without drafts"),
+        (KEPT | {"speedup": 0.8, "completion_tokens": 16}, wording("n4_1_s_16_tokens_0_80_fast_without")),
         (KEPT | {"first_token_s": 0.0, "decode_s": 0.04, "completion_tokens": 1}, "under 0.1 s · 1 token"),
         (KEPT | {"completion_tokens": 15}, "4.1 s · 15 tokens"),
         (KEPT | {"speedup": None, "decode_s": 125.2}, "2 min 6 s · 248 tokens"),

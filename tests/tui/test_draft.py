@@ -7,6 +7,7 @@ import threading
 
 import psutil
 import pytest
+from golden import wording
 from tui.scripted_engine import say, until
 
 from localspec.config import Settings
@@ -50,7 +51,7 @@ def test_what_waits_and_what_is_typed_survive_a_crash(chat, another_process):
 
     async def story(pilot):
         await until(pilot, lambda: talk.typed == "waits\n\nhalf\ntyped")
-        assert "is back in the prompt" in talk.screen_text()
+        assert wording("is_back_in_the_prompt") in talk.screen_text()
         await pilot.press("enter")
         await until(pilot, lambda: talk.prompts() == ["waits\n\nhalf\ntyped"] and talk.idle())
         await until(pilot, lambda: kept(talk) == [])
@@ -121,7 +122,7 @@ def test_a_signal_loses_nothing(tmp_path, number):
     os.kill(terminal.process.pid, getattr(signal, number))
     terminal.ends()
     again = scripted_chat(tmp_path, "[]")
-    again.shows("waits", "half typed", "is back in the prompt")
+    again.shows("waits", "half typed", wording("is_back_in_the_prompt"))
     again.send("\x11")
     again.ends()
 
@@ -134,4 +135,4 @@ def test_what_an_earlier_chat_left_is_kept_where_one_leaves_before_it_is_shown(c
         await pilot.press("ctrl+q")
 
     talk.play(story, then=talk.app.keep_unsent)
-    assert kept(talk) == ["as it was"]
+    assert kept(talk) == [wording("as_it_was")]

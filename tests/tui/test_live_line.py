@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from golden import wording
 from rich.cells import cell_len
 from tui.scripted_engine import talked, until
 
@@ -47,7 +48,7 @@ def test_no_line_is_too_long(figures, width):
 
 
 def test_why_drafting_is_off_is_a_sentence_where_there_is_room():
-    assert "no drafts now: drafts take 3.1 times the time they save" in line(OFF, 140)
+    assert wording("drafts_now_drafts_take_3_1_times") in line(OFF, 140)
     assert "61.3 tokens/s · ×0.80 as fast · 3.1 a step" in line(OFF, 110), "and not ×0.80 slower, which it is not"
     assert line(OFF, 78) == "61.3 tokens/s · ×0.80 · 3.1 a step · ctx 1.2k/4.1k · drafts off · same text ✓"
     assert line(OFF, 59) == "61.3 tokens/s · ×0.80 · 3.1 a step · ctx 1.2k/4.1k · same ✓", "what tells least goes first"
@@ -60,16 +61,13 @@ def styles(figures: Figures, text: str) -> str:
 
 
 def test_a_loss_is_amber_and_says_so():
-    assert "warning" in styles(OFF, "×0.80 as fast as without drafts")
+    assert "warning" in styles(OFF, wording("n0_80_fast_without_drafts"))
     assert "success" in styles(KNOWN, "×2.4 over plain")
 
 
 def test_what_a_server_sends_is_a_guess_until_it_tells():
     figures = Figures(pieces_per_second=12.3)
-    assert (
-        line(figures, 60) == "~12.3 tokens/s, if each piece that comes is a token"
-        and line(figures, 30) == "~12.3 tokens/s"
-    )
+    assert line(figures, 60) == wording("n12_3_tokens_s_if_each_piece_comes") and line(figures, 30) == "~12.3 tokens/s"
     assert "~" not in line(replace(figures, tokens_per_second=9.0), 60)
 
 
@@ -119,8 +117,8 @@ def test_a_warning_without_figures_ends_in_no_dot(chat):
         await until(pilot, talk.idle)
         line = talk.app._chat._live
         line.show_figures(Figures(), "it repeats itself")
-        assert str(line.render()) == "it repeats itself"
+        assert str(line.render()) == wording("it_repeats_itself")
         line.show_figures(KNOWN, "it repeats itself")
-        assert str(line.render()).startswith("it repeats itself · 61.3 tokens/s")
+        assert str(line.render()).startswith(wording("repeats_itself_61_3_tokens_s"))
 
     talk.play(story)

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from golden import wording
 from rich.cells import cell_len
 from tui.scripted_engine import say, until
 
@@ -84,7 +85,7 @@ def test_what_it_shows(chat):
         for number in range(1, 40):
             panel(talk).show(replace(FIGURES, tokens=6 * number, seconds=number / 10))
         for part in (
-            "61.3 tokens/s", "██████", "×2.4 as fast as without", "4.9 s saved", "past replies  ████", "41%",
+            "61.3 tokens/s", "██████", wording("n2_4_fast_without"), "4.9 s saved", "past replies  ████", "41%",
             "the first: 82%", "▇▇ ▅▅ ▃▃", "weights █", "2.0 GiB", "drafter ▏", "free    ██",
         ):  # fmt: skip
             await until(pilot, lambda part=part: part in talk.screen_text())
@@ -100,9 +101,9 @@ def test_what_it_shows(chat):
         await until(pilot, lambda: "nothing was drafted" in talk.screen_text())
         plain = replace(FIGURES, tokens=3, speedup=None, acceptance_by_depth=(), drafts=False)
         panel(talk).show(plain)
-        await until(pilot, lambda: "the model alone is" in talk.screen_text())
+        await until(pilot, lambda: wording("the_model_alone_is") in talk.screen_text())
         panel(talk).show(replace(plain, plain_asked=True))
-        await until(pilot, lambda: "as was asked for" in talk.screen_text())
+        await until(pilot, lambda: wording("as_was_asked_for") in talk.screen_text())
         assert "quickest" not in talk.screen_text()
 
     talk.play(story, size=(120, 40))
@@ -121,7 +122,7 @@ def test_a_section_is_as_high_as_what_it_says_whoever_asks_meanwhile_where_all_s
         compositor._full_map_invalidated = True  # as by a widget that is new
         assert compositor.full_map
         panel(talk).show(replace(FIGURES, tokens=3, seconds=2))
-        await until(pilot, lambda: "×2.4 as fast as without" in talk.screen_text())
+        await until(pilot, lambda: wording("n2_4_fast_without") in talk.screen_text())
         await pilot.pause()
         assert "4.9 s saved" in talk.screen_text()
 
