@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from golden import wording
 
 import localspec
 from localspec.config import Settings
@@ -255,7 +256,7 @@ def test_a_store_that_cannot_be_written_costs_a_sentence(measured, store, monkey
     told: list[str] = []
     monkeypatch.setattr(store.measurements, "remember", full)
     assert Engine(choice(), store=store, reporter=Reporter(told.append)).costs == COSTS
-    assert told == ["The disk is full: make room."] * 2
+    assert told == [wording("disk_full_make_room")] * 2
 
 
 @pytest.mark.slow

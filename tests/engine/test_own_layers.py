@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from golden import matching
 from machines import LITTLE, SEVEN, Told, machine, unfetched
 from tiny_models import Tiny
 
@@ -69,7 +70,7 @@ def test_other_drafters_take_no_probe(tiny: Tiny) -> None:
 
 def test_without_room_for_a_reply_layers_cannot_be_found(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(own_layers, "own_replies", lambda *_: [])
-    with pytest.raises(UsageMistake, match="--drafter layers needs a model of several layers and room for a reply"):
+    with pytest.raises(UsageMistake, match=matching("drafter_layers_needs_model")):
         load_layers(choice(), tiny(LLAMA).target, profile(None), COSTS)
 
 
