@@ -51,7 +51,7 @@ def test_a_turn_is_kept_before_its_end_is_told(store):
     """Whoever is killed on seeing the end has the turn."""
     for event in Conversation(store.history, "demo").ask(Engine("all ", "of it"), "go", SAMPLING):
         if isinstance(event, Done):
-            assert (last(store).reply, last(store).reason) == (wording("all_of_it"), "stop")
+            assert (last(store).reply, last(store).reason) == ("all of it", "stop")
 
 
 def test_a_prompt_is_kept_as_soon_as_it_is_read_and_a_reply_every_second(store, monkeypatch):

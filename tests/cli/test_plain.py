@@ -172,10 +172,10 @@ def test_what_is_thought_is_told_switched_and_shown_when_it_is_asked_for(talk, h
     )
     thinks, answers = "The model thinks before it answers", "The model answers without thinking"
     assert lines == [
-        "(figures)", wording("so_it_is"), f"{thinks} (/think auto); there are /think on and /think off.",
-        f"{answers} (/think off); there are /think on and /think auto.", "(figures)", wording("so_it_is"),
+        "(figures)", "so it is.", f"{thinks} (/think auto); there are /think on and /think off.",
+        f"{answers} (/think off); there are /think on and /think auto.", "(figures)", "so it is.",
     ]  # fmt: skip
-    assert [turn.reasoning for turn in kept(home)[0].turns] == [wording("so_it_is"), ""]
+    assert [turn.reasoning for turn in kept(home)[0].turns] == ["so it is.", ""]
     again = talk("/think perhaps", arguments=["-c"], model=model.path)
     assert again.code == 2 and wording("think_takes_off_auto_show") in again.err
 

@@ -68,12 +68,12 @@ def test_a_toy_is_called_a_toy_and_brings_its_own_prompts(chat, monkeypatch):
     monkeypatch.setattr("tui.scripted_engine.card", lambda name: replace(card(name), entry=entry))
 
     async def story(pilot):
-        assert "A toy" in talk.screen_text() and wording("who_are_you") in talk.screen_text()
+        assert "A toy" in talk.screen_text() and "Who are [you]?" in talk.screen_text()
         await pilot.press("3")
         assert talk.typed == "3", "there are only two"
         await pilot.press("backspace", "1", "enter")
         await until(pilot, talk.idle)
-        assert talk.prompts() == [wording("who_are_you")] and not shown(talk)
+        assert talk.prompts() == ["Who are [you]?"] and not shown(talk)
 
     talk.play(story)
 

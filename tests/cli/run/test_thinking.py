@@ -52,14 +52,14 @@ def test_the_answer_alone_goes_to_standard_output(run, home, switched):
     result = run("-m", switched.path, "hi", "--stats")
     assert result.out == "Yes.\n" and re.search(r"9 tokens, 7 of thinking in (0\.\d|under 0\.1) s", result.err)
     conversation = kept(home)[0]
-    assert said(conversation) == [("hi", "Yes.", "stop")] and conversation.turns[0].reasoning == wording("so_it_is")
+    assert said(conversation) == [("hi", "Yes.", "stop")] and conversation.turns[0].reasoning == "so it is."
     assert conversation.turns[0].figures["reasoning_tokens"] == 7
     assert {*switched.ids[:7]} <= kept_tokens(Paths(home).database)  # phrases of thoughts are phrases, too
 
 
 def test_the_json_has_both_apart_and_all_tokens(run, switched):
     on = run("-m", switched.path, "hi", "--json").json
-    assert (on["text"], on["reasoning"], on["token_ids"]) == ("Yes.", wording("so_it_is"), switched.ids)
+    assert (on["text"], on["reasoning"], on["token_ids"]) == ("Yes.", "so it is.", switched.ids)
     assert (on["completion_tokens"], on["reasoning_tokens"]) == (9, 7) and on["timings"]["reasoning_s"] > 0
     off = run("-m", switched.path, "hi", "--json", "--no-think").json
     assert (off["text"], off["reasoning"], off["reasoning_tokens"]) == ("Yes.", "", 0)
@@ -70,7 +70,7 @@ def test_the_json_has_both_apart_and_all_tokens(run, switched):
 def test_the_stream_tells_them_apart_step_by_step(run, switched):
     lines = [json.loads(line) for line in run("-m", switched.path, "hi", "--stream-json").out.splitlines()]
     steps = [line for line in lines if line["event"] == "step"]
-    assert "".join(step["reasoning"] for step in steps) == wording("so_it_is") == lines[-1]["reasoning"]
+    assert "".join(step["reasoning"] for step in steps) == "so it is." == lines[-1]["reasoning"]
     assert "".join(step["text"] for step in steps) == "Yes." == lines[-1]["text"]
     assert [token for step in steps for token in step["token_ids"]] == switched.ids
 
@@ -108,7 +108,7 @@ def test_config_toml_says_it_for_all_models_and_a_flag_for_this_one(run, home, s
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("think = false\n")
     assert run("-m", switched.path, "hi", "--json").json["reasoning"] == ""
-    assert run("-m", switched.path, "hi", "--json", "--think").json["reasoning"] == wording("so_it_is")
+    assert run("-m", switched.path, "hi", "--json", "--think").json["reasoning"] == "so it is."
     file.write_text('think = "perhaps"\n')
     refused(run("-m", switched.path, "hi"), 2, "think = 'perhaps'", wording("must_true_false_auto"))
 
