@@ -11,6 +11,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from difflib import SequenceMatcher
 from functools import cache
 from pathlib import Path
@@ -25,6 +26,8 @@ FILE = TESTS / "messages.toml"
 FLAG = "--rewrite-messages"
 ALIKE = 0.45  # of two texts, by difflib: less is another message, and the test fails
 MOST_RUNS = 40  # of a test: one for each wording in it
+MOST_TEXTS = 20  # in which a wording is looked for again: a screen that is waited for was looked at often
+PATIENCE = 30  # seconds, for what tests wait for: a wording that is gone never comes
 _USE = re.compile(r"\b(?:wording|matching)\(\s*\"(\w+)\"")
 _BREAK = re.compile(r"(?<=[.;:!?])\s+|\n")
 HEAD = """\
@@ -173,8 +176,9 @@ class Rewriting:
         if not missed:
             return False
         last = missed[-1][0]
-        tried = {entry[1:] for entry in missed if entry[0].key == last.key and entry[0].now() == last.now()}
-        alike, new = max(resembling(last.now(), actual, whole) for actual, _, whole in tried)
+        tried = [entry[1:] for entry in missed if entry[0].key == last.key and entry[0].now() == last.now()]
+        latest = list(dict.fromkeys(reversed(tried)))[:MOST_TEXTS]
+        alike, new = max(resembling(last.now(), actual, whole) for actual, _, whole in latest)
         template = emptied(new, last.values)
         if alike < ALIKE or template == self.text(last.key) or last.key in self.changed:
             self.refused.add(last.key)
@@ -307,6 +311,10 @@ def pytest_configure(config: pytest.Config) -> None:
     _rewriting = Rewriting(texts())
     config.pluginmanager.register(_rewriting)
     vars(builtins).update({"@contains": _contains, "@awaited": _awaited, "@method": _method})
+    with suppress(ImportError):
+        import clocks
+
+        clocks.PATIENCE = PATIENCE
     helpers = (
         file.relative_to(TESTS).with_suffix("") for file in TESTS.rglob("*.py") if not file.name.startswith("test_")
     )
