@@ -1,6 +1,7 @@
 """How the product's words are kept in one file, and how `--rewrite-messages` brings it up to date."""
 
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -176,3 +177,18 @@ def test_the_file_holds_every_text_of_the_program():
     text = golden.FILE.read_text("utf-8")
     assert text[text.index("\n[product]") :] == "\n".join(product_words.sections()) + "\n"
     assert tomllib.loads(text).keys() == {"tests", "product", "help"}
+
+
+@pytest.mark.slow
+def test_what_is_only_expected_not_to_be_said_is_a_text_of_the_program():
+    """`not in` holds for every old text, so nothing else would show that the program says it in other words now."""
+    uses: dict[str, list[str]] = {}
+    for file in golden.TESTS.rglob("test_*.py"):
+        for key, then in re.findall(
+            r"\b(?:wording|matching)\(\s*\"(\w+)\"[^()]*\)(\s+not\s+in\b)?", file.read_text("utf-8")
+        ):
+            uses.setdefault(key, []).append(then)
+    texts = tomllib.loads(golden.FILE.read_text("utf-8"))
+    unsaid = [key for key in texts["tests"] if all(uses.get(key, [""]))]
+    program = texts["product"]["texts"]
+    assert unsaid and [key for key in unsaid if not any(texts["tests"][key] in text for text in program)] == []
