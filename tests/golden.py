@@ -13,7 +13,7 @@ import tomllib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from difflib import SequenceMatcher
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from tempfile import gettempdir
 from typing import Any, Self
@@ -26,10 +26,12 @@ TESTS = Path(__file__).parent
 FILE = TESTS / "messages.toml"
 FLAG = "--rewrite-messages"
 ALIKE = 0.45  # of two texts, by difflib: less is another message, and the test fails
+LEAST = 0.2  # of two texts of the program, the second of which was said
 MOST_RUNS = 40  # of a test: one for each wording in it
 MOST_TEXTS = 20  # in which a wording is looked for again: a screen that is waited for was looked at often
 PATIENCE = 30  # seconds, for what tests wait for: a wording that is gone never comes
 _USE = re.compile(r"\b(?:wording|matching)\(\s*\"(\w+)\"")
+_HOLE = re.compile(r"\{[\w…]*\}")
 _BREAK = re.compile(r"(?<=[.;:!?])\s+|\n")
 HEAD = """\
 # First the texts that tests expect, by the keys that they use, then every text of the program and the help of every command.
@@ -66,8 +68,12 @@ def filled(template: str, values: dict[str, Any]) -> str:
     return re.sub(r"\{(\w+)\}", lambda name: str(values.get(name[1], name[0])), template)
 
 
-def emptied(text: str, values: dict[str, Any]) -> str:
-    """Return the template of this text: the longest value first, each becomes its {name} where it is a whole word."""
+def emptied(text: str, values: dict[str, Any], old: str = "") -> str:
+    """Return the template of this text: the longest value first, each becomes its {name} where it is a whole word.
+
+    A value without text stays at the end where the old template had it.
+    """
+    text += "".join(f"{{{name}}}" for name, value in values.items() if str(value) == "" and old.endswith(f"{{{name}}}"))
     spelled = sorted(((str(value), name) for name, value in values.items()), key=lambda pair: -len(pair[0]))
     names = {value: name for value, name in reversed(spelled) if value.strip()}
     if not names:
@@ -107,6 +113,43 @@ def resembling(old: str, actual: str, whole: bool) -> tuple[float, str]:
                 if (not ends or end in ends) and (found := alike(line[start:end])) > best[0]:
                     best = (found, line[start:end])
     return best
+
+
+def guided(old: str, removed: Iterable[str], added: Iterable[str], actual: Iterable[str]) -> str:
+    """Return what this part of a text that the program had is in the text that it has instead, where that was said.
+
+    Only the words between two values are looked at. Ends of those words stay ends.
+    """
+    was = [piece for text in removed for piece in _HOLE.split(text) if old.strip() in piece]
+    pairs = ((_like(before, after), before, after) for text in added for after in _HOLE.split(text) for before in was)
+    for _, before, after in sorted(pairs, reverse=True):
+        start, end = before.index(old.strip()), before.index(old.strip()) + len(old.strip())
+        new = after[_place(before, after, start) : _place(before, after, end)].strip()
+        if len(new.split()) > 1 and any(new in text for text in actual):
+            return new
+    return ""
+
+
+def _place(before: str, after: str, at: int) -> int:
+    """Return where this place of one text is in another, at the edge of a word."""
+    if not before[:at].strip():
+        return 0
+    if not before[at:].strip(" .;:,("):
+        return len(after.rstrip(" .;:,("))
+    words, others = re.findall(r"\S+\s*", before), re.findall(r"\S+\s*", after)
+    edge = len(re.findall(r"\S+", before[:at]))
+    for _, first, last, other_first, other_last in SequenceMatcher(None, words, others, False).get_opcodes():
+        if first <= edge <= last:
+            there = other_first + (
+                edge - first if last - first == other_last - other_first else edge > first and other_last - other_first
+            )
+            return len("".join(others[:there]))
+    return len(after)
+
+
+def _like(one: str, other: str) -> float:
+    matcher = SequenceMatcher(None, one, other, False)
+    return matcher.ratio() if matcher.quick_ratio() > LEAST else 0.0
 
 
 def _edges(line: str, old: str) -> tuple[set[int], set[int]]:
@@ -166,6 +209,14 @@ class Rewriting:
         """Return the text of this key; a new key is its own first approximation."""
         return self.changed.get(key) or self.texts.get(key) or key.replace("_", " ")
 
+    @cached_property
+    def program(self) -> tuple[list[str], list[str]]:
+        """Return the texts that the program no longer has, and those that it did not have."""
+        from product_words import products
+
+        old, new = set(tomllib.loads(FILE.read_text("utf-8"))["product"]["texts"]), products()
+        return sorted(old - new), sorted(new - old)
+
     def note(self, expected: Expected, actual: str, found: bool, whole: bool = False) -> None:
         self.seen.append((expected, actual, found, whole))
 
@@ -181,8 +232,10 @@ class Rewriting:
         last = missed[-1][0]
         tried = [entry[1:] for entry in missed if entry[0].key == last.key and entry[0].now() == last.now()]
         latest = list(dict.fromkeys(reversed(tried)))[:MOST_TEXTS]
-        alike, new = max(resembling(last.now(), actual, whole) for actual, _, whole in latest)
-        template = emptied(new, last.values)
+        removed, added = self.program
+        new = guided(last.now(), removed, added, [actual for actual, _, whole in latest if not whole])
+        alike, new = (1.0, new) if new else max(resembling(last.now(), text, whole) for text, _, whole in latest)
+        template = emptied(new, last.values, self.text(last.key))
         if alike < ALIKE or template == self.text(last.key) or last.key in self.changed:
             self.refused.add(last.key)
             return False

@@ -29,7 +29,7 @@ def project(tmp_path):
     tests.mkdir()
     (tests / "golden.py").write_bytes((ROOT / "tests" / "golden.py").read_bytes())
     (tests / "product_words.py").write_text(
-        "from golden import spelled\ndef sections(): return ['', '[product]', 'texts = []']\n"
+        "from golden import spelled\ndef sections(): return ['', '[product]', 'texts = []']\ndef products(): return set()\n"
     )
     (tests / "conftest.py").write_text('pytest_plugins = ["golden"]\n')
     (tests / "product.py").write_text(SAY)
@@ -155,6 +155,26 @@ def test_values_become_names_again(text, values, template):
 def test_a_text_grows_to_the_ends_of_its_sentence():
     said = "localspec: Nothing was sent. The disk holds no more, so make room. It stays."
     assert golden.resembling("The disk is full: make room.", said, False)[1] == "The disk holds no more, so make room."
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("it takes too long", "it did not finish in time"),
+        ("was damaged in the cache", "was broken in the cache"),
+        ("and was fetched again", "and has been downloaded again"),
+        ("Nothing was deleted.", ""),
+    ],
+)
+def test_a_text_of_the_program_leads_to_the_one_in_its_place(old, new):
+    removed = ["it takes too long", "{name} was damaged in the cache and was fetched again.", "Nothing was deleted."]
+    added = ["it did not finish in time", "{name} was broken in the cache and has been downloaded again.", "All stays."]
+    said = "w.bin was broken in the cache and has been downloaded again. (it did not finish in time)"
+    assert golden.guided(old, removed, added, [said]) == new
+
+
+def test_a_value_without_text_stays_at_the_end():
+    assert golden.emptied("The disk is full.", {"kept": ""}, "No room.{kept}") == "The disk is full.{kept}"
 
 
 def test_every_key_is_used_and_every_key_that_is_used_is_there():
