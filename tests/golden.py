@@ -26,7 +26,6 @@ TESTS = Path(__file__).parent
 FILE = TESTS / "messages.toml"
 FLAG = "--rewrite-messages"
 ALIKE = 0.45  # of two texts, by difflib: less is another message, and the test fails
-LEAST = 0.2  # of two texts of the program, the second of which was said
 MOST_RUNS = 40  # of a test: one for each wording in it
 MOST_TEXTS = 20  # in which a wording is looked for again: a screen that is waited for was looked at often
 PATIENCE = 30  # seconds, for what tests wait for: a wording that is gone never comes
@@ -115,18 +114,33 @@ def resembling(old: str, actual: str, whole: bool) -> tuple[float, str]:
     return best
 
 
-def guided(old: str, removed: Iterable[str], added: Iterable[str], actual: Iterable[str]) -> str:
+def pairs(removed: Iterable[str], added: Iterable[str]) -> list[tuple[str, str]]:
+    """Return which text of the program came in which one's place: those first that share most of their words."""
+    old, new = ({text: set(text.lower().split()) for text in texts} for texts in (removed, added))
+    shared = (
+        (len(one & two) / len(one | two), was, now) for was, one in old.items() for now, two in new.items() if one & two
+    )
+    found: dict[str, str] = {}
+    for _, was, now in sorted(shared, reverse=True):
+        if was not in found and now in new:
+            found[was] = now
+            del new[now]
+    return list(found.items())
+
+
+def guided(old: str, replaced: Iterable[tuple[str, str]], actual: Iterable[str]) -> str:
     """Return what this part of a text that the program had is in the text that it has instead, where that was said.
 
     Only the words between two values are looked at. Ends of those words stay ends.
     """
-    was = [piece for text in removed for piece in _HOLE.split(text) if old.strip() in piece]
-    pairs = ((_like(before, after), before, after) for text in added for after in _HOLE.split(text) for before in was)
-    for _, before, after in sorted(pairs, reverse=True):
-        start, end = before.index(old.strip()), before.index(old.strip()) + len(old.strip())
-        new = after[_place(before, after, start) : _place(before, after, end)].strip()
-        if len(new.split()) > 1 and any(new in text for text in actual):
-            return new
+    part = old.strip()
+    for was, now in replaced:
+        for before in (piece for piece in _HOLE.split(was) if part in piece):
+            after = max(_HOLE.split(now), key=lambda piece: SequenceMatcher(None, before, piece, False).ratio())
+            start = before.index(part)
+            new = after[_place(before, after, start) : _place(before, after, start + len(part))].strip()
+            if len(new.split()) > 1 and any(new in text for text in actual):
+                return new
     return ""
 
 
@@ -147,11 +161,6 @@ def _place(before: str, after: str, at: int) -> int:
     return len(after)
 
 
-def _like(one: str, other: str) -> float:
-    matcher = SequenceMatcher(None, one, other, False)
-    return matcher.ratio() if matcher.quick_ratio() > LEAST else 0.0
-
-
 def _edges(line: str, old: str) -> tuple[set[int], set[int]]:
     """Return where a text may begin and end in this line; an empty set is anywhere."""
     breaks = [match.span() for match in _BREAK.finditer(line)]
@@ -170,22 +179,32 @@ def _lines(text: str, height: int) -> Iterator[str]:
 class Expected(str):
     """A wording in a run that rewrites: it goes by the text that its key has now, and records what it is compared with."""
 
-    __slots__ = ("escaped", "key", "rewriting", "values")
+    __slots__ = ("after", "before", "escaped", "key", "rewriting", "values")
 
     def __new__(cls, rewriting: "Rewriting", key: str, values: dict[str, Any], escaped: bool = False) -> Self:
         text = filled(rewriting.text(key), values)
         self = super().__new__(cls, re.escape(text) if escaped else text)
         self.rewriting, self.key, self.values, self.escaped = rewriting, key, values, escaped
+        self.before = self.after = ""
         return self
 
-    def now(self) -> str:
+    def within(self, before: str, after: str) -> "Expected":
+        """Return this wording as a part of a longer text."""
+        longer = Expected(self.rewriting, self.key, self.values)
+        longer.before, longer.after = before + self.before, self.after + after
+        return longer
+
+    def bare(self) -> str:
         return filled(self.rewriting.text(self.key), self.values)
+
+    def now(self) -> str:
+        return self.before + self.bare() + self.after
 
     def __eq__(self, other: object) -> bool:
         text = other.now() if isinstance(other, Expected) else other
         same = self.now() == text
         if isinstance(text, str):
-            self.rewriting.note(self, text, same, whole=True)
+            self.rewriting.note(self, text.removeprefix(self.before).removesuffix(self.after), same, whole=True)
         return same
 
     def __ne__(self, other: object) -> bool:
@@ -210,12 +229,12 @@ class Rewriting:
         return self.changed.get(key) or self.texts.get(key) or key.replace("_", " ")
 
     @cached_property
-    def program(self) -> tuple[list[str], list[str]]:
-        """Return the texts that the program no longer has, and those that it did not have."""
+    def replaced(self) -> list[tuple[str, str]]:
+        """Return which texts of the program came in which ones' places since the file was written."""
         from product_words import products
 
         old, new = set(tomllib.loads(FILE.read_text("utf-8"))["product"]["texts"]), products()
-        return sorted(old - new), sorted(new - old)
+        return pairs(sorted(old - new), sorted(new - old))
 
     def note(self, expected: Expected, actual: str, found: bool, whole: bool = False) -> None:
         self.seen.append((expected, actual, found, whole))
@@ -232,9 +251,8 @@ class Rewriting:
         last = missed[-1][0]
         tried = [entry[1:] for entry in missed if entry[0].key == last.key and entry[0].now() == last.now()]
         latest = list(dict.fromkeys(reversed(tried)))[:MOST_TEXTS]
-        removed, added = self.program
-        new = guided(last.now(), removed, added, [actual for actual, _, whole in latest if not whole])
-        alike, new = (1.0, new) if new else max(resembling(last.now(), text, whole) for text, _, whole in latest)
+        new = guided(last.bare(), self.replaced, [actual for actual, _, whole in latest if not whole])
+        alike, new = (1.0, new) if new else max(resembling(last.bare(), text, whole) for text, _, whole in latest)
         template = emptied(new, last.values, self.text(last.key))
         if alike < ALIKE or template == self.text(last.key) or last.key in self.changed:
             self.refused.add(last.key)
@@ -311,6 +329,20 @@ class _Recorded(ast.NodeTransformer):
             return _call("@contains", node, node.comparators[0], node.left)
         return node
 
+    def visit_JoinedStr(self, node: ast.JoinedStr) -> ast.AST:
+        self.generic_visit(node)
+        parts = (
+            part.value
+            if isinstance(part, ast.FormattedValue) and part.conversion == -1 and part.format_spec is None
+            else ast.JoinedStr([part])
+            for part in node.values
+        )
+        return _call("@joined", node, *parts)
+
+    def visit_FormattedValue(self, node: ast.FormattedValue) -> ast.AST:
+        node.value = self.visit(node.value)  # what a format is made of stays as it is
+        return node
+
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
         for keyword in node.keywords:
@@ -332,6 +364,15 @@ def _contains(container: Any, member: Any) -> bool:
     text = container.now() if isinstance(container, Expected) else container
     member.rewriting.note(member, text, member.now() in text)
     return member.now() in text
+
+
+def _joined(*parts: Any) -> str:
+    texts = [part.now() if isinstance(part, Expected) else format(part) for part in parts]
+    places = [at for at, part in enumerate(parts) if isinstance(part, Expected) and not part.escaped]
+    if len(places) != 1:
+        return "".join(texts)
+    expected: Expected = parts[places[0]]
+    return expected.within("".join(texts[: places[0]]), "".join(texts[places[0] + 1 :]))
 
 
 def _awaited(pattern: Any) -> Any:
@@ -366,7 +407,7 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     _rewriting = Rewriting(texts())
     config.pluginmanager.register(_rewriting)
-    vars(builtins).update({"@contains": _contains, "@awaited": _awaited, "@method": _method})
+    vars(builtins).update({"@contains": _contains, "@awaited": _awaited, "@joined": _joined, "@method": _method})
     with suppress(ImportError):
         import clocks
 

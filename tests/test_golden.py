@@ -62,6 +62,7 @@ def kept(project: Path) -> dict[str, str]:
 FORMS = {
     "in": 'assert wording("in") in say()',
     "equal": 'assert say().splitlines()[0] == wording("equal")',
+    "prefixed": 'said = wording("prefixed"); assert f"1: {say()}".startswith(f"{1}: {said}")',
     "in_a_list": 'assert say().splitlines()[:1] == [wording("in_a_list")]',
     "startswith": 'assert say().startswith(wording("startswith"))',
     "any": 'assert any(wording("any") in line for line in say().splitlines())',
@@ -80,7 +81,9 @@ def test_a_new_wording_changes_the_file_and_no_test(project):
     """Each form of a comparison has a key, for a text that is the same."""
     keys = [*FORMS, "parametrized", "twice"]
     old, new = "No model is named so; did you mean it?", "There is no model of that name. Did you mean it?"
-    (project / "tests" / "messages.toml").write_text("[tests]\n" + "".join(f'{key} = "{old}"\n' for key in keys))
+    (project / "tests" / "messages.toml").write_text(
+        "[tests]\n" + "".join(f'{key} = "{old}"\n' for key in keys) + "[product]\ntexts = []\n"
+    )
     (project / "tests" / "helper.py").write_text(
         "def said(text, *parts):\n    assert all(part in text for part in parts)\n"
     )
@@ -90,13 +93,13 @@ def test_a_new_wording_changes_the_file_and_no_test(project):
         + "".join(f"def test_{key}():\n    {form}\n" for key, form in FORMS.items())
         + PARAMETRIZED
     )
-    assert "10 passed" in tried(project, body=body).stdout
+    assert "11 passed" in tried(project, body=body).stdout
     (project / "tests" / "product.py").write_text(f'def say(): return "{new}\\nNothing was done."\n')
-    assert "10 failed" in tried(project).stdout
+    assert "11 failed" in tried(project).stdout
     rewritten = tried(project, golden.FLAG)
-    assert rewritten.returncode == 0 and "messages: 10 rewritten" in rewritten.stdout, rewritten.stdout
+    assert rewritten.returncode == 0 and "messages: 11 rewritten" in rewritten.stdout, rewritten.stdout
     assert kept(project) == dict.fromkeys(sorted(keys), new)
-    assert "10 passed" in tried(project).stdout
+    assert "11 passed" in tried(project).stdout
 
 
 @pytest.mark.slow
@@ -170,7 +173,7 @@ def test_a_text_of_the_program_leads_to_the_one_in_its_place(old, new):
     removed = ["it takes too long", "{name} was damaged in the cache and was fetched again.", "Nothing was deleted."]
     added = ["it did not finish in time", "{name} was broken in the cache and has been downloaded again.", "All stays."]
     said = "w.bin was broken in the cache and has been downloaded again. (it did not finish in time)"
-    assert golden.guided(old, removed, added, [said]) == new
+    assert golden.guided(old, golden.pairs(removed, added), [said]) == new
 
 
 def test_a_value_without_text_stays_at_the_end():
