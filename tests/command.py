@@ -9,6 +9,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 from clocks import PATIENCE
+from golden import wording
 
 from localspec.cli.main import main
 
@@ -60,10 +61,7 @@ def called(home: Path, *arguments: str, **variables: str) -> subprocess.Complete
 
 def what_is_kept(home: Path) -> str:
     """What is said on standard error until a conversation is kept in this home."""
-    return (
-        f"localspec: what is said is kept in {home / 'data' / 'localspec.db'}, readable for you alone: --no-log keeps "
-        "nothing, `localspec history` and `localspec pool` show and delete it.\n"
-    )
+    return wording("localspec_what_said_kept_readable", home=home / "data" / "localspec.db")
 
 
 def sentence(result: subprocess.CompletedProcess[str]) -> str:

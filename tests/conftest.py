@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from recorded_operations import Graph
     from tiny_models import Tiny
 
+pytest_plugins = ["golden"]
+
 # Threads of torch spin while they wait; where more tests run than cores are idle, that is most of what they do.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 

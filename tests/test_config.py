@@ -2,6 +2,7 @@ import json
 from pathlib import Path
 
 import pytest
+from golden import wording
 
 from localspec.config import NAMES, Settings, load
 from localspec.errors import UsageMistake
@@ -116,7 +117,7 @@ def test_unknown_keys_name_the_nearest(paths):
     write(paths, "draft-max = 1")
     assert "'draft_max'" in mistake(paths)
     write(paths, "zzzzzz = 1")
-    assert "did you mean" not in mistake(paths)
+    assert wording("did_you_mean") not in mistake(paths)
     write(paths, "[sampling]\ntop_p = 1")
     assert "'sampling'" in mistake(paths)
 
@@ -200,14 +201,14 @@ def test_other_unreadable_files(paths):
     assert str(paths.config_file) in mistake(paths)
     paths.config_file.unlink()
     paths.config_file.mkdir()
-    assert "cannot be read" in mistake(paths)
+    assert wording("cannot_be_read") in mistake(paths)
 
 
 def test_a_mark_of_the_encoding_is_none_of_the_file(paths):
     paths.config_file.write_bytes(b"\xef\xbb\xbfseed = 5\n")
     assert load(paths=paths, environ={}).seed == 5
     paths.config_file.write_bytes(b"\xef\xbb\xbfseed = 5\nx\n\xff")
-    assert "line 3: this is not UTF-8" in mistake(paths)
+    assert wording("line_3_utf_8") in mistake(paths)
 
 
 def test_home_is_where_the_file_is_looked_for(paths, tmp_path):
@@ -221,7 +222,7 @@ def test_home_is_where_the_file_is_looked_for(paths, tmp_path):
 def test_thinking_is_on_off_or_the_models_own(paths, said, think):
     write(paths, "think = false\n")
     assert load(paths, {"LOCALSPEC_THINK": said}).think is think
-    assert "must be true, false or auto" in mistake(paths, {"LOCALSPEC_THINK": "maybe"})
+    assert wording("must_true_false_auto") in mistake(paths, {"LOCALSPEC_THINK": "maybe"})
 
 
 def test_the_flags_for_thinking_are_named_as_they_are_typed(paths):

@@ -8,6 +8,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from golden import matching, wording
 
 from localspec.checkpoint import tensor_headers
 from localspec.cli.texts import piped_text
@@ -29,7 +30,7 @@ def test_a_file_up_to_its_limit(tmp_path):
     file = tmp_path / "file"
     file.write_bytes(b"12345")
     assert read_bytes(file, 5) == b"12345"
-    with pytest.raises(OSError, match="longer than") as caught:
+    with pytest.raises(OSError, match=matching("longer_than")) as caught:
         read_bytes(file, 4)
     assert caught.value.filename == str(file)
 
@@ -38,7 +39,7 @@ def test_a_file_up_to_its_limit(tmp_path):
 def test_pipes_only_where_one_may_be(tmp_path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    with pytest.raises(OSError, match="no regular file"):
+    with pytest.raises(OSError, match=matching("no_regular_file")):
         read_bytes(pipe)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     writer = os.open(pipe, os.O_WRONLY)
@@ -53,7 +54,7 @@ def test_pipes_only_where_one_may_be(tmp_path):
 @zeros
 @pytest.mark.parametrize("pipe", [False, True])
 def test_devices_have_no_end(pipe):
-    with pytest.raises(OSError, match="no regular file"):
+    with pytest.raises(OSError, match=matching("no_regular_file")):
         read_bytes(Path("/dev/zero"), pipe=pipe)
 
 
@@ -103,10 +104,10 @@ def test_toml_with_many_dots_in_its_texts():
 @fifos
 def test_a_settings_file_that_is_a_pipe(tmp_path):
     os.mkfifo(tmp_path / "config.toml")
-    with pytest.raises(UsageMistake, match="no regular file"):
+    with pytest.raises(UsageMistake, match=matching("no_regular_file")):
         read_toml(tmp_path / "config.toml")
     (tmp_path / "models.toml").symlink_to("/dev/zero")
-    with pytest.raises(UsageMistake, match="no regular file"):
+    with pytest.raises(UsageMistake, match=matching("no_regular_file")):
         read_toml(tmp_path / "models.toml")
 
 
@@ -121,9 +122,9 @@ def test_files_of_a_model_that_are_pipes(tmp_path):
 @pytest.mark.parametrize(
     ("number", "said"),
     [
-        (errno.EACCES, "cannot be read (Permission denied); correct its permissions."),
+        (errno.EACCES, wording("cannot_read_permission_denied_2")),
         (errno.EIO, "cannot be read (Input/output error); correct that."),
-        (errno.EMFILE, "No more files can be opened (Too many open files); close other"),
+        (errno.EMFILE, wording("more_files_can_opened_too_many_2")),
     ],
 )
 @pytest.mark.parametrize("name", ["generation_config.json", "tokenizer.json"])
@@ -149,7 +150,7 @@ def own_tokens(path):
 @pytest.mark.parametrize("content", ['{"a":' * 100_000, '{"temperature": ' + "9" * 10_000 + "}"])
 def test_a_generation_config_without_end(tmp_path, content):
     (tmp_path / "generation_config.json").write_text(content)
-    with pytest.raises(LocalspecError, match=r"generation_config\.json cannot be read") as caught:
+    with pytest.raises(LocalspecError, match=matching("generation_config_json_cannot")) as caught:
         read_generation_config(tmp_path)
     assert len(str(caught.value)) < 1000
 
@@ -158,20 +159,20 @@ def test_a_tensor_of_very_many_dimensions(tmp_path):
     header = json.dumps({"a": {"dtype": "F32", "shape": [1] * 100_000, "data_offsets": [0, 4]}}).encode()
     file = tmp_path / "model.safetensors"
     file.write_bytes(struct.pack("<Q", len(header)) + header + b"0000")
-    with pytest.raises(LocalspecError, match="header is damaged") as caught:
+    with pytest.raises(LocalspecError, match=matching("header_is_damaged")) as caught:
         tensor_headers(file)
     assert len(str(caught.value)) < 1000
 
 
 @zeros
 def test_where_distill_cannot_go_on_from():
-    with pytest.raises(UsageMistake, match="no regular file"):
+    with pytest.raises(UsageMistake, match=matching("no_regular_file")):
         written(Path("/dev/full" if os.path.exists("/dev/full") else "/dev/zero"))
 
 
 @zeros
 def test_texts_without_end(tmp_path):
-    with pytest.raises(UsageMistake, match="no regular file"):
+    with pytest.raises(UsageMistake, match=matching("no_regular_file")):
         read_examples([Path("/dev/zero")])
 
 
@@ -180,5 +181,5 @@ def test_standard_input_without_end(monkeypatch):
     monkeypatch.setattr("localspec.cli.texts.LONGEST", 1000)
     with open("/dev/zero") as endless:
         monkeypatch.setattr("sys.stdin", endless)
-        with pytest.raises(UsageMistake, match="Standard input is longer than"):
+        with pytest.raises(UsageMistake, match=matching("standard_input_is_longer_than")):
             piped_text()

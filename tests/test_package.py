@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from command import ROOT
+from golden import wording
 
 from localspec.machine import compiled
 from localspec.native import build
@@ -149,7 +150,7 @@ def test_the_sdist_builds_the_same_wheel(wheel, sdist, tmp_path):
         ),
         (
             {"BUILD_NATIVE_FOR": "amiga"},
-            "BUILD_NATIVE_FOR is 'amiga'; it is one of none, " + ", ".join(build.TARGETS) + ".",
+            wording("build_native_amiga_one_none", join=", ".join(build.TARGETS)),
         ),
     ],
 )

@@ -5,6 +5,7 @@ import re
 import sys
 
 import pytest
+from golden import wording
 from scripted_conversation import SAMPLING, Engine
 
 from localspec.chat.attachments import LONGEST, Written, counted_tokens, joined, measured, written, written_in
@@ -69,17 +70,14 @@ def test_all_that_cannot_be_read_are_told_at_once(folder):
     with pytest.raises(UsageMistake) as told:
         written("@gone.txt @notes.txt @image.png @lost.md @gone.txt")
     missing = "cannot be read (No such file or directory)"
-    assert str(told.value) == (
-        f"@gone.txt {missing}, and @image.png is not UTF-8 text, and @lost.md {missing}; "
-        "name what can be read as text, or write \\@ where no file is meant."
-    )
+    assert str(told.value) == (wording("gone_txt_image_png_utf_8_text", missing=missing))
 
 
 def test_an_escaped_name_is_text_and_other_backslashes_stay(folder):
     assert written(r"\@notes.txt and \@array") == Written(r"@notes.txt and \@array")
 
 
-@pytest.mark.parametrize(("name", "why"), [("image.png", "is not UTF-8 text"), ("null", "holds NUL bytes")])
+@pytest.mark.parametrize(("name", "why"), [("image.png", wording("is_not_utf_8_text")), ("null", "holds NUL bytes")])
 def test_what_is_no_text_is_refused(folder, name, why):
     with pytest.raises(UsageMistake, match=f"@{name} {why}"):
         written(f"see @{name}")
@@ -104,7 +102,7 @@ def test_what_is_said_before_it_is_sent(folder):
     assert measured("@notes.txt", None, 0) == ["notes.txt (12 bytes)"]
     assert measured("@notes.txt", len, 100) == ["notes.txt (12 bytes, 12 tokens)"]
     assert measured("@notes.txt!", len, 20) == [
-        "too long: 23 tokens, and the model reads 20", "notes.txt (12 bytes, 12 tokens)"
+        wording("too_long_23_tokens_model_reads_20"), "notes.txt (12 bytes, 12 tokens)"
     ]  # fmt: skip
 
 

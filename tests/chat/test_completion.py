@@ -1,6 +1,7 @@
 """What half-typed commands and paths may become."""
 
 import pytest
+from golden import wording
 
 from localspec.chat.commands import COMMANDS
 from localspec.chat.completion import Choice, Entry, choices, is_whole, look_up, needed
@@ -52,7 +53,7 @@ def test_models_that_are_here_and_those_that_can_be_fetched(tmp_path, monkeypatc
     assert "demo" in [entry.text for entry in found]
     assert lines("/model de", model=found)[0] == "/model demo"
     away = {entry.text: entry.about for entry in found}["qwen3-0.6b"]
-    assert away.startswith("not here yet: 0.6 B")
+    assert away.startswith(wording("here_yet_0_6_b"))
 
 
 def test_sampling():

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from golden import matching, wording
 from scripted_conversation import SAMPLING, Engine, talk
 
 from localspec.chat import conversation as module
@@ -128,9 +129,9 @@ def test_a_store_that_fails_costs_no_reply_and_is_told_once_and_all_is_kept_when
     monkeypatch.setattr(store.history, broken, no_room)
     for prompt in ("one?", "two?"):
         assert isinstance(talk(conversation, Engine("yes"), prompt)[-1], Done)
-    kept = {"say": "", "write": " What was saved before stays, as conversation 1."}[broken]
-    assert told == [f"What is said now is not kept: The disk is full.{kept}"]
-    assert (conversation.unkept, conversation.trouble) == (2, "The disk is full.")
+    kept = {"say": "", "write": wording("what_saved_before_stays")}[broken]
+    assert told == [wording("what_said_now_kept_disk_full", kept=kept)]
+    assert (conversation.unkept, conversation.trouble) == (2, wording("the_disk_is_full"))
     assert [info.id for info in store.history.conversations()] == ([1] if kept else [])
     assert [turn.reply for turn in conversation.turns] == ["yes", "yes"]
     monkeypatch.undo()
@@ -138,7 +139,7 @@ def test_a_store_that_fails_costs_no_reply_and_is_told_once_and_all_is_kept_when
     talk(conversation, engine := Engine("yes"), "three?")
     assert [message["content"] for message in engine.asked[0]] == ["one?", "yes", "two?", "yes", "three?"]
     assert prompts_and_replies(store, 1) == [("one?", "yes"), ("two?", "yes"), ("three?", "yes")]
-    assert conversation.unkept == 0 and told[1:] == ["All that was said is kept now."]
+    assert conversation.unkept == 0 and told[1:] == [wording("all_said_kept_now")]
     saved = saved_conversation(store.history, 1).turns
     assert saved == tuple(conversation.turns) and [turn.asked for turn in saved[1:2]] == asked[1:]
     talk(conversation, Engine("yes"), "four?")
@@ -237,7 +238,7 @@ def test_another_conversation_goes_on_under_its_own_id(store):
 
 
 def test_conversations_that_are_not_there_are_named(store):
-    with pytest.raises(UsageMistake, match="no conversation to continue"):
+    with pytest.raises(UsageMistake, match=matching("no_conversation_to_continue")):
         saved_conversation(store.history, "last")
     with pytest.raises(UsageMistake, match="no conversation 12 here.*history list"):
         saved_conversation(store.history, 12)
@@ -266,7 +267,7 @@ def test_two_windows_on_one_conversation_go_on_apart_and_the_second_is_told(stor
     assert prompts_and_replies(store, 2) == [("one?", "a"), ("three?", "c"), ("five?", "e")]
     assert [(info.id, info.branch_of) for info in store.history.conversations()] == [(2, 1), (1, None)]
     [sentence] = told
-    assert "Conversation 1 has gone on in another window" in sentence and "kept as conversation 2" in sentence
+    assert wording("conversation_1_gone_another") in sentence and wording("kept_as_conversation_2") in sentence
 
 
 def test_a_window_whose_unanswered_prompt_was_taken_back_by_another_branches_too(store):
@@ -321,11 +322,11 @@ def test_a_conversation_that_is_deleted_meanwhile_is_told(store):
     talk(conversation, Engine("a"), "one?")
     store.history.remove([1])
     talk(conversation, Engine("b"), "two?")
-    assert told == ["Conversation 1 was deleted meanwhile, so what is said from here on is kept as 2."]
+    assert told == [wording("conversation_1_deleted_meanwhile")]
     for event in conversation.ask(Engine("c"), "three?", SAMPLING):
         if isinstance(event, Prefill):
             store.history.remove([2])
-    assert told[1:] == ["This turn was deleted while it was said, so it is not kept."]
+    assert told[1:] == [wording("turn_deleted_while_said_kept")]
     assert [turn.reply for turn in conversation.turns] == ["a", "b", "c"]
 
 

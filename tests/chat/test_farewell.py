@@ -1,6 +1,7 @@
 """What is said when a chat has been left."""
 
 import pytest
+from golden import matching, wording
 from scripted_conversation import Engine, talk
 
 from localspec.chat.conversation import Conversation
@@ -15,16 +16,12 @@ def test_how_to_go_on(tmp_path):
         assert farewell(conversation, conversation.title) is None
         talk(conversation, Engine("Yes."), "Sorting \x1b]0;x\x07in\nPython")
         said = farewell(conversation, conversation.title)
-        assert said is not None and said.endswith("is kept; to go on: localspec chat --conversation 1")
+        assert said is not None and said.endswith(wording("kept_go_localspec_chat"))
         assert said.isprintable()
         conversation.rename("My own")
-        assert (
-            farewell(conversation, conversation.title) == "“My own” is kept; to go on: localspec chat --conversation 1"
-        )
+        assert farewell(conversation, conversation.title) == wording("my_own_kept_go_localspec_chat")
         conversation.rename("My\u200b o\ufeffwn\u2060")
-        assert (
-            farewell(conversation, conversation.title) == "“My own” is kept; to go on: localspec chat --conversation 1"
-        )
+        assert farewell(conversation, conversation.title) == wording("my_own_kept_go_localspec_chat")
 
 
 def test_what_is_kept_in_memory_alone_is_not_kept(tmp_path):
@@ -35,8 +32,8 @@ def test_what_is_kept_in_memory_alone_is_not_kept(tmp_path):
         talk(conversation, Engine("Yes."), "hello")
         assert conversation.id is not None and conversation.unkept == 1
         why = f"{tmp_path / 'file' / 'localspec.db'} cannot be used (File exists): make it and its directory writable"
-        assert farewell(conversation, conversation.title) == f"“hello” is not kept: {why} to change it."
-        with pytest.raises(StoreTrouble, match="cannot be used"):
+        assert farewell(conversation, conversation.title) == wording("hello_kept_change", why=why)
+        with pytest.raises(StoreTrouble, match=matching("cannot_be_used")):
             store.drafts.keep("half")
         store.drafts.keep("")
 
@@ -54,10 +51,10 @@ def no_room(*_, **__):
 def test_what_is_not_kept(tmp_path, monkeypatch):
     with Store.open(tmp_path / "localspec.db", pytest.fail) as store:
         conversation = Conversation(store.history, "demo")
-        assert farewell(conversation, "", "It is full.") == "What was typed and not sent is not kept: It is full."
+        assert farewell(conversation, "", "It is full.") == wording("what_typed_sent_kept_full")
         talk(conversation, Engine("Yes."), "Sorting")
-        how = "; to go on: localspec chat --conversation 1"
-        typed = "what was typed and not sent"
+        how = wording("go_localspec_chat_conversation_1")
+        typed = wording("what_typed_sent")
         assert farewell(conversation, "Sorting", "It is full.") == f"“Sorting” is kept, but not {typed}{how}"
         monkeypatch.setattr(store.history, "say", no_room)
         talk(conversation, Engine("Yes."), "again")
@@ -69,12 +66,12 @@ def test_what_is_not_kept(tmp_path, monkeypatch):
         told: list[str] = []
         new = Conversation(store.history, "demo", notice=told.append)
         talk(new, Engine("Yes."), "Rivers")
-        assert farewell(new, "Rivers") == "“Rivers” is not kept: The disk is full."
-        assert farewell(new, "Rivers", "It is full.") == f"“Rivers” is not kept, nor is {typed}: The disk is full."
+        assert farewell(new, "Rivers") == wording("rivers_kept_disk_full")
+        assert farewell(new, "Rivers", "It is full.") == wording("rivers_kept_nor_disk_full", typed=typed)
         new.start_new()
-        assert told[1:] == ["“Rivers” is left without its last turn, which could not be kept: The disk is full."]
+        assert told[1:] == [wording("rivers_left_without_last_turn")]
         monkeypatch.undo()
         new.start_new()
         conversation.start_new()
-        assert told[2:] == ["All that was said is kept now."]
-        assert farewell(new, "Rivers") == "“Rivers” is kept; to go on: localspec chat --conversation 2"
+        assert told[2:] == [wording("all_said_kept_now")]
+        assert farewell(new, "Rivers") == wording("rivers_kept_go_localspec_chat")

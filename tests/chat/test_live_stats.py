@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from golden import wording
 from scripted_conversation import statistics
 
 from localspec.chat import live_stats
@@ -91,7 +92,7 @@ def test_a_speedup_that_is_not_known_is_none(unknown):
 
 
 def test_why_speculation_is_off_is_said():
-    assert after(Prefill(5, 5), SECOND, so_far=replace(statistics(), off_reason="it does not pay")).off_reason
+    assert after(Prefill(5, 5), SECOND, so_far=replace(statistics(), off_reason=wording("it_does_not_pay"))).off_reason
 
 
 def test_free_memory_is_looked_at_once_in_a_while(monkeypatch):

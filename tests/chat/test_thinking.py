@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
+from golden import wording
 
 from localspec.chat.export import as_markdown
 from localspec.chat.thinking import asked, only_thinking, state
@@ -33,7 +34,7 @@ class Model:
         (True, False, "The model answers without thinking (/think off); there are /think on and /think auto.", "on"),
         (False, None, "The model answers without thinking (/think auto); there are /think on and /think off.", "on"),
         (False, True, "The model thinks before it answers (/think on); there are /think off and /think auto.", "off"),
-        (None, None, "The chat template of this model has no switch for thinking.", "on"),
+        (None, None, wording("chat_template_model_switch"), "on"),
     ],
 )
 def test_how_it_is_now_and_the_other_way(by_itself, told, sentence, other):
@@ -54,13 +55,13 @@ def test_a_reply_that_ended_in_thought_is_told():
     def said(ended, limit=None, by_itself=True):
         return only_thinking(ended, Settings(max_tokens=limit), Model(by_itself), None)
 
-    other = ", or let it answer without thinking"
+    other = wording("let_answer_without_thinking")
     cut, mark = (turn(reasoning=text, reason="length", completion_tokens=1, reasoning_tokens=1) for text in ("hm", ""))
-    took = "The thinking took the whole limit of 1 token, so there is no answer; allow it more tokens"
+    took = wording("thinking_took_whole_limit_1_token")
     assert said(cut, 1) == said(mark, 1) == f"{took}{other}." and said(cut, 1, None) == f"{took}."
     for limit in (None, 2):
-        assert said(cut, limit).startswith("The thinking filled the context, so there is no answer; ")
-    assert said(turn(reasoning="hm")) == f"The model thought and ended there, so there is no answer; ask again{other}."
+        assert said(cut, limit).startswith(wording("thinking_filled_context_there"))
+    assert said(turn(reasoning="hm")) == wording("model_thought_ended_there_there", other=other)
     for whole in (turn(), turn("Yes.", "hm"), turn("Yes.", "hm", "length"), turn("", "hm", "interrupted")):
         assert said(whole) is None
 

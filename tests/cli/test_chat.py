@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from golden import wording
 
 from localspec.cli import plain
 from localspec.cli.main import main
@@ -79,7 +80,7 @@ def test_without_a_terminal(begun, missing, other):
     code, said = chat(**{missing: other})
     assert code == 2 and begun == []
     if missing != "stderr":
-        assert said.startswith("localspec: `localspec chat` needs a terminal") and said.count("\n") == 1
+        assert said.startswith(wording("localspec_localspec_chat_needs")) and said.count("\n") == 1
         assert "localspec run" in said and "--plain" in said
     assert chat("--plain", **{missing: other}) == (7, "")
 
@@ -115,13 +116,13 @@ def test_a_word_is_a_model_only_by_its_full_name(begun, form):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["-c", "--conversation", "3"], "--continue and --conversation 3 exclude each other"),
-        (["--conversation", "last"], "'last' is not the number of a conversation"),
-        (["--conversation", "9" * 5000], "9…' is not the number of a conversation"),
-        (["-f", "gone.txt"], "gone.txt cannot be read"),
+        (["-c", "--conversation", "3"], wording("continue_conversation_3_exclude")),
+        (["--conversation", "last"], wording("last_number_conversation")),
+        (["--conversation", "9" * 5000], wording("n9_number_conversation")),
+        (["-f", "gone.txt"], wording("gone_txt_cannot_be_read")),
         (["hi", "there"], "there"),
         (["--temp", "hot"], "--temperature 'hot'"),
-        (["--no-spec", "--drafter", "phrases"], "--no-spec and --drafter phrases"),
+        (["--no-spec", "--drafter", "phrases"], wording("no_spec_and_drafter_phrases")),
         (["--json"], "--json"),
         (["--stats"], "--stats"),
     ],

@@ -2,6 +2,7 @@ import json
 import os
 
 from command import called, sentence
+from golden import wording
 
 from localspec.cli.main import main
 
@@ -22,7 +23,7 @@ def test_lines(tmp_path):
     assert ["temperature", "-", "default"] in [line.split() for line in lines]
     assert "system         red ␛[31m                LOCALSPEC_SYSTEM" in lines
     file = tmp_path / "config" / "config.toml"
-    assert lines[-1] == f"Change them in {file}, or for one command: LOCALSPEC_TEMPERATURE=0.3"
+    assert lines[-1] == wording("change_them_one_command_localspec", file=file)
 
 
 def test_at_a_terminal_lines_are_broken_between_words(tmp_path, monkeypatch, capsys):

@@ -1,4 +1,5 @@
 import pytest
+from golden import wording
 from pretended_terminal import read_at_a_terminal
 from rich.cells import cell_len
 
@@ -11,7 +12,7 @@ def test_a_table_is_aligned_and_its_last_column_is_cut():
     head, wide, hostile = table(rows, right={0}, width=30)
     assert head == "ID  NAME   TITLE" and wide == " 7  世界   a long title that…" and "\x1b" not in hostile
     assert max(map(cell_len, (head, wide, hostile))) <= 30
-    assert table(rows)[1].endswith("does not fit"), "without a width nothing is cut"
+    assert table(rows)[1].endswith(wording("does_not_fit")), "without a width nothing is cut"
 
 
 def test_of_a_table_that_is_too_wide_whole_columns_are_left_out():
@@ -31,8 +32,8 @@ def test_of_a_table_that_is_too_wide_whole_columns_are_left_out():
     assert table(rows, width=3)[1] == "de…"
     assert table(rows, width=36, whole={3})[1] == "demo  14.5 MiB  Apache-2.0"
     assert table(rows, width=36)[2:] == []
-    assert table(rows, width=30)[2:] == ["no room for PATH, which --json", "has"]
-    assert table(rows, width=17)[2:] == ["no room for", "LICENSE, PATH,", "which --json has"]
+    assert table(rows, width=30)[2:] == [wording("room_path_which_json"), "has"]
+    assert table(rows, width=17)[2:] == [wording("no_room_for"), "LICENSE, PATH,", wording("which_json_has")]
 
 
 def test_a_line_is_folded_between_words():
@@ -44,10 +45,16 @@ def test_a_line_is_folded_between_words():
 
 
 def test_a_command_in_a_line_that_is_folded_can_be_copied():
-    assert folded("leave it to `localspec history list` then", 30) == ["leave it to", "`localspec history list` then"]
-    assert folded("so: localspec chat --conversation 1", 20) == ["so:", "localspec chat --conversation 1"]
+    assert folded("leave it to `localspec history list` then", 30) == [
+        "leave it to",
+        wording("localspec_history_list_then"),
+    ]
+    assert folded("so: localspec chat --conversation 1", 20) == ["so:", wording("localspec_chat_conversation_1")]
     assert folded("localspec: /path/that/is/wider is gone", 20) == ["localspec: /path/that/is/wider", "is gone"]
-    assert folded("localspec: localspec chat needs a terminal", 24) == ["localspec: localspec", "chat needs a terminal"]
+    assert folded("localspec: localspec chat needs a terminal", 24) == [
+        "localspec: localspec",
+        wording("chat_needs_a_terminal"),
+    ]
     assert folded("a /path/that/is/wider/than/it b", 12) == ["a", "/path/that/is/wider/than/it", "b"]
 
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 from clocks import PATIENCE, until
 from command import called, environment, sentence
+from golden import wording
 from safetensors.torch import load_file, save_file
 from tiny_models import END, stock_reply
 from transformers import AutoModelForCausalLM
@@ -65,7 +66,7 @@ def lines(file: Path) -> dict[str, dict]:
 def test_greedy_replies_are_those_of_a_plain_loop_over_the_stock_model(distill, tmp_path, model):
     """Batched and filled up in front, which a wrong mask or wrong positions would show."""
     code, text, errors = distill("--batch", 4)
-    assert code == 0 and "6 replies" in text and "hours at most" in errors
+    assert code == 0 and "6 replies" in text and wording("hours_at_most") in errors
     agree(lines(tmp_path / "out.jsonl"), model)
     assert len(read_examples([tmp_path / "out.jsonl"])) == 6, "what it writes is what train reads"
 
@@ -84,7 +85,7 @@ def agree(found: dict[str, dict], model) -> None:
 @pytest.mark.slow
 def test_our_engine_answers_on_a_cpu_and_says_the_same(distill, tmp_path, model):
     code, text, errors = distill("--dtype", "fp32")
-    assert code == 0 and "6 replies" in text and "hours at most" in errors
+    assert code == 0 and "6 replies" in text and wording("hours_at_most") in errors
     agree(lines(tmp_path / "out.jsonl"), model)
 
 
@@ -94,7 +95,7 @@ def test_packed_weights_answer_one_by_one(distill, tmp_path):
     found = lines(tmp_path / "out.jsonl")
     assert len(found) == 2 and distill("--quantize", "int8")[0] == 2, "other weights, other replies"
     code, text, errors = distill("--quantize", "int8", "--batch", 3, out="other")
-    assert (code, text) == (2, "") and "--batch 3 has no effect in int8 on cpu" in errors
+    assert (code, text) == (2, "") and wording("batch_3_effect_int8_cpu") in errors
 
 
 @pytest.mark.slow
@@ -147,7 +148,7 @@ def test_a_seed_gives_the_same_replies_also_after_a_stop(distill, tmp_path):
     for cut in (len(whole) // 3, len(whole) // 2, len(whole) - 3):  # as a kill would leave it
         (tmp_path / "cut").write_bytes(whole[:cut])
         code, _, errors = distill(*flags, out="cut")
-        assert code == 0 and "are there already" in errors
+        assert code == 0 and wording("are_there_already") in errors
         assert lines(tmp_path / "cut") == lines(tmp_path / "whole")
     assert distill("--temp", 0.9, "--seed", 4, "--batch", 2, out="other")[0] == 0
     assert lines(tmp_path / "other") != lines(tmp_path / "whole")
@@ -165,9 +166,9 @@ def test_what_is_there_is_not_asked_again(distill, tmp_path, monkeypatch):
     assert len(lines(tmp_path / "out.jsonl")) == 6
     asked.clear()
     code, text, errors = distill("--batch", 2)
-    assert code == 0 and not asked and "6 of 6 replies are there already" in errors
+    assert code == 0 and not asked and wording("n6_6_replies_there_already") in errors
     code, text, errors = distill("--batch", 2, "--temp", 0.5)
-    assert (code, text) == (2, "") and "asked for with another" in errors
+    assert (code, text) == (2, "") and wording("asked_for_with_another") in errors
 
 
 @pytest.mark.slow
@@ -186,7 +187,7 @@ def test_conversations_and_prompts_that_are_too_long(distill, tmp_path):
     code, _, errors = distill(file=file)
     (line,) = lines(tmp_path / "out.jsonl").values()
     assert code == 0 and line["messages"][:3] == chat and len(line["messages"]) == 4 and line["id"] == "1"
-    assert "1 prompts are too long" in errors
+    assert wording("n1_prompts_are_too_long") in errors
     file.write_text(json.dumps({"prompt": "word " * 600}))
     code, text, errors = distill(file=file, out="other")
     assert (code, text) == (2, "") and "512" in errors and not (tmp_path / "other").exists()
@@ -202,13 +203,13 @@ def test_a_full_disk_leaves_whole_lines(distill, tmp_path):
         code, text, errors = distill("--batch", 2)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert (code, text) == (4, "") and "cannot be written" in errors
+    assert (code, text) == (4, "") and wording("cannot_be_written") in errors
     assert (tmp_path / "out.jsonl").read_bytes() == before
 
 
 @pytest.mark.parametrize(
     ("content", "word"),
-    [("", "holds no prompts"), ('{"text": "a"}', "there is no prompt"), ('{"prompt": "a"}\nno', "line 2")],
+    [("", "holds no prompts"), ('{"text": "a"}', wording("there_is_no_prompt")), ('{"prompt": "a"}\nno', "line 2")],
 )
 def test_prompts_that_are_none(distill, tmp_path, content, word):
     file = tmp_path / "bad.jsonl"
@@ -233,7 +234,7 @@ def test_what_has_no_newline_is_cut_off_only_where_it_is_ours(distill, tmp_path,
     note = tmp_path / "note"
     note.write_text(content)
     code, _, errors = distill(out="note")
-    assert code == 2 and "line 1: this is no reply" in errors and note.read_text() == content
+    assert code == 2 and wording("line_1_reply") in errors and note.read_text() == content
     assert distill(file=note, out="note")[0] == 2 and note.read_text() == content
 
 
@@ -243,11 +244,11 @@ def test_a_model_is_known_by_what_it_is_and_not_by_how_it_was_named(distill, tmp
     monkeypatch.chdir(tmp_path)
     assert distill("-m", "./copy", "--limit", 1)[0] == 0
     code, _, errors = distill("-m", copy)
-    assert code == 0 and "1 of 6 replies are there already" in errors
+    assert code == 0 and wording("n1_6_replies_there_already") in errors
     tensors = load_file(copy / "model.safetensors")
     save_file({name: tensor * 1.5 for name, tensor in tensors.items()}, copy / "model.safetensors")
     code, _, errors = distill("-m", copy)
-    assert code == 2 and "was asked for with another" in errors
+    assert code == 2 and wording("was_asked_for_with_another") in errors
 
 
 @pytest.mark.slow
@@ -278,7 +279,7 @@ def test_ctrl_c_leaves_a_file_to_go_on_with(tmp_path, model):
     until(lambda: (out.exists() and out.stat().st_size) or running.poll() is not None)
     running.send_signal(signal.SIGINT)
     text, errors = running.communicate(timeout=PATIENCE)
-    assert running.returncode == 130 and text == "" and "the same command goes on" in errors
+    assert running.returncode == 130 and text == "" and wording("the_same_command_goes_on") in errors
     assert out.read_bytes().endswith(b"\n") and 0 < len(lines(out)) < 300
 
 

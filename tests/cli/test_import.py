@@ -15,6 +15,7 @@ import tiny_models
 from command import called, localspec, sentence
 from filelock import FileLock
 from gguf_files import write_model
+from golden import wording
 from machines import Told, machine
 from transformers import LlamaConfig
 
@@ -111,7 +112,7 @@ def test_a_file_becomes_a_model_that_needs_it_no_more(tmp_path: Path, gguf: Path
     shown = json.loads(called(tmp_path, "show", "Tiny-Chat.Q8_0", "--json").stdout)
     assert shown["installed"] and shown["architecture"] == "LlamaForCausalLM"
     assert shown["source"] == str(gguf) and shown["thinking"] == "no"
-    assert "every weight agrees" in called(tmp_path, "verify", "Tiny-Chat.Q8_0").stdout
+    assert wording("every_weight_agrees") in called(tmp_path, "verify", "Tiny-Chat.Q8_0").stdout
     reply = called(tmp_path, "run", "-m", "Tiny-Chat.Q8_0", "-n", "8", "--json", "Hi")
     assert json.loads(reply.stdout)["quantize"] == "int8"
     removed = called(tmp_path, "rm", "Tiny-Chat.Q8_0", "--yes")
@@ -124,14 +125,14 @@ def test_a_person_reads_what_was_made_of_what(tmp_path: Path, gguf: Path) -> Non
     result = localspec(tmp_path, "import", gguf.name)
     assert result.returncode == 0 and result.stderr == ""
     assert result.stdout.startswith("Tiny-Chat.Q8_0: ") and " in int8, from " in result.stdout
-    assert "Chat with it: localspec chat -m Tiny-Chat.Q8_0." in result.stdout
+    assert wording("chat_localspec_chat_m_tiny_chat") in result.stdout
     assert "imported before" in called(tmp_path, "import", gguf.name).stdout
 
 
 @pytest.mark.slow
 def test_a_file_that_is_named_is_imported_when_it_is_first_used(tmp_path: Path, gguf: Path) -> None:
     first = called(tmp_path, "run", "-m", gguf.name, "-n", "8", "--no-log", "Hi")
-    assert first.returncode == 0 and "was imported as Tiny-Chat.Q8_0" in first.stderr
+    assert first.returncode == 0 and wording("imported_tiny_chat_q8_0") in first.stderr
     again = called(tmp_path, "run", "-m", gguf.name, "-n", "8", "--no-log", "Hi")
     assert again.stdout == first.stdout and again.stderr == ""
     by_name = called(tmp_path, "run", "-m", "Tiny-Chat.Q8_0", "-n", "8", "--no-log", "Hi")
@@ -141,7 +142,7 @@ def test_a_file_that_is_named_is_imported_when_it_is_first_used(tmp_path: Path, 
     assert (moved.stdout, moved.stderr) == (first.stdout, "")
     in_few_bits = called(tmp_path, "run", "-m", "elsewhere.gguf", "-n", "8", "--quantize", "int4", "--no-log", "Hi")
     assert in_few_bits.returncode == 0, in_few_bits.stderr
-    assert called(tmp_path, "verify", "Tiny-Chat.Q8_0").stdout.count("every weight agrees") == 2
+    assert called(tmp_path, "verify", "Tiny-Chat.Q8_0").stdout.count(wording("every_weight_agrees")) == 2
     assert called(tmp_path, "rm", "elsewhere.gguf", "--yes").returncode == 0
     assert list(tmp_path.rglob("*.packed")) == [] and (tmp_path / "elsewhere.gguf").exists()
 
@@ -289,7 +290,7 @@ def test_what_a_file_cannot_be_is_said(tmp_path: Path, gguf: Path, directory: Pa
     for given, said in (
         (str(tmp_path), "is a directory; give a GGUF file"),
         ("/dev/null", "'/dev/null' is no regular file; give a GGUF file"),
-        ("", "'' is not the name of a file"),
+        ("", wording("name_file")),
     ):
         assert said in refused(2, "import", given)
     assert "localspec import" in refused(3, "show", gguf.name)
@@ -299,15 +300,15 @@ def test_what_a_file_cannot_be_is_said(tmp_path: Path, gguf: Path, directory: Pa
     (tmp_path / "a.gguf").write_bytes(gguf.read_bytes()[:-1])
     assert "a.gguf" in refused(1, "import", "a.gguf")
     write_model(tmp_path / "gemma.gguf", directory, "Q8_0", general__architecture="gemma3")
-    assert "GGUF file gemma.gguf is of the architecture 'gemma3'" in refused(1, "run", "-m", "gemma.gguf", "Hi")
+    assert wording("gguf_file_gemma_gguf_architecture") in refused(1, "run", "-m", "gemma.gguf", "Hi")
     imported(tmp_path, gguf)
     (tmp_path / "texts.txt").write_text("one two three\n" * 100)
-    assert "is a GGUF file, and a drafter" in refused(3, "train", "medusa", "-m", gguf.name, "--data", "texts.txt")
+    assert wording("gguf_file_drafter") in refused(3, "train", "medusa", "-m", gguf.name, "--data", "texts.txt")
     name = str(imported(tmp_path, gguf)["name"])
-    assert "imported from GGUF" in refused(3, "train", "medusa", "-m", name, "--data", "texts.txt")
+    assert wording("imported_from_gguf") in refused(3, "train", "medusa", "-m", name, "--data", "texts.txt")
     assert f"`localspec chat -m {gguf.name}`" in refused(2, "pull", gguf.name)
     assert called(tmp_path, "rm", gguf.name, "--yes").returncode == 0
-    assert "of which nothing is kept here" in refused(3, "rm", gguf.name, "--yes") and gguf.exists()
+    assert wording("which_nothing_kept_here") in refused(3, "rm", gguf.name, "--yes") and gguf.exists()
 
 
 def test_a_file_that_is_named_otherwise_or_is_not_there_is_told_as_what_it_is(tmp_path: Path, gguf: Path) -> None:
@@ -318,7 +319,7 @@ def test_a_file_that_is_named_otherwise_or_is_not_there_is_told_as_what_it_is(tm
     for name, said in (
         ("noext", "noext is a GGUF file by another name; `localspec import noext`"),
         ("nosuch.gguf", "There is no file 'nosuch.gguf'"),
-        ("mine", f"a GGUF file is imported first: `localspec import {gguf}`"),
+        ("mine", wording("gguf_file_imported_first", gguf=gguf)),
     ):
         result = called(tmp_path, "run", "-m", name, "Hi")
         assert result.returncode == 3 and said in sentence(result)
@@ -360,7 +361,7 @@ def test_every_command_that_lets_a_model_speak_imports_a_file_first(tmp_path: Pa
     for command, flags in commands.items():
         named = ("--prove", gguf.name) if command == "doctor" else ("-m", gguf.name)
         result = called(tmp_path, command, *named, *flags)
-        assert result.returncode == 0 and "was imported as Tiny-Chat.Q8_0" in result.stderr, result.stderr
+        assert result.returncode == 0 and wording("imported_tiny_chat_q8_0") in result.stderr, result.stderr
         assert called(tmp_path, "rm", gguf.name, "--yes").returncode == 0
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from checkpoints import write_checkpoint
 from command import called
+from golden import wording
 
 
 def register(home, text: str) -> None:
@@ -45,7 +46,7 @@ def test_at_a_terminal_no_line_is_wider_than_it_and_programs_get_the_whole_path(
     assert max(map(len, lines)) <= 80 and lines[1].endswith("…")
     monkeypatch.setattr("shutil.get_terminal_size", lambda: os.terminal_size((56, 20)))
     lines = called(tmp_path, "list").stdout.splitlines()
-    assert max(map(len, lines)) <= 56 and lines[-1] == "no room for LICENSE, PATH, which --json has"
+    assert max(map(len, lines)) <= 56 and lines[-1] == wording("room_license_path_which_json")
 
 
 def test_names_are_made_safe(tmp_path):
@@ -62,7 +63,7 @@ def test_a_broken_model_hides_no_other(tmp_path):
     register(tmp_path, '[demo]\npath = "../nowhere"\n[mine]\npath = "../model"\n')
     result = called(tmp_path, "list", "--json")
     assert result.returncode == 0 and [row["name"] for row in json.loads(result.stdout)] == ["demo-draft", "mine"]
-    assert result.stderr.startswith("localspec: demo is left out: ") and result.stderr.count("\n") == 1
+    assert result.stderr.startswith(wording("localspec_demo_is_left_out")) and result.stderr.count("\n") == 1
 
 
 def test_the_demo_is_here(tmp_path):

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from cli.hub_commands import WEIGHTS, at, common_cache, home_with_cache
+from golden import wording
 from hub_server import Hub, Repository, model_repository, served
 from slow_cases import cases
 
@@ -129,9 +130,9 @@ def test_kept_alone_is_what_would_be_loaded_else_int8(home, hub: Hub, monkeypatc
 @pytest.mark.parametrize("asked", [["--quantize", "none"], ["--quantize", "nf4"]])
 def test_kept_alone_in_what_is_not_kept_on_disk_is_refused_before_the_download(home, hub: Hub, asked):
     result = at(home, hub, "pull", "org/name", "--packed-only", *asked)
-    assert result.returncode == 2 and f"weights in {asked[1]} are asked for" in result.stderr
+    assert result.returncode == 2 and wording("weights_in_are_asked_for", asked=asked[1]) in result.stderr
     result = at(home, hub, "pull", "org/name", "--packed-only", LOCALSPEC_DTYPE="bf16")
-    assert result.returncode == 2 and "weights in bf16 are asked for" in result.stderr
+    assert result.returncode == 2 and wording("weights_bf16_asked") in result.stderr
     assert not list(common_cache(home).rglob("blobs/*")) and packed(home) == []
     assert at(home, hub, "pull", "org/name", "--packed-only", "--quantize", "int3").returncode == 2
 
@@ -141,7 +142,7 @@ def test_kept_alone_a_disk_too_small_for_both_is_refused_before_the_download(hom
     total = sum(map(len, repo.files.values()))
     monkeypatch.setattr("localspec.hub.plan.free_disk_bytes", lambda: total + 1000)
     result = at(home, hub, "pull", "org/name", "--packed-only")
-    assert result.returncode == 4 and "while it is packed" in result.stderr
+    assert result.returncode == 4 and wording("while_it_is_packed") in result.stderr
     assert not list(common_cache(home).rglob("blobs/*"))
     assert at(home, hub, "pull", "org/name").returncode == 0, "its own files alone have room"
 
@@ -169,7 +170,7 @@ def test_a_disk_without_room_for_it_is_a_notice_and_the_model_is_here(home, hub:
     result = at(home, hub, "pull", "org/name")
     assert (
         result.returncode == 0
-        and "cannot be written" in result.stderr
+        and wording("cannot_be_written") in result.stderr
         and find_snapshot(Source("org/name"), Paths(home))
     )
 
@@ -256,9 +257,12 @@ def test_kept_alone_only_what_it_fetched_itself_goes(home, hub: Hub, repo):
                     )
                 }
             ),
-            "scale attention by 1e\\+09",
+            wording("scale_attention_by_1e_09"),
         ),
-        (lambda files: files.update({"config.json": _config(files, vocab_size=10**6)}), "promises more weights than"),
+        (
+            lambda files: files.update({"config.json": _config(files, vocab_size=10**6)}),
+            wording("promises_more_weights_than"),
+        ),
     ],
 )
 def test_what_cannot_be_packed_is_refused_before_the_download(home, repo, change, said):
@@ -296,8 +300,8 @@ def test_kept_alone_weights_that_are_no_numbers_are_refused_and_what_was_fetched
     damaged = model_repository(copied(tiny("qwen2-one-key-head").path, tmp_path / "damaged", change))
     with served(org__name=damaged) as hub:
         result = at(home, hub, "pull", "org/name", "--packed-only", "--yes")
-        assert result.returncode == 1 and "norm of " in result.stderr and "holds NaN or inf" in result.stderr
-        assert "what was fetched stays until `localspec rm org/name`" in result.stderr
+        assert result.returncode == 1 and "norm of " in result.stderr and wording("holds_nan_or_inf") in result.stderr
+        assert wording("what_fetched_stays_until") in result.stderr
         assert packed(home) == [] and find_snapshot(Source("org/name"), Paths(home))
 
 
@@ -306,8 +310,8 @@ def test_kept_alone_a_model_that_could_not_be_opened_is_refused_and_what_was_fet
     repo.files["tokenizer.json"] = b"{}"
     with served(org__name=repo) as hub:
         result = at(home, hub, "pull", "org/name", "--packed-only", "--yes")
-        assert result.returncode == 1 and "The tokenizer in" in result.stderr
-        assert "what was fetched stays until `localspec rm org/name`" in result.stderr
+        assert result.returncode == 1 and wording("the_tokenizer_in") in result.stderr
+        assert wording("what_fetched_stays_until") in result.stderr
         assert find_snapshot(Source("org/name"), Paths(home))
 
 
@@ -317,12 +321,12 @@ def _config(files, **values):
 
 @pytest.mark.slow
 def test_without_the_library_it_is_refused_before_the_download(home, hub: Hub, monkeypatch):
-    monkeypatch.setattr(compiled, "missing", lambda: "this installation has no compiled library")
+    monkeypatch.setattr(compiled, "missing", lambda: wording("installation_compiled_library"))
     result = at(home, hub, "pull", "org/name", "--packed-only")
-    assert result.returncode == 1 and "no compiled library" in result.stderr
+    assert result.returncode == 1 and wording("no_compiled_library") in result.stderr
     assert not list(common_cache(home).rglob("blobs/*"))
     result = at(home, hub, "pull", "demo", "--packed-only")
-    assert result.returncode == 0 and "demo is here already" in result.stdout, "nothing is fetched for it"
+    assert result.returncode == 0 and wording("demo_is_here_already") in result.stdout, "nothing is fetched for it"
 
 
 # -- what a model that is here only packed can do ----------------------------------------------------------------------
@@ -378,13 +382,13 @@ def test_kept_alone_what_needs_its_own_weights_ends_with_the_command_that_fetche
     names = {"OTHER": alone.other, "FILE": str(tmp_path / "texts.txt")}
     result = alone.run(*(names.get(word, word) for word in asked), "org/name")
     assert result.returncode == 3, result.stderr
-    assert f"Of org/name there is its packed form in {alone.packing} alone" in result.stderr
+    assert wording("org_name_there_packed_form_alone", packing=alone.packing) in result.stderr
     assert "`localspec pull org/name`" in result.stderr and result.stdout == ""
 
 
 @pytest.mark.slow
 def test_kept_alone_without_the_library_nothing_computes_it(alone, monkeypatch):
-    monkeypatch.setattr(compiled, "missing", lambda: "this installation has no compiled library")
+    monkeypatch.setattr(compiled, "missing", lambda: wording("installation_compiled_library"))
     result = alone.run("run", "Hi", "-m", "org/name", "-n", "2")
     assert result.returncode == 3 and "`localspec pull org/name`" in result.stderr
     (row,) = [row for row in json.loads(alone.run("doctor", "--json").stdout)["choices"] if row["model"] == "org/name"]
@@ -411,12 +415,16 @@ def test_verify_reads_it_and_names_what_is_damaged(home, hub: Hub):
     assert at(home, hub, "pull", "org/name", "--packed-only").returncode == 0
     (file,) = packed(home)
     result = at(home, hub, "verify", "org/name")
-    assert result.returncode == 0 and "every weight agrees with its digest" in result.stdout
+    assert result.returncode == 0 and wording("every_weight_agrees_digest") in result.stdout
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
     file.write_bytes(content)
     result = at(home, hub, "verify", "org/name")
-    assert result.returncode == 1 and "is damaged" in result.stdout and f"{file} is damaged; delete it" in result.stderr
+    assert (
+        result.returncode == 1
+        and "is damaged" in result.stdout
+        and wording("is_damaged_delete_it", file=file) in result.stderr
+    )
     file.write_bytes(content[:-1])
     result = at(home, hub, "verify", "org/name")
     assert result.returncode == 3 and "`localspec pull org/name`" in result.stderr, "it does not even tell its name"
@@ -446,7 +454,11 @@ def test_rm_deletes_one_that_is_all_there_is(home, hub: Hub):
     (file,) = packed(home)
     total = size(file.stat().st_size)
     result = at(home, hub, "rm", "org/name", "--yes")
-    assert result.returncode == 0 and f"Deleted; {total} are free again." in result.stdout and packed(home) == []
+    assert (
+        result.returncode == 0
+        and wording("deleted_are_free_again", total=total) in result.stdout
+        and packed(home) == []
+    )
     assert at(home, hub, "show", "org/name").returncode == 3
 
 
@@ -455,12 +467,12 @@ def test_rm_deletes_the_packed_form_of_a_directory_and_not_the_directory(home, h
     path = tiny("qwen2-one-key-head").path
     before = sorted(file.name for file in path.iterdir())
     result = at(home, hub, "rm", str(path), "--yes")
-    assert result.returncode == 2 and "was not fetched by `localspec pull`" in result.stderr
+    assert result.returncode == 2 and wording("fetched_localspec_pull") in result.stderr
     load(path, "int8", "", 1, Reporter(), Paths(home))
     result = at(home, hub, "rm", str(path))
     assert result.returncode == 2 and f"{path} itself stays" in result.stdout and len(packed(home)) == 1
     result = at(home, hub, "rm", str(path), "--yes")
-    assert result.returncode == 0 and "are free again" in result.stdout and packed(home) == []
+    assert result.returncode == 0 and wording("are_free_again") in result.stdout and packed(home) == []
     assert sorted(file.name for file in path.iterdir()) == before
 
 
@@ -474,9 +486,9 @@ def test_rm_keeps_what_was_pulled_for_another_source_with_the_same_weights(home,
     kept = resolve("org/name", Paths(home)).path
     load(path, "int8", "", 1, Reporter(pytest.fail), Paths(home))
     result = at(home, hub, "rm", str(path), "--yes")
-    assert result.returncode == 2 and f"org/name, packed, has the same weights and stays: {kept}" in result.stdout
+    assert result.returncode == 2 and wording("org_name_packed_same_weights", kept=kept) in result.stdout
     result = at(home, hub, "rm", "org/mirror", "--yes")
-    assert result.returncode == 0 and f"org/name, packed, has the same weights and stays: {kept}" in result.stdout
+    assert result.returncode == 0 and wording("org_name_packed_same_weights", kept=kept) in result.stdout
     assert packed(home) == [kept] and at(home, hub, "verify", "org/name").returncode == 0
     result = at(home, hub, "rm", "org/name", "--yes")
     assert result.returncode == 0 and "Packed, of org/name, " in result.stdout and packed(home) == []
@@ -510,20 +522,20 @@ def test_verify_and_rm_take_a_directory_and_a_packed_file(home, hub: Hub, tiny, 
     (file,) = packed(home)
     for name in (str(path), str(file)):
         result = at(home, hub, "verify", name)
-        assert result.returncode == 0 and "every weight agrees with its digest" in result.stdout, result.stderr
+        assert result.returncode == 0 and wording("every_weight_agrees_digest") in result.stdout, result.stderr
     whole = file.read_bytes()
     file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     for name in (str(path), str(file)):
         result = at(home, hub, "verify", name)
-        assert result.returncode == 1 and f"{file} is damaged; delete it" in result.stderr
+        assert result.returncode == 1 and wording("is_damaged_delete_it", file=file) in result.stderr
     mine = tmp_path / "mine.packed"
     mine.write_bytes(whole)
     result = at(home, hub, "rm", str(mine), "--yes")
-    assert result.returncode == 2 and "delete it yourself" in result.stderr and mine.exists()
+    assert result.returncode == 2 and wording("delete_it_yourself") in result.stderr and mine.exists()
     result = at(home, hub, "rm", str(file))
     assert result.returncode == 2 and str(file) in result.stdout and file.exists()
     result = at(home, hub, "rm", str(file), "--yes")
-    assert result.returncode == 0 and "are free again" in result.stdout and not file.exists()
+    assert result.returncode == 0 and wording("are_free_again") in result.stdout and not file.exists()
     assert at(home, hub, "verify", str(tmp_path / "nothing")).returncode in (2, 3)
 
 
@@ -542,7 +554,7 @@ def test_verify_sees_weights_that_changed_and_whose_times_did_not(home, hub: Hub
     with monkeypatch.context() as patched:
         patched.setattr(weight_digests, "stamps", lambda files: told)
         result = at(home, hub, "verify", str(path))
-    assert result.returncode == 1 and f"{WEIGHTS} has changed, and neither its size nor its times" in result.stdout
+    assert result.returncode == 1 and wording("changed_neither_size_nor_times", weights=WEIGHTS) in result.stdout
     assert at(home, hub, "verify", str(path)).returncode == 0
 
 
@@ -562,7 +574,7 @@ def test_what_was_packed_of_a_damaged_download_is_packed_again_once_that_is_mend
     change(path)  # the common cache goes on calling it by its digest
     assert bytes_of(load(path, packing, "", 1, Reporter(), Paths(home))) != right
     result = at(home, hub, "pull", "org/name")
-    assert result.returncode == 0 and "was damaged in the cache and was fetched again" in result.stderr
+    assert result.returncode == 0 and wording("damaged_cache_fetched_again") in result.stderr
     assert bytes_of(load(path, packing, "", 1, Reporter(), Paths(home))) == right
     before = {file: file.stat().st_mtime_ns for file in packed(home)}
     assert at(home, hub, "pull", "org/name").returncode == 0, "what is sound is neither deleted nor packed again"
@@ -602,7 +614,7 @@ def test_kept_alone_it_stays_when_a_copy_of_it_is_pulled(home, repo):
     with served(org__name=repo, org__copy=repo) as hub:
         assert at(home, hub, "pull", "org/name", "--packed-only", "--quantize", "int8").returncode == 0
         result = at(home, hub, "pull", "org/copy", "--packed-only", "--quantize", "int8")
-        assert result.returncode == 1 and "org/copy has the weights of org/name" in result.stderr
+        assert result.returncode == 1 and wording("org_copy_weights_org_name") in result.stderr
         assert at(home, hub, "pull", "org/copy", "--quantize", "int8").returncode == 0
     (file,) = packed(home)
     assert resolve("org/name", Paths(home)).path == file

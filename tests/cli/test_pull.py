@@ -15,6 +15,7 @@ import pytest
 from cli.hub_commands import WEIGHTS, at, blobs, common_cache, home_with_cache, repository, started, stray
 from clocks import PATIENCE, until
 from command import ROOT, localspec, sentence
+from golden import wording
 from hub_server import Hub, Repository, model_repository, served
 
 from localspec.hub.cache import find_snapshot
@@ -150,7 +151,7 @@ def test_interrupted_at_half_and_gone_on_with(home, hub: Hub, repo, sent):
         lines = errors.splitlines()
         assert lines[-1] == "localspec: Interrupted." and len(lines) == 2
         assert re.search(r"tokenizer\.json, .* are kept; model\.safetensors \(1,048,576 of 3,600,\d+ bytes", lines[0])
-        assert "is fetched again from its beginning by a later pull." in lines[0] and "goes on" not in lines[0]
+        assert wording("fetched_again_from_beginning") in lines[0] and "goes on" not in lines[0]
     else:
         assert process.returncode == -sent and len(stray(home)) == (sent == signal.SIGKILL)
     kept = blobs(home)
@@ -159,7 +160,7 @@ def test_interrupted_at_half_and_gone_on_with(home, hub: Hub, repo, sent):
     hub.requests.clear()
     result = at(home, hub, "pull", "org/name")
     assert result.returncode == 0 and is_whole(home, repo)
-    assert ("Removed" in result.stderr and "killed left behind" in result.stderr) == (sent == signal.SIGKILL)
+    assert ("Removed" in result.stderr and wording("killed_left_behind") in result.stderr) == (sent == signal.SIGKILL)
     assert [r.rpartition("/")[2] for r in hub.requests if r.startswith("GET /org")] == [WEIGHTS]
     small = {name: when for name, when in kept.items() if "incomplete" not in name}
     assert len(small) == 3 and small.items() <= blobs(home).items()
@@ -235,8 +236,8 @@ def test_a_server_that_begins_anew_and_breaks_off_each_time_is_given_up(home, hu
     hub.answer = break_off
     result = at(home, hub, "pull", "org/name")
     assert result.returncode == 1 and result.stderr.count("\n") == 1
-    assert f"The connection to {hub.endpoint} broke off while {WEIGHTS} was fetched (again and again" in result.stderr
-    assert f"{WEIGHTS} (1,048,576 of {2 * half:,} bytes had come) is fetched again from its beginning" in result.stderr
+    assert wording("connection_broke_off_while", endpoint=hub.endpoint, weights=WEIGHTS) in result.stderr
+    assert wording("n1_048_576_bytes_come_fetched", weights=WEIGHTS, value=f"{2 * half:,}") in result.stderr
     assert len(asked) < 10 and found(home) is None and stray(home) == []
 
 
@@ -265,7 +266,10 @@ def test_a_wrong_hash_is_removed_and_nothing_counts_as_installed(home, hub: Hub,
     result = at(home, hub, "pull", "org/name")
     assert result.returncode == 1 and result.stderr.count("\n") == 1
     assert f"{name} is damaged: its {'sha256' if name == WEIGHTS else 'git' + chr(39) + 's sha1'}" in result.stderr
-    assert "it was removed." in result.stderr and f"{name} is fetched again from its beginning" in result.stderr
+    assert (
+        wording("it_was_removed") in result.stderr
+        and wording("fetched_again_from_beginning_2", name=name) in result.stderr
+    )
     assert found(home) is None and stray(home) == []
     assert not any(path.read_bytes() == repo.sent[name] for path in common_cache(home).glob("models--*/blobs/*"))
     repo.sent.clear()
@@ -323,9 +327,9 @@ def test_a_file_that_goes_on_after_what_was_announced(home, hub: Hub, repo, name
 @pytest.mark.parametrize(
     ("closed", "said"),
     [
-        ((401, "GatedRepo"), "accept its terms, then log in here with `hf auth login`"),
-        ((403, "GatedRepo"), "the account that is logged in here has no access"),
-        ((401, ""), "does not accept the token"),
+        ((401, "GatedRepo"), wording("accept_terms_then_log_here_hf")),
+        ((403, "GatedRepo"), wording("account_logged_here_access")),
+        ((401, ""), wording("does_not_accept_the_token")),
         ((403, ""), "forbids access"),
     ],
 )
@@ -340,7 +344,7 @@ def test_gated(home, hub: Hub, repo, closed, said, late):
     result = at(home, hub, "pull", "org/name")
     assert result.returncode == 5 and said in result.stderr and result.stderr.count("\n") == 1
     assert f"{hub.endpoint}/org/name" in result.stderr or closed == (401, "")
-    assert "hf auth login" in result.stderr and "hf_secret" not in result.stdout + result.stderr
+    assert wording("hf_auth_login") in result.stderr and "hf_secret" not in result.stdout + result.stderr
     assert found(home) is None
     hub.token = "hf_secretsecret"
     result = at(home, hub, "pull", "org/name")
@@ -353,19 +357,19 @@ def test_a_model_that_would_be_refused_once_it_is_here_is_not_fetched(home, hub:
     repo.files["config.json"] = json.dumps(config).encode()
     result = at(home, hub, "pull", "org/name", "--force")
     assert result.returncode == 1 and "org/name has experts (num_local_experts = 8), which" in sentence(result)
-    assert "the nearest model is granite-4.0-micro" in result.stderr and not common_cache(home).exists()
+    assert wording("nearest_model_granite_4_0_micro") in result.stderr and not common_cache(home).exists()
 
 
 @pytest.mark.slow
 def test_a_repository_and_a_revision_that_are_not_there(home, hub):
     result = at(home, hub, "pull", "org/nam")
-    assert result.returncode == 3 and "There is no model 'org/nam'" in sentence(result)
+    assert result.returncode == 3 and wording("there_model_org_nam") in sentence(result)
     result = at(home, hub, "pull", "org/name@mian")
-    assert result.returncode == 3 and "(did you mean 'main'?)" in sentence(result)
+    assert result.returncode == 3 and wording("did_you_mean_main") in sentence(result)
     at(home, hub, "pull", "org/name")
-    assert "(did you mean 'org/name'?)" in sentence(at(home, hub, "pull", "org/nam"))
+    assert wording("did_you_mean_org_name") in sentence(at(home, hub, "pull", "org/nam"))
     result = at(home, hub, "pull", "dem")
-    assert result.returncode == 3 and "(did you mean 'demo'?)" in sentence(result)
+    assert result.returncode == 3 and wording("did_you_mean_demo") in sentence(result)
 
 
 @pytest.mark.parametrize(
@@ -383,7 +387,7 @@ def test_a_disk_that_is_too_small(home, hub: Hub, repo, monkeypatch):
     usage = type("usage", (), {"free": 3_000_000})
     monkeypatch.setattr("localspec.hub.plan.shutil.disk_usage", lambda path: usage)
     result = at(home, hub, "pull", "org/name")
-    assert result.returncode == 4 and "3.4 MiB are to be fetched" in result.stderr and "--force" in result.stderr
+    assert result.returncode == 4 and wording("n3_4_mib_fetched") in result.stderr and "--force" in result.stderr
     assert not common_cache(home).exists()
     assert json.loads(at(home, hub, "pull", "org/name", "--dry-run", "--json").stdout)["fits"] is False
     result = at(home, hub, "pull", "org/name", "--force")
@@ -395,7 +399,7 @@ def test_what_will_not_fit_into_memory(home, hub: Hub, repo, monkeypatch):
     small = Machine((Device("cpu", "a processor", 10**9, 600 * 10**6 + 1000, ("fp32",)),), 1)
     monkeypatch.setattr("localspec.pulling.pull.this_machine", lambda: small)
     result = at(home, hub, "pull", "org/name")
-    assert result.returncode == 4 and "org/name does not fit" in result.stderr and "--force" in result.stderr
+    assert result.returncode == 4 and wording("org_name_does_not_fit") in result.stderr and "--force" in result.stderr
     assert json.loads(at(home, hub, "pull", "org/name", "--dry-run", "--json").stdout)["fits"] is False
     assert not common_cache(home).exists()
     assert at(home, hub, "pull", "org/name", "--force").returncode == 0 and is_whole(home, repo)
@@ -409,7 +413,7 @@ def test_offline(home, hub: Hub, variable):
 
 def test_nobody_listens(home):
     result = at(home, Hub(endpoint="http://127.0.0.1:9"), "pull", "org/name")
-    assert result.returncode == 1 and "http://127.0.0.1:9 cannot be reached" in sentence(result)
+    assert result.returncode == 1 and wording("http_127_0_0_1_9_cannot_reached") in sentence(result)
 
 
 @pytest.mark.slow
@@ -423,7 +427,7 @@ def test_a_cache_that_cannot_be_written(home, hub: Hub, repo):
 def test_a_home_that_cannot_be_written(home, hub: Hub, repo):
     result = at(home, hub, "pull", "org/name", LOCALSPEC_HOME="/proc/nope")
     assert result.returncode == 1 and result.stderr.count("\n") == 1 and "LOCALSPEC_HOME" in result.stderr
-    assert "/proc/nope/data/pulled, which cannot be written" in result.stderr and not common_cache(home).exists()
+    assert wording("proc_nope_data_pulled_which") in result.stderr and not common_cache(home).exists()
 
 
 @pytest.mark.slow
@@ -437,14 +441,18 @@ def test_a_disk_that_fills_up_meanwhile(home, hub: Hub, repo, monkeypatch):
 
     monkeypatch.setattr(file_download, "http_get", write)
     result = at(home, hub, "pull", "org/name")
-    assert result.returncode == 4 and "is full; make room" in result.stderr and "config.json are kept" in result.stderr
+    assert (
+        result.returncode == 4
+        and wording("is_full_make_room") in result.stderr
+        and "config.json are kept" in result.stderr
+    )
     assert found(home) is None and stray(home) == []
 
 
 @pytest.mark.slow
 def test_a_password_in_the_address_is_not_shown(home):
     result = at(home, Hub(endpoint="http://me:hunter2@127.0.0.1:9"), "pull", "org/name")
-    assert result.returncode == 1 and "http://127.0.0.1:9 cannot be reached" in sentence(result)
+    assert result.returncode == 1 and wording("http_127_0_0_1_9_cannot_reached") in sentence(result)
     assert "hunter2" not in result.stderr
     assert "HF_ENDPOINT" in sentence(at(home, Hub(endpoint="ftp://x"), "pull", "org/name"))
 
@@ -471,10 +479,10 @@ def test_heads_become_a_drafter_beside_their_model(home, tiny, heads):
     base = model_repository(tiny("llama-grouped-dynamic").path)
     with served(org__base=base, org__heads=heads) as hub:
         result = at(home, hub, "pull", "org/heads")
-        assert result.returncode == 0 and "`localspec pull org/base`, then this again" in result.stderr
+        assert result.returncode == 0 and wording("localspec_pull_org_base_then") in result.stderr
         assert at(home, hub, "pull", "org/base").returncode == 0
         result = at(home, hub, "pull", "org/heads")
-        assert result.returncode == 0 and "are a drafter of org/base" in result.stderr
+        assert result.returncode == 0 and wording("drafter_org_base") in result.stderr
         shown = json.loads(at(home, hub, "show", "org/base", "--json").stdout)
         assert "medusa" in shown["drafters"]
 
@@ -511,7 +519,7 @@ def test_an_eagle3_head_becomes_a_drafter_of_its_own_kind(home, tiny, tmp_path, 
         entry = '[mine]\nrepo = "org/base"\n[[mine.drafters]]\nkind = "eagle3"\nrepo = "org/heads"\n'
         (home / "config" / "models.toml").write_text(entry)
         result = at(home, hub, "pull", "mine", "--drafter", "eagle3")
-        assert result.returncode == 0 and "are a drafter of org/base: --drafter eagle3" in result.stderr, result.stderr
+        assert result.returncode == 0 and wording("drafter_org_base_drafter_eagle3") in result.stderr, result.stderr
         plain = at(
             home, hub, "run", "-m", "mine", "--no-spec", "-n", "8", "--temp", "0", "--json", "--no-log", "the cat"
         )
@@ -538,14 +546,14 @@ def test_a_dflash_drafter_becomes_one_of_its_own_kind(home, tiny, tmp_path):
         entry = '[mine]\nrepo = "org/base"\n[[mine.drafters]]\nkind = "dflash"\nrepo = "org/heads"\n'
         (home / "config" / "models.toml").write_text(entry)
         result = at(home, hub, "pull", "mine", "--drafter", "dflash")
-        assert result.returncode == 0 and "are a drafter of org/base: --drafter dflash" in result.stderr, result.stderr
+        assert result.returncode == 0 and wording("drafter_org_base_drafter_dflash") in result.stderr, result.stderr
         how = ("-n", "8", "--temp", "0", "--json", "--no-log", "the cat")
         plain = json.loads(at(home, hub, "run", "-m", "mine", "--no-spec", *how).stdout)
         found = json.loads(at(home, hub, "run", "-m", "mine", "--drafter", "dflash", "--draft-max", "4", *how).stdout)
         assert found["drafter"] == "dflash" and found["token_ids"] == plain["token_ids"]
         assert found["speculation"]["draft_n"] > 0
         refused = at(home, hub, "pull", "org/second")
-        assert refused.returncode == 1 and "org/second is a DFlash drafter of the second form" in refused.stderr
+        assert refused.returncode == 1 and wording("org_second_dflash_drafter_second") in refused.stderr
 
 
 @pytest.mark.slow
@@ -560,7 +568,7 @@ def test_heads_that_would_run_code_do_not(home, tiny, heads):
     with served(org__base=model_repository(tiny("llama-grouped-dynamic").path), org__heads=heads) as hub:
         at(home, hub, "pull", "org/base")
         result = at(home, hub, "pull", "org/heads")
-    assert result.returncode == 1 and "would run code" in result.stderr and not (home / "ran").exists()
+    assert result.returncode == 1 and wording("would_run_code") in result.stderr and not (home / "ran").exists()
     assert not (home / "data" / "drafters" / "models--org--heads").exists()
 
 
@@ -580,7 +588,7 @@ def test_a_whole_model_with_heads_inside_is_target_and_drafter(home, tiny, tmp_p
         assert sum(name.endswith(suffix) for name in names) == 2 and "tokenizer.json" in names
         result = at(home, hub, "pull", "org/whole")
         assert result.returncode == 0, result.stderr
-        assert "The heads of org/whole are a drafter of org/whole: --drafter medusa." in result.stderr
+        assert wording("heads_org_whole_drafter_org_whole") in result.stderr
         at_home = home / "data" / "drafters" / "models--org--whole"
         assert ((at_home / "target").is_dir() and f"{at_home / 'target'}" in result.stdout) == (form == "pickles")
         assert "org/whole" in [one["name"] for one in json.loads(at(home, hub, "list", "--json").stdout)]
@@ -616,7 +624,7 @@ def test_pickles_without_heads_are_not_fetched(home, tiny, tmp_path):
     whole = whole_model(tiny("llama-grouped-dynamic").path, tmp_path / "whole", "pickles", {})
     with served(org__whole=Repository({file.name: file.read_bytes() for file in whole.iterdir()})) as hub:
         result = at(home, hub, "pull", "org/whole")
-    assert result.returncode == 1 and "as pickle only" in sentence(result)
+    assert result.returncode == 1 and wording("as_pickle_only") in sentence(result)
 
 
 # -- on a terminal ------------------------------------------------------------------------------------------------------
@@ -660,7 +668,7 @@ def test_somebody_is_asked_and_may_say_no(home, hub: Hub, repo):
     assert (
         code == 0
         and "Fetch? [Y/n]" in out
-        and out.endswith("Nothing was fetched.\n")
+        and out.endswith(wording("nothing_was_fetched"))
         and not common_cache(home).exists()
     )
     code, out, _ = on_terminal(home, hub, "pull", "org/name", types=b"\n")

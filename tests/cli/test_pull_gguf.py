@@ -8,6 +8,7 @@ import tiny_models
 from cli.hub_commands import at, blobs, common_cache, home_with_cache
 from command import sentence
 from gguf_files import metadata_of, tensors_of, write_model, written
+from golden import matching, wording
 from hub_server import Repository, served
 from transformers import Qwen3Config
 
@@ -67,7 +68,7 @@ def test_one_type_is_fetched_and_kept_packed_alone(home: Path, files: dict[str, 
     for name in (NAME, "org/tiny-GGUF:q8_0"):
         reply = at(home, hub, "run", "-m", name, "-n", "8", "--no-log", "--json", "Hi")
         assert reply.returncode == 0 and json.loads(reply.stdout)["model"] == NAME
-    assert "every weight agrees" in at(home, hub, "verify", NAME).stdout
+    assert wording("every_weight_agrees") in at(home, hub, "verify", NAME).stdout
     assert json.loads(at(home, hub, "show", NAME, "--json").stdout)["source"] == NAME
     assert at(home, hub, "rm", NAME, "--yes").returncode == 0
     assert NAME not in {row["name"] for row in json.loads(at(home, hub, "list", "--json").stdout)}
@@ -112,14 +113,14 @@ def test_files_in_folders_are_found_by_their_names_or_the_folders_and_leave_noth
         assert not any("old/" in request for request in hub.requests)
     twice = {f"{folder}/tiny-Q8_0.gguf": files["tiny-Q8_0.gguf"] for folder in ("a", "b")}
     with served(**{"org__tiny-GGUF": Repository(twice)}) as hub:
-        assert "no parts of one model" in sentence(at(home, hub, "pull", NAME))
+        assert wording("no_parts_of_one_model") in sentence(at(home, hub, "pull", NAME))
 
 
 @pytest.mark.parametrize("name", ["../a-Q8_0.gguf", "/a-Q8_0.gguf", "a/../b-Q8_0.gguf", ".a/b-Q8_0.gguf", "a//b-Q8_0.gguf",
                                   "a/b/c/d/e-Q8_0.gguf", "a\\b-Q8_0.gguf", "a/\x1b[2J-Q8_0.gguf", "a/b-Q8_0.gguf\n"])  # fmt: skip
 def test_a_place_that_leads_elsewhere_is_none(home: Path, name: str) -> None:
     with served(**{"org__tiny-GGUF": Repository({name: b"x" * 20000})}) as hub:
-        assert "no GGUF file of the type Q8_0" in sentence(at(home, hub, "pull", NAME))
+        assert wording("gguf_file_type_q8_0") in sentence(at(home, hub, "pull", NAME))
         assert not any("/resolve/" in request for request in hub.requests)
 
 
@@ -132,7 +133,7 @@ def test_without_a_type_or_with_an_unknown_one_the_types_are_listed(home: Path, 
             assert "`localspec pull org/tiny-GGUF:Q8_0`" in said
     only = {name: content for name, content in files.items() if "BF16-00001" in name}
     with served(**{"org__tiny-GGUF": Repository(only)}) as hub:
-        assert "no parts of one model" in sentence(at(home, hub, "pull", "org/tiny-GGUF:BF16"))
+        assert wording("no_parts_of_one_model") in sentence(at(home, hub, "pull", "org/tiny-GGUF:BF16"))
 
 
 @pytest.mark.slow
@@ -146,7 +147,9 @@ def test_what_cannot_fit_is_refused_before_it_is_fetched(
         with monkeypatch.context() as patch:
             patch.setattr("localspec.hub.plan.shutil.disk_usage", lambda path: usage)
             result = at(home, hub, "pull", NAME, "--yes")
-            assert result.returncode == 4 and "packed from them" in result.stderr and "--force" in result.stderr
+            assert (
+                result.returncode == 4 and wording("packed_from_them") in result.stderr and "--force" in result.stderr
+            )
             assert json.loads(at(home, hub, "pull", NAME, "--dry-run", "--json").stdout)["fits"] is False
         small = Machine((Device("cpu", "a processor", 10**9, 600 * 10**6 + 1000, ("fp32",)),), 1)
         with monkeypatch.context() as patch:
@@ -170,8 +173,8 @@ def test_types_that_nothing_here_reads_are_refused_by_their_names(name: str, kin
     if read:
         assert [file.name for file in of_type(source, known)] == [name]
         return
-    assert (listed := types_listed(source, known)).endswith(f"out of Q8_0 (10 bytes); it does not read {kind}.")
-    with pytest.raises(LocalspecError, match="does not read; choose a type") as error:
+    assert (listed := types_listed(source, known)).endswith(wording("out_q8_0_10_bytes_does_read", kind=kind))
+    with pytest.raises(LocalspecError, match=matching("does_read_choose_type")) as error:
         of_type(source, known)
     assert listed.partition("; ")[2] in str(error.value)
 
@@ -181,11 +184,11 @@ def test_what_is_no_model_stays_and_is_said(home: Path, files: dict[str, bytes])
     broken = {"tiny-Q8_0.gguf": files["tiny-Q8_0.gguf"][:-40000] + bytes(100)}
     with served(**{"org__tiny-GGUF": Repository(broken)}) as hub:
         result = at(home, hub, "pull", NAME, "--yes")
-        assert result.returncode == 1 and "what was fetched stays" in result.stderr
+        assert result.returncode == 1 and wording("what_was_fetched_stays") in result.stderr
         assert "tiny-Q8_0.gguf" in result.stderr and len(blobs(home)) == 1
-        assert f"until `localspec rm {NAME}`" in result.stderr and "fetch it again" not in result.stderr
+        assert f"until `localspec rm {NAME}`" in result.stderr and wording("fetch_it_again") not in result.stderr
         found = at(home, hub, "list", "--json")
-        assert NAME not in found.stdout and f"`localspec rm {NAME}` deletes it" in found.stderr
+        assert NAME not in found.stdout and wording("localspec_rm_deletes_it", name=NAME) in found.stderr
         for name in (NAME, "org/tiny-GGUF"):
             removed = at(home, hub, "rm", name, "--yes")
             assert removed.returncode == 0 and "tiny-Q8_0.gguf" in removed.stdout, removed.stderr
@@ -213,8 +216,8 @@ def test_what_cannot_be_meant_is_refused(home: Path, files: dict[str, bytes]) ->
         hub.answer = lambda path: None
         assert "org/repo:TYPE" in sentence(at(home, hub, "pull", "org/tiny-GGUF:"))
         assert "org/repo:TYPE" in sentence(at(home, hub, "pull", "org/tiny-GGUF:../x"))
-        assert "nothing is removed" in sentence(at(home, hub, "rm", NAME, "--yes"))
-        assert "is not here" in sentence(at(home, hub, "verify", NAME))
+        assert wording("nothing_is_removed") in sentence(at(home, hub, "rm", NAME, "--yes"))
+        assert wording("is_not_here") in sentence(at(home, hub, "verify", NAME))
 
 
 @pytest.mark.slow

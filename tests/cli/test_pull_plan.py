@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from cli.hub_commands import at, common_cache, home_with_cache, repository
 from command import sentence
+from golden import wording
 from hub_server import Hub, served
 
 from localspec.machine.machine import Device, Machine
@@ -87,12 +88,12 @@ def test_as_text_it_says_that_nobody_was_asked(home):
     result = at(home, NOBODY, "pull", "mine", "--dry-run", "--drafter", "draft_model")
     assert result.returncode == 0 and result.stderr == ""
     first, own, small, form, total, memory, drafter, asks = result.stdout.splitlines()
-    assert first == "mine, from the registry; the hub was not asked"
-    assert own.startswith("org/name@v1, by Somebody, license Apache-2.0, gated: its terms must be accepted")
+    assert first == wording("mine_from_registry_hub_asked")
+    assert own.startswith(wording("org_name_v1_somebody_license"))
     assert small == "org/small, by unknown, license Apache-2.0, size unknown"
     assert form == "  other form: org/name-GGUF:Q8_0, by Somebody, license Apache-2.0, 117.7 MiB"
     assert total.startswith("size unknown to fetch; ") and memory.startswith("memory: ") and "as asked" in drafter
-    assert "`localspec pull org/name@v1 --dry-run` asks the hub" in asks
+    assert wording("localspec_pull_org_name_v1_dry") in asks
     assert announced(home, "mine", "--drafter", "draft_model")["bytes"] is None
 
 
@@ -105,7 +106,7 @@ def test_what_is_not_registered_is_asked_for_and_offline_that_is_said(home, tmp_
         refused = at(home, hub, "pull", "org/name", "--dry-run", HF_HUB_OFFLINE="1")
         assert refused.returncode == 3 and "HF_HUB_OFFLINE" in sentence(refused) and hub.requests == []
         refused = at(home, hub, "pull", "mine", HF_HUB_OFFLINE="1")
-        assert refused.returncode == 3 and "told by `localspec pull mine --dry-run`" in sentence(refused)
+        assert refused.returncode == 3 and wording("told_localspec_pull_mine_dry_run") in sentence(refused)
         assert at(home, hub, "pull", "mien", "--dry-run").returncode == 3 and hub.requests == []
 
 
@@ -122,19 +123,21 @@ def test_what_is_here_is_not_fetched_again(home, tmp_path):
 @pytest.mark.slow
 def test_mistakes_and_what_does_not_fit_are_the_same_as_of_a_pull(home, monkeypatch):
     refused = at(home, NOBODY, "pull", "mine", "--drafter", "medus", "--dry-run")
-    assert refused.returncode == 2 and "did you mean 'medusa'?" in sentence(refused)
+    assert refused.returncode == 2 and wording("did_you_mean_medusa") in sentence(refused)
     small = Machine((Device("cpu", "a CPU", 10**9, 600 * 10**6 + 1000, ("fp32",)),), 1)
     monkeypatch.setattr("localspec.pulling.announced.this_machine", lambda: small)
     said = announced(home, "mine", "--drafter", "none")
-    assert said["fits"] is False and "does not fit" in said["memory"]
+    assert said["fits"] is False and wording("does_not_fit") in said["memory"]
 
 
 @pytest.mark.slow
 def test_whoever_reads_it_is_told_how_to_chat_with_what_came(home, tmp_path, monkeypatch):
     with served(org__here=repository(tmp_path / "model", 900)) as hub:
-        assert "Chat with it" not in at(home, hub, "pull", "here", "--yes", "--force").stdout, "scripts read paths"
+        assert wording("chat_with_it") not in at(home, hub, "pull", "here", "--yes", "--force").stdout, (
+            "scripts read paths"
+        )
         monkeypatch.setattr("localspec.cli.pull.seen", lambda: True)
         for name in ("here", "demo"):
             result = at(home, hub, "pull", name, "--yes", "--force")
-            assert result.stdout.splitlines()[-1] == f"Chat with it: localspec chat -m {name}"
-        assert "Chat with it" not in at(home, hub, "pull", "here", "--dry-run").stdout
+            assert result.stdout.splitlines()[-1] == wording("chat_localspec_chat_m", name=name)
+        assert wording("chat_with_it") not in at(home, hub, "pull", "here", "--dry-run").stdout

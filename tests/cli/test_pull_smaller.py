@@ -10,6 +10,7 @@ import pytest
 from cli.hub_commands import at, blobs, home_with_cache
 from command import sentence
 from gguf_files import metadata_of, tensors_of, written
+from golden import wording
 from hub_server import Hub, Repository, model_repository, served
 from machines import gpu, machine
 
@@ -90,7 +91,10 @@ def reply(home: Path, hub: Hub, *flags: str) -> dict:
 def test_the_smaller_download_with_the_publishers_own_texts(home, hub, whole, gguf, quantize):
     result = pull(home, hub, quantize=quantize)
     assert result.returncode == 0, result.stderr
-    assert "form: in place of org/name (" in result.stdout and f": {quantize} is what would be kept" in result.stdout
+    assert (
+        wording("form_place_org_name") in result.stdout
+        and wording("is_what_would_be_kept", quantize=quantize) in result.stdout
+    )
     assert "--original fetches" in result.stdout and f"{FORM} is packed" in result.stdout
     assert fetched(hub) == {"name-q8_0.gguf", *(TEXTS & whole.files.keys())} and blobs(home) == {}
     (packed,) = packed_files(Paths(home))
@@ -129,7 +133,7 @@ def test_the_original_is_fetched_where_it_is_asked_for_and_then_kept_up_to_date(
     result = pull(home, hub)
     assert result.returncode == 0 and "form:" not in result.stdout and "name-q8_0.gguf" not in fetched(hub)
     refused = at(home, hub, "pull", "org/name", "--original")
-    assert refused.returncode == 2 and "--original has no effect" in sentence(refused)
+    assert refused.returncode == 2 and wording("original_has_no_effect") in sentence(refused)
 
 
 @pytest.mark.slow
@@ -151,7 +155,7 @@ def test_on_a_gpu_the_original_comes_and_a_gguf_file_says_that_it_is_for_the_cpu
     planned = at(home, hub, "pull", "mine", "--drafter", "none", "--yes", LOCALSPEC_DEVICE="cuda:0")
     assert planned.returncode == 0 and "model.safetensors" in fetched(hub) and "name-q8_0.gguf" not in fetched(hub)
     planned = at(home, hub, "pull", FORM, "--dry-run")
-    assert "it serves the CPU alone, and cuda:0 the model's own weights" in planned.stdout
+    assert wording("serves_cpu_alone_cuda_0_model_s") in planned.stdout
 
 
 @pytest.mark.slow
@@ -184,7 +188,7 @@ def test_a_form_that_the_hub_does_not_have_is_told_and_the_original_comes(home, 
     del hub.repositories["org/name-GGUF"]
     result = pull(home, hub)
     assert result.returncode == 0 and "model.safetensors" in fetched(hub)
-    assert "There is no model 'org/name-GGUF'" in result.stderr and "so org/name is fetched" in result.stderr
+    assert wording("there_model_org_name_gguf") in result.stderr and "so org/name is fetched" in result.stderr
 
 
 @pytest.mark.slow
@@ -200,11 +204,13 @@ def test_the_original_that_was_here_stays_beside_what_is_to_be_alone_and_that_is
     assert pull(home, hub, "--original").returncode == 0
     result = pull(home, hub, "--original", "--packed-only")
     assert (
-        result.returncode == 0 and "that were here before" in result.stderr and "`localspec rm mine`" in result.stderr
+        result.returncode == 0
+        and wording("that_were_here_before") in result.stderr
+        and "`localspec rm mine`" in result.stderr
     )
     assert at(home, hub, "rm", "mine", "--yes").returncode == 0
     again = pull(home, hub, "--original", "--packed-only")
-    assert again.returncode == 0 and "were here before" not in again.stderr and blobs(home) == {}
+    assert again.returncode == 0 and wording("were_here_before") not in again.stderr and blobs(home) == {}
 
 
 @pytest.mark.slow

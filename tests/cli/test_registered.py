@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from cli.hub_commands import at, rates_cost_nothing
+from golden import wording
 from hub_server import Hub, model_repository, served
 
 from localspec.models.registry import resolve
@@ -71,9 +72,9 @@ def test_what_comes_along(home, hub):
     assert pulled(home, hub, "mine", "--drafter", "draft_model") == ["org/name", "org/small"]
     assert pulled(home, hub, "mine")[0] == "org/name"
     result = at(home, hub, "pull", "mine", "--drafter", "medusa")
-    assert result.returncode == 2 and "localspec train medusa -m mine" in result.stderr
+    assert result.returncode == 2 and wording("localspec_train_medusa_m_mine") in result.stderr
     result = at(home, hub, "pull", "mine", "--drafter", "draft-model")
-    assert result.returncode == 2 and "did you mean 'draft_model'?" in result.stderr
+    assert result.returncode == 2 and wording("did_you_mean_draft_model") in result.stderr
     result = at(home, hub, "pull", "org/name", "--drafter", "medusa")
     assert result.returncode == 2 and "no effect" in result.stderr
 
@@ -87,7 +88,7 @@ def test_a_name_from_the_plan_to_the_answer(home, hub, monkeypatch):
     result = at(home, hub, "pull", "mine", "--drafter", "draft_model")
     assert result.returncode == 0, result.stderr
     last = result.stdout.splitlines()[-1]
-    assert "localspec train medusa -m mine (about" in last and "hours" in last and "GiB" in last
+    assert wording("localspec_train_medusa_m_mine_2") in last and "hours" in last and "GiB" in last
 
     listed = {row["name"] for row in json.loads(at(home, hub, "list", "--json").stdout)}
     assert listed == {"demo", "demo-draft", "mine", "small"}
@@ -127,7 +128,7 @@ def test_a_damaged_model_is_not_chosen(home, hub):
     shutil.rmtree(home / "hf" / "hub" / "models--org--name" / "blobs")
     shutil.rmtree(home / "cache" / "packed")  # from which it would still answer
     result = at(home, hub, "run", "hi", "-n", "2", "--no-log")
-    assert result.returncode == 0 and "no model named, so the small demo model answers" in result.stderr
+    assert result.returncode == 0 and wording("model_named_small_demo_model_2") in result.stderr
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from cli.hub_commands import WEIGHTS, at, common_cache, home_with_cache, repository, stray
 from command import sentence
+from golden import wording
 from hub_server import Hub, Repository, served
 
 from localspec.hub.cache import find_snapshot
@@ -42,7 +43,7 @@ def test_asks_and_nobody_can_answer(home, hub: Hub):
     at(home, hub, "pull", "org/name")
     result = at(home, hub, "rm", "org/name")
     assert result.returncode == 2 and "--yes" in result.stderr and found(home)
-    assert str(found(home)) in result.stdout and "Other programs share this cache" in result.stdout
+    assert str(found(home)) in result.stdout and wording("other_programs_share_this_cache") in result.stdout
 
 
 @pytest.mark.slow
@@ -51,12 +52,16 @@ def test_yes_deletes_it_and_its_record_and_nothing_else(home, hub: Hub, repo):
     at(home, hub, "pull", "org/other")
     total = sum(map(len, repo.files.values()))
     result = at(home, hub, "rm", "org/name", "--yes")
-    assert result.returncode == 0 and result.stderr == "" and f"Deleted; {size(total)} are free again." in result.stdout
+    assert (
+        result.returncode == 0
+        and result.stderr == ""
+        and wording("deleted_are_free_again_2", size=size(total)) in result.stdout
+    )
     assert found(home) is None and not (common_cache(home) / "models--org--name").exists()
     assert sorted(path.name for path in (home / "data" / "pulled").glob("*.json")) == ["models--org--other.json"]
     assert at(home, hub, "verify", "org/other").returncode == 0
     result = at(home, hub, "rm", "org/name", "--yes")
-    assert result.returncode == 3 and "org/name is not here" in sentence(result)
+    assert result.returncode == 3 and wording("org_name_is_not_here") in sentence(result)
 
 
 @pytest.mark.slow
@@ -69,10 +74,10 @@ def test_what_another_revision_uses_stays(home, hub: Hub, repo):
     at(home, hub, "pull", "org/name@dev")
     assert os.path.samefile(old / WEIGHTS, found(home, revision="dev") / WEIGHTS)
     result = at(home, hub, "rm", "org/name", "--yes")
-    assert "org/name@dev stays as before" in result.stdout and "28 bytes are free again" in result.stdout
+    assert "org/name@dev stays as before" in result.stdout and wording("n28_bytes_are_free_again") in result.stdout
     assert found(home) is None and at(home, hub, "verify", "org/name@dev").returncode == 0 and stray(home) == []
     result = at(home, hub, "rm", "org/name", "--yes")
-    assert result.returncode == 3 and "of it there is org/name@dev" in sentence(result)
+    assert result.returncode == 3 and wording("there_org_name_dev") in sentence(result)
 
 
 @pytest.mark.slow
@@ -98,10 +103,10 @@ def test_another_repository_with_the_same_commit_stays(home, hub: Hub, repo, nam
     assert at(home, hub, "pull", name).returncode == 0
     assert found(home, name) != found(home, name, repo.revisions["main"])
     result = at(home, hub, "rm", f"{name}@{repo.revisions['main']}", "--yes")  # shares all with what it is now
-    assert result.returncode == 0 and "Deleted; 0 bytes are free again." in result.stdout
+    assert result.returncode == 0 and wording("deleted_0_bytes_free_again") in result.stdout
     total = sum(map(len, hub.repositories[name].files.values()))
     result = at(home, hub, "rm", name, "--yes")
-    assert result.returncode == 0 and f"Deleted; {size(total)} are free again." in result.stdout
+    assert result.returncode == 0 and wording("deleted_are_free_again_2", size=size(total)) in result.stdout
     assert not (common_cache(home) / f"models--{name.replace('/', '--')}").exists()
     for one in alike:
         assert at(home, hub, "verify", one).returncode == (3 if one == name else 0)
@@ -120,7 +125,7 @@ def test_what_was_linked_in_from_elsewhere_stays(home, hub: Hub, repo, tmp_path)
     repo.revisions["dev"] = "d" * 40
     at(home, hub, "pull", "org/name@dev")
     result = at(home, hub, "rm", "org/name", "--yes")
-    assert result.returncode == 0 and "28 bytes are free again" in result.stdout and found(home) is None
+    assert result.returncode == 0 and wording("n28_bytes_are_free_again") in result.stdout and found(home) is None
     assert own.stat().st_size == len(repo.files[WEIGHTS]) and at(home, hub, "verify", "org/name@dev").returncode == 0
 
 
@@ -165,7 +170,7 @@ def test_a_published_drafter_of_a_directory_is_fetched_verified_and_deleted_by_i
     (home / "config" / "models.toml").write_text(f"[own]\npath = '{own}'\n{drafters}")
     assert at(home, hub, "rm", "own", "--yes").returncode == 3, "nothing was fetched yet"
     result = at(home, hub, "pull", "own")
-    assert result.returncode == 0 and "own is here already; drafter: " in result.stdout and found(home) is None
+    assert result.returncode == 0 and wording("own_is_here_already_drafter") in result.stdout and found(home) is None
     planned = json.loads(at(home, hub, "pull", "own", "--dry-run", "--json").stdout)
     assert (planned["sources"], planned["bytes"], planned["fits"]) == ([], 0, None)
     assert at(home, hub, "pull", "own", "--drafter", "parallelspec").returncode == 0 and found(home) is not None
@@ -180,7 +185,7 @@ def test_what_was_never_pulled(home, hub: Hub):
     result = at(home, hub, "rm", "org/name")
     assert result.returncode == 3 and "no cache" in sentence(result)
     result = at(home, hub, "rm", "demo", "--yes")
-    assert result.returncode == 2 and "not fetched by `localspec pull`" in sentence(result)
+    assert result.returncode == 2 and wording("not_fetched_by_localspec_pull") in sentence(result)
     assert at(home, hub, "rm", "../../x", "--yes").returncode == 2
     assert hub.requests == []
 

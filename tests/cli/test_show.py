@@ -4,6 +4,7 @@ import os
 import pytest
 from checkpoints import write_checkpoint
 from command import called, sentence
+from golden import wording
 
 from localspec.checkpoint import revision
 
@@ -64,7 +65,7 @@ def test_a_small_model_in_the_directory_drafts_or_is_passed_over_with_a_reason(t
     model = write_checkpoint(tmp_path / "model")
     draft = write_checkpoint(model / "draft")
     shown = dict(line.split(maxsplit=1) for line in called(tmp_path, "show", str(model)).stdout.splitlines())
-    assert (shown["draft"], shown["draft_origin"]) == (str(draft), "in the model's directory draft")
+    assert (shown["draft"], shown["draft_origin"]) == (str(draft), wording("model_s_directory_draft"))
     assert shown["drafters"].endswith(f"draft_model:{draft}, ouroboros:{draft}") and "passed_over" not in shown
     register = tmp_path / "config" / "models.toml"
     register.parent.mkdir()
@@ -72,7 +73,9 @@ def test_a_small_model_in_the_directory_drafts_or_is_passed_over_with_a_reason(t
     assert json.loads(called(tmp_path, "list", "--json").stdout)[-1]["draft"] == f"draft{os.sep}"
     (draft / "model.safetensors").unlink()
     shown = json.loads(called(tmp_path, "show", str(model), "--json").stdout)
-    assert shown["draft"] is None and shown["draft_origin"] is None and "holds no weights" in shown["passed_over"]
+    assert (
+        shown["draft"] is None and shown["draft_origin"] is None and wording("holds_no_weights") in shown["passed_over"]
+    )
     assert json.loads(called(tmp_path, "list", "--json").stdout)[-1]["draft"] is None
 
 

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from command import called, environment, light_help, sentence
+from golden import wording
 from torture.cage import Cage, Signal, open_cage
 
 from localspec import config
@@ -78,7 +79,7 @@ def test_what_it_writes_says_what_it_is_and_drafts(train, model, tmp_path, capfd
     out = tmp_path / "made"
     code, text, errors = train("medusa", "--steps", 3, "-o", out, "-O", "heads=2", "--option", "decay=0.5")
     assert code == 0, errors
-    assert "GiB of memory" in errors and "about 3 steps" in errors and f"--drafter {out}" in text
+    assert wording("gib_of_memory") in errors and "about 3 steps" in errors and f"--drafter {out}" in text
     assert sorted(file.name for file in out.iterdir()) == ["drafter", "losses.jsonl", "losses.svg"]
     card = json.loads((out / "drafter" / "drafter.json").read_text())
     assert (card["kind"], card["options"]["heads"], card["options"]["decay"]) == ("medusa", 2, 0.5)
@@ -91,7 +92,7 @@ def test_what_it_writes_says_what_it_is_and_drafts(train, model, tmp_path, capfd
     assert len(card["accuracy_by_depth"]) == 2 and all(len(line) == 10 for line in card["accuracy_by_depth"])
     said = card["acceptance"]
     assert 1 <= said["length"] <= 3 and said["nodes"] == 16 and said["tokens"] >= said["replies"] > 0
-    assert f"{said['length']:.2f} tokens a forward with 16 nodes" in text
+    assert wording("tokens_forward_16_nodes", said=f"{said['length']:.2f}") in text
     trained = card["trained"]
     assert (trained["steps"], trained["labels"], trained["batch"], trained["seed"]) == (3, "soft", 256, 0)
     assert (
@@ -113,7 +114,7 @@ def test_what_it_writes_says_what_it_is_and_drafts(train, model, tmp_path, capfd
 def test_at_a_terminal_the_curve_of_the_loss_is_drawn(train, model, tmp_path, monkeypatch):
     monkeypatch.setattr("localspec.cli.console.seen", lambda: True)
     code, text, _ = train("medusa", "--steps", 3, "-o", tmp_path / "made")
-    assert code == 0 and text.startswith("loss (mean of neighbouring steps)\n") and "steps 1 to 3\n" in text
+    assert code == 0 and text.startswith(wording("loss_mean_of_neighbouring_steps")) and "steps 1 to 3\n" in text
     report = train("medusa", "--steps", 3, "-o", tmp_path / "again", "--json")[1]
     assert json.loads(report)["steps"] == 3
 
@@ -133,7 +134,7 @@ def test_without_a_place_it_goes_where_the_model_finds_it(train, model, tmp_path
     (place / "checkpoint").mkdir()
     (place / "checkpoint" / "step-1.safetensors").write_bytes(b"what a kill in the middle of its removal left")
     code, text, errors = train("medusa", "--steps", 2)
-    assert (code, text) == (2, "") and "is there already" in errors and "--force" in errors
+    assert (code, text) == (2, "") and wording("is_there_already") in errors and "--force" in errors
     assert (place / "drafter" / "drafter.json").read_text() == before and not (place / "checkpoint").exists()
     code, text, errors = train("medusa", "--steps", 2, "--force")
     assert code == 0 and json.loads((place / "drafter" / "drafter.json").read_text())["trained"]["steps"] == 2
@@ -175,7 +176,7 @@ def test_a_form_that_changes_the_target_writes_the_changed_one(train, model, tmp
             assert code == 0
     assert len({*replies}) == 1
     assert main(["run", "-m", str(model), "--drafter", str(out), "--no-log", "the cat"]) == 2
-    assert "was made for" in capfd.readouterr().err
+    assert wording("was_made_for") in capfd.readouterr().err
 
 
 @pytest.mark.slow
@@ -200,7 +201,7 @@ def test_a_packed_target_that_learns_is_written_unrounded(train, model, tmp_path
     out = tmp_path / "out"
     code, _, errors = train(kind, "--steps", 12, "--lr", 0.02, "--quantize", "int8", "-o", out, *options)
     assert code == 0, errors
-    assert "learns and teaches in int8" in errors and "its own weights" in errors
+    assert wording("learns_and_teaches_in_int8") in errors and wording("its_own_weights") in errors
     card = json.loads((out / "drafter" / "drafter.json").read_text())
     assert card["target"]["revision"] == revision(out / "target") != revision(model)
     before, after = card["trained"]["perplexity"]
@@ -223,14 +224,14 @@ def test_a_proposal_of_s3d_is_timed_where_replies_are_decoded_and_learns_from_th
     code, _, errors = train("s3d", "--steps", 12, "--lr", 0.02)
     assert code == 0, errors
     precision = choose(resolve(str(model)), config.load(flags={"drafter": "none"})).precision
-    assert f"plain steps as timed here in {precision}." in errors and "as in the paper" in errors
-    assert "where all before it were right" in errors and "brought" in errors
+    assert wording("plain_steps_timed_here", precision=precision) in errors and wording("as_in_the_paper") in errors
+    assert wording("where_all_before_right") in errors and "brought" in errors
     (card,) = trained_drafters(resolve(str(model)))
     assert card.about["features"]["dtype"] == "fp32" and all(0 <= rate <= 1 for rate in card.right_after_right)
     assert card.right_after_right[0] == card.about["accuracy_by_depth"][0][0], "before the first nothing can be wrong"
     assert card.right_after_right != [level[0] for level in card.about["accuracy_by_depth"]]
     code, _, errors = train("s3d", "--steps", 1, "--force")
-    assert code == 0 and "as fitted to this model" in errors
+    assert code == 0 and wording("as_fitted_to_this_model") in errors
 
 
 @pytest.mark.slow
@@ -260,9 +261,9 @@ def test_several_files_may_follow_data(train, tmp_path, data):
 @pytest.mark.parametrize(
     ("kind", "arguments", "said"),
     [
-        ("medussa", [], ["'medussa'", "did you mean 'medusa'", "parallelspec, s3d, semi"]),
+        ("medussa", [], ["'medussa'", wording("did_you_mean_medusa_2"), "parallelspec, s3d, semi"]),
         ("phrases", [], ["'phrases'", "medusa"]),
-        ("medusa", ["-O", "hedas=2"], ["'hedas'", "did you mean 'heads'"]),
+        ("medusa", ["-O", "hedas=2"], ["'hedas'", wording("did_you_mean_heads")]),
         ("medusa", ["-O", "heads=two"], ["heads = 'two'", "int"]),
         ("medusa", ["-O", "heads=2.5"], ["heads = '2.5'", "int"]),
         ("medusa", ["-O", "joint=maybe"], ["joint = 'maybe'", "bool"]),
@@ -277,7 +278,7 @@ def test_several_files_may_follow_data(train, tmp_path, data):
         ("medusa", ["--at-once", "257"], ["--at-once 257", "256"]),
         ("medusa", ["--length", "99999"], ["--length 99999"]),
         ("medusa", ["--device", "cuda:99"], ["cuda:99"]),
-        ("medusa", ["--quantize", "nf4", "--device", "cpu"], ["nf4 is not for cpu"]),
+        ("medusa", ["--quantize", "nf4", "--device", "cpu"], [wording("nf4_is_not_for_cpu")]),
         ("medusa", ["--seed", "9" * 23], ["--seed"]),
         ("medusa", ["--steps", "1" + 400 * "0"], ["--steps"]),
         ("medusa", ["--batch", "1" + 400 * "0"], ["--batch"]),
@@ -322,12 +323,17 @@ def test_what_does_not_fit_is_refused_before_anything_is_loaded(train, tmp_path,
     monkeypatch.setattr("localspec.training.job.load_target", never)
     monkeypatch.setattr("localspec.training.estimate.free_memory", lambda _: 100 * 2**20)
     code, text, errors = train("medusa", "-o", tmp_path / "out")
-    assert (code, text) == (4, "") and "GiB of memory" in errors and "--at-once" in errors and errors.count("\n") == 1
+    assert (
+        (code, text) == (4, "")
+        and wording("gib_of_memory") in errors
+        and "--at-once" in errors
+        and errors.count("\n") == 1
+    )
     monkeypatch.undo()
     monkeypatch.setattr("localspec.training.job.load_target", never)
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1000))
     code, text, errors = train("medusa", "-o", tmp_path / "out")
-    assert (code, text) == (4, "") and "on that disk" in errors and not (tmp_path / "out").exists()
+    assert (code, text) == (4, "") and wording("on_that_disk") in errors and not (tmp_path / "out").exists()
 
 
 @pytest.mark.slow
@@ -337,7 +343,7 @@ def test_layers_are_computed_twice_where_not_even_a_row_fits_and_the_losses_are_
     for name in ("plain", "twice"):
         code, _, errors = train("s3d", "-o", tmp_path / name, *words)
         assert code == 0, errors
-        assert ("computed a second time" in errors) == (name == "twice")
+        assert (wording("computed_a_second_time") in errors) == (name == "twice")
         found[name] = losses(tmp_path / name)
         needs = estimate.needs
 
@@ -393,11 +399,11 @@ def test_a_disk_that_is_full_at_the_end_keeps_the_checkpoint(train, tmp_path, mo
 
     monkeypatch.setattr(Result, "_write", full)
     code, text, errors = train("medusa", "--steps", 2, "-o", out)
-    assert (code, text) == (4, "") and "cannot be written" in errors
+    assert (code, text) == (4, "") and wording("cannot_be_written") in errors
     assert not list(out.glob("**/*.new")) and not (out / "drafter" / "drafter.json").exists()
     monkeypatch.setattr(Result, "_write", honest)
     code, _, errors = train("medusa", "--steps", 2, "-o", out)
-    assert code == 0 and "going on after step 2" in errors and (out / "drafter" / "drafter.json").exists()
+    assert code == 0 and wording("going_on_after_step_2") in errors and (out / "drafter" / "drafter.json").exists()
 
 
 @pytest.mark.slow
@@ -405,13 +411,13 @@ def test_a_place_that_is_taken(train, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     for place in (tmp_path / "file", tmp_path / "file" / "x", tmp_path / ("x" * 300)):
         code, _, errors = train("medusa", "-o", place)
-        assert code == 2 and errors.count("\n") == 1 and "give another -o" in errors
+        assert code == 2 and errors.count("\n") == 1 and wording("give_another_o") in errors
     monkeypatch.chdir(tmp_path)
     code, _, errors = train("medusa", "-o", "")
     assert code == 2 and "-o ''" in errors and [file.name for file in tmp_path.iterdir()] == ["file"]
     (tmp_path / "dir" / "target").mkdir(parents=True)
     code, _, errors = train("medusa", "-o", tmp_path / "dir")
-    assert code == 2 and "is there already" in errors
+    assert code == 2 and wording("is_there_already") in errors
 
 
 @pytest.mark.slow
@@ -423,7 +429,9 @@ def test_a_second_training_in_one_directory_is_refused(train, tmp_path, monkeypa
         lock.take()
         for more in ([], ["--force"]):
             code, text, errors = train("medusa", "--steps", 1, "-o", out, *more)
-            assert (code, text) == (2, "") and "Another training is running" in errors and errors.count("\n") == 1
+            assert (
+                (code, text) == (2, "") and wording("another_training_is_running") in errors and errors.count("\n") == 1
+            )
     assert [file.read_text() for file in out.iterdir()] == ["the first one's\n"]
 
     def begins(*_: object) -> None:
@@ -432,14 +440,14 @@ def test_a_second_training_in_one_directory_is_refused(train, tmp_path, monkeypa
 
     monkeypatch.setattr("localspec.training.job.Training", begins)
     code, _, errors = train("medusa", "--steps", 1, "-o", tmp_path / "new")
-    assert code == 2 and "Another training is running" in errors and not list((tmp_path / "new").iterdir())
+    assert code == 2 and wording("another_training_is_running") in errors and not list((tmp_path / "new").iterdir())
 
 
 @pytest.mark.slow
 def test_what_is_no_fault_of_the_disk_is_not_told_as_one(train, tmp_path, monkeypatch):
     monkeypatch.setattr("localspec.training.curves.draw", lambda _, drawn, __: drawn.mkdir() or drawn.read_text())
     code, _, errors = train("medusa", "--steps", 1, "-o", tmp_path / "out")
-    assert code == 1 and "cannot be written" in errors and "make room" not in errors
+    assert code == 1 and wording("cannot_be_written") in errors and "make room" not in errors
 
 
 @pytest.mark.slow
@@ -454,7 +462,7 @@ def test_what_rests_on_little_says_so_and_what_is_left_out_is_told(train, model,
     mixed.write_text("\n".join(map(json.dumps, said + texts)))
     monkeypatch.setattr("localspec.models.chat_tokenizer.ChatTokenizer.render", refuse)
     _, _, errors = train("medusa", "--steps", 1, "-o", tmp_path / "b", text=mixed)
-    assert "3 of the texts" in errors and "left out" in errors
+    assert wording("n3_of_the_texts") in errors and "left out" in errors
 
 
 def refuse(*_: object, **__: object) -> str:
@@ -471,7 +479,7 @@ def cage() -> Iterator[Cage]:
         yield found
 
 
-GOES_ON = "the same command goes on from there"
+GOES_ON = wording("same_command_goes_from_there")
 
 
 def steps_made(directory: Path) -> int:
@@ -516,13 +524,9 @@ def test_ctrl_c_keeps_a_checkpoint_and_says_how_to_go_on(cage, tmp_path, model, 
     step = json.loads((out / "checkpoint" / "state.json").read_text())["step"]
     assert 5 <= step < 24
     other = called(tmp_path, *asked(model, data, out, "--lr", 0.5))
-    assert (
-        other.returncode == 2
-        and "with --lr 0.001, and this one is with --lr 0.5" in sentence(other)
-        and "--force" in sentence(other)
-    )
+    assert other.returncode == 2 and wording("lr_0_001_one_lr_0_5") in sentence(other) and "--force" in sentence(other)
     result = called(tmp_path, *asked(model, data, out))
-    assert result.returncode == 0 and f"going on after step {step}" in result.stderr
+    assert result.returncode == 0 and wording("going_on_after_step", step=step) in result.stderr
     assert losses(out) == whole
 
 
@@ -537,7 +541,7 @@ def test_ended_from_outside_it_keeps_a_checkpoint_as_by_ctrl_c(cage, tmp_path, m
     step = json.loads((out / "checkpoint" / "state.json").read_text())["step"]
     assert 5 <= step < 24 and not (out / "training.lock").exists()
     result = called(tmp_path, *asked(model, data, out))
-    assert result.returncode == 0 and f"going on after step {step}" in result.stderr
+    assert result.returncode == 0 and wording("going_on_after_step", step=step) in result.stderr
     assert losses(out) == whole
 
 
@@ -561,7 +565,7 @@ def test_two_processes_learn_what_one_learns(tmp_path, model, data, whole):
     assert result.returncode == 0, result.stderr
     card = json.loads((out / "drafter" / "drafter.json").read_text())
     assert card["trained"]["processes"] == 2
-    assert result.stdout.count("use it:") == 1 and result.stderr.count("GiB of memory") == 1
+    assert result.stdout.count("use it:") == 1 and result.stderr.count(wording("gib_of_memory")) == 1
     one, two = ([line["loss"] for line in lines if "loss" in line] for lines in (whole, losses(out)))
     assert len(two) == 24 and two == pytest.approx(one, rel=0.02)
     assert [line["step"] for line in losses(out)] == [line["step"] for line in whole]
@@ -615,7 +619,7 @@ def test_processes_that_share_the_model_learn_what_one_learns(tmp_path):
     [
         (["s3d"], "cannot be divided"),
         (["medusa", "-O", "joint=true"], "cannot be divided"),
-        (["medusa", "--quantize", "int8"], "int8 cannot be divided"),
+        (["medusa", "--quantize", "int8"], wording("int8_cannot_be_divided")),
     ],
 )
 def test_what_cannot_be_divided_is_refused(tmp_path, model, data, words, told):

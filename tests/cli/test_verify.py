@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from cli.hub_commands import WEIGHTS, at, home_with_cache, repository
 from command import sentence
+from golden import wording
 from hub_server import Hub, served
 
 from localspec.hub.cache import find_snapshot
@@ -40,7 +41,9 @@ def recorded(request, home: Path) -> bool:
 def test_whole(home, recorded: bool):
     result = at(home, GONE, "verify", "org/name", HF_HUB_OFFLINE="1")
     assert result.returncode == 0 and result.stderr == ""
-    assert ("recorded when it was pulled" if recorded else "their names in the cache") in result.stdout
+    assert (
+        wording("recorded_when_it_was_pulled") if recorded else wording("their_names_in_the_cache")
+    ) in result.stdout
     assert "4 files agree" in result.stdout
 
 
@@ -80,7 +83,7 @@ def test_what_is_not_here(home):
 @pytest.mark.slow
 def test_the_demo_has_no_digests(home):
     result = at(home, GONE, "verify", "demo")
-    assert result.returncode == 0 and "whole, as far as their own headers tell" in result.stdout
+    assert result.returncode == 0 and wording("whole_far_their_own_headers_tell") in result.stdout
 
 
 @pytest.mark.slow
@@ -91,4 +94,4 @@ def test_repositories_of_other_programs(home, path: Path):
     (path / "config.json").unlink()
     (path / "config.json").write_bytes(copy)
     result = at(home, GONE, "verify", "org/name")
-    assert result.returncode == 0 and "3 files agree with their names" in result.stdout
+    assert result.returncode == 0 and wording("n3_files_agree_their_names") in result.stdout

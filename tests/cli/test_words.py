@@ -2,13 +2,14 @@
 
 import pytest
 from command import called
+from golden import wording
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["history", "show", "abc"], "'abc' must be a whole number; give another value."),
-        (["bench", "--limit", "0"], "'0' must be 1 or more; give another value."),
+        (["history", "show", "abc"], wording("abc_must_whole_number_give")),
+        (["bench", "--limit", "0"], wording("n0_must_1_more_give_another_value")),
     ],
 )
 def test_a_value_that_cannot_be_is_told_in_our_words(tmp_path, arguments, said):
@@ -18,4 +19,4 @@ def test_a_value_that_cannot_be_is_told_in_our_words(tmp_path, arguments, said):
 
 def test_what_there_is_none_of_is_not_unknown(tmp_path):
     lines = dict(line.split(maxsplit=1) for line in called(tmp_path, "show", "demo").stdout.splitlines())
-    assert lines["forms"] == lines["published"] == "none" and lines["source"] == "comes with localspec"
+    assert lines["forms"] == lines["published"] == "none" and lines["source"] == wording("comes_with_localspec")

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from golden import matching
 
 from localspec.decoding.acceptance import walk_by_typicality
 from localspec.decoding.numpy_logits import NumpyLogits
@@ -45,7 +46,7 @@ def test_epsilon_and_delta_are_settings() -> None:
         sampling = Sampling(1.0, rule="typical", epsilon=epsilon, delta=delta)
         assert accepted(tree, row.expand(2, -1), sampling)[0] == path
     for wrong in ({"epsilon": 0.0}, {"epsilon": 1.5}, {"delta": -1.0}, {"delta": float("nan")}):
-        with pytest.raises(UsageMistake, match="is not possible; give above 0"):
+        with pytest.raises(UsageMistake, match=matching("possible_give_above_0")):
             Sampling(1.0, rule="typical", **wrong)
 
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from golden import wording
 from scripted_drafters import OffChain, Oracle, RandomBranches, random_tree
 from slow_cases import cases
 from tiny_models import Tiny, prompt_ids, stock_reply
@@ -220,7 +221,7 @@ def test_the_reason_is_a_sentence_with_the_figures_of_this_machine() -> None:
     while budget.nodes:
         assert budget.off_reason is None
         feed(budget, chain(MOST), WRONG)
-    assert budget.off_reason == "drafts are hardly ever right for this text"
+    assert budget.off_reason == wording("drafts_hardly_ever_right_text")
 
 
 def test_where_even_a_right_guess_would_not_pay_nothing_is_verified() -> None:
@@ -397,7 +398,7 @@ def test_a_tree_of_nothing_but_probes_is_handed_on_and_is_a_draft_that_does_not_
         assert budget.prune(tree, 100) is tree
         budget.observe(step(tree, WRONG))
     assert budget.nodes == 0
-    assert budget.off_reason and budget.off_reason.startswith("drafts are hardly ever right")
+    assert budget.off_reason and budget.off_reason.startswith(wording("drafts_are_hardly_ever_right"))
 
 
 @pytest.mark.parametrize(("seconds", "steps"), [(0.0, PATIENCE), (0.01, PATIENCE), (0.5, 3), (4.0, 1)])

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from distributions import ENOUGH, assert_drawn_from
+from golden import matching
 from logits_forms import Form, every_form, in_numpy
 from slow_cases import cases
 from tiny_models import stock_distribution
@@ -80,9 +81,9 @@ def test_nothing_is_sampled_after_logits_that_are_nan_or_inf(row: list[float], f
 def test_where_nothing_is_left_to_pick_a_sentence_says_so(form: Form) -> None:
     logits = form(torch.full((1, 4), math.nan))
     for sampling in (Sampling(0.5, top_k=2), Sampling(0.5, top_p=0.5), Sampling(0.5, min_p=0.5)):
-        with pytest.raises(LocalspecError, match="not a number"):
+        with pytest.raises(LocalspecError, match=matching("not_a_number")):
             logits.picks([3], sampling)[0]
-        with pytest.raises(LocalspecError, match="not a number"):
+        with pytest.raises(LocalspecError, match=matching("not_a_number")):
             logits.sample(0, 3, 1, sampling)
 
 
@@ -216,7 +217,7 @@ def test_noise_of_neighbours_is_independent(
         ({"top_p": 0.0}, r"top-p of 0\.0"),
         ({"top_p": 1.01}, r"top-p of 1\.01"),
         ({"top_p": math.nan}, "top-p of nan"),
-        ({"temperature": 9999.0}, r"temperature of 9999\.0 is not possible; give 0 to 100\."),
+        ({"temperature": 9999.0}, matching("temperature_9999_0_possible_give")),
         ({"min_p": -0.5}, r"min-p of -0\.5"),
         ({"min_p": 1.5}, r"min-p of 1\.5"),
     ],

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from golden import wording
 from scripted_drafters import Breaking, OffChain, Oracle
 from session_replies import reply
 from slow_cases import cases
@@ -91,7 +92,7 @@ def test_speculation_that_was_paused_does_not_come_back_after_memory_ran_out() -
     budget.stop("memory ran out")
     for _ in range(2000):
         budget.prune(tree.subtree([0]), 10)
-        assert (budget.nodes, budget.off_reason) == (0, "memory ran out")
+        assert (budget.nodes, budget.off_reason) == (0, wording("memory_ran_out"))
     budget.begin()
     assert (budget.nodes, budget.off_reason) == (NODES, None)
 

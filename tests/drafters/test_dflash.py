@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from distributions import assert_drawn_from
 from drafting import session_of, torch_form
+from golden import matching
 from safetensors.torch import save_file
 from session_replies import assert_two_turns, reply
 from six_words import PROMPT, drawn, joint_chances, six_words
@@ -322,7 +323,7 @@ def test_without_features_or_nodes_there_is_the_root_alone(tiny: Make, tmp_path:
     ids=str,
 )  # fmt: skip
 def test_what_cannot_be_is_refused(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(UsageMistake, match=f"{said} of dflash is not possible; give"):
+    with pytest.raises(UsageMistake, match=matching("dflash_possible_give", said=said)):
         DFlashOptions(**{"config": "{}", "states": "1", **options})
 
 

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from distributions import assert_drawn_from
 from drafting import drafting, perturbed, session_of, torch_form, watched
+from golden import matching
 from noise_by_depth import assert_each_depth_has_its_own_noise
 from session_replies import assert_two_turns, reply
 from six_words import PROMPT, drawn, joint_chances, six_words
@@ -288,9 +289,9 @@ def test_beside_others_each_gets_the_states_that_it_asked_for(tiny: Make) -> Non
         ({"depth": 0}, "depth = 0"), ({"depth": 17}, "depth = 17"), ({"decay": 0.0}, r"decay = 0\.0"),
         ({"vocabulary": -2}, "vocabulary = -2"), ({"vocabulary": 321}, "320 tokens"),
         ({"states": "1,x"}, "states = '1,x'"), ({"states": "1,-1"}, "states"), ({"states": "0,3"}, "from 0 to 2"),
-        ({"norms": "all"}, "'all'"), ({"config": "{}"}, "config of the drafter's layer"),
+        ({"norms": "all"}, "'all'"), ({"config": "{}"}, matching("config_drafter_s_layer")),
         ({"config": json.dumps({**json.loads(QWEN3), "num_hidden_layers": 2})}, "has 2 layers"),
-        ({"config": OWN}, "32 channels wide and the model 48"), ({"heads": 3}, "no option 'heads'"),
+        ({"config": OWN}, matching("n32_channels_wide_model_48")), ({"heads": 3}, "no option 'heads'"),
     ],
     ids=str,
 )  # fmt: skip

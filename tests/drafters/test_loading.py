@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from drafting import drafting, torch_form
+from golden import wording
 from safetensors.torch import load_file, save_file
 from slow_cases import cases
 from tiny_models import FAMILIES, Tiny, prompt_ids
@@ -165,9 +166,9 @@ def test_weights_of_another_type_are_refused(tmp_path: Path, tiny: Make, dtype: 
     ("kept", "told"),
     [
         (torch.zeros(0, dtype=torch.long), "has the shape"),
-        (torch.arange(20.0), "is of type float32 where int64"),
-        (torch.arange(20, dtype=torch.int32), "is of type I32 where int64"),
-        (torch.arange(20) + 310, "tokens that the model does not have"),
+        (torch.arange(20.0), wording("type_float32_where_int64")),
+        (torch.arange(20, dtype=torch.int32), wording("type_i32_where_int64")),
+        (torch.arange(20) + 310, wording("tokens_model_does")),
     ],
 )
 def test_a_draft_vocabulary_that_is_none_is_refused(tmp_path: Path, tiny: Make, kept: torch.Tensor, told: str) -> None:

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from distributions import assert_drawn_from
 from drafting import add_changes, after_training, drafting, hidden_for, session_of, torch_form
+from golden import matching, wording
 from noise_by_depth import assert_each_depth_has_its_own_noise
 from quantized_layers import packed_target
 from session_replies import reply
@@ -561,7 +562,9 @@ def test_matrices_of_the_heads_own_are_proposed_where_they_are_little(
     assert Trainable.propose(target) is None, "here they are as much as the model"
     monkeypatch.setattr("localspec.training.drafters.medusa.SHARE", 100.0)
     proposal = Trainable.propose(target)
-    assert proposal is not None and proposal[0] == {"private": True} and "% of the model's weights" in proposal[1]
+    assert (
+        proposal is not None and proposal[0] == {"private": True} and wording("of_the_model_s_weights") in proposal[1]
+    )
     monkeypatch.setattr("localspec.training.drafters.medusa.free_memory", lambda device: 1000)
     assert Trainable.propose(target) is None, "nor where memory is too small to train them"
 
@@ -801,12 +804,12 @@ def test_what_was_saved_drafts_the_same(tmp_path, tiny: Make, form: str) -> None
         ({"decay": math.nan}, "decay"),
         ({"joint": True, "warmup": 1.0}, "warmup"),
         ({"joint": True, "rank": 0}, "rank"),
-        ({"rank": 8}, "no effect without joint"),
+        ({"rank": 8}, matching("no_effect_without_joint")),
         ({"head": 3}, "no option 'head'"),
-        ({"heads": 3.0}, "must be of type int"),
-        ({"heads": None}, "must be of type int"),
+        ({"heads": 3.0}, matching("must_be_of_type_int")),
+        ({"heads": None}, matching("must_be_of_type_int")),
         ({"joint": True, "rank": 10**18}, "1 to 1024"),
-        ({"joint": True, "balance": 10**400}, "must be of type float"),
+        ({"joint": True, "balance": 10**400}, matching("must_be_of_type_float")),
     ],
 )
 def test_options_that_mean_nothing_are_refused(tiny: Make, options: dict[str, object], said: str) -> None:

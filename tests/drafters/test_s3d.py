@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from distributions import assert_drawn_from
 from drafting import drafting, hidden_for, prefilled, session_of, torch_form
+from golden import matching, wording
 from noise_by_depth import assert_each_depth_has_its_own_noise
 from quantized_layers import packed_target
 from session_replies import SAID, conversation, reply
@@ -689,7 +690,7 @@ def test_tensors_that_do_not_belong_are_refused(tiny: Make, tmp_path: Path) -> N
         {**right, "mask": torch.zeros(47)},
         {**right, name: torch.zeros(3, 3)},
     ):
-        with pytest.raises(LocalspecError, match="train the drafter again"):
+        with pytest.raises(LocalspecError, match=matching("train_the_drafter_again")):
             drafter.load_tensors(broken)
     save_drafter(drafter, tmp_path, {"target": {"name": "tiny", "revision": ""}})
     (tmp_path / CARD).write_text((tmp_path / CARD).read_text().replace('"kept": "0,2"', '"kept": "0,9"'))
@@ -728,7 +729,7 @@ def test_a_proposal_fits_the_model_it_was_made_for(tiny: Make) -> None:
     drafter = make_drafter("s3d", target, options)
     assert isinstance(drafter, training.Trainable)
     assert f"{len(drafter.kept)} of 3 layers" in sentence
-    assert "as in the paper" in sentence
+    assert wording("as_in_the_paper") in sentence
     assert sentence.endswith(".")
     assert 0 < drafter.beta <= 1
 
@@ -755,7 +756,7 @@ def test_a_proposal_rests_on_the_drafters_of_before(tiny: Make, monkeypatch: pyt
         PreviousRun({"kept": "0"}, []),  # of an older version, which did not measure it
     ]
     sentence = training.Trainable.propose(target, former)[1]
-    assert "as fitted to this model" in sentence
+    assert wording("as_fitted_to_this_model") in sentence
     assert (known[0].u, known[0].discount) == (pytest.approx(0.2, rel=1e-3), pytest.approx(0.4, rel=1e-3))
 
 
@@ -766,17 +767,17 @@ def test_a_proposal_keeps_what_the_probe_found(tiny: Make, monkeypatch: pytest.M
     monkeypatch.setattr(training, "probe", lambda *_: [KeptLayers((0, 2), (0.5,)), KeptLayers((1,), (1.0, 0.0))])
     options, sentence = training.Trainable.propose(target)
     assert options["kept"] == "1"
-    assert "how often these layers are right before they are trained" in sentence
+    assert wording("how_often_these_layers_right") in sentence
     monkeypatch.setattr(training, "own_replies", lambda _: [])
-    assert "the U of the paper" in training.Trainable.propose(target)[1]
+    assert wording("the_u_of_the_paper") in training.Trainable.propose(target)[1]
 
 
 def test_the_outcome_stands_beside_what_was_predicted(tiny: Make) -> None:
     drafter = made(tiny(LLAMA).target, depth=2)
     told = drafter.outcome([0.5, 0.25], 1.75)
-    assert "on held-out text at 0.50 0.25; a chain" in told
-    assert "and 1.62; the tree that is verified brought 1.75 in" in told, "1 + ½ + ½ · ¼"
-    assert "times as fast as plain decoding" in told
+    assert wording("held_out_text_0_50_0_25_chain") in told
+    assert wording("n1_62_tree_verified_brought_1_75") in told, "1 + ½ + ½ · ¼"
+    assert wording("times_fast_plain_decoding") in told
     assert drafter.outcome([]) == "", "where there was no held-out text nothing was found"
 
 
@@ -790,7 +791,7 @@ def test_a_proposal_and_its_outcome_go_by_what_decodes(tiny: Make, monkeypatch: 
     _, sentence = training.Trainable.propose(target, (), lambda: other)
     made(target).outcome([0.5], None, lambda: other)
     assert asked == [other] * 4
-    assert "and δ = 1.50, by drafts, their verification and plain steps as timed here in fp32." in sentence
+    assert wording("n1_50_drafts_their_verification") in sentence
 
 
 @pytest.mark.slow
@@ -803,7 +804,7 @@ def test_where_nothing_should_pay_no_more_than_half_of_the_layers_is_proposed(
     monkeypatch.setattr(training, "probe", lambda *_: found)
     monkeypatch.setattr(training, "timings", lambda *_: [Timing(0.5, 4.0, 4.0, 1.0)])
     options, sentence = training.Trainable.propose(target)
-    assert options["kept"] == "2" and sentence.startswith("No share of the layers should pay here. Drafting")
+    assert options["kept"] == "2" and sentence.startswith(wording("share_layers_should_pay_here"))
     monkeypatch.setattr(training, "own_replies", lambda _: [])
     assert len(training.Trainable.propose(target)[0]["kept"].split(",")) == 1, "by the paper's formula too"
     monkeypatch.setattr(training, "own_replies", lambda _: [([1], [2])])

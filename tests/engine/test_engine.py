@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from golden import matching, wording
 from safetensors.torch import load_file, save_file
 from tiny_models import stock_reply
 from transformers import AutoModelForCausalLM
@@ -52,10 +53,7 @@ def test_without_our_library_torch_serves_with_dense_weights_and_says_so(no_libr
     card = TargetCard("demo", DEMO, None, "")
     engine = Engine.open(Settings(drafter="none", device="cpu"), card, notice=told.append)
     assert (engine.choice.engine, engine.choice.dtype, engine.choice.quantize) == ("torch", "fp32", "none")
-    assert told == [
-        "PyTorch computes with dense weights, slowly: this installation has no compiled library "
-        "(localspec_native.so); install localspec again."
-    ]
+    assert told == [wording("pytorch_computes_dense_weights")]
     prompt = engine.target.encode([user("Who are you?")])
     stock = AutoModelForCausalLM.from_pretrained(DEMO, dtype=torch.float32)
     _, events = say(engine, [user("Who are you?")], Limits(12))
@@ -177,7 +175,7 @@ def test_phrases_of_one_session_serve_the_next_and_only_where_they_may(tmp_path)
 @pytest.mark.parametrize("template", ["{{ 1/0 }}", "{{ messages + 1 }}", "{{ raise_exception('no') }}"])
 def test_a_template_that_fails_is_told_in_a_sentence(engine, monkeypatch, template):
     monkeypatch.setattr(engine.target.tokenizer, "chat_template", template)
-    with pytest.raises(LocalspecError, match="chat template"):
+    with pytest.raises(LocalspecError, match=matching("chat_template")):
         engine.target.encode([user("hello")])
 
 
@@ -222,7 +220,7 @@ def test_what_may_not_learn_writes_nothing(tmp_path):
 
 def test_a_model_that_does_not_fit_is_refused_before_anything_is_read(monkeypatch):
     monkeypatch.setattr("localspec.engine.loading.free_memory", lambda device: 10_000_000)
-    with pytest.raises(DoesNotFit, match="0.0 GiB are free"):
+    with pytest.raises(DoesNotFit, match=matching("n0_0_gib_are_free")):
         load()
 
 
@@ -241,7 +239,7 @@ def test_a_store_that_cannot_be_written_costs_a_sentence_and_no_text(tmp_path, m
         text, events = say(engine, [user("Who are you?")], Limits(10))
     assert text
     assert isinstance(events[-1], Done)
-    assert told == ["The disk is full: make room."]
+    assert told == [wording("disk_full_make_room")]
 
 
 @pytest.mark.slow

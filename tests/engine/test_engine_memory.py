@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from golden import matching, wording
 from machines import cpu, flat, machine
 from reply_statistics import said
 
@@ -41,9 +42,7 @@ def test_what_does_not_fit_is_tried_once_more_with_less_and_it_is_said(two) -> N
     told: list[str] = []
     engine = Engine.open(Settings(), DEMO, notice=told.append)
     assert two == ["phrases", "none"] and engine.choice.drafter == "none"
-    assert told == [
-        "demo does not fit in the memory of cpu; choose a smaller model. It is tried once more with less: plain decoding."
-    ]
+    assert told == [wording("demo_does_fit_memory_cpu_choose")]
 
 
 @pytest.mark.slow
@@ -74,8 +73,8 @@ def test_a_memory_that_is_nearly_full_ends_replies_earlier_and_says_so_once(monk
     for _ in range(2):
         *_, done = engine.chat(open_end, engine.sampling(Settings(temperature=0.0)))
         assert isinstance(done, Done) and engine.session.cache.capacity == room
-    assert len(told) == 1 and f"holds {room - 1} tokens of context now" in told[0]
-    with pytest.raises(DoesNotFit, match="the memory of cpu holds"):
+    assert len(told) == 1 and wording("holds_tokens_of_context_now", room=room - 1) in told[0]
+    with pytest.raises(DoesNotFit, match=matching("the_memory_of_cpu_holds")):
         list(engine.chat([{"role": "user", "content": "king " * room}], engine.sampling(Settings(temperature=0.0))))
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from golden import matching
 
 from localspec.decoding.session import Limits
 from localspec.engine.fit_context import LONGEST_TOKEN, Overlong, Unwanted, fit_conversation
@@ -45,9 +46,7 @@ def test_a_short_reply_is_not_cut_where_there_is_room_for_it(target) -> None:
 
 def test_a_prompt_that_no_memory_holds_is_refused(target) -> None:
     prompt = target.encode(turns(0))
-    with pytest.raises(
-        DoesNotFit, match=f"is {len(prompt)} tokens long, and the memory of cpu holds {len(prompt)} now"
-    ):
+    with pytest.raises(DoesNotFit, match=matching("tokens_long_memory_cpu_holds_now", prompt=len(prompt))):
         fit_conversation(target, turns(0), Limits(), len(prompt))
 
 
@@ -62,7 +61,7 @@ def test_turns_that_cannot_fit_are_not_tokenized_to_know_it(target, monkeypatch)
     system, *said = turns(1)
     prompt, dropped, _ = fit_conversation(target, [system, *huge, *huge, *said], Limits(), target.context)
     assert (prompt, dropped, max(read)) == (encode(turns(1)), 2, len(turns(1)))
-    with pytest.raises(UsageMistake, match="characters long"):
+    with pytest.raises(UsageMistake, match=matching("characters_long")):
         fit_conversation(target, [{"role": "system", "content": "x" * longest}, *said], Limits(), target.context)
     assert len(read) == 1
 
@@ -86,7 +85,7 @@ def test_of_thousands_of_turns_the_most_that_fit_are_found_by_rendering_a_few_ti
 
 def test_where_nothing_may_be_left_out_a_long_conversation_is_refused_at_once(target) -> None:
     holds = len(target.encode(turns(6))) - 4
-    with pytest.raises(Overlong, match="longer than the model's context"):
+    with pytest.raises(Overlong, match=matching("longer_than_model_s_context")):
         fit_conversation(target, turns(6), Limits(), holds, whole=True)
     assert fit_conversation(target, turns(0), Limits(), holds, whole=True)[1] == 0
 

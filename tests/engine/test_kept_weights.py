@@ -12,6 +12,7 @@ import pytest
 import torch
 from command import called
 from filelock import FileLock
+from golden import wording
 from tiny_models import FAMILIES, Tiny, prompt_ids
 
 from localspec.config import Settings
@@ -112,19 +113,19 @@ def test_it_is_listed_and_verified(here: Callable[[str], Here]) -> None:
     sizes = {file.stat().st_size for file in model.files}
     assert set(listed["packed"]) == {"nf4-bf16", "nf4-fp32"} and set(listed["packed"].values()) == sizes
     result = called(model.home, "verify", "own")
-    assert result.returncode == 0 and result.stdout.count("every weight agrees with its digest") == 2
+    assert result.returncode == 0 and result.stdout.count(wording("every_weight_agrees_digest")) == 2
     file = model.files[0]
     whole = file.read_bytes()
     for harm, told in (
-        (whole[:-1] + bytes([whole[-1] ^ 1]), "its weights do not agree with their digest"),
+        (whole[:-1] + bytes([whole[-1] ^ 1]), wording("weights_do_agree_their_digest")),
         (whole[:-1], "it cannot be read (Error while deserializing header"),
-        (whole.replace(b'"localspec":"2"', b'"localspec":"1"'), "another version wrote it"),
+        (whole.replace(b'"localspec":"2"', b'"localspec":"1"'), wording("another_version_wrote_it")),
     ):
         file.write_bytes(harm)
         result = called(model.home, "verify", "own")
         assert result.returncode == 1 and told in result.stdout, result.stdout
-        assert f"{file} is damaged; delete it, and it is made again" in result.stderr
-        assert result.stdout.count("every weight agrees with its digest") == 1
+        assert wording("damaged_delete_made_again", file=file) in result.stderr
+        assert result.stdout.count(wording("every_weight_agrees_digest")) == 1
 
 
 @pytest.mark.slow
@@ -174,7 +175,7 @@ def test_a_damaged_file_is_made_again_and_it_is_said(here: Callable[[str], Here]
     else:
         file.write_bytes(whole.replace(b"layers.1.qkv_proj.weight", b"layers.1.qkv_prof.weight"))
     assert torch.equal(logits(model.load()), right)
-    assert model.packed > 0 and len(model.notices) == 1 and "it is made again" in model.notices[0]
+    assert model.packed > 0 and len(model.notices) == 1 and wording("it_is_made_again") in model.notices[0]
     assert model.files == [file] and file.stat().st_size == len(whole)
     model.load()
     assert model.packed == 0 and model.notices == []
@@ -188,7 +189,7 @@ def test_where_nothing_can_be_kept_it_is_packed_each_time_and_said(
     monkeypatch.setattr(kept_weights, "free_memory", lambda: 10_000)
     for _ in range(2):
         model.load()
-        assert model.packed > 0 and "as much of main memory while it is written" in model.notices[0]
+        assert model.packed > 0 and wording("much_main_memory_while_written") in model.notices[0]
     assert model.files == []
 
 
@@ -200,11 +201,11 @@ def test_a_full_disk_costs_no_answer(here: Callable[[str], Here], monkeypatch: p
 
     monkeypatch.setattr("localspec.nn.kept_nf4.save_file", full)
     model.load()
-    assert model.notices == ["The packed model cannot be kept: No space left on device."]
+    assert model.notices == [wording("packed_model_cannot_kept_space")]
     assert left(Paths(model.home).packed) == []
 
 
-@pytest.mark.parametrize("error", [MemoryError(), torch.OutOfMemoryError("CUDA out of memory.")], ids=repr)
+@pytest.mark.parametrize("error", [MemoryError(), torch.OutOfMemoryError(wording("cuda_out_of_memory"))], ids=repr)
 def test_memory_that_runs_out_while_it_is_written_costs_no_answer(
     here: Callable[[str], Here], monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
@@ -215,7 +216,7 @@ def test_memory_that_runs_out_while_it_is_written_costs_no_answer(
 
     monkeypatch.setattr("localspec.nn.kept_nf4.save_file", short)
     assert logits(model.load()).isfinite().all()
-    assert model.notices == ["The packed model cannot be kept: there is no memory to write it."]
+    assert model.notices == [wording("packed_model_cannot_kept_there")]
     assert left(Paths(model.home).packed) == []
 
 
@@ -243,7 +244,7 @@ def test_a_cache_that_cannot_be_written_costs_no_answer(
 
     monkeypatch.setattr(kept_weights, "private_directory", refused)
     model.load()
-    assert model.notices == ["The packed model cannot be kept: Permission denied."]
+    assert model.notices == [wording("packed_model_cannot_kept")]
 
 
 def test_weights_that_change_while_they_are_packed_are_not_kept(
@@ -252,7 +253,7 @@ def test_weights_that_change_while_they_are_packed_are_not_kept(
     model, looks = here(BIASES), iter(range(9))
     monkeypatch.setattr(kept_weights, "stamps", lambda files: next(looks))
     model.load()
-    assert model.notices == ["The packed model cannot be kept: its weights changed meanwhile."] and model.files == []
+    assert model.notices == [wording("packed_model_cannot_kept_weights")] and model.files == []
 
 
 def test_other_mistakes_are_told_as_what_they_are(here: Callable[[str], Here]) -> None:

@@ -4,6 +4,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from golden import wording
 
 from localspec.engine import measurement_cache
 from localspec.engine.measurement_cache import MeasurementCache, Quantity
@@ -62,7 +63,7 @@ def test_what_a_busy_moment_gave_serves_until_the_machine_is_idle(machine: Machi
     assert [ask(store, 5)[0], ask(store, 6)[0]] == [5, 5]
     assert (
         store.measurements.recall("length", "a table") is None
-        and store.measurements.recall("length of a busy moment", "a table") == 5
+        and store.measurements.recall(wording("length_of_a_busy_moment"), "a table") == 5
     )
     machine.cores = [physical_cores()]
     assert [ask(store, 7)[0], ask(store, 8)[0]] == [7, 7]
@@ -77,7 +78,7 @@ def test_a_measurement_beside_which_other_programs_worked_counts_as_busy(machine
     ask(store)
     assert (
         store.measurements.recall("length", "a table") is None
-        and store.measurements.recall("length of a busy moment", "a table") == 5
+        and store.measurements.recall(wording("length_of_a_busy_moment"), "a table") == 5
     )
 
 
@@ -102,7 +103,7 @@ def test_other_programs_are_watched_for_a_while_before_the_machine_counts_as_idl
 
     monkeypatch.setattr(measurement_cache, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
     monkeypatch.setattr(measurement_cache, "IdleCores", lambda: lambda: physical_cores() - (now[0] > 100.05))
-    store.measurements.remember("length of a busy moment", "a table", 5)
+    store.measurements.remember(wording("length_of_a_busy_moment"), "a table", 5)
     cache = MeasurementCache(store)
     now[0] += passed
     assert cache.get_or_measure(LENGTH, "a table", "", lambda _: 6) == 5
@@ -117,7 +118,7 @@ def test_it_is_measured_with_the_cores_that_are_idle(machine: Machine) -> None:
 
 def test_a_value_of_another_form_is_measured_anew(machine: Machine, store: Store) -> None:
     store.measurements.remember("length", "a table", "long")
-    store.measurements.remember("length of a busy moment", "a table", {"length": 5})
+    store.measurements.remember(wording("length_of_a_busy_moment"), "a table", {"length": 5})
     assert ask(store, 6)[0] == 6 and store.measurements.recall("length", "a table") == 6
 
 
@@ -140,7 +141,7 @@ def test_trouble_with_the_store_is_reported_unless_it_is_not_worth_it(store: Sto
     cache.remember(LENGTH, "a table", 5, silent=True)
     assert notices == []
     cache.remember(LENGTH, "a table", 5)
-    assert notices == ["The disk is full."]
+    assert notices == [wording("the_disk_is_full")]
 
 
 def test_a_store_that_can_only_be_read_is_not_written(store: Store, monkeypatch) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from golden import wording
 from machines import flat
 from measured_at_once import at_once
 
@@ -83,21 +84,19 @@ def test_they_are_tried_once_and_nothing_is_said_where_they_are_right(process: P
 def test_where_they_are_wrong_that_is_kept_and_said_by_every_process_once(process: Process) -> None:
     process.finds = lambda: "a norm is not what it should be"
     for start in range(1, 3):
-        assert process.loads() == "a norm is not what it should be"
+        assert process.loads() == wording("norm_what_should")
         settle_kernels(DEVICE, process.cache)  # for another model
         assert process.trials == 1
-        assert process.notices == start * [
-            "localspec's own kernels are not used on this GPU, and steps are slower for it: a norm is not what it should be."
-        ]
+        assert process.notices == start * [wording("localspec_s_own_kernels_used_gpu")]
 
 
 def test_what_libraries_compute_is_measured_for_itself(process: Process) -> None:
-    process.finds = lambda: "there is no compiler"
+    process.finds = lambda: wording("there_is_no_compiler")
     assert process.subject == "a model"  # nothing is known
     process.loads()
-    assert process.subject == "a model · by libraries"
+    assert process.subject == wording("a_model_by_libraries")
     process.starts()
-    assert process.subject == "a model · by libraries"  # before any model is loaded, as the policy asks
+    assert process.subject == wording("a_model_by_libraries")  # before any model is loaded, as the policy asks
     assert with_kernels("a model", "cpu", process.cache) == "a model"
 
 
@@ -113,7 +112,7 @@ def test_a_trial_that_ended_the_program_is_not_repeated(process: Process) -> Non
     ended = {**kept[0], "tried_by": f"{os.getpid()} 1.0", "ended": 1}  # type: ignore[dict-item]
     process.store.measurements.remember(KERNELS.name, own_kernels._subject(DEVICE), ended)
     assert process.loads() == trials.ENDED and process.trials == 1
-    assert process.subject == "a model · by libraries"
+    assert process.subject == wording("a_model_by_libraries")
 
 
 def test_memory_that_was_short_promises_nothing_and_is_looked_for_again(process: Process) -> None:
@@ -121,8 +120,8 @@ def test_memory_that_was_short_promises_nothing_and_is_looked_for_again(process:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     process.finds = full
-    assert process.loads() == "there is no memory to try them now"
-    assert process.subject == "a model · by libraries"
+    assert process.loads() == wording("there_memory_try_them_now")
+    assert process.subject == wording("a_model_by_libraries")
     process.finds = lambda: None
     assert process.loads() is None and process.trials == 2 and process.subject == "a model"
 
@@ -135,8 +134,8 @@ def test_other_kernels_are_tried_anew(process: Process, monkeypatch: pytest.Monk
 
 
 def test_where_nobody_expects_them_nothing_is_tried_or_said(process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(of_torch, "not_for", lambda device: "they need a card of compute capability 8.0 or more")
-    assert process.loads() == "they need a card of compute capability 8.0 or more"
+    monkeypatch.setattr(of_torch, "not_for", lambda device: wording("they_need_card_compute_capability"))
+    assert process.loads() == wording("they_need_card_compute_capability")
     settle_kernels("cpu", process.cache)
     assert process.trials == 0 and process.notices == [] and process.subject == "a model"
 
@@ -189,13 +188,13 @@ def test_all_that_is_measured_of_a_model_and_a_device_says_what_computed_it(
 
 def test_rates_are_measured_of_what_will_compute(process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
     def measure(device: str, dtype: str, quantize: str, cache: object, subject: str) -> Rates:
-        assert subject.endswith(" · by libraries") and of_torch.trouble(CARD) == "there is no compiler"
+        assert subject.endswith(" · by libraries") and of_torch.trouble(CARD) == wording("there_is_no_compiler")
         return Rates((1, 8), (1e-10, 2e-10), (1e-4, 1e-4))
 
     monkeypatch.setattr(recalled_measurements, "versions", lambda device: f"a {device}")
     monkeypatch.setattr(device_profile, "devices", lambda: [DEVICE])
     monkeypatch.setattr(device_profile, "_measure_rates", measure)
-    process.finds = lambda: "there is no compiler"
+    process.finds = lambda: wording("there_is_no_compiler")
     assert device_profile.DeviceProfiler(process.cache).rates(DEVICE, "bf16", "nf4") is not None
 
 
@@ -210,9 +209,9 @@ def test_another_card_or_torch_is_tried_anew(process: Process, monkeypatch: pyte
 
 def test_what_was_found_counts_though_layers_have_asked_before(process: Process) -> None:
     assert of_torch.trouble(CARD) is None and process.trials == 1
-    process.finds = lambda: "there is no compiler"
+    process.finds = lambda: wording("there_is_no_compiler")
     settle_kernels(DEVICE, process.cache)
-    assert of_torch.trouble(CARD) == "there is no compiler"
+    assert of_torch.trouble(CARD) == wording("there_is_no_compiler")
 
 
 def test_exactness_is_of_rows_that_fill_up_or_not(process: Process, monkeypatch: pytest.MonkeyPatch) -> None:

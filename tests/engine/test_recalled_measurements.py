@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from checkpoints import write_checkpoint
+from golden import wording
 from machines import flat, unfetched
 from reply_statistics import said
 
@@ -136,7 +137,7 @@ def test_of_a_model_that_is_not_here_or_damaged_nothing_is_known(store: Store, c
 def test_nonsense_in_the_store_is_nothing(store: Store, card: TargetCard, kept: object) -> None:
     store.measurements.remember(REPLY_SUMS.name, about(card), kept)
     store.measurements.remember("costs", about(card), kept)
-    store.measurements.remember("rates by a wide and a slim model", device_subject("cpu", "bf16", "none"), kept)
+    store.measurements.remember(wording("rates_wide_slim_model"), device_subject("cpu", "bf16", "none"), kept)
     found = known(store)
     assert found.of(card, "cpu", "bf16", "none") == ModelMeasurements()
     assert found.rates("cpu", "bf16", "none") is None
@@ -145,7 +146,7 @@ def test_nonsense_in_the_store_is_nothing(store: Store, card: TargetCard, kept: 
 def test_rates_and_bandwidth_of_a_device_are_found(store: Store) -> None:
     rates = Rates((1, 8), (1e-10, 2e-10), (1e-4, 1e-4))
     store.measurements.remember(
-        "rates by a wide and a slim model", device_subject("cpu", "bf16", "int8"), rates.as_list()
+        wording("rates_wide_slim_model"), device_subject("cpu", "bf16", "int8"), rates.as_list()
     )
     found = known(store)
     assert found.rates("cpu", "bf16", "int8") == rates and found.rates("cpu", "bf16", "none") is None

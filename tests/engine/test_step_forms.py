@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from golden import wording
 
 from localspec.config import Settings
 from localspec.decoding.limits import Limits
@@ -72,14 +73,7 @@ def test_why_steps_are_not_recorded_is_said_each_time(gpu: GPU) -> None:
     gpu.load()
     gpu.load()
     assert gpu.checks == 1 and gpu.forms == ["static"] * 2
-    assert (
-        gpu.notices
-        == [
-            "steps are not recorded on this GPU, and slower for it: the results of 5 rows after 3 tokens are not the same "
-            "to the bit."
-        ]
-        * 2
-    )
+    assert gpu.notices == [wording("steps_recorded_gpu_slower_results")] * 2
 
 
 def kept_while_it_was_tried(gpu: GPU) -> Any:
@@ -106,9 +100,7 @@ def test_a_check_that_ended_the_program_twice_is_not_tried_again(gpu: GPU) -> No
     left_by(gpu, kept, ended=1)
     gpu.load()
     assert gpu.checks == 0 and gpu.forms == ["eager"]
-    assert gpu.notices == [
-        "steps are not recorded on this GPU, and slower for it: the program ended each time it was tried; another driver is tried anew."
-    ]
+    assert gpu.notices == [wording("steps_recorded_gpu_slower_program")]
 
 
 def test_what_this_process_could_not_keep_is_not_waited_for(gpu: GPU) -> None:
@@ -142,9 +134,7 @@ def test_while_another_process_looks_nobody_else_does(gpu: GPU, monkeypatch: pyt
     left_by(gpu, kept_while_it_was_tried(gpu), tried_by=ANOTHER)
     gpu.load()
     assert gpu.checks == 0 and gpu.forms == ["eager"]
-    assert gpu.notices == [
-        "steps are not recorded on this GPU, and slower for it: another process is looking whether steps can be recorded."
-    ]
+    assert gpu.notices == [wording("steps_recorded_gpu_slower_another")]
 
 
 @pytest.mark.parametrize("passing", [False, True], ids=["found", "given up"])
@@ -184,7 +174,7 @@ def test_memory_that_was_short_is_looked_for_again(gpu: GPU) -> None:
 
     gpu.finds = full
     gpu.load()
-    assert gpu.notices == ["steps are not recorded on this GPU, and slower for it: there is no memory for it now."]
+    assert gpu.notices == [wording("steps_recorded_gpu_slower_there")]
     gpu.finds = lambda: ("captured", None)
     gpu.load()
     assert gpu.checks == 2 and gpu.forms == ["eager", "captured"] and len(gpu.notices) == 1
@@ -210,7 +200,7 @@ def test_trouble_in_a_reply_is_said_once_and_kept(gpu: GPU) -> None:
     gpu.trouble = "CUDA error: invalid argument"
     watch.look()
     watch.look()
-    assert gpu.notices == ["steps are not recorded any more, and slower for it: CUDA error: invalid argument."]
+    assert gpu.notices == [wording("steps_recorded_any_more_slower")]
     gpu.load()
     assert gpu.checks == 1 and gpu.forms[-1] == "static"
 
@@ -220,9 +210,7 @@ def test_trouble_of_a_drafter_is_said_once_and_steps_are_recorded_on(gpu: GPU) -
     gpu.draft_trouble = "CUDA error: invalid argument"
     watch.look()
     watch.look()
-    assert gpu.notices == [
-        "what the drafter computes is not recorded any more, and slower for it: CUDA error: invalid argument."
-    ]
+    assert gpu.notices == [wording("what_drafter_computes_recorded")]
     gpu.load()
     assert gpu.forms[-1] == "captured"
 

@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from command import called, sentence
+from golden import matching, wording
 from safetensors.torch import load_file, save_file
 from tiny_models import LATER, Tiny, byte_tokenizer, prompt_ids, read, stock_logits, word_tokenizer, write
 from transformers import AutoModelForCausalLM, LlamaConfig
@@ -157,7 +158,7 @@ def test_heads_have_the_precision_of_the_model(tiny: Make, tmp_path: Path):
 @pytest.mark.parametrize("family", [name for name in LATER if name.startswith("gemma4-")])
 def test_layers_like_the_last_of_a_model_whose_layers_differ_are_refused(tiny: Make, tmp_path: Path, family: str):
     path = trained(tiny(family), "parallelspec", tmp_path / "drafter", form="medusa", layers=2, masks=2)
-    with pytest.raises(UsageMistake, match="The layers of this model differ from each other"):
+    with pytest.raises(UsageMistake, match=matching("layers_model_differ_from_each")):
         export("vllm", str(path), None, tmp_path / "out")
 
 
@@ -173,7 +174,7 @@ def test_layers_become_a_model_whose_rows_are_the_roots(tiny: Make, tmp_path: Pa
     text, drafter = prompt_ids(24), ours(path, model)
     own = drafter._logits(drafter._predict(text, 2))
     torch.testing.assert_close(stock_logits(stock, text)[-1], own[0], rtol=1e-3, atol=1e-3)
-    assert any("token by token" in note for note in done.notes)
+    assert any(wording("token_by_token") in note for note in done.notes)
 
 
 @pytest.mark.slow
@@ -181,7 +182,7 @@ def test_a_trained_small_model_drafts_in_parallel(tiny: Make, tmp_path: Path):
     model, small = tiny(LLAMA), small_model(tmp_path / "small")
     path = trained(model, "parallelspec", tmp_path / "drafter", form="model", model=str(small), masks=3)
     done = export("vllm", str(path), None, tmp_path / "out")
-    assert done.form == "parallel draft model" and config_of(done.directory)["pard_token"] == MASK
+    assert done.form == wording("parallel_draft_model") and config_of(done.directory)["pard_token"] == MASK
     assert speculative_config(done) == {
         "method": "draft_model", "model": str(tmp_path / "out"), "num_speculative_tokens": 4, "parallel_drafting": True,
     }  # fmt: skip
@@ -210,7 +211,7 @@ def test_published_small_models_get_as_many_ids_as_the_model(tiny: Make, tmp_pat
         stock = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
         assert stock.config.vocab_size == 320
         torch.testing.assert_close(stock_logits(stock, [*text, MASK])[:, :known], theirs[:, :known])
-        assert (done.form == "parallel draft model") == parallel
+        assert (done.form == wording("parallel_draft_model")) == parallel
         assert any("rows now" in note for note in done.notes) == (vocabulary != 320)
         assert (out / "LICENSE").read_text() == "Yours."
         assert {file: (out / file).read_bytes() for file in ("tokenizer.json",)} == {
@@ -236,7 +237,7 @@ def test_a_model_with_other_tokens_is_refused(tiny: Make, tmp_path: Path):
         hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, vocab_size=320
     )
     other = write(tmp_path / "other", config, word_tokenizer([f"w{n}" for n in range(310)]), seed=1)
-    with pytest.raises(UsageMistake, match="has another tokenizer"):
+    with pytest.raises(UsageMistake, match=matching("has_another_tokenizer")):
         export("sglang", f"draft_model:{other}", str(tiny(LLAMA).path), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -285,7 +286,7 @@ def hidden_reply(model: Tiny, drafter: Any, prompt: list[int]) -> list[tuple[int
 def test_an_eagle3_head_that_engines_would_misread_or_have_already_is_refused(tiny: Make, tmp_path: Path):
     for family, named in (
         ("llama-grouped-dynamic", "'dynamic'"),
-        ("phi3-grouped-window-partial-rotary", "a part of each"),
+        ("phi3-grouped-window-partial-rotary", matching("a_part_of_each")),
     ):
         path = trained(tiny(family), "eagle3", tmp_path / family)
         with pytest.raises(UsageMistake, match=named):
@@ -294,7 +295,7 @@ def test_an_eagle3_head_that_engines_would_misread_or_have_already_is_refused(ti
     layer = {"model_type": "llama", "hidden_size": 48, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2,
              "vocab_size": 320}  # fmt: skip
     path = trained(model, "eagle3", tmp_path / "published", config=json.dumps(layer))
-    with pytest.raises(UsageMistake, match="give it that"):
+    with pytest.raises(UsageMistake, match=matching("give_it_that")):
         export("sglang", str(path), None, tmp_path / "out")
 
 
@@ -316,9 +317,11 @@ def test_commands_for_several_cards(tiny: Make, tmp_path: Path):
         f"--speculative-draft-model-path {tmp_path / 'sglang'} --speculative-num-steps 3 --speculative-eagle-topk 1 "
         "--speculative-num-draft-tokens 4 --tp-size 2"
     )
-    with pytest.raises(UsageMistake, match="4 does not share 2 attention heads"):  # the small model's; the target has 4
+    with pytest.raises(
+        UsageMistake, match=matching("n4_does_share_2_attention_heads")
+    ):  # the small model's; the target has 4
         export("vllm", f"draft_model:{small}", str(model.path), tmp_path / "four", tensor_parallel=4)
-    with pytest.raises(UsageMistake, match="3 does not share 4 attention heads"):
+    with pytest.raises(UsageMistake, match=matching("n3_does_share_4_attention_heads")):
         export("vllm", f"draft_model:{small}", str(model.path), tmp_path / "three", tensor_parallel=3)
 
 
@@ -354,10 +357,14 @@ def test_what_others_publish_is_served_where_it_is():
 
 
 def test_names_of_no_one_drafter_are_refused(tmp_path: Path):
-    for name, why in (("auto", "has to be said"), ("medusa+s3d", "are several"), ("medusa+phrases", "are several")):
+    for name, why in (
+        ("auto", matching("has_to_be_said")),
+        ("medusa+s3d", "are several"),
+        ("medusa+phrases", "are several"),
+    ):
         with pytest.raises(UsageMistake, match=why):
             export("vllm", name, "demo", tmp_path / "out")
-    with pytest.raises(UsageMistake, match="give -m MODEL"):
+    with pytest.raises(UsageMistake, match=matching("give_m_model")):
         export("vllm", "medusa", None, tmp_path / "out")
 
 
@@ -376,7 +383,7 @@ def test_nothing_is_overwritten(tiny: Make, tmp_path: Path):
     out.mkdir()
     (out / "mine").write_text("mine")
     for taken in (out, out / "mine"):
-        with pytest.raises(UsageMistake, match="nothing is overwritten"):
+        with pytest.raises(UsageMistake, match=matching("nothing_is_overwritten")):
             export("vllm", drafter, None, taken)
     assert (out / "mine").read_text() == "mine" and len(list(out.iterdir())) == 1
     (out / "mine").unlink()
@@ -423,11 +430,11 @@ def test_a_drafter_knows_its_model(tiny: Make, tmp_path: Path):
     model, path = tiny(LLAMA), trained(tiny(LLAMA), "medusa", tmp_path / "run" / "drafter")
     assert export("vllm", str(path.parent), None, tmp_path / "one").model == str(model.path)
     other = tiny("qwen2-one-key-head")
-    with pytest.raises(UsageMistake, match="was made for"):
+    with pytest.raises(UsageMistake, match=matching("was_made_for")):
         export("vllm", str(path), str(other.path), tmp_path / "two")
     card = json.loads((path / "drafter.json").read_text())
     (path / "drafter.json").write_text(json.dumps({**card, "target": {**card["target"], "name": "gone"}}))
-    with pytest.raises(NotHere, match="give -m MODEL"):
+    with pytest.raises(NotHere, match=matching("give_m_model")):
         export("vllm", str(path), None, tmp_path / "three")
 
 
@@ -439,7 +446,7 @@ def test_vllm_misreads_some_paths(tiny: Make, tmp_path: Path):
         export("vllm", drafter, None, tmp_path / "eagle3")
     small = f"draft_model:{small_model(tmp_path / 'small')}"
     for engine, own in (("vllm", drafter), ("sglang", small)):
-        with pytest.raises(UsageMistake, match="no command line shows"):
+        with pytest.raises(UsageMistake, match=matching("no_command_line_shows")):
             export(engine, own, str(tiny(LLAMA).path), tmp_path / "red\x1b[31m")
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from golden import wording
 from gpu_models import prompt_of
 from session_replies import reply
 from widen_demo import widen
@@ -129,7 +130,7 @@ def test_a_reply_that_runs_out_of_memory_says_the_same_or_that_it_does_not_fit(
         assert session.cache.length <= len(session.tokens) <= len(prompt) + 24
         assert reply(session, prompt, 24)[0] == text, "with room again, the same session answers"
     record_property("outcomes by MiB of room", str(dict(zip(ROOM, outcomes, strict=True))))
-    assert outcomes[0] == "does not fit" and outcomes[-1] == "whole"
+    assert outcomes[0] == wording("does_not_fit") and outcomes[-1] == "whole"
     ladder = ["does not fit", "without drafts", "whole"]
     assert [ladder.index(one) for one in outcomes] == sorted(ladder.index(one) for one in outcomes)
 

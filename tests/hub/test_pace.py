@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 from checkpoints import CONFIG, safetensors
 from clocks import PATIENCE
+from golden import matching, wording
 from httpcore2 import ReadTimeout
 from hub_server import Hub, Repository, served
 
@@ -106,7 +107,7 @@ def test_little_gained_by_each_beginning_is_given_up(hub: Hub, tmp_path, monkeyp
     found = plan([SOURCE])
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     asked = breaking_off(hub, 70, ranges=False)
-    with pytest.raises(LocalspecError, match=r"broke off while model.safetensors was fetched \(again and again, after"):
+    with pytest.raises(LocalspecError, match=matching("broke_off_while_model_safetensors")):
         fetch(found, paths=Paths(tmp_path))
     assert len(asked) < 10
 
@@ -118,7 +119,7 @@ def test_a_connection_that_breaks_off_time_after_time_is_given_up(hub: Hub, tmp_
     found = plan([SOURCE])
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     breaking_off(hub, 7, ranges=True)
-    with pytest.raises(LocalspecError, match=r"broke off while model.safetensors was fetched \(again and again\)"):
+    with pytest.raises(LocalspecError, match=matching("broke_off_while_model_safetensors_2")):
         fetch(found, paths=Paths(tmp_path))
 
 
@@ -133,7 +134,7 @@ def test_what_is_waited_for_because_the_server_asks_is_no_slowness(monkeypatch):
         clock.now += 10
         gain.come(1)
         clock.now += 171
-        with pytest.raises(LocalspecError, match="the server sends less than 4 KiB a second"):
+        with pytest.raises(LocalspecError, match=matching("server_sends_less_than_4_kib")):
             gain.come(2)
 
 
@@ -150,7 +151,7 @@ def test_each_question_is_waited_for_anew(monkeypatch):
         stream.write(b"?")
         for _ in range(50):
             assert stream.read(100) == b"x"
-    with pytest.raises(LocalspecError, match="the server sends less than 4 KiB a second"):
+    with pytest.raises(LocalspecError, match=matching("server_sends_less_than_4_kib")):
         [stream.read(100) for _ in range(50)]
 
 
@@ -172,7 +173,7 @@ def test_a_server_that_says_for_ever_that_it_will_answer_is_given_up(hub: Hub, m
         self._serve()  # so that the test ends without the limit, too
 
     monkeypatch.setattr("hub_server._Handler.do_GET", going_on)
-    with pytest.raises(LocalspecError, match="says again and again that it will answer; try again later"):
+    with pytest.raises(LocalspecError, match=matching("says_again_again_will_answer_try")):
         plan([SOURCE])
 
 
@@ -186,7 +187,7 @@ def test_a_server_that_says_for_ever_that_it_will_answer_is_given_up(hub: Hub, m
 )
 def test_words_within_a_header_begin_no_answer(monkeypatch, beginning):
     monkeypatch.setattr(pace, "LONGEST_PRELUDE", 10_000)
-    with pytest.raises(LocalspecError, match="the server says again and again that it will answer"):
+    with pytest.raises(LocalspecError, match=matching("server_says_again_again_will")):
         _read_all(beginning * 1000)
 
 
@@ -194,7 +195,7 @@ def test_who_says_so_without_haste_is_given_up_too(monkeypatch):
     """Faster than what trickles, and slower than the limit in one window."""
     clock = iter(range(10_000))
     monkeypatch.setattr(pace.time, "monotonic", lambda: float(next(clock)))
-    with pytest.raises(LocalspecError, match="the server says again and again that it will answer"):
+    with pytest.raises(LocalspecError, match=matching("server_says_again_again_will")):
         _read_all([b"HTTP/1.1 100 Continue\r\n\r\n" * 300] * 1000)
 
 
@@ -227,7 +228,7 @@ def test_an_answer_about_a_repository_that_has_no_end_is_given_up(hub: Hub, monk
     for answers in ([endless], [led, endless]):
         coming = iter(answers)
         hub.answer = lambda path, coming=coming: next(coming)
-        with pytest.raises(LocalspecError, match="sends an answer without end; try again later"):
+        with pytest.raises(LocalspecError, match=matching("sends_answer_without_end_try")):
             plan([SOURCE])
 
 
@@ -240,7 +241,7 @@ def test_an_answer_in_very_many_pieces_is_given_up(hub: Hub, monkeypatch):
         self.wfile.write(head + b"1\r\n \r\n" * 20_000 + b"0\r\n\r\n")
 
     monkeypatch.setattr("hub_server._Handler.do_GET", crumbs)
-    with pytest.raises(LocalspecError, match="sends an answer without end; try again later"):
+    with pytest.raises(LocalspecError, match=matching("sends_answer_without_end_try")):
         plan([SOURCE])
 
 
@@ -258,7 +259,7 @@ def test_an_answer_that_leads_elsewhere_or_says_no_without_end_is_given_up(hub, 
         return status, {"Location": "/elsewhere"} if status == 302 else {}, b" " * 2_000_000
 
     hub.answer = answer
-    with pytest.raises(LocalspecError, match="sends an answer without end; try again later"):
+    with pytest.raises(LocalspecError, match=matching("sends_answer_without_end_try")):
         fetch(found, paths=Paths(tmp_path)) if file else plan([SOURCE])
     assert len(asked) == 1
 
@@ -278,7 +279,7 @@ def test_a_compressed_answer_is_refused(hub: Hub, tmp_path, place):
         return (200, headers, gzip.compress(wanted)) if place in path else None
 
     hub.answer = answer
-    with pytest.raises(LocalspecError, match="sends compressed what was asked for as it is"):
+    with pytest.raises(LocalspecError, match=matching("sends_compressed_what_asked")):
         plan([SOURCE]) if place == "/api/" else fetch(found, paths=Paths(tmp_path))
 
 
@@ -317,7 +318,7 @@ def test_a_wait_that_would_change_nothing_is_not_asked_for(hub: Hub, naps, statu
     hub.answer = lambda path: (status, {"Retry-After": "100000"}, b"")
     with pytest.raises(LocalspecError) as caught:
         plan([SOURCE])
-    assert "asks to wait" not in str(caught.value) and naps == []
+    assert wording("asks_to_wait") not in str(caught.value) and naps == []
 
 
 def test_a_short_wait_is_obeyed_and_told(hub: Hub, tmp_path, naps):
@@ -326,13 +327,13 @@ def test_a_short_wait_is_obeyed_and_told(hub: Hub, tmp_path, naps):
     hub.answer = lambda path: next(answers, None) if "/resolve/" in path else None
     fetch(found, paths=Paths(tmp_path), notice=told.append)
     assert naps == [8.0]
-    assert told == [f"{hub.endpoint} asks to wait 7 seconds."] * 2
+    assert told == [wording("asks_to_wait_7_seconds", endpoint=hub.endpoint)] * 2
 
 
 def test_waits_add_up(hub: Hub, tmp_path, naps):
     found, told = plan([SOURCE]), []
     hub.answer = lambda path: (429, {"Retry-After": "50"}, b"")
-    with pytest.raises(LocalspecError, match="asks to wait 50 seconds before it is asked again"):
+    with pytest.raises(LocalspecError, match=matching("asks_wait_50_seconds_before_asked")):
         fetch(found, paths=Paths(tmp_path), notice=told.append)
     assert len(told) == 3 and sum(naps) <= pace.ALL_WAITS + 3
 
@@ -357,7 +358,7 @@ def test_who_no_longer_wants_an_answer_does_not_wait_for_it(hub: Hub, tmp_path):
     wanted.clear()
     thread.join(PATIENCE)
     assert isinstance(stopped[0], Interrupted) and not hub.go.is_set()
-    assert "are kept; model.safetensors is fetched again" in str(stopped[0])
+    assert wording("kept_model_safetensors_fetched") in str(stopped[0])
     assert not list((tmp_path / "hf").rglob("*.incomplete"))
     hub.go.set()
     assert fetch(found, paths=Paths(tmp_path)) == [], "others are not asked any more whether they want it"
@@ -370,7 +371,7 @@ def test_a_server_that_is_silent_for_too_long_is_given_up_all_the_same(hub: Hub,
         hub.go.wait(PATIENCE)
 
     hub.answer = silent
-    with pace.given_up_unless(lambda: True), pytest.raises(LocalspecError, match="did not answer in time"):
+    with pace.given_up_unless(lambda: True), pytest.raises(LocalspecError, match=matching("did_not_answer_in_time")):
         plan([SOURCE])
 
 
@@ -382,11 +383,11 @@ def test_silence_is_told_and_ends_however_often_the_client_asks_again(hub: Hub, 
     monkeypatch.setattr(pace, "LONGEST_WAIT", 0.14)
     hub.answer = lambda path: hub.go.wait(PATIENCE) and None if path.endswith("model.safetensors") else None
     told: list[str] = []
-    with pytest.raises(LocalspecError, match="has not answered for 0 seconds; try again later") as raised:
+    with pytest.raises(LocalspecError, match=matching("answered_0_seconds_try_again")) as raised:
         fetch(found, paths=Paths(tmp_path), notice=told.append)
     hub.go.set()
-    assert told == [f"{hub.endpoint} has not answered for 0 seconds."] * 2
-    assert "are kept; model.safetensors is fetched again" in str(raised.value)
+    assert told == [wording("answered_0_seconds", endpoint=hub.endpoint)] * 2
+    assert wording("kept_model_safetensors_fetched") in str(raised.value)
 
 
 def test_silence_before_an_answer_does_not_count_after_it(monkeypatch):
@@ -406,4 +407,4 @@ def test_silence_before_an_answer_does_not_count_after_it(monkeypatch):
             with pytest.raises(ReadTimeout):
                 stream.read(100)
             stream.read(100)
-    assert told == ["the server has not answered for 25 seconds."] * 5
+    assert told == [wording("server_answered_25_seconds")] * 5

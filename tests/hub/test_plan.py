@@ -9,6 +9,7 @@ from pathlib import Path
 import httpx2
 import pytest
 from checkpoints import CONFIG, safetensors
+from golden import matching, wording
 from hub_server import Hub, Repository, git_sha1, served
 
 from localspec.errors import DoesNotFit, LocalspecError, NotHere
@@ -76,7 +77,7 @@ def test_shards_are_those_that_the_index_names(hub):
 def test_an_index_that_names_something_else(hub, named):
     files = {name: content for name, content in MODEL.items() if name != "model.safetensors"}
     index = json.dumps({"weight_map": {"a": named}}).encode()
-    with pytest.raises(LocalspecError, match="no safetensors file beside it") as raised:
+    with pytest.raises(LocalspecError, match=matching("no_safetensors_file_beside_it")) as raised:
         planned(hub, {**files, "model.safetensors.index.json": index, "pytorch_model.bin": b"x"})
     assert "\x1b" not in str(raised.value)
 
@@ -102,7 +103,7 @@ def test_eagle3_heads(hub, weights):
     files = {"model.safetensors.index.json": index, "model-1.safetensors": WEIGHTS}
     part = planned(hub, {"config.json": json.dumps(newer).encode(), **files})
     assert part.heads == "eagle3" and names(part) == {"config.json", *files}
-    with pytest.raises(LocalspecError, match="pickle only"):  # a form that nothing here reads
+    with pytest.raises(LocalspecError, match=matching("pickle_only")):  # a form that nothing here reads
         planned(hub, {"config.json": b'{"speculators_model_type": "peagle"}', "pytorch_model.bin": b"x"})
 
 
@@ -132,9 +133,9 @@ def test_license(hub, card, said):
     ("files", "said"),
     [
         ({**{k: v for k, v in MODEL.items() if k != "model.safetensors"}, "pytorch_model.bin": b"x"}, "pickle only"),
-        ({"config.json": MODEL["config.json"], "model.gguf": b"x"}, "no weights that localspec reads"),
+        ({"config.json": MODEL["config.json"], "model.gguf": b"x"}, matching("no_weights_that_localspec_reads")),
         ({}, "no weights"),
-        ({k: v for k, v in MODEL.items() if k != "tokenizer.json"}, "org/name has no tokenizer that localspec reads"),
+        ({k: v for k, v in MODEL.items() if k != "tokenizer.json"}, matching("org_name_tokenizer_localspec")),
         ({**{k: v for k, v in MODEL.items() if k != "tokenizer.json"}, "vocab.json": b"{}"}, "has no tokenizer"),
         (
             {**{k: v for k, v in MODEL.items() if k != "tokenizer.json"}, "merges.txt": b"", "vocab.json": b"{}"},
@@ -145,16 +146,16 @@ def test_license(hub, card, said):
             r"tokenizer\.json\); choose",
         ),
         ({k: v for k, v in MODEL.items() if k != "config.json"}, "no config.json"),
-        (changed(architectures=["GPT2LMHeadModel"], model_type="gpt2"), "of the architecture GPT2LMHeadModel; supp"),
-        (changed(architectures=["Own"], auto_map={"AutoModel": "own.Own"}), r"code of its own \(auto_map\), which loc"),
+        (changed(architectures=["GPT2LMHeadModel"], model_type="gpt2"), matching("of_the_architecture")),
+        (changed(architectures=["Own"], auto_map={"AutoModel": "own.Own"}), matching("code_own_auto_map_which_loc")),
         (changed(architectures=None), "names no architecture"),
         (changed(architectures=[["x"]]), "architecture"),
-        (changed(model_type="own", auto_map={"AutoModel": "own.Own"}), "code of its own"),
+        (changed(model_type="own", auto_map={"AutoModel": "own.Own"}), matching("code_of_its_own")),
         (changed(quantization_config={"quant_method": "gptq"}), r"packed \(gptq\)"),
         (changed(quantization_config="awq"), r"packed \(awq\)"),
-        ({**MODEL, "config.json": b"[1]"}, "not a JSON object"),
-        ({**MODEL, "config.json": b"\xff{"}, "not a JSON object"),
-        ({**MODEL, "config.json": b"[" * 10_000}, "not a JSON object"),
+        ({**MODEL, "config.json": b"[1]"}, matching("not_a_json_object")),
+        ({**MODEL, "config.json": b"\xff{"}, matching("not_a_json_object")),
+        ({**MODEL, "config.json": b"[" * 10_000}, matching("not_a_json_object")),
     ],
 )
 def test_what_cannot_be_served_is_refused_before_anything_is_fetched(hub, tmp_path, files, said):
@@ -169,7 +170,7 @@ def test_files_longer_than_any_disk(hub, tmp_path, name, size):
     """However it is announced; a file that is not wanted may be as long as it likes."""
     files = {k: v for k, v in MODEL.items() if k != name}
     entry = {"rfilename": name, "size": size, "lfs": {"size": size, "sha256": "0" * 64, "pointerSize": 1}}
-    with pytest.raises(LocalspecError, match=f"more than a million GiB for {name} of org/name") as raised:
+    with pytest.raises(LocalspecError, match=matching("more_than_million_gib_org_name", name=name)) as raised:
         planned(hub, files, listed=[entry])
     assert raised.value.exit_code == 1 and len(str(raised.value)) < 200 and not (tmp_path / "hf").exists()
     assert planned(hub, MODEL, listed=[{**entry, "rfilename": "model.gguf"}]).files
@@ -181,7 +182,7 @@ def test_a_pull_that_cannot_be_recorded_is_not_begun(hub, tmp_path):
     hub.requests.clear()
     (tmp_path / "file").write_text("")
     for home in (Path("/proc/nope"), tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(LocalspecError, match="cannot be written") as raised:
+        with pytest.raises(LocalspecError, match=matching("cannot_be_written")) as raised:
             fetch(made, paths=Paths(home))
         assert str(home) in str(raised.value) and "LOCALSPEC_HOME" in str(raised.value)
     assert hub.requests == [] and not (tmp_path / "hf").exists()
@@ -197,7 +198,7 @@ def test_what_a_config_says_is_made_safe_and_cut_short(hub):
 def test_code_that_a_supported_model_names_is_not_fetched(hub):
     """As Phi-3 does: it was published before transformers knew it."""
     part = planned(hub, {**changed(auto_map={"AutoModelForCausalLM": "modeling.Own"}), "modeling.py": b"raise"})
-    assert names(part) == MODEL.keys() and "neither fetched nor run" in part.notes[0]
+    assert names(part) == MODEL.keys() and wording("neither_fetched_nor_run") in part.notes[0]
 
 
 # -- servers that mean harm ---------------------------------------------------------------------------------------------
@@ -212,7 +213,7 @@ def test_names_of_files_that_are_no_names(hub, tmp_path, name):
     try:
         made = plan([SOURCE])
     except LocalspecError as error:
-        assert "did not answer" in str(error) and not isinstance(name, str)  # noqa: PT017
+        assert wording("did_not_answer") in str(error) and not isinstance(name, str)  # noqa: PT017
         return
     assert names(made.parts[0]) == set(MODEL)
     fetch(made, paths=Paths(tmp_path / "home"))
@@ -231,7 +232,7 @@ def test_names_of_files_that_are_no_names(hub, tmp_path, name):
 )  # fmt: skip
 def test_listings_that_cannot_be(hub, tmp_path, entry):
     hub.repositories["org/name"] = Repository({**MODEL}, listed=[entry])
-    with pytest.raises(LocalspecError, match=f"{hub.endpoint} did not answer about org/name as a Hugging Face server"):
+    with pytest.raises(LocalspecError, match=matching("did_answer_about_org_name_hugging", endpoint=hub.endpoint)):
         plan([SOURCE])
     assert not (tmp_path / "hf").exists()
 
@@ -255,7 +256,7 @@ ABOUT = json.dumps({"id": "org/name", "sha": "x", "siblings": []}).encode()
         ((301, {"Location": "http://127.0.0.1:9/"}, b""), "cannot be reached", 1),
         ((200, {"Content-Length": str(10**15), "Connection": "close"}, ABOUT), "broke off", 1),
         ((200, {"Content-Length": "x"}, ABOUT), "broke off", 1),
-        ((200, {"Content-Encoding": "gzip"}, ABOUT), "sends compressed what was asked for as it is", 1),
+        ((200, {"Content-Encoding": "gzip"}, ABOUT), matching("sends_compressed_what_asked"), 1),
         ((404, {}, b"<html>"), "no org/name", 3),
         ((404, {"X-Error-Message": "\x9b2J" + "x" * 9000}, b""), "no org/name", 3),
         ((403, {"X-Error-Message": "Access to this resource is disabled."}, b""), "disabled", 5),
@@ -302,7 +303,7 @@ def test_an_answer_about_a_file_without_its_commit_is_told_as_that(hub, tmp_path
     planned(hub, MODEL)
     made = plan([SOURCE])
     hub.answer = lambda path: (200, {"ETag": f'"{"0" * 40}"'}, b"") if "/resolve/" in path else None
-    with pytest.raises(LocalspecError, match=r"\(its answer lacks the header X-Repo-Commit\); check HF_ENDPOINT"):
+    with pytest.raises(LocalspecError, match=matching("answer_lacks_header_x_repo_commit")):
         fetch(made, paths=Paths(tmp_path / "home"))
 
 
@@ -324,7 +325,7 @@ def test_a_repository_that_is_gone_between_plan_and_fetch(hub, tmp_path):
     planned(hub, MODEL)
     made = plan([SOURCE])
     hub.repositories.clear()
-    with pytest.raises(NotHere, match="lacks a file that it listed a moment ago"):
+    with pytest.raises(NotHere, match=matching("lacks_file_listed_moment_ago")):
         fetch(made, paths=Paths(tmp_path / "home"))
 
 
@@ -358,7 +359,7 @@ def test_what_does_not_fit_on_the_disk_is_not_begun(hub, tmp_path):
     planned(hub, MODEL)
     made = replace(plan([SOURCE]), disk_free=10)
     hub.requests.clear()
-    with pytest.raises(DoesNotFit, match="make room"):
+    with pytest.raises(DoesNotFit, match=matching("make_room")):
         fetch(made, paths=Paths(tmp_path / "home"))
     assert hub.requests == [] and not (tmp_path / "hf").exists()
     fetch(made, paths=Paths(tmp_path / "home"), force=True)
@@ -387,8 +388,8 @@ def test_a_file_of_another_length_does_not_count_as_cached(hub, tmp_path):
 @pytest.mark.parametrize(
     ("cause", "said"),
     [
-        (socket.gaierror(-2, "Name or service not known"), r"cannot be found; see whether this machine is online"),
-        (ConnectionRefusedError(111, "Connection refused"), r"cannot be reached \(Connection refused\)"),
+        (socket.gaierror(-2, "Name or service not known"), matching("cannot_found_see_whether_machine")),
+        (ConnectionRefusedError(111, "Connection refused"), matching("cannot_be_reached_connection")),
     ],
 )
 def test_no_number_of_an_error_is_shown(cause, said):

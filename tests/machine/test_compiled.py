@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from clocks import PATIENCE
 from command import ROOT
+from golden import wording
 
 from localspec.errors import UsageMistake
 from localspec.machine import compiled
@@ -43,7 +44,7 @@ def test_one_whose_end_is_lost_is_not_used(tmp_path):
             damaged[-1].write_bytes(whole[:length] + end)
     (tmp_path / "whole.so").write_bytes(whole)
     *said, last = loads(*damaged, tmp_path / "whole.so")
-    assert said == [f"False {file} is damaged, belongs to another version, or cannot be loaded" for file in damaged]
+    assert said == [wording("false_damaged_belongs_another", file=file) for file in damaged]
     assert last.strip() == "True"
 
 
@@ -53,7 +54,7 @@ def test_another_library_is_not_used(tmp_path):
     (tmp_path / "text.so").write_text("no library at all")
     of_numpy, of_text, of_nothing = loads(foreign, tmp_path / "text.so", tmp_path / "nothing.so")
     assert of_numpy.startswith(f"False {foreign} is damaged") and of_text.startswith("False ")
-    assert of_nothing == "False this installation has no compiled library (nothing.so)"
+    assert of_nothing == wording("false_installation_compiled")
 
 
 @built

@@ -4,6 +4,7 @@ import re
 
 import pytest
 import torch
+from golden import wording
 from machines import GIB, apple, cpu, gpu, machine
 
 from localspec.machine import compiled, hardware
@@ -77,7 +78,7 @@ def test_a_gpu_is_told_by_its_generation(monkeypatch, generation, dtypes, packin
     ("instructions", "missing", "dtypes", "packings", "capability"),
     [
         ("avx2", "", ("bf16", "fp32"), ("int8", "int4"), "avx2"),
-        ("", "there is no library", ("fp32",), (), "there is no library"),
+        ("", wording("there_is_no_library"), ("fp32",), (), wording("there_is_no_library")),
     ],
 )
 def test_a_cpu_computes_with_our_library_or_in_fp32(
@@ -87,7 +88,7 @@ def test_a_cpu_computes_with_our_library_or_in_fp32(
     monkeypatch.setattr(compiled, "missing", lambda: missing)
     own = this_machine().devices[-1]
     assert (own.dtypes, own.packings, own.capability) == (dtypes, packings, capability)
-    assert own.missing["nf4"] == "nf4 is not for cpu"
+    assert own.missing["nf4"] == wording("nf4_is_not_for_cpu")
     assert own.missing.get("int8", "") == own.missing.get("int4", "") == missing
 
 
@@ -161,33 +162,31 @@ def test_a_cpu_build_beside_an_nvidia_driver_is_named_with_the_command_that_mend
 def test_a_driver_that_does_not_say_its_version_gets_the_build_that_most_run(computer) -> None:
     computer("")
     said = torch_trouble()
-    assert said and "NVIDIA driver of an unknown version found" in said and said.endswith("/cu126")
+    assert said and wording("nvidia_driver_unknown_version") in said and said.endswith("/cu126")
 
 
 def test_a_build_for_a_newer_driver_is_named(computer) -> None:
     computer("535.1", version="2.9.0+cu130", cuda="13.0")
     said = torch_trouble()
-    assert said and said.startswith(
-        "NVIDIA driver 535 found, torch 2.9.0+cu130 is built for CUDA 13.0 and needs a newer one: "
-    )
+    assert said and said.startswith(wording("nvidia_driver_535_found_torch_2_9"))
     assert said.endswith("/cu126")
 
 
 def test_a_gpu_that_a_right_build_does_not_see_is_hidden(computer) -> None:
     computer("580.65", version="2.9.0+cu128", cuda="12.8")
     said = torch_trouble()
-    assert said and "sees no GPU" in said and "CUDA_VISIBLE_DEVICES" in said and "pip" not in said
+    assert said and wording("sees_no_gpu") in said and "CUDA_VISIBLE_DEVICES" in said and "pip" not in said
 
 
 def test_a_driver_that_is_too_old_for_every_build_is_to_be_updated(computer) -> None:
     computer("470.2")
-    assert torch_trouble() == "NVIDIA driver 470 found, and torch 2.9.0+cpu needs 525 or newer: update it."
+    assert torch_trouble() == wording("nvidia_driver_470_found_torch_2_9")
 
 
 def test_an_amd_gpu_wants_a_build_of_its_own(computer) -> None:
     computer(amd=True)
     said = torch_trouble()
-    assert said and said.startswith("An AMD GPU is found, and torch 2.9.0+cpu is not built for it: ")
+    assert said and said.startswith(wording("amd_gpu_found_torch_2_9_0_cpu"))
     assert re.search(r"torch==2\.9\.0 --index-url https://download\.pytorch\.org/whl/rocm[\d.]+$", said)
     computer(amd=True, version="2.9.0+rocm6.4", hip="6.4")
     assert torch_trouble() is None, "the build is right, and something else is wrong"
@@ -195,7 +194,7 @@ def test_an_amd_gpu_wants_a_build_of_its_own(computer) -> None:
 
 def test_a_translated_python_on_a_mac_cannot_use_its_gpu(computer) -> None:
     computer(platform="darwin", arch="x86_64", name="Apple M2")
-    assert "install a Python for arm64" in (torch_trouble() or "")
+    assert wording("install_a_python_for_arm64") in (torch_trouble() or "")
     for arch, name in (("x86_64", "Intel(R) Core(TM) i7"), ("arm64", "Apple M2")):
         computer(platform="darwin", arch=arch, name=name)
         assert torch_trouble() is None

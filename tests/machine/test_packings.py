@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from golden import wording
 
 from localspec.machine import compiled, packings
 from localspec.machine.packings import lacking
@@ -36,10 +37,10 @@ def machine(monkeypatch):
         ("nf4", "cuda", ""),
         ("int8", "mps", ""),
         ("int4", "mps", ""),
-        ("nf4", "cpu", "nf4 is not for cpu"),
-        ("int4", "cuda:0", "int4 is for CPUs and Apple's GPUs"),
-        ("nf4", "mps", "nf4 is not for mps"),
-        ("int8", "xpu:0", "int8 is not for xpu"),
+        ("nf4", "cpu", wording("nf4_is_not_for_cpu")),
+        ("int4", "cuda:0", wording("int4_cpus_apple_s_gpus")),
+        ("nf4", "mps", wording("nf4_is_not_for_mps")),
+        ("int8", "xpu:0", wording("int8_is_not_for_xpu")),
     ],
 )
 def test_where_nothing_is_missing_each_device_has_its_own(machine, quantize, device, clause):
@@ -50,16 +51,16 @@ def test_where_nothing_is_missing_each_device_has_its_own(machine, quantize, dev
 @pytest.mark.parametrize(
     ("missing", "quantize", "device", "clause"),
     [
-        ({"library": False}, "nf4", "cuda:0", "bitsandbytes is not installed; pip install bitsandbytes"),
-        ({"library": False}, "int8", "cuda:0", "bitsandbytes is not installed; pip install bitsandbytes"),
+        ({"library": False}, "nf4", "cuda:0", wording("bitsandbytes_installed_pip")),
+        ({"library": False}, "int8", "cuda:0", wording("bitsandbytes_installed_pip")),
         ({"library": False}, "int8", "cpu", ""),
         ({"library": False}, "int8", "mps", ""),
-        ({"ours": "there is no library"}, "int8", "cpu", "there is no library"),
-        ({"ours": "there is no library"}, "int4", "cpu", "there is no library"),
-        ({"ours": "there is no library"}, "int8", "cuda:0", ""),
-        ({"apple": ["int8"]}, "int4", "mps", "this build of torch has no int4 kernels for Apple's GPUs"),
-        ({"apple": ["int4"]}, "int8", "mps", "this build of torch has no int8 kernels for Apple's GPUs"),
-        ({"capability": (7, 0)}, "int8", "cuda:0", "int8 on cuda:0 needs a GPU of compute capability 7.5 or more"),
+        ({"ours": wording("there_is_no_library")}, "int8", "cpu", wording("there_is_no_library")),
+        ({"ours": wording("there_is_no_library")}, "int4", "cpu", wording("there_is_no_library")),
+        ({"ours": wording("there_is_no_library")}, "int8", "cuda:0", ""),
+        ({"apple": ["int8"]}, "int4", "mps", wording("build_torch_int4_kernels_apple_s")),
+        ({"apple": ["int4"]}, "int8", "mps", wording("build_torch_int8_kernels_apple_s")),
+        ({"capability": (7, 0)}, "int8", "cuda:0", wording("int8_cuda_0_needs_gpu_compute")),
         ({"capability": (7, 5)}, "int8", "cuda:0", ""),
         ({"capability": (6, 1)}, "nf4", "cuda:0", ""),
     ],

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from golden import matching, wording
 
 from localspec.errors import NotHere, UsageMistake
 from localspec.hub.sources import Source
@@ -115,14 +116,14 @@ D = M + '[[m.drafters]]\nkind = "medusa"\n'
     ("text", "said"),
     [
         # neither a place nor two
-        ("[m]\n", "Model 'm' in {file} has no path; give it path = \"the model's directory\", or repo = "),
-        (M + 'path = "x"\n', "Model 'm' in {file} has both a path and a repo; give it path"),
-        ('m = "x"\n', "'m' in {file} is not a table; write [m] and a path below it"),
+        ("[m]\n", wording("model_m_path_give_path_model_s")),
+        (M + 'path = "x"\n', wording("model_m_both_path_repo_give_path")),
+        ('m = "x"\n', wording("m_table_write_m_path_below")),
         ("[m\n", "line 1"),
         # unknown keys, with the nearest
         ('[m]\nreop = "org/name"\n', "Unknown key 'reop' of model 'm' in {file} (did you mean 'repo'?)"),
-        (M + 'licence = "MIT"\n', "did you mean 'license'"),
-        (M + "qualty = 3\n", "did you mean 'quality'"),
+        (M + 'licence = "MIT"\n', wording("did_you_mean_license")),
+        (M + "qualty = 3\n", wording("did_you_mean_quality")),
         (M + "zzzzzz = 3\n", "Unknown key 'zzzzzz' of model 'm' in {file}; correct or remove it"),
         (M + 'name = "x"\n', "Unknown key 'name'"),
         (M + 'source = "x"\n', "Unknown key 'source'"),
@@ -137,7 +138,7 @@ D = M + '[[m.drafters]]\nkind = "medusa"\n'
         (M + "quality = 0\n", "quality = 0 of .* must be a whole number from 1 up"),
         (M + "quality = true\n", "quality = True of .* must be a whole number from 1 up"),
         (M + "quality = 2.0\n", "quality = 2.0 of .* must be a whole number from 1 up"),
-        (M + "quality = 9999999999999\n", "must be a whole number from 1 up"),
+        (M + "quality = 9999999999999\n", wording("must_whole_number_from_1_up")),
         (M + "gated = 1\n", "gated = 1 of .* must be true or false"),
         (M + 'verified = "no"\n', "verified = 'no' of .* must be true or false"),
         (M + "shape = 3\n", "shape = 3 of .* must be a table"),
@@ -152,7 +153,7 @@ D = M + '[[m.drafters]]\nkind = "medusa"\n'
         ('[m]\nrepo = "org/name"\nrevision = "a b"\n', "names no repository"),
         ('[m]\nrepo = "https://huggingface.co/org/name"\n', "names no repository"),
         ('[m]\npath = "x"\nrevision = "v1"\n', "revision = 'v1' of model 'm' in {file} has no effect without a repo"),
-        (D + 'revision = "v1"\n', "revision = 'v1' of a drafter of model 'm' in {file} has no effect without a repo"),
+        (D + 'revision = "v1"\n', wording("revision_v1_drafter_model_m")),
         (D + 'repo = "heads"\n', "repo = 'heads' of a drafter of model 'm' in {file} names no repository"),
         # forms
         (M + "forms = 3\n", "forms = 3 of .* must be tables"),
@@ -163,7 +164,7 @@ D = M + '[[m.drafters]]\nkind = "medusa"\n'
         (M + '[[m.forms]]\nrepo = "a/b"\ngguf = "Q8 0"\n', "gguf = 'Q8 0' of a form of .* names no type of GGUF"),
         (M + '[[m.forms]]\nrepo = "b"\ngguf = "Q8_0"\n', "repo = 'b' of a form of .* names no repository"),
         (M + '[[m.forms]]\nrepo = "a/b"\nkind = "Q8_0"\n', "Unknown key 'kind' of a form of model 'm'"),
-        ('[m]\npath = "x"\n[[m.forms]]\nrepo = "a/b"\n', "Model 'm' in {file} has forms and no repo that"),
+        ('[m]\npath = "x"\n[[m.forms]]\nrepo = "a/b"\n', wording("model_m_forms_repo")),
         # what it is
         (M + 'architecture = "GPT2LMHeadModel"\n', "architecture = 'GPT2LMHeadModel' of .* must be one of LlamaForC"),
         (M + 'architecture = ["x"]\n', "architecture = .* must be one of"),
@@ -171,16 +172,16 @@ D = M + '[[m.drafters]]\nkind = "medusa"\n'
         # drafters
         (M + '[[m.drafters]]\nkind = "medusaa"\n', "kind = 'medusaa' of a drafter of .*(did you mean 'medusa'?)"),
         (M + '[[m.drafters]]\nrepo = "org/heads"\n', "kind = None of a drafter of .*; use one of dflash, draft_model, eagle3"),
-        (M + '[[m.drafters]]\nkind = "phrases"\n', "is no kind of drafter"),
+        (M + '[[m.drafters]]\nkind = "phrases"\n', wording("is_no_kind_of_drafter")),
         (M + "[[m.drafters]]\nkind = 3\n", "kind = 3 of a drafter of .* must be a text"),
         (D + "parameters = 0\n", "parameters = 0 of a drafter of .* must be a whole number"),
         (D + "lossless = 1\n", "lossless = 1 of a drafter of .* must be true or false"),
         (D + "accepted = 2.3\n", "accepted = 2.3 of a drafter of .* must be a table"),
         (D + "accepted = { length = 2.3, depth = 4 }\n", "accepted of a drafter of model 'm' in {file} lacks source; add"),
         (D + 'accepted = { length = 0.5, depth = 4, source = "x" }\n', "length = 0.5 .* must be a number from 1 to 100"),
-        (D + 'accepted = { length = 101, depth = 4, source = "x" }\n', "must be a number from 1 to 100"),
-        (D + 'accepted = { length = nan, depth = 4, source = "x" }\n', "must be a number from 1 to 100"),
-        (D + 'accepted = { length = "2", depth = 4, source = "x" }\n', "must be a number from 1 to 100"),
+        (D + 'accepted = { length = 101, depth = 4, source = "x" }\n', wording("must_number_from_1_100")),
+        (D + 'accepted = { length = nan, depth = 4, source = "x" }\n', wording("must_number_from_1_100")),
+        (D + 'accepted = { length = "2", depth = 4, source = "x" }\n', wording("must_number_from_1_100")),
         (D + 'accepted = { length = 2, depth = 0, source = "x" }\n', "depth = 0 of accepted .* whole number"),
         (D + 'accepted = { length = 2, depth = 4, source = "" }\n', "source = '' of accepted .* must be a text"),
     ],
@@ -224,7 +225,7 @@ def test_a_model_that_is_not_fetched_is_known_and_not_here(paths: Paths) -> None
     assert not card.here and card.license == "Apache-2.0"
     with pytest.raises(NotHere, match=r"^qwen3-8b is not here; fetch it with `localspec pull qwen3-8b`\.$"):
         resolve("qwen3-8b", paths)
-    with pytest.raises(NotHere, match="did you mean 'qwen3-8b'"):
+    with pytest.raises(NotHere, match=matching("did_you_mean_qwen3_8b")):
         named_card("qwen3-8", paths)
     assert [card.name for card, _ in installed(paths)] == ["demo", "demo-draft"]
 

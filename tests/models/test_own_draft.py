@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from checkpoints import CONFIG, change_config, write_checkpoint
+from golden import wording
 
 from localspec.checkpoint import inspect
 from localspec.errors import LocalspecError, UsageMistake
@@ -60,7 +61,7 @@ def test_most_models_have_none(target, tmp_path):
 def test_one_in_the_targets_directory_is_its_own(target, tmp_path):
     draft = write(target / "draft", TENTH)
     card = resolve(str(target))
-    assert found(card, tmp_path) == (str(draft), "in the model's directory draft")
+    assert found(card, tmp_path) == (str(draft), wording("model_s_directory_draft"))
     model = model_of(card)
     assert model.small is not None and model.small.card == resolve(str(draft)), "as --drafter draft_model:DIR finds it"
     assert (model.small_here, model.small_named, model.small.small) == (True, False, None)
@@ -68,9 +69,9 @@ def test_one_in_the_targets_directory_is_its_own(target, tmp_path):
 
 def test_of_those_installed_the_smallest_that_is_much_smaller(target, tmp_path):
     home, card = register(tmp_path, third=write(tmp_path / "third", THIRD), own=target), resolve(str(target))
-    assert found(card, tmp_path) == ("third", "installed, of the same tokenizer")
+    assert found(card, tmp_path) == ("third", wording("installed_of_the_same_tokenizer"))
     register(tmp_path, third=tmp_path / "third", tenth=write(tmp_path / "tenth", TENTH), own=target)
-    assert found(card, tmp_path) == ("tenth", "installed, of the same tokenizer")
+    assert found(card, tmp_path) == ("tenth", wording("installed_of_the_same_tokenizer"))
     write(tmp_path / "third", {"w": [134]})
     write(tmp_path / "tenth", TENTH, {**WORDS, "d": 3})
     assert found(card, tmp_path) is None, "one is too large and the other has a word more"
@@ -87,14 +88,14 @@ def test_what_is_named_comes_first_and_what_is_in_the_directory_second(target, t
     toml.write_text(toml.read_text() + f'[mine]\npath = "{target}"\ndraft = "named"\n')
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LOCALSPEC_HOME", str(tmp_path))
-        assert found(resolve("mine"), tmp_path) == ("named", "named in models.toml")
+        assert found(resolve("mine"), tmp_path) == ("named", wording("named_in_models_toml"))
         write(target / "draft", TENTH)
-        assert found(resolve("mine"), tmp_path) == ("named", "named in models.toml")
+        assert found(resolve("mine"), tmp_path) == ("named", wording("named_in_models_toml"))
         assert model_of(resolve("mine")).small_named
         (tmp_path / "named" / "model.safetensors").unlink()
         own, said = own_draft(resolve("mine"), paths)
-        assert own is not None and own.card.path == target / "draft" and "named in models.toml" in said
-    assert found(resolve(str(target)), tmp_path) == (str(target / "draft"), "in the model's directory draft")
+        assert own is not None and own.card.path == target / "draft" and wording("named_in_models_toml") in said
+    assert found(resolve(str(target)), tmp_path) == (str(target / "draft"), wording("model_s_directory_draft"))
 
 
 def test_one_that_is_named_and_not_here_is_to_be_fetched_unless_another_is_here(target, tmp_path, monkeypatch):
@@ -105,7 +106,7 @@ def test_one_that_is_named_and_not_here_is_to_be_fetched_unless_another_is_here(
     assert own is not None and own.named and not own.card.here
     assert not model_of(resolve("mine")).small_here
     write(target / "draft", TENTH)
-    assert found(resolve("mine"), tmp_path) == (str(target / "draft"), "in the model's directory draft")
+    assert found(resolve("mine"), tmp_path) == (str(target / "draft"), wording("model_s_directory_draft"))
 
 
 def test_another_file_with_the_same_tokens_will_do(target, tmp_path):
@@ -126,7 +127,7 @@ def test_a_mark_that_both_list_and_the_small_one_has_no_row_for_is_no_trouble(ta
     assert found(resolve(str(target)), tmp_path) is not None
     told["added_tokens"] = []
     (target / "draft" / "tokenizer.json").write_text(json.dumps(told))
-    assert "gives ids up to 3" in passed_over(target, tmp_path)
+    assert wording("gives_ids_up_to_3") in passed_over(target, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +135,7 @@ def test_a_mark_that_both_list_and_the_small_one_has_no_row_for_is_no_trouble(ta
     [
         ({"vocabulary": {"b": 0, "a": 1, "c": 2}}, "its token 0 is 'b', and the target's is 'a'"),
         ({"added": (("x", 1),)}, "its token 1 is 'x'"),
-        ({"vocab_size": 2}, "knows 2 tokens, and the target's tokenizer gives ids up to 2"),
+        ({"vocab_size": 2}, wording("knows_2_tokens_target_s_tokenizer")),
         ({"vocab_size": "many"}, "how large"),
         ({"num_hidden_layers": None}, "how large"),
         ({"architectures": ["Evil\x1b[2J"]}, "not supported"),
@@ -147,7 +148,7 @@ def test_a_mark_that_both_list_and_the_small_one_has_no_row_for_is_no_trouble(ta
 def test_an_alien_is_passed_over_with_a_sentence(target, tmp_path, draft, said):
     write(target / "draft", TENTH, **draft)
     told = passed_over(target, tmp_path)
-    assert told.startswith(f"{target / 'draft'}, in the model's directory draft, does not draft for {target}: ")
+    assert told.startswith(wording("model_s_directory_draft_does", target=target / "draft", target_2=target))
     assert said in told and "\n" not in told
 
 
@@ -171,10 +172,10 @@ def test_nothing_is_waited_for_and_no_circle_is_gone_around(target, tmp_path):
     draft = write(target / "draft", TENTH)
     (draft / "tokenizer.json").unlink()
     os.mkfifo(draft / "tokenizer.json")
-    assert "cannot be read" in passed_over(target, tmp_path)
+    assert wording("cannot_be_read") in passed_over(target, tmp_path)
     (draft / "tokenizer.json").unlink()
     (draft / "tokenizer.json").symlink_to(draft / "tokenizer.json")
-    assert "cannot be read" in passed_over(target, tmp_path)
+    assert wording("cannot_be_read") in passed_over(target, tmp_path)
     for file in draft.iterdir():
         file.unlink()
     draft.rmdir()

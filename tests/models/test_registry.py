@@ -4,6 +4,7 @@ import struct
 
 import pytest
 from checkpoints import CONFIG, safetensors, write_checkpoint
+from golden import wording
 
 from localspec.checkpoint import ARCHITECTURES, inspect, revision
 from localspec.errors import LocalspecError, NotHere, UsageMistake
@@ -77,8 +78,8 @@ def test_a_draft_model_is_named_or_lies_beside_the_file(paths, model):
         ('[mine]\npaht = "x"', "'path'"),
         ('[mine]\nlicense = "x"', "no path"),
         ("[mine]\npath = 3", "path = 3"),
-        ('[mine]\npath = ""', "must be a text"),
-        ('[mine]\npath = "a\\u0000b"', "must be a text"),
+        ('[mine]\npath = ""', wording("must_be_a_text")),
+        ('[mine]\npath = "a\\u0000b"', wording("must_be_a_text")),
         ('mine = "x"', "not a table"),
         ("[mine\n", "line 1"),
     ],
@@ -101,7 +102,7 @@ def test_a_directory_by_its_path(paths, model, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("dmo", "did you mean 'demo'"),
+        ("dmo", wording("did_you_mean_demo_2")),
         ("qwen", "demo"),
         ("", "demo"),
         ("./nowhere", "directory"),
@@ -118,7 +119,7 @@ def test_what_is_not_here(paths, name, said):
 
 
 def test_a_file_is_not_a_model(paths, model):
-    assert "not a directory" in refused(NotHere, resolve, str(model / "model.safetensors"), paths)
+    assert wording("not_a_directory") in refused(NotHere, resolve, str(model / "model.safetensors"), paths)
 
 
 def test_installed_tells_what_is_broken(paths, model):

@@ -5,6 +5,7 @@ import re
 from collections.abc import Sequence
 
 import pytest
+from golden import wording
 
 from localspec.models.detokenize import Transcript
 from localspec.models.thinking import KNOWN, Marks, Parting, Thinking, marks_of, possible
@@ -70,9 +71,9 @@ def test_any_pieces_of_any_text_are_parted_as_the_whole_is(begun: bool) -> None:
 @pytest.mark.parametrize(
     ("text", "begun", "expected"),
     [
-        ("<think>\nso it is\n</think>\n\nYes.", False, ("so it is", "Yes.")),
-        ("so it is\n</think>\n\nYes.", True, ("so it is", "Yes.")),
-        ("<think>\nso it is\n</think>\n\nYes.", True, ("so it is", "Yes.")),  # the mark once more
+        (wording("think_think_yes"), False, ("so it is", "Yes.")),
+        (wording("so_it_is_think_yes"), True, ("so it is", "Yes.")),
+        (wording("think_think_yes"), True, ("so it is", "Yes.")),  # the mark once more
         ("\n\n<think>\n\n</think>\n\nYes.\n", False, ("", "Yes.\n")),
         ("Yes.", False, ("", "Yes.")),
         ("\n Yes: <think>no</think>", False, ("", "\n Yes: <think>no</think>")),  # of marks further on one speaks
@@ -120,7 +121,7 @@ def test_thinking_is_given_out_while_it_comes() -> None:
         ("{{ messages }}", ["<|end|>"], None),
         ("{{ '<|assistant|><think>' }}", [], THINK),
         ("", ["[THINK]", "[/THINK]"], Marks("[THINK]", "[/THINK]")),
-        ("write after 'Here is my thought process:' and 'Here is my response:'", [], KNOWN[2]),
+        (wording("write_after_here_my_thought"), [], KNOWN[2]),
         ("<think></think> and <response></response>", [], THINK._replace(around=("<response>", "</response>"))),
     ],
 )

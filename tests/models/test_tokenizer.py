@@ -19,6 +19,7 @@ from chat_templates import (
     TEMPLATES,
     write_tokenizer,
 )
+from golden import wording
 from jinja2 import TemplateError
 from tiny_models import CONFIGS, byte_tokenizer
 from transformers import AutoTokenizer
@@ -232,7 +233,7 @@ def test_damaged_files_are_told_in_a_sentence(tmp_path: Path, name: str, text: s
     (tmp_path / name).write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(LocalspecError, match="tokenizer") as told:
         Tokenizer.open(tmp_path)
-    assert "fetch the model again" in str(told.value) and "\n" not in str(told.value)
+    assert wording("fetch_the_model_again") in str(told.value) and "\n" not in str(told.value)
 
 
 def test_a_tokenizer_that_would_have_to_be_converted_is_told_with_what_converts_it(tmp_path: Path) -> None:
@@ -252,7 +253,7 @@ def test_it_is_written_back_as_it_was_read(stand_in: Any, tmp_path: Path) -> Non
         assert Tokenizer.open(copy).hash == ours.hash
 
 
-@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("can't start new thread")])
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError(wording("can_t_start_new_thread"))])
 def test_too_little_memory_is_no_damage(stand_in: Any, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     """Else it would be advised to fetch a model again that is whole."""
 

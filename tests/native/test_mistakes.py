@@ -5,6 +5,7 @@ from ctypes import byref, c_int32
 
 import numpy as np
 import pytest
+from golden import matching
 from native.engine import POOL, Model, Text, linear
 from native.stock_models import stock_of
 from tiny_models import CONFIGS, RECURRENT
@@ -62,10 +63,10 @@ def request(rows=2, **given):
         ({"tokens": [1, 2], "parents": [-2, 0]}, "Row 0 has parent -2"),
         ({"tokens": [1, 2], "positions": [4, 3]}, "Row 1 has position 3, below 4"),
         ({"tokens": [1, 2], "positions": [-1, 3]}, "Row 0 has position -1, below 0"),
-        ({"tokens": [1, 2], "layers": [1, 0], "num_layers": 2}, "Layer 0 is not in its place"),
-        ({"tokens": [1, 2], "layers": [3], "num_layers": 1}, "Layer 3 is not in its place"),
-        ({"tokens": [1, 2], "layers": [-1], "num_layers": 1}, "Layer -1 is not in its place"),
-        ({"tokens": [1, 2], "layers": [0], "num_layers": 4}, "4 layers were asked for, and the model has 3"),
+        ({"tokens": [1, 2], "layers": [1, 0], "num_layers": 2}, matching("layer_0_place")),
+        ({"tokens": [1, 2], "layers": [3], "num_layers": 1}, matching("layer_3_place")),
+        ({"tokens": [1, 2], "layers": [-1], "num_layers": 1}, matching("layer_1_place")),
+        ({"tokens": [1, 2], "layers": [0], "num_layers": 4}, matching("n4_layers_asked_model_3")),
         ({"tokens": [1, 2], "logits_from": 3}, "Logits from row 3 on"),
         ({"tokens": [1, 2], "logits_from": -1}, "Logits from row -1 on"),
     ],
@@ -122,8 +123,8 @@ def sharing():
     [
         ({"rows": 1, "inputs": np.zeros((1, 48), np.float32)}, "Row 0 has an input in the place of a token"),
         ({"tokens": [1, -1], "inputs": np.zeros((2, 48), np.float32)}, "Row 1 has an input in the place of a token"),
-        ({"tokens": [1, 2], "layers": [0, 2], "num_layers": 2}, "Layer 2 reads the keys of layer 1, which was not"),
-        ({"tokens": [1, 2], "layers": [1, 2, 3], "num_layers": 3}, "Layer 3 reads the keys of layer 0, which was not"),
+        ({"tokens": [1, 2], "layers": [0, 2], "num_layers": 2}, matching("layer_2_reads_keys_layer_1_which")),
+        ({"tokens": [1, 2], "layers": [1, 2, 3], "num_layers": 3}, matching("layer_3_reads_keys_layer_0_which")),
     ],
     ids=str,
 )
@@ -174,7 +175,7 @@ def test_mistakes_with_a_cache(model):
     assert text.length == 2 and library().ls_cache_slots(text.cache) == 16
     with pytest.raises(MemoryError):
         made(library().ls_cache_new(model.handle, 2**31 - 1))
-    with pytest.raises(LocalspecError, match="A cache needs a model"):
+    with pytest.raises(LocalspecError, match=matching("a_cache_needs_a_model")):
         made(library().ls_cache_new(None, 16))
 
 
@@ -194,9 +195,9 @@ def config_of(model, **changes):
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"hidden_size": 0}, "hidden_size = 0 is not possible"),
+        ({"hidden_size": 0}, matching("hidden_size_0_possible")),
         ({"num_layers": -1}, "num_layers = -1"),
-        ({"num_kv_heads": 3}, "4 heads cannot share 3 key heads"),
+        ({"num_kv_heads": 3}, matching("n4_heads_cannot_share_3_key_heads")),
         ({"rotary_dim": 5}, "rotary_dim = 5"),
         ({"rotary_dim": 14}, "rotary_dim = 14"),
         ({"cache_format": 2}, "cache cannot have format 2"),
@@ -219,10 +220,10 @@ def config_of(model, **changes):
         ({"inv_freq": None}, "needs inv_freq"),
         ({"local_rotary_dim": 12}, "needs local_inv_freq"),
         ({"logit_cap": -1.0}, "logit_cap = -1"),
-        ({"layer_num_kv_heads": 3}, "4 heads cannot share 3 key heads"),
-        ({"layer_num_kv_heads": -2}, "4 heads cannot share -2 key heads"),
-        ({"layer_head_dim": 10}, "rotary_dim = 12 is not possible; it is even and at most head_dim = 10"),
-        ({"layer_head_dim": 2**30}, "4 heads of 1073741824 channels are not possible"),
+        ({"layer_num_kv_heads": 3}, matching("n4_heads_cannot_share_3_key_heads")),
+        ({"layer_num_kv_heads": -2}, matching("n4_heads_cannot_share_2_key_heads")),
+        ({"layer_head_dim": 10}, matching("rotary_dim_12_possible_even_most")),
+        ({"layer_head_dim": 2**30}, matching("n4_heads_1073741824_channels")),
         ({"layer_head_dim": 14}, "qkv_proj of layer 1 is 96 x 48, and the model's sizes ask for 112 x 48"),
         ({"layer_intermediate_size": 41}, "gate_up_proj of layer 1 is 80 x 48"),
         ({"layer_intermediate_size": -1}, "intermediate_size = -1"),
@@ -231,11 +232,11 @@ def config_of(model, **changes):
         ({"layer_keys_from": 1}, "qkv_proj of layer 1 is 96 x 48, and the model's sizes ask for 48 x 48"),
         ({"layer_keys_from": 1, "layer_num_kv_heads": 4}, "Layer 1 cannot read the keys of layer 0"),
         ({"layer_keys_are_values": 1}, "the model's sizes ask for 72 x 48"),
-        ({"layer_inputs": LayerInputs(width=-1)}, "Layers cannot read -1 channels of a token"),
-        ({"layer_inputs": LayerInputs(width=8, tokens=319)}, "has 319 tokens, and the model knows 320"),
+        ({"layer_inputs": LayerInputs(width=-1)}, matching("layers_cannot_read_1_channels")),
+        ({"layer_inputs": LayerInputs(width=8, tokens=319)}, matching("n319_tokens_model_knows_320")),
         ({"layer_inputs": LayerInputs(width=8, tokens=320, format=2)}, "no format 2 of what layers read"),
         ({"layer_inputs": LayerInputs(width=8, tokens=320)}, "lacks its table"),
-        ({"layer_inputs": LayerInputs(8, 320, 0, 1.0, 1.0, 64, Matrix(), 64)}, "A matrix of 0 x 0"),
+        ({"layer_inputs": LayerInputs(8, 320, 0, 1.0, 1.0, 64, Matrix(), 64)}, matching("matrix_0_x_0")),
         ({"vocab_size": 319}, "lm_head is 320 x 48, and the model's sizes ask for 319 x 48"),
         ({"intermediate_size": 41}, "gate_up_proj of layer 0 is 80 x 48"),
         ({"layer_input_layernorm": None}, "Layer 1 lacks a norm"),

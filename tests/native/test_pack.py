@@ -16,6 +16,7 @@ import torch
 from checkpoints import change_config
 from clocks import PATIENCE
 from command import ROOT
+from golden import matching, wording
 from kernel_files import needs_peaks
 from safetensors.torch import load_file, save_file
 from slow_cases import cases
@@ -173,7 +174,7 @@ def test_a_damaged_one_is_made_again_with_a_sentence(tiny, tmp_path):
     for damage in (file.read_bytes()[:-1], b"", file.read_bytes()[:60] + b"#" + file.read_bytes()[61:]):
         file.write_bytes(damage)
         assert load(path, "int8", "tiny", 1, quiet(said), paths).header == header
-        assert "is damaged" in said[-1] and said[-1].endswith("it has to be made again.") and len(said) == 1
+        assert "is damaged" in said[-1] and said[-1].endswith(wording("made_again")) and len(said) == 1
         said.clear()
     assert packed_file.read(file).verify() == []
 
@@ -188,7 +189,7 @@ def test_one_with_a_damaged_text_is_made_again_with_a_sentence(tiny, tmp_path):
     found.path.write_bytes(content)
     model = load(tiny(TIED).path, "int8", "", 1, quiet(said), paths)
     assert model.texts["tokenizer.json"] == (tiny(TIED).path / "tokenizer.json").read_bytes()
-    assert len(said) == 1 and "tokenizer.json" in said[0] and "is damaged; it has to be made again." in said[0]
+    assert len(said) == 1 and "tokenizer.json" in said[0] and wording("damaged_made_again") in said[0]
     assert packed_files(paths)[0].verify() == [] and load(tiny(TIED).path, "int8", "", 1, Reporter(pytest.fail), paths)
 
 
@@ -214,14 +215,14 @@ def test_a_pipe_in_its_place_gives_way(tiny, tmp_path):
     file.parent.mkdir(parents=True, exist_ok=True)
     os.mkfifo(file)
     assert load(path, "int8", "", 1, quiet(said), paths).sizes and packed_file.read(file).verify() == []
-    assert len(said) == 1 and "cannot be read, for it is not a file" in said[0]
+    assert len(said) == 1 and wording("cannot_read_file") in said[0]
 
 
 def test_a_directory_in_its_place_is_said_and_the_model_runs(tiny, tmp_path):
     path, paths, said = tiny(TIED).path, Paths(tmp_path), []
     packed_path(origin_of(path, paths), "int8", paths).mkdir(parents=True)
     assert load(path, "int8", "", 1, quiet(said), paths).sizes
-    assert len(said) == 2 and "packed anew each time" in said[1] and not list(tmp_path.rglob("*.partial"))
+    assert len(said) == 2 and wording("packed_anew_each_time") in said[1] and not list(tmp_path.rglob("*.partial"))
 
 
 def test_one_that_cannot_be_read_back_is_said_and_the_model_runs(tiny, tmp_path, monkeypatch):
@@ -232,7 +233,7 @@ def test_one_that_cannot_be_read_back_is_said_and_the_model_runs(tiny, tmp_path,
 
     monkeypatch.setattr(packed_model, "read", locked)
     assert load(path, "int8", "", 1, quiet(said), paths).sizes and not packed_files(paths)
-    assert len(said) == 1 and "cannot be read (Permission denied). The model is packed anew each time" in said[0]
+    assert len(said) == 1 and wording("cannot_read_permission_denied") in said[0]
     assert not list(tmp_path.rglob("*.partial"))
 
 
@@ -256,11 +257,11 @@ def test_where_none_can_be_kept_the_model_runs_all_the_same(tiny, tmp_path, monk
     (tmp_path / "file").write_text("no directory")
     held = load(path, "int8", "tiny", 1, quiet(said), Paths(tmp_path / "file"))
     assert bytes(held.view("lm_head.weight")) == bytes(kept.view("lm_head.weight"))
-    assert "cannot be written" in said[0] and "packed anew each time" in said[0]
+    assert wording("cannot_be_written") in said[0] and wording("packed_anew_each_time") in said[0]
     monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=1000))
     held = load(path, "int8", "tiny", 1, quiet(said), Paths(tmp_path / "full"))
     assert bytes(held.view("lm_head.weight")) == bytes(kept.view("lm_head.weight"))
-    assert "1,000 bytes are free on the disk" in said[1]
+    assert wording("n1_000_bytes_free_disk") in said[1]
     assert not list((tmp_path / "full").rglob("*.packed*"))
 
 
@@ -278,7 +279,7 @@ def test_a_disk_that_fills_up_meanwhile_leaves_nothing(tiny, tmp_path, monkeypat
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(DoesNotFit, match="is full"):
+    with pytest.raises(DoesNotFit, match=matching("is_full")):
         packed_cache.make(
             tiny(FAMILIES[0]).path, "int8", packed_file.Origin("tiny", "a" * 40), 1, quiet(), Paths(tmp_path)
         )

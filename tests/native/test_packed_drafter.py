@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from golden import matching, wording
 from safetensors.numpy import save_file
 
 from localspec import Engine, Limits, Sampling
@@ -122,7 +123,7 @@ def test_weights_that_are_no_numbers_are_refused_and_leave_no_file(small_ones_to
     at = 8 + header + entry["data_offsets"][0] + 1000
     content[at : at + 4] = b"\xff" * 4  # NaN in every format
     (broken / "drafter.safetensors").write_bytes(content)
-    with pytest.raises(LocalspecError, match=r"'blocks\.0\.weight' holds NaN or inf; train the drafter again"):
+    with pytest.raises(LocalspecError, match=matching("blocks_0_weight_holds_nan_inf")):
         load_drafter(read_drafter(broken), target)
     assert drafter_files(home) == []
 
@@ -138,7 +139,7 @@ def test_a_damaged_one_is_made_again_and_another_drafter_has_its_own(small_ones_
     said: list[str] = []
     load_drafter(find_drafter("medusa", card), target, reporter=Reporter(said.append))
     assert file.read_bytes() == whole
-    assert len(said) == 1 and "is damaged (it has" in said[0] and "made again" in said[0]
+    assert len(said) == 1 and wording("is_damaged_it_has") in said[0] and "made again" in said[0]
     load_drafter(find_drafter("semi", card), target)
     assert len(drafter_files(home)) == 2
 
@@ -170,9 +171,7 @@ def test_one_that_holds_anything_else_is_not_believed_and_made_again(
     said: list[str] = []
     load_drafter(drafter, target, reporter=Reporter(said.append))
     assert file.read_bytes() == whole
-    assert said == [
-        f"A packed file of {drafter.path / 'drafter.safetensors'} holds other tensors than that; it is made again."
-    ]
+    assert said == [wording("packed_file_holds_other_tensors", path=drafter.path / "drafter.safetensors")]
 
 
 @pytest.mark.slow
@@ -183,7 +182,7 @@ def test_without_leave_to_write_it_drafts_all_the_same(small_ones_too, home, tar
     Paths(home).packed.write_text("no directory")
     said: list[str] = []
     assert load_drafter(find_drafter("medusa", resolve("demo")), target, reporter=Reporter(said.append)).nbytes
-    assert len(said) == 1 and said[0].endswith("The drafter is packed anew each time it is loaded until then.")
+    assert len(said) == 1 and said[0].endswith(wording("drafter_packed_anew_each_time"))
 
 
 def test_beside_dense_weights_nothing_is_filed(small_ones_too, home) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from clocks import PATIENCE
 from command import ROOT
+from golden import matching
 
 from localspec import packed_file
 from localspec.errors import LocalspecError
@@ -230,7 +231,7 @@ def test_a_text_larger_than_any_is_not_read(tmp_path):
     header = Header.plan(ORIGIN, "int8", 12345, {}, {"chat_template.jinja": size})
     file.write_bytes(header.encoded())
     os.truncate(file, len(header.encoded()) + header.section_bytes)
-    with pytest.raises(DamagedFile, match="a text in it is larger than any that a model has"):
+    with pytest.raises(DamagedFile, match=matching("text_larger_than_any_model")):
         read(file)
 
 
@@ -255,14 +256,14 @@ def test_a_file_as_long_as_it_says_may_make_no_sense_all_the_same(tmp_path, tens
     if change is None:
         assert read(file).header == header
         return
-    with pytest.raises(DamagedFile, match="its header makes no sense"):
+    with pytest.raises(DamagedFile, match=matching("its_header_makes_no_sense")):
         read(file)
 
 
 @pytest.mark.parametrize("key", ["format", "layout"])
 def test_a_newer_file_is_told_from_a_damaged_one(tmp_path, key):
     file = with_header(write_one(tmp_path / "model.packed"), top(**{key: 7}))
-    with pytest.raises(UnreadableFormat, match=f"of {key} 7, which this version of localspec cannot read"):
+    with pytest.raises(UnreadableFormat, match=matching("n7_which_version_localspec_cannot", key=key)):
         PackedModel.open(file)
 
 
@@ -286,7 +287,7 @@ def test_what_is_no_file_is_a_sentence(tmp_path):
     if hasattr(os, "mkfifo"):
         os.mkfifo(tmp_path / "pipe.packed")  # who opens it waits for a writer
     for path in (tmp_path, tmp_path / "none.packed", tmp_path / "pipe.packed"):
-        with pytest.raises(LocalspecError, match="cannot be read"):
+        with pytest.raises(LocalspecError, match=matching("cannot_be_read")):
             read(path)
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from cuda_emulation import emulate
+from golden import wording
 from quantized_layers import error, gaussian
 from slow_cases import cases
 from tiny_models import Tiny
@@ -171,7 +172,7 @@ def test_matrices_of_drafters_are_packed_like_those_of_their_target(
     assert torch.equal(each(x), expected) and torch.equal(each(x[:2]), expected[:2])
     assert isinstance(compute.linear(weights[0, :32].numpy()), TorchLinear), "too small to gain by it"
     dense = Target.load(path, dtype=torch.bfloat16)
-    monkeypatch.setattr(own_kernels, "trouble", lambda device: "there is no compiler")
+    monkeypatch.setattr(own_kernels, "trouble", lambda device: wording("there_is_no_compiler"))
     assert isinstance(dense.compute.linear(weights[0].numpy()), TorchLinear)
 
 

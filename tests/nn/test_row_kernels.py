@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from golden import wording
 
 from localspec.nn import own_kernels, row_kernels
 
@@ -25,7 +26,7 @@ def test_each_level_and_scale_lies_where_a_thread_looks_for_it(out: int, blocks:
 
 
 def test_they_are_not_for_a_cpu() -> None:
-    assert own_kernels.trouble(torch.device("cpu")) == "they are for NVIDIA's cards"
+    assert own_kernels.trouble(torch.device("cpu")) == wording("they_nvidia_s_cards")
     assert not own_kernels.serve(torch.ones(1))
 
 

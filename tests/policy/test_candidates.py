@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from golden import wording
 from machines import LITTLE, SEVEN, Told, flat, trained, unfetched
 
 import localspec
@@ -201,7 +202,7 @@ def test_what_a_search_decoded_again_serves_until_there_are_replies() -> None:
     assert again.draft_seconds(2) == pytest.approx(0.25 * at.costs.at(3, CONTEXT)) and again.draft_seconds(0) == 0
     at = replace(at, replies={key: ReplyStats(1.1, 2.0, 0.1)})
     measured = found(small=SMALL, small_here=True, at=at)["draft_model:small"].acceptance
-    assert measured is not None and measured.origin == "as measured here"
+    assert measured is not None and measured.origin == wording("as_measured_here")
 
 
 def test_a_small_models_forward_is_priced_as_a_whole_step(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,7 +221,7 @@ def test_what_was_measured_here_comes_before_all_figures() -> None:
     for name, length in (("medusa", 3.0), ("phrases", 2.0)):
         measured = told[name].acceptance
         assert measured is not None and measured.length(99) == pytest.approx(length)
-        assert measured.origin == "as measured here"
+        assert measured.origin == wording("as_measured_here")
     both = told["medusa+phrases"].acceptance
     assert both is not None and both.length(99) == pytest.approx(4.0), "together they are as measured apart"
     at = replace(at, replies={**at.replies, reply_key("medusa+phrases", (own,), None): ReplyStats(3.2, 8, 0.1)})
@@ -228,14 +229,16 @@ def test_what_was_measured_here_comes_before_all_figures() -> None:
     assert both is not None and both.length(99) == pytest.approx(3.2), "until that is measured too"
     another = replace(own, bytes=own.bytes + 1)
     both = found(here=(another,), at=at)["medusa"].acceptance
-    assert both is not None and both.origin != "as measured here", "of one that was trained again nothing is known"
+    assert both is not None and both.origin != wording("as_measured_here"), (
+        "of one that was trained again nothing is known"
+    )
 
 
 def test_a_window_is_foreseen_by_its_replies_and_by_nothing_else() -> None:
     assert not [name for name in found() if name.startswith("lookahead")]
     told = found(at=replace(AT, replies={"lookahead": ReplyStats(1.4, 12.0, 0.1)}))
     alone, both = (told[name].acceptance for name in ("lookahead", "lookahead+phrases"))
-    assert alone is not None and alone.length(99) == pytest.approx(1.4) and alone.origin == "as measured here"
+    assert alone is not None and alone.length(99) == pytest.approx(1.4) and alone.origin == wording("as_measured_here")
     assert both is not None and both.length(99) == pytest.approx(1.4 + 0.73)
     drawn = found(at=replace(AT, decoding="sampled", replies={"lookahead": ReplyStats(1.4, 12.0, 0.1)}))
     assert drawn["lookahead"].acceptance.length(99) == pytest.approx(1 + DRAWN_SHARE * 0.4)  # type: ignore[union-attr]
@@ -271,7 +274,7 @@ def test_s3d_is_foreseen_by_the_formula_of_its_paper() -> None:
     own = found(PublishedDrafter("s3d"))["s3d"].acceptance
     head = SEVEN.embedding / SEVEN.layer
     assert own is not None and len(own.gains) == propose(32, head, Constants()).gamma
-    assert own.origin == "by the formula of the S3D paper" and 2 < own.length(5) < 4
+    assert own.origin == wording("formula_s3d_paper") and 2 < own.length(5) < 4
     said = found(PublishedDrafter("s3d", accepted=SAID))["s3d"].acceptance
     assert said is not None and said.origin == "from 2.32 as published, a paper"
 

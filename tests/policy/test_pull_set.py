@@ -1,6 +1,7 @@
 """What a pull fetches for a name, and what is said of its memory."""
 
 import pytest
+from golden import matching, wording
 from machines import BILLION, LITTLE, cpu, gpu, machine, unfetched
 
 from localspec.errors import UsageMistake
@@ -33,7 +34,7 @@ def test_the_published_drafter_that_pays_comes_along() -> None:
 
 
 def test_what_is_not_published_is_refused_with_what_is() -> None:
-    with pytest.raises(UsageMistake, match="did you mean 'medusa'"):
+    with pytest.raises(UsageMistake, match=matching("did_you_mean_medusa_2")):
         fetched(HEADS, drafter="medus")
     with pytest.raises(UsageMistake, match="localspec train s3d -m big`"):
         fetched(PublishedDrafter("s3d"), drafter="s3d")
@@ -51,9 +52,9 @@ def test_what_is_left_to_make() -> None:
 
 def test_whether_it_fits() -> None:
     fits, said = fit("org/name", CONFIG, 2 * BILLION.parameters, GPU, NoMeasurements())
-    assert fits and "GiB that may be taken" in said
+    assert fits and wording("gib_that_may_be_taken") in said
     fits, said = fit("org/name", CONFIG, 2 * BILLION.parameters, machine(cpu(1.5)), NoMeasurements())
-    assert fits is False and said.startswith("org/name does not fit: ")
+    assert fits is False and said.startswith(wording("org_name_does_not_fit_2"))
     beside = int(gpu(24).usable - 1.5 * BILLION.parameters)  # what is left holds the model in half its bytes at most
     assert fit("org/name", CONFIG, 2 * BILLION.parameters, GPU, NoMeasurements(), beside)[0]
     assert fit("org/name", CONFIG, 2 * BILLION.parameters, GPU, NoMeasurements(), gpu(24).usable)[0] is False

@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 
 import pytest
+from golden import wording
 from machines import BILLION, GIB, LITTLE, SEVEN, Told, apple, cpu, flat, gpu, trained, unfetched
 
 from localspec.hub.sources import Source
@@ -186,7 +187,7 @@ def test_replies_are_worth_nothing_without_what_their_rows_cost() -> None:
     found = run_plans(model(), [PRECISION], told, 16)
     assert not one(found, "phrases").measured and not one(found, "none").measured
     acceptance = one(found, "phrases").candidate.acceptance
-    assert acceptance is not None and acceptance.origin == "as measured here", "but what was accepted is known"
+    assert acceptance is not None and acceptance.origin == wording("as_measured_here"), "but what was accepted is known"
 
 
 @pytest.mark.parametrize(("brought", "taken"), [(1.6, "lookahead"), (1.1, "phrases")])
@@ -470,12 +471,12 @@ def test_a_reason_tells_what_replies_brought_though_their_trees_should_be_smalle
     told = Told({("cuda:0", "none"): ModelMeasurements(flat(0.05, slope=1.0), {"phrases": ReplyStats(1.3, 4.0, 0.0)})})
     ranked = run_plans(model(), [PRECISION], told, 16)
     found = one(ranked, "phrases")
-    assert found.nodes == 0 and "(measured here; 1.30 tokens/step as measured here)" in explained(found, ranked)
+    assert found.nodes == 0 and wording("measured_here_1_30_tokens_step") in explained(found, ranked)
 
 
 def test_a_reason_for_plain_decoding_tells_what_does_not_pay() -> None:
     ranked = [plan("none", 1.0), plan("medusa", 0.8), plan("phrases", 0.7)]
-    assert explained(ranked[0], ranked).endswith("; medusa would have 0.80 of plain decoding's M, so it is left out")
+    assert explained(ranked[0], ranked).endswith(wording("medusa_would_0_80_plain_decoding"))
     better = [plan("medusa", 2.0), plan("none", 1.0)]
     assert "left out" not in explained(better[1], better)
     elsewhere = [
@@ -483,11 +484,9 @@ def test_a_reason_for_plain_decoding_tells_what_does_not_pay() -> None:
         plan("medusa", 0.8, here=False),
         plan("s3d", 0.5, precision=Precision(GPU, "bf16", "int8")),
     ]
-    assert explained(elsewhere[0], elsewhere[:2]).endswith(
-        "; medusa, which is not here, would have 0.80 of plain decoding's M, so it is left out"
-    )
+    assert explained(elsewhere[0], elsewhere[:2]).endswith(wording("medusa_which_here_would_0_80"))
     mac = plan("none", 1.0, precision=Precision(apple(), "bf16", "int4"))
-    assert "speculation is off on Apple's GPUs until `localspec bench`" in explained(mac, [mac])
+    assert wording("speculation_off_apple_s_gpus") in explained(mac, [mac])
 
 
 def test_a_trained_drafter_that_is_here_takes_part() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from checkpoints import CONFIG, write_checkpoint
+from golden import matching, wording
 from machines import BILLION, GIB, LITTLE, SEVEN, Told, apple, cpu, flat, gpu, machine, trained, unfetched
 
 from localspec.config import Settings
@@ -237,7 +238,7 @@ def test_the_reason_is_a_sentence_about_what_is_taken() -> None:
     reason = choose(CARD, Settings(), HERE).reason
     assert re.fullmatch(r"phrases in int8: [\d.]+ tokens/s, M \d\.\d\d \(predicted; \d\.\d\d tokens/step .*\)", reason)
     assert " in bf16: " in choose(CARD, Settings(quantize="none"), HERE).reason
-    assert choose(CARD, Settings(drafter="lookahead"), HERE).reason == "lookahead as asked, in int8"
+    assert choose(CARD, Settings(drafter="lookahead"), HERE).reason == wording("lookahead_as_asked_in_int8")
 
 
 def test_plain_decoding_as_asked_does_not_call_a_drafter_that_pays_left_out() -> None:
@@ -315,7 +316,7 @@ def test_apple_decodes_plainly_until_it_is_measured_that_a_drafter_pays() -> Non
     mac = machine(apple(48))
     choice = choose(CARD, Settings(), mac)
     assert (choice.device, choice.drafter, choice.nodes) == ("mps", "none", 0)
-    assert "speculation is off on Apple's GPUs until" in choice.reason
+    assert wording("speculation_off_apple_s_gpus_2") in choice.reason
     for speedup, drafter in ((1.04, "none"), (1.06, "phrases")):
         told = measured_on_apple(speedup)
         assert choose(CARD, Settings(quantize="int4", device="mps"), mac, told).drafter == drafter
@@ -382,25 +383,25 @@ def test_the_second_choice_is_another_precision_and_there_is_none_below_the_smal
     [
         ({"device": "cuda:3"}, "no device 'cuda:3' here; use one of cuda:0, cpu, or auto"),
         ({"device": "mps"}, "no device 'mps' here"),
-        ({"quantize": "int4"}, "int4 cannot be had on cuda:0: its kernels are not invented"),
-        ({"quantize": "int4", "device": "cpu"}, "int4 cannot be had on cpu: its kernels are not invented"),
-        ({"quantize": "nf4", "device": "cpu"}, "nf4 cannot be had on cpu"),
-        ({"dtype": "fp16", "device": "cpu"}, "fp16 is many times slower than fp32 on a CPU"),
-        ({"drafter": "none", "draft_max": 4}, "--draft-max 4 has no effect without a drafter"),
-        ({"drafter": "none", "draft_max": 0}, "--draft-max 0 has no effect without a drafter"),
-        ({"draft_max": MOST_NODES + 1}, "--draft-max 65 is more than the 64 nodes"),
-        ({"drafter": "medusaa"}, "did you mean 'medusa'"),
-        ({"drafter": "phrases+phrases"}, "'phrases.phrases' is nothing more than 'phrases'; say so"),
-        ({"drafter": "none+phrases"}, "'none.phrases' is nothing more than 'phrases'; say so"),
-        ({"drafter": "ouroboros+phrases"}, "'ouroboros.phrases' is nothing more than 'ouroboros'; say so"),
-        ({"drafter": "ouroboros:demo+phrases"}, "nothing more than 'ouroboros:demo'; say so"),
-        ({"drafter": "draft_model:"}, "'draft_model:' names no model; write draft_model:MODEL"),
-        ({"drafter": "ourobors:demo"}, "did you mean 'ouroboros'"),
+        ({"quantize": "int4"}, matching("int4_cannot_cuda_0_kernels")),
+        ({"quantize": "int4", "device": "cpu"}, matching("int4_cannot_cpu_kernels_invented")),
+        ({"quantize": "nf4", "device": "cpu"}, matching("nf4_cannot_cpu")),
+        ({"dtype": "fp16", "device": "cpu"}, matching("fp16_many_times_slower_than_fp32")),
+        ({"drafter": "none", "draft_max": 4}, matching("draft_max_4_effect_without")),
+        ({"drafter": "none", "draft_max": 0}, matching("draft_max_0_effect_without")),
+        ({"draft_max": MOST_NODES + 1}, matching("draft_max_65_more_than_64_nodes")),
+        ({"drafter": "medusaa"}, matching("did_you_mean_medusa_2")),
+        ({"drafter": "phrases+phrases"}, matching("phrases_phrases_nothing_more_than")),
+        ({"drafter": "none+phrases"}, matching("none_phrases_nothing_more_than")),
+        ({"drafter": "ouroboros+phrases"}, matching("ouroboros_phrases_nothing_more")),
+        ({"drafter": "ouroboros:demo+phrases"}, matching("nothing_more_than_ouroboros_demo")),
+        ({"drafter": "draft_model:"}, matching("draft_model_names_model_write")),
+        ({"drafter": "ourobors:demo"}, matching("did_you_mean_ouroboros")),
         ({"accept": "rejection"}, "those of 'phrases' are not; name one out of eagle3, medusa, parallelspec, s3d, semi"),
         ({"accept": "rejection", "drafter": "none"}, "those of 'none' are not"),
         ({"accept": "rejection", "drafter": "lookahead+phrases"}, "those of 'lookahead.phrases' are not"),
-        ({"accept": "typical", "drafter": "none"}, "typical has no effect without a drafter"),
-        ({"accept": "typical", "draft_max": 0}, "typical has no effect without a drafter"),
+        ({"accept": "typical", "drafter": "none"}, matching("typical_effect_without_drafter")),
+        ({"accept": "typical", "draft_max": 0}, matching("typical_effect_without_drafter")),
     ],
 )  # fmt: skip
 def test_what_is_named_and_cannot_be_had_is_refused_in_a_sentence(settings, said) -> None:
@@ -438,10 +439,7 @@ def test_a_drafter_that_is_asked_for_and_may_not_draft_is_refused(origin) -> Non
     settings = Settings(drafter="phrases", draft_max=0, origins={"drafter": "--drafter", "draft_max": origin})
     with pytest.raises(UsageMistake) as caught:
         choose(CARD, settings, HERE)
-    assert str(caught.value) == (
-        f"--drafter phrases has no effect with {settings.shown('draft_max')}, which allows no drafts; "
-        "leave one of them out."
-    )
+    assert str(caught.value) == (wording("drafter_phrases_effect_which", shown=settings.shown("draft_max")))
 
 
 def test_a_drafter_that_is_kept_in_a_file_is_switched_off_by_a_flag() -> None:
@@ -450,7 +448,7 @@ def test_a_drafter_that_is_kept_in_a_file_is_switched_off_by_a_flag() -> None:
 
 
 def test_nf4_is_no_packing_of_a_processor_that_has_others() -> None:
-    with pytest.raises(UsageMistake, match="--quantize nf4 cannot be had on cpu"):
+    with pytest.raises(UsageMistake, match=matching("quantize_nf4_cannot_cpu")):
         choose(CARD, Settings(quantize="nf4"), HERE)
 
 
@@ -477,23 +475,23 @@ def test_a_threshold_is_for_int8_on_a_gpu() -> None:
     assert (choice.device, choice.threshold) == ("cuda:0", 6.0)
     assert choose(CARD, Settings(quantize="int8"), both).threshold == 0
     for settings in ({"device": "cpu", "quantize": "int8"}, {"quantize": "none"}):
-        with pytest.raises(UsageMistake, match=r"int8_threshold = 6\.0 has no effect in"):
+        with pytest.raises(UsageMistake, match=matching("int8_threshold_6_0_effect")):
             choose(CARD, Settings(**settings, int8_threshold=6.0), both)
 
 
 def test_threads_are_for_cpus_and_a_flag_for_a_gpu_is_refused() -> None:
     both, typed = machine(gpu(24), cpu(48)), {"threads": "--threads"}
-    with pytest.raises(UsageMistake, match="--threads 2 has no effect on cuda:0; leave it out, or give --device cpu"):
+    with pytest.raises(UsageMistake, match=matching("threads_2_effect_cuda_0_leave_out")):
         choose(CARD, Settings(threads=2, origins=typed), both)
     assert choose(CARD, Settings(threads=2, device="cpu", origins=typed), both).device == "cpu"
     assert choose(CARD, Settings(threads=2), both).device == "cuda:0", "a file's value waits for a CPU"
 
 
 def test_a_model_whose_sizes_nobody_tells_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(LocalspecError, match=r"big is, models\.toml does not say; add a shape"):
+    with pytest.raises(LocalspecError, match=matching("big_models_toml_does_say_add")):
         choose(unfetched(None), Settings(), HERE)
     path = write_checkpoint(tmp_path / "m", {name: CONFIG[name] for name in ("architectures", "model_type")})
-    with pytest.raises(LocalspecError, match=r"How large the parts of m are, its config\.json does not say"):
+    with pytest.raises(LocalspecError, match=matching("how_large_parts_m_config_json")):
         choose(TargetCard("m", path, None, ""), Settings(), HERE)
     with pytest.raises(NotHere):
         choose(TargetCard("m", NOWHERE, None, ""), Settings(), HERE)
@@ -568,9 +566,7 @@ def test_a_draft_model_is_beside_its_target_unless_a_device_is_named(small: str)
     assert apart.loaded_bytes < together.loaded_bytes and apart.bytes < together.bytes, "bytes are those of the device"
     assert drafting(draft_device="cuda").bytes == together.bytes
     for wrong in ("mps", "cuda:7"):
-        with pytest.raises(
-            UsageMistake, match=f"no device '{wrong}' here for a draft model; set draft_device to one of"
-        ):
+        with pytest.raises(UsageMistake, match=matching("device_here_draft_model_set_draft", wrong=wrong)):
             drafting(draft_device=wrong)
 
 
@@ -588,7 +584,7 @@ def test_a_model_without_a_small_one_says_how_to_name_it() -> None:
     for kind in ("draft_model", "ouroboros"):
         with pytest.raises(NotHere, match=f"No draft model is known for big; .*--drafter {kind}:MODEL"):
             choose(CARD, Settings(drafter=kind), HERE)
-        with pytest.raises(NotHere, match=r"draft = 'gone' of big in models\.toml cannot be used"):
+        with pytest.raises(NotHere, match=matching("draft_gone_big_models_toml_cannot")):
             choose(unfetched(SEVEN, draft="gone"), Settings(drafter=kind), HERE)
     assert choose(unfetched(SEVEN, draft="gone"), Settings(), HERE).drafter == "phrases"
 
@@ -674,7 +670,7 @@ def test_where_the_draft_model_has_no_room_the_next_device_is_taken(small: str, 
     named = Settings(drafter=f"draft_model:{small}")
     assert choose(CARD, named, machine(gpu(24), cpu(64))).device == "cpu"
     there = replace(named, device="cuda:0")
-    with pytest.raises(DoesNotFit, match="no room for it"):
+    with pytest.raises(DoesNotFit, match=matching("no_room_for_it")):
         choose(CARD, there, machine(gpu(24)))
     with pytest.raises(DoesNotFit, match="^big needs"):
         choose(CARD, there, machine(gpu(2)))

@@ -5,6 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from golden import matching, wording
 from machines import BILLION, GIB, LITTLE, PHI, SEVEN, cpu, gpu, machine, unfetched
 
 from localspec.config import Settings
@@ -70,7 +71,7 @@ def test_what_does_not_fit_is_listed_with_what_is_missing_and_never_taken(regist
     registry(best=(SEVEN, 40))
     (found,) = recommendations(machine(cpu(4)), NoMeasurements(), here=False)
     assert not found.fits and found.plan is not None and found.plan.bytes > 4 * GIB
-    assert found.reason.startswith("does not fit: ") and "GiB" in found.reason
+    assert found.reason.startswith(wording("does_not_fit_2")) and "GiB" in found.reason
     assert taken([found]) is None and taken([]) is None
 
 
@@ -78,7 +79,7 @@ def test_an_entry_without_sizes_costs_the_others_nothing(registry) -> None:
     registry(odd=(None, 50), good=(PHI, 30))
     found = recommendations(machine(gpu(24)), NoMeasurements(), here=False)
     assert {one.card.name: one.plan is None for one in found} == {"odd": True, "good": False}
-    assert taken(found) == "good" and "add a shape" in next(one.reason for one in found if one.plan is None)
+    assert taken(found) == "good" and wording("add_a_shape") in next(one.reason for one in found if one.plan is None)
 
 
 def test_a_toy_is_taken_only_where_nothing_else_fits() -> None:
@@ -150,5 +151,5 @@ def test_where_a_model_does_not_fit_another_is_named_that_anybody_can_fetch(regi
     with pytest.raises(DoesNotFit, match=r"or choose open \(`localspec pull open`\)"):
         choices(Model(unfetched(SEVEN), SEVEN, SEVEN.parameters), DrafterSpec("none"), Settings(), small)
     del cards["open"]
-    with pytest.raises(DoesNotFit, match=r"\(`localspec pull closed`, gated: its terms must be accepted first\)"):
+    with pytest.raises(DoesNotFit, match=matching("localspec_pull_closed_gated_terms")):
         choices(Model(unfetched(SEVEN), SEVEN, SEVEN.parameters), DrafterSpec("none"), Settings(), small)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from cli.hub_commands import NUMBERS, blobs, common_cache, home_with_cache, repository, variables
+from golden import matching, wording
 from hub_server import model_repository, served
 
 from localspec.errors import DoesNotFit, NotHere, UsageMistake
@@ -43,7 +44,7 @@ def test_events_from_the_plan_to_the_directory(home):
     assert kinds(found) == [Planned, AboutToFetch, Fetched, Installed]
     assert planned.fits is True and planned.plan.fetch_bytes == about.bytes == planned.plan.bytes > 4 * NUMBERS
     assert fetched.notices == () and (installed.path / "model.safetensors").exists()
-    assert stages == ["looking at this machine", f"asking {stages[-1].split()[1]} about org/name"]
+    assert stages == [wording("looking_at_this_machine"), f"asking {stages[-1].split()[1]} about org/name"]
     assert bytes_here[-1] == (about.bytes, about.bytes) and bytes_here == sorted(bytes_here)
     assert kinds(list(events())) == [Planned, Fetched, Installed], "there is nothing to agree to: it is only compared"
 
@@ -102,8 +103,8 @@ def test_a_drafter_that_was_asked_for_needs_room_beside_its_model(home, tmp_path
 
 def test_what_is_here_or_cannot_be_meant_is_not_looked_for(home):
     (nothing,) = events("demo")
-    assert nothing == NothingToFetch("nothing is to be fetched for it")
-    with pytest.raises(UsageMistake, match="--drafter medusa has no effect"):
+    assert nothing == NothingToFetch(wording("nothing_fetched"))
+    with pytest.raises(UsageMistake, match=matching("drafter_medusa_has_no_effect")):
         next(events(drafter="medusa"))
     with pytest.raises(NotHere, match="dmeo"):
         next(events("dmeo"))

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import drafter_table
 import pytest
+from golden import wording
 
 
 def test_the_head_names_the_numbers_that_weights_are_in() -> None:
@@ -16,8 +17,8 @@ def test_the_head_names_the_numbers_that_weights_are_in() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--limit", "0"], "0 is not possible; give a whole number above 0"),
-        (["--prompts", "nowhere"], "nowhere cannot be read"),
+        (["--limit", "0"], wording("n0_possible_give_whole_number")),
+        (["--prompts", "nowhere"], wording("nowhere_cannot_be_read")),
         (["-m", "nothing-like-it"], "nothing-like-it"),
     ],
 )

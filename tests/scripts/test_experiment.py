@@ -18,6 +18,7 @@ import paper_semi
 import pytest
 from experiment import Variant, begun, kept, parser
 from figures import by_depth, difference, length
+from golden import wording
 from tiny_models import FAMILIES, Tiny
 
 from localspec.cli.main import main
@@ -145,7 +146,7 @@ def test_results_of_other_settings_are_not_mixed(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--limit", "0"], "--limit: 0 is not possible; give a whole number above 0"),
+        (["--limit", "0"], wording("limit_0_possible_give_whole")),
         (["--steps", "-1"], "-1 is not possible"),
         (["--data", "nowhere.jsonl"], "nowhere.jsonl cannot be read (No such file or directory)"),
         (["--prompts", "nowhere"], "nowhere cannot be read (No such file or directory)"),

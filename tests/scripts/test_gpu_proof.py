@@ -15,6 +15,7 @@ import pytest
 import torch
 from command import ROOT
 from filelock import FileLock
+from golden import matching, wording
 from gpu_stages import (
     asked,
     attention,
@@ -144,11 +145,11 @@ def test_a_device_that_answers_no_more_asks_for_another_process(kept: Record, mo
         (["--work", "{}", "--device", "cuda:9", "--small"], "--device cuda:9 is not for this; give cuda or cpu"),
         (["--work", "{}", "--device", "cpu", "--small", "--data", "{}"], "holds no chat.jsonl.xz"),
         (["--work", "{}", "--device", "cpu", "--small", "--prompts", "{}/none.jsonl"], "cannot be read"),
-        (["--work", "{}", "--out", "{}/none/gpu.md"], "is no place for a page"),
-        (["--work", "{}", "--out", "{}"], "is no place for a page"),
+        (["--work", "{}", "--out", "{}/none/gpu.md"], wording("place_page")),
+        (["--work", "{}", "--out", "{}"], wording("place_page")),
         (["--work", "{}/file", "--device", "cpu", "--small"], "cannot be used (File exists); name another directory"),
-        (["--work", "{}", "--device", "cpu", "--small", "--models", "{}/file"], "cannot be used (File exists)"),
-        (["--work", "{}", "--factor", "0"], "give a whole number above 0"),
+        (["--work", "{}", "--device", "cpu", "--small", "--models", "{}/file"], wording("cannot_be_used_file_exists")),
+        (["--work", "{}", "--factor", "0"], wording("give_whole_number_above_0")),
     ],
 )
 def test_what_cannot_be_is_refused_in_a_sentence(
@@ -178,7 +179,7 @@ def test_models_lie_where_nobody_else_may_write(tmp_path: Path, monkeypatch: pyt
     lstat = Path.lstat
     theirs = os.stat_result([0o777, 0, 0, 1, links, 0, 0, 0, 0, 0])
     monkeypatch.setattr(Path, "lstat", lambda path: theirs if path.name == "link" else lstat(path))
-    with pytest.raises(UsageMistake, match="somebody else's"):
+    with pytest.raises(UsageMistake, match=matching("somebody_else_s")):
         asked.own(tmp_path / "link")
 
 
@@ -454,7 +455,11 @@ def test_what_the_tests_found_is_counted_and_told(tmp_path: Path) -> None:
         2.0,
     )
     told = suite.section({"test_one": found})
-    assert "- bad: assert 1 == 2" in told and "there is no GPU here" in told and "good: exactness: bitwise" in told
+    assert (
+        "- bad: assert 1 == 2" in told
+        and wording("there_is_no_gpu_here") in told
+        and "good: exactness: bitwise" in told
+    )
     assert suite.aims({"test_one": found})[0].verdict == "**missed**"
     assert suite.aims({"test_one": found | {"wrong": {}}})[0].verdict == "met"
     assert suite.aims({"test_one": {"failed": "it did not begin"}})[0].verdict == "**missed**"
@@ -768,7 +773,7 @@ def test_all_stages_run_on_a_cpu_and_the_same_command_measures_nothing_again(tmp
         stage: [name for name, figure in one["figures"].items() if not failure(figure)] for stage, one in found.items()
     }
     assert {"Phi-3-mini bf16", "product gate_up, our NF4", "attention Llama-2-7B, math"} <= {*fine["b"]}
-    assert {"bf16 medusa", "bf16 side by side"} <= {*fine["d"]} and {"turn 0"} <= {*fine["e"]}
+    assert {"bf16 medusa", wording("bf16_side_by_side")} <= {*fine["d"]} and {"turn 0"} <= {*fine["e"]}
     assert {*fine["f"]} == {"eagle3", "medusa", "parallelspec", "s3d", "semi"} and {"long", "last", "draft"} <= {
         *fine["g"]
     }

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import speedups
 import speedups_page
+from golden import wording
 from reply_statistics import said
 
 
@@ -176,7 +177,7 @@ def test_every_missed_aim_stands_with_the_arithmetic_of_its_cell() -> None:
         "- 1.8 × on chat of large: 1.50 with `phrases`, 2.00 tokens over 1.33 is the best. It would take 2.40 tokens a "
         "step at that price, or steps of 1.11 plain ones."
     ]
-    assert len(lines_of(said, "2.2 ×")) == 2 and "take 2.93 tokens a step" in lines_of(said, "2.2 × on code")[0]
+    assert len(lines_of(said, "2.2 ×")) == 2 and wording("take_2_93_tokens_step") in lines_of(said, "2.2 × on code")[0]
     behind = lines_of(said, "Ouroboros ahead of phrases alone")
     assert len(behind) == 4 and "1.20 with `ouroboros`, 2.00 tokens over 1.67, and 1.50 with `phrases`" in behind[0]
     assert lines_of(said, "`auto` never below") == [
@@ -208,5 +209,5 @@ def test_what_the_model_knows_is_counted_over_all(tmp_path: Path) -> None:
     for turn in own["turns"]:
         turn["category"] = speedups_page.OWN
     said = speedups_page.overall([("large", public), ("large, what it knows", own)])
-    assert "within 10 % of what was measured in 2 of 4, and" in said and "in 4 of 5 cells" in said
+    assert wording("within_10_what_measured_2_4") in said and "in 4 of 5 cells" in said
     assert "what it knows (8)" in speedups_page.section(own)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from golden import matching, wording
 from safetensors.torch import load_file, save_file
 from widen_demo import DEMO, widen
 
@@ -20,7 +21,7 @@ from localspec.training.trainable import make_drafter, save_drafter
 
 pytestmark = pytest.mark.usefixtures("timed_briefly")  # sizes of drafts are fixed
 
-QUESTIONS = ("Who are you?", "Tell me about the sea.", "Write a Python function that says whether a number is prime.")
+QUESTIONS = ("Who are you?", "Tell me about the sea.", wording("write_python_function_says"))
 SHIPPED = sorted(path.name for path in (DEMO / "drafters").iterdir())
 FLAGS = {"dtype": "fp32", "quantize": "none"}
 
@@ -136,7 +137,7 @@ def test_the_drafters_belong_to_the_widened_model_and_to_no_other(wide):
     assert [drafter.kind for drafter in own] == SHIPPED
     assert {drafter.target for drafter in own} == {"twice"}
     assert [drafter_cards.find_drafter(str(wide / "drafters" / drafter.kind), model) for drafter in own] == own
-    with pytest.raises(UsageMistake, match="was made for twice"):
+    with pytest.raises(UsageMistake, match=matching("was_made_for_twice")):
         drafter_cards.find_drafter(str(wide / "drafters" / "s3d"), registry.resolve("demo"))
 
 
@@ -151,7 +152,7 @@ def test_a_longer_context_changes_the_claim_alone(wide, tmp_path):
 
 def test_a_directory_that_is_there_is_left_alone(wide, tmp_path):
     before = (wide / "config.json").read_bytes()
-    with pytest.raises(UsageMistake, match="nothing is overwritten"):
+    with pytest.raises(UsageMistake, match=matching("nothing_is_overwritten")):
         widen(wide, 2)
     assert (wide / "config.json").read_bytes() == before
     for factor, context in ((0, None), (2, 0)):

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from golden import matching, wording
 
 from localspec.serving.asked import Refused, chat_request, text_request
 
@@ -52,7 +53,11 @@ def test_parts_of_text_belong_together_and_thoughts_come_along():
         ({"n": True}, "n", "not served"),
         ({"tools": [{"type": "function"}]}, "tools", "no tools"),
         ({"tool_choice": "required"}, "tool_choice", "no tools"),
-        ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format", "say in the prompt"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {}}},
+            "response_format",
+            wording("say_in_the_prompt"),
+        ),
         ({"logprobs": True}, "logprobs", "not told"),
         ({"logit_bias": {"5": 100}}, "logit_bias", "not served"),
         ({"presence_penalty": 0.5}, "presence_penalty", "not served"),
@@ -63,13 +68,13 @@ def test_parts_of_text_belong_together_and_thoughts_come_along():
         ({"top_k": 1.5}, "top_k", "whole number"),
         ({"seed": -1}, "seed", "whole number"),
         ({"max_tokens": 0}, "max_tokens", "1 or more"),
-        ({"max_tokens": True}, "max_tokens", "whole number of 1 or more, and not True"),
+        ({"max_tokens": True}, "max_tokens", wording("whole_number_1_more_true")),
         ({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens", "contradict"),
-        ({"stop": [""]}, "stop", "none of them empty"),
+        ({"stop": [""]}, "stop", wording("none_of_them_empty")),
         ({"stop": ["x"] * 17}, "stop", "at most 16"),
         ({"stream": "yes"}, "stream", "true or false"),
         ({"stream_options": {"include_usage": True}}, "stream_options", "without 'stream'"),
-        ({"stream": True, "stream_options": {"other": True}}, "other", "There is no field 'other'"),
+        ({"stream": True, "stream_options": {"other": True}}, "other", wording("there_is_no_field_other")),
         ({"reasoning_effort": "huge"}, "reasoning_effort", "minimal"),
         ({"chat_template_kwargs": {"enable_thinking": True}, "reasoning_effort": "none"}, "reasoning_effort", "contra"),
         ({"model": 5}, "model", "a text"),
@@ -81,7 +86,7 @@ def test_parts_of_text_belong_together_and_thoughts_come_along():
         ({"messages": [{"role": "user"}]}, "messages[0]", "missing"),
         ({"messages": ["Hi"]}, "messages[0]", "an object"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0]", "pictures"),
-        ({"messages": [{"role": "user", "content": "x", "name": "Tim"}]}, "name", "say it in 'content'"),
+        ({"messages": [{"role": "user", "content": "x", "name": "Tim"}]}, "name", wording("say_it_in_content")),
     ],
 )
 def test_what_cannot_be_done_is_refused_by_its_name(more: dict[str, Any], field: str, words: str):
@@ -95,15 +100,15 @@ def test_what_cannot_be_done_is_refused_by_its_name(more: dict[str, Any], field:
     [
         ({"repeat_penalty": 1.1}, ""),
         ({"options": {}}, ""),
-        ({"stream_option": {}}, " (did you mean 'stream'?)"),
-        ({"stream": True, "stream_option": {}}, " (did you mean 'stream_options'?)"),
-        ({"max_token": 5}, " (did you mean 'max_tokens'?)"),
+        ({"stream_option": {}}, wording("did_you_mean_stream")),
+        ({"stream": True, "stream_option": {}}, wording("did_you_mean_stream_options")),
+        ({"max_token": 5}, wording("did_you_mean_max_tokens")),
     ],
 )
 def test_no_field_is_suggested_that_would_be_refused_as_well(more: dict[str, Any], hint: str):
     with pytest.raises(Refused) as refused:
         chat_request({"messages": HI, **more})
-    assert str(refused.value) == f"There is no field '{[*more][-1]}' here{hint}; leave it out."
+    assert str(refused.value) == wording("there_field_here_leave_out", value=[*more][-1], hint=hint)
 
 
 @pytest.mark.parametrize("more", [{"suffix": "x"}, {"echo": True}, {"best_of": 2}, {"logprobs": 1}, {"prompt": [1, 2]},
@@ -115,5 +120,5 @@ def test_so_is_what_a_text_cannot_have(more: dict[str, Any]):
 
 @pytest.mark.parametrize("body", [None, [], "x", 5])
 def test_a_body_that_is_no_object(body: object):
-    with pytest.raises(Refused, match="JSON object"):
+    with pytest.raises(Refused, match=matching("json_object")):
         chat_request(body)

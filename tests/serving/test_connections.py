@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import uvicorn
 from clocks import PATIENCE
+from golden import matching
 from uvicorn.server import ServerState
 
 from localspec.config import Settings
@@ -106,7 +107,7 @@ def test_a_server_that_hangs_is_none(tmp_path, monkeypatch):
     with socket.socket(socket.AF_UNIX) as mute:
         mute.bind(os.fspath(tmp_path / "socket"))
         mute.listen()
-        with pytest.raises(Gone, match="has said nothing"):
+        with pytest.raises(Gone, match=matching("has_said_nothing")):
             list(lines(tmp_path / "socket", "/localspec/open", {}))
 
 
@@ -147,7 +148,7 @@ def test_one_that_hangs_with_somebody_before_is_given_up(tmp_path, monkeypatch):
         thread = threading.Thread(target=say_one_line)
         thread.start()
         try:
-            with pytest.raises(Gone, match="has said nothing"):
+            with pytest.raises(Gone, match=matching("has_said_nothing")):
                 list(lines(tmp_path / "socket", "/localspec/reply", {}))
         finally:
             over.set()
@@ -225,7 +226,7 @@ def test_a_socket_at_which_somebody_listens_and_a_link_stay(tmp_path):
         assert listening.getsockname() == os.fspath(place)
     assert not place.exists()
     place.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(LocalspecError, match="is no socket"), own_socket(place):
+    with pytest.raises(LocalspecError, match=matching("is_no_socket")), own_socket(place):
         pass
     assert place.is_symlink()
 

@@ -7,6 +7,7 @@ import stat
 from pathlib import Path
 
 import pytest
+from golden import matching, wording
 
 from localspec.errors import LocalspecError
 from localspec.serving.guard import Guard
@@ -39,7 +40,7 @@ def test_an_empty_file_is_no_key_and_made_anew_but_another_text_stays(tmp_path: 
     file.chmod(0o644)
     assert len(serving_key(file)) > 40 and stat.S_IMODE(file.stat().st_mode) == 0o600
     file.write_text("mine")
-    with pytest.raises(LocalspecError, match="holds no key; delete it"):
+    with pytest.raises(LocalspecError, match=matching("holds_no_key_delete_it")):
         serving_key(file)
     assert file.read_text() == "mine"
 
@@ -51,7 +52,7 @@ def test_a_key_that_others_could_read_is_closed_and_that_is_told_once(tmp_path: 
     file.chmod(0o644)
     assert [serving_key(file, told.append) for _ in range(2)] == [key, key]
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    assert len(told) == 1 and "others could read" in told[0] and "delete it" in told[0]
+    assert len(told) == 1 and wording("others_could_read") in told[0] and "delete it" in told[0]
 
 
 @pytest.mark.parametrize("sent", [[], [(b"authorization", b"Bearer ")], [(b"authorization", b"Bearer None")]])

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 from clocks import PATIENCE
 from command import called, sentence
+from golden import matching, wording
 from serving.scripted_server import DONE, HELLO, USAGE, answer, ended, said, scripted, stream
 
 from localspec.chat.live_stats import LiveStats
@@ -113,11 +114,11 @@ def test_a_conversation_that_is_too_long_there_loses_its_oldest_turns_and_says_s
         run(tmp_path, server)
         run(tmp_path, server, "--continue")
         third = run(tmp_path, server, "--continue")
-        assert third.stdout == "Hello.\n" and "no longer reads the oldest turn" in third.stderr
+        assert third.stdout == "Hello.\n" and wording("longer_reads_oldest_turn") in third.stderr
         assert [len(body["messages"]) for body in server.replies] == [1, 3, 5, 3]
     with scripted(answer(words, "400 Bad Request")) as server:
         alone = run(tmp_path, server)
-        assert alone.returncode == 2 and "no room for prompt and reply" in alone.stderr
+        assert alone.returncode == 2 and wording("room_prompt_reply") in alone.stderr
 
 
 def test_figures_while_it_comes_and_at_the_end(tmp_path):
@@ -162,7 +163,7 @@ def test_what_went_wrong_has_a_line_of_its_own(tmp_path, monkeypatch, capsys):
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"One\n")))
         main(["chat", "--plain", "--server", server.url])
     out, errors = capsys.readouterr()
-    assert out == "Half\n" and "broke off in the middle" in errors
+    assert out == "Half\n" and wording("broke_off_in_the_middle") in errors
 
 
 @pytest.mark.slow
@@ -176,15 +177,15 @@ def test_which_model_answers(tmp_path):
         called(tmp_path, "run", "Hi", "--continue")
         assert [body["model"] for body in server.replies] == ["one", "two", "two"]
         wrong = called(tmp_path, "run", "Hi", "-m", "tow")
-        assert wrong.returncode == 3 and "did you mean 'two'" in wrong.stderr
+        assert wrong.returncode == 3 and wording("did_you_mean_two") in wrong.stderr
         assert Server.open(server.url).models["one"].context == 4096
         told = json.loads(called(tmp_path, "doctor", "--server", server.url, "--json").stdout)
         assert [one["model"] for one in told["models"]] == ["one", "two"] and told["program"] is None
     with scripted(models=answer({}, "404 Not Found")) as server:
         assert run(tmp_path, server, "-m", "any").stdout == "Hello.\n"
-        assert "name one with -m" in run(tmp_path, server).stderr
+        assert wording("name_one_with_m") in run(tmp_path, server).stderr
         told = called(tmp_path, "doctor", "--server", server.url).stdout
-        assert "lists no models" in told and "OpenAI" not in told
+        assert wording("lists_no_models") in told and "OpenAI" not in told
 
 
 # -- as it should not -------------------------------------------------------------------------------------------------
@@ -194,28 +195,28 @@ HOSTILE = {
     "an endless line": (stream(said("Well"), b"data: " + b"x" * (2**20 + 2**16)), 1, "a line of more than 1 MiB"),
     "no JSON": (stream(said("Well"), b"data: {\n\n"), 1, "should be JSON"),
     "deep JSON": (stream(said("Well"), b"data: " + b"[" * 100_000 + b"\n\n"), 1, "should be JSON"),
-    "no object": (stream(said("Well"), b"data: 7\n\n"), 1, "should be an object"),
-    "choices that are none": (stream(said("Well"), {"choices": {"a": 1}}), 1, "piece of a reply"),
+    "no object": (stream(said("Well"), b"data: 7\n\n"), 1, wording("should_be_an_object")),
+    "choices that are none": (stream(said("Well"), {"choices": {"a": 1}}), 1, wording("piece_of_a_reply")),
     "an error in the middle": (stream(said("Well"), {"error": {"message": "out of\x1b[2J cards"}}), 1, "cards"),
-    "a number for a text": (stream(said("Well"), said(17)), 1, "what should be text is in"),
-    "a picture for a text": (stream(said("Well"), said([{"type": "image_url"}])), 1, "what should be text is in"),
-    "choices that are no objects": (stream(said("Well"), {"choices": [7]}), 1, "piece of a reply"),
-    "pieces of nothing": (stream({"object": "chat.completion.chunk"}, USAGE, DONE), 1, "no reply before it"),
+    "a number for a text": (stream(said("Well"), said(17)), 1, wording("what_should_text")),
+    "a picture for a text": (stream(said("Well"), said([{"type": "image_url"}])), 1, wording("what_should_text")),
+    "choices that are no objects": (stream(said("Well"), {"choices": [7]}), 1, wording("piece_of_a_reply")),
+    "pieces of nothing": (stream({"object": "chat.completion.chunk"}, USAGE, DONE), 1, wording("no_reply_before_it")),
     "pieces of another reply": (stream({"choices": [{**ended()["choices"][0], "index": 1}]}, DONE), 1, "no reply before"),
-    "death in the middle": (stream(said("Well")), 1, "broke off in the middle"),
+    "death in the middle": (stream(said("Well")), 1, wording("broke_off_in_the_middle")),
     "death in a chunk": (
         [b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
          b'60\r\ndata: {"choices": [{"delta": {"content": "Well"}}]}\n\n'], 1, "broke off"),
     "death at once": ([b""], 1, "broke off"),
-    "no HTTP": ([b"SSH-2.0-OpenSSH_9.6\r\n"], 1, "or speaks no HTTP"),
+    "no HTTP": ([b"SSH-2.0-OpenSSH_9.6\r\n"], 1, wording("or_speaks_no_http")),
     "headers without end": ([b"HTTP/1.1 200 OK\r\n" + b"A: b\r\n" * 200], 1, "broke off"),
     "a page": (answer(b"<html>log in</html>", kind="text/html"), 1, "answers with text/html"),
     "a compressed answer": (answer(b"\x1f\x8b", Content_Encoding="gzip"), 1, "compressed"),
     "another address": (answer(b"", "307 See there", Location="http://evil.example/"), 1, "not followed"),
     "no key": (answer({"error": {"message": "Bad key"}}, "401 No"), 5, "wants a key, and none is set: Bad key"),
-    "an end alone": (stream(DONE), 1, "no reply before it"),
+    "an end alone": (stream(DONE), 1, wording("no_reply_before_it")),
     "a tool that nobody offered": (stream(CALL, ended("tool_calls"), DONE), 1, "calls a tool 'look"),
-    "a tool without a name": (stream(ended("tool_calls"), DONE), 1, "calls a tool, which nobody offered"),
+    "a tool without a name": (stream(ended("tool_calls"), DONE), 1, wording("calls_tool_which_nobody_offered")),
     "no such model": (answer({"detail": "Not Found"}, "404 No"), 3, "Not Found"),
     "a refusal": (answer({"error": {"message": "top_k must be\nsmall"}}, "400 No"), 2, "top_k must be small"),
     "a refusal without words": (answer(b"\xff\xfe", "422 No"), 2, "status 422"),
@@ -253,7 +254,7 @@ def test_a_stream_that_ends_with_nothing_in_it_is_asked_why(tmp_path):
         with scripted(HELLO, empty, words, HELLO) as server:
             run(tmp_path, server)
             found = run(tmp_path, server, "--continue")
-            assert found.stdout == "Hello.\n" and "no longer reads the oldest turn" in found.stderr
+            assert found.stdout == "Hello.\n" and wording("longer_reads_oldest_turn") in found.stderr
             assert [body["stream"] for body in server.replies] == [True, True, False, False]
         with scripted(empty, empty) as server:
             assert run(tmp_path, server).returncode == 1 and len(server.replies) == 2
@@ -263,17 +264,17 @@ def test_an_end_without_a_reason_is_told(tmp_path):
     """So llama-cpp-python's server ends a reply where another client asks something."""
     with scripted(stream(said("In a small"), DONE)) as server:
         found = run(tmp_path, server)
-        assert found.stdout == "In a small\n" and "may be cut off" in found.stderr
+        assert found.stdout == "In a small\n" and wording("may_be_cut_off") in found.stderr
         assert "cut off" not in run(tmp_path, server).stderr
 
 
 def test_a_tool_is_told_beside_what_was_said(tmp_path):
     with scripted(stream(said("Let me look."), CALL, ended("tool_calls"), DONE)) as server:
         found = run(tmp_path, server)
-    assert (found.returncode, found.stdout) == (0, "Let me look.\n") and "which nobody offered" in found.stderr
+    assert (found.returncode, found.stdout) == (0, "Let me look.\n") and wording("which_nobody_offered") in found.stderr
     with scripted(stream(said("\n\n"), CALL, ended("tool_calls"), DONE)) as server:
         _, reply = events(server)
-        with pytest.raises(LocalspecError, match="which nobody offered"):
+        with pytest.raises(LocalspecError, match=matching("which_nobody_offered")):
             list(reply)
 
 
@@ -326,12 +327,12 @@ def test_there_is_no_server(tmp_path):
     with scripted() as server:
         pass
     found = run(tmp_path, server)
-    assert found.returncode == 1 and "cannot be reached" in sentence(found)
+    assert found.returncode == 1 and wording("cannot_be_reached") in sentence(found)
     found = called(tmp_path, "run", "Hi", "--server", "http://no.such.invalid")
-    assert found.returncode == 1 and "cannot be found" in sentence(found)
+    assert found.returncode == 1 and wording("cannot_be_found") in sentence(found)
     with scripted(models=answer(b"<html>")) as server:
         found = run(tmp_path, server)
-        assert found.returncode == 1 and "lists no models" in sentence(found)
+        assert found.returncode == 1 and wording("lists_no_models") in sentence(found)
     with scripted(models=answer({"data": [{"id": "a\x1b[2J"}, 7, {"id": 7}]})) as server:
         assert Server.open(server.url).models == {}
         assert "Left out: 3 models" in called(tmp_path, "doctor", "--server", server.url).stdout
@@ -359,7 +360,7 @@ def test_a_key_that_others_can_read_is_told(monkeypatch):
 def test_flags_without_effect_are_refused_by_name(flags, tmp_path):
     for command in ("run", "chat"):
         found = called(tmp_path, command, "Hi", "--server", "http://127.0.0.1:9", *flags)
-        assert found.returncode == 2 and f"{flags[0]} has no effect where a server answers" in sentence(found)
+        assert found.returncode == 2 and wording("effect_where_server_answers", flags=flags[0]) in sentence(found)
 
 
 @pytest.mark.parametrize(

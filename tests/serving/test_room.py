@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 from clocks import PATIENCE
+from golden import matching
 
 from localspec.config import Settings
 from localspec.errors import LocalspecError
@@ -47,7 +48,7 @@ def test_where_the_thread_ends_all_who_wait_are_told_and_the_server_ends(capfd):
     found, delivered = ended(Models(rest=fails), 2)
     assert {(type(one), str(one)) for one in delivered} == {(LocalspecError, found.failure)}
     assert "(RuntimeError: CUDA error: an illegal memory access was encountered)" in found.failure
-    with pytest.raises(LocalspecError, match="cannot go on"):
+    with pytest.raises(LocalspecError, match=matching("cannot_go_on")):
         found.ask(Ticket(ASKED, "late", 1, pytest.fail))
     assert found.close() and "Traceback" in capfd.readouterr().err
 
@@ -73,7 +74,7 @@ def test_a_mistake_inside_that_leaves_the_gpu_ends_one_request_alone(capfd):
     found.start()
     assert [type(box.get(timeout=PATIENCE)) for _ in "ab"] == [RuntimeError, RuntimeError]
     assert found.close() and found.failure is None
-    with pytest.raises(LocalspecError, match="being stopped"):
+    with pytest.raises(LocalspecError, match=matching("being_stopped")):
         found.ask(Ticket(ASKED, "late", 1, pytest.fail))
 
 

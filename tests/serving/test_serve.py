@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from clocks import PATIENCE
 from command import environment, localspec, sentence
+from golden import wording
 from serving.conftest import start
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="no sockets with a mode")
@@ -314,7 +315,7 @@ def test_what_lies_at_the_sockets_path_and_is_no_socket_stays(tmp_path):
     assert found.returncode == 1 and f"{place} is no socket" in sentence(found) and place.read_text() == "mine"
     kept = localspec(tmp_path, "run", "Hi", "-m", "demo", "-n", "3", "--keep", "1m")
     assert kept.returncode == 0 and kept.stdout and place.read_text() == "mine"
-    assert f"no server stays behind, and this process answers. {place} is no socket" in kept.stderr
+    assert wording("server_stays_behind_process", place=place) in kept.stderr
 
 
 @pytest.mark.slow
@@ -347,7 +348,7 @@ def test_however_it_is_ended_nothing_is_left(servers, sent, code):
         (["-m", "demo", "--drafter", "nope"], 2, "no drafter 'nope'"),
         (["-m", "demo", "--device", "cuda:99"], 2, "no device 'cuda:99'"),
         (["-m", "demo", "--context", "999999999"], 2, "more than the 1024"),
-        (["-m", "demo", "--device", "cpu", "--quantize", "nf4"], 2, "--quantize nf4 cannot be had"),
+        (["-m", "demo", "--device", "cpu", "--quantize", "nf4"], 2, wording("quantize_nf4_cannot_be_had")),
         (["--temp", "1"], 2, "No such option"),
     ],
 )
@@ -362,7 +363,7 @@ def test_a_port_that_is_taken(tmp_path):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         found = localspec(tmp_path, "serve", "-m", "demo", "--port", str(taken.getsockname()[1]))
-    assert found.returncode == 2 and "cannot be used" in found.stderr
+    assert found.returncode == 2 and wording("cannot_be_used") in found.stderr
 
 
 @pytest.mark.slow
@@ -399,4 +400,4 @@ def test_where_the_engines_cannot_go_on_the_server_says_so_and_ends(tmp_path):
     assert one.chat("Hi", max_tokens=1).status == 200
     assert one.process.wait(PATIENCE) == 1 and not one.socket.exists()
     last = one.process.stderr.read().splitlines()[-1]
-    assert "(RuntimeError: CUDA error: unspecified launch failure)" in last and "start it again" in last
+    assert "(RuntimeError: CUDA error: unspecified launch failure)" in last and wording("start_it_again") in last

@@ -5,6 +5,7 @@ import threading
 
 import pytest
 from clocks import PATIENCE
+from golden import matching, wording
 from serving.scripted_server import DONE, ended, said, scripted, stream
 from serving.test_remote import events, kept, run
 
@@ -30,8 +31,8 @@ def test_a_reply_in_parts_is_read_and_others_than_the_first_are_not(tmp_path):
 @pytest.mark.parametrize(
     ("reason", "words"),
     [
-        ("content_filter", "was stopped by the filter of http"),
-        ("abort\x1b", "for a reason of its own, 'abort"),
+        ("content_filter", wording("stopped_filter_http")),
+        ("abort\x1b", wording("reason_own_abort")),
         (7, "of its own, '7'"),
     ],
 )
@@ -44,7 +45,7 @@ def test_an_end_for_a_reason_that_is_not_usual_is_told(tmp_path, reason, words):
 
 @pytest.mark.parametrize(
     ("limit", "piece", "words"),
-    [(3, "a ", "sends on after the 3 tokens"), (None, "a " * 2**12, "more than 1 MiB of text and no end")],
+    [(3, "a ", wording("sends_after_3_tokens")), (None, "a " * 2**12, wording("more_than_1_mib_text_end"))],
 )
 def test_a_reply_without_end_is_not_read_without_end(limit, piece, words):
     endless = [json.dumps(said(piece)).join(("data: ", "\n\n")).encode()] * 300
@@ -61,7 +62,7 @@ def test_pieces_with_nothing_in_them_are_silence(monkeypatch):
     empty = json.dumps(said("")).join(("data: ", "\n\n")).encode()
     with scripted(stream(said("Well"), *[empty, 0.01] * 2000, threading.Event())) as server:
         _, reply = events(server)
-        with pytest.raises(LocalspecError, match="in the middle"):
+        with pytest.raises(LocalspecError, match=matching("in_the_middle")):
             list(reply)
         assert server.gone.wait(PATIENCE)
 

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 from clocks import PATIENCE, until
 from command import called, environment
+from golden import wording
 
 from localspec import Sampling
 from localspec.cli.progress import Progress
@@ -79,7 +80,7 @@ def test_a_conversation_goes_on_and_loses_its_oldest_turns_as_it_would_here(serv
     for _ in range(3):
         again = told(server.home, "run", "More. " * 150, "--continue", "-n", "4", "--temp", "0")
     found = called(server.home, "run", "More. " * 150, "--continue", "-n", "4", "--temp", "0")
-    assert "no longer reads the oldest" in found.stderr and first["engine"] == again["engine"] == "server"
+    assert wording("no_longer_reads_the_oldest") in found.stderr and first["engine"] == again["engine"] == "server"
 
 
 @pytest.mark.slow
@@ -311,8 +312,8 @@ def test_one_that_is_left_behind_answers_and_ends_by_itself(tmp_path):
     ("flags", "words"),
     [
         (["--keep", "soon"], "30s, 10m or 2h"),
-        (["--keep", "1m", "--server", "off"], "--keep 1m has no effect"),
-        (["--keep", "1m", "--server", "http://127.0.0.1:9"], "--keep 1m has no effect"),
+        (["--keep", "1m", "--server", "off"], wording("keep_1m_has_no_effect")),
+        (["--keep", "1m", "--server", "http://127.0.0.1:9"], wording("keep_1m_has_no_effect")),
     ],
 )
 def test_keep_without_effect(tmp_path, flags, words):

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 from clocks import PATIENCE
+from golden import matching, wording
 from serving.conftest import start
 from serving.test_warm import dying
 from tui.scripted_engine import ScriptedEngine
@@ -126,9 +127,9 @@ def test_what_changes_while_one_chats_is_what_an_engine_here_says(warm):
     first = Settings(drafter="phrases", draft_max=8)
     assert ChatSettings(first).lines(there) == ChatSettings(first).lines(here)
     for engine in (here, there):
-        with pytest.raises(UsageMistake, match=f"{TYPED} top-p 0.5 has no effect"):
+        with pytest.raises(UsageMistake, match=matching("top_p_0_5_effect", typed=TYPED)):
             engine.sampling(changed(changed(DRAFTING, "temperature", "0"), "top_p", "0.5"))
-        with pytest.raises(UsageMistake, match="/think on has no effect"):
+        with pytest.raises(UsageMistake, match=matching("think_on_has_no_effect")):
             engine.thinking(changed(DRAFTING, "think", "on"))
     assert there.thinks_by_itself() is here.thinks_by_itself() is None
     text = "Twenty-one words — naïve."
@@ -214,7 +215,7 @@ def test_a_server_that_goes_in_mid_reply(drafting, tmp_path, monkeypatch, said):
         there = warm_or_here(DRAFTING, card, reporter, lambda: Engine.open(DRAFTING, card))
         assert isinstance(there, WarmChat)
         events, trace, figures = answered(there)
-        assert told == ["localspec serve is gone, so from here on demo answers in this process."]
+        assert told == [wording("localspec_serve_gone_from_here")]
         assert list(trace.tokens) == list(plain.tokens) == list(alone[-1].statistics.token_ids)
         assert "".join(one.text for one in events if isinstance(one, Text)) == trace.decode(trace.tokens)
         assert [place.token for place, _ in places(trace)] == list(range(len(trace.tokens)))
@@ -255,7 +256,7 @@ def test_what_an_engine_says_meanwhile_travels_with_the_reply():
     asked = Asking("demo", "", ASKED, {"temperature": 0.0}, None, (), None, "x", False, THIS, True)
     ticket, delivered = Ticket(asked, "", 0, lambda one: delivered.append(one.value)), []
     EngineRoom(Settings(), None)._reply_to_own(SimpleNamespace(exactly=lambda *_: (loaded, 0.0)), ticket, asked)
-    assert [one["notice"] for one in delivered if "notice" in one] == ["The disk is full.", "Now it is broken."]
+    assert [one["notice"] for one in delivered if "notice" in one] == [wording("the_disk_is_full"), "Now it is broken."]
     assert "kept" in delivered[-1] and not loaded.heard
 
 

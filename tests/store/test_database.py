@@ -26,6 +26,7 @@ from database_files import (
     only_readable,
     open_directory,
 )
+from golden import matching, wording
 
 from localspec.store import database as database_module
 from localspec.store import opening
@@ -244,8 +245,8 @@ def damage_newer(path: Path) -> None:
         (damage_truncated, "broken", "is broken (database disk image is malformed)"),
         (damage_root_page, "broken", "is broken (database disk image is malformed)"),
         (damage_missing_table, "broken", "is broken (no such table: line)"),
-        (damage_foreign, "broken", "is a database of something else"),
-        (damage_newer, "newer", "newer localspec (version 4, this one knows 1)"),
+        (damage_foreign, "broken", wording("database_something_else")),
+        (damage_newer, "newer", wording("newer_localspec_version_4_one")),
     ],
 )
 def test_a_file_that_cannot_serve_is_set_aside_whole(
@@ -372,7 +373,7 @@ def test_a_good_new_file_is_not_set_aside_by_a_session_with_the_old_one(path: Pa
             error = sqlite3.DatabaseError("database disk image is malformed")
             error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
             late._leave_broken_file(error)
-            assert "by another process" in notices[0]
+            assert wording("by_another_process") in notices[0]
             assert path.exists() and numbers(fresh) == [1]
 
 
@@ -395,7 +396,7 @@ def test_what_can_only_be_read_is_read(
     content = path.read_bytes()
     with only_readable(path, directory_too), opened(path, notices) as database:
         assert database.read_only and database.path == path
-        assert len(notices) == 1 and "can only be read" in notices[0] and str(path) in notices[0]
+        assert len(notices) == 1 and wording("can_only_be_read") in notices[0] and str(path) in notices[0]
         lines = [*range(200), 777] if log_left else [*range(200)]
         assert numbers(database) == lines
         with pytest.raises(StoreTrouble, match=r"can only be read \(.+\): make it and its directory writable"):
@@ -408,7 +409,7 @@ def test_what_can_only_be_read_is_read(
 @pytest.mark.parametrize(
     "error",
     [
-        sqlite3.OperationalError("database or disk is full"),
+        sqlite3.OperationalError(wording("database_or_disk_is_full")),
         OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)),
         OSError(errno.EDQUOT, os.strerror(errno.EDQUOT)),
     ],
@@ -464,7 +465,7 @@ def test_what_is_in_memory_goes_to_a_new_file_once_there_can_be_one(
             write(database, 2)
             assert numbers(database) == [1, 2]
             assert (database.path, len(notices)) == ((None, 1) if begun_by_another else (path, 2))
-            assert ("cannot be joined" in database.why_lost) == begun_by_another
+            assert (wording("cannot_be_joined") in database.why_lost) == begun_by_another
     with opened(path, notices) as database:
         assert numbers(database) == ([9] if begun_by_another else [1, 2])
     if os.name == "posix":
@@ -483,13 +484,15 @@ def test_a_bad_file_that_cannot_be_moved_is_left_alone(
     damage(path)
     old = path.read_bytes()
     with only_readable(path, directory_too=True), opened(path, notices) as database:
-        assert len(notices) == 1 and "cannot be used" in notices[0]
+        assert len(notices) == 1 and wording("cannot_be_used") in notices[0]
         write(database, 1)
         assert numbers(database) == [1] and database.path is None and not database.read_only
     assert path.read_bytes() == old
 
 
-@pytest.mark.parametrize("case", ["parent is a file", "parent may not be made", "a directory in its place"])
+@pytest.mark.parametrize(
+    "case", ["parent is a file", wording("parent_may_not_be_made"), wording("a_directory_in_its_place")]
+)
 def test_where_nothing_can_be_opened_the_session_works_in_memory(
     directory: Path, notices: list[str], case: str
 ) -> None:
@@ -503,7 +506,11 @@ def test_where_nothing_can_be_opened_the_session_works_in_memory(
         path.chmod(0o755)
     somebody = as_nobody() if case == "parent may not be made" else contextlib.nullcontext()
     with somebody, opened(path, notices) as database:
-        assert len(notices) == 1 and "cannot be used" in notices[0] and "forgotten at its end" in notices[0]
+        assert (
+            len(notices) == 1
+            and wording("cannot_be_used") in notices[0]
+            and wording("forgotten_at_its_end") in notices[0]
+        )
         write(database, 1)
         assert numbers(database) == [1] and database.path is None and not database.read_only
         assert database.scrub() == ""
@@ -543,7 +550,7 @@ def test_a_write_that_the_system_refuses_keeps_the_old_and_says_so(database: Dat
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (Path(f"{path}-wal").stat().st_size + 6000, before[1]))
     try:
-        with pytest.raises(StoreTrouble, match="nothing more was saved: see whether the disk is full"):
+        with pytest.raises(StoreTrouble, match=matching("nothing_more_saved_see_whether")):
             write(database, *range(2, 2000), text=bytes(64))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -559,7 +566,7 @@ def test_what_was_half_saved_when_room_ran_out_is_overwritten_in_the_log(databas
     before, size = resource.getrlimit(resource.RLIMIT_FSIZE), log.stat().st_size
     resource.setrlimit(resource.RLIMIT_FSIZE, (size + 60_000, before[1]))
     try:
-        with pytest.raises(StoreTrouble, match="nothing more was saved: see whether the disk is full"):
+        with pytest.raises(StoreTrouble, match=matching("nothing_more_saved_see_whether")):
             write(database, *range(2, 2000), text=MARKER * 20)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -583,7 +590,7 @@ def test_a_long_lock_is_said_and_reading_goes_on(
         write(database, 1)
         with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
-            with pytest.raises(StoreTrouble, match="in use by another process"):
+            with pytest.raises(StoreTrouble, match=matching("in_use_by_another_process")):
                 write(database, 2)
             assert numbers(database) == [1]
             with opened(path, notices) as reader:

@@ -22,6 +22,7 @@ from damaged_history import (
 )
 from database_files import integrity, only_readable, open_directory
 from deleted_text import MARKER, traces
+from golden import matching, wording
 from slow_cases import some
 
 from localspec.store import opening, volumes
@@ -72,7 +73,7 @@ def test_indexes_that_were_exchanged_are_built_anew(
         assert store.measurements.recall("costs", "demo") == [1]
         assert store.phrases.pool("demo", "hash", None) == 1
         written(store)
-    assert notices == [notice for notice in notices if notice.endswith("from its table, and no conversation is lost.")]
+    assert notices == [notice for notice in notices if notice.endswith(wording("from_table_conversation_lost"))]
     assert len(notices) == matters
     with Store.open(path, notices.append):
         pass
@@ -125,7 +126,7 @@ def test_a_search_finds_what_an_empty_index_hides(
             patched.setattr(volumes, "MOST_COUNTED", 0)
             assert store.history.search("unanswered") == [], "so much is not counted, and one need not"
         assert [found.turn for found in store.history.search("unanswered")] == [turn]
-    assert len(notices) == 1 and "an index was built anew from its table" in notices[0]
+    assert len(notices) == 1 and wording("index_built_anew_from_table") in notices[0]
     with Store.open(path, notices.append):
         pass
     assert len(notices) == 1 and integrity(path) == "ok"
@@ -209,11 +210,11 @@ def test_what_is_damaged_and_can_only_be_read_is_mended_in_memory(
             with Store.open(path, notices.append) as store:
                 assert store.read_only
                 all_is_there(store, path)
-                with pytest.raises(StoreTrouble, match="can only be read"):
+                with pytest.raises(StoreTrouble, match=matching("can_only_be_read")):
                     store.history.say(None, "more", model="demo", system=None)
-            told = [notice for notice in notices if "so a copy of it in memory is what is read now: there" in notice]
-            assert len(told) == 1 and told[0].endswith("lost; the file is mended once it can be written.")
-            assert len(notices) == 2 and any("can only be read (" in notice for notice in notices)
+            told = [notice for notice in notices if wording("copy_memory_what_read_now_there") in notice]
+            assert len(told) == 1 and told[0].endswith(wording("lost_file_mended_once_can_written"))
+            assert len(notices) == 2 and any(wording("can_only_be_read_2") in notice for notice in notices)
             assert nothing_was_written(path.parent, before) or not directory_too
             assert path.read_bytes() == before[path.name]
 
@@ -228,5 +229,5 @@ def test_what_is_too_large_for_memory_is_told_and_left_alone(
         before = {file.name: file.read_bytes() for file in path.parent.iterdir()}
         with only_readable(path, directory_too=True), Store.open(path, notices.append) as store:
             assert store.path is None and store.history.conversations() == []
-        assert len(notices) == 1 and "cannot be used" in notices[0]
+        assert len(notices) == 1 and wording("cannot_be_used") in notices[0]
         assert nothing_was_written(path.parent, before)

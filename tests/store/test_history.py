@@ -20,6 +20,7 @@ import pytest
 from clocks import PATIENCE
 from database_files import damage_root, in_a_child, integrity, only_readable, open_directory
 from deleted_text import MARKER, bytes_on_disk, index_is_whole, talk, traces
+from golden import matching, wording
 
 from localspec.store import history as history_module
 from localspec.store import opening, shrinking
@@ -255,10 +256,10 @@ def test_whether_anything_was_ever_kept(path: Path, notices: list[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        ("quick", "the quick brown fox"),
-        ("uic", "the quick brown fox"),
-        ("QUICK bRown", "the quick brown fox"),
-        ("fox quick", "the quick brown fox"),
+        ("quick", wording("the_quick_brown_fox")),
+        ("uic", wording("the_quick_brown_fox")),
+        ("QUICK bRown", wording("the_quick_brown_fox")),
+        ("fox quick", wording("the_quick_brown_fox")),
         ("straße ÄÖÜ", "die STRAßE hat äöüßen"),
         ("привет", "ПРИВЕТ, мир"),
         ("漢字", "日本の漢字です"),
@@ -1014,9 +1015,9 @@ def test_a_full_database_keeps_the_old_and_says_so(store: Store, history: Histor
     number, turn = said(history, "prompt", "reply")
     pages = raw(store, "PRAGMA page_count")[0][0]
     raw(store, f"PRAGMA max_page_count = {pages}")
-    with pytest.raises(StoreTrouble, match="nothing more was saved: see whether the disk is full"):
+    with pytest.raises(StoreTrouble, match=matching("nothing_more_saved_see_whether")):
         history.write(turn, "x" * 1_000_000, "stop")
-    with pytest.raises(StoreTrouble, match="nothing more was saved: see whether the disk is full"):
+    with pytest.raises(StoreTrouble, match=matching("nothing_more_saved_see_whether")):
         history.say(number, "x" * 1_000_000, model="demo", system=None)
     assert texts(history, number) == [("prompt", "reply", "stop")]
     raw(store, "PRAGMA max_page_count = 1000000")
@@ -1038,7 +1039,7 @@ def test_a_long_lock_is_said_and_reading_goes_on(
                 lambda: store.history.remove([number]),
             ]
             for change in changes:
-                with pytest.raises(StoreTrouble, match="in use by another process"):
+                with pytest.raises(StoreTrouble, match=matching("in_use_by_another_process")):
                     change()
             assert texts(store.history, number) == [("prompt", "reply", "stop")]
             assert found(store.history, "prompt") == [turn]
@@ -1056,7 +1057,7 @@ def test_what_cannot_be_read_is_said(store: Store, history: History, how: str) -
         "ever_kept": lambda: history.ever_kept,
     }
     store._database._connection.set_authorizer(lambda *question: sqlite3.SQLITE_DENY)
-    with pytest.raises(StoreTrouble, match="cannot be used now"):
+    with pytest.raises(StoreTrouble, match=matching("cannot_be_used_now")):
         works[how]()
     store._database._connection.set_authorizer(None)
     works[how]()

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from damaged_history import COUNT, history_in, overwritten, written
 from database_files import in_a_child
+from golden import wording
 
 from localspec.store import lost_list
 from localspec.store.store import Store
@@ -55,7 +56,7 @@ def all_came(path: Path, notices: list[str]) -> None:
             lambda connection: connection.execute("SELECT text, server FROM draft").fetchall()
         )
         assert drafts == [("typed", "http://one:8000/v1")]
-    assert len(notices) == 1 and f"begun with the {COUNT} conversations that could be read" in notices[0]
+    assert len(notices) == 1 and wording("begun_conversations_could_read", count=COUNT) in notices[0]
 
 
 @pytest.mark.slow
@@ -83,7 +84,7 @@ def test_with_the_list_of_conversations_lost_too(path: Path, notices: list[str])
     with Store.open(path, notices.append) as store:
         assert {info.id for info in store.history.conversations()} == {*range(1, COUNT + 1)}
         assert store.history.info(2).title == "named"  # type: ignore[union-attr]
-    assert f"begun with the {COUNT} conversations that could be read" in notices[0]
+    assert wording("begun_conversations_could_read", count=COUNT) in notices[0]
 
 
 @pytest.mark.slow
@@ -120,7 +121,7 @@ def test_what_is_still_in_the_log_is_read(path: Path, notices: list[str]) -> Non
     lost(path, pages_of_list(path)[1:])
     with Store.open(path, notices.append) as store:
         assert [found.info.id for found in store.history.search("its reply")] == [COUNT + 1]
-    assert f"begun with the {COUNT + 1} conversations that could be read" in notices[0]
+    assert wording("begun_conversations_could_read", count=COUNT + 1) in notices[0]
 
 
 @pytest.mark.parametrize("hindrance", ["large", "of another version", "no turns"])
@@ -139,7 +140,7 @@ def test_where_nothing_is_looked_for(
     lost(path, pages)
     with Store.open(path, notices.append) as store:
         assert store.history.conversations() == []
-    assert len(notices) == 1 and notices[0].endswith("a new one was begun.")
+    assert len(notices) == 1 and notices[0].endswith(wording("a_new_one_was_begun"))
 
 
 def test_the_columns_are_those_of_a_new_file(path: Path) -> None:

@@ -20,6 +20,7 @@ from damaged_history import (
 )
 from database_files import integrity, only_readable, open_directory
 from deleted_text import MARKER, index_is_whole, traces
+from golden import matching, wording
 from slow_cases import some
 
 from localspec.store import store as store_module
@@ -28,7 +29,7 @@ from localspec.store.mending import mend
 from localspec.store.opening import is_broken
 from localspec.store.store import Store
 
-REBUILT = "its search index was built anew from the conversations, and no conversation is lost."
+REBUILT = wording("search_index_built_anew_from")
 
 
 @pytest.fixture
@@ -128,7 +129,7 @@ def test_a_damaged_index_is_built_anew_from_its_table(path: Path, notices: list[
     with Store.open(path, notices.append) as store:
         all_is_there(store, path)
         if name != "sqlite_autoindex_draft_1":  # opening does not look for a draft
-            assert len(notices) == 1 and "an index was built anew from its table, and no conversation is" in notices[0]
+            assert len(notices) == 1 and wording("index_built_anew_from_table_2") in notices[0]
         written(store)
         assert store.measurements.recall("costs", "demo") == [1]
         store.drafts.keep("typed")
@@ -148,8 +149,8 @@ def test_what_is_measured_or_counted_again_costs_no_conversation(path: Path, not
         store.measurements.remember("costs", "other", [2])
     with contextlib.closing(sqlite3.connect(path)) as connection:
         assert [row[0] for row in connection.execute("SELECT * FROM volume")] == [number for number, _ in before]
-    assert len(notices) == 1 and notices[0].endswith(", and no conversation is lost.")
-    assert ("is measured again" in notices[0]) == (table == "measurement")
+    assert len(notices) == 1 and notices[0].endswith(wording("and_no_conversation_is_lost"))
+    assert (wording("is_measured_again") in notices[0]) == (table == "measurement")
 
 
 @pytest.mark.slow
@@ -174,7 +175,7 @@ def test_without_room_nothing_is_set_aside_and_it_is_mended_later(
     with Store.open(path, notices.append) as store:
         pages = store._database._connection.execute("PRAGMA page_count").fetchone()[0]
         store._database._connection.execute(f"PRAGMA max_page_count = {pages}").fetchone()
-        with pytest.raises(StoreTrouble, match="see whether the disk is full"):
+        with pytest.raises(StoreTrouble, match=matching("see_whether_disk_full")):
             store.history.search("prompt3")
         assert store.path == path and len(store.history.conversations()) == COUNT and notices == []
     with Store.open(path, notices.append) as store:
@@ -188,7 +189,7 @@ def test_where_the_turns_are_damaged_too_the_file_is_set_aside_as_it_is(path: Pa
     overwritten("trigram_data", path)
     content = path.read_bytes()
     with Store.open(path, notices.append):
-        assert len(notices) == 1 and "was set aside as localspec.db.broken-1" in notices[0]
+        assert len(notices) == 1 and wording("set_aside_localspec_db_broken_1") in notices[0]
     assert path.with_name("localspec.db.broken-1").read_bytes() == content
 
 
@@ -205,13 +206,13 @@ def test_where_a_table_has_lost_rows_that_its_index_names_nothing_is_built_anew(
         file.write(page)
     before = path.read_bytes()
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
-        with pytest.raises(sqlite3.DatabaseError, match="rows of turn are out of reach") as raised:
+        with pytest.raises(sqlite3.DatabaseError, match=matching("rows_turn_out_reach")) as raised:
             mend(connection)
         assert is_broken(raised.value), "so the file is set aside"
     assert path.read_bytes() == before
 
 
-@pytest.mark.parametrize("found", ["at opening", "at work", "where it can only be read"])
+@pytest.mark.parametrize("found", ["at opening", "at work", wording("where_can_only_read")])
 def test_that_nothing_is_lost_is_said_once_the_file_serves_again(
     notices: list[str], found: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -229,7 +230,7 @@ def test_that_nothing_is_lost_is_said_once_the_file_serves_again(
             with Store.open(path, notices.append) as store:
                 store.history.read(1)
     assert len(notices) == 1 and "lost" not in notices[0]
-    assert ("was set aside" in notices[0]) == (found != "where it can only be read")
+    assert (wording("was_set_aside") in notices[0]) == (found != wording("where_can_only_read"))
 
 
 def test_a_schema_that_is_no_text_is_corrected(path: Path, notices: list[str]) -> None:
@@ -241,4 +242,4 @@ def test_a_schema_that_is_no_text_is_corrected(path: Path, notices: list[str]) -
         connection.commit()
     with Store.open(path, notices.append) as store:
         all_is_there(store, path)
-    assert len(notices) == 1 and "what it says of its tables was corrected" in notices[0]
+    assert len(notices) == 1 and wording("what_says_tables_corrected") in notices[0]

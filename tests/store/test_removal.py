@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from database_files import in_a_child, integrity
 from deleted_text import MARKER, index_is_whole, talk, traces
+from golden import matching, wording
 
 from localspec import quantities
 from localspec.store import database as database_module
@@ -274,11 +275,9 @@ def test_without_room_nothing_is_lost_and_it_says_how_much_a_deletion_takes(
             store.history.remove([gone])
     begin = f"Nothing was removed, since the disk of {path} is full: "
     if when == "cleaned":
-        begin = f"1 conversation removed, but their bytes may still be in {path} until the next start or deletion ("
+        begin = wording("n1_conversation_removed_but_their", path=path)
     assert str(caught.value).startswith(begin)
-    assert str(caught.value).endswith(
-        f": a deletion needs up to {needed} of it for a moment; make room and delete again."
-    )
+    assert str(caught.value).endswith(wording("deletion_needs_up_moment_make", needed=needed))
     with Store.open(path, pytest.fail) as store:
         assert store.history.remove([gone]) == (when != "cleaned")
         assert store.history.read(kept) == before and traces(path) == set()
@@ -312,7 +311,7 @@ def test_a_start_waits_for_nobody_to_finish_a_deletion(path: Path, monkeypatch: 
         with closing(sqlite3.connect(path, isolation_level=None)) as reader:
             reader.execute("BEGIN")
             reader.execute("SELECT count(*) FROM turn").fetchall()
-            with pytest.raises(StoreTrouble, match="until every other localspec session is closed"):
+            with pytest.raises(StoreTrouble, match=matching("until_every_other_localspec")):
                 store.history.remove([gone])
             monkeypatch.setattr(opening, "BUSY_SECONDS", 3600)
             with Store.open(path, pytest.fail) as another:

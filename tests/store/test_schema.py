@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 from damaged_history import COUNT, all_is_there, changed, history_in, last_volume, written
 from database_files import integrity, only_readable, open_directory
+from golden import wording
 from slow_cases import some
 
 from localspec.store import schema
 from localspec.store.opening import open_in_memory
 from localspec.store.store import MIGRATIONS, Store
 
-CORRECTED = "what it says of its tables was corrected"
+CORRECTED = wording("what_says_tables_corrected")
 
 
 @pytest.fixture
@@ -97,7 +98,7 @@ def test_a_flipped_bit_costs_nothing(path: Path, notices: list[str], name: str, 
         assert store.history.latest() == 5 and store.history.strays() == 0
         store.drafts.keep("typed")
         assert store.history.remove([info.id for info in store.history.conversations()]) == COUNT
-    assert len(notices) == 1 and CORRECTED in notices[0] and notices[0].endswith("no conversation is lost.")
+    assert len(notices) == 1 and CORRECTED in notices[0] and notices[0].endswith(wording("no_conversation_is_lost"))
     after = said(path)
     assert after == {name: row for name, row in before.items() if name in after} and integrity(path) == "ok"
     with Store.open(path, pytest.fail) as store:
@@ -162,7 +163,7 @@ def test_what_a_silent_trigger_did_not_index_is_found_again(path: Path, notices:
         connection.commit()
     with Store.open(path, notices.append) as store:
         assert [found.info.id for found in store.history.search("unheard-of")] == [COUNT]
-    assert len(notices) == 1 and CORRECTED in notices[0] and "search index was built anew" in notices[0]
+    assert len(notices) == 1 and CORRECTED in notices[0] and wording("search_index_was_built_anew") in notices[0]
 
 
 @pytest.mark.parametrize(
@@ -179,7 +180,7 @@ def test_an_index_that_has_the_place_of_another_is_built_anew(
         all_is_there(store, path)
         written(store)
         assert store.history.remove([2]) == 1
-    assert len(notices) == 1 and "an index was built anew from its table, and no conversation is lost" in notices[0]
+    assert len(notices) == 1 and wording("index_built_anew_from_table_3") in notices[0]
     assert integrity(path) == "ok"
     with Store.open(path, pytest.fail) as store:
         assert len(store.history.conversations()) == COUNT - 1
@@ -214,7 +215,7 @@ def test_what_can_only_be_read_is_corrected_in_memory(path: Path, notices: list[
         with only_readable(path, directory_too=True), Store.open(path, notices.append) as store:
             assert store.read_only
             all_is_there(store, path)
-        assert any(CORRECTED in notice and "a copy of it in memory" in notice for notice in notices)
+        assert any(CORRECTED in notice and wording("copy_memory") in notice for notice in notices)
         assert path.read_bytes() == before
 
 

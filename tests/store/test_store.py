@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from clocks import PATIENCE
 from database_files import damage_leaves, damage_root, in_a_child, integrity, only_readable, open_directory
+from golden import matching
 
 from localspec.store import measurements as measurements_module
 from localspec.store import opening
@@ -136,7 +137,7 @@ def test_the_most_useful_come_first_and_those_of_refused_drafts_last(
 
 
 def test_an_unknown_pool_is_a_mistake_and_leaves_nothing(store: Store) -> None:
-    with pytest.raises(ValueError, match="no pool 77"):
+    with pytest.raises(ValueError, match=matching("no_pool_77")):
         store.phrases.learn(77, [phrase(1)])
     assert store.phrases.look_up(77, [1]) == []
 
@@ -287,7 +288,7 @@ def test_measurements_in_trouble(path: Path, notices: list[str], monkeypatch: py
         store._database._connection.set_authorizer(None)
         with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
-            with pytest.raises(StoreTrouble, match="in use by another process"):
+            with pytest.raises(StoreTrouble, match=matching("in_use_by_another_process")):
                 store.measurements.remember("costs", "demo", [2])
             assert store.measurements.recall("costs", "demo") == [1]
     assert notices == [], "what can be measured again is not worth a word"
@@ -643,7 +644,7 @@ def test_a_full_database_keeps_the_old_and_says_so(store: Store) -> None:
     store.phrases.learn(pool, [phrase(1)])
     pages = store._database._connection.execute("PRAGMA page_count").fetchone()[0]
     store._database._connection.execute(f"PRAGMA max_page_count = {pages}").fetchone()
-    with pytest.raises(StoreTrouble, match="nothing more was saved: see whether the disk is full"):
+    with pytest.raises(StoreTrouble, match=matching("nothing_more_saved_see_whether")):
         store.phrases.learn(pool, [(n, bytes(24), bytes(32)) for n in range(2000)])
     assert [found.key for found in store.phrases.export(pool)] == [1]
     store._database._connection.execute("PRAGMA max_page_count = 1000000").fetchone()
@@ -660,7 +661,7 @@ def test_a_long_lock_is_said_and_reading_goes_on(
         store.phrases.learn(pool, [phrase(1)])
         with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
-            with pytest.raises(StoreTrouble, match="in use by another process"):
+            with pytest.raises(StoreTrouble, match=matching("in_use_by_another_process")):
                 store.phrases.learn(pool, [phrase(2)])
             assert afters(store, pool, 1) == [1]
             with Store.open(path, notices.append) as reader:

@@ -1,6 +1,7 @@
 """Titles by rule."""
 
 import pytest
+from golden import wording
 
 from localspec.store.titles import LONGEST, title_of
 
@@ -9,8 +10,8 @@ from localspec.store.titles import LONGEST, title_of
     ("prompt", "title"),
     [
         ("Can you please explain how quicksort works in Python?", "How quicksort works in Python?"),
-        ("What is the capital of France?", "Capital of France"),
-        ("Hello! Write a short story about a fox", "Write a short story about a fox"),
+        (wording("what_capital_france"), "Capital of France"),
+        (wording("hello_write_short_story_about_fox"), wording("write_short_story_about_fox")),
         ("i want to know what is a monad", "A monad"),
         ("What is a secret?", "A secret"),
         ("who is that singer??", "That singer"),

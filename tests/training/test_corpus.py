@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from golden import matching
 from tiny_models import as_ours, byte_tokenizer
 
 from localspec.errors import UsageMistake
@@ -203,12 +204,12 @@ def test_how_often_tokens_come(target):
 
 def test_where_only_the_length_is_too_small_that_is_told(target):
     examples = [chat("the cat sat on the mat", f"and the dog {number}") for number in range(9)]
-    with pytest.raises(UsageMistake, match="9 examples when they are cut to 8 tokens; give a larger --length"):
+    with pytest.raises(UsageMistake, match=matching("n9_examples_when_they_cut_8_tokens")):
         Corpus(target, examples, 8, 128, 0)
     assert Corpus(target, examples, 64, 128, 0).length == 64
 
 
 @pytest.mark.parametrize("examples", [[Example("word " * 50)], [Example("a"), Example("b")], [chat("a", "b")]])
 def test_too_little_text_is_told(target, examples):
-    with pytest.raises(UsageMistake, match="too little text"):
+    with pytest.raises(UsageMistake, match=matching("too_little_text")):
         Corpus(target, examples, 64, 128, 0)

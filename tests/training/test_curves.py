@@ -2,6 +2,7 @@ import json
 from xml.etree import ElementTree as ET
 
 import pytest
+from golden import wording
 
 from localspec.training.curves import draw, figure, in_characters
 
@@ -13,7 +14,7 @@ LINES = [
 
 
 SVG = "{http://www.w3.org/2000/svg}"
-PANELS = {"loss (mean of neighbouring steps)", "first guess right, on held-out text, %"}
+PANELS = {wording("loss_mean_of_neighbouring_steps_2"), wording("first_guess_right_held_out_text")}
 
 
 def paths(drawn: str) -> list[list[tuple[float, float]]]:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from golden import matching, wording
 from safetensors.torch import load_file
 
 from localspec.checkpoint import revision
@@ -41,7 +42,7 @@ def test_one_kind_for_a_step(tmp_path, monkeypatch):
     whole = load_file(tmp_path / "work" / "medusa" / "drafter" / "drafter.safetensors")
     halved = load_file(tmp_path / "out" / "medusa" / "drafter.safetensors")
     assert all(torch.equal(halved[name], tensor.to(torch.bfloat16)) for name, tensor in whole.items())
-    assert "localspec train medusa" in (tmp_path / "out" / "medusa" / "README.md").read_text()
+    assert wording("localspec_train_medusa") in (tmp_path / "out" / "medusa" / "README.md").read_text()
     monkeypatch.setattr(script, "MOST", 1000)
-    with pytest.raises(SystemExit, match="more than 0"):  # and what is trained is not trained again
+    with pytest.raises(SystemExit, match=matching("more_than_0")):  # and what is trained is not trained again
         script.main()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from command import environment
+from golden import matching, wording
 
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.training.directory import LOCK, Lock, refuse_other, usable
@@ -18,7 +19,7 @@ def test_one_at_a_time_and_nothing_stays(tmp_path):
         one.take()
         with Lock(tmp_path) as other:
             for _ in range(2):
-                with pytest.raises(UsageMistake, match="Another training is running"):
+                with pytest.raises(UsageMistake, match=matching("another_training_is_running")):
                     other.take()
     assert not list(tmp_path.iterdir())
     with Lock(tmp_path) as other:
@@ -37,7 +38,7 @@ def test_where_there_is_no_directory_yet_nothing_is_made(tmp_path):
 
 def test_a_lock_that_cannot_be_written_is_told(tmp_path):
     (tmp_path / LOCK).mkdir()
-    with Lock(tmp_path) as lock, pytest.raises(LocalspecError, match="cannot be locked"):
+    with Lock(tmp_path) as lock, pytest.raises(LocalspecError, match=matching("cannot_be_locked")):
         lock.take()
 
 
@@ -53,7 +54,7 @@ def test_a_process_that_is_killed_lets_go(tmp_path):
     ) as running:  # fmt: skip
         assert running.stdout.readline() == "taken\n"
         with Lock(tmp_path) as lock:
-            with pytest.raises(UsageMistake, match="Another training is running"):
+            with pytest.raises(UsageMistake, match=matching("another_training_is_running")):
                 lock.take()
             running.kill()
             running.wait()
@@ -75,13 +76,13 @@ def test_what_stands_in_the_way_is_named(tmp_path, place, needed):
 def test_places_that_cannot_be(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("mine")
     for place in ("file", "file/x", "file/x/y", "x" * 300):
-        with pytest.raises(UsageMistake, match="give another -o"):
+        with pytest.raises(UsageMistake, match=matching("give_another_o")):
             usable(tmp_path / place)
     for place in (".", "new", "new/below"):
         usable(tmp_path / place)
     monkeypatch.setattr(os, "access", lambda path, _: path != tmp_path)  # for root may write everywhere
     for place in (".", "new", "new/below"):
-        with pytest.raises(UsageMistake, match="cannot be written; give another -o"):
+        with pytest.raises(UsageMistake, match=matching("cannot_written_give_another_o")):
             usable(tmp_path / place)
 
 
@@ -89,14 +90,14 @@ def test_places_that_cannot_be(tmp_path, monkeypatch):
     ("was", "now", "told"),
     [
         ({"hours": None}, {"hours": 2.0}, "begun without --hours, and this one is with --hours 2.0;"),
-        ({"data": "prompts"}, {"data": "history"}, "begun without --data, and this one is with --data history;"),
+        ({"data": "prompts"}, {"data": "history"}, wording("begun_without_data_one_data")),
         ({"options": {}}, {"options": {"rank": 8}}, "begun without -O, and this one is with -O rank=8;"),
         ({"at_once": 64}, {"at_once": None}, "begun with --at-once 64, and this one is without --at-once;"),
-        ({"data": "0a1b"}, {"data": "2c3d"}, "which learns from other text than this one;"),
+        ({"data": "0a1b"}, {"data": "2c3d"}, wording("which_learns_from_other_text_than")),
     ],
 )
 def test_what_differs_is_told_as_it_is_typed(was: dict[str, object], now: dict[str, object], told: str) -> None:
-    with pytest.raises(UsageMistake, match="give the same command to go on, another -o, or --force") as refused:
+    with pytest.raises(UsageMistake, match=matching("give_same_command_go_another_o")) as refused:
         refuse_other(Path("there"), was, now)
     assert told in str(refused.value)
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from drafters.test_eagle3 import OWN, QWEN3, WIDE, check, eagle, watched
 from drafting import drafting, perturbed, session_of
+from golden import matching
 from safetensors.torch import save_file
 from session_replies import reply
 from tiny_models import FAMILIES, Tiny, prompt_ids, stock_reply
@@ -173,8 +174,8 @@ def test_a_bias_of_queries_alone_is_not_left_out(tiny: Make, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("config", "tensors", "said"),
     [
-        ({"vocab_size": 400}, {}, "with 400 tokens, and this one has 320"),
-        ({"eagle_aux_hidden_state_layer_ids": [2, 16, 29]}, {}, "reads the states 2, 16, 29, and this model has 3 layers"),
+        ({"vocab_size": 400}, {}, matching("n400_tokens_one_320")),
+        ({"eagle_aux_hidden_state_layer_ids": [2, 16, 29]}, {}, matching("reads_states_2_16_29_model_3")),
         ({"eagle_aux_hidden_state_layer_ids": ["x"]}, {}, "are no layers"),
         ({}, {"fc.weight": torch.zeros(48, 99)}, r"'fc.weight' .* has the shape \[48, 99\] where \[48, 144\] belongs"),
         ({}, {"midlayer.mlp.up_proj.weight": None}, "'up.weight' .* is not there"),
@@ -191,11 +192,11 @@ def test_a_bias_of_queries_alone_is_not_left_out(tiny: Make, tmp_path: Path) -> 
         ({}, {"norm.weight": torch.ones(48, dtype=torch.float64)}, "'norm.weight' .* type float64, and"),
         ({"rope_scaling": {"rope_type": "odd"}}, {}, "The EAGLE-3 head in .* cannot be used: .*'odd'"),
         ({}, {"mask_hidden": torch.zeros(1, 1, 144)}, "P-EAGLE"),
-        ({}, {"layers.1.mlp.up_proj.weight": torch.zeros(28, 48)}, "no part of one layer"),
+        ({}, {"layers.1.mlp.up_proj.weight": torch.zeros(28, 48)}, matching("no_part_of_one_layer")),
         ({}, {"norm.weight": torch.full((48,), float("nan"))}, "'norm.weight' .* NaN"),
-        ({"model_type": "phi3"}, {}, "no layer of Llama or Qwen3"), ({"norm_output": False}, {}, "norm_output = false"),
+        ({"model_type": "phi3"}, {}, matching("layer_llama_qwen3")), ({"norm_output": False}, {}, "norm_output = false"),
         ({"num_hidden_layers": 2}, {}, "has 2 layers"), ({"hidden_act": "gelu"}, {}, "gelu"),
-        ({"hidden_size": 64}, {}, "64 channels wide and the model 48"),
+        ({"hidden_size": 64}, {}, matching("n64_channels_wide_model_48")),
     ],
     ids=str,
 )  # fmt: skip
@@ -230,10 +231,10 @@ def test_a_pickle_is_never_run_and_damage_is_told(tiny: Make, tmp_path: Path) ->
     with pytest.raises(LocalspecError, match=r"pytorch_model\.bin is damaged"):
         read_published(path, model.target, embedding(model))
     (path / "pytorch_model.bin").unlink()
-    with pytest.raises(NotHere, match="There is no EAGLE-3 head"):
+    with pytest.raises(NotHere, match=matching("there_eagle_3_head")):
         read_published(path, model.target, embedding(model))
     (path / "config.json").write_text("{}")
-    with pytest.raises(NotHere, match="of no EAGLE-3 head"):
+    with pytest.raises(NotHere, match=matching("of_no_eagle_3_head")):
         read_published(path, model.target, embedding(model))
 
 

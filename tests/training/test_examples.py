@@ -4,6 +4,7 @@ import time
 from random import Random
 
 import pytest
+from golden import matching
 
 from localspec.errors import UsageMistake
 from localspec.training.examples import PIECE, Example, Question, read_examples, read_questions
@@ -112,7 +113,7 @@ def test_a_mistake_names_the_file_and_the_line(tmp_path, name, content, words):
 
 def test_a_file_that_cannot_be_read(tmp_path):
     for path in (tmp_path / "nowhere.txt", tmp_path):
-        with pytest.raises(UsageMistake, match="cannot be read"):
+        with pytest.raises(UsageMistake, match=matching("cannot_be_read")):
             read_examples([path])
 
 
@@ -131,7 +132,7 @@ def test_questions_of_every_form(tmp_path):
     plain.write_text("one\n\n two \n")
     assert [(q.id, q.messages[0]["content"]) for q in read_questions(plain)] == [("1", "one"), ("2", "two")]
     file.write_text('{"id": 1, "prompt": "a"}\n{"id": "1", "prompt": "b"}\n')
-    with pytest.raises(UsageMistake, match="'1' more than once"):
+    with pytest.raises(UsageMistake, match=matching("n1_more_than_once")):
         read_questions(file)
     for bad in (
         '{"text": "a"}',
@@ -140,5 +141,5 @@ def test_questions_of_every_form(tmp_path):
         '{"turns": ["a", 1]}',
     ):
         file.write_text(bad)
-        with pytest.raises(UsageMistake, match="line 1: there is no prompt"):
+        with pytest.raises(UsageMistake, match=matching("line_1_there_prompt")):
             read_questions(file)

@@ -4,6 +4,7 @@ import sys
 import threading
 
 import pytest
+from golden import wording
 from textual import events
 from tui.scripted_engine import card, say, talked, until
 from tui.test_conversations import keep
@@ -116,7 +117,7 @@ def test_what_cuts_a_reply_short_says_so(chat, models, way):
             talk.app._chat.resume(1)
         else:
             talk.app._chat.switch(card("scripted"))
-        await until(pilot, lambda: toasts() == ["The reply under way was stopped. What it said stays."])
+        await until(pilot, lambda: toasts() == [wording("reply_under_way_stopped_what_said")])
         gate.set()
         await until(pilot, lambda: talk.idle() and not talk.app._chat._to_be_shown)
 
@@ -157,7 +158,7 @@ def test_whoever_opens_one_that_is_open_elsewhere_is_told_at_once(chat, monkeypa
     talk.resumed = 2
 
     def told() -> bool:
-        return "This conversation is open in another window" in " ".join(talk.screen_text().split())
+        return wording("conversation_open_another_window") in " ".join(talk.screen_text().split())
 
     async def story(pilot):
         await until(pilot, lambda: "Of the hills" in talk.prompts())
@@ -183,11 +184,11 @@ def test_two_windows_on_one_conversation(tmp_path):
         first.send("one\r")
         first.shows("1 token", "❯ Say something")
         with scripted_chat(tmp_path, "[]", "-m", "demo", "-c") as second:
-            second.shows("open in another window", "❯ Say something")
+            second.shows(wording("open_in_another_window"), "❯ Say something")
             second.send("\x11")
             assert second.ends() == 0
         with scripted_chat(tmp_path, "[]", "-m", "demo", "--plain", "-c") as third:
-            third.shows("open in another window", "> ")
+            third.shows(wording("open_in_another_window"), "> ")
         assert "another window" not in first.text
         first.send("\x11")
         assert first.ends() == 0

@@ -3,6 +3,7 @@
 import sys
 
 import pytest
+from golden import wording
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo-terminals")]
 
@@ -18,9 +19,9 @@ def test_marks_have_ascii_forms(tmp_path, size):
         terminal.send("Hello?\r")
         terminal.shows("print(1)", "über")
         terminal.send("\x1bOP")
-        terminal.shows("Leave; what was said stays kept")
+        terminal.shows(wording("leave_what_said_stays_kept"))
         terminal.send("\x1b")
-        terminal.until(lambda: "Leave; what was said" not in terminal.text)
+        terminal.until(lambda: wording("leave_what_was_said") not in terminal.text)
         for key, shown in (("\x12", "just now"), ("\x10", "Search for commands")):
             terminal.send(key)
             terminal.shows(shown)

@@ -3,6 +3,7 @@
 import threading
 
 import pytest
+from golden import wording
 from textual.events import Paste
 from tui.scripted_engine import say, until
 
@@ -91,7 +92,7 @@ def test_a_prompt_of_which_one_sees_a_part_says_how_long_it_is(chat):
     async def story(pilot):
         talk.app.post_message(Paste("\n".join(["word"] * 1000)))
         await until(pilot, lambda: "1,000 lines, 4,999 tokens" in attached(talk))
-        assert "too long: 4,999 tokens, and the model reads 1,024" in attached(talk)
+        assert wording("too_long_4_999_tokens_model_reads") in attached(talk)
         await pilot.press("enter")
         await until(pilot, lambda: talk.idle() and "It is too long." in talk.screen_text())
         assert talk.typed.startswith("word") and talk.app._chat._top._title == ""
@@ -187,7 +188,7 @@ def test_files_of_the_command_line_are_folded(chat, folder):
     async def story(pilot):
         await say(pilot, "first @notes.txt")
         await until(pilot, lambda: talk.replies() == ["One."] and talk.idle())
-        assert "+ the files of --file" in talk.screen_text() and "given" not in talk.screen_text()
+        assert wording("the_files_of_file") in talk.screen_text() and "given" not in talk.screen_text()
 
     talk.play(story)
     assert read_by_the_model(talk) == ["given\n\nfirst line\nsecond line\n\nfirst @notes.txt"]

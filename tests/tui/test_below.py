@@ -3,6 +3,7 @@
 import threading
 
 import pytest
+from golden import wording
 from tui.scripted_engine import say, talked, until
 
 from localspec.config import Settings
@@ -72,7 +73,8 @@ def test_what_is_refused_while_one_reads_above_is_seen(chat, times):
         for _ in range(times):  # the same sentence stands there already
             await pilot.press("alt+up", "alt+up")
             await until(
-                pilot, lambda: "There is no command" not in talk.screen_text() and "second" in talk.screen_text()
+                pilot,
+                lambda: wording("there_is_no_command") not in talk.screen_text() and "second" in talk.screen_text(),
             )
             await say(pilot, "/nwe")
             await until(pilot, lambda: "There is no command '/nwe'" in talk.screen_text())

@@ -3,6 +3,7 @@
 import threading
 
 import pytest
+from golden import wording
 from tui.scripted_engine import say, talked, until
 
 from localspec.errors import UsageMistake
@@ -56,7 +57,7 @@ def test_an_earlier_prompt_is_changed_and_gone_on_from(chat, turns):
         await until(pilot, lambda: talk.replies()[-1:] == [f"Reply {turns - 1}."])
         await pilot.press("alt+up", "alt+up", "alt+up", "alt+up", "f2")
         assert talk.typed == f"prompt {turns - 2}"
-        assert "esc leaves all as it is" in talk.live
+        assert wording("esc_leaves_all") in talk.live
         await pilot.press("!", "enter")
         await until(pilot, lambda: talk.replies()[-1] == "Changed." and talk.idle())
         assert talk.prompts()[-2:] == [f"prompt {turns - 3}", f"prompt {turns - 2}!"]
@@ -73,7 +74,7 @@ def test_escape_leaves_an_earlier_prompt_as_it_was(chat):
     async def story(pilot):
         await talked(talk, pilot, "one")
         await pilot.press("f2", "x")
-        assert talk.live == "enter says this instead · esc leaves all as it is"
+        assert talk.live == wording("enter_says_instead_esc_leaves_all")
         await pilot.press("escape")
         assert talk.typed == ""
         await say(pilot, "two")
@@ -131,7 +132,7 @@ def test_where_nothing_comes_of_another_prompt_it_is_being_changed_again(chat):
         gate.set()
         await until(pilot, lambda: talk.idle() and talk.replies() == ["First."])
         assert talk.prompts() == ["one"] and talk.typed == "one!"
-        assert talk.live == "enter says this instead · esc leaves all as it is"
+        assert talk.live == wording("enter_says_instead_esc_leaves_all")
         await pilot.press("enter")
         await until(pilot, lambda: talk.idle() and talk.replies() == ["Third."])
 
@@ -146,11 +147,11 @@ def test_during_a_reply_and_before_the_first_it_is_refused(chat, key):
 
     async def story(pilot):
         await pilot.press(key)
-        await until(pilot, lambda: "Nothing was said yet." in talk.screen_text())
+        await until(pilot, lambda: wording("nothing_was_said_yet") in talk.screen_text())
         await say(pilot, "one")
         await until(pilot, lambda: talk.replies() == ["Half"])
         await pilot.press(key)
-        await until(pilot, lambda: "A reply is under way" in talk.screen_text())
+        await until(pilot, lambda: wording("a_reply_is_under_way") in talk.screen_text())
         gate.set()
         await until(pilot, talk.idle)
         assert talk.replies() == ["Half."]

@@ -5,6 +5,7 @@ import threading
 
 import pytest
 from clocks import PATIENCE
+from golden import wording
 from textual.events import Key, MouseDown
 from textual.widgets import Input, OptionList
 from tui.scripted_engine import talked, until
@@ -111,7 +112,7 @@ def test_a_key_twice_opens_one_list_and_enter_right_behind_it_sends_nothing(chat
         await pilot.press(*"half")
         for key in ("ctrl+r", "ctrl+r", "enter"):
             talk.app.post_message(Key(key, None))
-        await until(pilot, lambda: "Search in what was said" in talk.screen_text())
+        await until(pilot, lambda: wording("search_in_what_was_said") in talk.screen_text())
         await pilot.pause()
         assert [type(screen) for screen in talk.app.screen_stack].count(ConversationsScreen) == 1
         assert talk.prompts() == ["Geography"] and talk.typed == "half"
@@ -156,7 +157,9 @@ def test_the_palette_takes_keys_before_it_is_drawn(chat):
     async def story(pilot):
         await pilot.press("ctrl+p", *"new conv")
         options = talk.app.screen.query_one(OptionList)
-        await until(pilot, lambda: options.option_count == 1 and "Begin a new conversation" in talk.screen_text())
+        await until(
+            pilot, lambda: options.option_count == 1 and wording("begin_a_new_conversation") in talk.screen_text()
+        )
         options.highlighted = 0
         options._index_to_line.clear()  # as before it is laid out
         await pilot.press("pageup")

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pyperclip
 import pytest
+from golden import wording
 from tui.scripted_engine import until
 
 from localspec_tui import clipboard
@@ -62,17 +63,17 @@ def test_a_tmux_that_fails_is_not_believed(no_desktop, monkeypatch, trouble):
         raise trouble
 
     monkeypatch.setattr(subprocess, "run", run)
-    assert clipboard.copied("x", None).startswith("Sent to the terminal")
+    assert clipboard.copied("x", None).startswith(wording("sent_to_the_terminal"))
 
 
 def test_a_tmux_that_refuses_is_not_believed(no_desktop, tmux):
     tmux.rc = 1
-    assert clipboard.copied("x", None) == "Sent to the terminal's clipboard; whether it arrived, pasting shows."
+    assert clipboard.copied("x", None) == wording("sent_terminal_s_clipboard_whether")
 
 
 def test_else_a_file_for_its_owner_alone(no_desktop, tmp_path):
     file = tmp_path / "new" / "copied.txt"
-    told = f"Sent to the terminal's clipboard. If nothing can be pasted, the text is in {file}"
+    told = wording("sent_terminal_s_clipboard_if", file=file)
     assert clipboard.copied("longer", file) == told
     clipboard.copied("é", file)
     assert file.read_text("utf-8") == "é"

@@ -1,6 +1,7 @@
 """A block of code copied by itself."""
 
 import pytest
+from golden import wording
 from textual.events import Key
 from tui.scripted_engine import say, talked, until
 
@@ -30,7 +31,7 @@ def test_the_last_first_then_the_one_before_round_and_round():
     copies = CodeCopies()
     assert [copies.next(TWO)[0].language for _ in range(3)] == ["sh", "python", "sh"]
     assert copies.next("```\nx\n```") == (CodeBlock("", "x"), "code")
-    assert copies.next(TWO) == (CodeBlock("sh", "ls -l\nrm x"), "sh, block 2 of 2; once more for the one before")
+    assert copies.next(TWO) == (CodeBlock("sh", "ls -l\nrm x"), wording("sh_block_2_2_once_more_one_before"))
     assert copies.next("none") is None
 
 
@@ -74,7 +75,7 @@ def test_where_there_is_no_code_it_is_said(chat, clipboard):
 
     async def story(pilot):
         await pilot.press("alt+c")
-        await until(pilot, lambda: "There is no code to copy here." in talk.screen_text())
+        await until(pilot, lambda: wording("there_code_copy_here") in talk.screen_text())
 
     talk.play(story)
     assert clipboard == []

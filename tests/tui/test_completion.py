@@ -4,6 +4,7 @@ import threading
 import time
 
 import pytest
+from golden import wording
 from textual.widgets import OptionList
 from tui.scripted_engine import say, until
 
@@ -26,7 +27,7 @@ def test_a_slash_shows_the_commands_and_tab_completes(chat):
     async def story(pilot):
         await pilot.press("/")
         await until(pilot, lambda: len(offered(talk)) == len(COMMANDS))
-        assert "let another model answer" in talk.screen_text()
+        assert wording("let_another_model_answer") in talk.screen_text()
         await pilot.press("t")
         await until(pilot, lambda: len(offered(talk)) == 2)
         await pilot.press("i")

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 from clocks import PATIENCE
+from golden import wording
 from textual.widgets import Input, OptionList
 from tui.scripted_engine import say, until
 
@@ -105,7 +106,7 @@ def test_a_deletion_that_divides_the_history_first_says_so(chat, monkeypatch):
     async def story(pilot):
         await open_list(pilot, talk, first="dogs")
         await pilot.press("ctrl+d", "y")
-        await until(pilot, told(talk, "it is divided once"))
+        await until(pilot, told(talk, wording("it_is_divided_once")))
         read.set()
         await until(pilot, told(talk, "Deleted 1 conversation."))
 
@@ -145,7 +146,7 @@ def test_the_last_one_of_a_search_is_deleted(chat):
         for key in ("ctrl+d", "f2", "ctrl+s"):  # of nothing
             talk.app.screen._tell("")
             await pilot.press(key)
-            await until(pilot, told(talk, "No conversation is chosen."))
+            await until(pilot, told(talk, wording("no_conversation_is_chosen")))
         await pilot.press("enter")
         assert not talk.app.screen.query_one(AskingLine).asking
         assert talk.app.screen.query_one(Input).value == "cats"
@@ -187,7 +188,7 @@ def test_the_open_conversation_is_deleted_and_another_one_begins(chat):
         await until(pilot, lambda: isinstance(talk.app.screen, ConversationsScreen) and len(listed(talk)) == 2)
         assert listed(talk) == ["secret zebra (open)", "before"]
         await pilot.press("ctrl+d")
-        await until(pilot, asked(talk, "It is open: another one begins."))
+        await until(pilot, asked(talk, wording("open_another_one_begins")))
         await pilot.press("y")
         await until(pilot, told(talk, "Deleted 1 conversation."))
         gate.set()
@@ -212,7 +213,7 @@ def test_f2_renames_and_the_top_line_knows(chat):
         await until(pilot, talk.idle)
         await open_list(pilot, talk, first="The sea (open)")
         await pilot.press("f2")
-        await until(pilot, asked(talk, "What shall it be called?"))
+        await until(pilot, asked(talk, wording("what_shall_it_be_called")))
         await pilot.press("escape")
         assert listed(talk)[0] == "The sea (open)"
         await pilot.press("f2", *"[bold]Sea", "enter")  # what is selected is replaced
@@ -307,7 +308,7 @@ def test_f8_deletes_what_is_older_after_the_count_and_never_the_open_one(chat):
         await pilot.press("home", "shift+end", *"soon", "enter")
         await until(pilot, asked(talk, "'soon' is not a length of time"))
         await pilot.press("home", "shift+end", *"90d", "enter")
-        await until(pilot, told(talk, "No conversation was last used before"))
+        await until(pilot, told(talk, wording("conversation_last_used_before")))
         await pilot.press("f8", "home", "shift+end", *"4w", "enter")
         await until(pilot, asked(talk, "Delete 1 conversation last used before"))
         await pilot.press("n")
@@ -392,7 +393,7 @@ def test_what_could_not_be_opened_is_not_said_to_be_nothing(chat):
 
     async def story(pilot):
         await pilot.press("ctrl+r")
-        await until(pilot, lambda: "could not be opened when this chat began" in talk.screen_text())
+        await until(pilot, lambda: wording("could_opened_when_chat_began") in talk.screen_text())
 
     talk.play(story)
 
@@ -432,7 +433,7 @@ def test_where_there_are_more_than_are_listed_it_is_said(chat, monkeypatch):
 
     async def story(pilot):
         await open_list(pilot, talk, first="four")
-        assert listed(talk) == ["four", "three", "two"] and "Older ones are found by searching." in talk.screen_text()
+        assert listed(talk) == ["four", "three", "two"] and wording("older_ones_found_searching") in talk.screen_text()
         await pilot.press(*"one")
         await until(pilot, lambda: listed(talk) == ["one"])
         assert "Older ones" not in talk.screen_text()
@@ -450,6 +451,6 @@ def test_the_key_that_deletes_phrases_is_named(chat, monkeypatch):
         await pilot.press("ctrl+d")
         await until(pilot, asked(talk, "for good?"))
         await pilot.press("y")
-        await until(pilot, told(talk, "Phrases that were learned from replies stay; f8 in the chat deletes them."))
+        await until(pilot, told(talk, wording("phrases_learned_from_replies_stay")))
 
     talk.play(story)

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from golden import wording
 
 if sys.platform == "win32":
     pytest.skip("no pseudo-terminals", allow_module_level=True)
@@ -37,7 +38,7 @@ def hub(tmp_path):
 def begin(terminal: Terminal, hub) -> None:
     terminal.shows("❯", "GiB")
     terminal.send("/model mine\r")
-    terminal.shows("Download mine, 3.4 MiB?", "are free on the disk")
+    terminal.shows("Download mine, 3.4 MiB?", wording("are_free_on_the_disk"))
     terminal.send("\r")
     terminal.until(lambda: hub.waiting.is_set() and "↓ mine" in terminal.text)
 
@@ -75,7 +76,7 @@ def test_a_download_from_its_beginning_to_its_end(home, hub):
         terminal.until(lambda: "fromitsbeginningbyalaterpull." in terminal.words)
         hub.hold = None
         terminal.send("/model mine\r")
-        terminal.shows("Download mine, 3.4 MiB?", "are free on the disk")
+        terminal.shows("Download mine, 3.4 MiB?", wording("are_free_on_the_disk"))
         terminal.send("\r")
         terminal.shows("mine is here: /model mine lets it answer.")
         terminal.send(CTRL_Q)

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 from cli.hub_commands import WEIGHTS, home_with_cache, repository, stray, variables
 from clocks import PATIENCE
+from golden import wording
 from hub_server import Hub, Repository, served
 from tui.scripted_engine import ScriptedEngine, back, say, until
 
@@ -50,7 +51,7 @@ def words(talk) -> str:
 
 def asked(talk):
     """Whether the dialog has said what it takes."""
-    return lambda: isinstance(talk.app.screen, DownloadScreen) and "are free on the disk" in words(talk)
+    return lambda: isinstance(talk.app.screen, DownloadScreen) and wording("are_free_on_the_disk") in words(talk)
 
 
 def fetched(hub: Hub) -> list[str]:
@@ -115,9 +116,9 @@ def test_a_download_is_given_up_midway_and_gone_on_with(chat, hub, home):
         await until(pilot, lambda: isinstance(talk.app.screen, ModelsScreen) and "Stop the download" in words(talk))
         await pilot.press("ctrl+x", "escape")
         await until(pilot, lambda: "The download of mine was stopped." in words(talk))
-        assert "model.safetensors (1,048,576 of 3,600," in words(
-            talk
-        ) and "from its beginning by a later pull." in words(talk)
+        assert "model.safetensors (1,048,576 of 3,600," in words(talk) and wording(
+            "from_beginning_later_pull"
+        ) in words(talk)
         assert nothing_is_half_installed(home)
         hub.hold = None
         hub.requests.clear()
@@ -167,7 +168,7 @@ def test_one_agrees_to_what_is_known_and_one_download_comes_at_a_time(chat, hub)
 
     async def story(pilot):
         await say(pilot, "/model org/name")
-        await until(pilot, lambda: "Asking the hub what it holds" in words(talk))
+        await until(pilot, lambda: wording("asking_hub_what_holds") in words(talk))
         await pilot.press("enter", "enter")
         assert isinstance(talk.app.screen, DownloadScreen) and "⏎ Download" not in words(talk)
         answered.set()
@@ -176,7 +177,7 @@ def test_one_agrees_to_what_is_known_and_one_download_comes_at_a_time(chat, hub)
         await pilot.press("enter")
         await until(pilot, hub.waiting.is_set)
         await say(pilot, "/model mine")
-        refused = "The download of org/name is under way; one at a time."
+        refused = wording("download_org_name_under_way_one")
         await until(pilot, lambda: refused in {told.message for told in talk.app._notifications})
         hub.go.set()
         await until(pilot, lambda: "org/name is here: /model org/name lets it answer." in words(talk))
@@ -192,8 +193,8 @@ def test_a_server_that_dies_costs_the_download_and_nothing_else(chat, hub, home,
     async def story(pilot):
         await begin(talk, pilot)
         await until(pilot, lambda: f"{hub.endpoint} cannot be reached" in words(talk) or "broke off" in words(talk))
-        assert "✗ mine was not fetched: " in words(talk)
-        assert "from its beginning by a later pull." in words(talk) and "↓" not in words(talk)
+        assert wording("mine_was_not_fetched") in words(talk)
+        assert wording("from_beginning_later_pull") in words(talk) and "↓" not in words(talk)
         await say(pilot, "Hello?")
         await until(pilot, lambda: talk.replies() == ["Still here."])
 
@@ -220,10 +221,10 @@ def full(hub: Hub, repo: Repository, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("trouble", "sentence"),
     [
-        (gated, "org/name is gated: visit {} to accept its terms, then log in here with `hf auth login`."),
-        (strange, "org/name is of the architecture OddForCausalLM; supported are"),
+        (gated, wording("org_name_gated_visit_accept_terms")),
+        (strange, wording("org_name_architecture")),
         (offline, "cannot be reached"),
-        (full, "976.6 KiB are free on the disk of"),
+        (full, wording("n976_6_kib_free_disk")),
     ],
 )
 def test_what_cannot_be_fetched_is_one_sentence(chat, hub, home, repo, monkeypatch, trouble, sentence):
@@ -233,7 +234,7 @@ def test_what_cannot_be_fetched_is_one_sentence(chat, hub, home, repo, monkeypat
     async def story(pilot):
         await say(pilot, "/model mine")
         await until(pilot, lambda: sentence.format(hub.endpoint + "/org/name") in words(talk))
-        assert "✗ mine was not fetched: " in words(talk)
+        assert wording("mine_was_not_fetched") in words(talk)
         await until(pilot, back(talk))
         assert words(talk).count("✗") == 1
         await say(pilot, "Hello?")
@@ -250,7 +251,7 @@ def test_a_model_that_does_not_fit_may_be_fetched_by_who_was_told(chat, hub, hom
     async def story(pilot):
         await say(pilot, "/model mine")
         await until(pilot, asked(talk))
-        assert "It may not run here: mine needs 9.0 GiB of memory." in words(talk)
+        assert wording("may_run_here_mine_needs_9_0_gib") in words(talk)
         await pilot.press("enter")
         await until(pilot, lambda: "mine is here" in words(talk))
 

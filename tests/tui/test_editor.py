@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from golden import matching, wording
 from tui.scripted_engine import until
 
 from localspec import environment
@@ -57,7 +58,7 @@ def test_what_it_wrote_comes_back_and_nothing_is_left(command, tmp_path):
 
 @pytest.mark.parametrize(
     ("how", "sentence"),
-    [("fail", "ended with exit code 3"), pytest.param("die", "was ended by signal 15", marks=posix),
+    [("fail", wording("ended_with_exit_code_3")), pytest.param("die", wording("was_ended_by_signal_15"), marks=posix),
      ("remove", "cannot be read")],
 )  # fmt: skip
 def test_an_editor_that_fails_is_told_and_nothing_is_left(command, tmp_path, how, sentence):
@@ -72,13 +73,13 @@ def test_bytes_that_are_no_text(command):
 
 @pytest.mark.parametrize("named", [None, "", " "])
 def test_none_named(named):
-    with pytest.raises(UsageMistake, match="set VISUAL or EDITOR"):
+    with pytest.raises(UsageMistake, match=matching("set_visual_or_editor")):
         edited("text", named, lambda: False)
 
 
 @pytest.mark.parametrize("named", ["no-such-editor-here", "'unfinished"])
 def test_one_that_is_not_there(named):
-    with pytest.raises(UsageMistake, match="cannot be started"):
+    with pytest.raises(UsageMistake, match=matching("cannot_be_started")):
         edited("text", named, lambda: False)
 
 
@@ -154,7 +155,7 @@ def test_without_an_editor_it_is_said(chat, monkeypatch):
 
     async def story(pilot):
         await pilot.press(*"hello", "ctrl+g")
-        await until(pilot, lambda: "No editor is named" in talk.screen_text())
+        await until(pilot, lambda: wording("no_editor_is_named") in talk.screen_text())
         assert talk.typed == "hello"
 
     talk.play(story)

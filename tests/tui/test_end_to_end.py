@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from golden import wording
 
 if sys.platform == "win32":
     pytest.skip("no pseudo-terminals", allow_module_level=True)
@@ -145,7 +146,7 @@ def test_a_conversation_from_the_first_paint_to_the_last_key(home):
     allow(home, 3)
     with chat(home, "-m", "demo", "--temp", "0", "-n", "60", before=gate + brake, size=(90, 40)) as terminal:
         # It is there before the engine, says what is kept, and one can type.
-        terminal.shows("❯", "loading demo", "Kept on this machine alone", "--no-log")
+        terminal.shows("❯", "loading demo", wording("kept_on_this_machine_alone"), "--no-log")
         terminal.until((home / "asked by engine").exists)
         terminal.send("Tell me a story")
         terminal.shows("❯ Tell me a story")
@@ -193,7 +194,7 @@ def test_a_conversation_from_the_first_paint_to_the_last_key(home):
         terminal.send(sea + "\r")
         terminal.until(lambda: [(turn.prompt, turn.reason) for turn in said(home)] == [(sea, "stop")])
         terminal.send(CTRL_R)
-        terminal.shows("Search in what was said", sea, title_of(dog))
+        terminal.shows(wording("search_in_what_was_said"), sea, title_of(dog))
         terminal.send("twenty")
         terminal.until(lambda: sea not in terminal.text.partition("Search")[2])
         terminal.send("\r")
@@ -237,7 +238,7 @@ def test_one_sees_speculation_at_work(home):
         terminal.shows("who proposed it", "this chat")
         looks_into_the_second_reply(terminal)
         terminal.send("/race Tell me about the sea.\r")
-        terminal.shows("Race: Tell me about the sea.", "both texts are the same")
+        terminal.shows("Race: Tell me about the sea.", wording("both_texts_are_the_same_2"))
         terminal.send(ESCAPE)
         terminal.shows("Say something")
         terminal.send(CTRL_Q)
@@ -300,7 +301,7 @@ def test_leaving_in_the_middle_of_a_reply(tmp_path, how, code):
             end(terminal, how)
             leaves_cleanly(terminal, code, says=FAREWELL)
     (turn,) = said(tmp_path)
-    assert turn.reply.startswith("Once upon a time and") and turn.reason == "interrupted"
+    assert turn.reply.startswith(wording("once_upon_a_time_and")) and turn.reason == "interrupted"
 
 
 def test_bytes_that_are_no_text_end_no_chat(tmp_path):
@@ -417,7 +418,7 @@ def test_an_editor_has_the_terminal_and_gives_it_back(tmp_path):
         terminal.send("hello\x07")
         terminal.shows("the editor has the terminal")
         terminal.send("\x03")  # Ctrl+C ends an editor that does not see to it itself, and nothing else
-        terminal.shows("❯ hello", "was ended by signal 2")
+        terminal.shows("❯ hello", wording("was_ended_by_signal_2"))
         terminal.send("\x07")
         terminal.shows("the editor has the terminal")
         terminal.send("world\n")
@@ -426,6 +427,6 @@ def test_an_editor_has_the_terminal_and_gives_it_back(tmp_path):
         terminal.shows("Well said.", "❯ Say something")
         terminal.send(CTRL_Q)
         assert terminal.ends() == 0
-        assert terminal.afterwards.strip() == "“World!” is kept; to go on: localspec chat --conversation 1"
+        assert terminal.afterwards.strip() == wording("world_kept_go_localspec_chat")
         terminal.check_that_it_is_whole()
     assert [turn.prompt for turn in said(tmp_path / "home")] == ["hello world!"]

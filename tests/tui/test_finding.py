@@ -4,6 +4,7 @@ import threading
 from unicodedata import normalize
 
 import pytest
+from golden import wording
 from textual import events
 from textual.widgets import Input, Static
 from tui.scripted_engine import say, talked, until
@@ -160,7 +161,7 @@ def test_before_anything_was_said_there_is_nothing_to_find(chat):
 
     async def story(pilot):
         await pilot.press("ctrl+f")
-        await until(pilot, lambda: "Nothing was said yet." in talk.screen_text())
+        await until(pilot, lambda: wording("nothing_was_said_yet") in talk.screen_text())
         assert talk.app.focused is talk.app._chat.query_one(Prompt)
 
     talk.play(story)

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from golden import wording
 from textual.events import Paste
 from tui.scripted_engine import card, say, until
 from tui.test_conversations import keep
@@ -40,13 +41,13 @@ def test_a_small_window_with_a_notice_cuts_no_more_than_the_path(chat, monkeypat
     entry = Entry("scripted", Path("/x"), starters=("Who are you?", "What can you do?", "And what not?"))
     monkeypatch.setattr("tui.scripted_engine.card", lambda name: replace(card(name), entry=entry))
     talk = chat()
-    talk.notices = ["no model named, so the small demo model answers; choose one with -m."]
+    talk.notices = [wording("model_named_small_demo_model")]
     keep(talk, "One question", days=1)
 
     async def story(pilot):
         await until(pilot, lambda: "And what not?" in talk.screen_text())
         text = talk.screen_text()
-        assert "Last: One question" in text and "(--no-log keeps nothing)" in text
+        assert "Last: One question" in text and wording("no_log_keeps_nothing") in text
 
     talk.play(story, size=(60, 20))
 
@@ -55,7 +56,7 @@ def test_where_nothing_is_kept_it_says_so(chat):
     talk = chat(settings=Settings(log=False))
 
     async def story(pilot):
-        assert "Nothing is kept." in talk.screen_text()
+        assert wording("nothing_is_kept") in talk.screen_text()
 
     talk.play(story)
 

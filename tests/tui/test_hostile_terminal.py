@@ -7,6 +7,7 @@ from functools import partial
 from typing import AnyStr
 
 import pytest
+from golden import wording
 
 if sys.platform == "win32":
     pytest.skip("no pseudo-terminals", allow_module_level=True)
@@ -134,7 +135,7 @@ def test_a_hostile_reply_is_shown_and_not_obeyed(tmp_path):
         still_answers(terminal)
         assert missing(terminal) == []
         terminal.click("linked")
-        terminal.shows("The link leads to", "http://evil.example/␛]0;x␇")
+        terminal.shows(wording("the_link_leads_to"), "http://evil.example/␛]0;x␇")
         leaves_cleanly(terminal)
 
 
@@ -148,7 +149,7 @@ def test_the_same_from_a_real_engine_in_a_hostile_directory(tmp_path):
     flags = ["-m", str(model.path), "-f", str(file), "-s", ARGUMENT, "--draft-max", "0"]
     with chat(tmp_path / "home", *flags, ARGUMENT, size=(99, 60)) as terminal:
         terminal.shows("❯", "end of it", "/10k")
-        for part in (*parts[:3], "+ the files of --file"):
+        for part in (*parts[:3], wording("the_files_of_file")):
             terminal.until(partial(on_the_screen, terminal, part))
         terminal.until(lambda: on_the_screen(terminal, "bytes 31m 0;owned␇ end of it"))
         still_answers(terminal)
@@ -226,7 +227,7 @@ def test_hostile_names_titles_prompts_and_errors(tmp_path):
         # Models, one of them broken; and what is told while one is loaded.
         terminal.send(CTRL_O)
         terminal.until(lambda: on_the_screen(terminal, f"evil{ARGUMENT}"))
-        terminal.until(lambda: on_the_screen(terminal, f"There is no directory {tmp_path / NAME}"))
+        terminal.until(lambda: on_the_screen(terminal, wording("there_is_no_directory_2", tmp_path=tmp_path / NAME)))
         terminal.send("\x1b[B\x1b[B\r")  # behind the two that come with localspec
         terminal.until(lambda: on_the_screen(terminal, f"noticed {HOSTILE}evil{ARGUMENT}"))
 

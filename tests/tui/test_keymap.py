@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from golden import wording
 from tui.scripted_engine import say, until
 
 from localspec.config import Settings
@@ -27,11 +28,11 @@ def test_the_users_keys_do_it_and_ours_no_longer(chat):
         await say(pilot, "first")
         await until(pilot, talk.idle)
         await pilot.press("ctrl+n", "f1")
-        assert talk.prompts() == ["first"] and "Typed in the prompt" not in talk.screen_text()
+        assert talk.prompts() == ["first"] and wording("typed_in_the_prompt") not in talk.screen_text()
         foot = talk.screen_text().splitlines()[-1]
         assert "f19 New" in foot and "f18 Keys" in foot and "f20 Resume" in foot and "^n" not in foot
         await pilot.press("f18")
-        await until(pilot, lambda: "Typed in the prompt" in talk.screen_text())
+        await until(pilot, lambda: wording("typed_in_the_prompt") in talk.screen_text())
         assert re.search(r"f18 +Show or hide all keys", talk.screen_text())
         await pilot.press("escape", "f20")
         await until(pilot, lambda: "f19 Rename" in talk.screen_text().splitlines()[-1])
@@ -63,9 +64,9 @@ def test_what_shares_a_key_keeps_it(chat):
     async def story(pilot):
         await until(pilot, talk.idle)
         await pilot.press("f1")
-        await until(pilot, lambda: "Typed in the prompt" in talk.screen_text())
+        await until(pilot, lambda: wording("typed_in_the_prompt") in talk.screen_text())
         await pilot.press("escape")
-        await until(pilot, lambda: "Typed in the prompt" not in talk.screen_text())
+        await until(pilot, lambda: wording("typed_in_the_prompt") not in talk.screen_text())
 
     talk.play(story)
 
@@ -73,18 +74,18 @@ def test_what_shares_a_key_keeps_it(chat):
 @pytest.mark.parametrize(
     ("keys", "sentence"),
     [
-        ({"chat.nwe": "f19"}, "nothing is called 'chat.nwe' (did you mean 'chat.new'?)"),
-        ({"conversations.renam": "f19"}, "did you mean 'conversations.rename'?"),
-        ({"new": "f19"}, "nothing is called 'new'"),
-        ({"chat.new": "ctrl+qq"}, "chat.new = 'ctrl+qq' is no key"),
+        ({"chat.nwe": "f19"}, wording("nothing_called_chat_nwe_did_mean")),
+        ({"conversations.renam": "f19"}, wording("did_you_mean_conversations_rename")),
+        ({"new": "f19"}, wording("nothing_is_called_new")),
+        ({"chat.new": "ctrl+qq"}, wording("chat_new_ctrl_qq_key")),
         ({"chat.new": "control+n"}, "is no key"),
-        ({"chat.new": "escpe"}, "is no key (did you mean 'escape'?); give one such as f12"),
-        ({"chat.new": "f19,"}, "chat.new = '' is no key"),
-        ({"chat.new": "n"}, "is for typing; give a key such as f12"),
+        ({"chat.new": "escpe"}, wording("key_did_mean_escape_give_one_such")),
+        ({"chat.new": "f19,"}, wording("chat_new_is_no_key")),
+        ({"chat.new": "n"}, wording("typing_give_key_such_f12")),
         ({"chat.new": "shift+N"}, "is for typing"),
         ({"chat.new": "?"}, "is for typing"),
         ({"chat.new": "space"}, "is for typing"),
-        ({"chat.new": "ctrl+o"}, "ctrl+o is to be chat.new and is chat.models already; choose another key for one"),
+        ({"chat.new": "ctrl+o"}, wording("ctrl_o_chat_new_chat_models")),
         ({"chat.new": "Ctrl+M"}, "enter is to be chat.new and is prompt.send already"),
         ({"chat.new": "esc"}, "escape is to be chat.new and is chat.stop already"),
         ({"chat.new": "ctrl+p"}, "ctrl+p is to be chat.new and is palette already"),

@@ -7,6 +7,7 @@ from inspect import isclass
 from pkgutil import iter_modules
 
 import pytest
+from golden import wording
 from textual.binding import Binding
 from textual.events import Paste
 from textual.screen import Screen
@@ -336,7 +337,7 @@ def test_ctrl_l_copies_the_last_reply(chat, clipboard):
 
     async def story(pilot):
         await pilot.press("ctrl+l")
-        await until(pilot, lambda: "no reply to copy" in talk.screen_text())
+        await until(pilot, lambda: wording("no_reply_to_copy") in talk.screen_text())
         await say(pilot, "one")
         await until(pilot, talk.idle)
         await pilot.press("ctrl+l")
@@ -361,8 +362,8 @@ def test_without_a_clipboard_a_file_holds_what_was_copied(chat, monkeypatch, tmp
         await say(pilot, "one")
         await until(pilot, talk.idle)
         await pilot.press("ctrl+l")
-        await until(pilot, lambda: "Sent to the terminal's clipboard" in talk.screen_text())
-        assert ("text is in" in talk.screen_text()) is log
+        await until(pilot, lambda: wording("sent_terminal_s_clipboard") in talk.screen_text())
+        assert (wording("text_is_in") in talk.screen_text()) is log
         assert talk.app.clipboard == "Text ‹é›"
 
     talk.play(story)
@@ -448,11 +449,11 @@ def test_the_keys_that_stop_copy_and_clear_are_listed(chat):
 
     async def story(pilot):
         await pilot.press("f1")
-        await until(pilot, lambda: "Typed in the prompt" in talk.screen_text())
+        await until(pilot, lambda: wording("typed_in_the_prompt") in talk.screen_text())
         page = " ".join(talk.screen_text().split())
-        assert "f7 Select all: what is typed next takes its place, and Delete clears it" in page
-        assert "Delete to the beginning of the line, then the line break" in page
-        assert "ctrl+c Copy what is selected, or stop" in page
+        assert wording("f7_select_all_what_typed_next") in page
+        assert wording("delete_beginning_line_then_line") in page
+        assert wording("ctrl_c_copy_what_selected_stop") in page
 
     talk.play(story, size=(80, 140))
 
@@ -467,8 +468,8 @@ def test_what_every_field_for_text_does_is_no_help():
     ("typed", "first"),
     [
         ("theme", "Choose other colours"),
-        ("temp", "Change how replies are sampled"),
-        ("f8", "See the phrases that are kept"),
+        ("temp", wording("change_how_replies_are_sampled")),
+        ("f8", wording("see_phrases_kept")),
     ],
 )
 def test_the_palette_finds_words_and_no_scattered_letters(chat, typed, first):
@@ -503,7 +504,7 @@ def test_the_palette_has_the_same_commands(chat):
         await say(pilot, "one")
         await until(pilot, talk.idle)
         await pilot.press("ctrl+p")
-        await until(pilot, lambda: "Begin a new conversation" in talk.screen_text())
+        await until(pilot, lambda: wording("begin_a_new_conversation") in talk.screen_text())
         await pilot.press(*"new begin")
         await until(pilot, lambda: "Let another model" not in talk.screen_text())
         await pilot.press("enter")

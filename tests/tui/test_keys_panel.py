@@ -1,6 +1,7 @@
 """F1: the keys and commands of the chat."""
 
 import pytest
+from golden import wording
 from tui.scripted_engine import say, talked, until
 
 from localspec_tui.widgets.conversation_view import ConversationView
@@ -59,7 +60,7 @@ def test_f1_shows_and_hides_the_keys_those_of_the_chat_first(chat, size):
         await pilot.press("f1")
         await until(pilot, lambda: "Begin a new" in talk.screen_text())
         assert talk.app.query_one(Prompt).region.width > 25
-        assert "Stop the reply" in talk.screen_text()
+        assert wording("stop_the_reply") in talk.screen_text()
         await pilot.press(*"still")
         assert talk.typed == "still"
         await pilot.press("f1")
@@ -73,7 +74,7 @@ def test_f1_shows_and_hides_the_keys_those_of_the_chat_first(chat, size):
 
 
 @pytest.mark.parametrize("size", [(100, 40), (80, 24), (44, 20)])
-@pytest.mark.parametrize(("line", "seen"), [("/bogus", "There is no command"), ("Hi", "Well.")])
+@pytest.mark.parametrize(("line", "seen"), [("/bogus", wording("there_is_no_command")), ("Hi", "Well.")])
 def test_what_comes_of_a_line_is_seen_also_where_the_keys_were_shown(chat, size, line, seen):
     talk = chat(["Well."])
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 from clocks import PATIENCE
+from golden import wording
 from machines import BILLION, SEVEN, cpu, machine, unfetched
 from textual.widgets import OptionList
 from tui.scripted_engine import ScriptedEngine, back, card, say, talked, until
@@ -190,7 +191,7 @@ def test_where_no_model_can_be_loaded_any_more_it_is_said(chat, models):
         await until(pilot, lambda: "answers now" in talk.screen_text())
         await pilot.press("down", "enter")
         await until(pilot, lambda: "✗ scripted fits no more." in talk.screen_text())
-        assert "no model is loaded" in talk.live
+        assert wording("no_model_is_loaded") in talk.live
 
     talk.play(story)
 
@@ -204,7 +205,7 @@ def test_a_registry_that_cannot_be_read_is_told(chat, monkeypatch):
 
     async def story(pilot):
         await pilot.press("ctrl+o")
-        await until(pilot, lambda: "[this] is not TOML" in talk.screen_text())
+        await until(pilot, lambda: wording("this_is_not_toml") in talk.screen_text())
         await pilot.press("enter", "escape")
         await until(pilot, back(talk))
 
@@ -244,13 +245,13 @@ def test_three_parts_in_order_and_a_search_as_one_types(chat, models, offered):
 
     async def story(pilot):
         await pilot.press("ctrl+o")
-        await until(pilot, lambda: "Does not fit this machine" in lines(talk))
+        await until(pilot, lambda: wording("does_not_fit_this_machine") in lines(talk))
         found = lines(talk)
         assert found[0] == "Here" and found[1] == "scripted (answers now)" and found[3] == "other"
-        assert found[5:7] == ["Fits this machine, and can be downloaded", "bil[lion] (recommended)"]
+        assert found[5:7] == [wording("fits_machine_can_downloaded"), "bil[lion] (recommended)"]
         assert found[7].startswith("2.3 GiB download · about ") and found[7].endswith("Own [terms]␛[2J")
-        assert found[8:10] == ["Does not fit this machine", "heavy (gated: its terms must be accepted first)"]
-        assert found[10].startswith("needs ") and found[10].endswith(" GiB, and 5.4 GiB may be used")
+        assert found[8:10] == [wording("does_not_fit_this_machine"), wording("heavy_gated_terms_must_accepted")]
+        assert found[10].startswith("needs ") and found[10].endswith(wording("gib_5_4_gib_may_used"))
         assert highlighted(talk) == "scripted (answers now)"
         await pilot.press("up", "up")  # round about, past what cannot be chosen
         assert highlighted(talk) == "other"
@@ -279,7 +280,7 @@ def test_a_name_of_the_hub_is_looked_up_there(chat, models, offered):
         await pilot.press("ctrl+o")
         await until(pilot, lambda: lines(talk) and "Looking at" not in talk.screen_text())
         await pilot.press(*"org")
-        await until(pilot, lambda: lines(talk) == ["Nothing was found; org/name looks one up at the hub."])
+        await until(pilot, lambda: lines(talk) == [wording("nothing_found_org_name_looks_one")])
         await pilot.press("enter", *"/name")
         await until(pilot, lambda: highlighted(talk) == "org/name")
         await pilot.press("enter")
@@ -336,11 +337,11 @@ def test_what_is_here_can_be_chosen_while_the_machine_is_looked_at(chat, models,
 
     async def story(pilot):
         await pilot.press("ctrl+o")
-        await until(pilot, lambda: "Looking at what fits this machine" in talk.screen_text() and len(lines(talk)) == 5)
+        await until(pilot, lambda: wording("looking_what_fits_machine") in talk.screen_text() and len(lines(talk)) == 5)
         await pilot.press("down")
         assert highlighted(talk) == "other"
         gate.set()
-        await until(pilot, lambda: "localspec doctor measures this machine" in talk.screen_text())
+        await until(pilot, lambda: wording("localspec_doctor_measures_this") in talk.screen_text())
         assert highlighted(talk) == "other", "the list that comes later leaves the place"
         await pilot.press("enter")
         await until(pilot, lambda: talk.loaded == ["scripted", "other"])

@@ -5,6 +5,7 @@ import threading
 import pytest
 import tokenizers
 from clocks import PATIENCE
+from golden import wording
 from textual.widgets import OptionList
 from tui.scripted_engine import say, until
 
@@ -56,8 +57,8 @@ def test_they_tell_their_story(kept, keys):
         screen = await opened(kept, pilot)
         await until(pilot, lambda: "straße" in kept.screen_text())  # what was found is drawn a moment later
         page = kept.screen_text()
-        assert "scripted: 3 phrases of past replies" in page
-        assert "the⏎ →  straße" in page and "said once, guessed right in 1 reply" in page
+        assert wording("scripted_3_phrases_past_replies") in page
+        assert "the⏎ →  straße" in page and wording("said_once_guessed_right_1_reply") in page
         assert " quick brown →  fox␛[2J" in page and "said once, last in “A [fox]?”" in page
         assert len(screen._found) == 3
         await pilot.press("escape")
@@ -104,7 +105,7 @@ def test_a_chat_s_are_deleted(kept):
         await pilot.press("f8")
         screen = await opened(kept, pilot)
         await pilot.press("f7")  # of the one that nobody knows the chat of
-        await until(pilot, lambda: "Nobody knows which chat" in kept.screen_text())
+        await until(pilot, lambda: wording("nobody_knows_which_chat") in kept.screen_text())
         await pilot.press("down", "f7")
         await until(pilot, lambda: "Delete the 2 phrases last said in “A [fox]?” for good?" in kept.screen_text())
         await pilot.press("y")
@@ -161,7 +162,7 @@ def test_where_nothing_is_kept_it_says_so(chat):
 
     async def story(pilot):
         await pilot.press("f8")
-        await until(pilot, lambda: "No phrases are kept for this model yet." in talk.screen_text())
+        await until(pilot, lambda: wording("phrases_kept_model_yet") in talk.screen_text())
 
     talk.play(story, size=(60, 20))
 

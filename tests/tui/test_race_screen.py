@@ -4,6 +4,7 @@ import threading
 
 import pytest
 from clocks import PATIENCE
+from golden import wording
 from reply_statistics import said
 from scripted_models import scripted_model
 from textual.widgets import Input
@@ -76,14 +77,14 @@ def test_a_race_with_a_prompt_of_its_own(chat, races):
         await until(pilot, under_way(talk))
         assert talk.app.focused is None and "Play again" not in talk.screen_text()
         gate.set()
-        await until(pilot, shows(talk, "✓ both texts are the same"))
+        await until(pilot, shows(talk, wording("both_texts_are_the_same")))
         await until(pilot, shows(talk, "f5 Play again"))
         page = talk.screen_text()
         assert "Race: Tell [me]" in page and "fast and safe␛[2J" in page and "×" in page and REPLAYED in page
         await pilot.resize_terminal(60, 24)  # it is over, and is drawn once more all the same
         await until(pilot, lambda: [len(rule) == 2 * rule.index("┼") + 1 < 60 for rule in rules(talk)] == [True, True])
         await pilot.press("f5")
-        await until(pilot, shows(talk, "✓ both texts are the same"))
+        await until(pilot, shows(talk, wording("both_texts_are_the_same")))
         await pilot.press("escape")
         await until(pilot, lambda: isinstance(talk.app.screen, ChatScreen))
 
@@ -97,15 +98,15 @@ def test_another_prompt_races_from_there(chat, races):
 
     async def story(pilot):
         await say(pilot, "/race first")
-        await until(pilot, shows(talk, "✓ both texts are the same"))
+        await until(pilot, shows(talk, wording("both_texts_are_the_same")))
         assert "f9 Another prompt" in talk.screen_text()
         await pilot.press("f9")
         await until(pilot, lambda: isinstance(talk.app.focused, Input) and "⏎ Begin" in talk.screen_text())
         assert "Another prompt" not in talk.screen_text() and talk.app.focused.value == "first"
-        assert REPLAYED in talk.screen_text() and "✓ both texts are the same" in talk.screen_text()
+        assert REPLAYED in talk.screen_text() and wording("both_texts_are_the_same") in talk.screen_text()
         await pilot.press(*"second", "enter")
         await until(pilot, shows(talk, "Race: second"))
-        await until(pilot, lambda: len(asked) == 2 and "✓ both texts are the same" in talk.screen_text())
+        await until(pilot, lambda: len(asked) == 2 and wording("both_texts_are_the_same") in talk.screen_text())
         await pilot.press("escape")
         await until(pilot, lambda: isinstance(talk.app.screen, ChatScreen))
 
@@ -118,7 +119,7 @@ def test_escape_in_the_field_for_another_prompt_goes_back_to_the_result(chat, ra
 
     async def story(pilot):
         await say(pilot, "/race first")
-        await until(pilot, shows(talk, "✓ both texts are the same"))
+        await until(pilot, shows(talk, wording("both_texts_are_the_same")))
         await until(pilot, shows(talk, "Another prompt"))
         page = talk.screen_text()
         await pilot.press("f9")
@@ -144,7 +145,7 @@ def test_a_prompt_that_names_a_file_is_proposed_as_it_was_typed(chat, races, tmp
         await until(pilot, lambda: isinstance(talk.app.screen, RaceScreen) and talk.app.focused is not None)
         assert talk.app.screen.query_one(Input).value == typed
         await pilot.press("enter")
-        await until(pilot, shows(talk, "✓ both texts are the same"))
+        await until(pilot, shows(talk, wording("both_texts_are_the_same")))
         await pilot.press("escape")
         (tmp_path / "notes.txt").unlink()
         await say(pilot, f"/race {typed}")
@@ -166,7 +167,7 @@ def test_it_proposes_the_last_prompt(chat, races, keys):
         await until(pilot, lambda: isinstance(talk.app.screen, RaceScreen) and talk.app.focused is not None)
         assert talk.app.screen.query_one(Input).value == "first"
         await pilot.press("end", *" again", "enter")
-        await until(pilot, shows(talk, "✓ both texts are the same"))
+        await until(pilot, shows(talk, wording("both_texts_are_the_same")))
         await pilot.press("escape")
         await until(pilot, lambda: isinstance(talk.app.screen, ChatScreen))
 
@@ -185,7 +186,7 @@ def test_it_can_be_stopped_and_left(chat, races):
         await until(pilot, under_way(talk))
         await pilot.press("escape")
         gate.set()
-        await until(pilot, shows(talk, "The race was stopped."))
+        await until(pilot, shows(talk, wording("the_race_was_stopped")))
         await pilot.press("f5")
         assert REPLAYED not in talk.screen_text()
         await pilot.press("escape")
@@ -209,7 +210,7 @@ def test_while_the_second_engine_loads_it_says_so(chat, monkeypatch):
 
     async def story(pilot):
         await say(pilot, "/race go")
-        await until(pilot, shows(talk, "Loading an engine beside the one that answers here"))
+        await until(pilot, shows(talk, wording("loading_engine_beside_one_answers")))
         gate.set()
         await until(pilot, shows(talk, "Nothing can race here."))
         assert "Loading" not in talk.screen_text()
@@ -223,7 +224,7 @@ def test_texts_that_part_are_told(chat, races):
 
     async def story(pilot):
         await say(pilot, "/race go")
-        await until(pilot, shows(talk, "the texts part at token 2"))
+        await until(pilot, shows(talk, wording("texts_part_token_2")))
 
     talk.play(story)
 
@@ -236,7 +237,7 @@ def test_where_it_cannot_be_it_says_why(chat, races):
     async def story(pilot):
         await say(pilot, "first")
         await pilot.press("f9")
-        await until(pilot, shows(talk, "A race waits until no reply is under way"))
+        await until(pilot, shows(talk, wording("race_waits_until_reply_under_way")))
         gate.set()
         await until(pilot, talk.idle)
         await say(pilot, "/race go")
@@ -255,7 +256,9 @@ def test_a_model_for_which_drafting_does_not_pay_races_with_phrases(tmp_path, mo
     assert not engine.choice.nodes
     race_job.run(engine, "Count!", None, settings, threading.Event(), posted.append)
     begun, ended = posted
-    assert ended.over and begun.lanes[1].name == "with phrases" and "✓ both texts are the same" in ended.sentences
+    assert (
+        ended.over and begun.lanes[1].name == "with phrases" and wording("both_texts_are_the_same") in ended.sentences
+    )
 
 
 @pytest.mark.slow
@@ -272,7 +275,7 @@ def test_who_races_beside_a_conversation_that_goes_on(tmp_path, monkeypatch):
         posted = []
         race_job.run(engine, "Count again!", None, settings, threading.Event(), posted.append)
         begun, ended = posted
-        assert ended.over and "✓ both texts are the same" in ended.sentences
+        assert ended.over and wording("both_texts_are_the_same") in ended.sentences
         assert [lane.until()[0] for lane in begun.lanes] == ["one two three four " * 6] * 2
         assert begun.lanes[1].statistics.steps < begun.lanes[0].statistics.steps
         assert before == ([*engine.session.tokens], engine.session.cache.length, store.phrases.pools()[0].phrases)

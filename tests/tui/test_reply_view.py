@@ -4,6 +4,7 @@ import threading
 from dataclasses import replace
 
 import pytest
+from golden import wording
 from tui.scripted_engine import say, statistics, until
 
 from localspec.events import Done
@@ -47,10 +48,10 @@ def test_a_reply_that_was_stopped_says_so_and_what_it_took(chat):
 @pytest.mark.parametrize(
     ("source", "reason", "figures", "told"),
     [
-        ("Yes.", "length", {}, "(the reply ended at its limit of tokens)"),
-        ("Yes.", "length", {"context_full": True}, "(the reply ended because the context was full)"),
-        ("Yes.", "length", {"context_full": "so"}, "(the reply ended at its limit of tokens)"),
-        ("again and again, " * 40, "interrupted", {}, "(stopped) · (it repeats itself)"),
+        ("Yes.", "length", {}, wording("reply_ended_limit_tokens")),
+        ("Yes.", "length", {"context_full": True}, wording("reply_ended_because_context_full")),
+        ("Yes.", "length", {"context_full": "so"}, wording("reply_ended_limit_tokens")),
+        ("again and again, " * 40, "interrupted", {}, wording("stopped_it_repeats_itself")),
         ("Yes.", "stop", {}, ""),
     ],
 )

@@ -4,6 +4,7 @@ import threading
 
 import pytest
 from clocks import PATIENCE
+from golden import wording
 from textual.widgets import OptionList
 from tui.scripted_engine import back, say, talked, until
 
@@ -136,7 +137,7 @@ def test_nothing_found_is_said_and_escape_goes_back(chat):
 
     async def story(pilot):
         await pilot.press("ctrl+r")
-        await until(pilot, lambda: "No conversation is kept here yet." in talk.screen_text())
+        await until(pilot, lambda: wording("conversation_kept_here_yet") in talk.screen_text())
         await pilot.press(*"zebra")
         await until(pilot, lambda: "Nothing was found." in talk.screen_text())
         await pilot.press("enter", "up", "down", "escape")
@@ -282,7 +283,7 @@ def test_escape_leaves_the_system_prompt_as_it_was_and_what_was_typed_comes_back
         assert await opened(pilot) == ("Be brief.", False)
         await pilot.press("escape")
         await until(pilot, back(talk))
-        assert "what you typed" not in talk.screen_text(), "nothing was"
+        assert wording("what_you_typed") not in talk.screen_text(), "nothing was"
         await pilot.press("ctrl+s", *" Not", "escape")
         await until(pilot, lambda: "what you typed is there again with ctrl+s." in talk.screen_text())
         await talked(talk, pilot, "Hi")

@@ -3,6 +3,7 @@
 import threading
 
 import pytest
+from golden import wording
 from tui.scripted_engine import say, statistics, until
 
 from localspec.config import Settings
@@ -78,7 +79,7 @@ def test_left_out_turns_are_told_once(chat):
     async def story(pilot):
         await say(pilot, "What did I say first?")
         await until(pilot, talk.idle)
-        assert talk.screen_text().count("The context is full") == 1
+        assert talk.screen_text().count(wording("the_context_is_full")) == 1
 
     talk.play(story)
 
@@ -307,7 +308,7 @@ def test_a_refused_prompt_leaves_no_trace_and_is_given_back(chat):
         await say(pilot, "Long")
         await until(pilot, talk.idle)
         assert talk.prompts() == []
-        assert "✗ The prompt is [too] long; shorten it." in talk.screen_text()
+        assert wording("prompt_too_long_shorten") in talk.screen_text()
         assert talk.typed == "Long"
         await pilot.press("enter")
         await until(pilot, lambda: talk.replies() == ["Better."])
@@ -332,13 +333,13 @@ def test_a_refused_prompt_leaves_the_turn_before_it_alone(chat):
 
 
 def test_a_reply_that_fails_keeps_what_was_said(chat):
-    talk = chat(["As far as ", "this", DoesNotFit("A context of 9 tokens does not fit.")])
+    talk = chat(["As far as ", "this", DoesNotFit(wording("context_9_tokens_does_fit"))])
 
     async def story(pilot):
         await say(pilot, "Go")
         await until(pilot, talk.idle)
         assert talk.replies() == ["As far as this"]
-        assert "✗ A context of 9 tokens does not fit." in talk.screen_text()
+        assert wording("context_9_tokens_does_fit_2") in talk.screen_text()
 
     talk.play(story)
     assert talk.kept() == [("Go", "As far as this", "interrupted")]
@@ -350,13 +351,15 @@ def test_a_model_that_says_nothing_gives_the_prompt_back(chat):
     async def story(pilot):
         await say(pilot, "Anybody?")
         await until(pilot, talk.idle)
-        assert "The model says nothing to this." in talk.screen_text()
+        assert wording("model_says_nothing") in talk.screen_text()
         assert talk.typed == "Anybody?"
 
     talk.play(story)
 
 
-@pytest.mark.parametrize(("most", "told"), [(3, "at its limit of tokens"), (None, "the context was full")])
+@pytest.mark.parametrize(
+    ("most", "told"), [(3, wording("at_its_limit_of_tokens")), (None, wording("the_context_was_full"))]
+)
 def test_a_reply_at_its_limit_says_so(chat, most, told):
     talk = chat(["As long as allowed", Done("length", statistics())], settings=Settings(max_tokens=most))
 
@@ -391,7 +394,7 @@ def test_a_first_prompt_is_asked_at_once_behind_the_files(chat):
 
     async def story(pilot):
         await until(pilot, lambda: talk.replies() == ["Read."])
-        assert talk.prompts() == ["What is this?"] and "+ the files of --file" in talk.screen_text()
+        assert talk.prompts() == ["What is this?"] and wording("the_files_of_file") in talk.screen_text()
         assert talk.engine.asked[0][-1]["content"] == "contents\n\nWhat is this?"
         await say(pilot, "And now?")
         await until(pilot, lambda: talk.prompts()[1:] == ["And now?"])
@@ -416,7 +419,7 @@ def test_files_without_a_prompt_wait_for_one(chat):
     talk = chat(["Read."], files="contents")
 
     async def story(pilot):
-        await until(pilot, lambda: "The text of the files goes before the next prompt." in talk.screen_text())
+        await until(pilot, lambda: wording("text_files_goes_before_next") in talk.screen_text())
         await say(pilot, "What is this?")
         await until(pilot, lambda: talk.prompts() == ["What is this?"])
         await until(pilot, talk.idle)
@@ -445,7 +448,7 @@ def test_what_is_not_kept_is_said_at_the_top(chat, log):
     talk = chat(["Off the record."], settings=Settings(log=log))
 
     async def story(pilot):
-        assert ("nothing is kept" in talk.screen_text()) is not log
+        assert (wording("nothing_is_kept_2") in talk.screen_text()) is not log
         await say(pilot, "Secret")
         await until(pilot, talk.idle)
 
@@ -458,7 +461,7 @@ def test_notices_from_the_opening_are_seen(chat):
     talk.notices = ["what is said is kept in [a file\x1b[2J]."]
 
     async def story(pilot):
-        assert "· what is said is kept in [a file␛[2J]." in talk.screen_text()
+        assert wording("what_said_kept_file_2j") in talk.screen_text()
 
     talk.play(story)
 

@@ -1,6 +1,7 @@
 """The full screen where a server answers: what it has no part in says so."""
 
 import pytest
+from golden import wording
 from serving.scripted_server import HELLO, said, scripted, stream
 from tui.scripted_engine import ScriptedChat, say, until
 
@@ -35,7 +36,7 @@ def test_a_chat_over_a_server(tmp_path):
             await until(pilot, lambda: "has no model 'other'" in screen())
             await until(pilot, talk.idle)
             await say(pilot, "More")
-            await until(pilot, lambda: "broke off in the middle" in screen())
+            await until(pilot, lambda: wording("broke_off_in_the_middle") in screen())
             assert talk.replies() == ["Hello.", "Half a"]
 
         talk.play(story)

@@ -1,6 +1,7 @@
 """Slash commands typed in the prompt: the same as in the line-by-line chat, and none of them reaches the model."""
 
 import pytest
+from golden import wording
 from tui.scripted_engine import ScriptedEngine, card, say, talked, until
 
 from localspec.chat.commands import COMMANDS
@@ -75,7 +76,7 @@ def test_a_command_that_is_none_is_told_and_given_back(chat):
         assert talk.typed == "/nwe"
         await say(pilot, "/resume 99")  # in its place
         await until(pilot, lambda: "There is no conversation 99; ctrl+r lists them." in talk.screen_text())
-        assert talk.typed == "/resume 99" and "There is no command" not in talk.screen_text()
+        assert talk.typed == "/resume 99" and wording("there_is_no_command") not in talk.screen_text()
         await say(pilot, "//etc")
         await until(pilot, lambda: talk.prompts() == ["/etc"] and talk.idle())
 
@@ -88,7 +89,7 @@ def test_a_title_for_what_is_not_kept_is_refused(chat):
 
     async def story(pilot):
         await say(pilot, "/title none")
-        await until(pilot, lambda: "This conversation is not kept" in talk.screen_text())
+        await until(pilot, lambda: wording("this_conversation_is_not_kept") in talk.screen_text())
 
     talk.play(story)
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from golden import wording
 from machines import BILLION, LITTLE, PHI, SEVEN, unfetched
 from reply_statistics import said
 from textual.widgets import Input, Static, TextArea
@@ -141,7 +142,7 @@ def test_error(chat, looks_as_before, size):
 
 def test_stopped_and_refused(chat, looks_as_before):
     gate = threading.Event()
-    talk = chat(["It was a dark", gate, " night"], [DoesNotFit("A context of 900 tokens does not fit.")])
+    talk = chat(["It was a dark", gate, " night"], [DoesNotFit(wording("context_900_tokens_does_fit"))])
 
     async def story(pilot):
         await until(pilot, talk.idle)
@@ -327,7 +328,7 @@ def test_keys(chat, looks_as_before, size):
         await talked(talk, pilot, "Hi")
         await pilot.press("f1")
         await until(pilot, lambda: "Begin a new" in talk.screen_text())
-        talk.app.notify("It holds from the next reply on.", markup=False)
+        talk.app.notify(wording("holds_from_next_reply"), markup=False)
         await until(pilot, lambda: "It holds" in talk.screen_text())
 
     assert looks_as_before(talk, story, size)
@@ -359,7 +360,7 @@ def test_unkept(chat, looks_as_before, size, monkeypatch):
         monkeypatch.setattr(Database, "save", no_room)
         await talked(talk, pilot, "Who are you?")
         await pilot.press(*"half typed")
-        await until(pilot, lambda: "and what is typed" in talk.screen_text())
+        await until(pilot, lambda: wording("and_what_is_typed") in talk.screen_text())
 
     assert looks_as_before(talk, story, size)
 
@@ -448,6 +449,6 @@ def test_race(chat, looks_as_before, size, monkeypatch):
     async def story(pilot):
         await until(pilot, talk.idle)
         await say(pilot, "/race Tell me of snow")
-        await until(pilot, lambda: "both texts are the same" in talk.screen_text())
+        await until(pilot, lambda: wording("both_texts_are_the_same_2") in talk.screen_text())
 
     assert looks_as_before(talk, story, size)

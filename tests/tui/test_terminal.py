@@ -12,6 +12,7 @@ from time import monotonic, sleep
 
 import pytest
 from clocks import PATIENCE
+from golden import wording
 from textual._xterm_parser import XTermParser
 
 import localspec_tui
@@ -279,7 +280,7 @@ def test_what_failed_is_raised_when_the_terminal_is_whole(ending, failure, capfd
 def test_notices_of_a_chat_that_could_not_begin_are_told(ending, capfd):
     def run(app):
         app._chat._engine._notice("localspec.db is broken\x1b[2J and was set aside.")
-        app.failure = UsageMistake("There is no conversation to continue here.")
+        app.failure = UsageMistake(wording("there_conversation_continue_here"))
 
     with pytest.raises(UsageMistake):
         ending(run)

@@ -1,6 +1,7 @@
 """Colours: light or dark after the terminal, else the chosen ones, which are kept."""
 
 import pytest
+from golden import wording
 from textual.color import Color
 from textual.command import CommandPalette
 from textual.theme import BUILTIN_THEMES
@@ -88,7 +89,7 @@ def test_what_is_chosen_in_the_palette_is_kept(chat, tmp_path):
 @pytest.mark.parametrize(
     ("settings", "text", "told"),
     [
-        (Settings(origins={"theme": "LOCALSPEC_THEME"}), "", "LOCALSPEC_THEME decides at the next start."),
+        (Settings(origins={"theme": "LOCALSPEC_THEME"}), "", wording("localspec_theme_decides_next")),
         (Settings(), "theme = [broken", "Not kept:"),
     ],
 )

@@ -5,6 +5,7 @@ import threading
 from dataclasses import replace
 
 import pytest
+from golden import wording
 from tui.scripted_engine import Thought, say, statistics, talked, until
 
 from localspec.config import Settings
@@ -70,7 +71,7 @@ def test_a_resumed_conversation_has_its_thoughts_folded_and_the_model_is_given_t
         await pilot.press("ctrl+n")
         await until(pilot, lambda: talk.prompts() == [])
         await pilot.press("alt+t")
-        await until(pilot, lambda: "Nothing was thought before a reply yet." in talk.screen_text())
+        await until(pilot, lambda: wording("nothing_thought_before_reply_yet") in talk.screen_text())
         talk.app._chat.resume(1)
         await until(pilot, lambda: "▸ thought for 0.1 s, 1 token" in talk.screen_text())
         assert "[so]" not in talk.screen_text()
@@ -93,7 +94,7 @@ def test_a_limit_within_the_thinking_is_told_and_the_turn_stays(chat):
     async def story(pilot):
         await talked(talk, pilot, "Why?")
         text = " ".join(talk.screen_text().split())
-        assert "The thinking filled the context, so there is no answer" in text
+        assert wording("thinking_filled_context_there_2") in text
         assert talk.prompts() == ["Why?"] and talk.typed == "" and "▸ thought for 0.2 s, 2 tokens" in text
         await talked(talk, pilot, "And?")
 

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 from clocks import PATIENCE
+from golden import wording
 from textual.screen import ModalScreen
 from textual.widgets import Tooltip
 from textual.widgets._footer import FooterKey
@@ -60,12 +61,12 @@ def test_they_lie_on_the_title_and_move_nothing(chat, size):
         await talked(talk, pilot, "Go on.")
         screen = talk.app.screen
         before = talk.screen_text().split("\n")
-        screen.notify("It holds from the next reply on.", title="Sampling", markup=False)
+        screen.notify(wording("holds_from_next_reply"), title="Sampling", markup=False)
         await until(pilot, shown)
         (toast,) = shown()
         assert (toast.region.height, toast.region.y, toast.region.right) == (1, 0, size[0])
         after = talk.screen_text().split("\n")
-        assert "Sampling: It holds from the next reply on." in after[0]
+        assert wording("sampling_holds_from_next_reply") in after[0]
         assert after[1:] == before[1:], "nothing but the title is covered, and nothing moves"
         talk.app.notify("A longer one, " * 12, markup=False)
         await until(pilot, lambda: "A longer one" in talk.screen_text())
@@ -87,10 +88,11 @@ def test_what_is_to_be_done_stays_in_sight(chat):
 
     async def story(pilot):
         await talked(talk, pilot, "Go on.")
-        talk.app.notify("It holds from the next reply on.", markup=False)
+        talk.app.notify(wording("holds_from_next_reply"), markup=False)
         await pilot.press("f2")
         await until(
-            pilot, lambda: "It holds from" in talk.screen_text() and "leaves all as it is" in talk.screen_text()
+            pilot,
+            lambda: "It holds from" in talk.screen_text() and wording("leaves_all_as_it_is") in talk.screen_text(),
         )
 
     talk.play(story)
@@ -137,7 +139,7 @@ def test_the_path_of_what_was_copied_is_broken_between_its_names(chat, columns):
     path = "/home/somebody/.local/share/localspec/data/of/" + "a/long/name/" * 10 + "copied.txt"
 
     async def story(pilot):
-        talk.app.post_message(messages.Copied(f"If nothing can be pasted, the text is in {path}"))
+        talk.app.post_message(messages.Copied(wording("if_nothing_can_pasted_text", path=path)))
         await until(pilot, lambda: "copied.txt" in talk.screen_text())
         lines = [line.strip() for line in str(talk.app.screen.query_one(Toast).render()).splitlines()]
         names = lines[[line.startswith("/home") for line in lines].index(True) :]
@@ -186,7 +188,7 @@ def test_nor_above_what_came_of_it(chat, monkeypatch):
             monkeypatch.setattr(talk.app, "TOOLTIP_DELAY", 0.2)
             await pilot.hover(key)
             await pilot.click(key)
-            await until(pilot, lambda: "Nothing was said yet." in talk.screen_text())
+            await until(pilot, lambda: wording("nothing_was_said_yet") in talk.screen_text())
             later = asyncio.Event()
             talk.app.screen.set_timer(0.4, later.set)
             await later.wait()

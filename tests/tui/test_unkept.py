@@ -5,6 +5,7 @@ import sqlite3
 import sys
 
 import pytest
+from golden import wording
 from tui.scripted_engine import talked, until
 
 from localspec.store.database import Database, NoRoom
@@ -41,21 +42,21 @@ def test_it_is_told_until_all_is_kept(chat, full, size):
         assert line(talk) == ""
         full(True)
         await talked(talk, pilot, "two")
-        await until(pilot, lambda: line(talk).startswith("✗ not kept: the last turn"))
-        assert "What is said now is not kept: The disk is full." in " ".join(talk.screen_text().split())
+        await until(pilot, lambda: line(talk).startswith(wording("not_kept_the_last_turn")))
+        assert wording("what_said_now_kept_disk_full_2") in " ".join(talk.screen_text().split())
         await talked(talk, pilot, "three")
-        assert line(talk) == "✗ not kept: the last 2 turns · each prompt tries again"
+        assert line(talk) == wording("kept_last_2_turns_each_prompt")
         assert talk.thread.farewell("") == (
             "“one” is kept, but not its last 2 turns; to go on: localspec chat --conversation 1"
         )
         full(False)
         await talked(talk, pilot, "four")
         await until(pilot, lambda: line(talk) == "")
-        assert "All that was said is kept now." in talk.screen_text()
+        assert wording("all_said_kept_now") in talk.screen_text()
 
     talk.play(story, size=size)
     assert [prompt for prompt, *_ in talk.kept()] == ["one", "two", "three", "four"]
-    assert talk.thread.farewell("") == "“one” is kept; to go on: localspec chat --conversation 1"
+    assert talk.thread.farewell("") == wording("one_kept_go_localspec_chat_2")
 
 
 def test_it_is_tried_again_when_one_leaves(chat, full):
@@ -84,7 +85,7 @@ def test_what_is_typed_and_cannot_be_kept_is_told_too(chat, full):
         await until(pilot, lambda: line(talk))
 
     talk.play(story, then=talk.app.keep_unsent)
-    assert talk.thread.farewell(talk.app.unsent_lost) == "What was typed and not sent is not kept: The disk is full."
+    assert talk.thread.farewell(talk.app.unsent_lost) == wording("what_typed_sent_kept_disk_full")
 
 
 def test_another_try_at_the_end_keeps_what_was_typed(chat, full):
@@ -134,19 +135,19 @@ def test_a_disk_that_was_full_from_the_beginning(chat, monkeypatch, there):
 
     async def story(pilot):
         await talked(talk, pilot, "one")
-        await until(pilot, lambda: line(talk) == "✗ not kept: the last turn · each prompt tries again")
+        await until(pilot, lambda: line(talk) == wording("kept_last_turn_each_prompt_tries"))
         said = talk.thread.farewell("")
-        assert said == last if there else said.startswith("“one” is not kept: ") and "make room" in said
+        assert said == last if there else said.startswith(wording("one_is_not_kept")) and "make room" in said
         await pilot.press(*"half")
-        await until(pilot, lambda: "the last turn and what is typed" in line(talk))
+        await until(pilot, lambda: wording("last_turn_what_typed") in line(talk))
         await pilot.press(*["backspace"] * 4)
         monkeypatch.undo()
         await talked(talk, pilot, "two")
         await until(pilot, lambda: line(talk) == "")
-        kept = "All that was said is kept now." if there else "is kept in it."
+        kept = wording("all_said_kept_now") if there else wording("is_kept_in_it")
         assert kept in " ".join(talk.screen_text().split())
         await pilot.press("ctrl+n")
-        await until(pilot, lambda: "Kept on this machine alone" in talk.screen_text())
+        await until(pilot, lambda: wording("kept_on_this_machine_alone") in talk.screen_text())
 
     talk.play(story, size=(80, 24))
     assert [prompt for prompt, *_ in talk.kept()] == [*(["before"] if there else []), "one", "two"]
@@ -165,13 +166,10 @@ def test_a_full_disk_is_told_at_the_end(tmp_path):
         terminal.shows("1 token", "❯ Say something")  # it has ended
         resource.prlimit(terminal.process.pid, resource.RLIMIT_FSIZE, (1, resource.RLIM_INFINITY))
         terminal.send("two\r")
-        terminal.shows("✗ not kept: the last turn", "❯ Say something")
+        terminal.shows(wording("not_kept_the_last_turn"), "❯ Say something")
         terminal.send("half typed")
-        terminal.shows("the last turn and what is typed")
+        terminal.shows(wording("last_turn_what_typed"))
         terminal.send("\x11")
         assert terminal.ends() == 0
-        assert re.sub(r"\s+", " ", terminal.afterwards).strip() == (
-            "“one” is kept, but not its last turn nor what was typed and not sent; "
-            "to go on: localspec chat --conversation 1"
-        )
+        assert re.sub(r"\s+", " ", terminal.afterwards).strip() == (wording("one_kept_but_last_turn_nor_what"))
         terminal.check_that_it_is_whole()

@@ -5,6 +5,7 @@ import signal
 import sys
 
 import pytest
+from golden import wording
 
 if sys.platform == "win32":
     pytest.skip("no pseudo-terminals", allow_module_level=True)
@@ -46,7 +47,7 @@ def test_a_chat_beside_a_server_is_like_any_other_and_outlives_it(tmp_path):
         assert not loaded.exists()
 
         terminal.send("/race Tell me about the sea.\r")  # between two engines of this process
-        terminal.shows("Race: Tell me about the sea.", "both texts are the same")
+        terminal.shows("Race: Tell me about the sea.", wording("both_texts_are_the_same_2"))
         terminal.send(ESCAPE)
         terminal.shows("Say something")
         assert loaded.exists() and not replied(3)
@@ -54,7 +55,7 @@ def test_a_chat_beside_a_server_is_like_any_other_and_outlives_it(tmp_path):
         os.kill(server.process.pid, signal.SIGKILL)
         server.process.wait(PATIENCE)
         terminal.send("Tell me a story.\r")
-        terminal.shows("localspec serve is gone, so from here on demo answers in this process.")
+        terminal.shows(wording("localspec_serve_gone_from_here"))
         terminal.until(lambda: replied(3))
         terminal.send(CTRL_Q)
         leaves_cleanly(terminal)

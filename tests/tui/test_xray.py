@@ -3,6 +3,7 @@
 import threading
 
 import pytest
+from golden import wording
 from textual.widgets import Static
 from tui.drafted_replies import drafted_reply
 from tui.scripted_engine import say, until
@@ -59,7 +60,7 @@ def test_ctrl_t_marks_each_token_by_who_proposed_it(chat):
         for part in ("· the model 5 (56%)", "╺━ past replies 1 (11%)", "┅┅ this chat 1 (11%)", "══ Medusa 1 (11%)"):
             assert part in page
         assert "≡≡ Medusa and past replies 1 (11%)" in page
-        assert "× where a draft was refused 3" in page
+        assert wording("where_draft_refused_3") in page
         await pilot.press("escape")
         await until(pilot, lambda: isinstance(talk.app.screen, ChatScreen))
         assert talk.app.focused is not None
@@ -103,10 +104,7 @@ def test_the_cursor_tells_of_a_token_its_step_and_what_was_refused(chat):
 
     async def story(pilot):
         await looked_at(talk, pilot)
-        assert told(talk) == (
-            '"Snow"  token 1 of 9, by the model\nit came with the reading of the prompt\n'
-            "nothing is drafted before a first token"
-        )
+        assert told(talk) == (wording("snow_token_1_9_model_came_reading"))
         await pilot.press("right", "right")
         await until(pilot, lambda: "token 3" in told(talk))
         assert told(talk) == (
@@ -115,13 +113,13 @@ def test_the_cursor_tells_of_a_token_its_step_and_what_was_refused(chat):
         )
         await pilot.press("right")
         await until(pilot, lambda: "token 4" in told(talk))
-        assert told(talk).endswith('drafted here and refused:\n  " a roof"  past replies')
+        assert told(talk).endswith(wording("drafted_here_refused_roof_past"))
         await pilot.press("right")
         await until(pilot, lambda: "token 5" in told(talk))
-        assert told(talk).endswith("nothing was drafted in this step")
+        assert told(talk).endswith(wording("nothing_drafted_step"))
         await pilot.press("left", "left", "left")
         await until(pilot, lambda: "token 2" in told(talk))
-        assert told(talk).endswith("nothing else was drafted here")
+        assert told(talk).endswith(wording("nothing_else_was_drafted_here"))
 
     talk.play(story)
 
@@ -266,7 +264,7 @@ def test_the_reply_under_way_is_followed_until_one_looks_elsewhere(chat):
         await until(pilot, lambda: talk.replies() == ["abc"])
         await pilot.press("ctrl+t")
         view = await shown(talk, pilot)
-        assert (view.cursor, "and it goes on" in which(talk)) == (2, True)
+        assert (view.cursor, wording("and_it_goes_on") in which(talk)) == (2, True)
         gate.set()
         await until(pilot, lambda: view.cursor == 5)
         await pilot.press("home")
@@ -305,7 +303,7 @@ def test_it_may_be_opened_before_the_first_token(chat):
     async def story(pilot):
         await say(pilot, "go")
         await pilot.press("ctrl+t")
-        await until(pilot, lambda: "There is no reply to look at yet." in talk.screen_text())
+        await until(pilot, lambda: wording("there_reply_look_yet") in talk.screen_text())
         gate.set()
         await until(pilot, lambda: "Hello." in talk.screen_text())
 
@@ -361,7 +359,7 @@ def test_the_palette_has_it(chat):
     async def story(pilot):
         await pilot.press("ctrl+p", *"who proposed", "enter")
         await until(pilot, lambda: isinstance(talk.app.screen, XRayScreen))
-        assert "There is no reply to look at yet." in talk.screen_text()
+        assert wording("there_reply_look_yet") in talk.screen_text()
         await pilot.press("ctrl+t")
         await until(pilot, lambda: isinstance(talk.app.screen, ChatScreen))
 

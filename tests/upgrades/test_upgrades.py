@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from command import called
 from database_files import damage_root, integrity
+from golden import wording
 
 from localspec.config import load
 from localspec.models.drafter_cards import FORMAT, read_drafter
@@ -62,7 +63,7 @@ def test_what_is_derived_may_be_damaged(home: Path, name: str) -> None:
     notices: list[str] = []
     with Store.open(Paths(home).database, notices.append) as store:
         assert len(store.history.conversations()) == 2 and [hit.turn for hit in store.history.search("ünïcode")]
-    assert len(notices) == 1 and notices[0].endswith("no conversation is lost.")
+    assert len(notices) == 1 and notices[0].endswith(wording("no_conversation_is_lost"))
     assert integrity(Paths(home).database) == "ok"
 
 
@@ -137,7 +138,7 @@ def test_a_newer_store_is_set_aside_as_it_is(home: Path) -> None:
         connection.commit()
     before = database.read_bytes()
     result = called(home, "history", "list")
-    assert result.returncode == 0 and "written by a newer localspec" in result.stderr, result
+    assert result.returncode == 0 and wording("written_by_a_newer_localspec") in result.stderr, result
     assert database.with_name(f"{database.name}.newer-1").read_bytes() == before
 
 
@@ -145,7 +146,7 @@ def test_a_newer_drafter(home: Path) -> None:
     card = home / "drafter" / "drafter" / "drafter.json"
     card.write_text(json.dumps({**json.loads(card.read_text()), "format": FORMAT + 1}))
     named = ["-m", str(home / "model"), "--drafter", str(home / "drafter")]
-    refused(home, home / "drafter", 1, "use the version that wrote it", "run", "hi", *named, "--no-log")
+    refused(home, home / "drafter", 1, wording("use_version_wrote"), "run", "hi", *named, "--no-log")
 
 
 def test_a_newer_packed_file(home: Path) -> None:

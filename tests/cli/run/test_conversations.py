@@ -12,6 +12,7 @@ from typing import Any, Literal
 import pytest
 from cli.run.run_command import interrupting, kept, kept_tokens, refused, said
 from command import what_is_kept
+from golden import wording
 from scripted_models import scripted_model
 
 from localspec.chat.conversation import saved_conversation
@@ -155,7 +156,7 @@ def test_a_conversation_whose_model_is_gone(run, home, hello, tmp_path, messages
         path.mkdir()
     (home / "config").mkdir()
     (home / "config" / "models.toml").write_text(f'[demo]\npath = "{hello.path}"\n')
-    no_longer = f"localspec: the model of this conversation, {path}, is no longer here.\n"
+    no_longer = wording("localspec_model_conversation", path=path)
     assert run("-c", "two", "-m", "demo", "--no-log") == (0, hello.text + "\n", "")
     (home / "config" / "config.toml").write_text('model = "demo"\n')
     assert run("-c", "two", "--no-log").err == no_longer
@@ -170,7 +171,11 @@ def test_a_conversation_whose_model_is_gone(run, home, hello, tmp_path, messages
 @pytest.mark.slow
 @pytest.mark.parametrize("which", [["-c"], ["--conversation", "1"]])
 def test_nothing_to_go_on_with(run, first_start, home, hello, which):
-    said = "no conversation to continue" if which == ["-c"] else "no conversation 1 here; `localspec history list`"
+    said = (
+        wording("no_conversation_to_continue")
+        if which == ["-c"]
+        else "no conversation 1 here; `localspec history list`"
+    )
     refused(run("-m", hello.path, *which, "hi"), 2, said)
     assert not first_start.exists()
     run("-m", hello.path, "hi", "--no-log")

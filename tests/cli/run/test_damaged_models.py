@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from checkpoints import change_config
 from cli.run.run_command import refused
+from golden import wording
 
 from localspec.models.tokenizer import Tokenizer, _failed
 from localspec.paths import Paths
@@ -56,7 +57,7 @@ EMBEDDING, GATE, SIZE = "model.embed_tokens.weight", "model.layers.0.mlp.gate_pr
 
 
 DAMAGE: dict[str, tuple[Callable[[Path], object], int, list[str]]] = {
-    "no directory": (shutil.rmtree, 3, ["There is no directory"]),
+    "no directory": (shutil.rmtree, 3, [wording("there_is_no_directory")]),
     "no weights": (lambda path: (path / "model.safetensors").unlink(), 3, ["no weights"]),
     "no config": (lambda path: (path / "config.json").unlink(), 3, ["config.json"]),
     "pickle only": (lambda path: (path / "model.safetensors").rename(path / "model.bin"), 1, ["pickle", "model.bin"]),
@@ -118,7 +119,7 @@ def test_a_tokenizer_that_panics_in_the_midst_of_a_reply_costs_nothing_that_was_
     monkeypatch.setattr(Tokenizer, "decode", fails)
     result = run("Hi", "-m", long.path)
     assert result.code == 1 and result.out.startswith("one two three")
-    assert result.err.splitlines()[-1].startswith(f"localspec: The tokenizer in {long.path} cannot be read (no end)")
+    assert result.err.splitlines()[-1].startswith(wording("localspec_tokenizer_cannot_read", path=long.path))
     with Store.open(Paths(home).database, pytest.fail) as store:
         [info] = store.history.conversations()
         saved = store.history.read(info.id)

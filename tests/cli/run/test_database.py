@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from cli.run.run_command import LONG, Result, kept
 from command import what_is_kept
+from golden import wording
 from scripted_models import Script, scripted_model
 
 from localspec.cli import run as run_module
@@ -66,7 +67,7 @@ def test_a_locked_database(run, home, hello, monkeypatch):
             other.execute("BEGIN IMMEDIATE")
 
         monkeypatch.setattr(run_module._Plain, "end", lock_first)
-        notified(run("-m", hello.path, "hi"), hello, "in use by another process")
+        notified(run("-m", hello.path, "hi"), hello, wording("in_use_by_another_process"))
 
 
 def test_a_database_that_is_locked_when_the_reply_begins(run, home, hello, monkeypatch):
@@ -82,7 +83,7 @@ def test_a_database_that_is_locked_when_the_reply_begins(run, home, hello, monke
 
         monkeypatch.setattr(Engine, "open", lock_first)
         result = run("-m", hello.path, "hi", "--pool", "off", "--no-spec")
-    notified(result, hello, "What is said now is not kept", "in use by another process")
+    notified(result, hello, wording("what_said_now_kept"), wording("in_use_by_another_process"))
     assert kept(home) == []
 
 
@@ -92,7 +93,11 @@ def test_a_broken_database_holds_nothing_to_go_on_with(run, home, hello):
     Paths(home).database.write_bytes(b"this is no database " * 500)
     result = run("-m", hello.path, "-c", "hi")
     aside, mistake = result.err.splitlines()
-    assert (result.code, result.out) == (2, "") and "set aside" in aside and "no conversation to continue" in mistake
+    assert (
+        (result.code, result.out) == (2, "")
+        and "set aside" in aside
+        and wording("no_conversation_to_continue") in mistake
+    )
 
 
 @pytest.mark.slow
@@ -142,9 +147,9 @@ def test_a_database_that_can_only_be_read(run, open_home, lived_in, messages, mo
             os.chown(file, 65534, -1)
         os.seteuid(65534)
     try:
-        notified(run("-m", script.path, "hi"), script, "can only be read")
+        notified(run("-m", script.path, "hi"), script, wording("can_only_be_read"))
         reply = run("-m", script.path, "hi", "--json")
-        notified(run("-c", "more"), script, "can only be read")
+        notified(run("-c", "more"), script, wording("can_only_be_read"))
     finally:
         if root:
             os.seteuid(0)

@@ -2,6 +2,7 @@
 
 import pytest
 from cli.run.run_command import refused
+from golden import wording
 from scripted_models import scripted_model
 
 
@@ -11,16 +12,16 @@ from scripted_models import scripted_model
         (["--temp", "-1"], ["--temperature -1"]),
         (["--temp", "nan"], ["--temperature nan"]),
         (["--temp", "9999"], ["--temperature 9999", "100"]),
-        (["--temp", "hot"], ["--temperature", "'hot'", "a number from 0 to 100"]),
+        (["--temp", "hot"], ["--temperature", "'hot'", wording("number_from_0_100")]),
         (["--top-p", "0"], ["--top-p 0"]),
         (["--top-p", "1.5"], ["--top-p 1.5"]),
         (["--top-k", "-1"], ["--top-k -1"]),
         (["--min-p", "2"], ["--min-p 2"]),
         (["--seed", "-3"], ["--seed -3"]),
         (["-n", "0"], ["--max-tokens 0"]),
-        (["--seed", 2**63], ["--seed", str(2**63), "a whole number from 0 to 9223372036854775807"]),
-        (["--draft-max", 2**63], ["--draft-max", "auto or a whole number from 0 to 9223372036854775807"]),
-        (["-n", "many"], ["--max-tokens", "'many'", "a whole number from 1 up"]),
+        (["--seed", 2**63], ["--seed", str(2**63), wording("whole_number_from_0")]),
+        (["--draft-max", 2**63], ["--draft-max", wording("auto_whole_number_from_0")]),
+        (["-n", "many"], ["--max-tokens", "'many'", wording("whole_number_from_1_up")]),
         (["-n", "1.5"], ["--max-tokens 1.5"]),
         (["--context", "0"], ["--context 0"]),
         (["--threads", "0"], ["--threads 0"]),
@@ -35,7 +36,7 @@ from scripted_models import scripted_model
         (["--no-spec", "--draft-max", "4"], ["--draft-max 4"]),
         (["--no-spec", "--pool", "user"], ["--pool user"]),
         (["--draft-max", "0", "--pool", "readonly"], ["--pool readonly"]),
-        (["--draft-max", "0", "--drafter", "phrases"], ["--drafter phrases has no effect with --draft-max 0"]),
+        (["--draft-max", "0", "--drafter", "phrases"], [wording("drafter_phrases_effect_draft_max")]),
         (["--draft-max", "lots"], ["--draft-max", "lots"]),
         (["--draft-max", "-1"], ["--draft-max", "-1"]),
         (["--draft-max", "9" * 5000], ["--draft-max inf"]),
@@ -49,7 +50,7 @@ from scripted_models import scripted_model
         (["--dtype", "fp8"], ["--dtype", "fp8"]),
         (["--device", "cuda:99"], ["cuda:99", "cpu"]),
         (["--device", "gpu"], ["--device", "gpu"]),
-        (["--quantize", "nf4", "--device", "cpu"], ["nf4 is not for cpu"]),
+        (["--quantize", "nf4", "--device", "cpu"], [wording("nf4_is_not_for_cpu")]),
         (["hi", "there"], ["there"]),
     ],
 )

@@ -15,6 +15,7 @@ import pytest
 from cli.run.run_command import kept, process, shell
 from clocks import PATIENCE
 from command import environment
+from golden import wording
 from scripted_models import scripted_model
 
 # Runs the program where nothing can reach the network, and looks at what it imported.
@@ -99,7 +100,7 @@ def test_notices(run, home, hello, monkeypatch):
     (home / "config" / "models.toml").write_text(f'[demo]\npath = "{hello.path}"\n')
     result = run("hi")
     assert (result.code, result.out) == (0, hello.text + "\n")
-    assert result.err == "localspec: no model named, so the small demo model answers; choose one with -m.\n"
+    assert result.err == wording("localspec_model_named_small_demo")
     assert run("hi", "-m", "demo").err == ""
 
 
@@ -190,7 +191,7 @@ def test_the_coldest_temperatures_say_what_is_likeliest(run, noise, cold, more):
 def test_temperatures_that_leave_nothing_of_the_model_are_refused(run, noise, tmp_path):
     for hot in ("100.5", "9999", "1e+299"):
         result = run("-m", noise, "hi", "--temp", hot)
-        assert result.code == 2 and f"--temperature {hot} must be a number from 0 to 100" in result.err
+        assert result.code == 2 and wording("temperature_must_number_from_0", hot=hot) in result.err
     own = tmp_path / "own"
     shutil.copytree(noise, own)
     (own / "generation_config.json").write_text('{"do_sample": true, "temperature": 1e299}')

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from cli.run.run_command import kept, kept_tokens, refused, said
+from golden import wording
 from scripted_models import ASSISTANT, TEMPLATE, Script, scripted_model
 from thinking_templates import GRANITE, switched_model
 
@@ -89,7 +90,7 @@ def test_a_template_without_a_switch_is_told(run, hello, always, granite, monkey
         refused(
             run("-m", path, "hi", flag),
             2,
-            f"{flag} has no effect, for the chat template of",
+            wording("effect_chat_template", flag=flag),
             "has no switch",
             "leave it out",
         )
@@ -109,7 +110,7 @@ def test_config_toml_says_it_for_all_models_and_a_flag_for_this_one(run, home, s
     assert run("-m", switched.path, "hi", "--json").json["reasoning"] == ""
     assert run("-m", switched.path, "hi", "--json", "--think").json["reasoning"] == "so it is."
     file.write_text('think = "perhaps"\n')
-    refused(run("-m", switched.path, "hi"), 2, "think = 'perhaps'", "must be true, false or auto")
+    refused(run("-m", switched.path, "hi"), 2, "think = 'perhaps'", wording("must_true_false_auto"))
 
 
 @pytest.mark.slow
@@ -126,9 +127,7 @@ def test_a_limit_within_the_thinking_says_so(run, home, always, most):
     result = run("-m", always.path, "hi", "-n", most)
     assert (result.code, result.out) == (0, "\n")
     count = f"{most} token{'' if most == 1 else 's'}"
-    assert result.err == (
-        f"localspec: The thinking took the whole limit of {count}, so there is no answer; allow it more tokens.\n"
-    )
+    assert result.err == (wording("localspec_thinking_took_whole", count=count))
     cut = run("-m", always.path, "hi", "-n", most, "--json").json
     assert (cut["finish_reason"], cut["text"], cut["reasoning_tokens"]) == ("length", "", most)
     assert b"".join(LONG).decode().startswith(cut["reasoning"]) and cut["token_ids"] == always.ids[:most]
@@ -156,6 +155,9 @@ def test_the_demo_model_with_a_template_that_opens_the_thinking(run, tmp_path):
     asked = (demo, "Tell me a story about a fox.", "--temp", "0", "-n", "40", "--json")
     found = run("-m", *asked, "--drafter", "phrases")
     assert found.code == 0 and found.json["text"] == "" and len(found.json["reasoning"].split()) > 10
-    assert "so there is no answer" in found.err and found.json["reasoning_tokens"] == found.json["completion_tokens"]
+    assert (
+        wording("so_there_is_no_answer") in found.err
+        and found.json["reasoning_tokens"] == found.json["completion_tokens"]
+    )
     plain = run("-m", *asked, "--no-spec").json
     assert (plain["token_ids"], plain["reasoning"]) == (found.json["token_ids"], found.json["reasoning"])

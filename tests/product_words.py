@@ -1,0 +1,85 @@
+"""Every text of the program, out of its sources, and the help of every command: what messages.toml holds beside the
+wordings that tests expect."""
+
+import ast
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from golden import spelled
+
+ROOT = Path(__file__).parent.parent
+SOURCES = (ROOT / "localspec", ROOT / "tui")
+WIDTH = 100
+_SQL = re.compile(
+    r"\s*(SELECT|INSERT|UPDATE|DELETE|CREATE|ALTER|DROP|PRAGMA|ATTACH|WITH|BEGIN|VACUUM)\b.*[A-Z]{2}", re.DOTALL
+)
+
+
+def sections() -> list[str]:
+    """Return the lines of messages.toml that come after the tests' wordings."""
+    product = [f"  {spelled(text)}," for text in sorted(products())]
+    helps = [f"{spelled(name)} = '''\n{text}'''" for name, text in helped()]
+    return ["", "[product]", "texts = [", *product, "]", "", "[help]", *helps]
+
+
+def products(sources: tuple[Path, ...] = SOURCES) -> set[str]:
+    """Return every text of at least three words, with a {name} for each value that the program puts in.
+
+    Neither files nor lines are named, so that code can be moved without a change here.
+    """
+    return {
+        text
+        for source in sources
+        for file in source.rglob("*.py")
+        for text in _literals(ast.parse(file.read_text("utf-8")))
+        if len(text.split()) > 2 and len(re.findall(r"[A-Za-z][a-z']+", text)) > 1 and not _SQL.match(text)
+    }
+
+
+def _literals(node: ast.AST) -> Iterator[str]:
+    """Yield the texts below this node; a string that stands by itself is a docstring."""
+    if isinstance(node, ast.JoinedStr):
+        yield "".join(part.value if isinstance(part, ast.Constant) else f"{{{_name(part)}}}" for part in node.values)  # type: ignore[misc]
+        parts: list[ast.AST] = [part for part in node.values if isinstance(part, ast.FormattedValue)]
+    elif isinstance(node, ast.Constant):
+        if isinstance(node.value, str):
+            yield node.value
+        return
+    elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+        return
+    else:
+        parts = list(ast.iter_child_nodes(node))
+    for part in parts:
+        yield from _literals(part)
+
+
+def _name(part: ast.AST) -> str:
+    """Return the last name in what is put in: of {card.name!r} that is `name`."""
+    value: Any = part.value if isinstance(part, ast.FormattedValue) else part
+    while not isinstance(value, ast.Name | ast.Attribute):
+        inner = getattr(value, "func", None) or getattr(value, "value", None)
+        if not isinstance(inner, ast.AST):
+            return "…"
+        value = inner
+    return (value.id if isinstance(value, ast.Name) else value.attr).strip("_")
+
+
+def helped() -> list[tuple[str, str]]:
+    """Return each command with what its `--help` prints, as wide as here in every terminal."""
+    import typer
+    from typer.main import get_command
+
+    from localspec.cli.main import app
+
+    def walk(command: Any, path: str, parent: Any) -> Iterator[tuple[str, str]]:
+        context = typer.Context(command, info_name=path.split()[-1], parent=parent, terminal_width=WIDTH)
+        yield path, command.get_help(context).rstrip() + "\n"
+        for name in command.list_commands(context) if hasattr(command, "list_commands") else ():
+            yield from walk(command.get_command(context, name), f"{path} {name}", context)
+
+    with patch.dict(os.environ, {"COLUMNS": str(WIDTH), "NO_COLOR": "1"}):
+        return list(walk(get_command(app), "localspec", None))
