@@ -5,6 +5,7 @@ import tomllib
 from pathlib import Path
 
 from command import ROOT
+from golden import wording
 
 from localspec.environment import (
     dumb_terminal,
@@ -50,4 +51,4 @@ def test_every_hint_names_an_extra_that_exists_and_no_index_that_lacks_localspec
     named |= {extra for text in pages for extra in re.findall(r"install '?\.\[(\w+)\]", text)}
     assert named == {"ui", "plot", "peers"} and named <= known.keys()
     assert [text for text in (*sources, *pages) if "install localspec[" in text.replace('"', "")] == []
-    assert install_extra("ui").startswith("run `uv tool install '.[ui]'`")
+    assert install_extra("ui").startswith(wording("run_uv_tool_install_ui"))

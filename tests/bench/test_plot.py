@@ -5,6 +5,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 from bench_reports import report, row
+from golden import matching
 from reply_statistics import said
 
 from localspec.bench import plot
@@ -49,7 +50,7 @@ def test_the_file_is_written_as_its_name_ends(tmp_path, monkeypatch):
         plot.write(plot.figure(two()), tmp_path / name)
         assert (tmp_path / name).read_bytes().startswith(start)
     assert (tmp_path / "b.PNG").stat().st_size == 4
-    with pytest.raises(LocalspecError, match="cannot be written"):
+    with pytest.raises(LocalspecError, match=matching("cannot_be_written")):
         plot.write(plot.figure(two()), tmp_path / "away" / "a.svg")
 
 
@@ -57,7 +58,7 @@ def test_what_cannot_be_drawn_is_refused_before_anything_is_measured(tmp_path, m
     monkeypatch.setattr(plot, "find_spec", lambda name: None)
     for file, said_of_it in (
         (tmp_path / "a.jpg", "neither .svg nor .png"),
-        (tmp_path / "away" / "a.svg", "directory that is not there"),
+        (tmp_path / "away" / "a.svg", matching("directory_that_is_not_there")),
         (tmp_path / "a.png", r"\.\[plot\]"),
     ):
         with pytest.raises(UsageMistake, match=said_of_it):
@@ -67,5 +68,5 @@ def test_what_cannot_be_drawn_is_refused_before_anything_is_measured(tmp_path, m
     for drawn, refused in ((len, False), (lambda svg: 7, True)):  # a machine with fonts, and one without
         library = SimpleNamespace(svg_to_bytes=lambda svg_string, zoom, drawn=drawn: str(drawn(svg_string)).encode())
         monkeypatch.setitem(sys.modules, "resvg_py", library)
-        with pytest.raises(UsageMistake, match="no font") if refused else nullcontext():
+        with pytest.raises(UsageMistake, match=matching("no_font")) if refused else nullcontext():
             plot.check(tmp_path / "a.png")

@@ -1,4 +1,5 @@
 import pytest
+from golden import wording
 from reply_statistics import said
 
 from localspec import Done, Engine, Limits, Prefill, Sampling, Text
@@ -47,7 +48,7 @@ def test_a_lane_shows_what_was_thought_before_the_answer():
     lane = Lane("plain")
     for reasoning, text in (("so", ""), (" it is", ""), ("", ""), ("", "Yes"), ("", "."), ("hm", "No")):
         lane.add(Text(text, (1,), ("target",), 0.0, 0, (), reasoning))
-    assert lane.until() == ("so it is\n\nYes.hm\n\nNo", 6)
+    assert lane.until() == (wording("yes_hm"), 6)
 
 
 def test_the_lane_whose_clock_is_behind_works(clock):
@@ -84,9 +85,9 @@ def test_where_drafts_do_not_pay_it_is_said_in_plain_words(fast):
         for name, seconds in (("plain decoding", 1.0), ("with phrases", 1 / fast))
     ]
     told = list(sentences(lanes, result(*lanes)))
-    assert told[0].startswith(f"{speedup(fast)} with phrases (") and told[-1] == "✓ both texts are the same"
-    assert any("do not pay here" in sentence for sentence in told) is (fast < 0.9)
-    assert any("cost as much time" in sentence for sentence in told) is (0.9 < fast < 1.1)
+    assert told[0].startswith(f"{speedup(fast)} with phrases (") and told[-1] == wording("both_texts_are_the_same")
+    assert any(wording("do_not_pay_here") in sentence for sentence in told) is (fast < 0.9)
+    assert any(wording("cost_as_much_time") in sentence for sentence in told) is (0.9 < fast < 1.1)
 
 
 def test_the_seconds_shown_are_those_that_the_speedup_compares(clock):
@@ -96,7 +97,7 @@ def test_the_seconds_shown_are_those_that_the_speedup_compares(clock):
     plain, fast = lanes
     assert (plain.decoding(), fast.decoding()) == (12.0, 6.0), "and not the 4 seconds in which both read the prompt"
     assert result(plain, fast).speedup == plain.decoding() / fast.decoding() == 2.0
-    assert next(iter(sentences(lanes, result(*lanes)))).endswith("(2.0 and 1.0 tokens/s after the first token)")
+    assert next(iter(sentences(lanes, result(*lanes)))).endswith(wording("n2_0_1_0_tokens_s_after_first"))
     assert (plain.decoding(3.9), plain.decoding(4.0), plain.decoding(5.5)) == (None, 0.0, 1.5)
     plain.seconds += 1.0  # what is settled at the end brings no token
     assert plain.decoding() == plain.decoding(99.0) == 12.0 and Lane("", []).decoding() is None

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from golden import wording
 
 from localspec.chat.branches import parted, rows
 from localspec.store.history import History
@@ -59,7 +60,7 @@ def test_what_was_asked_instead_is_said_and_where_an_answer_begins_to_differ(his
     says = {row.info.id: row.says for row in rows(history, history.conversations())}
     assert (
         says[asked] == "asked “Count down.”"
-        and says[short] == "ends before that"
+        and says[short] == wording("ends_before_that")
         and says[same].startswith(f"the same as {first}: “one two three four")
     )
     assert says[again] == "answered “…seven eight nine nine nine nine”"

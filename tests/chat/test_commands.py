@@ -1,6 +1,7 @@
 """How a typed line is read: commands by our names and by those of other programs."""
 
 import pytest
+from golden import matching
 
 from localspec.chat.commands import read
 from localspec.errors import UsageMistake
@@ -34,7 +35,7 @@ def test_commands_of_other_programs_are_named_as_ours(line, does):
 
 
 def test_a_distant_command_is_not_suggested():
-    with pytest.raises(UsageMistake, match="There is no command '/embed'; /help lists them"):
+    with pytest.raises(UsageMistake, match=matching("there_command_embed_help_lists")):
         read("/embed")
-    with pytest.raises(UsageMistake, match=r"did you mean '/title'\?"):
+    with pytest.raises(UsageMistake, match=matching("did_you_mean_title")):
         read("/titel")

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from golden import wording
 from machines import BILLION, LITTLE, PHI, SEVEN, cpu, gpu, machine, unfetched
 
 from localspec.chat import model_list
@@ -65,7 +66,7 @@ def test_here_then_what_fits_then_what_does_not(registered):
         and "tokens/s" in demo.about[2]
     )
     assert billion.heading == "billion (recommended)", "what is quick enough comes before what is not"
-    assert seven.heading == "seven (gated: its terms must be accepted first)"
+    assert seven.heading == wording("seven_gated_terms_must_accepted")
     assert (seven.place, billion.place, large.recommended) == ("elsewhere", "elsewhere", False)
     assert (
         seven.about[0] == "12.6 GiB download"
@@ -93,7 +94,11 @@ def test_a_drafter_that_somebody_publishes_for_what_is_here_can_be_fetched(regis
     registered()
     monkeypatch.setattr(model_list, "recommendations", lambda machine, measurements, here: [] if here else known)
     (one,) = [one for one in all_models(None)[0] if one.place == "elsewhere"]
-    assert (one.title, one.about[0], one.card) == ("phi with medusa+phrases", "only its drafter to download", here)
+    assert (one.title, one.about[0], one.card) == (
+        "phi with medusa+phrases",
+        wording("only_its_drafter_to_download"),
+        here,
+    )
 
 
 @pytest.mark.slow
@@ -115,7 +120,7 @@ def test_the_directory_that_answers_stands_first_and_is_never_too_large(register
     first, demo = all_models(own)[0][:2]
     assert (first.title, first.place, first.about[-1]) == ("./own", "here", str(own.path))
     assert not [part for part in first.about if "fit" in part]
-    assert demo.about[2].startswith("does not fit now: needs ") and demo.usable
+    assert demo.about[2].startswith(wording("does_not_fit_now_needs")) and demo.usable
     assert [one.title for one in models_here(own)][:2] == ["./own", "demo"]
 
 
@@ -140,8 +145,8 @@ def test_the_list_line_by_line(registered):
     registered(unfetched(PHI, "phi"), unfetched(replace(SEVEN, num_layers=320), "huge"))
     demo, draft, heading, phi, large = in_lines(all_models(None)[0], resolve("demo"))
     assert demo.startswith("demo (answers now): 7.61 M parameters · ") and draft.startswith("demo-draft: 1.44 M ")
-    assert "`localspec pull NAME`" in heading and phi.startswith("phi (recommended): 7.1 GiB download · about ")
-    assert large == "These do not fit this machine: huge."
+    assert wording("localspec_pull_name") in heading and phi.startswith("phi (recommended): 7.1 GiB download · about ")
+    assert large == wording("these_do_fit_machine_huge")
 
 
 def test_a_search_looks_at_all_that_is_said(registered):

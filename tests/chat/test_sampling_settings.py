@@ -1,6 +1,7 @@
 """`/set`: what can be changed while one chats, what is refused, and what holds."""
 
 import pytest
+from golden import matching, wording
 
 from localspec import config
 from localspec.chat import sampling as module
@@ -69,24 +70,24 @@ def test_default_takes_back_to_what_the_chat_began_with(tmp_path, back):
 @pytest.mark.parametrize(
     ("key", "value", "sentence"),
     [
-        ("tempreature", "1", "There is no setting 'tempreature' (did you mean 'temperature'?); /set alone shows those"),
-        ("wings", "1", "There is no setting 'wings'; /set alone"),
-        ("drafter", "none", "drafter is decided when the chat begins; /set alone"),
+        ("tempreature", "1", wording("there_setting_tempreature_did")),
+        ("wings", "1", wording("there_setting_wings_set_alone")),
+        ("drafter", "none", wording("drafter_decided_when_chat_begins")),
         (
             "temperature",
             "1e999",
-            "/set temperature 1e999 must be a number from 0 to 100, such as 0.7; give another value.",
+            wording("set_temperature_1e999_must_number"),
         ),
         (
             "temperature",
             "9999",
-            "/set temperature 9999 must be a number from 0 to 100, such as 0.7; give another value.",
+            wording("set_temperature_9999_must_number"),
         ),
-        ("top-p", "2", "/set top-p 2 must be a number above 0 and at most 1; give another value."),
-        ("temperature", "hot", "/set temperature 'hot' must be a number from 0 to 100, such as 0.7; give another"),
-        ("temperature", "nan", "/set temperature nan must be a number"),
-        ("top-k", "1.5", "/set top-k 1.5 must be a whole number from 0 up"),
-        ("max-tokens", "0", "/set max-tokens 0 must be a whole number from 1 up"),
+        ("top-p", "2", wording("set_top_p_2_must_number_above_0")),
+        ("temperature", "hot", wording("set_temperature_hot_must_number")),
+        ("temperature", "nan", wording("set_temperature_nan_must_number")),
+        ("top-k", "1.5", wording("set_top_k_1_5_must_whole_number")),
+        ("max-tokens", "0", wording("set_max_tokens_0_must_whole")),
     ],
 )
 def test_what_cannot_be_meant_is_refused_and_changes_nothing(key, value, sentence):
@@ -103,7 +104,7 @@ def test_what_contradicts_the_model_is_refused():
         settings.change({"top-k": "5"}, GREEDY)
     settings.change({"temperature": "0.7"}, GREEDY)
     settings.change({"top-k": "5"}, GREEDY)
-    with pytest.raises(UsageMistake, match="/set top-k default takes it back"):
+    with pytest.raises(UsageMistake, match=matching("set_top_k_default_takes_back")):
         settings.change({"temperature": "default"}, GREEDY)
     settings.change({"temperature": "default", "top-k": "default"}, GREEDY)
 
@@ -113,7 +114,7 @@ def test_what_contradicts_another_model_is_taken_back_and_told():
     settings.change({"top-k": "5"}, WARM)
     assert settings.fit(WARM) is None
     told = settings.fit(GREEDY)
-    assert told is not None and told.startswith("/set top-k 5 has no effect at temperature 0")
+    assert told is not None and told.startswith(wording("set_top_k_5_effect_temperature_0"))
     assert settings.now == Settings() and settings.typed == {} and settings.fit(GREEDY) is None
 
 
@@ -132,12 +133,12 @@ def test_all_are_listed(tmp_path):
     ]  # fmt: skip
     assert [line.key for line in settings.lines(None)] == list(KEYS)
     assert settings.lines(None)[0].value == "?"
-    assert listed(settings.lines(WARM, "temp")) == "temperature  0.8         the model's file"
+    assert listed(settings.lines(WARM, "temp")) == wording("temperature_0_8_model_s_file")
 
 
 def test_another_answer_is_drawn_where_replies_are_greedy():
     settings = ChatSettings(Settings())
-    drawn = "At temperature 0 the answer would be the same, so this one is drawn at temperature 0.7, top-p 0.9."
+    drawn = wording("temperature_0_answer_would_same")
     assert settings.drawn(GREEDY) == drawn and settings.drawn(WARM) is None
     other = GREEDY.sampling(settings.another({}, GREEDY))
     assert (other.temperature, other.top_p, other.chosen) == (0.7, 0.9, ("temperature", "top_p"))
@@ -176,8 +177,8 @@ def test_a_key_and_its_value(rest, parts):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        (Settings(), "temperature 0.8, top-p 0.95 (the model's file)"),
-        (Settings(temperature=0.3), "temperature 0.3 (yours), top-p 0.95 (the model's file)"),
+        (Settings(), wording("temperature_0_8_top_p_0_95_model")),
+        (Settings(temperature=0.3), wording("temperature_0_3_yours_top_p_0_95")),
         (Settings(temperature=0.0), "temperature 0 (yours)"),
         (Settings(top_k=4), "top-k 4 (yours), temperature 0.8, top-p 0.95 (the model's file)"),
     ],

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from command import what_is_kept
+from golden import matching, wording
 from machines import BILLION, cpu, gpu, machine, unfetched
 from scripted_conversation import Engine, talk
 
@@ -89,7 +90,7 @@ def test_nobody_is_told_where_nothing_is_kept(begin):
     begin.database.mkdir(parents=True)
     opening = begin(model="demo")
     assert opening.store is not None and opening.store.path is None
-    assert len(begin.told) == 1 and "cannot be used" in begin.told[0]
+    assert len(begin.told) == 1 and wording("cannot_be_used") in begin.told[0]
 
 
 def test_a_new_file_in_the_place_of_a_broken_one_is_told_again(begin):
@@ -200,7 +201,9 @@ def test_what_is_not_there(begin, resume):
     number = begin.keep("one")
     with Store.open(begin.database, pytest.fail) as store:
         store.history.remove([number])
-    with pytest.raises(UsageMistake, match="to continue" if resume == "last" else f"no conversation {resume} here"):
+    with pytest.raises(
+        UsageMistake, match=wording("to_continue") if resume == "last" else f"no conversation {resume} here"
+    ):
         begin(resume)
 
 
@@ -245,7 +248,7 @@ def _empty(other: Path) -> None:
 def test_its_model_is_gone(begin, other, monkeypatch, go: Callable[[Path], None]):
     begin.keep("one", model=str(other))
     go(other)
-    gone = f"the model of this conversation, {other}, is no longer here."
+    gone = wording("model_conversation_longer_here", other=other)
     opening = begin("last")
     assert (opening.card.name, opening.conversation.model, prompts(opening)) == ("demo", "demo", ["one"])
     assert begin.told == [gone, DEMO]
@@ -260,14 +263,14 @@ def test_its_model_is_gone(begin, other, monkeypatch, go: Callable[[Path], None]
 def test_its_model_was_a_server_s(begin):
     begin.keep("one", model="Qwen/Qwen3-32B")
     assert begin("last").card.name == "demo"
-    where = "is not here: it was removed, or is a server's, which --server names"
-    assert begin.told == [f"the model of this conversation, Qwen/Qwen3-32B, {where}.", DEMO]
+    where = wording("here_removed_server_s_which")
+    assert begin.told == [wording("model_conversation_qwen_qwen3_32b", where=where), DEMO]
 
 
 @pytest.mark.slow
 def test_its_name_means_another_model_by_now(begin, other):
     begin.keep("one", model="mine")
-    with pytest.raises(UsageMistake, match="no conversation 7"):
+    with pytest.raises(UsageMistake, match=matching("no_conversation_7")):
         begin(7)
     (begin.home / "config").mkdir(parents=True)
     (begin.home / "config" / "models.toml").write_text(f'[mine]\npath = "{other}"\n')
@@ -289,14 +292,14 @@ def test_what_cannot_be_written_is_read_and_gone_on_with_on_disk_once_it_can(beg
     with monkeypatch.context() as full:
         full.setattr("localspec.store.database.open_writable", no_room)
         opening = begin("last", model="demo")
-        assert prompts(opening) == ["one"] and len(begin.told) == 1 and "can only be read" in begin.told.pop()
+        assert prompts(opening) == ["one"] and len(begin.told) == 1 and wording("can_only_be_read") in begin.told.pop()
         talk(opening.conversation, Engine("yes"), "two")
         assert begin.told == [] and opening.conversation.unkept == 1
-        assert "can only be read (database or disk is full): make room" in opening.conversation.trouble
+        assert wording("can_only_read_database_disk_full") in opening.conversation.trouble
         with Store.open(begin.database, lambda _: None) as store:
             assert store.history.conversations()[0].turns == 1
     talk(opening.conversation, Engine("yes"), "three")
-    assert begin.told == ["All that was said is kept now."] and opening.conversation.unkept == 0
+    assert begin.told == [wording("all_said_kept_now")] and opening.conversation.unkept == 0
     with Store.open(begin.database, pytest.fail) as store:
         found = store.history.read(1)
         assert found is not None and [turn.prompt for turn in found.turns] == ["one", "two", "three"]
@@ -307,15 +310,13 @@ def test_where_no_file_could_be_made_all_that_was_said_is_kept_once_one_can(begi
         full.setattr("localspec.store.database.open_writable", no_room)
         full.setattr("localspec.store.database.moved", no_room)
         opening = begin(model="demo")
-        assert len(begin.told) == 1 and "cannot be used" in begin.told.pop()
+        assert len(begin.told) == 1 and wording("cannot_be_used") in begin.told.pop()
         talk(opening.conversation, Engine("yes"), "one")
         assert opening.conversation.unkept == 1 and not begin.database.exists()
     opening.conversation.keep_rest()
     talk(opening.conversation, Engine("yes"), "two")
     assert opening.conversation.unkept == 0 and opening.conversation.trouble == ""
-    assert begin.told == [
-        f"{begin.database} can be used by now: what was learned and said in this session is kept in it."
-    ]
+    assert begin.told == [wording("can_used_now_what_learned_said", database=begin.database)]
     with Store.open(begin.database, pytest.fail) as store:
         found = store.history.read(1)
         assert found is not None and [turn.prompt for turn in found.turns] == ["one", "two"]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from command import called
+from golden import wording
 from machines import cpu, machine
 
 from localspec.chat.start import choose, chosen_model
@@ -97,7 +98,7 @@ def test_the_later_of_chat_and_use_holds(enter, answers, paths):
         choose(cards[name], by, pytest.fail)
         assert answers() == name and answers.told == []
         assert present_model(load(), paths).origin == {
-            "chat": "chosen in a chat", "use": "chosen with `localspec use`"
+            "chat": wording("chosen_in_a_chat"), "use": wording("chosen_with_localspec_use")
         }[by]  # fmt: skip
 
 
@@ -111,9 +112,9 @@ def test_run_with_a_model_changes_nothing(enter, fresh_home, paths):
 
 def test_what_is_found_for_several_is_kept_and_told_once(enter, answers, paths):
     enter(poor=10, good=50)
-    assert present_model(load(), paths) == (None, "the first prompt takes one of the 2 models here")
+    assert present_model(load(), paths) == (None, wording("first_prompt_takes_one_2_models"))
     assert answers() == "good"
-    assert answers.told == ["No model named, so good answers from now on; `localspec use NAME` chooses another one."]
+    assert answers.told == [wording("model_named_good_answers_from_now")]
     assert saved_choice(paths) == ("good", "machine")
     enter(poor=10, good=50, better=90)
     assert answers() == "good" and answers.told == []
@@ -124,7 +125,7 @@ def test_a_chosen_model_that_was_removed_gives_way_with_one_notice(enter, answer
     save_choice("one", "chat", paths)
     enter(two=10)
     assert answers() == "two"
-    gone = "The model that was chosen last, one, is no longer here."
+    gone = wording("model_chosen_last_one_longer_here")
     assert answers.told[0] == gone
     enter(one=10, two=10)
     assert answers() == "one"
@@ -132,13 +133,13 @@ def test_a_chosen_model_that_was_removed_gives_way_with_one_notice(enter, answer
 
 def test_the_only_one_and_the_demo_are_told_once_a_day(enter, answers, paths):
     enter(one=10)
-    assert answers() == "one" and answers.told == ["No model named, so one answers, the only one here."]
+    assert answers() == "one" and answers.told == [wording("model_named_one_answers_only_one")]
     assert answers() == "one" and answers.told == []
     yesterday = time.time() - 25 * 60 * 60
     os.utime(paths.last_notice, (yesterday, yesterday))
     assert answers() == "one" and len(answers.told) == 1
     enter()
-    assert answers() == "demo" and "embedded demo model answers, because no other model is here" in answers.told[0]
+    assert answers() == "demo" and wording("embedded_demo_model_answers") in answers.told[0]
     assert answers() == "demo" and answers.told == []
 
 
@@ -179,18 +180,18 @@ def test_what_a_busy_moment_measured_or_left_free_changes_nothing(enter, paths, 
 
 def test_use(enter, fresh_home, paths):
     enter(first=10, second=10)
-    assert called(fresh_home, "use").stdout.startswith("No model is chosen: ")
+    assert called(fresh_home, "use").stdout.startswith(wording("no_model_is_chosen"))
     found = called(fresh_home, "use", "SEC")
-    assert (found.returncode, found.stdout) == (0, "second answers from now on where no model is named.\n")
-    assert called(fresh_home, "use").stdout == "second (chosen with `localspec use`)\n"
+    assert (found.returncode, found.stdout) == (0, wording("second_answers_from_now_where"))
+    assert called(fresh_home, "use").stdout == wording("second_chosen_with_localspec_use")
     assert paths.choice.stat().st_mode & 0o777 == 0o600
     assert called(fresh_home, "use", "third").returncode == 3
     shown = called(fresh_home, "config").stdout.splitlines()[0]
-    assert shown.split(maxsplit=2) == ["model", "second", "chosen with `localspec use`"]
+    assert shown.split(maxsplit=2) == ["model", "second", wording("chosen_with_localspec_use")]
     present = {one["name"]: one["present"] for one in json.loads(called(fresh_home, "list", "--json").stdout)}
     assert present == {"first": False, "second": True, "demo": False, "demo-draft": False}
     found = called(fresh_home, "use", "first", LOCALSPEC_MODEL="second")
-    assert found.stderr == "localspec: LOCALSPEC_MODEL='second' still comes before it.\n"
+    assert found.stderr == wording("localspec_localspec_model_second")
 
 
 def test_a_choice_that_cannot_be_read_is_none(enter, answers, paths):
@@ -207,4 +208,4 @@ def test_a_choice_that_cannot_be_written_is_told(enter, paths):
     paths.data_dir.write_text("no directory")
     told: list[str] = []
     choose(registry.cards()["one"], "chat", told.append)
-    assert len(told) == 1 and "so one is chosen for this session only" in told[0]
+    assert len(told) == 1 and wording("one_chosen_session_only") in told[0]

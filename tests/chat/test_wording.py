@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import get_args
 
 import pytest
+from golden import wording
 
 from localspec.chat.figures import Figures, HeldMemory
 from localspec.chat.wording import SAMENESS, gain, in_words, shares, summary, tokens_a_step
@@ -25,7 +26,7 @@ def test_the_most_important_first():
     off = replace(KNOWN, speedup=0.8, off_reason="it cost 3.1× the time it saved", reasoning_tokens=7)
     assert list(in_words(off))[1] == "20 % slower"
     assert list(in_words(off))[-2:] == [
-        "thought for under 0.1 s, 7 tokens", "drafting paused: it cost 3.1× the time it saved",
+        "thought for under 0.1 s, 7 tokens", wording("drafting_paused_cost_3_1_time"),
     ]  # fmt: skip
 
 

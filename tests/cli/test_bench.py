@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from command import light_help, localspec, sentence
+from golden import wording
 from pretended_terminal import read_at_a_terminal
 from scripted_models import random_model, scripted_model
 
@@ -101,7 +102,7 @@ def test_json_is_one_line_and_the_table_goes_to_standard_error(bench, noise, pro
     assert plain["speedup"] == plain["M"] == plain["speedup_limit"] == plain["acceptance_length"] == 1.0
     assert plain["reliable"] is True and plain["acceptance_by_depth"] == []
     assert min(plain["draft_cost"], plain["host_cost"]) >= 0 and plain["verify_cost"] > 0
-    assert "kind of text" in errors and max(map(len, errors.splitlines())) <= 100
+    assert wording("kind_of_text") in errors and max(map(len, errors.splitlines())) <= 100
     assert not (tmp_path / "home" / "data").exists(), "a bench leaves nothing behind"
 
 
@@ -110,7 +111,10 @@ def test_the_table_alone(bench, words, prompts, tmp_path):
     asked = ["-m", words, "--nodes", 4, "--prompts", prompts, "--limit", 2, "--repeat", 2, "-n", 24]
     code, out, errors = bench(*asked, "--plot", tmp_path / "drawn.svg", "--details")
     assert code == 0 and errors == f"localspec: drawn in {tmp_path / 'drawn.svg'}.\n"
-    assert "phrases, 4 nodes" in (tmp_path / "drawn.svg").read_text("utf-8") and " faster than plain decoding" in out
+    assert (
+        "phrases, 4 nodes" in (tmp_path / "drawn.svg").read_text("utf-8")
+        and wording("faster_than_plain_decoding") in out
+    )
     rows = [line.split() for line in out.splitlines() if line.startswith(("none ", "phrases  "))]
     assert [row[:2] for row in rows] == [["none", "0"], ["phrases", "4"]]
     assert all(row[-1] == "2/2" for row in rows)
@@ -214,13 +218,13 @@ def test_beside_the_stock_model(bench, noise, prompts):
     ("arguments", "said"),
     [
         (["--prompts", "nowhere.jsonl"], ["nowhere.jsonl"]),
-        (["--drafter", "phrases", "--nodes", "0"], ["--nodes 0", "plain decoding is measured in any case"]),
+        (["--drafter", "phrases", "--nodes", "0"], ["--nodes 0", wording("plain_decoding_measured_any_case")]),
         (["--nodes", "4,65"], ["--nodes 65", "64"]),
         (["--nodes", "four"], ["--nodes four"]),
         (["--nodes", "4,"], ["--nodes '4,'"]),
         (["--nodes", ""], ["--nodes ''", "names nothing"]),
         (["--drafter", ""], ["--drafter ''", "names nothing"]),
-        (["--prompts", ""], ["'' is not the name of a file"]),
+        (["--prompts", ""], [wording("name_file")]),
         (["--drafter", "phrases,fancy"], ["fancy"]),
         (["--drafter", ","], ["--drafter"]),
         (["--drafter", "phrases,medusa, phrases"], ["lists phrases twice"]),

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from command import called, sentence
+from golden import matching, wording
 from reply_statistics import said
 from torture.cage import Signal, open_cage
 
@@ -99,7 +100,9 @@ def test_all_of_it_in_one_command(train, place, model, tmp_path):
     code, text, errors = train("--json")
     assert code == 0, errors
     report = json.loads(text)
-    assert "the plan, 6.0 hours at most: answers of" in errors and "GiB of memory" in errors and str(place) in errors
+    assert (
+        wording("plan_6_0_hours_most_answers") in errors and wording("gib_of_memory") in errors and str(place) in errors
+    )
     assert report["kind"] == "medusa" and report["steps"] == 2 and report["directory"] == str(place)
     assert report["kept"] is True and report["answers"] == str(place / "answers.jsonl")
     assert report["plan"].keys() == {
@@ -122,9 +125,9 @@ def test_all_of_it_in_one_command(train, place, model, tmp_path):
     target = TargetCard("tiny", model, None, "")
     assert find_drafter("medusa", target, Paths(tmp_path / "home")).path == place / "drafter"
     code, text, errors = train()
-    assert (code, text) == (2, "") and "is there already" in errors and "--force" in errors
+    assert (code, text) == (2, "") and wording("is_there_already") in errors and "--force" in errors
     code, text, errors = train("--force")
-    assert code == 0 and "kept: on 2 prompts that it has not seen, medusa against plain decoding: 2.0× faster" in text
+    assert code == 0 and wording("kept_2_prompts_seen_medusa") in text
 
 
 @pytest.mark.slow
@@ -132,13 +135,11 @@ def test_what_does_not_pay_is_taken_only_where_its_directory_is_named(train, pla
     speeds.update({"own": 0.88, "own+phrases": 1.2})  # faster than plain decoding, and hardly faster than phrases
     code, text, errors = train()
     assert code == 0, errors
-    assert "not kept: on 2 prompts that it has not seen, medusa against plain decoding: 1.1× faster" in text
-    assert "against phrases, which `auto` chooses without it: 2 % faster" in text and text.rstrip().endswith(
-        f"--drafter {place}"
-    )
+    assert wording("kept_2_prompts_seen_medusa_2") in text
+    assert wording("against_phrases_which_auto") in text and text.rstrip().endswith(f"--drafter {place}")
     assert "use it:" not in text
     target = TargetCard("tiny", model, None, "")
-    with pytest.raises(NotHere, match="found that it does not pay; name that directory"):
+    with pytest.raises(NotHere, match=matching("found_does_pay_name_directory")):
         find_drafter("medusa", target, Paths(tmp_path / "home"))
     assert read_drafter(place).kind == "medusa" and find_drafter(str(place), target).kind == "medusa"
 
@@ -156,7 +157,7 @@ def test_beside_plain_decoding_alone_the_better_form_counts(train, place, speeds
     code, text, errors = train()
     assert code == 0, errors
     verdict_told, used = text.rstrip().splitlines()[-2:]
-    assert verdict_told.endswith("medusa+phrases against plain decoding: 1.2× faster; `auto` may choose it from now on")
+    assert verdict_told.endswith(wording("medusa_phrases_against_plain"))
     assert used.startswith("use it: ") and used.endswith(f"--drafter {place}")
 
 
@@ -207,7 +208,7 @@ def test_ctrl_c_while_it_answers_or_trains_or_benches(train, place, monkeypatch)
 
     monkeypatch.setattr(distill, "append", interrupted)
     code, text, errors = train()
-    assert (code, text) == (130, "") and "stopped; the answers so far are kept" in errors
+    assert (code, text) == (130, "") and wording("stopped_answers_far_kept") in errors
     assert len(lines(place)) == 1 and not (place / "checkpoint").exists()
 
     running = Job.run
@@ -218,7 +219,7 @@ def test_ctrl_c_while_it_answers_or_trains_or_benches(train, place, monkeypatch)
 
     monkeypatch.setattr(Job, "run", stopped)
     code, text, errors = train()
-    assert (code, text) == (130, "") and "stopped after step 1" in errors
+    assert (code, text) == (130, "") and wording("stopped_after_step_1") in errors
     answered = lines(place)
     assert (place / "checkpoint" / "state.json").exists() and not (place / "drafter").exists()
 
@@ -226,8 +227,8 @@ def test_ctrl_c_while_it_answers_or_trains_or_benches(train, place, monkeypatch)
     benched = verdict.run_rows
     monkeypatch.setattr(verdict, "run_rows", lambda *_, **__: signal.raise_signal(signal.SIGINT))
     code, text, errors = train()
-    assert (code, text) == (130, "") and "going on after step 1" in errors
-    assert "what is done is kept, and the same command goes on" in errors
+    assert (code, text) == (130, "") and wording("going_on_after_step_1") in errors
+    assert wording("what_done_kept_same_command_goes") in errors
     assert card(place)["kept"] is False and "bench" not in card(place)
 
     monkeypatch.setattr(verdict, "run_rows", benched)
@@ -306,7 +307,7 @@ def test_another_command_does_not_go_on_with_it(train, place, monkeypatch, tmp_p
     file = tmp_path / "text.txt"
     file.write_text("the cat sat\n\n" * 40)
     code, text, errors = train("--data", file)
-    assert (code, text) == (2, "") and "holds a training without --data FILE that was stopped" in errors
+    assert (code, text) == (2, "") and wording("holds_training_without_data_file") in errors
     assert (place / "answers.jsonl").read_bytes() == before
     monkeypatch.setattr(course.Course, "_speed", 1e-9)  # what a slow moment says now stops nothing that was begun
     with pytest.raises(Killed):
@@ -322,7 +323,7 @@ def test_what_is_refused_leaves_what_is_there(train, place):
     place.mkdir(parents=True)
     (place / "answers.jsonl").write_text("mine")
     code, text, errors = train()
-    assert (code, text) == (2, "") and "answers.jsonl is there already" in errors
+    assert (code, text) == (2, "") and wording("answers_jsonl_is_there_already") in errors
     code, text, errors = train("--force", "--hours", "1e-6")
     assert (code, text) == (2, "") and "too short" in errors and (place / "answers.jsonl").read_text() == "mine"
 
@@ -365,7 +366,7 @@ def test_ones_own_conversations_stay_private_and_go_when_it_is_done(train, place
     assert code == 0, errors
     (answered,) = kept
     own = [line for line in answered if line["asked"] == "history"]
-    assert f"{len(own)} of your conversations, and answers of" in errors
+    assert wording("conversations_answers", own=len(own)) in errors
     assert 6 <= len(own) < 12, "some are held out"
     for line in own:
         roles = [message["role"] for message in line["messages"]]
@@ -385,17 +386,17 @@ def test_ones_own_conversations_stay_private_and_go_when_it_is_done(train, place
 @pytest.mark.slow
 def test_without_conversations_there_is_no_history(train):
     code, text, errors = train("--data", "history")
-    assert (code, text) == (2, "") and "no saved conversations to learn from" in errors
+    assert (code, text) == (2, "") and wording("saved_conversations_learn_from") in errors
 
 
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--keep-answers"], "--keep-answers has no effect without --data history"),
+        (["--keep-answers"], wording("keep_answers_effect_without_data")),
         (["--data", "history", "more.txt"], "--data history stands alone"),
-        (["more.txt"], "more.txt is given without --data"),
-        (["--hours", "1e-6"], "--hours 1e-06 is too short: 6 answers"),
-        (["--hours", "0"], "--hours 0.0 is not possible"),
+        (["more.txt"], wording("more_txt_given_without_data")),
+        (["--hours", "1e-6"], wording("hours_1e_06_too_short_6_answers")),
+        (["--hours", "0"], wording("hours_0_0_possible")),
     ],
 )
 def test_what_cannot_be_meant_is_refused_before_anything_is_there(train, place, flags, words):
@@ -407,7 +408,7 @@ def test_what_cannot_be_meant_is_refused_before_anything_is_there(train, place, 
 def test_several_processes_need_text(train, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     code, text, errors = train()
-    assert (code, text) == (2, "") and "Several processes need text to learn from" in errors
+    assert (code, text) == (2, "") and wording("several_processes_need_text_learn") in errors
 
 
 def test_the_bench_has_as_many_prompts_as_its_time_allows():
@@ -456,4 +457,4 @@ def test_killed_again_and_again_on_the_demo_it_comes_to_its_end(tmp_path):
     assert sorted(path.name for path in place.iterdir()) == ["answers.jsonl", "drafter", "losses.jsonl", "losses.svg"]
     assert private(place) and os.path.getsize(place / "answers.jsonl") > 1000
     again = called(tmp_path, *words)
-    assert again.returncode == 2 and "is there already" in sentence(again)
+    assert again.returncode == 2 and wording("is_there_already") in sentence(again)

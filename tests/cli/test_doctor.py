@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from command import environment, localspec
+from golden import wording
 from machines import GIB, Told, apple, cpu, machine
 from reply_statistics import said
 from scripted_models import Script, random_model, scripted_model
@@ -97,7 +98,7 @@ def sentence(result: Result) -> str:
 def test_a_proof_ends_in_a_tick_and_keeps_nothing(doctor, noise, home):
     code, out, err = prove(doctor, noise)
     assert (code, err) == (0, "")
-    assert out.startswith("✓ 4 of 4 replies are the same, token for token (int8, bitwise; widths up to 17 rows; ")
+    assert out.startswith(wording("n4_4_replies_same_token_token_int8"))
     assert out.count("\n") == 1 and not (home / "data").exists()
 
 
@@ -105,7 +106,7 @@ def test_a_proof_ends_in_a_tick_and_keeps_nothing(doctor, noise, home):
 def test_the_older_name_of_the_flag_proves_the_same(doctor, noise):
     asked = ["--limit", 1, "--max-tokens", 4, "--draft-max", 3]
     named = [doctor(flag, noise, *asked) for flag in ("--prove", "--exact")]
-    assert named[0] == named[1] and named[0][1].startswith("✓ 2 of 2 replies are the same")
+    assert named[0] == named[1] and named[0][1].startswith(wording("n2_2_replies_same"))
 
 
 @pytest.mark.slow
@@ -117,7 +118,7 @@ def test_where_nothing_pays_it_is_proved_all_the_same(doctor, noise, monkeypatch
         return usual(card, settings if settings.draft_max != "auto" else replace(settings, drafter="none"), **named)
 
     monkeypatch.setattr(selection, "choose", choose)
-    assert prove(doctor, noise)[1].startswith("✓ 4 of 4 replies are the same")
+    assert prove(doctor, noise)[1].startswith(wording("n4_4_replies_same"))
     assert prove(doctor, noise, "--drafter", "none")[0] == 2
 
 
@@ -135,7 +136,7 @@ def test_the_phrases_of_the_proof_itself_are_used(doctor, noise):
 
 @pytest.mark.slow
 def test_int8_is_proved_as_int8(doctor, noise):
-    assert "(int8, bitwise; widths up to 5 rows;" in prove(doctor, noise, "--quantize", "int8", "--draft-max", 4)[1]
+    assert wording("int8_bitwise_widths_up_5_rows") in prove(doctor, noise, "--quantize", "int8", "--draft-max", 4)[1]
     said = json.loads(prove(doctor, noise, "--quantize", "int8", "--json")[1])
     assert (said["quantize"], said["same"]) == ("int8", 4)
 
@@ -212,7 +213,7 @@ def test_a_divergence_in_json_is_one_value_and_exit_1(doctor, noise, monkeypatch
     tamper(monkeypatch, lambda engine, _, ids: ids if engine.choice.drafter == "none" else (66, *ids[1:]))
     code, out, err = prove(doctor, noise, "--json")
     said = json.loads(out)
-    assert code == 1 and out.count("\n") == 1 and err.startswith("localspec: Speculation changes the text at prompt 1")
+    assert code == 1 and out.count("\n") == 1 and err.startswith(wording("localspec_speculation_changes"))
     assert said["same"] == 0 and said["replies"] == 4
     parted = said["divergence"]
     assert parted["gap"] > 0, "the real one: a greedy pick has the largest logit"
@@ -239,7 +240,7 @@ def test_plain_decoding_that_does_not_repeat_itself_is_what_is_told(doctor, nois
 
     tamper(monkeypatch, change)
     told = sentence(prove(doctor, noise))
-    assert "Plain decoding does not repeat itself at prompt 1 (greedy), token 6 of the reply" in told
+    assert wording("plain_decoding_does_repeat_itself") in told
     assert ', then "D",' in told and "Speculation" not in told
 
 
@@ -313,11 +314,11 @@ def test_what_this_machine_has_and_what_fits(doctor, invented):
     take, fetch, until, empty, *lines = out.splitlines()
     best = re.split("[,:]", take)[0].removeprefix("Take ")
     assert f", license {registry.known()[best].license}: " in take
-    assert fetch == f"Fetch it with: localspec pull {best}" and re.search(
+    assert fetch == wording("fetch_it_with_localspec_pull", best=best) and re.search(
         r" tokens/s; \d+\.\d GiB to download\.$", take
     )
-    assert until.startswith("Until then demo answers, which is here: ") and empty == ""
-    assert lines[1] == "mps: memory 16.0 GiB, free 12.0 GiB, of which a model may take 10.4 GiB"
+    assert until.startswith(wording("until_then_demo_answers_which")) and empty == ""
+    assert lines[1] == wording("mps_memory_16_0_gib_free_12_0_gib")
     assert lines[2].startswith("cpu: ") and "computes in bf16, fp32, int8, int4; reads bandwidth unknown" in lines[2]
     assert lines[3].startswith("cpu: memory 24.0 GiB, free 20.0 GiB")
     assert "A card is found: do this." in out
@@ -327,8 +328,8 @@ def test_what_this_machine_has_and_what_fits(doctor, invented):
     assert rows["demo"][-2] == "here" and rows["demo"][1].startswith("yes, ") and best in rows
     assert rows["qwen3-4b"][-2] == "7.5 GiB" and rows["llama3.2-3b"][-2] == "6.0 GiB"
     assert rows["qwen3-4b"][0] == "qwen3-4b" and rows["llama3.2-3b"][0] == "llama3.2-3b *"
-    assert "* is gated: you must accept its terms at the hub before you can fetch it." in lines
-    assert any(line.startswith("Models, the best first") for line in lines)
+    assert wording("gated_must_accept_terms_hub") in lines
+    assert any(line.startswith(wording("models_the_best_first")) for line in lines)
 
 
 @pytest.mark.slow
@@ -344,7 +345,7 @@ def test_at_a_terminal_one_ends_up_with_what_to_do(doctor, invented, monkeypatch
     assert models == [line.split()[0] for line in piped if re.search(r"  (?:yes|no), \d", line)]
     assert not [line for line in shown if re.search(r"\d[\w. ]*…", line)], "no number is cut"
     left_out = [line for line in shown if line.startswith("no room for ")]
-    assert len(left_out) == (columns == 60) and all("BY, which --json has" in line for line in left_out)
+    assert len(left_out) == (columns == 60) and all(wording("by_which_json_has") in line for line in left_out)
     advice = " ".join(piped[: piped.index("")])
     assert " ".join(shown[: shown.index("")]) == advice
     last = " ".join(shown[len(shown) - shown[::-1].index("") :])
@@ -357,18 +358,18 @@ def test_a_busy_machine_is_told(doctor, invented, monkeypatch, others, told):
     """What is measured then is slower, and another model may be recommended than in a quiet moment."""
     monkeypatch.setattr("localspec.machine.hardware.OthersLoad.__call__", lambda self: others)
     code, page, _ = doctor()
-    assert code == 0 and ("Measured while other programs used 1.5 of " in page) is told
-    assert ("these speeds were taken while other programs ran" in page) is told
+    assert code == 0 and (wording("measured_while_other_programs") in page) is told
+    assert (wording("these_speeds_taken_while_other") in page) is told
 
 
 @pytest.mark.slow
 def test_verbose_tells_of_m_and_of_reasons(doctor, invented):
     _, out, _ = doctor("--verbose")
-    assert re.search(r"TOKENS/S +DRAFTS +M  DOWNLOAD +BY\n", out) and "M is speedup ÷ relative memory" in out
-    assert "\nChosen among what is here: demo: " in out and "\nRecommended: " in out
+    assert re.search(r"TOKENS/S +DRAFTS +M  DOWNLOAD +BY\n", out) and wording("m_is_speedup_relative_memory") in out
+    assert wording("chosen_among_what_here_demo") in out and "\nRecommended: " in out
     for flag, value in (("--json", []), ("--prove", ["demo"])):
         code, out, err = doctor("--verbose", flag, *value)
-        assert (code, out) == (2, "") and f"--verbose has no effect with {flag}" in err
+        assert (code, out) == (2, "") and wording("verbose_has_no_effect_with", flag=flag) in err
 
 
 @pytest.mark.slow
@@ -383,9 +384,9 @@ def test_a_gated_model_is_not_recommended_in_silence(doctor, invented, monkeypat
     monkeypatch.setattr("localspec.cli.doctor.preferred", preferred)
     take, fetch, better, its_fetch, *_ = doctor()[1].splitlines()
     other = re.split("[,:]", take)[0].removeprefix("Take ")
-    assert not registry.known()[other].entry.gated and fetch == f"Fetch it with: localspec pull {other}"
-    assert better.startswith("Better, but gated (you need an account at the hub and must accept its terms): ")
-    model = its_fetch.removeprefix("Fetch it with: localspec pull ")
+    assert not registry.known()[other].entry.gated and fetch == wording("fetch_it_with_localspec_pull_3", other=other)
+    assert better.startswith(wording("better_but_gated_need_account_hub"))
+    model = its_fetch.removeprefix(wording("fetch_it_with_localspec_pull_4"))
     assert registry.known()[model].entry.gated and f" {model}," in better
     said = json.loads(doctor("--json")[1])
     assert (said["recommended"]["model"], said["recommended"]["gated"]) == (model, True)
@@ -397,7 +398,7 @@ def test_a_gated_model_is_not_recommended_in_silence(doctor, invented, monkeypat
     monkeypatch.setattr(
         "localspec.cli.doctor.preferred", lambda every, prefer=None: next((one for one in every if one.gated), None)
     )
-    assert "Every model that fits here has such terms." in doctor()[1]
+    assert wording("every_model_fits_here_such_terms") in doctor()[1]
     assert json.loads(doctor("--json")[1])["recommended_open"] is None
 
 
@@ -423,10 +424,12 @@ def test_where_the_best_is_here_nothing_is_to_be_fetched(doctor, invented, monke
     )
     first, second, *_ = doctor()[1].splitlines()
     assert (
-        first.startswith("Take demo, which is here: ") and first.endswith("Start with: localspec chat") and second == ""
+        first.startswith(wording("take_demo_which_is_here"))
+        and first.endswith(wording("start_with_localspec_chat"))
+        and second == ""
     )
     monkeypatch.setattr("localspec.cli.doctor.preferred", lambda every, prefer=None: None)
-    assert doctor()[1].startswith("No registered model fits here.\n")
+    assert doctor()[1].startswith(wording("no_registered_model_fits_here"))
 
 
 @pytest.mark.slow
@@ -469,4 +472,8 @@ def test_as_its_user_runs_it(tmp_path):
     )
     assert result.returncode == 0 and result.stderr == "" and "\ncpu: " in f"\n{result.stdout}"
     page = localspec(tmp_path, "doctor", "--help")
-    assert page.returncode == 0 and page.stdout.startswith("Usage: localspec doctor") and "--prove MODEL" in page.stdout
+    assert (
+        page.returncode == 0
+        and page.stdout.startswith(wording("usage_localspec_doctor"))
+        and "--prove MODEL" in page.stdout
+    )

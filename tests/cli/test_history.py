@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import typer
+from golden import matching, wording
 from typer.testing import CliRunner
 
 from localspec.cli import console
@@ -72,12 +73,12 @@ def kept(database: Path) -> list[str]:
 def test_looking_makes_nothing(database: Path) -> None:
     assert "No conversations" in run("list")
     assert json.loads(run("list", "--json")) == []
-    assert "Nothing was found" in run("search", "word")
+    assert wording("nothing_was_found") in run("search", "word")
     assert json.loads(run("search", "word", "--json")) == []
     assert run("export") == "" and json.loads(run("export", "--json")) == []
-    assert "no conversations to delete" in run("rm", "--all")
+    assert wording("no_conversations_to_delete") in run("rm", "--all")
     for arguments in (("show", "1"), ("show", "1", "--json"), ("export", "1"), ("rm", "1", "--yes")):
-        with pytest.raises(UsageMistake, match="no conversation 1 here; `localspec history list`"):
+        with pytest.raises(UsageMistake, match=matching("conversation_1_here_localspec")):
             run(*arguments)
     assert not database.parent.exists()
 
@@ -130,7 +131,7 @@ def test_the_list_of_very_many(database: Path, monkeypatch: pytest.MonkeyPatch, 
     assert main(["history", "list", "--json"]) == 0
     out, told = capsys.readouterr()
     assert [entry["id"] for entry in json.loads(out)] == [3, 2]
-    assert "before the newest 2 are left out; --limit N" in told and told.count("\n") == 1
+    assert wording("before_newest_2_left_out_limit_n") in told and told.count("\n") == 1
     assert len(run("list", "--limit", "3").splitlines()) == 3
 
 
@@ -171,15 +172,17 @@ def test_search_shows_where_the_words_stand(database: Path) -> None:
     hits = json.loads(output)
     info = next(entry for entry in json.loads(run("list", "--json")) if entry["id"] == first)
     assert hits == [{**info, "turn": turn, "excerpt": "and dogs?"}]
-    assert run("search", "zebra") == "Nothing was found.\n" and json.loads(run("search", "zebra", "--json")) == []
+    assert (
+        run("search", "zebra") == wording("nothing_was_found_2") and json.loads(run("search", "zebra", "--json")) == []
+    )
     assert len(json.loads(run("search", "h", "--json"))) == 2
     assert len(json.loads(run("search", "h", "--json", "--limit", "1"))) == 1
-    assert run("search", "--", "-x") == "Nothing was found.\n"
+    assert run("search", "--", "-x") == wording("nothing_was_found_2")
 
 
 @pytest.mark.parametrize("words", [("",), (" ", "\n")])
 def test_a_search_needs_a_word(database: Path, words: tuple[str, ...]) -> None:
-    with pytest.raises(UsageMistake, match="nothing to search for"):
+    with pytest.raises(UsageMistake, match=matching("nothing_to_search_for")):
         run("search", *words)
 
 
@@ -265,13 +268,11 @@ def test_rm_of_one_leaves_the_others(database: Path) -> None:
     assert run("rm", str(two), "--yes") == "Deleted 1 conversation.\n"
     assert kept(database) == ["four", "three", "one"]
     learn(database)
-    assert run("rm", str(one), str(four), str(one), "-y") == (
-        "Deleted 2 conversations.\nPhrases that were learned from replies stay until `localspec pool clear`.\n"
-    )
+    assert run("rm", str(one), str(four), str(one), "-y") == (wording("deleted_2_conversations_phrases"))
     assert kept(database) == ["three"]
     assert run("rm", "--all", "--yes").startswith("Deleted 1 conversation.\n")
     assert kept(database) == []
-    assert run("rm", "--all", "--yes") == "There are no conversations to delete.\n"
+    assert run("rm", "--all", "--yes") == wording("there_conversations_delete")
     assert b"zebras" not in b"".join(file.read_bytes() for file in database.parent.iterdir())
 
 
@@ -280,7 +281,9 @@ def test_rm_asks_at_a_terminal(database: Path, monkeypatch: pytest.MonkeyPatch) 
     one, *_ = keep(database, (EVIL, "reply", "stop"))
     keep(database, ("two", "reply", "stop"))
     output = run("rm", str(one), answer="n\n")
-    assert f"Delete conversation {one}, 'evil␛[2J �31m line <b>'?" in output and "Nothing was deleted." in output
+    assert (
+        f"Delete conversation {one}, 'evil␛[2J �31m line <b>'?" in output and wording("nothing_was_deleted") in output
+    )
     assert "Delete 2 conversations?" in run("rm", "--all", answer="\n") and len(kept(database)) == 2
     assert "Deleted 1 conversation." in run("rm", str(one), answer="y\n")
     assert kept(database) == ["two"]
@@ -307,7 +310,7 @@ def test_rm_without_a_terminal_names_yes(database: Path) -> None:
 )
 def test_rm_deletes_only_what_was_said_clearly(database: Path, arguments: tuple[str, ...]) -> None:
     keep(database, ("one", "reply", "stop"))
-    with pytest.raises(UsageMistake, match="their IDs, which `list` shows, or --older-than 30d, or --all"):
+    with pytest.raises(UsageMistake, match=matching("their_ids_which_list_shows_older")):
         run(*arguments)
     assert kept(database) == ["one"]
 
@@ -330,8 +333,8 @@ def test_rm_of_what_is_older_leaves_what_is_not(database: Path, monkeypatch: pyt
     assert re.search(r"Delete 2 conversations last used before \d{4}-\d\d-\d\d\?", output)
     assert run("rm", "--older-than", "30d", "--yes") == "Deleted 2 conversations.\n"
     assert kept(database) == ["now", "of late"]
-    assert run("rm", "--older-than", "5 weeks", "--yes").startswith("There are no conversations to delete that were")
-    with pytest.raises(UsageMistake, match="'soon' is not a length of time"):
+    assert run("rm", "--older-than", "5 weeks", "--yes").startswith(wording("there_conversations_delete_2"))
+    with pytest.raises(UsageMistake, match=matching("soon_length_time")):
         run("rm", "--older-than", "soon", "--yes")
     used(database, 3, 30_000)  # before 1970: nobody knows when
     assert "no conversations" in run("rm", "--older-than", "4w", "-y")
@@ -363,7 +366,7 @@ def test_rm_of_everything_deletes_what_was_typed_and_never_sent(database: Path) 
     assert b"zanzibar" not in b"".join(file.read_bytes() for file in database.parent.iterdir())
     subprocess.run([sys.executable, "-c", code, str(database)], check=False)
     assert run("rm", "--all", "--yes") == "Deleted 1 unsent draft.\n"
-    assert run("rm", "--all", "--yes") == "There are no conversations to delete.\n"
+    assert run("rm", "--all", "--yes") == wording("there_conversations_delete")
 
 
 def test_a_branch_says_of_what(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -373,7 +376,7 @@ def test_a_branch_says_of_what(database: Path, monkeypatch: pytest.MonkeyPatch) 
         assert found is not None
         store.history.branch(first, found.turns, model="demo", system=None)
     monkeypatch.setattr(history_module, "seen", lambda: True)
-    assert run("list").splitlines()[1].endswith(f"  first · the same as {first}: “reply”")
+    assert run("list").splitlines()[1].endswith(wording("first_the_same_as_reply", first=first))
 
 
 def test_rm_deletes_what_was_copied_too(database: Path) -> None:
@@ -385,12 +388,12 @@ def test_rm_deletes_what_was_copied_too(database: Path) -> None:
     for arguments in (["rm", str(first)], ["rm", "--all"]):
         copied.write_text("zanzibar")
         os.link(copied, other)
-        assert run(*arguments, "--yes") == "Deleted 1 conversation, and the text that was copied last.\n"
+        assert run(*arguments, "--yes") == wording("deleted_1_conversation_text")
         assert not copied.exists() and b"zanzibar" not in other.read_bytes()
         other.unlink()
     copied.write_text("zanzibar")
-    assert run("rm", "--all", "--yes") == "Deleted the text that was copied last.\n" and not copied.exists()
-    assert run("rm", "--all", "--yes") == "There are no conversations to delete.\n"
+    assert run("rm", "--all", "--yes") == wording("deleted_text_copied_last") and not copied.exists()
+    assert run("rm", "--all", "--yes") == wording("there_conversations_delete")
 
 
 @pytest.mark.parametrize("number", ["7", "0", str(10**30)])
@@ -401,9 +404,7 @@ def test_an_id_that_is_not_there_is_said_before_anything_happens(
     assert keep(database, ("one", "reply", "stop"))[0] == 1
     result = CliRunner().invoke(history_module.app, [*arguments, number])
     assert isinstance(result.exception, UsageMistake) and result.stdout == ""
-    assert str(result.exception) == (
-        f"There is no conversation {number} here; `localspec history list` shows those that are."
-    )
+    assert str(result.exception) == (wording("there_conversation_here_localspec", number=number))
     assert kept(database) == ["one"]
 
 
@@ -411,12 +412,10 @@ def test_what_was_set_aside_is_told_when_deleting(database: Path) -> None:
     keep(database, ("one", "reply", "stop"))
     aside = database.with_name("localspec.db.broken-1")
     aside.write_bytes(b"old")
-    for answer in ("Deleted 1 conversation.\n", "There are no conversations to delete.\n"):
+    for answer in ("Deleted 1 conversation.\n", wording("there_conversations_delete")):
         result = CliRunner().invoke(history_module.app, ["rm", "--all", "--yes"], catch_exceptions=False)
         assert (result.exit_code, result.stdout) == (0, answer)
-        assert result.stderr == (
-            f"localspec: {aside} was set aside and may hold conversations too; delete it to be rid of them.\n"
-        )
+        assert result.stderr == (wording("localspec_set_aside_may_hold", aside=aside))
     assert aside.exists()
 
 
@@ -425,7 +424,7 @@ def test_a_file_that_was_set_aside_is_told_in_one_line_with_what_belongs_to_it(d
     for part in ("", "-wal", "-shm"):
         database.with_name(f"localspec.db.broken-1{part}").write_bytes(b"old")
     result = CliRunner().invoke(history_module.app, ["rm", "--all", "--yes"], catch_exceptions=False)
-    assert result.stderr.count("\n") == 1 and "delete it, with its -wal and -shm, to be rid of them" in result.stderr
+    assert result.stderr.count("\n") == 1 and wording("delete_wal_shm_rid_them") in result.stderr
 
 
 @pytest.mark.slow
@@ -438,16 +437,14 @@ def test_a_broken_file_is_told_on_standard_error(database: Path) -> None:
 
 def test_a_file_that_cannot_be_used_is_an_error(database: Path) -> None:
     database.mkdir(parents=True)
-    with pytest.raises(StoreTrouble, match="its conversations can be neither shown nor deleted"):
+    with pytest.raises(StoreTrouble, match=matching("conversations_can_neither_shown")):
         run("list")
 
 
 def test_the_whole_command_line(database: Path, capfd: pytest.CaptureFixture[str]) -> None:
     keep(database, ("one", "reply", "stop"))
     assert main(["history", "show", "9"]) == 2
-    assert capfd.readouterr().err == (
-        "localspec: There is no conversation 9 here; `localspec history list` shows those that are.\n"
-    )
+    assert capfd.readouterr().err == (wording("localspec_there_conversation_9"))
     assert main(["history", "show", "x"]) == 2 and "'ID'" in capfd.readouterr().err
     assert main(["history", "export", "1"]) == 0 and capfd.readouterr().out.startswith("# one\n")
     assert main(["history"]) == 0
@@ -498,7 +495,7 @@ def test_rm_of_nothing_takes_what_could_not_be_saved_out_of_the_log(
         other.execute("ROLLBACK")
         for arguments in (["--all"], ["--older-than", "1d"]):
             half_saved(other)
-            assert run("rm", *arguments, "--yes").startswith("There are no conversations to delete")
+            assert run("rm", *arguments, "--yes").startswith(wording("there_conversations_delete_3"))
             assert not any(b"SECRETZEBRA" in file.read_bytes() for file in database.parent.iterdir())
 
 
@@ -530,14 +527,14 @@ def test_rm_of_everything_deletes_what_belongs_to_no_conversation(database: Path
     keep(database, ("SECRETZEBRA?", "SECRETZEBRA!", "stop"), system="SECRETZEBRA.")
     if others:
         keep(database, ("two?", "Two.", "stop"))
-        assert run("rm", "--older-than", "1d", "--yes").startswith("There are no conversations to delete")
+        assert run("rm", "--older-than", "1d", "--yes").startswith(wording("there_conversations_delete_3"))
     with contextlib.closing(sqlite3.connect(database)) as other:
         other.executescript(change)
     with Store.open(database, pytest.fail) as store:  # which keeps the log from going with the last session
         assert re.match(r"Deleted .*\d rows? of no conversation\.", run("rm", "--all", "--yes"))
         assert store.history.conversations() == [] and store.history.strays() == 0
         assert not any(b"SECRETZEBRA" in file.read_bytes() for file in database.parent.iterdir())
-        assert run("rm", "--all", "--yes") == "There are no conversations to delete.\n"
+        assert run("rm", "--all", "--yes") == wording("there_conversations_delete")
 
 
 @pytest.mark.skipif(os.name != "posix", reason="links as on POSIX")
@@ -553,8 +550,5 @@ def test_what_cannot_be_reached_is_not_said_to_be_empty(
     place.symlink_to(disk / lost)
     assert main(["history", *command]) == 1
     said = capsys.readouterr()
-    assert said.out == "" and said.err == (
-        f"localspec: {database} cannot be reached ({place} is a link to what is not there), so its conversations can be "
-        "neither shown nor deleted.\n"
-    )
+    assert said.out == "" and said.err == (wording("localspec_cannot_reached_link", database=database, place=place))
     assert not list(disk.iterdir())

@@ -155,9 +155,7 @@ def test_a_file_that_changed_is_another_model_and_its_former_import_stays(
     write_model(gguf, directory, "F16")
     assert sentence(called(tmp_path, "show", gguf.name)).endswith(f"`localspec import {gguf.name}`.\n")
     result = called(tmp_path, "run", "-m", gguf.name, "-n", "1", "--no-log", "Hi")
-    assert (
-        result.returncode == 0 and "has changed since it was imported as Tiny-Chat.Q8_0, which stays" in result.stderr
-    )
+    assert result.returncode == 0 and wording("changed_since_imported_tiny_chat") in result.stderr
     after = imported(tmp_path, gguf)
     assert after["new"] is False and str(after["name"]).startswith("Tiny-Chat.Q8_0-") and after["types"] == ["F16"]
     assert listed(tmp_path).keys() >= {str(before["name"]), str(after["name"])}
@@ -205,14 +203,14 @@ def run_hi(home: Path, model: str) -> str:
 @pytest.mark.slow
 def test_a_file_that_an_entry_lists_is_that_model(tmp_path: Path, gguf: Path) -> None:
     entered(tmp_path, "listed", gguf)
-    assert sentence(called(tmp_path, "run", "-m", "listed", "Hi")).endswith("fetch it with `localspec pull listed`.\n")
+    assert sentence(called(tmp_path, "run", "-m", "listed", "Hi")).endswith(wording("fetch_localspec_pull_listed"))
     assert imported(tmp_path, gguf)["name"] == "listed"
     row = listed(tmp_path)["listed"]
     assert row["license"] == "MIT" and row["description"] == "Listed." and "Tiny-Chat.Q8_0" not in listed(tmp_path)
     shown = json.loads(called(tmp_path, "show", "listed", "--json").stdout)
     assert (shown["quality"], shown["source"], shown["verified"]) == (7, str(gguf), True)
     assert run_hi(tmp_path, "listed") == run_hi(tmp_path, str(gguf))
-    assert "every weight agrees" in called(tmp_path, "verify", "listed").stdout
+    assert wording("every_weight_agrees") in called(tmp_path, "verify", "listed").stdout
     assert called(tmp_path, "rm", "listed", "--yes").returncode == 0 and "listed" not in listed(tmp_path)
     assert list(tmp_path.rglob("*.packed")) == []
 

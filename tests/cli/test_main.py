@@ -9,6 +9,7 @@ import sys
 import pytest
 from clocks import PATIENCE
 from command import called, environment, localspec, sentence
+from golden import wording
 
 import localspec as package
 
@@ -231,7 +232,7 @@ def test_closed_streams(tmp_path):
     for told in ("path", "path --json", "list", "history list", "history list --json", "--version", "config"):
         result = subprocess.run(f"{command} {told} >&-", **shell)
         assert result.returncode == 1
-        assert result.stderr.startswith("localspec: Standard output is closed") and result.stderr.count("\n") == 1
+        assert result.stderr.startswith(wording("localspec_standard_output_is")) and result.stderr.count("\n") == 1
     assert subprocess.run(f"{command} path >/dev/null 2>&-", **shell).returncode == 0
     assert subprocess.run(f"{command} show dmo >&- 2>&-", **shell).returncode == 3
 
@@ -262,7 +263,7 @@ def test_a_home_whose_name_no_file_can_have(tmp_path, command, length):
 
 @pytest.mark.parametrize(
     "error",
-    [MemoryError(), OSError(errno.ENOMEM, "Cannot allocate memory"), RuntimeError("can't start new thread")],
+    [MemoryError(), OSError(errno.ENOMEM, "Cannot allocate memory"), RuntimeError(wording("can_t_start_new_thread"))],
 )
 def test_no_more_memory_is_a_sentence_with_its_own_code(tmp_path, monkeypatch, error):
     def full() -> None:
@@ -270,7 +271,7 @@ def test_no_more_memory_is_a_sentence_with_its_own_code(tmp_path, monkeypatch, e
 
     monkeypatch.setattr("localspec.cli.path.home", full)
     result = called(tmp_path, "path")
-    assert result.returncode == 4 and "There is not enough memory for this" in sentence(result)
+    assert result.returncode == 4 and wording("there_enough_memory") in sentence(result)
 
 
 def test_a_directory_that_is_gone_is_a_sentence(tmp_path, monkeypatch):
@@ -282,7 +283,7 @@ def test_a_directory_that_is_gone_is_a_sentence(tmp_path, monkeypatch):
     (tmp_path / "place").mkdir()
     monkeypatch.setattr("localspec.cli.path.home", gone)
     result = called(tmp_path, "path")
-    assert result.returncode == 3 and "is gone; change into one that is there" in sentence(result)
+    assert result.returncode == 3 and wording("gone_change_into_one_there") in sentence(result)
 
 
 def test_no_more_files_is_a_sentence(tmp_path, monkeypatch):
@@ -292,7 +293,7 @@ def test_no_more_files_is_a_sentence(tmp_path, monkeypatch):
     monkeypatch.setattr("localspec.cli.path.home", full)
     result = called(tmp_path, "path")
     assert result.returncode == 1
-    assert "No more files can be opened (Too many open files); close other programs" in sentence(result)
+    assert wording("more_files_can_opened_too_many") in sentence(result)
 
 
 def test_a_clock_of_another_age_is_a_sentence(tmp_path, monkeypatch):
@@ -301,17 +302,15 @@ def test_a_clock_of_another_age_is_a_sentence(tmp_path, monkeypatch):
 
     monkeypatch.setattr("localspec.cli.path.home", far_away)
     result = called(tmp_path, "path")
-    assert result.returncode == 1 and "The clock of this machine is centuries away" in sentence(result)
+    assert result.returncode == 1 and wording("clock_machine_centuries_away") in sentence(result)
 
 
 @pytest.mark.parametrize("command", ["run", "race", "chat"])
 def test_words_without_quotation_marks_are_told_to_want_some(tmp_path, command):
     result = called(tmp_path, command, "two", "words", "more")
     assert result.returncode == 2
-    of_run = "A prompt is one argument, and you gave 3; put quotation marks around it.\n"
-    assert sentence(result).endswith(
-        of_run if command == "run" else "(words more); put quotation marks around the prompt.\n"
-    )
+    of_run = wording("prompt_one_argument_gave_3_put")
+    assert sentence(result).endswith(of_run if command == "run" else wording("words_more_put_quotation_marks"))
     assert "quotation" not in called(tmp_path, "list", "two").stderr
 
 
@@ -321,13 +320,13 @@ def test_a_standard_output_that_cannot_be_written(tmp_path):
     command = f"'{sys.executable}' -m localspec config 1</dev/null"
     result = subprocess.run(command, shell=True, env=environment(tmp_path), stderr=subprocess.PIPE, text=True)
     assert result.returncode == 1
-    assert result.stderr == "localspec: Standard output cannot be written: Bad file descriptor.\n"
+    assert result.stderr == wording("localspec_standard_output_cannot")
 
 
 def test_a_long_value_in_a_sentence_is_cut(tmp_path):
     result = called(tmp_path, "show", "x" * 100_000)
     assert result.returncode == 3 and len(sentence(result)) < 2000
-    assert result.stderr.startswith("localspec: There is no model 'xxx") and "demo" in result.stderr
+    assert result.stderr.startswith(wording("localspec_there_model_xxx")) and "demo" in result.stderr
 
 
 @pytest.mark.parametrize("typed", ["ls", "models"])
@@ -344,12 +343,16 @@ def test_the_version_however_it_is_asked_for(tmp_path, typed):
 @pytest.mark.parametrize(("typed", "meant"), [("create", "import"), ("search", "history search"), ("stop", "ps")])
 def test_commands_of_other_programs_are_named_as_ours(tmp_path, typed, meant):
     result = called(tmp_path, typed)
-    assert result.returncode == 2 and f"`localspec {meant}" in sentence(result) and "did you mean" not in result.stderr
+    assert (
+        result.returncode == 2
+        and f"`localspec {meant}" in sentence(result)
+        and wording("did_you_mean") not in result.stderr
+    )
 
 
 @pytest.mark.parametrize("typed", ["create-model", "remember", "virus"])
 def test_a_distant_command_is_not_suggested(tmp_path, typed):
-    assert "did you mean" not in sentence(called(tmp_path, typed))
+    assert wording("did_you_mean") not in sentence(called(tmp_path, typed))
 
 
 @pytest.mark.parametrize(
@@ -361,8 +364,8 @@ def test_what_deletes_takes_no_beginning_of_a_name(tmp_path, command, typed):
     if command[0] == "pool":
         assert "demo-draft" not in result.stdout and "Deleted" not in result.stdout
     else:
-        assert result.returncode == 3 and f"There is no model '{typed}'" in sentence(result)
-        assert "`localspec list` shows those that are here" in result.stderr
+        assert result.returncode == 3 and wording("there_is_no_model", typed=typed) in sentence(result)
+        assert wording("localspec_list_shows_those_here") in result.stderr
 
 
 def test_a_model_may_precede_the_prompt_of_run(tmp_path):
@@ -370,12 +373,12 @@ def test_a_model_may_precede_the_prompt_of_run(tmp_path):
     assert called(tmp_path, "run", "dem", "hello", "--temp", "0", "-n", "4").returncode == 2  # demo-draft begins so
     found = called(tmp_path, "run", "DEMO", "hello", "--temp", "0", "-n", "4")
     assert found.returncode == 0 and found.stdout == named.stdout != ""
-    assert "There is no model 'foo' here" in sentence(called(tmp_path, "run", "foo", "hello"))
+    assert wording("there_model_foo_here") in sentence(called(tmp_path, "run", "foo", "hello"))
     assert called(tmp_path, "run", "-m", "demo", "demo", "hello").returncode == 2
 
 
 def test_nothing_runs(tmp_path):
     result = called(tmp_path, "ps")
-    assert result.stdout == "Nothing is running; `localspec serve` would keep a model loaded.\n"
+    assert result.stdout == wording("nothing_running_localspec_serve")
     found = json.loads(called(tmp_path, "ps", "--json").stdout)
     assert found == {"process": None, "socket": None, "models": []}

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import pytest
 from clocks import PATIENCE
 from command import environment, what_is_kept
+from golden import wording
 from hostile_text import NAME, commands
 from machines import cpu, machine
 from panicking import PANICS, panicking
@@ -165,7 +166,7 @@ def test_what_is_thought_is_told_switched_and_shown_when_it_is_asked_for(talk, h
     result = talk("/think show", "one", "/think show", "/think", "/think off", "two", "/think show", model=model.path)
     assert (result.code, result.out) == (0, "Yes.\nYes.\n")
     first, *lines = told(result, model)
-    assert first == "Nothing was thought yet." and re.search(
+    assert first == wording("nothing_was_thought_yet") and re.search(
         r" thought for (0\.\d|under 0\.1) s", result.err.split("\n")[2]
     )
     thinks, answers = "The model thinks before it answers", "The model answers without thinking"
@@ -175,15 +176,15 @@ def test_what_is_thought_is_told_switched_and_shown_when_it_is_asked_for(talk, h
     ]  # fmt: skip
     assert [turn.reasoning for turn in kept(home)[0].turns] == ["so it is.", ""]
     again = talk("/think perhaps", arguments=["-c"], model=model.path)
-    assert again.code == 2 and "/think takes on, off, auto or show" in again.err
+    assert again.code == 2 and wording("think_takes_off_auto_show") in again.err
 
 
 @pytest.mark.slow
 def test_a_model_that_cannot_be_told_says_so(talk, hello):
-    assert told(talk("/think"), hello) == ["The chat template of this model has no switch for thinking."]
+    assert told(talk("/think"), hello) == [wording("chat_template_model_switch")]
     refused = talk("/think on", "one")
-    assert (refused.code, refused.out) == (2, "") and "/think on has no effect" in refused.err
-    assert "/think auto takes it back" in refused.err
+    assert (refused.code, refused.out) == (2, "") and wording("think_on_has_no_effect") in refused.err
+    assert wording("think_auto_takes_it_back") in refused.err
 
 
 @pytest.mark.slow
@@ -270,7 +271,7 @@ def test_a_model_that_says_nothing(talk, home, models):
 def test_an_answer_that_is_cut_off_is_said_to_be(talk, home, hello):
     result = talk("one", "two", arguments=["-n", "2"])
     assert result.out == "Hello\nHello\n"
-    assert told(result, hello) == ["(cut off at the limit of tokens)", "(figures)"] * 2
+    assert told(result, hello) == [wording("cut_off_limit_tokens"), "(figures)"] * 2
     assert said(kept(home)[0])[0] == ("one", "Hello", "length")
     stopped = talk("one", arguments=["--stop", "o!"])
     assert stopped.out == "Hell\n" and told(stopped, hello) == ["(figures)"]
@@ -283,9 +284,9 @@ def test_a_full_context_is_told(talk, models):
     assert result.out == "ab\nab\nab\n"
     assert told(result, small) == [
         "(figures)",
-        "localspec: The context is full: the model no longer reads the oldest turn.",
+        wording("localspec_context_full_model"),
         "(figures)",
-        "localspec: The context is full: the model no longer reads the oldest 2 turns.",
+        wording("localspec_context_full_model_2"),
         "(figures)",
     ]
 
@@ -318,7 +319,7 @@ def test_the_first_start_says_what_is_kept(talk, home, hello):
     assert told(talk(), hello) == []
     shutil.rmtree(home)
     assert told(talk("hi", "/new", "hi", "/resume", arguments=["--no-log"]), hello) == [
-        "(figures)", "A new conversation.", "(figures)", "No conversations are kept here yet."
+        "(figures)", wording("a_new_conversation"), "(figures)", wording("conversations_kept_here_yet")
     ]  # fmt: skip
     assert not (home / "data").exists()
 
@@ -341,12 +342,12 @@ def test_going_on(talk, home, hello, messages):
     talk("one", "two")
     result = talk("four", arguments=["-c", "three"], model=None)
     assert told(result, hello) == [
-        "Going on after 2 turns; the last one was:", "> two", "Hello!", "> three", "(figures)", "(figures)"
+        wording("going_after_2_turns_last_one"), "> two", "Hello!", "> three", "(figures)", "(figures)"
     ]  # fmt: skip
     assert [text for role, text in messages[-1] if role == "user"] == ["one", "two", "three", "four"]
     [conversation] = kept(home)
     other = keep(home, ("lost", ""))
-    assert told(talk(arguments=["-c"]), hello) == ["Going on after 1 turn; the last one was:", "> lost", "(no answer)"]
+    assert told(talk(arguments=["-c"]), hello) == [wording("going_after_1_turn_last_one"), "> lost", "(no answer)"]
     talk("five", arguments=["--conversation", conversation.info.id])
     assert [text for role, text in messages[-1] if role == "user"] == ["one", "two", "three", "four", "five"]
     assert [conversation.info.turns for conversation in kept(home)] == [5, 1]
@@ -373,7 +374,7 @@ def test_files_that_a_prompt_names(talk, home, hello, tmp_path, messages, monkey
     lines = [line for line in told(result, hello) if "answer" not in line]
     assert lines == [
         "+ notes (11 bytes, 11 tokens)", "(figures)", "(figures)", "(figures)",
-        "localspec: @null holds NUL bytes, so it is no text; name what can be read as text, or write \\@ where no file is meant.",
+        wording("localspec_null_holds_nul_bytes"),
         "+ notes (11 bytes, 11 tokens)", "(figures)",
     ]  # fmt: skip
     framed = "some notes\n\n{}"
@@ -391,7 +392,7 @@ def test_files_that_were_not_read_go_before_the_next_prompt(talk, models, home, 
     (tmp_path / "notes").write_text("notes\n")
     small = scripted_model(models / "smaller", [b"a"], context=200)
     result = talk("x" * 300, "one", "two", model=small.path, arguments=["-f", tmp_path / "notes"], terminal=True)
-    assert result.code == 0 and "The prompt is 310 tokens long" in result.err
+    assert result.code == 0 and wording("prompt_310_tokens_long") in result.err
     assert prompts(messages)[1:] == ["notes\n\none", "two"]
     monkeypatch.setattr(session, "prefill_step", interrupting(session.prefill_step, 1))
     talk("lost", "three", model=small.path, arguments=["-f", tmp_path / "notes"])
@@ -402,14 +403,14 @@ def test_files_that_were_not_read_go_before_the_next_prompt(talk, models, home, 
 def test_what_a_model_cannot_do_is_told_before_anybody_types(talk, hello):
     result = talk("hi", arguments=["--top-k", "5"], terminal=True)
     assert (result.code, result.out) == (2, "")
-    assert result.err.startswith("localspec: --top-k has no effect at temperature 0") and result.err.count("\n") == 1
+    assert result.err.startswith(wording("localspec_top_k_effect")) and result.err.count("\n") == 1
 
 
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
         (["-m", "dmo"], 3, "'dmo'"),
-        (["-c"], 2, "no conversation to continue"),
+        (["-c"], 2, wording("no_conversation_to_continue")),
         (["--conversation", "77"], 2, "no conversation 77"),
     ],
 )
@@ -430,7 +431,7 @@ def test_help_knows_every_command(talk, hello):
     known = {line.split()[0] for line in lines if line.startswith("/")}
     assert known == {f"/{command.name}" for command in COMMANDS}
     for command in known:
-        assert "There is no command" not in talk(command, terminal=True).err
+        assert wording("there_is_no_command") not in talk(command, terminal=True).err
 
 
 @pytest.mark.parametrize("line", ["/quit", "/quit ", "/quit\t", b"/quit\\\n"])
@@ -443,26 +444,26 @@ def test_quit(talk, hello, messages, line):
 @pytest.mark.parametrize(
     ("line", "code", "sentence"),
     [
-        ("/nwe", 2, "There is no command '/nwe' (did you mean '/new'?); /help lists them, and //text says /text."),
-        ("/qiut", 2, "There is no command '/qiut' (did you mean '/quit'?); /help lists them, and //text says /text."),
-        ("/", 2, "There is no command '/'; /help lists them, and //text says /text."),
-        ("/usr/bin/env", 2, "There is no command '/usr/bin/env'; /help lists them, and //text says /text."),
-        ("/new one", 2, "/new takes nothing, and 'one' was given; leave it out."),
-        ("/help  me out", 2, "/help takes nothing, and 'me out' was given; leave it out."),
-        ("/quit now", 2, "/quit takes nothing, and 'now' was given; leave it out."),
-        ("/resume last", 2, "'last' is not the number of a conversation; /resume shows those that are."),
-        ("/resume 7 8", 2, "'7 8' is not the number of a conversation; /resume shows those that are."),
+        ("/nwe", 2, wording("there_command_nwe_did_mean_new")),
+        ("/qiut", 2, wording("there_command_qiut_did_mean_quit")),
+        ("/", 2, wording("there_command_help_lists_them")),
+        ("/usr/bin/env", 2, wording("there_command_usr_bin_env_help")),
+        ("/new one", 2, wording("new_takes_nothing_one_given_leave")),
+        ("/help  me out", 2, wording("help_takes_nothing_me_out_given")),
+        ("/quit now", 2, wording("quit_takes_nothing_now_given")),
+        ("/resume last", 2, wording("last_number_conversation_resume")),
+        ("/resume 7 8", 2, wording("n7_8_number_conversation_resume")),
         (
             "/resume " + "9" * 5000,
             2,
-            f"'{'9' * 79}…' is not the number of a conversation; /resume shows those that are.",
+            wording("number_conversation_resume_shows", value="9" * 79),
         ),
-        ("/resume 7", 2, "There is no conversation 7 here; `localspec history list` shows those that are."),
-        ("/resume -1", 2, "There is no conversation -1 here; `localspec history list` shows those that are."),
+        ("/resume 7", 2, wording("there_conversation_7_here")),
+        ("/resume -1", 2, wording("there_conversation_1_here")),
         (
             "/model dmo",
             3,
-            "There is no model 'dmo' (did you mean 'demo'?); give a local directory, or a name of those that are here: ",
+            wording("there_model_dmo_did_mean_demo"),
         ),
     ],
 )
@@ -486,7 +487,7 @@ def words(models: Path) -> Script:
 @pytest.mark.slow
 def test_a_loop_is_stopped_and_kept_as_it_was_cut(talk, home, words):
     result = talk("one", arguments=["-n", 900], model=words.path)
-    assert "(stopped: the reply repeated itself; /set temperature 0.7 lets it vary)" in result.err
+    assert wording("stopped_reply_repeated_itself_set") in result.err
     [turn] = kept(home)[0].turns
     assert turn.reason == "repetition" and turn.reply == result.out.removesuffix("\n") and len(turn.reply) < 1200
 
@@ -496,13 +497,13 @@ def test_another_answer_and_another_prompt_leave_what_was_said(talk, home, hello
     result = talk("one", "two", "/again", "/edit  three", "/title Named", "four")
     assert result.out == "Hello!\n" * 5
     _, first = (conversation.info.id for conversation in kept(home))
-    drawn = "At temperature 0 the answer would be the same, so this one is drawn at temperature 0.7, top-p 0.9."
-    stays = "The answer before stays in conversation {0}: /resume {0} goes back to it."
+    drawn = wording("temperature_0_answer_would_same")
+    stays = wording("answer_before_stays_conversation")
     assert told(result, hello) == [
         *["(figures)"] * 2,
         drawn,
         "(figures)",
-        "The answer came out the same as one before, so it makes no branch.",
+        wording("answer_came_out_same_one_before"),
         "(figures)",
         stays.format(first),
         "(figures)",
@@ -518,12 +519,12 @@ def test_another_answer_and_another_prompt_leave_what_was_said(talk, home, hello
 @pytest.mark.parametrize(
     ("line", "sentence"),
     [
-        ("/again", "There is no reply yet; say something first."),
-        ("/race", "/race takes a prompt that both answer; write it behind /race."),
-        ("/xray", "There is no reply of this session yet; say something first."),
-        ("/edit more", "There is no reply yet; say something first."),
-        ("/edit", "/edit takes what is to be said instead of the last prompt; write it behind /edit."),
-        ("/title Named", "This conversation is not kept (yet), so it has no title; say something first."),
+        ("/again", wording("there_reply_yet_say_something")),
+        ("/race", wording("race_takes_prompt_both_answer")),
+        ("/xray", wording("there_reply_session_yet_say")),
+        ("/edit more", wording("there_reply_yet_say_something")),
+        ("/edit", wording("edit_takes_what_said_instead_last")),
+        ("/title Named", wording("conversation_kept_yet_title_say")),
     ],
 )
 def test_what_cannot_be_done_yet_is_told(talk, hello, line, sentence):
@@ -536,7 +537,7 @@ def test_a_race_is_told_and_leaves_the_conversation_as_it_is(talk, home, words, 
     result = talk("one", "/race Count!", "two", arguments=["-n", 24], model=words.path)
     assert result.code == 0 and result.out == f"{'one two three four ' * 6}\n" * 2
     [race] = re.findall(r"^× .* with phrases \(.*\)$", result.err, re.MULTILINE)
-    assert "✓ both texts are the same" in result.err and race
+    assert wording("both_texts_are_the_same") in result.err and race
     assert [[prompt for prompt, *_ in said(conversation)] for conversation in kept(home)] == [["one", "two"]]
 
 
@@ -548,15 +549,15 @@ def test_sampling_is_changed(talk, home, hello, messages):
         "(figures)",
         "temperature  0.5         /set",
         "max-tokens   2           /set",
-        "(cut off at the limit of tokens)",
+        wording("cut_off_limit_tokens"),
         "(figures)",
-        "max-tokens   no limit    but that of the context",
+        wording("max_tokens_limit_but_context"),
         "temperature  0.5         /set",
-        "top-p        1           the model's file",
-        "top-k        0           the model's file",
-        "min-p        0           the model's file",
-        "max-tokens   no limit    but that of the context",
-        "seed         new         for each reply",
+        wording("top_p_1_model_s_file"),
+        wording("top_k_0_model_s_file"),
+        wording("min_p_0_model_s_file"),
+        wording("max_tokens_limit_but_context"),
+        wording("seed_new_for_each_reply"),
         "(figures)",
     ]
     figures = [turn.figures for turn in kept(home)[0].turns]
@@ -567,9 +568,9 @@ def test_sampling_is_changed(talk, home, hello, messages):
 @pytest.mark.parametrize(
     ("line", "sentence"),
     [
-        ("/set top-k 5", "/set top-k 5 has no effect at temperature 0; "),
-        ("/set tempratur 1", "There is no setting 'tempratur' (did you mean 'temperature'?); "),
-        ("/set model", "model is decided when the chat begins; "),
+        ("/set top-k 5", wording("set_top_k_5_effect_temperature_0_2")),
+        ("/set tempratur 1", wording("there_setting_tempratur_did_mean")),
+        ("/set model", wording("model_decided_when_chat_begins")),
     ],
 )
 def test_sampling_that_cannot_be_is_refused(talk, hello, line, sentence):
@@ -581,8 +582,8 @@ def test_sampling_that_cannot_be_is_refused(talk, hello, line, sentence):
 def test_what_another_model_contradicts_is_taken_back(talk, hello, models, endless):
     warm = scripted_model(models / "warm", [b"x"], generation={"do_sample": True, "temperature": 0.9})
     result = talk("/set top-k 5", f"/model {hello.path}", "/set top-k", "hi", model=warm.path)
-    assert "/set top-k 5 has no effect at temperature 0" in result.err
-    assert "top-k        0           the model's file" in result.err and result.out == "Hello!\n"
+    assert wording("set_top_k_5_effect_temperature_0") in result.err
+    assert wording("top_k_0_model_s_file") in result.err and result.out == "Hello!\n"
 
 
 def test_who_proposed_the_last_reply(talk, hello):
@@ -593,13 +594,13 @@ def test_who_proposed_the_last_reply(talk, hello):
 
 @pytest.mark.slow
 def test_the_phrases_that_are_kept(talk, home, hello):
-    assert told(talk("/phrases"), hello) == ["No phrases are kept for this model yet."]
+    assert told(talk("/phrases"), hello) == [wording("phrases_kept_model_yet")]
     talk("one")
     with Store.open(Paths(home).database, pytest.fail) as store:
         store._database.save(lambda connection: connection.execute("UPDATE pool SET model = './hello'"))
     lines = told(talk("/phrases", "/phrases nowhere"), hello)
     assert all(" → " in line and "(said once, last in “one”)" in line for line in lines[:-1]) and len(lines) > 1
-    assert lines[-1] == "No phrase holds that."
+    assert lines[-1] == wording("no_phrase_holds_that")
 
 
 @pytest.mark.slow
@@ -610,16 +611,21 @@ def test_words_are_found_in_the_conversation(talk, home, hello):
         "1, the reply: The *Sea* is deep.",
         "1, the prompt: What of the sea?",
         "2, the prompt: And hills?",
-        "No message of this conversation holds that.",
+        wording("message_conversation_holds"),
     ]
     refused = talk("/find")
-    assert refused.code == 2 and "/find takes words that a message of this conversation holds" in refused.err
+    assert refused.code == 2 and wording("find_takes_words_message") in refused.err
 
 
 @pytest.mark.slow
 def test_a_new_conversation(talk, home, hello, messages):
     result = talk("one", "/new", "two", "/new", "/new", arguments=["-s", "Be kind."])
-    assert told(result, hello) == ["(figures)", "A new conversation.", "(figures)", *["A new conversation."] * 2]
+    assert told(result, hello) == [
+        "(figures)",
+        wording("a_new_conversation"),
+        "(figures)",
+        *[wording("a_new_conversation")] * 2,
+    ]
     assert messages[-1] == [("system", "Be kind."), ("user", "two")]
     assert [conversation.info.title for conversation in kept(home)] == ["two", "one"]
 
@@ -631,11 +637,11 @@ def test_resuming(talk, home, hello, messages):
     assert told(result, hello) == [
         f"{second}: three (1)",
         f"{first}: one (2)",
-        "Going on after 2 turns; the last one was:",
+        wording("going_after_2_turns_last_one"),
         "> two",
         "zwei",
         "(figures)",
-        "Going on after 1 turn; the last one was:",
+        wording("going_after_1_turn_last_one"),
         "> three",
         "drei",
         "(figures)",
@@ -692,12 +698,12 @@ def test_another_model(talk, home, hello, named, endless, messages, monkeypatch)
     *listed, switch, cut, _, back, again, _ = told(result, hello)
     for name, about in (("greeter", "Says hello"), ("talker", "Never ends")):
         assert any(re.fullmatch(rf"{name}: .* parameters · .* tokens/s · (.* · )?{about}", line) for line in listed)
-    assert "lost: There is no directory /nowhere/at/all; give one in the Hugging Face layout." in listed
+    assert wording("lost_there_directory_nowhere_all") in listed
     assert any(line.startswith(f"{hello.path} (answers now): ") for line in listed)
-    assert "These fit this machine and are not here; `localspec pull NAME` fetches one:" in listed
+    assert wording("these_fit_machine_here_localspec") in listed
     assert any(line.startswith("qwen3-0.6b: 609.8 MiB download · ") for line in listed)
-    assert (switch, back) == ("talker answers from here on.", "greeter answers from here on.")
-    assert cut == again == "(cut off at the limit of tokens)"
+    assert (switch, back) == (wording("talker_answers_from_here_on"), wording("greeter_answers_from_here_on"))
+    assert cut == again == wording("cut_off_limit_tokens")
     assert [text for _, text in messages[-1]] == ["one", "Hello!", "two", "and so on ", "three"]
     assert kept(home)[0].info.model == "greeter"
 
@@ -777,7 +783,7 @@ def test_settings_that_the_other_model_cannot_take(talk, models, hello):
     assert (result.code, result.out) == (0, "Hi\nHi\n")
     _, measuring, mistake, on, _ = told(result, own)
     assert measuring == ANNOUNCED
-    assert mistake.startswith("localspec: --top-k has no effect") and on == f"localspec: {own.path} goes on."
+    assert mistake.startswith(wording("localspec_top_k_effect_2")) and on == f"localspec: {own.path} goes on."
 
 
 @pytest.mark.slow
@@ -840,7 +846,7 @@ def test_a_long_prompt_can_be_stopped(talk, home, endless, messages, monkeypatch
     monkeypatch.setattr(session, "prefill_step", interrupting(session.prefill_step, 2))
     result = talk("x" * 2000, "two", model=endless.path, arguments=["-n", "3"])
     assert (result.code, result.out) == (0, "and so on \n")
-    assert told(result, endless) == ["(stopped)", "(figures)", "(cut off at the limit of tokens)", "(figures)"]
+    assert told(result, endless) == ["(stopped)", "(figures)", wording("cut_off_limit_tokens"), "(figures)"]
     assert messages[-1] == [("user", "two")] and said(kept(home)[0]) == [("two", "and so on ", "length")]
 
 
@@ -887,7 +893,7 @@ def test_interrupted_while_the_first_model_is_loaded(talk, monkeypatch):
 def test_a_prompt_that_is_too_long_ends_a_pipe_with_its_code(talk, home, models):
     small = scripted_model(models / "tight", [b"a"], context=50)
     result = talk("one", "x" * 100, "two", model=small.path)
-    assert (result.code, result.out) == (2, "a\n") and "The prompt is 103 tokens long" in result.err
+    assert (result.code, result.out) == (2, "a\n") and wording("prompt_103_tokens_long") in result.err
     assert said(kept(home)[0]) == [("one", "a", "stop")]
     assert talk("two", model=small.path, arguments=["x" * 100], terminal=True).code == 2
 
@@ -929,7 +935,7 @@ def test_no_input_at_all(talk, hello, monkeypatch, capfd, tmp_path):
         reader = io.TextIOWrapper(io.BufferedReader(io.FileIO(os.dup(stream.fileno()), "r")))
         monkeypatch.setattr(sys, "stdin", reader)
         assert main(["chat", "--plain", "-m", str(hello.path)]) == 2
-        assert capfd.readouterr().err.splitlines()[-1].startswith("localspec: Standard input cannot be read (")
+        assert capfd.readouterr().err.splitlines()[-1].startswith(wording("localspec_standard_input_cannot"))
 
 
 # -- text that would command the terminal ------------------------------------------------------------------------------
@@ -1094,7 +1100,7 @@ def test_at_a_terminal_without_standard_input_one_prompt_is_answered(home, hello
     monkeypatch.setattr(sys, "stdin", None)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     assert main(["chat", "--plain", "-m", str(hello.path), "one"]) == 0
-    assert "\n“one” is kept; to go on: localspec chat --conversation " in capsys.readouterr().err
+    assert wording("one_kept_go_localspec_chat") in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -1110,9 +1116,9 @@ def test_a_disk_that_was_full_from_the_beginning_costs_nothing_once_it_has_room(
     talk("before")
     monkeypatch.setattr("localspec.store.database.open_writable", open_writable)
     result = talk("one", "two", "three", arguments=["-c"])
-    assert re.findall(r"not kept: (.*)\)", result.err) == ["its last turn", "its last 2 turns"]
-    assert result.err.count("can only be read") == 1 and "What is said now" not in result.err
-    assert "All that was said is kept now." in result.err
+    assert re.findall(r"not kept: (.*)\)", result.err) == [wording("its_last_turn"), "its last 2 turns"]
+    assert result.err.count(wording("can_only_be_read")) == 1 and wording("what_is_said_now") not in result.err
+    assert wording("all_said_kept_now") in result.err
     assert [[turn.prompt for turn in one.turns] for one in kept(home)] == [["before", "one", "two", "three"]]
 
 
@@ -1128,9 +1134,9 @@ def test_what_cannot_be_kept_is_told_with_each_reply_and_when_another_goes_on(ho
 
     monkeypatch.setattr(History, "say", say)
     result = talk("one", "two", "three", "/new", "four")
-    assert re.findall(r"not kept: (.*)\)", result.err) == ["its last turn", "its last 2 turns"]
-    assert "What is said now is not kept: The disk is full." in result.err
-    assert "“one” is left without its last 2 turns, which could not be kept: The disk is full." in result.err
+    assert re.findall(r"not kept: (.*)\)", result.err) == [wording("its_last_turn"), "its last 2 turns"]
+    assert wording("what_said_now_kept_disk_full_2") in result.err
+    assert wording("one_left_without_last_2_turns") in result.err
     monkeypatch.undo()
     assert [[turn.prompt for turn in one.turns] for one in kept(home)] == [["four"], ["one"]]
 
@@ -1172,5 +1178,5 @@ def test_a_prompt_on_which_the_tokenizer_panics_costs_nothing_that_was_said(talk
     result = talk("Hi", PANICS, "never read", model=model)
     assert result.code == 1 and result.out.startswith("Hello!")
     last = result.err.splitlines()[-1]
-    assert last.startswith(f"localspec: The tokenizer in {model} cannot be read (") and "retry-limit" in last
+    assert last.startswith(wording("localspec_tokenizer_cannot_read_2", model=model)) and "retry-limit" in last
     assert "Traceback" not in result.err and [said(one) for one in kept(home)] == [[("Hi", "Hello!", "stop")]]

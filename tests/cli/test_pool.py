@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import typer
+from golden import wording
 from typer.testing import CliRunner
 
 from localspec.chat import kept_phrases
@@ -72,7 +73,7 @@ def test_looking_makes_nothing(database: Path) -> None:
     assert "No phrases" in run("show")
     assert json.loads(run("show", "--json")) == []
     assert run("export") == ""
-    assert "no phrases to delete" in run("clear", "--yes")
+    assert wording("no_phrases_to_delete") in run("clear", "--yes")
     assert not database.parent.exists()
 
 
@@ -88,7 +89,7 @@ def test_list_tells_every_pool(database: Path, model_directory: Path) -> None:
 
 
 def test_list_says_it_in_words(database: Path, model_directory: Path) -> None:
-    assert run("list") == "No phrases are kept yet.\n"
+    assert run("list") == wording("no_phrases_are_kept_yet")
     learn(database, "demo", model_directory, phrase([0], (1, 2), [3]), phrase([0], (4, 2), [3]))
     learn(database, "gone", None)
     lines = sorted(run("list").splitlines())
@@ -112,7 +113,7 @@ def test_list_breaks_its_lines_between_words(
 def test_show_prints_safe_text(database: Path, model_directory: Path) -> None:
     learn(database, "demo", model_directory, phrase([0], (1, 2), [3, 4]), phrase([], (0, 6), [5, 8, 7]))
     assert run("show", "demo").splitlines() == [
-        "demo: 2 phrases, the most useful first.",
+        wording("demo_2_phrases_most_useful_first"),
         "  the⏎ → ␛[2J straße  (said once)",
         "  the quick brown →  fox jumps  (said once)",
     ]
@@ -166,8 +167,7 @@ def test_a_model_that_lies_elsewhere_now_is_found_by_its_name(
     monkeypatch.setattr(kept_phrases, "resolve", lambda name: TargetCard(name, packed_model, None, ""))
     assert "the quick brown →  fox" in run("show", "small")
     assert run("show", "other").splitlines() == [
-        "other: 1 phrase, the most useful first. Token ids are shown, because the tokenizer of other is not here any "
-        "more.",
+        wording("other_1_phrase_most_useful_first"),
         "  0 1 2 → 3  (said once)",
     ], "ids mean something else to another tokenizer"
 
@@ -189,7 +189,7 @@ def test_without_a_tokenizer_token_ids_are_shown(
     directory = absent.get(tokenizer, model_directory)
     learn(database, "demo", directory, phrase([10], (1, 2), [3, 4]))
     heading, line = run("show").splitlines()
-    assert heading.startswith("demo: 1 phrase, the most useful first. Token ids are shown")
+    assert heading.startswith(wording("demo_1_phrase_most_useful_first"))
     assert line == "  10 1 2 → 3 4  (said once)"
     assert json.loads(run("show", "--json"))[0]["text"] is None
 
@@ -220,7 +220,7 @@ def test_clear_of_one_model_leaves_the_others(database: Path) -> None:
 def test_numbers_that_no_database_takes(database: Path) -> None:
     learn(database, "demo", None, phrase([1], (1, 2), [3]))
     assert len(run("show", "--limit", "9" * 23).splitlines()) == 2
-    assert "There are no phrases to delete." in run("clear", "--conversation", "9" * 23, "--yes")
+    assert wording("there_phrases_delete") in run("clear", "--conversation", "9" * 23, "--yes")
     assert phrases_kept(database) == {"demo": 1}
 
 
@@ -236,14 +236,14 @@ def test_the_story_of_a_phrase_and_the_end_of_what_a_chat_taught(database: Path,
         store.phrases.learn(pool, [fox])  # where nothing is kept
     assert run("show", "demo").splitlines()[1:] == [
         "  the quick brown →  fox jumps  (said 3 times, last in “A [fox]?␛[2J”)",
-        f"  the⏎ →  straße  (said once, last in conversation {number + 1}, which is gone, guessed right in 2 replies)",
+        wording("stra_e_said_once_last", number=number + 1),
     ]
     assert [(one["served"], one["conversation"]) for one in json.loads(run("show", "--json"))] == [
         (0, number), (2, number + 1)
     ]  # fmt: skip
-    assert "There are no phrases to delete." in run("clear", "--conversation", "99", "--yes")
+    assert wording("there_phrases_delete") in run("clear", "--conversation", "99", "--yes")
     told = run("clear", "demo", "--conversation", str(number), "--yes")
-    assert told == f"Deleted 1 phrase of demo, said last in conversation {number}.\n"
+    assert told == wording("deleted_1_phrase_demo_said_last", number=number)
     assert "fox" not in run("show") and "straße" in run("show")
 
 
@@ -257,7 +257,7 @@ def test_what_a_refused_draft_taught_is_not_called_said(database: Path, model_di
         store.phrases.learn(pool, [], [], [street, fox], conversation=number + 1)
     assert run("show", "demo").splitlines()[1:] == [
         "   quick brown →  fox jumps  (said once, last in “A fox?”)",
-        f"  the⏎ →  straße  (never said, learned from a refused draft, last in conversation {number + 1}, which is gone)",
+        wording("stra_e_never_said_learned_from", number=number + 1),
     ]
     assert [json.loads(line)["uses"] for line in run("export").splitlines()] == [1, 0]
     with Store.open(database, lambda sentence: pytest.fail(sentence)) as store:
@@ -269,7 +269,7 @@ def test_clear_asks_at_a_terminal(database: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(console, "at_a_terminal", lambda: True)
     learn(database, "demo", None, phrase([1], (1, 2), [3]))
     output = run("clear", answer="n\n")
-    assert "Delete 1 phrase of all models?" in output and "Nothing was deleted." in output
+    assert "Delete 1 phrase of all models?" in output and wording("nothing_was_deleted") in output
     assert phrases_kept(database) == {"demo": 1}
     assert "Deleted 1 phrase of demo." in run("clear", "demo", answer="y\n")
     assert phrases_kept(database) == {"demo": 0}

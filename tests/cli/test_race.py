@@ -15,6 +15,7 @@ import pyte
 import pytest
 from clocks import PATIENCE
 from command import called, environment, light_help, sentence
+from golden import wording
 from scripted_models import scripted_model
 
 from localspec.bench.race_view import LIVE, REPLAY, REPLAYED
@@ -33,12 +34,12 @@ def words(tmp_path_factory) -> Path:
     return scripted_model(tmp_path_factory.mktemp("race") / "words", pieces, again=0, context=2000).path
 
 
-DOES_NOT_PAY = "Drafts do not pay here: checking them took longer than they saved."
+DOES_NOT_PAY = wording("drafts_do_pay_here_checking_them")
 FIGURES = (
     r"(?:[\d.]+× faster|\d+ % (?:faster|slower)|as fast) with phrases "
     r"\([\d.]+ and [\d.]+ tokens/s after the first token\)"
 )
-AS_FAST = "Drafts cost as much time as they save here."
+AS_FAST = wording("drafts_cost_much_time_they_save")
 
 
 def race(home: Path, words: Path, *arguments: object):
@@ -50,7 +51,7 @@ def test_without_a_terminal_the_result_is_printed(tmp_path, words):
     done = race(tmp_path, words, "--draft-max", 4)
     assert done.returncode == 0 and done.stderr == ""
     first, *why, last = done.stdout.splitlines()
-    assert re.match(FIGURES, first) and last == "✓ both texts are the same"
+    assert re.match(FIGURES, first) and last == wording("both_texts_are_the_same")
     assert why in ([], [DOES_NOT_PAY], [AS_FAST])  # which of them is a matter of the machine
     assert not (tmp_path / "data").exists(), "a race keeps nothing"
 
@@ -86,7 +87,7 @@ def test_texts_that_differ_are_told(tmp_path, words, monkeypatch):
 
     monkeypatch.setattr(Session, "generate", generate)
     done = race(tmp_path, words, "--draft-max", 4)
-    assert "✓" not in done.stdout and "The texts differ from token 8 on" in done.stdout
+    assert "✓" not in done.stdout and wording("texts_differ_from_token_8") in done.stdout
 
 
 @pytest.mark.slow
@@ -97,7 +98,7 @@ def test_a_recording_can_be_played(tmp_path, words):
     head, *events = map(json.loads, file.read_text("utf-8").splitlines())
     assert head["version"] == 2 and (head["width"], head["height"]) == (80, 24) and "Count!" in head["title"]
     shown = "".join(data for _, _, data in events)
-    assert "plain decoding" in shown and "with phrases" in shown and "✓ both texts are the same" in shown
+    assert "plain decoding" in shown and "with phrases" in shown and wording("both_texts_are_the_same") in shown
 
 
 @pytest.mark.parametrize(
@@ -117,7 +118,7 @@ def test_mistakes_are_one_sentence(tmp_path, arguments, said):
 
 def test_an_empty_prompt_is_none(tmp_path):
     done = called(tmp_path, "race", "  ")
-    assert done.returncode == 2 and "There is no prompt" in sentence(done)
+    assert done.returncode == 2 and wording("there_is_no_prompt_2") in sentence(done)
 
 
 @pytest.mark.slow
@@ -157,7 +158,9 @@ def test_on_a_terminal_it_is_seen_live_and_again(tmp_path, words, columns, lines
     # Where drafts do not pay on the machine it says so, and 60 columns break that sentence and the figures, between words.
     assert re.search(FIGURES, " ".join(shown))
     assert shown[0] == REPLAYED and shown[1].split(" │ ")[1].strip() == "with phrases"
-    assert shown[-1] == "✓ both texts are the same" and [line for line in shown[-5:] if " with phrases (" in line]
+    assert shown[-1] == wording("both_texts_are_the_same") and [
+        line for line in shown[-5:] if " with phrases (" in line
+    ]
     left, right = zip(*(line.split("│") for line in shown if line.count("│") == 1), strict=True)
     assert " ".join(left).count("one two three") == " ".join(right).count("one two three") > 0
 
@@ -192,7 +195,7 @@ def test_one_that_is_ended_leaves_the_screen_as_it_was(tmp_path, words):
 @pytest.mark.parametrize(("size", "variables"), [((100, 9), {}), ((20, 30), {}), ((100, 30), {"TERM": "dumb"})])
 def test_a_terminal_that_cannot_show_it_gets_the_result_alone(tmp_path, words, size, variables):
     code, sent = at_terminal(tmp_path, *size, "-m", words, "-n", 8, "--drafter", "phrases", **variables)
-    assert code == 0 and "✓ both texts are the same" in " ".join(sent.split())
+    assert code == 0 and wording("both_texts_are_the_same") in " ".join(sent.split())
     assert LIVE not in sent and "\x1b[?25l" not in sent
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from command import called
+from golden import wording
 
 from localspec.cli import console, learned
 from localspec.paths import Paths
@@ -43,9 +44,9 @@ def test_at_a_terminal_it_offers_to_delete_its_phrases(home: Path, questions: li
     before = phrases(home)
     result = called(home, "rm", "gone")
     assert (result.returncode, result.stderr) == (0, "") and len(questions) == 2
-    assert questions[1] == f"It also learned {before['gone']} phrases; delete them?"
-    assert f"{before['gone']} phrases that it learned stay until `localspec pool clear gone`." in result.stdout
-    assert "1 conversation with it stay until `localspec history rm`." in result.stdout
+    assert questions[1] == wording("also_learned_phrases_delete_them", before=before["gone"])
+    assert wording("phrases_learned_stay_until", before=before["gone"]) in result.stdout
+    assert wording("n1_conversation_stay_until") in result.stdout
     assert phrases(home) == before and called(home, "run", "hi", "-m", "gone").returncode == 3
     assert called(home, "pool", "clear", "gone", "--yes").returncode == 0
     assert phrases(home) == {**before, "gone": 0}
@@ -54,7 +55,7 @@ def test_at_a_terminal_it_offers_to_delete_its_phrases(home: Path, questions: li
 def test_a_script_says_whether_they_go(home: Path) -> None:
     before = phrases(home)
     result = called(home, "rm", "gone", "--yes")
-    assert result.returncode == 0 and "stay until `localspec pool clear gone`" in result.stdout
+    assert result.returncode == 0 and wording("stay_until_localspec_pool_clear") in result.stdout
     assert phrases(home) == before
     result = called(home, "rm", "here", "--yes", "--phrases")
     assert result.returncode == 0 and f"Deleted {before['here']} phrases." in result.stdout

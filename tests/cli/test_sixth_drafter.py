@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 from command import called, sentence
+from golden import wording
 from machines import Told, machine
 
 from localspec.checkpoint import revision
@@ -168,7 +169,7 @@ def test_it_is_shown_listed_and_chosen_where_it_pays(home: Path, monkeypatch: py
 
 def test_it_is_a_kind_to_train(home: Path) -> None:
     shown = called(home, "train", "--help")
-    assert "toy: shifts the target's last state" in " ".join(shown.stdout.split())
+    assert wording("toy_shifts_target_s_last_state") in " ".join(shown.stdout.split())
 
 
 @pytest.mark.slow
@@ -186,7 +187,7 @@ def test_an_entry_may_name_it_and_a_kind_without_a_row_is_refused(tmp_path: Path
     file.write_text('[mine]\nrepo = "org/model"\n[[mine.drafters]]\nkind = "toy"\n')
     assert called(home, "list").returncode == 0
     file.write_text(file.read_text().replace("toy", "toyy"))
-    assert "did you mean 'toy'" in sentence(called(home, "list"))
+    assert wording("did_you_mean_toy") in sentence(called(home, "list"))
 
 
 REPEAT = '''

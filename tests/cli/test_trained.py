@@ -7,6 +7,7 @@ import pytest
 import torch
 from checkpoints import change_config
 from command import called, sentence
+from golden import wording
 from safetensors.torch import load_file, save_file
 from scripted_models import random_model
 
@@ -99,16 +100,16 @@ def test_other_rules_say_what_they_keep(home, model, trained):
     typical = ask(home, model, "hello", "--json", *warm, "--accept", "typical")
     told = json.loads(typical.stdout)
     assert (told["accept"], told["lossless"]) == ("typical", False)
-    assert "not exactly what the model alone would have written" in typical.stderr
+    assert wording("exactly_what_model_alone_would") in typical.stderr
     assert (
-        "text may differ from that without drafts"
+        wording("text_may_differ_from_without")
         in ask(home, model, "hello", "--stats", *warm, "--accept", "typical").stderr
     )
     drawn = reply(home, model, *warm, "--accept", "rejection")
     assert (drawn["accept"], drawn["lossless"], drawn["exactness"]) == ("rejection", True, "numerical")
     assert told["exactness"] == "numerical", "their text is not that of plain decoding"
     assert (
-        "same probabilities as without drafts"
+        wording("same_probabilities_as_without")
         in ask(home, model, "hello", "--stats", *warm, "--accept", "rejection").stderr
     )
     assert drawn["token_ids"] == reply(home, model, *warm, "--accept", "rejection")["token_ids"]
@@ -117,12 +118,12 @@ def test_other_rules_say_what_they_keep(home, model, trained):
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (["--accept", "typical", "--drafter", "{medusa}"], 2, "no effect at temperature 0"),
+        (["--accept", "typical", "--drafter", "{medusa}"], 2, wording("no_effect_at_temperature_0")),
         (["--accept", "rejection", "--temp", "1", "--drafter", "{medusa}+phrases"], 2, "known distribution"),
         (["--accept", "rejection", "--temp", "1", "--drafter", "phrases"], 2, "known distribution"),
-        (["--accept", "typical", "--temp", "1", "--no-spec"], 2, "no effect without a drafter"),
-        (["--accept", "lucky"], 2, "one of exact, rejection, typical"),
-        (["--drafter", "semy"], 2, "did you mean 'semi'"),
+        (["--accept", "typical", "--temp", "1", "--no-spec"], 2, wording("no_effect_without_a_drafter")),
+        (["--accept", "lucky"], 2, wording("one_of_exact_rejection_typical")),
+        (["--drafter", "semy"], 2, wording("did_you_mean_semi")),
         (["--drafter", "medusa+phrase"], 2, "no drafter 'phrase' (did you mean 'phrases'?)"),
         (["--drafter", "/nowhere/at/all"], 3, "no drafter.json"),
     ],
@@ -173,16 +174,16 @@ def broken(path, how):
     ("how", "code", "said"),
     [
         ("missing tensor", 1, "missing"),
-        ("extra tensor", 1, "not a part of it"),
+        ("extra tensor", 1, wording("not_a_part_of_it")),
         ("shape", 1, "has the shape"),
         ("not a number", 1, "NaN or inf"),
         ("type", 1, "is of type F8_E4M3 where float32 belongs"),
         ("accuracies", 1, "accuracy_by_depth in "),
-        ("option", 1, "must be of type int"),
-        ("unknown option", 1, "did you mean 'heads'"),
-        ("other model", 2, "was made for model"),
-        ("kind", 1, "does not say what the drafter is"),
-        ("cut short", 1, "train the drafter again"),
+        ("option", 1, wording("must_be_of_type_int")),
+        ("unknown option", 1, wording("did_you_mean_heads")),
+        ("other model", 2, wording("was_made_for_model")),
+        ("kind", 1, wording("does_say_what_drafter")),
+        ("cut short", 1, wording("train_the_drafter_again")),
         ("no weights", 3, "lacks drafter.safetensors"),
     ],
 )

@@ -11,6 +11,7 @@ import pytest
 from cli.hub_commands import at, common_cache, home_with_cache, repository
 from clocks import PATIENCE
 from command import called, environment, sentence
+from golden import wording
 from hub_server import Repository, served
 
 from localspec.cli import console, uninstall
@@ -45,10 +46,10 @@ def test_it_deletes_all_that_was_written_and_nothing_else(home: Path) -> None:
     assert (result.returncode, result.stderr) == (0, "")
     assert files(home) == {*mine, home / "here.gguf", *files(home / "model")}
     assert not (home / "config").exists() and not (home / "state").exists()
-    assert f"{home / 'data'} stays, for it holds files that localspec did not write." in result.stdout
-    assert result.stdout.splitlines()[-1].startswith("To remove the program itself: `uv tool uninstall localspec`")
+    assert wording("stays_holds_files_localspec_did", home=home / "data") in result.stdout
+    assert result.stdout.splitlines()[-1].startswith(wording("remove_program_itself_uv_tool"))
     again = called(home, "uninstall", "--yes")
-    assert again.returncode == 0 and again.stdout.startswith("localspec keeps nothing on this machine.")
+    assert again.returncode == 0 and again.stdout.startswith(wording("localspec_keeps_nothing_machine"))
 
 
 def test_it_lists_every_file_that_it_deletes(home: Path) -> None:
@@ -66,7 +67,7 @@ def test_nothing_goes_before_somebody_agrees(home: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(console, "at_a_terminal", lambda: True)
     monkeypatch.setattr(console.typer, "confirm", lambda question: False)
     result = called(home, "uninstall")
-    assert result.returncode == 0 and result.stdout.endswith("Nothing was deleted.\n") and files(home) == before
+    assert result.returncode == 0 and result.stdout.endswith(wording("nothing_was_deleted_2")) and files(home) == before
 
 
 def test_words_are_overwritten_before_they_go(home: Path) -> None:
@@ -93,7 +94,7 @@ def test_what_cannot_be_deleted_is_named(home: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(uninstall, "erase", refuse)
     result = called(home, "uninstall", "--yes")
     database = Paths(home).database
-    assert result.returncode == 1 and f"{database} could not be deleted (Permission denied)" in result.stderr
+    assert result.returncode == 1 and wording("could_deleted_permission_denied", database=database) in result.stderr
     assert database.exists() and not Paths(home).packed.exists()
     monkeypatch.undo()
     assert called(home, "uninstall", "--yes").returncode == 0 and not database.exists()
@@ -147,7 +148,7 @@ def test_fetched_models_go_only_where_that_is_said(tmp_path: Path, monkeypatch: 
             assert at(home, hub, "pull", name).returncode == 0
         result = at(home, hub, "uninstall", "--yes")
         assert result.returncode == 0, result.stderr
-        assert "org/name, in " in result.stdout and "stay in the Hugging Face cache" in result.stdout
+        assert "org/name, in " in result.stdout and wording("stay_hugging_face_cache") in result.stdout
         assert len(list(common_cache(home).glob("models--*"))) == 2 and not Paths(home).data_dir.exists()
         for name in ("org/name", "org/other"):
             assert at(home, hub, "pull", name).returncode == 0

@@ -435,10 +435,10 @@ def test_the_first_draft_of_a_reply_is_not_the_price_of_the_next() -> None:
 def test_the_reason_of_a_choice_without_drafts_holds_for_every_reply() -> None:
     budget = Budget(0, off_reason="phrases would be 9% slower")
     for _ in range(2):
-        assert budget.off_reason == "phrases would be 9% slower"
+        assert budget.off_reason == wording("phrases_would_be_9_slower")
         budget.begin()
     budget.stop("memory ran out")
-    assert budget.off_reason == "phrases would be 9% slower"
+    assert budget.off_reason == wording("phrases_would_be_9_slower")
 
 
 def test_what_a_step_takes_beside_draft_and_forward_counts_as_its_price() -> None:

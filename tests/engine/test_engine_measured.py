@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from golden import wording
 from measured_at_once import at_once
 
 import localspec
@@ -99,8 +100,8 @@ def test_nothing_is_measured_before_the_first_reply(measured, store, tmp_path):
     assert engine.exactness.word("exact") == engine.exactness.label("exact") == "unchecked"
     stages = list(engine.measure())
     assert measured == [f"exactness {AUTO_NODES + 1}", "costs"]
-    assert stages[0] == "checking that drafts leave the text unchanged (once)"
-    assert "timing this model (once): 1 of 1, about 1 s left" in stages
+    assert stages[0] == wording("checking_drafts_leave_text")
+    assert wording("timing_model_once_1_1_about_1_s") in stages
     assert engine.costs == COSTS
     assert engine.exactness.word("exact") == "numerical"
     *_, again = engine.chat([{"role": "user", "content": "Who are you?"}], Sampling(), Limits(20))
@@ -327,7 +328,7 @@ def test_a_store_that_cannot_be_written_costs_a_sentence(measured, store, monkey
     told: list[str] = []
     monkeypatch.setattr(store.measurements, "remember", full)
     assert measured_engine(choice(), store=store, reporter=Reporter(told.append)).costs == COSTS
-    assert told == ["The disk is full: make room."] * 2
+    assert told == [wording("disk_full_make_room")] * 2
 
 
 @pytest.mark.slow

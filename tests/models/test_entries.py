@@ -157,9 +157,9 @@ D = M + '[[m.drafters]]\nkind = "medusa"\n'
         (D + 'repo = "heads"\n', "repo = 'heads' of a drafter of model 'm' in {file} names no repository"),
         # forms
         (M + "forms = 3\n", "forms = 3 of .* must be tables"),
-        (M + 'sha256 = "ab"\n', "sha256 = 'ab' of model 'm' in {file} must be a list of SHA-256 digests"),
-        (M + f'sha256 = ["{"A" * 64}"]\n', "must be a list of SHA-256 digests, each of 64 hexadecimal digits in lower"),
-        (f'[m]\npath = "x"\nsha256 = ["{"a" * 64}"]\n', "Model 'm' in {file} has a path, so an imported file"),
+        (M + 'sha256 = "ab"\n', wording("sha256_ab_model_m_must_list_sha")),
+        (M + f'sha256 = ["{"A" * 64}"]\n', wording("must_list_sha_256_digests_each_64")),
+        (f'[m]\npath = "x"\nsha256 = ["{"a" * 64}"]\n', wording("model_m_path_imported_file")),
         (M + '[[m.forms]]\ngguf = "Q8_0"\n', "A form of model 'm' in {file} has no repo; add the repository"),
         (M + '[[m.forms]]\nrepo = "a/b"\ngguf = "Q8 0"\n', "gguf = 'Q8 0' of a form of .* names no type of GGUF"),
         (M + '[[m.forms]]\nrepo = "b"\ngguf = "Q8_0"\n', "repo = 'b' of a form of .* names no repository"),

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from golden import matching
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -55,7 +56,7 @@ def test_a_name_is_found_by_its_beginning_in_any_case(enter, typed, meant):
 
 def test_a_prefix_of_several_is_refused_with_their_names(enter):
     enter(SMOL, HALF, WHOLE)
-    with pytest.raises(UsageMistake, match=f"'qwen' could be any of {HALF}, {WHOLE}; type more of the name."):
+    with pytest.raises(UsageMistake, match=matching("qwen_could_any_type_more_name", half=HALF, whole=WHOLE)):
         full_name("qwen")
 
 
@@ -142,5 +143,5 @@ def test_addresses_of_the_hub_are_sources(typed, source):
     "typed", ["hf.co/org", "https://huggingface.co/", "https://example.com/org/repo", "hf.co/a/b/c"]
 )
 def test_other_addresses_are_none(typed):
-    with pytest.raises(UsageMistake, match="names no repository of the hub"):
+    with pytest.raises(UsageMistake, match=matching("names_repository_hub")):
         Source.parse(typed)

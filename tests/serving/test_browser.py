@@ -14,6 +14,7 @@ import pyte
 import pytest
 from clocks import PATIENCE, until
 from command import called, localspec
+from golden import wording
 from serving.chromium import PROGRAM, Chromium
 from serving.conftest import start
 
@@ -240,7 +241,7 @@ def test_the_page_and_all_that_it_loads_comes_from_here(shown):
             assert b"url(" not in found.content and b"@import" not in found.content
     policy = answer.headers["Content-Security-Policy"]
     assert "default-src 'none'" in policy and f"connect-src ws://{shown.host};" in policy and "*" not in policy
-    assert "allow-popups" not in policy and "sandbox allow-scripts allow-same-origin" in policy
+    assert "allow-popups" not in policy and wording("sandbox_allow_scripts_allow_same") in policy
     assert answer.headers["Referrer-Policy"] == "no-referrer" and answer.headers["Cache-Control"] == "no-store"
     for outside in (
         "static/../../server.py",
@@ -337,7 +338,7 @@ def test_a_server_that_ends_leaves_no_chat_behind(tmp_path, end):
 def test_without_its_libraries_the_flag_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setattr(browser, "find_spec", lambda name: None)
     found = called(tmp_path, "serve", "-m", "demo", "--ui")
-    assert found.returncode == 2 and found.stdout == "" and "`uv tool install '.[ui]'`" in found.stderr
+    assert found.returncode == 2 and found.stdout == "" and wording("uv_tool_install_ui") in found.stderr
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ import json
 
 import pytest
 from command import called, sentence
+from golden import wording
 from serving.scripted_server import DONE, HELLO, USAGE, answer, ended, said, scripted, stream
 
 from localspec.bench import plot, server_table
@@ -83,17 +84,14 @@ def test_one_alone_and_what_it_does_not_tell(tmp_path, prompts):
     with scripted(HELLO, UNTOLD, UNTOLD) as server:
         found = bench(tmp_path, "--server", server.url, "--prompts", prompts)
     assert (
-        found.returncode == 0
-        and "tells no tokens of its replies" in found.stdout
-        and "speedup" not in found.stdout[:80]
+        found.returncode == 0 and wording("tells_tokens_replies") in found.stdout and "speedup" not in found.stdout[:80]
     )
     with scripted() as server:
         found = bench(tmp_path, "--server", server.url, "--prompts", prompts, "--repeat", "2", "--temp", "1")
         assert len(server.replies) == 5
-    assert (
-        f"at 127.0.0.1:{server.port} gives" in found.stdout
-        and "which servers may have kept" in found.stdout.replace("\n", " ")
-    )
+    assert f"at 127.0.0.1:{server.port} gives" in found.stdout and wording(
+        "which_servers_may_have_kept"
+    ) in found.stdout.replace("\n", " ")
 
 
 def test_prompts_that_one_has_no_room_for_are_left_out_of_all(tmp_path, prompts):
@@ -104,7 +102,7 @@ def test_prompts_that_one_has_no_room_for_are_left_out_of_all(tmp_path, prompts)
         assert [body["messages"][0]["content"] for body in one.replies] == ["Hi", "One?", "Two?", "Two?"]
     with scripted(HELLO, TOO_LONG, TOO_LONG) as server:
         found = bench(tmp_path, "--server", server.url, "--prompts", prompts)
-        assert found.returncode == 2 and "no room for prompt and reply" in sentence(found)
+        assert found.returncode == 2 and wording("room_prompt_reply") in sentence(found)
 
 
 @pytest.mark.parametrize(
@@ -114,7 +112,7 @@ def test_prompts_that_one_has_no_room_for_are_left_out_of_all(tmp_path, prompts)
 )  # fmt: skip
 def test_what_has_no_meaning_there_is_refused_by_name(tmp_path, flags):
     found = bench(tmp_path, "--server", "http://127.0.0.1:9", *flags)
-    assert found.returncode == 2 and f"{flags[0]} has no effect where a server answers" in sentence(found)
+    assert found.returncode == 2 and wording("effect_where_server_answers", flags=flags[0]) in sentence(found)
 
 
 def test_which_servers(tmp_path, prompts):
@@ -123,9 +121,9 @@ def test_which_servers(tmp_path, prompts):
         (tmp_path / "config" / "config.toml").write_text(f'server = "{server.url}"\n')
         assert f"127.0.0.1:{server.port} gives" in bench(tmp_path, "--prompts", prompts).stdout
         wrong = bench(tmp_path, "--prompts", prompts, "-m", "their")
-        assert wrong.returncode == 3 and "did you mean 'there'" in sentence(wrong)
+        assert wrong.returncode == 3 and wording("did_you_mean_there") in sentence(wrong)
         twice = bench(tmp_path, "--server", server.url, "--server", server.url)
-        assert twice.returncode == 2 and "stands there twice" in sentence(twice)
+        assert twice.returncode == 2 and wording("stands_there_twice") in sentence(twice)
         both = bench(tmp_path, "--server", server.url, "--server", "off")
         assert both.returncode == 2 and "contradicts" in sentence(both)
         here = bench(tmp_path, "--server", "off", "-m", "no-such")
@@ -174,5 +172,7 @@ def test_the_page():
         assert plot.figure_of_servers(report(*rows)).count("<rect") == 1 + sum(one["tokens"] > 0 for one in rows)
     assert server_table.label({**report(), "prompts": 1}).startswith("1 prompt ×")
     assert ": 2.0× faster (" in server_table.sentence([row(), faster])
-    assert "no two can be compared" in server_table.sentence([row(), silent])
-    assert "all at once" in server_table.of(report(at_once)) and "none has a speed" in server_table.sentence([silent])
+    assert wording("no_two_can_be_compared") in server_table.sentence([row(), silent])
+    assert wording("all_at_once") in server_table.of(report(at_once)) and wording(
+        "none_has_a_speed"
+    ) in server_table.sentence([silent])

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from damaged_history import COUNT, exchanged, history_in, last_volume, overwritten, written
 from database_files import integrity
+from golden import wording
 
 from localspec.store import salvage
 from localspec.store import store as store_module
@@ -61,7 +62,7 @@ def test_what_can_be_read_comes_over_under_its_own_ids(path: Path, notices: list
         assert store.history.say(None, "more", model="demo", system=None) == (COUNT + 1, COUNT + 1)
         assert store.history.strays() == 0
     [told] = notices
-    assert f"set aside as localspec.db.broken-1; a new one was begun with the {len(kept)} conversations that" in told
+    assert wording("set_aside_localspec_db_broken_1_2", kept=len(kept)) in told
     assert path.with_name("localspec.db.broken-1").read_bytes() == before and integrity(path) == "ok"
     with contextlib.closing(sqlite3.connect(path)) as connection:
         assert connection.execute("SELECT text, server FROM draft").fetchall() == [("typed", "http://one:8000/v1")]
@@ -89,8 +90,8 @@ def test_damage_that_is_found_at_work(path: Path, notices: list[str], monkeypatc
         for number in range(1, COUNT + 1):
             store.history.read(number)
         assert store.path is None
-    assert len(notices) == 1 and "a new one is used, begun with the" in notices[0]
-    assert notices[0].endswith("what is learned in this session is forgotten at its end.")
+    assert len(notices) == 1 and wording("new_one_used_begun") in notices[0]
+    assert notices[0].endswith(wording("what_learned_session_forgotten"))
     assert path.with_name("localspec.db.broken-1").read_bytes() == before
     with Store.open(path, pytest.fail) as store:
         assert len(readable(store)) >= COUNT - 3
@@ -103,7 +104,7 @@ def test_conversations_of_which_the_list_is_lost(path: Path, notices: list[str])
     with Store.open(path, notices.append) as store:
         assert readable(store) == [*range(1, COUNT + 1)]
         assert store.history.latest() == COUNT
-    assert len(notices) == 1 and f"with the {COUNT} conversations that could be read" in notices[0]
+    assert len(notices) == 1 and wording("conversations_could_read", count=COUNT) in notices[0]
 
 
 @pytest.mark.slow
@@ -128,7 +129,7 @@ def test_the_list_of_conversations_in_the_place_of_another_table(path: Path, not
         assert {info.model for info in store.history.conversations()} <= {"demo", ""}
         written(store)
     assert path.with_name("localspec.db.broken-1").read_bytes() == before
-    assert len(notices) == 1 and f"begun with the {COUNT} conversations that could be read" in notices[0]
+    assert len(notices) == 1 and wording("begun_conversations_could_read", count=COUNT) in notices[0]
 
 
 def test_a_page_of_turns_in_the_place_of_another_table(path: Path, notices: list[str]) -> None:
@@ -145,8 +146,8 @@ def test_a_page_of_turns_in_the_place_of_another_table(path: Path, notices: list
     with Store.open(path, notices.append) as store:
         kept = readable(store)
         assert len(kept) == COUNT - 1 == len(store.history.conversations())
-    assert len(notices) == 1 and "was set aside" in notices[0]
-    assert f"with the {len(kept)} conversations that could be read" in notices[0]
+    assert len(notices) == 1 and wording("was_set_aside") in notices[0]
+    assert wording("conversations_could_read_2", kept=len(kept)) in notices[0]
 
 
 def test_a_page_that_seems_to_end_a_table_does_not_hide_what_is_before_it() -> None:
@@ -171,8 +172,8 @@ def test_it_takes_some_seconds_at_most(
     with Store.open(path, notices.append) as store:
         found = len(store.history.conversations())
     assert (0 < found < COUNT) == came and len(notices) == 1
-    assert ("; the rest is in the old one." in notices[0]) == came
-    assert notices[0].endswith("a new one was begun.") != came
+    assert (wording("rest_old_one") in notices[0]) == came
+    assert notices[0].endswith(wording("a_new_one_was_begun")) != came
 
 
 def test_what_an_earlier_version_wrote_stays_where_it_is(path: Path, tmp_path: Path) -> None:
@@ -185,7 +186,7 @@ def test_what_an_earlier_version_wrote_stays_where_it_is(path: Path, tmp_path: P
         source.execute(f"PRAGMA user_version = {len(MIGRATIONS) - 1}")
         assert salvage.salvage(source, target) == ""
         source.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
-        assert salvage.salvage(source, target) == f"with the {COUNT} conversations that could be read"
+        assert salvage.salvage(source, target) == wording("conversations_could_read", count=COUNT)
 
 
 def test_a_version_that_cannot_be_costs_no_conversation(path: Path, notices: list[str]) -> None:
@@ -194,10 +195,7 @@ def test_a_version_that_cannot_be_costs_no_conversation(path: Path, notices: lis
     with Store.open(path, notices.append) as store:
         assert readable(store) == [*range(1, COUNT + 1)]
     [told] = notices
-    assert (
-        f"its version is -2147483640) and was set aside as localspec.db.broken-1; a new one was begun with the {COUNT} c"
-        in told
-    )
+    assert wording("version_2147483640_set_aside", count=COUNT) in told
 
 
 def test_tables_of_another_version_than_the_file_says(tmp_path: Path, notices: list[str]) -> None:
@@ -206,6 +204,4 @@ def test_tables_of_another_version_than_the_file_says(tmp_path: Path, notices: l
         connection.execute("PRAGMA user_version = 1")
     with Store.open(path, notices.append) as store:
         assert store.path == path
-    assert [told.partition(" is broken (")[2] for told in notices] == [
-        "no such table: phrase) and was set aside as localspec.db.broken-1; a new one was begun."
-    ]
+    assert [told.partition(" is broken (")[2] for told in notices] == [wording("such_table_phrase_set_aside")]

@@ -185,7 +185,7 @@ def test_an_answer_that_comes_out_the_same_makes_no_branch(chat):
         await pilot.press("f5")
         await until(pilot, lambda: talk.replies() == ["Second."] and talk.idle())
         await pilot.press("f5")
-        await until(pilot, lambda: "came out the same" in " ".join(talk.screen_text().split()) and talk.idle())
+        await until(pilot, lambda: wording("came_out_the_same") in " ".join(talk.screen_text().split()) and talk.idle())
         assert talk.replies() == ["Second."], "an older answer is one of those before"
         await say(pilot, "two")
         await until(pilot, lambda: talk.replies() == ["Second.", "After."] and talk.idle())

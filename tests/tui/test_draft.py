@@ -7,6 +7,7 @@ import threading
 
 import psutil
 import pytest
+from golden import wording
 from tui.scripted_engine import say, talked, until
 
 from localspec.config import Settings
@@ -50,7 +51,7 @@ def test_what_waits_and_what_is_typed_survive_a_crash(chat, another_process):
 
     async def story(pilot):
         await until(pilot, lambda: talk.typed == "waits\n\nhalf\ntyped")
-        assert "Restored your unsent draft." in talk.screen_text()
+        assert wording("restored_your_unsent_draft") in talk.screen_text()
         await pilot.press("enter")
         await until(pilot, lambda: talk.prompts() == ["waits\n\nhalf\ntyped"] and talk.idle())
         await until(pilot, lambda: kept(talk) == [])
@@ -121,7 +122,7 @@ def test_a_signal_loses_nothing(tmp_path, number):
     os.kill(terminal.process.pid, getattr(signal, number))
     terminal.ends()
     again = scripted_chat(tmp_path, "[]", "-c")
-    again.shows("waits", "half typed", "Restored your unsent draft.")
+    again.shows("waits", "half typed", wording("restored_your_unsent_draft"))
     again.send("\x11")
     again.ends()
 
@@ -152,7 +153,7 @@ def test_a_draft_belongs_to_the_conversation_in_which_it_was_typed(chat, another
         await until(pilot, lambda: "Your unsent draft waits in “one” (ctrl+r)." in " ".join(talk.screen_text().split()))
         assert talk.typed == ""
         await say(pilot, "/resume 1")
-        await until(pilot, lambda: talk.typed == "half" and "Restored your unsent draft." in talk.screen_text())
+        await until(pilot, lambda: talk.typed == "half" and wording("restored_your_unsent_draft") in talk.screen_text())
         await pilot.press("ctrl+n")
         await until(pilot, lambda: talk.prompts() == [] and talk.typed == "")
         await say(pilot, "/resume 1")

@@ -6,6 +6,7 @@ from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import pytest
+from golden import wording
 from slow_cases import some
 from textual.binding import Binding
 from textual.pilot import Pilot
@@ -85,34 +86,36 @@ def placeholder(talk: ScriptedChat) -> str:
 
 TABLE = {
     "screens": [
-        Deed(("Every command, to search in",), lambda talk: "colours" not in placeholder(talk) != "", (), ESCAPE),
+        Deed(
+            (wording("every_command_to_search_in"),), lambda talk: "colours" not in placeholder(talk) != "", (), ESCAPE
+        ),
         Deed(("Choose other colours",), lambda talk: "colours" in placeholder(talk), (), ESCAPE),
-        opens(ConversationsScreen, "Go on with an earlier conversation", "/resume"),
-        opens(ModelsScreen, "Let another model answer", "/model"),
-        opens(SystemPromptScreen, "Set the system prompt", "/system"),
-        opens(SamplingScreen, "Change how replies are sampled", "/set"),
-        opens(XRayScreen, "See who proposed each token of a reply", "/xray"),
-        opens(RaceScreen, "Let the model race against itself without drafts", "/race"),
-        opens(PhrasesScreen, "See the phrases that are kept", "/phrases"),
+        opens(ConversationsScreen, wording("go_earlier_conversation"), "/resume"),
+        opens(ModelsScreen, wording("let_another_model_answer_2"), "/model"),
+        opens(SystemPromptScreen, wording("set_the_system_prompt"), "/system"),
+        opens(SamplingScreen, wording("change_how_replies_are_sampled"), "/set"),
+        opens(XRayScreen, wording("see_who_proposed_each_token_reply"), "/xray"),
+        opens(RaceScreen, wording("let_model_race_against_itself"), "/race"),
+        opens(PhrasesScreen, wording("see_phrases_kept"), "/phrases"),
     ],
     "reading": [
-        Deed(("Show or hide all keys and commands", "/help"), lambda talk: talk.app.query(KeysPanel), (), ESCAPE),
-        Deed(("Show or hide the panel of figures",), lambda talk: talk.app.query_one(SidePanel).display, (), ("f4",)),
+        Deed((wording("show_hide_all_keys_commands"), "/help"), lambda talk: talk.app.query(KeysPanel), (), ESCAPE),
+        Deed((wording("show_hide_panel_figures"),), lambda talk: talk.app.query_one(SidePanel).display, (), ("f4",)),
         Deed(
-            ("Find words in this conversation", "/find"),
+            (wording("find_words_in_this_conversation"), "/find"),
             lambda talk: talk.app._chat.query_one(FindLine).display,
             (),
             ESCAPE,
         ),
-        Deed(("Copy the last reply, or the message in focus",), lambda talk: talk.app.clipboard == LAST),
-        Deed(("Copy the code of a reply by itself",), lambda talk: talk.app.clipboard == "ls"),
-        Deed(("Show or fold what was thought",), lambda talk: "So it is." in talk.screen_text(), (), ("alt+t",)),
-        Deed(("Let the model think before it answers, or not",), lambda talk: "· thinking" in talk.screen_text()),
-        Deed(("To the message above",), at_the_last_reply, (), ESCAPE),
-        Deed(("To the message below", "Back to where one types"), at_the_prompt, ("alt+up",)),
+        Deed((wording("copy_last_reply_message_focus"),), lambda talk: talk.app.clipboard == LAST),
+        Deed((wording("copy_code_reply_itself"),), lambda talk: talk.app.clipboard == "ls"),
+        Deed((wording("show_fold_what_thought"),), lambda talk: "So it is." in talk.screen_text(), (), ("alt+t",)),
+        Deed((wording("let_model_think_before_answers"),), lambda talk: "· thinking" in talk.screen_text()),
+        Deed((wording("to_the_message_above"),), at_the_last_reply, (), ESCAPE),
+        Deed((wording("to_the_message_below"), wording("back_to_where_one_types")), at_the_prompt, ("alt+up",)),
         Deed(("Scroll up",), scrolled_up, (), ("ctrl+end",)),
         Deed(
-            ("Scroll down", "To the end of the conversation"),
+            ("Scroll down", wording("end_conversation")),
             lambda talk: not scrolled_up(talk),
             ("pageup",),
             ("ctrl+end",),
@@ -122,45 +125,45 @@ TABLE = {
     ],
     "typing": [
         Deed(("Break the line",), lambda talk: "\n" in talk.typed, ("a",), EMPTY),
-        Deed(("Line up, or earlier prompt",), lambda talk: talk.typed == "two", (), ("down",)),
-        Deed(("Line down, or later prompt",), lambda talk: talk.typed == "", ("up",)),
-        Deed(("End of the line, then of the conversation",), cursor_at_the_end, ("a", "b", "home"), EMPTY),
-        Deed(("Complete the command or the path",), lambda talk: talk.typed.strip() == "/new", ("/", "n"), EMPTY),
+        Deed((wording("line_up_or_earlier_prompt"),), lambda talk: talk.typed == "two", (), ("down",)),
+        Deed((wording("line_down_or_later_prompt"),), lambda talk: talk.typed == "", ("up",)),
+        Deed((wording("end_line_then_conversation"),), cursor_at_the_end, ("a", "b", "home"), EMPTY),
+        Deed((wording("complete_command_path"),), lambda talk: talk.typed.strip() == "/new", ("/", "n"), EMPTY),
         Deed(
-            ("Close the list of commands",),
+            (wording("close_the_list_of_commands"),),
             lambda talk: talk.typed and not talk.app._chat.query_one(Suggestions).display,
             ("/",),
             EMPTY,
         ),
         Deed(
-            ("Select all: what is typed next takes its place, and Delete clears it",),
+            (wording("select_all_what_typed_next_takes"),),
             lambda talk: talk.app._chat.query_one(Prompt).selected_text == "ab",
             ("a", "b"),
             EMPTY,
         ),
         Deed(
-            ("Delete to the beginning of the line, then the line break",),
+            (wording("delete_beginning_line_then_line"),),
             lambda talk: talk.typed == "",
             ("a", "b"),
             EMPTY,
         ),
-        Deed(("Write in your own editor",), lambda talk: talk.typed == "edited", (), EMPTY),
+        Deed((wording("write_in_your_own_editor"),), lambda talk: talk.typed == "edited", (), EMPTY),
         Deed(("Send",), lambda talk: talk.prompts()[-1] == "hi", ("h", "i")),
     ],
     "another": [
-        Deed(("Change the last prompt, or the one in focus", "/edit"), lambda talk: talk.typed == "two", (), ESCAPE),
-        Deed(("Another answer to the last prompt", "/again"), lambda talk: talk.replies()[-1] == "Half."),
+        Deed((wording("change_last_prompt_one_focus"), "/edit"), lambda talk: talk.typed == "two", (), ESCAPE),
+        Deed((wording("another_answer_last_prompt"), "/again"), lambda talk: talk.replies()[-1] == "Half."),
     ],
-    "new": [Deed(("Begin a new conversation", "/new"), lambda talk: talk.prompts() == [])],
+    "new": [Deed((wording("begin_a_new_conversation"), "/new"), lambda talk: talk.prompts() == [])],
     "stopping": [
         Deed(
-            ("Stop the reply; what was said stays", "Copy what is selected, or stop"),
+            (wording("stop_reply_what_said_stays"), wording("copy_what_selected_stop")),
             lambda talk: talk.live == "stopping",
         ),
     ],
     "leaving": [
         Deed(
-            ("Leave; what was said stays kept", "Quit, on an empty prompt", "/quit"),
+            (wording("leave_what_said_stays_kept"), wording("quit_on_an_empty_prompt"), "/quit"),
             lambda talk: not talk.app.is_running,
         ),
     ],

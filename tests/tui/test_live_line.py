@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from golden import wording
 from rich.cells import cell_len
 from tui.scripted_engine import talked, until
 
@@ -98,8 +99,8 @@ def test_a_warning_without_figures_ends_in_no_dot(chat):
         await until(pilot, talk.idle)
         line = talk.app._chat._live
         line.show_figures(Figures(), "it repeats itself")
-        assert str(line.render()) == "it repeats itself"
+        assert str(line.render()) == wording("it_repeats_itself")
         line.show_figures(KNOWN, "it repeats itself")
-        assert str(line.render()).startswith("it repeats itself · 61 tok/s")
+        assert str(line.render()).startswith(wording("repeats_itself_61_tok_s"))
 
     talk.play(story)

@@ -3,6 +3,7 @@
 import threading
 
 import pytest
+from golden import wording
 from textual.widgets import Input
 from tui.scripted_engine import say, until
 
@@ -23,7 +24,7 @@ def test_set_holds_from_the_next_reply_on(chat):
         await say(pilot, "/set temperature 0.5")
         await say(pilot, "/set max-tokens 9")
         await until(pilot, lambda: "temperature 0.5 · max-tokens 9" in talk.screen_text().splitlines()[0])
-        assert "from the next reply on" not in talk.screen_text(), "which one sees"
+        assert wording("from_the_next_reply_on") not in talk.screen_text(), "which one sees"
         await say(pilot, "/set max_tokens")
         await until(pilot, lambda: "max-tokens 9 /set" in talk.screen_text())
         await say(pilot, "second")
@@ -48,7 +49,7 @@ def test_it_is_told_where_one_would_not_see_it(chat, why):
         else:
             for line in ("temperature 0.5", "max-tokens 9", "seed 12345", "min-p 0.05"):
                 await say(pilot, f"/set {line}")
-        await until(pilot, lambda: "It holds from the next reply on." in talk.screen_text())
+        await until(pilot, lambda: wording("holds_from_next_reply") in talk.screen_text())
         gate.set()
         await until(pilot, talk.idle)
 
@@ -120,7 +121,7 @@ def test_escape_leaves_sampling_as_it_was_and_what_was_typed_comes_back(chat):
         assert await opened(pilot) == ([], False)
         await pilot.press("escape")
         await until(pilot, lambda: not isinstance(talk.app.screen, SamplingScreen))
-        assert "what you typed" not in talk.screen_text(), "nothing was"
+        assert wording("what_you_typed") not in talk.screen_text(), "nothing was"
         await opened(pilot)
         await pilot.press(*"1.5", "escape")
         await until(pilot, lambda: "what you typed is there again with f3." in talk.screen_text())
@@ -144,7 +145,7 @@ def test_what_was_set_while_the_first_model_loads_is_taken_back_where_it_contrad
         await until(pilot, lambda: "top-k 5" in talk.screen_text().splitlines()[0])
         gate.set()
         await until(pilot, talk.idle)
-        await until(pilot, lambda: "Sampling is what it was at the beginning." in talk.screen_text())
+        await until(pilot, lambda: wording("sampling_what_beginning") in talk.screen_text())
 
     talk.play(story, ready=False)
     assert talk.app.failure is None

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from golden import wording
 from rich.cells import cell_len
 from tui.scripted_engine import say, until
 
@@ -86,7 +87,7 @@ def test_what_it_shows(chat):
             panel(talk).show(replace(FIGURES, tokens=6 * number, seconds=number / 10))
         for part in (
             "61 tok/s · 3.1 tokens/step", "██████", "2.4× faster, 4.9 s saved", "past replies  ████", "41%",
-            "first token right: 82 %", "int8 on cpu", "context 1,204 of 4,096 tokens", "same text as without drafts ✓",
+            "first token right: 82 %", "int8 on cpu", "context 1,204 of 4,096 tokens", wording("same_text_as_without_drafts"),
             "▇▇ ▅▅ ▃▃", "weights █", "2.0 GiB", "drafter ▏", "free    ██",
         ):  # fmt: skip
             await until(pilot, lambda part=part: part in talk.screen_text())
@@ -96,7 +97,7 @@ def test_what_it_shows(chat):
         page = " ".join(line.split("│")[-1].strip() for line in talk.screen_text().splitlines())
         assert f"drafting paused: {off.replace(chr(27), '␛')}" in page
         panel(talk).show(replace(FIGURES, tokens=2, speedup=None, saved_seconds=None))  # another reply
-        await until(pilot, lambda: "speedup not known yet" in talk.screen_text())
+        await until(pilot, lambda: wording("speedup_not_known_yet") in talk.screen_text())
         assert len(panel(talk)._moments) == 1
         panel(talk).show(replace(FIGURES, tokens=3, speedup=None, saved_seconds=None, acceptance_by_depth=()))
         await until(pilot, lambda: "nothing was drafted" in talk.screen_text())
@@ -117,7 +118,7 @@ def test_a_section_is_as_high_as_what_it_says_whoever_asks_meanwhile_where_all_s
     async def story(pilot):
         panel(talk).add_class("-open")
         panel(talk).show(replace(FIGURES, tokens=1, seconds=0.5, speedup=None, saved_seconds=None))
-        await until(pilot, lambda: "speedup not known yet" in talk.screen_text())
+        await until(pilot, lambda: wording("speedup_not_known_yet") in talk.screen_text())
         panel(talk).show(replace(FIGURES, tokens=2, seconds=1, saved_seconds=None))
         compositor = talk.app.screen_stack[0]._compositor
         panel(talk)._clear_arrangement_cache()  # as by another section that changed
@@ -172,7 +173,7 @@ def test_where_nothing_is_told_it_takes_no_room(chat):
         panel(talk).show(Figures())
         await until(pilot, lambda: not panel(talk).display)
         await pilot.press("f4")
-        await until(pilot, lambda: "no figures to show yet" in talk.screen_text())
+        await until(pilot, lambda: wording("no_figures_to_show_yet") in talk.screen_text())
         panel(talk).show(Figures(tokens=4, tokens_per_second=3.0))
         await until(pilot, lambda: "3.0 tok/s" in talk.screen_text() and panel(talk).display)
 

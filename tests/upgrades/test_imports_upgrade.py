@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from command import called, environment
+from golden import wording
 
 from localspec.engine.saved_phrases import SavedPhrases
 from localspec.events import Reporter
@@ -183,7 +184,7 @@ def test_a_full_disk_leaves_them_where_they_are_and_they_answer(
         monkeypatch.setattr(only_copies.os, "fsync", full)
     result = called(home, "run", "hello again", "-m", "gone", *AS_THEN)
     assert result.returncode == 0 and result.stderr.count("\n") == 1
-    assert "is the only copy of a model and stays in the cache directory" in result.stderr
+    assert wording("only_copy_model_stays_cache") in result.stderr
     assert contents(Paths(home).packed) == before and list(Paths(home).imports.iterdir()) == []
     monkeypatch.undo()
     assert called(home, "run", "hello again", "-m", "gone", *AS_THEN).stdout == result.stdout
@@ -221,6 +222,8 @@ def test_an_import_that_cannot_be_read_stays_and_is_named(home: Path) -> None:
     damaged = file.read_bytes()[:-1]
     file.write_bytes(damaged)
     result = called(home, "list")
-    assert result.returncode == 0 and f"{file.name} is left out: The packed file {file} is damaged" in result.stderr
+    assert (
+        result.returncode == 0 and wording("left_out_packed_file_damaged", name=file.name, file=file) in result.stderr
+    )
     assert called(home, "run", "hi", "-m", "here", "-n", "1", "--no-log").returncode == 0
     assert called(home, "doctor", "--help").returncode == 0 and file.read_bytes() == damaged

@@ -46,7 +46,7 @@ def test_a_reply_is_kept_with_how_it_was_made(run, home, hello, tmp_path):
     assert (conversation.system, conversation.info.model) == ("Be kind.", str(hello.path))
     assert conversation.info.title == "hi" and began <= conversation.turns[0].asked <= time.time()
     assert (conversation.turns[0].typed, conversation.turns[0].files) == (
-        "hi", ("the files of --file", "standard input (2 bytes)")
+        "hi", (wording("the_files_of_file_2"), "standard input (2 bytes)")
     )  # fmt: skip
     figures = conversation.turns[0].figures
     assert (figures["seed"], figures["completion_tokens"]) == (7, len(hello.ids))
@@ -95,7 +95,7 @@ def test_a_chat_goes_on_with_no_pipe_and_run_with_none_of_a_chat(run, home, hell
     for name in ("at_a_terminal", "seen"):
         monkeypatch.setattr(run_module, name, lambda: False)
         run("-m", hello.path, f"not {name}")
-        assert (latest("last"), latest("last of run")) == ("at a terminal", f"not {name}")
+        assert (latest("last"), latest("last of run")) == (wording("at_a_terminal"), f"not {name}")
         monkeypatch.setattr(run_module, name, lambda: True)
     with Store.open(Paths(home).database, pytest.fail) as store:
         store.history.say(None, "a chat", model=str(hello.path), system=None)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from cli.run.run_command import SHAPE, assert_consistent, assert_shape, decoded, refused
+from golden import wording
 from measured_at_once import at_once
 from scripted_models import random_model
 
@@ -67,7 +68,7 @@ def inexact(home: Path, lived_in: Callable[..., Path], monkeypatch: pytest.Monke
 
 def test_what_no_self_test_has_found_is_not_said(run, home, hello, inexact):
     """A reply never waits for the self-test; what one found before is said."""
-    for word, label in (("unchecked", "not checked yet"), ("numerical", "same text, except for rounding")):
+    for word, label in (("unchecked", "not checked yet"), ("numerical", wording("same_text_except_for_rounding"))):
         result = run("-m", hello.path, "hi", "--stream-json", "--stats")
         start, *_, end = (json.loads(line) for line in result.out.splitlines())
         assert start["exactness"] == end["exactness"] == word
@@ -88,7 +89,7 @@ def test_exact_where_it_cannot_be_had_is_refused(run, hello, inexact, monkeypatc
 
 @pytest.mark.slow
 def test_the_figures_name_the_precision(run, hello):
-    assert "int8 on cpu · same text as without drafts ✓ · " in run("-m", hello.path, "hi", "--stats", "--exact").err
+    assert wording("int8_cpu_same_text_without_drafts") in run("-m", hello.path, "hi", "--stats", "--exact").err
     assert "int8 on cpu" in run("-m", hello.path, "hi", "--stats", "--quantize", "int8").err
 
 
@@ -98,6 +99,6 @@ def test_only_exact_waits_for_a_measurement(run, first_start, hello, monkeypatch
     monkeypatch.setattr(run_module.Progress, "show", lambda self, what: shown.append(what))
     for arguments, measured in (((), False), (("--exact",), True), (("--exact",), False)):
         assert run("-m", hello.path, "hi", "--drafter", "phrases", *arguments).code == 0
-        assert any("checking that drafts leave the text unchanged (once)" in what for what in shown) is measured, shown
+        assert any(wording("checking_drafts_leave_text") in what for what in shown) is measured, shown
         assert not any("timing" in what for what in shown)
         shown.clear()

@@ -5,9 +5,10 @@ import sys
 
 import pytest
 from cli.run.run_command import process
+from golden import wording
 from scripted_models import scripted_model
 
-SENTENCE = "localspec: stopped: the reply repeated itself; --temp 0.7 lets it vary."
+SENTENCE = wording("localspec_stopped_reply_repeated")
 
 
 @pytest.mark.slow

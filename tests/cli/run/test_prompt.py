@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from cli.run.run_command import process, refused, tokens_of
+from golden import matching, wording
 from scripted_models import FRAME, scripted_model
 
 from localspec.chat.attachments import joined
@@ -54,7 +55,7 @@ def test_the_words_of_the_prompt(monkeypatch, tmp_path):
     assert prompt("\udcff\ud800x", b"piped") == "\ufffd\ufffdx\n\n```\npiped\n```\n\n\ufffd\ufffdx"
     file.write_bytes(b"\xef\xbb\xbf\xef\xbb\xbfnotes")  # a second mark is part of the text
     assert prompt("hi", b"\xef\xbb\xbfpiped", (file,)) == "hi\n\n\ufeffnotes\n\n```\npiped\n```\n\nhi"
-    for piped, said in ((b"\xe2\x82", "is not UTF-8 text"), (b"a\0b", "holds NUL bytes, so it is no text")):
+    for piped, said in ((b"\xe2\x82", wording("is_not_utf_8_text")), (b"a\0b", wording("holds_nul_bytes_text"))):
         with pytest.raises(run_module.UsageMistake, match=f"^Standard input {said}; pipe text in"):
             prompt("hi", piped)
 
@@ -80,14 +81,14 @@ def test_what_cannot_be_read(run, tmp_path, hello, monkeypatch):
     binary.write_bytes(b"\x89PNG\r\n\x1a\n")
     refused(run("-m", hello.path, "-f", binary, "hi"), 2, "picture.png", "UTF-8")
     binary.write_bytes(b"words\0")
-    refused(run("-m", hello.path, "-f", binary, "hi"), 2, "picture.png", "holds NUL bytes, so it is no text")
-    refused(run("-m", hello.path, "-f", "", "hi"), 2, "'' is not the name of a file")
+    refused(run("-m", hello.path, "-f", binary, "hi"), 2, "picture.png", wording("holds_nul_bytes_text"))
+    refused(run("-m", hello.path, "-f", "", "hi"), 2, wording("name_file"))
     refused(run("-m", hello.path, "-f", tmp_path / "gone.txt", "hi"), 2, "gone.txt", "No such file")
     refused(run("-m", hello.path, "-f", tmp_path, "hi"), 2, str(tmp_path), "directory")
     with open(tmp_path / "write-only", "wb") as stream:
         reader = io.TextIOWrapper(io.BufferedReader(io.FileIO(os.dup(stream.fileno()), "r")))
         monkeypatch.setattr(sys, "stdin", reader)
-        with pytest.raises(run_module.UsageMistake, match="Standard input cannot be read"):
+        with pytest.raises(run_module.UsageMistake, match=matching("standard_input_cannot_be_read")):
             run_module._prompt("hi", "")
 
 
@@ -113,5 +114,5 @@ def test_a_model_without_a_chat_template_is_told(run, tmp_path):
     assert run("-m", base.path, "Once", "--no-log") == (
         0,
         base.text + "\n",
-        "localspec: this model has no chat template, so it goes on with what you write, and may not answer it.\n",
+        wording("localspec_model_chat_template"),
     )
