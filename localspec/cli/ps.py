@@ -1,7 +1,5 @@
 """localspec ps"""
 
-import socket
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,7 +9,7 @@ from localspec.cli.console import print_json, table, width
 from localspec.environment import home
 from localspec.paths import Paths
 from localspec.quantities import size
-from localspec.serving.over_socket import CONNECT_SECONDS, Gone, lines, process_at
+from localspec.serving.over_socket import Gone, lines, process_listening
 from localspec.text import one_line
 
 app = typer.Typer()
@@ -21,7 +19,7 @@ app = typer.Typer()
 def ps(as_json: Annotated[bool, typer.Option("--json", help="One JSON value instead of a table.")] = False) -> None:
     """The models that `localspec serve` has loaded, with their memory, and where it answers."""
     place = Paths(home()).socket
-    process = _process(place)
+    process = process_listening(place) if place.exists() else None
     loaded = [] if process is None else _loaded(place)
     if as_json:
         print_json({"process": process, "socket": str(place) if process else None, "models": loaded})
@@ -35,15 +33,6 @@ def ps(as_json: Annotated[bool, typer.Option("--json", help="One JSON value inst
     else:
         typer.echo("No model is loaded; the next request loads one.")
     typer.echo(one_line(f"Process {process} answers at {place}"))
-
-
-def _process(place: Path) -> int | None:
-    """Return the process that answers at this socket; None where there is none."""
-    with suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
-        connection.settimeout(CONNECT_SECONDS)
-        connection.connect(str(place))
-        return process_at(connection)
-    return None
 
 
 def _loaded(place: Path) -> list[dict[str, Any]]:

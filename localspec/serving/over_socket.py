@@ -48,13 +48,18 @@ def process_at(connection: Any) -> int | None:
     return int(number)
 
 
-def stop_it(place: Path) -> str:
-    """How the server at this socket is stopped, as a part of a sentence."""
-    number = None
+def process_listening(place: Path) -> int | None:
+    """Return the process that listens at this socket; None where there is none."""
     with suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(CONNECT_SECONDS)
         connection.connect(os.fspath(place))
-        number = process_at(connection)
+        return process_at(connection)
+    return None
+
+
+def stop_it(place: Path) -> str:
+    """How the server at this socket is stopped, as a part of a sentence."""
+    number = process_listening(place)
     return f"stop process {number} first (kill {number})" if number else "stop that one first"
 
 

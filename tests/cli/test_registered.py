@@ -127,7 +127,7 @@ def test_a_damaged_model_is_not_chosen(home, hub):
     shutil.rmtree(home / "hf" / "hub" / "models--org--name" / "blobs")
     shutil.rmtree(home / "cache" / "packed")  # from which it would still answer
     result = at(home, hub, "run", "hi", "-n", "2", "--no-log")
-    assert result.returncode == 0 and "no model named, so the small demo model answers" in result.stderr
+    assert result.returncode == 0 and "The embedded demo model answers" in result.stderr
 
 
 @pytest.mark.slow

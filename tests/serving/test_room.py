@@ -20,7 +20,7 @@ ASKED = Asked("demo", [{"role": "user", "content": "Hi"}], None, {})
 class Models:
     """Of which each call does what it is told, once there is a request."""
 
-    names = ()
+    loaded = ()
 
     def __init__(self, rest=lambda: None, get=lambda name: None):
         self.rest, self.get = rest, get

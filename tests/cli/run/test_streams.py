@@ -16,6 +16,8 @@ from clocks import PATIENCE
 from command import environment
 from scripted_models import scripted_model
 
+from localspec.chat.start import DEMO
+
 # Runs the program where nothing can reach the network, and looks at what it imported.
 OFFLINE = """
 import sys
@@ -96,7 +98,8 @@ def test_notices(run, home, hello, monkeypatch):
     (home / "config" / "models.toml").write_text(f'[demo]\npath = "{hello.path}"\n')
     result = run("hi")
     assert (result.code, result.out) == (0, hello.text + "\n")
-    assert result.err == "localspec: no model named, so the small demo model answers; choose one with -m.\n"
+    assert result.err == f"localspec: {DEMO}\n"
+    assert run("hi").err == ""  # once a day
     assert run("hi", "-m", "demo").err == ""
 
 
