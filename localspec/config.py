@@ -290,9 +290,15 @@ def nearest(name: str, names: Iterable[str]) -> str:
     """' (did you mean …?)' with the most similar of `names`, or nothing."""
     spelled = {known.lower().replace("-", "_"): known for known in names}
     wanted = name.lower().replace("-", "_")
-    begun = [one for one in spelled if one.startswith(wanted)] if len(wanted) > 1 else []
-    found = get_close_matches(wanted, begun, n=1, cutoff=0.0) or get_close_matches(wanted, spelled, n=1, cutoff=SIMILAR)
+    sure = [one for one in spelled if _surely_meant(wanted, one)]
+    found = get_close_matches(wanted, sure, n=1, cutoff=0.0) or get_close_matches(wanted, spelled, n=1, cutoff=SIMILAR)
     return f" (did you mean {spelled[found[0]]!r}?)" if found else ""
+
+
+def _surely_meant(wanted: str, name: str) -> bool:
+    """Return whether a name has the same letters in another order, or one of the two begins with the other."""
+    begins = min(len(wanted), len(name)) > 2 and (name.startswith(wanted) or wanted.startswith(name))
+    return begins or (len(wanted) > 1 and sorted(wanted) == sorted(name))
 
 
 def _as_typed(value: object, text: str) -> str:

@@ -19,7 +19,7 @@ app = typer.Typer()
 def ps(as_json: Annotated[bool, typer.Option("--json", help="One JSON value instead of a table.")] = False) -> None:
     """The models that `localspec serve` has loaded, with their memory, and where it answers."""
     place = Paths(home()).socket
-    process = server_process(place)
+    process = server_process(place) if place.exists() else None
     loaded = [] if process is None else _loaded(place)
     if as_json:
         print_json({"process": process, "socket": str(place) if process else None, "models": loaded})

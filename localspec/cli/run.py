@@ -162,7 +162,8 @@ def _model_and_prompt(flags: SharedFlags, words: Sequence[str]) -> tuple[SharedF
         if model in known():
             return flags.with_model(model), words[1]
         raise UsageMistake(f"There is no model {words[0]!r} here; put quotation marks around the prompt.")
-    raise UsageMistake(f"A prompt is one argument, and you gave {len(words)}; put quotation marks around it.")
+    more = " ".join(words[1:])
+    raise UsageMistake(f"Words follow the prompt {words[0]!r} ({more}); put quotation marks around the prompt.")
 
 
 def _prompt(argument: str | None, files: str) -> Written:

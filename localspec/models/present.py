@@ -2,10 +2,13 @@
 
 import json
 from contextlib import suppress
+from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
+from localspec.checkpoint import is_packed
 from localspec.config import Settings
 from localspec.errors import LocalspecError
+from localspec.hub.cache import holds_tokenizer
 from localspec.models import registry
 from localspec.outside_files import parse_json, read_bytes
 from localspec.paths import Paths, private_directory, write_anew
@@ -75,6 +78,10 @@ def is_here(model: str, paths: Paths) -> bool:
 
 
 def real_models(paths: Paths) -> list[registry.TargetCard]:
-    """Return the models here that have a name, without the embedded demo; of several names for the same files, one."""
-    found = [card for card in registry.known(paths).values() if card.here and card.entry and not card.entry.toy]
-    return list({card.path: card for card in reversed(found)}.values())[::-1]
+    """Return the models here that can answer, without the embedded demo; of several names for the same files, one."""
+    found: dict[Path, registry.TargetCard] = {}
+    for card, what in registry.installed(paths):
+        talks = is_packed(card.path) or holds_tokenizer(card.path)
+        if talks and not isinstance(what, LocalspecError) and card.entry and not card.entry.toy:
+            found.setdefault(card.path, card)
+    return list(found.values())

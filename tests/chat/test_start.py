@@ -137,7 +137,11 @@ def test_the_model_is_chosen_for_the_device_that_was_named(begin, other, tmp_pat
 
     monkeypatch.setattr("localspec.machine.machine.this_machine", lambda *_: machine(gpu(24), cpu(8)))
     monkeypatch.setattr("localspec.policy.survey.recommendations", recommendations)
-    first, second = replace(unfetched(BILLION), path=other), replace(unfetched(BILLION, name="second"), path=tmp_path)
+    first, second = (
+        replace(unfetched(BILLION), path=other),
+        replace(unfetched(BILLION, name="second"), path=tmp_path / "second"),
+    )
+    (tmp_path / "second").symlink_to(other)
     two = {"first": first, "second": second}
     monkeypatch.setattr(start.registry, "known", lambda *_: two)
     for device in ("auto", "cpu", "cuda", "mps"):

@@ -35,7 +35,7 @@ def enter(fresh_home: Path, tmp_path: Path) -> Enter:
     def enter(**quality: int) -> None:
         lines = []
         for name, points in quality.items():
-            if not (tmp_path / name).is_symlink():
+            if not (tmp_path / name).exists():
                 (tmp_path / name).symlink_to(registry.resolve("demo-draft" if name == "poor" else "demo").path)
             lines.append(f'[{name}]\npath = "{tmp_path / name}"\nquality = {points}\n')
         (fresh_home / "config").mkdir(parents=True, exist_ok=True)
@@ -141,6 +141,14 @@ def test_the_only_one_and_the_demo_are_told_once_a_day(enter, answers, paths):
     enter()
     assert answers() == "demo" and wording("embedded_demo_model_answers") in answers.told[0]
     assert answers() == "demo" and answers.told == []
+
+
+def test_a_damaged_model_answers_only_where_it_is_named(enter, answers, tmp_path):
+    enter(good=10)
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / "config.json").write_text("{")
+    enter(damaged=90, good=10)
+    assert answers() == "good" and answers.told == [wording("model_named_good_answers_only_one")]
 
 
 # -- load ----------------------------------------------------------------------------------------------------------

@@ -128,7 +128,7 @@ def test_a_damaged_model_is_not_chosen(home, hub):
     shutil.rmtree(home / "hf" / "hub" / "models--org--name" / "blobs")
     shutil.rmtree(home / "cache" / "packed")  # from which it would still answer
     result = at(home, hub, "run", "hi", "-n", "2", "--no-log")
-    assert result.returncode == 0 and wording("model_named_small_demo_model_2") in result.stderr
+    assert result.returncode == 0 and wording("the_embedded_demo_model_answers") in result.stderr
 
 
 @pytest.mark.slow

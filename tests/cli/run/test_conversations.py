@@ -161,7 +161,7 @@ def test_a_conversation_whose_model_is_gone(run, home, hello, tmp_path, messages
     (home / "config" / "config.toml").write_text('model = "demo"\n')
     assert run("-c", "two", "--no-log").err == no_longer
     (home / "config" / "config.toml").unlink()
-    instead = "localspec: no model named, so demo answers; choose one with -m.\n"
+    instead = "localspec: No model named, so demo answers, the only one here.\n"
     assert run("-c", "two") == (0, hello.text + "\n", no_longer + instead), "the only model that is here"
     assert messages[-1] == [("user", "one"), ("assistant", hello.text), ("user", "two")]
     assert kept(home)[0].info.model == "demo"

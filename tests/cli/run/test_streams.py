@@ -18,6 +18,8 @@ from command import environment
 from golden import wording
 from scripted_models import scripted_model
 
+from localspec.chat.start import DEMO
+
 # Runs the program where nothing can reach the network, and looks at what it imported.
 OFFLINE = """
 import sys
@@ -100,7 +102,8 @@ def test_notices(run, home, hello, monkeypatch):
     (home / "config" / "models.toml").write_text(f'[demo]\npath = "{hello.path}"\n')
     result = run("hi")
     assert (result.code, result.out) == (0, hello.text + "\n")
-    assert result.err == wording("localspec_model_named_small_demo")
+    assert result.err == f"localspec: {DEMO}\n"
+    assert run("hi").err == ""  # once a day
     assert run("hi", "-m", "demo").err == ""
 
 
