@@ -111,7 +111,6 @@ SHAPE: dict[str, Any] = {
         "steps": int, "acceptance_length": NUMBER, "acceptance_by_depth": [NUMBER], "draft_n": int,
         "draft_n_accepted": int, "sources": dict, "speedup": None, "M": None, "off_reason": (str, type(None)),
     },
-    "sampling": {"temperature": NUMBER, "top_p": NUMBER, "top_k": int, "min_p": NUMBER, "source": str},
     "memory": dict.fromkeys(["target_bytes", "drafter_bytes", "cache_bytes", "peak_bytes"], int),
 }  # fmt: skip
 
