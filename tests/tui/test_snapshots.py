@@ -341,7 +341,7 @@ def test_finding(chat, looks_as_before, size):
     async def story(pilot):
         await talked(talk, pilot, "Tell me of snow", "Write a quicksort", "And now?")
         await pilot.press("ctrl+f", *"Pivot")
-        await until(pilot, lambda: "1 of 1" in talk.screen_text())
+        await until(pilot, lambda: "1 of 5" in talk.screen_text())
 
     assert looks_as_before(talk, story, size)
 
