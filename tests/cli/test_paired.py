@@ -289,3 +289,16 @@ def test_bench_tells_how_a_pair_drafts_and_tune_keeps_what_it_finds(home, model,
     for drafter, nodes, said in (("phrases", "auto", "a draft model"), (f"ouroboros:{small}", "8", "add auto")):
         refused = called(home, "bench", "-m", str(model), "--drafter", drafter, "--nodes", nodes, "--tune")
         assert refused.returncode == 2 and "--tune has no effect" in sentence(refused) and said in sentence(refused)
+
+
+def test_a_vocabulary_that_both_have_is_read_once_and_a_template_is_its_own(home, model, small):
+    """Reading 151,000 tokens once more takes a second, before the first word."""
+    (small / "chat_template.jinja").write_text("{% for message in messages %}<{{ message['content'] }}>{% endfor %}")
+    try:
+        first = engine(None, model, f"draft_model:{small}")
+        little = first.draft_model.target
+        assert little.tokenizer.backend is first.target.tokenizer.backend
+        assert little.chat.render([{"role": "user", "content": "Hi"}]) == "<Hi>"
+        assert first.target.chat.render([{"role": "user", "content": "Hi"}]) != "<Hi>"
+    finally:
+        (small / "chat_template.jinja").unlink()
