@@ -7,7 +7,7 @@ from machines import SEVEN, Told, machine, unfetched
 
 from localspec.config import Settings
 from localspec.policy.forward_costs import ForwardCosts
-from localspec.policy.measurements import ModelMeasurements
+from localspec.policy.measurements import ModelMeasurements, ReplyStats
 from localspec.policy.selection import choose
 
 STEEP = ForwardCosts((1, 2, 64), (256,), ((0.05, 0.2, 10.0),))  # a second row costs three times the first
@@ -15,7 +15,8 @@ SETTINGS = Settings(quantize="int8")
 
 
 def told(busy: bool) -> Told:
-    return Told({(machine().devices[0].name, "int8"): ModelMeasurements(STEEP, busy=busy)})
+    useless = {"phrases": ReplyStats(1.0, 4.0, 0.0)}  # four nodes a step, and never a right one
+    return Told({(machine().devices[0].name, "int8"): ModelMeasurements(STEEP, useless, busy=busy)})
 
 
 def test_what_a_busy_moment_gave_rules_no_phrases_out() -> None:
