@@ -47,6 +47,7 @@ def open_target(choice: LoadSpec, reporter: Reporter, beside: Target | None = No
             quantize=choice.precision,
             context=choice.context,
             threads=threads,
+            tokenizer=beside.tokenizer if beside else None,
             name=choice.target.name,
             reporter=reporter,
         )

@@ -127,7 +127,8 @@ def load_draft_model(
     if draft is None:
         return None
     model = load_target(draft, cache.reporter, target)
-    compare_tokens(model.tokenizer, model.vocab_size, target.tokenizer, draft.target.path)
+    if model.tokenizer.backend is not target.tokenizer.backend or model.vocab_size < target.vocab_size:
+        compare_tokens(model.tokenizer, model.vocab_size, target.tokenizer, draft.target.path)
     profile = ModelProfile.of(draft, cache)
     settle_step_form(draft.device, model, cache, profile.subject)
     if not model.forward(DraftTree.chain([0] * 4), model.cache(4), last=True).logits.finite():

@@ -3,6 +3,7 @@
 import hashlib
 import os
 from collections.abc import Mapping, Sequence
+from copy import copy
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -73,13 +74,27 @@ class Tokenizer:
             raise cannot_read(Path(error.filename or path), error) from error
 
     @classmethod
-    def decoded(cls, files: Mapping[str, bytes], path: Path) -> Self:
-        """Reads the tokenizer in files by name. Raises what the constructor raises."""
+    def decoded(cls, files: Mapping[str, bytes], path: Path, beside: Self | None = None) -> Self:
+        """Reads the tokenizer in files by name, or takes over the vocabulary of one `beside` it from the same files.
+
+        Raises what the constructor raises.
+        """
         known = {*TOKENIZER_FILES, "config.json"} & files.keys()
         try:
-            return cls({name: files[name].decode("utf-8") for name in known}, path)
+            texts = {name: files[name].decode("utf-8") for name in known}
         except UnicodeDecodeError as error:
             raise _damaged(path, error) from error
+        return cls(texts, path) if beside is None else beside._with_template(texts, path) or cls(texts, path)
+
+    def _with_template(self, files: Mapping[str, str], path: Path) -> Self | None:
+        """Return this tokenizer with the chat template of these files; None where they are another tokenizer's."""
+        differing = {name for name in TOKENIZER_FILES if files.get(name) != self._files.get(name)}
+        if differing - {"chat_template.jinja"} or "LlamaTokenizer" in files.get("tokenizer_config.json", ""):
+            return None  # the splitting of Llama's depends on config.json, too
+        found = copy(self)
+        found._files, found._path = {name: files[name] for name in TOKENIZER_FILES if name in files}, path
+        found.chat_template = _default_template(files, found._read("tokenizer_config.json"))
+        return found
 
     # -- text and ids -------------------------------------------------------------------------------------------------
 

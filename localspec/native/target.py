@@ -54,12 +54,14 @@ class NativeTarget:
         quantize: str = "int8",
         context: int | None = None,
         threads: Threads | None = None,
+        tokenizer: Tokenizer | None = None,
         name: str = "",
         reporter: Reporter | None = None,
     ) -> "NativeTarget":
         """Opens a model's directory, or a packed file, in int8, int4, bf16 or fp32; packs it where that was never done.
 
-        `threads` are shared with a draft model, and are as many as there are cores by default; `context` is the model's
+        `threads` are shared with a draft model, and are as many as there are cores by default; so is the vocabulary of
+        a `tokenizer` from the same files; `context` is the model's
         own by default. Raises what `packed_cache.load` raises, LocalspecError for a tokenizer or settings that cannot
         be used, and UsageMistake for a context that the model cannot hold.
         """
@@ -72,7 +74,7 @@ class NativeTarget:
         weights, rope = packed.tensors, Rope.of(config, context)
         model = NativeModel(packed.sizes, rope, weights, threads, cache_format(packing))
         generation = generation_config(texts.get("generation_config.json", b"{}"), path / "generation_config.json")
-        return cls(model, config, Tokenizer.decoded(texts, path), context, generation, packing)
+        return cls(model, config, Tokenizer.decoded(texts, path, tokenizer), context, generation, packing)
 
     # -- forward ------------------------------------------------------------------------------------------------------
 

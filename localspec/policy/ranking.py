@@ -344,7 +344,9 @@ def why_none(plan: RunPlan, ranked: Sequence[RunPlan]) -> str:
         return "on Apple's GPUs nothing drafts until `localspec bench` has measured that it pays"
     others = [other for other in ranked if other.precision == plan.precision and other.candidate.name == "phrases"]
     if others and not pays(others[0], ranked):
-        return f"phrases would be {1 - others[0].speed / plan.speed:.0%} slower than no drafts, as measured here"
+        return (
+            f"phrases would be {100 * (1 - others[0].speed / plan.speed):.0f} % slower than no drafts, as measured here"
+        )
     return "no drafter is expected to pay here"
 
 

@@ -242,6 +242,8 @@ class EngineThread(threading.Thread):
                 self._post(messages.Measuring(stage))
         else:
             self._measures = False
+        if self._live is not None and self._jobs.empty():  # it may be known by now that the text is the same
+            self.buffer.end(self._live)
         self._post(messages.Measuring(""))
 
     def _post(self, message: Message) -> None:

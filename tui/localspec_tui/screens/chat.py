@@ -353,6 +353,8 @@ class ChatScreen(Steady, ChoosingScreen, FindingScreen):
     def on_measuring(self, measuring: messages.Measuring) -> None:
         self._line.tell(f"{measuring.stage} · {self._key('chat.stop')} skips" if measuring.stage else "")
         self.refresh_bindings()
+        if not measuring.stage and self._outbox.asked is None:
+            self._show_figures()
 
     def on_model_comes(self, comes: messages.ModelComes) -> None:
         self._first.expect(comes.name, comes.starters)
