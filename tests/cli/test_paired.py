@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from checkpoints import change_config
 from command import called, sentence
+from golden import wording
 from safetensors.numpy import load_file, save_file
 from scripted_models import random_model
 
@@ -143,12 +144,12 @@ def test_a_small_model_that_nobody_named_costs_no_reply(home, beside, damage):
         (["--drafter", "ouroboros"], 3, "--drafter ouroboros:MODEL"),
         (["--drafter", "draft_model:nowhere"], 3, "'nowhere'"),
         (["--drafter", "ouroboros:{other}"], 2, "another tokenizer"),
-        (["--drafter", "ouroboros:{damaged}"], 1, "damaged holds NaN or inf"),
+        (["--drafter", "ouroboros:{damaged}"], 1, wording("damaged_holds_nan_or_inf")),
         (["--drafter", "ouroboros:{small}+phrases"], 2, "nothing more than"),
-        (["--drafter", "ouroborus:{small}"], 2, "did you mean 'ouroboros'"),
+        (["--drafter", "ouroborus:{small}"], 2, wording("did_you_mean_ouroboros")),
         (["--drafter", "ouroboros:"], 2, "names no model"),
         (["--drafter", "{small}"], 3, "draft_model:MODEL"),
-        (["--drafter", "lookahed"], 2, "did you mean 'lookahead'"),
+        (["--drafter", "lookahed"], 2, wording("did_you_mean_lookahead")),
         (["--drafter", "draft_model:{small}", "--accept", "rejection", "--temp", "1"], 2, "known distribution"),
         (["--drafter", "draft_model:{small}", "--draft-max", "65"], 2, "64 nodes"),
     ],
@@ -288,7 +289,9 @@ def test_bench_tells_how_a_pair_drafts_and_tune_keeps_what_it_finds(home, model,
     assert all(row["hyperparameters"] == paired["hyperparameters"] for row in rows[:2]), "what was kept serves both"
     for drafter, nodes, said in (("phrases", "auto", "a draft model"), (f"ouroboros:{small}", "8", "add auto")):
         refused = called(home, "bench", "-m", str(model), "--drafter", drafter, "--nodes", nodes, "--tune")
-        assert refused.returncode == 2 and "--tune has no effect" in sentence(refused) and said in sentence(refused)
+        assert (
+            refused.returncode == 2 and wording("tune_has_no_effect") in sentence(refused) and said in sentence(refused)
+        )
 
 
 def test_a_vocabulary_that_both_have_is_read_once_and_a_template_is_its_own(home, model, small):

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from golden import wording
 from machines import SEVEN, Told, machine, unfetched
 
 from localspec.config import Settings
@@ -29,8 +30,8 @@ def test_a_choice_of_none_says_why() -> None:
     chosen = choose(unfetched(SEVEN), SETTINGS, machine(), told(busy=False))
     assert chosen.drafter == "none"
     assert chosen.off_reason is not None
-    assert chosen.off_reason.startswith("phrases would be ")
-    assert chosen.off_reason.endswith(" % slower than no drafts, as measured here")
+    assert chosen.off_reason.startswith(wording("phrases_would_be"))
+    assert chosen.off_reason.endswith(wording("slower_than_drafts_measured_here"))
 
 
 @pytest.mark.parametrize("asked", [{"drafter": "none"}, {"draft_max": 0}])
