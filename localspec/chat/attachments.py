@@ -62,8 +62,8 @@ def written_in(turn: Turn) -> Written:
 def with_piped(instruction: str, piped: str, files: str = "") -> Written:
     """Return the prompt of `run`: files, piped text and an instruction, of which some may be empty.
 
-    Piped text stands in a fence between the instruction and the same again, which small models follow better. The text
-    without an instruction stays as it is.
+    Piped text stands in a fence before the instruction. Where the instruction also preceded it, a model of 0.5 B
+    continued with a copy of the text. The text without an instruction stays as it is.
     """
     typed, beside = joined(instruction), joined(piped)
     if not typed:
@@ -71,7 +71,7 @@ def with_piped(instruction: str, piped: str, files: str = "") -> Written:
     prompt = Written(typed).behind(files, GIVEN)
     if beside:
         label = one_line(f"standard input ({size(len(piped.encode()))})")
-        prompt = Written(typed).behind(joined(typed, files, _fenced(beside)), *prompt.files, label)
+        prompt = Written(typed).behind(joined(files, _fenced(beside)), *prompt.files, label)
     return prompt
 
 

@@ -42,7 +42,7 @@ def test_a_reply_is_kept_with_how_it_was_made(run, home, hello, tmp_path):
         "-m", hello.path, "-s", "Be kind.", "-f", tmp_path / "notes", "--seed", 7, "--json", "hi", piped=b"so"
     ).json
     [conversation] = kept(home)
-    assert said(conversation) == [("hi\n\nsome notes\n\n```\nso\n```\n\nhi", hello.text, "stop")]
+    assert said(conversation) == [("some notes\n\n```\nso\n```\n\nhi", hello.text, "stop")]
     assert (conversation.system, conversation.info.model) == ("Be kind.", str(hello.path))
     assert conversation.info.title == "hi" and began <= conversation.turns[0].asked <= time.time()
     assert (conversation.turns[0].typed, conversation.turns[0].files) == (

@@ -27,10 +27,10 @@ def test_where_the_prompt_comes_from(run, tmp_path, hello):
         return run("-m", hello.path, "--json", "-n", 1, *arguments, piped=piped).json["prompt_tokens"]
 
     assert asked("hi") == tokens_of("hi")
-    assert asked("hi", piped=b"some text\n") == tokens_of("hi\n\n```\nsome text\n```\n\nhi")
+    assert asked("hi", piped=b"some text\n") == tokens_of("```\nsome text\n```\n\nhi")
     assert asked("-", piped=b"some text\n") == asked(piped=b"some text") == tokens_of("some text")
     assert asked("hi", piped=b" \n") == tokens_of("hi")
-    assert asked("-f", one, "-f", two, "hi", piped=b"x") == tokens_of("hi\n\nfirst\n\nsécond\n\n```\nx\n```\n\nhi")
+    assert asked("-f", one, "-f", two, "hi", piped=b"x") == tokens_of("first\n\nsécond\n\n```\nx\n```\n\nhi")
     assert asked("--file", one) == tokens_of("first")
     assert asked("-s", "Be kind.", "hi") == tokens_of("hi") + len("Be kind.") + 2
     assert asked("--system", "a\udcff", "b\udce9") == tokens_of("b\ufffd") + len("a\ufffd".encode()) + 2
@@ -47,14 +47,14 @@ def test_the_words_of_the_prompt(monkeypatch, tmp_path):
         return run_module._prompt(argument, joined(*map(read_file, files))).prompt
 
     assert prompt("hi", b"") == prompt("hi", None) == prompt(None, b"hi\n") == "hi"
-    assert prompt("What is this?", b"\n  a table\n\n") == "What is this?\n\n```\n  a table\n```\n\nWhat is this?"
+    assert prompt("What is this?", b"\n  a table\n\n") == "```\n  a table\n```\n\nWhat is this?"
     assert prompt(None, b"\n  a table\n\n") == "  a table"
     assert prompt("hi", b"", (file,)) == "  indented\n\nhi"
-    assert prompt("hi", b"a ```` b ```\n```") == "hi\n\n`````\na ```` b ```\n```\n`````\n\nhi"
-    assert prompt("hi", b"piped", (file, file)) == "hi\n\n  indented\n\n  indented\n\n```\npiped\n```\n\nhi"
-    assert prompt("\udcff\ud800x", b"piped") == "\ufffd\ufffdx\n\n```\npiped\n```\n\n\ufffd\ufffdx"
+    assert prompt("hi", b"a ```` b ```\n```") == "`````\na ```` b ```\n```\n`````\n\nhi"
+    assert prompt("hi", b"piped", (file, file)) == "  indented\n\n  indented\n\n```\npiped\n```\n\nhi"
+    assert prompt("\udcff\ud800x", b"piped") == "```\npiped\n```\n\n\ufffd\ufffdx"
     file.write_bytes(b"\xef\xbb\xbf\xef\xbb\xbfnotes")  # a second mark is part of the text
-    assert prompt("hi", b"\xef\xbb\xbfpiped", (file,)) == "hi\n\n\ufeffnotes\n\n```\npiped\n```\n\nhi"
+    assert prompt("hi", b"\xef\xbb\xbfpiped", (file,)) == "\ufeffnotes\n\n```\npiped\n```\n\nhi"
     for piped, said in ((b"\xe2\x82", wording("is_not_utf_8_text")), (b"a\0b", wording("holds_nul_bytes_text"))):
         with pytest.raises(run_module.UsageMistake, match=f"^Standard input {said}; pipe text in"):
             prompt("hi", piped)
