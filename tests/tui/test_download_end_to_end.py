@@ -35,7 +35,7 @@ def hub(tmp_path):
 
 
 def begin(terminal: Terminal, hub) -> None:
-    terminal.shows("❯", "GiB")
+    terminal.shows("❯", "ready")
     terminal.send("/model mine\r")
     terminal.shows("Download mine, 3.4 MiB?", "are free on the disk")
     terminal.send("\r")
