@@ -134,7 +134,7 @@ class WebSocket:
         self.say("stdin", STORY)
         self.shows(STORY)
         self.say("stdin", "\r")
-        self.shows("tokens/s")
+        self.shows("tok/s")
 
     def end(self) -> None:
         """Waits until the server closes it."""
@@ -353,7 +353,7 @@ def test_in_a_real_browser_one_types_sees_a_reply_come_stops_it_and_looks_into_i
             tab.type(STORY)  # nobody has clicked
             tab.shows(f"❯ {STORY}")
             tab.press("Enter", 13)
-            tab.shows("tokens/s")
+            tab.shows("tok/s")
             before = tab.text
             chromium.until(lambda: tab.text != before)  # more of it has come
             tab.press("Escape", 27)

@@ -23,7 +23,9 @@ DOCUMENTED = {0, 1, 3, 4, 130, 141, 143}  # 2 and 5 are for mistakes and closed 
 KEPT = ("What was kept first?", "And what second?")
 TYPED = [f"What is question {number}?" for number in range(8)]
 # Behind each prompt that `chat` has taken, with its pace where a reply came; and what it says of a Ctrl+C between them.
-FIGURES = re.compile(r"^(?:\(([\d,]+ tokens/s .*)?.* GiB.*|(Ctrl\+D ends\.))$", re.MULTILINE)
+FIGURES = re.compile(
+    r"^(?:(?:\(stopped\)\n)?\((?:([\d,.]+ tok/s .*)|context .*)|\(stopped\)|(Ctrl\+D ends\.))$", re.MULTILINE
+)
 NOT_KEPT = "can only be read|kept no longer|nothing new is kept|not kept|cannot be kept|no longer kept"
 # What a name has of chance in it, and what a live process or SQLite keeps beside a file.
 CHANCE = re.compile(r"[0-9a-f]{16,}|(?<=[-._])[a-z0-9_]{8}(?=\.|$)|\d{4,}")

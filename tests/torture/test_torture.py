@@ -98,8 +98,8 @@ def test_replies_that_a_chat_finished_are_looked_for(stage: Stage) -> None:
 
 def test_a_prompt_that_ctrl_c_took_was_not_finished() -> None:
     pace, nothing = (
-        "(2,036 tokens/s · 34 of 1,024 tokens · 0.29 GiB · int8)",
-        "(stopped)\n(0.29 GiB · int8)",
+        "(2,036 tok/s · 1.2 tokens/step · context 3 %)",
+        "(stopped)\n(context 3 %)",
     )
     greeted = "demo (int8, cpu). /help lists the commands, Ctrl+D ends."
 
@@ -107,6 +107,7 @@ def test_a_prompt_that_ctrl_c_took_was_not_finished() -> None:
         return finished(Ended(0, False, 1.0, "", "\n".join((greeted, *lines, ""))))
 
     assert told(pace, nothing, pace) == [TYPED[0], TYPED[2]]
+    assert told(pace, "(stopped)", f"(stopped)\n{pace}") == [TYPED[0], TYPED[2]]
     assert told(pace, "\nCtrl+D ends.", pace) == [TYPED[0]], "either the second or the third"
 
 

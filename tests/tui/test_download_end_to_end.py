@@ -36,7 +36,7 @@ def hub(tmp_path):
 
 
 def begin(terminal: Terminal, hub) -> None:
-    terminal.shows("❯", "GiB")
+    terminal.shows("❯", "ready")
     terminal.send("/model mine\r")
     terminal.shows("Download mine, 3.4 MiB?", wording("are_free_on_the_disk"))
     terminal.send("\r")

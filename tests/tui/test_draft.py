@@ -111,7 +111,7 @@ def test_a_signal_loses_nothing(tmp_path, number):
     from tui.terminal import scripted_chat
 
     terminal = scripted_chat(tmp_path, '[["Half", closed]]')
-    terminal.shows("0.50 GiB · fp32")
+    terminal.shows("ready")
     terminal.send("asked\r")
     terminal.shows("Half")
     terminal.send("waits\rhalf typed")

@@ -277,7 +277,7 @@ def end(terminal: Terminal, how: str | signal.Signals) -> None:
         os.kill(terminal.process.pid, how)
 
 
-READY = "GiB"
+READY = "ready"
 STORY = '[["Once upon a time ", *["and "] * 10_000]]'
 SLOWLY = """
 from localspec.chat.live_stats import LiveStats
@@ -414,7 +414,7 @@ def test_an_editor_has_the_terminal_and_gives_it_back(tmp_path):
     (tmp_path / "editor.py").write_text(EDITOR)
     named = f"{sys.executable} {tmp_path / 'editor.py'}"
     with scripted_chat(tmp_path / "home", '["Well said."]', "-m", "demo", EDITOR=named, VISUAL="") as terminal:
-        terminal.shows("❯ Say something", "GiB · ")
+        terminal.shows("❯ Say something", "ready")
         terminal.send("hello\x07")
         terminal.shows("the editor has the terminal")
         terminal.send("\x03")  # Ctrl+C ends an editor that does not see to it itself, and nothing else

@@ -23,7 +23,7 @@ from localspec.text import safe
 pytestmark = pytest.mark.slow
 
 ESCAPE, CTRL_N, CTRL_O, CTRL_P, CTRL_Q, CTRL_R, CTRL_S = "\x1b", "\x0e", "\x0f", "\x10", "\x11", "\x12", "\x13"
-UP, READY = "\x1b[A", "GiB"
+UP, READY = "\x1b[A", "ready"
 
 # What terminals obey, in the words of each: titles, the clipboard, devices, questions that are answered as if typed,
 # erasing, colours that Textual never sends, modes, resets, C1 in both forms, and what reorders a line.

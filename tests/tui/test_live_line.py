@@ -104,3 +104,12 @@ def test_a_warning_without_figures_ends_in_no_dot(chat):
         assert str(line.render()).startswith(wording("repeats_itself_61_tok_s"))
 
     talk.play(story)
+
+
+def test_before_the_first_reply_it_says_that_one_may_begin(chat):
+    talk = chat()
+
+    async def story(pilot):
+        await until(pilot, lambda: talk.live == "ready")
+
+    talk.play(story)

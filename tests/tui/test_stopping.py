@@ -61,7 +61,7 @@ def goes_on(terminal: Terminal) -> None:
 @pytest.mark.parametrize("number", [signal.SIGTSTP, signal.SIGSTOP], ids=["asked to", "unasked"])
 def test_after_a_stop_the_whole_screen_is_drawn_again(tmp_path, number):
     with scripted_chat(tmp_path / "home", '["Well said."]', "-m", "demo") as terminal:
-        terminal.shows("❯ Say something", "GiB · ", "^q Quit")
+        terminal.shows("❯ Say something", "ready", "^q Quit")
         terminal.send("hello\r")
         terminal.shows("Well said.", "❯ Say something")
         stopped(terminal, number)
@@ -74,7 +74,7 @@ def test_after_a_stop_the_whole_screen_is_drawn_again(tmp_path, number):
 
 def test_a_stop_in_the_middle_of_a_write_waits_for_its_end(tmp_path):
     with scripted_chat(tmp_path / "home", '["Well said."]', "-m", "demo", before=WITHIN_A_WRITE) as terminal:
-        terminal.shows("❯ Say something", "GiB · ", "^q Quit")
+        terminal.shows("❯ Say something", "ready", "^q Quit")
         terminal.send("hello\r")
         stopped(terminal, None)
         goes_on(terminal)
@@ -87,7 +87,7 @@ def test_a_stop_in_the_middle_of_a_write_waits_for_its_end(tmp_path):
 def test_what_is_let_go_on_and_asked_to_stop_at_once_goes_on(tmp_path, signals):
     before = TOGETHER.format([int(number) for number in signals])
     with scripted_chat(tmp_path / "home", '["Well said."]', "-m", "demo", before=before) as terminal:
-        terminal.shows("❯ Say something", "GiB · ", "^q Quit")
+        terminal.shows("❯ Say something", "ready", "^q Quit")
         terminal.send("hello\r")
         terminal.shows("Well said.", "❯ Say something")
         terminal.send("and more")
@@ -120,7 +120,7 @@ LinuxDriver.{moment} = call
         if signals == [signal.SIGTSTP]:
             stopped(terminal, None)
             os.kill(terminal.process.pid, signal.SIGCONT)
-        terminal.shows("❯ Say something", "GiB · ", "^q Quit", seconds=60)
+        terminal.shows("❯ Say something", "ready", "^q Quit", seconds=60)
         terminal.send("hello\r")
         terminal.shows("Well said.", "❯ Say something")
         terminal.send(CTRL_Q)
@@ -130,7 +130,7 @@ LinuxDriver.{moment} = call
 
 def test_who_goes_on_before_it_has_stopped_does_not_stop_and_several_stops_are_one(tmp_path):
     with scripted_chat(tmp_path / "home", '["Well said."]', "-m", "demo") as terminal:
-        terminal.shows("❯ Say something", "GiB · ", "^q Quit")
+        terminal.shows("❯ Say something", "ready", "^q Quit")
         for _ in range(3):
             os.kill(terminal.process.pid, signal.SIGTSTP)
             os.kill(terminal.process.pid, signal.SIGCONT)
@@ -148,7 +148,7 @@ def test_who_goes_on_before_it_has_stopped_does_not_stop_and_several_stops_are_o
 @pytest.mark.parametrize("stops", [True, False])
 def test_what_is_typed_and_pasted_outlives_a_signal_that_took_no_terminal(tmp_path, stops):
     with scripted_chat(tmp_path / "home", '["Well said."]', "-m", "demo") as terminal:
-        terminal.shows("❯ Say something", "GiB · ", "^q Quit")
+        terminal.shows("❯ Say something", "ready", "^q Quit")
         terminal.send("typed \x1b[200~pasted\r")
         terminal.shows("❯ typed")
         if stops:
@@ -177,7 +177,7 @@ LinuxDriver.disable_input = disable_input
     with scripted_chat(
         tmp_path / "home", '["Well said."]', "-m", "demo", before=within, EDITOR=named, VISUAL=""
     ) as terminal:
-        terminal.shows("❯ Say something", "GiB · ", "^q Quit")
+        terminal.shows("❯ Say something", "ready", "^q Quit")
         terminal.send("\x07")
         stopped(terminal, None)
         os.kill(terminal.process.pid, signal.SIGCONT)
@@ -199,7 +199,7 @@ def test_a_shell_stops_it_in_the_background_too(tmp_path, number):
     with Terminal(["bash", "--noprofile", "--norc", "-i"], variables) as terminal:
         terminal.shows("shell>")
         terminal.send(f"sh {tmp_path / 'go'}\n")
-        terminal.shows("❯ Say something", "GiB · ", "^q Quit")
+        terminal.shows("❯ Say something", "ready", "^q Quit")
         os.kill(int((tmp_path / "pid").read_text()), number)
         terminal.shows("Stopped")
         terminal.screen.reset()
@@ -222,7 +222,7 @@ def test_a_stop_while_an_editor_has_the_terminal_is_at_once(tmp_path):
     with scripted_chat(
         tmp_path / "home", '["Well said."]', "-m", "demo", EDITOR=f"sh {tmp_path / 'editor'}", VISUAL=""
     ) as terminal:
-        terminal.shows("❯ Say something", "GiB · ", "^q Quit")
+        terminal.shows("❯ Say something", "ready", "^q Quit")
         terminal.send("\x07")
         terminal.shows("the editor has it")
         stopped(terminal, signal.SIGTSTP)

@@ -161,7 +161,7 @@ def test_a_full_disk_is_told_at_the_end(tmp_path):
     from tui.terminal import scripted_chat
 
     with scripted_chat(tmp_path, '["a"], ["b"]', "-m", "demo") as terminal:
-        terminal.shows("❯ Say something", "GiB · ")
+        terminal.shows("❯ Say something", "ready")
         terminal.send("one\r")
         terminal.shows("1 token", "❯ Say something")  # it has ended
         resource.prlimit(terminal.process.pid, resource.RLIMIT_FSIZE, (1, resource.RLIM_INFINITY))

@@ -39,9 +39,10 @@ def test_a_chat_beside_a_server_is_like_any_other_and_outlives_it(tmp_path):
             return len(found) == turns and found[-1].reason is not None
 
         for number in (1, 2):  # the second reply is drafted from the first
-            terminal.shows("GiB", "❯")
+            terminal.shows("❯ Say something", "^q Quit")
             terminal.send("What is speculative decoding?\r")
             terminal.until(lambda number=number: replied(number))
+        terminal.send("\x1bOS")  # F4
         terminal.shows("who proposed it", "this chat", "GiB")
         looks_into_the_second_reply(terminal)
         assert not loaded.exists()

@@ -49,7 +49,9 @@ class LiveLine(Widget):
             warned = Content.styled(self._warning, "$text-warning")
             between = BETWEEN if self._warning else ""
             line = line_of(self._shown, self.size.width - warned.cell_length - len(between))
-            return warned + Content(between) + line if line.plain else warned
+            if line.plain:
+                return warned + Content(between) + line
+            return warned if self._warning else Content("ready")  # nothing is known before the first reply
         return Content(fitting(self._shown, self.size.width))
 
 
