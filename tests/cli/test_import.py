@@ -131,16 +131,16 @@ def test_a_person_reads_what_was_made_of_what(tmp_path: Path, gguf: Path) -> Non
 
 @pytest.mark.slow
 def test_a_file_that_is_named_is_imported_when_it_is_first_used(tmp_path: Path, gguf: Path) -> None:
-    first = called(tmp_path, "run", "-m", gguf.name, "-n", "8", "--no-log", "Hi")
+    first = called(tmp_path, "run", "-m", gguf.name, "-n", "8", "--no-log", "--temp", "0", "Hi")
     assert first.returncode == 0 and wording("imported_tiny_chat_q8_0") in first.stderr
-    again = called(tmp_path, "run", "-m", gguf.name, "-n", "8", "--no-log", "Hi")
+    again = called(tmp_path, "run", "-m", gguf.name, "-n", "8", "--no-log", "--temp", "0", "Hi")
     assert again.stdout == first.stdout and again.stderr == ""
-    by_name = called(tmp_path, "run", "-m", "Tiny-Chat.Q8_0", "-n", "8", "--no-log", "Hi")
+    by_name = called(tmp_path, "run", "-m", "Tiny-Chat.Q8_0", "-n", "8", "--no-log", "--temp", "0", "Hi")
     assert by_name.stdout == first.stdout
     shutil.move(gguf, tmp_path / "elsewhere.gguf")
-    moved = called(tmp_path, "run", "-m", "elsewhere.gguf", "-n", "8", "--no-log", "Hi")
+    moved = called(tmp_path, "run", "-m", "elsewhere.gguf", "-n", "8", "--no-log", "--temp", "0", "Hi")
     assert (moved.stdout, moved.stderr) == (first.stdout, "")
-    in_few_bits = called(tmp_path, "run", "-m", "elsewhere.gguf", "-n", "8", "--quantize", "int4", "--no-log", "Hi")
+    in_few_bits = called(tmp_path, "run", "-m", "elsewhere.gguf", "-n", "8", "--quantize", "int4", "--no-log", "--temp", "0", "Hi")
     assert in_few_bits.returncode == 0, in_few_bits.stderr
     assert called(tmp_path, "verify", "Tiny-Chat.Q8_0").stdout.count(wording("every_weight_agrees")) == 2
     assert called(tmp_path, "rm", "elsewhere.gguf", "--yes").returncode == 0

@@ -113,7 +113,7 @@ def test_progress_is_gone_before_anything_stays(home, tmp_path, hostile):
     assert lines[0].startswith("localspec: ") and "set aside" in lines[0]
     assert lines[1] + "\n" == what_is_kept(home)
     assert lines[2].startswith("␀␁")
-    assert "tokens/s" in lines[-2] and lines[-1] == ""
+    assert "first token" in lines[-3] and "on cpu" in lines[-2] and lines[-1] == ""
 
 
 @pytest.mark.parametrize("columns", [80, 30, 12])

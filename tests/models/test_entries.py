@@ -151,7 +151,7 @@ D = M + '[[m.drafters]]\nkind = "medusa"\n'
         ('[m]\nrepo = "name"\n', "repo = 'name' of model 'm' in {file} names no repository; write repo = \"org/name\""),
         ('[m]\nrepo = "org/na me"\n', "names no repository"),
         ('[m]\nrepo = "org/name"\nrevision = "a b"\n', "names no repository"),
-        ('[m]\nrepo = "https://huggingface.co/org/name"\n', "names no repository"),
+        ('[m]\nrepo = "https://example.org/org/name"\n', "names no repository"),
         ('[m]\npath = "x"\nrevision = "v1"\n', "revision = 'v1' of model 'm' in {file} has no effect without a repo"),
         (D + 'revision = "v1"\n', wording("revision_v1_drafter_model_m")),
         (D + 'repo = "heads"\n', "repo = 'heads' of a drafter of model 'm' in {file} names no repository"),
