@@ -178,7 +178,7 @@ def test_a_conversation_from_the_first_paint_to_the_last_key(home):
             some = reply_on(terminal, cat)
             terminal.resize(*size)
             terminal.until(lambda some=some: reply_on(terminal, cat) == some)
-            terminal.shows("❯ Say something", "localspec · demo", "/1k")
+            terminal.shows("❯ Say something", "localspec · demo", "context ")
             allow(home, tokens)
             terminal.until(lambda some=some: len(reply_on(terminal, cat)) > len(some))
         allow(home, ALL)
