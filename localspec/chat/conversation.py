@@ -25,7 +25,6 @@ ELSEWHERE = (
     "goes on in a conversation of its own."
 )
 Resumed = int | Literal["last", "last of run"]  # which conversation to go on with; "last" is for a chat
-SAME = "The answer came out the same as one before, so it makes no branch."
 SAVE_SECONDS = 1.0  # at most so many seconds of a reply are lost when its process is killed
 
 

@@ -9,7 +9,6 @@ from localspec import config
 from localspec.checkpoint import is_packed
 from localspec.config import SAMPLING, TYPED, Settings, nearest
 from localspec.errors import UsageMistake
-from localspec.store.database import StoreTrouble
 from localspec.text import one_line
 
 if TYPE_CHECKING:
@@ -152,6 +151,8 @@ def first_sampled(card: "TargetCard", sampled: "Sampled", store: "Store | None",
         return None
     _shown_for.add(card.name)
     if store is not None and settings.log:
+        from localspec.store.database import StoreTrouble  # the first paint of a chat does not wait for it
+
         with suppress(StoreTrouble):  # then it is shown once more
             store.measurements.remember(FIRST_SAMPLED, card.name, 1)
     return f"{card.name} samples at {sampling_words(sampled)}. `--temp 0` gives the same answer every time."

@@ -14,6 +14,7 @@ SOURCES = {
     "draft_model": "draft model", "ouroboros": "draft model", "s3d": "own layers", "layers": "own layers",
     "medusa": "Medusa", "parallelspec": "ParallelSpec", "semi": "small drafter", "lookahead": "look-ahead",
 }  # fmt: skip
+SAME_ANSWER = "The answer came out the same as one before, so it makes no branch."
 SAMENESS = {
     "bitwise": "same text as without drafts ✓",
     "numerical": "same text, except for rounding",

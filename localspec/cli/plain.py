@@ -12,7 +12,7 @@ from localspec.chat.attachments import GIVEN, Written, measured, written, writte
 from localspec.chat.branches import rows
 from localspec.chat.commands import listed, read
 from localspec.chat.completion import Entry, look_up
-from localspec.chat.conversation import SAME, Conversation, dropped_turns_notice, saved_conversation
+from localspec.chat.conversation import Conversation, dropped_turns_notice, saved_conversation
 from localspec.chat.farewell import farewell
 from localspec.chat.finding import hits
 from localspec.chat.kept_phrases import Stories, kept_phrases, pools_of, reader
@@ -25,7 +25,7 @@ from localspec.chat.start import choose
 from localspec.chat.thinking import SHOW, asked, filled_context, only_thinking, state
 from localspec.chat.trace import Trace
 from localspec.chat.trace_words import UNTOLD, step_by_step
-from localspec.chat.wording import in_words, kept_thought, repeated
+from localspec.chat.wording import SAME_ANSWER, in_words, kept_thought, repeated
 from localspec.checkpoint import inspect
 from localspec.cli.beginning import Begun, begin
 from localspec.cli.console import width
@@ -291,7 +291,7 @@ class _Talk:
         same = self._conversation.came_out_the_same
         if (back := self._conversation.back()) is not None:
             self._conversation = back
-            tell(SAME if same else "Nothing was said, so the answer before stands.")
+            tell(SAME_ANSWER if same else "Nothing was said, so the answer before stands.")
         elif before.id is not None:
             tell(f"The answer before stays in conversation {before.id}: /resume {before.id} goes back to it.")
 

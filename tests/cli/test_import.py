@@ -140,7 +140,9 @@ def test_a_file_that_is_named_is_imported_when_it_is_first_used(tmp_path: Path, 
     shutil.move(gguf, tmp_path / "elsewhere.gguf")
     moved = called(tmp_path, "run", "-m", "elsewhere.gguf", "-n", "8", "--no-log", "--temp", "0", "Hi")
     assert (moved.stdout, moved.stderr) == (first.stdout, "")
-    in_few_bits = called(tmp_path, "run", "-m", "elsewhere.gguf", "-n", "8", "--quantize", "int4", "--no-log", "--temp", "0", "Hi")
+    in_few_bits = called(
+        tmp_path, "run", "-m", "elsewhere.gguf", "-n", "8", "--quantize", "int4", "--no-log", "--temp", "0", "Hi"
+    )
     assert in_few_bits.returncode == 0, in_few_bits.stderr
     assert called(tmp_path, "verify", "Tiny-Chat.Q8_0").stdout.count(wording("every_weight_agrees")) == 2
     assert called(tmp_path, "rm", "elsewhere.gguf", "--yes").returncode == 0

@@ -19,7 +19,7 @@ from localspec.chat.conversation import saved_conversation
 from localspec.paths import Paths
 from localspec.store.store import Store
 
-FIGURES = b"(", b" GiB"  # the line behind a finished reply begins and goes on like this
+FIGURES = b"(", b"context "  # the line behind a finished reply begins and goes on like this
 
 
 class Chat:

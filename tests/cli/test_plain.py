@@ -536,7 +536,7 @@ def test_what_cannot_be_done_yet_is_told(talk, hello, line, sentence):
 def test_a_race_is_told_and_leaves_the_conversation_as_it_is(talk, home, words, messages):
     result = talk("one", "/race Count!", "two", arguments=["-n", 24], model=words.path)
     assert result.code == 0 and result.out == f"{'one two three four ' * 6}\n" * 2
-    [race] = re.findall(r"^× .* with phrases \(.*\)$", result.err, re.MULTILINE)
+    [race] = re.findall(r"^.* with phrases \(.*\)$", result.err, re.MULTILINE)
     assert wording("both_texts_are_the_same") in result.err and race
     assert [[prompt for prompt, *_ in said(conversation)] for conversation in kept(home)] == [["one", "two"]]
 

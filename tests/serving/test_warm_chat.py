@@ -270,7 +270,7 @@ def test_line_by_line(drafting, monkeypatch, capfd):
         drafts = ("--drafter", "phrases", "--draft-max", "8")
         assert main(["chat", "--plain", "-m", "demo", "-n", "40", "--seed", "3", *drafts, *flags]) == 0
         out, errors = capfd.readouterr()
-        told = re.sub(r"\(.* tokens/s .*\)", "(figures)", errors)
+        told = re.sub(r"\(.* context .*\)", "(figures)", errors)
         return out, re.sub(r"conversation \d+: /resume \d+", "conversation N", told)
 
     monkeypatch.setenv("LOCALSPEC_HOME", str(drafting.home))

@@ -12,8 +12,7 @@ from textual.widgets import Static
 from localspec.chat.attachments import Written, written
 from localspec.chat.commands import is_command, read
 from localspec.chat.completion import look_up
-from localspec.chat.conversation import SAME
-from localspec.chat.wording import repeated
+from localspec.chat.wording import SAME_ANSWER, repeated
 from localspec.errors import LocalspecError, UsageMistake
 from localspec_tui import keymap, messages, slash_commands
 from localspec_tui.code_blocks import CodeCopies
@@ -255,7 +254,7 @@ class ChatScreen(Steady, ChoosingScreen, FindingScreen):
         self._top.answered(ended.turn is not None)
         if ended.same:
             await self._conversation.show(ended.before or (), self._engine.traces)
-            self.notify(SAME, markup=False)
+            self.notify(SAME_ANSWER, markup=False)
         elif ended.turn is not None and not ended.turn.unanswered:
             await self._conversation.finish(ended.turn)
         elif asked is not None:
