@@ -234,6 +234,7 @@ def test_one_sees_speculation_at_work(home):
             terminal.shows("demo", "❯")
             terminal.send("What is speculative decoding?\r")
             terminal.until(lambda number=number: len(said(home)) == number and said(home)[-1].reason is not None)
+        terminal.send("\x1bOS")  # F4
         terminal.shows("who proposed it", "this chat")
         looks_into_the_second_reply(terminal)
         terminal.send("/race Tell me about the sea.\r")
