@@ -1,6 +1,7 @@
 """localspec uninstall"""
 
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import suppress
@@ -21,21 +22,37 @@ from localspec.text import one_line
 
 app = typer.Typer()
 
+_DATABASE = re.compile(
+    r"(\.[a-z]+-\d+)?(-wal|-shm|-journal|-lock|-open)*"
+)  # after its name; one set aside has a number
+_PACKED = re.compile(r"\.(packed|safetensors|lock|new|partial|part)\b|^\.")
+
 PROGRAM = (
     "To remove the program itself: `uv tool uninstall localspec`, or `pip uninstall localspec` if pip installed it."
 )
 
 
 class Place(NamedTuple):
-    """A file or directory that localspec writes. `words`: it may hold what somebody said, or a secret."""
+    """A file or directory that localspec writes. `words`: it may hold what somebody said, or a secret.
+
+    Where it is a link, only the link is deleted, unless nobody but localspec writes such a file (`followed`).
+    """
 
     path: Path
     what: str
     words: bool = False
+    followed: bool = False
+
+    @property
+    def stays(self) -> Path | None:
+        """Return what a link leads to, where that stays."""
+        return Path(os.path.realpath(self.path)) if self.path.is_symlink() and not self.followed else None
 
     @property
     def bytes(self) -> int:
-        """Return the bytes of all files in it, links followed once."""
+        """Return the bytes of all files in it that are deleted."""
+        if self.stays:
+            return 0
         top = Path(os.path.realpath(self.path))
         files = [top] if top.is_file() else [file for file in top.rglob("*") if not file.is_symlink()]
         total = 0
@@ -65,7 +82,10 @@ def uninstall(
         typer.echo(one_line(str(root)))
         for place in found:
             total += place.bytes
-            typer.echo(f"  {size(place.bytes):>10}  {one_line(place.path.name)}: {place.what}")
+            link = f"; a link to {place.stays}, which stays" if place.stays else ""
+            typer.echo(one_line(f"  {size(place.bytes):>10}  {place.path.name}: {place.what}{link}"))
+            for file in _foreign(place):
+                typer.echo(one_line(f"              {file} stays: localspec did not write it"))
     if removals:
         typer.echo("In the Hugging Face cache, which other programs use too, fetched by `localspec pull`:")
     for one in removals:
@@ -108,8 +128,9 @@ def places_of(paths: Paths) -> dict[Path, list[Place]]:
     """Return everything that localspec ever writes, by directory; nothing else in these is touched."""
     database = paths.database.name
     data = [
-        Place(file, "conversations, phrases and measurements" if file.name == database else "beside it", words=True)
+        Place(file, "conversations, phrases and measurements" if file.name == database else "beside it", True, True)
         for file in sorted(paths.data_dir.glob(f"{database}*"))
+        if _DATABASE.fullmatch(file.name.removeprefix(database))
     ]
     groups = [
         (
@@ -120,8 +141,9 @@ def places_of(paths: Paths) -> dict[Path, list[Place]]:
             paths.data_dir,
             [
                 *data,
-                Place(paths.copied, "the text that was copied last", True),
-                Place(paths.serving_key, "the key of `localspec serve`", True),
+                Place(paths.copied, "the text that was copied last", True, True),
+                Place(paths.serving_key, "the key of `localspec serve`", True, True),
+                Place(paths.choice, "which model answers"),
                 Place(paths.imports, "models from GGUF files, and others that are here only packed"),
                 Place(paths.drafters, "trained drafters"),
                 Place(paths.pulled, "records of what was fetched"),
@@ -132,6 +154,7 @@ def places_of(paths: Paths) -> dict[Path, list[Place]]:
             [
                 Place(paths.socket, "the socket of `localspec serve`"),
                 Place(paths.socket.with_name(f"{paths.socket.name}.lock"), "its lock"),
+                Place(paths.last_notice, "when a notice was shown last"),
                 Place(paths.logs, "logs", True),
             ],
         ),
@@ -167,18 +190,27 @@ def _fetched(paths: Paths) -> list[Removal]:
 
 
 def _delete(place: Place) -> None:
-    """Delete a file or a directory, and what it is a link to. Raises OSError."""
-    top = Path(os.path.realpath(place.path))
-    if top.is_dir():
-        for file in (file for file in top.rglob("*") if place.words and file.is_file() and not file.is_symlink()):
+    """Delete a file or a directory; of a link only the link, and nobody else's files. Raise OSError."""
+    path = place.path
+    if path.is_symlink() or not path.is_dir():
+        if place.words and path.is_file() and not place.stays:
+            erase(Path(os.path.realpath(path)))
+        with suppress(FileNotFoundError):
+            path.unlink()
+    elif foreign := {*_foreign(place)}:
+        for file in {*path.iterdir()} - foreign:
+            _delete(Place(file, place.what, place.words))
+    else:
+        for file in (file for file in path.rglob("*") if place.words and file.is_file() and not file.is_symlink()):
             erase(file)
-        shutil.rmtree(top)
-    elif place.words and top.is_file():
-        erase(top)
-    elif top != place.path:
-        top.unlink(missing_ok=True)
-    if os.path.lexists(place.path):
-        place.path.unlink()
+        shutil.rmtree(path)
+
+
+def _foreign(place: Place) -> list[Path]:
+    """Return what lies directly in a directory of packed models and that localspec did not write."""
+    if place.path.is_symlink() or place.path.name not in ("packed", "imported") or not place.path.is_dir():
+        return []
+    return sorted(file for file in place.path.iterdir() if not _PACKED.search(file.name))
 
 
 def _refuse_while_in_use(paths: Paths) -> None:

@@ -1,5 +1,6 @@
 """GGUF files that were imported: packed models without a repository, known by the files that they were made of."""
 
+import os
 import re
 from collections.abc import Collection
 from pathlib import Path
@@ -37,6 +38,11 @@ def parts_of(path: Path) -> list[Path]:
         return [path]
     count = int(numbered[3])
     return [path.with_name(f"{numbered[1]}-{part:05}-of-{count:05}{path.suffix}") for part in range(1, count + 1)]
+
+
+def came_from_gguf(files: Collection[str]) -> bool:
+    """Return whether a packed model was made of these files of GGUF; one that was imported has absolute paths."""
+    return bool(files) and all(name.lower().endswith(_SUFFIX) or os.path.isabs(name) for name in files)
 
 
 def imports(paths: Paths) -> dict[str, PackedFile]:
@@ -81,4 +87,4 @@ def new_name(path: Path, digest: str, taken: Collection[str], paths: Paths) -> s
 
 def _imported(paths: Paths) -> list[PackedFile]:
     found = (one for one in packed_files(paths) if not one.header.origin.repo and one.header.origin.files)
-    return [one for one in found if all(name.lower().endswith(_SUFFIX) for name in one.header.origin.files)]
+    return [one for one in found if came_from_gguf(one.header.origin.files)]

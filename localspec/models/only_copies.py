@@ -13,6 +13,7 @@ from localspec.errors import UsageMistake
 from localspec.events import Reporter
 from localspec.hub.cache import find_snapshot
 from localspec.hub.sources import Source
+from localspec.models.imported import came_from_gguf
 from localspec.models.packed_files import lock_of, packed_in
 from localspec.packed_file import PARTIAL, Origin
 from localspec.paths import Paths, private_directory
@@ -23,7 +24,7 @@ _PIECE = 2**24  # bytes that are copied at a time
 
 def is_only_copy(origin: Origin, paths: Paths) -> bool:
     """Return whether a packed file cannot be made again from weights that localspec looks after."""
-    if origin.files and all(name.lower().endswith(".gguf") for name in origin.files):
+    if came_from_gguf(origin.files):
         return True
     try:
         return bool(origin.repo) and find_snapshot(Source.parse(origin.repo), paths) is None

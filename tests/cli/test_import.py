@@ -390,3 +390,12 @@ def test_a_template_that_computes_without_end_is_ended(
     file = write_model(tmp_path / "a.gguf", directory, "Q8_0", tokenizer__chat_template=endless)
     result = called(tmp_path, "run", "-m", file.name, "-n", "1", "--no-log", "Hi")
     assert result.returncode == 1 and "chat template" in result.stderr
+
+
+@pytest.mark.slow
+def test_a_file_without_the_ending_becomes_a_model_too(tmp_path: Path, gguf: Path) -> None:
+    """As Ollama calls its files."""
+    blob = gguf.rename(gguf.with_name("sha256-0123"))
+    assert called(tmp_path, "import", str(blob)).returncode == 0
+    blob.unlink()
+    assert called(tmp_path, "run", "-m", "sha256-0123", "-n", "2", "--no-log", "Hi").returncode == 0

@@ -79,12 +79,33 @@ def test_words_are_overwritten_before_they_go(home: Path) -> None:
     assert all(link.read_bytes() == bytes(link.stat().st_size) for link in links)
 
 
-def test_what_lies_elsewhere_behind_a_link_goes_too(home: Path, tmp_path: Path) -> None:
-    for place in (Paths(home).database, Paths(home).packed.parent / "packed"):
+def test_only_the_database_goes_where_it_lies_behind_a_link(home: Path, tmp_path: Path) -> None:
+    """What else a link leads to may be somebody's: it is named, and stays."""
+    settings, database, packed = Paths(home).config_file, Paths(home).database, Paths(home).packed
+    settings.parent.mkdir(exist_ok=True)
+    settings.write_text("")
+    for place in (settings, database, packed):
         place.rename(tmp_path / place.name)
         place.symlink_to(tmp_path / place.name)
-    assert called(home, "uninstall", "--yes").returncode == 0
-    assert not (tmp_path / "localspec.db").exists() and not (tmp_path / "packed").exists()
+    (tmp_path / "packed" / "thesis.tex").write_text("mine")
+    result = called(home, "uninstall", "--yes")
+    assert result.returncode == 0 and not (tmp_path / "localspec.db").exists()
+    assert (tmp_path / "packed" / "thesis.tex").read_text() == "mine" and (tmp_path / "config.toml").exists()
+    assert not any(os.path.lexists(place) for place in (settings, database, packed))
+    for place in (tmp_path / "packed", tmp_path / "config.toml"):
+        assert f"a link to {place}, which stays" in result.stdout
+
+
+def test_files_of_others_stay_in_the_directories_of_packed_models(home: Path) -> None:
+    mine = [Paths(home).packed / "mine.txt", Paths(home).data_dir / "localspec.db.mybackup"]
+    mine[0].parent.mkdir(exist_ok=True)
+    for file in mine:
+        file.write_text("mine")
+    called(home, "use", "here")
+    result = called(home, "uninstall", "--yes")
+    assert result.returncode == 0 and all(file.read_text() == "mine" for file in mine)
+    assert f"{mine[0]} stays: localspec did not write it" in result.stdout
+    assert files(home) == {*mine, home / "here.gguf", *files(home / "model")}
 
 
 def test_what_cannot_be_deleted_is_named(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
