@@ -56,7 +56,7 @@ test: $(TESTABLE) native
 
 test-all: $(TESTABLE) native
 	-$(MAKE) real-models # without it, a test says so
-	LOCALSPEC_REQUIRE_REAL=1 $(PYTEST)
+	REQUIRE_REAL_MODELS=1 $(PYTEST)
 
 fast-test: $(TESTABLE) native
 	$(PYTEST) -m "not slow and not long and not real"

@@ -10,7 +10,7 @@ import real_models
 
 def test_smollm2_is_here(published: Callable[[str], Path]) -> None:
     """Elsewhere its tests are skipped, and so is this."""
-    required = os.environ.get("CI") or os.environ.get("LOCALSPEC_REQUIRE_REAL")
+    required = os.environ.get("CI") or os.environ.get("REQUIRE_REAL_MODELS")
     if required and real_models.find("smollm2") is None:
         pytest.fail(
             f"SmolLM2-135M-Instruct is not in {real_models.folder()}; get it with `make real-models`.", pytrace=False
