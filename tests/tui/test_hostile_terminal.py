@@ -148,7 +148,7 @@ def test_the_same_from_a_real_engine_in_a_hostile_directory(tmp_path):
     file.write_text(f"File says {ARGUMENT}", "utf-8")  # a NUL byte would be refused
     flags = ["-m", str(model.path), "-f", str(file), "-s", ARGUMENT, "--draft-max", "0"]
     with chat(tmp_path / "home", *flags, ARGUMENT, size=(99, 60)) as terminal:
-        terminal.shows("❯", "end of it", "/10k")
+        terminal.shows("❯", "end of it", "context ")
         for part in (*parts[:3], wording("the_files_of_file")):
             terminal.until(partial(on_the_screen, terminal, part))
         terminal.until(lambda: on_the_screen(terminal, "bytes 31m 0;owned␇ end of it"))

@@ -39,7 +39,7 @@ def test_thinking_is_one_line_that_opens_while_it_goes_on_and_after(chat):
         await say(pilot, "Why?")
         folded = re.compile(r"▸ thinking for 0\.\d s, \d tokens? · They ask for a reason,")
         await until(pilot, lambda: folded.search(talk.screen_text()))
-        assert talk.replies() == [""] and re.search(r"thought for (0\.\d|under 0\.1) s, \d token", talk.live)
+        assert talk.replies() == [""]
         await pilot.press("alt+t")
         await until(pilot, lambda: "They ask for a\n" in unpadded(talk))
         assert "▾ thinking for 0." in talk.screen_text()
