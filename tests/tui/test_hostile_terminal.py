@@ -194,7 +194,8 @@ def test_hostile_names_titles_prompts_and_errors(tmp_path):
     ]
     own = private_directory(Paths(home).user_models_file.parent) / "models.toml"
     own.write_text("".join(entries).replace("\x7f", "\\u007f"), "utf-8")
-    (own.parent / "config.toml").write_text('model = "demo"\n')  # else the user's own, which is here, would be taken
+    system = json.dumps(f"system {HOSTILE}").replace("\x7f", "\\u007f")  # a new conversation has it, too
+    (own.parent / "config.toml").write_text(f'model = "demo"\nsystem = {system}\n', "utf-8")
     before = HOSTILE_LOAD.format(hostile=HOSTILE)
     with scripted_chat(home, "[]", "-c", before=before, size=(270, 170)) as terminal:
         # What was kept: the model's name in a notice, a prompt and its reply, the unanswered one to be edited.
