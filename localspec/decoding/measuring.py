@@ -1,15 +1,16 @@
-"""Measurements that advance one forward at a time, so that they can be shown, paused and resumed."""
+"""Measurements that advance one forward at a time, so that a caller can show, pause and resume them."""
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import NamedTuple, TypeVar
 
-BASE = 8  # rows in whose time the weights are read: what a forward costs beside its rows, roughly
+WEIGHT_ROWS = 8  # Reading the weights takes about as long as computing this many rows.
 
+Step = TypeVar("Step")
 Result = TypeVar("Result")
 
 
 class Progress(NamedTuple):
-    """How far a measurement is: `done` of `total` parts, and the share of the work that is done."""
+    """The progress of a measurement: `done` of `total` parts, and the share of the work that is done."""
 
     done: int
     total: int
@@ -19,11 +20,11 @@ class Progress(NamedTuple):
 Measuring = Generator[Progress, None, Result]
 
 
-def finished(measuring: Measuring[Result]) -> Result:
-    """Return the result of a measurement, without a pause."""
+def finished(steps: Generator[Step, None, Result], show: Callable[[Step], object] = lambda _: None) -> Result:
+    """Run a measurement to its end without a pause and return its result; `show` is called with each step."""
     while True:
         try:
-            next(measuring)
+            show(next(steps))
         except StopIteration as end:
             result: Result = end.value
             return result

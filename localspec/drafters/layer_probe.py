@@ -17,7 +17,7 @@ ROWS = 8  # tokens that are read at once: on a CPU they take little longer than 
 RANKS = 4  # of candidates
 TRIED = 6  # layers whose removal is measured, once all were tried: those that mattered least before
 LEAST = 4  # a quarter of the layers is kept at least
-LEAST_READS = 4  # by which layers are compared
+LEAST_READS = 4  # by which two sets of layers are compared
 NO_BOUND = 2**31  # reads
 
 Text = tuple[Sequence[int], Sequence[int]]  # a prompt, and the target's greedy reply to it
@@ -26,24 +26,21 @@ Text = tuple[Sequence[int], Sequence[int]]  # a prompt, and the target's greedy 
 def probe(
     target: DraftableModel[Any], replies: Sequence[Text], progress: Callable[[float], None] = lambda _: None
 ) -> list[KeptLayers]:
-    """Return for each number of layers those that were kept, from all but one down to a quarter, by all replies.
+    """Return the best layers to keep for each number of layers, from all but one down to a quarter.
 
-    One layer is removed after the other: that without which the first guess is most often the token that the target
-    itself said next. Where keeping as many outer layers is as good, those are kept. `progress` is called with the share
-    of the work that is done.
+    Layers are removed one at a time. Each round removes the layer without which the first candidate most often equals
+    the target's next token. Keeping as many outer layers wins a tie. `progress` is called with the share of the work
+    that is done.
     """
-    probing = probing_layers(target, replies)
-    while True:
-        try:
-            progress(next(probing).share)
-        except StopIteration as end:
-            found: list[KeptLayers] = end.value
-            return found
+    return finished(probing_layers(target, replies), lambda step: progress(step.share))
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How a probe of so many layers keeps within `most` reads: `together` layers go at once, by `reads` of each try."""
+    """A schedule for a probe with a limited number of reads.
+
+    Each round removes `together` layers. All rounds make `tries` comparisons, of `reads` reads each.
+    """
 
     tries: int
     together: int
@@ -51,7 +48,7 @@ class Plan:
 
     @classmethod
     def of(cls, layers: int, most: int, available: int) -> "Plan":
-        """Return the most thorough plan; `available` reads are what the replies are long enough for."""
+        """Return the most thorough plan of at most `most` reads. The replies are long enough for `available` reads."""
         for together in range(1, layers + 1):
             counts = range(layers, max(1, layers // LEAST), -together)  # of layers at the beginning of a round
             tries = sum(min(kept, layers if kept == layers else TRIED) + 1 + (together > 1) for kept in counts)
@@ -61,14 +58,14 @@ class Plan:
 
 
 def reads_in(replies: Sequence[Text]) -> int:
-    """Return how many reads of up to `ROWS` tokens the replies are."""
+    """Return the number of reads, of up to `ROWS` tokens each, that cover the replies."""
     return sum(-(-max(len(reply) - 1, 0) // ROWS) for _, reply in replies)
 
 
 def probing_layers(
     target: DraftableModel[Any], replies: Sequence[Text], most: int | None = None
 ) -> Measuring[list[KeptLayers]]:
-    """Do what `probe` does, in about `most` reads of a part of the layers at most, and yield after each."""
+    """Do what `probe` does, and yield after each read with some of the layers; make about `most` reads at most."""
     count = target.compute.target.sizes.num_layers
     least, available = max(1, count // LEAST), reads_in(replies)
     plan = Plan.of(count, NO_BOUND if most is None else most, available)
@@ -110,7 +107,7 @@ def probing_layers(
 
 
 def _first_reads(replies: Sequence[Text], reads: int) -> list[Text]:
-    """Return the first replies, which are enough for so many reads."""
+    """Return the beginning of the replies, cut after this number of reads."""
     taken: list[Text] = []
     for prompt, reply in replies:
         if (left := reads - reads_in(taken)) <= 0:
@@ -133,7 +130,7 @@ def agreement(
 def agreeing(
     target: DraftableModel[Any], replies: Sequence[Text], subsets: Sequence[Sequence[int]]
 ) -> Measuring[list[KeptLayers]]:
-    """Do what `agreement` does, and yield after each read of some layers."""
+    """Do what `agreement` does, and yield after each read with some of the layers."""
     model, greedy = target.compute.target, Sampling()
     hits, seen, reads = np.zeros((len(subsets), RANKS)), 0, 0
     for prompt, reply in replies:

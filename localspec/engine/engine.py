@@ -29,7 +29,7 @@ from localspec.engine.assemble import (
 from localspec.engine.backends import Target
 from localspec.engine.device_profile import BandwidthProfiler
 from localspec.engine.fit_context import fit_conversation, fit_text
-from localspec.engine.later_measurements import CHECKING, PROBING, TIMING, TIMING_DRAFT, Shown, shown
+from localspec.engine.later_measurements import CHECKING, PROBING, TIMING, TIMING_DRAFT, ProgressTexts, progress_texts
 from localspec.engine.loading import (
     calibrated,
     known_exactness,
@@ -205,7 +205,7 @@ class Engine:
 
     @property
     def costs(self) -> ForwardCostModel | None:
-        """What forwards cost: as they were timed here, else an estimate; None where the size of trees is fixed."""
+        """Return the costs of forwards as timed here, else estimated; None where the size of trees is fixed."""
         return self._costs.model if self._costs else None
 
     @property
@@ -334,15 +334,16 @@ class Engine:
     # -- what is measured of the model --------------------------------------------------------------------------------
 
     def measure(self) -> Iterator[str]:
-        """Measure what is not known of this model here, while nobody waits; yields how far that is, in words.
+        """Measure what is unknown of this model on this machine, and yield the progress as text.
 
-        Stop asking to pause: the next call goes on from there. What cannot be measured is reported and stays unknown.
+        To pause, stop iterating: the next call resumes. A measurement that fails is reported, and its value stays
+        unknown.
         """
         self.target.set_threads(self._idle_cores())
         yield from iter(partial(next, self._unmeasured, None), None)
 
     def _measurements(self) -> Iterator[str]:
-        """Measure one thing after the other, what a reader sees first."""
+        """Run the missing measurements in turn, beginning with the ones whose results the user sees."""
         if not self.exactness.checked:
             widest = widest_tree(self.choice)
             checking = self.profile.checking(self.choice, self.target, widest)
@@ -359,10 +360,10 @@ class Engine:
             if layers:
                 take_best(self._layers, self.target, layers, self.choice, self._costs)
 
-    def _tried(self, what: str, measuring: Measuring[T]) -> Shown[T | None]:
-        """Yield how a measurement goes; returns None where it failed, which costs an estimate and no reply."""
+    def _tried(self, what: str, measuring: Measuring[T]) -> ProgressTexts[T | None]:
+        """Yield the progress of a measurement and return its result; None if it failed."""
         try:
-            return (yield from shown(what, measuring))
+            return (yield from progress_texts(what, measuring))
         except (LocalspecError, MemoryError, RuntimeError, OSError) as trouble:
             self._reporter.notice(f"{what.removesuffix(' (once)')} failed ({first_line(trouble)}); estimates serve.")
             return None

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from statistics import median_low
 from typing import Any
 
-from localspec.decoding.measuring import BASE, Measuring, Progress, finished
+from localspec.decoding.measuring import WEIGHT_ROWS, Measuring, Progress, finished
 from localspec.decoding.tree import DraftTree
 from localspec.engine.backends import Target, fills_rows
 from localspec.machine.hardware import wait_for
@@ -67,8 +67,8 @@ def timing_forwards(target: Target) -> Measuring[ForwardCosts]:
                     began = time.perf_counter()
                     timings.setdefault((n, context), []).append(time_forward(n, context))
                     spent += time.perf_counter() - began
-                    part, done = part + BASE + n, done + 1
-                    turn = repetition + part / (len(contexts) * sum(BASE + one for one in rows))
+                    part, done = part + WEIGHT_ROWS + n, done + 1
+                    turn = repetition + part / (len(contexts) * sum(WEIGHT_ROWS + one for one in rows))
                     turns = max(_turns(spent / turn, tried), repetition + 1)
                     yield Progress(done, turns * len(rows) * len(contexts), min(1.0, turn / turns))
                 if timings[n, contexts[-1]][0] > PATIENCE_SECONDS:

@@ -3,6 +3,7 @@
 from localspec.decoding.calibration import Calibration
 from localspec.decoding.drafter import Drafter
 from localspec.decoding.exactness import Exactness
+from localspec.decoding.measuring import finished
 from localspec.decoding.tree import DraftTree
 from localspec.drafters.draft_model import DraftModel
 from localspec.drafters.merged import Merged
@@ -11,7 +12,7 @@ from localspec.drafters.saved import load_drafter
 from localspec.drafters.trained import TrainedDrafter
 from localspec.engine.assemble import LoadedDraftModel
 from localspec.engine.backends import Target, open_target
-from localspec.engine.later_measurements import CHECKING, reported, shown
+from localspec.engine.later_measurements import CHECKING, progress_texts
 from localspec.engine.measurement_cache import MeasurementCache, Quantity
 from localspec.engine.model_profile import ModelProfile
 from localspec.engine.step_forms import settle_step_form
@@ -47,17 +48,17 @@ def load_target(choice: LoadSpec, reporter: Reporter, beside: Target | None = No
 
 
 def known_exactness(choice: Choice, target: Target, profile: ModelProfile) -> Exactness:
-    """Return how exact the choice's trees are on this target, as far as it is known.
+    """Return how exact trees of this choice are on this target, or an unchecked promise for the native engine.
 
-    The self-test runs here with `choice.exact`, and in torch, which computes rows as the self-test finds it must; in
-    our own library it can wait. Raises UsageMistake where `choice.exact` cannot be had.
+    With `choice.exact` the self-test runs now. It also runs now in torch, because its result decides how rows are
+    computed. Otherwise it can wait. Raises UsageMistake where `choice.exact` cannot be had.
     """
     widest = widest_tree(choice)
     found = profile.exactness(target, widest)
     if found is None and choice.engine == "native" and not choice.exact:
         return Exactness.unchecked(widest)
     if found is None:
-        found = reported(shown(CHECKING, profile.checking(choice, target, widest)), profile.reporter)
+        found = finished(progress_texts(CHECKING, profile.checking(choice, target, widest)), profile.reporter.progress)
     if choice.exact and not found.bitwise:
         raise UsageMistake(
             f"{choice.target.name} cannot be exact bit for bit in {choice.precision} on {choice.device}: its "
@@ -67,7 +68,7 @@ def known_exactness(choice: Choice, target: Target, profile: ModelProfile) -> Ex
 
 
 def widest_tree(choice: Choice) -> int:
-    """Return for how many rows a self-test of this choice's trees should be."""
+    """Return the number of rows up to which the self-test must check trees of this choice."""
     return max(choice.nodes, AUTO_NODES) + 1
 
 

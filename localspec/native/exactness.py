@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from localspec.decoding.exactness import Exactness
-from localspec.decoding.measuring import BASE, Measuring, Progress, finished
+from localspec.decoding.measuring import WEIGHT_ROWS, Measuring, Progress, finished
 from localspec.decoding.tree import DraftTree
 from localspec.machine.hardware import physical_cores
 from localspec.native.cache import NativeCache
@@ -42,14 +42,14 @@ def measuring(target: NativeTarget, widest: int) -> Measuring[Exactness]:
     plain = _one_by_one(target, cache, path)
     target.set_threads(threads)
     trials = [(width, *trial) for width in WIDTHS if width <= widest for trial in _trials(target, cache, path, width)]
-    work, done = sum(BASE + width for width, *_ in trials), 0
+    work, done = sum(WEIGHT_ROWS + width for width, *_ in trials), 0
     for number, (width, threads_now, read) in enumerate(trials, start=1):
         target.set_threads(threads_now)
         try:
             largest = max(largest, _difference(plain, read()))
         finally:
             target.set_threads(threads)
-        done += BASE + width
+        done += WEIGHT_ROWS + width
         yield Progress(number, len(trials), done / work)
     return Exactness(largest == 0.0, widest, largest=largest)
 
