@@ -17,8 +17,8 @@ from localspec.events import Reporter
 from localspec.models import registry
 from localspec.models.imported import is_gguf
 from localspec.models.names import full_name
-from localspec.models.only_copies import settle
-from localspec.models.present import By, real_models, save_choice, saved_choice
+from localspec.models.only_copies import move_only_copies
+from localspec.models.present import By, chat_models, save_choice, saved_choice
 from localspec.models.registry import TargetCard
 from localspec.outside_files import read_bytes
 from localspec.paths import Paths, private_directory, write_anew
@@ -61,7 +61,7 @@ def start_chat(
 
     Raises NotHere, UsageMistake, LocalspecError for a broken model.
     """
-    settle(paths := Paths(environment.home()), Reporter(notice, progress))
+    move_only_copies(paths := Paths(environment.home()), Reporter(notice, progress))
     database = paths.database
     store = found = None
     if resume is not None:
@@ -88,12 +88,12 @@ def start_chat(
 
 def chosen_model(settings: Settings, store: Store | None, reporter: Reporter) -> TargetCard:
     """Return the model of the settings, else the saved choice, else one found here. Raise what `start_chat` does."""
-    settle(Paths(environment.home()), reporter)
+    move_only_copies(Paths(environment.home()), reporter)
     return _named_model(settings, None, reporter) or _unnamed_model(settings, store, reporter)
 
 
 def choose(card: TargetCard, by: By, notice: Callable[[str], None]) -> None:
-    """Save this as the model that answers where none is named; a notice says where that cannot be saved."""
+    """Save this as the present model; report a notice if that fails."""
     paths = Paths(environment.home())
     try:
         save_choice(registry.reference(card), by, paths)
@@ -135,9 +135,10 @@ def _ready(name: str, settings: Settings, reporter: Reporter) -> TargetCard:
 
 
 def _unnamed_model(settings: Settings, store: Store | None, reporter: Reporter, instead: bool = False) -> TargetCard:
-    """Return the model chosen last, else the only one here, else the best for this machine, which is then chosen.
+    """Return the saved choice, else the only model here, else the best one for this machine, which is then saved.
 
-    The last two are named in a notice, once a day, or where they answer `instead` of a conversation's own.
+    A notice names the last two, once a day. With `instead`, the model replaces that of a conversation, and every model
+    is named.
     """
     paths, told = Paths(environment.home()), reporter.notice if instead else _once_a_day(reporter)
     if (choice := saved_choice(paths)) is not None:
@@ -147,23 +148,23 @@ def _unnamed_model(settings: Settings, store: Store | None, reporter: Reporter, 
                 told(f"{card.name} answers; choose another model with -m.")
             return card
         told(f"The model that was chosen last, {choice.model}, is no longer here.")
-    real = real_models(paths)
-    chosen = _best(real, settings, store) if len(real) > 1 else next(iter(real), None)
+    models = chat_models(paths)
+    chosen = _best(models, settings, store) if len(models) > 1 else next(iter(models), None)
     if chosen is None:
         told(DEMO)
         return _resolve("demo")
-    if len(real) == 1:
+    if len(models) == 1:
         told(f"No model named, so {chosen.name} answers, the only one here.")
         return chosen
     told(f"No model named, so {chosen.name} answers from now on; `localspec use NAME` chooses another one.")
-    with suppress(OSError):  # the next one finds the same
+    with suppress(OSError):  # the next session finds the same model
         save_choice(registry.reference(chosen), "machine", paths)
     return chosen
 
 
-def _best(real: Sequence[TargetCard], settings: Settings, store: Store | None) -> TargetCard:
-    """Return the best model for this machine, whatever else runs on it now; the first where none is known to fit."""
-    from localspec.engine.measurement_cache import MeasurementCache  # only here: they take their time
+def _best(models: Sequence[TargetCard], settings: Settings, store: Store | None) -> TargetCard:
+    """Return the best model for this machine when idle; the first one if none is known to fit."""
+    from localspec.engine.measurement_cache import MeasurementCache  # slow to import
     from localspec.engine.recalled_measurements import IdleFigures
     from localspec.machine.machine import this_machine
     from localspec.policy.survey import preferred, recommendations
@@ -171,14 +172,14 @@ def _best(real: Sequence[TargetCard], settings: Settings, store: Store | None) -
     idle = IdleFigures(MeasurementCache(store), settings.exact, settings.context)
     machine = _on_named_device(this_machine(idle.bandwidth), settings)
     machine = replace(machine, devices=tuple(replace(one, free=one.total) for one in machine.devices))
-    names = {card.name for card in real}
+    names = {card.name for card in models}
     found = [one for one in recommendations(machine, idle, here=True) if one.card.name in names]
     chosen = preferred(found, settings.prefer)
-    return real[0] if chosen is None else chosen.card
+    return models[0] if chosen is None else chosen.card
 
 
 def _once_a_day(reporter: Reporter) -> Callable[[str], None]:
-    """Return a reporter's notices, without one that was the last to be reported here and is not a day old."""
+    """Return a function that reports a notice, unless it is the last one reported and less than a day old."""
     file = Paths(environment.home()).last_notice
 
     def notice(sentence: str) -> None:

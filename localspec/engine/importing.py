@@ -18,7 +18,7 @@ from localspec.machine.machine import this_machine
 from localspec.models import registry
 from localspec.models.imported import import_of, imports, is_gguf, new_name
 from localspec.models.names import full_name
-from localspec.models.only_copies import settle
+from localspec.models.only_copies import move_only_copies
 from localspec.models.packed_files import FILED
 from localspec.models.registry import TargetCard
 from localspec.models.shape import Shape
@@ -63,7 +63,7 @@ def import_gguf(
     LocalspecError for a file that cannot be read or computed.
     """
     began, paths, file = time.perf_counter(), Paths(home()), Path(os.path.abspath(file))
-    settle(paths, reporter)
+    move_only_copies(paths, reporter)
     asked = asked_packing(settings)
     if file.exists() and not file.is_file():
         what = "a directory" if file.is_dir() else "no regular file"

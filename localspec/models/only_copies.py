@@ -1,6 +1,7 @@
-"""Packed files that are the only copy of a model move from the cache directory, which may be emptied, to the data.
+"""Moving packed files that are the only copy of a model from the cache directory to the data directory.
 
-Earlier versions wrote all of them to the cache directory. A file stays where it is until its other place has it whole.
+Users may empty the cache directory, where earlier versions wrote all packed files. A file is deleted there only after
+the new file is complete.
 """
 
 import errno
@@ -19,11 +20,11 @@ from localspec.packed_file import PARTIAL, Origin
 from localspec.paths import Paths, private_directory
 from localspec.quantities import size
 
-_PIECE = 2**24  # bytes that are copied at a time
+_PIECE = 2**24  # bytes copied at a time
 
 
 def is_only_copy(origin: Origin, paths: Paths) -> bool:
-    """Return whether a packed file cannot be made again from weights that localspec looks after."""
+    """Return whether localspec has no weights to make this packed file from again."""
     if came_from_gguf(origin.files):
         return True
     try:
@@ -32,10 +33,10 @@ def is_only_copy(origin: Origin, paths: Paths) -> bool:
         return False
 
 
-def settle(paths: Paths, reporter: Reporter) -> None:
-    """Move every only copy that is still in the cache directory; a notice names the first one that has to stay there.
+def move_only_copies(paths: Paths, reporter: Reporter) -> None:
+    """Move every only copy out of the cache directory. At the first failure, report a notice and stop.
 
-    Call it before models are looked up by name: a path that was found before may lead nowhere then.
+    Call it before models are looked up by name: a path found earlier may no longer exist afterwards.
     """
     waiting = [one.path for one in packed_in(paths.packed) if is_only_copy(one.header.origin, paths)]
     for file in waiting:
@@ -51,8 +52,8 @@ def settle(paths: Paths, reporter: Reporter) -> None:
 
 
 def _move(file: Path, new: Path, reporter: Reporter) -> None:
-    """Move one file, whatever disk the other place is on. Raises OSError, and then it is where it was."""
-    from filelock import FileLock  # seldom needed
+    """Move one file, also to another disk. If it raises OSError, the file is still in its old place."""
+    from filelock import FileLock  # rarely needed
 
     lock = lock_of(new)
     with FileLock(lock, mode=0o600):  # another process may be moving it
@@ -67,13 +68,13 @@ def _move(file: Path, new: Path, reporter: Reporter) -> None:
                     file.unlink()
         finally:
             with suppress(OSError):
-                lock.unlink()  # who waits for it sees that it is gone, and takes another
+                lock.unlink()  # a waiting process notices this and makes another lock
 
 
 def _copy(file: Path, new: Path, reporter: Reporter) -> None:
-    """Copy a file to another disk, whole or not at all."""
+    """Copy a file to another disk, completely or not at all."""
     partial, total, done = new.with_name(new.name + PARTIAL), file.stat().st_size, 0
-    partial.unlink(missing_ok=True)  # of a process that was killed
+    partial.unlink(missing_ok=True)  # left by a killed process
     if total > shutil.disk_usage(new.parent).free:
         raise OSError(errno.ENOSPC, f"{size(total)} are needed")
     try:
@@ -84,13 +85,13 @@ def _copy(file: Path, new: Path, reporter: Reporter) -> None:
                 reporter.progress(f"moving a model to {new.parent}, once: {done / total:.0%}")
             target.flush()
             os.fsync(target.fileno())
-        shutil.copystat(file, partial)  # of several imports of one name the latest counts
+        shutil.copystat(file, partial)  # the latest of several imports of one name counts
         os.replace(partial, new)
     except BaseException:
         with suppress(OSError):
             partial.unlink()
         raise
-    if os.name != "nt":  # the old name goes only when the new one is on the disk
+    if os.name != "nt":  # the caller deletes the old file, so the new name must be on the disk first
         directory = os.open(new.parent, os.O_RDONLY)
         try:
             os.fsync(directory)

@@ -1,4 +1,4 @@
-"""Which model answers where none is named: the saved choice, and where it comes from."""
+"""The present model, which answers if the user names none: how it is saved and found."""
 
 import json
 from contextlib import suppress
@@ -23,21 +23,21 @@ _ORIGINS: dict[str, str] = {
 
 
 class Choice(NamedTuple):
-    """A saved choice: the name or the directory of a model, and who chose it."""
+    """A saved choice: the name or directory of a model, and which command made it."""
 
     model: str
     by: By
 
 
 class Present(NamedTuple):
-    """The model that answers where none is named; None where the first prompt decides. `origin` says why."""
+    """A present model and, as `origin`, the reason for it. The model is None until the first prompt decides."""
 
     model: str | None
     origin: str
 
 
 def saved_choice(paths: Paths) -> Choice | None:
-    """Return the choice that was saved last; None where there is none that can be read."""
+    """Return the saved choice; None if there is none or it cannot be read."""
     with suppress(OSError, ValueError):
         found = parse_json(read_bytes(paths.choice))
         if isinstance(found, dict) and isinstance(found.get("model"), str) and found.get("by") in get_args(By):
@@ -54,22 +54,22 @@ def save_choice(model: str, by: By, paths: Paths) -> None:
 
 
 def present_model(settings: Settings, paths: Paths) -> Present:
-    """Return the model that would answer now, without measuring or loading anything."""
+    """Return the present model without measuring or loading anything."""
     if settings.model is not None:
         return Present(settings.model, one_line(settings.origins["model"]))
     choice = saved_choice(paths)
     if choice is not None and is_here(choice.model, paths):
         return Present(choice.model, _ORIGINS[choice.by])
-    real = real_models(paths)
-    if len(real) > 1:
-        return Present(None, f"the first prompt takes one of the {len(real)} models here")
-    if real:
-        return Present(real[0].name, "the only model here")
+    models = chat_models(paths)
+    if len(models) > 1:
+        return Present(None, f"the first prompt takes one of the {len(models)} models here")
+    if models:
+        return Present(models[0].name, "the only model here")
     return Present("demo", "no other model is here")
 
 
 def is_here(model: str, paths: Paths) -> bool:
-    """Return whether a name or directory, as `registry.reference` gives it, means a model here."""
+    """Return whether a name or directory resolves to a model here."""
     try:
         registry.resolve(model, paths)
     except LocalspecError:
@@ -77,8 +77,8 @@ def is_here(model: str, paths: Paths) -> bool:
     return True
 
 
-def real_models(paths: Paths) -> list[registry.TargetCard]:
-    """Return the models here that can answer, without the embedded demo; of several names for the same files, one."""
+def chat_models(paths: Paths) -> list[registry.TargetCard]:
+    """Return the models here that can chat, except the embedded demo. Further names for the same files are left out."""
     found: dict[Path, registry.TargetCard] = {}
     for card, what in registry.installed(paths):
         talks = is_packed(card.path) or holds_tokenizer(card.path)

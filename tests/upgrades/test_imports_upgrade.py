@@ -22,7 +22,7 @@ from localspec.events import Reporter
 from localspec.models import only_copies
 from localspec.models.drafter_cards import trained_drafters
 from localspec.models.imported import imports
-from localspec.models.only_copies import is_only_copy, settle
+from localspec.models.only_copies import is_only_copy, move_only_copies
 from localspec.models.packed_files import packed_files
 from localspec.models.registry import TargetCard, resolve
 from localspec.packed_file import Origin
@@ -93,7 +93,7 @@ def test_phrases_belong_to_the_model_by_both_names(home: Path, new_name: str | N
         for name, pool in pools.items():  # the archive was written elsewhere
             place = str(paths.packed / Path(str(pool.path)).name)
             assert store.phrases.pool(name, pool.tokenizer, place) == pool.pool
-    settle(paths, Reporter())
+    move_only_copies(paths, Reporter())
     with Store.open(paths.database, pytest.fail) as store, pytest.MonkeyPatch.context() as patched:
         patched.setenv("LOCALSPEC_HOME", str(home))
         for name, pool in pools.items():
@@ -154,7 +154,7 @@ def killed_at(line: int, move: Callable[[], None]) -> bool:
 def test_a_move_that_is_killed_anywhere_loses_nothing(home: Path, moved_by: str, again: bool) -> None:
     paths, lines = Paths(home), 0
     before = contents(paths.packed)
-    while killed_at(lines + 1, lambda: settle(paths, Reporter())):
+    while killed_at(lines + 1, lambda: move_only_copies(paths, Reporter())):
         lines += 1
         assert {one.header.origin.name for one in packed_files(paths)} == NAMES
         here = {**contents(paths.packed), **contents(paths.imports)}
@@ -163,7 +163,7 @@ def test_a_move_that_is_killed_anywhere_loses_nothing(home: Path, moved_by: str,
             for file in paths.imports.glob("*.packed"):
                 os.replace(file, paths.packed / file.name)
     assert again or lines > (20 if moved_by == "rename" else 40)
-    settle(paths, Reporter(pytest.fail))
+    move_only_copies(paths, Reporter(pytest.fail))
     assert contents(paths.imports) == before and not contents(paths.packed)
     assert {file.suffix for file in paths.imports.iterdir()} <= {".packed", ".lock"}
 
