@@ -19,11 +19,16 @@ if TYPE_CHECKING:
 KEYS = tuple(name.replace("_", "-") for name in SAMPLING)
 THINK = "think"  # changed in the same way, and no matter of sampling
 DEFAULT = "default"  # typed as a value, it takes a change back
-TRIES = 1000  # seeds above the one that was set, which count as those of other answers
+TRIES = 1000  # a seed up to this much above the setting is one of another answer
 WARMER, NARROWER = 0.7, 0.9  # temperature and top-p of another answer where replies are greedy
-FIRST_SAMPLED = "sampling shown"  # the name under which the store keeps for which models it was
-_shown_for: set[str] = set()  # names of models, in this process
-_SHOWN_WITH = {"temperature": None, "top_p": 1.0, "top_k": 0, "min_p": 0.0}  # None: always; else unless it is this
+FIRST_SAMPLED = "sampling shown"  # key of the store for models whose sampling notice was shown
+_shown_for: set[str] = set()  # names of models whose notice this process showed
+_SHOWN_WITH = {
+    "temperature": None,
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+}  # value that is not shown; None: every value is shown
 
 
 class Sampler(Protocol):
@@ -98,10 +103,10 @@ class ChatSettings:
         self.now, self.typed = self.first, {}
 
     def another(self, figures: Mapping[str, Any] | None, model: Sampler) -> Settings:
-        """Return what holds for the next reply, by the figures of the one that it is another answer instead of.
+        """Return the settings for another answer in place of the reply with these figures; None changes no setting.
 
-        Without figures it is none, and nothing changes. A seed that was set goes up by one for each, so that they
-        differ and can be had once more; where replies are greedy, this one is sampled. Raises UsageMistake.
+        A seed that was set is raised by one, so that answers differ and can be reproduced. If replies are greedy, this
+        one is sampled. Raises UsageMistake.
         """
         if figures is None:
             return self.now
@@ -113,8 +118,8 @@ class ChatSettings:
             settings = replace(settings, temperature=WARMER, top_p=NARROWER, origins=origins)
         return settings
 
-    def drawn(self, model: Sampler) -> str | None:
-        """Return the notice that another answer is sampled where replies are greedy; None where all are sampled."""
+    def resampling_notice(self, model: Sampler) -> str | None:
+        """Return the notice that another answer is sampled although replies are greedy; None if all are sampled."""
         if not model.sampling(self.now).greedy:
             return None
         return (
@@ -124,7 +129,7 @@ class ChatSettings:
 
 
 def sampling_words(sampled: "Sampled") -> str:
-    """Return how replies are sampled and where that comes from: `temperature 0.2, top-p 0.9 (known for SmolLM2)`."""
+    """Return the sampling and its source as text: `temperature 0.2, top-p 0.9 (known for SmolLM2)`."""
     values = {name: getattr(sampled, name) for name in _SHOWN_WITH}
     shown = [name for name, value in values.items() if value is not None and value != _SHOWN_WITH[name]]
     if sampled.greedy:
@@ -141,9 +146,9 @@ def sampling_words(sampled: "Sampled") -> str:
 
 
 def first_sampled(card: "TargetCard", sampled: "Sampled", store: "Store | None", settings: Settings) -> str | None:
-    """Return the notice that an imported model samples by default, the first time; None afterwards, and for others.
+    """Return the notice that an imported model samples by default; None for other models, or if it was shown before.
 
-    That it was shown is kept in the store, unless nothing of what is said is kept.
+    The store remembers that it was shown, unless conversations are not saved.
     """
     if sampled.greedy or sampled.temperature is None or "temperature" in sampled.chosen or not is_packed(card.path):
         return None

@@ -264,8 +264,8 @@ class _Talk:
         tell(state(self._settings.now, self._loaded(), self._conversation.system).sentence)
 
     def _again(self, _: str) -> None:
-        if self._conversation.answered and (drawn := self._settings.drawn(self._loaded())):
-            tell(drawn)
+        if self._conversation.answered and (notice := self._settings.resampling_notice(self._loaded())):
+            tell(notice)
         self._instead(None)
 
     def _edit(self, text: str) -> None:

@@ -136,15 +136,15 @@ def test_all_are_listed(tmp_path):
     assert listed(settings.lines(WARM, "temp")) == wording("temperature_0_8_model_s_file")
 
 
-def test_another_answer_is_drawn_where_replies_are_greedy():
+def test_another_answer_is_notice_where_replies_are_greedy():
     settings = ChatSettings(Settings())
-    drawn = wording("temperature_0_answer_would_same")
-    assert settings.drawn(GREEDY) == drawn and settings.drawn(WARM) is None
+    notice = wording("temperature_0_answer_would_same")
+    assert settings.resampling_notice(GREEDY) == notice and settings.resampling_notice(WARM) is None
     other = GREEDY.sampling(settings.another({}, GREEDY))
     assert (other.temperature, other.top_p, other.chosen) == (0.7, 0.9, ("temperature", "top_p"))
     assert settings.another({}, WARM) == settings.now
     settings.change({"temperature": "0"}, WARM)
-    assert settings.drawn(WARM) == drawn
+    assert settings.resampling_notice(WARM) == notice
     other = WARM.sampling(settings.another({"seed": 5}, WARM))
     assert (other.temperature, other.top_p) == (0.7, 0.9) and other.seed != WARM.sampling(settings.now).seed
     assert settings.another(None, WARM) == settings.now and settings.now.temperature == 0, "for this one answer only"

@@ -33,7 +33,7 @@ if TYPE_CHECKING:  # what only this thread needs it imports itself: the first pa
     from localspec.store.conversations import ConversationInfo, Turn
     from localspec.store.store import Store
 
-SHOWN_SECONDS = 0.5  # between two looks at how far measuring is
+SHOWN_SECONDS = 0.5  # least time between two updates of the progress of measuring
 PROMPTS = 500  # for the arrow keys
 
 
@@ -57,14 +57,14 @@ class EngineThread(threading.Thread):
         self._unkept = 0  # turns, as the screen knows
         self._held: list[str] | None = []  # notices, until there is a conversation to show them in
         self._at_the_end = ExitStack()
-        self._answered: Mapping[str, Any] | None = None  # figures of the reply that the next is another answer for
-        self._branched: int | None = None  # the saved conversation that the next reply begins a branch of
+        self._answered: Mapping[str, Any] | None = None  # figures of the reply that the next one replaces
+        self._branched: int | None = None  # the saved conversation from which the next reply branches off
         self._card: TargetCard
         self._conversation: Conversation
         self._store: Store | None = None
         self._engine: Answerer | None = None
         self._live: LiveStats | None = None
-        # Whether what is unknown of the model is measured while nobody waits; None before its first reply.
+        # Whether the model is measured between prompts; None before its first reply.
         self._measures: bool | None = None
 
     # -- what the screen asks for -------------------------------------------------------------------------------------
@@ -103,7 +103,7 @@ class EngineThread(threading.Thread):
         self._stop_asked.set()
 
     def skip_measuring(self) -> None:
-        """Measure no more of this model; what is missing is estimated."""
+        """Stop measuring this model; estimates stay in use."""
         self._measures = False
 
     def race(self, prompt: str, post: Callable[[Message], object]) -> None:
@@ -158,9 +158,9 @@ class EngineThread(threading.Thread):
         system = self._conversation.system
         return only_thinking(turn, self._settings.now, self._engine, system) if self._engine is not None else None
 
-    def drawn(self) -> str | None:
-        """Return the notice that another answer is sampled where replies are greedy; None where all are sampled."""
-        return self._settings.drawn(self._engine) if self._engine is not None else None
+    def resampling_notice(self) -> str | None:
+        """Return the notice that another answer is sampled although replies are greedy; None if all are sampled."""
+        return self._settings.resampling_notice(self._engine) if self._engine is not None else None
 
     def branch(self, turns: int, *, again: bool = False) -> None:
         """Goes on after the first `turns` that were answered; the conversation so far stays as it is.
@@ -229,8 +229,8 @@ class EngineThread(threading.Thread):
             self._post(messages.ThreadFailed(error))
 
     def _measure_meanwhile(self) -> None:
-        """Measure what is not known of the model, until there is something else to do; the next pause goes on."""
-        measure = getattr(self._engine, "measure", None)  # a server measures by itself
+        """Measure the model until another job arrives; the next call resumes."""
+        measure = getattr(self._engine, "measure", None)  # None of a model on a server, which measures it
         if not self._measures or measure is None:
             return
         shown = float("-inf")
@@ -242,7 +242,9 @@ class EngineThread(threading.Thread):
                 self._post(messages.Measuring(stage))
         else:
             self._measures = False
-        if self._live is not None and self._jobs.empty():  # it may be known by now that the text is the same
+        if (
+            self._live is not None and self._jobs.empty()
+        ):  # the self-test may have changed what the figures say about exactness
             self.buffer.end(self._live)
         self._post(messages.Measuring(""))
 
@@ -381,7 +383,7 @@ class EngineThread(threading.Thread):
         self._show_conversation()
 
     def _show_conversation(self, *, first: bool = False) -> None:
-        """With the notices that were held until then below it. `first`: the chat begins."""
+        """Show the conversation, with the held notices below it. `first` says that the chat has just started."""
         now = self._conversation
         if self._engine is not None:
             self._begin_figures(self._engine)
@@ -398,9 +400,9 @@ class EngineThread(threading.Thread):
             self._notice(sentence)
 
     def _left_drafts(self, first: bool) -> tuple[list[str], str]:
-        """Return what earlier chats left unsent in this conversation, and the title of another with a draft of theirs.
+        """Return the unsent drafts of this conversation, and the title of another one that has a draft.
 
-        The title only at the beginning: once is enough.
+        Both are from earlier chats. The title is looked up only with `first`.
         """
         store, server = self._store, self._settings.first.elsewhere
         if store is None or self.place is None:

@@ -88,7 +88,7 @@ class ChatScreen(Steady, ChoosingScreen, FindingScreen):
         self._sampling_draft: dict[str, str] = {}
         self._history: History | None = None
         self._draft = Draft(self._unsent, engine.settings.elsewhere, self._typed_in)
-        self._left_in: dict[int, str] = {}  # what was typed in other conversations and not sent
+        self._left_in: dict[int, str] = {}  # unsent drafts of other conversations
         self._pace = Pace()
         self._follower: Timer | None = None
 
@@ -191,12 +191,12 @@ class ChatScreen(Steady, ChoosingScreen, FindingScreen):
         self.refresh_bindings()  # whether there is something to stop
 
     def _unsent(self) -> str:
-        """What would be lost with this process: what was typed elsewhere, what waits, and what is being typed."""
+        """Return the text that this process would lose: unsent drafts, waiting prompts and the prompt being typed."""
         texts = [*self._left_in.values(), *self._outbox.unsent(self._engine.buffer.begun), self._prompt.text]
         return "\n\n".join(text for text in texts if text.strip())
 
     def _typed_in(self) -> int | None:
-        """Return the conversation in which that was typed: the one that goes on, unless nothing of it was."""
+        """Return the conversation of the unsent text: the current one, unless only others have such text."""
         here = self._prompt.text.strip() or self._outbox.unsent(self._engine.buffer.begun)
         return self._engine.conversation_id() if here or not self._left_in else [*self._left_in][-1]
 
@@ -295,11 +295,11 @@ class ChatScreen(Steady, ChoosingScreen, FindingScreen):
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """A key that would do nothing now is not offered."""
-        return action != "stop" or not self._outbox.empty or self._line.told
+        return action != "stop" or not self._outbox.empty or self._line.busy
 
     def action_stop(self) -> None:
-        """The reply under way, and what waits; or what is measured while nobody waits."""
-        if self._line.told:
+        """Stop the reply, the waiting prompts and the measuring."""
+        if self._line.busy:
             self._engine.skip_measuring()
         self._stop_all()
 
@@ -350,7 +350,7 @@ class ChatScreen(Steady, ChoosingScreen, FindingScreen):
         self._live.show(f"{reached.stage} …")
 
     def on_measuring(self, measuring: messages.Measuring) -> None:
-        self._line.tell(f"{measuring.stage} · {self._key('chat.stop')} skips" if measuring.stage else "")
+        self._line.show_activity(f"{measuring.stage} · {self._key('chat.stop')} skips" if measuring.stage else "")
         self.refresh_bindings()
         if not measuring.stage and self._outbox.asked is None:
             self._show_figures()
@@ -395,7 +395,7 @@ class ChatScreen(Steady, ChoosingScreen, FindingScreen):
         self._begin_another()
 
     def _leave_draft(self) -> None:
-        """What was typed and not sent stays in its conversation, where that is kept."""
+        """Put the unsent draft aside for its conversation, if that is saved."""
         number = None if self._to_be_shown else self._engine.conversation_id()
         if number is not None and self._prompt.text.strip():
             self._left_in[number] = self._prompt.text
@@ -441,8 +441,8 @@ class ChatScreen(Steady, ChoosingScreen, FindingScreen):
     async def again(self) -> None:
         """The last prompt once more."""
         if self._may_go_back() and (turn := self._conversation.turn_of(None)):
-            if drawn := self._engine.drawn():
-                self.notify(drawn, markup=False)
+            if notice := self._engine.resampling_notice():
+                self.notify(notice, markup=False)
             await self._go_on_from(turn[0], again=True)
             await self._ask(turn[1])
 

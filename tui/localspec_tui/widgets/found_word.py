@@ -1,4 +1,4 @@
-"""A word in a message that was looked for: every occurrence is underlined, and one is shown as if it were selected."""
+"""Marking a searched word in a message: every occurrence is underlined, and one is selected."""
 
 from collections.abc import Callable, Iterator
 
@@ -10,14 +10,14 @@ from textual.widgets import Static
 from localspec.store.searched_words import span
 from localspec_tui.widgets.message_view import MessageView
 
-ELSEWHERE = "bold underline"  # how the other occurrences look
+ELSEWHERE = "bold underline"  # style of the other occurrences
 
 
 def mark_words(view: MessageView, word: str, at: int) -> tuple[int, Callable[[], None]]:
-    """Mark a word in a message, and select its occurrence number `at`, or the last where fewer are shown.
+    """Underline a word in a message, and select occurrence number `at`, or the last one if fewer are shown.
 
-    Returns the row of that occurrence in the message, and what takes the marks away again. The row is the first where
-    only the source of the message has the word.
+    Return the row of that occurrence, and a function that removes the marks. The row is 0 if the word is only in the
+    source of the message.
     """
     found: list[tuple[Static, Content, tuple[int, int]]] = []
     marked: list[tuple[Static, Content, Content]] = []
@@ -31,7 +31,7 @@ def mark_words(view: MessageView, word: str, at: int) -> tuple[int, Callable[[],
 
     def unmark() -> None:
         for one, text, with_marks in marked:
-            if one.is_attached and one.visual is with_marks:  # else it has grown meanwhile
+            if one.is_attached and one.visual is with_marks:  # otherwise the message has changed since
                 one.update(text, layout=False)
 
     if not found:
@@ -44,7 +44,7 @@ def mark_words(view: MessageView, word: str, at: int) -> tuple[int, Callable[[],
 
 
 def _spans(word: str, text: str) -> Iterator[tuple[int, int]]:
-    """Yield where each occurrence of a word begins and ends."""
+    """Yield the start and end of each occurrence of a word."""
     start = 0
     while hit := span(word, text[start:]):
         yield start + hit[0], start + hit[1]

@@ -55,30 +55,30 @@ class WaitingLine(Widget):
     def __init__(self) -> None:
         super().__init__()
         self._prompts: tuple[str, ...] = ()
-        self._meanwhile = ""
+        self._activity = ""
 
     def show(self, *prompts: str) -> None:
         """The next one first."""
         self._prompts = tuple(map(one_line, prompts))
         self._show()
 
-    def tell(self, meanwhile: str) -> None:
-        """Show what happens while no prompt waits."""
-        self._meanwhile = one_line(meanwhile)
+    def show_activity(self, activity: str) -> None:
+        """Show an activity that goes on while no prompt waits; an empty text ends it."""
+        self._activity = one_line(activity)
         self._show()
 
     @property
-    def told(self) -> bool:
-        """Whether something happens while no prompt waits."""
-        return bool(self._meanwhile)
+    def busy(self) -> bool:
+        """Return whether an activity is shown."""
+        return bool(self._activity)
 
     def _show(self) -> None:
-        self.display = bool(self._prompts or self._meanwhile)
+        self.display = bool(self._prompts or self._activity)
         self.refresh()
 
     def render(self) -> Content:
         if not self._prompts:
-            return Content(fitting((self._meanwhile,), self.size.width))
+            return Content(fitting((self._activity,), self.size.width))
         count = f"{len(self._prompts)} wait" if len(self._prompts) > 1 else "waits"
         key = keymap.key(self.app, "chat.stop")
         return Content(cut(f"{count} ({key} takes back): {' · '.join(self._prompts)}", self.size.width))
