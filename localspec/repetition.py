@@ -1,28 +1,33 @@
-"""Whether a reply has begun to go round: the same phrase again and again, as small models do. Pure arithmetic."""
+"""Detecting a reply that repeats one phrase again and again, as small models do. Pure arithmetic."""
 
 import re
 
-TAIL = 4096  # characters that are looked at
-REPEATS, LEAST = 6, 200  # so often in a row, and so many characters of it: a refrain, or what was asked for, is less
-REPEATS_IN_ROWS = 20  # in code and tables, where the same line may well stand several times
-WORDS_IN_ROWS = 3  # different ones, of such a line: `0, 0, 0` goes on for good reasons
-ENDING = 24  # characters by which an earlier place is found
-PLACES = 4  # that are tried
+# A warning: `goes_round`.
+TAIL = 4096  # last characters that are examined
+REPEATS, LEAST = (
+    6,
+    200,
+)  # least repetitions, and least characters of them: a refrain or a requested repetition is shorter
+REPEATS_IN_ROWS = 20  # least repetitions in code and tables, where a line often appears found times
+WORDS_IN_ROWS = 3  # least different words of such a line: a long row of `0, 0, 0` is normal
+ENDING = 24  # last characters that are searched for to find an earlier repetition
+PLACES = 4  # most earlier places that are tried
 
-LOOP = 1000  # characters of one phrase in a row, at least REPEATS times: a reply is stopped there
-PATIENCE = 5  # times as many, and times as often, where a phrase may be meant to stand there so often
-LOOP_TAIL = 32_768  # characters that are looked at then
-EVERY = 16  # tokens of a reply between two looks, counted from its beginning whatever a step brings
+# The end of a reply: `is_loop`.
+LOOP = 1000  # least characters of one phrase, repeated at least REPEATS times
+PATIENCE = 5  # factor on both numbers where the repetition may be intended
+LOOP_TAIL = 32_768  # last characters that are examined
+EVERY = 16  # tokens between two checks, counted from the first token, so that drafts do not change where a reply ends
 
-_NUMBERED = re.compile(r"\n[ \t]*\d{1,4}[.)][ \t]")  # ten times as fast as with ^
+_NUMBERED = re.compile(r"\n[ \t]*\d{1,4}[.)][ \t]")  # 10× faster than with ^
 _WORD = re.compile(r"[^\W\d_]+")
 _CODE = re.compile(r"[|{}\[\];=<>]")
 
 
 def goes_round(reply: str) -> bool:
-    """Whether the end of it is one phrase so often that nobody means it. The numbers of a list do not tell lines apart.
+    """Return whether the end of a reply repeats one phrase too often to be intended. List numbers are ignored.
 
-    It looks at the end alone, so it costs the same for a long reply.
+    Only the end is examined, so the cost does not grow with the reply.
     """
     tail = _NUMBERED.sub("\n", reply[-TAIL:])
     period = _period(tail, LEAST)
@@ -35,9 +40,10 @@ def goes_round(reply: str) -> bool:
 
 
 def is_loop(reply: str, prompt: str) -> bool:
-    """Return whether a reply repeats one phrase for so long that it is to be stopped.
+    """Return whether a reply repeats one phrase for so long that it must be stopped.
 
-    Code, tables, what holds no word, and a phrase of words that `prompt` asked for may go on `PATIENCE` times as long.
+    The limit is `PATIENCE` times as high for code, for tables, for text without words, and for a phrase whose words
+    all come from `prompt`.
     """
     if len(reply) < LOOP:
         return False
@@ -45,10 +51,10 @@ def is_loop(reply: str, prompt: str) -> bool:
     period = _period(tail, LOOP)
     if not period:
         return False
-    several = _WORD.findall(tail[-3 * period :].lower())
-    words = {*(several[1:-1] or several)}  # the first and the last may be cut
-    meant = not words or words <= _words(prompt) or _CODE.search(tail[-period:]) or _in_code(reply)
-    length = max(REPEATS * period, LOOP) * (PATIENCE if meant else 1)
+    found = _WORD.findall(tail[-3 * period :].lower())
+    words = {*(found[1:-1] or found)}  # the first and the last may be incomplete
+    intended = not words or words <= _words(prompt) or _CODE.search(tail[-period:]) or _in_code(reply)
+    length = max(REPEATS * period, LOOP) * (PATIENCE if intended else 1)
     return length <= len(tail) and tail[-length:-period] == tail[period - length :]
 
 
@@ -57,11 +63,12 @@ def _words(text: str) -> set[str]:
 
 
 def _in_code(reply: str) -> bool:
+    """Return whether the end of a reply is inside a fence of code."""
     return reply.count("```") % 2 == 1
 
 
 def _period(tail: str, least: int) -> int:
-    """The length of the phrase that the end repeats often enough to be one; 0 where there is none."""
+    """Return the length of the phrase that the end repeats REPEATS times and for `least` characters; 0 without one."""
     ending, place = tail[-ENDING:], len(tail) - 1
     for _ in range(PLACES):
         place = tail.rfind(ending, 0, place + ENDING - 1)

@@ -1,4 +1,4 @@
-"""Measures a model while somebody types, as `chat --plain` does, and after an import."""
+"""Measuring a model while the user types in `chat --plain`, and after an import."""
 
 import threading
 from collections.abc import Iterator
@@ -11,18 +11,21 @@ ANNOUNCED = "(checking that drafts leave the text unchanged, and timing this mod
 
 
 class Meanwhile:
-    """What is unknown of a model is measured while somebody types, until Ctrl+C."""
+    """A background measurement of the model that runs while the user types. Ctrl+C ends it for the session."""
 
     def __init__(self) -> None:
         self._announced = self._skipped = False
 
     @contextmanager
     def measuring(self, engine: Any) -> Iterator[None]:
-        """Measure on another thread; it rests before this is left. A server's model is measured there."""
+        """Measure on another thread while the body runs, and wait for that thread to pause.
+
+        A model on a server is not measured here.
+        """
         if self._skipped or not hasattr(engine, "measure"):
             yield
             return
-        typed = threading.Event()
+        pause = threading.Event()
         stages = engine.measure()
         if next(stages, None) is None:
             yield
@@ -30,7 +33,7 @@ class Meanwhile:
         if not self._announced:
             self._announced = True
             tell(ANNOUNCED)
-        thread = threading.Thread(target=_measure, args=(stages, typed), name="measuring", daemon=True)
+        thread = threading.Thread(target=_measure, args=(stages, pause), name="measuring", daemon=True)
         thread.start()
         try:
             yield
@@ -38,18 +41,18 @@ class Meanwhile:
             self._skipped = True
             raise
         finally:
-            typed.set()
+            pause.set()
             thread.join()
 
 
-def _measure(stages: Iterator[str], typed: threading.Event) -> None:
+def _measure(stages: Iterator[str], pause: threading.Event) -> None:
     for _ in stages:
-        if typed.is_set():
+        if pause.is_set():
             return
 
 
 def measure_now(engine: Any, progress: Progress) -> None:
-    """Measure all that is unknown of a model, with a line of progress; Ctrl+C skips the rest."""
+    """Run all missing measurements with a line of progress; Ctrl+C skips the rest."""
     try:
         for stage in engine.measure():
             progress.show(f"{stage} (Ctrl+C skips)")

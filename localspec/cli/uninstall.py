@@ -12,7 +12,7 @@ import typer
 
 from localspec.cli.console import may_delete
 from localspec.environment import home
-from localspec.errors import LocalspecError, NotHere
+from localspec.errors import LocalspecError
 from localspec.hub.cache import Removal, removable, remove
 from localspec.hub.records import all_records
 from localspec.paths import Paths
@@ -33,19 +33,19 @@ PROGRAM = (
 
 
 class Place(NamedTuple):
-    """A file or directory that localspec writes. `words`: it may hold what somebody said, or a secret.
+    """A file or directory that localspec writes. `private`: it may hold text of the user, or a secret.
 
-    Where it is a link, only the link is deleted, unless nobody but localspec writes such a file (`followed`).
+    Of a link only the link is deleted. With `followed` its target is deleted, too: only localspec writes such a file.
     """
 
     path: Path
     what: str
-    words: bool = False
+    private: bool = False
     followed: bool = False
 
     @property
     def stays(self) -> Path | None:
-        """Return what a link leads to, where that stays."""
+        """Return the target of a link if it stays; None otherwise."""
         return Path(os.path.realpath(self.path)) if self.path.is_symlink() and not self.followed else None
 
     @property
@@ -96,9 +96,11 @@ def uninstall(
     if groups and not may_delete(f"everything in these directories of localspec ({size(total)})", yes):
         return
     models = sum(one.bytes for one in removals)
-    theirs = bool(removals) and (fetched if yes else may_delete(f"the fetched models as well ({size(models)})", False))
+    delete_fetched = bool(removals) and (
+        fetched if yes else may_delete(f"the fetched models as well ({size(models)})", False)
+    )
     failures = []
-    for one in removals if theirs else ():  # their records go with the rest
+    for one in removals if delete_fetched else ():  # their records are deleted below
         try:
             remove(one, paths)
         except (OSError, LocalspecError) as error:
@@ -109,15 +111,15 @@ def uninstall(
                 _delete(place)
             except OSError as error:
                 failures.append(f"{error.filename or place.path} could not be deleted ({error.strerror})")
-        with suppress(OSError):  # what localspec did not write stays
+        with suppress(OSError):  # it may hold files that localspec did not write
             root.rmdir()
     if failures:
         raise LocalspecError(f"{'; '.join(failures)}. The rest is gone; correct that and try again.")
-    typer.echo(f"Deleted; {size(total + (models if theirs else 0))} are free again.")
+    typer.echo(f"Deleted; {size(total + (models if delete_fetched else 0))} are free again.")
     for root in groups:
         if root.is_dir():
             typer.echo(one_line(f"{root} stays, for it holds files that localspec did not write."))
-    if removals and not theirs:
+    if removals and not delete_fetched:
         typer.echo(
             f"{size(models)} of fetched models stay in the Hugging Face cache; other tools can use and delete them."
         )
@@ -125,7 +127,7 @@ def uninstall(
 
 
 def places_of(paths: Paths) -> dict[Path, list[Place]]:
-    """Return everything that localspec ever writes, by directory; nothing else in these is touched."""
+    """Return every place that localspec writes to, by directory. `uninstall` deletes nothing else there."""
     database = paths.database.name
     data = [
         Place(file, "conversations, phrases and measurements" if file.name == database else "beside it", True, True)
@@ -168,9 +170,9 @@ def places_of(paths: Paths) -> dict[Path, list[Place]]:
         ),
     ]
     found: dict[Path, list[Place]] = {}
-    for root, places in groups:  # two of them may be one directory
+    for root, places in groups:  # two roots may be the same directory
         for place in places:
-            unfinished = (Place(one, place.what, place.words) for one in root.glob(f".{place.path.name}.*.new"))
+            unfinished = (Place(one, place.what, place.private) for one in root.glob(f".{place.path.name}.*.new"))
             found.setdefault(root, []).extend([place, *unfinished])
     return found
 
@@ -180,42 +182,42 @@ def _there(places: list[Place]) -> Iterator[Place]:
 
 
 def _fetched(paths: Paths) -> list[Removal]:
-    """Return what `pull` put into the common cache and is still there."""
+    """Return the models that `pull` put into the shared Hugging Face cache and that are still there."""
     found = dict[tuple[str, str], Removal]()
     for record in all_records(paths):
-        with suppress(NotHere, LocalspecError):
+        with suppress(LocalspecError):
             removal = removable(record.source, paths)
             found.setdefault((removal.source.repo, removal.commit), removal)
     return [*found.values()]
 
 
 def _delete(place: Place) -> None:
-    """Delete a file or a directory; of a link only the link, and nobody else's files. Raise OSError."""
+    """Delete a file or a directory, except files of other programs. Private files are overwritten. Raise OSError."""
     path = place.path
     if path.is_symlink() or not path.is_dir():
-        if place.words and path.is_file() and not place.stays:
+        if place.private and path.is_file() and not place.stays:
             erase(Path(os.path.realpath(path)))
         with suppress(FileNotFoundError):
             path.unlink()
     elif foreign := {*_foreign(place)}:
         for file in {*path.iterdir()} - foreign:
-            _delete(Place(file, place.what, place.words))
+            _delete(Place(file, place.what, place.private))
     else:
-        for file in (file for file in path.rglob("*") if place.words and file.is_file() and not file.is_symlink()):
+        for file in (file for file in path.rglob("*") if place.private and file.is_file() and not file.is_symlink()):
             erase(file)
         shutil.rmtree(path)
 
 
 def _foreign(place: Place) -> list[Path]:
-    """Return what lies directly in a directory of packed models and that localspec did not write."""
+    """Return the files directly in a directory of packed models that localspec did not write."""
     if place.path.is_symlink() or place.path.name not in ("packed", "imported") or not place.path.is_dir():
         return []
     return sorted(file for file in place.path.iterdir() if not _PACKED.search(file.name))
 
 
 def _refuse_while_in_use(paths: Paths) -> None:
-    """Raises LocalspecError that names a process which has one of these files open."""
-    import psutil  # seldom needed
+    """Raise LocalspecError if another process has one of these files open."""
+    import psutil  # slow to import
 
     roots = [Path(os.path.realpath(place.path)) for places in places_of(paths).values() for place in places]
     for process in psutil.process_iter():

@@ -32,7 +32,7 @@ class Budget:
     Costs are corrected by what forwards take now (`ObservedCosts`). Without `branches` the target reads chains alone:
     of each draft the path that promises most is all there is.
     Without costs it is a fixed experiment: trees of `most` nodes, no resizing, no switching off as long as they fit.
-    `off_reason` says why `most` is 0 where it is.
+    `off_reason` is the reason if `most` is 0.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Budget:
         return (seconds + plain) / (tokens + 1)
 
     def take_costs(self, costs: ForwardCostModel) -> None:
-        """Take what forwards cost as it is known now: what was seen of them is compared with that from here on."""
+        """Use these costs from now on. Earlier observations of real costs are discarded."""
         self._costs = ObservedCosts(costs)
 
     def begin(self) -> None:
@@ -68,7 +68,7 @@ class Budget:
         self._draft, self._context = DraftTree((0,), (-1,)), 0  # the last one, before pruning, and the text before it
         self.nodes = self.most  # what the drafter may propose next: `most`, or 0 while speculation is off
         self.off_reason = self._always_off  # a sentence for the user, from switching off until drafts pay again
-        self._catches_up = True  # the next draft reads text that the drafter has not read, which later ones need not
+        self._catches_up = True  # the next draft also reads the text before it, so its time is not typical
         self._losing_drafts = self._wait = 0  # drafts in a row that did not pay; plain steps until the next try
         self._lost_steps = 0.0  # plain steps that those drafts cost
         self._interval = SOONEST

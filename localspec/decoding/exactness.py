@@ -14,8 +14,8 @@ class Exactness:
     """What the self-test found for trees of up to `widest` rows, root included.
 
     `bitwise`: no bit differed, with rows filled up to a multiple of `multiple`. Else `largest` is the largest
-    difference of a logit that was seen, relative to the largest logit. Without `checked` no self-test has run yet, and
-    `bitwise` is what the engine was built for.
+    difference of a logit that was seen, relative to the largest logit. If not `checked`, no self-test has run yet, and
+    `bitwise` is only the promise of the engine.
     """
 
     bitwise: bool
@@ -26,11 +26,11 @@ class Exactness:
 
     @classmethod
     def unchecked(cls, widest: int) -> "Exactness":
-        """Return what an engine promises whose rows cannot depend on each other, before its self-test has run."""
+        """Return the promise of an engine that computes rows independently, before its self-test."""
         return cls(True, widest, checked=False)
 
     def as_json(self) -> dict[str, Any]:
-        """For the store, which keeps results of self-tests only."""
+        """Return the values for the store, which holds results of self-tests only."""
         return {name: value for name, value in asdict(self).items() if name != "checked"}
 
     @classmethod

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Limits:
-    """Where a reply ends at the latest: after so many tokens, or before one of these strings in its answer.
+    """The limits of a reply: a number of tokens, and strings before which its answer ends.
 
-    With a `loop_prompt` it ends also where it repeats one phrase without end; what that prompt holds may stand longer.
+    With a `loop_prompt` the reply also ends when it loops on one phrase. The limit is higher for a phrase whose words
+    come from that prompt.
     """
 
     max_tokens: int | None = None

@@ -68,13 +68,13 @@ class MeasurementCache:
                     self.reporter.notice(str(trouble))
 
     def missing(self, quantity: Quantity[T], subject: str) -> bool:
-        """Return whether it was never measured, or in a busy moment only while the machine is idle now."""
+        """Return whether to measure: nothing is known, or only a busy moment's figure and the machine is idle now."""
         if self.recall(quantity, subject) is not None:
             return False
         return self.recall(quantity.when_busy, subject) is None or self._idle
 
     def measuring(self, quantity: Quantity[T], subject: str, measure: Callable[[int], Measuring[T]]) -> Measuring[T]:
-        """Do what `measure` does with the number of idle cores, and keep the result as of an idle or a busy moment."""
+        """Run `measure` with the number of idle cores, and save the result as one of an idle or of a busy moment."""
         cores = self._idle_cores()
         found = yield from measure(cores)
         idle = cores == self._idle_cores() == physical_cores()

@@ -58,7 +58,7 @@ class ModelProfile:
         self.cache.remember(quantity, self.subject, value)
 
     def exactness(self, target: Target, widest: int) -> Exactness | None:
-        """Return how exact trees of up to `widest` rows are, and let the target compute so; None if unknown."""
+        """Return how exact trees of up to `widest` rows are, and set the target's row multiple; None if unknown."""
         found = self.cache.recall(EXACTNESS, self._exactness_subject(target))
         if found is None or (found.bitwise and found.widest < widest):
             return None
@@ -66,18 +66,18 @@ class ModelProfile:
         return found
 
     def checking(self, choice: LoadSpec, target: Target, widest: int) -> Measuring[Exactness]:
-        """Measure how exact trees of up to `widest` rows are; the target then computes as that was found."""
+        """Measure how exact trees of up to `widest` rows are, save it, and set the row multiple of the target."""
         found = yield from checking_exactness(choice, target, widest)
         self.cache.remember(EXACTNESS, self._exactness_subject(target), found)
         target.row_multiple = found.multiple
         return found
 
     def _exactness_subject(self, target: Target) -> str:
-        # The bits of a row that stands among others that fill up say nothing of one that does not.
+        # A result for rows that are filled up to a multiple is not valid for others.
         return f"{self.subject} · filled up" if fills_rows(target) else self.subject
 
     def costs(self, spec: LoadSpec, target: Target) -> CurrentCosts:
-        """Return what forwards cost as far as it is known: as they were timed, else an estimate."""
+        """Return the costs of forwards as timed, else estimated."""
         timed = self.cache.recall_either(COSTS, self.subject)
         return CurrentCosts(timed or estimated_costs(spec, target, self.cache), timed is not None)
 
@@ -109,7 +109,7 @@ class ModelProfile:
 
 
 def estimated_costs(spec: LoadSpec, target: Target, cache: MeasurementCache) -> ForwardCostModel:
-    """Return what forwards of this model should cost on its device, by what is known of the device."""
+    """Return the estimated costs of forwards of this model, from the figures of its device."""
     known, device = RecalledMeasurements(cache), this_machine().device(spec.device)
     shape = Shape.of(target.config.content)
     assert device is not None and shape is not None

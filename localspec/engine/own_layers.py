@@ -1,4 +1,4 @@
-"""The drafter `layers` of a loaded target: which of its layers draft is found once, after the first reply."""
+"""The drafter `layers` of a loaded target. A probe after the first reply finds the layers that draft best."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,8 +26,8 @@ PROMPTS = (
     "List the planets of the solar system in order.",
     "Write a Python function that returns the longest word of a sentence.",
 )
-MOST_READS = 600  # of some of its layers, by which a probe compares them
-GUESSED = (0.5, 0.1, 0.05, 0.03)  # how often the candidates of layers that nobody compared are right, by rank
+MOST_READS = 600  # reads with some of the layers, in one probe
+GUESSED = (0.5, 0.1, 0.05, 0.03)  # acceptance rate of candidates before a probe, by rank
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,9 @@ class _Flat:
 
 
 def probing(target: Target, profile: ModelProfile) -> Measuring[list[KeptLayers]]:
-    """Find the layers that draft best by replies of the target, in `MOST_READS` partial reads at most, and keep them.
+    """Find the layers that draft best in replies of the target, with at most `MOST_READS` reads, and save the result.
 
-    Yields after each read. Finds nothing for a context in which the target can say nothing.
+    Yield after each read. The result is empty if the context is too short for a reply.
     """
     replies = yield from replying(target, PROMPTS)
     found = (yield from probing_layers(target, replies, MOST_READS)) if replies else []
@@ -51,7 +51,7 @@ def probing(target: Target, profile: ModelProfile) -> Measuring[list[KeptLayers]
 
 
 def load_layers(choice: Choice, target: Target, profile: ModelProfile, costs: ForwardCostModel | None) -> Layers | None:
-    """Return the drafter where the choice takes it: with the layers that a probe found, else with outer ones.
+    """Return the drafter if the choice includes it, with the layers that a probe found, else with outer layers.
 
     Raises UsageMistake for a model of one layer, and for one whose layers cannot draft without the others.
     """
@@ -71,7 +71,7 @@ def load_layers(choice: Choice, target: Target, profile: ModelProfile, costs: Fo
 def take_best(
     drafter: Layers, target: Target, found: Sequence[KeptLayers], choice: Choice, costs: ForwardCostModel | None
 ) -> None:
-    """Let the drafter use those of the layers `found` by a probe that are best at what forwards cost here."""
+    """Give the drafter the best of the layers `found` by a probe, by the costs of forwards on this machine."""
     shape = Shape.of(target.config.content)
     assert shape is not None
     drafter.take(best_layers(found, shape, costs or _Flat(), choice.nodes).measured)
@@ -80,6 +80,6 @@ def take_best(
 def outer_layers(count: int) -> KeptLayers:
     """Return the layers to draft with before a probe: three quarters of all, without those in the middle.
 
-    How often they are right is a guess, which the drafter corrects as it drafts.
+    Their acceptance rate is a guess, which the drafter corrects as it drafts.
     """
     return KeptLayers(symmetric(count, max(1, count - -(-count // 4))), GUESSED)

@@ -1,6 +1,6 @@
-"""How a model samples where nobody sets it: by its own files, by its family, or by localspec's default.
+"""Default sampling of a model: from its own files, else from its family, else from localspec.
 
-In the table, values of a model card's advice stand as "card", those of a generation_config.json as "config".
+Comments in the table name the source of each row: "card" is the model card, "config" its generation_config.json.
 """
 
 import re
@@ -8,31 +8,33 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-NAME = "_name"  # the key under which the generation_config.json of an imported model keeps the name in its file
+NAME = "_name"  # key for the name in a GGUF file, added to the generation_config.json of the imported model
 FILE, DEFAULT = "the model's file", "localspec's default"
 
 
 @dataclass(frozen=True)
 class DefaultSampling:
-    """The sampling of a model where nobody sets it, and where that comes from. Temperature 0 is greedy."""
+    """A default for how a model is sampled, and the source of that. Temperature 0 is greedy."""
 
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
     source: str = FILE
-    chosen: Sequence[str] = ()  # what a person set: nothing
-    seed: int | None = None  # a new one for each reply
+    chosen: Sequence[str] = ()  # values that the user set: none
+    seed: int | None = None  # None: a new one for each reply
 
     @property
     def greedy(self) -> bool:
-        """Whether nothing is left to chance."""
+        """Return whether the likeliest token is always picked."""
         return self.temperature == 0
 
 
 _UNKNOWN = DefaultSampling(0.7, 0.9, source=DEFAULT)
 _THINKING, _ANSWERING = DefaultSampling(0.6, 0.95, 20), DefaultSampling(0.7, 0.8, 20)
-_FAMILIES: Sequence[tuple[str, str, DefaultSampling]] = (  # the first that a name fits
+_FAMILIES: Sequence[
+    tuple[str, str, DefaultSampling]
+] = (  # family, pattern of its names, values; the first match counts
     ("SmolLM2", "smollm-?2", DefaultSampling(0.2, 0.9)),  # card of SmolLM2-1.7B-Instruct
     ("DeepSeek-R1", "deepseek-?r1", DefaultSampling(0.6, 0.95)),  # config of DeepSeek-R1-Distill-Qwen-1.5B
     ("QwQ", "qwq", DefaultSampling(0.6, 0.95)),  # card of QwQ-32B
@@ -44,28 +46,31 @@ _FAMILIES: Sequence[tuple[str, str, DefaultSampling]] = (  # the first that a na
 
 
 def default_sampling(generation: Mapping[str, Any], name: str = "", think: bool | None = None) -> DefaultSampling:
-    """Return how a model samples by default: by its generation_config.json, else by its family, else as most do.
+    """Return the default sampling by the generation_config.json, else by the family, else localspec's own.
 
-    `name` is what the model is called here, `think` whether it was set to think. A temperature counts also without
+    `name` is the name of the model here. `think` is the setting of that name. A temperature counts even without
     `do_sample`, as in llama.cpp; `do_sample: false` is greedy.
     """
     samples = generation.get("do_sample")
-    said = {key: value for key in ("top_p", "top_k", "min_p") if (value := generation.get(key)) is not None}
+    given = {key: value for key in ("top_p", "top_k", "min_p") if (value := generation.get(key)) is not None}
     temperature = generation.get("temperature")
     if samples is False or temperature == 0:
         return DefaultSampling()
     if samples or temperature is not None:
-        return _with(DefaultSampling(1.0 if temperature is None else float(temperature)), said)
+        return _with(DefaultSampling(1.0 if temperature is None else float(temperature)), given)
     names = filter(None, (generation.get(NAME), name))
-    return _with(next(filter(None, (_known(str(one), think) for one in names)), _UNKNOWN), said)
+    families = filter(None, (_of_family(str(one), think) for one in names))
+    return _with(next(families, _UNKNOWN), given)
 
 
-def _with(found: DefaultSampling, said: Mapping[str, Any]) -> DefaultSampling:
-    top_p, min_p = float(said.get("top_p", found.top_p)), float(said.get("min_p", found.min_p))
-    return replace(found, top_p=top_p, top_k=int(said.get("top_k", found.top_k)), min_p=min_p)
+def _with(found: DefaultSampling, given: Mapping[str, Any]) -> DefaultSampling:
+    """Return these values, replaced by the given ones."""
+    top_p, min_p = float(given.get("top_p", found.top_p)), float(given.get("min_p", found.min_p))
+    return replace(found, top_p=top_p, top_k=int(given.get("top_k", found.top_k)), min_p=min_p)
 
 
-def _known(name: str, think: bool | None) -> DefaultSampling | None:
+def _of_family(name: str, think: bool | None) -> DefaultSampling | None:
+    """Return the values of the family that this name belongs to; None for an unknown family."""
     spelled = re.sub(r"[\s_]", "-", name.lower())
     for family, pattern, values in _FAMILIES:
         if re.search(rf"(?<![a-z0-9]){pattern}", spelled):

@@ -60,8 +60,8 @@ class Entry:
     """A model as its entry describes it, in a directory (`path`) or from a repository (`source`).
 
     `quality` orders models, the best highest. `verified`: a pull of it is known to have worked. `forms` are others than
-    that of `source`, which is the publisher's own. `sha256` are digests of GGUF files that are this model, of one in
-    several parts those of all parts.
+    that of `source`, which is the publisher's own. `sha256` are the digests of GGUF files of this model, including
+    every part of a split file.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Names of models as people type them: in any case, cut short, or as Ollama spells them."""
+"""Resolving names of models as users type them: in any case, shortened, or as Ollama spells them."""
 
 import os
 from collections.abc import Iterable
@@ -12,15 +12,15 @@ from localspec.models import registry
 from localspec.models.registry import TargetCard
 from localspec.paths import Paths
 
-LATEST = ":latest"  # Ollama adds it to names without a tag
-LISTED = 5  # candidates that a sentence names
+LATEST = ":latest"  # the tag that Ollama adds to a name without one
+LISTED = 5  # most candidates that a message names
 
 
 def full_name(name: str, paths: Paths | None = None) -> str:
-    """Return the full name of the model here that `name` means: its name in any case, or a unique prefix of it.
+    """Return the full name of the model here that `name` stands for: the same name in another case, or a unique prefix.
 
-    Paths, repositories, and names that mean no model here, come back as they are. Raises UsageMistake for a prefix of
-    several names, NotHere for a prefix of registered names only.
+    Paths, repositories and unknown names are returned unchanged. Raises UsageMistake for a prefix of several names,
+    and NotHere for a prefix of models that are registered but not here.
     """
     paths = paths or Paths(home())
     if not name or name in registry.cards(paths) or "\0" in name or os.path.lexists(os.path.expanduser(name)):
@@ -31,7 +31,7 @@ def full_name(name: str, paths: Paths | None = None) -> str:
         return str(Source.parse(name))
     wanted = _plain(name)
     if name.startswith((".", "~")) or "/" in name or "\\" in name or not wanted:
-        return name  # what is a repository is not the beginning of another one's name
+        return name  # a path or repository is not a prefix of another name
     known = registry.known(paths)
     begun = [card for card in known.values() if card.name.lower().startswith(wanted)]
     here = _one_name_each(card for card in begun if card.here)
@@ -48,15 +48,15 @@ def full_name(name: str, paths: Paths | None = None) -> str:
 
 
 def exact_name(name: str, paths: Paths | None = None) -> str | None:
-    """Return the name of the model here that is spelled `name` in any case; None where there is no such model.
+    """Return the name of the only model here that equals `name` except for case; None without one.
 
-    A registered name in its exact spelling counts although its model is not here.
+    A registered name in its exact spelling is returned even if the model is not here.
     """
     paths = paths or Paths(home())
     if name in registry.cards(paths):
         return name
     spelled = [name.lower(), _plain(name)]
-    with suppress(LocalspecError):  # as the hub's pages spell it
+    with suppress(LocalspecError):  # the address of a page on the hub
         spelled.append(str(Source.parse(name)).lower())
     known = registry.known(paths)
     if name in known:
@@ -66,7 +66,7 @@ def exact_name(name: str, paths: Paths | None = None) -> str | None:
 
 
 def begun_name(word: str) -> str | None:
-    """Return the model here that a prompt of one word may have meant; None for most words."""
+    """Return the model here that a prompt of one word is probably meant to name; None for most words."""
     if not word.isprintable() or len(word) < 3 or len(word.split()) != 1:
         return None
     with suppress(LocalspecError, OSError, ValueError):
@@ -77,11 +77,12 @@ def begun_name(word: str) -> str | None:
 
 
 def _plain(name: str) -> str:
+    """Return a name in lower case without the tag that Ollama adds."""
     return name.lower().removesuffix(LATEST)
 
 
 def _one_name_each(cards: Iterable[TargetCard]) -> list[str]:
-    """Return the names of these models; of several names for the same files, the first."""
+    """Return the names of these models, without further names for the same files."""
     names: dict[Path, str] = {}
     for card in cards:
         names.setdefault(card.path, card.name)

@@ -1,7 +1,7 @@
 """The packed models on this machine, by revision, packing and format.
 
-Those that can be made again from weights on this machine are in the cache directory. The others are in the data
-directory, which nobody empties by habit.
+Files that can be made again from weights on this machine are in the cache directory. The others are in the data
+directory.
 """
 
 import hashlib
@@ -27,10 +27,10 @@ def packed_path(origin: Origin, packing: str, paths: Paths, *, only_copy: bool =
 
 
 def in_all_formats(origin: Origin, packing: str, paths: Paths, *, only_copy: bool = False) -> list[Path]:
-    """Return where a packed form lies that this or an earlier version wrote; the first is where one is made.
+    """Return the possible paths of a packed form, in the format of any version; a new file is written to the first.
 
-    `only_copy` says that the weights themselves need not stay. A revision alone would not do: it samples the weights,
-    and these may have been changed in between.
+    `only_copy` says that the user may delete the weights. The name has a digest of all files, because a revision
+    samples the weights only.
     """
     weights = hashlib.sha256(json.dumps(sorted(origin.files.items())).encode()).hexdigest()[:16]
     stem = f"{origin.revision}-{packing}-{weights}"
@@ -39,7 +39,7 @@ def in_all_formats(origin: Origin, packing: str, paths: Paths, *, only_copy: boo
 
 
 def former_path(file: Path, paths: Paths) -> Path | None:
-    """Return where an earlier version kept this file, or None where that is no other place."""
+    """Return the path at which an earlier version kept this file; None if that is the same path."""
     return paths.packed / file.name if file.parent == paths.imports else None
 
 
@@ -105,7 +105,7 @@ def unreadable(paths: Paths) -> dict[Path, str]:
 
 
 def _places(paths: Paths) -> tuple[Path, Path]:
-    """Return the directories of packed files: first the one that files are moved from, so that none is missed."""
+    """Return the directories of packed files. Files move from the first to the second, so read them in this order."""
     return paths.packed, paths.imports
 
 

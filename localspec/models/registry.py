@@ -48,7 +48,7 @@ class TargetCard:
 
     @property
     def names(self) -> str:
-        """Its name, and that of its repository, which may name its family."""
+        """Return its repository, if any, and its name: either may name the family."""
         source = self.entry.source if self.entry else None
         return f"{source.repo} {self.name}" if source else self.name
 
@@ -84,10 +84,10 @@ def cards(paths: Paths | None = None) -> dict[str, TargetCard]:
 
 
 def _listed_imports(every: Mapping[str, PackedFile], found: Mapping[str, TargetCard]) -> dict[str, PackedFile]:
-    """Returns the imports of files that entries list, by the entry's name.
+    """Return the imports whose GGUF files a registered entry lists, by the name of that entry.
 
-    Of several it is the one that has this name, or the first. An import by another name keeps that while the entry's
-    model is here in another form.
+    Of several imports, the one with the name of the entry counts, else the first. An import with another name is left
+    out if the model of the entry is here in another form.
     """
     digests = {digest: name for name, card in found.items() if card.entry for digest in card.entry.sha256}
     listed: dict[str, PackedFile] = {}
@@ -100,7 +100,7 @@ def _listed_imports(every: Mapping[str, PackedFile], found: Mapping[str, TargetC
 
 
 def listed_as(digests: Collection[str], paths: Paths) -> str:
-    """Returns the name of the entry that lists a model's GGUF files, if nothing else goes by this name; or empty."""
+    """Return the name of the entry that lists these GGUF files; empty without one, or if its model is already here."""
     for name, card in cards(paths).items():
         if card.entry and digests and set(digests) <= set(card.entry.sha256):
             return "" if card.here else name
@@ -108,7 +108,7 @@ def listed_as(digests: Collection[str], paths: Paths) -> str:
 
 
 def find(name: str, paths: Paths | None = None) -> TargetCard | None:
-    """Returns the registered or imported model of this name, or of the name that its import once had."""
+    """Return the model of this name, or the import whose packed file has this name; None without one."""
     every = cards(paths)
     return every.get(name) or next((card for card in every.values() if name and card.imported_as == name), None)
 
@@ -240,7 +240,7 @@ def resolve(name: str, paths: Paths | None = None) -> TargetCard:
 
 
 def is_import(name: str) -> bool:
-    """Return whether a name means a model that was imported from GGUF and is here in no other form."""
+    """Return whether a name means a model that was imported from GGUF and is not here in another form."""
     card = find(name)
     return card is not None and bool(card.imported_as)
 

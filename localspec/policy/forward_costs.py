@@ -51,7 +51,7 @@ class ForwardCosts:
 
 @dataclass
 class CurrentCosts:
-    """What forwards cost: an estimate until they were `timed`, and then what that found. All who ask hold the same."""
+    """A shared holder of the costs of forwards: estimated at first, later replaced by the `timed` ones."""
 
     model: ForwardCostModel
     timed: bool
@@ -60,7 +60,7 @@ class CurrentCosts:
         return self.model.at(rows, context)
 
     def take(self, model: ForwardCostModel, timed: bool) -> None:
-        """Take what is known now."""
+        """Replace the costs."""
         self.model, self.timed = model, timed
 
 

@@ -339,7 +339,7 @@ def speedup(plan: RunPlan, ranked: Sequence[RunPlan]) -> float:
 
 
 def why_none(plan: RunPlan, ranked: Sequence[RunPlan]) -> str:
-    """Return why plain decoding is taken, for a person who sees no drafts."""
+    """Return the reason why `auto` takes plain decoding, as text for the user."""
     if plan.precision.device.type == "mps":
         return "on Apple's GPUs nothing drafts until `localspec bench` has measured that it pays"
     others = [other for other in ranked if other.precision == plan.precision and other.candidate.name == "phrases"]

@@ -26,7 +26,7 @@ def tell_for_whom(connection: sqlite3.Connection) -> None:
 
 
 def tell_where(connection: sqlite3.Connection) -> None:
-    """In which conversation it was typed; NULL where that was not kept yet."""
+    """Add the conversation in which a draft was typed; NULL in rows of earlier versions."""
     connection.execute("ALTER TABLE draft ADD COLUMN conversation INTEGER")
 
 
@@ -73,14 +73,14 @@ class Drafts:
         return len(self._database.read(_left))
 
     def take_left(self, server: str | None = None, conversation: int | None = None) -> list[str]:
-        """Return those for this server and conversation of processes that have ended, in the order those began.
+        """Return and delete the drafts of ended processes for this server and conversation, oldest process first.
 
-        They are deleted here. Where the conversation is not there any more, they are of a new one, which is None.
+        A draft of a deleted conversation counts as one of a new conversation, which is None.
         """
         return self._database.save(lambda connection: _taken(connection, lambda row: row[3:] == (server, conversation)))
 
     def waiting(self, server: str | None = None) -> list[int]:
-        """Return the conversations in which processes that have ended left a draft for this server."""
+        """Return the conversations with a draft that an ended process left for this server."""
         found = self._database.read(_left)
         return [row[4] for row in found if row[3] == server and row[4] is not None]
 
