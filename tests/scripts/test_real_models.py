@@ -140,7 +140,7 @@ def test_a_full_disk_and_a_place_that_is_no_directory_are_told(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as full:
-        full.setattr("real_models._put_together", fills)
+        full.setattr("real_models._assemble", fills)
         assert refused().endswith(wording("could_kept_space_left_device", tmp_path=str(tmp_path / "models")))
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("LOCALSPEC_REAL_MODELS", str(tmp_path / "file" / "models"))
