@@ -1,7 +1,7 @@
-"""The product's words that tests expect, in one file: `wording(KEY)` is the text of that key in messages.toml.
+"""The messages that tests expect, in one file: `wording(KEY)` returns the text of that key in messages.toml.
 
-With `--rewrite-messages` that file becomes what the product says. Each comparison of a wording is then recorded. Where a
-test fails, the wording that was found nowhere becomes the text that resembles it most, and the test runs once more.
+`--rewrite-messages` updates that file from the product. Each comparison with a wording is then recorded. If a test
+fails, the wording that no text contained is replaced by the most similar text, and the test runs again.
 """
 
 import ast
@@ -25,10 +25,10 @@ from _pytest.runner import runtestprotocol
 TESTS = Path(__file__).parent
 FILE = TESTS / "messages.toml"
 FLAG = "--rewrite-messages"
-ALIKE = 0.45  # of two texts, by difflib: less is another message, and the test fails
-MOST_RUNS = 40  # of a test: one for each wording in it
-MOST_TEXTS = 20  # in which a wording is looked for again: a screen that is waited for was looked at often
-PATIENCE = 30  # seconds, for what tests wait for: a wording that is gone never comes
+SIMILAR = 0.45  # least similarity of two texts, by difflib; below it the text is another message, and the test fails
+MOST_RUNS = 40  # runs of a test: one for each wording in it
+MOST_TEXTS = 20  # texts that are compared with a missing wording; a test that waits for a screen reads many
+PATIENCE = 30  # seconds that tests wait for a text, which may no longer exist
 _USE = re.compile(r"\b(?:wording|matching)\(\s*\"(\w+)\"")
 _HOLE = re.compile(r"\{[\w…]*\}")
 _BREAK = re.compile(r"(?<=[.;:!?])\s+|\n")
@@ -40,7 +40,7 @@ HEAD = """\
 
 
 def texts(path: Path = FILE) -> dict[str, str]:
-    """Return the wordings that tests expect, by key. The rest of the file is left unread: it is longer."""
+    """Return the wordings that tests expect, by key. The rest of the file is not parsed: it is longer."""
     found: dict[str, str] = tomllib.loads(path.read_text("utf-8").partition("\n[product]")[0])["tests"]
     return found
 
@@ -64,13 +64,14 @@ def matching(key: str, /, **values: object) -> str:
 
 
 def filled(template: str, values: dict[str, Any]) -> str:
+    """Return the template with each {name} replaced by its value."""
     return re.sub(r"\{(\w+)\}", lambda name: str(values.get(name[1], name[0])), template)
 
 
 def emptied(text: str, values: dict[str, Any], old: str = "") -> str:
-    """Return the template of this text: the longest value first, each becomes its {name} where it is a whole word.
+    """Return the template of a text: each value that is a whole word becomes its {name}, the longest value first.
 
-    A value without text stays at the end where the old template had it.
+    An empty value stays at the end if the old template ended with its {name}.
     """
     text += "".join(f"{{{name}}}" for name, value in values.items() if str(value) == "" and old.endswith(f"{{{name}}}"))
     spelled = sorted(((str(value), name) for name, value in values.items()), key=lambda pair: -len(pair[0]))
@@ -86,20 +87,20 @@ def emptied(text: str, values: dict[str, Any], old: str = "") -> str:
 
 
 def resembling(old: str, actual: str, whole: bool) -> tuple[float, str]:
-    """Return what in `actual` is most like `old`, and how like that is: all of it, or some words that follow each other.
+    """Return the part of `actual` that is most similar to `old`, with the similarity: the whole text, or adjacent words.
 
-    A text that begins or ends as a sentence does becomes one that begins or ends where a sentence or a line does.
+    If `old` begins or ends like a sentence, the part begins or ends at a boundary of sentences or lines.
     """
     matcher = SequenceMatcher(None, "", old, autojunk=False)
 
-    def alike(text: str) -> float:
+    def similarity(text: str) -> float:
         if gettempdir() in text and gettempdir() not in old:
-            return 0.0  # of this run only
+            return 0.0  # the path exists in this run only
         matcher.set_seq1(text)
-        return matcher.ratio() if matcher.real_quick_ratio() > ALIKE and matcher.quick_ratio() > ALIKE else 0.0
+        return matcher.ratio() if matcher.real_quick_ratio() > SIMILAR and matcher.quick_ratio() > SIMILAR else 0.0
 
     if whole:
-        return alike(actual), actual
+        return similarity(actual), actual
     best = (0.0, "")
     for line in _lines(actual, old.count("\n") + 1):
         spans = [match.span() for match in re.finditer(r"\S+", line)]
@@ -109,13 +110,13 @@ def resembling(old: str, actual: str, whole: bool) -> tuple[float, str]:
             if starts and start not in starts:
                 continue
             for _, end in spans[first + max(0, count // 2 - 1) : first + 2 * count + 3]:
-                if (not ends or end in ends) and (found := alike(line[start:end])) > best[0]:
+                if (not ends or end in ends) and (found := similarity(line[start:end])) > best[0]:
                     best = (found, line[start:end])
     return best
 
 
 def pairs(removed: Iterable[str], added: Iterable[str]) -> list[tuple[str, str]]:
-    """Return which text of the program came in which one's place: those first that share most of their words."""
+    """Pair each removed text of the program with its replacement: the pairs that share most words come first."""
     old, new = ({text: set(text.lower().split()) for text in texts} for texts in (removed, added))
     shared = (
         (len(one & two) / len(one | two), was, now) for was, one in old.items() for now, two in new.items() if one & two
@@ -129,9 +130,9 @@ def pairs(removed: Iterable[str], added: Iterable[str]) -> list[tuple[str, str]]
 
 
 def guided(old: str, replaced: Iterable[tuple[str, str]], actual: Iterable[str]) -> str:
-    """Return what this part of a text that the program had is in the text that it has instead, where that was said.
+    """Return the part of a new text that replaces this part of an old text, if the test saw it; empty otherwise.
 
-    Only the words between two values are looked at. Ends of those words stay ends.
+    Parts are searched between two values. A part at the end of such a section stays at its end.
     """
     part = old.strip()
     for was, now in replaced:
@@ -145,7 +146,7 @@ def guided(old: str, replaced: Iterable[tuple[str, str]], actual: Iterable[str])
 
 
 def _place(before: str, after: str, at: int) -> int:
-    """Return where this place of one text is in another, at the edge of a word."""
+    """Return the index in `after` that corresponds to an index in `before`, at the edge of a word."""
     if not before[:at].strip():
         return 0
     if not before[at:].strip(" .;:,("):
@@ -162,7 +163,7 @@ def _place(before: str, after: str, at: int) -> int:
 
 
 def _edges(line: str, old: str) -> tuple[set[int], set[int]]:
-    """Return where a text may begin and end in this line; an empty set is anywhere."""
+    """Return the indexes at which a text may begin and end in this line; an empty set allows any."""
     breaks = [match.span() for match in _BREAK.finditer(line)]
     named = re.match(r"\s*(?:localspec: )?", line)
     starts = {0, named.end() if named else 0, *(end for _, end in breaks)} if re.match(r"[A-Z`]", old) else set()
@@ -171,13 +172,14 @@ def _edges(line: str, old: str) -> tuple[set[int], set[int]]:
 
 
 def _lines(text: str, height: int) -> Iterator[str]:
+    """Yield every run of `height` lines."""
     lines = text.splitlines()
     for first in range(max(1, len(lines) - height + 1)):
         yield "\n".join(lines[first : first + height])
 
 
 class Expected(str):
-    """A wording in a run that rewrites: it goes by the text that its key has now, and records what it is compared with."""
+    """A wording while messages are rewritten. It equals the current text of its key, and records each comparison."""
 
     __slots__ = ("after", "before", "escaped", "key", "rewriting", "values")
 
@@ -189,15 +191,17 @@ class Expected(str):
         return self
 
     def within(self, before: str, after: str) -> "Expected":
-        """Return this wording as a part of a longer text."""
+        """Return this wording as part of a longer text."""
         longer = Expected(self.rewriting, self.key, self.values)
         longer.before, longer.after = before + self.before, self.after + after
         return longer
 
     def bare(self) -> str:
+        """Return the current text of the key."""
         return filled(self.rewriting.text(self.key), self.values)
 
     def now(self) -> str:
+        """Return the current text, with the text around it."""
         return self.before + self.bare() + self.after
 
     def __eq__(self, other: object) -> bool:
@@ -214,7 +218,7 @@ class Expected(str):
 
 
 class Rewriting:
-    """The wordings of a run that rewrites them; a pytest plugin."""
+    """A pytest plugin that rewrites the wordings."""
 
     def __init__(self, texts: dict[str, str]) -> None:
         self.texts = texts
@@ -225,12 +229,12 @@ class Rewriting:
         self.error: BaseException | None = None
 
     def text(self, key: str) -> str:
-        """Return the text of this key; a new key is its own first approximation."""
+        """Return the text of this key; for a new key, the words of the key as a first guess."""
         return self.changed.get(key) or self.texts.get(key) or key.replace("_", " ")
 
     @cached_property
     def replaced(self) -> list[tuple[str, str]]:
-        """Return which texts of the program came in which ones' places since the file was written."""
+        """Return the texts of the program that were replaced since the file was written, with their replacements."""
         from product_words import products
 
         old, new = set(tomllib.loads(FILE.read_text("utf-8"))["product"]["texts"]), products()
@@ -240,7 +244,7 @@ class Rewriting:
         self.seen.append((expected, actual, found, whole))
 
     def mend(self) -> bool:
-        """Whether the wording that was last looked for in vain has a new text."""
+        """Give the last wording that was not found a new text, and return whether that was possible."""
         if isinstance(self.error, AssertionError) and (raised := self.error.__context__) is not None:
             for awaited in self.awaited:
                 self.note(awaited, str(raised), awaited.now() in str(raised))
@@ -252,9 +256,9 @@ class Rewriting:
         tried = [entry[1:] for entry in missed if entry[0].key == last.key and entry[0].now() == last.now()]
         latest = list(dict.fromkeys(reversed(tried)))[:MOST_TEXTS]
         new = guided(last.bare(), self.replaced, [actual for actual, _, whole in latest if not whole])
-        alike, new = (1.0, new) if new else max(resembling(last.bare(), text, whole) for text, _, whole in latest)
+        similarity, new = (1.0, new) if new else max(resembling(last.bare(), text, whole) for text, _, whole in latest)
         template = emptied(new, last.values, self.text(last.key))
-        if alike < ALIKE or template == self.text(last.key) or last.key in self.changed:
+        if similarity < SIMILAR or template == self.text(last.key) or last.key in self.changed:
             self.refused.add(last.key)
             return False
         self.changed[last.key] = template
@@ -288,7 +292,7 @@ class Rewriting:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
-        """Take over what a worker of xdist rewrote; of two texts for a key, that in which more values have names."""
+        """Take the texts that a worker of xdist rewrote; of two texts for a key, the one with more {names}."""
         changed, refused = getattr(node, "workeroutput", {}).get("messages", ({}, []))
         self.refused.update(refused)
         for key, text in changed.items():
@@ -301,13 +305,13 @@ class Rewriting:
 
 
 def used(tests: Path = TESTS) -> set[str]:
-    """Return the keys that tests use; those in this plugin's tests are made up."""
+    """Return the keys that tests use, except the examples in the tests of this plugin."""
     files = (file for file in tests.rglob("*.py") if file.name != "test_golden.py")
     return {key for file in files for key in _USE.findall(file.read_text("utf-8"))}
 
 
 def write(texts: dict[str, str], path: Path, sections: Callable[[], Iterable[str]] | None = None) -> None:
-    """Write those wordings that some test uses, and what else the product says."""
+    """Write the wordings that tests use, and all texts of the product."""
     from product_words import sections as every
 
     wanted = used(path.parent)
@@ -316,12 +320,12 @@ def write(texts: dict[str, str], path: Path, sections: Callable[[], Iterable[str
 
 
 def spelled(text: str) -> str:
-    """Return this text as TOML has it."""
+    """Return a text as a TOML string."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 class _Recorded(ast.NodeTransformer):
-    """Lets `in`, the methods of strings and `match=` go through the functions below."""
+    """A transformer that routes `in`, f-strings, methods and `match=` through the functions below."""
 
     def visit_Compare(self, node: ast.Compare) -> ast.AST:
         self.generic_visit(node)
@@ -340,7 +344,7 @@ class _Recorded(ast.NodeTransformer):
         return _call("@joined", node, *parts)
 
     def visit_FormattedValue(self, node: ast.FormattedValue) -> ast.AST:
-        node.value = self.visit(node.value)  # what a format is made of stays as it is
+        node.value = self.visit(node.value)  # a format specification stays unchanged
         return node
 
     def visit_Call(self, node: ast.Call) -> ast.AST:

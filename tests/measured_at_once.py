@@ -1,4 +1,4 @@
-"""Measurements that tests make up: what takes steps in the product is there in one."""
+"""Fake measurements for tests, which finish in one step."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -9,7 +9,7 @@ Result = TypeVar("Result")
 
 
 def at_once(measure: Callable[..., Result]) -> Callable[..., Measuring[Result]]:
-    """Return what measures as `measure` does, in a single step."""
+    """Return a measurement that calls `measure` after its only step."""
 
     def measuring(*given: object) -> Measuring[Result]:
         yield Progress(1, 1, 1.0)

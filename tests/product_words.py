@@ -1,5 +1,4 @@
-"""Every text of the program, out of its sources, and the help of every command: what messages.toml holds beside the
-wordings that tests expect."""
+"""Every text in the sources of the program, and the help of every command, for messages.toml."""
 
 import ast
 import os
@@ -29,7 +28,7 @@ def sections() -> list[str]:
 def products(sources: tuple[Path, ...] = SOURCES) -> set[str]:
     """Return every text of at least three words, with a {name} for each value that the program puts in.
 
-    Neither files nor lines are named, so that code can be moved without a change here.
+    Files and lines are not named, so moving code changes nothing.
     """
     return {
         text
@@ -58,7 +57,7 @@ def _literals(node: ast.AST) -> Iterator[str]:
 
 
 def _name(part: ast.AST) -> str:
-    """Return the last name in what is put in: of {card.name!r} that is `name`."""
+    """Return the last name in an inserted expression: `name` for {card.name!r}."""
     value: Any = part.value if isinstance(part, ast.FormattedValue) else part
     while not isinstance(value, ast.Name | ast.Attribute):
         inner = getattr(value, "func", None) or getattr(value, "value", None)
@@ -69,7 +68,7 @@ def _name(part: ast.AST) -> str:
 
 
 def helped() -> list[tuple[str, str]]:
-    """Return each command with what its `--help` prints, as wide as here in every terminal."""
+    """Return each command with the output of its `--help`, at a fixed width."""
     import typer
     from typer.main import get_command
 
