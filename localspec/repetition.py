@@ -4,11 +4,8 @@ import re
 
 # A warning: `goes_round`.
 TAIL = 4096  # last characters that are examined
-REPEATS, LEAST = (
-    6,
-    200,
-)  # least repetitions, and least characters of them: a refrain or a requested repetition is shorter
-REPEATS_IN_ROWS = 20  # least repetitions in code and tables, where a line often appears found times
+REPEATS, LEAST = 6, 200  # least repetitions, and least characters of them: a refrain is shorter
+REPEATS_IN_ROWS = 20  # least repetitions in code and tables, where a line often appears several times
 WORDS_IN_ROWS = 3  # least different words of such a line: a long row of `0, 0, 0` is normal
 ENDING = 24  # last characters that are searched for to find an earlier repetition
 PLACES = 4  # most earlier places that are tried

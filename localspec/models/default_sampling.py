@@ -32,9 +32,8 @@ class DefaultSampling:
 
 _UNKNOWN = DefaultSampling(0.7, 0.9, source=DEFAULT)
 _THINKING, _ANSWERING = DefaultSampling(0.6, 0.95, 20), DefaultSampling(0.7, 0.8, 20)
-_FAMILIES: Sequence[
-    tuple[str, str, DefaultSampling]
-] = (  # family, pattern of its names, values; the first match counts
+# Family, pattern of its names, values. The first match counts.
+_FAMILIES: Sequence[tuple[str, str, DefaultSampling]] = (
     ("SmolLM2", "smollm-?2", DefaultSampling(0.2, 0.9)),  # card of SmolLM2-1.7B-Instruct
     ("DeepSeek-R1", "deepseek-?r1", DefaultSampling(0.6, 0.95)),  # config of DeepSeek-R1-Distill-Qwen-1.5B
     ("QwQ", "qwq", DefaultSampling(0.6, 0.95)),  # card of QwQ-32B
