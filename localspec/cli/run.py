@@ -25,7 +25,7 @@ from localspec.chat.wording import (
 )
 from localspec.cli.beginning import Report, begin, report_of
 from localspec.cli.closed_output import ClosedOutput
-from localspec.cli.console import at_a_terminal, seen
+from localspec.cli.console import piped
 from localspec.cli.interrupt import Interrupt
 from localspec.cli.left_behind import kept_seconds
 from localspec.cli.options import SharedFlags, takes_shared_flags
@@ -81,7 +81,7 @@ def _answer(flags: SharedFlags, question: Written, output: "_Output", stats: boo
         at_the_end.callback(progress.clear)
         begun = begin(settings, "last of run" if flags.resume == "last" else flags.resume, at_the_end, progress)
         card, _, conversation = begun.chat
-        conversation.source = "run" if at_a_terminal() and seen() else "pipe"
+        conversation.source = "pipe" if piped() else "run"
         began = time.perf_counter()
 
         from localspec import Limits
