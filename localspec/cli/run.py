@@ -42,7 +42,9 @@ if TYPE_CHECKING:
     from localspec import Statistics
 
 app = typer.Typer()
-NOT_CHECKED = "not checked yet (a chat checks after its first reply, `--exact` before a reply)"  # `run` does not measure
+NOT_CHECKED = (
+    "not checked yet (a chat checks after its first reply, `--exact` before a reply)"  # `run` does not measure
+)
 
 
 @app.command()
@@ -156,8 +158,8 @@ def _answer(flags: SharedFlags, question: Written, output: "_Output", stats: boo
 def _model_and_prompt(flags: SharedFlags, words: Sequence[str]) -> tuple[SharedFlags, str | None]:
     """Read the words as a prompt, or as a model here and a prompt. Raise UsageMistake for other words.
 
-    A first word can be part of a name, unlike in `chat`: only a second word makes it a model. Raise NotHere for an
-    address on the hub whose model is not here.
+    Unlike in `chat`, a unique prefix is enough for a model, because a prompt follows it. Raise NotHere for an address
+    on the hub whose model is not here.
     """
     if len(words) == 1 and (model := begun_name(words[0])) is not None and flags.settings.elsewhere is None:
         say(f'{words[0]!r} is the prompt; `localspec run {model} "your question"` would choose the model.')

@@ -8,7 +8,16 @@ import pytest
 from golden import wording
 from scripted_conversation import SAMPLING, Engine
 
-from localspec.chat.attachments import LONGEST, Written, counted_tokens, joined, measured, with_piped, written, written_in
+from localspec.chat.attachments import (
+    LONGEST,
+    Written,
+    counted_tokens,
+    joined,
+    measured,
+    with_piped,
+    written,
+    written_in,
+)
 from localspec.chat.conversation import Conversation
 from localspec.errors import UsageMistake
 from localspec.store.conversations import Turn

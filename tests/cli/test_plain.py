@@ -618,6 +618,8 @@ def test_a_chat_fed_from_a_pipe_counts_as_a_piped_run(talk, home, hello, message
     talk("five", arguments=["--conversation", mine], model=str(hello.path))
     assert sorted(sources()) == ["chat", "pipe", "pipe", "pipe"], "what a person began stays a chat"
     newest = kept(home)[1].info.id
+    talk(f"/resume {newest}", "again")
+    assert sorted(sources()) == ["chat", "pipe", "pipe", "pipe"], "a pipe went on with one of its own"
     monkeypatch.setattr(plain, "piped", lambda: False)
     assert talk("six", f"/resume {newest}", "seven").code == 0
     assert sorted(sources()) == ["chat", "chat", "pipe", "pipe", "run"], "a person went on with one of them"
