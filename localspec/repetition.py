@@ -24,7 +24,8 @@ _CODE = re.compile(r"[|{}\[\];=<>]")
 def goes_round(reply: str) -> bool:
     """Return whether the end of a reply repeats one phrase too often to be intended. List numbers are ignored.
 
-    Only the end is examined, so the cost does not grow with the reply.
+    Only the end is examined, so the cost does not grow with the reply. A warning may come early, so the limits are
+    lower than those of `is_loop`, which ends a reply.
     """
     tail = _NUMBERED.sub("\n", reply[-TAIL:])
     period = _period(tail, LEAST)

@@ -145,6 +145,14 @@ def test_a_phrase_of_the_prompt_may_stand_longer():
     assert first[1] > (PATIENCE - 1) * first[0]
 
 
+def test_a_long_phrase_is_a_loop_the_sixth_time():
+    """Numbers, not constants: a phrase that comes two to five times can be an answer."""
+    phrase = words(random.Random(1), 80) + ".\n"
+    assert len(phrase) > 400
+    assert not is_loop("Well. " + phrase * 5, "Go") and is_loop("Well. " + phrase * 6 + phrase, "Go")
+    assert not is_loop("Well. " + phrase * 29, phrase) and is_loop("Well. " + phrase * 31, phrase)
+
+
 @pytest.mark.slow
 def test_it_costs_next_to_nothing_however_long_the_reply_is():
     chance = random.Random(0)

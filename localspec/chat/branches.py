@@ -37,6 +37,11 @@ class Row(NamedTuple):
         """What it is called below another one, or above."""
         return self.name if not self.below else f"└ {self.name if self.named else self.says}"
 
+    @property
+    def mark(self) -> str:
+        """Return the mark of a conversation that a chat lists only after a search; empty for others."""
+        return "" if self.info.for_a_chat else " (piped)"
+
 
 def rows(history: Branches, infos: Sequence[ConversationInfo]) -> list[Row]:
     """These conversations, each family where its first one stands, and all of it together.

@@ -63,11 +63,12 @@ class Conversation:
         model: str,
         system: str | None = None,
         notice: Callable[[str], None] = lambda _: None,
+        source: Source = "chat",
     ) -> None:
         self.id: int | None = None
         self.model, self.system = model, system
         self.turns: list[Turn] = []
-        self.source: Source = "chat"  # where what is said from here on is said
+        self.source = source  # of the turns from here on
         self._origin: int | None = None  # the saved conversation that this one is a branch of
         self._before: Conversation | None = None  # the one that it is another way of, until something came of it
         self._siblings: list[Turn] = []  # other answers in the place of its turn number `_branched_at`
@@ -82,10 +83,15 @@ class Conversation:
 
     @classmethod
     def resume(
-        cls, history: History | None, saved: Saved, model: str, notice: Callable[[str], None] = lambda _: None
+        cls,
+        history: History | None,
+        saved: Saved,
+        model: str,
+        notice: Callable[[str], None] = lambda _: None,
+        source: Source = "chat",
     ) -> Self:
-        """A saved conversation, to go on with; without a history what follows is not saved."""
-        conversation = cls(history, model, saved.system, notice)
+        """Return a saved conversation, to go on with; without a history what follows is not saved."""
+        conversation = cls(history, model, saved.system, notice, source)
         conversation.id = saved.info.id if history is not None else None
         conversation.turns, conversation._called = list(saved.turns), saved.info.title
         conversation._counted_by = saved.info.model
@@ -93,14 +99,14 @@ class Conversation:
         return conversation
 
     def resume_other(self, saved: Saved) -> "Conversation":
-        """Another saved conversation, to go on with under the same conditions: saved or not, with the same model."""
+        """Return another saved conversation, to go on with under the same conditions."""
         self._leave()
-        return Conversation.resume(self._history, saved, self.model, self._notice)
+        return Conversation.resume(self._history, saved, self.model, self._notice, self.source)
 
     def start_new(self, system: str | None = None) -> "Conversation":
         """Return a new conversation under the same conditions, with this system prompt."""
         self._leave()
-        new = Conversation(self._history, self.model, system, self._notice)
+        new = Conversation(self._history, self.model, system, self._notice, self.source)
         new._enter()
         return new
 
@@ -110,7 +116,7 @@ class Conversation:
         Nothing of it is saved before something is said in it.
         """
         self._leave()
-        other = Conversation(self._history, self.model, self.system, self._notice)
+        other = Conversation(self._history, self.model, self.system, self._notice, self.source)
         other.turns, other._counted_by = self.turns[:turns], self._counted_by
         other._origin, other._before = self.id or self._origin, self
         known = self._siblings if self._branched_at == turns else []

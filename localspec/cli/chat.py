@@ -43,7 +43,10 @@ def chat(
 
 
 def _model_or_prompt(flags: SharedFlags, word: str) -> tuple[SharedFlags, str | None, str]:
-    """Read the full name of a model here as `-m`, and all else as a prompt; with a hint where a model may be meant."""
+    """Read the full name of a model here as `-m`, and all else as a prompt; with a hint where a model may be meant.
+
+    Unlike in `run`, a prefix is not enough for a model, because no prompt follows it and a single word may be one.
+    """
     if flags.settings.elsewhere is not None or flags.settings.origins["model"].startswith("--"):
         return flags, word, ""
     from localspec.models.names import begun_name, exact_name

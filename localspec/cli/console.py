@@ -111,3 +111,8 @@ def may_delete(target: str, yes: bool) -> bool:
 def at_a_terminal() -> bool:
     """Whether somebody can be asked."""
     return _is_terminal(sys.stdin)
+
+
+def piped() -> bool:
+    """Return whether a program writes the prompts or reads the replies, so that a chat does not list them."""
+    return not (at_a_terminal() and seen())

@@ -198,14 +198,10 @@ def _all_saved(history: History | None) -> Iterator[Saved]:
 
 def _table(found: Sequence[Row], now: float, width: int) -> list[str]:
     lines = [
-        [str(row.info.id), ago(row.info.used, now), str(row.info.turns), row.info.model_name, _title(row)]
+        [str(row.info.id), ago(row.info.used, now), str(row.info.turns), row.info.model_name, row.indented + row.mark]
         for row in found
     ]
     return table([["ID", "USED", "TURNS", "MODEL", "TITLE"], *lines], right={0, 2}, width=width)
-
-
-def _title(row: Row) -> str:
-    return row.indented if row.info.for_a_chat else f"{row.indented} (piped)"
 
 
 def _title_line(info: ConversationInfo) -> str:

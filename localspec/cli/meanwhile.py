@@ -11,7 +11,10 @@ ANNOUNCED = "(checking that drafts leave the text unchanged, and timing this mod
 
 
 class Meanwhile:
-    """A background measurement of the model that runs while the user types. Ctrl+C ends it for the session."""
+    """A background measurement of the model that runs while the user types. Ctrl+C ends it for the session.
+
+    The full-screen chat needs none: its engine has a thread, which measures between its jobs.
+    """
 
     def __init__(self) -> None:
         self._announced = self._skipped = False

@@ -28,7 +28,7 @@ from localspec.chat.trace_words import UNTOLD, step_by_step
 from localspec.chat.wording import SAME_ANSWER, in_words, kept_thought, repeated
 from localspec.checkpoint import inspect
 from localspec.cli.beginning import Begun, begin
-from localspec.cli.console import width
+from localspec.cli.console import piped, width
 from localspec.cli.interrupt import Interrupt, cleared_up_when_ended
 from localspec.cli.line_editing import TOO_LONG, read_line
 from localspec.cli.meanwhile import Meanwhile
@@ -59,7 +59,11 @@ def converse(flags: SharedFlags, prompt: str | None) -> int:
     if isinstance(sys.stdin, TextIOWrapper):  # bytes that are not text are no reason to stop
         sys.stdin.reconfigure(encoding=None if sys.stdin.isatty() else "utf-8-sig", errors="replace")
     with cleared_up_when_ended(), ExitStack() as at_the_end:
-        begun = begin(flags.settings, flags.resume, at_the_end, progress)
+        script = piped()  # a conversation like that of a piped `run`, also for --continue
+        resume = "last of run" if script and flags.resume == "last" else flags.resume
+        begun = begin(flags.settings, resume, at_the_end, progress)
+        if script:
+            begun.chat.conversation.source = "pipe"
         talk = _Talk(flags, begun, progress)
         talk.greet()
         try:

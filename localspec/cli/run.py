@@ -25,14 +25,15 @@ from localspec.chat.wording import (
 )
 from localspec.cli.beginning import Report, begin, report_of
 from localspec.cli.closed_output import ClosedOutput
-from localspec.cli.console import at_a_terminal, seen
+from localspec.cli.console import piped
 from localspec.cli.interrupt import Interrupt
 from localspec.cli.left_behind import kept_seconds
 from localspec.cli.options import SharedFlags, takes_shared_flags
 from localspec.cli.progress import Progress, say, tell
 from localspec.cli.texts import asked, piped_text
-from localspec.errors import LocalspecError, UsageMistake
+from localspec.errors import LocalspecError, NotHere, UsageMistake
 from localspec.events import Done, Prefill, Text
+from localspec.hub.sources import REPOSITORY, is_address
 from localspec.models.names import begun_name, full_name
 from localspec.models.registry import known
 from localspec.quantities import counted, short_pace, size
@@ -41,6 +42,9 @@ if TYPE_CHECKING:
     from localspec import Statistics
 
 app = typer.Typer()
+NOT_CHECKED = (
+    "not checked yet (a chat checks after its first reply, `--exact` before a reply)"  # `run` does not measure
+)
 
 
 @app.command()
@@ -81,7 +85,7 @@ def _answer(flags: SharedFlags, question: Written, output: "_Output", stats: boo
         at_the_end.callback(progress.clear)
         begun = begin(settings, "last of run" if flags.resume == "last" else flags.resume, at_the_end, progress)
         card, _, conversation = begun.chat
-        conversation.source = "run" if at_a_terminal() and seen() else "pipe"
+        conversation.source = "pipe" if piped() else "run"
         began = time.perf_counter()
 
         from localspec import Limits
@@ -152,16 +156,23 @@ def _answer(flags: SharedFlags, question: Written, output: "_Output", stats: boo
 
 
 def _model_and_prompt(flags: SharedFlags, words: Sequence[str]) -> tuple[SharedFlags, str | None]:
-    """Read the words as a prompt, or as a model here and a prompt. Raise UsageMistake for other words."""
+    """Read the words as a prompt, or as a model here and a prompt. Raise UsageMistake for other words.
+
+    Unlike in `chat`, a unique prefix is enough for a model, because a prompt follows it. Raise NotHere for an address
+    on the hub whose model is not here.
+    """
     if len(words) == 1 and (model := begun_name(words[0])) is not None and flags.settings.elsewhere is None:
         say(f'{words[0]!r} is the prompt; `localspec run {model} "your question"` would choose the model.')
     if len(words) < 2:
         return flags, words[0] if words else None
+    if is_address(words[0]) and (model := full_name(words[0])) not in known():
+        raise NotHere(f"The model {model!r} of the hub is not here; fetch it with `localspec pull {model}`.")
     if len(words) == 2 and not flags.settings.origins["model"].startswith("--") and flags.settings.elsewhere is None:
         model = full_name(words[0])
         if model in known():
             return flags.with_model(model), words[1]
-        raise UsageMistake(f"There is no model {words[0]!r} here; put quotation marks around the prompt.")
+        fetch = f"fetch it with `localspec pull {model}`, or " if REPOSITORY.fullmatch(model) else ""
+        raise UsageMistake(f"There is no model {words[0]!r} here; {fetch}put quotation marks around the prompt.")
     more = " ".join(words[1:])
     raise UsageMistake(f"Words follow the prompt {words[0]!r} ({more}); put quotation marks around the prompt.")
 
@@ -206,7 +217,7 @@ def _origin(report: dict[str, Any], exactness: str) -> Iterator[str]:
     precision = report["dtype"] if report["quantize"] in ("none", None) else report["quantize"]
     if precision:
         yield f"{precision} on {report['device']}" if report["device"] else precision
-    yield SAMENESS.get(exactness, exactness)
+    yield NOT_CHECKED if exactness == "unchecked" else SAMENESS.get(exactness, exactness)
     if (peak := report["memory"]["peak_bytes"]) is not None:
         yield f"{size(peak)} of memory at most"
     if off_reason := report["speculation"]["off_reason"]:

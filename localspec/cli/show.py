@@ -15,6 +15,7 @@ from localspec.models.drafter_cards import trained_drafters
 from localspec.models.drafter_kinds import kind_of, kinds
 from localspec.models.entries import Entry, Form, PublishedDrafter
 from localspec.models.model import default_sampling_of
+from localspec.models.names import full_name
 from localspec.models.own_draft import own_draft
 from localspec.models.registry import TargetCard, named_card, source_here
 from localspec.models.shape import Shape
@@ -34,7 +35,7 @@ def show(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON value instead of lines.")] = False,
 ) -> None:
     """What is known about one model."""
-    card = named_card(name)
+    card = named_card(full_name(name))
     facts = _installed_facts(card) if card.here else _announced_facts(card)
     if card.entry is not None:
         facts |= _entry_facts(card.entry)

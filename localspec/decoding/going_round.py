@@ -7,7 +7,10 @@ REPEATED, PERIOD = 3, 24  # a text goes round once a part of so many tokens at m
 
 
 def until_it_goes_round(tokens: Sequence[int]) -> int:
-    """Returns how many tokens there are before a part that was just there comes again and again."""
+    """Return the number of tokens before a part is repeated again and again.
+
+    Even a short repetition spoils a measurement, and tokens have no words, so `repetition` cannot judge it.
+    """
     for end in range(len(tokens)):
         for period in range(1, PERIOD + 1):
             length = max(REPEATED * period, 2 * REPEATED)  # a word said three times is no loop yet

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from localspec.errors import UsageMistake
 
 _PART = r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9_])?"
-_REPO = re.compile(rf"{_PART}/{_PART}")
+REPOSITORY = re.compile(rf"{_PART}/{_PART}")
 _TYPE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,39}")
 _ADDRESS = re.compile(r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/(.+)", re.IGNORECASE)
-_IN_REPOSITORY = re.compile(r"([^/]+/[^/:@]+)/(tree|blob|resolve)/([^/]+)(?:/(.+))?")
+_INREPOSITORYSITORY = re.compile(r"([^/]+/[^/:@]+)/(tree|blob|resolve)/([^/]+)(?:/(.+))?")
 _FILE_TYPE = re.compile(r".*?[-._]((?:UD-)?[A-Z]*\d[A-Z0-9_]*?)(?:-\d{5}-of-\d{5})?\.gguf", re.IGNORECASE)
 _REVISION = re.compile(r"[A-Za-z0-9][\w.-]*(?:/[\w.-]+)*", re.ASCII)
 
@@ -31,7 +31,7 @@ class Source:
         # -- stands for / in the names of the cache's directories; the client refuses longer names.
         unsafe = ".." in text or "--" in repo or repo.endswith(".git") or len(repo) > 96 or len(revision) > 200
         unsafe = unsafe or bool(colon and not _TYPE.fullmatch(gguf))
-        if not _REPO.fullmatch(repo) or unsafe or (at and not _REVISION.fullmatch(revision)):
+        if not REPOSITORY.fullmatch(repo) or unsafe or (at and not _REVISION.fullmatch(revision)):
             raise UsageMistake(
                 f"{typed!r} names no repository of the hub; write org/repo, org/repo@revision, or for GGUF files "
                 "org/repo:TYPE."
@@ -53,7 +53,7 @@ def _from_address(text: str) -> str:
     if (address := _ADDRESS.fullmatch(text.strip())) is None:
         return text
     path = re.split(r"[?#]", address[1])[0].strip("/")
-    if (within := _IN_REPOSITORY.fullmatch(path)) is None:
+    if (within := _INREPOSITORYSITORY.fullmatch(path)) is None:
         return path
     repo, _, revision, file = within.groups()
     kind = _FILE_TYPE.fullmatch(file or "")

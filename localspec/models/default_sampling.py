@@ -4,10 +4,12 @@ Comments in the table name the source of each row: "card" is the model card, "co
 """
 
 import re
+import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+DIGITS = 9  # decimal digits that identify every float32
 NAME = "_name"  # key for the name in a GGUF file, added to the generation_config.json of the imported model
 FILE, DEFAULT = "the model's file", "localspec's default"
 
@@ -56,16 +58,32 @@ def default_sampling(generation: Mapping[str, Any], name: str = "", think: bool 
     if samples is False or temperature == 0:
         return DefaultSampling()
     if samples or temperature is not None:
-        return _with(DefaultSampling(1.0 if temperature is None else float(temperature)), given)
+        return _with(DefaultSampling(1.0 if temperature is None else _decimal(temperature)), given)
     names = filter(None, (generation.get(NAME), name))
     families = filter(None, (_of_family(str(one), think) for one in names))
     return _with(next(families, _UNKNOWN), given)
 
 
 def _with(found: DefaultSampling, given: Mapping[str, Any]) -> DefaultSampling:
-    """Return these values, replaced by the given ones."""
-    top_p, min_p = float(given.get("top_p", found.top_p)), float(given.get("min_p", found.min_p))
-    return replace(found, top_p=top_p, top_k=int(given.get("top_k", found.top_k)), min_p=min_p)
+    """Return these values, replaced by the given ones of the file; the source names both."""
+    top_p, min_p = _decimal(given.get("top_p", found.top_p)), _decimal(given.get("min_p", found.min_p))
+    source = found.source
+    if given and source != FILE:
+        source = f"{source}; {', '.join(given).replace('_', '-')} from {FILE}"
+    return replace(found, top_p=top_p, top_k=int(given.get("top_k", found.top_k)), min_p=min_p, source=source)
+
+
+def _decimal(number: Any) -> float:
+    """Return the shortest decimal of a float32, as GGUF files hold them: 0.4, not 0.400000005960464; others as is."""
+    value = float(number)
+    try:
+        stored = struct.pack("f", value)
+    except OverflowError:
+        return value
+    if struct.unpack("f", stored)[0] != value:
+        return value
+    decimals = (float(f"{value:.{digits}g}") for digits in range(1, DIGITS + 1))
+    return next(decimal for decimal in decimals if struct.pack("f", decimal) == stored)
 
 
 def _of_family(name: str, think: bool | None) -> DefaultSampling | None:

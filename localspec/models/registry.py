@@ -67,20 +67,16 @@ def cards(paths: Paths | None = None) -> dict[str, TargetCard]:
     found = {entry.name: _card(entry, paths, packed) for entry in entries.values()}
     every = imports(paths)
     listed = _listed_imports(every, found)
-    others = {
-        name: TargetCard(name, one.path, license_of(one.path), "", entry=Entry(name, path=one.path), imported_as=name)
-        for name, one in every.items()
-        if name not in users and one not in listed.values()
-    }
-    registered = {
-        name: replace(
-            card, path=one.path, license=card.license or license_of(one.path), imported_as=one.header.origin.name
-        )
-        if (one := listed.get(name)) and not card.here
-        else card
-        for name, card in found.items()
-    }
-    return {**others, **{name: card for name, card in registered.items() if name not in others}}
+    for name, one in listed.items():
+        if not (card := found[name]).here:
+            terms = card.license or license_of(one.path)
+            found[name] = replace(card, path=one.path, license=terms, imported_as=one.header.origin.name)
+    others: dict[str, TargetCard] = {}
+    for name, one in every.items():
+        if name not in users and one not in listed.values():
+            entry = Entry(name, path=one.path)
+            others[name] = TargetCard(name, one.path, license_of(one.path), "", entry=entry, imported_as=name)
+    return {**others, **found, **others}  # others come first, and replace shipped entries of the same name
 
 
 def _listed_imports(every: Mapping[str, PackedFile], found: Mapping[str, TargetCard]) -> dict[str, PackedFile]:
@@ -219,7 +215,8 @@ def resolve(name: str, paths: Paths | None = None) -> TargetCard:
         raise NotHere(
             f"{name!r} is not a directory; give the directory in the Hugging Face layout that holds config.json."
         )
-    here = ", ".join(card.name for card in known.values() if card.here)
+    names = [card.name for card in known.values() if card.here]
+    here, guess = ", ".join(names), nearest(name, names) or nearest(name, known)
     if name.lower().endswith(".gguf"):
         raise NotHere(f"There is no file {name!r}; give a GGUF file that is on this machine, or org/repo:TYPE.")
     if name.startswith((".", "/", "~")) or "\\" in name:
@@ -234,7 +231,7 @@ def resolve(name: str, paths: Paths | None = None) -> TargetCard:
             return TargetCard(str(source), found, license_of(found), "", entry=Entry(str(source), source=source))
         raise NotHere(f"{name!r} is neither a directory nor fetched; fetch it with `localspec pull {name}`.")
     raise NotHere(
-        f"There is no model {name!r}{nearest(name, known)}; give a local directory, or a name of those that are here: "
+        f"There is no model {name!r}{guess}; give a local directory, or a name of those that are here: "
         f"{here}. `localspec doctor` tells which ones can be fetched."
     )
 

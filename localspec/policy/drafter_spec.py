@@ -9,6 +9,7 @@ from localspec.errors import LocalspecError, NotHere, UsageMistake
 from localspec.models.drafter_cards import DrafterCard, find_drafter
 from localspec.models.drafter_kinds import MERGED, TABLE, WITH_PHRASES, can_be_merged, drafting_kinds, kind_of, kinds
 from localspec.models.model import Model, small_model_of
+from localspec.models.names import full_name
 from localspec.models.own_draft import BESIDE, own_draft
 from localspec.models.registry import TargetCard, resolve
 from localspec.models.shape import recurrent
@@ -47,7 +48,8 @@ def named_drafter(name: str, card: TargetCard) -> DrafterSpec:
     if row is not None and row.takes == "draft model":
         if named.endswith(":"):
             raise UsageMistake(f"'{name}' names no model; write {first}:MODEL, or {first} for the model's own.")
-        return DrafterSpec(first + phrases, small=small_model_of(resolve(small) if small else _own_draft(first, card)))
+        draft = resolve(full_name(small)) if small else _own_draft(first, card)
+        return DrafterSpec(first + phrases, small=small_model_of(draft))
     if "+" in named and not os.path.isdir(os.path.expanduser(named)):
         return _merged(name, card)
     known = ["auto", *kinds()]

@@ -342,12 +342,15 @@ def why_none(plan: RunPlan, ranked: Sequence[RunPlan]) -> str:
     """Return the reason why `auto` takes plain decoding, as text for the user."""
     if plan.precision.device.type == "mps":
         return "on Apple's GPUs nothing drafts until `localspec bench` has measured that it pays"
-    others = [other for other in ranked if other.precision == plan.precision and other.candidate.name == "phrases"]
-    if others and not pays(others[0], ranked):
-        return (
-            f"phrases would be {100 * (1 - others[0].speed / plan.speed):.0f} % slower than no drafts, as measured here"
-        )
-    return "no drafter is expected to pay here"
+    same = (other for other in ranked if other.precision == plan.precision)
+    phrases = next((other for other in same if other.candidate.name == "phrases"), None)
+    if phrases is None or pays(phrases, ranked):
+        return "no drafter is expected to pay here"
+    basis = "as measured here" if phrases.measured and plan.measured else "as predicted"
+    slower = round(100 * (1 - phrases.speed / plan.speed))
+    if slower >= 1:
+        return f"phrases would be {slower} % slower than no drafts, {basis}"
+    return f"phrases would not gain enough speed for the memory that they take, {basis}"
 
 
 def explained(plan: RunPlan, ranked: Sequence[RunPlan]) -> str:

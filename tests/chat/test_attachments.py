@@ -8,7 +8,16 @@ import pytest
 from golden import wording
 from scripted_conversation import SAMPLING, Engine
 
-from localspec.chat.attachments import LONGEST, Written, counted_tokens, joined, measured, written, written_in
+from localspec.chat.attachments import (
+    LONGEST,
+    Written,
+    counted_tokens,
+    joined,
+    measured,
+    with_piped,
+    written,
+    written_in,
+)
 from localspec.chat.conversation import Conversation
 from localspec.errors import UsageMistake
 from localspec.store.conversations import Turn
@@ -137,3 +146,10 @@ def test_files_before_other_files():
     assert Written("x", "b\n\n", ("b",)).behind("a\n", "a") == Written("x", "a\n\nb\n\n", ("a", "b"))
     assert Written("x").behind("", "none") == Written("x")
     assert joined("a\n", "", "\n b") == "a\n\n b"
+
+
+@pytest.mark.parametrize(("run", "fence"), [(0, 3), (1, 3), (2, 3), (3, 4), (4, 5), (9, 10)])
+def test_the_fence_around_piped_text_is_longer_than_any_run_of_backticks_in_it(run, fence):
+    piped = f"before\n{'`' * run}\nafter ` too"
+    prompt = with_piped("Explain it.", piped).prompt
+    assert prompt == f"{'`' * fence}\n{piped}\n{'`' * fence}\n\nExplain it."

@@ -217,3 +217,21 @@ def test_a_choice_that_cannot_be_written_is_told(enter, paths):
     told: list[str] = []
     choose(registry.cards()["one"], "chat", told.append)
     assert len(told) == 1 and wording("one_chosen_session_only") in told[0]
+
+
+def test_a_choice_that_is_gone_is_not_the_present_model(enter, paths):
+    enter(one=10, two=10)
+    save_choice("two", "use", paths)
+    assert present_model(load(), paths).model == "two"
+    enter(one=10)
+    assert present_model(load(), paths) == ("one", "the only model here")
+
+
+def test_who_chose_last_is_saved_even_if_the_model_stays(enter, paths):
+    enter(one=10, two=10)
+    origins = set()
+    for by in ("machine", "use", "chat"):
+        save_choice("two", by, paths)
+        assert saved_choice(paths) == ("two", by)
+        origins.add(present_model(load(), paths).origin)
+    assert len(origins) == 3

@@ -305,6 +305,18 @@ def test_a_clock_of_another_age_is_a_sentence(tmp_path, monkeypatch):
     assert result.returncode == 1 and wording("clock_machine_centuries_away") in sentence(result)
 
 
+@pytest.mark.parametrize("typed", ["https://huggingface.co/org/repo", "hf.co/org/repo"])
+@pytest.mark.parametrize("prompt", [["hi"], ["more", "words"]])
+def test_an_address_on_the_hub_before_the_prompt_is_no_prompt(tmp_path, typed, prompt):
+    result = called(tmp_path, "run", typed, *prompt)
+    assert result.returncode == 3 and sentence(result).rstrip().endswith(wording("model_of_the_hub_not_here"))
+
+
+def test_what_looks_like_a_model_of_the_hub_may_be_a_prompt(tmp_path):
+    result = called(tmp_path, "run", "org/repo", "hi")
+    assert result.returncode == 2 and sentence(result).rstrip().endswith(wording("fetch_it_or_put_quotation_marks"))
+
+
 @pytest.mark.parametrize("command", ["run", "race", "chat"])
 def test_words_without_quotation_marks_are_told_to_want_some(tmp_path, command):
     result = called(tmp_path, command, "two", "words", "more")

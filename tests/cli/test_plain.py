@@ -124,12 +124,12 @@ def kept(home: Path) -> list[Saved]:
         return [saved_conversation(store.history, info.id) for info in store.history.conversations()]
 
 
-def keep(home: Path, *turns: tuple[str, str], model: str = "demo", system: str | None = None) -> int:
-    """A conversation of these turns, as it would have been kept; its number."""
+def keep(home: Path, *turns: tuple[str, str], model: str = "demo", system: str | None = None, source="pipe") -> int:
+    """Save a conversation of these turns, by default one of a pipe, and return its id."""
     number = None
     with Store.open(Paths(home).database, pytest.fail) as store:
         for prompt, reply in turns:
-            number, turn = store.history.say(number, prompt, model=model, system=system)
+            number, turn = store.history.say(number, prompt, model=model, system=system, source=source)
             store.history.write(turn, reply, "stop" if reply else "interrupted")
     assert number is not None
     return number
@@ -601,6 +601,28 @@ def test_the_phrases_that_are_kept(talk, home, hello):
     lines = told(talk("/phrases", "/phrases nowhere"), hello)
     assert all(" → " in line and "(said once, last in “one”)" in line for line in lines[:-1]) and len(lines) > 1
     assert lines[-1] == wording("no_phrase_holds_that")
+
+
+@pytest.mark.slow
+def test_a_chat_fed_from_a_pipe_counts_as_a_piped_run(talk, home, hello, messages, monkeypatch):
+    def sources() -> list[str | None]:
+        return [conversation.info.source for conversation in kept(home)]
+
+    mine = keep(home, ("by a person", "Hello!"), source="chat")
+    assert talk("one", "/new", "two", "/edit three").code == 0
+    assert sources() == ["pipe"] * 3 + ["chat"]  # also after /new and in a branch
+    talk("four", arguments=["-c"], model=None)  # not with what a person said
+    assert prompts(messages)[-1] == "four" and messages[-1][0] == ("user", "three")
+    with Store.open(Paths(home).database, pytest.fail) as store:
+        assert saved_conversation(store.history, "last").info.id == mine
+    talk("five", arguments=["--conversation", mine], model=str(hello.path))
+    assert sorted(sources()) == ["chat", "pipe", "pipe", "pipe"], "what a person began stays a chat"
+    newest = kept(home)[1].info.id
+    talk(f"/resume {newest}", "again")
+    assert sorted(sources()) == ["chat", "pipe", "pipe", "pipe"], "a pipe went on with one of its own"
+    monkeypatch.setattr(plain, "piped", lambda: False)
+    assert talk("six", f"/resume {newest}", "seven").code == 0
+    assert sorted(sources()) == ["chat", "chat", "pipe", "pipe", "run"], "a person went on with one of them"
 
 
 @pytest.mark.slow

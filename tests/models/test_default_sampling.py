@@ -1,5 +1,6 @@
 """How a model samples where nobody sets it: its file, its family, localspec's default."""
 
+import numpy as np
 import pytest
 
 from localspec.gguf.config import Metadata, generation_config
@@ -23,13 +24,14 @@ ANSWERING = DefaultSampling(0.7, 0.8, 20, source="known for Qwen3")
         ({"do_sample": True}, DefaultSampling(1.0)),
         ({"temperature": 0.6}, DefaultSampling(0.6)),
         ({"temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0.1}, DefaultSampling(0.6, 0.95, 20, 0.1)),
-        ({"top_p": 0.5, "top_k": None}, DefaultSampling(0.2, 0.5, source="known for SmolLM2")),
+        ({"top_p": 0.5, "top_k": None}, DefaultSampling(0.2, 0.5, source=f"known for SmolLM2; top-p from {FILE}")),
+        ({"top_k": 9, "min_p": 0.1}, DefaultSampling(0.2, 0.9, 9, 0.1, f"known for SmolLM2; top-k, min-p from {FILE}")),
         ({"do_sample": None, "temperature": None}, SMOLLM2),
     ],
 )
 def test_what_the_file_says_comes_before_what_is_known_of_its_family(said, found):
     assert default_sampling(said, "SmolLM2-135M-Instruct.Q4_1") == found
-    assert (found.source == FILE) == (found.source != "known for SmolLM2")
+    assert (found.source == FILE) == ("SmolLM2" not in found.source)
 
 
 @pytest.mark.parametrize(
@@ -39,6 +41,8 @@ def test_what_the_file_says_comes_before_what_is_known_of_its_family(said, found
         ("HuggingFaceTB/SmolLM2-360M-Instruct mine", None, SMOLLM2),
         ("Qwen2.5-Coder Qwen2.5 Coder 0.5B Instruct AWQ", None, DefaultSampling(0.7, 0.8, 20, source="known for Qwen2.5")),
         ("Qwen3-0.6B", None, THINKING), ("Qwen3 0.6B", True, THINKING), ("qwen3_0.6b", False, ANSWERING),
+        ("Qwen3base", None, THINKING), ("notqwen3-0.6b", None, UNKNOWN), ("my.qwen3", None, THINKING),
+        ("CodeLlama-3-8B", None, UNKNOWN), ("1smollm2", None, UNKNOWN),
         ("Qwen3.Q4_K_M", None, THINKING), ("Qwen3-4B-Instruct-2507", None, ANSWERING),
         ("Qwen3.5-0.8B", None, UNKNOWN), ("Qwen-3B", None, UNKNOWN), ("qwen2-0.5b", None, UNKNOWN),
         ("Meta-Llama-3-8B-Instruct", None, DefaultSampling(0.6, 0.9, source="known for Llama 3")),
@@ -62,3 +66,17 @@ def test_the_name_in_a_gguf_file_comes_before_that_of_the_file():
 def test_what_a_gguf_file_says_of_sampling_counts():
     metadata = {"general.basename": "smollm2", "general.sampling.temp": 0.6, "general.sampling.top_k": 20}
     assert default_sampling(generation_config(Metadata(metadata))) == DefaultSampling(0.6, 1.0, 20)
+
+
+@pytest.mark.parametrize("value", [0.4, 0.95, 0.1, 0.05, 1 / 3, 0.123456789])
+def test_numbers_of_gguf_files_are_their_shortest_decimals(value):
+    single = float(np.float32(value))
+    found = default_sampling({"temperature": single, "top_p": single, "min_p": single})
+    assert found.temperature == found.top_p == found.min_p == float(str(np.float32(value)))
+    assert np.float32(found.top_p) == np.float32(value)
+    assert default_sampling({"temperature": 1.0, "top_p": value}).top_p == value, "a decimal of a JSON file is kept"
+
+
+@pytest.mark.parametrize("value", [1e300, 0.5, 1.0])
+def test_other_numbers_are_unchanged(value):
+    assert default_sampling({"temperature": value}).temperature == value

@@ -1,5 +1,6 @@
 """Names of models as people type them."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,11 +9,13 @@ from golden import matching
 from hypothesis import given
 from hypothesis import strategies as st
 
+from localspec.cli.main import main
 from localspec.errors import LocalspecError, NotHere, UsageMistake
 from localspec.hub.sources import Source
 from localspec.models import names, registry
 from localspec.models.names import begun_name, full_name
 from localspec.models.registry import TargetCard
+from localspec.policy.drafter_spec import named_drafter
 
 SMOL, HALF, WHOLE = (
     "SmolLM2-135M-Instruct.Q4_1",
@@ -84,6 +87,22 @@ def test_a_directory_comes_before_a_beginning(enter, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "smol").mkdir()
     assert full_name("smol") == "smol"
+
+
+def test_show_and_a_draft_model_take_a_unique_prefix(enter, capsys):
+    enter(SMOL, HALF, WHOLE)
+    assert main(["show", "smol"]) == 0
+    assert capsys.readouterr().out.split("\n")[0].split() == ["name", SMOL]
+    spec = named_drafter("draft_model:smol", registry.resolve(WHOLE))
+    assert spec.small is not None and spec.small.card.name == SMOL
+    with pytest.raises(UsageMistake, match=matching("qwen_could_any_type_more_name", half=HALF, whole=WHOLE)):
+        named_drafter("draft_model:qwen", registry.resolve(SMOL))
+
+
+def test_a_hint_names_a_model_that_is_here_before_others(enter):
+    enter(SMOL)
+    with pytest.raises(NotHere, match=re.escape(f"(did you mean {SMOL!r}?)")):
+        registry.resolve("smollm")  # though smollm3-3b is shorter
 
 
 @pytest.mark.parametrize(

@@ -23,11 +23,11 @@ from localspec_tui.screens.conversations import ConversationsScreen
 from localspec_tui.widgets.asking_line import AskingLine
 
 
-def keep(talk, *titles, days=0.0):
-    """Conversations that were there before; the last one is the newest."""
+def keep(talk, *titles, days=0.0, source="chat"):
+    """Save earlier conversations; the last one is the newest."""
     with Store.open(talk.database, print) as store:
         for title in titles:
-            number, turn = store.history.say(None, title, model="/models/scripted", system=None)
+            number, turn = store.history.say(None, title, model="/models/scripted", system=None, source=source)
             store.history.write(turn, f"Said of {title}.", "stop", {})
             used = (time.time() - 86400 * days, number)
             store._database.save(
@@ -452,5 +452,26 @@ def test_the_key_that_deletes_phrases_is_named(chat, monkeypatch):
         await until(pilot, asked(talk, "for good?"))
         await pilot.press("y")
         await until(pilot, told(talk, wording("phrases_learned_from_replies_stay")))
+
+    talk.play(story)
+
+
+def test_conversations_of_pipes_are_listed_after_a_search_only_and_marked(chat):
+    talk = chat()
+    keep(talk, "geography")
+    keep(talk, "history", source="run")
+    keep(talk, "fish", source="pipe")
+
+    async def story(pilot):
+        await open_list(pilot, talk, first="history")
+        assert listed(talk) == ["history", "geography"]
+        await pilot.press(*"fish")
+        await until(pilot, lambda: listed(talk) == ["fish (piped)"])
+        await pilot.press("enter")  # whoever goes on with it makes it a chat
+        await until(pilot, lambda: isinstance(talk.app.screen, ChatScreen))
+        await say(pilot, "and I")
+        await until(pilot, talk.idle)
+        await open_list(pilot, talk, first="fish (open)")
+        assert listed(talk) == ["fish (open)", "history", "geography"]
 
     talk.play(story)

@@ -16,6 +16,7 @@ from golden import wording
 from scripted_models import scripted_model
 
 from localspec.chat.conversation import saved_conversation
+from localspec.cli import console
 from localspec.cli import run as run_module
 from localspec.cli.main import main
 from localspec.paths import Paths
@@ -89,14 +90,14 @@ def test_a_chat_goes_on_with_no_pipe_and_run_with_none_of_a_chat(run, home, hell
         with Store.open(Paths(home).database, pytest.fail) as store:
             return saved_conversation(store.history, which).turns[0].prompt
 
-    monkeypatch.setattr(run_module, "at_a_terminal", lambda: True)
-    monkeypatch.setattr(run_module, "seen", lambda: True)
+    monkeypatch.setattr(console, "at_a_terminal", lambda: True)
+    monkeypatch.setattr(console, "seen", lambda: True)
     run("-m", hello.path, "at a terminal")
     for name in ("at_a_terminal", "seen"):
-        monkeypatch.setattr(run_module, name, lambda: False)
+        monkeypatch.setattr(console, name, lambda: False)
         run("-m", hello.path, f"not {name}")
         assert (latest("last"), latest("last of run")) == (wording("at_a_terminal"), f"not {name}")
-        monkeypatch.setattr(run_module, name, lambda: True)
+        monkeypatch.setattr(console, name, lambda: True)
     with Store.open(Paths(home).database, pytest.fail) as store:
         store.history.say(None, "a chat", model=str(hello.path), system=None)
     assert (latest("last"), latest("last of run")) == ("a chat", "not seen")

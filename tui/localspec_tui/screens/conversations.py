@@ -135,7 +135,7 @@ class ConversationsScreen(AskingScreen[int | None]):
             facts[2:] = [entry.excerpt]
         indent = "  " * below
         told = f"{indent}{'  ' * below}{one_line(' · '.join(facts))}"
-        return Content.assemble(indent, one_line(title), (says, "dim"), opened, "\n", (told, "dim"))
+        return Content.assemble(indent, one_line(title), (says, "dim"), entry.row.mark, opened, "\n", (told, "dim"))
 
     async def on_input_submitted(self, submitted: Input.Submitted) -> None:
         if self._asking.asking:
