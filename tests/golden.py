@@ -164,19 +164,39 @@ def guided(old: str, replaced: Iterable[tuple[str, str]], actual: Iterable[str])
 
 
 def exchanged(old: str, replaced: Iterable[tuple[str, str]], actual: Iterable[str]) -> str:
-    """Return `old` with a text of the program exchanged for its replacement, if the test saw that; empty otherwise."""
+    """Return `old` with a text of the program exchanged for its replacement, if the test saw that; empty otherwise.
+
+    If both texts have the same values, `old` may also be only a part that contains a value.
+    """
     texts = list(actual)
     for was, now in replaced:
-        there, new = re.search(_pattern(was), old), re.compile(_pattern(now))
-        for found in (new.search(text) for text in texts if there):
-            if found and (whole := old[: there.start()] + found[0] + old[there.end() :]) in found.string:
-                return whole
+        pieces, others = _HOLE.split(was.strip()), _HOLE.split(now.strip())
+        candidates = [(pieces, others)]
+        if _HOLE.findall(was) == _HOLE.findall(now):
+            candidates += [
+                _cut(old, pieces[first:last], others[first:last])
+                for first in range(len(pieces))
+                for last in range(first + 2, len(pieces) + 1)
+            ]
+        for before, after in candidates:
+            if len("".join(before)) < min(len(old) / 2, len("".join(pieces))):
+                continue
+            there, new = (re.compile(".*?".join(map(re.escape, some))) for some in (before, after))
+            for found in (new.search(text) for text in texts) if (place := there.search(old)) else ():
+                if found and (whole := old[: place.start()] + found[0] + old[place.end() :]) in found.string:
+                    return whole
     return ""
 
 
-def _pattern(template: str) -> str:
-    """Return the regular expression of a text of the program."""
-    return ".*?".join(map(re.escape, _HOLE.split(template.strip())))
+def _cut(old: str, before: list[str], after: list[str]) -> tuple[list[str], list[str]]:
+    """Return the pieces without what comes before and after `old`."""
+    start = next(at for at in range(len(before[0]) + 1) if old.startswith(before[0][at:]))
+    end = next(at for at in range(len(before[-1]), -1, -1) if old.endswith(before[-1][:at]))
+    places = _place(before[0], after[0], start, False), _place(before[-1], after[-1], end, True)
+    return (
+        [before[0][start:], *before[1:-1], before[-1][:end]],
+        [after[0][places[0] :], *after[1:-1], after[-1][: places[1]]],
+    )
 
 
 def _place(before: str, after: str, at: int, end: bool) -> int:
@@ -449,10 +469,14 @@ def _contains(container: Any, member: Any) -> bool:
 def _joined(*parts: Any) -> str:
     texts = [part.now() if isinstance(part, Expected) else format(part) for part in parts]
     places = [at for at, part in enumerate(parts) if isinstance(part, Expected) and not part.escaped]
-    if len(places) != 1:
+    for part in parts:
+        if isinstance(part, Expected) and part.escaped:
+            _awaited(part)
+    if not places:
         return "".join(texts)
-    expected: Expected = parts[places[0]]
-    return expected.within("".join(texts[: places[0]]), "".join(texts[places[0] + 1 :]))
+    at = max(places, key=lambda at: len(texts[at]))
+    expected: Expected = parts[at]
+    return expected.within("".join(texts[:at]), "".join(texts[at + 1 :]))
 
 
 def _awaited(pattern: Any) -> Any:
