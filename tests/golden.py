@@ -212,7 +212,7 @@ def _place(before: str, after: str, at: int, end: bool) -> int:
             there = other_first + (
                 edge - first
                 if last - first == other_last - other_first
-                else (end and edge > first or edge == last) and other_last - other_first
+                else ((end and edge > first) or edge == last) and other_last - other_first
             )
             return len("".join(others[:there]))
     return len(after)
@@ -391,7 +391,9 @@ class Rewriting:
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         terminalreporter.line(f"messages: {len({use.partition('@')[0] for use in self.changed})} rewritten")
         for key in sorted(self.refused - set(self.changed)):
-            terminalreporter.line(f"messages: {key.replace('@', ' in ')}: nothing that was said resembles {self.text(key)!r}")
+            terminalreporter.line(
+                f"messages: {key.replace('@', ' in ')}: nothing that was said resembles {self.text(key)!r}"
+            )
 
 
 def used(tests: Path = TESTS) -> dict[str, set[str]]:
@@ -467,7 +469,7 @@ def _contains(container: Any, member: Any) -> bool:
 
 
 def _joined(*parts: Any) -> str:
-    texts = [part.now() if isinstance(part, Expected) else format(part) for part in parts]
+    texts = [_spelled(part) if isinstance(part, Expected) else format(part) for part in parts]
     places = [at for at, part in enumerate(parts) if isinstance(part, Expected) and not part.escaped]
     for part in parts:
         if isinstance(part, Expected) and part.escaped:
@@ -483,7 +485,11 @@ def _awaited(pattern: Any) -> Any:
     if not isinstance(pattern, Expected):
         return pattern
     pattern.rewriting.awaited.append(pattern)
-    return re.escape(pattern.now())
+    return _spelled(pattern)
+
+
+def _spelled(expected: Expected) -> str:
+    return re.escape(expected.now()) if expected.escaped else expected.now()
 
 
 def _method(self: Any, name: str) -> Any:
@@ -496,7 +502,7 @@ def _method(self: Any, name: str) -> Any:
             return method(first, *others, **named)
         text = str(others[0] if self is re else self)
         first.rewriting.note(first, text, first.now() in text)
-        return method(re.escape(first.now()) if first.escaped else first.now(), *others, **named)
+        return method(_spelled(first), *others, **named)
 
     return recorded
 
