@@ -31,7 +31,7 @@ SIMILAR = 0.45  # least similarity of two texts, by difflib; below it the text i
 MOST_RUNS = 40  # runs of a test: one for each wording in it
 MOST_TEXTS = 20  # texts that are compared with a missing wording; a test that waits for a screen reads many
 PATIENCE = 30  # seconds that tests wait for a text, which may no longer exist
-_USE = re.compile(r"\b(?:wording|matching)\(\s*\"(\w+)\"")
+_USE = re.compile(r"\b(?:wording|matching)\(\s*[\"'](\w+)[\"']")
 _HOLE = re.compile(r"\{[\w…]*\}")
 _WORD = re.compile(r"\{[\w…]*\}|\w+")
 _BREAK = re.compile(r"(?<=[.;:!?])\s+|\n")
@@ -356,6 +356,8 @@ class Rewriting:
             if self.error is None or isinstance(self.error, pytest.skip.Exception) or not self.mend():
                 break
             item._initrequest()  # type: ignore[attr-defined]
+        if self.error is None:
+            self.good |= {awaited.key: self.text(awaited.key) for awaited in self.awaited}
         for report in reports:
             item.ihook.pytest_runtest_logreport(report=report)
         item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
