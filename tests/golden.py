@@ -1,7 +1,8 @@
 """The messages that tests expect, in one file: `wording(KEY)` returns the text of that key in messages.toml.
 
 `--rewrite-messages` updates that file from the product. Each comparison with a wording is then recorded. If a test
-fails, the wording that no text contained is replaced by the most similar text, and the test runs again.
+fails, the wording that no text contained is replaced by the most similar text, and the test runs again. Tests may
+share a key until the program says different texts: `key@file.function` is then the text of one function.
 """
 
 import ast
@@ -10,6 +11,7 @@ import json
 import re
 import sys
 import tomllib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from difflib import SequenceMatcher
@@ -29,8 +31,9 @@ SIMILAR = 0.45  # least similarity of two texts, by difflib; below it the text i
 MOST_RUNS = 40  # runs of a test: one for each wording in it
 MOST_TEXTS = 20  # texts that are compared with a missing wording; a test that waits for a screen reads many
 PATIENCE = 30  # seconds that tests wait for a text, which may no longer exist
-_USE = re.compile(r"\b(?:wording|matching)\(\s*\"(\w+)\"")
+_USE = re.compile(r"\b(?:wording|matching)\(\s*[\"'](\w+)[\"']")
 _HOLE = re.compile(r"\{[\w…]*\}")
+_WORD = re.compile(r"\{[\w…]*\}|\w+")
 _BREAK = re.compile(r"(?<=[.;:!?])\s+|\n")
 HEAD = """\
 # First the texts that tests expect, by the keys that they use, then every text of the program and the help of every command.
@@ -51,16 +54,24 @@ _rewriting: "Rewriting | None" = None
 
 def wording(key: str, /, **values: object) -> str:
     """Return the text of `key`, in which each {name} of a value stands for that value."""
+    use = _use(key)
     if _rewriting is not None:
-        return Expected(_rewriting, key, values)
-    return filled(_known()[key], values)
+        return Expected(_rewriting, use, values)
+    return filled(_known().get(use) or _known()[key], values)
 
 
 def matching(key: str, /, **values: object) -> str:
     """Return the regular expression that matches this wording, for `match=` and `re`."""
+    use = _use(key)
     if _rewriting is not None:
-        return Expected(_rewriting, key, values, escaped=True)
-    return re.escape(filled(_known()[key], values))
+        return Expected(_rewriting, use, values, escaped=True)
+    return re.escape(filled(_known().get(use) or _known()[key], values))
+
+
+def _use(key: str) -> str:
+    """Return the key with the file and the function that called `wording` or `matching`."""
+    code = sys._getframe(2).f_code
+    return f"{key}@{Path(code.co_filename).stem}.{code.co_qualname.partition('.')[0]}"
 
 
 def filled(template: str, values: dict[str, Any]) -> str:
@@ -116,10 +127,14 @@ def resembling(old: str, actual: str, whole: bool) -> tuple[float, str]:
 
 
 def pairs(removed: Iterable[str], added: Iterable[str]) -> list[tuple[str, str]]:
-    """Pair each removed text of the program with its replacement: the pairs that share most words come first."""
-    old, new = ({text: set(text.lower().split()) for text in texts} for texts in (removed, added))
+    """Pair each removed text of the program with its replacement: the pairs that share most, and rarest, words first."""
+    old, new = ({text: set(_WORD.findall(text.lower())) for text in texts} for texts in (removed, added))
+    counts = Counter(word for words in (*old.values(), *new.values()) for word in words)
     shared = (
-        (len(one & two) / len(one | two), was, now) for was, one in old.items() for now, two in new.items() if one & two
+        (sum(1 / counts[word] for word in one & two) / len(one | two), was, now)
+        for was, one in old.items()
+        for now, two in new.items()
+        if one & two
     )
     found: dict[str, str] = {}
     for _, was, now in sorted(shared, reverse=True):
@@ -136,16 +151,55 @@ def guided(old: str, replaced: Iterable[tuple[str, str]], actual: Iterable[str])
     """
     part = old.strip()
     for was, now in replaced:
-        for before in (piece for piece in _HOLE.split(was) if part in piece):
-            after = max(_HOLE.split(now), key=lambda piece: SequenceMatcher(None, before, piece, False).ratio())
-            start = before.index(part)
-            new = after[_place(before, after, start) : _place(before, after, start + len(part))].strip()
-            if len(new.split()) > 1 and any(new in text for text in actual):
+        same, pieces = _HOLE.findall(was) == _HOLE.findall(now), _HOLE.split(now)
+        for at, before in enumerate(_HOLE.split(was)):
+            if part not in before:
+                continue
+            like = max(pieces, key=lambda piece: SequenceMatcher(None, before, piece, False).ratio())
+            after, start = pieces[at] if same else like, before.index(part)
+            new = after[_place(before, after, start, False) : _place(before, after, start + len(part), True)].strip()
+            if (len(new.split()) > 1 or len(new) > len(part) / 2) and any(new in text for text in actual):
                 return new
     return ""
 
 
-def _place(before: str, after: str, at: int) -> int:
+def exchanged(old: str, replaced: Iterable[tuple[str, str]], actual: Iterable[str]) -> str:
+    """Return `old` with a text of the program exchanged for its replacement, if the test saw that; empty otherwise.
+
+    If both texts have the same values, `old` may also be only a part that contains a value.
+    """
+    texts = list(actual)
+    for was, now in replaced:
+        pieces, others = _HOLE.split(was.strip()), _HOLE.split(now.strip())
+        candidates = [(pieces, others)]
+        if _HOLE.findall(was) == _HOLE.findall(now):
+            candidates += [
+                _cut(old, pieces[first:last], others[first:last])
+                for first in range(len(pieces))
+                for last in range(first + 2, len(pieces) + 1)
+            ]
+        for before, after in candidates:
+            if len("".join(before)) < min(len(old) / 2, len("".join(pieces))):
+                continue
+            there, new = (re.compile(".*?".join(map(re.escape, some))) for some in (before, after))
+            for found in (new.search(text) for text in texts) if (place := there.search(old)) else ():
+                if found and (whole := old[: place.start()] + found[0] + old[place.end() :]) in found.string:
+                    return whole
+    return ""
+
+
+def _cut(old: str, before: list[str], after: list[str]) -> tuple[list[str], list[str]]:
+    """Return the pieces without what comes before and after `old`."""
+    start = next(at for at in range(len(before[0]) + 1) if old.startswith(before[0][at:]))
+    end = next(at for at in range(len(before[-1]), -1, -1) if old.endswith(before[-1][:at]))
+    places = _place(before[0], after[0], start, False), _place(before[-1], after[-1], end, True)
+    return (
+        [before[0][start:], *before[1:-1], before[-1][:end]],
+        [after[0][places[0] :], *after[1:-1], after[-1][: places[1]]],
+    )
+
+
+def _place(before: str, after: str, at: int, end: bool) -> int:
     """Return the index in `after` that corresponds to an index in `before`, at the edge of a word."""
     if not before[:at].strip():
         return 0
@@ -156,7 +210,9 @@ def _place(before: str, after: str, at: int) -> int:
     for _, first, last, other_first, other_last in SequenceMatcher(None, words, others, False).get_opcodes():
         if first <= edge <= last:
             there = other_first + (
-                edge - first if last - first == other_last - other_first else edge > first and other_last - other_first
+                edge - first
+                if last - first == other_last - other_first
+                else ((end and edge > first) or edge == last) and other_last - other_first
             )
             return len("".join(others[:there]))
     return len(after)
@@ -168,6 +224,8 @@ def _edges(line: str, old: str) -> tuple[set[int], set[int]]:
     named = re.match(r"\s*(?:localspec: )?", line)
     starts = {0, named.end() if named else 0, *(end for _, end in breaks)} if re.match(r"[A-Z`]", old) else set()
     ends = {len(line.rstrip()), *(start for start, _ in breaks)} if old.endswith((".", "!", "?")) else set()
+    if old.endswith((")", ":", "'", "`", '"')):
+        ends = {match.end() for match in re.finditer(re.escape(old[-1]), line)}
     return starts, ends
 
 
@@ -200,6 +258,11 @@ class Expected(str):
         """Return the current text of the key."""
         return filled(self.rewriting.text(self.key), self.values)
 
+    @staticmethod
+    def said(text: str, actual: Iterable[tuple[str, bool, bool]]) -> bool:
+        """Return whether the test saw this text."""
+        return any(text == one if whole else text in one for one, _, whole in actual)
+
     def now(self) -> str:
         """Return the current text, with the text around it."""
         return self.before + self.bare() + self.after
@@ -222,15 +285,22 @@ class Rewriting:
 
     def __init__(self, texts: dict[str, str]) -> None:
         self.texts = texts
-        self.changed: dict[str, str] = {}
+        self.changed: dict[str, str] = {}  # by key@file.function, as below
+        self.good: dict[str, str] = {}  # what a test found
         self.refused: set[str] = set()
         self.seen: list[tuple[Expected, str, bool, bool]] = []
         self.awaited: list[Expected] = []  # by `match=`
         self.error: BaseException | None = None
 
-    def text(self, key: str) -> str:
-        """Return the text of this key; for a new key, the words of the key as a first guess."""
-        return self.changed.get(key) or self.texts.get(key) or key.replace("_", " ")
+    def text(self, use: str) -> str:
+        """Return the text of this use; if it has none, the latest text of its key, and the one in the file last."""
+        return self.changed.get(use) or self.texts.get(use) or self.others(use)[-1]
+
+    def others(self, use: str) -> list[str]:
+        """Return the texts of this key that may be meant here; for a new key, its words as a first guess."""
+        key = use.partition("@")[0]
+        new = [text for other, text in self.changed.items() if other.partition("@")[0] == key]
+        return [self.texts.get(use) or self.texts.get(key) or key.replace("_", " "), *new]
 
     @cached_property
     def replaced(self) -> list[tuple[str, str]]:
@@ -242,6 +312,8 @@ class Rewriting:
 
     def note(self, expected: Expected, actual: str, found: bool, whole: bool = False) -> None:
         self.seen.append((expected, actual, found, whole))
+        if found:
+            self.good[expected.key] = self.text(expected.key)
 
     def mend(self) -> bool:
         """Give the last wording that was not found a new text, and return whether that was possible."""
@@ -255,10 +327,15 @@ class Rewriting:
         last = missed[-1][0]
         tried = [entry[1:] for entry in missed if entry[0].key == last.key and entry[0].now() == last.now()]
         latest = list(dict.fromkeys(reversed(tried)))[:MOST_TEXTS]
-        new = guided(last.bare(), self.replaced, [actual for actual, _, whole in latest if not whole])
-        similarity, new = (1.0, new) if new else max(resembling(last.bare(), text, whole) for text, _, whole in latest)
-        template = emptied(new, last.values, self.text(last.key))
-        if similarity < SIMILAR or template == self.text(last.key) or last.key in self.changed:
+        parts = [actual for actual, _, whole in latest if not whole]
+        first, *others = self.others(last.key)
+        old, now = filled(first, last.values), self.text(last.key)
+        said = (text for text in (first, *others) if text != now and last.said(filled(text, last.values), latest))
+        new = exchanged(old, self.replaced, [actual for actual, *_ in latest]) or guided(old, self.replaced, parts)
+        similarity, new = (1.0, new) if new else max(resembling(old, text, whole) for text, _, whole in latest)
+        template = next(said, "") or emptied(new, last.values, first)
+        again = last.key in self.changed and template.count("{") <= now.count("{")
+        if similarity < SIMILAR or template == now or again:
             self.refused.add(last.key)
             return False
         self.changed[last.key] = template
@@ -279,6 +356,8 @@ class Rewriting:
             if self.error is None or isinstance(self.error, pytest.skip.Exception) or not self.mend():
                 break
             item._initrequest()  # type: ignore[attr-defined]
+        if self.error is None:
+            self.good |= {awaited.key: self.text(awaited.key) for awaited in self.awaited}
         for report in reports:
             item.ihook.pytest_runtest_logreport(report=report)
         item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
@@ -286,37 +365,58 @@ class Rewriting:
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if hasattr(session.config, "workeroutput"):
-            session.config.workeroutput["messages"] = (self.changed, sorted(self.refused))
+            session.config.workeroutput["messages"] = (self.changed, self.good, sorted(self.refused))
         else:
-            write(self.texts | self.changed, FILE)
+            write(self.settled(), FILE)
+
+    def settled(self) -> dict[str, str]:
+        """Return all texts: of a key the most frequent, where no use of it needs another."""
+        found: dict[str, dict[str, str]] = {}
+        for use, text in (self.good | self.changed).items():
+            found.setdefault(use.partition("@")[0], {})[use] = text
+        settled = dict(self.texts)
+        for key, uses in found.items():
+            counts = Counter(uses.values())
+            settled[key] = max(counts, key=lambda text: (counts[text], text == self.texts.get(key), text))
+            settled |= uses
+        return {use: text for use, text in settled.items() if "@" not in use or text != settled[use.partition("@")[0]]}
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
-        """Take the texts that a worker of xdist rewrote; of two texts for a key, the one with more {names}."""
-        changed, refused = getattr(node, "workeroutput", {}).get("messages", ({}, []))
+        """Take the texts that a worker of xdist rewrote; of two texts for a use, the one with more {names}."""
+        changed, good, refused = getattr(node, "workeroutput", {}).get("messages", ({}, {}, []))
         self.refused.update(refused)
+        self.good |= good
         for key, text in changed.items():
             self.changed[key] = max(text, self.changed.get(key, text), key=lambda text: (text.count("{"), text))
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        terminalreporter.line(f"messages: {len(self.changed)} rewritten")
+        terminalreporter.line(f"messages: {len({use.partition('@')[0] for use in self.changed})} rewritten")
         for key in sorted(self.refused - set(self.changed)):
-            terminalreporter.line(f"messages: {key}: nothing that was said resembles {self.text(key)!r}")
+            terminalreporter.line(
+                f"messages: {key.replace('@', ' in ')}: nothing that was said resembles {self.text(key)!r}"
+            )
 
 
-def used(tests: Path = TESTS) -> set[str]:
-    """Return the keys that tests use, except the examples in the tests of this plugin."""
-    files = (file for file in tests.rglob("*.py") if file.name != "test_golden.py")
-    return {key for file in files for key in _USE.findall(file.read_text("utf-8"))}
+def used(tests: Path = TESTS) -> dict[str, set[str]]:
+    """Return the keys that tests use, with the files; not the examples in the tests of this plugin."""
+    found: dict[str, set[str]] = {}
+    for file in (file for file in tests.rglob("*.py") if file.name != "test_golden.py"):
+        for key in _USE.findall(file.read_text("utf-8")):
+            found.setdefault(key, set()).add(file.stem)
+    return found
 
 
 def write(texts: dict[str, str], path: Path, sections: Callable[[], Iterable[str]] | None = None) -> None:
     """Write the wordings that tests use, and all texts of the product."""
     from product_words import sections as every
 
-    wanted = used(path.parent)
-    lines = [f"{key} = {spelled(text)}" for key, text in sorted(texts.items()) if key in wanted]
-    path.write_text(HEAD + "\n".join(["[tests]", *lines, *(sections or every)()]) + "\n", "utf-8")
+    wanted, lines = used(path.parent), ["[tests]"]
+    for use, text in sorted(texts.items()):
+        key, _, place = use.partition("@")
+        if key in wanted and (not place or place.partition(".")[0] in wanted[key]):
+            lines.append(f"{spelled(use) if place else key} = {spelled(text)}")
+    path.write_text(HEAD + "\n".join([*lines, *(sections or every)()]) + "\n", "utf-8")
 
 
 def spelled(text: str) -> str:
@@ -371,19 +471,27 @@ def _contains(container: Any, member: Any) -> bool:
 
 
 def _joined(*parts: Any) -> str:
-    texts = [part.now() if isinstance(part, Expected) else format(part) for part in parts]
+    texts = [_spelled(part) if isinstance(part, Expected) else format(part) for part in parts]
     places = [at for at, part in enumerate(parts) if isinstance(part, Expected) and not part.escaped]
-    if len(places) != 1:
+    for part in parts:
+        if isinstance(part, Expected) and part.escaped:
+            _awaited(part)
+    if not places:
         return "".join(texts)
-    expected: Expected = parts[places[0]]
-    return expected.within("".join(texts[: places[0]]), "".join(texts[places[0] + 1 :]))
+    at = max(places, key=lambda at: len(texts[at]))
+    expected: Expected = parts[at]
+    return expected.within("".join(texts[:at]), "".join(texts[at + 1 :]))
 
 
 def _awaited(pattern: Any) -> Any:
     if not isinstance(pattern, Expected):
         return pattern
     pattern.rewriting.awaited.append(pattern)
-    return re.escape(pattern.now())
+    return _spelled(pattern)
+
+
+def _spelled(expected: Expected) -> str:
+    return re.escape(expected.now()) if expected.escaped else expected.now()
 
 
 def _method(self: Any, name: str) -> Any:
@@ -396,7 +504,7 @@ def _method(self: Any, name: str) -> Any:
             return method(first, *others, **named)
         text = str(others[0] if self is re else self)
         first.rewriting.note(first, text, first.now() in text)
-        return method(re.escape(first.now()) if first.escaped else first.now(), *others, **named)
+        return method(_spelled(first), *others, **named)
 
     return recorded
 

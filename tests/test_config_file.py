@@ -118,6 +118,6 @@ def test_what_cannot_be_written_is_told(file, monkeypatch):
 
     given(file, "seed = 1\n")
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(UsageMistake, match="cannot be written .No space left on device."):
+    with pytest.raises(UsageMistake, match=matching("cannot_be_written_no_space_left")):
         keep_setting(file, "theme", "b")
     assert file.read_text() == "seed = 1\n" and os.listdir(file.parent) == ["config.toml"]

@@ -116,10 +116,30 @@ def test_two_values_in_two_workers_are_one_text(project):
 
 
 @pytest.mark.slow
+def test_a_key_of_two_sentences_gets_two_texts(project):
+    """One of them is in other words now; the other stays."""
+    body = "".join(
+        f'def test_{name}(): assert wording("full") in "{said}"\n'
+        for name, said in (("one", "The disk is full: make room."), ("two", "The disk is full now: make some room."))
+    )
+    body += "def test_three():\n    with pytest.raises(ValueError, match=f'{matching(\"full\")}.*room'):\n"
+    body += '        raise ValueError("The disk is full now: make some room. Make room")\n'
+    body += 'def test_four(): assert wording("full") in "Nothing was said."\n'
+    tried(project, golden.FLAG, body=body)
+    one, two = "The disk is full: make room.", "The disk is full now: make some room."
+    assert kept(project) == {"full": two, "full@test_it.test_one": one}
+    result = tried(project)
+    assert "3 passed" in result.stdout and "1 failed" in result.stdout and "test_four" in result.stdout
+
+
+@pytest.mark.slow
 def test_what_resembles_nothing_fails_and_stays(project):
     body = 'def test_it(): assert wording("full") in say("dmo")\n'
     rewritten = tried(project, golden.FLAG, body=body)
-    assert rewritten.returncode == 1 and "messages: full: nothing that was said resembles" in rewritten.stdout
+    assert (
+        rewritten.returncode == 1
+        and "messages: full in test_it.test_it: nothing that was said resembles" in rewritten.stdout
+    )
     assert kept(project) == {"full": OLD["full"]}
 
 
@@ -176,12 +196,31 @@ def test_a_text_of_the_program_leads_to_the_one_in_its_place(old, new):
     assert golden.guided(old, golden.pairs(removed, added), [said]) == new
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("The whole limit of 5 tokens was thought", "All 5 tokens went into thinking; raise the limit"),
+        ("(The whole limit of 5 tokens was thought; allow more.", "(All 5 tokens went into thinking; raise the limit."),
+        ("Nothing was thought", ""),
+    ],
+)
+def test_a_text_with_values_leads_to_the_one_in_its_place(old, new):
+    pairs = [
+        (
+            "The whole limit of {count} tokens was thought; allow more.",
+            "All {count} tokens went into thinking; raise the limit.",
+        )
+    ]
+    assert golden.exchanged(old, pairs, ["(All 5 tokens went into thinking; raise the limit.)"]) == new
+    assert golden.exchanged(old, pairs, ["", "There is another message."]) == ""
+
+
 def test_a_value_without_text_stays_at_the_end():
     assert golden.emptied("The disk is full.", {"kept": ""}, "No room.{kept}") == "The disk is full.{kept}"
 
 
 def test_every_key_is_used_and_every_key_that_is_used_is_there():
-    assert golden.used() == set(golden.texts())
+    assert set(golden.used()) == {use.partition("@")[0] for use in golden.texts()}
 
 
 def test_the_program_s_texts_are_found_wherever_they_are(tmp_path):
@@ -208,7 +247,7 @@ def test_what_is_only_expected_not_to_be_said_is_a_text_of_the_program():
     uses: dict[str, list[str]] = {}
     for file in golden.TESTS.rglob("test_*.py"):
         for key, then in re.findall(
-            r"\b(?:wording|matching)\(\s*\"(\w+)\"[^()]*\)(\s+not\s+in\b)?", file.read_text("utf-8")
+            r"\b(?:wording|matching)\(\s*[\"'](\w+)[\"'][^()]*\)(\s+not\s+in\b)?", file.read_text("utf-8")
         ):
             uses.setdefault(key, []).append(then)
     texts = tomllib.loads(golden.FILE.read_text("utf-8"))

@@ -240,7 +240,7 @@ def test_another_conversation_goes_on_under_its_own_id(store):
 def test_conversations_that_are_not_there_are_named(store):
     with pytest.raises(UsageMistake, match=matching("no_conversation_to_continue")):
         saved_conversation(store.history, "last")
-    with pytest.raises(UsageMistake, match="no conversation 12 here.*history list"):
+    with pytest.raises(UsageMistake, match=f"{matching('no_conversation_12_here')}.*{matching('history_list')}"):
         saved_conversation(store.history, 12)
     with pytest.raises(UsageMistake):
         saved_conversation(None, "last")

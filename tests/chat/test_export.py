@@ -38,7 +38,7 @@ def test_home_is_understood_and_other_places_must_be_there(tmp_path, monkeypatch
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("USERPROFILE", str(tmp_path))
     assert write_new("x", os.path.join("~", "x.md")) == tmp_path / "x.md"
-    with pytest.raises(UsageMistake, match="cannot be written .*; give another name"):
+    with pytest.raises(UsageMistake, match=f"{matching('cannot_be_written')} .*{matching('give_another_name')}"):
         write_new("x", str(tmp_path / "missing" / "x.md"))
 
 

@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
-from golden import wording
+from golden import matching, wording
 
 from localspec.chat.export import as_markdown
 from localspec.chat.thinking import asked, only_thinking, state
@@ -43,7 +43,7 @@ def test_how_it_is_now_and_the_other_way(by_itself, told, sentence, other):
 
 def test_what_stands_behind_the_command():
     assert [asked(rest) for rest in ("", " on", "OFF ", "auto", "show")] == ["", "on", "off", "auto", "show"]
-    with pytest.raises(UsageMistake, match=r"^/think takes on, off, auto or show, and 'of' was given"):
+    with pytest.raises(UsageMistake, match=f"^{matching('think_takes_on_off_auto_or')}"):
         asked("of")
 
 

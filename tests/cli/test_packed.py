@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from cli.hub_commands import WEIGHTS, at, common_cache, home_with_cache
-from golden import wording
+from golden import matching, wording
 from hub_server import Hub, Repository, model_repository, served
 from slow_cases import cases
 
@@ -208,7 +208,9 @@ def test_kept_alone_it_is_not_fetched_twice_and_what_needs_its_own_weights_says_
     assert result.returncode == 0 and "is packed" in result.stdout and file.stat().st_mtime_ns == before
     assert not any(WEIGHTS in str(request) for request in hub.requests[asked:])
     for asks in (lambda: Target.load(file), lambda: load(file, "int4", "", 1, Reporter(), Paths(home))):
-        with pytest.raises(NotHere, match=r"packed form in int8 alone.*`localspec pull org/name`") as found:
+        with pytest.raises(
+            NotHere, match=f"{matching('packed_form_in_int8_alone')}.*{matching('localspec_pull_org_name')}"
+        ) as found:
             asks()
         assert found.value.exit_code == 3
     assert at(home, hub, "pull", "org/name").returncode == 0

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import typer
-from golden import wording
+from golden import matching, wording
 from typer.testing import CliRunner
 
 from localspec.chat import kept_phrases
@@ -277,7 +277,7 @@ def test_clear_asks_at_a_terminal(database: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_clear_without_a_terminal_names_yes(database: Path) -> None:
     learn(database, "demo", None, phrase([1], (1, 2), [3]))
-    with pytest.raises(UsageMistake, match="Deleting 1 phrase of demo needs confirmation.*--yes"):
+    with pytest.raises(UsageMistake, match=f"{matching('deleting_1_phrase_of_demo_needs')}.*--yes"):
         run("clear", "demo")
     assert phrases_kept(database) == {"demo": 1}
 

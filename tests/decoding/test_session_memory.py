@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from golden import wording
+from golden import matching, wording
 from scripted_drafters import Breaking, OffChain, Oracle
 from session_replies import reply
 from slow_cases import cases
@@ -148,7 +148,7 @@ def test_a_step_that_does_not_even_fit_alone_ends_the_reply_and_leaves_the_sessi
     assert reply(session, first, 6)[0] == answer
     begun = len(short.rows)
     short.full = lambda calls, rows: calls - begun >= call
-    with pytest.raises(DoesNotFit, match=r"memory of cpu.*--context.*--quantize") as raised:
+    with pytest.raises(DoesNotFit, match=f"{matching('memory_of_cpu')}.*--context.*--quantize") as raised:
         list(session.generate(second, Sampling(), Limits(max_tokens=COUNT)))
     assert raised.value.exit_code == 4
     assert len(short.rows) - begun == call + 1, "tried once more, and no more"

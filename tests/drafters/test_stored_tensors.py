@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from golden import matching
 from safetensors.numpy import save_file
 
 from localspec.drafters import tensors
@@ -23,11 +24,13 @@ def test_only_a_file_that_is_damaged_is_called_so(tmp_path: Path, monkeypatch: p
 
     with monkeypatch.context() as patched:
         patched.setattr(tensors.np, "fromfile", full)
-        with pytest.raises(LocalspecError, match=r"^No more files can be opened \(Too many open files\); "):
+        with pytest.raises(LocalspecError, match=f"^{matching('no_more_files_can_be_opened')} "):
             stored["one"]
     file.write_bytes(file.read_bytes()[:-4])
-    with pytest.raises(LocalspecError, match=r"model\.safetensors is damaged .*; train"):
+    with pytest.raises(LocalspecError, match=f"{matching('model_safetensors_is_damaged')} .*; train"):
         stored["one"]
     file.unlink()
-    with pytest.raises(LocalspecError, match=r"model\.safetensors cannot be read \(No such file .*; correct that\.$"):
+    with pytest.raises(
+        LocalspecError, match=f"{matching('model_safetensors_cannot_be_read_no')} .*{matching('correct_that')}$"
+    ):
         stored["one"]

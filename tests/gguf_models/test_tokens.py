@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from chat_templates import CHATML, LLAMA3, LLAMA3_BOS, PHI3, QWEN3, write_tokenizer
 from gguf_files import tokenizer_of
+from golden import matching
 
 from localspec.errors import LocalspecError
 from localspec.gguf.config import Metadata
@@ -158,5 +159,5 @@ def test_more_tokens_than_the_model_has_are_refused() -> None:
 
 def test_a_token_without_end_is_told_by_itself() -> None:
     said = {**SOUND, "tokenizer.ggml.tokens": ["a", "b", "c" * 5000]}
-    with pytest.raises(ValueError, match="^a token of its tokenizer has 5,000 characters, and 1,024 are the most$"):
+    with pytest.raises(ValueError, match=f"^{matching('a_token_of_its_tokenizer_has')}$"):
         tokenizer_files(Metadata(said), 3)

@@ -55,7 +55,9 @@ def test_a_server_that_trickles_is_given_up(hub: Hub, tmp_path, monkeypatch):
     found = plan([SOURCE])
     monkeypatch.setattr(pace, "WINDOW", 0.2)
     hub.piece, hub.pause = 1, 0.01
-    with pytest.raises(LocalspecError, match="sends less than .* KiB a second; try again later"):
+    with pytest.raises(
+        LocalspecError, match=f"{matching('sends_less_than')} .* {matching('kib_a_second_try_again_later')}"
+    ):
         fetch(found, paths=Paths(tmp_path))
     assert hub.sent_bytes < len(MODEL["model.safetensors"])
 
@@ -96,7 +98,9 @@ def test_little_gained_by_each_of_many_connections_is_given_up(hub: Hub, tmp_pat
     monkeypatch.setattr(pace, "time", SimpleNamespace(monotonic=lambda: clock.now))
     monkeypatch.setattr("time.sleep", lambda seconds: setattr(clock, "now", clock.now + seconds))  # between them
     asked = breaking_off(hub, 7, ranges=True)
-    with pytest.raises(LocalspecError, match="sends less than .* KiB a second; try again later"):
+    with pytest.raises(
+        LocalspecError, match=f"{matching('sends_less_than')} .* {matching('kib_a_second_try_again_later')}"
+    ):
         fetch(found, paths=Paths(tmp_path))
     assert pace.Gain.WINDOWS * pace.WINDOW <= len(asked) < pace.Gain.WINDOWS * pace.WINDOW + 10
 

@@ -125,7 +125,8 @@ def test_one_that_cannot_be_started_is_no_fault_of_the_template(model, monkeypat
     with monkeypatch.context() as without:
         without.setattr(sys, "executable", "/nowhere/python")
         with pytest.raises(
-            NoProcess, match=r"No process can be started .* \(No such file or directory\): /nowhere/python"
+            NoProcess,
+            match=rf"{matching('no_process_can_be_started')} .* \(No such file or directory\): /nowhere/python",
         ):
             chat.render(ASKED)
     assert "Hi" in chat.render(ASKED)
@@ -248,7 +249,7 @@ def unseen(fresh_home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_tokenizers_that_panic_or_abort(unseen, model, normalizer, capfd):
-    with pytest.raises(LocalspecError, match="tokenizer in .*model cannot be"):
+    with pytest.raises(LocalspecError, match=f"{matching('tokenizer_in')} .*{matching('model_cannot_be')}"):
         Tokenizer.open(changed(model, normalizer=normalizer)).encode("abc")
     assert not unseen.exists() and capfd.readouterr() == ("", "")
 
@@ -257,7 +258,9 @@ def test_a_regular_expression_that_searches_without_end_is_found_by_the_trial(un
     """What the library prints of its panic would come before the sentence, were it the first prompt that finds it."""
     split = {"type": "Split", "behavior": "Isolated", "invert": False}
     endless = {**split, "pattern": {"Regex": "(?=((?:zq|z|q)+)+$)((z+)+)+#"}}
-    with pytest.raises(LocalspecError, match="tokenizer in .*model cannot be used .*retry-limit-in-match"):
+    with pytest.raises(
+        LocalspecError, match=f"{matching('tokenizer_in')} .*{matching('model_cannot_be_used')} .*retry-limit-in-match"
+    ):
         Tokenizer.open(changed(model, pre_tokenizer={"type": "Sequence", "pretokenizers": [endless]}))
     assert not unseen.exists() and capfd.readouterr() == ("", "")
     common = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s+(?!\S)|\s+"
@@ -290,7 +293,7 @@ def test_text_is_made_of_ids_by_steps_that_end(unseen, model, step, good):
 @pytest.mark.slow
 def test_a_panic_after_the_trial_is_a_sentence(unseen, model, monkeypatch):
     monkeypatch.setattr("localspec.models.tokenizer.try_out", lambda *_: None)
-    with pytest.raises(LocalspecError, match="tokenizer in .*model cannot be read"):
+    with pytest.raises(LocalspecError, match=f"{matching('tokenizer_in')} .*{matching('model_cannot_be_read')}"):
         Tokenizer.open(
             changed(model, normalizer={"type": "Replace", "pattern": {"String": ""}, "content": "x"})
         ).encode("abc")
@@ -300,7 +303,10 @@ def test_a_panic_after_the_trial_is_a_sentence(unseen, model, monkeypatch):
 def test_a_panic_on_a_text_that_the_trial_does_not_have_is_a_sentence_each_time(unseen, model, tmp_path):
     tokenizer = Tokenizer.open(panicking(model, tmp_path / "panicking"))
     for _ in range(2):
-        with pytest.raises(LocalspecError, match="tokenizer in .*panicking cannot be read .*retry-limit-in-match"):
+        with pytest.raises(
+            LocalspecError,
+            match=f"{matching('tokenizer_in')} .*{matching('panicking_cannot_be_read')} .*retry-limit-in-match",
+        ):
             tokenizer.encode(PANICS)
         assert tokenizer.decode(tokenizer.encode("abc")) == "abc"
 

@@ -19,7 +19,7 @@ from chat_templates import (
     TEMPLATES,
     write_tokenizer,
 )
-from golden import wording
+from golden import matching, wording
 from jinja2 import TemplateError
 from tiny_models import CONFIGS, byte_tokenizer
 from transformers import AutoTokenizer
@@ -238,7 +238,7 @@ def test_damaged_files_are_told_in_a_sentence(tmp_path: Path, name: str, text: s
 
 def test_a_tokenizer_that_would_have_to_be_converted_is_told_with_what_converts_it(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.model").write_bytes(b"sentencepiece")
-    with pytest.raises(LocalspecError, match=r"no tokenizer\.json.*save_pretrained"):
+    with pytest.raises(LocalspecError, match=f"{matching('no_tokenizer_json')}.*{matching('save_pretrained')}"):
         Tokenizer.open(tmp_path)
 
 

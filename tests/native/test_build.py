@@ -116,9 +116,7 @@ def test_another_compiler_serves_this_machine_alone(sources, monkeypatch):
     assert build.compiler(HOST).compile == (sys.executable, "-E")
     assert "ziglang" in build.compiler(other).compile
     monkeypatch.setenv("CXX", "no-such-compiler")
-    with pytest.raises(
-        build.BuildFailed, match=r"^CXX=no-such-compiler: no-such-compiler cannot be run \(No such file"
-    ):
+    with pytest.raises(build.BuildFailed, match=f"^{matching('cxx_no_such_compiler_no_such')}"):
         build.compiler(HOST)
 
 
@@ -127,7 +125,7 @@ def test_without_any_compiler_it_says_how_to_get_one(sources, monkeypatch):
         raise build.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(build.metadata, "version", missing)
-    with pytest.raises(build.BuildFailed, match=r"pip install .*ziglang"):
+    with pytest.raises(build.BuildFailed, match=f"{matching('pip_install')} .*ziglang"):
         build.compiler(HOST)
 
 

@@ -87,11 +87,11 @@ def test_what_is_missing_is_named(model):
         (model.handle, None, POOL.handle),
         (model.handle, text.cache, None),
     ):
-        with pytest.raises(LocalspecError, match="A forward needs a model, a cache, a pool and a request"):
+        with pytest.raises(LocalspecError, match=matching("a_forward_needs_a_model_a")):
             check(library().ls_forward(*arguments, fine))
     bad = (Adapter * 12)()
     bad[5] = Adapter(None, None, 4, 1.0)
-    with pytest.raises(LocalspecError, match="An adapter of layer 1 lacks its matrices"):
+    with pytest.raises(LocalspecError, match=matching("an_adapter_of_layer_1_lacks")):
         check(
             library().ls_forward(
                 model.handle,
@@ -168,9 +168,9 @@ def test_mistakes_with_a_cache(model):
     for length in (3, -1):
         with pytest.raises(LocalspecError, match=f"A cache of 2 tokens cannot be cut to {length}"):
             text.truncate(length)
-    with pytest.raises(LocalspecError, match="A cache of -1 slots"):
+    with pytest.raises(LocalspecError, match=matching("a_cache_of_1_slots")):
         check(library().ls_cache_reserve(text.cache, -1))
-    with pytest.raises(MemoryError, match="no memory for a cache of 2147483647 slots"):
+    with pytest.raises(MemoryError, match=matching("no_memory_for_a_cache_of")):
         check(library().ls_cache_reserve(text.cache, 2**31 - 1))
     assert text.length == 2 and library().ls_cache_slots(text.cache) == 16
     with pytest.raises(MemoryError):

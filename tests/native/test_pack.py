@@ -291,7 +291,9 @@ def test_a_limit_on_the_size_of_files_is_not_a_full_disk(tiny, tmp_path, monkeyp
         raise OSError(errno.EFBIG, "File too large")
 
     monkeypatch.setattr(os, "fsync", limited)
-    with pytest.raises(DoesNotFit, match=r"may not be written; raise the limit .*ulimit -f unlimited"):
+    with pytest.raises(
+        DoesNotFit, match=f"{matching('may_not_be_written_raise_the')} .*{matching('ulimit_f_unlimited')}"
+    ):
         packed_cache.make(tiny(FAMILIES[0]).path, "int8", Origin("tiny", "a" * 40), 1, quiet(), Paths(tmp_path))
 
 

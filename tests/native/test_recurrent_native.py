@@ -223,16 +223,16 @@ def test_what_recurrent_layers_cannot_do_is_told_and_nothing_changes(tiny: Make)
     read(target, cache, text[:5])
     with pytest.raises(LocalspecError, match=matching("row_2_parent_0_recurrent_layers")):
         target.forward(DraftTree([5, 6, 7], [-1, 0, 0]), cache)
-    with pytest.raises(LocalspecError, match="computed all together; leave out which layers"):
+    with pytest.raises(LocalspecError, match=matching("computed_all_together_leave_out_which")):
         target.model.states(np.zeros((1, target.config.hidden_size), np.float32), cache, [0])
     target.forward(DraftTree.chain(text[5:9]), cache)
-    with pytest.raises(LocalspecError, match="chains alone, of which the first rows can be kept"):
+    with pytest.raises(LocalspecError, match=matching("chains_alone_of_which_the_first")):
         cache.keep([0, 2])
     cache.keep([0, 1])
     assert np.array_equal(read(target, cache, text[7:]), want[7:])
     cache.truncate(0)
     target.forward(DraftTree.chain(text), cache)
-    with pytest.raises(LocalspecError, match="Of 310 rows that were read at once, 30 alone cannot be kept"):
+    with pytest.raises(LocalspecError, match=matching("of_310_rows_that_were_read")):
         cache.keep(range(30))
     tree = DraftTree([5, 6, 7, 8, 9], [-1, 0, 0, 1, 3], probe=[False, False, False, False, True])
     assert not target.branches and target.aligned(tree, 0).tokens == [5, 6, 8]

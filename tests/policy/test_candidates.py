@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from golden import wording
+from golden import matching, wording
 from machines import LITTLE, SEVEN, Told, flat, trained, unfetched
 
 import localspec
@@ -373,5 +373,7 @@ def test_a_kind_that_there_is_not_is_refused_not_priced_as_another() -> None:
         lambda: found(here=(trained("medusae", 10**8, 0.8),)),
         lambda: drafter_bytes(trained("medusae", 10**8), SEVEN, "bf16", 2, 4096),
     ):
-        with pytest.raises(UsageMistake, match="no drafter 'medusae'.*did you mean 'medusa'"):
+        with pytest.raises(
+            UsageMistake, match=f"{matching('no_drafter_medusae')}.*{matching('did_you_mean_medusa_2')}"
+        ):
             unknown()

@@ -36,7 +36,7 @@ def test_the_published_drafter_that_pays_comes_along() -> None:
 def test_what_is_not_published_is_refused_with_what_is() -> None:
     with pytest.raises(UsageMistake, match=matching("did_you_mean_medusa_2")):
         fetched(HEADS, drafter="medus")
-    with pytest.raises(UsageMistake, match="localspec train s3d -m big`"):
+    with pytest.raises(UsageMistake, match=matching("localspec_train_s3d_m_big")):
         fetched(PublishedDrafter("s3d"), drafter="s3d")
 
 

@@ -118,7 +118,7 @@ def test_four_bits_are_taken_where_eight_have_no_room_for_the_drafter_that_was_n
     beside = choose(CARD, Settings(drafter="parallelspec"), where)
     assert (beside.quantize, beside.trained) == ("int4", (own,))
     assert choose(CARD, Settings(drafter="parallelspec"), HERE).quantize == "int8"
-    with pytest.raises(DoesNotFit, match="in int8 on cpu"):
+    with pytest.raises(DoesNotFit, match=matching("in_int8_on_cpu")):
         choose(CARD, Settings(drafter="parallelspec", quantize="int8"), where)
     with pytest.raises(DoesNotFit, match="in int4 on cpu"):
         choose(CARD, Settings(drafter="parallelspec"), machine(cpu(9, bandwidth=100e9)))
@@ -337,11 +337,11 @@ def test_what_does_not_fit_names_what_is_missing_and_what_would_fit(fresh_home: 
     )
     assert said and float(said[1]) == pytest.approx(5.8, abs=0.05)
     assert said[2] == "qwen3-8b" and float(said[3]) < 5.4
-    with pytest.raises(DoesNotFit, match=r"or choose demo, which takes 0\.1 GiB\.$"):
+    with pytest.raises(DoesNotFit, match=f"{matching('or_choose_demo_which_takes_0')}$"):
         choose(CARD, Settings(), machine(cpu(8, free=1)))
-    with pytest.raises(DoesNotFit, match=r"close other programs, or give a smaller --context\.$"):
+    with pytest.raises(DoesNotFit, match=f"{matching('close_other_programs_or_give_a')}$"):
         choose(CARD, Settings(), machine(cpu(8, free=0.8)))
-    with pytest.raises(DoesNotFit, match="in fp32 on cuda:0, .* 22.0 GiB free 19.6 may be used"):
+    with pytest.raises(DoesNotFit, match=f"{matching('in_fp32_on_cuda_0')} .* {matching('n22_0_gib_free_19_6')}"):
         choose(CARD, Settings(dtype="fp32"), machine(gpu(24, free=22), cpu(8)))
 
 
@@ -417,7 +417,7 @@ def test_auto_takes_what_can_be_sampled_where_the_rule_asks_for_it() -> None:
 
 def test_what_can_be_sampled_and_is_not_here_is_not_taken() -> None:
     card = unfetched(SEVEN, drafters=(PublishedDrafter("medusa", accepted=PublishedLength(2.32, 4, "a paper")),))
-    with pytest.raises(UsageMistake, match="those of 'phrases' are not"):
+    with pytest.raises(UsageMistake, match=matching("those_of_phrases_are_not")):
         choose(card, Settings(accept="rejection", temperature=1.0), HERE)
 
 
@@ -624,7 +624,7 @@ def test_auto_takes_a_small_model_in_the_targets_directory_where_it_should_pay_a
     (draft / "tokenizer.json").write_text('{"model": {"vocab": {"b": 0}}}')
     assert choose(card, Settings(), HERE, Timed()).drafter == "phrases"
     with pytest.raises(
-        LocalspecError, match="its token 0 is 'b', .* Correct that, or name another: --drafter ouroboros:"
+        LocalspecError, match=f"{matching('its_token_0_is_b')} .* {matching('correct_that_or_name_another_drafter')}"
     ):
         choose(card, Settings(drafter="ouroboros"), HERE, Timed())
 
@@ -653,7 +653,7 @@ def test_what_would_fit_instead_is_on_the_device_that_was_asked_for(fresh_home: 
     )
     assert said and float(said[2]) <= float(said[1])
     long = unfetched(replace(SEVEN, context=10**6))
-    with pytest.raises(DoesNotFit, match=r"may be used; close other programs, or give a smaller --context\.$"):
+    with pytest.raises(DoesNotFit, match=f"{matching('may_be_used_close_other_programs')}$"):
         choose(long, Settings(context=500_000), HERE)  # others would take more with it as well
 
 

@@ -148,7 +148,7 @@ def test_where_a_model_does_not_fit_another_is_named_that_anybody_can_fetch(regi
         cards[name] = replace(card, entry=replace(card.entry, quality=quality, gated=gated))
     monkeypatch.setattr(survey, "known", lambda: cards)
     small = machine(cpu(4))
-    with pytest.raises(DoesNotFit, match=r"or choose open \(`localspec pull open`\)"):
+    with pytest.raises(DoesNotFit, match=matching("or_choose_open_localspec_pull_open")):
         choices(Model(unfetched(SEVEN), SEVEN, SEVEN.parameters), DrafterSpec("none"), Settings(), small)
     del cards["open"]
     with pytest.raises(DoesNotFit, match=matching("localspec_pull_closed_gated_terms")):

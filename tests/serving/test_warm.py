@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 from clocks import PATIENCE, until
 from command import called, environment
-from golden import wording
+from golden import matching, wording
 
 from localspec import Sampling
 from localspec.cli.progress import Progress
@@ -124,7 +124,7 @@ def test_flags_that_ask_for_what_it_took_by_itself_are_no_others(server, servers
 
 def test_a_drafter_that_was_named_and_is_another_one_by_now(server):
     """A server that may choose chooses anew."""
-    with pytest.raises(Differs, match="drafts with phrases by now"):
+    with pytest.raises(Differs, match=matching("drafts_with_phrases_by_now")):
         Asking.of(
             {"model": "demo", "path": "", "messages": [], "sampling": vars(Sampling()), "max_tokens": 1, "stop": [],
              "think": None, "name": "x", "kept": False, "server": THIS, "drafter": "s3d"}

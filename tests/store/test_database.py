@@ -399,7 +399,9 @@ def test_what_can_only_be_read_is_read(
         assert len(notices) == 1 and wording("can_only_be_read") in notices[0] and str(path) in notices[0]
         lines = [*range(200), 777] if log_left else [*range(200)]
         assert numbers(database) == lines
-        with pytest.raises(StoreTrouble, match=r"can only be read \(.+\): make it and its directory writable"):
+        with pytest.raises(
+            StoreTrouble, match=f"{matching('can_only_be_read_2')}.+{matching('make_it_and_its_directory_writable')}"
+        ):
             write(database, 1)
         assert numbers(database) == lines
     assert path.read_bytes() == content
@@ -535,7 +537,7 @@ def test_a_full_database_keeps_the_old_and_says_so(database: Database, path: Pat
     write(database, 1)
     pages = database.read(lambda connection: connection.execute("PRAGMA page_count").fetchone()[0])
     database.read(lambda connection: connection.execute(f"PRAGMA max_page_count = {pages}").fetchone())
-    with pytest.raises(StoreTrouble, match="nothing more was saved: see whether the disk is full .*full") as caught:
+    with pytest.raises(StoreTrouble, match=f"{matching('nothing_more_saved_see_whether')} .*full") as caught:
         write(database, *range(2, 2000), text=bytes(64))
     assert caught.value.exit_code == 1 and str(path) in str(caught.value)
     assert numbers(database) == [1]

@@ -618,7 +618,10 @@ def test_removing_says_so_when_another_process_keeps_the_bytes(
         with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as reader:
             reader.execute("BEGIN")
             reader.execute("SELECT count(*) FROM turn").fetchall()
-            with pytest.raises(StoreTrouble, match=r"1 conversation removed, but .* until every other localspec"):
+            with pytest.raises(
+                StoreTrouble,
+                match=f"{matching('n1_conversation_removed_but')} .* {matching('until_every_other_localspec_2')}",
+            ):
                 store.history.remove([gone])
             assert store.history.conversations() == []
     assert traces(path) == set(), "as the sentence promises"
@@ -928,7 +931,9 @@ def test_damage_found_at_work_sets_the_file_aside_and_the_session_goes_on(
         history = store.history
         assert notices == []
         if how == "remove":
-            with pytest.raises(StoreTrouble, match="Nothing was removed, because .* is broken: delete"):
+            with pytest.raises(
+                StoreTrouble, match=f"{matching('nothing_was_removed_because')} .* {matching('is_broken_delete')}"
+            ):
                 history.remove([1])
         else:
             works: dict[str, tuple[Callable[[], object], object]] = {
@@ -995,7 +1000,10 @@ def test_what_can_only_be_read_is_read(notices: list[str], log_left: bool) -> No
                 lambda: history.remove([1]),
             ]
             for change in changes:
-                with pytest.raises(StoreTrouble, match=r"can only be read \(.+\): make it and its directory writable"):
+                with pytest.raises(
+                    StoreTrouble,
+                    match=f"{matching('can_only_be_read_2')}.+{matching('make_it_and_its_directory_writable')}",
+                ):
                     change()
             assert texts(history, 1)[1] == ("unfinished", "half", None)
 

@@ -240,7 +240,8 @@ def test_trouble_after_deleting_is_told_and_made_good_at_the_next_start(
         with monkeypatch.context() as trouble:
             trouble.setattr(volumes, "clean", full)
             with pytest.raises(
-                StoreTrouble, match=r"1 conversation removed, but .* until the next start or deletion .*disk is full"
+                StoreTrouble,
+                match=f"{matching('n1_conversation_removed_but')} .* {matching('until_the_next_start_or_deletion')} .*{matching('disk_is_full')}",
             ):
                 store.history.remove([gone])
         assert [info.id for info in store.history.conversations()] == [kept]
@@ -296,7 +297,7 @@ def test_trouble_in_the_midst_tells_how_many_are_gone(store: Store, monkeypatch:
         return save(work)
 
     monkeypatch.setattr(store._database, "save", full)
-    with pytest.raises(StoreTrouble, match=r"^2 conversations removed, and then no more: No room\.$"):
+    with pytest.raises(StoreTrouble, match=f"^{matching('n2_conversations_removed_and_then_no')}$"):
         store.history.remove(gone)
     assert len(store.history.conversations()) == 3 and len(raw(store, "SELECT * FROM unclean")) == 2
     assert store.history.remove(gone) == 3 and raw(store, "SELECT * FROM unclean") == []

@@ -415,7 +415,8 @@ def test_clear_says_so_when_another_process_keeps_the_bytes(
             reader.execute("BEGIN")
             reader.execute("SELECT count(*) FROM phrase").fetchall()
             with pytest.raises(
-                StoreTrouble, match="1 phrases were removed, but .* until every other localspec session is closed"
+                StoreTrouble,
+                match=f"{matching('n1_phrases_were_removed_but')} .* {matching('until_every_other_localspec')}",
             ):
                 store.phrases.forget()
         assert store.phrases.forget() == 0
@@ -584,7 +585,9 @@ def test_damage_found_at_work_sets_the_file_aside_and_the_session_goes_on(
         elif how == "export":
             assert list(store.phrases.export(pool)) == []
         else:
-            with pytest.raises(StoreTrouble, match="Nothing was removed, because .* is broken: delete"):
+            with pytest.raises(
+                StoreTrouble, match=f"{matching('nothing_was_removed_because')} .* {matching('is_broken_delete')}"
+            ):
                 store.phrases.forget()
         store.measurements.remember("costs", "demo", [3])
         assert store.measurements.recall("costs", "demo") == [3]
@@ -622,7 +625,10 @@ def test_what_can_only_be_read_is_read(notices: list[str], log_left: bool) -> No
                 store.phrases.forget,
             ]
             for change in changes:
-                with pytest.raises(StoreTrouble, match=r"can only be read \(.+\): make it and its directory writable"):
+                with pytest.raises(
+                    StoreTrouble,
+                    match=f"{matching('can_only_be_read_2')}.+{matching('make_it_and_its_directory_writable')}",
+                ):
                     change()
             assert len(store.phrases.look_up(pool, [3])) == 1
 

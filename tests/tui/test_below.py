@@ -77,7 +77,7 @@ def test_what_is_refused_while_one_reads_above_is_seen(chat, times):
                 lambda: wording("there_is_no_command") not in talk.screen_text() and "second" in talk.screen_text(),
             )
             await say(pilot, "/nwe")
-            await until(pilot, lambda: "There is no command '/nwe'" in talk.screen_text())
+            await until(pilot, lambda: wording("no_command_nwe") in talk.screen_text())
         assert new_lines(talk) == ""
 
     talk.play(story, size=(80, 24))

@@ -72,10 +72,10 @@ def test_a_command_that_is_none_is_told_and_given_back(chat):
 
     async def story(pilot):
         await say(pilot, "/nwe")
-        await until(pilot, lambda: "There is no command '/nwe' (did you mean '/new'?)" in talk.screen_text())
+        await until(pilot, lambda: wording("no_command_nwe") in talk.screen_text())
         assert talk.typed == "/nwe"
         await say(pilot, "/resume 99")  # in its place
-        await until(pilot, lambda: "There is no conversation 99; ctrl+r lists them." in talk.screen_text())
+        await until(pilot, lambda: wording("no_conversation_99") in talk.screen_text())
         assert talk.typed == "/resume 99" and wording("there_is_no_command") not in talk.screen_text()
         await say(pilot, "//etc")
         await until(pilot, lambda: talk.prompts() == ["/etc"] and talk.idle())
