@@ -350,7 +350,7 @@ class ChatScreen(Steady, ChoosingScreen, FindingScreen):
         self._live.show(f"{reached.stage} …")
 
     def on_measuring(self, measuring: messages.Measuring) -> None:
-        self._line.show_activity(f"{measuring.stage} · {self._key('chat.stop')} skips" if measuring.stage else "")
+        self._line.show_activity(measuring.stage, f"{self._key('chat.stop')} skips" if measuring.stage else "")
         self.refresh_bindings()
         if not measuring.stage and self._outbox.asked is None:
             self._show_figures()
