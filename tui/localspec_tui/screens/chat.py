@@ -88,7 +88,7 @@ class ChatScreen(Steady, ChoosingScreen, FindingScreen):
         self._sampling_draft: dict[str, str] = {}
         self._history: History | None = None
         self._draft = Draft(self._unsent, engine.settings.elsewhere, self._typed_in)
-        self._left_in: dict[int, str] = {}  # unsent drafts of other conversations
+        self._left_in: dict[int, str] = {}  # unsent drafts of other conversations; 0 is the next new one
         self._pace = Pace()
         self._follower: Timer | None = None
 
@@ -198,7 +198,7 @@ class ChatScreen(Steady, ChoosingScreen, FindingScreen):
     def _typed_in(self) -> int | None:
         """Return the conversation of the unsent text: the current one, unless only others have such text."""
         here = self._prompt.text.strip() or self._outbox.unsent(self._engine.buffer.begun)
-        return self._engine.conversation_id() if here or not self._left_in else [*self._left_in][-1]
+        return self._engine.conversation_id() if here or not self._left_in else [*self._left_in][-1] or None
 
     def keep_unsent(self) -> None:
         """At once, for the application ends."""
@@ -394,9 +394,9 @@ class ChatScreen(Steady, ChoosingScreen, FindingScreen):
         self.tell_of_stopping()
         self._begin_another()
 
-    def _leave_draft(self) -> None:
-        """Put the unsent draft aside for its conversation, if that is saved."""
-        number = None if self._to_be_shown else self._engine.conversation_id()
+    def _leave_draft(self, *, for_new: bool = False) -> None:
+        """Put the unsent draft aside for its conversation: a saved one, or with `for_new` the next new one."""
+        number = None if self._to_be_shown else self._engine.conversation_id() or (0 if for_new else None)
         if number is not None and self._prompt.text.strip():
             self._left_in[number] = self._prompt.text
             self._prompt.put("")
@@ -425,7 +425,7 @@ class ChatScreen(Steady, ChoosingScreen, FindingScreen):
         if conversation is not None:
             self.tell_of_stopping()
             self._stop_all()
-            self._leave_draft()
+            self._leave_draft(for_new=True)
             self._to_be_shown += 1
             self._engine.resume(conversation)
 
