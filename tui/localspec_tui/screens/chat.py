@@ -12,7 +12,7 @@ from textual.widgets import Static
 from localspec.chat.attachments import Written, written
 from localspec.chat.commands import is_command, read
 from localspec.chat.completion import look_up
-from localspec.chat.wording import SAME_ANSWER, repeated
+from localspec.chat.wording import repeated, same_answer
 from localspec.errors import LocalspecError, UsageMistake
 from localspec_tui import keymap, messages, slash_commands
 from localspec_tui.code_blocks import CodeCopies
@@ -252,9 +252,10 @@ class ChatScreen(Steady, ChoosingScreen, FindingScreen):
         self._prompt.blinks = True
         self._engine.buffer.take()
         self._top.answered(ended.turn is not None)
-        if ended.same:
+        warmer = f"raise the temperature with {self._key('chat.sampling')}"
+        if ended.same and ended.turn is not None:
             await self._conversation.show(ended.before or (), self._engine.traces)
-            self.notify(SAME_ANSWER, markup=False)
+            self.notify(same_answer(ended.turn.figures, warmer), markup=False)
         elif ended.turn is not None and not ended.turn.unanswered:
             await self._conversation.finish(ended.turn)
         elif asked is not None:
@@ -264,7 +265,6 @@ class ChatScreen(Steady, ChoosingScreen, FindingScreen):
         elif ended.turn is not None and (sentence := self._engine.only_thinking(ended.turn)):
             await self._conversation.tell(sentence)
         elif ended.turn is not None and ended.turn.reason == "repetition":
-            warmer = f"raise the temperature with {self._key('chat.sampling')}"
             sentence = repeated(ended.turn.figures, warmer)
             await self._conversation.tell(f"{sentence[:1].upper()}{sentence[1:]}.")
         elif ended.turn is not None and ended.turn.reason == "stop" and not ended.turn.reply:
