@@ -13,14 +13,13 @@ ENOUGH, TOKENS = 8, 16  # steps, and tokens of a reply, before which a speedup w
 
 
 def known_speedup(statistics: Statistics) -> float | None:
-    """How many times as fast as plain decoding a reply came; None where too little of it was seen."""
+    """Return the speedup of a reply, to three decimals as it is saved; None where too little of it was seen."""
     enough = statistics.steps >= ENOUGH and len(statistics.token_ids) >= TOKENS
-    return statistics.speedup if enough else None
+    return round(statistics.speedup, 3) if enough and statistics.speedup else None
 
 
 def kept_figures(statistics: Statistics, sampling: "Sampled") -> dict[str, Any]:
     """The figures of a reply that are saved with it."""
-    speedup = known_speedup(statistics)
     return {
         "prompt_tokens": statistics.prompt_tokens,
         "completion_tokens": statistics.tokens,
@@ -28,7 +27,7 @@ def kept_figures(statistics: Statistics, sampling: "Sampled") -> dict[str, Any]:
         "decode_s": round(statistics.decode_seconds, 4),
         "tokens_per_second": round(statistics.tokens_per_second, 2),
         "acceptance_length": round(statistics.acceptance_length, 4),
-        "speedup": speedup and round(speedup, 3),
+        "speedup": known_speedup(statistics),
         "sources": dict(statistics.sources),
         **(_thinking(statistics) if statistics.reasoning_tokens else {}),
         "seed": sampling.seed,

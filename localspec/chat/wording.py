@@ -14,7 +14,6 @@ SOURCES = {
     "draft_model": "draft model", "ouroboros": "draft model", "s3d": "own layers", "layers": "own layers",
     "medusa": "Medusa", "parallelspec": "ParallelSpec", "semi": "small drafter", "lookahead": "look-ahead",
 }  # fmt: skip
-SAME_ANSWER = "The answer came out the same as one before, so it makes no branch."
 SAMENESS = {
     "bitwise": "same text as without drafts ✓",
     "numerical": "same text, except for rounding",
@@ -46,9 +45,11 @@ def context_share(used: int, context: int) -> str:
     return f"context {max(1, round(100 * used / context))} %" if used and context else ""
 
 
-def drafting_paused(reason: str) -> str:
-    """Return why a reply goes on without drafts, in one line."""
-    return f"drafting paused: {one_line(reason)}"
+def drafting_off(reason: str | None, *, drafts: bool) -> str:
+    """Return why a reply goes on without drafts, or with `drafts` false has none at all; nothing without a reason."""
+    if not reason:
+        return ""
+    return f"{'drafting paused' if drafts else 'no drafts'}: {one_line(reason)}"
 
 
 def share_words(sources: Mapping[str, int]) -> str:
@@ -105,9 +106,18 @@ def summary(kept: Mapping[str, Any]) -> str:
 
 def repeated(kept: Mapping[str, Any], warmer: str) -> str:
     """Return why a reply with these figures was stopped, and the remedy; `warmer` says what raises the temperature."""
+    return f"stopped: the reply repeated itself; {_remedy(kept, warmer)}"
+
+
+def same_answer(kept: Mapping[str, Any], warmer: str) -> str:
+    """Return that another answer with these figures equals an earlier one, and the remedy as in `repeated`."""
+    return f"The answer came out the same as one before, so it makes no branch; {_remedy(kept, warmer)}."
+
+
+def _remedy(kept: Mapping[str, Any], warmer: str) -> str:
+    """Return the advice for a reply that lacks variety, by the temperature that it was sampled with."""
     temperature = _figure(kept.get("temperature"))
-    remedy = warmer if temperature is None or temperature < WARM else "ask again, or in other words"
-    return f"stopped: the reply repeated itself; {remedy}"
+    return warmer if temperature is None or temperature < WARM else "ask again, or in other words"
 
 
 def _figure(value: object) -> float | None:
@@ -125,6 +135,6 @@ def in_words(figures: Figures) -> Iterator[str]:
         tokens_a_step(figures.acceptance_length),
         context_share(figures.used, figures.context),
         thought(figures.reasoning_tokens, figures.reasoning_seconds) if figures.reasoning_tokens else "",
-        drafting_paused(figures.off_reason) if figures.off_reason else "",
+        drafting_off(figures.off_reason, drafts=figures.drafts),
     )
     yield from filter(None, parts)

@@ -25,7 +25,7 @@ from localspec.chat.start import choose
 from localspec.chat.thinking import SHOW, asked, filled_context, only_thinking, state
 from localspec.chat.trace import Trace
 from localspec.chat.trace_words import UNTOLD, step_by_step
-from localspec.chat.wording import SAME_ANSWER, in_words, kept_thought, repeated
+from localspec.chat.wording import in_words, kept_thought, repeated, same_answer
 from localspec.checkpoint import inspect
 from localspec.cli.beginning import Begun, begin
 from localspec.cli.console import piped, width
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 HELP = f"""{listed()}
 A line that ends in \\ goes on in the next one. Ctrl+C stops a reply, Ctrl+D leaves. //text says /text.
 From a pipe or a file, a line that is refused ends the chat (exit code 2), and what comes after it is not read."""
+WARMER = "/set temperature 0.7 lets it vary"
 LISTED = 20
 LONG = 1000  # tokens: reading so many takes seconds
 
@@ -292,10 +293,11 @@ class _Talk:
         except LocalspecError:
             self._conversation = self._conversation.back() or before
             raise
-        same = self._conversation.came_out_the_same
+        drawn = self._conversation
         if (back := self._conversation.back()) is not None:
             self._conversation = back
-            tell(SAME_ANSWER if same else "Nothing was said, so the answer before stands.")
+            same = same_answer(drawn.turns[-1].figures, WARMER) if drawn.came_out_the_same else ""
+            tell(same or "Nothing was said, so the answer before stands.")
         elif before.id is not None:
             tell(f"The answer before stays in conversation {before.id}: /resume {before.id} goes back to it.")
 
@@ -420,7 +422,7 @@ class _Talk:
                             )
                             how = f"(cut off {where})" if reason == "length" else ""
                             if reason == "repetition":
-                                how = f"({repeated(turn.figures, '/set temperature 0.7 lets it vary')})"
+                                how = f"({repeated(turn.figures, WARMER)})"
                             how = only_thinking(turn, settings, engine, self._conversation.system) or how
                     if interrupt.asked:
                         raise KeyboardInterrupt

@@ -16,7 +16,7 @@ from localspec.chat.sampling import first_sampled, sampling_words
 from localspec.chat.thinking import only_thinking
 from localspec.chat.wording import (
     SAMENESS,
-    drafting_paused,
+    drafting_off,
     gain,
     repeated,
     seconds_words,
@@ -220,8 +220,7 @@ def _origin(report: dict[str, Any], exactness: str) -> Iterator[str]:
     yield NOT_CHECKED if exactness == "unchecked" else SAMENESS.get(exactness, exactness)
     if (peak := report["memory"]["peak_bytes"]) is not None:
         yield f"{size(peak)} of memory at most"
-    if off_reason := report["speculation"]["off_reason"]:
-        yield drafting_paused(off_reason)
+    yield drafting_off(report["speculation"]["off_reason"], drafts=report["drafter"] != "none")
 
 
 class _Output:

@@ -7,9 +7,9 @@ from typing import TypeVar
 from localspec.decoding.measuring import Measuring
 from localspec.quantities import duration
 
-CHECKING = "checking that drafts leave the text unchanged (once)"
+CHECKING = "checking that drafts are exact (once)"
 TIMING, TIMING_DRAFT = "timing this model (once)", "timing the draft model (once)"
-PROBING = "finding the layers that draft best (once)"
+PROBING = "finding layers that draft best (once)"
 
 Result = TypeVar("Result")
 ProgressTexts = Generator[str, None, Result]

@@ -9,9 +9,11 @@ from golden import wording
 from scripted_conversation import statistics
 
 from localspec.chat import live_stats
-from localspec.chat.figures import ENOUGH, TOKENS, Figures
+from localspec.chat.figures import ENOUGH, TOKENS, Figures, kept_figures
 from localspec.chat.live_stats import LiveStats
+from localspec.chat.wording import gain
 from localspec.decoding.exactness import Exactness
+from localspec.decoding.sampling import Sampling
 from localspec.events import Memory, Prefill, Statistics, Text
 
 
@@ -80,6 +82,12 @@ def test_a_speedup_is_what_plain_decoding_would_have_taken():
     assert found.speedup == pytest.approx(2.0) and found.saved_seconds == pytest.approx(0.45)
     slower = after(Prefill(5, 5), SECOND, so_far=replace(known, plain_seconds=0.36))
     assert slower.speedup == pytest.approx(0.8) and slower.saved_seconds == pytest.approx(-0.09)
+
+
+def test_a_speedup_is_the_same_while_it_is_shown_and_where_it_is_saved():
+    known = replace(statistics(TOKENS), steps=ENOUGH, decode_seconds=1.0, plain_seconds=0.91454)
+    found, saved = after(Prefill(5, 5), SECOND, so_far=known), kept_figures(known, Sampling())
+    assert gain(found.speedup) == gain(saved["speedup"]) == "8 % slower"
 
 
 @pytest.mark.parametrize(

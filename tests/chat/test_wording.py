@@ -28,6 +28,7 @@ def test_the_most_important_first():
     assert list(in_words(off))[-2:] == [
         "thought for under 0.1 s, 7 tokens", wording("drafting_paused_cost_3_1_time"),
     ]  # fmt: skip
+    assert list(in_words(replace(off, drafts=False)))[-1].startswith("no drafts: "), "nothing is paused"
 
 
 def test_what_is_unknown_is_left_out():

@@ -162,6 +162,25 @@ def test_a_draft_belongs_to_the_conversation_in_which_it_was_typed(chat, another
     talk.play(story)
 
 
+def test_a_draft_of_a_new_conversation_waits_for_the_next_new_one(chat):
+    talk = chat(["First."])
+
+    async def story(pilot):
+        await talked(talk, pilot, "one")
+        await pilot.press("ctrl+n")
+        await until(pilot, lambda: talk.prompts() == [])
+        await pilot.press(*"half")
+        talk.app._chat.resume(1)
+        await until(pilot, lambda: talk.prompts() == ["one"])
+        assert talk.typed == ""
+        await until(pilot, talk.idle)
+        await talk.app._chat._save_draft()
+        await pilot.press("ctrl+n")
+        await until(pilot, lambda: talk.typed == "half" and talk.prompts() == [])
+
+    talk.play(story)
+
+
 def test_no_suggestion_goes_behind_a_restored_draft(chat, another_process):
     with Store.open(chat().database, pytest.fail) as store:
         store.drafts.keep("typed")

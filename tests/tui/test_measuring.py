@@ -3,9 +3,11 @@
 import threading
 from collections.abc import Iterator
 
+import pytest
 from clocks import PATIENCE
 from tui.scripted_engine import ScriptedEngine, say, until
 
+from localspec.engine.later_measurements import CHECKING, PROBING, TIMING_DRAFT
 from localspec_tui import engine_thread
 
 TIMING = "timing this model (once): 3 of 8, about 6 s left"
@@ -44,6 +46,23 @@ def test_after_the_first_reply_it_is_shown_how_far_measuring_is(chat):
         assert (measured.before, measured.taken) == (1, 2)
 
     talk.play(story)
+
+
+def test_in_a_narrow_terminal_the_key_that_skips_it_stays(chat):
+    talk = chat(["Hello."])
+    measured = Unmeasured(talk.engine, 1)
+
+    async def story(pilot):
+        await say(pilot, "Hi")
+        await until(pilot, lambda: "… · esc skips" in talk.screen_text())
+        measured.gates[0].set()
+
+    talk.play(story, size=(40, 20))
+
+
+@pytest.mark.parametrize("what", [CHECKING, TIMING_DRAFT, PROBING])
+def test_count_time_and_key_fit_into_eighty_columns(what):
+    assert len(f" {what}: 25 of 25, about 12 s left · esc skips ") <= 80
 
 
 def test_a_prompt_interrupts_it_and_it_goes_on_afterwards(chat):

@@ -104,7 +104,12 @@ def test_what_it_shows(chat):
         plain = replace(FIGURES, tokens=3, speedup=None, acceptance_by_depth=(), drafts=False)
         panel(talk).show(plain)
         await until(pilot, lambda: "plain decoding is" in talk.screen_text())
-        panel(talk).show(replace(plain, plain_asked=True))
+        panel(talk).show(replace(plain, off_reason="no drafter pays here"))
+        await until(pilot, lambda: "no drafts: no drafter pays" in talk.screen_text())
+        assert "paused" not in talk.screen_text() and "fastest" not in talk.screen_text(), (
+            "the reason stands there once"
+        )
+        panel(talk).show(replace(plain, plain_asked=True, off_reason="no drafter pays here"))
         await until(pilot, lambda: "because you chose" in talk.screen_text())
         assert "fastest" not in talk.screen_text()
 

@@ -12,7 +12,7 @@ from textual.widgets import Static
 from localspec.chat.attachments import Written, written
 from localspec.chat.commands import is_command, read
 from localspec.chat.completion import look_up
-from localspec.chat.wording import SAME_ANSWER, repeated
+from localspec.chat.wording import repeated, same_answer
 from localspec.errors import LocalspecError, UsageMistake
 from localspec_tui import keymap, messages, slash_commands
 from localspec_tui.code_blocks import CodeCopies
@@ -88,7 +88,7 @@ class ChatScreen(Steady, ChoosingScreen, FindingScreen):
         self._sampling_draft: dict[str, str] = {}
         self._history: History | None = None
         self._draft = Draft(self._unsent, engine.settings.elsewhere, self._typed_in)
-        self._left_in: dict[int, str] = {}  # unsent drafts of other conversations
+        self._left_in: dict[int, str] = {}  # unsent drafts of other conversations; 0 is the next new one
         self._pace = Pace()
         self._follower: Timer | None = None
 
@@ -198,7 +198,7 @@ class ChatScreen(Steady, ChoosingScreen, FindingScreen):
     def _typed_in(self) -> int | None:
         """Return the conversation of the unsent text: the current one, unless only others have such text."""
         here = self._prompt.text.strip() or self._outbox.unsent(self._engine.buffer.begun)
-        return self._engine.conversation_id() if here or not self._left_in else [*self._left_in][-1]
+        return self._engine.conversation_id() if here or not self._left_in else [*self._left_in][-1] or None
 
     def keep_unsent(self) -> None:
         """At once, for the application ends."""
@@ -252,9 +252,10 @@ class ChatScreen(Steady, ChoosingScreen, FindingScreen):
         self._prompt.blinks = True
         self._engine.buffer.take()
         self._top.answered(ended.turn is not None)
-        if ended.same:
+        warmer = f"raise the temperature with {self._key('chat.sampling')}"
+        if ended.same and ended.turn is not None:
             await self._conversation.show(ended.before or (), self._engine.traces)
-            self.notify(SAME_ANSWER, markup=False)
+            self.notify(same_answer(ended.turn.figures, warmer), markup=False)
         elif ended.turn is not None and not ended.turn.unanswered:
             await self._conversation.finish(ended.turn)
         elif asked is not None:
@@ -264,7 +265,6 @@ class ChatScreen(Steady, ChoosingScreen, FindingScreen):
         elif ended.turn is not None and (sentence := self._engine.only_thinking(ended.turn)):
             await self._conversation.tell(sentence)
         elif ended.turn is not None and ended.turn.reason == "repetition":
-            warmer = f"raise the temperature with {self._key('chat.sampling')}"
             sentence = repeated(ended.turn.figures, warmer)
             await self._conversation.tell(f"{sentence[:1].upper()}{sentence[1:]}.")
         elif ended.turn is not None and ended.turn.reason == "stop" and not ended.turn.reply:
@@ -350,7 +350,7 @@ class ChatScreen(Steady, ChoosingScreen, FindingScreen):
         self._live.show(f"{reached.stage} …")
 
     def on_measuring(self, measuring: messages.Measuring) -> None:
-        self._line.show_activity(f"{measuring.stage} · {self._key('chat.stop')} skips" if measuring.stage else "")
+        self._line.show_activity(measuring.stage, f"{self._key('chat.stop')} skips" if measuring.stage else "")
         self.refresh_bindings()
         if not measuring.stage and self._outbox.asked is None:
             self._show_figures()
@@ -394,9 +394,9 @@ class ChatScreen(Steady, ChoosingScreen, FindingScreen):
         self.tell_of_stopping()
         self._begin_another()
 
-    def _leave_draft(self) -> None:
-        """Put the unsent draft aside for its conversation, if that is saved."""
-        number = None if self._to_be_shown else self._engine.conversation_id()
+    def _leave_draft(self, *, for_new: bool = False) -> None:
+        """Put the unsent draft aside for its conversation: a saved one, or with `for_new` the next new one."""
+        number = None if self._to_be_shown else self._engine.conversation_id() or (0 if for_new else None)
         if number is not None and self._prompt.text.strip():
             self._left_in[number] = self._prompt.text
             self._prompt.put("")
@@ -425,7 +425,7 @@ class ChatScreen(Steady, ChoosingScreen, FindingScreen):
         if conversation is not None:
             self.tell_of_stopping()
             self._stop_all()
-            self._leave_draft()
+            self._leave_draft(for_new=True)
             self._to_be_shown += 1
             self._engine.resume(conversation)
 

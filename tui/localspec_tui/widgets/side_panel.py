@@ -11,7 +11,7 @@ from textual.widget import Widget
 
 from localspec.charts import EIGHTHS, bar, means
 from localspec.chat.figures import Figures
-from localspec.chat.wording import SAMENESS, drafting_paused, seconds_words, shares, thought, tokens_a_step
+from localspec.chat.wording import SAMENESS, drafting_off, seconds_words, shares, thought, tokens_a_step
 from localspec.quantities import counted, short_pace, size, speedup
 from localspec.text import one_line
 
@@ -21,9 +21,8 @@ DEPTHS = 8  # the deepest that is drawn
 MOST = 4096  # moments of a reply that are kept: more than seven minutes of them
 
 ASKED = "no drafts, because you chose drafter none; /race shows what they would bring"
-QUICKEST = (
-    "no drafts: plain decoding is fastest here. To see drafts: localspec chat --drafter phrases; /race shows both"
-)
+QUICKEST = "no drafts: plain decoding is fastest here"
+SEE_DRAFTS = "To see drafts: localspec chat --drafter phrases; /race shows both"
 
 Line = tuple[str, str]  # a text and its style
 
@@ -136,11 +135,12 @@ def _speed(figures: Figures, rates: Sequence[float], width: int) -> Iterator[Lin
     elif figures.acceptance_by_depth:
         yield "speedup not known yet", "dim"
     elif not figures.drafts and figures.memory.target:  # a server may draft, and not tell
-        yield from _folded(ASKED if figures.plain_asked else QUICKEST, width, "dim")
+        why = drafting_off(figures.off_reason, drafts=False) or QUICKEST
+        yield from _folded(ASKED if figures.plain_asked else f"{why}. {SEE_DRAFTS}", width, "dim")
     elif figures.sources and not figures.off_reason:
         yield from _folded("nothing was drafted: no phrase of past replies fitted", width, "dim")
-    if figures.off_reason:
-        yield from _folded(drafting_paused(figures.off_reason), width, "$text-warning")
+    if figures.drafts and figures.off_reason:
+        yield from _folded(drafting_off(figures.off_reason, drafts=True), width, "$text-warning")
     if figures.reasoning_tokens:
         yield from _folded(thought(figures.reasoning_tokens, figures.reasoning_seconds), width, "")
 

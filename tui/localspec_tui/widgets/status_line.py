@@ -55,16 +55,16 @@ class WaitingLine(Widget):
     def __init__(self) -> None:
         super().__init__()
         self._prompts: tuple[str, ...] = ()
-        self._activity = ""
+        self._activity = self._hint = ""
 
     def show(self, *prompts: str) -> None:
         """The next one first."""
         self._prompts = tuple(map(one_line, prompts))
         self._show()
 
-    def show_activity(self, activity: str) -> None:
-        """Show an activity that goes on while no prompt waits; an empty text ends it."""
-        self._activity = one_line(activity)
+    def show_activity(self, activity: str, hint: str = "") -> None:
+        """Show an activity that goes on while no prompt waits, and a hint that is never cut; an empty text ends it."""
+        self._activity, self._hint = one_line(activity), hint
         self._show()
 
     @property
@@ -78,7 +78,8 @@ class WaitingLine(Widget):
 
     def render(self) -> Content:
         if not self._prompts:
-            return Content(fitting((self._activity,), self.size.width))
+            hint = BETWEEN + self._hint if self._hint else ""
+            return Content(cut(self._activity, self.size.width - cell_len(hint)) + hint)
         count = f"{len(self._prompts)} wait" if len(self._prompts) > 1 else "waits"
         key = keymap.key(self.app, "chat.stop")
         return Content(cut(f"{count} ({key} takes back): {' · '.join(self._prompts)}", self.size.width))
