@@ -58,6 +58,11 @@ class Paths:
         return self.data_dir / "model.json"
 
     @property
+    def former_names(self) -> Path:
+        """Names of deleted imports that conversations and phrases still hold."""
+        return self.data_dir / "former-names.json"
+
+    @property
     def last_notice(self) -> Path:
         """The last notice of which model answers, so that it comes once a day."""
         return self.state_dir / "last-notice.txt"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from localspec import environment
 from localspec.chat.conversation import Conversation, Resumed, saved_conversation
+from localspec.chat.present_names import by_present_name
 from localspec.checkpoint import inspect
 from localspec.config import Settings
 from localspec.errors import NotHere
@@ -115,7 +116,7 @@ def _named_model(settings: Settings, found: Saved | None, reporter: Reporter) ->
             gone = "is no longer here"
             if not registry.could_be_here(found.info.model):
                 gone = "is not here: it was removed, or is a server's, which --server names"
-            reporter.notice(f"the model of this conversation, {found.info.model}, {gone}.")
+            reporter.notice(f"the model of this conversation, {by_present_name(found).info.model}, {gone}.")
     if settings.model is None:
         return None
     card = _ready(settings.model, settings, reporter)
@@ -146,7 +147,8 @@ def _unnamed_model(settings: Settings, store: Store | None, reporter: Reporter, 
             if instead:
                 told(f"{card.name} answers; choose another model with -m.")
             return card
-        told(f"The model that was chosen last, {choice.model}, is no longer here.")
+        name = registry.renamed(paths).get(choice.model, choice.model)
+        told(f"The model that was chosen last, {name}, is no longer here.")
     models = chat_models(paths)
     chosen = _best(models, settings, store) if len(models) > 1 else next(iter(models), None)
     if chosen is None:

@@ -146,6 +146,7 @@ def places_of(paths: Paths) -> dict[Path, list[Place]]:
                 Place(paths.copied, "the text that was copied last", True, True),
                 Place(paths.serving_key, "the key of `localspec serve`", True, True),
                 Place(paths.choice, "which model answers"),
+                Place(paths.former_names, "former names of models"),
                 Place(paths.imports, "models from GGUF files, and others that are here only packed"),
                 Place(paths.drafters, "trained drafters"),
                 Place(paths.pulled, "records of what was fetched"),

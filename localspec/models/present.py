@@ -56,10 +56,11 @@ def save_choice(model: str, by: By, paths: Paths) -> None:
 def present_model(settings: Settings, paths: Paths) -> Present:
     """Return the present model without measuring or loading anything."""
     if settings.model is not None:
-        return Present(settings.model, one_line(settings.origins["model"]))
+        name = registry.renamed(paths).get(settings.model, settings.model)
+        return Present(name, one_line(settings.origins["model"]))
     choice = saved_choice(paths)
     if choice is not None and is_here(choice.model, paths):
-        return Present(choice.model, _ORIGINS[choice.by])
+        return Present(registry.resolve(choice.model, paths).name, _ORIGINS[choice.by])
     models = chat_models(paths)
     if len(models) > 1:
         return Present(None, f"the first prompt takes one of the {len(models)} models here")
