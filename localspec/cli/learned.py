@@ -72,7 +72,8 @@ class Learned:
             )
             typer.echo(one_line(f"{counted(count, 'phrase')} that it learned stay until {clear}."))
         if self.conversations:
-            typer.echo(f"{counted(self.conversations, 'conversation')} with it stay until `localspec history rm`.")
+            stay = "stays" if self.conversations == 1 else "stay"
+            typer.echo(f"{counted(self.conversations, 'conversation')} with it {stay} until `localspec history rm`.")
         for drafter in self.drafters:
             typer.echo(one_line(f"The drafter that was trained for it stays: {drafter}."))
 

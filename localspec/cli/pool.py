@@ -135,8 +135,8 @@ def _pools_of(store: Store | None, model: str | None) -> list[PoolInfo]:
         spelt |= {card.name, str(card.path)}
     chosen = [pool for pool in pools if pool.model in spelt or pool.path in spelt]
     if not chosen:
-        names = ", ".join(sorted({pool.model for pool in pools})) or "none yet"
-        raise NotHere(one_line(f"There are no phrases of {model!r} here; the models with phrases are: {names}."))
+        listed = ", ".join(sorted({pool.model for pool in pools})) or "none yet"
+        raise NotHere(one_line(f"There are no phrases of {model!r} here; the models with phrases are: {listed}."))
     return chosen
 
 
