@@ -58,9 +58,19 @@ class Paths:
         return self.data_dir / "model.json"
 
     @property
+    def former_names(self) -> Path:
+        """Names of deleted imports that conversations and phrases still hold."""
+        return self.data_dir / "former-names.json"
+
+    @property
     def last_notice(self) -> Path:
         """The last notice of which model answers, so that it comes once a day."""
         return self.state_dir / "last-notice.txt"
+
+    @property
+    def unmoved(self) -> Path:
+        """The last notice of models that could not be moved out of the cache directory."""
+        return self.state_dir / "unmoved.txt"
 
     @property
     def drafters(self) -> Path:

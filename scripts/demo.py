@@ -6,18 +6,24 @@ answers instead.
 
 import argparse
 import json
+import os
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 from typing import Any
 
 from real_models import MODELS, NotFetched, fetch, find, folder
 
+from localspec.cli.interrupt import INTERRUPTED
+from localspec.cli.main import READER_GONE
 from localspec.errors import LocalspecError
 from localspec.models.registry import cards
 from localspec.quantities import size, speedup, tokens_a_second
 
 PUBLISHED, NAME = "smollm2", "smollm2-135m"
 SAMPLING = ("--seed", "1")
+PATIENCE = 10.0  # seconds that an interrupted child has to end by itself
 FACT = "What is the capital of Japan? Answer in one sentence."  # answered correctly with every seed that was tried
 REWRITE = '''Remove the variable `message` from this function:
 
@@ -32,10 +38,24 @@ def greet(name, greeting="Hello"):
 
 
 def localspec(*arguments: str, captured: bool = False) -> subprocess.CompletedProcess[str]:
-    """Run localspec in a child process. Its output is captured or shown."""
+    """Run localspec in a child process. Its output is captured or shown.
+
+    If it was interrupted, or its reader is gone, this process ends with its exit code: the child said why.
+    """
     sys.stdout.flush()
     command = [sys.executable, "-m", "localspec", *arguments]
-    return subprocess.run(command, check=False, stdout=subprocess.PIPE if captured else None, text=True)
+    with subprocess.Popen(command, stdout=subprocess.PIPE if captured else None, text=True) as child:
+        try:
+            out, _ = child.communicate()
+        except KeyboardInterrupt:  # the child was interrupted as well, and finishes what it must
+            with suppress(subprocess.TimeoutExpired):
+                out, _ = child.communicate(timeout=PATIENCE)
+            child.terminate()
+            if child.returncode != INTERRUPTED:
+                raise
+    if child.returncode in (INTERRUPTED, READER_GONE):
+        sys.exit(child.returncode)
+    return subprocess.CompletedProcess(command, child.returncode, out)
 
 
 def prepare() -> None:
@@ -77,10 +97,20 @@ def main() -> int:
     """Return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.parse_args()
+    if (
+        signal.getsignal(signal.SIGINT) is signal.SIG_DFL
+    ):  # set by localspec.cli, so that Ctrl+C during imports is quiet
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        return show()
+        code = show()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush when the interpreter ends
+        return READER_GONE
     except KeyboardInterrupt:
-        return 130
+        print("Interrupted. Start it again to go on.", file=sys.stderr)
+        return INTERRUPTED
+    return code
 
 
 def show() -> int:

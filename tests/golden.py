@@ -31,7 +31,7 @@ SIMILAR = 0.45  # least similarity of two texts, by difflib; below it the text i
 MOST_RUNS = 40  # runs of a test: one for each wording in it
 MOST_TEXTS = 20  # texts that are compared with a missing wording; a test that waits for a screen reads many
 PATIENCE = 30  # seconds that tests wait for a text, which may no longer exist
-_USE = re.compile(r"\b(?:wording|matching)\(\s*[\"'](\w+)[\"']")
+_USE = re.compile(r"[\"'](\w+)[\"']")  # a key may also be a parameter of the test
 _HOLE = re.compile(r"\{[\w…]*\}")
 _WORD = re.compile(r"\{[\w…]*\}|\w+")
 _BREAK = re.compile(r"(?<=[.;:!?])\s+|\n")
@@ -399,7 +399,7 @@ class Rewriting:
 
 
 def used(tests: Path = TESTS) -> dict[str, set[str]]:
-    """Return the keys that tests use, with the files; not the examples in the tests of this plugin."""
+    """Return every quoted word of the tests, a key or not, with its files; the tests of this plugin have examples only."""
     found: dict[str, set[str]] = {}
     for file in (file for file in tests.rglob("*.py") if file.name != "test_golden.py"):
         for key in _USE.findall(file.read_text("utf-8")):

@@ -220,7 +220,9 @@ def test_a_value_without_text_stays_at_the_end():
 
 
 def test_every_key_is_used_and_every_key_that_is_used_is_there():
-    assert set(golden.used()) == {use.partition("@")[0] for use in golden.texts()}
+    keys, files = {use.partition("@")[0] for use in golden.texts()}, golden.TESTS.rglob("*.py")
+    calls = "".join(file.read_text("utf-8") for file in files if file.name != "test_golden.py")
+    assert set(re.findall(r"\b(?:wording|matching)\(\s*[\"'](\w+)[\"']", calls)) <= keys <= set(golden.used())
 
 
 def test_the_program_s_texts_are_found_wherever_they_are(tmp_path):

@@ -169,7 +169,7 @@ def _here(current: TargetCard | None, paces: Mapping[str, tuple[str, ...]]) -> I
             yield Choosable(card, "here", card.name, (str(what),), usable=False)
         else:
             about = (*_parts(what), *paces.get(card.name, ()), *_said(card.description))
-            chosen = choice is not None and registry.reference(card) == choice.model
+            chosen = choice is not None and choice.model in (registry.reference(card), card.name)
             yield Choosable(card, "here", card.name, about, default=chosen)
 
 

@@ -1,7 +1,6 @@
 """What `run` and `chat` begin with: the model, the store, and a new conversation or the one to go on with."""
 
 import os
-import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from localspec import environment
 from localspec.chat.conversation import Conversation, Resumed, saved_conversation
+from localspec.chat.present_names import by_present_name
 from localspec.checkpoint import inspect
 from localspec.config import Settings
 from localspec.errors import NotHere
@@ -20,8 +20,8 @@ from localspec.models.names import full_name
 from localspec.models.only_copies import move_only_copies
 from localspec.models.present import By, chat_models, save_choice, saved_choice
 from localspec.models.registry import TargetCard
-from localspec.outside_files import read_bytes
-from localspec.paths import Paths, private_directory, write_anew
+from localspec.paths import Paths
+from localspec.reminders import once_a_day
 from localspec.store.conversations import Saved
 from localspec.store.database import StoreTrouble
 from localspec.store.history import History
@@ -34,7 +34,6 @@ DEMO = (
     "The embedded demo model answers, because no other model is here. `make demo` in a checkout fetches SmolLM2, "
     "`localspec pull` others."
 )
-DAY = 24 * 60 * 60.0  # seconds
 
 
 class StartedChat(NamedTuple):
@@ -117,7 +116,7 @@ def _named_model(settings: Settings, found: Saved | None, reporter: Reporter) ->
             gone = "is no longer here"
             if not registry.could_be_here(found.info.model):
                 gone = "is not here: it was removed, or is a server's, which --server names"
-            reporter.notice(f"the model of this conversation, {found.info.model}, {gone}.")
+            reporter.notice(f"the model of this conversation, {by_present_name(found).info.model}, {gone}.")
     if settings.model is None:
         return None
     card = _ready(settings.model, settings, reporter)
@@ -140,14 +139,16 @@ def _unnamed_model(settings: Settings, store: Store | None, reporter: Reporter, 
     A notice names the last two, once a day. With `instead`, the model replaces that of a conversation, and every model
     is named.
     """
-    paths, told = Paths(environment.home()), reporter.notice if instead else _once_a_day(reporter)
+    paths = Paths(environment.home())
+    told = reporter.notice if instead else once_a_day(paths.last_notice, reporter.notice)
     if (choice := saved_choice(paths)) is not None:
         with suppress(NotHere):
             card = _resolve(choice.model)
             if instead:
                 told(f"{card.name} answers; choose another model with -m.")
             return card
-        told(f"The model that was chosen last, {choice.model}, is no longer here.")
+        name = registry.renamed(paths).get(choice.model, choice.model)
+        told(f"The model that was chosen last, {name}, is no longer here.")
     models = chat_models(paths)
     chosen = _best(models, settings, store) if len(models) > 1 else next(iter(models), None)
     if chosen is None:
@@ -176,22 +177,6 @@ def _best(models: Sequence[TargetCard], settings: Settings, store: Store | None)
     found = [one for one in recommendations(machine, idle, here=True) if one.card.name in names]
     chosen = preferred(found, settings.prefer)
     return models[0] if chosen is None else chosen.card
-
-
-def _once_a_day(reporter: Reporter) -> Callable[[str], None]:
-    """Return a function that reports a notice, unless it is the last one reported and less than a day old."""
-    file = Paths(environment.home()).last_notice
-
-    def notice(sentence: str) -> None:
-        with suppress(OSError, ValueError):
-            if read_bytes(file).decode() == sentence and 0 <= time.time() - file.stat().st_mtime < DAY:
-                return
-        reporter.notice(sentence)
-        with suppress(OSError):
-            private_directory(file.parent)
-            write_anew(file, sentence.encode())
-
-    return notice
 
 
 def _on_named_device(machine: "Machine", settings: Settings) -> "Machine":

@@ -10,13 +10,13 @@ import typer
 
 from localspec import config
 from localspec.bench import plot, prompts, server_table, table
+from localspec.chat.start import chosen_model
 from localspec.cli.console import window
 from localspec.cli.options import Context, Device, Dtype, Model, Quantize, load_settings, no_effect, number
 from localspec.cli.progress import Progress, tell
 from localspec.cli.server_bench import addresses, measured
 from localspec.cli.texts import file_named
 from localspec.engine.device_profile import BandwidthProfiler
-from localspec.engine.importing import ready
 from localspec.engine.measurement_cache import MeasurementCache
 from localspec.errors import UsageMistake
 from localspec.marks import drawable
@@ -119,9 +119,9 @@ def bench(
         return
     nodes = "auto" if nodes is None else nodes
     combinations = _combinations("auto" if drafter is None else drafter, nodes)
-    card = ready(settings.model or "demo", settings, progress.reporter)
     choices: dict[tuple[str, LoadSpec | None, Size], Choice] = {}
     with user_store(progress.notice, create=False) as store:
+        card = chosen_model(settings, store, progress.reporter)
         known = BandwidthProfiler(MeasurementCache(store, progress.reporter), settings.exact, settings.context)
         for name, size in combinations:  # plain decoding first, in whose precision and on whose device all are
             rule = settings.accept if size else "exact"

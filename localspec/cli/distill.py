@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from localspec.chat.start import chosen_model
 from localspec.cli.interrupt import Interrupt
 from localspec.cli.options import Device, Dtype, Model, Quantize, load_settings, number
 from localspec.cli.progress import Progress
-from localspec.engine.importing import ready
 from localspec.errors import UsageMistake
 from localspec.store.store import user_store
 from localspec.training.examples import read_questions
@@ -60,8 +60,8 @@ def distill(
     )  # fmt: skip
     asked = read_questions(prompts)[:limit]
     progress = Progress()
-    card = ready(settings.model or "demo", settings, progress.reporter)
     with Interrupt() as interrupt, user_store(progress.notice, create=False) as store:
+        card = chosen_model(settings, store, progress.reporter)
         progress.show(f"loading {card.name}")
 
         # From here on a model may be loaded by torch, which takes seconds to import.

@@ -11,6 +11,7 @@ import typer
 from localspec.chat.branches import Row, rows
 from localspec.chat.conversation import saved_conversation
 from localspec.chat.export import as_markdown
+from localspec.chat.present_names import by_present_name, by_present_names
 from localspec.cli.console import may_delete, print_json, seen, table
 from localspec.cli.progress import tell
 from localspec.cli.store_access import report_files_set_aside, store_if_any
@@ -48,7 +49,7 @@ def list_conversations(
 ) -> None:
     """The conversations, the most recently used first."""
     with store_if_any(WHAT) as store:
-        infos = store.history.conversations(limit or SHOWN + 1) if store else []
+        infos = by_present_names(store.history.conversations(limit or SHOWN + 1)) if store else []
         shown = rows(store.history, infos) if store and seen() and not as_json else []
     if limit is None and len(infos) > SHOWN:
         infos.pop()
@@ -76,7 +77,9 @@ def search(
     if not "".join(words).strip():
         raise UsageMistake("There is nothing to search for; give a word.")
     with store_if_any(WHAT) as store:
-        found = store.history.search(" ".join(words), limit) if store else []
+        hits = store.history.search(" ".join(words), limit) if store else []
+    infos = by_present_names(hit.info for hit in hits)
+    found = [hit._replace(info=info) for hit, info in zip(hits, infos, strict=True)]
     if as_json:
         print_json([{**hit.info._asdict(), "turn": hit.turn, "excerpt": hit.excerpt} for hit in found])
         return
@@ -93,7 +96,7 @@ def show(
 ) -> None:
     """One conversation."""
     with store_if_any(WHAT) as store:
-        found = saved_conversation(store.history if store else None, conversation)
+        found = by_present_name(saved_conversation(store.history if store else None, conversation))
     if as_json:
         print_json(_as_json(found))
         return
@@ -105,7 +108,7 @@ def export(conversations: Ids = None, as_json: AsJson = False) -> None:
     """Conversations as Markdown, the oldest first: all, or those given."""
     with store_if_any(WHAT) as store:
         history = store.history if store else None
-        found = _saved(history, conversations) if conversations else _all_saved(history)
+        found = map(by_present_name, _saved(history, conversations) if conversations else _all_saved(history))
         if as_json:
             print_json([_as_json(conversation) for conversation in found])
             return

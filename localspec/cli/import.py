@@ -1,6 +1,5 @@
 """localspec import FILE.gguf"""
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -8,14 +7,12 @@ import typer
 
 from localspec.cli.console import print_json
 from localspec.cli.interrupt import cleared_up_when_ended
+from localspec.cli.meanwhile import measure_new
 from localspec.cli.options import load_settings
 from localspec.cli.progress import Progress
 from localspec.cli.texts import file_named
-from localspec.config import Settings
 from localspec.engine.importing import import_gguf
-from localspec.errors import LocalspecError
 from localspec.quantities import amount, duration, size
-from localspec.store.store import user_store
 from localspec.text import one_line
 
 app = typer.Typer()
@@ -51,20 +48,4 @@ def import_file(
     took = f", in {duration(done.seconds)}" if done.new else ", imported before"
     typer.echo(one_line(f"{done.name}: {what}, from {of}{took}: {done.path}"))
     typer.echo(one_line(f"Chat with it: localspec chat -m {done.name}. You may delete {file}; localspec has a copy."))
-    if sys.stderr is not None and sys.stderr.isatty():  # a script goes on at once, and estimates serve it
-        _measure(done.name, settings, progress)
-
-
-def _measure(name: str, settings: Settings, progress: Progress) -> None:
-    """Measure the model as a chat would load it, so that its first reply drafts on figures; trouble costs a notice."""
-    from localspec import Engine
-    from localspec.cli.meanwhile import measure_now
-    from localspec.models import registry
-
-    progress.show(f"loading {name}")
-    try:
-        with user_store(progress.notice, create=True) as store:
-            engine = Engine.open(settings, registry.resolve(name), store=store, notice=progress.notice)
-            measure_now(engine, progress)
-    except LocalspecError as trouble:
-        progress.notice(f"{name} was not measured: {trouble}")
+    measure_new(done.name, settings, progress)

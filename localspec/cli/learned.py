@@ -1,8 +1,8 @@
 """The phrases, conversations and trained drafters of a model that `rm` deletes. They stay unless the user agrees."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import typer
@@ -14,8 +14,9 @@ from localspec.cli.store_access import store_if_any
 from localspec.environment import home
 from localspec.errors import LocalspecError
 from localspec.models.drafter_cards import trained_drafters
+from localspec.models.former_names import save_former_names
 from localspec.models.present import is_here
-from localspec.models.registry import resolve
+from localspec.models.registry import renamed, resolve
 from localspec.models.tokenizer_trial import forget
 from localspec.paths import Paths
 from localspec.quantities import counted
@@ -31,19 +32,21 @@ class Learned:
     pools: tuple[PoolInfo, ...] = ()
     conversations: int = 0
     drafters: tuple[Path, ...] = ()
+    former: Mapping[str, str] = field(default_factory=dict)  # present names by names that are shown no more
 
     @classmethod
     def of(cls, names: Collection[str], files: Collection[Path]) -> "Learned":
         """Find them by the names of a model and by its packed files. A store that cannot be read counts as empty."""
-        names = {*names, *_names_in(files)}
+        now, names = renamed(), {*names, *_names_in(files)}
+        former = {name: now[name] for name in names if name in now}
         drafters = _drafters_outside(names)
         with suppress(LocalspecError), store_if_any("phrases") as store:
             if store is not None:
                 places = {str(file) for file in files}
                 pools = tuple(pool for pool in store.phrases.pools() if pool.model in names or pool.path in places)
                 infos = [info for info in store.history.conversations() if info.model in {*names, *places}]
-                return cls((*names,), pools, len(infos), drafters)
-        return cls((*names,), drafters=drafters)
+                return cls((*names,), pools, len(infos), drafters, former)
+        return cls((*names,), drafters=drafters, former=former)
 
     def settle(self, yes: bool, phrases: bool) -> None:
         """Delete the phrases if the user wants that, and list what stays.
@@ -52,6 +55,9 @@ class Learned:
         """
         if any(is_here(name, Paths(home())) for name in self.names):
             return
+        if self.pools or self.conversations:
+            with suppress(OSError):  # only the former name is lost
+                save_former_names(self.former, Paths(home()))
         pools = [pool for pool in self.pools if pool.phrases]
         count = sum(pool.phrases for pool in pools)
         if count and not phrases and not yes and at_a_terminal():
@@ -61,10 +67,13 @@ class Learned:
                 removed = sum(store.phrases.forget(pool.pool) for pool in pools) if store else 0
             typer.echo(f"Deleted {counted(removed, 'phrase')}.")
         elif count:
-            clear = " and ".join(dict.fromkeys(f"`localspec pool clear {pool.model}`" for pool in pools))
+            clear = " and ".join(
+                dict.fromkeys(f"`localspec pool clear {self.former.get(pool.model, pool.model)}`" for pool in pools)
+            )
             typer.echo(one_line(f"{counted(count, 'phrase')} that it learned stay until {clear}."))
         if self.conversations:
-            typer.echo(f"{counted(self.conversations, 'conversation')} with it stay until `localspec history rm`.")
+            stay = "stays" if self.conversations == 1 else "stay"
+            typer.echo(f"{counted(self.conversations, 'conversation')} with it {stay} until `localspec history rm`.")
         for drafter in self.drafters:
             typer.echo(one_line(f"The drafter that was trained for it stays: {drafter}."))
 

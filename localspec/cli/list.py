@@ -14,6 +14,7 @@ from localspec.config import load
 from localspec.environment import home
 from localspec.errors import LocalspecError
 from localspec.hub.cached_gguf import cached_gguf
+from localspec.models.only_copies import unmoved
 from localspec.models.own_draft import BESIDE, own_draft
 from localspec.models.packed_files import kept_for_gpus, packed_files, packed_sources, unreadable
 from localspec.models.present import present_model
@@ -56,6 +57,8 @@ def list_models(
         )
     for file, why in unreadable(paths).items():
         say(f"{file.name} is left out: {why}")
+    if sentence := unmoved(paths):
+        say(sentence)
     for one in cached_gguf():
         if str(one.source) not in packed_sources(paths):
             say(

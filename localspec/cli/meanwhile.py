@@ -1,11 +1,15 @@
-"""Measuring a model while the user types in `chat --plain`, and after an import."""
+"""Measuring a model while the user types in `chat --plain`, and after an import or a pull."""
 
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from localspec.cli.progress import Progress, tell
+from localspec.config import Settings
+from localspec.errors import LocalspecError
+from localspec.store.store import user_store
 
 ANNOUNCED = "(checking that drafts leave the text unchanged, and timing this model, once; type on)"
 
@@ -63,3 +67,22 @@ def measure_now(engine: Any, progress: Progress) -> None:
         progress.notice("skipped; the rest is measured after the first reply of a chat, and estimated until then.")
     finally:
         progress.clear()
+
+
+def measure_new(name: str, settings: Settings, progress: Progress) -> None:
+    """Measure a new model as a chat would load it, so that its first reply drafts on figures.
+
+    Without a terminal nothing is measured: a script goes on at once, and estimates serve it. Trouble costs a notice.
+    """
+    if sys.stderr is None or not sys.stderr.isatty():
+        return
+    from localspec import Engine  # slow to import
+    from localspec.models import registry
+
+    progress.show(f"loading {name}")
+    try:
+        with user_store(progress.notice, create=True) as store:
+            engine = Engine.open(settings, registry.resolve(name), store=store, notice=progress.notice)
+            measure_now(engine, progress)
+    except LocalspecError as trouble:
+        progress.notice(f"{name} was not measured: {trouble}")

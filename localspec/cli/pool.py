@@ -11,7 +11,7 @@ from localspec.chat.kept_phrases import KeptPhrase, Stories, kept_phrases, reade
 from localspec.cli.console import folded, may_delete, print_json, width
 from localspec.cli.store_access import report_files_set_aside, store_if_any
 from localspec.errors import NotHere
-from localspec.models.registry import find, reference
+from localspec.models.registry import find, renamed
 from localspec.quantities import counted, moment, size
 from localspec.store.phrases import PoolInfo, unpack_key, unpack_tokens
 from localspec.store.store import Store
@@ -48,7 +48,7 @@ def _list_by_default(context: typer.Context) -> None:
 def list_pools(as_json: AsJson = False) -> None:
     """The pools: one for each model and tokenizer."""
     with store_if_any(WHAT) as store:
-        pools = store.phrases.pools() if store else []
+        pools = _pools_of(store, None)
     if as_json:
         print_json([pool._asdict() for pool in pools])
         return
@@ -99,7 +99,9 @@ def clear(
         if store is None or count == 0:
             typer.echo("There are no phrases to delete.")
             return
-        whose = (model or "all models") + (f", said last in conversation {conversation}" if conversation else "")
+        whose = (pools[0].model if model else "all models") + (
+            f", said last in conversation {conversation}" if conversation else ""
+        )
         if not may_delete(f"{counted(count, 'phrase')} of {whose}", yes):
             return
         chosen = [None] if model is None else [pool.pool for pool in pools]
@@ -121,17 +123,20 @@ def export(model: Model = None) -> None:
 
 
 def _pools_of(store: Store | None, model: str | None) -> list[PoolInfo]:
-    """The pools of this model, or all. Raises NotHere, naming the pools there are."""
-    pools = store.phrases.pools() if store else []
+    """Return the pools of this model, or all, by the present names of models. Raises NotHere, which lists the pools."""
+    names = renamed()
+    pools = [
+        pool._replace(model=names.get(pool.model, pool.model)) for pool in (store.phrases.pools() if store else [])
+    ]
     if model is None:
         return pools
     spelt = {model, os.path.abspath(os.path.expanduser(model))}  # a directory of one's own is kept by its whole path
-    if card := find(model):  # an import may have another name than when its phrases were learned
-        spelt |= {reference(card), str(card.path)}
+    if card := find(model):
+        spelt |= {card.name, str(card.path)}
     chosen = [pool for pool in pools if pool.model in spelt or pool.path in spelt]
     if not chosen:
-        names = ", ".join(sorted({pool.model for pool in pools})) or "none yet"
-        raise NotHere(one_line(f"There are no phrases of {model!r} here; the models with phrases are: {names}."))
+        listed = ", ".join(sorted({pool.model for pool in pools})) or "none yet"
+        raise NotHere(one_line(f"There are no phrases of {model!r} here; the models with phrases are: {listed}."))
     return chosen
 
 

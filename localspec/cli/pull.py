@@ -8,6 +8,7 @@ import typer
 
 from localspec.cli.console import at_a_terminal, print_json, seen
 from localspec.cli.interrupt import cleared_up_when_ended
+from localspec.cli.meanwhile import measure_new
 from localspec.cli.options import load_settings
 from localspec.cli.progress import Download, Progress
 from localspec.cli.pull_plan import announced_lines, nothing_to_fetch, plan_json, planned_lines
@@ -72,7 +73,8 @@ def pull(
         name = str(Source.parse(name))
     progress = Progress()
     download = Download(progress, name)
-    wishes = Wishes(drafter, force, packed_only, original, load_settings({"quantize": quantize}))
+    settings, fetched = load_settings({"quantize": quantize}), False
+    wishes = Wishes(drafter, force, packed_only, original, settings)
     try:
         if dry_run and (card := cards().get(name)):
             found = announced(card, wishes, progress.reporter)
@@ -87,10 +89,13 @@ def pull(
                     _print_plan(name, event, as_json)
                     return
                 _print(name, event, progress)
+                fetched = fetched or isinstance(event, AboutToFetch)
                 if isinstance(event, AboutToFetch) and not yes and not _may_fetch():
                     return
         if seen() and (name in cards() or isinstance(event, Packed)):
             typer.echo(one_line(f"Chat with it: localspec chat -m {name}"))
+            if fetched:
+                measure_new(name, settings, progress)
     except Interrupted as stopped:
         if str(stopped):
             progress.notice(str(stopped))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from localspec import charts, config
+from localspec.chat.start import chosen_model
 from localspec.cli import console
 from localspec.cli.interrupt import Interrupt
 from localspec.cli.options import Device, Dtype, Quantize
@@ -125,14 +126,14 @@ def train(
     files = [Path(name) for name in (*(data or ()), *(more or ()))]
     own = _own_words(data or [], more or [], keep_answers)
     settings = config.load(flags={"model": model, "device": device, "dtype": dtype, "quantize": quantize})
-    card = _with_its_weights(settings.model or "demo")
+    progress = Progress()
+    card = _with_its_weights(settings, progress)
     safe_name = re.sub(r"[^\w.-]+", "-", _public_name(card)).strip(".-")
     directory = output or Paths(home()).drafters / f"{safe_name}-{kind}"
     usable(directory)
     if own and not force and not begun(directory):
         refuse_result(directory, "checkpoint", "drafter", "target", ANSWERS)
     given = locals()
-    progress = Progress()
     with private_files(), Interrupt(ends_too=True) as interrupt, Lock(directory) as lock:
         progress.show("reading text")
         examples = [] if own else read_examples(files)
@@ -332,14 +333,28 @@ def _duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
 
 
-def _with_its_weights(name: str) -> registry.TargetCard:
-    """The model of this name. Raises NotHere for a GGUF file, which would be imported for nothing."""
-    if registry.is_path(name) and is_gguf(Path(name).expanduser()):
+def _with_its_weights(settings: config.Settings, progress: Progress) -> registry.TargetCard:
+    """Return the model to train for; a notice names one that no flag names. Raise NotHere for one without own weights.
+
+    A GGUF file would be imported for nothing.
+    """
+    name = settings.model
+    if name and registry.is_path(name) and is_gguf(Path(name).expanduser()):
         raise NotHere(
             f"{name} is a GGUF file, and a drafter is trained beside a model's own weights; fetch those, of a "
             "registered model with `localspec pull NAME --original`."
         )
-    return registry.resolve(name)
+    with user_store(progress.notice, create=False) as store:
+        card = chosen_model(settings, store, progress.reporter)
+    progress.clear()
+    if card.imported_as:
+        raise NotHere(
+            f"{card.name} was imported from GGUF, and a drafter is trained beside a model's own weights; name another "
+            "model with -m, or fetch the weights of a registered one with `localspec pull NAME --original`."
+        )
+    if not settings.origins["model"].startswith("--"):
+        progress.notice(f"The drafter is trained for {card.name}; -m names another model.")
+    return card
 
 
 def _public_name(card: registry.TargetCard) -> str:

@@ -1,9 +1,9 @@
 """localspec uninstall"""
 
+import errno
 import os
 import re
 import shutil
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -25,7 +25,7 @@ app = typer.Typer()
 _DATABASE = re.compile(
     r"(\.[a-z]+-\d+)?(-wal|-shm|-journal|-lock|-open)*"
 )  # after its name; one set aside has a number
-_PACKED = re.compile(r"\.(packed|safetensors|lock|new|partial|part)\b|^\.")
+_PACKED = re.compile(r"\.(packed|safetensors|lock|new|partial|part)\b|^\.|^digests\.json$")
 
 PROGRAM = (
     "To remove the program itself: `uv tool uninstall localspec`, or `pip uninstall localspec` if pip installed it."
@@ -36,30 +36,61 @@ class Place(NamedTuple):
     """A file or directory that localspec writes. `private`: it may hold text of the user, or a secret.
 
     Of a link only the link is deleted. With `followed` its target is deleted, too: only localspec writes such a file.
+    With `names`, files directly in the directory that are called otherwise are of other programs, and stay.
     """
 
     path: Path
     what: str
     private: bool = False
     followed: bool = False
+    names: re.Pattern[str] | None = None
 
     @property
     def stays(self) -> Path | None:
         """Return the target of a link if it stays; None otherwise."""
         return Path(os.path.realpath(self.path)) if self.path.is_symlink() and not self.followed else None
 
-    @property
-    def bytes(self) -> int:
-        """Return the bytes of all files in it that are deleted."""
-        if self.stays:
-            return 0
-        top = Path(os.path.realpath(self.path))
-        files = [top] if top.is_file() else [file for file in top.rglob("*") if not file.is_symlink()]
-        total = 0
+    def foreign(self) -> list[Path]:
+        """Return the files of other programs directly in the directory. Raise OSError."""
+        if self.names is None or self.path.is_symlink() or not self.path.is_dir():
+            return []
+        return sorted(file for file in self.path.iterdir() if not self.names.search(file.name))
+
+
+class Found(NamedTuple):
+    """A place that exists, with the bytes that its deletion frees. `unreadable`: some directory cannot be read."""
+
+    place: Place
+    bytes: int
+    foreign: tuple[Path, ...]
+    unreadable: bool
+
+    @classmethod
+    def of(cls, place: Place) -> "Found":
+        """Look into a place, once."""
+        failures: list[OSError] = []
+        foreign: tuple[Path, ...] = ()
+        try:
+            foreign = tuple(place.foreign())
+        except OSError as error:
+            failures.append(error)
+        stay, total = set(foreign), 0
+        files = [place.path] if place.path.is_file() and not place.stays else []
+        for folder, folders, names in os.walk(place.path, onerror=failures.append) if not place.stays else ():
+            folders[:] = [name for name in folders if Path(folder, name) not in stay]
+            files += [file for name in names if (file := Path(folder, name)) not in stay and not file.is_symlink()]
         for file in files:
             with suppress(OSError):
-                total += file.stat().st_size if file.is_file() else 0
-        return total
+                total += file.stat().st_size
+        failures = [error for error in failures if not isinstance(error, FileNotFoundError | NotADirectoryError)]
+        return cls(place, total, foreign, bool(failures))
+
+    @property
+    def size(self) -> str:
+        """Return its size in words."""
+        if not self.unreadable:
+            return size(self.bytes)
+        return f"over {size(self.bytes)}" if self.bytes else "unreadable"
 
 
 @app.command()
@@ -75,21 +106,20 @@ def uninstall(
     """
     paths = Paths(home())
     _refuse_while_in_use(paths)
-    groups = {root: found for root, places in places_of(paths).items() if (found := [*_there(places)])}
+    groups = {root: found for root, places in places_of(paths).items() if (found := _there(places))}
     removals = _fetched(paths)
-    total = 0
+    total = sum(one.bytes for found in groups.values() for one in found)
     for root, found in groups.items():
         typer.echo(one_line(str(root)))
-        for place in found:
-            total += place.bytes
-            link = f"; a link to {place.stays}, which stays" if place.stays else ""
-            typer.echo(one_line(f"  {size(place.bytes):>10}  {place.path.name}: {place.what}{link}"))
-            for file in _foreign(place):
+        for one in found:
+            link = f"; a link to {one.place.stays}, which stays" if one.place.stays else ""
+            typer.echo(one_line(f"  {one.size:>10}  {one.place.path.name}: {one.place.what}{link}"))
+            for file in one.foreign:
                 typer.echo(one_line(f"              {file} stays: localspec did not write it"))
     if removals:
         typer.echo("In the Hugging Face cache, which other programs use too, fetched by `localspec pull`:")
-    for one in removals:
-        typer.echo(f"  {size(one.bytes):>10}  {one_line(f'{one.source}, in {one.path}')}")
+    for removal in removals:
+        typer.echo(f"  {size(removal.bytes):>10}  {one_line(f'{removal.source}, in {removal.path}')}")
     if not groups and not removals:
         typer.echo(f"localspec keeps nothing on this machine. {PROGRAM}")
         return
@@ -99,22 +129,29 @@ def uninstall(
     delete_fetched = bool(removals) and (
         fetched if yes else may_delete(f"the fetched models as well ({size(models)})", False)
     )
-    failures = []
-    for one in removals if delete_fetched else ():  # their records are deleted below
+    failures: list[str] = []
+    stuck: dict[str, list[str]] = {}  # paths by the reason why they cannot be deleted
+    deleted = False
+    for removal in removals if delete_fetched else ():  # their records are deleted below
         try:
-            remove(one, paths)
+            remove(removal, paths)
+            deleted = True
         except (OSError, LocalspecError) as error:
             failures.append(str(error).rstrip("."))
     for root, found in groups.items():
-        for place in found:
+        for one in found:
             try:
-                _delete(place)
+                _delete(one.place)
+                deleted = True
             except OSError as error:
-                failures.append(f"{error.filename or place.path} could not be deleted ({error.strerror})")
+                stuck.setdefault(error.strerror or str(error), []).append(str(error.filename or one.place.path))
+                deleted = deleted or Found.of(one.place).bytes < one.bytes
         with suppress(OSError):  # it may hold files that localspec did not write
             root.rmdir()
+    failures += [f"{', '.join(files)} could not be deleted ({reason})" for reason, files in stuck.items()]
     if failures:
-        raise LocalspecError(f"{'; '.join(failures)}. The rest is gone; correct that and try again.")
+        rest = "Everything else is deleted" if deleted else "Nothing was deleted"
+        raise LocalspecError(f"{'; '.join(failures)}. {rest}; correct that and try again.")
     typer.echo(f"Deleted; {size(total + (models if delete_fetched else 0))} are free again.")
     for root in groups:
         if root.is_dir():
@@ -146,7 +183,8 @@ def places_of(paths: Paths) -> dict[Path, list[Place]]:
                 Place(paths.copied, "the text that was copied last", True, True),
                 Place(paths.serving_key, "the key of `localspec serve`", True, True),
                 Place(paths.choice, "which model answers"),
-                Place(paths.imports, "models from GGUF files, and others that are here only packed"),
+                Place(paths.former_names, "former names of models"),
+                Place(paths.imports, "models from GGUF files, and others that are here only packed", names=_PACKED),
                 Place(paths.drafters, "trained drafters"),
                 Place(paths.pulled, "records of what was fetched"),
             ],
@@ -157,13 +195,14 @@ def places_of(paths: Paths) -> dict[Path, list[Place]]:
                 Place(paths.socket, "the socket of `localspec serve`"),
                 Place(paths.socket.with_name(f"{paths.socket.name}.lock"), "its lock"),
                 Place(paths.last_notice, "when a notice was shown last"),
+                Place(paths.unmoved, "which models could not be moved"),
                 Place(paths.logs, "logs", True),
             ],
         ),
         (
             paths.cache_dir,
             [
-                Place(paths.packed, "packed models"),
+                Place(paths.packed, "packed models", names=_PACKED),
                 Place(paths.tokenizers, "which tokenizers were tried"),
                 Place(paths.kernels, "compiled kernels"),
             ],
@@ -177,8 +216,8 @@ def places_of(paths: Paths) -> dict[Path, list[Place]]:
     return found
 
 
-def _there(places: list[Place]) -> Iterator[Place]:
-    return (place for place in places if os.path.lexists(place.path))
+def _there(places: list[Place]) -> list[Found]:
+    return [Found.of(place) for place in places if os.path.lexists(place.path)]
 
 
 def _fetched(paths: Paths) -> list[Removal]:
@@ -194,25 +233,20 @@ def _fetched(paths: Paths) -> list[Removal]:
 def _delete(place: Place) -> None:
     """Delete a file or a directory, except files of other programs. Private files are overwritten. Raise OSError."""
     path = place.path
+    if not os.access(path.parent, os.W_OK):  # before private files are overwritten
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
     if path.is_symlink() or not path.is_dir():
         if place.private and path.is_file() and not place.stays:
             erase(Path(os.path.realpath(path)))
         with suppress(FileNotFoundError):
             path.unlink()
-    elif foreign := {*_foreign(place)}:
+    elif foreign := {*place.foreign()}:
         for file in {*path.iterdir()} - foreign:
             _delete(Place(file, place.what, place.private))
     else:
         for file in (file for file in path.rglob("*") if place.private and file.is_file() and not file.is_symlink()):
             erase(file)
         shutil.rmtree(path)
-
-
-def _foreign(place: Place) -> list[Path]:
-    """Return the files directly in a directory of packed models that localspec did not write."""
-    if place.path.is_symlink() or place.path.name not in ("packed", "imported") or not place.path.is_dir():
-        return []
-    return sorted(file for file in place.path.iterdir() if not _PACKED.search(file.name))
 
 
 def _refuse_while_in_use(paths: Paths) -> None:

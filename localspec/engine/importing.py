@@ -91,7 +91,9 @@ def import_gguf(
     places = {part.path.name if origin else str(part.path): part for part in model.parts}
     if origin is None:
         taken = registry.cards(paths).keys() - imports(paths).keys()
-        name = registry.listed_as(digests.values(), paths) or new_name(file, digests[files[0].name], taken, paths)
+        listed = registry.listed_as(digests.values(), paths)
+        former = (old for old, now in registry.renamed(paths).items() if now == listed)  # its phrases have that name
+        name = next(former, listed) or new_name(file, digests[files[0].name], taken, paths)
         origin = same.header.origin if same else Origin(name, "")
     revision = hashlib.sha256("".join(digests[file.name] for file in files).encode())
     for name, content in sorted(model.texts.items()):

@@ -13,7 +13,7 @@ from localspec.errors import LocalspecError, NotHere, UsageMistake
 from localspec.hub.cache import find_snapshot
 from localspec.models.drafter_kinds import TABLE, WEIGHTS, kind_of, kinds
 from localspec.models.mtp_layer import MTP, mtp_layer
-from localspec.models.registry import TargetCard, reference
+from localspec.models.registry import TargetCard
 from localspec.models.target_map import target_map
 from localspec.paths import Paths
 
@@ -88,7 +88,7 @@ def find_drafter(name: str, card: TargetCard, paths: Paths | None = None) -> Dra
             )
         raise NotHere(
             f"There is no drafter '{name}' for {card.name} here; "
-            f"make one with `localspec train {name} -m {reference(card)}`."
+            f"make one with `localspec train {name} -m {card.name if card.entry else card.path}`."
         )
     named = read_drafter(Path(os.path.abspath(os.path.expanduser(name))))
     if named.revision and named.revision != (own := revision(card.path)):

@@ -23,7 +23,7 @@ def full_name(name: str, paths: Paths | None = None) -> str:
     and NotHere for a prefix of models that are registered but not here.
     """
     paths = paths or Paths(home())
-    if not name or name in registry.cards(paths) or "\0" in name or os.path.lexists(os.path.expanduser(name)):
+    if not name or registry.find(name, paths) or "\0" in name or os.path.lexists(os.path.expanduser(name)):
         return name
     if (exact := exact_name(name, paths)) is not None:
         return exact

@@ -16,9 +16,11 @@ from localspec.hub.cache import find_snapshot
 from localspec.hub.sources import Source
 from localspec.models.imported import came_from_gguf
 from localspec.models.packed_files import lock_of, packed_in
+from localspec.outside_files import read_bytes
 from localspec.packed_file import PARTIAL, Origin
 from localspec.paths import Paths, private_directory
-from localspec.quantities import size
+from localspec.quantities import counted, size
+from localspec.reminders import once_a_day
 
 _PIECE = 2**24  # bytes copied at a time
 
@@ -34,21 +36,34 @@ def is_only_copy(origin: Origin, paths: Paths) -> bool:
 
 
 def move_only_copies(paths: Paths, reporter: Reporter) -> None:
-    """Move every only copy out of the cache directory. At the first failure, report a notice and stop.
+    """Move every only copy out of the cache directory. Report those that cannot be moved in one notice, once a day.
 
     Call it before models are looked up by name: a path found earlier may no longer exist afterwards.
     """
-    waiting = [one.path for one in packed_in(paths.packed) if is_only_copy(one.header.origin, paths)]
-    for file in waiting:
+    failed: dict[Path, str] = {}
+    for file in (one.path for one in packed_in(paths.packed) if is_only_copy(one.header.origin, paths)):
         try:
             private_directory(paths.imports)
             _move(file, paths.imports / file.name, reporter)
         except OSError as error:
-            reporter.notice(
-                f"{file} is the only copy of a model and stays in the cache directory, for it cannot be moved to "
-                f"{paths.imports} ({error.strerror}); localspec tries again at the next start."
-            )
-            return
+            failed[file] = f"{file} ({error.strerror or error})"
+    if failed:
+        once_a_day(paths.unmoved, reporter.notice)(
+            f"Emptying the cache directory would delete the only copy of {counted(len(failed), 'model')}, which could "
+            f"not be moved to {paths.imports}: {', '.join(failed.values())}. Free space or correct permissions; "
+            "localspec tries again at each start."
+        )
+    elif paths.unmoved.exists():
+        with suppress(OSError):
+            paths.unmoved.unlink()
+
+
+def unmoved(paths: Paths) -> str | None:
+    """Return the notice of the models that could not be moved at the last start; None if all were moved."""
+    try:
+        return read_bytes(paths.unmoved).decode()
+    except (OSError, ValueError):
+        return None
 
 
 def _move(file: Path, new: Path, reporter: Reporter) -> None:

@@ -5,9 +5,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
-from localspec.checkpoint import is_packed
+from localspec.checkpoint import inspect, is_packed
 from localspec.config import Settings
-from localspec.errors import LocalspecError
+from localspec.errors import LocalspecError, NotHere
 from localspec.hub.cache import holds_tokenizer
 from localspec.models import registry
 from localspec.outside_files import parse_json, read_bytes
@@ -56,16 +56,29 @@ def save_choice(model: str, by: By, paths: Paths) -> None:
 def present_model(settings: Settings, paths: Paths) -> Present:
     """Return the present model without measuring or loading anything."""
     if settings.model is not None:
-        return Present(settings.model, one_line(settings.origins["model"]))
+        name = registry.renamed(paths).get(settings.model, settings.model)
+        return Present(name, one_line(settings.origins["model"]))
     choice = saved_choice(paths)
-    if choice is not None and is_here(choice.model, paths):
-        return Present(choice.model, _ORIGINS[choice.by])
+    if choice is not None and (card := _chosen(choice, paths)):
+        return Present(card.name, _ORIGINS[choice.by])
     models = chat_models(paths)
     if len(models) > 1:
         return Present(None, f"the first prompt takes one of the {len(models)} models here")
     if models:
         return Present(models[0].name, "the only model here")
     return Present("demo", "no other model is here")
+
+
+def _chosen(choice: Choice, paths: Paths) -> registry.TargetCard | None:
+    """Return the model of the saved choice; None if it is not here, for example if the name is any directory."""
+    try:
+        card = registry.resolve(choice.model, paths)
+        inspect(card.path)
+    except NotHere:
+        return None
+    except LocalspecError:  # the first prompt reports what is wrong with it
+        return registry.find(choice.model, paths)
+    return card
 
 
 def is_here(model: str, paths: Paths) -> bool:

@@ -17,6 +17,7 @@ from localspec.hub.cache import find_snapshot, pulled_sources
 from localspec.hub.records import folder
 from localspec.hub.sources import Source
 from localspec.models.entries import PACKAGE, Entry, read_entries
+from localspec.models.former_names import former_names
 from localspec.models.imported import begins_as_gguf, import_of, imports, is_gguf
 from localspec.models.packed_files import packed_sources
 from localspec.outside_files import read_bytes
@@ -104,9 +105,19 @@ def listed_as(digests: Collection[str], paths: Paths) -> str:
 
 
 def find(name: str, paths: Paths | None = None) -> TargetCard | None:
-    """Return the model of this name, or the import whose packed file has this name; None without one."""
+    """Return the model of this present or former name; None without one."""
     every = cards(paths)
-    return every.get(name) or next((card for card in every.values() if name and card.imported_as == name), None)
+    return every.get(name) or every.get(_renamed(every, paths).get(name, ""))
+
+
+def renamed(paths: Paths | None = None) -> dict[str, str]:
+    """Return the present names of models by their former names, which conversations and phrases may hold."""
+    return _renamed(cards(paths), paths)
+
+
+def _renamed(every: Mapping[str, TargetCard], paths: Paths | None) -> dict[str, str]:
+    names = former_names(paths or Paths(home())) | {card.imported_as: card.name for card in every.values()}
+    return {former: name for former, name in names.items() if former and former not in every and name in every}
 
 
 @cache
@@ -188,7 +199,7 @@ def resolve(name: str, paths: Paths | None = None) -> TargetCard:
                 f"{card.path}`; then its entry is not needed."
             )
         if not card.here:
-            raise NotHere(f"{name} is not here; fetch it with `localspec pull {name}`.")
+            raise NotHere(f"{card.name} is not here; fetch it with `localspec pull {card.name}`.")
         return card
     path = Path(os.path.abspath(os.path.expanduser(name)))
     if path.parent == (paths or Paths(home())).packed and "\0" not in name and not path.exists():

@@ -235,3 +235,28 @@ def test_who_chose_last_is_saved_even_if_the_model_stays(enter, paths):
         assert saved_choice(paths) == ("two", by)
         origins.add(present_model(load(), paths).origin)
     assert len(origins) == 3
+
+
+# -- other commands ------------------------------------------------------------------------------------------------
+
+
+def test_bench_and_distill_take_the_model_that_answers(enter, fresh_home, tmp_path, paths):
+    enter(one=10, two=10)
+    save_choice("two", "use", paths)
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "Hi"}\n')
+    prompts = ("--prompts", str(tmp_path / "prompts.jsonl"), "-n", "2")
+    made = called(fresh_home, "distill", *prompts, "-o", str(tmp_path / "own.jsonl"))
+    assert made.returncode == 0 and "replies of two." in made.stdout
+    benched = called(fresh_home, "bench", *prompts, "--drafter", "phrases", "--nodes", "2", "--json")
+    assert benched.returncode == 0 and json.loads(benched.stdout)["model"] == "two"
+
+
+def test_train_takes_it_too_and_names_it(enter, fresh_home, tmp_path, paths):
+    enter(one=10, two=10)
+    save_choice("two", "use", paths)
+    (tmp_path / "text.jsonl").write_text('{"text": "What is said, and more of it."}\n' * 20)
+    command = ("train", "medusa", "--data", str(tmp_path / "text.jsonl"), "-O", "nothing=1")
+    named = wording("drafter_is_trained_for", name="two")
+    started = called(fresh_home, *command)
+    assert started.returncode == 2 and named in started.stderr
+    assert wording("drafter_is_trained_for", name="one") not in called(fresh_home, *command, "-m", "one").stderr

@@ -4,12 +4,14 @@ import json
 import shutil
 import socket
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from cli.hub_commands import at, rates_cost_nothing
 from golden import wording
 from hub_server import Hub, model_repository, served
 
+from localspec.cli import meanwhile
 from localspec.models.registry import resolve
 
 ENTRIES = """
@@ -140,3 +142,17 @@ def test_what_was_pulled_by_its_repository_is_here_like_any_other(home, hub):
     assert json.loads(result.stdout)["model"] == "org/small" and "demo model" not in result.stderr
     (Path(json.loads(at(home, hub, "show", "org/small", "--json").stdout)["path"]) / "tokenizer.json").unlink()
     assert at(home, hub, "run", "hi", "-n", "2", "--no-log").returncode == 0, "it is passed over"
+
+
+@pytest.mark.slow
+def test_at_a_terminal_what_was_fetched_is_measured_once(home, hub, monkeypatch):
+    measured: list[str] = []
+    monkeypatch.setattr("localspec.cli.pull.seen", lambda: True)
+    monkeypatch.setattr(meanwhile, "measure_now", lambda engine, _: measured.append(engine.choice.target.name))
+    assert at(home, hub, "pull", "small", "--drafter", "none", "--yes").returncode == 0
+    assert measured == [], "no terminal shows how far it is"
+    monkeypatch.setattr(meanwhile, "sys", SimpleNamespace(stderr=SimpleNamespace(isatty=lambda: True)))
+    result = at(home, hub, "pull", "mine", "--drafter", "none", "--yes")
+    assert result.returncode == 0 and measured == ["mine"]
+    assert at(home, hub, "pull", "mine", "--drafter", "none", "--yes").returncode == 0
+    assert measured == ["mine"], "nothing was fetched"

@@ -1,5 +1,7 @@
 """`localspec uninstall`: all that was ever written is listed, asked about and gone, and nothing else is."""
 
+import errno
+import json
 import os
 import subprocess
 import sys
@@ -115,10 +117,80 @@ def test_what_cannot_be_deleted_is_named(home: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(uninstall, "erase", refuse)
     result = called(home, "uninstall", "--yes")
     database = Paths(home).database
-    assert result.returncode == 1 and wording("could_deleted_permission_denied", database=database) in result.stderr
+    assert result.returncode == 1 and str(database) in result.stderr
+    assert wording("could_deleted_permission_denied") in result.stderr
     assert database.exists() and not Paths(home).packed.exists()
     monkeypatch.undo()
     assert called(home, "uninstall", "--yes").returncode == 0 and not database.exists()
+
+
+def test_a_home_that_cannot_be_written_is_left_as_it_is(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = {file: file.read_bytes() for file in files(home)}
+
+    def refuse(path: Path, *_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    monkeypatch.setattr(uninstall.os, "access", lambda path, mode: False)
+    monkeypatch.setattr(Path, "unlink", refuse)
+    monkeypatch.setattr(uninstall.shutil, "rmtree", refuse)
+    result = called(home, "uninstall", "--yes")
+    assert result.returncode == 1 and wording("nothing_was_deleted_correct_that") in result.stderr
+    assert result.stderr.count("Permission denied") == 1
+    assert {file: file.read_bytes() for file in files(home)} == before
+
+
+def test_the_rest_is_only_claimed_to_be_gone_if_something_is(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uninstall.os, "access", lambda path, mode: Path(path) != Paths(home).data_dir)
+    result = called(home, "uninstall", "--yes")
+    assert result.returncode == 1 and wording("everything_else_is_deleted_correct_that") in result.stderr
+    assert Paths(home).database.exists() and not Paths(home).packed.exists()
+
+
+def test_a_directory_that_cannot_be_read_has_no_size(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scandir = os.scandir
+
+    def refuse(path: str) -> object:
+        if Path(path) == Paths(home).packed:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(uninstall.os, "scandir", refuse)
+    listed = called(home, "uninstall").stdout
+    assert "unreadable  packed: packed models" in listed and "0 bytes  packed" not in listed
+
+
+def test_sizes_are_those_of_what_is_deleted(home: Path) -> None:
+    place = next(one for one in uninstall.places_of(Paths(home))[Paths(home).cache_dir] if one.path.name == "packed")
+    place.path.mkdir(exist_ok=True)
+    (place.path / "one.packed").write_text("packed")
+    before = uninstall.Found.of(place)
+    assert before.bytes == sum(file.stat().st_size for file in files(place.path)) > 0
+    (place.path / "thesis").mkdir()
+    for file in ("thesis.tex", "thesis/one.packed"):
+        (place.path / file).write_text("mine")
+    assert uninstall.Found.of(place).bytes == before.bytes
+    assert {file.name for file in uninstall.Found.of(place).foreign} == {"thesis", "thesis.tex"}
+
+
+def test_what_was_remembered_of_digests_goes(home: Path) -> None:
+    Paths(home).packed.mkdir(exist_ok=True)
+    (Paths(home).packed / "digests.json").write_text("{}")
+    assert called(home, "uninstall", "--yes").returncode == 0
+    assert not Paths(home).cache_dir.exists()
+
+
+def test_a_choice_that_names_any_directory_does_no_harm(home: Path, tmp_path: Path) -> None:
+    outside = tmp_path / "etc"
+    outside.mkdir()
+    (outside / "mine").write_text("mine")
+    Paths(home).config_file.unlink(missing_ok=True)
+    for name in (os.path.relpath(outside), str(outside)):
+        Paths(home).choice.write_text(json.dumps({"model": name, "by": "use"}))
+        assert name not in called(home, "use").stdout
+        result = called(home, "run", "hi", "-n", "1", "--no-log")
+        assert result.returncode == 0 and wording("model_that_was_chosen_last_no_longer", name=name) in result.stderr
+    assert called(home, "uninstall", "--yes").returncode == 0
+    assert (outside / "mine").read_text() == "mine" and not Paths(home).choice.exists()
 
 
 def test_a_large_file_is_overwritten_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,9 +9,10 @@ from real.reference import BytePairs
 from localspec.native.target import NativeTarget
 
 LONG = pytest.mark.long
-# llama.cpp of llama-cpp-python 0.3.36: every id of the file for which `llama_vocab_is_eog(vocab, id)` is true, after
-# `llama_model_load_from_file` with `vocab_only`. Left out for Qwen: 128247, `</s>`, an ordinary token in the file, which
-# llama.cpp makes a mark of by its spelling.
+# Every id for which `llama_vocab_is_eog(vocab, id)` is true in llama.cpp of llama-cpp-python 0.3.36, with `vocab_only`.
+# By its llama-vocab.cpp these are: tokens of listed spellings (`<|im_end|>`, `<|endoftext|>`, `</s>` and others), the eos,
+# eot and eom of the file, and the FIM tokens for padding, repository and separator, by metadata or else by spelling.
+# Left out for Qwen: 128247, an ordinary token in the file that is spelled `</s>`.
 SPELLED = {
     "smollm2": {0: "<|endoftext|>", 2: "<|im_end|>", 4: "<reponame>"},
     "qwen": {151643: "<|endoftext|>", 151645: "<|im_end|>", 151662: "<|fim_pad|>", 151663: "<|repo_name|>", 151664: "<|file_sep|>"},

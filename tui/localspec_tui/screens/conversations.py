@@ -18,6 +18,7 @@ from localspec import environment
 from localspec.chat.branches import Row, parted, rows
 from localspec.chat.conversation import saved_conversation
 from localspec.chat.export import as_markdown, proposed_file, write_new
+from localspec.chat.present_names import by_present_name, by_present_names
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.paths import Paths
 from localspec.quantities import ago, counted, day, seconds_of
@@ -272,10 +273,10 @@ class ConversationsScreen(AskingScreen[int | None]):
 def _entries(history: History, words: str) -> Sequence[_Entry]:
     if words.strip():
         hits = history.search(words, LISTED)
-        known = {row.info.id: row for row in rows(history, [found.info for found in hits])}
+        known = {row.info.id: row for row in rows(history, by_present_names(found.info for found in hits))}
         return [_Entry(known[found.info.id], found.excerpt) for found in hits]
     listed = history.conversations(LISTED, lambda info: info.for_a_chat)  # words find the others, too
-    return [_Entry(row, "") for row in rows(history, listed)]
+    return [_Entry(row, "") for row in rows(history, by_present_names(listed))]
 
 
 def _renamed(history: History, info: ConversationInfo, title: str) -> ConversationInfo:
@@ -283,11 +284,11 @@ def _renamed(history: History, info: ConversationInfo, title: str) -> Conversati
     if title == info.title:
         return info
     history.rename(info.id, title)
-    return saved_conversation(history, info.id).info
+    return by_present_name(saved_conversation(history, info.id)).info
 
 
 def _exported(history: History, conversation: int, name: str) -> Path:
-    return write_new(f"{as_markdown(saved_conversation(history, conversation))}\n", name)
+    return write_new(f"{as_markdown(by_present_name(saved_conversation(history, conversation)))}\n", name)
 
 
 def _gone(history: History, conversations: Sequence[int]) -> set[int]:
