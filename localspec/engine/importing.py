@@ -108,6 +108,8 @@ def import_gguf(
             reporter.notice(
                 f"{file} has changed since it was imported as {name}, which stays until `localspec rm {name}`."
             )
+    for sentence in model.notices():
+        reporter.notice(sentence)
     packing = asked or _suitable(origin, shape, settings)
     packed = pack_gguf(model, packing, origin, threads, reporter, paths)
     return _imported(read(packed), model, True, time.perf_counter() - began)

@@ -25,6 +25,7 @@ TOKENIZER_FILES = (
     "added_tokens.json",
     "chat_template.jinja",
 )
+AROUND = "_around_prompts"  # key in tokenizer_config.json, which localspec writes for a GGUF file
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -154,6 +155,12 @@ class Tokenizer:
     def eos_token_id(self) -> int | None:
         eos = self.special_tokens.get("eos_token")
         return None if eos is None else self.token_to_id(eos)
+
+    @cached_property
+    def around(self) -> tuple[list[int], list[int]]:
+        """The ids that stand before and after every prompt, whatever its chat template writes; as a GGUF file says."""
+        before, after = self._read("tokenizer_config.json").get(AROUND) or ([], [])
+        return before, after
 
     @cached_property
     def added_tokens(self) -> dict[int, AddedToken]:

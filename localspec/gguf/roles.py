@@ -1,0 +1,107 @@
+"""Which tokens of a GGUF file have a role: beginning, end of a reply, padding; as llama.cpp finds them."""
+
+from collections.abc import Collection, Iterable, Sequence
+
+from localspec.errors import LocalspecError
+from localspec.gguf.metadata import Metadata, in_short
+
+_MARKS = ([2], [3], [4])  # types of tokens: unknown, control, user-defined
+_NO_TOKEN = (-1, 2**32 - 1)  # how converters write that there is none
+_OF_PIECES = {"bos": 1, "eos": 2, "unknown": 0}  # where a vocabulary of pieces does not say
+# The spellings are those of llama.cpp's src/llama-vocab.cpp, where it builds `special_eog_ids`.
+_ENDS = {
+    "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>",
+    "<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>", "<end_of_utterance>",
+    "<eos>", "<turn|>", "<|tool_response>", "<｜end▁of▁sentence｜>", "[e~[",
+}  # fmt: skip
+_FILL_ENDS = {
+    "fim_pad": ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
+    "fim_rep": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
+    "fim_sep": ("<|file_sep|>",),
+}  # of fill-in-the-middle, where no id says otherwise
+# Marks with which another one is no end: it stands within a reply, or is an ordinary token.
+_NO_END = (
+    ("<|end|>", {"<|return|>", "<|call|>"}), ("<|end|>", {"<|return|>", "<|calls|>"}),
+    ("<|end|>", {"<|flush|>", "<|call|>"}), ("<|end|>", {"<|flush|>", "<|calls|>"}),
+    ("</s>", {"<|tool_response>"}), ("</s>", {"<|plamo:eos|>"}),
+)  # fmt: skip
+
+
+def token_of(metadata: Metadata, role: str, count: int) -> int | None:
+    """Return the id of the token with a role, of so many; None where there is none.
+
+    Raises ValueError, with a clause, for an end that is not possible.
+    """
+    key = f"tokenizer.ggml.{role}_token_id"
+    if key not in metadata.values:
+        usual = _OF_PIECES.get(role) if metadata.values.get("tokenizer.ggml.model") == "llama" else None
+        return usual if usual is not None and usual < count else None
+    index = metadata.values[key]
+    if _is_token(index, count):
+        return int(index)  # type: ignore[arg-type]
+    if role == "eos":
+        raise ValueError(f"{key} = {in_short(index)} is none of {count} tokens")
+    return None
+
+
+def _is_token(index: object, count: int) -> bool:
+    return type(index) is int and 0 <= index < count
+
+
+def impossible_roles(metadata: Metadata, count: int) -> list[str]:
+    """Return a sentence for each token id that is left out, because there is no such token."""
+    several = {
+        key: index
+        for key, index in metadata.values.items()
+        if key.startswith("tokenizer.ggml.") and key.endswith("_token_id") and not _is_token(index, count)
+    }
+    return [
+        f"{key} = {in_short(index)} is left out, because there are {count} tokens."
+        for key, index in several.items()
+        if not (type(index) is int and index in _NO_TOKEN)
+    ]
+
+
+def around(metadata: Metadata, tokens: Sequence[str], begins: bool) -> tuple[list[int], list[int]]:
+    """Return the tokens that are to stand before a text and after it.
+
+    `begins` says whether tokenizers of this kind set a beginning where the file does not say. Raises LocalspecError
+    where the file wants a token and does not name one.
+    """
+    found: list[list[int]] = []
+    for role, usual in (("bos", begins), ("eos", False)):
+        key = f"tokenizer.ggml.add_{role}_token"
+        wanted, index = metadata.flag(key), token_of(metadata, role, len(tokens))
+        if wanted and index is None:
+            raise LocalspecError(
+                f"The {metadata.file} sets {key} = true and names no such token; fetch it again, or choose another."
+            )
+        found.append([index] if index is not None and (usual if wanted is None else wanted) else [])
+    return found[0], found[1]
+
+
+def ends(metadata: Metadata) -> list[int]:
+    """Return the tokens that end a reply: those with that role, and known marks by their spelling.
+
+    An ordinary token that is merged from others is no mark, whatever it spells; llama.cpp makes one of it.
+    """
+    tokens = list(metadata.texts("tokenizer.ggml.tokens") or [])
+    types, count = metadata.numbers("tokenizer.ggml.token_type") or [], len(tokens)
+    found = [token_of(metadata, role, count) for role in ("eos", "eot", "eom", *_FILL_ENDS)]
+    known = set(_ENDS)
+    for role, spellings in _FILL_ENDS.items():
+        if token_of(metadata, role, count) is None:
+            known |= {*spellings}
+    spelled = {token: index for index, token in enumerate(tokens) if token in known}
+    unmarked = {token for token, index in spelled.items() if types[index : index + 1] not in _MARKS}
+    ordinary = _made(unmarked, metadata.texts("tokenizer.ggml.merges") or [])
+    found += [index for token, index in spelled.items() if token not in ordinary]
+    ids = list(dict.fromkeys(index for index in found if index is not None))
+    texts = {tokens[index] for index in ids}
+    inside = {token for token, others in _NO_END if others <= texts}
+    return [index for index in ids if tokens[index] not in inside]
+
+
+def _made(tokens: Collection[str], merges: Iterable[str]) -> set[str]:
+    """Return those of the tokens that some pair is merged to."""
+    return {token for merge in merges if (token := merge.replace(" ", "")) in tokens} if tokens else set()
