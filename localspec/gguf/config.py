@@ -16,7 +16,6 @@ FAMILIES = {
     "qwen3": ("Qwen3ForCausalLM", "qwen3"),
     "phi3": ("Phi3ForCausalLM", "phi3"),
 }  # by general.architecture: the class that computes it, and its model_type
-_WINDOWED = ("MistralForCausalLM", "mistral")  # what a llama with a window is
 _LONG_AND_SHORT = ("rope_factors_long.weight", "rope_factors_short.weight")
 _BY_CHANNEL = ("rope_freqs.weight", *_LONG_AND_SHORT)
 _SAMPLING = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
@@ -50,12 +49,12 @@ def config(
     window, context = number("attention.sliding_window") or None, number("context_length")
     if window and context and window >= context:
         window = None
-    if window and named in ("qwen2", "qwen3"):
+    if window and named != "phi3":  # the converter writes it for no other, and llama.cpp ignores it
         raise LocalspecError(
-            f"The {metadata.file} sets {named}.attention.sliding_window = {window} and not in which layers, so that "
-            "localspec cannot compute it; choose another."
+            f"The {metadata.file} sets {named}.attention.sliding_window = {window}, which localspec computes for phi3 "
+            "only; choose another."
         )
-    class_name, model_type = _WINDOWED if named == "llama" and window else FAMILIES[named]
+    class_name, model_type = FAMILIES[named]
     hidden, heads = number("embedding_length"), number("attention.head_count")
     if hidden is None or heads is None:
         raise ValueError(f"it does not say its {named}.{'embedding_length' if hidden is None else 'attention.head_count'}")
@@ -78,7 +77,7 @@ def config(
         "tie_word_embeddings": "output.weight" not in shapes,
         "attention_bias": named in ("llama", "qwen3") and "blk.0.attn_output.bias" in shapes,
         "mlp_bias": named == "llama" and "blk.0.ffn_down.bias" in shapes,
-        "sliding_window": window if model_type in ("mistral", "phi3") else None,
+        "sliding_window": window,
         "rope_parameters": _rotation(named, head_dim, number, metadata, shapes, factors),
         "bos_token_id": metadata.number("tokenizer.ggml.bos_token_id"),
         "eos_token_id": metadata.number("tokenizer.ggml.eos_token_id"),

@@ -1,6 +1,6 @@
 """Which tokens of a GGUF file have a role: beginning, end of a reply, padding; as llama.cpp finds them."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 
 from localspec.errors import LocalspecError
 from localspec.gguf.metadata import Metadata, in_short
@@ -92,16 +92,26 @@ def ends(metadata: Metadata) -> list[int]:
     for role, spellings in _FILL_ENDS.items():
         if token_of(metadata, role, count) is None:
             known |= {*spellings}
-    spelled = {token: index for index, token in enumerate(tokens) if token in known}
-    unmarked = {token for token, index in spelled.items() if types[index : index + 1] not in _MARKS}
-    ordinary = _made(unmarked, metadata.texts("tokenizer.ggml.merges") or [])
-    found += [index for token, index in spelled.items() if token not in ordinary]
+    spelled = [index for index, token in enumerate(tokens) if token in known]
+    words = ordinary(metadata, tokens, types, spelled)
+    found += [index for index in spelled if index not in words]
     ids = list(dict.fromkeys(index for index in found if index is not None))
     texts = {tokens[index] for index in ids}
     inside = {token for token, others in _NO_END if others <= texts}
     return [index for index in ids if tokens[index] not in inside]
 
 
-def _made(tokens: Collection[str], merges: Iterable[str]) -> set[str]:
-    """Return those of the tokens that some pair is merged to."""
-    return {token for merge in merges if (token := merge.replace(" ", "")) in tokens} if tokens else set()
+def ordinary(metadata: Metadata, tokens: Sequence[str], types: Sequence[int], ids: Collection[int]) -> set[int]:
+    """Return those of the tokens that are made of others, as words are, and whose type is not that of a mark."""
+    normal = {tokens[index]: index for index in ids if types[index : index + 1] not in _MARKS}
+    if not normal:
+        return set()
+    if metadata.text("tokenizer.ggml.model") == "gpt2":
+        made = (merge.replace(" ", "") for merge in metadata.texts("tokenizer.ggml.merges") or [])
+        return {normal[token] for token in made if token in normal} | {normal[one] for one in normal if len(one) == 1}
+    pieces = {token for index, token in enumerate(tokens) if types[index : index + 1] not in _MARKS}
+    return {
+        index
+        for token, index in normal.items()
+        if len(token) == 1 or any(token[:at] in pieces and token[at:] in pieces for at in range(1, len(token)))
+    }

@@ -7,7 +7,7 @@ from typing import Any
 
 from localspec.errors import LocalspecError
 from localspec.gguf.metadata import Metadata, in_short, is_utf8, shown
-from localspec.gguf.roles import around, token_of
+from localspec.gguf.roles import around, ordinary, token_of
 from localspec.models.tokenizer import AROUND
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER, _UNUSED, _BYTE = range(1, 7)  # types of tokens
@@ -61,6 +61,8 @@ def tokenizer_files(metadata: Metadata, vocab_size: int) -> dict[str, Any]:
         raise ValueError("it holds no tokenizer")
     if len(stored) > min(vocab_size, _MOST_TOKENS):
         raise ValueError(f"its tokenizer has {len(stored)} tokens where the model has {vocab_size}")
+    if (merges := len(metadata.texts("tokenizer.ggml.merges") or [])) > _MOST_MERGES:
+        raise ValueError(f"its tokenizer has {merges:,} merges, and {_MOST_MERGES:,} are the most")
     tokens = list(stored)
     if odd := next((index for index, token in enumerate(tokens) if not is_utf8(token)), None):
         raise ValueError(f"token {odd} in tokenizer.ggml.tokens is not UTF-8")
@@ -78,8 +80,10 @@ def tokenizer_files(metadata: Metadata, vocab_size: int) -> dict[str, Any]:
             f"The tokenizer of the {metadata.file} is of the kind {kind[:40]!r}, and localspec reads gpt2 and llama; "
             "choose another."
         )
-    ids = {theirs: token_of(metadata, ours, len(tokens)) for ours, theirs in _ROLES.items()}
-    roles = {theirs: tokens[index] for theirs, index in ids.items() if index is not None}
+    ids = {ours: token_of(metadata, ours, len(tokens)) for ours in _ROLES}
+    # A word with a role ends a reply or pads it; as a special token it would be taken out of every text.
+    words = ordinary(metadata, tokens, types, [index for index in ids.values() if index is not None])
+    roles = {_ROLES[ours]: tokens[index] for ours, index in ids.items() if index is not None and index not in words}
     make = _byte_level if kind == "gpt2" else _pieces
     marks = around(metadata, tokens, kind == "llama" or metadata.text("tokenizer.ggml.pre") in _BEGINS)
     config = {**roles, "clean_up_tokenization_spaces": False, "tokenizer_class": "PreTrainedTokenizerFast"}
@@ -148,17 +152,16 @@ def _byte_level(
             f"a newer file, or one of {', '.join(_SPLITS)}."
         )
     stored = metadata.texts("tokenizer.ggml.merges") or []
-    if len(stored) > _MOST_MERGES:
-        raise ValueError(f"its tokenizer has {len(stored):,} merges, and {_MOST_MERGES:,} are the most")
     vocabulary = _vocabulary(tokens, types)
     if not len(stored) and any(len(token) > 1 and types[index] == _NORMAL for index, token in enumerate(tokens)):
         raise ValueError("it has no tokenizer.ggml.merges, so that its tokenizer would split every text into bytes")
-    one, pairs = {token: token for token in vocabulary}, []  # each spelling once in memory
+    one: dict[str, str] = {token: token for token in vocabulary}  # each spelling once in memory
+    pairs: dict[tuple[str, str], None] = {}  # of a pair that is there twice, the first counts
     for merge in stored:
         left, _, right = merge.partition(" ")
         if not (left in one and right in one and left + right in one):
             raise ValueError(f"its tokenizer merges {shown(merge)[:80]!r}, which is no pair that makes a token")
-        pairs.append((one[left], one[right]))
+        pairs.setdefault((one[left], one[right]))
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
     expression = _SPLITS[pre]
     first = {"type": "Split", "pattern": {"Regex": expression}, "behavior": "Isolated", "invert": False}
@@ -167,7 +170,7 @@ def _byte_level(
         "normalizer": {"type": "NFC"} if pre in _COMPOSED else None,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*steps, {**byte_level, "use_regex": not expression}]},
         "decoder": {**byte_level, "use_regex": True},
-        "model": _bpe(vocabulary, pairs, ignore_merges=pre in _WHOLE_WORDS),
+        "model": _bpe(vocabulary, [*pairs], ignore_merges=pre in _WHOLE_WORDS),
     }
 
 
