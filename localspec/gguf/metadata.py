@@ -16,6 +16,7 @@ from localspec.errors import LocalspecError
 from localspec.gguf.file import Texts, Value
 
 _MOST_POSITIONS, _MOST_CHANNELS, _MOST_LAYERS = 2**31 - 1, 2**24, 2**16
+_MOST_NUMBERS = 2**21  # of an array, as of one number for each token
 
 
 def _count(least: int, most: int) -> Callable[[Any], bool]:
@@ -218,7 +219,7 @@ class Metadata:
         """Return a number, or None; of an array of the same numbers, one for each layer, that one."""
         value: Any = self.values.get(key)
         if isinstance(value, np.ndarray):
-            several = set(value.tolist())
+            several = set(value[:_MOST_LAYERS].tolist())
             if len(several) != 1:
                 raise ValueError(f"{key} differs from layer to layer")
             value = several.pop()
@@ -236,6 +237,8 @@ class Metadata:
 
     def numbers(self, key: str) -> list[Any] | None:
         found: np.ndarray[Any, Any] | None = self._of(key, (np.ndarray,))
+        if found is not None and len(found) > _MOST_NUMBERS:
+            raise ValueError(f"{key} has {len(found):,} numbers")
         return None if found is None else found.tolist()
 
     def _of(self, key: str, kinds: tuple[type, ...], *given: Any) -> Any:
@@ -255,7 +258,7 @@ def check(metadata: Metadata, named: str) -> None:
         own, _, name = key.partition(".")
         if own != named:
             continue
-        several = given.tolist() if isinstance(given, np.ndarray) else [given]
+        several = given[:_MOST_LAYERS].tolist() if isinstance(given, np.ndarray) else [given]
         if name in USED:
             if not all(map(USED[name], several)) or not several:
                 raise refuse(key, "which is not possible; fetch it again, or choose another")

@@ -13,6 +13,7 @@ from localspec.models.tokenizer import AROUND
 _NORMAL, _UNKNOWN, _CONTROL, _USER, _UNUSED, _BYTE = range(1, 7)  # types of tokens
 _MOST_TOKENS, _LONGEST = 2**20, 2**10  # characters of a token
 _MOST_MERGES = 2**20  # the largest published vocabulary, o200k of GPT-4o and gpt-oss, has 446,189
+_LONGEST_TEMPLATE = 2**20  # characters; published ones have some thousands
 _LONGEST_PIECE = 2**7  # characters of a token that others are merged to: every way to cut it is tried
 _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _WORDS = r"|[^\r\n\p{L}\p{N}]?\p{L}+|"
@@ -94,6 +95,8 @@ def tokenizer_files(metadata: Metadata, vocab_size: int) -> dict[str, Any]:
     }  # fmt: skip
     files: dict[str, Any] = {"tokenizer.json": content, "tokenizer_config.json": config}
     if template := metadata.text("tokenizer.chat_template"):
+        if len(template) > _LONGEST_TEMPLATE:
+            raise ValueError(f"its chat template has {len(template):,} characters, and {_LONGEST_TEMPLATE:,} are the most")
         files["chat_template.jinja"] = template
     return files
 
