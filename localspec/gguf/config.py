@@ -123,7 +123,7 @@ def _rotation(
                 f"The {metadata.file} scales its positions by yarn and by {by_channel[0]}, which localspec does not "
                 "compute; choose another."
             )
-        growth = 1 + 0.1 * math.log(factor)
+        growth = 1 + 0.1 * math.log(max(factor, 1))
         _check_yarn(named, metadata, growth)
         rope |= {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
         return rope if scaling == 1 else {**rope, "attention_factor": growth * scaling}

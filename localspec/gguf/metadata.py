@@ -44,8 +44,8 @@ USED: Mapping[str, Callable[[Any], bool]] = {
     "rope.dimension_count": lambda value: _count(2, _MOST_CHANNELS)(value) and value % 2 == 0,
     "rope.freq_base": _number(1, 1e12),
     "rope.scaling.type": lambda value: value in ("none", "linear", "yarn", "longrope"),
-    "rope.scaling.factor": lambda value: value == 0 or _number(0, 1e6)(value),  # llama.cpp takes 0 as none
-    "rope.scale_linear": lambda value: value == 0 or _number(0, 1e6)(value),  # as older files call that factor
+    "rope.scaling.factor": lambda value: value == 0 or _number(0.01, 1e6)(value),  # llama.cpp takes 0 as none
+    "rope.scale_linear": lambda value: value == 0 or _number(0.01, 1e6)(value),  # as older files call that factor
     "rope.scaling.attn_factor": _number(0, 1e3),
     "rope.scaling.original_context_length": _count(0, _MOST_POSITIONS),  # llama.cpp takes 0 as the context
     "rope.scaling.yarn_ext_factor": _number(-1e6, 1e6),
@@ -120,7 +120,23 @@ OFF: Mapping[str, tuple[Any, ...]] = {
     "rescale_every_n_layers": (0,),
     "full_attention_interval": (0, 1),
     "hidden_activation": ("silu",),
-}  # the values with which nothing changes
+    **dict.fromkeys(
+        (
+            "features_length", "decoder_block_count", "time_mix_extra_dim", "time_decay_extra_dim", "token_shift_count",
+            "altup.active_idx", "altup.num_inputs", "dense_2_feat_in", "dense_2_feat_out", "dense_3_feat_in",
+            "dense_3_feat_out", "attention.q_lora_rank", "attention.kv_lora_rank", "attention.decay_lora_rank",
+            "attention.iclr_lora_rank", "attention.value_residual_mix_lora_rank", "attention.gate_lora_rank",
+            "attention.key_length_mla", "attention.value_length_mla", "attention.indexer.head_count",
+            "attention.indexer.key_length", "attention.indexer.top_k", "attention.rope_pattern",
+            "attention.recurrent_layers", "ssm.conv_kernel", "ssm.inner_size", "ssm.state_size", "ssm.time_step_rank",
+            "ssm.group_count", "ssm.dt_b_c_rms", "kda.head_dim", "wkv.head_size", "posnet.embedding_length",
+            "posnet.block_count", "convnext.embedding_length", "convnext.block_count", "shortconv.l_cache",
+            "deepstack_mapping", "hash_layer_count", "skip_loop_final_norm", "target_layers", "target_hidden_size",
+            "norm_before_residual", "norm_before_fc", "block_size",
+        ),
+        (),
+    ),
+}  # the values with which nothing changes; none for what only other architectures have
 SAME: Mapping[str, str] = {
     "embedding_length_out": "embedding_length",
     "attention.key_length_swa": "attention.key_length",
@@ -259,12 +275,13 @@ def check(metadata: Metadata, named: str) -> None:
         if own != named:
             continue
         several = given[:_MOST_LAYERS].tolist() if isinstance(given, np.ndarray) else [given]
+        several = [None] if isinstance(given, Texts) or not several else several
         if name in USED:
-            if not all(map(USED[name], several)) or not several:
+            if not all(map(USED[name], several)):
                 raise refuse(key, "which is not possible; fetch it again, or choose another")
         elif name in OFF or name in SAME:
             off = OFF[name] if name in OFF else (metadata.values.get(f"{named}.{SAME[name]}"),)
-            if not all(value in off for value in several if not isinstance(value, Texts)) or isinstance(given, Texts):
+            if not all(value is not None and value in off for value in several):
                 raise refuse(key, "which localspec does not compute; choose another")
         elif name not in NEUTRAL:
             raise refuse(key, "which localspec does not know and which may change its replies; choose another")

@@ -13,6 +13,7 @@ from localspec.models.tokenizer import AROUND
 _NORMAL, _UNKNOWN, _CONTROL, _USER, _UNUSED, _BYTE = range(1, 7)  # types of tokens
 _MOST_TOKENS, _LONGEST = 2**20, 2**10  # characters of a token
 _MOST_MERGES = 2**20  # the largest published vocabulary, o200k of GPT-4o and gpt-oss, has 446,189
+_MERGED = 0.9  # the least share of words that merges make; in published vocabularies it is all or nearly all
 _LONGEST_TEMPLATE = 2**20  # characters; published ones have some thousands
 _LONGEST_PIECE = 2**7  # characters of a token that others are merged to: every way to cut it is tried
 _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -156,8 +157,6 @@ def _byte_level(
         )
     stored = metadata.texts("tokenizer.ggml.merges") or []
     vocabulary = _vocabulary(tokens, types)
-    if not len(stored) and any(len(token) > 1 and types[index] == _NORMAL for index, token in enumerate(tokens)):
-        raise ValueError("it has no tokenizer.ggml.merges, so that its tokenizer would split every text into bytes")
     one: dict[str, str] = {token: token for token in vocabulary}  # each spelling once in memory
     pairs: dict[tuple[str, str], None] = {}  # of a pair that is there twice, the first counts
     for merge in stored:
@@ -165,6 +164,13 @@ def _byte_level(
         if not (left in one and right in one and left + right in one):
             raise ValueError(f"its tokenizer merges {shown(merge)[:80]!r}, which is no pair that makes a token")
         pairs.setdefault((one[left], one[right]))
+    words = {token for index, token in enumerate(tokens) if types[index] == _NORMAL and len(token) > 1}
+    made = words & {left + right for left, right in pairs}
+    if len(made) < _MERGED * len(words):
+        raise ValueError(
+            f"tokenizer.ggml.merges makes {len(made)} of {len(words)} words, so that texts would be split into smaller "
+            "parts"
+        )
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
     expression = _SPLITS[pre]
     first = {"type": "Split", "pattern": {"Regex": expression}, "behavior": "Isolated", "invert": False}

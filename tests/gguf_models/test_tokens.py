@@ -157,11 +157,16 @@ def test_what_makes_no_tokenizer_is_refused(name: str) -> None:
     assert tokenizer_files(Metadata(SOUND), 3)
 
 
-def test_a_byte_level_tokenizer_without_merges_is_refused_unless_its_words_are_bytes() -> None:
+def test_a_byte_level_tokenizer_whose_merges_are_missing_is_refused_unless_its_words_are_bytes() -> None:
     without = {key: one for key, one in SOUND.items() if key != "tokenizer.ggml.merges"}
     for said in (without, {**SOUND, "tokenizer.ggml.merges": []}):
-        with pytest.raises(ValueError, match=r"no tokenizer\.ggml\.merges"):
+        with pytest.raises(ValueError, match=r"tokenizer\.ggml\.merges makes 0 of 1 words"):
             tokenizer_files(Metadata(said), 3)
+    whole = tokenizer_of(DEMO, "smollm")
+    half = {**whole, "tokenizer.ggml.merges": whole["tokenizer.ggml.merges"][::2]}
+    half["tokenizer.ggml.token_type"] = np.array(whole["tokenizer.ggml.token_type"])
+    with pytest.raises(ValueError, match=r"tokenizer\.ggml\.merges makes"):
+        tokenizer_files(Metadata(half), 10**6)
     marks = np.array([1, 1, 3])
     assert tokenizer_files(Metadata({**without, "tokenizer.ggml.token_type": marks}), 3)
 
