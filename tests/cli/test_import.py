@@ -399,3 +399,15 @@ def test_a_file_without_the_ending_becomes_a_model_too(tmp_path: Path, gguf: Pat
     assert called(tmp_path, "import", str(blob)).returncode == 0
     blob.unlink()
     assert called(tmp_path, "run", "-m", "sha256-0123", "-n", "2", "--no-log", "Hi").returncode == 0
+
+
+def test_what_is_left_out_of_the_metadata_is_said_once(tmp_path: Path, directory: Path) -> None:
+    file = write_model(
+        tmp_path / "odd.gguf", directory, tokenizer__ggml__add_bos_token=True, tokenizer__ggml__bos_token_id=0,
+        tokenizer__ggml__padding_token_id=2**31, general__sampling__top_p=1e30, general__sampling__penalty_repeat=1.5,
+    )  # fmt: skip
+    first, second = called(tmp_path, "import", str(file)), called(tmp_path, "import", str(file))
+    assert first.returncode == second.returncode == 0
+    for key in ("general_sampling_top_p_left", "general_sampling_penalty_left", "padding_token_left", "wants_before_each_prompt"):
+        assert first.stderr.count(wording(key)) == 1
+        assert wording(key) not in second.stderr

@@ -7,13 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny_models
-from chat_templates import CHATML, LLAMA3, METASPACE, PHI3, write_tokenizer
+from chat_templates import CHATML, LLAMA3, METASPACE, PHI3, QWEN3, write_tokenizer
 from gguf_files import metadata_of, tokenizer_of, write_model, written
 from gguf_models.test_model import SHAPE, packed
 from gguf_models.test_tokens import DEMO, TEXTS, converted, pieces
 from transformers import LlamaConfig, Phi3Config, Qwen3Config
 
+from localspec.gguf.file import read
+from localspec.gguf.metadata import Metadata
 from localspec.gguf.model import GgufModel
+from localspec.gguf.roles import ends
 from localspec.models.rope import Rope
 from localspec.native.cache import cache_format
 from localspec.native.gguf_pack import gguf_recipe, gguf_source
@@ -57,6 +60,25 @@ def test_texts_have_the_ids_that_llama_cpp_gives_them(tmp_path: Path, name: str,
     texts = [text for text in TEXTS if text and "\0" not in text and "e\u0301" not in text and "½" not in text]
     for text, ids in zip(texts, their_ids(tmp_path / "a.gguf", texts), strict=True):
         assert ours.encode(text, True) == ids, repr(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "pre"), [(LLAMA3, "llama-bpe"), (CHATML, "qwen2"), (QWEN3, "qwen2"), ("demo", "smollm"), (PHI3, ""), (METASPACE, "")]
+)  # fmt: skip
+def test_replies_end_where_llama_cpp_ends_them(tmp_path: Path, name: str, pre: str) -> None:
+    from localspec.bench.llama_cpp import library
+
+    path = DEMO if name == "demo" else write_tokenizer(tmp_path, name)
+    said = tokenizer_of(path, pre) if pre else pieces(path)
+    plain = {key: one.tolist() if isinstance(one, np.ndarray) else one for key, one in said.items()}
+    (tmp_path / "a.gguf").write_bytes(written({"general.architecture": "llama", **plain}, {}))
+    settings = library().llama_model_default_params()
+    settings.vocab_only = True
+    model = library().llama_model_load_from_file(str(tmp_path / "a.gguf").encode(), settings)
+    vocabulary = library().llama_model_get_vocab(model)
+    theirs = {index for index in range(len(plain["tokenizer.ggml.tokens"])) if library().llama_vocab_is_eog(vocabulary, index)}
+    library().llama_model_free(model)
+    assert {*ends(Metadata(read(tmp_path / "a.gguf").metadata))} == theirs
 
 
 CONFIGS: dict[str, Any] = {
