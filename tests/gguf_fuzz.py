@@ -56,9 +56,11 @@ def opened(file: Path, compute: Callable[[Source], None] = lambda _: None) -> st
         compute(source)
         chat.encode([{"role": "user", "content": "Hello"}], source.config.vocab_size)
     except LocalspecError as error:
-        assert "\n" not in str(error) and str(error).endswith(".") and len(str(error)) < LONGEST
-        return str(error)
-    return None
+        sentence = str(error)
+    else:
+        return None
+    assert "\n" not in sentence and sentence.endswith(".") and len(sentence) < LONGEST
+    return sentence
 
 
 def mutated(header: Header, chance: random.Random) -> bytes:
@@ -119,12 +121,16 @@ def _damaged(value: bytes, chance: random.Random) -> bytes:
         content = bytearray(value)
         for _ in range(chance.choice((1, 5))):
             at = 16 + size * chance.randrange(count)
-            content[at : at + size] = chance.choice((bytes(size), b"\xff" * size, struct.pack("<q", 4)[:size], value[16 : 16 + size]))
+            content[at : at + size] = chance.choice(
+                (bytes(size), b"\xff" * size, struct.pack("<q", 4)[:size], value[16 : 16 + size])
+            )
         return bytes(content)
     texts = _texts(value)
     for _ in range(chance.choice((1, 3))):
         at = chance.randrange(len(texts)) if texts else 0
-        texts[at : at + 1] = [[], [b""], [b"a a"], [b"\xc3"], texts[at - 1 : at], [b"x" * 2000], [b"</s>"]][chance.randrange(7)]
+        texts[at : at + 1] = [[], [b""], [b"a a"], [b"\xc3"], texts[at - 1 : at], [b"x" * 2000], [b"</s>"]][
+            chance.randrange(7)
+        ]
     texts = texts[: chance.choice((len(texts), len(texts), len(texts) // 2, 0))]
     return struct.pack("<IIQ", ARRAY, TEXT, len(texts)) + b"".join(map(text, texts))
 

@@ -57,7 +57,9 @@ def config(
     class_name, model_type = FAMILIES[named]
     hidden, heads = number("embedding_length"), number("attention.head_count")
     if hidden is None or heads is None:
-        raise ValueError(f"it does not say its {named}.{'embedding_length' if hidden is None else 'attention.head_count'}")
+        raise ValueError(
+            f"it does not say its {named}.{'embedding_length' if hidden is None else 'attention.head_count'}"
+        )
     head_dim = number("attention.key_length") or hidden // heads
     if (values := number("attention.value_length")) not in (None, head_dim):
         raise ValueError(f"keys have {head_dim} channels and values {values}")

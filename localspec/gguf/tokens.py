@@ -44,7 +44,13 @@ _WHOLE_WORDS = (
     "tekken",
 )  # a word that is a token is never merged from parts
 _COMPOSED = ("qwen2", "deepseek-r1-qwen", "megrez")  # which normalise to NFC
-_BEGINS = ("llama-bpe", "llama3", "llama-v3", "falcon3", "tekken")  # with the mark of a beginning, unless it is said otherwise
+_BEGINS = (
+    "llama-bpe",
+    "llama3",
+    "llama-v3",
+    "falcon3",
+    "tekken",
+)  # with the mark of a beginning, unless it is said otherwise
 _ROLES = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
 _OF_PHI_3 = {"<|user|>", "<|assistant|>", "<|end|>"}  # marks after which its tokenizer swallows blanks
 _STEPS = [
@@ -97,7 +103,9 @@ def tokenizer_files(metadata: Metadata, vocab_size: int) -> dict[str, Any]:
     files: dict[str, Any] = {"tokenizer.json": content, "tokenizer_config.json": config}
     if template := metadata.text("tokenizer.chat_template"):
         if len(template) > _LONGEST_TEMPLATE:
-            raise ValueError(f"its chat template has {len(template):,} characters, and {_LONGEST_TEMPLATE:,} are the most")
+            raise ValueError(
+                f"its chat template has {len(template):,} characters, and {_LONGEST_TEMPLATE:,} are the most"
+            )
         files["chat_template.jinja"] = template
     return files
 
@@ -135,7 +143,7 @@ def _with_marks(begin: Sequence[int], end: Sequence[int], tokens: Sequence[str])
         )
         return [*before, {"Sequence": {"id": part, "type_id": number}}, *after]
 
-    named = {tokens[id]: {"id": tokens[id], "ids": [id], "tokens": [tokens[id]]} for id in (*begin, *end)}
+    named = {tokens[at]: {"id": tokens[at], "ids": [at], "tokens": [tokens[at]]} for at in (*begin, *end)}
     first = processed("A", 0)
     return {
         "type": "TemplateProcessing",

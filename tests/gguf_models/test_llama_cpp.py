@@ -76,7 +76,9 @@ def test_replies_end_where_llama_cpp_ends_them(tmp_path: Path, name: str, pre: s
     settings.vocab_only = True
     model = library().llama_model_load_from_file(str(tmp_path / "a.gguf").encode(), settings)
     vocabulary = library().llama_model_get_vocab(model)
-    theirs = {index for index in range(len(plain["tokenizer.ggml.tokens"])) if library().llama_vocab_is_eog(vocabulary, index)}
+    theirs = {
+        index for index in range(len(plain["tokenizer.ggml.tokens"])) if library().llama_vocab_is_eog(vocabulary, index)
+    }
     library().llama_model_free(model)
     assert {*ends(Metadata(read(tmp_path / "a.gguf").metadata))} == theirs
 

@@ -170,7 +170,7 @@ def test_generation_configs_are_read_and_checked(tmp_path):
     ],
 )
 def test_a_sampling_that_cannot_be_is_left_out(tmp_path, wrong, left_out):
-    (tmp_path / "generation_config.json").write_text('{%s, "eos_token_id": 3}' % wrong)
+    (tmp_path / "generation_config.json").write_text("{" + wrong + ', "eos_token_id": 3}')
     assert read_generation_config(tmp_path) == {"eos_token_id": 3, LEFT_OUT: [left_out]}
 
 

@@ -4,7 +4,7 @@ The comparison needs the package llama-cpp-python. The refusals do not.
 """
 
 import ctypes
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -86,7 +86,7 @@ ALTERED: dict[str, Callable[[Header], Changes]] = {
     "no channels to rotate": lambda file: {"llama.rope.dimension_count": None},
     # arithmetic
     "another epsilon": lambda file: number("attention.layer_norm_rms_epsilon", "f32", 1e-3),
-    "an epsilon in f64": lambda file: number("attention.layer_norm_rms_epsilon", "f32", 0.0),
+    "an epsilon of 0": lambda file: number("attention.layer_norm_rms_epsilon", "f32", 0.0),
     "no size of heads": lambda file: {"llama.attention.key_length": None, "llama.attention.value_length": None},
     "its size of heads": lambda file: {**number("attention.key_length", "u32", 64), **number("attention.value_length", "u32", 64)},
     "another epsilon of other norms": lambda file: number("attention.layer_norm_epsilon", "f32", 0.5),
@@ -116,9 +116,17 @@ ALTERED: dict[str, Callable[[Header], Changes]] = {
     # what is for people, and what is not UTF-8
     "an author in Latin-1": lambda file: {"general.author": typed("text", b"Andr\xe9")},
     "a name in Latin-1": lambda file: {"general.name": typed("text", b"Mod\xe8le")},
-    "a name with Phi-3": lambda file: {"general.name": typed("text", "SmolLM2 tuned on phi-4 answers")},
+    "a name with Phi": lambda file: {"general.name": typed("text", "SmolLM2 tuned on phi-4 answers")},
     "sampling": lambda file: {"general.sampling.temp": typed("f32", 0.7), "general.sampling.top_k": typed("i32", -1)},
     "sampling that cannot be": lambda file: {"general.sampling.temp": typed("f32", float("nan")), "general.sampling.top_p": typed("f32", 1e30)},
+    "padding that is a word": lambda file: token("padding", 500),
+    "an unknown token that is a word": lambda file: token("unknown", 338),
+    "an end that is a word": lambda file: token("eos", 29),
+    "merges twice": lambda file: {"tokenizer.ggml.merges": typed("texts", (merges := file.texts("tokenizer.ggml.merges")) + merges[::-1])},
+    "another splitting": lambda file: {"tokenizer.ggml.pre": typed("text", "qwen2")},
+    "a splitting that begins": lambda file: {"tokenizer.ggml.pre": typed("text", "llama-bpe")},
+    "heads by layer": lambda file: {**number("attention.head_count", "u32s", [9] * 30), **number("attention.head_count_kv", "u32s", [3] * 30)},
+    "pooling": lambda file: number("pooling_type", "u32", 3),
     "a key of others": lambda file: {"someone.else.s": typed("u32", 4)},
     "other templates": lambda file: {"tokenizer.chat_template.tool_use": typed("text", "{{ 1 / 0 }}")},
 }  # fmt: skip
@@ -255,7 +263,7 @@ def usual(
     ours: Callable[[Path, list[int]], Read],
     theirs: Callable[[Path, list[int]], Read],
     tokens: list[int],
-) -> Iterator[Callable[[], float]]:
+) -> Callable[[], float]:
     """usual(): the mean divergence of the unaltered file."""
 
     @cache
@@ -263,7 +271,7 @@ def usual(
         file = published("smollm2")
         return apart(theirs(file, tokens), ours(file, tokens))
 
-    yield measured
+    return measured
 
 
 def apart(one: Read, other: Read) -> float:

@@ -9,9 +9,7 @@ from gguf_alterations import Header
 from gguf_fuzz import mutated, opened, write
 
 
-def test_a_damaged_header_of_smollm2_is_a_sentence_or_a_model(
-    tmp_path: Path, published: Callable[[str], Path]
-) -> None:
+def test_a_damaged_header_of_smollm2_is_a_sentence_or_a_model(tmp_path: Path, published: Callable[[str], Path]) -> None:
     header, chance, found = Header(published("smollm2")), random.Random("smollm2 46"), []
     size = published("smollm2").stat().st_size
     for number in range(60):
