@@ -1,9 +1,9 @@
 """Metadata of a GGUF file: its values by type, and one table of what becomes of every key.
 
 The keys are those of the GGUF specification (ggml's docs/gguf.md), of llama.cpp's converters
-(gguf-py/gguf/constants.py) and of its loader (src/llama-arch.cpp), as of November 2026. A key of the architecture is used, neutral, or must have a
-value that changes nothing. An unknown key of the architecture is refused, because it may change the arithmetic. Other
-unknown keys are neutral.
+(gguf-py/gguf/constants.py) and of its loader (src/llama-arch.cpp), as of November 2026. A key of the architecture is
+used, neutral, or must have a value that changes nothing. An unknown key of the architecture is refused, because it may
+change the arithmetic. Other unknown keys are neutral.
 """
 
 import math
