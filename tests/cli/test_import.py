@@ -408,11 +408,11 @@ def test_what_is_left_out_of_the_metadata_is_said_once(tmp_path: Path, directory
     )  # fmt: skip
     first, second = called(tmp_path, "import", str(file)), called(tmp_path, "import", str(file))
     assert first.returncode == second.returncode == 0
-    for key in (
-        "general_sampling_top_p_left",
-        "general_sampling_penalty_left",
-        "padding_token_left",
-        "wants_before_each_prompt",
-    ):
-        assert first.stderr.count(wording(key)) == 1
-        assert wording(key) not in second.stderr
+    said = (
+        wording("general_sampling_top_p_left"),
+        wording("general_sampling_penalty_left"),
+        wording("padding_token_left"),
+        wording("wants_before_each_prompt"),
+    )
+    assert [first.stderr.count(one) for one in said] == [1] * len(said)
+    assert not any(one in second.stderr for one in said)

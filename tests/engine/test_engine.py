@@ -67,7 +67,9 @@ def test_a_sampling_that_cannot_be_is_left_out_with_a_notice(tmp_path: Path) -> 
     path = shutil.copytree(DEMO, tmp_path / "model", ignore=shutil.ignore_patterns("draft"))
     (path / "generation_config.json").write_text('{"temperature": NaN, "top_k": -1, "top_p": 0.5}')
     notices: list[str] = []
-    engine = Engine.open(Settings(drafter="none", device="cpu"), TargetCard("demo", path, None, ""), notice=notices.append)
+    engine = Engine.open(
+        Settings(drafter="none", device="cpu"), TargetCard("demo", path, None, ""), notice=notices.append
+    )
     assert [notice for notice in notices if wording("generation_config_left_out") in notice]
     sampling = engine.sampling(Settings())
     assert (sampling.top_k, sampling.top_p) == (0, 0.5)
