@@ -47,4 +47,4 @@ def generation_config(content: bytes, file: Path) -> Mapping[str, Any]:
         said["top_k"] = 0  # which the Hugging Face code takes as all tokens
     wrong = [name for name in _SAMPLING if said.get(name) is not None and not possible(name, said[name])]
     left_out = {LEFT_OUT: [f"{name} = {str(said[name])[:40]}" for name in wrong]} if wrong else {}
-    return {name: value for name, value in said.items() if name not in wrong} | left_out
+    return {name: value for name, value in said.items() if name not in (*wrong, LEFT_OUT)} | left_out

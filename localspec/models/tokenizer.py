@@ -159,7 +159,10 @@ class Tokenizer:
     @cached_property
     def around(self) -> tuple[list[int], list[int]]:
         """The ids that stand before and after every prompt, whatever its chat template writes; as a GGUF file says."""
-        before, after = self._read("tokenizer_config.json").get(AROUND) or ([], [])
+        found = self._read("tokenizer_config.json").get(AROUND)
+        pair = found if isinstance(found, list) and len(found) == 2 else [[], []]
+        known = range(self.backend.get_vocab_size(with_added_tokens=True))
+        before, after = ([one for one in side if type(one) is int and one in known] for side in map(_listed, pair))
         return before, after
 
     @cached_property
@@ -238,6 +241,10 @@ def _failed(path: Path, error: BaseException) -> BaseException:
 
 def _damaged(path: Path, error: BaseException) -> LocalspecError:
     return LocalspecError(f"The tokenizer in {path} cannot be read ({first_line(error)[:200]}); fetch the model again.")
+
+
+def _listed(value: object) -> list[object]:
+    return value if isinstance(value, list) else []
 
 
 def _content(value: object) -> str | None:

@@ -14,7 +14,7 @@ from localspec.errors import LocalspecError
 from localspec.gguf.metadata import Metadata
 from localspec.gguf.roles import ends, impossible_roles
 from localspec.gguf.tokens import _SPLITS, tokenizer_files
-from localspec.models.tokenizer import Tokenizer
+from localspec.models.tokenizer import AROUND, Tokenizer
 
 DEMO = Path(__file__).parents[2] / "localspec" / "demo"
 TEXTS = [
@@ -210,6 +210,14 @@ def test_marks_stand_around_a_text_as_the_file_says(tmp_path: Path, role: str) -
     del said[f"tokenizer.ggml.{role}_token_id"]
     with pytest.raises(LocalspecError, match=f"add_{role}_token = true and names no such token"):
         converted({**said, f"tokenizer.ggml.add_{role}_token": True}, tmp_path)
+
+
+@pytest.mark.parametrize("odd", [5, "a", [], [[1]], [5, 6], [["a", -1, 10**9, True], None], {"a": 1}])
+def test_marks_around_prompts_that_cannot_be_are_none(tmp_path: Path, odd: Any) -> None:
+    files = tokenizer_files(Metadata(SOUND), 3)
+    files["tokenizer_config.json"][AROUND] = odd
+    tokenizer = Tokenizer({name: json.dumps(one) for name, one in files.items()}, tmp_path, True)
+    assert tokenizer.around == ([], [])
 
 
 def test_a_word_with_a_role_stays_a_word(tmp_path: Path) -> None:

@@ -174,6 +174,11 @@ def test_a_sampling_that_cannot_be_is_left_out(tmp_path, wrong, left_out):
     assert read_generation_config(tmp_path) == {"eos_token_id": 3, LEFT_OUT: [left_out]}
 
 
+def test_what_was_left_out_is_never_read_from_a_file(tmp_path):
+    (tmp_path / "generation_config.json").write_text('{"%s": 5, "top_k": 3}' % LEFT_OUT)  # noqa: UP031
+    assert read_generation_config(tmp_path) == {"top_k": 3}
+
+
 def test_a_negative_top_k_is_off(tmp_path):
     (tmp_path / "generation_config.json").write_text('{"top_k": -1}')
     assert read_generation_config(tmp_path) == {"top_k": 0}
