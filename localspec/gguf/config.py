@@ -6,6 +6,7 @@ from typing import Any
 
 from localspec.errors import LocalspecError
 from localspec.gguf.metadata import Metadata, check, in_short, left_out
+from localspec.gguf.roles import ends
 from localspec.models.default_sampling import NAME
 from localspec.models.generation_config import possible
 from localspec.models.model_config import ModelConfig
@@ -186,12 +187,12 @@ def differences(one: ModelConfig, other: ModelConfig) -> str:
     return next(different, "")
 
 
-def generation_config(metadata: Metadata, ends: Sequence[int]) -> dict[str, Any]:
+def generation_config(metadata: Metadata) -> dict[str, Any]:
     """Return the content of a generation_config.json: which tokens end a reply, and how the model samples."""
     said = {theirs: _sampled(metadata, name) for name, theirs in _SAMPLING.items()}
     named = {NAME: " ".join(filter(None, map(metadata.label, ("general.basename", "general.name")))) or None}
     known = {name: value for name, value in {**said, **named}.items() if value is not None}
-    return {"eos_token_id": list(ends), **known}
+    return {"eos_token_id": ends(metadata), **known}
 
 
 def _sampled(metadata: Metadata, name: str) -> Any:

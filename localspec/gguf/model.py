@@ -17,7 +17,7 @@ from localspec.gguf.blocks import Block, floats
 from localspec.gguf.config import architecture, config, differences, generation_config, ignored_sampling
 from localspec.gguf.file import GgufFile, Place, damaged, read
 from localspec.gguf.metadata import Metadata, in_short
-from localspec.gguf.roles import ends, impossible_roles
+from localspec.gguf.roles import impossible_roles
 from localspec.gguf.tokens import tokenizer_files
 from localspec.models.architecture import TransformerConfig, in_features, weight_map
 from localspec.models.chat_tokenizer import ChatTokenizer
@@ -139,7 +139,7 @@ class GgufModel:
             if self.given is not None:
                 return self._given(self.given, content)
             tokenizer = tokenizer_files(self.metadata, content["vocab_size"])
-            generation = generation_config(self.metadata, ends(self.metadata))
+            generation = generation_config(self.metadata)
             files = {"config.json": content, "generation_config.json": generation, **tokenizer}
         except ValueError as error:
             raise damaged(self.path, str(error)[:200]) from None

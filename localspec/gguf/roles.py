@@ -86,7 +86,8 @@ def ends(metadata: Metadata) -> list[int]:
     An ordinary token that is merged from others is no mark, whatever it spells; llama.cpp makes one of it.
     """
     tokens = list(metadata.texts("tokenizer.ggml.tokens") or [])
-    types, count = metadata.numbers("tokenizer.ggml.token_type") or [], len(tokens)
+    types = metadata.numbers("tokenizer.ggml.token_type") or []
+    count = len(tokens) or 2**32 - 1  # without a list of tokens, nothing limits their ids
     found = [token_of(metadata, role, count) for role in ("eos", "eot", "eom", *_FILL_ENDS)]
     known = set(_ENDS)
     for role, spellings in _FILL_ENDS.items():
@@ -96,9 +97,10 @@ def ends(metadata: Metadata) -> list[int]:
     words = ordinary(metadata, tokens, types, spelled)
     found += [index for index in spelled if index not in words]
     ids = list(dict.fromkeys(index for index in found if index is not None))
-    texts = {tokens[index] for index in ids}
+    spelling = dict(enumerate(tokens))
+    texts = {spelling.get(index) for index in ids}
     inside = {token for token, others in _NO_END if others <= texts}
-    return [index for index in ids if tokens[index] not in inside]
+    return [index for index in ids if spelling.get(index) not in inside]
 
 
 def ordinary(metadata: Metadata, tokens: Sequence[str], types: Sequence[int], ids: Collection[int]) -> set[int]:

@@ -142,19 +142,20 @@ OURS = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min
 @pytest.mark.parametrize("name", SAMPLING)
 def test_a_sampling_that_cannot_be_is_left_out_with_a_notice(name: str) -> None:
     said: dict[str, Any] = {f"general.sampling.{one}": value for one, value in SAMPLING.items()}
+    said["tokenizer.ggml.eos_token_id"] = 2
     assert ignored_sampling(Metadata(said)) == []
     for wrong in (-0.5, 1e30, float("nan"), float("inf"), "0.5", True, np.array([1.0])):
         changed = Metadata({**said, f"general.sampling.{name}": wrong})
         (sentence,) = ignored_sampling(changed)
         assert sentence.startswith(f"general.sampling.{name} = ") and sentence.endswith(".")
-        found = generation_config(changed, [2])
+        found = generation_config(changed)
         assert found == {"eos_token_id": [2], **{OURS[one]: SAMPLING[one] for one in SAMPLING if one != name}}
 
 
 def test_a_negative_top_k_is_off_and_a_sampler_that_is_missing_here_is_named() -> None:
     said: dict[str, Any] = {"general.sampling.top_k": -1, "general.sampling.penalty_repeat": 1.0,
                             "general.sampling.mirostat": 0, "general.sampling.xtc_probability": 0.0}  # fmt: skip
-    assert generation_config(Metadata(said), [2])["top_k"] == 0 and ignored_sampling(Metadata(said)) == []
+    assert generation_config(Metadata(said))["top_k"] == 0 and ignored_sampling(Metadata(said)) == []
     for key, value in {"penalty_repeat": 1.1, "mirostat": 2, "xtc_probability": 0.5}.items():
         (sentence,) = ignored_sampling(Metadata({**said, f"general.sampling.{key}": value}))
         assert f"general.sampling.{key} = {value}" in sentence
