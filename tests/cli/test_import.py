@@ -416,3 +416,17 @@ def test_what_is_left_out_of_the_metadata_is_said_once(tmp_path: Path, directory
     )
     assert [first.stderr.count(one) for one in said] == [1] * len(said)
     assert not any(one in second.stderr for one in said)
+
+
+def test_a_file_that_an_earlier_version_read_in_another_way_is_packed_again(
+    tmp_path: Path, gguf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as earlier:
+        earlier.setattr("localspec.gguf.config.ends", lambda metadata: [5])
+        first = imported(tmp_path, gguf)
+    again = called(tmp_path, "import", str(gguf), "--json")
+    assert wording("another_way_it_is_packed_again") in again.stderr
+    found = json.loads(again.stdout)
+    assert (found["name"], found["packing"], found["new"]) == (first["name"], first["packing"], True)
+    assert not Path(str(first["path"])).exists() and Path(found["path"]).exists()
+    assert imported(tmp_path, gguf)["new"] is False
