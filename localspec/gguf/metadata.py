@@ -320,8 +320,8 @@ def check(metadata: Metadata, named: str) -> None:
         return LocalspecError(f"The {metadata.file} sets {shown(key)} = {in_short(metadata.values[key])}, {what}.")
 
     for key, given in metadata.values.items():
-        own, _, name = key.partition(".")
-        if own != named:
+        prefix, _, name = key.partition(".")
+        if prefix != named:
             continue
         several = given[:_MOST_LAYERS].tolist() if isinstance(given, np.ndarray) else [given]
         several = [None] if isinstance(given, Texts) or not several else several
