@@ -111,6 +111,8 @@ def ordinary(metadata: Metadata, tokens: Sequence[str], types: Sequence[int], id
     if metadata.text("tokenizer.ggml.model") == "gpt2":
         made = (merge.replace(" ", "") for merge in metadata.texts("tokenizer.ggml.merges") or [])
         return {normal[token] for token in made if token in normal} | {normal[one] for one in normal if len(one) == 1}
+    if "tokenizer.ggml.token_type" not in metadata.values:  # pieces such as "<" and "s>" would make a word of "<s>"
+        return set()
     pieces = {token for index, token in enumerate(tokens) if types[index : index + 1] not in _MARKS}
     return {
         index

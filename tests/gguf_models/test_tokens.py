@@ -272,6 +272,16 @@ def test_pieces_have_the_usual_roles_where_the_file_does_not_say(tmp_path: Path)
     assert converted(without, tmp_path).encode("Hi", True) == converted(said, tmp_path).encode("Hi", True)
 
 
+@pytest.mark.parametrize("typed", [True, False])
+def test_a_piece_with_a_role_is_a_mark_unless_its_type_says_otherwise(tmp_path: Path, typed: bool) -> None:
+    tokens = ["<unk>", "<s>", "</s>", "<", "s>", "a", "b", "ab"]
+    said = {"tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": tokens, "tokenizer.ggml.scores": np.zeros(8),
+            "tokenizer.ggml.padding_token_id": 7}  # fmt: skip
+    said |= {"tokenizer.ggml.token_type": np.array([2, 3, 3, 1, 1, 1, 1, 1])} if typed else {}
+    marks = {tokens[0], tokens[1], tokens[2], *([] if typed else ["ab"])}
+    assert {one.content for one in converted(said, tmp_path).added_tokens.values()} == marks
+
+
 @pytest.mark.parametrize("odd", [float("nan"), float("inf"), float("-inf")])
 def test_scores_that_are_no_numbers_are_refused(tmp_path: Path, odd: float) -> None:
     said = pieces(write_tokenizer(tmp_path, PHI3))
