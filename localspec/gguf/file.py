@@ -26,7 +26,7 @@ from localspec.outside_files import MIB
 
 _HEADER_LIMIT = 128 * MIB  # bytes; the largest vocabularies take 20 MiB
 _MOST_TENSORS = _MOST_KEYS = 2**16
-_MOST_TEXTS = 2**21  # of an array
+_MOST_TEXTS = 2**22  # of all arrays; the largest vocabularies have 800,000 tokens and merges
 _LONGEST_NAME = 2**8  # bytes of a key or a tensor's name
 _DIMENSIONS = 4
 _NUMBERS = {0: "u1", 1: "i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "?", 10: "<u8", 11: "<i8", 12: "<f8"}
@@ -102,7 +102,7 @@ class _Reader:
     def __init__(self, path: Path, stream: BinaryIO) -> None:
         self._path, self._stream = path, stream
         self._size = os.fstat(stream.fileno()).st_size
-        self._left = min(self._size, _HEADER_LIMIT)
+        self._left, self._texts_left = min(self._size, _HEADER_LIMIT), _MOST_TEXTS
 
     def file(self) -> GgufFile:
         if self._bytes(4) != b"GGUF":
@@ -174,8 +174,9 @@ class _Reader:
     def _array(self) -> Value:
         kind, count = self._number("<I"), self._number("<Q")
         if kind == _TEXT:
-            if count > min(self._left // 8, _MOST_TEXTS):
+            if count > min(self._left // 8, self._texts_left):
                 raise ValueError(f"an array of {count} texts")
+            self._texts_left -= count
             content, ends = bytearray(), array("I")
             for _ in range(count):
                 content += self._bytes(self._number("<Q"))

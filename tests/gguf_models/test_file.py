@@ -13,6 +13,7 @@ from gguf_files import ARRAY, TEXT, Stored, stored, text, value, written
 from golden import matching
 
 from localspec.errors import LocalspecError
+from localspec.gguf import file
 from localspec.gguf.file import Texts, read
 from localspec.gguf.metadata import Metadata, is_utf8
 
@@ -126,6 +127,13 @@ def test_an_array_of_texts_takes_little_more_memory_than_in_the_file(tmp_path: P
     finally:
         tracemalloc.stop()
     assert isinstance(found, Texts) and len(found) == 100_000 and list(found)[-1] == "99999 100000"
+
+
+def test_texts_are_limited_in_all_arrays_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file, "_MOST_TEXTS", 1000)
+    (tmp_path / "a.gguf").write_bytes(written({"a": ["x"] * 600, "b": ["y"] * 400}, {}))
+    assert len(read(tmp_path / "a.gguf").metadata) == 2
+    assert "an array of 401 texts" in refused(tmp_path / "a.gguf", written({"a": ["x"] * 600, "b": ["y"] * 401}, {}))
 
 
 @pytest.mark.parametrize("name", HOSTILE)
