@@ -14,6 +14,7 @@ import numpy as np
 
 from localspec.errors import LocalspecError
 from localspec.gguf.file import Texts, Value
+from localspec.text import one_line
 
 _MOST_POSITIONS, _MOST_CHANNELS, _MOST_LAYERS = 2**31 - 1, 2**24, 2**16
 _MOST_NUMBERS = 2**21  # of an array, as of one number for each token
@@ -229,7 +230,7 @@ NEUTRAL_ELSEWHERE: Mapping[str, str] = {
         ),
         _CARD,
     ),
-    "general.sampling.sequence": "the order of samplers is one that gives the same text with and without drafts",
+    "general.sampling.sequence": "the samplers of localspec have one order",
     "general.sampling.xtc_threshold": "xtc_probability says whether there is XTC",
     "general.sampling.penalty_last_n": "penalty_repeat says whether there is a penalty",
     "general.sampling.mirostat_tau": "mirostat says whether there is Mirostat",
@@ -317,7 +318,9 @@ def check(metadata: Metadata, named: str) -> None:
     """Raise LocalspecError for a key of the architecture that is unknown, impossible, or changes what is computed."""
 
     def refuse(key: str, what: str) -> LocalspecError:
-        return LocalspecError(f"The {metadata.file} sets {shown(key)} = {in_short(metadata.values[key])}, {what}.")
+        return LocalspecError(
+            f"The {metadata.file} sets {one_line(shown(key))} = {in_short(metadata.values[key])}, {what}."
+        )
 
     for key, given in metadata.values.items():
         prefix, _, name = key.partition(".")

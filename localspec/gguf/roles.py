@@ -3,7 +3,8 @@
 from collections.abc import Collection, Sequence
 
 from localspec.errors import LocalspecError
-from localspec.gguf.metadata import Metadata, in_short
+from localspec.gguf.metadata import Metadata, in_short, shown
+from localspec.text import one_line
 
 _MARKS = ([2], [3], [4])  # types of tokens: unknown, control, user-defined
 _NO_TOKEN = (-1, 2**32 - 1)  # how converters write that there is none
@@ -56,7 +57,7 @@ def impossible_roles(metadata: Metadata, count: int) -> list[str]:
         if key.startswith("tokenizer.ggml.") and key.endswith("_token_id") and not _is_token(index, count)
     }
     return [
-        f"{key} = {in_short(index)} is left out, because there are {count} tokens."
+        f"{one_line(shown(key))} = {in_short(index)} is left out, because there are {count} tokens."
         for key, index in several.items()
         if not (type(index) is int and index in _NO_TOKEN)
     ]

@@ -11,6 +11,7 @@ from localspec.errors import LocalspecError
 from localspec.gguf import metadata as table
 from localspec.gguf.config import config, generation_config, ignored_sampling
 from localspec.gguf.metadata import Metadata, check
+from localspec.gguf.roles import impossible_roles
 
 FAMILIES = ["llama", "qwen2", "qwen3", "phi3"]
 SAID: dict[str, Any] = {
@@ -86,6 +87,14 @@ def test_other_values_are_refused_by_the_name_of_the_key(name: str) -> None:
     assert refused >= 8
     with pytest.raises(LocalspecError):
         check(metadata("llama", {name: float("nan")}), "llama")
+
+
+def test_a_key_of_several_lines_is_one_line_in_a_sentence() -> None:
+    with pytest.raises(LocalspecError, match=r"^[^\n]*$") as error:
+        check(metadata("llama", {"a\nb\udcff": 1}), "llama")
+    assert str(error.value).isprintable()
+    (sentence,) = impossible_roles(Metadata({"tokenizer.ggml.a\nb_token_id": 5}), 3)
+    assert "\n" not in sentence
 
 
 CHANGED: dict[str, Any] = {
