@@ -54,6 +54,7 @@ from localspec.machine.machine import this_machine, torch_trouble
 from localspec.models.confinement import NoProcess, confinement
 from localspec.models.drafter_kinds import kind_of
 from localspec.models.encoding import Unwanted, given_up_unless
+from localspec.models.generation_config import GENERATION, LEFT_OUT
 from localspec.models.messages import Message
 from localspec.models.model import model_of
 from localspec.models.registry import TargetCard
@@ -199,6 +200,8 @@ class Engine:
             notice("the model's chat template leaves out what is asked, so no answer can be about it.")
         if not engine.target.chat.tokenizer.chat_template:
             notice("this model has no chat template, so it goes on with what you write, and may not answer it.")
+        for what in engine.target.generation.get(LEFT_OUT, ()):
+            notice(f"{what} in the model's {GENERATION} is left out, because it is not possible.")
         if engine.sampling(settings).rule == "typical":
             notice("with --accept typical the text is not exactly what the model alone would have written.")
         return engine

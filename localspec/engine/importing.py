@@ -5,6 +5,7 @@ import os
 import re
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -79,11 +80,14 @@ def import_gguf(
     def show(done: int, total: int) -> None:
         reporter.progress(f"reading {file.name}: {done / max(total, 1):.0%}")
 
-    if origin is None and (found := import_of(file, paths, asked, show)):
-        return _imported(found, GgufModel.open(file), False, time.perf_counter() - began)
+    former = import_of(file, paths, asked, show) if origin is None else None
+    model, threads = GgufModel.open(file, texts), this_machine().cores
+    if former and all(_holds(former, name, content) for name, content in model.texts.items()):
+        return _imported(former, model, False, time.perf_counter() - began)
     from localspec.native.gguf_pack import pack_gguf
 
-    model, threads = GgufModel.open(file, texts), this_machine().cores
+    if former:
+        reporter.notice(f"{file} was imported by a version that read its metadata in another way; it is packed again.")
     files = [part.path for part in model.parts]
     shape = Shape.of(model.config.content)  # before the files are read
     digests = weight_digests(files, paths, threads, show)
@@ -110,9 +114,19 @@ def import_gguf(
             reporter.notice(
                 f"{file} has changed since it was imported as {name}, which stays until `localspec rm {name}`."
             )
+    for sentence in model.notices():
+        reporter.notice(sentence)
     packing = asked or _suitable(origin, shape, settings)
     packed = pack_gguf(model, packing, origin, threads, reporter, paths)
+    if former and former.header.packing == packing and former.path != packed:
+        with suppress(OSError):
+            former.path.unlink(missing_ok=True)
     return _imported(read(packed), model, True, time.perf_counter() - began)
+
+
+def _holds(packed: PackedFile, name: str, content: bytes) -> bool:
+    """Return whether a packed file has this text of its model."""
+    return name in packed.header.texts and packed.text(name) == content
 
 
 def ready(name: str, settings: Settings, reporter: Reporter) -> TargetCard:

@@ -4,12 +4,11 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from localspec.errors import LocalspecError
-from localspec.gguf.file import Value
+from localspec.gguf.metadata import Metadata, check, in_short, left_out
+from localspec.gguf.roles import ends
 from localspec.models.default_sampling import NAME
+from localspec.models.generation_config import possible
 from localspec.models.model_config import ModelConfig
 
 FAMILIES = {
@@ -18,55 +17,9 @@ FAMILIES = {
     "qwen3": ("Qwen3ForCausalLM", "qwen3"),
     "phi3": ("Phi3ForCausalLM", "phi3"),
 }  # by general.architecture: the class that computes it, and its model_type
-_WINDOWED = ("MistralForCausalLM", "mistral")  # what a llama with a window is
-_NEUTRAL = {
-    "expert_count": 0, "attention.scale": 0, "attention.clamp_kqv": 0, "attention.max_alibi_bias": 0, "logit_scale": 1,
-    "residual_scale": 1, "embedding_scale": 1, "attn_logit_softcapping": 0, "final_logit_softcapping": 0,
-}  # fmt: skip
+_LONG_AND_SHORT = ("rope_factors_long.weight", "rope_factors_short.weight")
+_BY_CHANNEL = ("rope_freqs.weight", *_LONG_AND_SHORT)
 _SAMPLING = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
-ENDS = ("eos", "eot", "eom")  # tokens that end a reply
-
-
-class Metadata:
-    """Values by key, of the type that they must have. Its methods raise ValueError, with a clause."""
-
-    def __init__(self, values: Mapping[str, Value], name: str = "") -> None:
-        """`name` is that of the file that they are from, for sentences."""
-        self.values, self.file = values, f"GGUF file {name}".rstrip()
-
-    def text(self, key: str) -> str | None:
-        found: str | None = self._of(key, (str,))
-        return found
-
-    def number(self, key: str) -> Any:
-        """A number, or None; of an array of the same numbers, one for each layer, that one."""
-        value: Any = self.values.get(key)
-        if isinstance(value, np.ndarray):
-            several = set(value.tolist())
-            if len(several) != 1:
-                raise ValueError(f"{key} differs from layer to layer")
-            value = several.pop()
-        if isinstance(value, bool):
-            raise ValueError(f"{key} = {value} is no number")
-        return self._of(key, (int, float), value)
-
-    def flag(self, key: str) -> bool | None:
-        found: bool | None = self._of(key, (bool,))
-        return found
-
-    def texts(self, key: str) -> list[str] | None:
-        found: list[str] | None = self._of(key, (list,))
-        return found
-
-    def numbers(self, key: str) -> list[Any] | None:
-        found: npt.NDArray[Any] | None = self._of(key, (np.ndarray,))
-        return None if found is None else found.tolist()
-
-    def _of(self, key: str, kinds: tuple[type, ...], *given: Any) -> Any:
-        value = given[0] if given else self.values.get(key)
-        if value is not None and not isinstance(value, kinds):
-            raise ValueError(f"{key} = {str(value)[:40]!r} is not possible")
-        return value
 
 
 def architecture(metadata: Metadata) -> str:
@@ -93,17 +46,21 @@ def config(
     def number(key: str) -> Any:
         return metadata.number(f"{named}.{key}")
 
-    for key, neutral in _NEUTRAL.items():
-        if number(key) not in (None, neutral):
-            raise LocalspecError(
-                f"The {metadata.file} sets {named}.{key} = {number(key)}, which localspec does not compute; choose "
-                "another."
-            )
-    window = number("attention.sliding_window") or None
-    class_name, model_type = _WINDOWED if named == "llama" and window else FAMILIES[named]
+    check(metadata, named)
+    window, context = number("attention.sliding_window") or None, number("context_length")
+    if window and context and window >= context:
+        window = None
+    if window and named != "phi3":  # the converter writes it for no other, and llama.cpp ignores it
+        raise LocalspecError(
+            f"The {metadata.file} sets {named}.attention.sliding_window = {window}, which localspec computes for phi3 "
+            "only; choose another."
+        )
+    class_name, model_type = FAMILIES[named]
     hidden, heads = number("embedding_length"), number("attention.head_count")
-    if not (type(hidden) is int and type(heads) is int and heads > 0):
-        raise ValueError(f"{named}.embedding_length = {hidden} and {named}.attention.head_count = {heads}")
+    if hidden is None or heads is None:
+        raise ValueError(
+            f"it does not say its {named}.{'embedding_length' if hidden is None else 'attention.head_count'}"
+        )
     head_dim = number("attention.key_length") or hidden // heads
     if (values := number("attention.value_length")) not in (None, head_dim):
         raise ValueError(f"keys have {head_dim} channels and values {values}")
@@ -117,13 +74,13 @@ def config(
         "num_key_value_heads": number("attention.head_count_kv") or heads,
         "head_dim": head_dim,
         "vocab_size": shapes["token_embd.weight"][0] if "token_embd.weight" in shapes else None,
-        "max_position_embeddings": number("context_length"),
+        "max_position_embeddings": context,
         "rms_norm_eps": number("attention.layer_norm_rms_epsilon"),
         "hidden_act": "silu",
         "tie_word_embeddings": "output.weight" not in shapes,
         "attention_bias": named in ("llama", "qwen3") and "blk.0.attn_output.bias" in shapes,
         "mlp_bias": named == "llama" and "blk.0.ffn_down.bias" in shapes,
-        "sliding_window": window if model_type in ("mistral", "phi3") else None,
+        "sliding_window": window,
         "rope_parameters": _rotation(named, head_dim, number, metadata, shapes, factors),
         "bos_token_id": metadata.number("tokenizer.ggml.bos_token_id"),
         "eos_token_id": metadata.number("tokenizer.ggml.eos_token_id"),
@@ -155,26 +112,60 @@ def _rotation(
                 "for phi3 alone; choose another."
             )
         rope["partial_rotary_factor"] = rotated / head_dim
-    kind = metadata.text(f"{named}.rope.scaling.type") or "none"
-    original = number("rope.scaling.original_context_length") or number("context_length")
+    kind = metadata.text(f"{named}.rope.scaling.type") or "linear"  # as llama.cpp takes a factor without a type
+    factor = number("rope.scaling.factor") or number("rope.scale_linear") or 1.0
+    if kind == "none":
+        factor = 1.0
+    scaling = number("rope.scaling.attn_factor") or 1.0
+    context = number("context_length")
+    original = number("rope.scaling.original_context_length") or context
+    by_channel = [name for name in _BY_CHANNEL if name in shapes]
+    if kind == "yarn" and factor != 1:
+        if by_channel:
+            raise LocalspecError(
+                f"The {metadata.file} scales its positions by yarn and by {by_channel[0]}, which localspec does not "
+                "compute; choose another."
+            )
+        growth = 1 + 0.1 * math.log(max(factor, 1))
+        _check_yarn(named, metadata, growth)
+        rope |= {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
+        return rope if scaling == 1 else {**rope, "attention_factor": growth * scaling}
+
+    def divided(name: str) -> list[float]:
+        return [each * factor for each in factors(name)]
+
+    rope |= {"attention_factor": scaling} if by_channel or scaling != 1 else {}
     if "rope_freqs.weight" in shapes:  # what llama3 makes of its frequencies, channel by channel
-        each = factors("rope_freqs.weight")
-        return {**rope, "rope_type": "longrope", "short_factor": each, "long_factor": each, "attention_factor": 1.0,
-                "original_max_position_embeddings": number("context_length")}  # fmt: skip
-    if "rope_factors_long.weight" in shapes and "rope_factors_short.weight" in shapes:
+        each = divided("rope_freqs.weight")
+        return {**rope, "rope_type": "longrope", "short_factor": each, "long_factor": each,
+                "original_max_position_embeddings": context}  # fmt: skip
+    if len(by_channel) == len(_LONG_AND_SHORT):
         return {
             **rope, "rope_type": "longrope", "original_max_position_embeddings": original,
-            "long_factor": factors("rope_factors_long.weight"), "short_factor": factors("rope_factors_short.weight"),
-            "attention_factor": number("rope.scaling.attn_factor") or 1.0,
+            "long_factor": divided("rope_factors_long.weight"), "short_factor": divided("rope_factors_short.weight"),
         }  # fmt: skip
-    if kind == "none":
-        return rope
-    if kind not in ("linear", "yarn"):
-        raise LocalspecError(
-            f"The {metadata.file} scales its positions by {kind[:40]!r}, which localspec does not know."
-        )
-    rope |= {"rope_type": kind, "factor": number("rope.scaling.factor") or 1.0}
-    return rope if kind == "linear" else {**rope, "original_max_position_embeddings": original}
+    if by_channel:
+        raise ValueError(f"it has {by_channel[0]!r} and not its counterpart")
+    if scaling != 1:
+        each = [factor] * (rotated // 2)
+        return {**rope, "rope_type": "longrope", "short_factor": each, "long_factor": each,
+                "original_max_position_embeddings": context}  # fmt: skip
+    return rope if factor == 1 else {**rope, "rope_type": "linear", "factor": factor}
+
+
+def _check_yarn(named: str, metadata: Metadata, growth: float) -> None:
+    """Raise LocalspecError for values of YaRN with which llama.cpp and the model's own code differ.
+
+    llama.cpp does not read them for these architectures. `growth` is by how much YaRN usually scales attention.
+    """
+    for name, usual in {"ext_factor": (1, -1), "attn_factor": (growth,), "beta_fast": (32,), "beta_slow": (1,),
+                        "log_multiplier": (0,)}.items():  # fmt: skip
+        key = f"{named}.rope.scaling.yarn_{name}"
+        value = metadata.number(key)
+        if value is not None and not any(math.isclose(value, one, rel_tol=1e-4) for one in usual):
+            raise LocalspecError(
+                f"The {metadata.file} sets {key} = {in_short(value)}, which localspec does not compute; choose another."
+            )
 
 
 def differences(one: ModelConfig, other: ModelConfig) -> str:
@@ -198,8 +189,25 @@ def differences(one: ModelConfig, other: ModelConfig) -> str:
 
 def generation_config(metadata: Metadata) -> dict[str, Any]:
     """Return the content of a generation_config.json: which tokens end a reply, and how the model samples."""
-    ends = [metadata.number(f"tokenizer.ggml.{name}_token_id") for name in ENDS]
-    said = {theirs: metadata.number(f"general.sampling.{name}") for name, theirs in _SAMPLING.items()}
-    said[NAME] = " ".join(filter(None, map(metadata.text, ("general.basename", "general.name")))) or None
-    known = {name: value for name, value in said.items() if value is not None}
-    return {"eos_token_id": list(dict.fromkeys(end for end in ends if end is not None)), **known}
+    said = {theirs: _sampled(metadata, name) for name, theirs in _SAMPLING.items()}
+    named = {NAME: " ".join(filter(None, map(metadata.label, ("general.basename", "general.name")))) or None}
+    known = {name: value for name, value in {**said, **named}.items() if value is not None}
+    return {"eos_token_id": ends(metadata), **known}
+
+
+def _sampled(metadata: Metadata, name: str) -> Any:
+    """Return how the maker samples; None where the file does not say, or what it says is not possible."""
+    value = metadata.values.get(f"general.sampling.{name}")
+    if name == "top_k" and type(value) is int and value < 0:
+        return 0  # llama.cpp and the Hugging Face code take less than one token as all
+    return value if possible(_SAMPLING[name], value) else None
+
+
+def ignored_sampling(metadata: Metadata) -> list[str]:
+    """Return a sentence for each value by which the maker samples that is not possible, or that localspec lacks."""
+    impossible = (f"general.sampling.{name}" for name in _SAMPLING if _sampled(metadata, name) is None)
+    return [
+        f"{key} = {in_short(metadata.values[key])} is left out, because it is not possible."
+        for key in impossible
+        if key in metadata.values
+    ] + left_out(metadata)

@@ -9,6 +9,8 @@ mapped file that somebody cuts short ends the process. (llama.cpp's docs/gguf.md
 import os
 import stat
 import struct
+from array import array
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
@@ -22,14 +24,36 @@ from localspec.errors import LocalspecError
 from localspec.gguf.blocks import BLOCKS, NAMES, Block
 from localspec.outside_files import MIB
 
-Value = str | int | float | bool | list[str] | npt.NDArray[Any]
 _HEADER_LIMIT = 128 * MIB  # bytes; the largest vocabularies take 20 MiB
 _MOST_TENSORS = _MOST_KEYS = 2**16
-_MOST_TEXTS = 2**21  # of an array
+_MOST_TEXTS = 2**22  # of all arrays; the largest vocabularies have 800,000 tokens and merges
 _LONGEST_NAME = 2**8  # bytes of a key or a tensor's name
 _DIMENSIONS = 4
 _NUMBERS = {0: "u1", 1: "i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "?", 10: "<u8", 11: "<i8", 12: "<f8"}
 _TEXT, _ARRAY = 8, 9
+
+
+class Texts:
+    """An array of texts as the file stores them, in one buffer: Python's objects take ten times that memory."""
+
+    def __init__(self, content: bytes | bytearray, ends: "array[int]") -> None:
+        """`ends` are the places in `content` where texts end."""
+        self._content, self._ends = content, ends
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def __iter__(self) -> Iterator[str]:
+        start = 0
+        for end in self._ends:
+            yield self._content[start:end].decode("utf-8", "surrogateescape")
+            start = end
+
+    def tolist(self) -> list[str]:
+        return list(self)
+
+
+Value = str | int | float | bool | Texts | npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -64,7 +88,7 @@ def read(path: Path) -> GgufFile:
             return _Reader(path, stream).file()
     except OSError as error:
         raise LocalspecError(f"{path} cannot be read ({error.strerror}); correct that.") from None
-    except ValueError as error:  # what is no UTF-8, too
+    except ValueError as error:
         raise damaged(path, str(error)[:200]) from None
 
 
@@ -78,7 +102,7 @@ class _Reader:
     def __init__(self, path: Path, stream: BinaryIO) -> None:
         self._path, self._stream = path, stream
         self._size = os.fstat(stream.fileno()).st_size
-        self._left = min(self._size, _HEADER_LIMIT)
+        self._left, self._texts_left = min(self._size, _HEADER_LIMIT), _MOST_TEXTS
 
     def file(self) -> GgufFile:
         if self._bytes(4) != b"GGUF":
@@ -150,9 +174,14 @@ class _Reader:
     def _array(self) -> Value:
         kind, count = self._number("<I"), self._number("<Q")
         if kind == _TEXT:
-            if count > min(self._left // 8, _MOST_TEXTS):
+            if count > min(self._left // 8, self._texts_left):
                 raise ValueError(f"an array of {count} texts")
-            return [self._text() for _ in range(count)]
+            self._texts_left -= count
+            content, ends = bytearray(), array("I")
+            for _ in range(count):
+                content += self._bytes(self._number("<Q"))
+                ends.append(len(content))
+            return Texts(content, ends)
         return self._numbers(kind, count)
 
     def _numbers(self, kind: int, count: int) -> npt.NDArray[Any]:
@@ -163,10 +192,11 @@ class _Reader:
         return np.frombuffer(content, "u1").astype(bool) if kind == 7 else np.frombuffer(content, dtype)
 
     def _text(self, longest: int = _HEADER_LIMIT) -> str:
+        """Read a text. What is not UTF-8 becomes lone surrogates, and matters only to those who need the text."""
         length = self._number("<Q")
         if length > longest:
             raise ValueError(f"a name of {length} bytes")
-        return self._bytes(length).decode()
+        return self._bytes(length).decode("utf-8", "surrogateescape")
 
     def _number(self, form: str) -> int:
         number: int = struct.unpack(form, self._bytes(struct.calcsize(form)))[0]

@@ -14,13 +14,17 @@ import numpy.typing as npt
 
 from localspec.errors import LocalspecError, NotHere
 from localspec.gguf.blocks import Block, floats
-from localspec.gguf.config import Metadata, architecture, config, differences, generation_config
+from localspec.gguf.config import architecture, config, differences, generation_config, ignored_sampling
 from localspec.gguf.file import GgufFile, Place, damaged, read
+from localspec.gguf.metadata import Metadata, in_short
+from localspec.gguf.roles import impossible_roles
 from localspec.gguf.tokens import tokenizer_files
 from localspec.models.architecture import TransformerConfig, in_features, weight_map
+from localspec.models.chat_tokenizer import ChatTokenizer
 from localspec.models.imported import parts_of
 from localspec.models.model_config import ModelConfig
 from localspec.models.stored_weights import StoredTensor
+from localspec.models.tokenizer import Tokenizer
 from localspec.outside_files import parse_json
 from localspec.text import LONGEST_LICENSE, one_line
 
@@ -87,9 +91,11 @@ class GgufModel:
             raise NotHere(f"{missing} is not here, which is a part of this model; put it beside the others.")
         parts = tuple(read(file) for file in files)
         said = parts[0].metadata.get("split.count", 1)
-        if said not in (0, len(parts)):
-            raise damaged(path, f"it is one of {str(said)[:20]} parts, and its name does not tell which")
-        found = cls(parts, given)
+        if type(said) is not int or said not in (0, len(parts)):
+            raise damaged(path, f"it is one of {in_short(said)} parts, and its name does not tell which")
+        found, tensors = cls(parts, given), parts[0].metadata.get("split.tensors.count")
+        if len(parts) > 1 and tensors is not None and in_short(tensors) != str(len(found.places)):
+            raise damaged(path, f"its parts have {len(found.places)} tensors of {in_short(tensors)}")
         if len(found.places) != sum(len(part.tensors) for part in parts):
             raise damaged(path, "two of its parts have the same tensor")
         return found
@@ -132,11 +138,9 @@ class GgufModel:
             content = config(self.metadata, shapes, self._factors)
             if self.given is not None:
                 return self._given(self.given, content)
-            files = {
-                "config.json": content,
-                "generation_config.json": generation_config(self.metadata),
-                **tokenizer_files(self.metadata, content["vocab_size"]),
-            }
+            tokenizer = tokenizer_files(self.metadata, content["vocab_size"])
+            generation = generation_config(self.metadata)
+            files = {"config.json": content, "generation_config.json": generation, **tokenizer}
         except ValueError as error:
             raise damaged(self.path, str(error)[:200]) from None
         return {
@@ -162,11 +166,25 @@ class GgufModel:
         except ValueError as error:
             raise damaged(self.path, str(error)[:200]) from None
 
+    def notices(self) -> list[str]:
+        """Return what becomes of metadata that are not followed, or that change prompts unlike the model's own files.
+
+        Raises what `texts` raises.
+        """
+        if self.given is not None:
+            return []
+        found = ignored_sampling(self.metadata)
+        found += impossible_roles(self.metadata, len(self.metadata.texts("tokenizer.ggml.tokens") or []))
+        chat = ChatTokenizer(Tokenizer.decoded(self.texts, self.path))
+        found += [
+            f"{self.path.name} wants {mark} {'before' if first else 'after'} each prompt, and its chat template writes "
+            "none; it is put there, as llama-server does."
+            for mark, first in chat.added_marks()
+        ]
+        return found
+
     def license(self) -> str | None:
-        try:
-            said = self.metadata.text("general.license")
-        except ValueError:
-            return None
+        said = self.metadata.label("general.license")
         return one_line(said)[:LONGEST_LICENSE] if said else None
 
     def tensors(self, sizes: TransformerConfig) -> dict[str, StoredTensor]:

@@ -1,13 +1,20 @@
 """The tokenizer in the metadata of a GGUF file, as the files that the tokenizers library and transformers read."""
 
+import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from localspec.errors import LocalspecError
-from localspec.gguf.config import Metadata
+from localspec.gguf.metadata import Metadata, in_short, is_utf8, shown
+from localspec.gguf.roles import around, ordinary, token_of
+from localspec.models.tokenizer import AROUND
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER, _UNUSED, _BYTE = range(1, 7)  # types of tokens
 _MOST_TOKENS, _LONGEST = 2**20, 2**10  # characters of a token
+_MOST_MERGES = 2**20  # the largest published vocabulary, o200k of GPT-4o and gpt-oss, has 446,189
+_MERGED = 0.9  # the least share of words that merges make; in published vocabularies it is all or nearly all
+_LONGEST_TEMPLATE = 2**20  # characters; published ones have some thousands
 _LONGEST_PIECE = 2**7  # characters of a token that others are merged to: every way to cut it is tried
 _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _WORDS = r"|[^\r\n\p{L}\p{N}]?\p{L}+|"
@@ -37,8 +44,15 @@ _WHOLE_WORDS = (
     "tekken",
 )  # a word that is a token is never merged from parts
 _COMPOSED = ("qwen2", "deepseek-r1-qwen", "megrez")  # which normalise to NFC
-_BEGINS = ("llama-bpe", "llama3", "llama-v3", "tekken")  # with the mark of a beginning, unless it is said otherwise
+_BEGINS = (
+    "llama-bpe",
+    "llama3",
+    "llama-v3",
+    "falcon3",
+    "tekken",
+)  # with the mark of a beginning, unless it is said otherwise
 _ROLES = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
+_OF_PHI_3 = {"<|user|>", "<|assistant|>", "<|end|>"}  # marks after which its tokenizer swallows blanks
 _STEPS = [
     {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}, {"type": "ByteFallback"}, {"type": "Fuse"},
     {"type": "Strip", "content": " ", "start": 1, "stop": 0},
@@ -50,49 +64,58 @@ def tokenizer_files(metadata: Metadata, vocab_size: int) -> dict[str, Any]:
 
     Raises ValueError, with a clause, for what is missing or not possible, LocalspecError for a kind that is not known.
     """
-    kind, tokens = metadata.text("tokenizer.ggml.model"), metadata.texts("tokenizer.ggml.tokens")
-    if not kind or not tokens:
+    kind, stored = metadata.text("tokenizer.ggml.model"), metadata.texts("tokenizer.ggml.tokens")
+    if not kind or not stored:
         raise ValueError("it holds no tokenizer")
-    if len(tokens) > min(vocab_size, _MOST_TOKENS):
-        raise ValueError(f"its tokenizer has {len(tokens)} tokens where the model has {vocab_size}")
+    if len(stored) > min(vocab_size, _MOST_TOKENS):
+        raise ValueError(f"its tokenizer has {len(stored)} tokens where the model has {vocab_size}")
+    if (merges := len(metadata.texts("tokenizer.ggml.merges") or [])) > _MOST_MERGES:
+        raise ValueError(f"its tokenizer has {merges:,} merges, and {_MOST_MERGES:,} are the most")
+    tokens = list(stored)
+    if odd := next((index for index, token in enumerate(tokens) if not is_utf8(token)), None):
+        raise ValueError(f"token {odd} in tokenizer.ggml.tokens is not UTF-8")
     if (longest := max(map(len, tokens))) > _LONGEST:
         raise ValueError(f"a token of its tokenizer has {longest:,} characters, and {_LONGEST:,} are the most")
     types = metadata.numbers("tokenizer.ggml.token_type") or [_NORMAL] * len(tokens)
     if len(types) != len(tokens):
         raise ValueError(f"{len(tokens)} tokens have {len(types)} types")
+    used = [token for token, of in zip(tokens, types, strict=True) if token and of != _UNUSED]
+    if len(set(used)) < len(used):
+        twice = next(token for token, count in Counter(used).items() if count > 1)
+        raise ValueError(f"its tokenizer has the token {twice[:80]!r} twice")
     if kind not in ("gpt2", "llama"):
         raise LocalspecError(
             f"The tokenizer of the {metadata.file} is of the kind {kind[:40]!r}, and localspec reads gpt2 and llama; "
             "choose another."
         )
-    roles = {theirs: token for ours, theirs in _ROLES.items() if (token := _named(metadata, ours, tokens)) is not None}
+    ids = {ours: token_of(metadata, ours, len(tokens)) for ours in _ROLES}
+    # A word with a role ends a reply or pads it; as a special token it would be taken out of every text.
+    words = ordinary(metadata, tokens, types, [index for index in ids.values() if index is not None])
+    roles = {_ROLES[ours]: tokens[index] for ours, index in ids.items() if index is not None and index not in words}
     make = _byte_level if kind == "gpt2" else _pieces
+    marks = around(metadata, tokens, kind == "llama" or metadata.text("tokenizer.ggml.pre") in _BEGINS)
     config = {**roles, "clean_up_tokenization_spaces": False, "tokenizer_class": "PreTrainedTokenizerFast"}
+    config |= {AROUND: marks} if any(marks) else {}
     content = {
         "version": "1.0", "truncation": None, "padding": None, "added_tokens": _added(metadata, tokens, types, roles),
-        **make(metadata, tokens, types, roles),
+        **make(metadata, tokens, types, roles), "post_processor": _with_marks(*marks, tokens),
     }  # fmt: skip
     files: dict[str, Any] = {"tokenizer.json": content, "tokenizer_config.json": config}
     if template := metadata.text("tokenizer.chat_template"):
+        if len(template) > _LONGEST_TEMPLATE:
+            raise ValueError(
+                f"its chat template has {len(template):,} characters, and {_LONGEST_TEMPLATE:,} are the most"
+            )
         files["chat_template.jinja"] = template
     return files
-
-
-def _named(metadata: Metadata, role: str, tokens: Sequence[str]) -> str | None:
-    index = metadata.number(f"tokenizer.ggml.{role}_token_id")
-    if index is None:
-        return None
-    if type(index) is not int or not 0 <= index < len(tokens):
-        raise ValueError(f"its {role} token is number {index} of {len(tokens)}")
-    return tokens[index]
 
 
 def _added(
     metadata: Metadata, tokens: Sequence[str], types: Sequence[int], roles: Mapping[str, str]
 ) -> list[dict[str, Any]]:
     """The tokens that a text is searched for before it is split."""
-    name = (metadata.text("general.name") or "").lower()
-    swallow = any(phi in name for phi in ("phi-3", "phi3"))  # as its own files say, and llama.cpp knows by the name
+    marks = {token for token, kind in zip(tokens, types, strict=True) if kind != _NORMAL}
+    swallow = marks >= _OF_PHI_3  # as its own files say; llama.cpp looks for "phi-3" in the name
     kept = {"<unk>", "<s>", "<|endoftext|>"}
     return [
         {
@@ -109,21 +132,23 @@ def _vocabulary(tokens: Sequence[str], types: Sequence[int]) -> dict[str, int]:
     return {token: index for index, token in enumerate(tokens) if types[index] != _UNUSED}
 
 
-def _beginning(
-    metadata: Metadata, roles: Mapping[str, str], tokens: Sequence[str], usual: bool
-) -> dict[str, Any] | None:
-    """What sets a mark before a text that has no chat template around it."""
-    asked = metadata.flag("tokenizer.ggml.add_bos_token")
-    bos = roles.get("bos_token")
-    if not bos or not (usual if asked is None else asked):
+def _with_marks(begin: Sequence[int], end: Sequence[int], tokens: Sequence[str]) -> dict[str, Any] | None:
+    """Return what sets these tokens before and after a text that has no chat template around it."""
+    if not begin and not end:
         return None
-    begin, text = {"SpecialToken": {"id": bos, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}
-    other = [{"SpecialToken": {"id": bos, "type_id": 1}}, {"Sequence": {"id": "B", "type_id": 1}}]
-    named = {bos: {"id": bos, "ids": [tokens.index(bos)], "tokens": [bos]}}
+
+    def processed(part: str, number: int) -> list[dict[str, Any]]:
+        before, after = (
+            [{"SpecialToken": {"id": tokens[index], "type_id": number}} for index in ids] for ids in (begin, end)
+        )
+        return [*before, {"Sequence": {"id": part, "type_id": number}}, *after]
+
+    named = {tokens[at]: {"id": tokens[at], "ids": [at], "tokens": [tokens[at]]} for at in (*begin, *end)}
+    first = processed("A", 0)
     return {
         "type": "TemplateProcessing",
-        "single": [begin, text],
-        "pair": [begin, text, *other],
+        "single": first,
+        "pair": [*first, *processed("B", 1)],
         "special_tokens": named,
     }
 
@@ -138,11 +163,22 @@ def _byte_level(
             f"The tokenizer of the {metadata.file} splits text as {pre[:40]!r}, which localspec does not know; choose "
             f"a newer file, or one of {', '.join(_SPLITS)}."
         )
-    merges = metadata.texts("tokenizer.ggml.merges") or []
-    pairs = [merge.split(" ") for merge in merges]
+    stored = metadata.texts("tokenizer.ggml.merges") or []
     vocabulary = _vocabulary(tokens, types)
-    if odd := next((pair for pair in pairs if len(pair) != 2 or "".join(pair) not in vocabulary), None):
-        raise ValueError(f"its tokenizer merges {str(odd)[:80]}, which is no pair that makes a token")
+    one: dict[str, str] = {token: token for token in vocabulary}  # each spelling once in memory
+    pairs: dict[tuple[str, str], None] = {}  # of a pair that is there twice, the first counts
+    for merge in stored:
+        left, _, right = merge.partition(" ")
+        if not (left in one and right in one and left + right in one):
+            raise ValueError(f"its tokenizer merges {shown(merge)[:80]!r}, which is no pair that makes a token")
+        pairs.setdefault((one[left], one[right]))
+    words = {token for index, token in enumerate(tokens) if types[index] == _NORMAL and len(token) > 1}
+    made = words & {left + right for left, right in pairs}
+    if len(made) < _MERGED * len(words):
+        raise ValueError(
+            f"tokenizer.ggml.merges makes {len(made)} of {len(words)} words, so that texts would be split into smaller "
+            "parts"
+        )
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
     expression = _SPLITS[pre]
     first = {"type": "Split", "pattern": {"Regex": expression}, "behavior": "Isolated", "invert": False}
@@ -150,9 +186,8 @@ def _byte_level(
     return {
         "normalizer": {"type": "NFC"} if pre in _COMPOSED else None,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*steps, {**byte_level, "use_regex": not expression}]},
-        "post_processor": _beginning(metadata, roles, tokens, pre in _BEGINS),
         "decoder": {**byte_level, "use_regex": True},
-        "model": _bpe(vocabulary, pairs, ignore_merges=pre in _WHOLE_WORDS),
+        "model": _bpe(vocabulary, [*pairs], ignore_merges=pre in _WHOLE_WORDS),
     }
 
 
@@ -163,6 +198,8 @@ def _pieces(
     scores = metadata.numbers("tokenizer.ggml.scores")
     if scores is None or len(scores) != len(tokens):
         raise ValueError(f"{len(tokens)} tokens have {len(scores or [])} scores")
+    if odd := next((score for score in scores if not abs(score) < math.inf), None):
+        raise ValueError(f"tokenizer.ggml.scores holds {in_short(odd)}")
     vocabulary = _vocabulary(tokens, types)
     replace = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
     prefix = metadata.flag("tokenizer.ggml.add_space_prefix") is not False
@@ -170,7 +207,6 @@ def _pieces(
     return {
         "normalizer": {"type": "Sequence", "normalizers": steps},
         "pre_tokenizer": None,
-        "post_processor": _beginning(metadata, roles, tokens, True),
         "decoder": {"type": "Sequence", "decoders": _STEPS if prefix else _STEPS[:3]},
         "model": _bpe(
             vocabulary,
@@ -182,7 +218,7 @@ def _pieces(
     }
 
 
-def _merges(tokens: Sequence[str], types: Sequence[int], scores: Sequence[float]) -> list[list[str]]:
+def _merges(tokens: Sequence[str], types: Sequence[int], scores: Sequence[float]) -> list[tuple[str, str]]:
     """Every pair of pieces that makes a piece, the piece of the best score first, as transformers orders them."""
     normal = {token: index for index, token in enumerate(tokens) if types[index] == _NORMAL}
     if long := next((token for token in normal if len(token) > _LONGEST_PIECE), None):
@@ -193,12 +229,12 @@ def _merges(tokens: Sequence[str], types: Sequence[int], scores: Sequence[float]
         ways = [(left, right) for left, right in cuts if left in normal and right in normal]
         found += [(scores[index], *way) for way in sorted(ways, key=lambda way: (normal[way[0]], normal[way[1]]))]
     found.sort(key=lambda one: (one[0], len(one[1]), len(one[2])), reverse=True)
-    return [[left, right] for _, left, right in found]
+    return [(left, right) for _, left, right in found]
 
 
-def _bpe(vocabulary: Mapping[str, int], merges: Sequence[Sequence[str]], **unlike: Any) -> dict[str, Any]:
+def _bpe(vocabulary: Mapping[str, int], merges: Sequence[tuple[str, str]], **unlike: Any) -> dict[str, Any]:
     usual = {
         "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
         "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, "ignore_merges": False,
     }  # fmt: skip
-    return {**usual, **unlike, "vocab": dict(vocabulary), "merges": [list(pair) for pair in merges]}
+    return {**usual, **unlike, "vocab": dict(vocabulary), "merges": merges}

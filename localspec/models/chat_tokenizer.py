@@ -25,13 +25,35 @@ class ChatTokenizer:
 
         Raises LocalspecError for ids that a model of so many does not have, and for a template that fails.
         """
-        ids = self.tokenizer.encode(self.render(messages, think=think), self.add_special_tokens)
+        ids = self._marked(self.tokenizer.encode(self.render(messages, think=think), self.add_special_tokens))
         if ids and max(ids) >= vocab_size:
             raise LocalspecError(
                 f"The model's tokenizer gives the id {max(ids)}, and its config.json promises a vocab_size of "
                 f"{vocab_size}; fetch the model again."
             )
         return ids
+
+    def _marked(self, ids: list[int]) -> list[int]:
+        """Return a prompt with the marks that its file wants around each, where they are not there yet."""
+        before, after = self.tokenizer.around
+        begins, ends = ids[: len(before)] == before, ids[len(ids) - len(after) :] == after
+        return [*([] if begins else before), *ids, *([] if ends else after)]
+
+    def added_marks(self) -> list[tuple[str, bool]]:
+        """Return the marks that the model's file wants around prompts and its template does not write.
+
+        Each comes with whether it stands before the prompt.
+        """
+        if self.add_special_tokens or not any(self.tokenizer.around):
+            return []
+        try:
+            ids = self.tokenizer.encode(self.render([{"role": "user", "content": "a"}]), False)
+        except LocalspecError:  # which is reported when the template is used
+            return []
+        framed = self._marked(ids)
+        before = [(token, True) for token in self.tokenizer.around[0] if framed[:1] != ids[:1]]
+        after = [(token, False) for token in self.tokenizer.around[1] if framed[-1:] != ids[-1:]]
+        return [(self.tokenizer.decode([token]), first) for token, first in before + after]
 
     @property
     def add_special_tokens(self) -> bool:

@@ -10,16 +10,22 @@ from localspec.outside_files import parse_json, read_bytes
 from localspec.setting_checks import HOTTEST
 
 GENERATION = "generation_config.json"
+LEFT_OUT = "_left_out"  # key of what is not possible
 _SAMPLING: Mapping[str, Callable[[float], bool]] = {
     "temperature": lambda value: 0 <= value <= HOTTEST,
-    "top_k": lambda value: value >= 0 and value % 1 == 0,
+    "top_k": lambda value: 0 <= value < 2**31 and value % 1 == 0,
     "top_p": lambda value: 0 < value <= 1,
     "min_p": lambda value: 0 <= value <= 1,
 }
 
 
+def possible(name: str, value: object) -> bool:
+    """Return whether a model can be sampled by this value of temperature, top_k, top_p or min_p."""
+    return number(value) and _SAMPLING[name](value)  # type: ignore[arg-type]
+
+
 def read_generation_config(path: Path) -> Mapping[str, Any]:
-    """Reads generation_config.json, {} where there is none. Raises LocalspecError for values that are not possible."""
+    """Reads generation_config.json, {} where there is none. Raises LocalspecError for one that is damaged."""
     file = path / GENERATION
     try:
         return generation_config(read_bytes(file), file) if file.is_file() else {}
@@ -28,14 +34,17 @@ def read_generation_config(path: Path) -> Mapping[str, Any]:
 
 
 def generation_config(content: bytes, file: Path) -> Mapping[str, Any]:
-    """What a generation_config.json says; `file` names it in sentences. Raises as `read_generation_config` does."""
+    """What a generation_config.json says; `file` names it in sentences. Raises as `read_generation_config` does.
+
+    Values by which no model can be sampled are left out; `LEFT_OUT` lists them.
+    """
     try:
         said = parse_json(content)
     except ValueError as error:
         raise LocalspecError(f"{file} cannot be read ({first_line(error)}); fetch the model again.") from error
     said = said if isinstance(said, dict) else {}
-    for name, possible in _SAMPLING.items():
-        value = said.get(name)
-        if value is not None and not (number(value) and possible(value)):
-            raise LocalspecError(f"{name} = {value!r} in {file} is not possible; correct it, or fetch the model again.")
-    return said
+    if type(said.get("top_k")) is int and said["top_k"] < 0:
+        said["top_k"] = 0  # which the Hugging Face code takes as all tokens
+    wrong = [name for name in _SAMPLING if said.get(name) is not None and not possible(name, said[name])]
+    left_out = {LEFT_OUT: [f"{name} = {str(said[name])[:40]}" for name in wrong]} if wrong else {}
+    return {name: value for name, value in said.items() if name not in (*wrong, LEFT_OUT)} | left_out

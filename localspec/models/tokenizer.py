@@ -25,6 +25,7 @@ TOKENIZER_FILES = (
     "added_tokens.json",
     "chat_template.jinja",
 )
+AROUND = "_around_prompts"  # key in tokenizer_config.json, which localspec writes for a GGUF file
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -156,6 +157,15 @@ class Tokenizer:
         return None if eos is None else self.token_to_id(eos)
 
     @cached_property
+    def around(self) -> tuple[list[int], list[int]]:
+        """The ids that stand before and after every prompt, whatever its chat template writes; as a GGUF file says."""
+        found = self._read("tokenizer_config.json").get(AROUND)
+        pair = found if isinstance(found, list) and len(found) == 2 else [[], []]
+        known = range(self.backend.get_vocab_size(with_added_tokens=True))
+        before, after = ([one for one in side if type(one) is int and one in known] for side in map(_listed, pair))
+        return before, after
+
+    @cached_property
     def added_tokens(self) -> dict[int, AddedToken]:
         """The tokens that a text is searched for before it is split, by id; each has `content` and `special`."""
         return dict(self.backend.get_added_tokens_decoder())
@@ -231,6 +241,10 @@ def _failed(path: Path, error: BaseException) -> BaseException:
 
 def _damaged(path: Path, error: BaseException) -> LocalspecError:
     return LocalspecError(f"The tokenizer in {path} cannot be read ({first_line(error)[:200]}); fetch the model again.")
+
+
+def _listed(value: object) -> list[object]:
+    return value if isinstance(value, list) else []
 
 
 def _content(value: object) -> str | None:

@@ -399,3 +399,34 @@ def test_a_file_without_the_ending_becomes_a_model_too(tmp_path: Path, gguf: Pat
     assert called(tmp_path, "import", str(blob)).returncode == 0
     blob.unlink()
     assert called(tmp_path, "run", "-m", "sha256-0123", "-n", "2", "--no-log", "Hi").returncode == 0
+
+
+def test_what_is_left_out_of_the_metadata_is_said_once(tmp_path: Path, directory: Path) -> None:
+    file = write_model(
+        tmp_path / "odd.gguf", directory, tokenizer__ggml__add_bos_token=True, tokenizer__ggml__bos_token_id=0,
+        tokenizer__ggml__padding_token_id=2**31, general__sampling__top_p=1e30, general__sampling__penalty_repeat=1.5,
+    )  # fmt: skip
+    first, second = called(tmp_path, "import", str(file)), called(tmp_path, "import", str(file))
+    assert first.returncode == second.returncode == 0
+    said = (
+        wording("general_sampling_top_p_left"),
+        wording("general_sampling_penalty_left"),
+        wording("padding_token_left"),
+        wording("wants_before_each_prompt"),
+    )
+    assert [first.stderr.count(one) for one in said] == [1] * len(said)
+    assert not any(one in second.stderr for one in said)
+
+
+def test_a_file_that_an_earlier_version_read_in_another_way_is_packed_again(
+    tmp_path: Path, gguf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as earlier:
+        earlier.setattr("localspec.gguf.config.ends", lambda metadata: [5])
+        first = imported(tmp_path, gguf)
+    again = called(tmp_path, "import", str(gguf), "--json")
+    assert wording("another_way_it_is_packed_again") in again.stderr
+    found = json.loads(again.stdout)
+    assert (found["name"], found["packing"], found["new"]) == (first["name"], first["packing"], True)
+    assert not Path(str(first["path"])).exists() and Path(found["path"]).exists()
+    assert imported(tmp_path, gguf)["new"] is False

@@ -63,6 +63,18 @@ def test_without_our_library_torch_serves_with_dense_weights_and_says_so(no_libr
             choose(card, Settings(quantize=packing, device="cpu"))
 
 
+def test_a_sampling_that_cannot_be_is_left_out_with_a_notice(tmp_path: Path) -> None:
+    path = shutil.copytree(DEMO, tmp_path / "model", ignore=shutil.ignore_patterns("draft"))
+    (path / "generation_config.json").write_text('{"temperature": NaN, "top_k": -1, "top_p": 0.5}')
+    notices: list[str] = []
+    engine = Engine.open(
+        Settings(drafter="none", device="cpu"), TargetCard("demo", path, None, ""), notice=notices.append
+    )
+    assert [notice for notice in notices if wording("generation_config_left_out") in notice]
+    sampling = engine.sampling(Settings())
+    assert (sampling.top_k, sampling.top_p) == (0, 0.5)
+
+
 def say(engine: Engine, messages, limits: Limits | None = None, **settings):
     events = list(engine.chat(messages, engine.sampling(Settings(temperature=0.0, **settings)), limits))
     return "".join(event.text for event in events if isinstance(event, Text)), events

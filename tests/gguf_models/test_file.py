@@ -13,7 +13,9 @@ from gguf_files import ARRAY, TEXT, Stored, stored, text, value, written
 from golden import matching
 
 from localspec.errors import LocalspecError
-from localspec.gguf.file import read
+from localspec.gguf import file
+from localspec.gguf.file import Texts, read
+from localspec.gguf.metadata import Metadata, is_utf8
 
 METADATA = {"general.architecture": "llama", "llama.block_count": 3, "a.float": 0.5, "a.flag": True,
             "a.texts": ["one", "two"], "a.numbers": [1, 2, 3], "a.floats": [0.5, 1.5]}  # fmt: skip
@@ -87,7 +89,6 @@ HOSTILE = {
     "an array of 2**61 numbers": replaced(struct.pack("<IQ", 5, 3), struct.pack("<IQ", 5, 2**61)),
     "an array of arrays": replaced(struct.pack("<IQ", 5, 3), struct.pack("<IQ", ARRAY, 3)),
     "a value of no known type": replaced(text("a.flag") + value(True)[:4], text("a.flag") + struct.pack("<I", 99)),
-    "a text that is no UTF-8": replaced(text("llama"), struct.pack("<Q", 5) + b"\xff\xfe\xfd\xfc\xfb"),
     "a key twice": replaced(text("a.texts") + value(["one", "two"]), text("a.float") + value(["one", "two"])),
     "a tensor twice": replaced(text("two.weight"), text("one.weight")),
     "no dimensions": replaced(text("one.weight") + struct.pack("<I", 2), text("one.weight") + struct.pack("<I", 0)),
@@ -105,6 +106,34 @@ HOSTILE = {
     "an alignment of 2**31": written({**METADATA, "general.alignment": 2**31}, TENSORS),
     "an alignment that is a text": written({**METADATA, "general.alignment": "32"}, TENSORS),
 }  # fmt: skip
+
+
+def test_texts_that_are_not_utf8_are_read_and_marked(tmp_path: Path) -> None:
+    latin = replaced(text("llama"), struct.pack("<Q", 5) + b"Andr\xe9")
+    (tmp_path / "a.gguf").write_bytes(latin.replace(text("two"), struct.pack("<Q", 3) + b"t\xffo"))
+    found = Metadata(read(tmp_path / "a.gguf").metadata)
+    assert found.label("general.architecture") == "Andr\ufffd"
+    with pytest.raises(ValueError, match="general.architecture"):
+        found.text("general.architecture")
+    assert [is_utf8(one) for one in found.texts("a.texts") or []] == [True, False]
+
+
+def test_an_array_of_texts_takes_little_more_memory_than_in_the_file(tmp_path: Path) -> None:
+    (tmp_path / "a.gguf").write_bytes(written({"a": [f"{n} {n + 1}" for n in range(100_000)]}, {}))
+    tracemalloc.start()
+    try:
+        found = read(tmp_path / "a.gguf").metadata["a"]
+        assert tracemalloc.get_traced_memory()[1] < 3 * (tmp_path / "a.gguf").stat().st_size
+    finally:
+        tracemalloc.stop()
+    assert isinstance(found, Texts) and len(found) == 100_000 and list(found)[-1] == "99999 100000"
+
+
+def test_texts_are_limited_in_all_arrays_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file, "_MOST_TEXTS", 1000)
+    (tmp_path / "a.gguf").write_bytes(written({"a": ["x"] * 600, "b": ["y"] * 400}, {}))
+    assert len(read(tmp_path / "a.gguf").metadata) == 2
+    assert "an array of 401 texts" in refused(tmp_path / "a.gguf", written({"a": ["x"] * 600, "b": ["y"] * 401}, {}))
 
 
 @pytest.mark.parametrize("name", HOSTILE)

@@ -7,13 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny_models
-from chat_templates import CHATML, LLAMA3, METASPACE, PHI3, write_tokenizer
+from chat_templates import CHATML, LLAMA3, METASPACE, PHI3, QWEN3, write_tokenizer
 from gguf_files import metadata_of, tokenizer_of, write_model, written
+from gguf_models.test_model import CONFIGS as FAMILIES
 from gguf_models.test_model import SHAPE, packed
 from gguf_models.test_tokens import DEMO, TEXTS, converted, pieces
 from transformers import LlamaConfig, Phi3Config, Qwen3Config
 
+from localspec.gguf.file import read
+from localspec.gguf.metadata import Metadata
 from localspec.gguf.model import GgufModel
+from localspec.gguf.roles import ends
 from localspec.models.rope import Rope
 from localspec.native.cache import cache_format
 from localspec.native.gguf_pack import gguf_recipe, gguf_source
@@ -59,6 +63,27 @@ def test_texts_have_the_ids_that_llama_cpp_gives_them(tmp_path: Path, name: str,
         assert ours.encode(text, True) == ids, repr(text)
 
 
+@pytest.mark.parametrize(
+    ("name", "pre"), [(LLAMA3, "llama-bpe"), (CHATML, "qwen2"), (QWEN3, "qwen2"), ("demo", "smollm"), (PHI3, ""), (METASPACE, "")]
+)  # fmt: skip
+def test_replies_end_where_llama_cpp_ends_them(tmp_path: Path, name: str, pre: str) -> None:
+    from localspec.bench.llama_cpp import library
+
+    path = DEMO if name == "demo" else write_tokenizer(tmp_path, name)
+    said = tokenizer_of(path, pre) if pre else pieces(path)
+    plain = {key: one.tolist() if isinstance(one, np.ndarray) else one for key, one in said.items()}
+    (tmp_path / "a.gguf").write_bytes(written({"general.architecture": "llama", **plain}, {}))
+    settings = library().llama_model_default_params()
+    settings.vocab_only = True
+    model = library().llama_model_load_from_file(str(tmp_path / "a.gguf").encode(), settings)
+    vocabulary = library().llama_model_get_vocab(model)
+    theirs = {
+        index for index in range(len(plain["tokenizer.ggml.tokens"])) if library().llama_vocab_is_eog(vocabulary, index)
+    }
+    library().llama_model_free(model)
+    assert {*ends(Metadata(read(tmp_path / "a.gguf").metadata))} == theirs
+
+
 CONFIGS: dict[str, Any] = {
     "llama": (LlamaConfig, {"rope_parameters": tiny_models._LLAMA3}),
     "qwen3": (Qwen3Config, {"head_dim": 32, "tie_word_embeddings": True}),
@@ -87,6 +112,35 @@ def test_logits_are_those_of_llama_cpp(tmp_path: Path, name: str) -> None:
         theirs = np.array(peer.logits(tokens, 0))
         peer.close()
         assert abs(ours - theirs).max() < allowed * abs(theirs).max(), form
+
+
+SCALED: dict[str, Any] = {
+    "llama-biases-llama3": {"llama__rope__scaling__factor": 2.0, "llama__rope__scaling__attn_factor": 1.2},
+    "llama-tied-linear": {"llama__rope__scaling__type": None},
+    "mistral-wide-heads": {"llama__rope__scale_linear": 4.0, "llama__rope__scaling__attn_factor": 0.8},
+    "qwen2-tied-yarn": {"qwen2__rope__scaling__attn_factor": 1.1},
+    "qwen3-wide-heads": {"qwen3__rope__scaling__factor": 8.0},
+    "phi3-longrope": {"phi3__rope__scaling__factor": 2.0},
+}
+
+
+@pytest.mark.parametrize("name", SCALED)
+def test_positions_are_scaled_as_by_llama_cpp(tmp_path: Path, name: str) -> None:
+    """In fp32, where another rotation is far larger than rounding."""
+    from localspec.bench.llama_cpp import Gguf
+
+    kind, unlike = FAMILIES[name]
+    path = tmp_path / "model"
+    tiny_models.write(path, kind(**{**SHAPE, **unlike}), tiny_models.byte_tokenizer(), 0, spread=0.08)
+    tokens = tiny_models.prompt_ids(100)
+    file = write_model(tmp_path / "a.gguf", path, "F16", **SCALED[name])
+    source = gguf_source(GgufModel.open(file))
+    held = packed(source, "fp32", gguf_recipe(source, "fp32"))
+    engine = NativeModel(held.sizes, Rope.of(source.config, 128), held.tensors, Threads(1), cache_format("fp32"))
+    peer = Gguf(file, source.config.vocab_size, 128)
+    theirs = np.array(peer.logits(tokens, 0))
+    peer.close()
+    assert abs(engine.forward(tokens, None, engine.cache(128))[0].numpy() - theirs).max() < 0.02 * abs(theirs).max()
 
 
 def test_metadata_that_the_tests_write_is_what_llama_cpp_reads(tmp_path: Path) -> None:

@@ -17,9 +17,11 @@ from localspec.errors import LocalspecError, NotHere
 from localspec.gguf.blocks import BLOCKS as READ
 from localspec.gguf.blocks import floats
 from localspec.gguf.model import GgufModel
+from localspec.models.chat_tokenizer import ChatTokenizer
 from localspec.models.model_config import ModelConfig
 from localspec.models.registry import resolve
 from localspec.models.rope import Rope
+from localspec.models.tokenizer import Tokenizer
 from localspec.native.gguf_pack import gguf_recipe, gguf_source
 from localspec.native.matrix import PackedMatrix
 from localspec.native.pack import Source
@@ -201,6 +203,37 @@ def test_what_is_not_computed_is_refused(tmp_path: Path, directory: Any, name: s
     with pytest.raises(LocalspecError) as error:
         gguf_source(GgufModel.open(file))
     assert str(error.value).endswith(".") and "\n" not in str(error.value)
+
+
+PLAIN = "{% for m in messages %}{{ m.content }}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "bos", "eos", "before", "after"),
+    [
+        (PLAIN, False, False, [], []),
+        (PLAIN, True, False, [0], []),
+        (PLAIN, False, True, [], [1]),
+        (PLAIN, True, True, [0], [1]),
+        ("{{ bos_token }}" + PLAIN, True, False, [0], []),
+        ("{{ bos_token }}" + PLAIN, False, False, [0], []),
+        (PLAIN + "{{ eos_token }}", False, True, [], [1]),
+    ],
+)
+def test_prompts_have_the_marks_that_the_file_or_the_template_wants_once(
+    tmp_path: Path, directory: Any, template: str, bos: bool, eos: bool, before: list[int], after: list[int]
+) -> None:
+    tokens = ["<b>", "<e>", *"abc"]
+    said = {"tokens": tokens, "token_type": [3, 3, 1, 1, 1], "merges": None, "bos_token_id": 0, "eos_token_id": 1,
+            "padding_token_id": None, "add_bos_token": bos, "add_eos_token": eos}  # fmt: skip
+    metadata = {f"tokenizer__ggml__{key}": one for key, one in said.items()} | {"tokenizer__chat_template": template}
+    model = GgufModel.open(write_model(tmp_path / "a.gguf", directory("qwen2-tied-yarn"), **metadata))
+    chat = ChatTokenizer(Tokenizer.decoded(model.texts, tmp_path))
+    assert chat.encode([{"role": "user", "content": "abc"}], 320) == [*before, 2, 3, 4, *after]
+    assert chat.tokenizer.encode("abc") == [*([0] if bos else []), 2, 3, 4, *([1] if eos else [])]
+    written = [tokens[0]] if "bos_token" in template else [tokens[1]] if "eos_token" in template else []
+    added = [tokens[one] for one in (*before, *after) if tokens[one] not in written]
+    assert [mark for mark in tokens if any(f" wants {mark} " in sentence for sentence in model.notices())] == added
 
 
 def test_weights_that_nothing_computes_or_that_are_missing_are_refused(tmp_path: Path, directory: Any) -> None:

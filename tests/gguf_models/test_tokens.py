@@ -12,9 +12,10 @@ from gguf_files import tokenizer_of
 from golden import matching
 
 from localspec.errors import LocalspecError
-from localspec.gguf.config import Metadata
+from localspec.gguf.metadata import Metadata
+from localspec.gguf.roles import ends, impossible_roles
 from localspec.gguf.tokens import _SPLITS, tokenizer_files
-from localspec.models.tokenizer import Tokenizer
+from localspec.models.tokenizer import AROUND, Tokenizer
 
 DEMO = Path(__file__).parents[2] / "localspec" / "demo"
 TEXTS = [
@@ -109,8 +110,13 @@ def test_pieces_are_merged_as_by_sentencepiece(tmp_path: Path) -> None:
 def test_what_follows_a_role_of_phi_3_is_swallowed_as_in_its_own_files(tmp_path: Path) -> None:
     said = pieces(write_tokenizer(tmp_path, PHI3))
     user = said["tokenizer.ggml.tokens"].index("<|user|>")
-    plain, phi = converted(said, tmp_path), converted({**said, "general.name": "Phi-3 Mini"}, tmp_path)
-    assert phi.encode("<|user|>\n\nHi", False) == [user, *merged("Hi", said)] != plain.encode("<|user|>\n\nHi", False)
+    for name in ("Phi-3 Mini", "Phi 3.5 Mini Instruct", "anything"):
+        phi = converted({**said, "general.name": name}, tmp_path)
+        assert phi.encode("<|user|>\n\nHi", False) == [user, *merged("Hi", said)], name
+    tuned = {**tokenizer_of(write_tokenizer(tmp_path, CHATML), "qwen2"), "general.name": "tuned on phi-3 answers"}
+    tuned["tokenizer.ggml.token_type"] = np.array(tuned["tokenizer.ggml.token_type"])
+    other = converted(tuned, tmp_path)
+    assert other.encode("<|im_start|> a", False) != other.encode("<|im_start|>a", False)
 
 
 def test_expressions_are_those_that_transformers_has() -> None:
@@ -150,6 +156,144 @@ def test_what_makes_no_tokenizer_is_refused(name: str) -> None:
     with pytest.raises((ValueError, LocalspecError)):
         tokenizer_files(Metadata(said), 3)
     assert tokenizer_files(Metadata(SOUND), 3)
+
+
+def test_a_byte_level_tokenizer_whose_merges_are_missing_is_refused_unless_its_words_are_bytes() -> None:
+    without = {key: one for key, one in SOUND.items() if key != "tokenizer.ggml.merges"}
+    for said in (without, {**SOUND, "tokenizer.ggml.merges": []}):
+        with pytest.raises(ValueError, match=r"tokenizer\.ggml\.merges makes 0 of 1 words"):
+            tokenizer_files(Metadata(said), 3)
+    whole = tokenizer_of(DEMO, "smollm")
+    half = {**whole, "tokenizer.ggml.merges": whole["tokenizer.ggml.merges"][::2]}
+    half["tokenizer.ggml.token_type"] = np.array(whole["tokenizer.ggml.token_type"])
+    with pytest.raises(ValueError, match=r"tokenizer\.ggml\.merges makes"):
+        tokenizer_files(Metadata(half), 10**6)
+    marks = np.array([1, 1, 3])
+    assert tokenizer_files(Metadata({**without, "tokenizer.ggml.token_type": marks}), 3)
+
+
+def test_more_merges_than_any_vocabulary_has_are_refused_before_they_are_read() -> None:
+    class Endless(list):  # type: ignore[type-arg]
+        def __len__(self) -> int:
+            return 2_000_000
+
+        def __iter__(self) -> Any:
+            raise AssertionError("they are read")
+
+    with pytest.raises(ValueError, match="2,000,000 merges, and 1,048,576"):
+        tokenizer_files(Metadata({**SOUND, "tokenizer.ggml.merges": Endless()}), 3)
+
+
+def test_of_a_merge_that_is_there_twice_the_first_counts(tmp_path: Path) -> None:
+    said = {**SOUND, "tokenizer.ggml.tokens": ["a", "b", "c", "ab", "bc"], "tokenizer.ggml.eos_token_id": 0}
+    twice = converted({**said, "tokenizer.ggml.merges": ["a b", "b c", "a b"]}, tmp_path)
+    assert twice.encode("abc", False) == [3, 2]
+
+
+@pytest.mark.parametrize("index", [2**32 - 1, -1, 7, 2.0, "ab", True])
+@pytest.mark.parametrize("role", ["padding", "unknown", "bos", "eot", "eom", "fim_pad"])
+def test_a_role_that_no_token_has_is_left_out(role: str, index: Any) -> None:
+    said = {**SOUND, f"tokenizer.ggml.{role}_token_id": index}
+    assert tokenizer_files(Metadata(said), 3) == tokenizer_files(Metadata(SOUND), 3)
+    assert ends(Metadata(said)) == [2]
+    assert bool(impossible_roles(Metadata(said), 3)) is (index not in (2**32 - 1, -1) or index is True)
+
+
+@pytest.mark.parametrize("role", ["bos", "eos"])
+def test_marks_stand_around_a_text_as_the_file_says(tmp_path: Path, role: str) -> None:
+    said = {**SOUND, "tokenizer.ggml.tokens": ["<b>", "b", "<e>"]}
+    said |= {"tokenizer.ggml.token_type": np.array([3, 1, 3]), "tokenizer.ggml.bos_token_id": 0}
+    said.pop("tokenizer.ggml.merges")
+    with_marks = converted({**said, f"tokenizer.ggml.add_{role}_token": True}, tmp_path)
+    assert with_marks.encode("b", True) == ([0, 1] if role == "bos" else [1, 2])
+    assert with_marks.encode("b", False) == [1]
+    assert with_marks.around == (([0], []) if role == "bos" else ([], [2]))
+    del said[f"tokenizer.ggml.{role}_token_id"]
+    with pytest.raises(LocalspecError, match=f"add_{role}_token = true and names no such token"):
+        converted({**said, f"tokenizer.ggml.add_{role}_token": True}, tmp_path)
+
+
+@pytest.mark.parametrize("odd", [5, "a", [], [[1]], [5, 6], [["a", -1, 10**9, True], None], {"a": 1}])
+def test_marks_around_prompts_that_cannot_be_are_none(tmp_path: Path, odd: Any) -> None:
+    files = tokenizer_files(Metadata(SOUND), 3)
+    files["tokenizer_config.json"][AROUND] = odd
+    tokenizer = Tokenizer({name: json.dumps(one) for name, one in files.items()}, tmp_path, True)
+    assert tokenizer.around == ([], [])
+
+
+def test_a_word_with_a_role_stays_a_word(tmp_path: Path) -> None:
+    """As a special token it would be taken out of every text."""
+    said = {**SOUND, "tokenizer.ggml.padding_token_id": 2, "tokenizer.ggml.unknown_token_id": 0}
+    said["tokenizer.ggml.bos_token_id"] = 1
+    assert converted(said, tmp_path).added_tokens == {}
+    assert ends(Metadata(said)) == [2]
+
+
+KNOWN = ["<|endoftext|>", "<|im_end|>", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>", "[EOS]"]
+ENDS: dict[str, tuple[dict[str, Any], set[int]]] = {
+    "control": ({}, {0, 1, 2, 3, 4, 5}),
+    "user-defined": ({"tokenizer.ggml.token_type": np.array([4] * 6 + [1] * 5)}, {0, 1, 2, 3, 4, 5}),
+    "ordinary, and never merged": ({"tokenizer.ggml.token_type": np.array([1] * 11)}, {0, 1, 2, 3, 4, 5}),
+    "an ordinary word": (
+        {"tokenizer.ggml.tokens": [*KNOWN[:5], "</s>", "</", "s>", "a", "b", "c"],
+         "tokenizer.ggml.token_type": np.array([3] * 5 + [1] * 6), "tokenizer.ggml.merges": ["</ s>"]},
+        {0, 1, 2, 3, 4},
+    ),
+    "another pad": ({"tokenizer.ggml.fim_pad_token_id": 10}, {0, 1, 3, 4, 5, 10}),
+    "another pad that is not there": ({"tokenizer.ggml.fim_pad_token_id": 11}, {0, 1, 2, 3, 4, 5}),
+    "ends of turns and messages": (
+        {"tokenizer.ggml.eot_token_id": 8, "tokenizer.ggml.eom_token_id": 9}, {0, 1, 2, 3, 4, 5, 8, 9},
+    ),
+    "within replies": (
+        {"tokenizer.ggml.tokens": ["<|endoftext|>", "<|return|>", "<|call|>", "<|end|>", *"abcdefg"]}, {0, 1, 2},
+    ),
+    "an end without calls": (
+        {"tokenizer.ggml.tokens": ["<|endoftext|>", "<|return|>", "x", "<|end|>", *"abcdefg"]}, {0, 1, 3},
+    ),
+    "no end after tools": (
+        {"tokenizer.ggml.tokens": ["<|endoftext|>", "<|tool_response>", "</s>", *"abcdefgh"]}, {0, 1},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_known_marks_end_a_reply(name: str) -> None:
+    """As llama.cpp builds its set, but for words that spell one."""
+    said = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": [*KNOWN, *"abcde"],
+            "tokenizer.ggml.token_type": np.array([3] * 6 + [1] * 5), "tokenizer.ggml.eos_token_id": 0}  # fmt: skip
+    changed, expected = ENDS[name]
+    found = ends(Metadata({**said, **changed}))
+    assert {*found} == expected and found[0] == 0 and len(found) == len(expected)
+
+
+def test_pieces_have_the_usual_roles_where_the_file_does_not_say(tmp_path: Path) -> None:
+    said = pieces(write_tokenizer(tmp_path, PHI3))
+    without = {key: one for key, one in said.items() if not key.endswith("_token_id")}
+    assert ends(Metadata(without)) == ends(Metadata(said))
+    assert converted(without, tmp_path).encode("Hi", True) == converted(said, tmp_path).encode("Hi", True)
+
+
+@pytest.mark.parametrize("typed", [True, False])
+def test_a_piece_with_a_role_is_a_mark_unless_its_type_says_otherwise(tmp_path: Path, typed: bool) -> None:
+    tokens = ["<unk>", "<s>", "</s>", "<", "s>", "a", "b", "ab"]
+    said = {"tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": tokens, "tokenizer.ggml.scores": np.zeros(8),
+            "tokenizer.ggml.padding_token_id": 7}  # fmt: skip
+    said |= {"tokenizer.ggml.token_type": np.array([2, 3, 3, 1, 1, 1, 1, 1])} if typed else {}
+    marks = {tokens[0], tokens[1], tokens[2], *([] if typed else ["ab"])}
+    assert {one.content for one in converted(said, tmp_path).added_tokens.values()} == marks
+
+
+@pytest.mark.parametrize("odd", [float("nan"), float("inf"), float("-inf")])
+def test_scores_that_are_no_numbers_are_refused(tmp_path: Path, odd: float) -> None:
+    said = pieces(write_tokenizer(tmp_path, PHI3))
+    said["tokenizer.ggml.scores"][5] = odd
+    with pytest.raises(ValueError, match=r"tokenizer\.ggml\.scores"):
+        tokenizer_files(Metadata(said), 10**6)
+
+
+def test_a_token_that_is_there_twice_is_refused() -> None:
+    with pytest.raises(ValueError, match="'a' twice"):
+        tokenizer_files(Metadata({**SOUND, "tokenizer.ggml.tokens": ["a", "b", "ab", "a"]}), 4)
 
 
 def test_more_tokens_than_the_model_has_are_refused() -> None:

@@ -8,7 +8,7 @@ from golden import matching
 from transformers import CONFIG_MAPPING
 
 from localspec.errors import LocalspecError
-from localspec.models.generation_config import read_generation_config
+from localspec.models.generation_config import LEFT_OUT, read_generation_config
 from localspec.models.model_config import ModelConfig, read_config
 
 FAMILIES = ["llama", "mistral", "qwen2", "qwen3", "phi3"]
@@ -150,15 +150,36 @@ def test_generation_configs_are_read_and_checked(tmp_path):
     file = tmp_path / "generation_config.json"
     file.write_text('{"temperature": 0.5, "eos_token_id": 3}')
     assert read_generation_config(tmp_path)["temperature"] == 0.5
-    for wrong in (
-        '{"temperature": -1}',
-        '{"top_k": 1.5}',
-        '{"top_k": Infinity}',
-        '{"top_p": 0}',
-        '{"min_p": "a"}',
-        "{",
-        "\x00",
-    ):
+    for wrong in ("{", "\x00"):
         file.write_text(wrong)
         with pytest.raises(LocalspecError, match=r"generation_config\.json"):
             read_generation_config(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "left_out"),
+    [
+        ('"temperature": -1', "temperature = -1"),
+        ('"temperature": 1e30', "temperature = 1e+30"),
+        ('"temperature": NaN', "temperature = nan"),
+        ('"top_k": 1.5', "top_k = 1.5"),
+        ('"top_k": 1e30', "top_k = 1e+30"),
+        ('"top_k": Infinity', "top_k = inf"),
+        ('"top_p": 0', "top_p = 0"),
+        ('"top_p": true', "top_p = True"),
+        ('"min_p": "a"', "min_p = a"),
+    ],
+)
+def test_a_sampling_that_cannot_be_is_left_out(tmp_path, wrong, left_out):
+    (tmp_path / "generation_config.json").write_text("{" + wrong + ', "eos_token_id": 3}')
+    assert read_generation_config(tmp_path) == {"eos_token_id": 3, LEFT_OUT: [left_out]}
+
+
+def test_what_was_left_out_is_never_read_from_a_file(tmp_path):
+    (tmp_path / "generation_config.json").write_text('{"%s": 5, "top_k": 3}' % LEFT_OUT)  # noqa: UP031
+    assert read_generation_config(tmp_path) == {"top_k": 3}
+
+
+def test_a_negative_top_k_is_off(tmp_path):
+    (tmp_path / "generation_config.json").write_text('{"top_k": -1}')
+    assert read_generation_config(tmp_path) == {"top_k": 0}

@@ -17,7 +17,6 @@ SPELLED = {
     "smollm2": {0: "<|endoftext|>", 2: "<|im_end|>", 4: "<reponame>"},
     "qwen": {151643: "<|endoftext|>", 151645: "<|im_end|>", 151662: "<|fim_pad|>", 151663: "<|repo_name|>", 151664: "<|file_sep|>"},
 }  # fmt: skip
-D3 = "D3 of the review of published models: only the ids that the file names end a reply, which are eos, eot and eom"
 
 
 @pytest.mark.parametrize(
@@ -37,7 +36,6 @@ def test_the_end_of_a_turn_ends_a_reply(name: str, imported: Callable[[str, str]
     assert {token for token, spelling in spelled.items() if spelling == "<|im_end|>"} <= stops <= spelled.keys()
 
 
-@pytest.mark.xfail(strict=True, reason=D3)
 @pytest.mark.parametrize(
     "name", ["smollm2", pytest.param("qwen-0.5b", marks=LONG), pytest.param("qwen-1.5b", marks=LONG)]
 )
