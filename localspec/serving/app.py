@@ -18,6 +18,7 @@ import localspec
 from localspec.engine.fit_context import Overlong
 from localspec.errors import DoesNotFit, LocalspecError, NotAllowed, NotHere, UsageMistake
 from localspec.events import Text
+from localspec.models.chat_tokenizer import Refusal
 from localspec.models.registry import TargetCard
 from localspec.outside_files import parse_json
 from localspec.serving.asked import Asked, Refused, chat_request, text_request, without_twins
@@ -208,7 +209,7 @@ class Serving:
 
     async def _refused(self, request: Request, trouble: LocalspecError) -> Response:
         _, status, kind, code = next(row for row in STATUSES if isinstance(trouble, row[0]))
-        named = {NotHere: "model", Overlong: "messages"}.get(type(trouble))
+        named = {NotHere: "model", Overlong: "messages", Refusal: "messages"}.get(type(trouble))
         field = trouble.field if isinstance(trouble, Refused) else named
         answer = self._json(error(str(trouble), kind, param=field, code=code), status)
         if status == HTTPStatus.SERVICE_UNAVAILABLE:
@@ -310,7 +311,8 @@ def _own_line(answer: Answer) -> tuple[bytes, bool]:
         return _line(answer.value), bool(answer.value.keys() & {"kept", "server"})
     if isinstance(answer, Exception):
         known = answer if isinstance(answer, LocalspecError) else LocalspecError("Something went wrong.")
-        return _line({"error": [type(known).__name__, str(known)]}), True
+        kind = next(one.__name__ for one in type(known).__mro__ if one.__module__ == "localspec.errors")
+        return _line({"error": [kind, str(known)]}), True
     return b"", False
 
 
