@@ -407,7 +407,7 @@ class _Talk:
                             if event.reasoning and not thinks:
                                 self._progress.show("thinking")
                                 thinks = True
-                            print(wrap.add(text), end="", flush=True)
+                            print(wrap.add(safe(text)), end="", flush=True)
                             ended = text[-1:] or ended
                         case Done(reason):
                             turn = self._conversation.turns[-1]

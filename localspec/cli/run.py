@@ -36,6 +36,7 @@ from localspec.events import Done, Prefill, Text
 from localspec.models.names import begun_name, full_name
 from localspec.models.registry import known
 from localspec.quantities import counted, short_pace, size
+from localspec.text import safe
 
 if TYPE_CHECKING:
     from localspec import Statistics
@@ -244,7 +245,7 @@ class _Plain(_Output):
     def step(self, event: Text) -> None:
         super().step(event)
         if event.text:
-            print(event.text, end="", flush=True)
+            print(safe(event.text), end="", flush=True)
 
     def end(self, report: dict[str, Any]) -> None:
         print(end="" if self.reply.endswith("\n") else "\n", flush=True)
