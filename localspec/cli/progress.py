@@ -1,6 +1,7 @@
 """What a command prints to standard error: notices, and a line of progress."""
 
 import os
+import re
 import sys
 from contextlib import suppress
 from threading import Lock, Timer
@@ -39,8 +40,8 @@ class Progress:
         self._on = sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
         self._shown = False
         self._names_waits = names_waits
-        self._lock, self._what = Lock(), ""
-        self._wait: Timer | None = None  # which is over where the line was written
+        self._lock, self._what, self._named = Lock(), "", ""
+        self._wait: Timer | None = None  # which is over where `_named` is what was named
 
     @property
     def reporter(self) -> Reporter:
@@ -55,6 +56,8 @@ class Progress:
             return
         with self._lock:
             self._what = what
+            if self._named and _kind(what) != self._named:  # what is waited for now is something else
+                self._wait, self._named = None, ""
             if self._wait is None and self._names_waits:
                 self._wait = Timer(WAIT_SECONDS, self._name)
                 self._wait.daemon = True
@@ -64,7 +67,7 @@ class Progress:
         with self._lock:
             if self._wait is not None:
                 self._wait.cancel()
-            self._wait, self._what = None, ""
+            self._wait, self._what, self._named = None, "", ""
         if self._shown:
             tell("\r\x1b[K", end="")
             self._shown = False
@@ -72,12 +75,18 @@ class Progress:
     def _name(self) -> None:
         with self._lock:
             if self._what:
+                self._named = _kind(self._what)
                 say(f"{self._what} …")
 
     def notice(self, sentence: str) -> None:
         """Puts a sentence that stays in the place of the line."""
         self.clear()
         say(sentence)
+
+
+def _kind(what: str) -> str:
+    """Return what is waited for, without how far it is."""
+    return re.split(r"\d|: ", what, maxsplit=1)[0]
 
 
 class Download:
