@@ -97,9 +97,10 @@ class Draft(NamedTuple):
 
 @dataclass(frozen=True)
 class Text:
-    """What one decode step added: printable text, token ids, who proposed each, seconds since the reply began.
+    """What one decode step added: its text, token ids, who proposed each, seconds since the reply began.
 
-    What stands between the marks of thinking is `reasoning`, and not part of the text.
+    The text is as the model wrote it: `text.safe` is for whatever draws it. What stands between the marks of
+    thinking is `reasoning`, and not part of the text.
 
     A step whose text is held back, because it may be half a character or the start of a stop string, has no event of
     its own: the next event brings its tokens too. `steps` counts the target's forwards so far, without prefill, and

@@ -5,6 +5,7 @@ from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from localspec.events import Done, Event, Statistics, Text
+from localspec.text import safe
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Lane:
         if event.text:
             text += ("\n\n" if self._thinks else "") + event.text
             self._thinks = False
-        self.moments.append(Moment(self.seconds, text, len(event.tokens)))
+        self.moments.append(Moment(self.seconds, safe(text), len(event.tokens)))
 
     def until(self, seconds: float | None = None) -> tuple[str, int]:
         """The text and the number of tokens that were there after so many seconds, or that are there now."""

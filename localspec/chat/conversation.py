@@ -14,6 +14,7 @@ from localspec.store.conversations import Saved, Source, Turn
 from localspec.store.database import StoreTrouble
 from localspec.store.history import History, WentOn
 from localspec.store.titles import title_of
+from localspec.text import safe
 
 if TYPE_CHECKING:
     from localspec.chat.answerer import Answerer, Sampled
@@ -253,7 +254,7 @@ class Conversation:
                         turn, saved_at = self._begin(prompt, about or {}), time.monotonic()
                         engine.conversation = self.id
                     if isinstance(event, Text):
-                        reply, reasoning = reply + event.text, reasoning + event.reasoning
+                        reply, reasoning = reply + safe(event.text), reasoning + safe(event.reasoning)
                         if time.monotonic() - saved_at >= SAVE_SECONDS:
                             turn = self._save(replace(turn, reply=reply, reasoning=reasoning))
                             saved_at = time.monotonic()

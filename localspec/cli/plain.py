@@ -84,6 +84,8 @@ class _LineProgress(Progress):
     def show(self, what: str) -> None:
         if sys.stderr is not None and sys.stderr.isatty():
             tell(one_line(f"{what} …"))
+        else:
+            super().show(what)
 
 
 class _Talk:
@@ -136,6 +138,7 @@ class _Talk:
             self._answer(prompt)
         while not self._left:
             try:
+                self._progress.clear()
                 with self._measured_meanwhile():
                     line = self._line()
                 if line is None:
@@ -413,7 +416,9 @@ class _Talk:
                             if event.reasoning and not thinks:
                                 self._progress.show("thinking")
                                 thinks = True
-                            print(wrap.add(text), end="", flush=True)
+                            if text:
+                                self._progress.clear()
+                            print(wrap.add(safe(text)), end="", flush=True)
                             ended = text[-1:] or ended
                         case Done(reason):
                             turn = self._conversation.turns[-1]

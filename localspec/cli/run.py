@@ -37,6 +37,7 @@ from localspec.hub.sources import REPOSITORY, is_address
 from localspec.models.names import begun_name, full_name
 from localspec.models.registry import known
 from localspec.quantities import counted, short_pace, size
+from localspec.text import safe
 
 if TYPE_CHECKING:
     from localspec import Statistics
@@ -83,6 +84,7 @@ def _answer(flags: SharedFlags, question: Written, output: "_Output", stats: boo
     settings, progress = flags.settings, Progress()
     with ExitStack() as at_the_end, Interrupt() as interrupt:
         at_the_end.callback(progress.clear)
+        progress.show("starting")
         begun = begin(settings, "last of run" if flags.resume == "last" else flags.resume, at_the_end, progress)
         card, _, conversation = begun.chat
         conversation.source = "pipe" if piped() else "run"
@@ -100,6 +102,8 @@ def _answer(flags: SharedFlags, question: Written, output: "_Output", stats: boo
         if sampled := first_sampled(card, sampling, begun.chat.store, settings):
             progress.notice(sampled)
         think = engine.thinking(settings, conversation.system)
+        progress.clear()
+        progress.show("waiting for the reply")
         events = conversation.ask(engine, question.prompt, sampling, limits, question.figures, think)
         at_the_end.callback(events.close)  # it needs the store to the last
 
@@ -114,7 +118,7 @@ def _answer(flags: SharedFlags, question: Written, output: "_Output", stats: boo
             if stats:
                 tell(_figures(values, report.exactness, known_speedup(statistics), sampling_words(sampling)))
 
-        started, thought = False, 0
+        started, thought, written = False, 0, 0
         try:
             for event in events:
                 if not started:
@@ -131,9 +135,11 @@ def _answer(flags: SharedFlags, question: Written, output: "_Output", stats: boo
                             progress.notice(dropped_turns_notice(dropped))
                         interrupt.wait_for_step = True
                     case Text():
-                        thought += event.reasoning_tokens
-                        if event.text:
+                        thought, written = thought + event.reasoning_tokens, written + len(event.tokens)
+                        if event.text and output.streams:
                             progress.clear()
+                        elif event.text:
+                            progress.show(f"writing, {counted(written - thought, 'token')}")
                         elif event.reasoning_tokens:
                             progress.show(f"thinking, {counted(thought, 'token')}")
                         output.step(event)
@@ -226,6 +232,8 @@ def _origin(report: dict[str, Any], exactness: str) -> Iterator[str]:
 class _Output:
     """Where a reply goes. `reply` is all of its text so far, and `reasoning` all that was thought."""
 
+    streams = True  # whether the answer is seen as it comes
+
     def __init__(self) -> None:
         self.reply = self.reasoning = ""
 
@@ -254,7 +262,7 @@ class _Plain(_Output):
     def step(self, event: Text) -> None:
         super().step(event)
         if event.text:
-            print(event.text, end="", flush=True)
+            print(safe(event.text), end="", flush=True)
 
     def end(self, report: dict[str, Any]) -> None:
         print(end="" if self.reply.endswith("\n") else "\n", flush=True)
@@ -262,6 +270,8 @@ class _Plain(_Output):
 
 class _Object(_Output):
     """One JSON object at the end."""
+
+    streams = False
 
     def end(self, report: dict[str, Any]) -> None:
         print(json.dumps(report), flush=True)

@@ -86,7 +86,7 @@ def serve(
         raise LocalspecError(
             "`localspec serve` needs sockets that nobody but their user can open, which Windows lacks; use WSL."
         )
-    progress = Progress()
+    progress = Progress(names_waits=False)  # nobody waits for a server that answers
 
     # From here on an engine is needed, and what speaks HTTP.
     from localspec.chat.start import chosen_model

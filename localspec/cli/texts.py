@@ -4,6 +4,7 @@ import re
 import sys
 from pathlib import Path
 
+from localspec.cli.progress import Progress
 from localspec.errors import UsageMistake
 from localspec.outside_files import MIB, decoded, read_bytes
 
@@ -57,10 +58,14 @@ def piped_text() -> str | None:
     """All of standard input, or None where that is a terminal or closed. Raises UsageMistake."""
     if sys.stdin is None or sys.stdin.isatty():
         return None
+    progress = Progress()
+    progress.show("reading standard input to its end (</dev/null leaves it out)")
     try:
         content = sys.stdin.buffer.read(LONGEST + 1)
     except OSError as error:
         raise UsageMistake(f"Standard input cannot be read ({error.strerror}); pipe text in, or </dev/null.") from None
+    finally:
+        progress.clear()
     if len(content) > LONGEST:
         raise UsageMistake(f"Standard input is longer than {LONGEST // MIB} MiB, more than any model reads; pipe less.")
     try:

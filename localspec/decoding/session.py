@@ -18,7 +18,6 @@ from localspec.models.detokenize import Transcript
 from localspec.models.thinking import Thinking
 from localspec.policy.prediction import CHUNK
 from localspec.repetition import EVERY, is_loop
-from localspec.text import safe
 
 SMALL_CHUNK = CHUNK // 4  # prompt tokens a forward where CHUNK take too much memory
 Result = TypeVar("Result")
@@ -218,9 +217,9 @@ class _Reply:
             if self.transcript.add(token):
                 return "stop", taken
             if self.transcript.tokens >= self.max_tokens:
-                return "stop" if self.transcript.finish() else "length", taken
+                return "stop" if self.transcript.finish(cut=True) else "length", taken
             if self._loops():
-                return "stop" if self.transcript.finish() else "repetition", taken
+                return "stop" if self.transcript.finish(cut=True) else "repetition", taken
         return None, len(tokens)
 
     def _loops(self) -> bool:
@@ -240,13 +239,13 @@ class _Reply:
             sources, drafts = tuple(self.sources[start:tokens]), tuple(self.drafts)
             self.drafts.clear()
             yield Text(
-                safe(text),
+                text,
                 tuple(ids),
                 sources,
                 self.last_seconds,
                 self.tally.steps,
                 drafts,
-                safe(reasoning),
+                reasoning,
                 thought - before,
             )
 

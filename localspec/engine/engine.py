@@ -63,9 +63,12 @@ from localspec.policy.choice import Choice
 from localspec.policy.decoding_kinds import DecodingKind, decoding_kind
 from localspec.policy.forward_costs import ForwardCostModel
 from localspec.policy.selection import choices, requested_drafter
+from localspec.quantities import counted
 from localspec.store.store import Store
 
 LOOK = 1.0  # seconds in which other programs are looked at: in a moment anything looks busy
+
+MOST_NAMED = 20  # characters that a notice names
 
 Phrases = Literal["user", "readonly", "off"]
 
@@ -154,6 +157,7 @@ class Engine:
             RecordingWatch(model.device, model, cache, profile.subject) for model, profile in watched
         ]
         self._warned_of_context = False
+        self._unspelled = ""  # characters that a notice has named
         self.load_seconds = time.perf_counter() - began
 
     @classmethod
@@ -230,6 +234,10 @@ class Engine:
         """How many tokens a text is, as part of a prompt."""
         return len(self.target.chat.tokenizer.encode(text, False))
 
+    def cannot_spell(self, messages: Sequence[Message]) -> str:
+        """Return a sentence that names what the model's vocabulary cannot spell of a conversation; else nothing."""
+        return _cannot_spell(self.target.chat.unspelled(messages))
+
     @property
     def decode(self) -> Callable[[Sequence[int]], str]:
         """Reads token ids; whoever keeps it does not keep the model."""
@@ -291,6 +299,9 @@ class Engine:
             )
         except Unwanted:
             return
+        if new := set(self.target.chat.unspelled(messages)) - {*self._unspelled}:
+            self._unspelled += "".join(sorted(new))
+            self._reporter.notice(_cannot_spell("".join(sorted(new))))
         if lower != limits and not self._warned_of_context:
             self._warned_of_context = True
             self._reporter.notice(
@@ -391,3 +402,10 @@ class Engine:
         if statistics is not None:
             draft = self.choice.draft.target if self.choice.draft else None
             self.profile.add_reply(reply_key(self.choice.drafter, self.choice.trained, draft), kind, statistics)
+
+
+def _cannot_spell(characters: str) -> str:
+    if not characters:
+        return ""
+    named = " ".join(characters[:MOST_NAMED]) + (" …" if len(characters) > MOST_NAMED else "")
+    return f"the model's vocabulary cannot spell {counted(len(characters), 'character')}: {named}"

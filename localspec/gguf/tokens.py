@@ -120,7 +120,8 @@ def _added(
     return [
         {
             "id": index, "content": token, "single_word": False, "lstrip": False,
-            "rstrip": swallow and token not in kept, "normalized": False, "special": types[index] != _USER,
+            "rstrip": swallow and token not in kept, "normalized": False,
+            "special": types[index] != _USER or token in roles.values(),
         }
         for index, token in enumerate(tokens)
         if token and (types[index] in (_CONTROL, _USER, _UNKNOWN) or token in roles.values())

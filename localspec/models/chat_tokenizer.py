@@ -1,16 +1,25 @@
 """Turns conversations into text and token ids by a model's own chat template and tokenizer, and ids into text."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property
+from typing import Any
 
-from localspec.errors import LocalspecError, first_line
+from localspec.errors import LocalspecError, UsageMistake, first_line
 from localspec.models.confinement import Stopped, confinement
 from localspec.models.messages import Message
+from localspec.models.spelled_marks import PROBE, SpelledMarks, whole_characters
 from localspec.models.thinking import Thinking, WhenItThinks, marks_of
 from localspec.models.thinking_switch import Switch, find_switch
 from localspec.models.tokenizer import Tokenizer
 
 _FRAME = 2**20  # characters that a template may put around what was said
+_PLAINEST: list[Message] = [{"role": "user", "content": "a"}]
+_LIKE_A_MARK = re.compile(r"(?=.*[^\W\d_])[^\w\s].*[^\w\s]", re.DOTALL)  # <|user|>, [INST], and no blanks, no words
+
+
+class Refusal(UsageMistake):
+    """A conversation that a chat template refuses, such as two turns of the user in a row."""
 
 
 class ChatTokenizer:
@@ -19,13 +28,16 @@ class ChatTokenizer:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
         self._stopped = ""
+        self._writes: dict[tuple[object, ...], frozenset[int]] = {}  # messages in the text, by roles and switches
+        self._spelled: dict[str, bool] = {}  # whether the vocabulary can spell a character
 
     def encode(self, messages: Sequence[Message], vocab_size: int, think: bool | None = None) -> list[int]:
-        """Returns the token ids of a conversation that waits for the assistant, as `render` writes it.
+        """Return the token ids of a conversation that waits for the assistant, as `render` writes it.
 
-        Raises LocalspecError for ids that a model of so many does not have, and for a template that fails.
+        Marks that people spell are text. Raises LocalspecError for ids that a model of so many does not have, and what
+        `render` raises.
         """
-        ids = self._marked(self.tokenizer.encode(self.render(messages, think=think), self.add_special_tokens))
+        ids = self._marked(self.marks.encode(self.render_apart(messages, think=think), self.add_special_tokens))
         if ids and max(ids) >= vocab_size:
             raise LocalspecError(
                 f"The model's tokenizer gives the id {max(ids)}, and its config.json promises a vocab_size of "
@@ -61,13 +73,31 @@ class ChatTokenizer:
         return not self.tokenizer.chat_template
 
     def render(self, messages: Sequence[Message], waits: bool = True, think: bool | None = None) -> str:
-        """Returns the text of a conversation that `waits` for the assistant, or that has just ended.
+        """Return the text of a conversation that `waits` for the assistant, or that has just ended.
 
-        A model without a template gets the contents as plain text. Where a template refuses a system message, it is
-        put before the first user message. One with a switch for thinking is told whether to `think`, unless that is
-        None. Raises LocalspecError for a template that fails.
+        A model without a template gets the contents as plain text. System messages that a template refuses or leaves
+        out are put before the next user message. One with a switch for thinking is told whether to `think`, unless
+        that is None. Raises Refusal for a conversation that the template refuses, LocalspecError for a template that
+        fails.
         """
-        messages = [self._disarmed(message) for message in messages]
+        return self.marks.restored(self.render_apart(messages, waits, think))
+
+    def render_apart(self, messages: Sequence[Message], waits: bool = True, think: bool | None = None) -> str:
+        """Return the same text as `render`, with stand-ins in marks that people spell, as `marks` reads them."""
+        plain = [self._readable(message) for message in messages]
+        apart = [_with_texts(message, self.marks.set_apart) for message in plain]
+        if apart == plain:
+            return self._rendered(plain, waits, think)
+        try:
+            text = self._rendered(apart, waits, think)
+            whole = all(said.strip() in text for message in apart for key, said in message.items() if key != "role")
+            if whole or self.marks.restored(text) == self._rendered(plain, waits, think):
+                return text
+        except LocalspecError:  # such as a template that looks for its marks in what people write
+            pass
+        return self._rendered([_with_texts(message, self.marks.broken) for message in plain], waits, think)
+
+    def _rendered(self, messages: Sequence[Message], waits: bool, think: bool | None) -> str:
         if self.add_special_tokens:
             return "\n\n".join(message["content"] for message in messages)
         switch = None if think is None else self.switch
@@ -76,6 +106,31 @@ class ChatTokenizer:
         return self._templated(switch.said(messages, think), waits, switch.variables(think))
 
     def _templated(self, messages: Sequence[Message], waits: bool, switches: Mapping[str, bool] | None = None) -> str:
+        """Return what the template makes of a conversation, system messages merged where it does not write them."""
+        answer = self._answer(messages, waits, switches)
+        systems = {at for at, message in enumerate(messages) if message["role"] == "system"}
+        if "text" in answer and systems:
+            systems -= self._written(messages, waits, switches)
+        if systems and ("text" in answer or answer.get("refused")):
+            for merged in (systems - {0}, systems):  # many take the first one, and no other
+                fewer = _merged(messages, merged)
+                if len(fewer) == len(messages):
+                    continue
+                found = self._answer(fewer, waits, switches)
+                if "text" in found and (merged == systems or 0 in self._written(fewer, waits, switches)):
+                    return str(found["text"])
+                answer = answer if "text" in answer else found
+        if "text" in answer:
+            return str(answer["text"])
+        words = whole_characters(self.marks.restored(first_line(answer["error"])[:200]))
+        if answer.get("refused") and "text" in self._answer(_PLAINEST, True):
+            raise Refusal(f"The model's chat template refuses this conversation: {words}")
+        raise LocalspecError(f"The model's chat template cannot be used ({words}); fetch the model again.")
+
+    def _answer(
+        self, messages: Sequence[Message], waits: bool, switches: Mapping[str, bool] | None = None
+    ) -> dict[str, Any]:
+        """Return the `text` of the template, or its `error`; `refused` where its own program says so."""
         said = sum(len(text) for message in messages for text in message.values())
         request = {
             "template": self.tokenizer.chat_template,
@@ -87,20 +142,53 @@ class ChatTokenizer:
         }
         if not self._stopped:
             try:
-                answer = confinement.ask(request)
+                return confinement.ask(request)
             except Stopped as stopped:
                 self._stopped = str(stopped)  # one that never ends is not waited for again
-        if self._stopped:
-            answer = {"error": self._stopped}
-        if "text" in answer:
-            return str(answer["text"])
-        if answer.get("refused") and messages[0]["role"] == "system" and len(messages) > 1:
-            system, first, *rest = messages
-            first = {**first, "content": f"{system['content']}\n\n{first['content']}"}
-            return self._templated([first, *rest], waits, switches)
-        raise LocalspecError(
-            f"The model's chat template cannot be used ({first_line(answer['error'])[:200]}); fetch the model again."
-        )
+        return {"error": self._stopped}
+
+    def _written(self, messages: Sequence[Message], waits: bool, switches: Mapping[str, bool] | None) -> frozenset[int]:
+        """Return which messages of a conversation that the template takes are in its text, by their roles."""
+        key = (*(message["role"] for message in messages), waits, *sorted((switches or {}).items()))
+        if key not in self._writes:
+            written = set()
+            for at, message in enumerate(messages):
+                if message["role"] == "system":
+                    probe = {**message, "content": f"{message['content']}{PROBE}"}
+                    answer = self._answer([*messages[:at], probe, *messages[at + 1 :]], waits, switches)
+                    if PROBE in answer.get("text", PROBE):
+                        written.add(at)
+            self._writes[key] = frozenset(written)
+        return self._writes[key]
+
+    # -- marks ---------------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def marks(self) -> SpelledMarks:
+        """The marks that are text where people spell them."""
+        added = self.tokenizer.added_tokens
+        special = {token.content for token in added.values() if token.special}
+        named = {added[token].content for token in self.tokenizer.special_ids & added.keys()}
+        return SpelledMarks(self.tokenizer, special | named | {added[token].content for token in self.turn_marks})
+
+    @cached_property
+    def turn_marks(self) -> frozenset[int]:
+        """Added tokens that the template writes around turns, though the tokenizer's files do not call them special."""
+        added = {
+            token: one.content
+            for token, one in self.tokenizer.added_tokens.items()
+            if token not in self.tokenizer.special_ids and _LIKE_A_MARK.fullmatch(one.content)
+        }
+        thinking = marks_of(self.tokenizer.chat_template or "", list(added.values()))
+        added = {token: content for token, content in added.items() if not thinking or content not in thinking[:2]}
+        if self.add_special_tokens or not added:
+            return frozenset()
+        turns = [{"role": role, "content": "a"} for role in ("system", "user", "assistant", "user")]
+        written: set[int] = set()
+        for some, waits in ((turns, True), (turns[1:], True), (turns[1:2], True), (turns[1:3], False)):
+            text = str(self._answer(some, waits).get("text", ""))
+            written.update(self.tokenizer.encode(text, False))
+        return frozenset(written & added.keys())
 
     # -- thinking ----------------------------------------------------------------------------------------------------
 
@@ -150,13 +238,10 @@ class ChatTokenizer:
         """Whether the template asks what was thought before an earlier answer."""
         return "reasoning_content" in (self.tokenizer.chat_template or "")
 
-    def _disarmed(self, message: Message) -> Message:
-        """Without what spells special tokens, and without what the template does not ask for."""
-        return {
-            key: value if key == "role" else self.disarm(value)
-            for key, value in message.items()
-            if key != "reasoning_content" or self.reads_reasoning
-        }
+    def _readable(self, message: Message) -> Message:
+        """Return a message without halves of characters, and without what the template does not ask for."""
+        asked = {key: text for key, text in message.items() if key != "reasoning_content" or self.reads_reasoning}
+        return _with_texts(asked, whole_characters)
 
     # -- what is read and written --------------------------------------------------------------------------------------
 
@@ -169,15 +254,30 @@ class ChatTokenizer:
             return True
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Returns the text of token ids; special tokens have none."""
+        """Return the text of token ids; special tokens and marks of turns have none."""
+        if self.turn_marks:
+            tokens = [token for token in tokens if token not in self.turn_marks]
         return self.tokenizer.decode(tokens, skip_special_tokens=True)
 
-    def disarm(self, content: str) -> str:
-        """Breaks up what spells a special token, so that it stays text: a piped file must not end the user's turn."""
-        for token in self.tokenizer.added_tokens.values():
-            if token.special and token.content in content:
-                content = content.replace(token.content, token.content[0] + "\u200c" + token.content[1:])
-        return content
+    def unspelled(self, messages: Sequence[Message]) -> str:
+        """Return the characters of a conversation that the vocabulary cannot spell, each once."""
+        here = {one for message in messages for one in set(whole_characters(message["content"]))}
+        new = "".join(sorted(here - self._spelled.keys()))
+        if self._spells(new):
+            self._spelled.update(dict.fromkeys(new, True))
+        else:
+            self._spelled.update({one: self._spells(one) for one in new})
+        return "".join(sorted(one for one in here if not self._spelled[one]))
+
+    def _spells(self, characters: str) -> bool:
+        """Return whether the vocabulary surely spells all of these characters; of one character it is known."""
+        if characters.isspace():
+            return True
+        ids = self.tokenizer.encode(characters, False)
+        if self.tokenizer.token_to_id(self.tokenizer.special_tokens.get("unk_token", "")) in ids:
+            return False
+        said = self.tokenizer.decode(ids)  # normalised characters, which one by one become others
+        return set(characters) <= set(said) or (len(characters) == 1 and bool(said.strip()))
 
     def stop_tokens(self, eos_token_ids: Iterable[object]) -> frozenset[int]:
         """Returns every id that ends a reply: those given, the tokenizer's, and the mark that the template sets.
@@ -203,3 +303,22 @@ class ChatTokenizer:
             first = self.tokenizer.encode(after.strip(), add_special_tokens=False)[:1]
             stops.update(set(first) & self.tokenizer.added_tokens.keys())
         return frozenset(stops)
+
+
+def _with_texts(message: Message, change: Callable[[str], str]) -> Message:
+    return {key: text if key == "role" else change(text) for key, text in message.items()}
+
+
+def _merged(messages: Sequence[Message], systems: Collection[int]) -> list[Message]:
+    """Return a conversation with these system messages put before the next message of the user, where there is one."""
+    found: list[Message] = []
+    waiting: list[Message] = []
+    for at, message in enumerate(messages):
+        if at in systems:
+            waiting.append(message)
+        elif waiting and message["role"] == "user":
+            found.append({**message, "content": "\n\n".join(one["content"] for one in (*waiting, message))})
+            waiting = []
+        else:
+            found.append(message)
+    return [*found, *waiting]

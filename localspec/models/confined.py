@@ -64,11 +64,14 @@ def _rendered(request: dict[str, Any]) -> dict[str, Any]:
         return {"error": f"{error}" or type(error).__name__, "refused": True}
     if len(text) > request["most"]:
         return {"error": f"it makes a text of {len(text)} characters"}
-    try:
-        text.encode()
-    except UnicodeEncodeError:
+    if _halves(text) - _halves("".join("".join(message.values()) for message in request["messages"])):
         return {"error": "it makes halves of characters, which are no text"}
     return {"text": text}
+
+
+def _halves(text: str) -> set[str]:
+    """Return the halves of surrogate pairs in a text; those that messages hold are stand-ins, see spelled_marks.py."""
+    return set(re.findall("[\ud800-\udfff]", text))
 
 
 def _tried(request: dict[str, Any]) -> dict[str, Any]:

@@ -103,9 +103,15 @@ class Transcript:
         self.tokens += 1
         return self._take(self._detokenizer.add(token))
 
-    def finish(self) -> bool:
-        """Takes what was held back, for no more tokens come. Returns what `add` does."""
-        return self._take(self._detokenizer.flush(), whole=True)
+    def finish(self, cut: bool = False) -> bool:
+        """Take what was held back, for no more tokens come. Return what `add` does.
+
+        Where a limit has `cut` the reply within a character, its first bytes have no text.
+        """
+        if not cut:
+            return self._take(self._detokenizer.flush(), whole=True)
+        self._detokenizer.pending = False  # its tokens are those of the text before
+        return self._take("", whole=True)
 
     def release(self, final: bool = False) -> Released:
         """Returns the text that is certain and new, and how many tokens of the reply are released with it in all."""

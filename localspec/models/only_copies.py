@@ -15,7 +15,7 @@ from localspec.events import Reporter
 from localspec.hub.cache import find_snapshot
 from localspec.hub.sources import Source
 from localspec.models.imported import came_from_gguf
-from localspec.models.packed_files import lock_of, packed_in
+from localspec.models.packed_files import lock_of, locked, packed_in
 from localspec.outside_files import read_bytes
 from localspec.packed_file import PARTIAL, Origin
 from localspec.paths import Paths, private_directory
@@ -68,10 +68,8 @@ def unmoved(paths: Paths) -> str | None:
 
 def _move(file: Path, new: Path, reporter: Reporter) -> None:
     """Move one file, also to another disk. If it raises OSError, the file is still in its old place."""
-    from filelock import FileLock  # rarely needed
-
     lock = lock_of(new)
-    with FileLock(lock, mode=0o600):  # another process may be moving it
+    with locked(new, reporter, f"moves {file.name}"):
         try:
             if file.exists():
                 try:

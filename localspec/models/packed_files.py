@@ -7,15 +7,18 @@ directory.
 import hashlib
 import json
 import os
-from collections.abc import Collection
-from contextlib import suppress
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from localspec.checkpoint import revision
 from localspec.errors import LocalspecError, UsageMistake
+from localspec.events import Reporter
 from localspec.hub.sources import Source
 from localspec.packed_file import FORMAT, PARTIAL, SUFFIX, Origin, PackedFile, read
 from localspec.paths import Paths
+
+LOOK = 0.5  # seconds after which it is reported that another process has a lock
 
 GPU_SUFFIX = ".safetensors"  # of what was packed for a GPU, which another library reads
 FILED = ("int8", "int4")  # packings that are kept on disk; dense ones are read about as fast from the model's own files
@@ -127,6 +130,23 @@ def other_source(file: Path, sources: Collection[str]) -> str:
         repo = read(file).header.origin.repo
         return "" if repo in sources else repo
     return ""
+
+
+@contextmanager
+def locked(file: Path, reporter: Reporter, what: str) -> Iterator[None]:
+    """Hold the lock of a file; report that another process does `what` while it is waited for. Raises OSError."""
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(lock_of(file), mode=0o600)
+    try:
+        lock.acquire(timeout=LOOK)
+    except Timeout:
+        reporter.progress(f"waiting for another process, which {what}")
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def lock_of(file: Path) -> Path:

@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from copy import copy
 from functools import cached_property
 from pathlib import Path
@@ -113,6 +113,22 @@ class Tokenizer:
         same."""
         encoding = self._encode(text, add_special_tokens)
         return encoding.ids, encoding.offsets
+
+    def encode_with_added(
+        self, text: str, add_special_tokens: bool
+    ) -> tuple[list[int], list[tuple[int, int]], list[bool]]:
+        """Return ids, offsets, and whether the tokenizer set each of them around the text. Raises the same."""
+        encoding = self._encode(text, add_special_tokens)
+        return encoding.ids, encoding.offsets, [bool(one) for one in encoding.special_tokens_mask]
+
+    def reading_as_text(self, marks: Collection[str], alias: str) -> Self:
+        """Return a copy to which these added tokens are text like any other, and `alias` is a token."""
+        found = copy(self)
+        found.backend = Backend.from_str(self.backend.to_str())
+        found.backend.add_special_tokens([AddedToken(mark, special=True, normalized=False) for mark in marks])
+        found.backend.add_tokens([AddedToken(alias, normalized=False)])
+        found.backend.encode_special_tokens = True
+        return found
 
     def _encode(self, text: str, add_special_tokens: bool) -> Encoding:
         def encode() -> Encoding:  # several at once: of a single text, the library keeps Python's interpreter

@@ -8,13 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 
-from filelock import FileLock
-
 from localspec.checkpoint import is_packed, only_packed, revision, weight_files
 from localspec.environment import home
 from localspec.errors import DoesNotFit, LocalspecError
 from localspec.events import Reporter
-from localspec.models.packed_files import FILED, former_forms, in_all_formats, lock_of, remove_abandoned
+from localspec.models.packed_files import FILED, former_forms, in_all_formats, lock_of, locked, remove_abandoned
 from localspec.models.registry import license_of
 from localspec.models.weight_digests import stamps, weight_digests
 from localspec.native.pack import Recipe, Source
@@ -145,7 +143,7 @@ def once(
             return found
         private_directory(file.parent)
         remove_abandoned(file.parent)
-        with FileLock(lock_of(file), mode=0o600):
+        with locked(file, reporter, f"writes {file.name}"):
             if found := _sound(known, Reporter(), serves):  # another process made it meanwhile
                 return found
             try:

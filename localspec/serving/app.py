@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
+from enum import Enum
 from http import HTTPStatus
 from typing import Any
 
@@ -18,18 +19,22 @@ import localspec
 from localspec.engine.fit_context import Overlong
 from localspec.errors import DoesNotFit, LocalspecError, NotAllowed, NotHere, UsageMistake
 from localspec.events import Text
+from localspec.models.chat_tokenizer import Refusal
 from localspec.models.registry import TargetCard
 from localspec.outside_files import parse_json
 from localspec.serving.asked import Asked, Refused, chat_request, text_request, without_twins
 from localspec.serving.guard import BadBody, is_socket, refuse
 from localspec.serving.loaded import model_named, models_here
 from localspec.serving.mailbox import Mailbox
-from localspec.serving.over_socket import SIGN_SECONDS
+from localspec.serving.over_socket import SIGN_SECONDS as LINE_SECONDS
 from localspec.serving.own import Asking, Opened
 from localspec.serving.replies import Shape, broken_off, error
 from localspec.serving.room import Answer, Begun, Ended, EngineRoom, Line, Ticket
 from localspec.serving.turns import TooMany
 
+SIGN_SECONDS = 5.0  # without an answer, after which a client that streams learns that the server is there
+COMMENT = b": waiting\n\n"  # which clients read over
+INSIDE = "Something went wrong inside; what it was stands where the server was started."
 STATUSES: tuple[tuple[type[LocalspecError], int, str, str | None], ...] = (
     (TooMany, 503, "server_error", "too_many_requests"),
     (Overlong, 400, "invalid_request_error", "context_length_exceeded"),
@@ -39,6 +44,12 @@ STATUSES: tuple[tuple[type[LocalspecError], int, str, str | None], ...] = (
     (DoesNotFit, 503, "server_error", "out_of_memory"),
     (LocalspecError, 500, "server_error", None),
 )
+
+
+class Silent(Enum):
+    """That nothing has come for a while."""
+
+    SILENT = "silent"
 
 
 class Serving:
@@ -89,13 +100,8 @@ class Serving:
                 body = await request.body()
             except ClientDisconnect:
                 return Response(status_code=HTTPStatus.BAD_REQUEST)
-            try:
-                value = parse_json(body, without_twins)
-            except ValueError as wrong:
-                raise Refused(f"The body is no JSON ({wrong}).") from None
-            if not _is_text(value):
-                raise Refused("A text has half of a surrogate pair, which is no character; correct its \\u escapes.")
-            return await self._reply(request, read(value), len(body))
+            asked = await asyncio.to_thread(_parsed, body, read)  # large ones take half a second
+            return await self._reply(request, asked, len(body))
 
         return answer
 
@@ -103,18 +109,18 @@ class Serving:
         left, streams = asyncio.ensure_future(_left(request)), False
         try:
             box = self._put(asked, asked.client or (request.client.host if request.client else ""), size, left)[1]
-            first = await box.next()
+            first = await _within(SIGN_SECONDS, box) if asked.stream else await box.next()
             if first is None:
                 return Response(status_code=HTTPStatus.BAD_REQUEST)
-            begun = _unless_wrong(first)
-            assert isinstance(begun, Begun)
-            shape = Shape(asked.messages is not None, begun.model, localspec.__version__, begun.start)
+            begun = None if isinstance(first, Silent) else _begun(first)
             if asked.stream:
-                pieces = _pieces(shape, box, asked.usage_in_stream, left)
+                pieces = _pieces(asked, begun, box, left)
                 streams = True  # and ends this wait with itself
                 self._room.metrics.answered(200)
                 headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
                 return StreamingResponse(pieces, media_type="text/event-stream", headers=headers)
+            assert begun is not None
+            shape = _shape(asked, begun)
             texts: list[Text] = []
             while (answer := await box.next()) is not None:
                 answer = _unless_wrong(answer)
@@ -173,8 +179,9 @@ class Serving:
     async def _from_own(self, request: Request) -> Any:
         if not is_socket(request.scope):
             raise HTTPException(HTTPStatus.NOT_FOUND)
+        body = await request.body()
         try:
-            return parse_json(await request.body())
+            return await asyncio.to_thread(parse_json, body)
         except ValueError as wrong:
             raise Refused(f"The body is no JSON ({wrong}).") from None
 
@@ -185,10 +192,8 @@ class Serving:
             if ahead:
                 yield _line({"ahead": ahead})
             while True:
-                try:
-                    async with asyncio.timeout(SIGN_SECONDS):
-                        answer = await box.next()
-                except TimeoutError:  # a sign of life
+                answer = await _within(LINE_SECONDS, box)
+                if isinstance(answer, Silent):  # a sign of life
                     yield _line({"ahead": ahead})
                     continue
                 if answer is None:
@@ -207,10 +212,8 @@ class Serving:
     # -- what goes wrong ----------------------------------------------------------------------------------------------
 
     async def _refused(self, request: Request, trouble: LocalspecError) -> Response:
-        _, status, kind, code = next(row for row in STATUSES if isinstance(trouble, row[0]))
-        named = {NotHere: "model", Overlong: "messages"}.get(type(trouble))
-        field = trouble.field if isinstance(trouble, Refused) else named
-        answer = self._json(error(str(trouble), kind, param=field, code=code), status)
+        status, value = _wrong(trouble)
+        answer = self._json(value, status)
         if status == HTTPStatus.SERVICE_UNAVAILABLE:
             answer.headers["Retry-After"] = "1"
         return answer
@@ -271,17 +274,73 @@ def _unless_wrong(answer: Answer) -> Answer:
     if isinstance(answer, LocalspecError):
         raise answer
     if isinstance(answer, Exception):
-        raise LocalspecError("Something went wrong inside; what it was stands where the server was started.")
+        raise LocalspecError(INSIDE)
     return answer
 
 
-async def _pieces(
-    shape: Shape, box: Mailbox[Answer], usage: bool, left: "asyncio.Future[None]"
-) -> AsyncIterator[bytes]:
+def _parsed(body: bytes, read: Callable[[object], Asked]) -> Asked:
     try:
-        if (first := shape.first(usage)) is not None:
-            yield first
-        while (answer := await box.next()) is not None:
+        value = parse_json(body, without_twins)
+    except ValueError as wrong:
+        raise Refused(f"The body is no JSON ({wrong}).") from None
+    if not _is_text(value):
+        raise Refused("A text has half of a surrogate pair, which is no character; correct its \\u escapes.")
+    return read(value)
+
+
+def _wrong(trouble: LocalspecError) -> tuple[int, dict[str, Any]]:
+    """Return the status of what went wrong, and what a client gets in place of a reply."""
+    _, status, kind, code = next(row for row in STATUSES if isinstance(trouble, row[0]))
+    named = {NotHere: "model", Overlong: "messages", Refusal: "messages"}.get(type(trouble))
+    field = trouble.field if isinstance(trouble, Refused) else named
+    return status, error(str(trouble), kind, param=field, code=code)
+
+
+def _begun(answer: Answer) -> Begun:
+    begun = _unless_wrong(answer)
+    assert isinstance(begun, Begun)
+    return begun
+
+
+def _shape(asked: Asked, begun: Begun) -> Shape:
+    return Shape(asked.messages is not None, begun.model, localspec.__version__, begun.start)
+
+
+async def _within(seconds: float, box: Mailbox[Answer]) -> Answer | Silent | None:
+    """Return the next answer, None where the client is gone, and Silent where nothing came for so long."""
+    try:
+        async with asyncio.timeout(seconds):
+            return await box.next()
+    except TimeoutError:
+        return Silent.SILENT
+
+
+async def _pieces(
+    asked: Asked, begun: Begun | None, box: Mailbox[Answer], left: "asyncio.Future[None]"
+) -> AsyncIterator[bytes]:
+    """Yield a reply as it is streamed, and a comment wherever nothing comes for a while.
+
+    Where it has not `begun`, a comment says so first, and what is wrong with the request is a piece like any other.
+    """
+    usage, shape = asked.usage_in_stream, None
+    try:
+        if begun is None:
+            yield COMMENT
+        else:
+            shape = _shape(asked, begun)
+            yield shape.first(usage) or b""
+        while (answer := await _within(SIGN_SECONDS, box)) is not None:
+            if isinstance(answer, Silent):
+                yield COMMENT
+                continue
+            if shape is None:
+                try:
+                    shape = _shape(asked, _begun(answer))
+                except LocalspecError as trouble:
+                    yield broken_off(_wrong(trouble)[1])
+                    return
+                yield shape.first(usage) or b""
+                continue
             found = [_piece(shape, one, usage) for one in (answer, *box.rest())]
             yield b"".join(piece for piece, _ in found)
             if any(over for _, over in found):
@@ -298,9 +357,9 @@ def _piece(shape: Shape, answer: Answer, usage: bool) -> tuple[bytes, bool]:
         case Ended(done, figures):
             return shape.last(done, figures, usage), True
         case LocalspecError():
-            return broken_off(str(answer)), True
+            return broken_off(error(str(answer), "server_error")), True
         case Exception():
-            return broken_off("Something went wrong inside; what it was stands where the server was started."), True
+            return broken_off(error(INSIDE, "server_error")), True
     return b"", False
 
 

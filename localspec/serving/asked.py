@@ -59,7 +59,7 @@ class _Fields:
             raise Refused(f"'{name}' is not served here ({why}); {instead}.", name)
 
     def none_left(self) -> None:
-        for name in self.left:
+        for name in (name for name, value in self.left.items() if value is not None):  # null asks for nothing
             raise Refused(
                 f"There is no field '{name[:100]}' here{nearest(name, self.known)}; leave it out.", name[:100]
             )
@@ -87,6 +87,7 @@ def chat_request(body: object) -> Asked:
     fields.only("top_logprobs", 0, why="chances are not told")
     fields.only("modalities", ["text"], why="models read and write text")
     fields.only("prediction", why="drafts come from what the engine itself has seen")
+    fields.only("verbosity", "medium", why="how long a reply is, the prompt says")
     asked = _shared(fields, messages, None, template if think is None else think, longest)
     return replace(asked, think_field="chat_template_kwargs") if think is None else asked
 
@@ -136,6 +137,8 @@ def _shared(
     fields.only("store", False, why="what is asked over HTTP is not kept")
     fields.only("metadata", {}, why="what is asked over HTTP is not kept")
     fields.only("service_tier", "auto", "default", why="there is one")
+    for name in ("prompt_cache_key", "prompt_cache_retention", "safety_identifier"):  # which ask for nothing here
+        fields.take(name, _hint)
     asked = Asked(
         model=fields.take("model", _text),
         messages=messages,
@@ -169,6 +172,11 @@ def _text(name: str, value: object) -> str:
     if not isinstance(value, str) or not value.strip():
         raise Refused(f"'{name}' must be a text, and not {shown(value)}.", name)
     return value
+
+
+def _hint(name: str, value: object) -> None:
+    if not isinstance(value, str):
+        raise Refused(f"'{name}' must be a text, and not {shown(value)}.", name)
 
 
 def _flag(name: str, value: object) -> bool:
@@ -239,9 +247,6 @@ def _messages(name: str, value: object) -> list[Message]:
     if not isinstance(value, list) or not value or len(value) > MOST_MESSAGES:
         raise Refused(f"'{name}' must be a list of 1 to {MOST_MESSAGES:,} messages.", name)
     messages = [_message(f"{name}[{place}]", one) for place, one in enumerate(value)]
-    for place, message in enumerate(messages):
-        if message["role"] == "system" and place > 0:
-            raise Refused(f"'{name}[{place}]' is a system message, and only the first one may be.", name)
     if messages[-1]["role"] != "user":
         raise Refused(f"The last of '{name}' is not the user's, so there is nothing to answer.", name)
     return messages
@@ -258,6 +263,7 @@ def _message(place: str, value: object) -> Message:
     fields.only("name", why="models are told roles, and no names", instead="leave it out, or say it in 'content'")
     fields.only("refusal", why="nothing is refused here")
     fields.only("tool_calls", [], why="models are given no tools")
+    fields.only("annotations", [], why="models are given no pages of the web")
     message = {"role": "system" if role == "developer" else role}
     if role == "assistant" and (reasoning := fields.take("reasoning_content", _text)):
         message["reasoning_content"] = reasoning

@@ -121,7 +121,7 @@ def raise_what_is_wrong(line: Mapping[str, Any]) -> None:
             raise NotThisOne(sentence)
         if "being stopped" in sentence:
             raise Gone(sentence)
-        found = getattr(errors, kind, LocalspecError)
+        found = errors.UsageMistake if kind == "Refusal" else getattr(errors, kind, LocalspecError)
         raise found(sentence)
 
 

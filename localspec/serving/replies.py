@@ -83,9 +83,9 @@ class Shape:
         return _event({**self._head, "object": self._pieces, **self._fingerprint, "choices": [choice], **told, **own})
 
 
-def broken_off(sentence: str) -> bytes:
-    """The end of a reply that went wrong after it had begun."""
-    return _event(error(sentence, "server_error")) + b"data: [DONE]\n\n"
+def broken_off(wrong: Mapping[str, Any]) -> bytes:
+    """Return the end of a stream in which an `error` comes after its headers."""
+    return _event(wrong) + b"data: [DONE]\n\n"
 
 
 def usage(done: Done) -> dict[str, Any]:

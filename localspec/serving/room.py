@@ -221,6 +221,7 @@ class EngineRoom(threading.Thread):
         report = Report(engine, sampling, loaded.load_seconds)
         if asked.messages is None:
             assert asked.text is not None
+            unspelled = engine.cannot_spell([{"role": "user", "content": asked.text}])
             events = engine.complete(asked.text, sampling, limits)
         else:
             messages = list(asked.messages)
@@ -230,6 +231,7 @@ class EngineRoom(threading.Thread):
             if asked.think is not None and not engine.target.chat.heeds_switch(system):
                 raise Refused("The model's chat template has no switch for thinking; leave it out.", asked.think_field)
             think = engine.thinking(settings, system) if asked.think is None else asked.think
+            unspelled = engine.cannot_spell(messages)
             events = engine.chat(messages, sampling, limits, think, whole=True)  # nothing is left out in silence
         begun = False
         with closing(events):
@@ -245,7 +247,8 @@ class EngineRoom(threading.Thread):
                     ticket.deliver(event)
                 elif isinstance(event, Done):
                     self.metrics.count(event.statistics)
-                    ticket.deliver(Ended(event, report.figures(event.statistics)))
+                    notices = {"notices": [unspelled]} if unspelled else {}
+                    ticket.deliver(Ended(event, {**report.figures(event.statistics), **notices}))
         loaded.touch()
 
 

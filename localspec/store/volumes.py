@@ -8,7 +8,7 @@ it is left, nor of what was in it before. A conversation lies in one volume, and
 import contextlib
 import heapq
 import sqlite3
-from collections.abc import Generator, Iterator, MutableMapping
+from collections.abc import Generator, Iterator, MutableMapping, Sequence
 from typing import Any
 
 from localspec.store.comparing import compare, damage
@@ -17,14 +17,17 @@ from localspec.store.history_tables import NOT_INDEXED, comparisons_of, make_vol
 LIMIT = 8 * 2**20  # bytes of text, after which another volume is begun
 ONE_BY_ONE = 2 * LIMIT  # more than that is not held in memory to be written anew
 MOVED_AT_ONCE = LIMIT // 2  # bytes, in one transaction
+MOST_MOVED = 10_000  # conversations in one
+SIZED_AT_ONCE = 256  # conversations
 MOST_COUNTED = 8 * LIMIT  # bytes of text whose unanswered turns searches of one process count: some 2 ms for each 8 MiB
 
 _IS_THERE = """typeof(volume) = 'integer'
     AND EXISTS (SELECT 1 FROM pragma_table_info(iif(volume = 0, 'turn', 'turn_' || volume)))"""
 _HIDDEN = """SELECT 1 FROM conversation AS owner JOIN turn{volume} AS said NOT INDEXED ON said.id = owner.newest
-    WHERE owner.id = {id} AND said.conversation = owner.id AND NOT EXISTS (SELECT 1 FROM turn{volume} AS found
+    WHERE owner.id IN ({ids}) AND said.conversation = owner.id AND NOT EXISTS (SELECT 1 FROM turn{volume} AS found
     INDEXED BY turn{volume}_by_conversation WHERE found.conversation = owner.id AND found.id = owner.newest)"""
 SIZE = "length(CAST(prompt AS BLOB)) + length(CAST(reply AS BLOB)) + length(figures) + length(CAST(reasoning AS BLOB))"
+SYSTEM_SIZE = "coalesce(length(CAST(system AS BLOB)), 0)"
 
 
 def suffix(volume: int) -> str:
@@ -59,7 +62,7 @@ def of_turn(connection: sqlite3.Connection, turn: int) -> int | None:
 
 def compare_turns(connection: sqlite3.Connection, number: int, conversation: int) -> None:
     """Raises sqlite3.DatabaseError where an index hides the newest turn of a conversation, or others of its volume."""
-    compare(connection, _HIDDEN.format(volume=suffix(number), id=conversation), *comparisons_of(suffix(number)))
+    compare(connection, _HIDDEN.format(volume=suffix(number), ids=conversation), *comparisons_of(suffix(number)))
 
 
 def _count_turns(connection: sqlite3.Connection, number: int, counted: MutableMapping[int, int]) -> None:
@@ -192,34 +195,60 @@ def sizes(connection: sqlite3.Connection) -> list[tuple[int, int]]:
     return [(number, _size(connection, suffix(number))) for number in every(connection)]
 
 
-def _size(connection: sqlite3.Connection, volume: str, where: str = "", values: tuple[int, ...] = ()) -> int:
-    """Bytes of text, of all or some of the conversations in it."""
-    system = "coalesce(length(CAST(system AS BLOB)), 0)"
-    sums = [(SIZE, f"turn{volume}"), (system, f"about{volume}")]
-    queries = [f"SELECT coalesce(sum({size}), 0) FROM {table} {where}" for size, table in sums]
-    return sum(connection.execute(query, values).fetchone()[0] for query in queries)
+def _size(connection: sqlite3.Connection, volume: str) -> int:
+    """Bytes of text in it."""
+    sums = [(SIZE, f"turn{volume}"), (SYSTEM_SIZE, f"about{volume}")]
+    queries = [f"SELECT coalesce(sum({size}), 0) FROM {table}" for size, table in sums]
+    return sum(connection.execute(query).fetchone()[0] for query in queries)
 
 
 def _move(connection: sqlite3.Connection, number: int) -> bool:
-    """Moves some of a volume's conversations to others; False where there are none."""
-    source, about, moved = f"turn{suffix(number)}", f"about{suffix(number)}", 0
-    found = connection.execute("SELECT id FROM conversation WHERE volume = ? ORDER BY id", (number,)).fetchall()
+    """Moves some of a volume's conversations to others, as many at once as a volume has room for.
+
+    Returns False where there are none.
+    """
+    source, about = f"turn{suffix(number)}", f"about{suffix(number)}"
+    chosen, size = _to_move(connection, number)
+    if not chosen:
+        return False
+    ids = ", ".join(map(str, chosen))
+    hidden = _HIDDEN.format(volume=suffix(number), ids=ids)  # what is not seen here would go with the volume
+    compare(connection, hidden, *comparisons_of(suffix(number)))
+    target = with_room(connection, size, besides=number)
     with _without_triggers(connection, source):  # its part of the index goes as a whole in the end
-        for (conversation,) in found:
-            compare_turns(connection, number, conversation)  # what is not seen here would go with the volume
-            size = _size(connection, suffix(number), "WHERE conversation = ?", (conversation,))
-            target = with_room(connection, size, besides=number)
-            into = f"INSERT INTO turn{suffix(target)} SELECT * FROM {source} WHERE conversation = ? ORDER BY id"
-            connection.execute(into, (conversation,))
-            into = f"INSERT INTO about{suffix(target)} SELECT * FROM {about} WHERE conversation = ?"
-            connection.execute(into, (conversation,))
-            for table in (source, about):
-                connection.execute(f"DELETE FROM {table} WHERE conversation = ?", (conversation,))
-            connection.execute("UPDATE conversation SET volume = ? WHERE id = ?", (target, conversation))
-            moved += size
-            if moved >= MOVED_AT_ONCE:
-                break
-    return bool(found)
+        into = f"INSERT INTO turn{suffix(target)} SELECT * FROM {source} WHERE conversation IN ({ids}) ORDER BY id"
+        connection.execute(into)
+        connection.execute(f"INSERT INTO about{suffix(target)} SELECT * FROM {about} WHERE conversation IN ({ids})")
+        for table in (source, about):
+            connection.execute(f"DELETE FROM {table} WHERE conversation IN ({ids})")
+        connection.execute(f"UPDATE conversation SET volume = ? WHERE id IN ({ids})", (target,))
+    return True
+
+
+def _to_move(connection: sqlite3.Connection, number: int) -> tuple[list[int], int]:
+    """Return the first conversations of a volume that make MOVED_AT_ONCE bytes, at least one, and their bytes."""
+    query = "SELECT id FROM conversation WHERE volume = ? ORDER BY id LIMIT ?"
+    ids = [one for (one,) in connection.execute(query, (number, MOST_MOVED)).fetchall()]
+    chosen: list[int] = []
+    total = 0
+    for start in range(0, len(ids), SIZED_AT_ONCE):
+        some = ids[start : start + SIZED_AT_ONCE]
+        for conversation, size in _sizes(connection, suffix(number), some).items():
+            if chosen and total + size > MOVED_AT_ONCE:
+                return chosen, total
+            chosen.append(conversation)
+            total += size
+    return chosen, total
+
+
+def _sizes(connection: sqlite3.Connection, volume: str, conversations: Sequence[int]) -> dict[int, int]:
+    """Return the bytes of text of these conversations, in their order."""
+    sizes, ids = dict.fromkeys(conversations, 0), ", ".join(map(str, conversations))
+    for size, table in ((SIZE, f"turn{volume}"), (SYSTEM_SIZE, f"about{volume}")):
+        query = f"SELECT conversation, sum({size}) FROM {table} WHERE conversation IN ({ids}) GROUP BY conversation"
+        for conversation, found in connection.execute(query).fetchall():
+            sizes[conversation] += found
+    return sizes
 
 
 @contextlib.contextmanager

@@ -143,18 +143,18 @@ class Corpus:
         return rows
 
     def _text(self, text: str) -> list[Row]:
-        tokens = self._target.tokenizer.encode(self._target.chat.disarm(text))
+        tokens = self._target.chat.marks.encode(self._target.chat.marks.set_apart(text), True)
         pieces = [tokens[start : start + self.length] for start in range(0, len(tokens), self.length)]
         return [Row(piece, [True] * len(piece)) for piece in pieces]
 
     def _chat(self, example: Example) -> list[Row]:
         """Returns one row; or one for each reply, where the template renders a reply differently later on."""
         messages = list(example.messages)
-        whole, spans = self._target.chat.render(messages, waits=False), []
+        whole, spans = self._target.chat.render_apart(messages, waits=False), []
         for index in (at for at, message in enumerate(messages) if at and message["role"] == "assistant"):
-            before = self._target.chat.render(messages[:index])
-            upto = self._target.chat.render(messages[: index + 1], waits=False)
-            content = self._target.chat.disarm(messages[index]["content"])
+            before = self._target.chat.render_apart(messages[:index])
+            upto = self._target.chat.render_apart(messages[: index + 1], waits=False)
+            content = self._target.chat.marks.set_apart(messages[index]["content"])
             if not upto.startswith(before) and content in upto:
                 upto = before + content + upto.rpartition(content)[2]
             spans.append((before, upto))
@@ -164,7 +164,7 @@ class Corpus:
 
     def _row(self, text: str, spans: Sequence[tuple[int, int]]) -> Row:
         """Returns the row of a text whose tokens within spans of characters are in the loss, up to an end mark each."""
-        tokens, offsets = self._target.tokenizer.encode_with_offsets(text, self._target.chat.add_special_tokens)
+        tokens, offsets = self._target.chat.marks.encode_with_offsets(text, self._target.chat.add_special_tokens)
         loss_mask, over = [], False
         waiting = iter([*spans, (len(text) + 1, 0)])
         start, end = next(waiting)

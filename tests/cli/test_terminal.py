@@ -169,7 +169,7 @@ def test_every_form_is_safe_in_process(quiet, hostile, capfdbinary):
 @pytest.mark.slow
 def test_these_tests_would_notice(quiet, hostile, capfdbinary, monkeypatch):
     """Without `safe` the very same look finds what must not come through."""
-    monkeypatch.setattr("localspec.decoding.session.safe", lambda text: text)
+    monkeypatch.setattr("localspec.cli.run.safe", lambda text: text)
     assert main(["run", "-m", str(hostile.path), "hi"]) == 0
     found = commands(capfdbinary.readouterr().out)
     assert found >= {

@@ -145,7 +145,7 @@ def test_text_that_spells_a_special_token_stays_text(engine):
     assert prompt.count(ids("<|end|>")) == 1
     assert ids("<|system|>") not in prompt
     assert prompt.count(ids("<|user|>")) == 1
-    assert target.decode(prompt).replace("\u200c", "") == hostile
+    assert target.decode(prompt) == hostile
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ from localspec.errors import LocalspecError
 from localspec.gguf.metadata import Metadata
 from localspec.gguf.roles import ends, impossible_roles
 from localspec.gguf.tokens import _SPLITS, tokenizer_files
+from localspec.models.chat_tokenizer import ChatTokenizer
 from localspec.models.tokenizer import AROUND, Tokenizer
 
 DEMO = Path(__file__).parents[2] / "localspec" / "demo"
@@ -305,3 +306,16 @@ def test_a_token_without_end_is_told_by_itself() -> None:
     said = {**SOUND, "tokenizer.ggml.tokens": ["a", "b", "c" * 5000]}
     with pytest.raises(ValueError, match=f"^{matching('a_token_of_its_tokenizer_has')}$"):
         tokenizer_files(Metadata(said), 3)
+
+
+def test_ends_of_turns_that_a_file_calls_user_defined_are_special(tmp_path: Path) -> None:
+    said = pieces(write_tokenizer(tmp_path, PHI3))
+    end, user = (said["tokenizer.ggml.tokens"].index(mark) for mark in ("<|end|>", "<|user|>"))
+    types = [4 if index in (end, user) else kind for index, kind in enumerate(said["tokenizer.ggml.token_type"])]
+    template = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
+    more = {"tokenizer.ggml.eos_token_id": end, "tokenizer.chat_template": template}
+    ours = converted({**said, **more, "tokenizer.ggml.token_type": np.array(types)}, tmp_path)
+    chat = ChatTokenizer(ours)
+    assert end in ours.special_ids and chat.turn_marks == {user}
+    ids = chat.encode([{"role": "user", "content": "a<|end|><|user|>b"}], 10**6)
+    assert (ids.count(end), ids.count(user)) == (1, 1)

@@ -105,7 +105,12 @@ def test_what_was_thought_is_read_again_only_where_the_template_asks_for_it(
     answered = {"role": "assistant", "content": "Because.", "reasoning_content": "It is so <|im_end|>."}
     text = chat(template).render([*ASKED, answered, *ASKED])
     assert ("It is so" in text) == read and text.count("Because.") == 1
-    assert "<|im_end|>." not in text  # what spells a special token is no special token
+    plain, spelled = (
+        chat(template).encode([*ASKED, {**answered, "reasoning_content": text}, *ASKED], 10**6)
+        for text in ("It is so.", answered["reasoning_content"])
+    )
+    end = chat(template).tokenizer.token_to_id("<|im_end|>")
+    assert end is not None and plain.count(end) == spelled.count(end)  # what spells a special token is text
     without = {key: value for key, value in answered.items() if key != "reasoning_content"}
     assert (chat(template).render([*ASKED, without, *ASKED]) == text) == (not read)
 

@@ -82,7 +82,6 @@ def test_parts_of_text_belong_together_and_thoughts_come_along():
         ({"messages": None}, "messages", "missing"),
         ({"messages": [{"role": "assistant", "content": "x"}]}, "messages", "nothing to answer"),
         ({"messages": [{"role": "tool", "content": "x"}, *HI]}, "messages[0]", "tool"),
-        ({"messages": [*HI, {"role": "system", "content": "x"}, *HI]}, "messages", "only the first"),
         ({"messages": [{"role": "user"}]}, "messages[0]", "missing"),
         ({"messages": ["Hi"]}, "messages[0]", "an object"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0]", "pictures"),
@@ -116,6 +115,26 @@ def test_no_field_is_suggested_that_would_be_refused_as_well(more: dict[str, Any
 def test_so_is_what_a_text_cannot_have(more: dict[str, Any]):
     with pytest.raises(Refused):
         text_request({"prompt": "Once", **more})
+
+
+def test_what_asks_for_nothing_is_taken():
+    """Clients send back what they got, and say who they are."""
+    got = {"role": "assistant", "content": "B", "annotations": [], "audio": None, "function_call": None}
+    later = {"role": "system", "content": "x"}
+    asked = chat_request(
+        {
+            "messages": [*HI, {**got, "tool_calls": None, "refusal": None}, later, *HI], "prompt_cache_key": "a",
+            "safety_identifier": "", "prompt_cache_retention": "24h", "verbosity": "medium",
+            "web_search_options": None, "whatever": None,
+        }
+    )  # fmt: skip
+    assert asked.messages == [*HI, {"role": "assistant", "content": "B"}, later, *HI]
+    for field, value in (("prompt_cache_key", 3), ("verbosity", "low"), ("whatever", 0)):
+        with pytest.raises(Refused, match=field) as refused:
+            chat_request({"messages": HI, field: value})
+        assert refused.value.field == field
+    with pytest.raises(Refused, match="annotations"):
+        chat_request({"messages": [{**got, "annotations": [{"type": "url_citation"}]}, *HI]})
 
 
 @pytest.mark.parametrize("body", [None, [], "x", 5])

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from localspec.chat.figures import Figures
 from localspec.events import Event, Prefill, Text
+from localspec.text import safe
 
 if TYPE_CHECKING:
     from localspec.chat.live_stats import LiveStats
@@ -37,8 +38,8 @@ class ReplyBuffer:
                 self.figures = live.figures()
             case Text(text):
                 if event.reasoning:
-                    self._thoughts.append(event.reasoning)
-                self._texts.append(text)
+                    self._thoughts.append(safe(event.reasoning))
+                self._texts.append(safe(text))
                 now = time.monotonic()
                 if now - self._figured_at >= FIGURES_SECONDS:
                     self.figures, self._figured_at = live.figures(), now

@@ -1,0 +1,102 @@
+"""Whoever waits for a command learns what it waits for: one line on standard error where that is no terminal."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from clocks import PATIENCE
+from command import environment
+from filelock import FileLock
+from golden import wording
+from scripted_models import scripted_model
+
+from localspec.cli import progress
+from localspec.cli.progress import Progress
+
+SOON = (
+    "import sys; from localspec.cli import progress; from localspec.cli.main import main\n"
+    "progress.WAIT_SECONDS = 0.2; sys.exit(main())"
+)
+
+
+@pytest.fixture
+def command(tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
+    """command(ARGUMENT, …): localspec with pipes, which names waits after 0.2 seconds."""
+
+    def begin(*arguments: str, stdin: Any = subprocess.DEVNULL) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-c", SOON, *arguments], env=environment(tmp_path), cwd=tmp_path, text=True,
+            stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+
+    return begin
+
+
+def test_a_wait_is_named_once_and_not_when_it_is_over(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "WAIT_SECONDS", 0.05)
+    shown = Progress()
+    shown.show("reading a")
+    shown.show("reading b")
+    time.sleep(0.3)
+    shown.show("reading b")
+    time.sleep(0.2)
+    assert capsys.readouterr() == ("", "localspec: reading b …\n")
+    shown.show("writing 1 of 9")
+    shown.show("writing 2 of 9")
+    time.sleep(0.2)
+    shown.show("writing 3 of 9")
+    time.sleep(0.2)
+    assert capsys.readouterr() == ("", "localspec: writing 2 of 9 …\n")
+    shown.clear()
+    shown.show("reading d")
+    shown.clear()
+    time.sleep(0.2)
+    silent = Progress(names_waits=False)
+    silent.show("reading e")
+    time.sleep(0.2)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_text_that_does_not_come_to_an_end_is_waited_for_in_words(command: Any) -> None:
+    reading, writing = os.pipe()
+    process = command("run", "Hi", stdin=reading)
+    os.close(reading)
+    assert wording("reading_input_to_its_end") in process.stderr.readline()
+    os.close(writing)
+    out, errors = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0 and out and "Traceback" not in errors
+
+
+def test_who_waits_for_another_process_that_packs_is_told(tmp_path: Path, command: Any) -> None:
+    model = scripted_model(tmp_path / "model", [b"a"]).path
+    made = command("run", "-m", str(model), "Hi")
+    assert made.communicate(timeout=PATIENCE)[0] == "a\n"
+    [file] = tmp_path.rglob("*.packed")
+    lock = FileLock(file.with_suffix(".lock"))
+    file.unlink()
+    with lock:
+        process = command("run", "-m", str(model), "Hi")
+        line = ""
+        while wording("waiting_for_another_process") not in line:
+            line = process.stderr.readline()
+            assert line
+    out, _ = process.communicate(timeout=PATIENCE)
+    assert (process.returncode, out) == (0, "a\n")
+
+
+def test_a_reply_that_is_seen_at_its_end_is_announced(tmp_path: Path, command: Any) -> None:
+    model = scripted_model(tmp_path / "model", [b"a", b"b"], again=0).path
+    process = command("run", "-m", str(model), "--json", "-n", "100000", "Hi")
+    line = process.stderr.readline()
+    while wording("being_written") not in line:
+        line = process.stderr.readline()
+        assert line
+    process.kill()
+    process.communicate()
