@@ -96,8 +96,8 @@ def import_gguf(
     if origin is None:
         taken = registry.cards(paths).keys() - imports(paths).keys()
         listed = registry.listed_as(digests.values(), paths)
-        former = (old for old, now in registry.renamed(paths).items() if now == listed)  # its phrases have that name
-        name = next(former, listed) or new_name(file, digests[files[0].name], taken, paths)
+        names = (old for old, now in registry.renamed(paths).items() if now == listed)  # phrases have the former name
+        name = next(names, listed) or new_name(file, digests[files[0].name], taken, paths)
         origin = same.header.origin if same else Origin(name, "")
     revision = hashlib.sha256("".join(digests[file.name] for file in files).encode())
     for name, content in sorted(model.texts.items()):
