@@ -17,6 +17,7 @@ class Memory:
     drafter: int
     cache: int
     peak: int
+    parked: int = 0  # of the caches of texts that may be gone on with
 
 
 @dataclass(frozen=True)
