@@ -11,6 +11,7 @@ from localspec.models.thinking_switch import Switch, find_switch
 from localspec.models.tokenizer import Tokenizer
 
 _FRAME = 2**20  # characters that a template may put around what was said
+_COUNTED = 2**16  # messages whose tokens are remembered
 
 
 class ChatTokenizer:
@@ -19,6 +20,7 @@ class ChatTokenizer:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
         self._stopped = ""
+        self._counts: dict[int, int] = {}  # tokens of messages, by the hash of their text
 
     def encode(self, messages: Sequence[Message], vocab_size: int, think: bool | None = None) -> list[int]:
         """Returns the token ids of a conversation that waits for the assistant, as `render` writes it.
@@ -32,6 +34,15 @@ class ChatTokenizer:
                 f"{vocab_size}; fetch the model again."
             )
         return ids
+
+    def count(self, text: str) -> int:
+        """Return how many tokens a message is; of earlier messages that is known, whose texts are not held."""
+        key = hash(text)
+        if key not in self._counts:
+            if len(self._counts) >= _COUNTED:
+                self._counts.clear()
+            self._counts[key] = len(self.tokenizer.encode(text, False))
+        return self._counts[key]
 
     @property
     def add_special_tokens(self) -> bool:
