@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, suppress
+from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
 from typing import Literal, Self
@@ -48,7 +49,7 @@ from localspec.engine.saved_phrases import SavedPhrases
 from localspec.engine.spilling import SpillWatch
 from localspec.engine.step_forms import RecordingWatch, settle_step_form
 from localspec.errors import DoesNotFit, LocalspecError, first_line
-from localspec.events import Event, Prefill, Reporter
+from localspec.events import Done, Event, Prefill, Reporter
 from localspec.machine import compiled
 from localspec.machine.hardware import IdleCores, devices
 from localspec.machine.machine import Device, this_machine, torch_trouble
@@ -327,8 +328,16 @@ class Engine:
         try:
             with closing(stream):  # a reply that was stopped is settled before its phrases are kept
                 for event in stream:
-                    yield Prefill(event.done, event.total, dropped) if isinstance(event, Prefill) else event
+                    match event:
+                        case Prefill(done, total):
+                            yield Prefill(done, total, dropped)
+                        case Done(reason, statistics):
+                            yield Done(reason, replace(statistics, dropped_turns=dropped))
+                        case _:
+                            yield event
         finally:
+            if self.session.statistics is not None:
+                self.session.statistics = replace(self.session.statistics, dropped_turns=dropped)
             self._keep(len(prompt), decoding_kind(sampling.temperature, sampling.rule))
 
     def _room(self) -> int:

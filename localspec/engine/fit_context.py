@@ -7,7 +7,7 @@ from localspec.decoding.limits import Limits
 from localspec.engine.backends import Target
 from localspec.errors import DoesNotFit, UsageMistake
 from localspec.models.encoding import Unwanted, given_up_unless
-from localspec.models.messages import Message
+from localspec.models.messages import Message, turns_left_out
 
 LONGEST_TOKEN = 256  # characters; a text longer than a context of such tokens is refused before it is tokenized
 LIKELY = 8  # characters a token: a conversation longer than a room of such tokens is not read as a whole to see
@@ -69,31 +69,12 @@ def fit_conversation(
             raise _overlong(target)
         head, sizes = sum(map(count, messages[:first])), [*map(count, messages[first:])]
         for share in range(STEPS, -1, -1):  # less where the template adds more than was counted
-            dropped = cut(head, sizes, turns, (steady - reply) * share // STEPS)
+            dropped = turns_left_out(head, sizes, turns, (steady - reply) * share // STEPS)
             prompt = read(dropped)
             if len(prompt) + reply <= room or dropped == turns:
                 break
     assert prompt is not None
     return prompt, dropped, _within(target, prompt, limits, room)
-
-
-def cut(head: int, sizes: Sequence[int], turns: int, room: int) -> int:
-    """Return how many of the oldest turns are left out of a conversation, as the sizes of its messages say.
-
-    They are left out where the conversation first outgrew the room, down to half of it, and again where the rest did.
-    So the same turns are left out until it is full again, and a program that starts anew finds the same ones: nothing
-    has to be remembered. `head` is what always stays.
-    """
-    dropped, between = 0, 0  # tokens of the turns that are not left out, up to the prompt
-    for turn in range(turns + 1):
-        prompt = sizes[2 * turn] if turn < turns else sum(sizes[2 * turn :])
-        if head + between + prompt > room:
-            while dropped < turn and head + between + prompt > room // 2:
-                between -= sizes[2 * dropped] + sizes[2 * dropped + 1]
-                dropped += 1
-        if turn < turns:
-            between += prompt + sizes[2 * turn + 1]
-    return dropped
 
 
 def _overlong(target: Target) -> Overlong:

@@ -8,8 +8,9 @@ import pytest
 from golden import matching
 
 from localspec.decoding.session import Limits
-from localspec.engine.fit_context import FRAME, LONGEST_TOKEN, Overlong, Unwanted, cut, fit_conversation
+from localspec.engine.fit_context import FRAME, LONGEST_TOKEN, Overlong, Unwanted, fit_conversation
 from localspec.errors import DoesNotFit, UsageMistake
+from localspec.models.messages import turns_left_out
 
 NAME = "llama-grouped-dynamic"
 
@@ -111,9 +112,9 @@ def test_another_question_moves_no_cut_and_a_little_less_memory_neither() -> Non
 
 def test_a_message_that_fills_the_room_is_left_out_with_all_before_it() -> None:
     sizes = [10, 10] * 3 + [900, 10] + [10, 10] * 2 + [10]
-    assert cut(0, sizes, 6, 100) == 4
-    assert [cut(0, [40, 40] * count + [40], count, 200) for count in range(8)] == [0, 0, 0, 3, 3, 3, 6, 6]
-    assert cut(500, [10, 10, 10], 1, 100) == 1
+    assert turns_left_out(0, sizes, 6, 100) == 4
+    assert [turns_left_out(0, [40, 40] * count + [40], count, 200) for count in range(8)] == [0, 0, 0, 3, 3, 3, 6, 6]
+    assert turns_left_out(500, [10, 10, 10], 1, 100) == 1
 
 
 def test_where_nothing_may_be_left_out_a_long_conversation_is_refused_at_once(target) -> None:
