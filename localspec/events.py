@@ -17,6 +17,7 @@ class Memory:
     drafter: int
     cache: int
     peak: int
+    parked: int = 0  # of the caches of texts that may be gone on with
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Statistics:
 
     token_ids: tuple[int, ...]  # of the reply, the stop token left out
     prompt_tokens: int
-    reused_tokens: int  # of the prompt, those in the cache already from the turn before
+    reused_tokens: int  # of the prompt, those in a cache already
     prefill_seconds: float
     first_token_seconds: float
     decode_seconds: float
@@ -47,6 +48,7 @@ class Statistics:
     plain_seconds: float | None = None
     reasoning_tokens: int = 0  # of the reply, those before the answer: what was thought, and its marks
     reasoning_seconds: float = 0.0  # from the end of the prompt to the answer
+    dropped_turns: int = 0  # of the conversation, which the model did not read: the context is full
     told_tokens: int | None = None  # of the reply, where a server told how many they were and not which
 
     @property

@@ -9,27 +9,20 @@ from statistics import median, quantiles
 
 from localspec import Done, Engine, Limits, Sampling, config
 from localspec.decoding.budget import Budget
-from localspec.decoding.drafter import Context, Step
+from localspec.decoding.drafter import Context
 from localspec.decoding.session import Session
 from localspec.decoding.tree import DraftTree
+from localspec.drafters.autoregressive import Autoregressive
 from localspec.models import registry
 from localspec.policy.ranking import AUTO_NODES
 from localspec.policy.selection import choose
 
 
-class Wrong:
+class Wrong(Autoregressive):
     """Proposes a full tree of tokens that the target does not say: unlikely ones, a new one each time."""
-
-    nbytes, target_layers = 0, ()
 
     def __init__(self, vocabulary: int) -> None:
         self._vocabulary, self._next = vocabulary, 0
-
-    def observe(self, step: Step) -> None:
-        """Learns nothing."""
-
-    def rewind(self, length: int) -> None:
-        """Forgets nothing."""
 
     def draft(self, context: Context) -> DraftTree:
         """A chain of as many tokens as are allowed."""

@@ -1,6 +1,7 @@
 """An engine without a model that says what a test tells it to, and conversations with it."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,7 +28,7 @@ class Engine:
     def __init__(self, *pieces: str, failure: Exception | None = None) -> None:
         self.pieces, self.failure = pieces, failure
         self.asked: list[list[Any]] = []
-        self.closed = 0
+        self.closed = self.dropped = 0
         self.session = SimpleNamespace(statistics=None)
 
     def chat(self, messages: Any, sampling: Any, limits: Any, think: Any = None) -> Iterator[Event]:
@@ -35,12 +36,12 @@ class Engine:
         if messages[-1]["content"] == "too long":
             raise UsageMistake("The prompt is too long; shorten it.")
         try:
-            yield Prefill(5, 5)
+            yield Prefill(5, 5, self.dropped)
             for number, piece in enumerate(self.pieces):
                 yield Text(piece, (number,), ("target",), 0.1 * number, number)
             if self.failure:
                 raise self.failure
-            yield Done("stop", statistics())
+            yield Done("stop", replace(statistics(), dropped_turns=self.dropped))
         finally:
             self.closed += 1
             self.session.statistics = statistics(1)

@@ -1,7 +1,7 @@
 """A conversation: its turns so far, saved in the store while they are spoken, and the request to a model to go on."""
 
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
@@ -13,8 +13,8 @@ from localspec.events import Done, Event, Text
 from localspec.store.conversations import Saved, Source, Turn
 from localspec.store.database import StoreTrouble
 from localspec.store.history import History, WentOn
-from localspec.store.titles import title_of
-from localspec.text import safe
+from localspec.store.titles import cut, title_of
+from localspec.text import one_line, safe
 
 if TYPE_CHECKING:
     from localspec.chat.answerer import Answerer, Sampled
@@ -45,9 +45,13 @@ def saved_conversation(history: History | None, which: Resumed) -> Saved:
     return found
 
 
-def dropped_turns_notice(turns: int) -> str:
-    """The sentence for the user when the context is full and so many of the oldest turns were dropped."""
-    return f"The context is full: the model no longer reads the oldest {'turn' if turns == 1 else f'{turns} turns'}."
+def memory_begins(answered: Sequence[bool], dropped: int) -> int:
+    """Return the number of the first turn that a model reads which does not read so many; 0 where it reads all.
+
+    `answered` says of each turn whether it has a reply: a model reads no others.
+    """
+    read = [number for number, has_reply in enumerate(answered) if has_reply]
+    return 0 if not dropped else read[dropped] if dropped < len(read) else len(answered)
 
 
 class Conversation:
@@ -219,6 +223,20 @@ class Conversation:
         counts = [last.get(name) for name in ("prompt_tokens", "completion_tokens")]
         known = self._counted_by == self.model and all(type(count) is int and count > 0 for count in counts)
         return sum(filter(None, counts)) if known else 0
+
+    def memory_notice(self, dropped: int) -> str | None:
+        """Return where the model's memory begins, as a sentence; None where it begins there since an earlier reply.
+
+        It is for the reply under way, for which so many of the oldest turns were dropped.
+        """
+        before = next((turn for turn in reversed(self.turns) if turn.reply), None)
+        if not dropped or (before is not None and before.figures.get("dropped_turns") == dropped):
+            return None
+        oldest = "turn" if dropped == 1 else f"{dropped} turns"
+        begins = memory_begins([bool(turn.reply) for turn in self.turns], dropped)
+        first = cut(one_line(self.turns[begins].typed)) if begins < len(self.turns) else ""
+        since = f"; its memory begins at “{first}”" if first else ""
+        return f"The context is full: the model no longer reads the oldest {oldest}{since}."
 
     @property
     def answered(self) -> int:

@@ -29,6 +29,7 @@ def kept_figures(statistics: Statistics, sampling: "Sampled") -> dict[str, Any]:
         "acceptance_length": round(statistics.acceptance_length, 4),
         "speedup": known_speedup(statistics),
         "sources": dict(statistics.sources),
+        **({"dropped_turns": statistics.dropped_turns} if statistics.dropped_turns else {}),
         **(_thinking(statistics) if statistics.reasoning_tokens else {}),
         "seed": sampling.seed,
         "temperature": sampling.temperature,

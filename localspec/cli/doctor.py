@@ -208,6 +208,7 @@ def _choice(recommendation: Recommendation) -> dict[str, Any]:
         "gated": recommendation.gated,
         "fits": recommendation.fits,
         "bytes": plan and plan.bytes,
+        "parked_bytes": plan and plan.parked,
         "tokens_per_second": plan and round(plan.speed, 2),
         "M": plan and round(plan.cost_effectiveness, 3),
         "measured": plan is not None and plan.measured,
@@ -294,6 +295,11 @@ def _machine(survey: _Survey) -> Iterator[str]:
         yield (
             f"{device.name}: memory {_gib(device.total)}, free {_gib(device.free)}, of which a model may take "
             f"{_gib(device.usable)}"
+        )
+    if (chosen := survey.chosen) is not None and (plan := chosen.plan) is not None:
+        yield (
+            f"{plan.precision.device.name}: of what {chosen.card.name} leaves, conversations that were read and may "
+            f"come again keep up to {_gib(plan.parked)}"
         )
     if _busy(survey):
         yield (

@@ -12,7 +12,7 @@ from localspec.chat.attachments import GIVEN, Written, measured, written, writte
 from localspec.chat.branches import rows
 from localspec.chat.commands import listed, read
 from localspec.chat.completion import Entry, look_up
-from localspec.chat.conversation import Conversation, dropped_turns_notice, saved_conversation
+from localspec.chat.conversation import Conversation, saved_conversation
 from localspec.chat.farewell import farewell
 from localspec.chat.finding import hits
 from localspec.chat.kept_phrases import Stories, kept_phrases, pools_of, reader
@@ -410,8 +410,8 @@ class _Talk:
                             begun = True
                         case Prefill(_, _, dropped):
                             interrupt.wait_for_step = True
-                            if dropped:
-                                self._progress.notice(dropped_turns_notice(dropped))
+                            if sentence := self._conversation.memory_notice(dropped):
+                                self._progress.notice(sentence)
                         case Text(text):
                             if event.reasoning and not thinks:
                                 self._progress.show("thinking")

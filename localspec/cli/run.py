@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from localspec.chat.attachments import Written, with_piped
-from localspec.chat.conversation import dropped_turns_notice
 from localspec.chat.figures import known_speedup
 from localspec.chat.sampling import first_sampled, sampling_words
 from localspec.chat.thinking import only_thinking
@@ -131,8 +130,8 @@ def _answer(flags: SharedFlags, question: Written, output: "_Output", stats: boo
                         progress.show(f"reading {done} of {total} tokens")
                     case Prefill(_, _, dropped):
                         progress.clear()
-                        if dropped:
-                            progress.notice(dropped_turns_notice(dropped))
+                        if sentence := conversation.memory_notice(dropped):
+                            progress.notice(sentence)
                         interrupt.wait_for_step = True
                     case Text():
                         thought, written = thought + event.reasoning_tokens, written + len(event.tokens)

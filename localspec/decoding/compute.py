@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from localspec.decoding.forward import CacheT, ForwardModel, TokenCache
+from localspec.decoding.forward import CacheT, ForwardModel, ParkableCache, TokenCache
 from localspec.decoding.logits import Logits
 from localspec.events import Reporter
 from localspec.models.architecture import TransformerConfig
@@ -62,7 +62,7 @@ class RowModel(Protocol):
     def nbytes(self) -> int:
         """Bytes of its weights."""
 
-    def cache(self, slots: int) -> TokenCache:
+    def cache(self, slots: int) -> ParkableCache:
         """Returns an empty cache with room for `slots` tokens."""
 
     def embed(self, tokens: Sequence[int] | Rows) -> Rows:

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
-from localspec.decoding.forward import TokenCache
+from localspec.decoding.forward import ParkableCache, TokenCache
 from localspec.decoding.logits import Hidden, Logits
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.tree import DraftTree
@@ -54,6 +54,33 @@ class Step:
     inner: Hidden | None = None
 
 
+@dataclass
+class HeldText:
+    """A drafter's part of a text that was put aside, and what drafters within it hold.
+
+    `cache` is that of a model of the drafter, and `features` are rows of the target's states, one a token.
+    """
+
+    cache: ParkableCache | None = None
+    features: Sequence[Any] = ()
+    inner: Sequence["HeldText"] = ()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are held."""
+        held = sum(int(row.nbytes) for row in self.features) + (self.cache.nbytes if self.cache else 0)
+        return held + sum(one.nbytes for one in self.inner)
+
+    def copy(self, length: int) -> "HeldText":
+        """Returns what is held of the first `length` tokens, or of fewer. Raises what `TokenCache.copy` does."""
+        cache = self.cache
+        if cache is not None:
+            reached = cache.reachable(min(length, cache.length))
+            cache = cache.copy(reached, reached)
+        inner = [one.copy(length) for one in self.inner]
+        return HeldText(cache, self.features[:length], inner)
+
+
 class Drafter(Protocol):
     """One method of drafting. Drafting starts only after the first target output: prefill is the first observation."""
 
@@ -73,3 +100,9 @@ class Drafter(Protocol):
 
     def rewind(self, length: int) -> None:
         """Forgets what was observed after the first `length` committed tokens; 0 starts afresh."""
+
+    def hand_over(self) -> HeldText:
+        """Returns what it holds of the text and could not compute again without the target; holds no text then."""
+
+    def resume(self, held: HeldText, tokens: Sequence[int]) -> None:
+        """Goes on from what it handed over, or a copy: `tokens` are the text then. It holds no text before."""

@@ -1,11 +1,13 @@
 """What decoding asks of a model, whoever computes it: forwards over rows of tokens, and a cache of those committed."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Protocol, Self, TypeVar
 
 from localspec.decoding.logits import Hidden, Logits
 from localspec.decoding.tree import DraftTree
+
+_AT_ONCE = 256  # tokens that are compared in one go
 
 
 class TokenCache(Protocol):
@@ -43,7 +45,28 @@ class TokenCache(Protocol):
         """Counts the first `length` slots as committed, whatever they hold: for measurements, which need no text."""
 
 
+class ParkableCache(TokenCache, Protocol):
+    """A cache that can be put away with its text, whole or in part, and be gone on with later."""
+
+    def reachable(self, length: int) -> int:
+        """Returns what `truncate` to so many tokens, of which there may be fewer, would leave."""
+
+    def copy(self, length: int, slots: int) -> Self:
+        """Returns a cache with the first `length` tokens, which are reachable, and room for at least `slots`.
+
+        Raises MemoryError or RuntimeError where memory runs out.
+        """
+
+    @property
+    def pinned(self) -> bool:
+        """Whether forwards were recorded over its very slots, which are then worth more than a copy costs."""
+
+    def take(self, other: Self) -> bool:
+        """Takes over what another cache holds, and returns True; False where the other one serves as well."""
+
+
 CacheT = TypeVar("CacheT", bound=TokenCache)
+ParkableT = TypeVar("ParkableT", bound=ParkableCache)
 
 
 @dataclass(frozen=True)
@@ -121,9 +144,26 @@ class ForwardModel(Protocol[CacheT]):
         """Returns the text of token ids; special tokens have none."""
 
 
+def set_aside(cache: ParkableT, fresh: Callable[[int], ParkableT]) -> tuple[ParkableT, ParkableT]:
+    """Returns a cache with what this one holds, to be put away, and an empty one to go on with."""
+    if not cache.pinned:
+        return cache, fresh(0)
+    copy = cache.copy(cache.length, cache.length)
+    cache.truncate(0)
+    return copy, cache
+
+
+def brought_back(away: ParkableT, cache: ParkableT) -> ParkableT:
+    """Returns a cache with what the one that was put `away` holds, in the place of an empty one."""
+    return cache if cache.take(away) else away
+
+
 def common_prefix(ours: Sequence[int], theirs: Sequence[int]) -> int:
     """Returns the length of the longest common prefix of two texts: so many tokens of a cache can be kept."""
-    for index, (a, b) in enumerate(zip(ours, theirs, strict=False)):
-        if a != b:
+    start, most = 0, min(len(ours), len(theirs))
+    while start < most and ours[start : start + _AT_ONCE] == theirs[start : start + _AT_ONCE]:
+        start += _AT_ONCE
+    for index in range(start, most):
+        if ours[index] != theirs[index]:
             return index
-    return min(len(ours), len(theirs))
+    return most

@@ -6,9 +6,10 @@ from typing import Any, TypeVar
 
 from localspec.decoding.budget import Budget
 from localspec.decoding.decode import decode_step, prefill_step
-from localspec.decoding.drafter import Drafter, Step
-from localspec.decoding.forward import ForwardModel, TokenCache, common_prefix
+from localspec.decoding.drafter import Drafter, HeldText, Step
+from localspec.decoding.forward import ForwardModel, ParkableCache, brought_back, common_prefix, set_aside
 from localspec.decoding.limits import Limits
+from localspec.decoding.parked import Parked, ParkedText
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.stats import Tally, count_sources, draft_of, step_sources
 from localspec.errors import DoesNotFit, UsageMistake, out_of_memory
@@ -29,11 +30,18 @@ class Session:
     """
 
     def __init__(
-        self, target: ForwardModel[Any], drafter: Drafter, budget: Budget, thinking: Thinking | None = None
+        self,
+        target: ForwardModel[Any],
+        drafter: Drafter,
+        budget: Budget,
+        thinking: Thinking | None = None,
+        parked: Parked | None = None,
     ) -> None:
+        """Without `parked` a text that the next prompt does not go on from is forgotten."""
         self.target, self.drafter, self.budget, self.thinking = target, drafter, budget, thinking
+        self.parked = parked
         self.tokens: list[int] = []
-        self.cache: TokenCache = target.cache(0)
+        self.cache: ParkableCache = target.cache(0)
         self.statistics: Statistics | None = None  # of the last reply, complete or not
         self.current: _Reply | None = None  # the reply that may change this session: the latest
 
@@ -73,13 +81,53 @@ class Session:
     @property
     def memory(self) -> Memory:
         """What is held now."""
-        return Memory(self.target.nbytes, self.drafter.nbytes, self.cache.nbytes, peak_memory(self.target.device))
+        parked = self.parked.nbytes if self.parked else 0
+        peak = peak_memory(self.target.device)
+        return Memory(self.target.nbytes, self.drafter.nbytes, self.cache.nbytes, peak, parked)
 
     def rewind(self, length: int) -> None:
         """Cuts tokens, cache and drafter to the first `length` tokens; the last of them becomes the root again."""
         del self.tokens[length:]
         self.cache.truncate(min(self.cache.length, max(length - 1, 0)))
         self.drafter.rewind(length)
+
+    def forget(self) -> None:
+        """Forgets all that was read, parked texts included."""
+        self.rewind(0)
+        if self.parked:
+            self.parked.clear()
+
+    def turn_to(self, prompt: Sequence[int]) -> None:
+        """Makes the text live that a prompt is best read after. The one before is parked, or cut with the next read."""
+        parked = self.parked
+        if parked is None:
+            return
+        parked.fit()
+        live = ParkedText(self.tokens, self.cache, HeldText())
+        start = parked.choose(live, prompt)
+        if start.text is None and not start.leaves:
+            return
+        try:
+            self.tokens = []
+            live.cache, self.cache = set_aside(self.cache, self.target.cache)
+            live.held = self.drafter.hand_over()
+            if start.leaves:
+                parked.add(live, start.text)
+            source = start.text or (live if start.length else None)
+            if source is None:
+                return
+            if start.copied:
+                source = source.copy(start.length, len(prompt) + CHUNK)
+            else:
+                parked.remove(source)
+            tokens = list(source.tokens[: start.length])
+            self.drafter.resume(source.held, tokens)
+            self.cache = brought_back(source.cache, self.cache)
+            self.tokens = tokens
+        except (MemoryError, RuntimeError) as error:
+            if not out_of_memory(error):
+                raise
+            self.forget()  # and all is read
 
 
 class _Reply:
@@ -134,6 +182,7 @@ class _Reply:
     def _prefill(self) -> Iterator[Prefill]:
         session, prompt = self.session, self.prompt
         session.statistics = None
+        session.turn_to(prompt)
         session.cache.truncate(min(common_prefix(session.tokens, prompt), session.cache.length, len(prompt) - 1))
         self.reused = session.cache.length
         del session.tokens[self.reused :]
@@ -170,12 +219,13 @@ class _Reply:
     # -- where memory runs out ----------------------------------------------------------------------------------------
 
     def _within_memory(self, work: Callable[[], Result], less: Callable[[], bool]) -> Result:
-        """Returns what `work` does. Where memory runs out, it is tried once more if `less` made it need less memory.
+        """Returns what `work` does. Where memory runs out, it is tried again without parked texts, then once more if
+        `less` made it need less memory.
 
         Raises DoesNotFit, and the session is then as it was before.
         """
         length = self.session.cache.length
-        for _ in range(2):
+        for _ in range(3):
             try:
                 return work()
             except (MemoryError, RuntimeError) as error:
@@ -184,8 +234,9 @@ class _Reply:
             # Outside the handler, for an error keeps alive all that its frames hold.
             self.session.cache.truncate(length)
             self.session.drafter.rewind(len(self.session.tokens))
+            freed = self.session.parked is not None and self.session.parked.clear()
             give_back(self.session.target.device)
-            if not less():
+            if not freed and not less():
                 break
         raise DoesNotFit(
             f"A text of {max(len(self.session.tokens), len(self.prompt))} tokens does not fit in the memory of "

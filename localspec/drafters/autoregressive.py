@@ -1,6 +1,8 @@
 """The empty draft: a tree of the root alone. Plain decoding is this drafter, not another loop."""
 
-from localspec.decoding.drafter import Context, Step
+from collections.abc import Sequence
+
+from localspec.decoding.drafter import Context, HeldText, Step
 from localspec.decoding.tree import DraftTree
 from localspec.drafters.ingredients import Ingredients
 
@@ -19,6 +21,13 @@ class Autoregressive:
 
     def rewind(self, length: int) -> None:
         """Nothing to forget."""
+
+    def hand_over(self) -> HeldText:
+        """Returns nothing: it holds no text."""
+        return HeldText()
+
+    def resume(self, held: HeldText, tokens: Sequence[int]) -> None:
+        """Holds no text."""
 
 
 def build(ingredients: Ingredients) -> Autoregressive:

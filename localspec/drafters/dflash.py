@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from localspec.decoding.compute import Array, Compute, DraftableModel, Linear, Rows
-from localspec.decoding.drafter import Context, Step
+from localspec.decoding.drafter import Context, HeldText, Step
 from localspec.decoding.tree import DraftTree
 from localspec.drafters.eagle3 import are_places
 from localspec.drafters.features import Features
@@ -228,6 +228,16 @@ class Drafter(ParallelDrafter):
         self._forget_rows(length)
         self._features.truncate(length)
         self.forget_draft()
+
+    def hand_over(self) -> HeldText:
+        """Returns the features, of which keys and values are computed again."""
+        features = self._features.hand_over()
+        self.rewind(0)
+        return HeldText(features=features)
+
+    def resume(self, held: HeldText, tokens: Sequence[int]) -> None:
+        """Goes on from features that were handed over."""
+        self._features.resume(held.features)
 
     @QUIET
     def draft(self, context: Context) -> DraftTree:

@@ -8,8 +8,8 @@ from typing import Any
 from localspec.decoding.budget import Budget
 from localspec.decoding.calibration import Calibration
 from localspec.decoding.decode import decode_step, prefill_step
-from localspec.decoding.drafter import Context, Drafter, Step
-from localspec.decoding.forward import ForwardModel, TokenCache, common_prefix
+from localspec.decoding.drafter import Context, Drafter, HeldText, Step
+from localspec.decoding.forward import ForwardModel, ParkableCache, brought_back, common_prefix, set_aside
 from localspec.decoding.logits import Candidate
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.tree import DraftTree, caterpillar
@@ -59,7 +59,7 @@ class DraftModel:
         self.calibration = Calibration()
         self.forwards: Counter[int] = Counter()  # of the small model, by their rows
         self._vocabulary, self._budget, self._costs = vocabulary, budget, costs
-        self._cache: TokenCache = small.cache(0)
+        self._cache: ParkableCache = small.cache(0)
         self._tokens: list[int] = []  # the text, then the draft; the first ones are in the cache
         self._candidates: list[list[Candidate]] = []  # for the place of each token of the draft
         self._failed = False
@@ -94,6 +94,23 @@ class DraftModel:
         if self._failed:
             self._truncate(0)  # what made it fail may be in the cache
             self._confirmed, self._failed = 0, False
+
+    def hand_over(self) -> HeldText:
+        """Returns the small model's cache, as far as the text goes."""
+        self.rewind(self._confirmed)
+        cache, self._cache = set_aside(self._cache, self.small.cache)
+        inner = self.inner.hand_over()
+        self.rewind(0)
+        return HeldText(cache, inner=[inner])
+
+    def resume(self, held: HeldText, tokens: Sequence[int]) -> None:
+        """Goes on from what was handed over."""
+        assert held.cache is not None
+        self._cache = brought_back(held.cache, self._cache)
+        self._tokens = self._known(tokens)
+        self._truncate(min(self._cache.length, len(tokens)))
+        self._confirmed = len(self._tokens)
+        self.inner.resume(held.inner[0], self._tokens)
 
     def draft(self, context: Context) -> DraftTree:
         """Returns the draft, up to a token that ends a reply. It is the root alone where nothing pays, where the small
@@ -151,8 +168,7 @@ class DraftModel:
 
     def _follow_text(self, committed: Sequence[int]) -> None:
         """Takes over what is new in the text. The draft stays as far as the text confirms it."""
-        known = self.small.vocab_size
-        fresh = [token if token < known else 0 for token in committed[self._confirmed :]]
+        fresh = self._known(committed[self._confirmed :])
         same = common_prefix(self._tokens[self._confirmed :], fresh)
         if same < len(fresh):
             self._truncate(self._confirmed + same)
@@ -161,6 +177,10 @@ class DraftModel:
         self._confirmed = len(committed)
         # The last token is always read again, for the pick after it.
         self._cache.truncate(min(self._cache.length, len(self._tokens) - 1))
+
+    def _known(self, tokens: Sequence[int]) -> list[int]:
+        """Returns tokens as the small model reads them: it may have fewer ids than the target."""
+        return [token if token < self.small.vocab_size else 0 for token in tokens]
 
     def _truncate(self, length: int) -> None:
         del self._tokens[length:]

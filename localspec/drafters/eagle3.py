@@ -15,7 +15,7 @@ from typing import Any, Self
 import numpy as np
 
 from localspec.decoding.compute import Array, Compute, DraftableModel, Linear, Rows
-from localspec.decoding.drafter import Context, Step
+from localspec.decoding.drafter import Context, HeldText, Step
 from localspec.decoding.tree import DraftTree
 from localspec.drafters.features import Features
 from localspec.drafters.paths import PathTrees
@@ -301,6 +301,16 @@ class Drafter(TrainedDrafter):
         self._layer.attention.truncate(max(length - 1, 0))  # the first token has no row
         self._features.truncate(length)
         self._trees.forget()
+
+    def hand_over(self) -> HeldText:
+        """Returns the features, of which keys and values are computed again."""
+        features = self._features.hand_over()
+        self.rewind(0)
+        return HeldText(features=features)
+
+    def resume(self, held: HeldText, tokens: Sequence[int]) -> None:
+        """Goes on from features that were handed over."""
+        self._features.resume(held.features)
 
     @QUIET
     def draft(self, context: Context) -> DraftTree:

@@ -44,6 +44,15 @@ class Features:
         """Forgets those of the tokens after the first `length`."""
         del self._rows[length:]
 
+    def hand_over(self) -> Sequence[Rows]:
+        """Returns the rows that are kept, and keeps none then."""
+        rows, self._rows = self._rows, []
+        return rows
+
+    def resume(self, rows: Sequence[Rows]) -> None:
+        """Keeps these rows, which it or its like handed over."""
+        self._rows = list(rows)
+
     def of_tokens(self, start: int, count: int) -> Rows:
         """Returns the features of the tokens [start, start + count), [count, channels]."""
         first = [self._first] if start == 0 else []

@@ -8,7 +8,7 @@ from typing import Any
 
 from localspec.decoding.calibration import Calibration
 from localspec.decoding.compute import DraftableModel
-from localspec.decoding.drafter import Context, Step
+from localspec.decoding.drafter import Context, HeldText, Step
 from localspec.decoding.logits import Candidate
 from localspec.decoding.tree import DraftTree, grow_tree
 from localspec.models.drafter_cards import RANKS
@@ -75,6 +75,13 @@ class Layers:
     def rewind(self, length: int) -> None:
         """Forgets the last draft; the drafter holds no text."""
         self._forget_draft()
+
+    def hand_over(self) -> HeldText:
+        """Returns nothing: the drafter holds no text."""
+        return HeldText()
+
+    def resume(self, held: HeldText, tokens: Sequence[int]) -> None:
+        """Holds no text."""
 
     def _forget_draft(self) -> None:
         self._levels, self._chain = [], []

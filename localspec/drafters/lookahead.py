@@ -7,7 +7,7 @@ that are taken from the forward before come closer to what the model would reall
 import random
 from collections.abc import Collection, Sequence
 
-from localspec.decoding.drafter import Context, Drafter, Step
+from localspec.decoding.drafter import Context, Drafter, HeldText, Step
 from localspec.decoding.tree import DraftTree
 from localspec.drafters.ingredients import Ingredients
 from localspec.drafters.phrases import WithPhrases
@@ -60,6 +60,13 @@ class Lookahead:
 
     def rewind(self, length: int) -> None:
         """Keeps the window: it holds guesses, which may be wrong anyway."""
+
+    def hand_over(self) -> HeldText:
+        """Returns nothing: it holds no text."""
+        return HeldText()
+
+    def resume(self, held: HeldText, tokens: Sequence[int]) -> None:
+        """Holds no text."""
 
     def draft(self, context: Context) -> DraftTree:
         """Returns the root, and below it as many columns of the window as there are nodes for."""

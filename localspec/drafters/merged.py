@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from localspec.decoding.calibration import Calibration
-from localspec.decoding.drafter import Context, Drafter, Step
+from localspec.decoding.drafter import Context, Drafter, HeldText, Step
 from localspec.decoding.tree import DraftTree, likeliest_tree
 
 REMEMBERED = 24  # drafts, over which what a drafter alone brought is averaged; seconds are the median of as many
@@ -86,6 +86,16 @@ class Merged:
         self._proposed = _Proposals(0)
         for drafter in self.drafters:
             drafter.rewind(length)
+
+    def hand_over(self) -> HeldText:
+        """Returns what each of them holds."""
+        self._proposed = _Proposals(0)
+        return HeldText(inner=[drafter.hand_over() for drafter in self.drafters])
+
+    def resume(self, held: HeldText, tokens: Sequence[int]) -> None:
+        """Lets each go on from what it handed over."""
+        for drafter, part in zip(self.drafters, held.inner, strict=True):
+            drafter.resume(part, tokens)
 
     def draft(self, context: Context) -> DraftTree:
         """Returns the likeliest nodes of all trees."""

@@ -18,7 +18,8 @@ import numpy as np
 
 from localspec.checkpoint import inspect
 from localspec.decoding.compute import Array, DraftableModel, Rows
-from localspec.decoding.drafter import Context, Step
+from localspec.decoding.drafter import Context, HeldText, Step
+from localspec.decoding.forward import brought_back, set_aside
 from localspec.decoding.tree import DraftTree
 from localspec.drafters.features import Features
 from localspec.drafters.paths import PathTrees
@@ -126,6 +127,19 @@ class Drafter(TrainedDrafter, OfModel):
         self._cache.truncate(min(self._cache.length, max(length - 1, 0)))  # the first token has no row
         self._features.truncate(length)
         self._trees.forget()
+
+    def hand_over(self) -> HeldText:
+        """Returns keys, values and states."""
+        cache, self._cache = set_aside(self._cache, self._layer.cache)
+        held = HeldText(cache, self._features.hand_over())
+        self.rewind(0)
+        return held
+
+    def resume(self, held: HeldText, tokens: Sequence[int]) -> None:
+        """Goes on from what was handed over."""
+        assert held.cache is not None
+        self._cache = brought_back(held.cache, self._cache)
+        self._features.resume(held.features)
 
     @QUIET
     def draft(self, context: Context) -> DraftTree:

@@ -18,7 +18,8 @@ import numpy as np
 
 from localspec.checkpoint import inspect
 from localspec.decoding.compute import Array, DraftableModel, RowModel, Rows
-from localspec.decoding.drafter import Context, Step
+from localspec.decoding.drafter import Context, HeldText, Step
+from localspec.decoding.forward import brought_back, set_aside
 from localspec.decoding.tree import DraftTree
 from localspec.drafters.correction import Correction
 from localspec.drafters.features import Features, MappedFeatures
@@ -238,6 +239,20 @@ class Drafter(ParallelDrafter, OfModel):
             self._features.truncate(length)
         self.forget_draft()
         self._trees.forget()
+
+    def hand_over(self) -> HeldText:
+        """Returns its cache and the features."""
+        cache, self._cache = set_aside(self._cache, self._model.cache)
+        held = HeldText(cache, self._features.hand_over() if self._features is not None else ())
+        self.rewind(0)
+        return held
+
+    def resume(self, held: HeldText, tokens: Sequence[int]) -> None:
+        """Goes on from what was handed over."""
+        assert held.cache is not None
+        self._cache = brought_back(held.cache, self._cache)
+        if self._features is not None:
+            self._features.resume(held.features)
 
     def draft(self, context: Context) -> DraftTree:
         """Runs one forward over the masks and the tokens that are new to the drafter's cache, the root among them."""

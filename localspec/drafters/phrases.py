@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from localspec.decoding.calibration import Calibration
-from localspec.decoding.drafter import Context, Drafter, Step
+from localspec.decoding.drafter import Context, Drafter, HeldText, Step
 from localspec.decoding.logits import Candidate
 from localspec.decoding.tree import DraftTree, depth_first
 from localspec.drafters.autoregressive import Autoregressive
@@ -80,6 +80,18 @@ class WithPhrases:
         self.inner.rewind(length)
         if not self._read_only:
             self.pool.rewind(length)
+
+    def hand_over(self) -> HeldText:
+        """Returns what the inner drafter holds; the pool reads the text again."""
+        held = self.inner.hand_over()
+        self.rewind(0)
+        return HeldText(inner=[held])
+
+    def resume(self, held: HeldText, tokens: Sequence[int]) -> None:
+        """Goes on from what was handed over."""
+        self.inner.resume(held.inner[0], tokens)
+        if not self._read_only:
+            self.pool.extend(tokens)
 
     def _correct(self, step: Step) -> None:
         """Replaces phrases that were tried after the accepted path and failed (Ouroboros, §3.3)."""

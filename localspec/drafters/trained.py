@@ -12,7 +12,7 @@ import numpy as np
 from localspec.config import nearest
 from localspec.decoding.calibration import Calibration
 from localspec.decoding.compute import Array, DraftableModel
-from localspec.decoding.drafter import Context, Step
+from localspec.decoding.drafter import Context, HeldText, Step
 from localspec.decoding.logits import Candidate, Logits
 from localspec.decoding.tree import DraftTree, best_first_tree, sampled_tree
 from localspec.drafters.tensors import TensorSpec
@@ -83,6 +83,15 @@ class TrainedDrafter(ABC):
     @abstractmethod
     def rewind(self, length: int) -> None:
         """Forgets the text after `length`, as `Drafter.rewind` does."""
+
+    def hand_over(self) -> HeldText:
+        """Returns what it holds of the text, as `Drafter.hand_over` does; most hold a draft and no text."""
+        self.rewind(0)
+        return HeldText()
+
+    def resume(self, held: HeldText, tokens: Sequence[int]) -> None:
+        """Goes on from what it handed over, as `Drafter.resume` does."""
+        assert held.cache is None, "a drafter with a cache takes it back"
 
     @classmethod
     def parse_options(cls, options: Mapping[str, Any]) -> Any:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, suppress
+from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
 from typing import Literal, Self
@@ -13,6 +14,7 @@ from localspec.decoding.budget import Budget
 from localspec.decoding.drafter import Drafter
 from localspec.decoding.limits import Limits
 from localspec.decoding.measuring import Measuring
+from localspec.decoding.parked import Parked
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Session
 from localspec.decoding.tree import DraftTree
@@ -47,10 +49,11 @@ from localspec.engine.saved_phrases import SavedPhrases
 from localspec.engine.spilling import SpillWatch
 from localspec.engine.step_forms import RecordingWatch, settle_step_form
 from localspec.errors import DoesNotFit, LocalspecError, first_line
-from localspec.events import Event, Prefill, Reporter
+from localspec.events import Done, Event, Prefill, Reporter
 from localspec.machine import compiled
 from localspec.machine.hardware import IdleCores, devices
-from localspec.machine.machine import this_machine, torch_trouble
+from localspec.machine.machine import Device, this_machine, torch_trouble
+from localspec.machine.memory import give_back
 from localspec.models.confinement import NoProcess, confinement
 from localspec.models.drafter_kinds import kind_of
 from localspec.models.encoding import Unwanted, given_up_unless
@@ -58,6 +61,7 @@ from localspec.models.generation_config import GENERATION, LEFT_OUT
 from localspec.models.messages import Message
 from localspec.models.model import model_of
 from localspec.models.registry import TargetCard
+from localspec.policy import prediction
 from localspec.policy.candidates import reply_key
 from localspec.policy.choice import Choice
 from localspec.policy.decoding_kinds import DecodingKind, decoding_kind
@@ -86,7 +90,8 @@ class Engine:
     that cannot be written, and what takes a while on the first load go to the `reporter`. An engine `beside` this one,
     with which it takes turns, shares its models as far as `choice` names the same; its target must be the same. What is
     not known of the model yet waits for `measure`, and is estimated until then; with `measured` it is measured here.
-    With `tune` hyper-parameters are searched, too.
+    With `tune` hyper-parameters are searched, too. With `park` texts that were read are parked in memory that is free,
+    so that a conversation that comes again is not read again.
     Raises DoesNotFit, LocalspecError for a broken model, UsageMistake where `choice.exact` cannot be had.
     """
 
@@ -100,6 +105,7 @@ class Engine:
         beside: "Engine | None" = None,
         measured: bool = False,
         tune: bool = False,
+        park: bool = False,
     ) -> None:
         began = time.perf_counter()
         self.choice, self._reporter = choice, reporter or Reporter()
@@ -149,7 +155,8 @@ class Engine:
         # All of it together.
         self.pool = pool_of(choice, self.target, self.draft_model, reader)
         drafter = drafter_of(choice, self.target, self.pool, own, self.draft_model, self.hyperparameters)
-        self.session = Session(self.target, drafter, self._budget, self.target.chat.thinking)
+        parked = self._parked() if park else None
+        self.session = Session(self.target, drafter, self._budget, self.target.chat.thinking, parked)
         self._calibrated = calibrated(drafter, choice, self.profile)
         self._spill_watch = SpillWatch(choice.device, self._costs, self._reporter)
         watched = [(self.target, self.profile), *([(small.target, small.profile)] if small else [])]
@@ -181,7 +188,7 @@ class Engine:
         kept = phrases_allowed(settings)
         model, auto = model_of(card), settings.drafter == "auto"
         decide = partial(choices, model, requested_drafter(settings, card), settings, measurements=known)
-        load = partial(cls, store=store, phrases=kept, reporter=reporter)
+        load = partial(cls, store=store, phrases=kept, reporter=reporter, park=True)
         if auto and model.passed_over:
             notice(model.passed_over)
         options = decide()
@@ -245,10 +252,18 @@ class Engine:
 
     @property
     def held(self) -> tuple[str, int]:
-        """The device, and the bytes of its memory that go with this engine; 0 on a CPU, where mappings are free."""
+        """The device, and the bytes of its memory that go with this engine; of a CPU's, where mappings are free, those
+        of parked texts.
+        """
         session, device = self.session, self.choice.device
         held = (session.target.nbytes, session.drafter.nbytes, session.cache.nbytes) if device != "cpu" else ()
-        return device, sum(held)
+        return device, sum(held) + session.memory.parked
+
+    def forget_parked(self) -> None:
+        """Gives back the memory of parked texts."""
+        if self.session.parked:
+            self.session.parked.clear()
+            give_back(self.choice.device)
 
     def hold_threads(self) -> None:
         """Looks at the machine for all engines beside this one; until the next look each has as many threads."""
@@ -327,17 +342,46 @@ class Engine:
         try:
             with closing(stream):  # a reply that was stopped is settled before its phrases are kept
                 for event in stream:
-                    yield Prefill(event.done, event.total, dropped) if isinstance(event, Prefill) else event
+                    match event:
+                        case Prefill(done, total):
+                            yield Prefill(done, total, dropped)
+                        case Done(reason, statistics):
+                            yield Done(reason, replace(statistics, dropped_turns=dropped))
+                        case _:
+                            yield event
         finally:
+            if self.session.statistics is not None:
+                self.session.statistics = replace(self.session.statistics, dropped_turns=dropped)
             self._keep(len(prompt), decoding_kind(sampling.temperature, sampling.rule))
 
     def _room(self) -> int:
         """Tokens of context that fit: as many as the model's own, or fewer where memory is short."""
-        device, cache = this_machine().device(self.choice.device), self.session.cache
-        assert device is not None
-        smallest = self.target.cache(1)
-        fitting = max(cache.capacity, device.usable // (smallest.nbytes // smallest.capacity))
+        usable = self._device.usable + self.session.memory.parked
+        fitting = max(self.session.cache.capacity, usable // self._slot_bytes)
         return int(min(self.target.context, max(0, fitting - self.choice.nodes - 1)))
+
+    @property
+    def _device(self) -> Device:
+        """The device as it is now."""
+        device = this_machine().device(self.choice.device)
+        assert device is not None
+        return device
+
+    @property
+    def _slot_bytes(self) -> int:
+        """Bytes of a token in the cache."""
+        smallest = self.target.cache(1)
+        return int(smallest.nbytes // smallest.capacity)
+
+    def _parked(self) -> Parked:
+        """Returns the parked texts of this engine: none yet. They leave room for a full context."""
+
+        def budget(held: int) -> int:
+            growing = max(0, self.target.context - self.session.cache.capacity) * self._slot_bytes
+            return prediction.parking(self._device.usable + held - growing)
+
+        costs = self._costs or self.profile.costs(self.choice, self.target)
+        return Parked(budget, costs, prediction.copying(self._device))
 
     def gap(self, tokens: Sequence[int], one: int, other: int) -> float:
         """By how much the target's logit of token `one` exceeds that of token `other`, after these tokens."""

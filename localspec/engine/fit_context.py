@@ -7,9 +7,12 @@ from localspec.decoding.limits import Limits
 from localspec.engine.backends import Target
 from localspec.errors import DoesNotFit, UsageMistake
 from localspec.models.encoding import Unwanted, given_up_unless
-from localspec.models.messages import Message
+from localspec.models.messages import Message, turns_left_out
 
 LONGEST_TOKEN = 256  # characters; a text longer than a context of such tokens is refused before it is tokenized
+LIKELY = 8  # characters a token: a conversation longer than a room of such tokens is not read as a whole to see
+FRAME = 8  # tokens that a chat template puts around a message, about
+STEPS = 8  # parts of the context by which the room for a conversation changes
 
 
 class Overlong(UsageMistake):
@@ -26,10 +29,10 @@ def fit_conversation(
     whole: bool = False,
     wanted: Callable[[], bool] = lambda: True,
 ) -> tuple[list[int], int, Limits]:
-    """Token ids of the conversation, how many of its oldest turns had to be left out, and the limits of the reply.
+    """Return the token ids of a conversation, how many of its oldest turns were left out, and the limits of the reply.
 
     `room` is how many tokens fit in memory: what is beyond it is treated like what is beyond the context. With `whole`
-    nothing is left out. `wanted` is asked before the chat template is rendered, and while its text is encoded.
+    nothing is left out. `wanted` is called before the chat template is rendered, and while its text is encoded.
     Raises UsageMistake for a prompt that the context has no room for, Overlong for a conversation that is to be read
     as a whole, DoesNotFit for a prompt that memory has no room for, and Unwanted.
     """
@@ -40,12 +43,11 @@ def fit_conversation(
             f"The prompt is {length} characters long, and the context holds {target.context} tokens; shorten it."
         )
     turns = max(0, (len(messages) - first - 1) // 2)  # that can be left out
-    fewest, length = 0, _length(messages)
-    while length > longest and fewest < turns:  # they cannot fit, which is known before they are tokenized
-        length -= _length(messages[first + 2 * fewest : first + 2 * fewest + 2])
-        fewest += 1
+    # The cut must not move with the last few tokens of memory.
+    step = max(1, target.context // STEPS)
+    steady = room - room % step if room >= step else room
     # What is left free for the reply: what was asked for, but never more than a quarter of the room.
-    reply = min(limits.max_tokens or room, room // 4)
+    reply = min(limits.max_tokens or steady, steady // 4)
 
     def read(dropped: int) -> list[int]:
         if not wanted():
@@ -53,39 +55,26 @@ def fit_conversation(
         with given_up_unless(wanted):
             return target.encode([*messages[:first], *messages[first + 2 * dropped :]], think)
 
-    def fits(prompt: list[int]) -> bool:
-        return len(prompt) + reply <= room
+    def count(message: Message) -> int:
+        """Return about how many tokens of a prompt a message is; one that cannot fit is not tokenized."""
+        if not wanted():
+            raise Unwanted
+        with given_up_unless(wanted):
+            return FRAME + (room if len(message["content"]) > longest else target.chat.count(message["content"]))
 
-    dropped = fewest
-    if whole and fewest:
-        raise _overlong(target)
-    prompt = read(fewest)
-    if not fits(prompt) and fewest < turns:
+    dropped, length = 0, _length(messages)
+    prompt = read(0) if not turns or length <= (longest if whole else LIKELY * room) else None
+    if turns and (prompt is None or len(prompt) + reply > room):
         if whole:
             raise _overlong(target)
-        dropped, prompt = _fewest_dropped(read, fits, fewest, turns)
+        head, sizes = sum(map(count, messages[:first])), [*map(count, messages[first:])]
+        for share in range(STEPS, -1, -1):  # less where the template adds more than was counted
+            dropped = turns_left_out(head, sizes, turns, (steady - reply) * share // STEPS)
+            prompt = read(dropped)
+            if len(prompt) + reply <= room or dropped == turns:
+                break
+    assert prompt is not None
     return prompt, dropped, _within(target, prompt, limits, room)
-
-
-def _fewest_dropped(
-    read: Callable[[int], list[int]], fits: Callable[[list[int]], bool], few: int, turns: int
-) -> tuple[int, list[int]]:
-    """How many turns are dropped so that the rest fits, which it does not without `few`; and the rest, read.
-
-    A template takes its time, so it is rendered a few times: first with the last turns alone, of which most that fit
-    are few, then twice as many each time, then by halves.
-    """
-    dropped, prompt, step = turns, read(turns), 1
-    if not fits(prompt):
-        return dropped, prompt
-    while dropped - few > 1:
-        doubling = step < dropped - few
-        middle = dropped - step if doubling else (few + dropped) // 2
-        if fits(found := read(middle)):
-            dropped, prompt, step = middle, found, 2 * step
-        else:
-            few, step = middle, turns  # from here on by halves
-    return dropped, prompt
 
 
 def _overlong(target: Target) -> Overlong:

@@ -36,7 +36,8 @@ def reconsidered(engine: Engine, settings: Settings, store: Store | None, report
         if same:
             engine.choice = engine.choice.with_figures_of(again)
             return engine
-        return Engine(again, store=store, phrases=phrases_allowed(settings), reporter=reporter, beside=engine)
+        kept = phrases_allowed(settings)
+        return Engine(again, store=store, phrases=kept, reporter=reporter, beside=engine, park=True)
     except LocalspecError:  # nobody asked for it: what answers goes on answering
         return engine
 

@@ -67,6 +67,8 @@ def figures_of(statistics: Statistics, load_seconds: float) -> dict[str, Any]:
     """The times of a reply, what speculation did, and the bytes that are held."""
     memory = statistics.memory
     return {
+        "reused_tokens": statistics.reused_tokens,
+        "dropped_turns": statistics.dropped_turns,
         "timings": {
             "load_s": round(load_seconds, 4),
             "prefill_s": round(statistics.prefill_seconds, 4),
@@ -91,5 +93,6 @@ def figures_of(statistics: Statistics, load_seconds: float) -> dict[str, Any]:
             "drafter_bytes": memory.drafter,
             "cache_bytes": memory.cache,
             "peak_bytes": memory.peak,
+            "parked_bytes": memory.parked,
         },
     }

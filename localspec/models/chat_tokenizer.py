@@ -13,6 +13,7 @@ from localspec.models.thinking import Thinking, WhenItThinks, marks_of
 from localspec.models.thinking_switch import Switch, find_switch
 from localspec.models.tokenizer import Tokenizer
 
+_COUNTED = 2**16  # messages whose tokens are remembered
 _FRAME = 2**20  # characters that a template may put around what was said
 _PLAINEST: list[Message] = [{"role": "user", "content": "a"}]
 _LIKE_A_MARK = re.compile(r"(?=.*[^\W\d_])[^\w\s].*[^\w\s]", re.DOTALL)  # <|user|>, [INST], and no blanks, no words
@@ -30,6 +31,7 @@ class ChatTokenizer:
         self._stopped = ""
         self._writes: dict[tuple[object, ...], frozenset[int]] = {}  # messages in the text, by roles and switches
         self._spelled: dict[str, bool] = {}  # whether the vocabulary can spell a character
+        self._counts: dict[int, int] = {}  # tokens of messages, by the hash of their text
 
     def encode(self, messages: Sequence[Message], vocab_size: int, think: bool | None = None) -> list[int]:
         """Return the token ids of a conversation that waits for the assistant, as `render` writes it.
@@ -66,6 +68,15 @@ class ChatTokenizer:
         before = [(token, True) for token in self.tokenizer.around[0] if framed[:1] != ids[:1]]
         after = [(token, False) for token in self.tokenizer.around[1] if framed[-1:] != ids[-1:]]
         return [(self.tokenizer.decode([token]), first) for token, first in before + after]
+
+    def count(self, text: str) -> int:
+        """Return how many tokens a message is; of earlier messages that is known, whose texts are not held."""
+        key = hash(text)
+        if key not in self._counts:
+            if len(self._counts) >= _COUNTED:
+                self._counts.clear()
+            self._counts[key] = len(self.tokenizer.encode(text, False))
+        return self._counts[key]
 
     @property
     def add_special_tokens(self) -> bool:

@@ -17,12 +17,17 @@ class NativeCache:
     Slots are allocated as the text needs them, never for all that a model could hold.
     """
 
+    pinned = False
+
     def __init__(self, model: int, slots: int) -> None:
         """`model` is the library's. Raises MemoryError."""
+        self._hold(library().ls_cache_new(model, slots))
+
+    def _hold(self, handle: int | None) -> None:
         self._library = library()
-        self.handle = made(self._library.ls_cache_new(model, slots))
+        self.handle = made(handle)
         free_with(self, "ls_cache_free", self.handle)
-        self._length = 0
+        self._length: int = self._library.ls_cache_length(self.handle)
         self._capacity: int = self._library.ls_cache_slots(self.handle)
 
     @property
@@ -66,6 +71,23 @@ class NativeCache:
         if length < self._length:
             check(self._library.ls_cache_truncate(self.handle, length))
             self._length = self._library.ls_cache_length(self.handle)
+
+    def reachable(self, length: int) -> int:
+        """Returns what `truncate` to so many tokens would leave."""
+        return int(self._library.ls_cache_reachable(self.handle, length))
+
+    def copy(self, length: int, slots: int) -> "NativeCache":
+        """Returns a cache with the first `length` tokens, which are reachable, and room for `slots`.
+
+        Raises MemoryError.
+        """
+        other = NativeCache.__new__(NativeCache)
+        other._hold(self._library.ls_cache_copy(self.handle, length, slots))
+        return other
+
+    def take(self, other: "NativeCache") -> bool:
+        """Takes nothing: the other cache serves as well as this one."""
+        return False
 
     def assume(self, length: int) -> None:
         """Counts the first `length` slots as committed; those that were never written hold zeros."""

@@ -131,6 +131,8 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "ls_model_new": (c_void_p, [POINTER(ModelConfig)]),
     "ls_model_free": (None, [c_void_p]),
     "ls_cache_new": (c_void_p, [c_void_p, c_int]),
+    "ls_cache_copy": (c_void_p, [c_void_p, c_int, c_int]),
+    "ls_cache_reachable": (c_int, [c_void_p, c_int]),
     "ls_cache_free": (None, [c_void_p]),
     "ls_cache_reserve": (c_int, [c_void_p, c_int]),
     "ls_cache_slots": (c_int, [c_void_p]),

@@ -1,7 +1,8 @@
 """Keys and values of all that the target has read; a branch that is kept is moved to its place."""
 
 from collections.abc import Collection, Sequence
-from typing import Any
+from copy import copy
+from typing import Any, Self
 
 import torch
 
@@ -131,6 +132,35 @@ class KVCache:
         """Counts the first `length` slots as committed; those that were never written hold zeros."""
         assert 0 <= length <= self.capacity
         self.length = length
+
+    def reachable(self, length: int) -> int:
+        """Returns what `truncate` to so many tokens would leave."""
+        return min(length, self.length)
+
+    def copy(self, length: int, slots: int) -> Self:
+        """Returns a cache with the first `length` tokens, and room for `slots`. Raises what torch does."""
+        other = copy(self)
+        other.length, other.recordings = length, {}
+        room = max(_rounded(max(slots, length)), self._least)
+        other._slots = [there.new_zeros(*there.shape[:3], room, there.shape[4]) for there in self._slots]
+        for there, slots_of_other in zip(self._slots, other._slots, strict=True):
+            slots_of_other[:, :, :, :length] = there[:, :, :, :length]
+        return other
+
+    @property
+    def pinned(self) -> bool:
+        """Whether there are recordings, which hang on these slots."""
+        return bool(self.recordings)
+
+    @torch.inference_mode()
+    def take(self, other: Self) -> bool:
+        """Takes over what another cache holds where this one is pinned and has room for it."""
+        if not self.pinned or self.capacity < other.length:
+            return False
+        for there, here in zip(other._slots, self._slots, strict=True):
+            here[:, :, :, : other.length] = there[:, :, :, : other.length]
+        self.length = other.length
+        return True
 
 
 class TextPrefix:

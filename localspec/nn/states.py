@@ -5,7 +5,7 @@ before it, in the same order and so with the same bits. A text can branch nowher
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, Self
 
 import torch
 
@@ -99,6 +99,13 @@ class LayerStates:
             self._first = after.length
         self._put(after)
         self._thin()
+
+    def copy(self, length: int) -> "LayerStates":
+        """Returns what is known of the first `length` tokens, which it can reach. States are never written to."""
+        other = LayerStates(self._states[0])
+        other._states = [state for state in self._states if state.length <= length]
+        other._first, other._rows = min(self._first, length), self._rows.clone()
+        return other
 
     def assume(self, length: int) -> None:
         """Takes the latest state as that after `length` tokens."""
@@ -228,9 +235,28 @@ class StateCache(KVCache):
 
     def truncate(self, length: int) -> None:
         """Forgets everything after the first `length` tokens, and some before them where no state is near."""
+        super().truncate(self.reachable(length))
+
+    def reachable(self, length: int) -> int:
+        """Returns what `truncate` to so many tokens would leave."""
+        length = min(length, self.length)
         while (least := min(one.reachable(length) for one in self._states.values())) < length:
             length = least
-        super().truncate(length)
+        return length
+
+    def copy(self, length: int, slots: int) -> Self:
+        """Returns a cache with the first `length` tokens, which are reachable, and room for `slots`."""
+        other = super().copy(length, slots)
+        other._states = {layer: one.copy(length) for layer, one in self._states.items()}
+        other._held, other._before, other._read = None, [], 0
+        return other
+
+    def take(self, other: Self) -> bool:
+        """Takes over what another cache holds where this one is pinned and has room for it."""
+        if not super().take(other):
+            return False
+        self._states, self._before, self._read = other._states, [], 0
+        return True
 
     def assume(self, length: int) -> None:
         """Counts the first `length` slots as committed, and takes the latest state as that after them."""

@@ -29,6 +29,7 @@ PROGRAM = 40 * 2**20  # bytes that a loaded model holds beside its tensors and i
 NATIVE_PROGRAM, PACKING = 8 * 2**20, 24 * 2**20  # the same of the CPU engine; what packing in memory leaves behind
 TOKEN = 830  # bytes of each token that a tokenizer knows, as measured with 8 and 151 thousand of them
 CONTEXT = 512  # tokens of text at which speeds are compared
+MOST_PARKED = 4 * 2**30  # bytes of parked texts
 
 
 # -- bytes -------------------------------------------------------------------------------------------------------------
@@ -80,6 +81,14 @@ def states(shape: Shape, dtype: str) -> int:
         return 0
     rows = STATES * (sizes.taps - 1) * sizes.channels + RECENT * sizes.read
     return STATES * sizes.numbers * ITEM["fp32"] + sum(sizes.layers) * rows * ITEM[dtype]
+
+
+def parking(left: int) -> int:
+    """Bytes that parked texts may take of the memory that a model with a full context leaves: half, up to a limit.
+
+    No model is chosen by them: they take what is left, and go where it becomes less.
+    """
+    return min(max(0, left // 2), MOST_PARKED)
 
 
 def tokenizer(shape: Shape, backend: str) -> int:
@@ -211,6 +220,11 @@ _ARITHMETIC = {
 _MEETING = 1.5  # reading and computing overlap: their times add up as powers of this
 _NATIVE_LAYER, _LAYER_ROW = 1.5e-5, 3.3e-5  # seconds of a layer beside its matrices: of any forward, a row and core
 _BANDWIDTH = {"cpu": 20e9, "cuda": 300e9, "mps": 100e9}  # bytes a second, where that was not measured either
+
+
+def copying(device: Device) -> float:
+    """Bytes that are copied in a second: they are read, and written to memory that may be new to the process."""
+    return (device.bandwidth or _BANDWIDTH[device.type]) / 4
 
 
 @dataclass(frozen=True)

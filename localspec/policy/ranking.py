@@ -66,6 +66,11 @@ class RunPlan:
     most: int = AUTO_NODES  # nodes that a draft may have
 
     @property
+    def parked(self) -> int:
+        """Bytes that texts may take which are parked beside it, to be gone on with."""
+        return prediction.parking(self.precision.device.usable - self.bytes)
+
+    @property
     def fits(self) -> bool:
         return self.bytes <= self.precision.device.usable
 

@@ -172,6 +172,7 @@ class LoadedModels:
         if card.name in self._loaded:
             engine = self._loaded[card.name].engine
             return Taken(engine.choice, engine.context)
+        self._unpark()
         without = machine_without(self._loaded[name].engine for name in self._in_the_way(card))
         return would_take(self._settings, card, self._store, self._reporter, without)
 
@@ -183,6 +184,7 @@ class LoadedModels:
 
     def _of(self, card: TargetCard) -> Loaded:
         while card.name not in self._loaded:
+            self._unpark()
             for name in self._in_the_way(card):
                 self._let_go(name)
             try:
@@ -203,6 +205,11 @@ class LoadedModels:
                 self._let_go(next(iter(self._loaded)))
         self._loaded.move_to_end(card.name)
         return self._loaded[card.name]
+
+    def _unpark(self) -> None:
+        """Lets parked texts go before a model is chosen, so that it is chosen as if there were none."""
+        for one in self._loaded.values():
+            one.engine.forget_parked()
 
     def _in_the_way(self, card: TargetCard) -> list[str]:
         """Those that go, used longest ago first, so that this one need not take a slower device for their sake."""

@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +17,7 @@ from localspec.config import TYPED, Rule, Settings
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.events import Event, Memory, Reporter, Statistics
 from localspec.models import registry
-from localspec.models.messages import Message
+from localspec.models.messages import Message, turns_left_out
 from localspec.serving.link import Head, Link, NothingCame, Patience, Silent
 from localspec.serving.pieces import (
     word,
@@ -91,6 +92,7 @@ class ServerEngine:
         self.wanted: Callable[[], bool] = lambda: True
         self.context = server.models[model].context if model in server.models else 0
         self.session, self.told = Spoken(), dict[str, Any]()
+        self._room = sys.maxsize  # characters of a conversation that the server may read: it refused one more
         self._path = _place(model) if server.ours else None
         self._decoders: dict[str, Decode] = {}  # by revision
 
@@ -159,16 +161,20 @@ class ServerEngine:
         limits: Limits | None = None,
         think: bool | None = None,
     ) -> Generator[Event, None, None]:
-        """Answers a conversation; where the server says that it is too long, its oldest turns are left out.
+        """Answers a conversation; where the server says that it is too long, its oldest turns are left out, down to
+        about half of what the server read.
 
         Where a stream ends with nothing in it, it is asked once more for a reply in one piece, or the reason why not.
         Raises NotAllowed, NotHere, UsageMistake and LocalspecError for what the server refuses, and BrokenOff where it
         is gone in the middle: what it said until then has come.
         """
         body, self.session.statistics = self._body(sampling, limits or Limits(), think), None
-        said, dropped = list(messages), 0
-        first = 1 if said and said[0]["role"] == "system" else 0
+        first = 1 if messages and messages[0]["role"] == "system" else 0
+        turns = max(0, (len(messages) - first - 1) // 2)  # that can be left out
+        sizes = [len(message["content"]) for message in messages]
         while True:
+            dropped = turns_left_out(sum(sizes[:first]), sizes[first:], turns, self._room)
+            said = [*messages[:first], *messages[first + 2 * dropped :]]
             try:
                 yield from self._reply({**body, "messages": self._readable(said)}, dropped)
                 return
@@ -178,10 +184,9 @@ class ServerEngine:
                 body = {**body, "stream": False}  # some servers say only so what is wrong
                 del body["stream_options"]
             except TooLong:
-                if len(said) - first < 3:
+                if dropped == turns:
                     raise
-                del said[first : first + 2]
-                dropped += 1
+                self._room = sum(len(message["content"]) for message in said) - 1
 
     def _body(self, sampling: ServerSampling, limits: Limits, think: bool | None) -> dict[str, Any]:
         return {

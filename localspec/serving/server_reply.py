@@ -198,6 +198,7 @@ class Reply:
             token_ids=tuple(self._tokens),
             prompt_tokens=count(usage.get("prompt_tokens")) or 0,
             reused_tokens=0,
+            dropped_turns=self._dropped,
             prefill_seconds=told.time("prefill_s"),
             first_token_seconds=told.time("first_token_s") or self._first,
             decode_seconds=told.time("decode_s") or decoding,

@@ -52,6 +52,8 @@ class ServerReport:
         if drafted:
             untold |= {"draft_n": drafted, "draft_n_accepted": statistics.accepted}
         return {
+            **found,
+            "reused_tokens": None,
             "timings": {
                 **timings,
                 "prefill_s": None,

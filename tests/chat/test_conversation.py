@@ -9,7 +9,7 @@ from golden import matching, wording
 from scripted_conversation import SAMPLING, Engine, talk
 
 from localspec.chat import conversation as module
-from localspec.chat.conversation import Conversation, saved_conversation
+from localspec.chat.conversation import Conversation, memory_begins, saved_conversation
 from localspec.decoding.limits import Limits
 from localspec.errors import UsageMistake
 from localspec.events import Done, Prefill, Text
@@ -45,6 +45,31 @@ def test_the_model_reads_the_system_prompt_and_every_turn_before(store):
         ("two?", "yes.", "stop"),
     ]
     assert kept.turns[0].figures["completion_tokens"] == 3 and kept.turns[0].figures["seed"] == 7
+
+
+def test_where_the_models_memory_begins_is_said_once_and_kept_with_the_turn(store):
+    conversation = Conversation(store.history, "demo")
+    said = []
+    for prompt, dropped in (("one?", 0), ("two?", 0), ("three\x1b?", 1), ("four?", 1), ("five?", 3)):
+        engine = Engine("yes")
+        engine.dropped = dropped
+        for event in conversation.ask(engine, prompt, SAMPLING):
+            if isinstance(event, Prefill):
+                said.append(conversation.memory_notice(event.dropped))
+    assert [bool(one) for one in said] == [False, False, True, False, True]
+    assert wording("the_context_is_full") in said[2] and "“two?”" in said[2] and "“four?”" in said[4]
+    again = Conversation.resume(store.history, saved_conversation(store.history, "last"), "demo")
+    assert [turn.figures.get("dropped_turns", 0) for turn in again.turns] == [0, 0, 1, 1, 3]
+    assert memory_begins([bool(turn.reply) for turn in again.turns], 3) == 3
+    assert again.memory_notice(3) is None and again.memory_notice(4) is not None
+
+
+@pytest.mark.parametrize(
+    ("answered", "dropped", "begins"),
+    [("1111", 0, 0), ("1111", 2, 2), ("1011", 1, 2), ("1011", 2, 3), ("111", 3, 3), ("1101", 2, 3), ("", 2, 0)],
+)
+def test_turns_without_a_reply_are_not_counted_for_the_model_reads_none(answered, dropped, begins):
+    assert memory_begins([one == "1" for one in answered], dropped) == begins
 
 
 def test_a_turn_is_kept_before_its_end_is_told(store):

@@ -1,5 +1,6 @@
 """How much of a conversation fits: in the context of the model, and in a memory that holds less."""
 
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -7,8 +8,9 @@ import pytest
 from golden import matching
 
 from localspec.decoding.session import Limits
-from localspec.engine.fit_context import LONGEST_TOKEN, Overlong, Unwanted, fit_conversation
+from localspec.engine.fit_context import FRAME, LONGEST_TOKEN, Overlong, Unwanted, fit_conversation
 from localspec.errors import DoesNotFit, UsageMistake
+from localspec.models.messages import turns_left_out
 
 NAME = "llama-grouped-dynamic"
 
@@ -66,21 +68,53 @@ def test_turns_that_cannot_fit_are_not_tokenized_to_know_it(target, monkeypatch)
     assert len(read) == 1
 
 
-@pytest.mark.parametrize("kept", [0, 1, 2, 3, 700, 2998, 2999])
-def test_of_thousands_of_turns_the_most_that_fit_are_found_by_rendering_a_few_times(kept: int) -> None:
-    class Counted:
-        context = 2**15
-        renders = 0
+class Counted:
+    """A target whose tokens are characters, with a template that puts `frame` of them around a message."""
 
-        def encode(self, messages, think):
-            self.renders += 1
-            return [0] * sum(3 + len(message["content"]) for message in messages)
+    def __init__(self, frame: int = FRAME) -> None:
+        self.context, self.frame, self.renders, self.chat = 2**15, frame, 0, self
 
-    long, target, limits = turns(3000), Counted(), Limits(1)
-    room = len(target.encode([long[0], *long[-1 - 2 * kept :]], None)) + 1
-    target.renders = 0
-    prompt, dropped, _ = fit_conversation(target, long, limits, room)  # type: ignore[arg-type]
-    assert (len(prompt), dropped) == (room - 1, 3000 - kept) and target.renders <= 26
+    def count(self, text: str) -> int:
+        return len(text)
+
+    def encode(self, messages, think):
+        self.renders += 1
+        return [ord(letter) for message in messages for letter in "<" * self.frame + message["content"]]
+
+
+@pytest.mark.parametrize("frame", [3, FRAME, 40])
+@pytest.mark.parametrize("system", [[], [{"role": "system", "content": "be brief"}]])
+def test_once_the_context_is_full_a_turn_in_many_reads_anew_and_all_others_go_on(system, frame: int) -> None:
+    chance, target, room = random.Random(7), Counted(frame), 6000
+    said, before, dropped_before, anew, most = [*system], [0], 0, 0, 0
+    for turn in range(100):
+        said.append({"role": "user", "content": chr(48 + turn) * chance.randrange(5, 300)})
+        prompt, dropped, _ = fit_conversation(target, said, Limits(400), room)  # type: ignore[arg-type]
+        assert len(prompt) <= room - 400 and dropped >= dropped_before
+        assert (prompt, dropped) == fit_conversation(Counted(frame), said, Limits(400), room)[:2]  # type: ignore[arg-type]
+        most = max(most, len(prompt))
+        if prompt[: len(before)] != before and turn:
+            anew += 1
+            assert dropped > dropped_before and len(prompt) < 0.6 * room
+        before, dropped_before = prompt, dropped
+        said.append({"role": "assistant", "content": chr(48 + turn) * chance.randrange(5, 300)})
+    assert 3 <= anew <= 20 and most > 0.75 * (room - 400), "the room is used"
+    assert target.renders < 2 * 100 + 8 * anew
+
+
+def test_another_question_moves_no_cut_and_a_little_less_memory_neither() -> None:
+    said = turns(200)
+    found = [fit_conversation(Counted(), said, Limits(40), room)[1] for room in (4096 + 40, 4096 + 80)]  # type: ignore[arg-type]
+    assert found[0] == found[1] > 0
+    said[-1] = {"role": "user", "content": "another question"}
+    assert fit_conversation(Counted(), said, Limits(40), 4096 + 40)[1] == found[0]  # type: ignore[arg-type]
+
+
+def test_a_message_that_fills_the_room_is_left_out_with_all_before_it() -> None:
+    sizes = [10, 10] * 3 + [900, 10] + [10, 10] * 2 + [10]
+    assert turns_left_out(0, sizes, 6, 100) == 4
+    assert [turns_left_out(0, [40, 40] * count + [40], count, 200) for count in range(8)] == [0, 0, 0, 3, 3, 3, 6, 6]
+    assert turns_left_out(500, [10, 10, 10], 1, 100) == 1
 
 
 def test_where_nothing_may_be_left_out_a_long_conversation_is_refused_at_once(target) -> None:
@@ -98,5 +132,5 @@ def test_nothing_is_rendered_for_who_has_left(target, monkeypatch) -> None:
         fit_conversation(target, turns(0), Limits(), 10, wanted=lambda: False)
     monkeypatch.setattr(target, "encode", lambda m, _: read.append(1) or [0] * (9 if len(m) < 4 else 99), raising=False)
     with pytest.raises(Unwanted):
-        fit_conversation(target, turns(20), Limits(), 12, wanted=lambda: next(asked))
-    assert len(read) == 2
+        fit_conversation(target, turns(20), Limits(), 40, wanted=lambda: next(asked))
+    assert len(read) == 1

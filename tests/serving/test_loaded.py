@@ -24,7 +24,11 @@ def engine(*stages: str) -> SimpleNamespace:
     """One of which this is still to be measured."""
     left = [*stages]
     measure = lambda: (left.pop(0) for _ in range(len(left)))  # noqa: E731
-    return SimpleNamespace(choice=SimpleNamespace(device="cpu"), held=("cpu", 0), measure=measure, left=left)
+    choice, forgotten = SimpleNamespace(device="cpu"), list[bool]()
+    return SimpleNamespace(
+        choice=choice, held=("cpu", 0), measure=measure, left=left, forgotten=forgotten,
+        forget_parked=lambda: forgotten.append(True),
+    )  # fmt: skip
 
 
 @pytest.fixture
@@ -53,6 +57,14 @@ def test_one_that_is_loaded_is_not_loaded_again(models):
     one = found.get(None)
     assert found.get("demo") is one and found.get("demo-draft") is not one
     assert (opened == ["demo", "demo-draft"] and found.names == ["demo-draft"]) or found.names == ["demo", "demo-draft"]
+
+
+def test_parked_texts_go_before_another_model_is_chosen_and_no_sooner(models):
+    found, *_ = models(2)
+    one = found.get("demo").engine
+    assert found.get("demo").engine is one and not one.forgotten
+    found.get("demo-draft")
+    assert one.forgotten
 
 
 @pytest.mark.slow
@@ -209,7 +221,7 @@ def test_one_goes_before_another_takes_a_slower_device_for_its_sake(monkeypatch,
     def open_engine(settings, card, **_):
         choice = choices(model_of(card), requested_drafter(settings, card), settings, now())[0]
         taken[card.name] = (choice.device, choice.quantize)
-        return SimpleNamespace(choice=choice, held=(choice.device, choice.bytes))
+        return SimpleNamespace(choice=choice, held=(choice.device, choice.bytes), forget_parked=lambda: None)
 
     cards = {name: unfetched(SEVEN, name) for name in ("first", "second", "third")}
     found = LoadedModels(settings, cards["first"], None, 60.0, Reporter(), open_engine)

@@ -114,11 +114,27 @@ def test_a_conversation_that_is_too_long_there_loses_its_oldest_turns_and_says_s
         run(tmp_path, server)
         run(tmp_path, server, "--continue")
         third = run(tmp_path, server, "--continue")
-        assert third.stdout == "Hello.\n" and wording("longer_reads_oldest_turn") in third.stderr
-        assert [len(body["messages"]) for body in server.replies] == [1, 3, 5, 3]
+        assert third.stdout == "Hello.\n" and wording("the_context_is_full") in third.stderr
+        assert [len(body["messages"]) for body in server.replies] == [1, 3, 5, 1]
     with scripted(answer(words, "400 Bad Request")) as server:
         alone = run(tmp_path, server)
         assert alone.returncode == 2 and wording("room_prompt_reply") in alone.stderr
+
+
+def test_what_was_left_out_for_a_server_stays_left_out(tmp_path):
+    words = {"error": {"message": "This model's maximum context length is 512 tokens.", "code": 400}}
+    said = [{"role": "user", "content": "Hi"}]
+    with scripted(*[HELLO] * 5, answer(words, "400 Bad Request"), *[HELLO] * 9) as server:
+        engine = ServerEngine(Server.open(server.url), "there", Reporter())
+        found = []
+        for _ in range(9):
+            *_, done = engine.chat(said, engine.sampling(Settings()))
+            found.append(done.statistics.dropped_turns)
+            said += [{"role": "assistant", "content": "Yes."}, {"role": "user", "content": "Hi again"}]
+        sent = [len(body["messages"]) for body in server.replies]
+    assert found[:5] == [0] * 5 and found[5] == found[6] == found[7] >= 3
+    assert sent[:6] == [1, 3, 5, 7, 9, 11] and sent[6:9] == [11 - 2 * found[5] + 2 * turn for turn in range(3)]
+    assert len(sent) == 10, "nothing was asked in vain once more"
 
 
 def test_figures_while_it_comes_and_at_the_end(tmp_path):

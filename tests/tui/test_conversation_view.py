@@ -1,11 +1,14 @@
 """Long conversations: few messages are mounted, all can be reached."""
 
 import threading
+from dataclasses import replace
 
 import pytest
+from golden import wording
 from slow_cases import cases
-from tui.scripted_engine import ScriptedChat, say, until
+from tui.scripted_engine import ScriptedChat, say, statistics, until
 
+from localspec.events import Done
 from localspec.store.history import History
 from localspec.store.store import Store
 from localspec_tui.widgets.conversation_view import ConversationView
@@ -145,5 +148,44 @@ def test_another_conversation_while_older_messages_come(long):
         await say(pilot, "prompt 0")
         await until(pilot, talk.idle)
         assert numbers(talk) == [0]
+
+    talk.play(story, size=(80, 24))
+
+
+def test_a_line_stands_where_the_models_memory_begins_and_moves_with_it(chat):
+    def reply(dropped: int) -> list:
+        return ["Yes.", Done("stop", replace(statistics(), dropped_turns=dropped))]
+
+    talk = chat(reply(0), reply(0), reply(1), reply(2), reply(0))
+
+    def above() -> list[str]:
+        """The prompts above which there is a line."""
+        view = talk.app.query_one(ConversationView)
+        children = list(view.children)
+        return [children[at + 1].source for at, one in enumerate(children) if "memory" in one.classes]
+
+    async def story(pilot):
+        for number, begins in enumerate(([], [], ["1"], ["2"])):
+            await say(pilot, str(number))
+            await until(pilot, talk.idle)
+            await until(pilot, lambda begins=begins: above() == begins)
+        assert wording("model_longer_reads_what_above") in talk.screen_text()
+
+    talk.play(story, size=(80, 40))
+
+
+def test_the_line_is_there_again_when_the_conversation_is_opened_again(long):
+    talk = long(30)
+    with Store.open(talk.database, print) as store:
+        turn = store.history.read(1).turns[-1]
+        store.history.write(turn.id, turn.reply, "stop", {"dropped_turns": 25})
+
+    async def story(pilot):
+        view = talk.app.query_one(ConversationView)
+        await until(pilot, lambda: len(talk.prompts()) == MOUNTED)
+        lines = list(view.query(".memory"))
+        assert len(lines) == 1
+        children = list(view.children)
+        assert children[children.index(lines[0]) + 1].source == "prompt 25"
 
     talk.play(story, size=(80, 24))

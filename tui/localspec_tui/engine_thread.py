@@ -431,7 +431,6 @@ class EngineThread(threading.Thread):
 
     def _answer(self, asked: Written, stop: threading.Event, trace: Trace) -> None:
         from localspec import Limits
-        from localspec.chat.conversation import dropped_turns_notice
 
         engine, live, talk = self._engine, self._live, self._conversation
         instead, self._answered = self._answered, None
@@ -451,8 +450,9 @@ class EngineThread(threading.Thread):
                 events = talk.ask(engine, asked.prompt, sampling, limits, asked.figures, think)
                 with interpreter.shared(engine), closing(events):
                     for event in events:
-                        if isinstance(event, Prefill) and event.done == event.total and event.dropped:
-                            self._notice(dropped_turns_notice(event.dropped))
+                        dropped = event.dropped if isinstance(event, Prefill) and event.done == event.total else 0
+                        if sentence := talk.memory_notice(dropped):
+                            self._notice(sentence)
                         if not begun or talk.unkept != self._unkept:
                             begun = True
                             self._see_what_is_kept()

@@ -339,6 +339,22 @@ ls_cache* ls_cache_new(const ls_model* model, int slots) {
     unmake(cache);
     return fail(LS_NO_MEMORY, "There is no memory for a cache of %d slots.", slots), nullptr;
 }
+ls_cache* ls_cache_copy(const ls_cache* from, int length, int slots) {
+    if (!from) return fail(LS_WRONG, "No cache was given."), nullptr;
+    if (length < 0 || length > from->length || slots < length)
+        return fail(LS_WRONG, "Of a cache of %d tokens, %d cannot be copied to %d slots.", from->length, length, slots), nullptr;
+    if (from->chains && !from->states.reaches(length)) return fail(LS_WRONG, "The states of the first %d tokens are not known.", length), nullptr;
+    ls_cache* cache = make<ls_cache>();
+    if (cache && cache->copy(*from, length, slots)) return cache;
+    unmake(cache);
+    return fail(LS_NO_MEMORY, "There is no memory for a cache of %d slots.", slots), nullptr;
+}
+int ls_cache_reachable(const ls_cache* cache, int length) {
+    if (!cache) return 0;
+    length = larger(smaller(length, cache->length), 0);
+    while (cache->chains && !cache->states.reaches(length)) length = cache->states.reachable(length);
+    return length;
+}
 void ls_cache_free(ls_cache* cache) { unmake(cache); }
 int ls_cache_reserve(ls_cache* cache, int slots) {
     LS_CHECK(cache, "No cache was given.");
@@ -368,8 +384,7 @@ int ls_cache_keep(ls_cache* cache, const int32_t* path, int count) {
 int ls_cache_truncate(ls_cache* cache, int length) {
     LS_CHECK(cache, "No cache was given.");
     LS_CHECK(length >= 0 && length <= cache->length, "A cache of %d tokens cannot be cut to %d.", cache->length, length);
-    while (cache->chains && !cache->states.reaches(length)) length = cache->states.reachable(length);
-    cache->length = length, cache->rows = 0;
+    cache->length = ls_cache_reachable(cache, length), cache->rows = 0;
     return LS_OK;
 }
 

@@ -52,20 +52,35 @@ bool ls_cache::reserve(int wanted) {
     ls::Memory new_cells, new_positions;
     const size_t slot_bytes = 2 * (size_t)channels * cell_bytes();
     if (more > INT32_MAX || !new_positions.resize((size_t)more * 4) || !new_cells.resize(slot_bytes * more)) return false;
-    const size_t used = (size_t)ls::rounded_up(length + rows, 16) * cell_bytes();  // whole blocks of keys
-    for (int layer = 0; layer < layers && used; layer++) {
-        const Place& p = place(layer);
-        if (p.layer != layer) continue;
-        const size_t new_head = (size_t)more * p.padded_dim * cell_bytes();
-        char* to = new_cells.data() + 2 * p.before * more * cell_bytes();
-        for (int head = 0; head < 2 * p.kv_heads; head++)
-            memcpy(to + new_head * head, keys(layer) + head_bytes(p) * head, used * p.padded_dim);
-    }
+    copy_cells(new_cells.data(), more, length + rows);
     if (slots) memcpy(new_positions.data(), positions.data(), (size_t)slots * 4);
     for (int slot = slots; slot < more; slot++) ((int32_t*)new_positions.data())[slot] = slot;
     cells.swap(new_cells);
     positions.swap(new_positions);
     slots = (int32_t)more;
+    return true;
+}
+
+void ls_cache::copy_cells(char* memory, int64_t room, int used) const {
+    const size_t bytes = (size_t)ls::rounded_up(used, 16) * cell_bytes();  // whole blocks of keys
+    for (int layer = 0; layer < layers && bytes; layer++) {
+        const Place& p = place(layer);
+        if (p.layer != layer) continue;
+        const size_t new_head = (size_t)room * p.padded_dim * cell_bytes();
+        char* to = memory + 2 * p.before * room * cell_bytes();
+        for (int head = 0; head < 2 * p.kv_heads; head++)
+            memcpy(to + new_head * head, keys(layer) + head_bytes(p) * head, bytes * p.padded_dim);
+    }
+}
+
+bool ls_cache::copy(const ls_cache& from, int count, int wanted) {
+    if (!places.resize(from.places.bytes())) return false;
+    memcpy(places.data(), from.places.data(), from.places.bytes());
+    layers = from.layers, format = from.format, channels = from.channels, chains = from.chains;
+    if (!reserve(wanted) || (chains && !states.copy(from.states, count))) return false;
+    from.copy_cells(cells.data(), slots, count);
+    if (count) memcpy(positions.data(), from.positions.data(), (size_t)count * 4);
+    length = count;
     return true;
 }
 

@@ -28,6 +28,9 @@ struct ls_cache {
     int32_t* position() const { return (int32_t*)positions.data(); }
     bool shape_for(const ls_model& model);  // false: no memory
     bool fits(const ls_model& model) const;
+    // Copies keys and values of the first `used` slots, in whole blocks, to memory for `room` slots of the same shape.
+    void copy_cells(char* memory, int64_t room, int used) const;
     bool reserve(int slots);  // false: no memory, and nothing changed
+    bool copy(const ls_cache& from, int length, int slots);  // into a new cache: the first tokens; false: no memory
     void move(int from, int to);  // one slot, in all layers and heads
 };

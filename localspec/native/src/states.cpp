@@ -58,6 +58,22 @@ bool States::begin(int length, int rows, Reading* reading) {
     return true;
 }
 
+bool States::copy(const States& from, int length) {
+    sizes_ = from.sizes_, layers_ = from.layers_, channels_ = from.channels_, format_ = from.format_;
+    count_ = 0, low_ = smaller(from.low_, length), high_ = smaller(from.high_, length);
+    for (int i = 0; i < from.count_ && from.held_[i].length <= length; i++) {
+        const State& one = held_[count_++] = from.held_[i];
+        if (one.slot == NOTHING) continue;
+        if (!slots_[one.slot].resize(slot_bytes() * layers_)) return false;
+        memcpy(slots_[one.slot].data(), from.slots_[one.slot].data(), slot_bytes() * layers_);
+    }
+    if (high_ > low_) {
+        if (!recent_.resize(row_bytes() * RECENT * layers_)) return false;
+        memcpy(recent_.data(), from.recent_.data(), row_bytes() * RECENT * layers_);
+    }
+    return true;
+}
+
 void States::assume(int from, int length) {
     int latest = 0;
     while (latest + 1 < count_ && held_[latest + 1].length <= from) latest++;

@@ -29,6 +29,7 @@ class States {
     // Finds room for a forward of so many rows, and forgets what came after `length` tokens, which it reaches. False: no
     // memory, and nothing changed.
     bool begin(int length, int rows, Reading* reading);
+    bool copy(const States& from, int length);  // those of the first tokens, which it reaches; false: no memory
     void assume(int from, int length);  // the latest state of a text of `from` tokens is taken for that after `length`
 
     int channels() const { return channels_; }            // of the convolution

@@ -103,7 +103,7 @@ SHAPE: dict[str, Any] = {
     "text": str, "reasoning": str, "token_ids": [int], "model": str, "revision": str, "drafter": str, "device": str, "engine": str, "dtype": str,
     "quantize": str, "exactness": str, "accept": str, "lossless": bool, "finish_reason": str, "seed": int,
     "sampling": {"temperature": NUMBER, "top_p": NUMBER, "top_k": int, "min_p": NUMBER, "source": str},
-    "prompt_tokens": int, "completion_tokens": int, "reasoning_tokens": int,
+    "prompt_tokens": int, "completion_tokens": int, "reasoning_tokens": int, "reused_tokens": int, "dropped_turns": int,
     "timings": dict.fromkeys(
         ["load_s", "prefill_s", "first_token_s", "decode_s", "reasoning_s", "tokens_per_second"], NUMBER
     ),
@@ -111,7 +111,7 @@ SHAPE: dict[str, Any] = {
         "steps": int, "acceptance_length": NUMBER, "acceptance_by_depth": [NUMBER], "draft_n": int,
         "draft_n_accepted": int, "sources": dict, "speedup": None, "M": None, "off_reason": (str, type(None)),
     },
-    "memory": dict.fromkeys(["target_bytes", "drafter_bytes", "cache_bytes", "peak_bytes"], int),
+    "memory": dict.fromkeys(["target_bytes", "drafter_bytes", "cache_bytes", "peak_bytes", "parked_bytes"], int),
 }  # fmt: skip
 
 

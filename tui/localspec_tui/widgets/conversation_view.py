@@ -94,6 +94,7 @@ class ConversationView(MountedTurns):
         )
         self.screen.remove_class("-told")
         self.anchor()
+        await self._show_memory()
         await self._mount_newest()
 
     def watch_scroll_y(self, old_value: float, new_value: float) -> None:
@@ -230,6 +231,7 @@ class ConversationView(MountedTurns):
         last = self._exchanges[-1]
         last.reply, last.reasoning, last.reason, last.figures = turn.reply, turn.reasoning, turn.reason, turn.figures
         self._growing = None
+        await self._show_memory()
 
     async def take_back(self) -> None:
         """The last prompt gets no reply."""
@@ -243,6 +245,7 @@ class ConversationView(MountedTurns):
             await self.take_back()
         while len(self._older) > turns:
             self._older.pop()
+        await self._show_memory()
         await self._mount_newest()
 
     # -- beside the messages ------------------------------------------------------------------------------------------

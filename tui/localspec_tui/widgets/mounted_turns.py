@@ -14,6 +14,7 @@ from textual.widget import Widget
 from textual.widgets import Static
 
 from localspec.chat.attachments import Written
+from localspec.chat.conversation import memory_begins
 from localspec.quantities import counted
 from localspec_tui.widgets.message_view import PromptView
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 MOUNTED = 10  # turns; each mounted one makes every later frame cost more
 BATCH = 5  # turns more, whenever one scrolls beyond the first
 AROUND = 1  # turn before and after one that is looked for
+MEMORY_LINE = "── the model no longer reads what is above ──"
 
 
 @dataclass
@@ -36,14 +38,20 @@ class Exchange:
     figures: Mapping[str, Any] = field(default_factory=dict)
     trace: "Trace | None" = None  # of replies of this session
     views: list[Widget] = field(default_factory=list)  # none while it is not mounted
+    begins_memory: bool = False  # whether the model reads nothing above it
 
     def mountable(self) -> list[Widget]:
-        self.views = [PromptView(self.written)]
+        self.views = [*([memory_line()] if self.begins_memory else []), PromptView(self.written)]
         if self.reply or self.reasoning:
             from localspec_tui.widgets.reply_view import ReplyView
 
             self.views.append(ReplyView(self.reply, self.reason, self.figures, self.reasoning))
         return self.views
+
+
+def memory_line() -> Static:
+    """Return the line above the first turn that the model still reads."""
+    return Static(MEMORY_LINE, markup=False, classes="memory")
 
 
 async def import_replies() -> None:
@@ -118,6 +126,25 @@ class MountedTurns(VerticalScroll, can_focus=False):
 
     def watch_virtual_size(self) -> None:
         self._look_at_gap()
+
+    async def _show_memory(self) -> None:
+        """Moves the line to where the model's memory begins, as the last reply tells."""
+        every = self._every
+        answered = [bool(one.reply) for one in every]
+        last = next((one for one in reversed(every) if one.reply), None)
+        dropped = last.figures.get("dropped_turns") if last is not None else 0
+        begins = memory_begins(answered, dropped if isinstance(dropped, int) else 0)
+        for number, exchange in enumerate(every):
+            begins_here = 0 < begins == number
+            if begins_here == exchange.begins_memory:
+                continue
+            exchange.begins_memory = begins_here
+            if exchange.views and begins_here:
+                line = memory_line()
+                await self.mount(line, before=exchange.views[0])
+                exchange.views.insert(0, line)
+            elif exchange.views:
+                await exchange.views.pop(0).remove()
 
     async def _bring(self, exchange: Exchange) -> None:
         """Mounts it, with some before and after it, in the place of what else was mounted of long ago."""

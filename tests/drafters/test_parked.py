@@ -1,0 +1,233 @@
+"""Parked texts: a reply after one is the reply that a session gives which read everything anew, whatever drafts."""
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from itertools import islice
+from typing import Any
+
+import pytest
+import torch
+from drafters.test_dflash import made as dflash
+from drafters.test_step_forms import WITH_WEIGHTS
+from drafting import drafting, perturbed, torch_form
+from gpu_models import mtp
+from native_models import native_target
+from session_replies import reply
+from slow_cases import cases
+from tiny_models import FAMILIES, RECURRENT, VOCABULARY, Tiny, prompt_ids
+
+from localspec.decoding.budget import Budget
+from localspec.decoding.drafter import Drafter, Step
+from localspec.decoding.limits import Limits
+from localspec.decoding.parked import Parked
+from localspec.decoding.sampling import Sampling
+from localspec.decoding.session import Session
+from localspec.drafters.autoregressive import Autoregressive
+from localspec.drafters.draft_model import DraftModel
+from localspec.drafters.lookahead import Lookahead
+from localspec.drafters.merged import Merged
+from localspec.drafters.phrases import WithPhrases
+from localspec.drafters.pool import PhrasePool
+from localspec.policy.forward_costs import ForwardCosts
+from localspec.training.trainable import make_drafter
+
+Make = Callable[..., Tiny]
+LLAMA, WINDOW, RECURRING = FAMILIES[0], FAMILIES[1], next(iter(RECURRENT))
+ON_CHAINS = ("none", "phrases", "draft model", "eagle3", "mtp", "parallelspec, eagle", "parallelspec, model")
+KINDS = ("none", "phrases", "lookahead", "draft model", "merged", "dflash", *WITH_WEIGHTS)
+COSTS = ForwardCosts((1, 64), (0,), ((0.001, 0.064),))  # a millisecond a token
+SAID = 8  # tokens of a reply
+HOT = Sampling(0.9, seed=7)
+
+
+def parked(budget: int = 2**30, copying: float = 1e12) -> Parked:
+    return Parked(lambda held: budget, COSTS, copying)
+
+
+def target_of(model: Tiny, engine: str) -> Any:
+    return model.target if engine == "torch" else native_target(model.path, model.stock)
+
+
+def drafter_for(kind: str, target: Any, model: Tiny, path: Any) -> Drafter:
+    if kind == "none":
+        return Autoregressive()
+    pool = PhrasePool(target.special_tokens)
+    if kind == "phrases":
+        return WithPhrases(Autoregressive(), pool)
+    if kind == "lookahead":
+        return WithPhrases(Lookahead(pool, target.special_tokens, 4, 3), pool)
+    if kind == "draft model":  # the target itself, which is right, with phrases
+        inner = WithPhrases(Autoregressive(), pool, read_only=True)
+        return WithPhrases(DraftModel(target, VOCABULARY, inner, Budget(4, branches=target.branches)), pool)
+    if kind == "dflash":
+        return dflash(Tiny(model.path, model.stock, target), path)[0]
+    if kind == "mtp":
+        return mtp(target)
+    if kind == "merged":
+        return Merged([drafter_for(one, target, model, path) for one in ("eagle3", "parallelspec, model")])
+    torch.manual_seed(0)
+    name, options = WITH_WEIGHTS[kind]
+    return drafting(perturbed(make_drafter(name, torch_form(target), options), 0.1), target)
+
+
+def texts(rounds: int, families: int = 3) -> Iterator[list[int]]:
+    """Prompts of conversations in turns, all with one beginning, each of which goes on or goes another way."""
+    chance, start = random.Random(4), prompt_ids(20, seed=99)
+    so_far = [[*start, *prompt_ids(9, seed=number)] for number in range(families)]
+    for turn in range(rounds):
+        number = chance.randrange(families)
+        text = so_far[number]
+        if chance.random() < 0.3:  # another branch
+            text = text[: chance.randrange(20, len(text))]
+        so_far[number] = [*text, *prompt_ids(7, seed=1000 + turn)]
+        yield so_far[number]
+
+
+CASES = [(LLAMA, kind, "native") for kind in KINDS]
+CASES += [(RECURRING, kind, "native") for kind in ON_CHAINS] + [(RECURRING, kind, "torch") for kind in ON_CHAINS]
+CASES += [(WINDOW, "phrases", "torch"), (LLAMA, "eagle3", "torch"), (LLAMA, "draft model", "torch")]
+
+FAST = ((LLAMA, "phrases", "native"), (LLAMA, "draft model", "native"), (RECURRING, "mtp", "native"))
+
+
+@pytest.mark.parametrize("case", cases(CASES, FAST))
+def test_replies_in_turns_are_those_of_sessions_that_read_everything(
+    tiny: Make, tmp_path: Any, case: tuple[str, str, str]
+) -> None:
+    name, kind, engine = case
+    model = tiny(name)
+    target = target_of(model, engine)
+    nodes = 0 if kind == "none" else 6
+    one_text = target.cache(80).nbytes
+    for budget, copying in ((2**30, 1e12), (2**30, 1.0), (3 * one_text, 1e12), (1, 1e12)):
+        drafter = drafter_for(kind, target, model, tmp_path / f"{budget} {copying}")
+        session = Session(target, drafter, Budget(nodes, branches=target.branches), None, parked(budget, copying))
+        assert session.parked is not None
+        saved = 0
+        for number, prompt in enumerate(texts(14)):
+            sampling = HOT if number % 2 else Sampling()
+            fresh = Session(target, Autoregressive(), Budget(0))
+            expected, _ = reply(fresh, prompt, SAID, sampling)
+            said, statistics = reply(session, prompt, SAID, sampling)
+            assert said == expected, (number, budget, copying)
+            saved += statistics.reused_tokens
+            assert session.parked.nbytes <= budget
+            if nodes and number > 4 and target.branches:
+                assert statistics.drafted or kind in ("phrases", "lookahead", "semi", "semi, lstm")
+        assert saved > 0 if budget > 1 else True
+
+
+def test_a_draft_model_follows_its_text_and_reads_it_once(tiny: Make) -> None:
+    model = tiny(LLAMA)
+    target = target_of(model, "native")
+    drafter = DraftModel(target, VOCABULARY, Autoregressive(), Budget(0), length=4)
+    session = Session(target, drafter, Budget(4), None, parked())
+    one, other = prompt_ids(60, seed=1), prompt_ids(60, seed=2)
+    said = {seed: reply(session, text, SAID)[0] for seed, text in enumerate((one, other))}
+    read = sum(rows * count for rows, count in drafter.forwards.items())
+    again = [*one, *said[0], *prompt_ids(3, seed=5)]
+    _, statistics = reply(session, again, SAID)
+    assert statistics.reused_tokens >= len(one) + SAID - 1 and statistics.accepted >= SAID - 2
+    assert sum(rows * count for rows, count in drafter.forwards.items()) - read < 3 * SAID  # 60 would be all of it
+
+
+def test_a_reply_that_was_stopped_or_failed_leaves_texts_that_can_be_gone_on_with(tiny: Make) -> None:
+    model = tiny(LLAMA)
+    target = target_of(model, "native")
+
+    class Fails(Autoregressive):
+        at = -1
+
+        def observe(self, step: Step) -> None:
+            self.at -= 1
+            if self.at == 0:
+                raise ZeroDivisionError
+
+    drafter = Fails()
+    session = Session(target, WithPhrases(drafter, PhrasePool()), Budget(6), None, parked())
+    one, other = prompt_ids(40, seed=1), prompt_ids(300, seed=2)
+    abandoned = []
+    for at in (1, 2, 3, 4):
+        for text in (one, other):
+            drafter.at = at
+            with suppress(ZeroDivisionError):
+                list(session.generate(text, Sampling(), Limits(SAID)))
+            drafter.at = -1
+            events = session.generate(text[:30], Sampling(), Limits(SAID))
+            list(islice(events, at))  # stopped in the prompt, or behind a few tokens
+            if at % 2:
+                events.close()
+            else:
+                abandoned.append(events)  # is closed when others came
+            for prompt in (one, other, [*one, 5, 6]):
+                assert (
+                    reply(session, prompt, SAID)[0]
+                    == reply(Session(target, Autoregressive(), Budget(0)), prompt, SAID)[0]
+                )
+    for events in abandoned:
+        events.close()
+    assert reply(session, one, SAID)[0] == reply(Session(target, Autoregressive(), Budget(0)), one, SAID)[0]
+
+
+@pytest.mark.parametrize("where", ["copy", "fresh", "grow"])
+def test_where_memory_runs_out_parked_texts_go_and_the_reply_is_the_same(
+    tiny: Make, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    model = tiny(LLAMA)
+    target = target_of(model, "native")
+    session = Session(target, WithPhrases(Autoregressive(), PhrasePool()), Budget(6), None, parked())
+    assert session.parked is not None
+    one, other = prompt_ids(40, seed=1), prompt_ids(40, seed=2)
+    for text in (one, other, one):
+        reply(session, text, SAID)
+    assert len(session.parked) == 2
+    cache, raised = type(session.cache), []
+
+    def short(*arguments: Any, **named: Any) -> Any:
+        if raised:
+            return usual(*arguments, **named)
+        raised.append(True)
+        raise MemoryError("There is no memory.")
+
+    owner, method = {"copy": (cache, "copy"), "fresh": (target.model, "cache"), "grow": (cache, "reserve")}[where]
+    usual = getattr(owner, method)
+    monkeypatch.setattr(owner, method, short)
+    prompt = [*one[:30], *prompt_ids(30, seed=7)]
+    found = reply(session, prompt, SAID)[0]
+    assert raised and found == reply(Session(target, Autoregressive(), Budget(0)), prompt, SAID)[0]
+    assert not len(session.parked)
+
+
+def test_texts_in_turns_are_read_once_and_the_least_valuable_goes_first(tiny: Make) -> None:
+    target = target_of(tiny(LLAMA), "native")
+
+    def read(budget: int, prompts: Sequence[Sequence[int]]) -> list[int]:
+        session = Session(target, Autoregressive(), Budget(0), None, parked(budget))
+        return [reply(session, prompt, 1)[1].reused_tokens for prompt in prompts]
+
+    long, short, third = prompt_ids(90, seed=1), prompt_ids(17, seed=2), prompt_ids(60, seed=3)
+    assert read(2**30, [long, short, third, long, short, third])[3:] == [89, 16, 59]
+    assert read(0, [long, short, third, long, short, third])[3:] == [0, 0, 0]
+    # A text of 17 tokens takes the memory of 32: it goes before one of 60, though that was parked longer ago.
+    room = target.cache(96).nbytes + target.cache(64).nbytes
+    assert read(room, [long, short, third, short[:1], long])[4] == 89
+    # What is the beginning of another text goes first.
+    branch = [*long[:70], *prompt_ids(20, seed=4)]
+    assert read(3 * target.cache(96).nbytes, [long, branch, third, prompt_ids(90, seed=5), long])[4] >= 69
+
+
+def test_a_beginning_is_copied_where_that_is_cheaper_than_reading_it_and_its_text_stays(tiny: Make) -> None:
+    target = target_of(tiny(LLAMA), "native")
+    one = prompt_ids(200, seed=1)
+    # Without copies the beginning is cut off where the rest of that text is short, and read where it is long.
+    for shared, copying, reused in ((100, 1e12, [100, 199]), (100, 1.0, [100, 100]), (20, 1.0, [0, 199])):
+        branch = [*one[:shared], *prompt_ids(20, seed=2)]
+        session = Session(target, Autoregressive(), Budget(0), None, parked(copying=copying))
+        reply(session, one, 1)
+        found = [reply(session, prompt, 1)[1].reused_tokens for prompt in (branch, one)]
+        assert found == reused
+    session = Session(target, Autoregressive(), Budget(0), None, parked(copying=1.0))  # a short rest is cut off
+    reply(session, one, 1)
+    assert reply(session, [*one[:199], 7, 8, 9], 1)[1].reused_tokens == 199
+    assert session.parked is not None and not len(session.parked)
