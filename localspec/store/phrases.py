@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from localspec.store.comparing import comparison
 from localspec.store.database import Database, StoreTrouble
 from localspec.store.values import count, moment, text
+from localspec.store.volumes import without_triggers
 
 PER_KEY = 16
 MOST_AT_ONCE = 2000  # phrases beyond the limit that one reply deletes: a million would take it half a minute
@@ -298,7 +299,7 @@ class Phrases:
 
         def remove(connection: sqlite3.Connection) -> int:
             if phrases is None:
-                return connection.execute(f"DELETE FROM phrase WHERE {where}", (*given.values(),)).rowcount
+                return _forget_all(connection, where, (*given.values(),))
             one = f"DELETE FROM phrase WHERE {where} AND key = ? AND before = ? AND after = ?"
             return connection.executemany(one, ((*given.values(), *phrase) for phrase in phrases)).rowcount
 
@@ -312,6 +313,18 @@ class Phrases:
                 f"file ({problem}) until every other localspec session is closed."
             )
         return removed
+
+
+def _forget_all(connection: sqlite3.Connection, where: str, values: tuple[int, ...]) -> int:
+    """Delete the phrases `where` that holds, and return how many; no trigger runs for each of them."""
+    query = f"SELECT pool, count(*) FROM phrase WHERE {where} GROUP BY pool"
+    counts = connection.execute(query, values).fetchall()
+    with without_triggers(connection, "phrase"):
+        # Without WHERE, SQLite gives up all pages at once in place of one row after the other.
+        connection.execute(f"DELETE FROM phrase{'' if where == 'true' else f' WHERE {where}'}", values)
+    forget = "UPDATE pool SET phrases = phrases - ? WHERE id = ?"
+    connection.executemany(forget, ((count, pool) for pool, count in counts))
+    return sum(count for _, count in counts)
 
 
 def _learn(

@@ -139,7 +139,7 @@ def newest_first(
 
 def write_anew(connection: sqlite3.Connection, table: str) -> None:
     """Zeroes every page that the table has, and puts back what is in it. All of it goes through memory."""
-    with _without_triggers(connection, table):
+    with without_triggers(connection, table):
         connection.execute(f"CREATE TEMP TABLE kept AS SELECT * FROM {table}")
         # Without WHERE and triggers, SQLite gives up all pages at once in place of one row after the other.
         connection.execute(f"DELETE FROM main.{table}")
@@ -184,7 +184,7 @@ def empty(connection: sqlite3.Connection, number: int) -> None:
         connection.execute("DELETE FROM volume WHERE number = ?", (number,))
         return
     for table in ("about", "turn"):
-        with _without_triggers(connection, table):
+        with without_triggers(connection, table):
             connection.execute(f"DELETE FROM {table}")
     connection.execute("INSERT INTO trigram (trigram) VALUES ('delete-all')")
     connection.execute("UPDATE volume SET bytes = 0 WHERE number = 0")
@@ -215,7 +215,7 @@ def _move(connection: sqlite3.Connection, number: int) -> bool:
     hidden = _HIDDEN.format(volume=suffix(number), ids=ids)  # what is not seen here would go with the volume
     compare(connection, hidden, *comparisons_of(suffix(number)))
     target = with_room(connection, size, besides=number)
-    with _without_triggers(connection, source):  # its part of the index goes as a whole in the end
+    with without_triggers(connection, source):  # its part of the index goes as a whole in the end
         into = f"INSERT INTO turn{suffix(target)} SELECT * FROM {source} WHERE conversation IN ({ids}) ORDER BY id"
         connection.execute(into)
         connection.execute(f"INSERT INTO about{suffix(target)} SELECT * FROM {about} WHERE conversation IN ({ids})")
@@ -252,7 +252,7 @@ def _sizes(connection: sqlite3.Connection, volume: str, conversations: Sequence[
 
 
 @contextlib.contextmanager
-def _without_triggers(connection: sqlite3.Connection, table: str) -> Iterator[None]:
+def without_triggers(connection: sqlite3.Connection, table: str) -> Iterator[None]:
     """In a transaction, which takes everything back where something is raised."""
     query = "SELECT name, sql FROM sqlite_master WHERE type = 'trigger' AND tbl_name = ?"
     triggers = connection.execute(query, (table,)).fetchall()

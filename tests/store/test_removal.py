@@ -477,3 +477,34 @@ def test_a_reply_goes_on_in_a_volume_that_is_being_divided(
         assert history.remove([gone]) == 1 and steps > 3
         assert another.history.write(turn, "reply", "stop")
     assert [hit.info.id for hit in history.search("reply")] == [number] and index_is_whole(store)
+
+
+def test_many_conversations_of_an_earlier_layout_are_moved_at_once(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A few statements for some megabytes of them, and not some for each conversation."""
+    count = 3000
+
+    def fill(connection: sqlite3.Connection) -> int:
+        insert = "INSERT INTO conversation (id, model, used, created, volume) VALUES (?, 'm', 1, 1, 0)"
+        connection.executemany(insert, ((one,) for one in range(1, count + 1)))
+        connection.executemany("INSERT INTO about VALUES (?, NULL, 's')", ((one,) for one in range(1, count + 1)))
+        columns = "(id, conversation, prompt, reply, reason, figures, asked)"
+        insert = f"INSERT INTO turn {columns} VALUES (?, ?, 'prompt of ' || ?, 'reply', 'stop', '{{}}', 1)"
+        connection.executemany(insert, ((one, one, one) for one in range(1, count + 1)))
+        return 0
+
+    store._database.save(fill)
+    sized(monkeypatch, 8000)
+    asked: list[str] = []
+    store._database._connection.set_trace_callback(asked.append)
+    assert store.history.remove([count // 2]) == 1
+    store._database._connection.set_trace_callback(None)
+    # What a statement's triggers do is traced as that statement once more.
+    ours = {statement for statement in asked if "conversation" in statement}
+    assert len(ours) < count / 2, len(ours)
+    assert len(store.history.conversations()) == count - 1 and not store.history.takes_long_to_remove([1])
+    assert store.history.read(7).turns[0].prompt == "prompt of 7"  # type: ignore[union-attr]
+    sizes = volumes.sizes(store._database._connection)
+    assert all(size <= 8000 for _, size in sizes), sizes
+    assert index_is_whole(store)

@@ -692,3 +692,25 @@ def test_importing_the_store_imports_nothing_heavy() -> None:
     code = f"import sys, localspec.store.store; print(sorted({heavy!r} & set(sys.modules)))"
     root = Path(__file__).parents[2]
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root).stdout == "[]\n"
+
+
+def test_no_trigger_runs_for_each_phrase_that_is_cleared(path: Path, notices: list[str]) -> None:
+    with Store.open(path, notices.append) as store:
+        pool, other = made_pool(store), made_pool(store, "other")
+        for one, conversation in ((pool, 1), (pool, 2), (other, 2)):
+            number = (one * 10 + conversation) * 10_000
+            store.phrases.learn(
+                one, [(number + n, b"", bytes([n % 256])) for n in range(500)], conversation=conversation
+            )
+        asked: list[str] = []
+        store._database._connection.set_trace_callback(asked.append)
+        counts = []
+        for which, conversation in ((pool, 2), (None, 2), (None, None)):
+            forgotten = store.phrases.forget(which, conversation=conversation)
+            counts.append((forgotten, [info.phrases for info in store.phrases.pools()]))
+        store._database._connection.set_trace_callback(None)
+        assert [forgotten for forgotten, _ in counts] == [500, 500, 500]
+        assert [sum(phrases) for _, phrases in counts] == [1000, 500, 0]
+        assert len(asked) < 200, len(asked)
+        store.phrases.learn(pool, [phrase(1)])
+        assert [info.phrases for info in store.phrases.pools() if info.model == "demo"] == [1], "it is counted on"
