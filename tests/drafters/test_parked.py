@@ -10,9 +10,11 @@ import pytest
 import torch
 from drafters.test_dflash import made as dflash
 from drafters.test_step_forms import WITH_WEIGHTS
+from drafters.test_step_forms import target_of as captured
 from drafting import drafting, perturbed, torch_form
 from gpu_models import mtp
 from native_models import native_target
+from recorded_operations import Graph
 from session_replies import reply
 from slow_cases import cases
 from tiny_models import FAMILIES, RECURRENT, VOCABULARY, Tiny, prompt_ids
@@ -116,6 +118,35 @@ def test_replies_in_turns_are_those_of_sessions_that_read_everything(
             if nodes and number > 4 and target.branches:
                 assert statistics.drafted or kind in ("phrases", "lookahead", "semi", "semi, lstm")
         assert saved > 0 if budget > 1 else True
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        (LLAMA, "none"),
+        pytest.param(RECURRING, "none", marks=pytest.mark.slow),
+        *(pytest.param(LLAMA, kind, marks=pytest.mark.slow) for kind in ("eagle3", "draft model", "parallelspec")),
+        pytest.param(RECURRING, "mtp", marks=pytest.mark.slow),
+    ],
+)
+def test_a_cache_with_recordings_stays_where_it_is_and_texts_are_copied(
+    tiny: Make, tmp_path: Any, recorded: type[Graph], name: str, kind: str
+) -> None:
+    plain = tiny(name).target
+    target = captured(tiny, name, "captured")
+    model = Tiny(tiny(name).path, tiny(name).stock, target)
+    nodes = 0 if kind == "none" else 6
+    drafter = drafter_for(kind, target, model, tmp_path)
+    session = Session(target, drafter, Budget(nodes, branches=target.branches), None, parked())
+    reused, live = 0, None
+    for number, prompt in enumerate(texts(10)):
+        expected, _ = reply(Session(plain, Autoregressive(), Budget(0)), prompt, SAID)
+        said, statistics = reply(session, prompt, SAID)
+        assert said == expected, number
+        reused += statistics.reused_tokens
+        assert live in (None, session.cache), "it was recorded once"
+        live = session.cache if session.cache.pinned else None
+    assert reused > 100 and live is not None
 
 
 def test_a_draft_model_follows_its_text_and_reads_it_once(tiny: Make) -> None:
@@ -231,3 +262,20 @@ def test_a_beginning_is_copied_where_that_is_cheaper_than_reading_it_and_its_tex
     reply(session, one, 1)
     assert reply(session, [*one[:199], 7, 8, 9], 1)[1].reused_tokens == 199
     assert session.parked is not None and not len(session.parked)
+
+
+@pytest.mark.parametrize("engine", ["native", pytest.param("torch", marks=pytest.mark.slow)])
+def test_a_text_with_states_is_gone_on_with_from_the_nearest_state(tiny: Make, engine: str) -> None:
+    target = target_of(tiny(RECURRING), engine)
+    session = Session(target, Autoregressive(), Budget(0), None, parked())
+    chance, long = random.Random(2), prompt_ids(60, seed=1)
+    while len(long) < 440:  # a little at a time, so that there are states between
+        long += reply(session, long, SAID)[0] + prompt_ids(9, seed=len(long))
+    reused = []
+    for turn in range(12):
+        prompt = [*long[: chance.randrange(20, 440)], *prompt_ids(9, seed=2000 + turn)]
+        expected, _ = reply(Session(target, Autoregressive(), Budget(0)), prompt, SAID)
+        said, statistics = reply(session, prompt, SAID)
+        assert said == expected
+        reused.append(statistics.reused_tokens / (len(prompt) - 9))
+    assert max(reused) < 1.05 and sum(reused) > 3, "some of it is read again, for no state is near, and not all"

@@ -404,3 +404,24 @@ def test_a_directory_is_packed_once_and_computes_as_it_does_in_memory(
     stock = stock_logits(model.stock, text).numpy()
     apart = np.abs(found[0][:, :VOCABULARY] - stock).max(-1) / np.abs(stock).max()
     assert 1e-3 < np.median(apart) < {"int8": 0.1, "int4": 0.6}[packing]
+
+
+def test_a_copy_of_a_cache_has_its_states_and_one_that_no_state_is_near_is_refused(tiny: Make) -> None:
+    model = tiny(SHARED)
+    target, tokens = model.target, prompt_ids(500, seed=3)
+    cache = target.cache(0)
+    cache.reserve(600)
+    read(target, cache, tokens[:400])
+    for token in tokens[400:440]:
+        read(target, cache, [token])
+    assert cache.reachable(430) == 430 and cache.reachable(1000) == 440 and cache.reachable(100) == 0
+    for length in (440, 430, 0):
+        other = cache.copy(length, length + 60)
+        other.reserve(600)
+        found = read(target, other, tokens[length : length + 60])
+        assert other.length == length + 60 and (found == plain(target, tokens[: length + 60])[length:]).all()
+    assert cache.length == 440 and cache.copy(0, 0).nbytes < cache.copy(440, 440).nbytes < cache.nbytes
+    with pytest.raises(LocalspecError):
+        cache.copy(100, 100)
+    with pytest.raises(LocalspecError):
+        cache.copy(441, 600)
