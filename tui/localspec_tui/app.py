@@ -64,6 +64,7 @@ class ChatApp(StoppableApp):
         self.theme = themes.shown(self._theme, self._light)
         self.failure: Exception | None = None
         self._left: int | None = None  # the exit code, once a signal came
+        self.ends = threading.Event()  # once what a signal asked for is being done
 
     def get_default_screen(self) -> Screen[None]:
         return self._chat
@@ -79,6 +80,7 @@ class ChatApp(StoppableApp):
 
     def _leave_now(self) -> None:
         if self._left is not None:
+            self.ends.set()
             self.exit(return_code=self._left)
 
     def keep_unsent(self) -> None:

@@ -32,6 +32,7 @@ DRAWN = 500  # rows that are kept as they were drawn
 class BlockView(Widget):
     """Blocks, one below the other. What is selected in it is its text, line by line."""
 
+    BELOW = 0  # blank rows below the last block
     COMPONENT_CLASSES: ClassVar[set[str]] = {
         "em", "strong", "s", "code_inline", "h1", "h2", "h3", "h4", "h5", "h6",
         "bullet", "quote", "quote-bar", "code", "copy", "table", "line", "header", "rule",
@@ -135,11 +136,11 @@ class BlockView(Widget):
             self._width = width
             self._lay(0)
             self._drawn.clear()
-        return self._tops[-1]
+        return self._tops[-1] + (self.BELOW if self._blocks else 0)
 
     def _set_dirty(self, *regions: Region) -> None:
         if not regions and self._stay is not None:
-            rows = max(self._tops[-1], self.size.height) - self._stay
+            rows = max(self._tops[-1] + self.BELOW, self.size.height) - self._stay
             regions = (Region(0, self._stay, max(self._width, 1), max(rows, 1)),)
         elif not regions:
             self._drawn.clear()
@@ -280,8 +281,10 @@ class BlockView(Widget):
         segments: list[Segment] = []
         for one in margins:
             if one.is_quote:
+                around = base.background
                 base += self._component("quote")
-                bar = base + self._component("quote-bar")
+                colour = self.get_component_styles("quote-bar").color
+                bar = base + Style(foreground=around + colour)  # a border has the colours of what is around it
                 segments += [Segment(one.text[:1], bar.rich_style), Segment(one.text[1:], base.rich_style)]
             else:
                 style = base + self._component("bullet")

@@ -12,6 +12,8 @@ AT_ONCE = 4096  # characters; longer texts are read on another thread, while key
 class ReplyMarkdown(BlockView):
     """One reply. It may grow by `append`; `update` with the whole text makes up for what only the end can tell."""
 
+    BELOW = 1
+
     def __init__(self, text: str = "") -> None:
         super().__init__()
         self._document = GrowingDocument()
