@@ -31,6 +31,7 @@ from localspec_tui.engine_thread import EngineThread
 from localspec_tui.screens.chat import ChatScreen
 from localspec_tui.screens.palette import Commands, Palette
 from localspec_tui.stopping import StoppableApp
+from localspec_tui.widgets.keys_in_order import KeysInOrder, take_waiting
 from localspec_tui.widgets.status_line import whole_names
 
 TOASTS = 2  # at a time; in a small window each takes too much of the text
@@ -156,6 +157,8 @@ class ChatApp(StoppableApp):
         typed = isinstance(event, events.Paste) or (isinstance(event, events.Key) and self._is_typed(event))
         if typed and self.screen is self._chat and not self._chat.types_elsewhere:
             self._chat.type_here()
+        if isinstance(event, events.Key) and isinstance(self.focused, KeysInOrder):
+            take_waiting(event, self)
         await super().on_event(event)
 
     def _is_typed(self, key: events.Key) -> bool:

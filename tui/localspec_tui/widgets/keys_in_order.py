@@ -3,7 +3,26 @@
 from typing import Any
 
 from textual import events
+from textual.message_pump import MessagePump
 from textual.widgets import Input
+
+LETTERS = "letters"  # the name of a key that stands for several
+
+
+def take_waiting(event: events.Key, pump: MessagePump) -> None:
+    """Make one insertion of a letter and of those that wait behind it, as after a paste that no terminal marked."""
+    if not _is_letter(event):
+        return
+    letters = []
+    while isinstance(key := pump._peek_message(), events.Key) and _is_letter(key):
+        pump._pending_message = None
+        letters.append(key.character or "")
+    if letters:
+        event.key, event.character = LETTERS, "".join([event.character or "", *letters])
+
+
+def _is_letter(key: events.Key) -> bool:
+    return key.is_printable and "+" not in key.key
 
 
 class KeysInOrder:
@@ -13,6 +32,7 @@ class KeysInOrder:
     """
 
     async def _on_key(self: Any, event: events.Key) -> None:
+        take_waiting(event, self)
         field = self.screen.focused
         led_away = field is not self and isinstance(field, KeysInOrder)  # by a key before this one
         if led_away:
