@@ -112,7 +112,7 @@ def hostile_replies(seed: int = 46) -> dict[str, str]:
         "blanks": " x" + " " * SIZE + "x",
         "tabs": _fill(lambda _: "\ta\t\n"),
         "newlines": "a" + "\n" * SIZE + "a",
-        "newlines in a fence": "```\n" + "\n" * (SIZE - 8) + "```\n",
+        "newlines in a fence": "```\na" + "\n" * (SIZE - 11) + "b\n```\n",
         "fence without a language": "```\n" + _fill(lambda n: f"if x[{n}] == 'a' and not b: # c\n") + "```\n",
         "fence of python": "```python\n" + _fill(lambda n: f"x_{n} = f(y, 'a\\'b') + {n}  # c\n") + "```\n",
         "fence of one line": "```json\n" + "[" * (SIZE - 12) + "\n```\n",

@@ -16,9 +16,8 @@ from textual.strip import Strip
 from textual.style import Style
 from textual.widget import Widget
 
-from localspec.text import one_line
+from localspec.text import one_line, safe
 from localspec_tui import keymap
-from localspec_tui.highlighting import highlighted
 from localspec_tui.laid_block import PADDING, LaidBlock
 from localspec_tui.reply_blocks import Block, Margin
 
@@ -37,36 +36,6 @@ class BlockView(Widget):
         "em", "strong", "s", "code_inline", "h1", "h2", "h3", "h4", "h5", "h6",
         "bullet", "quote", "quote-bar", "code", "copy", "table", "line", "header", "rule",
     }  # fmt: skip
-    DEFAULT_CSS = """
-    BlockView {
-        height: auto;
-        & > .em { text-style: italic; }
-        & > .strong { text-style: bold; }
-        & > .s { text-style: strike; }
-        &:dark > .code_inline { background: $warning 10%; color: $text-warning 95%; }
-        &:light > .code_inline { background: $error 5%; color: $text-error 95%; }
-        &:ansi > .code_inline { background: ansi_default; }
-        & > .h1 { color: $markdown-h1-color; background: $markdown-h1-background; text-style: $markdown-h1-text-style; }
-        & > .h2 { color: $markdown-h2-color; background: $markdown-h2-background; text-style: $markdown-h2-text-style; }
-        & > .h3 { color: $markdown-h3-color; background: $markdown-h3-background; text-style: $markdown-h3-text-style; }
-        & > .h4 { color: $markdown-h4-color; background: $markdown-h4-background; text-style: $markdown-h4-text-style; }
-        & > .h5 { color: $markdown-h5-color; background: $markdown-h5-background; text-style: $markdown-h5-text-style; }
-        & > .h6 { color: $markdown-h6-color; background: $markdown-h6-background; text-style: $markdown-h6-text-style; }
-        & > .bullet { color: $text-primary; }
-        &:light > .bullet { color: $text-secondary; }
-        & > .quote { background: $boost; }
-        & > .quote-bar { color: $text-primary 50%; }
-        &:light > .quote-bar { color: $text-secondary; }
-        & > .code { color: rgb(210,210,210); background: black 10%; }
-        &:light > .code { background: white 30%; }
-        &:ansi > .code { background: transparent; }
-        & > .copy { color: $text-muted; background: $background; }
-        &:light > .table { background: white 30%; }
-        & > .line { color: $foreground 20%; }
-        & > .header { color: $primary; }
-        & > .rule { color: $secondary; }
-    }
-    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -258,6 +227,8 @@ class BlockView(Widget):
 
     def _spans(self, block: Block, start: int, end: int) -> Iterator[Span]:
         if block.kind == "code":
+            from localspec_tui.highlighting import highlighted  # after the first paint
+
             app = self.app
             colours = highlighted(block.text, block.language, app.native_ansi_color, app.current_theme.dark)
             for at in range(bisect_right(colours, start, key=lambda span: span.end), len(colours)):
@@ -370,3 +341,16 @@ class BlockView(Widget):
         if on_copy != (self.tooltip is not None):
             key = keymap.key(self.app, "chat.code") if on_copy else ""
             self.tooltip = Content(f"{key} copies code as well, the last of a reply first") if on_copy else None
+
+
+class PlainText(BlockView):
+    """A text as it was written, of any length."""
+
+    def __init__(self, text: str = "", classes: str = "") -> None:
+        super().__init__()
+        self.set_classes(classes)
+        self.set_text(text)
+
+    def set_text(self, text: str) -> None:
+        """Show this text instead; where it begins like the one before, only what was added is broken into rows."""
+        self.show([Block("plain", safe(text).expandtabs(8))] if text else [])

@@ -2,7 +2,7 @@
 
 from bisect import bisect_right
 from itertools import zip_longest
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from rich._wrap import divide_line
 from rich.cells import cell_len
@@ -28,7 +28,7 @@ class Part(NamedTuple):
 class LaidBlock:
     """A block in `width` columns: how many rows it has, and what each of them holds."""
 
-    def __init__(self, block: Block, width: int, earlier: "LaidBlock | None" = None) -> None:
+    def __init__(self, block: Block, width: int, earlier: Self | None = None) -> None:
         """Break the block into rows; `earlier` is the same block before it grew, whose rows stay where they can."""
         self.block, self.width = block, width
         self.margin = min(sum(len(one.text) for one in block.rest), max(width - LEAST_ROOM, 0))
@@ -69,7 +69,7 @@ class LaidBlock:
         rows = self._table.row_of(place) if self._table is not None else bisect_right(self._starts, place) - 1
         return self.head + rows
 
-    def _break_text(self, earlier: "LaidBlock | None") -> None:
+    def _break_text(self, earlier: Self | None) -> None:
         text, begin = self.block.text, 0
         if earlier is not None:
             begin = self._keep_rows(earlier)
@@ -124,7 +124,7 @@ class LaidBlock:
 class _Table:
     """The rows of a table with lines around its cells."""
 
-    def __init__(self, block: Block, room: int, earlier: "_Table | None") -> None:
+    def __init__(self, block: Block, room: int, earlier: Self | None) -> None:
         self._block = block
         cells, text = block.cells, block.text
         columns = max(map(len, cells), default=0)

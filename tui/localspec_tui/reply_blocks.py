@@ -4,9 +4,10 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from markdown_it.token import Token
+if TYPE_CHECKING:
+    from markdown_it.token import Token
 
 BULLETS = ("• ", "▪ ", "‣ ", "⭑ ", "◦ ")  # by the depth of the list
 QUOTE = "▌ "
@@ -88,7 +89,7 @@ class BlockReader:
         self._before: list[_Container] = []  # those that were open at the last block
         self._numbers: list[Iterator[str] | None] = []  # of the lists that are open; None where they have bullets
 
-    def read(self, tokens: Sequence[Token]) -> list[Block]:
+    def read(self, tokens: "Sequence[Token]") -> list[Block]:
         """Return all blocks."""
         at = 0
         while at < len(tokens):
@@ -144,7 +145,7 @@ class BlockReader:
         block.rest = tuple(margin for one in self._open if (margin := one.margin()))
         self.blocks.append(block)
 
-    def _list_numbers(self, tokens: Sequence[Token], at: int) -> Iterator[str]:
+    def _list_numbers(self, tokens: "Sequence[Token]", at: int) -> Iterator[str]:
         """Return the numbers of the items of a list, all of one width."""
         level, count, after = tokens[at].level, 0, at + 1
         while tokens[after].level > level:
@@ -157,7 +158,7 @@ class BlockReader:
         mark = tokens[at].markup or "."
         return iter([f"{number}{mark} ".rjust(width) for number in range(first, first + count)])
 
-    def _add_table(self, tokens: Sequence[Token], at: int) -> int:
+    def _add_table(self, tokens: "Sequence[Token]", at: int) -> int:
         """Return the place of the token that closes it."""
         block, parts, size = Block("table"), list[str](), 0
         while tokens[at].type != "table_close":
@@ -183,7 +184,7 @@ class BlockReader:
         return at
 
 
-def inline(token: Token) -> tuple[str, list[Run]]:
+def inline(token: "Token") -> tuple[str, list[Run]]:
     """Return the text of an inline token, and its runs: one behind the other, however marks are nested."""
     parts: list[str] = []
     runs: list[Run] = []

@@ -109,7 +109,7 @@ if sys.platform != "win32":
             cast(StoppableApp, self._app).let_go_on()
 
         def give_back(self) -> None:
-            """Leave the terminal as it was. Textual's own way needs the main thread, which is busy where this is used."""
+            """Leave the terminal as it was. The way of Textual needs the main thread, which is busy here."""
             self._disable_bracketed_paste()
             self._enable_line_wrap()
             self._disable_in_band_window_resize()

@@ -6,6 +6,8 @@ from textual import events
 from textual.message_pump import MessagePump
 from textual.widgets import Input
 
+from localspec_tui.graphemes import after, before
+
 LETTERS = "letters"  # the name of a key that stands for several
 
 
@@ -56,6 +58,32 @@ class KeysInOrder:
 
 class OneLine(KeysInOrder, Input):
     """A field for one line."""
+
+    def action_delete_left(self) -> None:
+        place = before(self.value, self.cursor_position)
+        if self.selection.is_empty and place < self.cursor_position:
+            self.delete(place, self.cursor_position)
+        else:
+            super().action_delete_left()
+
+    def action_delete_right(self) -> None:
+        place = after(self.value, self.cursor_position)
+        if self.selection.is_empty and place > self.cursor_position:
+            self.delete(self.cursor_position, place)
+        else:
+            super().action_delete_right()
+
+    def action_cursor_left(self, select: bool = False) -> None:
+        if select or not self.selection.is_empty:
+            super().action_cursor_left(select)
+        else:
+            self.cursor_position = before(self.value, self.cursor_position)
+
+    def action_cursor_right(self, select: bool = False) -> None:
+        if select or not self.selection.is_empty or self.cursor_at_end:
+            super().action_cursor_right(select)
+        else:
+            self.cursor_position = after(self.value, self.cursor_position)
 
 
 def _done_with(event: events.Key) -> None:
