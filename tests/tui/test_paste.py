@@ -4,7 +4,6 @@ import asyncio
 import random
 
 import pytest
-from golden import wording
 from textual._xterm_parser import BRACKETED_PASTE_END, BRACKETED_PASTE_START, XTermParser
 from textual.app import App
 from textual.events import Key, Paste
@@ -111,9 +110,7 @@ def test_what_no_model_reads_is_refused_and_nothing_changes(chat, marked):
         prompt = talk.app._chat.query_one(Prompt)
         text = "x" * LONGEST
         prompt.post_message(Paste(text) if marked else Key("letters", text))
-        await until(
-            pilot, lambda: wording("prompt_most_characters", limit="1,000,000", size="1,000,004") in toasts(talk)
-        )
+        await until(pilot, lambda: any("1,000,000" in one and "1,000,004" in one for one in toasts(talk)))
         assert talk.typed == "kept"
         prompt.post_message(Paste("x" * 9))
         await until(pilot, lambda: talk.typed == "kept" + "x" * 9)
