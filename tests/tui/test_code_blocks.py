@@ -6,7 +6,7 @@ from textual.events import Key
 from tui.scripted_engine import say, talked, until
 
 from localspec_tui.code_blocks import CodeBlock, CodeCopies, code_blocks
-from localspec_tui.reply_markdown import CopyLine
+from localspec_tui.reply_markdown import ReplyMarkdown
 
 TWO = "First:\n\n```python\nprint(1)\n\tx = 2\n```\n\nthen\n\n- in a list\n\n  ```sh\n  ls -l\n  rm x\n  ```\n\nDone."
 
@@ -86,13 +86,14 @@ def test_a_click_on_copy_copies_the_code_below_it(chat, clipboard):
 
     async def story(pilot):
         await talked(talk, pilot, "How?")
-        first, second = talk.app.query(CopyLine)
-        column = first.content_size.width - 2
-        for one, said in ((first, "sh"), (second, "code")):
-            await pilot.click(one, offset=(column, 0))
+        reply = talk.app.query_one(ReplyMarkdown)
+        column = reply.size.width - 4
+        first, second = (y for y in range(reply.size.height) if "copy" in reply.render_line(y).text)
+        for row, said in ((first, "sh"), (second, "code")):
+            await pilot.click(reply, offset=(column, row))
             await until(pilot, lambda said=said: f"Copied to the clipboard. ({said})" in talk.screen_text())
         assert clipboard == ["ls -l", "first [red]\nsecond"]
-        await pilot.click(first, offset=(4, 0))
+        await pilot.click(reply, offset=(4, first))
         await pilot.pause()
         assert len(clipboard) == 2, "beside the word"
 

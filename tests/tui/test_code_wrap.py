@@ -7,14 +7,11 @@ from pathlib import Path
 import pytest
 from rich.cells import cell_len
 from textual.app import App, ComposeResult
-from textual.content import Content
 from textual.geometry import Offset
 from textual.selection import Selection
-from textual.widgets import Label
-from textual.widgets._markdown import MarkdownTableContent
 
 import localspec_tui
-from localspec_tui.code_wrap import WrappedCode, _cuts
+from localspec_tui.code_wrap import cuts
 from localspec_tui.reply_markdown import ReplyMarkdown
 
 LINE = "    return quicksort([x for x in rest if x < pivot]) + [pivot]"
@@ -23,18 +20,11 @@ LINE = "    return quicksort([x for x in rest if x < pivot]) + [pivot]"
 @pytest.mark.parametrize("width", [1, 2, 3, 7, 20, 33, 61, 62, 63, 200])
 @pytest.mark.parametrize("line", [LINE, "x" * 100, "日本語のコード" * 9, "    ", "", "a " * 40, " " * 90 + "x"])
 def test_nothing_is_lost_and_nothing_is_too_wide(line, width):
-    cuts = [0, *_cuts(line, width, width - width // 2), len(line)]
-    pieces = [line[start:end] for start, end in pairwise(cuts)]
+    found = [0, *cuts(line, width, width - width // 2), len(line)]
+    pieces = [line[start:end] for start, end in pairwise(found)]
     assert "".join(pieces) == line
     for number, piece in enumerate(pieces):
         assert cell_len(piece) <= (width - width // 2 if number else width) or len(piece) == 1
-
-
-@pytest.mark.parametrize("width", [5, 20, 40, 100])
-def test_the_height_is_the_number_of_lines(width):
-    code = WrappedCode.of(Content.from_markup(f"[red]def[/] f():\n{LINE}\n\n{LINE}".replace("[x", r"\[x")))
-    assert code.get_height({}, width) == len(code._wrap_and_format(width))
-    assert [line.y for line in code._wrap_and_format(100)] == [0, 1, 2, 3]
 
 
 class Page(App[None]):
@@ -76,8 +66,7 @@ def test_it_goes_on_below_its_own_beginning():
 
 def test_what_is_selected_is_the_line_as_it_was():
     def selected(app):
-        label = app.query_one("#code-content", Label)
-        return label.get_selection(Selection(Offset(4, 1), Offset(len(LINE), 1)))
+        return app.query_one(ReplyMarkdown).get_selection(Selection(Offset(4, 1), Offset(len(LINE), 1)))
 
     assert shown(f"```python\ndef f():\n{LINE}\n```", (40, 12), selected) == (LINE.strip(), "\n")
 
@@ -85,7 +74,7 @@ def test_what_is_selected_is_the_line_as_it_was():
 @pytest.mark.slow
 def test_a_table_is_as_wide_as_what_it_holds():
     text = "| a | b |\n|---|---|\n| 1 | 2 |\n"
-    assert shown(text, (200, 10), lambda app: app.query_one(MarkdownTableContent).size.width) < 20
+    assert shown(text, (200, 10), lambda app: len(lines(app)[0])) < 20
     long = "| a | b |\n|---|---|\n| " + "word " * 60 + "| 2 |\n"
-    assert shown(long, (80, 40), lambda app: app.query_one(MarkdownTableContent).region.right) <= 80
+    assert shown(long, (80, 40), lambda app: max(map(len, lines(app)))) <= 80
     assert "word" in "".join(shown(long, (40, 60), lines))

@@ -6,13 +6,13 @@ from unicodedata import normalize
 import pytest
 from golden import wording
 from textual import events
-from textual.widgets import Input, Static
+from textual.widgets import Input
 from tui.scripted_engine import say, talked, until
 
 from localspec.store.store import Store
+from localspec_tui.block_view import BlockView
 from localspec_tui.widgets.conversation_view import ConversationView
 from localspec_tui.widgets.find_line import FindLine
-from localspec_tui.widgets.found_word import ELSEWHERE
 from localspec_tui.widgets.message_view import MessageView
 from localspec_tui.widgets.mounted_turns import AROUND, BATCH, MOUNTED
 from localspec_tui.widgets.prompt import Prompt
@@ -104,8 +104,7 @@ def test_every_occurrence_is_marked_and_counted(long):
     talk = long(2, {0: "A fox.\n\n```\nfox = fox\n```\n\nThe *Fox* ends.", 1: "No animal."})
 
     def underlined():
-        styles = [span.style for one in talk.app.screen.query(Static) for span in getattr(one.visual, "spans", ())]
-        return styles.count(ELSEWHERE)
+        return sum(len(spans) for one in talk.app.screen.query(BlockView) for spans in one.found.values())
 
     def row():
         return next(iter(talk.app.screen.selections.values())).start.x if talk.app.screen.selections else None

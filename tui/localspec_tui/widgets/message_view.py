@@ -6,6 +6,7 @@ from textual.widgets import Static
 
 from localspec.chat.attachments import Written
 from localspec.text import safe
+from localspec_tui.block_view import PlainText
 
 
 class MessageView(Vertical, can_focus=True):
@@ -27,7 +28,7 @@ class PromptView(MessageView):
         if self._files:
             names = (name.rpartition("/")[2] for name in self._files)  # where they lie stands in the prompt itself
             yield Static("\n".join(f"+ {safe(name)}" for name in names), markup=False, classes="files")
-        yield Static(safe(self.source), markup=False)
+        yield PlainText(self.source)
 
 
 class NoticeView(Static):

@@ -10,6 +10,7 @@ from textual.widgets import Static
 
 from localspec.chat.wording import kept_thought, summary
 from localspec.repetition import goes_round
+from localspec_tui.growing_document import LONGEST, is_long
 from localspec_tui.reply_markdown import ReplyMarkdown
 from localspec_tui.widgets.message_view import MessageView
 from localspec_tui.widgets.thought_view import ThoughtView
@@ -20,6 +21,7 @@ ENDINGS = {
     "repetition": "(stopped: it repeated itself)",
     None: "(cut off: localspec was ended while this was written)",
 }
+LONG = f"(longer than {LONGEST // 1024} KB, so it is shown as plain text)"
 CONTEXT_FULL = "(the reply ended because the context was full)"
 
 
@@ -54,7 +56,10 @@ class ReplyView(MessageView):
     async def grow(self, text: str) -> None:
         """Adds what came. The reply must be mounted."""
         self.source += text
+        was_plain = self._markdown.is_plain
         await self._markdown.append(text)
+        if self._markdown.is_plain and not was_plain:
+            self.notify(f"The reply is longer than {LONGEST // 1024} KB; it goes on as plain text.", markup=False)
 
     async def think(self, reasoning: str) -> None:
         """Adds what was thought. The reply must be mounted."""
@@ -91,7 +96,8 @@ def _below(source: str, reason: str | None, figures: Mapping[str, Any]) -> str:
     """How it ended, where that is worth a word, that it went round, and what it took."""
     ended = CONTEXT_FULL if reason == "length" and figures.get("context_full") is True else ENDINGS.get(reason, "")
     circles = "(it repeats itself)" if reason != "repetition" and goes_round(source) else ""
-    return " · ".join(filter(None, (ended, circles, summary(figures))))
+    long = LONG if is_long(source) else ""
+    return " · ".join(filter(None, (ended, long, circles, summary(figures))))
 
 
 def _line(text: str) -> Static:

@@ -5,9 +5,9 @@ from textual.app import ComposeResult
 from textual.containers import Vertical
 from textual.content import Content
 from textual.widget import Widget
-from textual.widgets import Static
 
-from localspec.text import one_line, safe
+from localspec.text import one_line
+from localspec_tui.block_view import PlainText
 from localspec_tui.widgets.status_line import BETWEEN
 
 FOLDED, OPEN = "▸", "▾"
@@ -43,7 +43,7 @@ class ThoughtView(Vertical):
         self.reasoning, self._words = reasoning, words
         self._going_on = not words
         self._line = ThoughtLine(words or "thinking")
-        self._text = Static(safe(reasoning), markup=False, classes="thoughts")
+        self._text = PlainText(reasoning, classes="thoughts")
         self._text.display = False
 
     def compose(self) -> ComposeResult:
@@ -78,4 +78,4 @@ class ThoughtView(Vertical):
         newest = one_line(self.reasoning[-NEWEST:]) if self._going_on and not opened else ""
         self._line.show(self._words or "thinking", newest, OPEN if opened else FOLDED)
         if opened:
-            self._text.update(safe(self.reasoning))
+            self._text.set_text(self.reasoning)

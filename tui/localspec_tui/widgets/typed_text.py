@@ -1,8 +1,15 @@
 """A field for text of several lines."""
 
+from collections.abc import Callable
+
+from textual import events
 from textual.widgets import TextArea
 
 from localspec.text import safe
+from localspec_tui.graphemes import after, before
+from localspec_tui.widgets.keys_in_order import take_waiting
+
+LONGEST = 1_000_000  # characters: each key costs time for all of them, and no model reads so many
 
 
 class TypedText(TextArea):
@@ -12,3 +19,52 @@ class TypedText(TextArea):
         """Replaces the text, and puts the cursor after it."""
         self.load_text(safe(text))
         self.move_cursor(self.document.end)
+
+    async def _on_key(self, event: events.Key) -> None:
+        take_waiting(event, self)
+        if event.character is not None and len(event.character) > 1:
+            self._refuse_beyond_limit(event, event.character)
+
+    async def _on_paste(self, event: events.Paste) -> None:
+        self._refuse_beyond_limit(event, event.text)
+
+    def _refuse_beyond_limit(self, event: events.Event, text: str) -> None:
+        if len(text) + len(self.document.text) <= LONGEST:
+            return
+        event.stop()
+        event.prevent_default()
+        self.notify(
+            f"A prompt has at most {LONGEST:,} characters, and with what you pasted it would have "
+            f"{len(text) + len(self.document.text):,}; save the text to a file, and type @ and its path.",
+            severity="error",
+            markup=False,
+        )
+
+    # -- whole characters, of however many parts ----------------------------------------------------------------------
+
+    def action_delete_left(self) -> None:
+        if not self._delete_part(before):
+            super().action_delete_left()
+
+    def action_delete_right(self) -> None:
+        if not self._delete_part(after):
+            super().action_delete_right()
+
+    def _delete_part(self, end_of: Callable[[str, int], int]) -> bool:
+        """Delete the character at the cursor; False where there is none in this line, or a selection to delete."""
+        row, column = self.cursor_location
+        other = end_of(self.document.get_line(row), column)
+        if self.read_only or not self.selection.is_empty or other == column:
+            return False
+        self._delete_via_keyboard((row, column), (row, other))
+        return True
+
+    def get_cursor_left_location(self) -> tuple[int, int]:
+        row, column = self.cursor_location
+        place = before(self.document.get_line(row), column)
+        return (row, place) if place != column else super().get_cursor_left_location()
+
+    def get_cursor_right_location(self) -> tuple[int, int]:
+        row, column = self.cursor_location
+        place = after(self.document.get_line(row), column)
+        return (row, place) if place != column else super().get_cursor_right_location()

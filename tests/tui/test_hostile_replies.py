@@ -1,0 +1,190 @@
+"""Replies that are dear to draw: what they cost more than the same bytes as plain text, whole and as they grow."""
+
+import asyncio
+import resource
+import time
+from pathlib import Path
+
+import pytest
+from golden import wording
+from textual.app import App, ComposeResult
+from textual.containers import VerticalScroll
+from textual.pilot import Pilot
+from textual.widgets import Static
+from tui.hostile_replies import SIZE, hostile_replies
+from tui.scripted_engine import say, talked, until
+
+import localspec_tui
+from localspec.text import safe
+from localspec_tui.growing_document import LONGEST, PIECE, GrowingDocument, read_blocks
+from localspec_tui.laid_block import LaidBlock
+from localspec_tui.reply_markdown import ReplyMarkdown
+from localspec_tui.widgets.reply_view import ReplyView
+
+REPLIES = hostile_replies()
+MORE = 2.0  # seconds of a core that a reply may cost more than plain text
+MEMORY = 100 * 2**20
+# Those that took longest before, or did not end.
+WORST = ["newlines in a fence", "bullets", "table of 20", "short headings", "fence without a language"]
+SOME = [pytest.param(name, marks=[] if name in WORST else pytest.mark.long) for name in REPLIES]
+
+
+class Page(App[None]):
+    CSS_PATH = Path(localspec_tui.__file__).parent / "app.tcss"
+
+    def __init__(self, shown: Static | ReplyMarkdown) -> None:
+        super().__init__()
+        self.shown = shown
+
+    def compose(self) -> ComposeResult:
+        with VerticalScroll():
+            yield self.shown
+
+
+def cost(shown: Static | ReplyMarkdown) -> float:
+    """Return the seconds of a core for showing it, going to its end, and a resize."""
+
+    async def run() -> float:
+        app = Page(Static())
+        async with app.run_test(size=(100, 30)) as pilot:
+            scroll = app.query_one(VerticalScroll)
+            before = time.process_time()
+            await scroll.mount(shown)
+            await pilot.pause()
+            scroll.scroll_end(animate=False)
+            await pilot.pause()
+            await pilot.resize_terminal(83, 30)
+            await pilot.pause()
+            return time.process_time() - before
+
+    return asyncio.run(run())
+
+
+def test_there_are_fifty_kinds_and_each_is_as_long_as_may_be():
+    assert len(REPLIES) >= 50 and SIZE == LONGEST
+    assert all(0.9 * SIZE < len(text.encode()) <= SIZE for text in REPLIES.values())
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_a_reply_costs_little_more_than_plain_text(name):
+    text = REPLIES[name]
+    cost(ReplyMarkdown("# warm\n\n```python\n1\n```\n"))
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    reply = ReplyMarkdown(text)
+    dear = cost(reply)
+    more_memory = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - most) * 1024
+    assert not reply.is_plain and reply.blocks == read_blocks(safe(text))
+    assert more_memory < MEMORY
+    if dear > MORE:  # else it is no more than that, whatever plain text costs
+        assert dear - cost(Static(safe(text), markup=False)) < MORE
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_what_a_piece_costs_does_not_grow_with_the_reply(name):
+    """Only the last part is read again; a block that cannot be divided is read again when it has grown by an eighth."""
+    text, document, read = safe(REPLIES[name]), GrowingDocument(), 0
+    reader = document._reader_of
+
+    def counted(tail):
+        nonlocal read
+        read += len(tail)
+        return reader(tail)
+
+    document._reader_of = counted
+    pieces = range(0, len(text), 512)
+    for at in pieces:
+        document.append(text[at : at + 512])
+    assert document.source == text
+    assert read < 3 * PIECE * len(pieces) + 12 * len(text), "characters that were read"
+    shown = "".join("".join(block.text.split()) for block in document.blocks)
+    assert len(shown) >= 0.5 * len("".join("".join(block.text.split()) for block in read_blocks(text)))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "".join(f"{n}. item *{n}*\n" for n in range(1, 900)),
+        "- a\n\n" + "".join(f"- item {n}\n" for n in range(900)) + "\nafter",
+        "```python\n" + "".join(f"a = {n}\n\n" for n in range(900)) + "```\n\nafter",
+        "| a | b |\n|---|---|\n" + "".join(f"| {n} | *b* |\n" for n in range(900)) + "\nafter",
+        " ".join(f"word{n} **bold{n}**" for n in range(900)) + "\n\nafter",
+        "".join(f"paragraph {n}\n\n# head {n}\n\n" for n in range(200)),
+    ],
+    ids=["numbers", "bullets", "code", "table", "paragraph", "blocks"],
+)
+def test_a_long_block_that_grows_is_shown_as_the_whole_is(text):
+    document = GrowingDocument()
+    for at in range(0, len(text), 37):
+        document.append(text[at : at + 37])
+    words = [(block.kind, block.text.split()) for block in document.blocks]
+    assert words == [(block.kind, block.text.split()) for block in read_blocks(text)]
+
+
+def test_rows_that_stay_are_taken_over_and_the_others_are_as_if_all_were_new():
+    text = " ".join(f"word{n} 漢字 sesquipedalian{'x' * (n % 50)}" for n in range(90))
+    for source in (
+        text,
+        f"```\n{text}\n    {text}\n```",
+        f"- {text}",
+        f"| a | b |\n|---|---|\n| {text} | 2 |\n| 3 | 4 |\n",
+    ):
+        laid = None
+        for end in range(1, len(source), 29):
+            blocks = read_blocks(source[:end])
+            if not blocks:
+                continue
+            laid = LaidBlock(blocks[0], 40, laid)
+            new = LaidBlock(blocks[0], 40)
+            assert laid.height == new.height
+            rows = range(laid.height - laid.head)
+            assert [laid.parts(row) for row in rows] == [new.parts(row) for row in rows], source[:end]
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        ["Three fruits", ":\n", "-", " apple", "\n", "-", " pear", "\n\n", "a total of", "\n", "=", " 3"],
+        ["> a", "\n> ", "-", "- b", "\n", "-"],
+        ["- a", "\n  ", "=", "= b"],
+        ["a\n", "#", "include", "\n", "``", "x"],
+    ],
+)
+def test_no_paragraph_is_a_heading_for_a_moment(pieces):
+    document = GrowingDocument()
+    for piece in pieces:
+        document.append(piece)
+        assert not any(block.kind.startswith("h") for block in document.blocks), document.source
+    document.append("\n\ntext\n---\n")
+    assert document.blocks[-1].kind == "h2", "one that is meant"
+
+
+def test_a_longer_reply_is_plain_text_and_it_is_said(chat):
+    text = "- *item*\n" * (LONGEST // 9 + 1)
+    talk = chat([text[: LONGEST // 2], text[LONGEST // 2 :]])
+
+    async def story(pilot: Pilot[None]) -> None:
+        await talked(talk, pilot, "Hi")
+        reply = talk.app._chat.query_one(ReplyMarkdown)
+        await until(pilot, lambda: wording("longer_64_shown_plain") in talk.screen_text())
+        assert [(block.kind, block.text) for block in reply.blocks] == [("plain", text)]
+
+    talk.play(story)
+
+
+@pytest.mark.parametrize("name", ["newlines in a fence", pytest.param("bullets", marks=pytest.mark.slow)])
+def test_a_conversation_with_such_a_reply_can_be_opened(chat, name):
+    talk = chat([REPLIES[name]])
+
+    async def story(pilot: Pilot[None]) -> None:
+        await talked(talk, pilot, "Hi")
+        await pilot.press("ctrl+n")
+        await until(pilot, lambda: not talk.replies())
+        spent = time.process_time()
+        talk.app._chat.resume(1)
+        await until(pilot, lambda: talk.replies() == [REPLIES[name]])
+        reply = talk.app._chat.query_one(ReplyView)
+        await until(pilot, lambda: reply.size.height > 1000)
+        assert time.process_time() - spent < 2 * MORE
+        await say(pilot, "x")
+
+    talk.play(story)

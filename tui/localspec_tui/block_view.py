@@ -1,0 +1,356 @@
+"""Draws blocks of text, one widget for all of them, and of these only the rows that are seen."""
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, cast
+from urllib.parse import unquote
+
+from rich.segment import Segment
+from rich.style import Style as RichStyle
+from textual import events
+from textual.color import TRANSPARENT, Color
+from textual.content import Content, Span, _FormattedLine
+from textual.geometry import Offset, Region, Size
+from textual.selection import Selection
+from textual.strip import Strip
+from textual.style import Style
+from textual.widget import Widget
+
+from localspec.text import one_line, safe
+from localspec_tui import keymap
+from localspec_tui.laid_block import PADDING, LaidBlock
+from localspec_tui.reply_blocks import Block, Margin
+
+if TYPE_CHECKING:
+    from localspec_tui.app import ChatApp
+
+MARKED = "bold underline"  # style of what was looked for
+DRAWN = 500  # rows that are kept as they were drawn
+
+
+class BlockView(Widget):
+    """Blocks, one below the other. What is selected in it is its text, line by line."""
+
+    BELOW = 0  # blank rows below the last block
+    COMPONENT_CLASSES: ClassVar[set[str]] = {
+        "em", "strong", "s", "code_inline", "h1", "h2", "h3", "h4", "h5", "h6",
+        "bullet", "quote", "quote-bar", "code", "copy", "table", "line", "header", "rule",
+    }  # fmt: skip
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._blocks: list[Block] = []
+        self._laid: list[LaidBlock] = []
+        self._tops = [0]  # the first row of each block, and the row after the last
+        self._lines = [0]  # likewise the lines of their texts, for what is selected
+        self._width = 0  # columns that they are laid for
+        self._drawn: dict[int, Strip] = {}
+        self._stay: int | None = None  # while only what comes after so many rows is new
+        self.found: dict[int, list[tuple[int, int]]] = {}  # where what was looked for stands, by blocks
+
+    # -- what is shown ------------------------------------------------------------------------------------------------
+
+    def show(self, blocks: Sequence[Block], settled: int = 0) -> None:
+        """Show these blocks. The first `settled` are those of before."""
+        before, height = self._laid, self._tops[-1]
+        same = settled
+        while same < min(len(blocks), len(before)) and before[same].block == blocks[same]:
+            same += 1
+        self._blocks[same:] = blocks[same:]
+        first = self._tops[same] if same < len(self._tops) else height
+        earlier = before[same] if same < len(before) else None
+        self._lay(same, earlier)
+        if earlier is not None and same < len(self._laid):
+            first += self._laid[same].changed_from
+        elif earlier is not None:
+            first = min(first, height)
+        self.found = {at: spans for at, spans in self.found.items() if at < same}
+        self._forget_rows(first)
+        if not self._width:
+            self.refresh(layout=True)
+            return
+        self._stay = first
+        try:
+            self.refresh(layout=self._tops[-1] != height)
+        finally:
+            self._stay = None
+
+    @property
+    def blocks(self) -> Sequence[Block]:
+        """What is shown."""
+        return self._blocks
+
+    def _lay(self, first: int, earlier: LaidBlock | None = None) -> None:
+        """Break the blocks from that number on into rows."""
+        del self._laid[first:], self._tops[first + 1 :], self._lines[first + 1 :]
+        if not self._width:
+            return
+        for number, block in enumerate(self._blocks[first:], first):
+            laid = LaidBlock(block, self._width, earlier if number == first else None)
+            self._laid.append(laid)
+            self._tops.append(self._tops[-1] + laid.height)
+            self._lines.append(self._lines[-1] + block.text.count("\n") + 1)
+
+    def _forget_rows(self, first: int) -> None:
+        if first <= 0:
+            self._drawn.clear()
+        else:
+            self._drawn = {row: strip for row, strip in self._drawn.items() if row < first}
+
+    def get_content_width(self, container: Size, viewport: Size) -> int:
+        return container.width
+
+    def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
+        if width != self._width:
+            self._width = width
+            self._lay(0)
+            self._drawn.clear()
+        return self._tops[-1] + (self.BELOW if self._blocks else 0)
+
+    def _set_dirty(self, *regions: Region) -> None:
+        if not regions and self._stay is not None:
+            rows = max(self._tops[-1] + self.BELOW, self.size.height) - self._stay
+            regions = (Region(0, self._stay, max(self._width, 1), max(rows, 1)),)
+        elif not regions:
+            self._drawn.clear()
+        super()._set_dirty(*regions)
+
+    def _size_updated(self, size: Size, *others: Any, **named: Any) -> bool:
+        """Keep the first rows as they are where only rows were added."""
+        if size.width == self._size.width and self._size.height:
+            self._stay = min(size.height, self._size.height)
+        try:
+            return super()._size_updated(size, *others, **named)
+        finally:
+            self._stay = None
+
+    def notify_style_update(self) -> None:
+        """Draw everything in the new colours."""
+        self._drawn.clear()
+        super().notify_style_update()
+
+    def selection_updated(self, selection: Selection | None) -> None:
+        self._drawn.clear()
+        super().selection_updated(selection)
+
+    # -- drawing ------------------------------------------------------------------------------------------------------
+
+    def render_lines(self, crop: Region) -> list[Strip]:
+        width = self.size.width
+        strips = [self.render_line(y) for y in crop.line_range]
+        background = self.background_colors[1]
+        for one in self.get_line_filters():
+            strips = [strip.apply_filter(one, background) for strip in strips]
+        hover = self.hover_style
+        if hover._link_id and hover._meta and "@click" in hover.meta and (style := self.link_style_hover):
+            strips = [strip.style_links(hover.link_id, style) for strip in strips]
+        if crop.column_span != (0, width):
+            strips = [strip.crop(*crop.column_span) for strip in strips]
+        return strips
+
+    def render_line(self, y: int) -> Strip:
+        strip = self._drawn.get(y)
+        if strip is None:
+            if len(self._drawn) >= DRAWN:
+                self._drawn.clear()
+            number = bisect_right(self._tops, y) - 1
+            if 0 <= number < len(self._laid):
+                strip = self._draw(number, y - self._tops[number])
+            else:
+                strip = Strip.blank(self.size.width, self.visual_style.rich_style)
+            self._drawn[y] = strip
+        return strip
+
+    def _draw(self, number: int, row: int) -> Strip:
+        laid = self._laid[number]
+        block = laid.block
+        base = self.visual_style
+        if row < block.above:
+            return self._whole(*self._margin(block.between, laid.margin, base))
+        row -= block.above
+        margins = block.lead if row == 0 else block.rest
+        segments, base = self._margin(margins, laid.margin, base)
+        if block.kind == "code":
+            if row == 0:
+                return self._whole([*segments, *self._copy_line(number, laid.room, base)], base)
+            row -= 1
+            base += self._component("code") + Style.parse("$text")
+        elif block.kind == "rule":
+            style = base + self._component("rule")
+            return self._whole([*segments, Segment("─" * laid.room, style.rich_style)], base)
+        elif block.kind.startswith("h"):
+            base += self._component(block.kind)
+            return self._whole([*segments, *self._row(number, row, base)], base, base.rich_style)
+        return self._whole([*segments, *self._row(number, row, base)], base)
+
+    def _row(self, number: int, row: int, base: Style) -> list[Segment]:
+        """Draw a row of a block's text, or of the lines of a table."""
+        laid = self._laid[number]
+        if laid.block.kind == "table":
+            base += self._component("table")
+        drawn: list[Segment] = []
+        column = 0
+        for part in laid.parts(row):
+            if part.column > column:
+                drawn.append(Segment(" " * (part.column - column), base.background_style.rich_style))
+                column = part.column
+            if part.drawn:
+                drawn.append(Segment(part.drawn, (base + self._component("line")).rich_style))
+                column += len(part.drawn)
+            elif part.end > part.start:
+                line = self._text(number, part.start, part.end, base)
+                drawn += line
+                column += sum(segment.cell_length for segment in line)
+        return drawn
+
+    def _text(self, number: int, start: int, end: int, base: Style) -> Sequence[Segment]:
+        """Return a part of a block's text with its colours and marks."""
+        block = self._blocks[number]
+        text = block.text[start:end]
+        spans = [*self._spans(block, start, end)]
+        for first, last in self.found.get(number, ()):
+            if first < end and last > start:
+                spans.append(Span(max(first - start, 0), min(last, end) - start, MARKED))
+        line = self._lines[number] + block.text.count("\n", 0, start)
+        begin = block.text.rfind("\n", 0, start) + 1
+        selection = self.text_selection
+        if selection is not None and (chosen := selection.get_span(line)) is not None:
+            first, last = chosen[0] - (start - begin), (chosen[1] - (start - begin) if chosen[1] >= 0 else len(text))
+            if last > 0 and first < len(text):
+                style = Style.from_styles(self.screen.get_component_styles("screen--selection"))
+                spans.append(Span(max(first, 0), min(last, len(text)), style))
+        drawn = _FormattedLine(self._get_style, Content(text, spans), end - start, x=start - begin, y=line)
+        strip = Strip(*drawn.to_strip(base))
+        if not self.screen._selecting:
+            strip = strip._apply_link_style(self.link_style)
+        return list(strip)
+
+    def _spans(self, block: Block, start: int, end: int) -> Iterator[Span]:
+        if block.kind == "code":
+            from localspec_tui.highlighting import highlighted  # after the first paint
+
+            app = self.app
+            colours = highlighted(block.text, block.language, app.native_ansi_color, app.current_theme.dark)
+            for at in range(bisect_right(colours, start, key=lambda span: span.end), len(colours)):
+                if colours[at].start >= end:
+                    break
+                yield Span(
+                    max(colours[at].start - start, 0), min(colours[at].end - start, end - start), colours[at].style
+                )
+            return
+        if block.kind == "table" and block.cells and start < (block.cells[0][-1][1] if block.cells[0] else 0):
+            yield Span(0, end - start, ".header")
+        for run in block.runs_in(start, end):
+            for mark in run.marks:
+                yield Span(run.start - start, run.end - start, f".{mark}")
+            if run.href:
+                action = Style.from_meta({"@click": f"link({run.href!r})"})
+                yield Span(run.start - start, run.end - start, action)
+
+    def _margin(self, margins: tuple[Margin, ...], columns: int, base: Style) -> tuple[list[Segment], Style]:
+        """Return what stands left of a row, and the style of what stands right of that."""
+        segments: list[Segment] = []
+        for one in margins:
+            if one.is_quote:
+                around = base.background
+                base += self._component("quote")
+                colour = self.get_component_styles("quote-bar").color
+                bar = base + Style(foreground=around + colour)  # a border has the colours of what is around it
+                segments += [Segment(one.text[:1], bar.rich_style), Segment(one.text[1:], base.rich_style)]
+            else:
+                style = base + self._component("bullet")
+                segments.append(Segment(one.text, style.rich_style))
+        if sum(segment.cell_length for segment in segments) > columns:
+            segments = list(Strip(segments).crop(0, columns))
+        return segments, base
+
+    def _whole(self, segments: Sequence[Segment], style: Style, blank: RichStyle | None = None) -> Strip:
+        """Return a row as wide as the widget."""
+        return Strip(segments).adjust_cell_length(self.size.width, blank or style.background_style.rich_style)
+
+    def _component(self, name: str) -> Style:
+        """Return what a component adds to the style of what it stands on."""
+        styles = self.get_component_styles(name)
+        text = styles.text_style
+        return Style(
+            styles.background if styles.has_rule("background") else TRANSPARENT,
+            Color(0, 0, 0, styles.color.a, auto=True)
+            if styles.auto_color
+            else (styles.color if styles.has_rule("color") else TRANSPARENT),
+            bold=text.bold,
+            dim=text.dim,
+            italic=text.italic,
+            underline=text.underline,
+            strike=text.strike,
+            reverse=text.reverse,
+        )
+
+    def _copy_line(self, number: int, room: int, base: Style) -> list[Segment]:
+        style = base + self._component("copy")
+        click = style + Style.from_meta({"@click": f"copy({number})"})
+        blank = Segment(" " * max(room - len("copy") - PADDING, 0), style.rich_style)
+        return [blank, Segment("copy", click.rich_style), Segment(" " * PADDING, style.rich_style)]
+
+    # -- what is selected, looked for and clicked ---------------------------------------------------------------------
+
+    def get_selection(self, selection: Selection) -> tuple[str, str] | None:
+        lines = "\n".join(block.text for block in self._blocks).split("\n")
+        last = len(lines) - 1
+        start, end = selection.start or Offset(0, 0), selection.end or Offset(len(lines[-1]), last)
+        chosen = []
+        for y in range(min(start.y, last), min(end.y, last) + 1):
+            line = lines[y][: end.x] if y == end.y else lines[y]
+            chosen.append(line[start.x :] if y == start.y else self._marker(y) + line)
+        if selection.start is None and chosen and start.y == 0:
+            chosen[0] = self._marker(0) + chosen[0]
+        return "\n".join(chosen), "\n"
+
+    def _marker(self, line: int) -> str:
+        """Return the bullet or number before this line."""
+        number = bisect_right(self._lines, line) - 1
+        if number >= len(self._blocks) or self._lines[number] != line:
+            return ""
+        return "".join(one.text for one in self._blocks[number].lead if not one.is_quote)
+
+    def mark(self, found: dict[int, list[tuple[int, int]]]) -> None:
+        """Underline these places, by numbers of blocks."""
+        self.found = found
+        self._drawn.clear()
+        self.refresh()
+
+    def select(self, number: int, start: int, end: int) -> int:
+        """Select a part of a block's text; return its row."""
+        text = self._blocks[number].text
+        line = self._lines[number] + text.count("\n", 0, start)
+        begin = text.rfind("\n", 0, start) + 1
+        self.screen.selections = {self: Selection(Offset(start - begin, line), Offset(end - begin, line))}
+        return self._tops[number] + self._laid[number].row_of(start) if number < len(self._laid) else 0
+
+    def action_copy(self, number: int) -> None:
+        """Copy a piece of code."""
+        block = self._blocks[number]
+        cast("ChatApp", self.app).copy_to_clipboard(block.text, block.language or "code")
+
+    def action_link(self, href: str) -> None:
+        """Show where a link leads. Following it could carry away what its address holds."""
+        self.notify(one_line(unquote(href)), title="The link leads to", markup=False, timeout=10)
+
+    def on_mouse_move(self, event: events.MouseMove) -> None:
+        """Explain the word above code while the pointer is on it."""
+        on_copy = str(event.style.meta.get("@click", "")).startswith("copy(")
+        if on_copy != (self.tooltip is not None):
+            key = keymap.key(self.app, "chat.code") if on_copy else ""
+            self.tooltip = Content(f"{key} copies code as well, the last of a reply first") if on_copy else None
+
+
+class PlainText(BlockView):
+    """A text as it was written, of any length."""
+
+    def __init__(self, text: str = "", classes: str = "") -> None:
+        super().__init__()
+        self.set_classes(classes)
+        self.set_text(text)
+
+    def set_text(self, text: str) -> None:
+        """Show this text instead; where it begins like the one before, only what was added is broken into rows."""
+        self.show([Block("plain", safe(text).expandtabs(8))] if text else [])

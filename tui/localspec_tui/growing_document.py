@@ -1,0 +1,161 @@
+"""A Markdown text that grows: only its last part is read again, so that each piece costs about the same."""
+
+import re
+from dataclasses import replace
+
+from markdown_it.token import Token
+
+from localspec_tui.markdown_parser import parser
+from localspec_tui.reply_blocks import Block, BlockReader, with_more
+
+LONGEST = 64 * 1024  # bytes; a longer text is shown as plain text
+PIECE = 2048  # characters that are read again whenever more come; the beginning of a longer block is not
+AGAIN = 8  # a long block that cannot be divided is read again when it has grown by one part in so many
+
+# A last line that may become anything. Below a paragraph it would make that a heading for a moment, or begin a list.
+_OPEN_LINE = re.compile(r"(?:^|\n)[ \t>]*(?:#{1,6}|[-=+*_ \t]+|`{2,}|~+|\d{1,9}[.)]|[|: \t-]+)[ \t]*\Z")
+_WORD = re.compile(r"(?<=\s)[^\W\d_]")  # a place where a paragraph can be divided
+_HARD_BREAK = re.compile(r"(?: {2,}|\\)\n\Z")
+
+
+def is_long(text: str) -> bool:
+    """Return whether a text is too long to be read as Markdown."""
+    return 4 * len(text) > LONGEST and len(text.encode(errors="replace")) > LONGEST
+
+
+def read_blocks(text: str) -> list[Block]:
+    """Return the blocks of a whole text. It may be called from any thread."""
+    if is_long(text):
+        return [Block("plain", text.expandtabs(8))]
+    return BlockReader().read(parser().parse(text))
+
+
+class GrowingDocument:
+    """The blocks of a text to which more is added. The first `settled` of them stay as they are."""
+
+    def __init__(self) -> None:
+        self.set("", [])
+
+    def set(self, source: str, blocks: list[Block]) -> None:
+        """Show this text. `blocks` is what `read_blocks` returned for it."""
+        self.source, self.blocks = source, blocks
+        self.settled = 0
+        self._tail_at = 0  # from where on the source is read again
+        self._undivided()
+
+    def _undivided(self) -> None:
+        """The tail begins with a block, and not in the middle of one."""
+        self._opening = ""  # read before the tail: the first line of a fence, the head of a table
+        self._base: Block | None = None  # the beginning of the block that the tail goes on with
+        self._in_list = False  # the tail begins with an item
+        self._number: int | None = None  # of that item
+        self._read, self._next_read = 0, 0  # how long the tail was that was read last; how long it must be
+        self._shown_then: list[Block] = []
+
+    def append(self, text: str) -> None:
+        """Add to the text. Blocks change from the first that is not settled on."""
+        self.source += text
+        if is_long(self.source):
+            self.settled, self.blocks = 0, [Block("plain", self.source.expandtabs(8))]
+        else:
+            self._read_tail()
+
+    def _read_tail(self) -> None:
+        tail = self.source[self._tail_at :]
+        if len(tail) < self._next_read:  # the rest is shown as it came
+            rest = " ".join(tail[self._read :].split())
+            self.blocks[self.settled :] = [*self._shown_then, *([Block("paragraph", rest)] if rest else [])]
+            return
+        if open_line := _OPEN_LINE.search(tail):
+            tail = tail[: open_line.start()]
+        reader = self._reader_of(tail)
+        blocks = self._joined(reader.blocks)
+        self.blocks[self.settled :] = blocks
+        if not reader.tops:
+            return
+        last, first_block = reader.tops[-1]
+        line = last.map[0] if last.map is not None else 0
+        at = _line_begin(self._opening + tail, line) - len(self._opening)
+        if at > 0:  # the blocks before the last one are whole
+            self.settled += first_block + len(blocks) - len(reader.blocks)
+            self._tail_at += at
+            tail = tail[at:]
+            self._undivided()
+        else:
+            line = 0
+        if len(tail) > PIECE:
+            self._divide(last, tail, [one - line for one in reader.items])
+
+    def _reader_of(self, tail: str) -> BlockReader:
+        reader = BlockReader(self._number)
+        reader.read(parser().parse(self._opening + tail))
+        return reader
+
+    def _joined(self, blocks: list[Block]) -> list[Block]:
+        """Return what the tail shows: its first block may go on with one that was divided."""
+        base = self._base
+        if base is None:
+            if not blocks:
+                return []
+            return [replace(blocks[0], above=int(self.settled > 0 and not self._in_list)), *blocks[1:]]
+        if not blocks:
+            return [base]
+        if base.kind != blocks[0].kind:
+            return [base, replace(blocks[0], above=1), *blocks[1:]]
+        return [with_more(base, blocks[0]), *blocks[1:]]
+
+    def _divide(self, last: Token, tail: str, items: list[int]) -> None:
+        """Settle the beginning of a long last block, so that it is not read again."""
+        opening, number, at = self._opening, self._number, 0
+        if last.type == "paragraph_open":
+            places = _WORD.finditer(tail, len(tail) - PIECE // 2)
+            at = max((found.start() for found in places), default=0)
+        elif last.type == "fence" and not _closes(tail, last.markup):
+            at, opening = tail.rfind("\n") + 1, opening or tail[: _line_begin(tail, 1)]
+        elif last.type == "table_open":
+            at, opening = tail.rfind("\n") + 1, opening or tail[: _line_begin(tail, 2)]
+        elif last.type.endswith("list_open") and len(items) > 1:
+            at = _line_begin(tail, items[-1])
+        reader = self._reader_of(tail[:at])
+        if at <= 0 or len(reader.tops) != 1 or reader.tops[0][0].type != last.type:
+            self._read, self._next_read = len(tail), len(tail) + len(tail) // AGAIN
+            self._shown_then = self.blocks[self.settled :]
+            return
+        blocks = self._joined(reader.blocks)
+        self.blocks[self.settled :] = blocks
+        before = self._base
+        self._undivided()
+        self._tail_at += at
+        if last.type.endswith("list_open"):
+            self.settled += len(blocks)
+            self._in_list = True
+            if last.type == "ordered_list_open":
+                first = int(last.attrs.get("start", 1)) if number is None else number
+                self._number = first + len(items) - 1
+        else:
+            self.settled += len(blocks) - 1
+            self._base = blocks[-1]
+            if last.type == "fence":
+                raw = reader.tops[0][0].content.expandtabs(8)
+                self._base = replace(blocks[-1], text=(before.text if before is not None else "") + raw)
+            elif last.type == "paragraph_open":
+                glue = "\n" if _HARD_BREAK.search(tail, 0, at) else " "
+                self._base = replace(blocks[-1], text=blocks[-1].text + glue)
+            self._opening = "" if last.type == "paragraph_open" else opening
+        self._read_tail()
+
+
+def _line_begin(text: str, line: int) -> int:
+    """Return where a line begins; the first has number 0."""
+    at = 0
+    for _ in range(line):
+        at = text.find("\n", at) + 1
+        if not at:
+            return len(text)
+    return at
+
+
+def _closes(tail: str, markup: str) -> bool:
+    """Return whether the last line is the end of a fence, or may become it."""
+    line = tail.rstrip().rpartition("\n")[2].strip()
+    return line.startswith(markup) and not line.strip(markup[0])

@@ -1,0 +1,34 @@
+"""The colours of code. Only a language that is named counts: to guess one took minutes."""
+
+import time
+from functools import lru_cache
+
+from pygments.lexers import get_lexer_by_name
+from pygments.util import ClassNotFound
+from textual.content import Span
+from textual.highlight import ANSIDarkHighlightTheme, ANSILightHighlightTheme, HighlightTheme
+
+LONGEST = 8192  # characters; longer code has no colours
+SECONDS = 0.1  # then the rest of the code has no colours
+
+
+@lru_cache(maxsize=32)
+def highlighted(code: str, language: str, ansi: bool, dark: bool) -> tuple[Span, ...]:
+    """Return the colours of a piece of code, in the order of the text."""
+    if not language or len(code) > LONGEST:
+        return ()
+    try:
+        lexer = get_lexer_by_name(language, stripnl=False, ensurenl=True)
+    except ClassNotFound:
+        return ()
+    theme = (ANSIDarkHighlightTheme if dark else ANSILightHighlightTheme) if ansi else HighlightTheme
+    spans, at, end = [], 0, time.perf_counter() + SECONDS
+    for kind, text in lexer.get_tokens(code):
+        while kind is not None and kind not in theme.STYLES:
+            kind = kind.parent
+        if kind is not None and (style := theme.STYLES[kind]):
+            spans.append(Span(at, at + len(text), style))
+        at += len(text)
+        if time.perf_counter() > end:
+            break
+    return tuple(spans)

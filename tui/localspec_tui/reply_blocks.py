@@ -1,0 +1,250 @@
+"""A reply as a flat list of blocks: each is a text with marks, and what stands left of it."""
+
+import re
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from markdown_it.token import Token
+
+BULLETS = ("• ", "▪ ", "‣ ", "⭑ ", "◦ ")  # by the depth of the list
+QUOTE = "▌ "
+IMAGE = "🖼  "
+BETWEEN_CELLS = " │ "  # in the text of a row
+
+_BLANKS = re.compile(r"\s+")
+_MARKS = {"em_open": "em", "strong_open": "strong", "s_open": "s"}
+_ENDS = {"em_close": "em", "strong_close": "strong", "s_close": "s"}
+
+
+class Run(NamedTuple):
+    """A part of a text that looks different from the rest: its marks, and where it leads as a link."""
+
+    start: int
+    end: int
+    marks: tuple[str, ...]
+    href: str = ""
+
+
+class Margin(NamedTuple):
+    """One step of indentation: a bullet, a number, the bar of a quote, or blanks."""
+
+    text: str
+    is_quote: bool = False
+
+
+@dataclass
+class Block:
+    """A paragraph, heading, table, piece of code or rule.
+
+    `lead` stands left of its first line and `rest` left of the others. `above` blank lines come first, with `between`
+    left of them. Of a table `cells` has the place of each cell in the text, by rows.
+    """
+
+    kind: str
+    text: str = ""
+    runs: list[Run] = field(default_factory=list)
+    lead: tuple[Margin, ...] = ()
+    rest: tuple[Margin, ...] = ()
+    above: int = 0
+    between: tuple[Margin, ...] = ()
+    language: str = ""
+    cells: list[list[tuple[int, int]]] = field(default_factory=list)
+
+    def runs_in(self, start: int, end: int) -> Iterator[Run]:
+        """Yield the runs of this part of the text, cut to it."""
+        at = bisect_right(self.runs, start, key=lambda run: run.end)
+        while at < len(self.runs) and self.runs[at].start < end:
+            run = self.runs[at]
+            yield run._replace(start=max(run.start, start), end=min(run.end, end))
+            at += 1
+
+
+@dataclass(eq=False)
+class _Container:
+    """A quote, a list, or an item of a list: `marker` stands before its first line."""
+
+    kind: str
+    marker: Margin | None = None
+    used: bool = False
+
+    def margin(self) -> Margin | None:
+        """Return what stands left of the next line."""
+        if self.marker is None or self.kind == "quote" or not self.used:
+            return self.marker
+        return Margin(" " * len(self.marker.text))
+
+
+class BlockReader:
+    """Makes blocks of the tokens of one parse. `number` is that of the first item, where it begins with one."""
+
+    def __init__(self, number: int | None = None) -> None:
+        self.blocks: list[Block] = []
+        self.tops: list[tuple[Token, int]] = []  # tokens of the outer level, and their first block
+        self.items: list[int] = []  # the first line of each item of the last list of the outer level
+        self._number = number
+        self._open: list[_Container] = []
+        self._before: list[_Container] = []  # those that were open at the last block
+        self._numbers: list[Iterator[str] | None] = []  # of the lists that are open; None where they have bullets
+
+    def read(self, tokens: "Sequence[Token]") -> list[Block]:
+        """Return all blocks."""
+        at = 0
+        while at < len(tokens):
+            token = tokens[at]
+            if token.level == 0 and token.nesting >= 0:
+                self.tops.append((token, len(self.blocks)))
+            match token.type:
+                case "paragraph_open" | "heading_open":
+                    kind = "paragraph" if token.type == "paragraph_open" else token.tag
+                    self._add(Block(kind, *inline(tokens[at + 1])))
+                    at += 2
+                case "fence" | "code_block":
+                    self._add(Block("code", code(token.content), language=token.info))
+                case "hr":
+                    self._add(Block("rule"))
+                case "table_open":
+                    at = self._add_table(tokens, at)
+                case "blockquote_open":
+                    self._open.append(_Container("quote", Margin(QUOTE, is_quote=True)))
+                case "bullet_list_open" | "ordered_list_open":
+                    self._open.append(_Container("list"))
+                    if token.level == 0:
+                        self.items = []
+                    self._numbers.append(None if token.type == "bullet_list_open" else self._list_numbers(tokens, at))
+                case "list_item_open":
+                    if token.level == 1 and len(self._open) == 1 and token.map is not None:
+                        self.items.append(token.map[0])
+                    numbers = self._numbers[-1]
+                    depth = sum(one is None for one in self._numbers) - 1
+                    marker = BULLETS[depth % len(BULLETS)] if numbers is None else next(numbers)
+                    self._open.append(_Container("item", Margin(marker)))
+                case "bullet_list_close" | "ordered_list_close":
+                    self._open.pop()
+                    self._numbers.pop()
+                case "list_item_close" | "blockquote_close":
+                    if not self._open[-1].used:
+                        self._add(Block("paragraph"))  # it is empty
+                    self._open.pop()
+            at += 1
+        return self.blocks
+
+    def _add(self, block: Block) -> None:
+        if self.blocks:
+            pairs = zip(self._open, self._before, strict=False)
+            shared = [one for one, other in pairs if one is other]
+            loose = not shared or shared[-1].kind == "quote"
+            block.above = int(loose or "code" in (self.blocks[-1].kind, block.kind))
+            block.between = tuple(margin for one in shared if (margin := one.margin()))
+        self._before = [*self._open]
+        block.lead = tuple(margin for one in self._open if (margin := one.margin()))
+        for one in self._open:
+            one.used = True
+        block.rest = tuple(margin for one in self._open if (margin := one.margin()))
+        self.blocks.append(block)
+
+    def _list_numbers(self, tokens: "Sequence[Token]", at: int) -> Iterator[str]:
+        """Return the numbers of the items of a list, all of one width."""
+        level, count, after = tokens[at].level, 0, at + 1
+        while tokens[after].level > level:
+            count += tokens[after].type == "list_item_open" and tokens[after].level == level + 1
+            after += 1
+        first = int(tokens[at].attrs.get("start", 1))
+        if self._number is not None:
+            first, self._number = self._number, None
+        width = len(str(first + count - 1)) + 3
+        mark = tokens[at].markup or "."
+        return iter([f"{number}{mark} ".rjust(width) for number in range(first, first + count)])
+
+    def _add_table(self, tokens: "Sequence[Token]", at: int) -> int:
+        """Return the place of the token that closes it."""
+        block, parts, size = Block("table"), list[str](), 0
+        while tokens[at].type != "table_close":
+            token = tokens[at]
+            if token.type == "tr_open":
+                block.cells.append([])
+                if parts:
+                    parts.append("\n")
+                    size += 1
+            elif token.type == "inline":
+                if block.cells[-1]:
+                    parts.append(BETWEEN_CELLS)
+                    size += len(BETWEEN_CELLS)
+                text, runs = inline(token)
+                text = text.replace("\n", " ")
+                block.cells[-1].append((size, size + len(text)))
+                block.runs += (run._replace(start=run.start + size, end=run.end + size) for run in runs)
+                parts.append(text)
+                size += len(text)
+            at += 1
+        block.text = "".join(parts)
+        self._add(block)
+        return at
+
+
+def inline(token: "Token") -> tuple[str, list[Run]]:
+    """Return the text of an inline token, and its runs: one behind the other, however marks are nested."""
+    parts: list[str] = []
+    runs: list[Run] = []
+    depths = {"em": 0, "strong": 0, "s": 0}
+    hrefs: list[str] = []
+    size = 0
+
+    def add(text: str, *more: str, href: str = "") -> None:
+        nonlocal size
+        if not text:
+            return
+        marks = (*(mark for mark, depth in depths.items() if depth), *more)
+        href = href or (hrefs[-1] if hrefs else "")
+        if marks or href:
+            if runs and runs[-1].end == size and runs[-1][2:] == (marks, href):
+                runs[-1] = runs[-1]._replace(end=size + len(text))
+            else:
+                runs.append(Run(size, size + len(text), marks, href))
+        parts.append(text)
+        size += len(text)
+
+    for child in token.children or ():
+        match child.type:
+            case "text":
+                add(_BLANKS.sub(" ", child.content))
+            case "hardbreak":
+                add("\n")
+            case "softbreak":
+                add(" ")
+            case "code_inline":
+                add(child.content, "code_inline")
+            case "link_open":
+                hrefs.append(str(child.attrs.get("href", "")))
+            case "link_close":
+                hrefs.pop()
+            case "image":
+                alt = "".join(one.content for one in child.children or ())
+                add(f"{IMAGE}{alt}", href=str(child.attrs.get("src", "")))
+            case opened if opened in _MARKS:
+                depths[_MARKS[opened]] += 1
+            case closed if closed in _ENDS:
+                depths[_ENDS[closed]] -= 1
+    return "".join(parts), runs
+
+
+def with_more(base: Block, more: Block) -> Block:
+    """Return a block to which the text of another one is added; of a table that begins with a header, its rows."""
+    if base.kind == "code":
+        return replace(base, text=f"{base.text}{more.text}".rstrip())
+    begin = more.cells[1][0][0] if len(more.cells) > 1 and more.cells[1] else 0
+    if base.kind == "table" and not begin:
+        return base
+    glue = "\n" if base.kind == "table" else ""
+    by = len(base.text) + len(glue) - begin
+    runs = (one._replace(start=one.start + by, end=one.end + by) for one in more.runs_in(begin, len(more.text)))
+    rows = ([(start + by, end + by) for start, end in row] for row in more.cells[1:])
+    text = f"{base.text}{glue}{more.text[begin:]}"
+    return replace(base, text=text, runs=[*base.runs, *runs], cells=[*base.cells, *rows])
+
+
+def code(content: str) -> str:
+    """Return code as it is shown: without blank lines at its end."""
+    return content.rstrip().expandtabs(8)
