@@ -39,7 +39,7 @@ def test_interrupted_in_mid_reply(home, endless):
 
 
 @pytest.mark.parametrize("call", [3, 4])
-@pytest.mark.parametrize("place", ["decode_step", "step_sources", "safe", "step"])
+@pytest.mark.parametrize("place", ["decode_step", "step_sources", "draft_of", "step"])
 def test_an_interrupted_object_agrees_with_itself(run, endless, monkeypatch, place, call):
     """Whether the signal comes while a step is made or while it is told."""
     from localspec.decoding import session
