@@ -9,6 +9,7 @@ import typer
 from localspec.cli.console import print_json
 from localspec.cli.interrupt import cleared_up_when_ended
 from localspec.cli.options import Model
+from localspec.cli.progress import Progress
 from localspec.exporting.engines import engine_named
 from localspec.quantities import size
 from localspec.text import one_line
@@ -31,8 +32,13 @@ def export(
     engine_named(engine)
     from localspec.exporting.export import export as write
 
-    with cleared_up_when_ended():
-        done = write(engine, drafter, model, out, tensor_parallel)
+    progress = Progress()
+    progress.show(f"writing {drafter} for {engine}")
+    try:
+        with cleared_up_when_ended():
+            done = write(engine, drafter, model, out, tensor_parallel)
+    finally:
+        progress.clear()
     if as_json:
         print_json(
             {

@@ -94,6 +94,6 @@ def test_who_waits_for_another_process_that_packs_is_told(tmp_path: Path, comman
 def test_a_reply_that_is_seen_at_its_end_is_announced(tmp_path: Path, command: Any) -> None:
     model = scripted_model(tmp_path / "model", [b"a", b"b"], again=0).path
     process = command("run", "-m", str(model), "--json", "-n", "100000", "Hi")
-    assert any(wording("being_written") in line for line in process.stderr)
+    assert any(wording("being_written") in line for line in process.stderr), "it ended without a line"
     process.kill()
     process.communicate()

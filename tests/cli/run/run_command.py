@@ -19,7 +19,6 @@ from localspec.paths import Paths
 from localspec.store.conversations import Saved
 from localspec.store.phrases import unpack_key, unpack_tokens
 from localspec.store.store import Store
-from localspec.text import safe
 
 LONG = [f"{word} ".encode() for word in ("one", "two", "three", "four", "five", "six") * 30]
 
@@ -93,7 +92,8 @@ def tokens_of(prompt: str) -> int:
 def decoded(path: Path, ids: list[int]) -> str:
     from tokenizers import Tokenizer
 
-    return safe(Tokenizer.from_file(str(path / "tokenizer.json")).decode(ids))
+    text: str = Tokenizer.from_file(str(path / "tokenizer.json")).decode(ids)
+    return text
 
 
 NUMBER = (int, float)

@@ -25,7 +25,9 @@ def test_seeds(run, noise):
         reply = run("-m", noise, "hi", "--json", "--temp", "1", "-n", "40", *arguments).json
         assert_shape(reply, SHAPE)
         assert_consistent(reply)
-        assert reply["text"] == decoded(noise, reply["token_ids"])
+        assert reply["text"].rstrip("\ufffd") == decoded(noise, reply["token_ids"]).rstrip(
+            "\ufffd"
+        )  # a limit may cut a character
         return reply
 
     fresh, other = said(), said()
