@@ -12,8 +12,8 @@ from textual.widgets import Input
 from tui.scripted_engine import until
 
 from localspec_tui import paste as module
-from localspec_tui.graphemes import after, before
 from localspec_tui.paste import PasteFilter
+from localspec_tui.widgets.graphemes import after, before
 from localspec_tui.widgets.keys_in_order import OneLine
 from localspec_tui.widgets.prompt import Prompt
 from localspec_tui.widgets.typed_text import LONGEST, TypedText
