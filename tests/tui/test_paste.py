@@ -12,8 +12,8 @@ from textual.widgets import Input
 from tui.scripted_engine import until
 
 from localspec_tui import paste as module
-from localspec_tui.graphemes import after, before
 from localspec_tui.paste import PasteFilter
+from localspec_tui.widgets.graphemes import after, before
 from localspec_tui.widgets.keys_in_order import OneLine
 from localspec_tui.widgets.prompt import Prompt
 from localspec_tui.widgets.typed_text import LONGEST, TypedText
@@ -107,12 +107,11 @@ def test_what_no_model_reads_is_refused_and_nothing_changes(chat, marked):
 
     async def story(pilot):
         await pilot.press(*"kept")
-        prompt = talk.app._chat.query_one(Prompt)
         text = "x" * LONGEST
-        prompt.post_message(Paste(text) if marked else Key("letters", text))
+        talk.app.post_message(Paste(text) if marked else Key("letters", text))
         await until(pilot, lambda: any("1,000,000" in one and "1,000,004" in one for one in toasts(talk)))
         assert talk.typed == "kept"
-        prompt.post_message(Paste("x" * 9))
+        talk.app.post_message(Paste("x" * 9))
         await until(pilot, lambda: talk.typed == "kept" + "x" * 9)
 
     talk.play(story)

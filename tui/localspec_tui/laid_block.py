@@ -25,6 +25,93 @@ class Part(NamedTuple):
     drawn: str = ""
 
 
+class _Table:
+    """The rows of a table with lines around its cells."""
+
+    def __init__(self, block: Block, room: int, earlier: Self | None) -> None:
+        self._block = block
+        self.height = 0
+        self._widest: list[int] = []
+        cells, text = block.cells, block.text
+        columns = max(map(len, cells), default=0)
+        kept = 0
+        widest = [1] * columns
+        if earlier is not None and len(earlier._widest) == columns:
+            kept = max(min(len(earlier._block.cells), len(cells)) - 1, 0)
+            end = cells[kept][0][0] if kept and cells[kept] else 0
+            if earlier._block.text[:end] == text[:end]:
+                widest = [*earlier._widest]
+            else:
+                kept = 0
+        for row in cells[kept:]:
+            for column, (start, end) in enumerate(row):
+                if end - start > widest[column] or not text[start:end].isascii():
+                    widest[column] = max(widest[column], cell_len(text[start:end]))
+        self._widest = widest
+        most = _at_most(widest, room - AROUND * columns - 1)
+        self.fits = most >= LEAST_COLUMN or sum(widest) + AROUND * columns + 1 <= room
+        self.stays = 0
+        if not self.fits:
+            return
+        self.widths = [min(one, most) for one in widest]
+        self._tops: list[int] = []  # of the rows; a line is above each
+        self._breaks: dict[tuple[int, int], list[int]] = {}  # of cells with more than one line
+        top = 1
+        if earlier is not None and earlier.fits and earlier.widths == self.widths and kept:
+            self._tops = earlier._tops[: kept + 1]
+            self._breaks = {place: one for place, one in earlier._breaks.items() if place[0] < kept}
+            top = self._tops.pop()
+            self.stays = top
+        else:
+            kept = 0
+        for number, row in enumerate(cells[kept:], kept):
+            self._tops.append(top)
+            lines = 1
+            for column, (start, end) in enumerate(row):
+                if end - start > self.widths[column] or not text[start:end].isascii():
+                    breaks = divide_line(text[start:end], self.widths[column])
+                    if breaks:
+                        self._breaks[number, column] = [start, *(start + one for one in breaks)]
+                        lines = max(lines, len(breaks) + 1)
+            top += lines + 1
+        self.height = max(top, 2)
+
+    def parts(self, y: int) -> list[Part]:
+        number = bisect_right(self._tops, y) - 1
+        if y == 0:
+            return [Part(0, 0, 0, self._line("┌┬┐"))]
+        if y == self.height - 1:
+            return [Part(0, 0, 0, self._line("└┴┘"))]
+        after = self._tops[number + 1] if number + 1 < len(self._tops) else self.height
+        if y == after - 1:
+            return [Part(0, 0, 0, self._line("├┼┤"))]
+        parts, column, line = [Part(0, 0, 0, "│ ")], 2, y - self._tops[number]
+        for at, (start, end) in enumerate(self._block.cells[number]):
+            breaks = self._breaks.get((number, at), [start])
+            if line < len(breaks):
+                begin = breaks[line]
+                end = breaks[line + 1] if line + 1 < len(breaks) else end
+                parts.append(Part(column, begin, begin + len(self._block.text[begin:end].rstrip())))
+            column += self.widths[at] + AROUND
+            parts.append(Part(column - 2, 0, 0, "│ "))
+        for at in range(len(self._block.cells[number]), len(self.widths)):
+            column += self.widths[at] + AROUND
+            parts.append(Part(column - 2, 0, 0, "│ "))
+        parts[-1] = parts[-1]._replace(drawn="│")
+        return parts
+
+    def row_of(self, place: int) -> int:
+        firsts = [row[0][0] if row else 0 for row in self._block.cells]
+        number = max(bisect_right(firsts, place) - 1, 0)
+        for at, (start, end) in enumerate(self._block.cells[number]):
+            if start <= place <= end:
+                return self._tops[number] + bisect_right(self._breaks.get((number, at), [start]), place) - 1
+        return self._tops[number]
+
+    def _line(self, ends: str) -> str:
+        return ends[0] + ends[1].join("─" * (width + 2) for width in self.widths) + ends[2]
+
+
 class LaidBlock:
     """A block in `width` columns: how many rows it has, and what each of them holds."""
 
@@ -36,7 +123,8 @@ class LaidBlock:
         self.changed_from = 0  # the first row that differs from `earlier`
         if earlier is not None and (earlier.width, earlier.block.kind) != (width, block.kind):
             earlier = None
-        self._table = _Table(block, self.room, earlier and earlier._table) if block.kind == "table" else None
+        table_before = earlier._table if earlier is not None else None
+        self._table: _Table | None = _Table(block, self.room, table_before) if block.kind == "table" else None
         if self._table is not None and not self._table.fits:
             self._table = None
         self._starts = [0]
@@ -119,91 +207,6 @@ class LaidBlock:
         pairs = zip_longest(before.runs, block.runs)
         changed = next((min(one.start for one in pair if one) for pair in pairs if pair[0] != pair[1]), same)
         return max(self.row_of(min(same, changed)) - 1, 0)
-
-
-class _Table:
-    """The rows of a table with lines around its cells."""
-
-    def __init__(self, block: Block, room: int, earlier: Self | None) -> None:
-        self._block = block
-        cells, text = block.cells, block.text
-        columns = max(map(len, cells), default=0)
-        kept = 0
-        widest = [1] * columns
-        if earlier is not None and len(earlier._widest) == columns:
-            kept = max(min(len(earlier._block.cells), len(cells)) - 1, 0)
-            end = cells[kept][0][0] if kept and cells[kept] else 0
-            if earlier._block.text[:end] == text[:end]:
-                widest = [*earlier._widest]
-            else:
-                kept = 0
-        for row in cells[kept:]:
-            for column, (start, end) in enumerate(row):
-                if end - start > widest[column] or not text[start:end].isascii():
-                    widest[column] = max(widest[column], cell_len(text[start:end]))
-        self._widest = widest
-        most = _at_most(widest, room - AROUND * columns - 1)
-        self.fits = most >= LEAST_COLUMN or sum(widest) + AROUND * columns + 1 <= room
-        self.stays = 0
-        if not self.fits:
-            return
-        self.widths = [min(one, most) for one in widest]
-        self._tops: list[int] = []  # of the rows; a line is above each
-        self._breaks: dict[tuple[int, int], list[int]] = {}  # of cells with more than one line
-        top = 1
-        if earlier is not None and earlier.fits and earlier.widths == self.widths and kept:
-            self._tops = earlier._tops[: kept + 1]
-            self._breaks = {place: one for place, one in earlier._breaks.items() if place[0] < kept}
-            top = self._tops.pop()
-            self.stays = top
-        else:
-            kept = 0
-        for number, row in enumerate(cells[kept:], kept):
-            self._tops.append(top)
-            lines = 1
-            for column, (start, end) in enumerate(row):
-                if end - start > self.widths[column] or not text[start:end].isascii():
-                    breaks = divide_line(text[start:end], self.widths[column])
-                    if breaks:
-                        self._breaks[number, column] = [start, *(start + one for one in breaks)]
-                        lines = max(lines, len(breaks) + 1)
-            top += lines + 1
-        self.height = max(top, 2)
-
-    def parts(self, y: int) -> list[Part]:
-        number = bisect_right(self._tops, y) - 1
-        if y == 0:
-            return [Part(0, 0, 0, self._line("┌┬┐"))]
-        if y == self.height - 1:
-            return [Part(0, 0, 0, self._line("└┴┘"))]
-        after = self._tops[number + 1] if number + 1 < len(self._tops) else self.height
-        if y == after - 1:
-            return [Part(0, 0, 0, self._line("├┼┤"))]
-        parts, column, line = [Part(0, 0, 0, "│ ")], 2, y - self._tops[number]
-        for at, (start, end) in enumerate(self._block.cells[number]):
-            breaks = self._breaks.get((number, at), [start])
-            if line < len(breaks):
-                begin = breaks[line]
-                end = breaks[line + 1] if line + 1 < len(breaks) else end
-                parts.append(Part(column, begin, begin + len(self._block.text[begin:end].rstrip())))
-            column += self.widths[at] + AROUND
-            parts.append(Part(column - 2, 0, 0, "│ "))
-        for at in range(len(self._block.cells[number]), len(self.widths)):
-            column += self.widths[at] + AROUND
-            parts.append(Part(column - 2, 0, 0, "│ "))
-        parts[-1] = parts[-1]._replace(drawn="│")
-        return parts
-
-    def row_of(self, place: int) -> int:
-        firsts = [row[0][0] if row else 0 for row in self._block.cells]
-        number = max(bisect_right(firsts, place) - 1, 0)
-        for at, (start, end) in enumerate(self._block.cells[number]):
-            if start <= place <= end:
-                return self._tops[number] + bisect_right(self._breaks.get((number, at), [start]), place) - 1
-        return self._tops[number]
-
-    def _line(self, ends: str) -> str:
-        return ends[0] + ends[1].join("─" * (width + 2) for width in self.widths) + ends[2]
 
 
 def _at_most(widest: list[int], room: int) -> int:

@@ -6,7 +6,7 @@ from textual import events
 from textual.message_pump import MessagePump
 from textual.widgets import Input
 
-from localspec_tui.graphemes import after, before
+from localspec_tui.widgets.graphemes import after, before
 
 LETTERS = "letters"  # the name of a key that stands for several
 
