@@ -9,7 +9,8 @@ from localspec.decoding.forward import ParkableCache, common_prefix
 from localspec.policy.forward_costs import ForwardCostModel
 from localspec.policy.prediction import CHUNK
 
-AGAIN = 0.25  # the chance that what follows a common beginning is asked for again, as another branch of the text
+SEEN = 4  # texts, of which one came again: what is believed before any was left
+REMEMBERED = 64  # texts that were left, after which half of what was seen is forgotten
 MOST_TEXTS = 64  # which are compared with each other
 
 
@@ -59,7 +60,8 @@ class Parked:
     Irani 1997).
 
     A text that shares only its beginning with a prompt is cut there, copied up to there, or left as it is. What costs
-    least is done: reading the beginning, copying it, or with the chance `AGAIN` reading what was cut off.
+    least is done: reading the beginning, copying it, or reading what was cut off if it comes again. The chance of that
+    is the share of texts that came again so far: of branches many do, of thoughts that a chat template leaves out none.
     """
 
     def __init__(self, budget: Callable[[int], int], costs: ForwardCostModel, copying: float) -> None:
@@ -67,6 +69,7 @@ class Parked:
         self._budget, self._costs, self._copying = budget, costs, copying
         self._texts: list[ParkedText] = []
         self._gone = 0.0  # what the last text that went was worth
+        self._left = self._again = 0.0  # texts that were parked lately, and those that came again
 
     def __len__(self) -> int:
         return len(self._texts)
@@ -91,7 +94,8 @@ class Parked:
         best = max([live, *self._texts], key=rank)
         length, parted = best.reach(prompt), best.cache.length
         leaves = bool(live.cache.length) and live.nbytes <= self.budget
-        cutting = AGAIN * self._reading(length, parted)
+        chance = (self._again + 1) / (self._left + SEEN)
+        cutting = chance * self._reading(length, parted)
         copying = best.nbytes * length / max(parted, 1) / self._copying
         reading = self._reading(0, length)
         if best is live and (not leaves or cutting <= min(copying, reading)):
@@ -104,11 +108,15 @@ class Parked:
     def add(self, text: ParkedText, needed: ParkedText | None = None) -> None:
         """Parks a text. Others go where there is no room for all, but for the one that is `needed` next."""
         text.since = self._gone
+        self._left += 1
+        if self._left > REMEMBERED:
+            self._left, self._again = self._left / 2, self._again / 2
         self._texts.append(text)
         self.fit(needed)
 
     def remove(self, text: ParkedText) -> None:
         """Takes a text out, which becomes the live one."""
+        self._again += 1
         self._texts.remove(text)
 
     def fit(self, needed: ParkedText | None = None) -> None:

@@ -31,6 +31,7 @@ from localspec.drafters.lookahead import Lookahead
 from localspec.drafters.merged import Merged
 from localspec.drafters.phrases import WithPhrases
 from localspec.drafters.pool import PhrasePool
+from localspec.native.cache import NativeCache
 from localspec.policy.forward_costs import ForwardCosts
 from localspec.training.trainable import make_drafter
 
@@ -262,6 +263,21 @@ def test_a_beginning_is_copied_where_that_is_cheaper_than_reading_it_and_its_tex
     reply(session, one, 1)
     assert reply(session, [*one[:199], 7, 8, 9], 1)[1].reused_tokens == 199
     assert session.parked is not None and not len(session.parked)
+
+
+def test_what_never_comes_again_is_soon_cut_off_and_not_copied(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a chat template leaves out what was thought: each prompt goes on from the one before, not from its reply."""
+    target = target_of(tiny(LLAMA), "native")
+    token = target.cache(64).nbytes / 64
+    session = Session(target, Autoregressive(), Budget(0), None, parked(copying=token * 60 / 0.001))
+    copies, copy = [], NativeCache.copy
+    monkeypatch.setattr(NativeCache, "copy", lambda *given: copies.append(1) or copy(*given))
+    prompt = prompt_ids(40, seed=1)
+    for turn in range(30):
+        _, statistics = reply(session, prompt, SAID)
+        assert not turn or statistics.reused_tokens >= len(prompt) - 6
+        prompt = [*prompt, *prompt_ids(5, seed=turn)]
+    assert 1 <= len(copies) <= 8
 
 
 @pytest.mark.parametrize("engine", ["native", pytest.param("torch", marks=pytest.mark.slow)])
