@@ -10,7 +10,7 @@ from localspec.policy.forward_costs import ForwardCostModel
 from localspec.policy.prediction import CHUNK
 
 SEEN = 4  # texts, of which one came again: what is believed before any was left
-REMEMBERED = 64  # texts that were left, after which half of what was seen is forgotten
+REMEMBERED = 16  # texts that were left, after which half of what was seen is forgotten
 MOST_TEXTS = 64  # which are compared with each other
 
 
@@ -22,6 +22,7 @@ class ParkedText:
     cache: ParkableCache
     held: HeldText
     since: float = 0.0  # what the last text that went was worth when this one was parked
+    branched: int | None = None  # tokens of it that were copied for another text, until more of it comes again
 
     @property
     def nbytes(self) -> int:
@@ -61,7 +62,8 @@ class Parked:
 
     A text that shares only its beginning with a prompt is cut there, copied up to there, or left as it is. What costs
     least is done: reading the beginning, copying it, or reading what was cut off if it comes again. The chance of that
-    is the share of texts that came again so far: of branches many do, of thoughts that a chat template leaves out none.
+    is the share of such texts whose rest came again lately: of branches many do, of thoughts that a chat template
+    leaves out none.
     """
 
     def __init__(self, budget: Callable[[int], int], costs: ForwardCostModel, copying: float) -> None:
@@ -69,7 +71,7 @@ class Parked:
         self._budget, self._costs, self._copying = budget, costs, copying
         self._texts: list[ParkedText] = []
         self._gone = 0.0  # what the last text that went was worth
-        self._left = self._again = 0.0  # texts that were parked lately, and those that came again
+        self._left = self._again = 0.0  # texts whose beginning was copied lately, and those whose rest came again
 
     def __len__(self) -> int:
         return len(self._texts)
@@ -92,7 +94,18 @@ class Parked:
             return reached, reached - text.cache.length, text is live
 
         best = max([live, *self._texts], key=rank)
-        length, parted = best.reach(prompt), best.cache.length
+        start = self._start(best, live, best.reach(prompt))
+        if best.branched is not None and start.length > best.branched:
+            self._again, best.branched = self._again + 1, None
+        if start.copied:
+            if self._left >= REMEMBERED:
+                self._left, self._again = self._left / 2, self._again / 2
+            self._left, best.branched = self._left + 1, start.length
+        return start
+
+    def _start(self, best: ParkedText, live: ParkedText, length: int) -> Start:
+        """Returns how to go on from the first `length` tokens of the best text."""
+        parted = best.cache.length
         leaves = bool(live.cache.length) and live.nbytes <= self.budget
         chance = (self._again + 1) / (self._left + SEEN)
         cutting = chance * self._reading(length, parted)
@@ -108,15 +121,11 @@ class Parked:
     def add(self, text: ParkedText, needed: ParkedText | None = None) -> None:
         """Parks a text. Others go where there is no room for all, but for the one that is `needed` next."""
         text.since = self._gone
-        self._left += 1
-        if self._left > REMEMBERED:
-            self._left, self._again = self._left / 2, self._again / 2
         self._texts.append(text)
         self.fit(needed)
 
     def remove(self, text: ParkedText) -> None:
         """Takes a text out, which becomes the live one."""
-        self._again += 1
         self._texts.remove(text)
 
     def fit(self, needed: ParkedText | None = None) -> None:
