@@ -242,11 +242,25 @@ def test_texts_in_turns_are_read_once_and_the_least_valuable_goes_first(tiny: Ma
     assert read(2**30, [long, short, third, long, short, third])[3:] == [89, 16, 59]
     assert read(0, [long, short, third, long, short, third])[3:] == [0, 0, 0]
     # A text of 17 tokens takes the memory of 32: it goes before one of 60, though that was parked longer ago.
-    room = target.cache(96).nbytes + target.cache(64).nbytes
+    room = target.cache(112).nbytes + target.cache(64).nbytes
     assert read(room, [long, short, third, short[:1], long])[4] == 89
     # What is the beginning of another text goes first.
     branch = [*long[:70], *prompt_ids(20, seed=4)]
     assert read(3 * target.cache(96).nbytes, [long, branch, third, prompt_ids(90, seed=5), long])[4] >= 69
+
+
+def test_a_text_that_nobody_goes_on_with_goes_at_last_however_long_it_is(tiny: Make) -> None:
+    target = target_of(tiny(LLAMA), "native")
+    session = Session(
+        target, Autoregressive(), Budget(0), None, parked(target.cache(112).nbytes + target.cache(64).nbytes)
+    )
+    assert session.parked is not None
+    long, kept = prompt_ids(96, seed=1), []
+    reply(session, long, 1)
+    for number in range(12):
+        reply(session, prompt_ids(50, seed=100 + number), 1)
+        kept.append(any(list(text.tokens[:96]) == long for text in session.parked._texts))
+    assert kept[2] and not kept[-1]
 
 
 def test_a_beginning_is_copied_where_that_is_cheaper_than_reading_it_and_its_text_stays(tiny: Make) -> None:
