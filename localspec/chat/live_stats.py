@@ -87,7 +87,7 @@ class LiveStats:
         if time.monotonic() - when >= MEMORY_SECONDS:
             free = free_memory(self._engine.choice.device)
             self._free = time.monotonic(), free
-        return HeldMemory(held.target, held.drafter, held.cache, held.peak, free)
+        return HeldMemory(held.target, held.drafter, held.cache + held.parked, held.peak, free)
 
 
 def _with_decoding(figures: Figures, now: Statistics) -> Figures:

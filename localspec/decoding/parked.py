@@ -9,7 +9,8 @@ from localspec.decoding.forward import ParkableCache, common_prefix
 from localspec.policy.forward_costs import ForwardCostModel
 from localspec.policy.prediction import CHUNK
 
-AGAIN = 0.25  # the chance that what follows a common beginning is asked for again, as another branch of the text
+SEEN = 4  # texts, of which one came again: what is believed before any was left
+REMEMBERED = 16  # texts that were left, after which half of what was seen is forgotten
 MOST_TEXTS = 64  # which are compared with each other
 
 
@@ -21,6 +22,7 @@ class ParkedText:
     cache: ParkableCache
     held: HeldText
     since: float = 0.0  # what the last text that went was worth when this one was parked
+    branched: int | None = None  # tokens of it that were copied for another text, until more of it comes again
 
     @property
     def nbytes(self) -> int:
@@ -59,7 +61,9 @@ class Parked:
     Irani 1997).
 
     A text that shares only its beginning with a prompt is cut there, copied up to there, or left as it is. What costs
-    least is done: reading the beginning, copying it, or with the chance `AGAIN` reading what was cut off.
+    least is done: reading the beginning, copying it, or reading what was cut off if it comes again. The chance of that
+    is the share of such texts whose rest came again lately: of branches many do, of thoughts that a chat template
+    leaves out none.
     """
 
     def __init__(self, budget: Callable[[int], int], costs: ForwardCostModel, copying: float) -> None:
@@ -67,6 +71,7 @@ class Parked:
         self._budget, self._costs, self._copying = budget, costs, copying
         self._texts: list[ParkedText] = []
         self._gone = 0.0  # what the last text that went was worth
+        self._left = self._again = 0.0  # texts whose beginning was copied lately, and those whose rest came again
 
     def __len__(self) -> int:
         return len(self._texts)
@@ -89,9 +94,21 @@ class Parked:
             return reached, reached - text.cache.length, text is live
 
         best = max([live, *self._texts], key=rank)
-        length, parted = best.reach(prompt), best.cache.length
+        start = self._start(best, live, best.reach(prompt))
+        if best.branched is not None and start.length > best.branched:
+            self._again, best.branched = self._again + 1, None
+        if start.copied:
+            if self._left >= REMEMBERED:
+                self._left, self._again = self._left / 2, self._again / 2
+            self._left, best.branched = self._left + 1, start.length
+        return start
+
+    def _start(self, best: ParkedText, live: ParkedText, length: int) -> Start:
+        """Returns how to go on from the first `length` tokens of the best text."""
+        parted = best.cache.length
         leaves = bool(live.cache.length) and live.nbytes <= self.budget
-        cutting = AGAIN * self._reading(length, parted)
+        chance = (self._again + 1) / (self._left + SEEN)
+        cutting = chance * self._reading(length, parted)
         copying = best.nbytes * length / max(parted, 1) / self._copying
         reading = self._reading(0, length)
         if best is live and (not leaves or cutting <= min(copying, reading)):

@@ -38,6 +38,7 @@ class Asked:
     client: str | None = None
     limit_field: str = "max_tokens"  # in which the limit was sent
     think_field: str = "reasoning_effort"
+    whole: bool = True  # whether a conversation that is longer than the context is refused
 
 
 @dataclass
@@ -75,6 +76,7 @@ def chat_request(body: object) -> Asked:
     template = fields.take("chat_template_kwargs", _template_switch)
     if think is not None and template is not None and think != template:
         raise Refused("'reasoning_effort' and 'chat_template_kwargs' contradict each other.", "reasoning_effort")
+    whole = fields.take("truncation", _truncation, True)
     longest = fields.take("max_completion_tokens", _count)
     for name in ("tools", "functions"):
         fields.only(name, [], why="models are given no tools")
@@ -89,6 +91,7 @@ def chat_request(body: object) -> Asked:
     fields.only("prediction", why="drafts come from what the engine itself has seen")
     fields.only("verbosity", "medium", why="how long a reply is, the prompt says")
     asked = _shared(fields, messages, None, template if think is None else think, longest)
+    asked = replace(asked, whole=whole)
     return replace(asked, think_field="chat_template_kwargs") if think is None else asked
 
 
@@ -189,6 +192,13 @@ def _number(name: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise Refused(f"'{name}' must be a number, and not {shown(value)}.", name)
     return float(value)
+
+
+def _truncation(name: str, value: object) -> bool:
+    """Whether all of a conversation is to be read, as in OpenAI's Responses: else its oldest turns may be left out."""
+    if value not in ("auto", "disabled"):
+        raise Refused(f"'{name}' must be 'auto' or 'disabled', and not {shown(value)}.", name)
+    return value == "disabled"
 
 
 def _whole(name: str, value: object, least: int = 0) -> int:

@@ -138,7 +138,7 @@ class LoadedModels:
         found = []
         for name, one in self._loaded.items():
             memory = one.engine.session.memory
-            held = memory.target + memory.drafter + memory.cache
+            held = memory.target + memory.drafter + memory.cache + memory.parked
             found.append({"name": name, "device": one.engine.choice.device, "bytes": held})
         return found
 

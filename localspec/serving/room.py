@@ -13,7 +13,7 @@ from localspec import Limits
 from localspec.config import Settings
 from localspec.engine.report import Report
 from localspec.errors import LocalspecError, UsageMistake, first_line
-from localspec.events import Done, Text
+from localspec.events import Done, Prefill, Text
 from localspec.machine.memory import is_lost
 from localspec.serving.asked import Asked, Refused
 from localspec.serving.loaded import LoadedModels
@@ -232,7 +232,8 @@ class EngineRoom(threading.Thread):
                 raise Refused("The model's chat template has no switch for thinking; leave it out.", asked.think_field)
             think = engine.thinking(settings, system) if asked.think is None else asked.think
             unspelled = engine.cannot_spell(messages)
-            events = engine.chat(messages, sampling, limits, think, whole=True)  # nothing is left out in silence
+            # Nothing is left out in silence.
+            events = engine.chat(messages, sampling, limits, think, whole=asked.whole)
         begun = False
         with closing(events):
             for event in events:
@@ -241,7 +242,8 @@ class EngineRoom(threading.Thread):
                 if self._leaving.is_set():
                     raise LocalspecError(STOPPED)
                 if not begun:
-                    ticket.deliver(Begun(engine.choice.target.name, report.start))
+                    dropped = {"dropped_turns": event.dropped} if isinstance(event, Prefill) else {}
+                    ticket.deliver(Begun(engine.choice.target.name, {**report.start, **dropped}))
                     begun = True
                 if isinstance(event, Text):
                     ticket.deliver(event)

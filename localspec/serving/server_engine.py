@@ -93,6 +93,7 @@ class ServerEngine:
         self.context = server.models[model].context if model in server.models else 0
         self.session, self.told = Spoken(), dict[str, Any]()
         self._room = sys.maxsize  # characters of a conversation that the server may read: it refused one more
+        self._truncates = False  # whether it is asked to leave out turns
         self._path = _place(model) if server.ours else None
         self._decoders: dict[str, Decode] = {}  # by revision
 
@@ -161,8 +162,8 @@ class ServerEngine:
         limits: Limits | None = None,
         think: bool | None = None,
     ) -> Generator[Event, None, None]:
-        """Answers a conversation; where the server says that it is too long, its oldest turns are left out, down to
-        about half of what the server read.
+        """Answers a conversation; where the server says that it is too long, its oldest turns are left out: by one of
+        ours itself, for others down to about half of what they read.
 
         Where a stream ends with nothing in it, it is asked once more for a reply in one piece, or the reason why not.
         Raises NotAllowed, NotHere, UsageMistake and LocalspecError for what the server refuses, and BrokenOff where it
@@ -175,6 +176,8 @@ class ServerEngine:
         while True:
             dropped = turns_left_out(sum(sizes[:first]), sizes[first:], turns, self._room)
             said = [*messages[:first], *messages[first + 2 * dropped :]]
+            if self._truncates:
+                body["truncation"] = "auto"
             try:
                 yield from self._reply({**body, "messages": self._readable(said)}, dropped)
                 return
@@ -184,6 +187,9 @@ class ServerEngine:
                 body = {**body, "stream": False}  # some servers say only so what is wrong
                 del body["stream_options"]
             except TooLong:
+                if self.server.ours and not self._truncates:
+                    self._truncates = True
+                    continue
                 if dropped == turns:
                     raise
                 self._room = sum(len(message["content"]) for message in said) - 1

@@ -154,6 +154,7 @@ class Reply:
     def _take(self, piece: Piece) -> None:
         if self._engine.server.ours and piece.own:
             self._engine.told.update({name: piece.own[name] for name in _TOLD if name in piece.own})
+            self._dropped = count(piece.own.get("dropped_turns")) or self._dropped
         before = self._piece
         self._piece = Piece(
             reason=piece.reason or before.reason,

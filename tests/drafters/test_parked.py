@@ -31,6 +31,7 @@ from localspec.drafters.lookahead import Lookahead
 from localspec.drafters.merged import Merged
 from localspec.drafters.phrases import WithPhrases
 from localspec.drafters.pool import PhrasePool
+from localspec.native.cache import NativeCache
 from localspec.policy.forward_costs import ForwardCosts
 from localspec.training.trainable import make_drafter
 
@@ -241,11 +242,25 @@ def test_texts_in_turns_are_read_once_and_the_least_valuable_goes_first(tiny: Ma
     assert read(2**30, [long, short, third, long, short, third])[3:] == [89, 16, 59]
     assert read(0, [long, short, third, long, short, third])[3:] == [0, 0, 0]
     # A text of 17 tokens takes the memory of 32: it goes before one of 60, though that was parked longer ago.
-    room = target.cache(96).nbytes + target.cache(64).nbytes
+    room = target.cache(112).nbytes + target.cache(64).nbytes
     assert read(room, [long, short, third, short[:1], long])[4] == 89
     # What is the beginning of another text goes first.
     branch = [*long[:70], *prompt_ids(20, seed=4)]
     assert read(3 * target.cache(96).nbytes, [long, branch, third, prompt_ids(90, seed=5), long])[4] >= 69
+
+
+def test_a_text_that_nobody_goes_on_with_goes_at_last_however_long_it_is(tiny: Make) -> None:
+    target = target_of(tiny(LLAMA), "native")
+    session = Session(
+        target, Autoregressive(), Budget(0), None, parked(target.cache(112).nbytes + target.cache(64).nbytes)
+    )
+    assert session.parked is not None
+    long, kept = prompt_ids(96, seed=1), []
+    reply(session, long, 1)
+    for number in range(12):
+        reply(session, prompt_ids(50, seed=100 + number), 1)
+        kept.append(any(list(text.tokens[:96]) == long for text in session.parked._texts))
+    assert kept[2] and not kept[-1]
 
 
 def test_a_beginning_is_copied_where_that_is_cheaper_than_reading_it_and_its_text_stays(tiny: Make) -> None:
@@ -262,6 +277,21 @@ def test_a_beginning_is_copied_where_that_is_cheaper_than_reading_it_and_its_tex
     reply(session, one, 1)
     assert reply(session, [*one[:199], 7, 8, 9], 1)[1].reused_tokens == 199
     assert session.parked is not None and not len(session.parked)
+
+
+def test_what_never_comes_again_is_soon_cut_off_and_not_copied(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a chat template leaves out what was thought: each prompt goes on from the one before, not from its reply."""
+    target = target_of(tiny(LLAMA), "native")
+    token = target.cache(64).nbytes / 64
+    session = Session(target, Autoregressive(), Budget(0), None, parked(copying=token * 60 / 0.001))
+    copies, copy = [], NativeCache.copy
+    monkeypatch.setattr(NativeCache, "copy", lambda *given: copies.append(1) or copy(*given))
+    prompt = prompt_ids(40, seed=1)
+    for turn in range(30):
+        _, statistics = reply(session, prompt, SAID)
+        assert not turn or statistics.reused_tokens >= len(prompt) - 6
+        prompt = [*prompt, *prompt_ids(5, seed=turn)]
+    assert 1 <= len(copies) <= 8
 
 
 @pytest.mark.parametrize("engine", ["native", pytest.param("torch", marks=pytest.mark.slow)])

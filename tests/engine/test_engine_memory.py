@@ -15,6 +15,7 @@ from localspec.engine.spilling import SPILL_FACTOR, SpillWatch
 from localspec.errors import DoesNotFit
 from localspec.events import Done, Reporter
 from localspec.models.registry import resolve
+from localspec.policy import prediction
 from localspec.policy.selection import choose
 
 DEMO = resolve("demo")
@@ -76,6 +77,44 @@ def test_a_memory_that_is_nearly_full_ends_replies_earlier_and_says_so_once(monk
     assert len(told) == 1 and wording("holds_tokens_of_context_now", room=room - 1) in told[0]
     with pytest.raises(DoesNotFit, match=matching("the_memory_of_cpu_holds")):
         list(engine.chat([{"role": "user", "content": "king " * room}], engine.sampling(Settings(temperature=0.0))))
+
+
+def test_conversations_in_turns_are_parked_in_what_a_full_context_leaves(monkeypatch) -> None:
+    engine = Engine.open(Settings(drafter="none", temperature=0.0), DEMO)
+    slot = engine.target.cache(1).nbytes // engine.target.cache(1).capacity
+    full = cpu(1)
+
+    def leave(tokens: int) -> None:
+        """Let so many tokens fit in memory, those of a full context included."""
+        held = engine.session.memory.parked
+        free = (
+            max(full.total // 10, 600 * 10**6) + (engine.context - engine.session.cache.capacity + tokens) * slot - held
+        )
+        monkeypatch.setattr(module, "this_machine", lambda: machine(replace(full, free=free)))
+
+    def share(tokens: int) -> float:
+        """Say something in two conversations in turns, and return how much of the last prompt was not read again."""
+        talks = [[{"role": "user", "content": f"{name}, tell me about the sea. " * 8}] for name in ("Ana", "Bob")]
+        for _ in range(2):
+            for talk in talks:
+                leave(tokens)
+                *_, done = engine.chat(talk, engine.sampling(Settings(temperature=0.0)), Limits(4))
+                talk += [{"role": "assistant", "content": "Yes."}, {"role": "user", "content": "Go on."}]
+        assert isinstance(done, Done)
+        return done.statistics.reused_tokens / done.statistics.prompt_tokens
+
+    assert share(10**6) > 0.8 and engine.held[1] == engine.session.memory.parked > 0
+    assert engine.session.parked.budget <= prediction.MOST_PARKED
+    engine.forget_parked()
+    assert engine.session.memory.parked == 0
+    assert share(10) < 0.3 and engine.session.memory.parked == 0, "nothing is left of what a full context takes"
+
+
+@pytest.mark.parametrize(
+    ("left", "parked"), [(-5, 0), (0, 0), (1000, 500), (2**33 + 2**20, 2**32), (2**40, prediction.MOST_PARKED)]
+)
+def test_parked_texts_take_half_of_what_a_model_leaves_up_to_a_limit(left: int, parked: int) -> None:
+    assert prediction.parking(left) == parked
 
 
 @pytest.mark.parametrize(

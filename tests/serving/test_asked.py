@@ -24,7 +24,9 @@ def test_all_that_is_served():
     assert asked.stream and asked.usage_in_stream and asked.think is False
     plain = chat_request({"messages": HI})
     assert (plain.model, plain.sampling, plain.max_tokens, plain.stop, plain.think) == (None, {}, None, (), None)
-    assert not plain.stream and not plain.usage_in_stream
+    assert not plain.stream and not plain.usage_in_stream and plain.whole
+    for value, whole in (("auto", False), ("disabled", True)):
+        assert chat_request({"messages": HI, "truncation": value}).whole is whole
     assert text_request({"prompt": ["Once"], "stop": "."}).text == "Once"
 
 
@@ -51,6 +53,7 @@ def test_parts_of_text_belong_together_and_thoughts_come_along():
     [
         ({"n": 2}, "n", "not served"),
         ({"n": True}, "n", "not served"),
+        ({"truncation": "last"}, "truncation", wording("must_auto_disabled")),
         ({"tools": [{"type": "function"}]}, "tools", "no tools"),
         ({"tool_choice": "required"}, "tool_choice", "no tools"),
         (

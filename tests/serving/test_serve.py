@@ -15,6 +15,12 @@ from command import environment, localspec, sentence
 from golden import matching, wording
 from serving.conftest import start
 
+from localspec.config import Settings
+from localspec.decoding.limits import Limits
+from localspec.events import Reporter
+from localspec.serving.server import Server as RemoteServer
+from localspec.serving.server_engine import ServerEngine
+
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="no sockets with a mode")
 openai = pytest.importorskip("openai")
 
@@ -128,6 +134,48 @@ def test_a_conversation_that_is_too_long_loses_nothing_in_silence(server):
     turns = [{"role": role, "content": "word " * 100} for _ in range(10) for role in ("user", "assistant")]
     answer = server.ask("/v1/chat/completions", {"messages": [*turns, {"role": "user", "content": "Hi"}]})
     assert answer.status == 400 and answer.json["error"]["code"] == "context_length_exceeded"
+
+
+def test_a_client_may_let_the_oldest_turns_go_and_the_same_ones_stay_gone(server):
+    turns = [{"role": role, "content": "word " * 60} for _ in range(12) for role in ("user", "assistant")]
+    found = []
+    for _ in range(3):
+        asked = {"messages": [*turns, {"role": "user", "content": "Hi"}], "truncation": "auto", "max_tokens": 4}
+        answer = server.ask("/v1/chat/completions", asked)
+        assert answer.status == 200
+        cached = answer.json["usage"]["prompt_tokens_details"]["cached_tokens"]
+        found.append((answer.json["localspec"]["dropped_turns"], cached))
+        turns += [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes."}]
+    assert len({dropped for dropped, _ in found}) == 1 and found[0][0] > 0
+    assert all(cached > 100 for _, cached in found[1:])
+
+
+def test_a_chat_over_this_server_drops_what_the_server_drops_also_after_a_restart(server, monkeypatch):
+    monkeypatch.setenv("LOCALSPEC_SERVER_KEY", server.key)
+    turns = [{"role": role, "content": f"word {n} " * 30} for n in range(12) for role in ("user", "assistant")]
+    found = []
+    for _ in range(3):  # each a program that starts anew
+        engine = ServerEngine(RemoteServer.open(server.url), "demo", Reporter())
+        for _ in range(2):
+            turns.append({"role": "user", "content": "Hi"})
+            first, *_, done = engine.chat(turns, engine.sampling(Settings()), Limits(4))
+            assert first.dropped == done.statistics.dropped_turns
+            found.append(first.dropped)
+            turns.append({"role": "assistant", "content": "Yes."})
+    assert len({*found}) == 1 and found[0] > 0
+
+
+def test_clients_in_turns_go_on_from_what_was_read(server):
+    talks = [[{"role": "user", "content": f"{name}, tell me about the sea and the river. " * 4}] for name in "ABCD"]
+    share = []
+    for _ in range(3):
+        for talk in talks:
+            answer = server.ask("/v1/chat/completions", {"messages": talk, "max_tokens": 8, "temperature": 0}).json
+            usage = answer["usage"]
+            share.append(usage["prompt_tokens_details"]["cached_tokens"] / usage["prompt_tokens"])
+            talk += [answer["choices"][0]["message"], {"role": "user", "content": "Go on."}]
+            del talk[-2]["refusal"]
+    assert min(share[4:]) > 0.8 and answer["localspec"]["memory"]["parked_bytes"] > 0
 
 
 def test_a_limit_that_no_reply_can_reach_is_refused_and_one_that_the_context_cuts_is_told(server):
