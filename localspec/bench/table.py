@@ -31,7 +31,7 @@ def of(report: dict[str, Any], width: int = WIDTH, details: bool = False) -> str
     rows, peers = report["rows"], report["peers"]
     lines = [*wrapped(sentence(rows), width), "", *_bars(rows, width), "", *_by_text(rows, width)]
     lines += wrapped(f"{report['model']} · {label(report)}", width)
-    for note in _notes(report):
+    for note in _notes(report, details):
         lines += wrapped(note, width)
     if details:
         return "\n".join([*lines, "", *_details(report, width), *_peers(peers, width)])
@@ -39,7 +39,7 @@ def of(report: dict[str, Any], width: int = WIDTH, details: bool = False) -> str
     return "\n".join([*lines, *wrapped("`--details` adds quartiles, costs, memory and acceptance by depth.", width)])
 
 
-def _notes(report: dict[str, Any]) -> Iterator[str]:
+def _notes(report: dict[str, Any], details: bool) -> Iterator[str]:
     """Yield the sentences without which the figures above would mislead."""
     rows, machine = report["rows"], report["machine"]
     for row in rows:
@@ -49,6 +49,13 @@ def _notes(report: dict[str, Any]) -> Iterator[str]:
             yield f"{_name(row)} gave the same text for {row['identical_prompts']} of {row['prompts']} prompts."
         if row["reliable"] is False:
             yield _unreliable(row)
+    if any(
+        (details and _beyond_in_quartiles(row)) or any(_beyond_in_category(row, name) for name in row["categories"])
+        for row in rows
+    ):
+        yield (
+            "! marks figures that exceed what their acceptance allows: other programs disturbed their plain decoding."
+        )
     if machine["others"] >= BUSY:
         yield f"{_load(machine)} Figures of an idle machine are higher and steadier."
 
@@ -225,13 +232,6 @@ def _above_memory(row: dict[str, Any]) -> bool:
 
 def _remarks(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     """What marks beside single figures mean, where there are any."""
-    if any(
-        _beyond_in_quartiles(row) or any(_beyond_in_category(row, name) for name in row["categories"]) for row in rows
-    ):
-        yield (
-            "! marks quartiles and kinds of text that exceed what their acceptance allows: other programs disturbed "
-            "their plain decoding."
-        )
     if any(map(_above_memory, rows)):
         yield (
             "* is above 100 % of the memory's bandwidth: the processor's caches hold a part of this model, or the "

@@ -105,6 +105,7 @@ def uninstall(
     Conversations, phrases, settings and secrets are overwritten first.
     """
     paths = Paths(home())
+    _refuse_unreadable(paths)
     _refuse_while_in_use(paths)
     groups = {root: found for root, places in places_of(paths).items() if (found := _there(places))}
     removals = _fetched(paths)
@@ -146,7 +147,7 @@ def uninstall(
             except OSError as error:
                 stuck.setdefault(error.strerror or str(error), []).append(str(error.filename or one.place.path))
                 deleted = deleted or Found.of(one.place).bytes < one.bytes
-        with suppress(OSError):  # it may hold files that localspec did not write
+        with suppress(OSError):  # it may hold files that localspec did not write, or be a link
             root.rmdir()
     failures += [f"{', '.join(files)} could not be deleted ({reason})" for reason, files in stuck.items()]
     if failures:
@@ -155,7 +156,8 @@ def uninstall(
     typer.echo(f"Deleted; {size(total + (models if delete_fetched else 0))} are free again.")
     for root in groups:
         if root.is_dir():
-            typer.echo(one_line(f"{root} stays, for it holds files that localspec did not write."))
+            why = "for it holds files that localspec did not write" if os.listdir(root) else "and is empty"
+            typer.echo(one_line(f"{root} stays, {why}."))
     if removals and not delete_fetched:
         typer.echo(
             f"{size(models)} of fetched models stay in the Hugging Face cache; other tools can use and delete them."
@@ -247,6 +249,14 @@ def _delete(place: Place) -> None:
         for file in (file for file in path.rglob("*") if place.private and file.is_file() and not file.is_symlink()):
             erase(file)
         shutil.rmtree(path)
+
+
+def _refuse_unreadable(paths: Paths) -> None:
+    """Raise OSError if one of the directories cannot be looked into: what is in it would seem not to be there."""
+    for root in places_of(paths):
+        with suppress(FileNotFoundError, NotADirectoryError):
+            for name in os.listdir(root):
+                os.lstat(root / name)
 
 
 def _refuse_while_in_use(paths: Paths) -> None:

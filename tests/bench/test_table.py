@@ -121,8 +121,10 @@ def test_a_speedup_that_cannot_be_is_marked_wherever_it_stands_and_explained(two
 def test_every_printed_speedup_that_cannot_be_is_marked(two):
     """Of quartiles and categories, too, where the median of the row is in order."""
     two[1] |= {"reliable": True, "speedup_limit": 2.3, "speedup_limit_quartiles": [1.9, 1.9]}
-    two[1]["categories"]["code"] |= {"speedup": 3.68, "speedup_limit": 1.45}
     two[1]["categories"]["chat"] |= {"speedup": 1.4, "speedup_limit": 1.45}
+    assert wording("marks_quartiles_kinds_text") not in table.of(report(two))
+    two[1]["categories"]["code"] |= {"speedup": 3.68, "speedup_limit": 1.45}
+    assert wording("marks_quartiles_kinds_text") in table.of(report(two))
     text = table.of(report(two), details=True)
     words = text.split()
     assert "2.12–2.38!" in words and "3.68!" in words and "1.40" in words and "2.25" in words

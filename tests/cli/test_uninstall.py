@@ -159,6 +159,31 @@ def test_a_directory_that_cannot_be_read_has_no_size(home: Path, monkeypatch: py
     assert "unreadable  packed: packed models" in listed and "0 bytes  packed" not in listed
 
 
+@pytest.mark.parametrize("refused", ["listdir", "lstat"])
+def test_it_says_so_where_it_cannot_look(home: Path, monkeypatch: pytest.MonkeyPatch, refused: str) -> None:
+    """What it cannot see would seem not to be there, and its owner would think it gone."""
+    data, original, before = Paths(home).data_dir, getattr(os, refused), files(home)
+
+    def refuse(path: str | Path, *rest: object, **more: object) -> object:
+        if data in (Path(path), Path(path).parent):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return original(path, *rest, **more)
+
+    monkeypatch.setattr(uninstall.os, refused, refuse)
+    result = called(home, "uninstall", "--yes")
+    assert result.returncode == 1 and f"{data}" in result.stderr and wording("cannot_be_used") in result.stderr
+    assert files(home) == before
+
+
+def test_a_link_in_place_of_a_directory_is_not_said_to_hold_files(home: Path, tmp_path: Path) -> None:
+    data = Paths(home).data_dir
+    data.rename(tmp_path / "elsewhere")
+    data.symlink_to(tmp_path / "elsewhere")
+    result = called(home, "uninstall", "--yes")
+    assert result.returncode == 0 and not files(tmp_path / "elsewhere")
+    assert wording("stays_and_is_empty", path=data) in result.stdout
+
+
 def test_sizes_are_those_of_what_is_deleted(home: Path) -> None:
     place = next(one for one in uninstall.places_of(Paths(home))[Paths(home).cache_dir] if one.path.name == "packed")
     place.path.mkdir(exist_ok=True)
