@@ -46,7 +46,7 @@ def saved_conversation(history: History | None, which: Resumed) -> Saved:
 
 
 def memory_begins(answered: Sequence[bool], dropped: int) -> int:
-    """Return the number of the first turn that a model reads which does not read so many; 0 where it reads all.
+    """Return the number of the first turn that the model reads once `dropped` turns are left out; 0 for none.
 
     `answered` says of each turn whether it has a reply: a model reads no others.
     """
@@ -227,7 +227,7 @@ class Conversation:
     def memory_notice(self, dropped: int) -> str | None:
         """Return where the model's memory begins, as a sentence; None where it begins there since an earlier reply.
 
-        It is for the reply under way, for which so many of the oldest turns were dropped.
+        `dropped` is the number of the oldest turns that were left out for the reply under way.
         """
         before = next((turn for turn in reversed(self.turns) if turn.reply), None)
         if not dropped or (before is not None and before.figures.get("dropped_turns") == dropped):

@@ -49,7 +49,7 @@ class ParkableCache(TokenCache, Protocol):
     """A cache that can be put away with its text, whole or in part, and be gone on with later."""
 
     def reachable(self, length: int) -> int:
-        """Returns what `truncate` to so many tokens, of which there may be fewer, would leave."""
+        """Returns the length that `truncate(length)` would leave, also for a `length` beyond the end."""
 
     def copy(self, length: int, slots: int) -> Self:
         """Returns a cache with the first `length` tokens, which are reachable, and room for at least `slots`.

@@ -53,12 +53,11 @@ class Start:
 
 
 class Parked:
-    """The texts of one session that are not its live one, by the longest common beginning with a prompt.
+    """A store of the texts of one session that are not its live one, found by the longest common prefix with a prompt.
 
-    They take no more than `budget` bytes, which is asked each time, for memory is others' too. The least valuable one
-    goes first. Its value is the seconds of reading again what no other text holds, by a byte; to it comes what the last
-    text that went was worth when this one was parked, so that a text ages while others are used (GreedyDual, Cao and
-    Irani 1997).
+    They take at most `budget` bytes, which is looked up each time: free memory changes. The least valuable text goes
+    first. Its value is the seconds of reading again what no other text holds, divided by its bytes. Added to it is the
+    value of the last text that went before this one was parked, so that texts age (GreedyDual, Cao and Irani 1997).
 
     A text that shares only its beginning with a prompt is cut there, copied up to there, or left as it is. What costs
     least is done: reading the beginning, copying it, or reading what was cut off if it comes again. The chance of that

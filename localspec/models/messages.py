@@ -10,7 +10,7 @@ def turns_left_out(head: int, sizes: Sequence[int], turns: int, room: int) -> in
     """Return how many of the oldest turns are left out of a conversation, as the sizes of its messages say.
 
     They are left out where the conversation first outgrew the room, down to half of it, and again where the rest did.
-    So the same turns are left out until it is full again, and a program that starts anew finds the same ones: nothing
+    So the same turns are left out until it is full again. A program that starts again finds the same ones: nothing
     has to be remembered. `head` is what always stays.
     """
     dropped, between = 0, 0  # tokens of the turns that are not left out, up to the prompt

@@ -73,7 +73,7 @@ class NativeCache:
             self._length = self._library.ls_cache_length(self.handle)
 
     def reachable(self, length: int) -> int:
-        """Returns what `truncate` to so many tokens would leave."""
+        """Returns the length that `truncate(length)` would leave."""
         return int(self._library.ls_cache_reachable(self.handle, length))
 
     def copy(self, length: int, slots: int) -> "NativeCache":

@@ -134,7 +134,7 @@ class KVCache:
         self.length = length
 
     def reachable(self, length: int) -> int:
-        """Returns what `truncate` to so many tokens would leave."""
+        """Returns the length that `truncate(length)` would leave."""
         return min(length, self.length)
 
     def copy(self, length: int, slots: int) -> Self:

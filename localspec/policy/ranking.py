@@ -67,7 +67,7 @@ class RunPlan:
 
     @property
     def parked(self) -> int:
-        """Bytes that texts may take which are parked beside it, to be gone on with."""
+        """Bytes that parked texts may take of what this plan leaves."""
         return prediction.parking(self.precision.device.usable - self.bytes)
 
     @property

@@ -155,7 +155,7 @@ LS_API void ls_model_free(ls_model* model);
 typedef struct ls_cache ls_cache;
 LS_API ls_cache* ls_cache_new(const ls_model* model, int slots); /* keeps what it needs of the model */
 LS_API ls_cache* ls_cache_copy(const ls_cache* from, int length, int slots); /* its first tokens, as far as `reachable` */
-LS_API int ls_cache_reachable(const ls_cache* cache, int length); /* what `truncate` to so many tokens would leave */
+LS_API int ls_cache_reachable(const ls_cache* cache, int length); /* the length that `truncate` would leave */
 LS_API void ls_cache_free(ls_cache* cache);
 LS_API int ls_cache_reserve(ls_cache* cache, int slots); /* room for so many; LS_NO_MEMORY leaves all as it was */
 LS_API int ls_cache_slots(const ls_cache* cache);        /* room there is, in steps of 16 */
