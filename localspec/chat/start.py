@@ -119,7 +119,12 @@ def _named_model(settings: Settings, found: Saved | None, reporter: Reporter) ->
             reporter.notice(f"the model of this conversation, {by_present_name(found).info.model}, {gone}.")
     if settings.model is None:
         return None
-    card = _ready(settings.model, settings, reporter)
+    try:
+        card = _ready(settings.model, settings, reporter)
+    except NotHere as error:
+        if settings.origins.get("model", "--").startswith("--"):
+            raise
+        raise NotHere(f"{settings.shown('model')}: {error}") from None  # who typed no name has to know where it is
     inspect(card.path)
     return card
 

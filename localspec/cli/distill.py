@@ -11,6 +11,7 @@ from localspec.cli.interrupt import Interrupt
 from localspec.cli.options import Device, Dtype, Model, Quantize, load_settings, number
 from localspec.cli.progress import Progress
 from localspec.errors import UsageMistake
+from localspec.quantities import duration
 from localspec.store.store import user_store
 from localspec.training.examples import read_questions
 
@@ -99,4 +100,4 @@ def _announce(distiller: "Distiller", progress: Progress) -> None:
         progress.notice(f"{len(distiller.answered)} of {distiller.total} replies are there already.")
     if left := distiller.total - len(distiller.answered):
         progress.show("measuring")
-        progress.notice(f"{left} replies take about {distiller.estimate() / 3600:.2g} hours at most.")
+        progress.notice(f"{left} replies take about {duration(distiller.estimate())} at most.")

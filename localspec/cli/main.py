@@ -55,6 +55,8 @@ ALIASES = {"ls": "list", "models": "list"}
 _ELSEWHERE = {
     "create": "`localspec import FILE.gguf` makes a model of a GGUF file; `localspec config` shows the system prompt.",
     "search": "`localspec doctor` lists the models that you can fetch, `localspec history search` finds conversations.",
+    "delete": "`localspec rm NAME` deletes a model, `localspec history rm` conversations.",
+    "remove": "`localspec rm NAME` deletes a model, `localspec history rm` conversations.",
     "stop": "`localspec ps` shows the process that has models loaded; end it with `kill`.",
 }
 _WITH_PROMPT = ("chat", "race", "run")

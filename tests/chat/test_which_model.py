@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from command import called
+from command import called, sentence
 from golden import wording
 from machines import cpu, machine
 
@@ -260,3 +260,21 @@ def test_train_takes_it_too_and_names_it(enter, fresh_home, tmp_path, paths):
     started = called(fresh_home, *command)
     assert started.returncode == 2 and named in started.stderr
     assert wording("drafter_is_trained_for", name="one") not in called(fresh_home, *command, "-m", "one").stderr
+
+
+@pytest.mark.parametrize("by", ["file", "environment", "flag"])
+def test_it_says_where_a_model_that_is_not_here_was_named(fresh_home, by):
+    """Who typed no name could not know what to correct."""
+    file = Paths(fresh_home).config_file
+    file.parent.mkdir(parents=True, exist_ok=True)
+    if by == "file":
+        file.write_text('model = "gone"')
+    named = {"LOCALSPEC_MODEL": "gone"} if by == "environment" else {}
+    result = called(fresh_home, "run", "hi", *(["-m", "gone"] if by == "flag" else []), **named)
+    assert result.returncode == 3
+    told = {
+        "file": wording("setting_there_is_no_model", file=file),
+        "environment": "LOCALSPEC_MODEL='gone': ",
+        "flag": wording("there_is_no_model_gone"),
+    }
+    assert sentence(result).removeprefix("localspec: ").startswith(told[by])

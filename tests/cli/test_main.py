@@ -350,7 +350,10 @@ def test_the_version_however_it_is_asked_for(tmp_path, typed):
     assert (result.returncode, result.stdout) == (0, f"localspec {package.__version__}\n")
 
 
-@pytest.mark.parametrize(("typed", "meant"), [("create", "import"), ("search", "history search"), ("stop", "ps")])
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [("create", "import"), ("search", "history search"), ("stop", "ps"), ("delete", "rm"), ("remove", "rm")],
+)
 def test_commands_of_other_programs_are_named_as_ours(tmp_path, typed, meant):
     result = called(tmp_path, typed)
     assert (
