@@ -45,6 +45,8 @@ HOSTILE = {
 class Shown(App[None]):
     """One reply on a screen, and what of it reached it."""
 
+    CSS = "BlockView { height: auto; }"
+
     def __init__(self, reply: ReplyMarkdown) -> None:
         super().__init__()
         self.reply = reply

@@ -152,7 +152,7 @@ def test_a_log_that_cannot_be_written_stops_no_chat(tmp_path):
 )
 def test_a_signal_leaves_the_chat_with_its_code(number, code):
     left, before = [], signal.getsignal(number)
-    with terminal.signals(left.append):
+    with terminal.signals(left.append, lambda code: None):
         os.kill(os.getpid(), number)
         until = monotonic() + PATIENCE
         while not left and monotonic() < until:  # another thread may be told of it first
@@ -164,7 +164,7 @@ def test_a_signal_leaves_the_chat_with_its_code(number, code):
 def test_a_signal_that_is_ignored_stays_ignored():
     left, before = [], signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with terminal.signals(left.append):
+        with terminal.signals(left.append, lambda code: None):
             os.kill(os.getpid(), signal.SIGHUP)
         assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     finally:
@@ -177,7 +177,7 @@ def test_a_signal_that_is_ignored_stays_ignored():
 def test_stops_are_the_applications_no_longer_than_it_runs(name):
     number = getattr(signal, name)
     before = signal.getsignal(number)
-    with terminal.signals(lambda code: None):
+    with terminal.signals(lambda code: None, lambda code: None):
         signal.signal(number, lambda *_: None)
     assert signal.getsignal(number) == before
 
