@@ -221,7 +221,8 @@ class _Talk:
             self._conversation = self._conversation.resume_other(found)
             self._recall()
             return
-        infos = history.conversations(LISTED, lambda info: info.for_a_chat) if history else []
+        script = piped()  # which may go on with what a script said, too
+        infos = history.conversations(LISTED, lambda info: script or info.for_a_chat) if history else []
         for row in rows(history, infos) if history else []:
             tell(f"{'  ' * row.below}{one_line(f'{row.info.id}: {row.indented} ({row.info.turns})')}")
         if not infos:

@@ -243,7 +243,8 @@ def test_beside_the_stock_model(bench, noise, prompts):
 )
 def test_mistakes_are_one_sentence_before_anything_is_loaded(bench, monkeypatch, arguments, said):
     monkeypatch.setattr("localspec.bench.comparison.Engine", lambda *_, **__: pytest.fail("a model was loaded"))
-    code, out, errors = bench(*arguments)
+    model = [] if "-m" in arguments else ["-m", "demo"]  # which is not announced then
+    code, out, errors = bench(*model, *arguments)
     assert (code, out) == (2, "") and errors.startswith("localspec: ") and errors.count("\n") == 1
     for word in said:
         assert word in errors

@@ -262,7 +262,7 @@ def test_flags_that_are_missing_or_cannot_be(tmp_path, distill):
         ["--prompts", "a", "-o", "no/a"],
         ["--prompts", __file__, "-o", "x" * 300],
     ):
-        result = called(tmp_path, "distill", *arguments)
+        result = called(tmp_path, "distill", "-m", "demo", *arguments)
         assert result.returncode == 2 and "-o" in sentence(result)
     assert distill("--temp", -1)[0] == distill("--seed", 1.5)[0] == distill("--batch", 0)[0] == 2
 

@@ -460,7 +460,7 @@ def test_what_rests_on_little_says_so_and_what_is_left_out_is_told(train, model,
     said = [{"messages": [{"role": "assistant", "content": f"hello {number}"}]} for number in range(3)]
     texts = [{"text": f"the cat {number} sat on the mat and the dog sat on the log"} for number in range(40)]
     mixed.write_text("\n".join(map(json.dumps, said + texts)))
-    monkeypatch.setattr("localspec.models.chat_tokenizer.ChatTokenizer.render", refuse)
+    monkeypatch.setattr("localspec.models.chat_tokenizer.ChatTokenizer.render_apart", refuse)
     _, _, errors = train("medusa", "--steps", 1, "-o", tmp_path / "b", text=mixed)
     assert wording("n3_of_the_texts") in errors and "left out" in errors
 

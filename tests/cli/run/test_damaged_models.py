@@ -89,10 +89,6 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], int, list[str]]] = {
     "broken template": (_text("chat_template.jinja", "{% for %}"), 1, ["template"]),
     "refusing template": (_text("chat_template.jinja", "{{ raise_exception('no\\nway') }}"), 1, ["template"]),
     "broken generation": (_text("generation_config.json", "{"), 1, ["generation_config.json"]),
-    "odd temperature": (
-        _text("generation_config.json", '{"do_sample": true, "temperature": "hot"}'), 1, ["generation_config.json"],
-    ),
-    "odd top-p": (_text("generation_config.json", '{"do_sample": true, "top_p": 7}'), 1, ["generation_config.json"]),
 }  # fmt: skip
 
 
