@@ -1,13 +1,13 @@
 """A conversation: its turns so far, saved in the store while they are spoken, and the request to a model to go on."""
 
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from localspec.chat.figures import kept_figures
+from localspec.chat.figures import kept_figures, memory_begins
 from localspec.errors import UsageMistake
 from localspec.events import Done, Event, Text
 from localspec.store.conversations import Saved, Source, Turn
@@ -43,15 +43,6 @@ def saved_conversation(history: History | None, which: Resumed) -> Saved:
             raise UsageMistake("There is no conversation to continue here; leave --continue out to begin one.")
         raise UsageMistake(f"There is no conversation {which} here; `localspec history list` shows those that are.")
     return found
-
-
-def memory_begins(answered: Sequence[bool], dropped: int) -> int:
-    """Return the number of the first turn that the model reads once `dropped` turns are left out; 0 for none.
-
-    `answered` says of each turn whether it has a reply: a model reads no others.
-    """
-    read = [number for number, has_reply in enumerate(answered) if has_reply]
-    return 0 if not dropped else read[dropped] if dropped < len(read) else len(answered)
 
 
 class Conversation:

@@ -1,6 +1,6 @@
 """The figures of a reply, as facts: whoever shows them finds the words."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -88,3 +88,12 @@ class Figures:
     precision: str = ""  # of the weights: "int8", "nf4", "bf16" …
     memory: HeldMemory = HeldMemory()
     sampling: str = ""  # how the reply is sampled and where that comes from, in words
+
+
+def memory_begins(answered: Sequence[bool], dropped: int) -> int:
+    """Return the number of the first turn that the model reads once `dropped` turns are left out; 0 for none.
+
+    `answered` says of each turn whether it has a reply: a model reads no others.
+    """
+    read = [number for number, has_reply in enumerate(answered) if has_reply]
+    return 0 if not dropped else read[dropped] if dropped < len(read) else len(answered)

@@ -9,7 +9,8 @@ from golden import matching, wording
 from scripted_conversation import SAMPLING, Engine, talk
 
 from localspec.chat import conversation as module
-from localspec.chat.conversation import Conversation, memory_begins, saved_conversation
+from localspec.chat.conversation import Conversation, saved_conversation
+from localspec.chat.figures import memory_begins
 from localspec.decoding.limits import Limits
 from localspec.errors import UsageMistake
 from localspec.events import Done, Prefill, Text

@@ -14,7 +14,7 @@ from textual.widget import Widget
 from textual.widgets import Static
 
 from localspec.chat.attachments import Written
-from localspec.chat.conversation import memory_begins
+from localspec.chat.figures import memory_begins
 from localspec.quantities import counted
 from localspec_tui.widgets.message_view import PromptView
 
