@@ -7,6 +7,7 @@ import pytest
 from slow_cases import cases
 from textual.app import App, ComposeResult
 from textual.containers import VerticalScroll
+from textual.geometry import Region
 
 from localspec_tui.markdown_parser import parser
 from localspec_tui.reply_markdown import ReplyMarkdown
@@ -243,6 +244,18 @@ def test_a_link_is_shown_and_not_opened(monkeypatch):
     asyncio.run(run())
     assert told == [("http://e.org/␛[2J?q=secret", False)]
     assert opened == []
+
+
+def test_a_reply_that_was_removed_while_the_screen_is_drawn_is_blank():
+    app = Shown(ReplyMarkdown("text"))
+
+    async def run() -> None:
+        async with app.run_test(size=(80, 24)):
+            await app.reply.remove()
+            app.reply._drawn.clear()
+            assert [strip.text for strip in app.reply.render_lines(Region(0, 0, 4, 1))] == ["    "]
+
+    asyncio.run(run())
 
 
 def test_a_language_is_the_first_word_behind_the_fence():

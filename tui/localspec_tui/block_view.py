@@ -137,6 +137,8 @@ class BlockView(Widget):
 
     def render_lines(self, crop: Region) -> list[Strip]:
         width = self.size.width
+        if not self.is_attached:  # it was removed after the screen began to draw
+            return [Strip.blank(crop.width)] * crop.height
         strips = [self.render_line(y) for y in crop.line_range]
         background = self.background_colors[1]
         for one in self.get_line_filters():

@@ -6,12 +6,12 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from enum import Enum
 from functools import partial
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from textual._ansi_sequences import ANSI_SEQUENCES_KEYS
 
@@ -133,16 +133,19 @@ def signals(leave: Callable[[int], None], overdue: Callable[[int], None]) -> Ite
     `leave` is called between two steps of the main thread. `overdue` is called at once, on a thread of its own: the
     main thread may be busy for long.
     """
-    numbers = []
+    handlers: dict[int, Any] = {}
+
+    def ours(number: int) -> bool:  # an editor that has the terminal has Ctrl+C, too
+        return number in handlers and signal.getsignal(number) is handlers[number]
+
     with ExitStack() as afterwards:
         for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT"):
             number = getattr(signal, name, None)
             if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
-                before = signal.signal(number, lambda signum, _: leave(128 + signum))
-                afterwards.callback(signal.signal, number, before)
-                numbers.append(number)
+                handlers[number] = lambda signum, _: leave(128 + signum)
+                afterwards.callback(signal.signal, number, signal.signal(number, handlers[number]))
         if os.name == "posix":
-            afterwards.enter_context(_watched(numbers, overdue))
+            afterwards.enter_context(_watched(ours, overdue))
         for name in ("SIGTSTP", "SIGCONT"):  # the application's own, which ends before
             if hasattr(signal, name):
                 number = getattr(signal, name)
@@ -151,15 +154,15 @@ def signals(leave: Callable[[int], None], overdue: Callable[[int], None]) -> Ite
 
 
 @contextmanager
-def _watched(numbers: Sequence[int], overdue: Callable[[int], None]) -> Iterator[None]:
-    """Call `overdue` on a thread when one of these signals comes; Python writes its number to a pipe at once."""
+def _watched(ours: Callable[[int], bool], overdue: Callable[[int], None]) -> Iterator[None]:
+    """Call `overdue` on a thread when one of `ours` comes; Python writes a signal's number to a pipe at once."""
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
 
     def watch() -> None:
         while came := os.read(reading, 1):
-            if came[0] in numbers:
+            if ours(came[0]):
                 overdue(128 + came[0])
         os.close(reading)
 
