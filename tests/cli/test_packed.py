@@ -361,7 +361,8 @@ def test_kept_alone_it_runs_in_its_packing_and_nothing_else_is_suggested(alone):
 @pytest.mark.slow
 def test_kept_alone_it_drafts_for_another_model_in_its_packing(alone, tiny):
     target = str(tiny("qwen2-one-key-head").path)
-    asked = ("run", "Hi", "-m", target, "-n", "4", "--drafter", "draft_model:org/name", "--draft-max", "2", "--json")
+    drafter = ("--drafter", "draft_model:org/name", "--draft-max", "2")
+    asked = ("run", "Hi", "-m", target, "-n", "4", "--temp", "0", *drafter, "--json")
     said = json.loads(alone.run(*asked).stdout)
     assert said["drafter"] == "draft_model" and said["speculation"]["draft_n"] > 0
 
