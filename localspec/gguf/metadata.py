@@ -326,14 +326,18 @@ def check(metadata: Metadata, named: str) -> None:
         prefix, _, name = key.partition(".")
         if prefix != named:
             continue
-        several = given[:_MOST_LAYERS].tolist() if isinstance(given, np.ndarray) else [given]
+        several = _by_layer(given)
         several = [None] if isinstance(given, Texts) or not several else several
         if name in USED:
             if not all(map(USED[name], several)):
                 raise refuse(key, "which is not possible; fetch it again, or choose another")
         elif name in OFF or name in SAME:
-            off = OFF[name] if name in OFF else (metadata.values.get(f"{named}.{SAME[name]}"),)
-            if not all(value is not None and value in off for value in several):
+            if name in OFF:
+                computed = all(value is not None and value in OFF[name] for value in several)
+            else:
+                others = _by_layer(metadata.values.get(f"{named}.{SAME[name]}"))
+                computed = None not in several and (several == others or len({*several, *others}) == 1)
+            if not computed:
                 raise refuse(key, "which localspec does not compute; choose another")
         elif name not in NEUTRAL:
             raise refuse(key, "which localspec does not know and which may change its replies; choose another")
@@ -344,8 +348,13 @@ def left_out(metadata: Metadata) -> list[str]:
     return [
         f"{key} = {in_short(metadata.values[key])} is left out, because localspec does not sample so."
         for key, off in TASTE.items()
-        if key in metadata.values and metadata.values[key] not in off
+        if key in metadata.values and not all(value in off for value in _by_layer(metadata.values[key]))
     ]
+
+
+def _by_layer(given: Any) -> list[Any]:
+    """Return the values of an array, or the one value."""
+    return given[:_MOST_LAYERS].tolist() if isinstance(given, np.ndarray) else [given]
 
 
 def shown(text: str) -> str:

@@ -168,3 +168,14 @@ def test_a_negative_top_k_is_off_and_a_sampler_that_is_missing_here_is_named() -
     for key, value in {"penalty_repeat": 1.1, "mirostat": 2, "xtc_probability": 0.5}.items():
         (sentence,) = ignored_sampling(Metadata({**said, f"general.sampling.{key}": value}))
         assert f"general.sampling.{key} = {value}" in sentence
+
+
+def test_arrays_are_compared_with_single_values() -> None:
+    many, swa = "attention.key_length", "attention.key_length_swa"
+    for lengths, other in (([64, 64, 64], 32), ([64, 32, 64], 32), ([64, 32, 64], [64, 64, 32])):
+        with pytest.raises(LocalspecError, match=swa):
+            check(metadata("llama", {many: np.array(lengths), swa: np.array(other) if other != 32 else other}), "llama")
+    check(metadata("llama", {many: np.array([64, 64, 64]), swa: 64}), "llama")
+    check(metadata("llama", {many: np.array([64, 32, 64]), swa: np.array([64, 32, 64])}), "llama")
+    mirostat = Metadata({"general.architecture": "llama", "general.sampling.mirostat": np.array([2, 2])}, "a.gguf")
+    assert len(table.left_out(mirostat)) == 1
