@@ -39,7 +39,7 @@ class Row(NamedTuple):
 
     @property
     def mark(self) -> str:
-        """Return the mark of a conversation that a chat lists only after a search; empty for others."""
+        """Return " (piped)" for a conversation that a chat lists only in search results; empty for others."""
         return "" if self.info.for_a_chat else " (piped)"
 
 

@@ -46,12 +46,15 @@ def saved_conversation(history: History | None, which: Resumed) -> Saved:
 
 
 def memory_begins(answered: Sequence[bool], dropped: int) -> int:
-    """Return the number of the first turn that the model reads once `dropped` turns are left out; 0 for none.
+    """Return the index of the first turn that the model still reads, once its oldest `dropped` turns are left out.
 
-    `answered` says of each turn whether it has a reply: a model reads no others.
+    `answered` says for each turn whether it has a reply. The model reads only those. Examples for the turns "reply,
+    no reply, reply, reply": 0 dropped gives 0, 1 dropped gives 2, and 3 dropped gives 4, the number of turns.
     """
+    if not dropped:
+        return 0
     read = [number for number, has_reply in enumerate(answered) if has_reply]
-    return 0 if not dropped else read[dropped] if dropped < len(read) else len(answered)
+    return read[dropped] if dropped < len(read) else len(answered)
 
 
 class Conversation:
@@ -73,7 +76,7 @@ class Conversation:
         self.id: int | None = None
         self.model, self.system = model, system
         self.turns: list[Turn] = []
-        self.source = source  # of the turns from here on
+        self.source = source  # where new turns are entered: in a chat, by `run`
         self._origin: int | None = None  # the saved conversation that this one is a branch of
         self._before: Conversation | None = None  # the one that it is another way of, until something came of it
         self._siblings: list[Turn] = []  # other answers in the place of its turn number `_branched_at`
@@ -95,7 +98,7 @@ class Conversation:
         notice: Callable[[str], None] = lambda _: None,
         source: Source = "chat",
     ) -> Self:
-        """Return a saved conversation, to go on with; without a history what follows is not saved."""
+        """Return a saved conversation to continue. Without a history, new turns are not saved."""
         conversation = cls(history, model, saved.system, notice, source)
         conversation.id = saved.info.id if history is not None else None
         conversation.turns, conversation._called = list(saved.turns), saved.info.title
@@ -104,12 +107,12 @@ class Conversation:
         return conversation
 
     def resume_other(self, saved: Saved) -> "Conversation":
-        """Return another saved conversation, to go on with under the same conditions."""
+        """Return another saved conversation to continue, with the same model, history and source."""
         self._leave()
         return Conversation.resume(self._history, saved, self.model, self._notice, self.source)
 
     def start_new(self, system: str | None = None) -> "Conversation":
-        """Return a new conversation under the same conditions, with this system prompt."""
+        """Return a new conversation with this system prompt, and the same model, history and source."""
         self._leave()
         new = Conversation(self._history, self.model, system, self._notice, self.source)
         new._enter()
@@ -225,9 +228,9 @@ class Conversation:
         return sum(filter(None, counts)) if known else 0
 
     def memory_notice(self, dropped: int) -> str | None:
-        """Return where the model's memory begins, as a sentence; None where it begins there since an earlier reply.
+        """Return a sentence that says where the model's memory begins; None if nothing changed since the last reply.
 
-        `dropped` is the number of the oldest turns that were left out for the reply under way.
+        `dropped` is the number of oldest turns that were left out for the current reply.
         """
         before = next((turn for turn in reversed(self.turns) if turn.reply), None)
         if not dropped or (before is not None and before.figures.get("dropped_turns") == dropped):

@@ -13,7 +13,7 @@ ENOUGH, TOKENS = 8, 16  # steps, and tokens of a reply, before which a speedup w
 
 
 def known_speedup(statistics: Statistics) -> float | None:
-    """Return the speedup of a reply, to three decimals as it is saved; None where too little of it was seen."""
+    """Return the speedup of a reply, rounded to three decimals; None if the reply is too short to tell."""
     enough = statistics.steps >= ENOUGH and len(statistics.token_ids) >= TOKENS
     return round(statistics.speedup, 3) if enough and statistics.speedup else None
 

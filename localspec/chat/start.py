@@ -124,7 +124,9 @@ def _named_model(settings: Settings, found: Saved | None, reporter: Reporter) ->
     except NotHere as error:
         if settings.origins.get("model", "--").startswith("--"):
             raise
-        raise NotHere(f"{settings.shown('model')}: {error}") from None  # who typed no name has to know where it is
+        raise NotHere(
+            f"{settings.shown('model')}: {error}"
+        ) from None  # the name was not typed, so say which setting it is from
     inspect(card.path)
     return card
 

@@ -46,7 +46,7 @@ def context_share(used: int, context: int) -> str:
 
 
 def drafting_off(reason: str | None, *, drafts: bool) -> str:
-    """Return why a reply goes on without drafts, or with `drafts` false has none at all; nothing without a reason."""
+    """Return why drafting paused, or with `drafts` False, why there are no drafts at all; empty without a reason."""
     if not reason:
         return ""
     return f"{'drafting paused' if drafts else 'no drafts'}: {one_line(reason)}"
@@ -110,12 +110,12 @@ def repeated(kept: Mapping[str, Any], warmer: str) -> str:
 
 
 def same_answer(kept: Mapping[str, Any], warmer: str) -> str:
-    """Return that another answer with these figures equals an earlier one, and the remedy as in `repeated`."""
+    """Return the notice that a new answer equals an earlier one, and the remedy as in `repeated`."""
     return f"The answer came out the same as one before, so it makes no branch; {_remedy(kept, warmer)}."
 
 
 def _remedy(kept: Mapping[str, Any], warmer: str) -> str:
-    """Return the advice for a reply that lacks variety, by the temperature that it was sampled with."""
+    """Return advice for more variety: `warmer`, unless the temperature of the reply was high already."""
     temperature = _figure(kept.get("temperature"))
     return warmer if temperature is None or temperature < WARM else "ask again, or in other words"
 

@@ -32,8 +32,8 @@ from localspec.serving.replies import Shape, broken_off, error
 from localspec.serving.room import Answer, Begun, Ended, EngineRoom, Line, Ticket
 from localspec.serving.turns import TooMany
 
-SIGN_SECONDS = 5.0  # without an answer, after which a client that streams learns that the server is there
-COMMENT = b": waiting\n\n"  # which clients read over
+SIGN_SECONDS = 5.0  # a stream gets a comment after this time without an answer, so that its client does not give up
+COMMENT = b": waiting\n\n"  # a comment of server-sent events, which clients ignore
 INSIDE = "Something went wrong inside; what it was stands where the server was started."
 STATUSES: tuple[tuple[type[LocalspecError], int, str, str | None], ...] = (
     (TooMany, 503, "server_error", "too_many_requests"),
@@ -47,7 +47,7 @@ STATUSES: tuple[tuple[type[LocalspecError], int, str, str | None], ...] = (
 
 
 class Silent(Enum):
-    """That nothing has come for a while."""
+    """A sentinel for "no answer in time"."""
 
     SILENT = "silent"
 
@@ -100,7 +100,7 @@ class Serving:
                 body = await request.body()
             except ClientDisconnect:
                 return Response(status_code=HTTPStatus.BAD_REQUEST)
-            asked = await asyncio.to_thread(_parsed, body, read)  # large ones take half a second
+            asked = await asyncio.to_thread(_parsed, body, read)  # parsing a large body takes half a second
             return await self._reply(request, asked, len(body))
 
         return answer
@@ -115,7 +115,7 @@ class Serving:
             begun = None if isinstance(first, Silent) else _begun(first)
             if asked.stream:
                 pieces = _pieces(asked, begun, box, left)
-                streams = True  # and ends this wait with itself
+                streams = True  # the stream now cancels `left` when it ends
                 self._room.metrics.answered(200)
                 headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
                 return StreamingResponse(pieces, media_type="text/event-stream", headers=headers)
@@ -279,6 +279,7 @@ def _unless_wrong(answer: Answer) -> Answer:
 
 
 def _parsed(body: bytes, read: Callable[[object], Asked]) -> Asked:
+    """Return the request in a body of JSON. Raises Refused."""
     try:
         value = parse_json(body, without_twins)
     except ValueError as wrong:
@@ -289,7 +290,7 @@ def _parsed(body: bytes, read: Callable[[object], Asked]) -> Asked:
 
 
 def _wrong(trouble: LocalspecError) -> tuple[int, dict[str, Any]]:
-    """Return the status of what went wrong, and what a client gets in place of a reply."""
+    """Return the HTTP status and the JSON body for an error."""
     _, status, kind, code = next(row for row in STATUSES if isinstance(trouble, row[0]))
     named = {NotHere: "model", Overlong: "messages", Refusal: "messages"}.get(type(trouble))
     field = trouble.field if isinstance(trouble, Refused) else named
@@ -297,17 +298,19 @@ def _wrong(trouble: LocalspecError) -> tuple[int, dict[str, Any]]:
 
 
 def _begun(answer: Answer) -> Begun:
+    """Return the first answer to a request, and raise it if it is an error."""
     begun = _unless_wrong(answer)
     assert isinstance(begun, Begun)
     return begun
 
 
 def _shape(asked: Asked, begun: Begun) -> Shape:
+    """Return the JSON form of the reply to a request."""
     return Shape(asked.messages is not None, begun.model, localspec.__version__, begun.start)
 
 
 async def _within(seconds: float, box: Mailbox[Answer]) -> Answer | Silent | None:
-    """Return the next answer, None where the client is gone, and Silent where nothing came for so long."""
+    """Return the next answer; None if the client has left, and Silent if nothing came within `seconds`."""
     try:
         async with asyncio.timeout(seconds):
             return await box.next()
@@ -318,9 +321,10 @@ async def _within(seconds: float, box: Mailbox[Answer]) -> Answer | Silent | Non
 async def _pieces(
     asked: Asked, begun: Begun | None, box: Mailbox[Answer], left: "asyncio.Future[None]"
 ) -> AsyncIterator[bytes]:
-    """Yield a reply as it is streamed, and a comment wherever nothing comes for a while.
+    """Yield a reply in pieces of a stream, and a comment after each SIGN_SECONDS without an answer.
 
-    Where it has not `begun`, a comment says so first, and what is wrong with the request is a piece like any other.
+    `begun` is None if no answer came before the headers were sent. Then a comment comes first, and an error in the
+    request is sent as a piece of the stream, because the status is already 200.
     """
     usage, shape = asked.usage_in_stream, None
     try:

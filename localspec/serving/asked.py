@@ -38,7 +38,7 @@ class Asked:
     client: str | None = None
     limit_field: str = "max_tokens"  # in which the limit was sent
     think_field: str = "reasoning_effort"
-    whole: bool = True  # whether a conversation that is longer than the context is refused
+    whole: bool = True  # refuse a conversation that is longer than the context; if False, leave out its oldest turns
 
 
 @dataclass
@@ -60,7 +60,7 @@ class _Fields:
             raise Refused(f"'{name}' is not served here ({why}); {instead}.", name)
 
     def none_left(self) -> None:
-        for name in (name for name, value in self.left.items() if value is not None):  # null asks for nothing
+        for name in (name for name, value in self.left.items() if value is not None):  # null means the same as no field
             raise Refused(
                 f"There is no field '{name[:100]}' here{nearest(name, self.known)}; leave it out.", name[:100]
             )
@@ -140,7 +140,7 @@ def _shared(
     fields.only("store", False, why="what is asked over HTTP is not kept")
     fields.only("metadata", {}, why="what is asked over HTTP is not kept")
     fields.only("service_tier", "auto", "default", why="there is one")
-    for name in ("prompt_cache_key", "prompt_cache_retention", "safety_identifier"):  # which ask for nothing here
+    for name in ("prompt_cache_key", "prompt_cache_retention", "safety_identifier"):  # hints without effect here
         fields.take(name, _hint)
     asked = Asked(
         model=fields.take("model", _text),
@@ -178,6 +178,7 @@ def _text(name: str, value: object) -> str:
 
 
 def _hint(name: str, value: object) -> None:
+    """Check that a field without effect is a text."""
     if not isinstance(value, str):
         raise Refused(f"'{name}' must be a text, and not {shown(value)}.", name)
 
@@ -195,7 +196,7 @@ def _number(name: str, value: object) -> float:
 
 
 def _truncation(name: str, value: object) -> bool:
-    """Whether all of a conversation is to be read, as in OpenAI's Responses: else its oldest turns may be left out."""
+    """Return whether no turn may be left out. The values are those of OpenAI's Responses API."""
     if value not in ("auto", "disabled"):
         raise Refused(f"'{name}' must be 'auto' or 'disabled', and not {shown(value)}.", name)
     return value == "disabled"

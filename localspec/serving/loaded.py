@@ -207,7 +207,7 @@ class LoadedModels:
         return self._loaded[card.name]
 
     def _unpark(self) -> None:
-        """Lets parked texts go before a model is chosen, so that it is chosen as if there were none."""
+        """Remove all parked texts. Their memory must not change which device or form is chosen for a model."""
         for one in self._loaded.values():
             one.engine.forget_parked()
 

@@ -84,7 +84,7 @@ class Shape:
 
 
 def broken_off(wrong: Mapping[str, Any]) -> bytes:
-    """Return the end of a stream in which an `error` comes after its headers."""
+    """Return the end of a stream for an error after the headers; `wrong` is the JSON of the error."""
     return _event(wrong) + b"data: [DONE]\n\n"
 
 

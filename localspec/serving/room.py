@@ -232,7 +232,7 @@ class EngineRoom(threading.Thread):
                 raise Refused("The model's chat template has no switch for thinking; leave it out.", asked.think_field)
             think = engine.thinking(settings, system) if asked.think is None else asked.think
             unspelled = engine.cannot_spell(messages)
-            # Nothing is left out in silence.
+            # Turns are left out only if the request allows it.
             events = engine.chat(messages, sampling, limits, think, whole=asked.whole)
         begun = False
         with closing(events):
