@@ -19,7 +19,7 @@ def known_speedup(statistics: Statistics) -> float | None:
 
 
 def kept_figures(statistics: Statistics, sampling: "Sampled") -> dict[str, Any]:
-    """The figures of a reply that are saved with it."""
+    """Return the figures of a reply that are saved with it."""
     return {
         "prompt_tokens": statistics.prompt_tokens,
         "completion_tokens": statistics.tokens,

@@ -24,7 +24,7 @@ SAMENESS = {
 
 
 def source_name(source: str) -> str:
-    """Who proposed a token, for a person; several who agreed are joined by +."""
+    """Return which drafters proposed a token, in words joined by +."""
     return " and ".join(SOURCES.get(name, name) for name in source.split("+"))
 
 
@@ -58,7 +58,7 @@ def share_words(sources: Mapping[str, int]) -> str:
 
 
 def shares(sources: Mapping[str, int]) -> list[tuple[str, float]]:
-    """Who proposed which part of the tokens, the most first, by the names that a person reads."""
+    """Return the share of each drafter in the tokens, largest first, in words."""
     total = sum(sources.values())
     named = sorted(sources.items(), key=lambda one: -one[1])
     return [(source_name(name), count / total) for name, count in named if count]
@@ -121,7 +121,7 @@ def _remedy(kept: Mapping[str, Any], warmer: str) -> str:
 
 
 def _figure(value: object) -> float | None:
-    """The value, where it is a number that a figure can be."""
+    """Return the value if it is a number that a figure can be; None otherwise."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < LARGEST
     return float(value) if is_number else None  # type: ignore[arg-type]
 

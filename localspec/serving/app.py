@@ -79,17 +79,17 @@ class Serving:
     # -- what is here -------------------------------------------------------------------------------------------------
 
     async def models(self, request: Request) -> Response:
-        """Those that a request can name."""
+        """Return the models that a request can name."""
         here = await asyncio.to_thread(models_here, self._first)  # it looks all over the disk
         return self._json({"object": "list", "data": [*map(_listed, here.values())]})
 
     async def model(self, request: Request) -> Response:
-        """One of them."""
+        """Return one of these models."""
         card = await asyncio.to_thread(model_named, request.path_params["name"], self._first)
         return self._json(_listed(card))
 
     async def metrics(self, request: Request) -> Response:
-        """Figures for Prometheus."""
+        """Return figures for Prometheus."""
         return PlainTextResponse(self._room.metrics.text(self._room.waiting), media_type="text/plain; version=0.0.4")
 
     # -- replies ------------------------------------------------------------------------------------------------------
@@ -136,7 +136,7 @@ class Serving:
     def _put(
         self, asked: Asked | Opened | Asking, client: str, size: int, left: "asyncio.Future[None]"
     ) -> tuple[Ticket, Mailbox[Answer]]:
-        """Puts a request in the queue; what comes of it is in the mailbox. Raises TooMany."""
+        """Put a request in the queue; the mailbox receives the answers. Raises TooMany."""
         box = Mailbox[Answer](left)
         ticket = Ticket(asked, client, size, box.deliver)
         left.add_done_callback(lambda _: ticket.gone.set())  # also where the request itself is cancelled
@@ -172,7 +172,7 @@ class Serving:
         return self._json({})
 
     async def loaded(self, request: Request) -> Response:
-        """The models that are loaded, with their memory."""
+        """Return the loaded models with their memory."""
         await self._from_own(request)
         return Response(_line({"loaded": self._room.metrics.loaded}), media_type="application/x-ndjson")
 
@@ -240,7 +240,7 @@ class _LastWord(Response):
 
 
 def _listed(card: TargetCard) -> dict[str, Any]:
-    """A model as lists of models tell it; `created` is when its files came here."""
+    """Return a model as an entry of a list of models; `created` is the time of its files."""
     created = 0
     with suppress(OSError):
         created = int(card.path.stat().st_mtime)
@@ -248,7 +248,7 @@ def _listed(card: TargetCard) -> dict[str, Any]:
 
 
 def _is_text(value: object) -> bool:
-    """Whether all of its texts are; JSON can name halves of characters."""
+    """Return whether all texts in a value of JSON are valid; its escapes can name half of a surrogate pair."""
     left = [value]
     while left:
         match left.pop():
@@ -265,7 +265,7 @@ def _is_text(value: object) -> bool:
 
 
 async def _left(request: Request) -> None:
-    """Waits until the client is gone."""
+    """Wait until the client has left."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
@@ -354,7 +354,7 @@ async def _pieces(
 
 
 def _piece(shape: Shape, answer: Answer, usage: bool) -> tuple[bytes, bool]:
-    """What is sent of one answer, and whether it is the last one."""
+    """Return the piece of the stream for an answer, and whether it is the last one."""
     match answer:
         case Text():
             return shape.step(answer, usage), False
@@ -368,7 +368,7 @@ def _piece(shape: Shape, answer: Answer, usage: bool) -> tuple[bytes, bool]:
 
 
 def _own_line(answer: Answer) -> tuple[bytes, bool]:
-    """The same for the user's own commands."""
+    """Return the line for an answer to one of the user's own commands, and whether it is the last one."""
     if isinstance(answer, Line):  # the last of a reply, or all of an engine
         return _line(answer.value), bool(answer.value.keys() & {"kept", "server"})
     if isinstance(answer, Exception):

@@ -45,11 +45,11 @@ class ServerSampling:
 
     @property
     def greedy(self) -> bool:
-        """Whether nothing is left to chance."""
+        """Return whether sampling is greedy."""
         return self.temperature == 0
 
     def as_json(self) -> dict[str, Any]:
-        """What was asked for, as a request says it."""
+        """Return the settings as fields of a request."""
         asked = {name: getattr(self, name) for name in ("temperature", "top_p", "top_k", "min_p", "seed")}
         return {name: value for name, value in asked.items() if value is not None}
 
@@ -75,7 +75,7 @@ class Spoken:
 
     @property
     def so_far(self) -> Statistics | None:
-        """Those so far."""
+        """Return the figures so far."""
         return self.statistics
 
 
@@ -99,7 +99,7 @@ class ServerEngine:
 
     @property
     def choice(self) -> ServerChoice:
-        """What the server told with the last reply."""
+        """Return what the server reported with the last reply."""
         told = {name: word(self.told.get(name)) for name in ("device", "dtype", "quantize")}
         where = f"at {self.server.address.name}"
         return ServerChoice(device=where, dtype=told["dtype"], quantize=told["quantize"] or "none")
@@ -119,7 +119,7 @@ class ServerEngine:
 
     @property
     def exactness(self) -> "ServerEngine":
-        """This one: it knows as much as was told."""
+        """Return this object, because it has the figures that the server reported."""
         return self
 
     def label(self, rule: Rule) -> str:
@@ -128,7 +128,7 @@ class ServerEngine:
         return told if told in SAMENESS else ""
 
     def sampling(self, settings: Settings) -> ServerSampling:
-        """What was asked for. Raises UsageMistake for what has no effect."""
+        """Return the sampling settings. Raises UsageMistake for a setting without effect."""
         names = ("temperature", "top_p", "top_k", "min_p")
         values = {name: getattr(settings, name) for name in names}
         chosen = tuple(name for name, value in values.items() if value is not None)
@@ -143,15 +143,15 @@ class ServerEngine:
         return asked
 
     def thinking(self, settings: Settings, system: str | None = None) -> bool | None:
-        """Whether the model is told to think. Nobody here knows whether it heeds that."""
+        """Return the setting for thinking. It is unknown whether the model obeys it."""
         return settings.think
 
     def thinks_by_itself(self, system: str | None = None) -> bool | None:
-        """That cannot be told."""
+        """Return None, because this is unknown for a model of a server."""
         return None
 
     def lend_core(self, lent: bool) -> None:
-        """Does nothing: another process computes."""
+        """Do nothing, because another process computes."""
 
     # -- replies ------------------------------------------------------------------------------------------------------
 
@@ -209,7 +209,7 @@ class ServerEngine:
         }
 
     def _readable(self, said: Sequence[Message]) -> list[Message]:
-        """Thoughts of earlier replies go back to localspec alone, whose chat templates may ask for them."""
+        """Return the messages to send. Only a localspec server gets thoughts, which its chat templates may use."""
         if self.server.ours:
             return list(said)
         return [{name: text for name, text in one.items() if name != "reasoning_content"} for one in said]
