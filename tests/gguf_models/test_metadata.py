@@ -1,6 +1,7 @@
 """The table of metadata keys: complete, without a key in two places, and each value is used, neutral or refused."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -168,3 +169,11 @@ def test_a_negative_top_k_is_off_and_a_sampler_that_is_missing_here_is_named() -
     for key, value in {"penalty_repeat": 1.1, "mirostat": 2, "xtc_probability": 0.5}.items():
         (sentence,) = ignored_sampling(Metadata({**said, f"general.sampling.{key}": value}))
         assert f"general.sampling.{key} = {value}" in sentence
+
+
+def test_arrays_are_compared_with_single_values() -> None:
+    heads = {"attention.key_length": np.array([64, 64, 64]), "attention.key_length_swa": 64}
+    with suppress(LocalspecError):  # by name, or none: no ValueError of numpy
+        check(metadata("llama", heads), "llama")
+    said = Metadata({"general.architecture": "llama", "general.sampling.mirostat": np.array([2, 2])}, "a.gguf")
+    assert len(table.left_out(said)) == 1
