@@ -1,4 +1,4 @@
-"""Notices that would otherwise come at each start: each is reported once a day."""
+"""Notices that would appear at each start, limited to once a day."""
 
 import time
 from collections.abc import Callable
@@ -12,7 +12,10 @@ DAY = 24 * 60 * 60.0  # seconds
 
 
 def once_a_day(file: Path, report: Callable[[str], None]) -> Callable[[str], None]:
-    """Return a function that reports a notice, unless it is the one in `file` and that is less than a day old."""
+    """Return a function that reports a notice and saves it in `file`.
+
+    The same notice is not reported again while the file is less than a day old.
+    """
 
     def notice(sentence: str) -> None:
         with suppress(OSError, ValueError):

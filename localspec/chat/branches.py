@@ -29,17 +29,17 @@ class Row(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What it is called where it stands alone."""
+        """Return the name in a list without families."""
         return f"{self.info.title} · {self.says}" if self.says else self.info.title
 
     @property
     def indented(self) -> str:
-        """What it is called below another one, or above."""
+        """Return the name in a list with families, where branches are indented."""
         return self.name if not self.below else f"└ {self.name if self.named else self.says}"
 
     @property
     def mark(self) -> str:
-        """Return the mark of a conversation that a chat lists only after a search; empty for others."""
+        """Return " (piped)" for a conversation that a chat lists only in search results; empty for others."""
         return "" if self.info.for_a_chat else " (piped)"
 
 

@@ -30,7 +30,7 @@ SAVE_SECONDS = 1.0  # at most so many seconds of a reply are lost when its proce
 
 
 def saved_conversation(history: History | None, which: Resumed) -> Saved:
-    """The saved conversation of this id, or the last one of a chat, or of `run`.
+    """Return the saved conversation of this id, or the last one of a chat, or of `run`.
 
     Raises UsageMistake if there is none, StoreTrouble.
     """
@@ -64,7 +64,7 @@ class Conversation:
         self.id: int | None = None
         self.model, self.system = model, system
         self.turns: list[Turn] = []
-        self.source = source  # of the turns from here on
+        self.source = source  # where new turns are entered: in a chat, by `run`
         self._origin: int | None = None  # the saved conversation that this one is a branch of
         self._before: Conversation | None = None  # the one that it is another way of, until something came of it
         self._siblings: list[Turn] = []  # other answers in the place of its turn number `_branched_at`
@@ -86,7 +86,7 @@ class Conversation:
         notice: Callable[[str], None] = lambda _: None,
         source: Source = "chat",
     ) -> Self:
-        """Return a saved conversation, to go on with; without a history what follows is not saved."""
+        """Return a saved conversation to continue. Without a history, new turns are not saved."""
         conversation = cls(history, model, saved.system, notice, source)
         conversation.id = saved.info.id if history is not None else None
         conversation.turns, conversation._called = list(saved.turns), saved.info.title
@@ -95,19 +95,19 @@ class Conversation:
         return conversation
 
     def resume_other(self, saved: Saved) -> "Conversation":
-        """Return another saved conversation, to go on with under the same conditions."""
+        """Return another saved conversation to continue, with the same model, history and source."""
         self._leave()
         return Conversation.resume(self._history, saved, self.model, self._notice, self.source)
 
     def start_new(self, system: str | None = None) -> "Conversation":
-        """Return a new conversation under the same conditions, with this system prompt."""
+        """Return a new conversation with this system prompt, and the same model, history and source."""
         self._leave()
         new = Conversation(self._history, self.model, system, self._notice, self.source)
         new._enter()
         return new
 
     def branch(self, turns: int) -> "Conversation":
-        """Another way to go on after the first `turns`; this one stays as it is, saved or not.
+        """Return a branch after the first `turns`. This conversation stays as it is, saved or not.
 
         Nothing of it is saved before something is said in it.
         """
@@ -140,9 +140,9 @@ class Conversation:
         return found
 
     def back(self) -> "Conversation | None":
-        """The conversation that this one is another way of, where nothing came of it, and nothing of it stays kept.
+        """Return the conversation that this one branched from, if it has no new answer; delete the branch.
 
-        An answer that came out the same as one before is nothing.
+        An answer that equals an earlier one does not count as new.
         """
         before, self._before = self._before, None
         if before is not None and self.id is not None and self._history is not None:
@@ -174,7 +174,7 @@ class Conversation:
 
     @property
     def title(self) -> str:
-        """What it is called now, wherever it was renamed; nothing where nothing was said."""
+        """Return the present title; empty before the first prompt."""
         if self._history is not None and self.id is not None:
             with suppress(StoreTrouble):
                 if (info := self._history.info(self.id)) is not None:
@@ -183,24 +183,24 @@ class Conversation:
 
     @property
     def lasts(self) -> bool:
-        """Whether it can be gone on with once this process has ended."""
+        """Return whether it can be continued after this process has ended."""
         return self._history is not None and self._history.lasts and self.id is not None and bool(self.turns)
 
     @property
     def unkept(self) -> int:
-        """How many of the newest turns could not be kept, or not all of them, or only until this process ends."""
+        """Return the number of newest turns that are not saved completely, or only until this process ends."""
         if self._lost:
             return len(self.turns)
         return 0 if self._unkept_from is None else len(self.turns) - self._unkept_from
 
     @property
     def unkept_words(self) -> str:
-        """Which these are; nothing where there are none."""
+        """Return words for the turns that are not saved; empty if all are."""
         return "" if not self.unkept else "its last turn" if self.unkept == 1 else f"its last {self.unkept} turns"
 
     @property
     def trouble(self) -> str:
-        """Why they could not, last."""
+        """Return the last reason why turns were not saved."""
         return self._lost or self._trouble
 
     @property
@@ -216,9 +216,9 @@ class Conversation:
         return sum(filter(None, counts)) if known else 0
 
     def memory_notice(self, dropped: int) -> str | None:
-        """Return where the model's memory begins, as a sentence; None where it begins there since an earlier reply.
+        """Return a sentence that says where the model's memory begins; None if nothing changed since the last reply.
 
-        `dropped` is the number of the oldest turns that were left out for the reply under way.
+        `dropped` is the number of oldest turns that were left out for the current reply.
         """
         before = next((turn for turn in reversed(self.turns) if turn.reply), None)
         if not dropped or (before is not None and before.figures.get("dropped_turns") == dropped):
@@ -231,12 +231,12 @@ class Conversation:
 
     @property
     def answered(self) -> int:
-        """How many turns have a reply, or a thought that came to none."""
+        """Return the number of turns with a reply, or with thoughts but no reply."""
         return len(self.turns) - (self.unanswered is not None)
 
     @property
     def unanswered(self) -> str | None:
-        """The last prompt, if no reply came. The model does not read it, and the next one takes its place."""
+        """Return the last prompt if it has no reply. The model does not read it, and the next one replaces it."""
         return self.turns[-1].typed if self.turns and self.turns[-1].unanswered else None
 
     def ask(
@@ -248,7 +248,7 @@ class Conversation:
         about: Mapping[str, Any] | None = None,
         think: bool | None = None,
     ) -> Generator[Event, None, None]:
-        """Yields the events of the model's answer. To stop it, close the generator: the turn is saved as interrupted.
+        """Yield the events of the reply. To stop it, close the generator: the turn is saved as interrupted.
 
         `about` the prompt is kept with it. `think` says whether the model thinks first, where it can be told. A turn is
         saved before its `Done` is yielded. Raises what `Engine.chat` raises; a prompt that it refuses leaves no trace.
@@ -430,6 +430,6 @@ class Conversation:
 
 
 def _filled_context(statistics: "Statistics", limits: "Limits | None") -> bool:
-    """Whether a reply that ended at a limit did so where the context was full."""
+    """Return whether a reply that reached a limit filled the context."""
     most = limits.max_tokens if limits is not None else None
     return most is None or 0 < statistics.tokens < most  # 0: nobody told

@@ -13,13 +13,13 @@ ENOUGH, TOKENS = 8, 16  # steps, and tokens of a reply, before which a speedup w
 
 
 def known_speedup(statistics: Statistics) -> float | None:
-    """Return the speedup of a reply, to three decimals as it is saved; None where too little of it was seen."""
+    """Return the speedup of a reply, rounded to three decimals; None if the reply is too short to tell."""
     enough = statistics.steps >= ENOUGH and len(statistics.token_ids) >= TOKENS
     return round(statistics.speedup, 3) if enough and statistics.speedup else None
 
 
 def kept_figures(statistics: Statistics, sampling: "Sampled") -> dict[str, Any]:
-    """The figures of a reply that are saved with it."""
+    """Return the figures of a reply that are saved with it."""
     return {
         "prompt_tokens": statistics.prompt_tokens,
         "completion_tokens": statistics.tokens,
@@ -91,9 +91,12 @@ class Figures:
 
 
 def memory_begins(answered: Sequence[bool], dropped: int) -> int:
-    """Return the number of the first turn that the model reads once `dropped` turns are left out; 0 for none.
+    """Return the index of the first turn that the model still reads, once its oldest `dropped` turns are left out.
 
-    `answered` says of each turn whether it has a reply: a model reads no others.
+    `answered` says for each turn whether it has a reply. The model reads only those. Examples for the turns "reply,
+    no reply, reply, reply": 0 dropped gives 0, 1 dropped gives 2, and 3 dropped gives 4, the number of turns.
     """
+    if not dropped:
+        return 0
     read = [number for number, has_reply in enumerate(answered) if has_reply]
-    return 0 if not dropped else read[dropped] if dropped < len(read) else len(answered)
+    return read[dropped] if dropped < len(read) else len(answered)

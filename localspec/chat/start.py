@@ -108,7 +108,7 @@ def _ever_kept(history: History) -> bool:
 
 
 def _named_model(settings: Settings, found: Saved | None, reporter: Reporter) -> TargetCard | None:
-    """The model of the flag, else that of the conversation, else that of the settings."""
+    """Return the model of the flag, else of the conversation, else of the settings."""
     if found is not None and not settings.origins.get("model", "").startswith("--"):
         try:
             return _resolve(found.info.model)
@@ -124,7 +124,9 @@ def _named_model(settings: Settings, found: Saved | None, reporter: Reporter) ->
     except NotHere as error:
         if settings.origins.get("model", "--").startswith("--"):
             raise
-        raise NotHere(f"{settings.shown('model')}: {error}") from None  # who typed no name has to know where it is
+        raise NotHere(
+            f"{settings.shown('model')}: {error}"
+        ) from None  # the name was not typed, so say which setting it is from
     inspect(card.path)
     return card
 
@@ -185,13 +187,13 @@ def _best(models: Sequence[TargetCard], settings: Settings, store: Store | None)
 
 
 def _on_named_device(machine: "Machine", settings: Settings) -> "Machine":
-    """The machine with only the device that was named; one that it does not have is refused later, by the choice."""
+    """Return the machine with only the named device. A device that it lacks is refused later."""
     named = None if settings.device == "auto" else machine.device(settings.device)
     return machine if named is None else replace(machine, devices=(named,))
 
 
 def _resolve(name: str) -> TargetCard:
-    """The model of this name or directory. Raises what is wrong with it before anything is loaded."""
+    """Return the model of this name or directory. Raises an error before anything is loaded."""
     card = registry.resolve(name)
     inspect(card.path)
     return card

@@ -24,7 +24,7 @@ SAMENESS = {
 
 
 def source_name(source: str) -> str:
-    """Who proposed a token, for a person; several who agreed are joined by +."""
+    """Return which drafters proposed a token, in words joined by +."""
     return " and ".join(SOURCES.get(name, name) for name in source.split("+"))
 
 
@@ -46,7 +46,7 @@ def context_share(used: int, context: int) -> str:
 
 
 def drafting_off(reason: str | None, *, drafts: bool) -> str:
-    """Return why a reply goes on without drafts, or with `drafts` false has none at all; nothing without a reason."""
+    """Return why drafting paused, or with `drafts` False, why there are no drafts at all; empty without a reason."""
     if not reason:
         return ""
     return f"{'drafting paused' if drafts else 'no drafts'}: {one_line(reason)}"
@@ -58,7 +58,7 @@ def share_words(sources: Mapping[str, int]) -> str:
 
 
 def shares(sources: Mapping[str, int]) -> list[tuple[str, float]]:
-    """Who proposed which part of the tokens, the most first, by the names that a person reads."""
+    """Return the share of each drafter in the tokens, largest first, in words."""
     total = sum(sources.values())
     named = sorted(sources.items(), key=lambda one: -one[1])
     return [(source_name(name), count / total) for name, count in named if count]
@@ -110,18 +110,18 @@ def repeated(kept: Mapping[str, Any], warmer: str) -> str:
 
 
 def same_answer(kept: Mapping[str, Any], warmer: str) -> str:
-    """Return that another answer with these figures equals an earlier one, and the remedy as in `repeated`."""
+    """Return the notice that a new answer equals an earlier one, and the remedy as in `repeated`."""
     return f"The answer came out the same as one before, so it makes no branch; {_remedy(kept, warmer)}."
 
 
 def _remedy(kept: Mapping[str, Any], warmer: str) -> str:
-    """Return the advice for a reply that lacks variety, by the temperature that it was sampled with."""
+    """Return advice for more variety: `warmer`, unless the temperature of the reply was high already."""
     temperature = _figure(kept.get("temperature"))
     return warmer if temperature is None or temperature < WARM else "ask again, or in other words"
 
 
 def _figure(value: object) -> float | None:
-    """The value, where it is a number that a figure can be."""
+    """Return the value if it is a number that a figure can be; None otherwise."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < LARGEST
     return float(value) if is_number else None  # type: ignore[arg-type]
 

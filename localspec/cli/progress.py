@@ -1,4 +1,4 @@
-"""What a command prints to standard error: notices, and a line of progress."""
+"""Output of commands on standard error: notices, and a line of progress."""
 
 import os
 import re
@@ -15,25 +15,25 @@ from localspec.text import one_line
 
 
 def tell(text: str, end: str = "\n") -> None:
-    """Prints to standard error, if there is one: that it is closed or full must not cost the reply."""
+    """Print to standard error. Errors are ignored: a closed or full one must not end the reply."""
     if sys.stderr is not None:
         with suppress(OSError):
             print(drawable(text, sys.stderr), end=end, file=sys.stderr, flush=True)
 
 
 def say(sentence: str) -> None:
-    """One sentence to standard error, broken between words where that is a terminal."""
+    """Print a sentence to standard error, wrapped between words on a terminal."""
     for line in folded(f"localspec: {one_line(sentence)}", window(sys.stderr)[0]):
         tell(line)
 
 
-WAIT_SECONDS = 8.0  # after which a wait is named where no line can be overwritten
+WAIT_SECONDS = 8.0  # a longer wait gets one line where no line can be overwritten
 
 
 class Progress:
-    """One line on standard error that is overwritten, where that is a terminal that can.
+    """A line of progress on standard error, which is overwritten on a terminal.
 
-    Elsewhere a line names a wait that takes long, once, unless `names_waits` is False.
+    Elsewhere one line is printed for each wait of more than WAIT_SECONDS, unless `names_waits` is False.
     """
 
     def __init__(self, names_waits: bool = True) -> None:
@@ -41,22 +41,25 @@ class Progress:
         self._shown = False
         self._names_waits = names_waits
         self._lock, self._what, self._named = Lock(), "", ""
-        self._wait: Timer | None = None  # which is over where `_named` is what was named
+        self._wait: Timer | None = None  # it has ended once `_named` is set
 
     @property
     def reporter(self) -> Reporter:
-        """What the engine and the others that work for this command report to."""
+        """Return a reporter for the engine, which shows notices and progress here."""
         return Reporter(self.notice, self.show)
 
     def show(self, what: str) -> None:
+        """Show the current wait, such as "loading qwen3: 40 %"."""
         if self._on:
             self._shown = True
-            fitting = max((window(sys.stderr)[0] or 80) - len(" …") - 1, 0)  # what went on in the next line would stay
+            fitting = max(
+                (window(sys.stderr)[0] or 80) - len(" …") - 1, 0
+            )  # a longer one would wrap, and could not be overwritten
             tell(f"\r\x1b[K{one_line(what)[:fitting]} …", end="")
             return
         with self._lock:
             self._what = what
-            if self._named and _kind(what) != self._named:  # what is waited for now is something else
+            if self._named and _kind(what) != self._named:  # another wait has begun
                 self._wait, self._named = None, ""
             if self._wait is None and self._names_waits:
                 self._wait = Timer(WAIT_SECONDS, self._name)
@@ -64,6 +67,7 @@ class Progress:
                 self._wait.start()
 
     def clear(self) -> None:
+        """Remove the line, and forget the wait."""
         with self._lock:
             if self._wait is not None:
                 self._wait.cancel()
@@ -73,24 +77,25 @@ class Progress:
             self._shown = False
 
     def _name(self) -> None:
+        """Print a line for a long wait."""
         with self._lock:
             if self._what:
                 self._named = _kind(self._what)
                 say(f"{self._what} …")
 
     def notice(self, sentence: str) -> None:
-        """Puts a sentence that stays in the place of the line."""
+        """Print a sentence that stays, in place of the line."""
         self.clear()
         say(sentence)
 
 
 def _kind(what: str) -> str:
-    """Return what is waited for, without how far it is."""
+    """Return the name of a wait, without its progress."""
     return re.split(r"\d|: ", what, maxsplit=1)[0]
 
 
 class Download:
-    """The line of progress of a download."""
+    """A line of progress for a download."""
 
     PAUSE = 0.2  # seconds between two lines
 
@@ -99,7 +104,7 @@ class Download:
         self._arrival, self._shown = Arrival(), float("-inf")
 
     def show(self, done: int, total: int) -> None:
-        """`done` of `total` bytes are here."""
+        """Show that `done` of `total` bytes have arrived."""
         now = monotonic()
         if now - self._shown >= self.PAUSE or done >= total:
             self._shown = now

@@ -1,4 +1,8 @@
-"""Texts that were read before, parked so that they are not read again: which one to go on from, and which one goes."""
+"""Texts whose caches are kept after another text became the live one, so that a prefill can start from them.
+
+The live text is the one that the session decodes now. `Parked.choose` picks the text to start a prompt from, and
+`Parked.fit` removes texts when memory is short.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,41 +13,47 @@ from localspec.decoding.forward import ParkableCache, common_prefix
 from localspec.policy.forward_costs import ForwardCostModel
 from localspec.policy.prediction import CHUNK
 
-SEEN = 4  # texts, of which one came again: what is believed before any was left
-REMEMBERED = 16  # texts that were left, after which half of what was seen is forgotten
-MOST_TEXTS = 64  # which are compared with each other
+# The estimated chance that the rest of a text is needed again starts at 1 of SEEN.
+SEEN = 4
+REMEMBERED = 16  # copies, after which both counts of the estimate are halved, so that recent texts count more
+MOST_TEXTS = 64  # limits the time for comparing each text with all others
 
 
 @dataclass(eq=False)
 class ParkedText:
-    """A text that was read: its tokens, their cache, which holds the first of them, and what a drafter holds of it."""
+    """A text that was read: its tokens, the cache of the first of them, and the state of the drafter."""
 
     tokens: Sequence[int]
     cache: ParkableCache
     held: HeldText
-    since: float = 0.0  # what the last text that went was worth when this one was parked
-    branched: int | None = None  # tokens of it that were copied for another text, until more of it comes again
+    since: float = 0.0  # the value of the text that was removed last, at the time when this one was parked
+    branched: int | None = None  # tokens copied for another text; None once a later prompt shared more than these
 
     @property
     def nbytes(self) -> int:
-        """Bytes that are held."""
+        """Return the bytes of the cache and of the state of the drafter."""
         return self.cache.nbytes + self.held.nbytes
 
     def copy(self, length: int, slots: int) -> Self:
-        """Returns a copy of its first `length` tokens, with room for `slots`. Raises what `TokenCache.copy` does."""
+        """Return a copy of its first `length` tokens, with room for `slots`. Raises what `TokenCache.copy` does."""
         return type(self)(self.tokens[:length], self.cache.copy(length, slots), self.held.copy(length))
 
     def reach(self, prompt: Sequence[int]) -> int:
-        """Returns how many tokens of a prompt need not be read after it; the last one always is."""
+        """Return how many tokens of a prompt need no prefill after this text. The last token always needs it."""
         same = common_prefix(self.tokens, prompt)
         return self.cache.reachable(min(same, self.cache.length, len(prompt) - 1))
 
 
 @dataclass(frozen=True)
 class Start:
-    """Where a prompt is read from: the first `length` tokens of a text, of the live one where `text` is None.
+    """A plan for the prefill of a prompt: it starts after the first `length` tokens of a text.
 
-    With `copied` that text stays as it is, else it is cut there. Without `leaves` the live text is cut, too, or goes.
+    That text is `text`, or the live one if None. If `copied`, the tokens are copied and the text stays whole; otherwise
+    the text is cut to them. If `leaves`, the live text is parked; otherwise it is cut or discarded.
+
+        live text     a b c d e      prompt  a b c x y
+        copied        a b c d e stays, and the prompt starts from a copy of a b c
+        not copied    a b c stays, and d e is lost
     """
 
     length: int
@@ -53,48 +63,54 @@ class Start:
 
 
 class Parked:
-    """A store of the texts of one session that are not its live one, found by the longest common prefix with a prompt.
+    """A store of the texts of one session other than its live one.
 
-    They take at most `budget` bytes, which is looked up each time: free memory changes. The least valuable text goes
-    first. Its value is the seconds of reading again what no other text holds, divided by its bytes. Added to it is the
-    value of the last text that went before this one was parked, so that texts age (GreedyDual, Cao and Irani 1997).
+    The store takes at most `budget` bytes. The budget follows free memory, so it is computed at each use. The least
+    valuable text is removed first. The value of a text is the seconds of prefill that only this text saves, divided by
+    its bytes. Added is the value of the text that was removed last before this one was parked. So texts age
+    (GreedyDual, Cao and Irani 1997).
 
-    A text that shares only its beginning with a prompt is cut there, copied up to there, or left as it is. What costs
-    least is done: reading the beginning, copying it, or reading what was cut off if it comes again. The chance of that
-    is the share of such texts whose rest came again lately: of branches many do, of thoughts that a chat template
-    leaves out none.
+    A prompt starts from the text with the longest common prefix. If the text goes on differently after the prefix,
+    there are three ways, and the cheapest is taken:
+
+    - cut: drop the rest of the text. The cost is its prefill, times the chance that it is needed again.
+    - copy: copy the prefix, and keep the whole text.
+    - read: leave the text, and read the prefix again.
+
+    The chance is the share of copied texts whose rest was needed again lately. It is high for branches of a
+    conversation. It is near zero for thoughts, which a chat template leaves out of the next prompt.
     """
 
     def __init__(self, budget: Callable[[int], int], costs: ForwardCostModel, copying: float) -> None:
-        """`budget` is given the bytes that are held now; `copying` are the bytes copied in a second."""
+        """Begin empty. `budget` maps the bytes in use to those allowed; `copying` is the bytes copied per second."""
         self._budget, self._costs, self._copying = budget, costs, copying
         self._texts: list[ParkedText] = []
-        self._gone = 0.0  # what the last text that went was worth
-        self._left = self._again = 0.0  # texts whose beginning was copied lately, and those whose rest came again
+        self._gone = 0.0  # the value of the text that was removed last
+        self._left = self._again = 0.0  # recent copies of a prefix; those whose rest was needed again
 
     def __len__(self) -> int:
         return len(self._texts)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all texts."""
+        """Return the bytes of all texts."""
         return sum(text.nbytes for text in self._texts)
 
     @property
     def budget(self) -> int:
-        """Bytes that they may take now."""
+        """Return the bytes that all texts may take now."""
         return self._budget(self.nbytes)
 
     def choose(self, live: ParkedText, prompt: Sequence[int]) -> Start:
-        """Returns where to read a prompt from."""
+        """Return where the prefill of a prompt starts."""
 
-        def rank(text: ParkedText) -> tuple[int, int, bool]:
+        def rank(text: ParkedText) -> tuple[int, int, bool]:  # the longest prefix, the shortest rest, the live text
             reached = text.reach(prompt)
             return reached, reached - text.cache.length, text is live
 
         best = max([live, *self._texts], key=rank)
         start = self._start(best, live, best.reach(prompt))
-        if best.branched is not None and start.length > best.branched:
+        if best.branched is not None and start.length > best.branched:  # the rest of a copied text is needed again
             self._again, best.branched = self._again + 1, None
         if start.copied:
             if self._left >= REMEMBERED:
@@ -103,12 +119,13 @@ class Parked:
         return start
 
     def _start(self, best: ParkedText, live: ParkedText, length: int) -> Start:
-        """Returns how to go on from the first `length` tokens of the best text."""
-        parted = best.cache.length
+        """Return how to start from the first `length` tokens of the best text."""
+        whole = best.cache.length
         leaves = bool(live.cache.length) and live.nbytes <= self.budget
         chance = (self._again + 1) / (self._left + SEEN)
-        cutting = chance * self._reading(length, parted)
-        copying = best.nbytes * length / max(parted, 1) / self._copying
+        # Seconds that each way costs.
+        cutting = chance * self._reading(length, whole)
+        copying = best.nbytes * length / max(whole, 1) / self._copying
         reading = self._reading(0, length)
         if best is live and (not leaves or cutting <= min(copying, reading)):
             return Start(length)
@@ -118,36 +135,37 @@ class Parked:
         return Start(length, None if best is live else best, copied, leaves)
 
     def add(self, text: ParkedText, needed: ParkedText | None = None) -> None:
-        """Parks a text. Others go where there is no room for all, but for the one that is `needed` next."""
+        """Park a text, and remove others beyond the budget, but never the one that is `needed` next."""
         text.since = self._gone
         self._texts.append(text)
         self.fit(needed)
 
     def remove(self, text: ParkedText) -> None:
-        """Takes a text out, which becomes the live one."""
+        """Remove a text, because it becomes the live one."""
         self._texts.remove(text)
 
     def fit(self, needed: ParkedText | None = None) -> None:
-        """Lets the least valuable texts go until the others are within the budget."""
+        """Remove the least valuable texts until the others are within the budget, but never the `needed` one."""
         budget = self.budget
         while self._texts and (self.nbytes > budget or len(self._texts) > MOST_TEXTS):
-            going = min((text for text in self._texts if text is not needed), key=self._worth, default=None)
-            if going is None:
+            least = min((text for text in self._texts if text is not needed), key=self._worth, default=None)
+            if least is None:
                 return
-            self._gone = self._worth(going)
-            self._texts.remove(going)
+            self._gone = self._worth(least)
+            self._texts.remove(least)
 
     def clear(self) -> bool:
-        """Lets all go; returns whether there were any."""
-        found = bool(self._texts)
+        """Remove all texts, and return whether there were any."""
+        had_texts = bool(self._texts)
         self._texts.clear()
-        return found
+        return had_texts
 
     def _worth(self, text: ParkedText) -> float:
+        """Return the value of a text, as the docstring of the class defines it."""
         others = (common_prefix(text.tokens, other.tokens) for other in self._texts if other is not text)
         shared = min(max(others, default=0), text.cache.length)
         return text.since + self._reading(shared, text.cache.length) / max(text.nbytes, 1)
 
     def _reading(self, start: int, end: int) -> float:
-        """Returns the seconds of reading the tokens of a text from `start` to `end`."""
+        """Return the seconds of prefill of the tokens of a text from `start` to `end`."""
         return sum(self._costs.at(CHUNK, first) * min(CHUNK, end - first) / CHUNK for first in range(start, end, CHUNK))

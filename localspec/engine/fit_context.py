@@ -1,4 +1,4 @@
-"""How much of a conversation is read: what fits in the context of the model, and in memory."""
+"""Fit a conversation into the context of the model and into memory, by leaving out its oldest turns."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -10,13 +10,13 @@ from localspec.models.encoding import Unwanted, given_up_unless
 from localspec.models.messages import Message, turns_left_out
 
 LONGEST_TOKEN = 256  # characters; a text longer than a context of such tokens is refused before it is tokenized
-LIKELY = 8  # characters a token: a conversation longer than a room of such tokens is not read as a whole to see
-FRAME = 8  # tokens that a chat template puts around a message, about
-STEPS = 8  # parts of the context by which the room for a conversation changes
+LIKELY = 8  # characters per token; a conversation longer than a room of such tokens is not tokenized as a whole
+FRAME = 8  # about as many tokens does a chat template add to a message
+STEPS = 8  # the room for a conversation is rounded down to eighths of the context
 
 
 class Overlong(UsageMistake):
-    """A conversation that does not fit as a whole, where nothing of it may be left out."""
+    """A mistake: the conversation does not fit, and none of its turns may be left out."""
 
 
 def fit_conversation(
@@ -31,10 +31,11 @@ def fit_conversation(
 ) -> tuple[list[int], int, Limits]:
     """Return the token ids of a conversation, how many of its oldest turns were left out, and the limits of the reply.
 
-    `room` is how many tokens fit in memory: what is beyond it is treated like what is beyond the context. With `whole`
-    nothing is left out. `wanted` is called before the chat template is rendered, and while its text is encoded.
-    Raises UsageMistake for a prompt that the context has no room for, Overlong for a conversation that is to be read
-    as a whole, DoesNotFit for a prompt that memory has no room for, and Unwanted.
+    `room` is the number of tokens that fit in memory, at most the context. With `whole`, no turn is left out. `wanted`
+    is called before the chat template is rendered, and while its text is encoded.
+
+    Raises UsageMistake if the prompt does not fit in the context, DoesNotFit if it does not fit in memory, Overlong if
+    the conversation does not fit with `whole`, and Unwanted once `wanted` returns False.
     """
     longest = LONGEST_TOKEN * target.context
     first = 1 if len(messages) > 1 and messages[0]["role"] == "system" else 0
@@ -43,10 +44,10 @@ def fit_conversation(
             f"The prompt is {length} characters long, and the context holds {target.context} tokens; shorten it."
         )
     turns = max(0, (len(messages) - first - 1) // 2)  # that can be left out
-    # The cut must not move with the last few tokens of memory.
+    # Round the room, so that a small change of free memory leaves out the same turns.
     step = max(1, target.context // STEPS)
     steady = room - room % step if room >= step else room
-    # What is left free for the reply: what was asked for, but never more than a quarter of the room.
+    # Reserve room for the reply: its limit, but at most a quarter of the room.
     reply = min(limits.max_tokens or steady, steady // 4)
 
     def read(dropped: int) -> list[int]:
@@ -56,7 +57,7 @@ def fit_conversation(
             return target.encode([*messages[:first], *messages[first + 2 * dropped :]], think)
 
     def count(message: Message) -> int:
-        """Return about how many tokens of a prompt a message is; one that cannot fit is not tokenized."""
+        """Return the approximate tokens of a message in a prompt. One that cannot fit is not tokenized."""
         if not wanted():
             raise Unwanted
         with given_up_unless(wanted):
@@ -68,7 +69,7 @@ def fit_conversation(
         if whole:
             raise _overlong(target)
         head, sizes = sum(map(count, messages[:first])), [*map(count, messages[first:])]
-        for share in range(STEPS, -1, -1):  # less where the template adds more than was counted
+        for share in range(STEPS, -1, -1):  # a smaller share if the template adds more than FRAME
             dropped = turns_left_out(head, sizes, turns, (steady - reply) * share // STEPS)
             prompt = read(dropped)
             if len(prompt) + reply <= room or dropped == turns:
@@ -84,9 +85,9 @@ def _overlong(target: Target) -> Overlong:
 
 
 def fit_text(target: Target, text: str, limits: Limits, room: int) -> tuple[list[int], Limits]:
-    """Token ids of a text that no chat template goes around, and the limits of what follows it.
+    """Return the token ids of a text without a chat template, and the limits of its continuation.
 
-    Raises UsageMistake for a text that the context has no room for, DoesNotFit for one that memory has none for.
+    Raises UsageMistake if the text does not fit in the context, DoesNotFit if it does not fit in memory.
     """
     if len(text) > LONGEST_TOKEN * target.context:
         raise UsageMistake(
@@ -97,7 +98,7 @@ def fit_text(target: Target, text: str, limits: Limits, room: int) -> tuple[list
 
 
 def _within(target: Target, prompt: Sequence[int], limits: Limits, room: int) -> Limits:
-    """The limits, lower where memory is; what the context has no room for is left to the session."""
+    """Return the limits, lowered to what fits in memory. The session applies the limit of the context."""
     if room == target.context or len(prompt) + (limits.max_tokens or target.context) <= room:
         return limits
     if len(prompt) >= target.context:
@@ -111,5 +112,5 @@ def _within(target: Target, prompt: Sequence[int], limits: Limits, room: int) ->
 
 
 def _length(messages: Sequence[Message]) -> int:
-    """Characters of all the contents."""
+    """Return the characters of all contents together."""
     return sum(len(message["content"]) for message in messages)

@@ -1,9 +1,9 @@
-"""Metadata of a GGUF file: its values by type, and one table of what becomes of every key.
+"""The metadata of a GGUF file: typed access to its values, and tables of the keys that localspec accepts.
 
 The keys are those of the GGUF specification (ggml's docs/gguf.md), of llama.cpp's converters
-(gguf-py/gguf/constants.py) and of its loader (src/llama-arch.cpp), as of November 2026. A key of the architecture is
-used, neutral, or must have a value that changes nothing. An unknown key of the architecture is refused, because it may
-change the arithmetic. Other unknown keys are neutral.
+(gguf-py/gguf/constants.py) and of its loader (src/llama-arch.cpp), as of November 2026. A key of the architecture
+begins with its name, as in "llama.block_count". It is in one of four tables below: USED, NEUTRAL, OFF or SAME. Any
+other key of the architecture is refused, because it may change the arithmetic. Unknown keys elsewhere are ignored.
 """
 
 import math
@@ -17,20 +17,22 @@ from localspec.gguf.file import Texts, Value
 from localspec.text import one_line
 
 _MOST_POSITIONS, _MOST_CHANNELS, _MOST_LAYERS = 2**31 - 1, 2**24, 2**16
-_MOST_NUMBERS = 2**21  # of an array, as of one number for each token
+_MOST_NUMBERS = 2**21  # in an array; the longest arrays have one number for each token of the vocabulary
 
 
 def _count(least: int, most: int) -> Callable[[Any], bool]:
+    """Return a check for integers from `least` to `most`."""
     return lambda value: type(value) is int and least <= value <= most
 
 
 def _number(least: float, most: float) -> Callable[[Any], bool]:
-    """Return a check for numbers above `least`; NaN is none of them."""
+    """Return a check for numbers above `least` and up to `most`. NaN fails it."""
     return lambda value: type(value) in (int, float) and least < value <= most
 
 
 # -- keys of the architecture, without its name ------------------------------------------------------------------------
 
+# Keys that localspec computes with, and a check for a possible value of each.
 USED: Mapping[str, Callable[[Any], bool]] = {
     "context_length": _count(1, _MOST_POSITIONS),
     "embedding_length": _count(1, _MOST_CHANNELS),
@@ -41,24 +43,25 @@ USED: Mapping[str, Callable[[Any], bool]] = {
     "attention.key_length": _count(1, _MOST_CHANNELS),
     "attention.value_length": _count(1, _MOST_CHANNELS),
     "attention.layer_norm_rms_epsilon": lambda value: value == 0 or _number(0, 0.1)(value),
-    "attention.sliding_window": _count(0, 2**64 - 1),  # 0 is none
+    "attention.sliding_window": _count(0, 2**64 - 1),  # 0 means no window
     "rope.dimension_count": lambda value: _count(2, _MOST_CHANNELS)(value) and value % 2 == 0,
     "rope.freq_base": _number(1, 1e12),
     "rope.scaling.type": lambda value: value in ("none", "linear", "yarn", "longrope"),
-    "rope.scaling.factor": lambda value: value == 0 or _number(0.01, 1e6)(value),  # llama.cpp takes 0 as none
-    "rope.scale_linear": lambda value: value == 0 or _number(0.01, 1e6)(value),  # as older files call that factor
+    "rope.scaling.factor": lambda value: value == 0 or _number(0.01, 1e6)(value),  # 0 means no scaling, as in llama.cpp
+    "rope.scale_linear": lambda value: value == 0 or _number(0.01, 1e6)(value),  # the older name of rope.scaling.factor
     "rope.scaling.attn_factor": _number(0, 1e3),
-    "rope.scaling.original_context_length": _count(0, _MOST_POSITIONS),  # llama.cpp takes 0 as the context
+    "rope.scaling.original_context_length": _count(0, _MOST_POSITIONS),  # 0 means context_length, as in llama.cpp
     "rope.scaling.yarn_ext_factor": _number(-1e6, 1e6),
     "rope.scaling.yarn_attn_factor": _number(-1e6, 1e6),
     "rope.scaling.yarn_beta_fast": _number(-1e6, 1e6),
     "rope.scaling.yarn_beta_slow": _number(-1e6, 1e6),
     "rope.scaling.yarn_log_multiplier": _number(-1e6, 1e6),
     "tensor_data_layout": lambda value: value in ("reference", "Meta AI original pth"),
-}  # by what is possible
+}
 _EXPERTS = "no expert is chosen, because expert_count must be 0"
 _RMS = "every norm of these architectures divides by the root of the mean square"
 _CLASSES = "it is for embeddings and classes, and replies are text"
+# Keys that are ignored, and the reason.
 NEUTRAL: Mapping[str, str] = {
     "vocab_size": "the rows of the embedding are counted",
     "attention.layer_norm_epsilon": _RMS,
@@ -83,7 +86,9 @@ NEUTRAL: Mapping[str, str] = {
     "experts_per_group": _EXPERTS,
     "expert_latent_length": _EXPERTS,
     "router_logit_softcapping": _EXPERTS,
-}  # and why
+}
+# Keys of computations that localspec lacks, and the values that switch these off. Any other value is refused. An empty
+# tuple marks a key that only other architectures have: any value is refused.
 OFF: Mapping[str, tuple[Any, ...]] = {
     "expert_count": (0,),
     "attention.causal": (True,),
@@ -171,14 +176,15 @@ OFF: Mapping[str, tuple[Any, ...]] = {
         ),
         (),
     ),
-}  # the values with which nothing changes; none for what only other architectures have
+}
+# Keys that are accepted only with the value of another key.
 SAME: Mapping[str, str] = {
     "embedding_length_out": "embedding_length",
     "attention.key_length_swa": "attention.key_length",
     "attention.value_length_swa": "attention.value_length",
     "rope.dimension_count_swa": "rope.dimension_count",
     "rope.freq_base_swa": "rope.freq_base",
-}  # those that change nothing where they equal another key
+}
 
 # -- other keys --------------------------------------------------------------------------------------------------------
 
@@ -193,8 +199,8 @@ USED_ELSEWHERE = (
     "tokenizer.ggml.fim_sep_token_id", "tokenizer.ggml.add_bos_token", "tokenizer.ggml.add_eos_token",
     "tokenizer.ggml.add_space_prefix", "tokenizer.chat_template",
 )  # fmt: skip
-# How the maker samples, beyond what localspec does: the values with which nothing changes. Others are left out, with a
-# notice.
+# Samplers that the model's maker recommends and localspec lacks, and the values that switch them off. A notice says
+# that any other value is ignored.
 TASTE: Mapping[str, tuple[Any, ...]] = {
     "general.sampling.xtc_probability": (0,), "general.sampling.penalty_repeat": (0, 1),
     "general.sampling.mirostat": (0,),
@@ -202,6 +208,7 @@ TASTE: Mapping[str, tuple[Any, ...]] = {
 _CARD = "it describes the model to people"
 _OTHER_KIND = "llama.cpp uses it for other kinds of tokenizers"
 _FILL = "a prompt that fills in the middle spells these marks"
+# Keys that are ignored, and the reason. A name that ends in "." stands for all keys that begin with it.
 NEUTRAL_ELSEWHERE: Mapping[str, str] = {
     "general.type": "the tensors show whether it is a model",
     "general.quantization_version": "each tensor names its type",
@@ -259,30 +266,34 @@ NEUTRAL_ELSEWHERE: Mapping[str, str] = {
     "tokenizer.ggml.prefix_token_id": _FILL,
     "tokenizer.ggml.suffix_token_id": _FILL,
     "tokenizer.ggml.middle_token_id": _FILL,
-}  # and why; a name that ends in a point stands for all that begin with it
+}
 
 
 class Metadata:
-    """Values by key, of the type that they must have. Its methods raise ValueError, with a clause."""
+    """A reader of metadata values that checks their types.
+
+    Its methods return None for a missing key. They raise ValueError for a wrong type; the message is a clause without
+    a final period.
+    """
 
     def __init__(self, values: Mapping[str, Value], name: str = "") -> None:
-        """`name` is that of the file that they are from, for sentences."""
+        """Read from `values`. `name` is the name of their file, for messages."""
         self.values, self.file = values, f"GGUF file {name}".rstrip()
 
     def text(self, key: str) -> str | None:
-        """Return a text that is needed as it is, so that it must be UTF-8."""
+        """Return a text that is used literally, so it must be UTF-8."""
         found: str | None = self._of(key, (str,))
         if found is not None and not is_utf8(found):
             raise ValueError(f"{key} is not UTF-8")
         return found
 
     def label(self, key: str) -> str | None:
-        """Return a text for people, with U+FFFD for what is not UTF-8; None for what is no text."""
+        """Return a text to display, with U+FFFD for bytes that are not UTF-8; None for another type."""
         found = self.values.get(key)
         return shown(found) if isinstance(found, str) else None
 
     def number(self, key: str) -> Any:
-        """Return a number, or None; of an array of the same numbers, one for each layer, that one."""
+        """Return a number. An array, which has one number for each layer, must repeat the same number."""
         value: Any = self.values.get(key)
         if isinstance(value, np.ndarray):
             several = set(value[:_MOST_LAYERS].tolist())
@@ -294,49 +305,54 @@ class Metadata:
         return self._of(key, (int, float), value)
 
     def flag(self, key: str) -> bool | None:
+        """Return a Boolean."""
         found: bool | None = self._of(key, (bool,))
         return found
 
     def texts(self, key: str) -> Texts | Sequence[str] | None:
+        """Return an array of texts."""
         found: Texts | Sequence[str] | None = self._of(key, (Texts, list))
         return found
 
     def numbers(self, key: str) -> list[Any] | None:
+        """Return an array of numbers as a list."""
         found: np.ndarray[Any, Any] | None = self._of(key, (np.ndarray,))
         if found is not None and len(found) > _MOST_NUMBERS:
             raise ValueError(f"{key} has {len(found):,} numbers")
         return None if found is None else found.tolist()
 
-    def _of(self, key: str, kinds: tuple[type, ...], *given: Any) -> Any:
-        value = given[0] if given else self.values.get(key)
+    def _of(self, key: str, kinds: tuple[type, ...], *replacement: Any) -> Any:
+        """Return the value of a key, or `replacement` for it, checked to be of one of the `kinds`."""
+        value = replacement[0] if replacement else self.values.get(key)
         if value is not None and not isinstance(value, kinds):
             raise ValueError(f"{key} = {in_short(value)} is not possible")
         return value
 
 
 def check(metadata: Metadata, named: str) -> None:
-    """Raise LocalspecError for a key of the architecture that is unknown, impossible, or changes what is computed."""
+    """Raise LocalspecError for a key of the architecture `named` that is unknown, impossible or not supported."""
 
     def refuse(key: str, what: str) -> LocalspecError:
         return LocalspecError(
             f"The {metadata.file} sets {one_line(shown(key))} = {in_short(metadata.values[key])}, {what}."
         )
 
-    for key, given in metadata.values.items():
+    for key, value in metadata.values.items():
         prefix, _, name = key.partition(".")
         if prefix != named:
             continue
-        several = _by_layer(given)
-        several = [None] if isinstance(given, Texts) or not several else several
+        # An array has one value for each layer. None, which passes no check, stands for an empty one or one of texts.
+        values = _by_layer(value)
+        values = [None] if isinstance(value, Texts) or not values else values
         if name in USED:
-            if not all(map(USED[name], several)):
+            if not all(map(USED[name], values)):
                 raise refuse(key, "which is not possible; fetch it again, or choose another")
         elif name in OFF or name in SAME:
             if name in OFF:
-                computed = all(value is not None and value in OFF[name] for value in several)
+                computed = all(one is not None and one in OFF[name] for one in values)
             else:
                 others = _by_layer(metadata.values.get(f"{named}.{SAME[name]}"))
-                computed = None not in several and (several == others or len({*several, *others}) == 1)
+                computed = None not in values and (values == others or len({*values, *others}) == 1)
             if not computed:
                 raise refuse(key, "which localspec does not compute; choose another")
         elif name not in NEUTRAL:
@@ -344,7 +360,7 @@ def check(metadata: Metadata, named: str) -> None:
 
 
 def left_out(metadata: Metadata) -> list[str]:
-    """Return a sentence for each sampler that the maker wants and localspec does not have."""
+    """Return a sentence for each sampler that the model's maker recommends and localspec lacks."""
     return [
         f"{key} = {in_short(metadata.values[key])} is left out, because localspec does not sample so."
         for key, off in TASTE.items()
@@ -352,23 +368,23 @@ def left_out(metadata: Metadata) -> list[str]:
     ]
 
 
-def _by_layer(given: Any) -> list[Any]:
+def _by_layer(value: Any) -> list[Any]:
     """Return the values of an array, or the one value."""
-    return given[:_MOST_LAYERS].tolist() if isinstance(given, np.ndarray) else [given]
+    return value[:_MOST_LAYERS].tolist() if isinstance(value, np.ndarray) else [value]
 
 
 def shown(text: str) -> str:
-    """Return a text as UTF-8 has it, with U+FFFD for what was not."""
+    """Return a text with U+FFFD for the bytes that were not UTF-8 in the file."""
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def is_utf8(text: str) -> bool:
-    """Return whether a text from a file was UTF-8 there; other bytes became lone surrogates."""
+    """Return whether a text was UTF-8 in the file. Other bytes were read as lone surrogates."""
     return text.isascii() or not any("\udc80" <= character <= "\udcff" for character in text)
 
 
 def in_short(value: Any) -> str:
-    """Return a value as a sentence has it."""
+    """Return a short form of a value, for a message."""
     if isinstance(value, str):
         return repr(shown(value)[:40])
     if isinstance(value, float) and math.isfinite(value):

@@ -1,4 +1,4 @@
-"""Which tokens of a GGUF file have a role: beginning, end of a reply, padding; as llama.cpp finds them."""
+"""Find the tokens with a role in a GGUF file, such as begin of text or end of reply, as llama.cpp does."""
 
 from collections.abc import Collection, Sequence
 
@@ -6,10 +6,12 @@ from localspec.errors import LocalspecError
 from localspec.gguf.metadata import Metadata, in_short, shown
 from localspec.text import one_line
 
-_MARKS = ([2], [3], [4])  # types of tokens: unknown, control, user-defined
-_NO_TOKEN = (-1, 2**32 - 1)  # how converters write that there is none
-_OF_PIECES = {"bos": 1, "eos": 2, "unknown": 0}  # where a vocabulary of pieces does not say
-# The spellings are those of llama.cpp's src/llama-vocab.cpp, where it builds `special_eog_ids`.
+# Types of tokens that are marks: unknown, control, user-defined. Each is a list, to compare with a slice of the types:
+# the slice is empty for a token that has no type.
+_MARKS = ([2], [3], [4])
+_NO_TOKEN = (-1, 2**32 - 1)  # ids by which converters say "no token"
+_OF_PIECES = {"bos": 1, "eos": 2, "unknown": 0}  # default ids in a SentencePiece vocabulary
+# Spellings of tokens that end a reply, from llama.cpp's src/llama-vocab.cpp, where it builds `special_eog_ids`.
 _ENDS = {
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>",
     "<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>", "<end_of_utterance>",
@@ -19,8 +21,8 @@ _FILL_ENDS = {
     "fim_pad": ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
     "fim_rep": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
     "fim_sep": ("<|file_sep|>",),
-}  # of fill-in-the-middle, where no id says otherwise
-# Marks with which another one is no end: it stands within a reply, or is an ordinary token.
+}  # spellings for the fill-in-the-middle roles, for files that give no id
+# A mark does not end replies if the vocabulary also has all of these others: it is then used within a reply.
 _NO_END = (
     ("<|end|>", {"<|return|>", "<|call|>"}), ("<|end|>", {"<|return|>", "<|calls|>"}),
     ("<|end|>", {"<|flush|>", "<|call|>"}), ("<|end|>", {"<|flush|>", "<|calls|>"}),
@@ -29,14 +31,14 @@ _NO_END = (
 
 
 def token_of(metadata: Metadata, role: str, count: int) -> int | None:
-    """Return the id of the token with a role, of so many; None where there is none.
+    """Return the id of the token with a role, in a vocabulary of `count` tokens; None if there is no such token.
 
-    Raises ValueError, with a clause, for an end that is not possible.
+    Raises ValueError for an end-of-text id outside the vocabulary. Its message is a clause without a final period.
     """
     key = f"tokenizer.ggml.{role}_token_id"
     if key not in metadata.values:
-        usual = _OF_PIECES.get(role) if metadata.values.get("tokenizer.ggml.model") == "llama" else None
-        return usual if usual is not None and usual < count else None
+        default = _OF_PIECES.get(role) if metadata.values.get("tokenizer.ggml.model") == "llama" else None
+        return default if default is not None and default < count else None
     index = metadata.values[key]
     if _is_token(index, count):
         return int(index)  # type: ignore[arg-type]
@@ -50,45 +52,46 @@ def _is_token(index: object, count: int) -> bool:
 
 
 def impossible_roles(metadata: Metadata, count: int) -> list[str]:
-    """Return a sentence for each token id that is left out, because there is no such token."""
-    several = {
+    """Return a sentence for each token id that is ignored, because it is outside the vocabulary."""
+    outside = {
         key: index
         for key, index in metadata.values.items()
         if key.startswith("tokenizer.ggml.") and key.endswith("_token_id") and not _is_token(index, count)
     }
     return [
         f"{one_line(shown(key))} = {in_short(index)} is left out, because there are {count} tokens."
-        for key, index in several.items()
+        for key, index in outside.items()
         if not (type(index) is int and index in _NO_TOKEN)
     ]
 
 
 def around(metadata: Metadata, tokens: Sequence[str], begins: bool) -> tuple[list[int], list[int]]:
-    """Return the tokens that are to stand before a text and after it.
+    """Return the tokens to add before a text, and those to add after it.
 
-    `begins` says whether tokenizers of this kind set a beginning where the file does not say. Raises LocalspecError
-    where the file wants a token and does not name one.
+    `begins` is the default for adding a begin-of-text token, for files without this setting. Raises LocalspecError if
+    the file wants such a token and does not name it.
     """
-    found: list[list[int]] = []
-    for role, usual in (("bos", begins), ("eos", False)):
+    added: list[list[int]] = []
+    for role, default in (("bos", begins), ("eos", False)):
         key = f"tokenizer.ggml.add_{role}_token"
         wanted, index = metadata.flag(key), token_of(metadata, role, len(tokens))
         if wanted and index is None:
             raise LocalspecError(
                 f"The {metadata.file} sets {key} = true and names no such token; fetch it again, or choose another."
             )
-        found.append([index] if index is not None and (usual if wanted is None else wanted) else [])
-    return found[0], found[1]
+        added.append([index] if index is not None and (default if wanted is None else wanted) else [])
+    return added[0], added[1]
 
 
 def ends(metadata: Metadata) -> list[int]:
-    """Return the tokens that end a reply: those with that role, and known marks by their spelling.
+    """Return the tokens that end a reply: by an id in the metadata, or by the spelling of a known mark.
 
-    An ordinary token that is merged from others is no mark, whatever it spells; llama.cpp makes one of it.
+    A token that ordinary text is tokenized into is not a mark, even if it is spelled like one. llama.cpp would take it
+    for a mark.
     """
     tokens = list(metadata.texts("tokenizer.ggml.tokens") or [])
     types = metadata.numbers("tokenizer.ggml.token_type") or []
-    count = len(tokens) or 2**32 - 1  # without a list of tokens, nothing limits their ids
+    count = len(tokens) or 2**32 - 1  # any id is possible in a file without a list of tokens
     found = [token_of(metadata, role, count) for role in ("eos", "eot", "eom", *_FILL_ENDS)]
     known = set(_ENDS)
     for role, spellings in _FILL_ENDS.items():
@@ -99,20 +102,25 @@ def ends(metadata: Metadata) -> list[int]:
     found += [index for index in spelled if index not in words]
     ids = list(dict.fromkeys(index for index in found if index is not None))
     spelling = dict(enumerate(tokens))
-    texts = {spelling.get(index) for index in ids}
-    inside = {token for token, others in _NO_END if others <= texts}
-    return [index for index in ids if spelling.get(index) not in inside]
+    spellings_found = {spelling.get(index) for index in ids}
+    within_replies = {mark for mark, others in _NO_END if others <= spellings_found}
+    return [index for index in ids if spelling.get(index) not in within_replies]
 
 
 def ordinary(metadata: Metadata, tokens: Sequence[str], types: Sequence[int], ids: Collection[int]) -> set[int]:
-    """Return those of the tokens that are made of others, as words are, and whose type is not that of a mark."""
+    """Return the ids, among `ids`, of tokens that ordinary text is tokenized into.
+
+    Such a token is not typed as a mark, and the tokenizer can merge it from shorter tokens, or it is one character.
+    """
     normal = {tokens[index]: index for index in ids if types[index : index + 1] not in _MARKS}
     if not normal:
         return set()
     if metadata.text("tokenizer.ggml.model") == "gpt2":
-        made = (merge.replace(" ", "") for merge in metadata.texts("tokenizer.ggml.merges") or [])
-        return {normal[token] for token in made if token in normal} | {normal[one] for one in normal if len(one) == 1}
-    if "tokenizer.ggml.token_type" not in metadata.values:  # pieces such as "<" and "s>" would make a word of "<s>"
+        merged = (merge.replace(" ", "") for merge in metadata.texts("tokenizer.ggml.merges") or [])  # "t he" → "the"
+        single = {index for token, index in normal.items() if len(token) == 1}
+        return single | {normal[token] for token in merged if token in normal}
+    if "tokenizer.ggml.token_type" not in metadata.values:
+        # Without types, "<s>" would be taken for a word of the pieces "<" and "s>".
         return set()
     pieces = {token for index, token in enumerate(tokens) if types[index : index + 1] not in _MARKS}
     return {

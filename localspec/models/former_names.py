@@ -1,4 +1,7 @@
-"""The names of deleted imports that a registered model had: conversations and phrases of them still hold those."""
+"""Former names of registered models, from imports that were deleted since.
+
+Saved conversations and phrases still have these names.
+"""
 
 import json
 from collections.abc import Mapping
@@ -8,7 +11,7 @@ from localspec.paths import Paths, private_directory, write_anew
 
 
 def former_names(paths: Paths) -> dict[str, str]:
-    """Return the name of the registered model by each former name; nothing if the file cannot be read."""
+    """Return the present name for each former name; an empty dict if the file cannot be read."""
     try:
         found = parse_json(read_bytes(paths.former_names))
     except (OSError, ValueError):
@@ -18,7 +21,7 @@ def former_names(paths: Paths) -> dict[str, str]:
 
 
 def save_former_names(names: Mapping[str, str], paths: Paths) -> None:
-    """Add former names to those that are saved. Raises OSError."""
+    """Save these former names in addition to the saved ones. Raises OSError."""
     if names.items() <= (known := former_names(paths)).items():
         return
     private_directory(paths.former_names.parent)

@@ -1,19 +1,26 @@
-"""What a conversation is made of."""
+"""The messages of a conversation, and which of the oldest turns are left out of a prompt."""
 
 from collections.abc import Sequence
 
-# {"role": "system" | "user" | "assistant", "content": text}; "reasoning_content" is what the assistant thought before
+# {"role": "system" | "user" | "assistant", "content": text}. "reasoning_content" holds the thoughts before a reply.
 Message = dict[str, str]
 
 
 def turns_left_out(head: int, sizes: Sequence[int], turns: int, room: int) -> int:
-    """Return how many of the oldest turns are left out of a conversation, as the sizes of its messages say.
+    """Return how many of the oldest turns are left out of a conversation, so that it fits in the room.
 
-    They are left out where the conversation first outgrew the room, down to half of it, and again where the rest did.
-    So the same turns are left out until it is full again. A program that starts again finds the same ones: nothing
-    has to be remembered. `head` is what always stays.
+    `sizes` are those of the messages after the system prompt, and `head` is that of the system prompt. `turns` is the
+    number of turns before the last prompt; each has two messages.
+
+    The loop replays the conversation. When a prompt does not fit, turns are left out until half of the room is free.
+    So the same turns stay out for many prompts, and the text before the prompt stays cached. The result follows from
+    the sizes, so nothing has to be saved.
+
+        room 10, sizes 2 2  2 2  2 2  2
+        prompt 0, 1 and 2: 2, 6 and 10 fit
+        prompt 3: 14 does not fit; turns 0, 1 and 2 are left out, until at most 5 are used
     """
-    dropped, between = 0, 0  # tokens of the turns that are not left out, up to the prompt
+    dropped, between = 0, 0  # `between` is the size of the turns from `dropped` up to the current prompt
     for turn in range(turns + 1):
         prompt = sizes[2 * turn] if turn < turns else sum(sizes[2 * turn :])
         if head + between + prompt > room:

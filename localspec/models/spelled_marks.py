@@ -1,4 +1,12 @@
-"""Marks of turns that people spell, such as <|im_end|>: text to a model, unlike those of its chat template."""
+"""Marks that a user types, such as <|im_end|>: they are encoded as text, unlike those of the chat template.
+
+An example with the mark <|im_end|>, where ␣ is the stand-in for "<":
+
+    typed by the user           Say <|im_end|> twice.
+    set_apart                   Say ␣|im_end|> twice.
+    after the chat template     <|im_start|>user\nSay ␣|im_end|> twice.<|im_end|>
+    encode                      the template's marks as single tokens, the rest as text, with "<" for ␣
+"""
 
 import re
 import secrets
@@ -7,24 +15,26 @@ from functools import cached_property
 
 from localspec.models.tokenizer import Tokenizer
 
-# High surrogates: no text holds them, and none of two in a row becomes a character in JSON.
+# Stand-ins are high surrogates. Text has no surrogates, and JSON joins no two high ones into a character.
 _FIRST, _MOST = 0xD800, 0x3FE
-PROBE = "\udbff"  # marks a content of which a template is asked whether it writes it
+PROBE = "\udbff"  # a content for testing whether a template renders it
 _BREAK = "\u200c"  # zero-width non-joiner
-_ALIAS = f"\ufdd0{secrets.token_hex(8)}\ufdd0"  # stands for the marks of a template; nobody can guess it
+_ALIAS = (
+    f"\ufdd0{secrets.token_hex(8)}\ufdd0"  # replaces each mark of the template; random, so that no user can type it
+)
 _HALF = re.compile("[\ud800-\udfff]")
 
 
 def whole_characters(text: str) -> str:
-    """Return a text with the replacement character for each half of a surrogate pair, which is no character."""
+    """Return a text with U+FFFD for each half of a surrogate pair, because a half is not a character."""
     return _HALF.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 class SpelledMarks:
-    """The marks of one tokenizer, and the stand-ins for the first characters of those that people spell.
+    """A codec for the marks of one tokenizer, with a stand-in for the first character of each mark that a user types.
 
-    A stand-in goes through a chat template in the place of the character. So a mark in its text is the template's
-    own, or begins with a stand-in.
+    The stand-in replaces the character before the chat template is rendered. So every whole mark in the rendered text
+    comes from the template.
     """
 
     def __init__(self, tokenizer: Tokenizer, marks: Collection[str]) -> None:
@@ -40,19 +50,19 @@ class SpelledMarks:
         self._ids = frozenset(token for token in found if token is not None)
 
     def set_apart(self, text: str) -> str:
-        """Return a text with a stand-in for the first character of each mark."""
+        """Return a text with a stand-in for the first character of each mark in it."""
         return self._replaced(text, lambda first: self._stand_ins.get(first, first + _BREAK))
 
     def broken(self, text: str) -> str:
-        """Return a text with an invisible character in each mark, for templates that stand-ins do not get through."""
+        """Return a text with an invisible character in each mark, for templates that change stand-ins."""
         return self._replaced(text, lambda first: first + _BREAK)
 
     def restored(self, text: str) -> str:
-        """Return a text with the characters that stand-ins stand for."""
+        """Return a text with each stand-in replaced by its character."""
         return text.translate(self._restore)
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        """Return the ids of a text with stand-ins: its marks are tokens, and what begins with a stand-in is text.
+        """Return the ids of a text with stand-ins: whole marks become tokens, and those with a stand-in become text.
 
         Raises what `Tokenizer.encode` raises.
         """
@@ -61,12 +71,13 @@ class SpelledMarks:
         return self._encode(text, add_special_tokens)[0]
 
     def encode_with_offsets(self, text: str, add_special_tokens: bool) -> tuple[list[int], list[tuple[int, int]]]:
-        """Return the same ids, and which characters of the text each stands for. Raises the same."""
+        """Return the ids as `encode` does, and the range of characters of each. Raises the same."""
         if self.restored(text) == text:
             return self._tokenizer.encode_with_offsets(text, add_special_tokens)
         return self._encode(text, add_special_tokens)
 
     def _replaced(self, text: str, instead: Callable[[str], str]) -> str:
+        """Return a text with `instead(first)` for the first character of each mark."""
         if self._begins is None:
             return text
 
@@ -80,25 +91,29 @@ class SpelledMarks:
     def _encode(
         self, text: str, add_special_tokens: bool, split: bool = False
     ) -> tuple[list[int], list[tuple[int, int]]]:
-        """Return ids and offsets of a text with stand-ins; with `split` it is cut after each of them, too."""
-        # Where the template's marks are, with the blanks that they swallow.
+        """Return ids and offsets of a text with stand-ins.
+
+        With `split`, the text is also cut after each stand-in, so that no token spans a whole mark.
+        """
+        # 1. Find the template's marks. A span includes the blanks that the tokenizer strips around its mark.
         neutral = text.translate(self._neutral)
         coded = zip(*self._tokenizer.encode_with_offsets(neutral, False), strict=True)
-        places: list[tuple[int, int, int | None]] = [
+        cuts: list[tuple[int, int, int | None]] = [
             (*span, token) for token, span in coded if self._is_mark(token, neutral, span)
         ]
         if split:
-            places += [(at + 1, at + 1, None) for at, one in enumerate(text) if ord(one) in self._restore]
-            places.sort(key=lambda place: place[:2])
-        # The whole text at once, so that what is around a mark is split and merged as ever.
+            cuts += [(at + 1, at + 1, None) for at, one in enumerate(text) if ord(one) in self._restore]
+            cuts.sort(key=lambda cut: cut[:2])
+        # 2. Encode the whole text at once, with an alias for each mark. So the text around a mark is split and merged
+        # as usual. `_literal` knows no mark but the alias.
         pieces, last = [], 0
-        for start, end, _ in places:
+        for start, end, _ in cuts:
             pieces += [self.restored(text[last:start]), _ALIAS]
             last = end
         literal = "".join([*pieces, self.restored(text[last:])])
         ids, offsets, added = self._literal.encode_with_added(literal, add_special_tokens)
-        # Back to the template's marks, and to places in the text that was given.
-        alias, waiting, shift = self._literal.token_to_id(_ALIAS), iter(places), 0
+        # 3. Replace the aliases by the marks, and shift the spans to `text`. Alias and mark differ in length.
+        alias, waiting, shift = self._literal.token_to_id(_ALIAS), iter(cuts), 0
         found: list[tuple[int, tuple[int, int]]] = []
         for token, (start, end), is_added in zip(ids, offsets, added, strict=True):
             if token == alias:
@@ -107,21 +122,19 @@ class SpelledMarks:
                 found += [] if mark is None else [(mark, (first, after))]
             elif is_added:
                 found.append((token, (start, end)))
-            elif not split and self._is_mark(
-                token, literal, (start, end)
-            ):  # this vocabulary spells the whole mark as one piece
+            elif not split and self._is_mark(token, literal, (start, end)):  # text was merged into a whole mark
                 return self._encode(text, add_special_tokens, split=True)
             else:
                 found.append((token, (start + shift, end + shift)))
         return [token for token, _ in found], [span for _, span in found]
 
     def _is_mark(self, token: int, text: str, span: tuple[int, int]) -> bool:
-        """Return whether a token is a mark, and not what stands for an unknown character."""
+        """Return whether a token is a mark. The unknown token is one only where the text spells it."""
         if token != self._unknown:
             return token in self._ids
         return text[slice(*span)].strip() == self._tokenizer.special_tokens["unk_token"]
 
     @cached_property
     def _literal(self) -> Tokenizer:
-        """The same tokenizer, to which marks are text; made when somebody spells one, for it is as large."""
+        """Return a tokenizer that reads marks as text. It is as large as the other, so it is made when needed."""
         return self._tokenizer.reading_as_text(self._marks, _ALIAS)

@@ -32,8 +32,8 @@ from localspec.serving.replies import Shape, broken_off, error
 from localspec.serving.room import Answer, Begun, Ended, EngineRoom, Line, Ticket
 from localspec.serving.turns import TooMany
 
-SIGN_SECONDS = 5.0  # without an answer, after which a client that streams learns that the server is there
-COMMENT = b": waiting\n\n"  # which clients read over
+SIGN_SECONDS = 5.0  # a stream gets a comment after this time without an answer, so that its client does not give up
+COMMENT = b": waiting\n\n"  # a comment of server-sent events, which clients ignore
 INSIDE = "Something went wrong inside; what it was stands where the server was started."
 STATUSES: tuple[tuple[type[LocalspecError], int, str, str | None], ...] = (
     (TooMany, 503, "server_error", "too_many_requests"),
@@ -47,7 +47,7 @@ STATUSES: tuple[tuple[type[LocalspecError], int, str, str | None], ...] = (
 
 
 class Silent(Enum):
-    """That nothing has come for a while."""
+    """A sentinel for "no answer in time"."""
 
     SILENT = "silent"
 
@@ -79,17 +79,17 @@ class Serving:
     # -- what is here -------------------------------------------------------------------------------------------------
 
     async def models(self, request: Request) -> Response:
-        """Those that a request can name."""
+        """Return the models that a request can name."""
         here = await asyncio.to_thread(models_here, self._first)  # it looks all over the disk
         return self._json({"object": "list", "data": [*map(_listed, here.values())]})
 
     async def model(self, request: Request) -> Response:
-        """One of them."""
+        """Return one of these models."""
         card = await asyncio.to_thread(model_named, request.path_params["name"], self._first)
         return self._json(_listed(card))
 
     async def metrics(self, request: Request) -> Response:
-        """Figures for Prometheus."""
+        """Return figures for Prometheus."""
         return PlainTextResponse(self._room.metrics.text(self._room.waiting), media_type="text/plain; version=0.0.4")
 
     # -- replies ------------------------------------------------------------------------------------------------------
@@ -100,7 +100,7 @@ class Serving:
                 body = await request.body()
             except ClientDisconnect:
                 return Response(status_code=HTTPStatus.BAD_REQUEST)
-            asked = await asyncio.to_thread(_parsed, body, read)  # large ones take half a second
+            asked = await asyncio.to_thread(_parsed, body, read)  # parsing a large body takes half a second
             return await self._reply(request, asked, len(body))
 
         return answer
@@ -115,7 +115,7 @@ class Serving:
             begun = None if isinstance(first, Silent) else _begun(first)
             if asked.stream:
                 pieces = _pieces(asked, begun, box, left)
-                streams = True  # and ends this wait with itself
+                streams = True  # the stream now cancels `left` when it ends
                 self._room.metrics.answered(200)
                 headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
                 return StreamingResponse(pieces, media_type="text/event-stream", headers=headers)
@@ -136,7 +136,7 @@ class Serving:
     def _put(
         self, asked: Asked | Opened | Asking, client: str, size: int, left: "asyncio.Future[None]"
     ) -> tuple[Ticket, Mailbox[Answer]]:
-        """Puts a request in the queue; what comes of it is in the mailbox. Raises TooMany."""
+        """Put a request in the queue; the mailbox receives the answers. Raises TooMany."""
         box = Mailbox[Answer](left)
         ticket = Ticket(asked, client, size, box.deliver)
         left.add_done_callback(lambda _: ticket.gone.set())  # also where the request itself is cancelled
@@ -172,7 +172,7 @@ class Serving:
         return self._json({})
 
     async def loaded(self, request: Request) -> Response:
-        """The models that are loaded, with their memory."""
+        """Return the loaded models with their memory."""
         await self._from_own(request)
         return Response(_line({"loaded": self._room.metrics.loaded}), media_type="application/x-ndjson")
 
@@ -240,7 +240,7 @@ class _LastWord(Response):
 
 
 def _listed(card: TargetCard) -> dict[str, Any]:
-    """A model as lists of models tell it; `created` is when its files came here."""
+    """Return a model as an entry of a list of models; `created` is the time of its files."""
     created = 0
     with suppress(OSError):
         created = int(card.path.stat().st_mtime)
@@ -248,7 +248,7 @@ def _listed(card: TargetCard) -> dict[str, Any]:
 
 
 def _is_text(value: object) -> bool:
-    """Whether all of its texts are; JSON can name halves of characters."""
+    """Return whether all texts in a value of JSON are valid; its escapes can name half of a surrogate pair."""
     left = [value]
     while left:
         match left.pop():
@@ -265,7 +265,7 @@ def _is_text(value: object) -> bool:
 
 
 async def _left(request: Request) -> None:
-    """Waits until the client is gone."""
+    """Wait until the client has left."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
@@ -279,6 +279,7 @@ def _unless_wrong(answer: Answer) -> Answer:
 
 
 def _parsed(body: bytes, read: Callable[[object], Asked]) -> Asked:
+    """Return the request in a body of JSON. Raises Refused."""
     try:
         value = parse_json(body, without_twins)
     except ValueError as wrong:
@@ -289,7 +290,7 @@ def _parsed(body: bytes, read: Callable[[object], Asked]) -> Asked:
 
 
 def _wrong(trouble: LocalspecError) -> tuple[int, dict[str, Any]]:
-    """Return the status of what went wrong, and what a client gets in place of a reply."""
+    """Return the HTTP status and the JSON body for an error."""
     _, status, kind, code = next(row for row in STATUSES if isinstance(trouble, row[0]))
     named = {NotHere: "model", Overlong: "messages", Refusal: "messages"}.get(type(trouble))
     field = trouble.field if isinstance(trouble, Refused) else named
@@ -297,17 +298,19 @@ def _wrong(trouble: LocalspecError) -> tuple[int, dict[str, Any]]:
 
 
 def _begun(answer: Answer) -> Begun:
+    """Return the first answer to a request, and raise it if it is an error."""
     begun = _unless_wrong(answer)
     assert isinstance(begun, Begun)
     return begun
 
 
 def _shape(asked: Asked, begun: Begun) -> Shape:
+    """Return the JSON form of the reply to a request."""
     return Shape(asked.messages is not None, begun.model, localspec.__version__, begun.start)
 
 
 async def _within(seconds: float, box: Mailbox[Answer]) -> Answer | Silent | None:
-    """Return the next answer, None where the client is gone, and Silent where nothing came for so long."""
+    """Return the next answer; None if the client has left, and Silent if nothing came within `seconds`."""
     try:
         async with asyncio.timeout(seconds):
             return await box.next()
@@ -318,9 +321,10 @@ async def _within(seconds: float, box: Mailbox[Answer]) -> Answer | Silent | Non
 async def _pieces(
     asked: Asked, begun: Begun | None, box: Mailbox[Answer], left: "asyncio.Future[None]"
 ) -> AsyncIterator[bytes]:
-    """Yield a reply as it is streamed, and a comment wherever nothing comes for a while.
+    """Yield a reply in pieces of a stream, and a comment after each SIGN_SECONDS without an answer.
 
-    Where it has not `begun`, a comment says so first, and what is wrong with the request is a piece like any other.
+    `begun` is None if no answer came before the headers were sent. Then a comment comes first, and an error in the
+    request is sent as a piece of the stream, because the status is already 200.
     """
     usage, shape = asked.usage_in_stream, None
     try:
@@ -350,7 +354,7 @@ async def _pieces(
 
 
 def _piece(shape: Shape, answer: Answer, usage: bool) -> tuple[bytes, bool]:
-    """What is sent of one answer, and whether it is the last one."""
+    """Return the piece of the stream for an answer, and whether it is the last one."""
     match answer:
         case Text():
             return shape.step(answer, usage), False
@@ -364,7 +368,7 @@ def _piece(shape: Shape, answer: Answer, usage: bool) -> tuple[bytes, bool]:
 
 
 def _own_line(answer: Answer) -> tuple[bytes, bool]:
-    """The same for the user's own commands."""
+    """Return the line for an answer to one of the user's own commands, and whether it is the last one."""
     if isinstance(answer, Line):  # the last of a reply, or all of an engine
         return _line(answer.value), bool(answer.value.keys() & {"kept", "server"})
     if isinstance(answer, Exception):

@@ -38,7 +38,7 @@ class Asked:
     client: str | None = None
     limit_field: str = "max_tokens"  # in which the limit was sent
     think_field: str = "reasoning_effort"
-    whole: bool = True  # whether a conversation that is longer than the context is refused
+    whole: bool = True  # refuse a conversation that is longer than the context; if False, leave out its oldest turns
 
 
 @dataclass
@@ -54,20 +54,20 @@ class _Fields:
         return default if value is None else read(name, value)
 
     def only(self, name: str, *values: Any, why: str, instead: str = "leave it out") -> None:
-        """Of what is not served, the value that asks for nothing is taken. Raises Refused for any other."""
+        """Accept a field that is not supported only with a value that has no effect. Raises Refused otherwise."""
         value = self.left.pop(name, None)
         if value is not None and not any(value == one and type(value) is type(one) for one in values):
             raise Refused(f"'{name}' is not served here ({why}); {instead}.", name)
 
     def none_left(self) -> None:
-        for name in (name for name, value in self.left.items() if value is not None):  # null asks for nothing
+        for name in (name for name, value in self.left.items() if value is not None):  # null means the same as no field
             raise Refused(
                 f"There is no field '{name[:100]}' here{nearest(name, self.known)}; leave it out.", name[:100]
             )
 
 
 def chat_request(body: object) -> Asked:
-    """What `POST /v1/chat/completions` asks for. Raises Refused."""
+    """Return the request in the body of `POST /v1/chat/completions`. Raises Refused."""
     fields = _fields(body)
     messages = fields.take("messages", _messages)
     if messages is None:
@@ -96,7 +96,7 @@ def chat_request(body: object) -> Asked:
 
 
 def text_request(body: object) -> Asked:
-    """What `POST /v1/completions` asks for. Raises Refused."""
+    """Return the request in the body of `POST /v1/completions`. Raises Refused."""
     fields = _fields(body)
     text = fields.take("prompt", _prompt)
     if text is None:
@@ -140,7 +140,7 @@ def _shared(
     fields.only("store", False, why="what is asked over HTTP is not kept")
     fields.only("metadata", {}, why="what is asked over HTTP is not kept")
     fields.only("service_tier", "auto", "default", why="there is one")
-    for name in ("prompt_cache_key", "prompt_cache_retention", "safety_identifier"):  # which ask for nothing here
+    for name in ("prompt_cache_key", "prompt_cache_retention", "safety_identifier"):  # hints without effect here
         fields.take(name, _hint)
     asked = Asked(
         model=fields.take("model", _text),
@@ -178,6 +178,7 @@ def _text(name: str, value: object) -> str:
 
 
 def _hint(name: str, value: object) -> None:
+    """Check that a field without effect is a text."""
     if not isinstance(value, str):
         raise Refused(f"'{name}' must be a text, and not {shown(value)}.", name)
 
@@ -195,7 +196,7 @@ def _number(name: str, value: object) -> float:
 
 
 def _truncation(name: str, value: object) -> bool:
-    """Whether all of a conversation is to be read, as in OpenAI's Responses: else its oldest turns may be left out."""
+    """Return whether no turn may be left out. The values are those of OpenAI's Responses API."""
     if value not in ("auto", "disabled"):
         raise Refused(f"'{name}' must be 'auto' or 'disabled', and not {shown(value)}.", name)
     return value == "disabled"
@@ -219,7 +220,7 @@ def _stops(name: str, value: object) -> tuple[str, ...]:
 
 
 def _stream_options(name: str, value: object) -> bool:
-    """Whether the last piece tells the usage."""
+    """Return whether the last piece includes the usage."""
     options = _Fields(dict(value)) if isinstance(value, dict) else None
     if options is None:
         raise Refused(f"'{name}' must be an object, and not {shown(value)}.", name)
@@ -230,7 +231,7 @@ def _stream_options(name: str, value: object) -> bool:
 
 
 def _effort(name: str, value: object) -> bool:
-    """Whether the model is told to think; how much cannot be told it."""
+    """Return whether the model should think. Degrees of effort are not distinguished."""
     if value not in ("none", "minimal", "low", "medium", "high"):
         raise Refused(f"'{name}' must be none, minimal, low, medium or high, and not {shown(value)}.", name)
     return value not in ("none", "minimal")
@@ -284,7 +285,7 @@ def _message(place: str, value: object) -> Message:
 
 
 def _content(place: str, value: object) -> str:
-    """A text, or parts of one, which belong together."""
+    """Return a text, joined from its parts if there are several."""
     if isinstance(value, str):
         return value
     parts = []
@@ -296,6 +297,6 @@ def _content(place: str, value: object) -> str:
 
 
 def shown(value: object) -> str:
-    """A value that somebody sent, cut short."""
+    """Return a short form of a value in a request, for a message."""
     words = repr(value)
     return words if len(words) <= 60 else f"{words[:57]}…"

@@ -45,16 +45,16 @@ class Loaded:
     doubted: bool = False  # whether it was used since then
 
     def touch(self) -> None:
-        """It was used until now."""
+        """Note that the model was used until now."""
         self.used, self.doubted = time.monotonic(), True
 
     @property
     def doubt_at(self) -> float:
-        """When to ask again."""
+        """Return when to check again whether another drafter would do better."""
         return max(self.used + QUIET_SECONDS, self.looked + BETWEEN_LOOKS) if self.doubted else float("inf")
 
     def news(self) -> list[str]:
-        """What was said since the last call."""
+        """Return the notices since the last call."""
         found = [*self.heard]
         self.heard.clear()
         return found
@@ -93,13 +93,13 @@ def _would_choose(
 
 
 def models_here(first: TargetCard) -> dict[str, TargetCard]:
-    """What a request can name: the server's own model, and all that are installed."""
+    """Return the models that a request can name: the server's default one, and all that are installed."""
     others = (card for card, found in registry.installed() if not isinstance(found, LocalspecError))
     return {first.name: first, **{card.name: card for card in others if card.name != first.name}}
 
 
 def model_named(name: str, first: TargetCard) -> TargetCard:
-    """The model of this name. Raises NotHere.
+    """Return the model of this name. Raises NotHere.
 
     A client names what is installed, and no directory of this machine but the server's own, by its last part alone too.
     """
@@ -129,12 +129,12 @@ class LoadedModels:
 
     @property
     def names(self) -> list[str]:
-        """Of those that are loaded."""
+        """Return the names of the loaded models."""
         return list(self._loaded)
 
     @property
     def loaded(self) -> list[dict[str, Any]]:
-        """The name, device and memory in bytes of each model that is loaded."""
+        """Return the name, device and memory in bytes of each loaded model."""
         found = []
         for name, one in self._loaded.items():
             memory = one.engine.session.memory
@@ -143,7 +143,7 @@ class LoadedModels:
         return found
 
     def card(self, name: str | None) -> TargetCard:
-        """The model of this name, the server's own where none is given. Raises NotHere."""
+        """Return the model of this name, or the server's default one without a name. Raises NotHere."""
         return self._first if name is None else model_named(name, self._first)
 
     def get(self, name: str | None) -> Loaded:
@@ -207,12 +207,12 @@ class LoadedModels:
         return self._loaded[card.name]
 
     def _unpark(self) -> None:
-        """Lets parked texts go before a model is chosen, so that it is chosen as if there were none."""
+        """Remove all parked texts. Their memory must not change which device or form is chosen for a model."""
         for one in self._loaded.values():
             one.engine.forget_parked()
 
     def _in_the_way(self, card: TargetCard) -> list[str]:
-        """Those that go, used longest ago first, so that this one need not take a slower device for their sake."""
+        """Return the models to unload, least recently used first, so that `card` gets its fastest device."""
         held = {name: one.engine.held[0] for name, one in self._loaded.items() if one.engine.held[1]}
         alone = self._device_without(held, card) if held else None
         going: list[str] = []
@@ -223,7 +223,7 @@ class LoadedModels:
         return going
 
     def _device_without(self, names: Iterable[str], card: TargetCard) -> str | None:
-        """Where a model would be loaded if these were not; None where it could not be."""
+        """Return the device for a model if these were not loaded; None if it fits on none."""
         machine = machine_without(self._loaded[name].engine for name in names)
         try:
             return _would_choose(self._settings, card, self._store, self._reporter, machine).device

@@ -12,7 +12,7 @@ _FINISHED: Mapping[Reason, str] = {"stop": "stop", "length": "length", "interrup
 
 
 def error(message: str, kind: str, *, param: str | None = None, code: str | None = None) -> dict[str, Any]:
-    """What a client gets in place of a reply."""
+    """Return the JSON of an error."""
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
@@ -29,7 +29,7 @@ class Shape:
     # -- all at once --------------------------------------------------------------------------------------------------
 
     def whole(self, texts: Sequence[Text], done: Done, figures: Mapping[str, Any]) -> dict[str, Any]:
-        """The reply as one object."""
+        """Return the whole reply as one object."""
         text = "".join(one.text for one in texts)
         reasoning = "".join(one.reasoning for one in texts)
         said: dict[str, Any] = {"text": reasoning + text}
@@ -48,13 +48,13 @@ class Shape:
     # -- piece by piece -----------------------------------------------------------------------------------------------
 
     def first(self, with_usage: bool) -> bytes | None:
-        """The piece before any text; a text that goes on has none."""
+        """Return the piece before any text; None for a plain completion."""
         if not self._chat:
             return None
         return self._piece({"delta": {"role": "assistant", "content": ""}}, with_usage, {"localspec": self._start})
 
     def step(self, text: Text, with_usage: bool) -> bytes:
-        """What one decode step added."""
+        """Return the piece for one decode step."""
         said: dict[str, Any] = {"text": text.reasoning + text.text}
         if self._chat:
             said = {"delta": {"content": text.text}}
@@ -63,7 +63,7 @@ class Shape:
         return self._piece(said, with_usage, {"localspec": {"token_ids": text.tokens, "token_sources": text.sources}})
 
     def last(self, done: Done, figures: Mapping[str, Any], with_usage: bool) -> bytes:
-        """Why it ended, its figures, and the usage where it was asked for."""
+        """Return the last pieces: the finish reason, the figures, and the usage if `with_usage`."""
         said: dict[str, Any] = {"delta": {}} if self._chat else {"text": ""}
         own = {"localspec": {**self._start, **figures}}
         pieces = self._piece({**said, "finish_reason": _FINISHED[done.reason]}, with_usage, own)
@@ -84,12 +84,12 @@ class Shape:
 
 
 def broken_off(wrong: Mapping[str, Any]) -> bytes:
-    """Return the end of a stream in which an `error` comes after its headers."""
+    """Return the end of a stream for an error after the headers; `wrong` is the JSON of the error."""
     return _event(wrong) + b"data: [DONE]\n\n"
 
 
 def usage(done: Done) -> dict[str, Any]:
-    """How many tokens were read and written."""
+    """Return the numbers of tokens of the prompt and of the reply."""
     found = done.statistics
     written = len(found.token_ids)
     return {

@@ -91,7 +91,7 @@ class EngineRoom(threading.Thread):
 
     @property
     def waiting(self) -> int:
-        """Requests whose turn has not come."""
+        """Return the number of requests that wait in the queue."""
         return len(self._turns)
 
     @property
@@ -100,13 +100,13 @@ class EngineRoom(threading.Thread):
         return self.waiting + (self._under_way is not None)
 
     def ask(self, ticket: Ticket) -> None:
-        """Puts a request in the queue. Raises TooMany, LocalspecError where nobody is answered any more."""
+        """Put a request in the queue. Raises TooMany, and LocalspecError once the server stops."""
         if self._turns.closed:
             raise LocalspecError(self.failure or STOPPED)
         self._turns.put(ticket.client, ticket, ticket.size)
 
     def close(self) -> bool:
-        """Stops the reply under way and answers nobody any more; returns whether the thread has ended."""
+        """Stop the current reply and the queue; return whether the thread has ended."""
         self._leaving.set()
         for ticket in self._turns.close():
             ticket.deliver(LocalspecError(STOPPED))
@@ -142,7 +142,7 @@ class EngineRoom(threading.Thread):
                 asked = time.monotonic()
 
     def _give_up(self, error: BaseException) -> None:
-        """Tells everybody who waits, and ends the server."""
+        """Answer all waiting requests with an error, and end the server."""
         what = one_line(f"{type(error).__name__}: {first_line(error)}")[:LONGEST_FAILURE]
         self.failure = f"The engines cannot go on ({what}), and the server is being stopped; start it again."
         waiting = self._turns.close()
@@ -232,7 +232,7 @@ class EngineRoom(threading.Thread):
                 raise Refused("The model's chat template has no switch for thinking; leave it out.", asked.think_field)
             think = engine.thinking(settings, system) if asked.think is None else asked.think
             unspelled = engine.cannot_spell(messages)
-            # Nothing is left out in silence.
+            # Turns are left out only if the request allows it.
             events = engine.chat(messages, sampling, limits, think, whole=asked.whole)
         begun = False
         with closing(events):

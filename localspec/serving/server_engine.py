@@ -45,11 +45,11 @@ class ServerSampling:
 
     @property
     def greedy(self) -> bool:
-        """Whether nothing is left to chance."""
+        """Return whether sampling is greedy."""
         return self.temperature == 0
 
     def as_json(self) -> dict[str, Any]:
-        """What was asked for, as a request says it."""
+        """Return the settings as fields of a request."""
         asked = {name: getattr(self, name) for name in ("temperature", "top_p", "top_k", "min_p", "seed")}
         return {name: value for name, value in asked.items() if value is not None}
 
@@ -75,7 +75,7 @@ class Spoken:
 
     @property
     def so_far(self) -> Statistics | None:
-        """Those so far."""
+        """Return the figures so far."""
         return self.statistics
 
 
@@ -92,14 +92,14 @@ class ServerEngine:
         self.wanted: Callable[[], bool] = lambda: True
         self.context = server.models[model].context if model in server.models else 0
         self.session, self.told = Spoken(), dict[str, Any]()
-        self._room = sys.maxsize  # characters of a conversation that the server may read: it refused one more
-        self._truncates = False  # whether it is asked to leave out turns
+        self._room = sys.maxsize  # characters; the server refused a longer conversation
+        self._truncates = False  # whether requests ask the server to leave out turns
         self._path = _place(model) if server.ours else None
         self._decoders: dict[str, Decode] = {}  # by revision
 
     @property
     def choice(self) -> ServerChoice:
-        """What the server told with the last reply."""
+        """Return what the server reported with the last reply."""
         told = {name: word(self.told.get(name)) for name in ("device", "dtype", "quantize")}
         where = f"at {self.server.address.name}"
         return ServerChoice(device=where, dtype=told["dtype"], quantize=told["quantize"] or "none")
@@ -119,7 +119,7 @@ class ServerEngine:
 
     @property
     def exactness(self) -> "ServerEngine":
-        """This one: it knows as much as was told."""
+        """Return this object, because it has the figures that the server reported."""
         return self
 
     def label(self, rule: Rule) -> str:
@@ -128,7 +128,7 @@ class ServerEngine:
         return told if told in SAMENESS else ""
 
     def sampling(self, settings: Settings) -> ServerSampling:
-        """What was asked for. Raises UsageMistake for what has no effect."""
+        """Return the sampling settings. Raises UsageMistake for a setting without effect."""
         names = ("temperature", "top_p", "top_k", "min_p")
         values = {name: getattr(settings, name) for name in names}
         chosen = tuple(name for name, value in values.items() if value is not None)
@@ -143,15 +143,15 @@ class ServerEngine:
         return asked
 
     def thinking(self, settings: Settings, system: str | None = None) -> bool | None:
-        """Whether the model is told to think. Nobody here knows whether it heeds that."""
+        """Return the setting for thinking. It is unknown whether the model obeys it."""
         return settings.think
 
     def thinks_by_itself(self, system: str | None = None) -> bool | None:
-        """That cannot be told."""
+        """Return None, because this is unknown for a model of a server."""
         return None
 
     def lend_core(self, lent: bool) -> None:
-        """Does nothing: another process computes."""
+        """Do nothing, because another process computes."""
 
     # -- replies ------------------------------------------------------------------------------------------------------
 
@@ -162,12 +162,15 @@ class ServerEngine:
         limits: Limits | None = None,
         think: bool | None = None,
     ) -> Generator[Event, None, None]:
-        """Answers a conversation; where the server says that it is too long, its oldest turns are left out: by one of
-        ours itself, for others down to about half of what they read.
+        """Yield the events of a reply to a conversation.
 
-        Where a stream ends with nothing in it, it is asked once more for a reply in one piece, or the reason why not.
-        Raises NotAllowed, NotHere, UsageMistake and LocalspecError for what the server refuses, and BrokenOff where it
-        is gone in the middle: what it said until then has come.
+        If the server says that the conversation is too long, its oldest turns are left out, and the request is sent
+        again. A localspec server leaves them out itself. For other servers this method does so, down to about half of
+        the characters that the server refused.
+
+        After an empty stream, the request is sent once more without streaming, because some servers only then say what
+        is wrong. Raises NotAllowed, NotHere, UsageMistake and LocalspecError for a refusal. Raises BrokenOff if the
+        connection ends within a reply, after the events so far.
         """
         body, self.session.statistics = self._body(sampling, limits or Limits(), think), None
         first = 1 if messages and messages[0]["role"] == "system" else 0
@@ -175,16 +178,16 @@ class ServerEngine:
         sizes = [len(message["content"]) for message in messages]
         while True:
             dropped = turns_left_out(sum(sizes[:first]), sizes[first:], turns, self._room)
-            said = [*messages[:first], *messages[first + 2 * dropped :]]
+            sent = [*messages[:first], *messages[first + 2 * dropped :]]
             if self._truncates:
                 body["truncation"] = "auto"
             try:
-                yield from self._reply({**body, "messages": self._readable(said)}, dropped)
+                yield from self._reply({**body, "messages": self._readable(sent)}, dropped)
                 return
             except NothingCame:
                 if not body["stream"]:
                     raise
-                body = {**body, "stream": False}  # some servers say only so what is wrong
+                body = {**body, "stream": False}
                 del body["stream_options"]
             except TooLong:
                 if self.server.ours and not self._truncates:
@@ -192,7 +195,7 @@ class ServerEngine:
                     continue
                 if dropped == turns:
                     raise
-                self._room = sum(len(message["content"]) for message in said) - 1
+                self._room = sum(len(message["content"]) for message in sent) - 1
 
     def _body(self, sampling: ServerSampling, limits: Limits, think: bool | None) -> dict[str, Any]:
         return {
@@ -206,7 +209,7 @@ class ServerEngine:
         }
 
     def _readable(self, said: Sequence[Message]) -> list[Message]:
-        """Thoughts of earlier replies go back to localspec alone, whose chat templates may ask for them."""
+        """Return the messages to send. Only a localspec server gets thoughts, which its chat templates may use."""
         if self.server.ours:
             return list(said)
         return [{name: text for name, text in one.items() if name != "reasoning_content"} for one in said]

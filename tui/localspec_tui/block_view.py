@@ -1,4 +1,4 @@
-"""Draws blocks of text, one widget for all of them, and of these only the rows that are seen."""
+"""A widget that shows all blocks of a reply, and draws only the visible rows."""
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
@@ -24,12 +24,20 @@ from localspec_tui.reply_blocks import Block, Margin
 if TYPE_CHECKING:
     from localspec_tui.app import ChatApp
 
-MARKED = "bold underline"  # style of what was looked for
-DRAWN = 500  # rows that are kept as they were drawn
+MARKED = "bold underline"  # style of search matches
+DRAWN = 500  # most rows in the cache of drawn rows
 
 
 class BlockView(Widget):
-    """Blocks, one below the other. What is selected in it is its text, line by line."""
+    """A column of blocks.
+
+    Rows are what the screen shows. Lines are those of the text, which is what a selection copies. An example of two
+    blocks, the first one wrapped:
+
+        row 0   A long          block 0, line 0
+        row 1   paragraph       block 0, line 0
+        row 2   • An item       block 1, line 1       so _tops = [0, 2, 3] and _lines = [0, 1, 2]
+    """
 
     BELOW = 0  # blank rows below the last block
     COMPONENT_CLASSES: ClassVar[set[str]] = {
@@ -41,23 +49,23 @@ class BlockView(Widget):
         super().__init__()
         self._blocks: list[Block] = []
         self._laid: list[LaidBlock] = []
-        self._tops = [0]  # the first row of each block, and the row after the last
-        self._lines = [0]  # likewise the lines of their texts, for what is selected
-        self._width = 0  # columns that they are laid for
+        self._tops = [0]  # the first row of each block, then the row after the last block
+        self._lines = [0]  # likewise for lines
+        self._width = 0  # columns for which the blocks are broken into rows; 0 before the first layout
         self._drawn: dict[int, Strip] = {}
-        self._stay: int | None = None  # while only what comes after so many rows is new
-        self.found: dict[int, list[tuple[int, int]]] = {}  # where what was looked for stands, by blocks
+        self._stay: int | None = None  # during a refresh, the number of first rows that stay as they are
+        self.found: dict[int, list[tuple[int, int]]] = {}  # search matches, by number of the block
 
     # -- what is shown ------------------------------------------------------------------------------------------------
 
     def show(self, blocks: Sequence[Block], settled: int = 0) -> None:
-        """Show these blocks. The first `settled` are those of before."""
+        """Show these blocks. The first `settled` ones are known to be unchanged."""
         before, height = self._laid, self._tops[-1]
         same = settled
         while same < min(len(blocks), len(before)) and before[same].block == blocks[same]:
             same += 1
         self._blocks[same:] = blocks[same:]
-        first = self._tops[same] if same < len(self._tops) else height
+        first = self._tops[same] if same < len(self._tops) else height  # the first row that changes
         earlier = before[same] if same < len(before) else None
         self._lay(same, earlier)
         if earlier is not None and same < len(self._laid):
@@ -77,11 +85,11 @@ class BlockView(Widget):
 
     @property
     def blocks(self) -> Sequence[Block]:
-        """What is shown."""
+        """Return the blocks that are shown."""
         return self._blocks
 
     def _lay(self, first: int, earlier: LaidBlock | None = None) -> None:
-        """Break the blocks from that number on into rows."""
+        """Break the blocks from number `first` on into rows. `earlier` is the previous layout of that block."""
         del self._laid[first:], self._tops[first + 1 :], self._lines[first + 1 :]
         if not self._width:
             return
@@ -92,6 +100,7 @@ class BlockView(Widget):
             self._lines.append(self._lines[-1] + block.text.count("\n") + 1)
 
     def _forget_rows(self, first: int) -> None:
+        """Remove the rows from `first` on from the cache of drawn rows."""
         if first <= 0:
             self._drawn.clear()
         else:
@@ -108,6 +117,7 @@ class BlockView(Widget):
         return self._tops[-1] + (self.BELOW if self._blocks else 0)
 
     def _set_dirty(self, *regions: Region) -> None:
+        """Mark everything to be drawn again, or only the rows from `_stay` on if it is set."""
         if not regions and self._stay is not None:
             rows = max(self._tops[-1] + self.BELOW, self.size.height) - self._stay
             regions = (Region(0, self._stay, max(self._width, 1), max(rows, 1)),)
@@ -116,7 +126,7 @@ class BlockView(Widget):
         super()._set_dirty(*regions)
 
     def _size_updated(self, size: Size, *others: Any, **named: Any) -> bool:
-        """Keep the first rows as they are where only rows were added."""
+        """Keep the drawn rows if only the height changes."""
         if size.width == self._size.width and self._size.height:
             self._stay = min(size.height, self._size.height)
         try:
@@ -164,6 +174,7 @@ class BlockView(Widget):
         return strip
 
     def _draw(self, number: int, row: int) -> Strip:
+        """Draw a row of a block; `row` counts from the top of the block."""
         laid = self._laid[number]
         block = laid.block
         base = self.visual_style
@@ -206,7 +217,7 @@ class BlockView(Widget):
         return drawn
 
     def _text(self, number: int, start: int, end: int, base: Style) -> Sequence[Segment]:
-        """Return a part of a block's text with its colours and marks."""
+        """Return the text of a block from `start` to `end`, with its styles, search matches and selection."""
         block = self._blocks[number]
         text = block.text[start:end]
         spans = [*self._spans(block, start, end)]
@@ -214,20 +225,21 @@ class BlockView(Widget):
             if first < end and last > start:
                 spans.append(Span(max(first - start, 0), min(last, end) - start, MARKED))
         line = self._lines[number] + block.text.count("\n", 0, start)
-        begin = block.text.rfind("\n", 0, start) + 1
+        column = start - (block.text.rfind("\n", 0, start) + 1)  # of `start` in its line, where selections count from
         selection = self.text_selection
         if selection is not None and (chosen := selection.get_span(line)) is not None:
-            first, last = chosen[0] - (start - begin), (chosen[1] - (start - begin) if chosen[1] >= 0 else len(text))
+            first, last = chosen[0] - column, (chosen[1] - column if chosen[1] >= 0 else len(text))
             if last > 0 and first < len(text):
                 style = Style.from_styles(self.screen.get_component_styles("screen--selection"))
                 spans.append(Span(max(first, 0), min(last, len(text)), style))
-        drawn = _FormattedLine(self._get_style, Content(text, spans), end - start, x=start - begin, y=line)
+        drawn = _FormattedLine(self._get_style, Content(text, spans), end - start, x=column, y=line)
         strip = Strip(*drawn.to_strip(base))
         if not self.screen._selecting:
             strip = strip._apply_link_style(self.link_style)
         return list(strip)
 
     def _spans(self, block: Block, start: int, end: int) -> Iterator[Span]:
+        """Yield the styles of a block's text from `start` to `end`, as spans that count from `start`."""
         if block.kind == "code":
             from localspec_tui.highlighting import highlighted  # after the first paint
 
@@ -250,14 +262,14 @@ class BlockView(Widget):
                 yield Span(run.start - start, run.end - start, action)
 
     def _margin(self, margins: tuple[Margin, ...], columns: int, base: Style) -> tuple[list[Segment], Style]:
-        """Return what stands left of a row, and the style of what stands right of that."""
+        """Return the bullets and bars to the left of a row, and the style of the text to their right."""
         segments: list[Segment] = []
         for one in margins:
             if one.is_quote:
                 around = base.background
                 base += self._component("quote")
                 colour = self.get_component_styles("quote-bar").color
-                bar = base + Style(foreground=around + colour)  # a border has the colours of what is around it
+                bar = base + Style(foreground=around + colour)  # the bar has the background around the quote
                 segments += [Segment(one.text[:1], bar.rich_style), Segment(one.text[1:], base.rich_style)]
             else:
                 style = base + self._component("bullet")
@@ -267,11 +279,11 @@ class BlockView(Widget):
         return segments, base
 
     def _whole(self, segments: Sequence[Segment], style: Style, blank: RichStyle | None = None) -> Strip:
-        """Return a row as wide as the widget."""
+        """Return a row, padded to the width of the widget."""
         return Strip(segments).adjust_cell_length(self.size.width, blank or style.background_style.rich_style)
 
     def _component(self, name: str) -> Style:
-        """Return what a component adds to the style of what it stands on."""
+        """Return the style of a component, to add to a style below it."""
         styles = self.get_component_styles(name)
         text = styles.text_style
         return Style(
@@ -288,14 +300,16 @@ class BlockView(Widget):
         )
 
     def _copy_line(self, number: int, room: int, base: Style) -> list[Segment]:
+        """Draw the row above code, with the word "copy" at its right end."""
         style = base + self._component("copy")
         click = style + Style.from_meta({"@click": f"copy({number})"})
         blank = Segment(" " * max(room - len("copy") - PADDING, 0), style.rich_style)
         return [blank, Segment("copy", click.rich_style), Segment(" " * PADDING, style.rich_style)]
 
-    # -- what is selected, looked for and clicked ---------------------------------------------------------------------
+    # -- selection, search and clicks ---------------------------------------------------------------------------------
 
     def get_selection(self, selection: Selection) -> tuple[str, str] | None:
+        """Return the selected text, with the bullets of whole lines, and the line break to put after it."""
         lines = "\n".join(block.text for block in self._blocks).split("\n")
         last = len(lines) - 1
         start, end = selection.start or Offset(0, 0), selection.end or Offset(len(lines[-1]), last)
@@ -308,14 +322,14 @@ class BlockView(Widget):
         return "\n".join(chosen), "\n"
 
     def _marker(self, line: int) -> str:
-        """Return the bullet or number before this line."""
+        """Return the bullet or number before a line; empty for a line that begins no block."""
         number = bisect_right(self._lines, line) - 1
         if number >= len(self._blocks) or self._lines[number] != line:
             return ""
         return "".join(one.text for one in self._blocks[number].lead if not one.is_quote)
 
     def mark(self, found: dict[int, list[tuple[int, int]]]) -> None:
-        """Underline these places, by numbers of blocks."""
+        """Underline these search matches, by number of the block."""
         self.found = found
         self._drawn.clear()
         self.refresh()
@@ -334,7 +348,7 @@ class BlockView(Widget):
         cast("ChatApp", self.app).copy_to_clipboard(block.text, block.language or "code")
 
     def action_link(self, href: str) -> None:
-        """Show where a link leads. Following it could carry away what its address holds."""
+        """Show the address of a link. Opening it could send private text that a model put into the address."""
         self.notify(one_line(unquote(href)), title="The link leads to", markup=False, timeout=10)
 
     def on_mouse_move(self, event: events.MouseMove) -> None:
@@ -346,7 +360,7 @@ class BlockView(Widget):
 
 
 class PlainText(BlockView):
-    """A text as it was written, of any length."""
+    """A view of a text without Markdown, of any length."""
 
     def __init__(self, text: str = "", classes: str = "") -> None:
         super().__init__()
@@ -354,5 +368,5 @@ class PlainText(BlockView):
         self.set_text(text)
 
     def set_text(self, text: str) -> None:
-        """Show this text instead; where it begins like the one before, only what was added is broken into rows."""
+        """Show this text instead. Rows of an unchanged beginning are not computed again."""
         self.show([Block("plain", safe(text).expandtabs(8))] if text else [])

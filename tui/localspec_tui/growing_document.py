@@ -1,4 +1,12 @@
-"""A Markdown text that grows: only its last part is read again, so that each piece costs about the same."""
+"""A Markdown text that grows while a reply streams. Only its tail is parsed again, so each append costs about the same.
+
+    # Title           settled block
+    A paragraph.      settled block
+    - an item         the tail: it is parsed again with every append, because its last block may still change
+    - another it
+
+When the tail is one block of more than PIECE characters, that block is divided, and its beginning is settled, too.
+"""
 
 import re
 from dataclasses import replace
@@ -9,29 +17,30 @@ from localspec_tui.markdown_parser import parser
 from localspec_tui.reply_blocks import Block, BlockReader, with_more
 
 LONGEST = 64 * 1024  # bytes; a longer text is shown as plain text
-PIECE = 2048  # characters that are read again whenever more come; the beginning of a longer block is not
-AGAIN = 8  # a long block that cannot be divided is read again when it has grown by one part in so many
+PIECE = 2048  # characters of the tail, beyond which its last block is divided
+AGAIN = 8  # a long block that cannot be divided is parsed again after growing by 1/8
 
-# A last line that may become anything. Below a paragraph it would make that a heading for a moment, or begin a list.
+# A last line that may still become something else: "-" below a paragraph makes it a heading, but "- x" is an item.
+# Such a line is not shown yet.
 _OPEN_LINE = re.compile(r"(?:^|\n)[ \t>]*(?:#{1,6}|[-=+*_ \t]+|`{2,}|~+|\d{1,9}[.)]|[|: \t-]+)[ \t]*\Z")
 _WORD = re.compile(r"(?<=\s)[^\W\d_]")  # a place where a paragraph can be divided
 _HARD_BREAK = re.compile(r"(?: {2,}|\\)\n\Z")
 
 
 def is_long(text: str) -> bool:
-    """Return whether a text is too long to be read as Markdown."""
+    """Return whether a text is too long to be parsed as Markdown."""
     return 4 * len(text) > LONGEST and len(text.encode(errors="replace")) > LONGEST
 
 
 def read_blocks(text: str) -> list[Block]:
-    """Return the blocks of a whole text. It may be called from any thread."""
+    """Return the blocks of a whole text. This is safe on any thread."""
     if is_long(text):
         return [Block("plain", text.expandtabs(8))]
     return BlockReader().read(parser().parse(text))
 
 
 class GrowingDocument:
-    """The blocks of a text to which more is added. The first `settled` of them stay as they are."""
+    """A text to which more is appended, and its blocks. The first `settled` blocks no longer change."""
 
     def __init__(self) -> None:
         self.set("", [])
@@ -40,20 +49,21 @@ class GrowingDocument:
         """Show this text. `blocks` is what `read_blocks` returned for it."""
         self.source, self.blocks = source, blocks
         self.settled = 0
-        self._tail_at = 0  # from where on the source is read again
+        self._tail_at = 0  # where the tail begins in the source
         self._undivided()
 
     def _undivided(self) -> None:
-        """The tail begins with a block, and not in the middle of one."""
-        self._opening = ""  # read before the tail: the first line of a fence, the head of a table
-        self._base: Block | None = None  # the beginning of the block that the tail goes on with
-        self._in_list = False  # the tail begins with an item
-        self._number: int | None = None  # of that item
-        self._read, self._next_read = 0, 0  # how long the tail was that was read last; how long it must be
-        self._shown_then: list[Block] = []
+        """Note that the tail begins with a whole block."""
+        self._opening = ""  # parsed before the tail: the first line of a fence, or the header of a table
+        self._base: Block | None = None  # the settled beginning of a divided block that the tail continues
+        self._in_list = False  # whether the tail begins with an item of a divided list
+        self._number: int | None = None  # the number of that item
+        # Lengths of the tail: when it was parsed last, and when it is parsed next.
+        self._read, self._next_read = 0, 0
+        self._shown_then: list[Block] = []  # the blocks of the tail when it was parsed last
 
     def append(self, text: str) -> None:
-        """Add to the text. Blocks change from the first that is not settled on."""
+        """Append to the text. Only blocks that are not settled change."""
         self.source += text
         if is_long(self.source):
             self.settled, self.blocks = 0, [Block("plain", self.source.expandtabs(8))]
@@ -61,8 +71,9 @@ class GrowingDocument:
             self._read_tail()
 
     def _read_tail(self) -> None:
+        """Parse the tail, and settle the blocks before its last one."""
         tail = self.source[self._tail_at :]
-        if len(tail) < self._next_read:  # the rest is shown as it came
+        if len(tail) < self._next_read:  # too early to parse: show what was added as plain text
             rest = " ".join(tail[self._read :].split())
             self.blocks[self.settled :] = [*self._shown_then, *([Block("paragraph", rest)] if rest else [])]
             return
@@ -76,7 +87,7 @@ class GrowingDocument:
         last, first_block = reader.tops[-1]
         line = last.map[0] if last.map is not None else 0
         at = _line_begin(self._opening + tail, line) - len(self._opening)
-        if at > 0:  # the blocks before the last one are whole
+        if at > 0:  # there are blocks before the last one, and they are complete
             self.settled += first_block + len(blocks) - len(reader.blocks)
             self._tail_at += at
             tail = tail[at:]
@@ -87,12 +98,13 @@ class GrowingDocument:
             self._divide(last, tail, [one - line for one in reader.items])
 
     def _reader_of(self, tail: str) -> BlockReader:
+        """Return a reader that has parsed this tail."""
         reader = BlockReader(self._number)
         reader.read(parser().parse(self._opening + tail))
         return reader
 
     def _joined(self, blocks: list[Block]) -> list[Block]:
-        """Return what the tail shows: its first block may go on with one that was divided."""
+        """Return the blocks of the tail, with the first one joined to the beginning of a divided block."""
         base = self._base
         if base is None:
             if not blocks:
@@ -105,7 +117,10 @@ class GrowingDocument:
         return [with_more(base, blocks[0]), *blocks[1:]]
 
     def _divide(self, last: Token, tail: str, items: list[int]) -> None:
-        """Settle the beginning of a long last block, so that it is not read again."""
+        """Divide the long last block, and settle its beginning.
+
+        A paragraph is divided between words, code and tables between lines, and a list before its last item.
+        """
         opening, number, at = self._opening, self._number, 0
         if last.type == "paragraph_open":
             places = _WORD.finditer(tail, len(tail) - PIECE // 2)
@@ -117,7 +132,7 @@ class GrowingDocument:
         elif last.type.endswith("list_open") and len(items) > 1:
             at = _line_begin(tail, items[-1])
         reader = self._reader_of(tail[:at])
-        if at <= 0 or len(reader.tops) != 1 or reader.tops[0][0].type != last.type:
+        if at <= 0 or len(reader.tops) != 1 or reader.tops[0][0].type != last.type:  # it cannot be divided
             self._read, self._next_read = len(tail), len(tail) + len(tail) // AGAIN
             self._shown_then = self.blocks[self.settled :]
             return
@@ -146,7 +161,7 @@ class GrowingDocument:
 
 
 def _line_begin(text: str, line: int) -> int:
-    """Return where a line begins; the first has number 0."""
+    """Return where a line begins; the first line is 0."""
     at = 0
     for _ in range(line):
         at = text.find("\n", at) + 1
@@ -156,6 +171,6 @@ def _line_begin(text: str, line: int) -> int:
 
 
 def _closes(tail: str, markup: str) -> bool:
-    """Return whether the last line is the end of a fence, or may become it."""
+    """Return whether the last line closes a fence, or may do so once it is complete."""
     line = tail.rstrip().rpartition("\n")[2].strip()
     return line.startswith(markup) and not line.strip(markup[0])

@@ -1,4 +1,4 @@
-"""The colours of code. Only a language that is named counts: to guess one took minutes."""
+"""Syntax highlighting of code. The language must be named, because guessing it can take minutes."""
 
 import time
 from functools import lru_cache
@@ -8,13 +8,13 @@ from pygments.util import ClassNotFound
 from textual.content import Span
 from textual.highlight import ANSIDarkHighlightTheme, ANSILightHighlightTheme, HighlightTheme
 
-LONGEST = 8192  # characters; longer code has no colours
-SECONDS = 0.1  # then the rest of the code has no colours
+LONGEST = 8192  # characters; longer code is not highlighted
+SECONDS = 0.1  # after this time, the rest of the code is not highlighted
 
 
 @lru_cache(maxsize=32)
 def highlighted(code: str, language: str, ansi: bool, dark: bool) -> tuple[Span, ...]:
-    """Return the colours of a piece of code, in the order of the text."""
+    """Return the styles of a piece of code, in the order of the text."""
     if not language or len(code) > LONGEST:
         return ()
     try:

@@ -1,4 +1,4 @@
-"""A reply as a flat list of blocks: each is a text with marks, and what stands left of it."""
+"""A reply as a flat list of blocks. A block has a text with styles, and bullets or bars to the left of it."""
 
 import re
 from bisect import bisect_right
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 BULLETS = ("• ", "▪ ", "‣ ", "⭑ ", "◦ ")  # by the depth of the list
 QUOTE = "▌ "
 IMAGE = "🖼  "
-BETWEEN_CELLS = " │ "  # in the text of a row
+BETWEEN_CELLS = " │ "  # in the text of a row of a table
 
 _BLANKS = re.compile(r"\s+")
 _MARKS = {"em_open": "em", "strong_open": "strong", "s_open": "s"}
@@ -20,7 +20,7 @@ _ENDS = {"em_close": "em", "strong_close": "strong", "s_close": "s"}
 
 
 class Run(NamedTuple):
-    """A part of a text that looks different from the rest: its marks, and where it leads as a link."""
+    """A range of a text with styles (`marks`, such as "strong"), and the address if it is a link."""
 
     start: int
     end: int
@@ -39,8 +39,13 @@ class Margin(NamedTuple):
 class Block:
     """A paragraph, heading, table, piece of code or rule.
 
-    `lead` stands left of its first line and `rest` left of the others. `above` blank lines come first, with `between`
-    left of them. Of a table `cells` has the place of each cell in the text, by rows.
+    An example: a paragraph in a list in a quote, with a blank row above it.
+
+        ▌                   `above` = 1, with `between` to the left
+        ▌ • The first row   `lead`
+        ▌   and the next    `rest`
+
+    For a table, `cells` has the range of each cell in the text, by rows.
     """
 
     kind: str
@@ -54,7 +59,7 @@ class Block:
     cells: list[list[tuple[int, int]]] = field(default_factory=list)
 
     def runs_in(self, start: int, end: int) -> Iterator[Run]:
-        """Yield the runs of this part of the text, cut to it."""
+        """Yield the runs between `start` and `end`, clipped to this range."""
         at = bisect_right(self.runs, start, key=lambda run: run.end)
         while at < len(self.runs) and self.runs[at].start < end:
             run = self.runs[at]
@@ -64,21 +69,24 @@ class Block:
 
 @dataclass(eq=False)
 class _Container:
-    """A quote, a list, or an item of a list: `marker` stands before its first line."""
+    """An open quote, list or item of a list. `marker` is to the left of its first line; `used` once that was read."""
 
     kind: str
     marker: Margin | None = None
     used: bool = False
 
     def margin(self) -> Margin | None:
-        """Return what stands left of the next line."""
+        """Return the margin of the next line: the marker, or blanks below the marker of an item."""
         if self.marker is None or self.kind == "quote" or not self.used:
             return self.marker
         return Margin(" " * len(self.marker.text))
 
 
 class BlockReader:
-    """Makes blocks of the tokens of one parse. `number` is that of the first item, where it begins with one."""
+    """A converter from markdown-it tokens to blocks.
+
+    `number` replaces the number of the first item, for a text that continues a numbered list.
+    """
 
     def __init__(self, number: int | None = None) -> None:
         self.blocks: list[Block] = []
@@ -86,11 +94,11 @@ class BlockReader:
         self.items: list[int] = []  # the first line of each item of the last list of the outer level
         self._number = number
         self._open: list[_Container] = []
-        self._before: list[_Container] = []  # those that were open at the last block
-        self._numbers: list[Iterator[str] | None] = []  # of the lists that are open; None where they have bullets
+        self._before: list[_Container] = []  # the containers that were open at the last block
+        self._numbers: list[Iterator[str] | None] = []  # item numbers of each open list; None for bullets
 
     def read(self, tokens: "Sequence[Token]") -> list[Block]:
-        """Return all blocks."""
+        """Return the blocks of these tokens."""
         at = 0
         while at < len(tokens):
             token = tokens[at]
@@ -126,12 +134,13 @@ class BlockReader:
                     self._numbers.pop()
                 case "list_item_close" | "blockquote_close":
                     if not self._open[-1].used:
-                        self._add(Block("paragraph"))  # it is empty
+                        self._add(Block("paragraph"))  # an empty item or quote
                     self._open.pop()
             at += 1
         return self.blocks
 
     def _add(self, block: Block) -> None:
+        """Add a block, with margins for the open containers."""
         if self.blocks:
             pairs = zip(self._open, self._before, strict=False)
             shared = [one for one, other in pairs if one is other]
@@ -146,7 +155,7 @@ class BlockReader:
         self.blocks.append(block)
 
     def _list_numbers(self, tokens: "Sequence[Token]", at: int) -> Iterator[str]:
-        """Return the numbers of the items of a list, all of one width."""
+        """Return the numbers of the items of a list, aligned to the right."""
         level, count, after = tokens[at].level, 0, at + 1
         while tokens[after].level > level:
             count += tokens[after].type == "list_item_open" and tokens[after].level == level + 1
@@ -159,7 +168,7 @@ class BlockReader:
         return iter([f"{number}{mark} ".rjust(width) for number in range(first, first + count)])
 
     def _add_table(self, tokens: "Sequence[Token]", at: int) -> int:
-        """Return the place of the token that closes it."""
+        """Add a table whose first token is at `at`, and return the index of its last token."""
         block, parts, size = Block("table"), list[str](), 0
         while tokens[at].type != "table_close":
             token = tokens[at]
@@ -185,7 +194,10 @@ class BlockReader:
 
 
 def inline(token: "Token") -> tuple[str, list[Run]]:
-    """Return the text of an inline token, and its runs: one behind the other, however marks are nested."""
+    """Return the text of an inline token, and its runs.
+
+    Nested marks become consecutive runs: "*a **b** c*" gives "a " (em), "b" (em, strong) and " c" (em).
+    """
     parts: list[str] = []
     runs: list[Run] = []
     depths = {"em": 0, "strong": 0, "s": 0}
@@ -231,14 +243,14 @@ def inline(token: "Token") -> tuple[str, list[Run]]:
 
 
 def with_more(base: Block, more: Block) -> Block:
-    """Return a block to which the text of another one is added; of a table that begins with a header, its rows."""
+    """Return a block with the text of another one added. From a table, only the rows below its header are added."""
     if base.kind == "code":
         return replace(base, text=f"{base.text}{more.text}".rstrip())
     begin = more.cells[1][0][0] if len(more.cells) > 1 and more.cells[1] else 0
     if base.kind == "table" and not begin:
         return base
     glue = "\n" if base.kind == "table" else ""
-    by = len(base.text) + len(glue) - begin
+    by = len(base.text) + len(glue) - begin  # shift of all ranges of `more`
     runs = (one._replace(start=one.start + by, end=one.end + by) for one in more.runs_in(begin, len(more.text)))
     rows = ([(start + by, end + by) for start, end in row] for row in more.cells[1:])
     text = f"{base.text}{glue}{more.text[begin:]}"
@@ -246,5 +258,5 @@ def with_more(base: Block, more: Block) -> Block:
 
 
 def code(content: str) -> str:
-    """Return code as it is shown: without blank lines at its end."""
+    """Return code without blank lines at its end, and with tabs expanded."""
     return content.rstrip().expandtabs(8)

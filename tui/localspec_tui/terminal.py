@@ -1,4 +1,4 @@
-"""Keeps the terminal whole: who may write to it, what a signal does, what is left when the chat ends."""
+"""Protects the terminal: redirects the output of libraries, handles signals, and restores it when the chat ends."""
 
 import codecs
 import io
@@ -19,8 +19,8 @@ from localspec import marks
 from localspec.paths import private_directory
 from localspec_tui import paste
 
-HANGUP = 129  # what shells expect of a program whose terminal was closed
-LOG_BYTES = 1_000_000  # then it begins anew
+HANGUP = 129  # exit code of a program whose terminal was closed (128 + SIGHUP)
+LOG_BYTES = 1_000_000  # a larger log is emptied at the next start
 QUIET = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 
 
@@ -28,18 +28,19 @@ class _Key(Enum):
     ALT_ENTER = "alt+enter"
 
 
-# Most terminals send this for it, which Textual takes for Escape and Enter: it would send what is half written.
+# Most terminals send these for Alt+Enter. Textual would read Escape and Enter, and send an unfinished prompt.
 SEQUENCES = {"\x1b\r": (_Key.ALT_ENTER,), "\x1b\n": (_Key.ALT_ENTER,)}
 
 
 def prepare(meant: Callable[[str], str] = lambda typed: typed) -> None:
-    """What has to happen before Textual takes the place of standard error; of what is typed it sees what is `meant`."""
+    """Set up what must be in place before Textual replaces standard error. `meant` translates what is typed."""
     ANSI_SEQUENCES_KEYS.update(SEQUENCES)  # type: ignore[attr-defined]  # a dict, declared as less
     paste.install(meant)
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     if os.name == "posix":
-        # A progress bar makes a lock, whose tracker is a process, and Textual's standard error cannot be handed on.
+        # A progress bar creates a lock, which starts a tracker process. That fails once Textual has replaced standard
+        # error, so start it now.
         from multiprocessing import resource_tracker
 
         resource_tracker.ensure_running()
@@ -50,12 +51,15 @@ def prepare(meant: Callable[[str], str] = lambda typed: typed) -> None:
 
 
 def _lenient(encoding: str) -> Callable[[], codecs.IncrementalDecoder]:
-    """Of what is typed: bytes of another encoding, or of a paste, would end the thread that reads keys."""
+    """Return a decoder that replaces invalid bytes. An error would end the thread that reads keys."""
     return partial(codecs.getincrementaldecoder(encoding), errors="replace")
 
 
 class _Terminal(io.TextIOWrapper):
-    """The terminal, which may be closed at any time: Textual would wait for ever for a thread that failed to write."""
+    """A stream to the terminal that calls `gone` if the terminal is closed.
+
+    With an error instead, Textual would wait forever for its thread that writes.
+    """
 
     def __init__(self, descriptor: int, real: TextIO, gone: Callable[[], None]) -> None:
         super().__init__(os.fdopen(descriptor, "wb"), encoding=real.encoding, errors="replace", newline="")
@@ -81,9 +85,9 @@ class _Terminal(io.TextIOWrapper):
 
 @contextmanager
 def guarded(log: Path, gone: Callable[[], None]) -> Iterator[None]:
-    """Textual draws on a private copy of the terminal, and what libraries write to descriptors 1 and 2 goes to `log`.
+    """Give Textual a private copy of the terminal, and send the output of libraries on descriptors 1 and 2 to `log`.
 
-    Calls `gone`, on the thread that draws, when there is no terminal any more.
+    Calls `gone`, on the thread that draws, once the terminal is closed.
     """
     with ExitStack() as afterwards:
         sink = _open_log(log)
@@ -91,12 +95,12 @@ def guarded(log: Path, gone: Callable[[], None]) -> Iterator[None]:
         for number, name in ((1, "stdout"), (2, "stderr")):
             stream = getattr(sys, name)
             stream.flush()
-            kept = os.dup(number)
-            afterwards.callback(os.close, kept)
-            afterwards.callback(os.dup2, kept, number)
-            afterwards.callback(stream.flush)  # what was written meanwhile belongs to the log
+            saved = os.dup(number)
+            afterwards.callback(os.close, saved)
+            afterwards.callback(os.dup2, saved, number)
+            afterwards.callback(stream.flush)  # buffered output belongs to the log
             real = getattr(sys, f"__{name}__")
-            terminal = _Terminal(os.dup(kept), real, gone)
+            terminal = _Terminal(os.dup(saved), real, gone)
             setattr(sys, f"__{name}__", terminal)
             afterwards.callback(terminal.close)
             afterwards.callback(setattr, sys, f"__{name}__", real)
@@ -106,7 +110,7 @@ def guarded(log: Path, gone: Callable[[], None]) -> Iterator[None]:
 
 
 def _open_log(log: Path) -> int:
-    """Readable for its owner alone; where it cannot be written, nowhere."""
+    """Open the log, readable only by its owner, and return its descriptor; that of the null device on an error."""
     try:
         private_directory(log.parent)
         cut = os.O_TRUNC if log.exists() and log.stat().st_size > LOG_BYTES else 0
@@ -119,7 +123,7 @@ def _open_log(log: Path) -> int:
 
 
 def is_there() -> bool:
-    """Whether keys can still come from it."""
+    """Return whether the terminal can still send keys."""
     try:
         return sys.__stdin__ is not None and os.isatty(sys.__stdin__.fileno())
     except (OSError, ValueError):
@@ -128,10 +132,10 @@ def is_there() -> bool:
 
 @contextmanager
 def signals(leave: Callable[[int], None], overdue: Callable[[int], None]) -> Iterator[None]:
-    """A signal that would end the process ends the chat as a key does, with the exit code that shells expect.
+    """Handle signals that would end the process: the chat ends as by a key, with the exit code that shells expect.
 
-    `leave` is called between two steps of the main thread. `overdue` is called at once, on a thread of its own: the
-    main thread may be busy for long.
+    `leave` is called on the main thread, between two of its steps. `overdue` is called at once on a separate thread,
+    because the main thread may be busy for long.
     """
     handlers: dict[int, Any] = {}
 
@@ -146,7 +150,7 @@ def signals(leave: Callable[[int], None], overdue: Callable[[int], None]) -> Ite
                 afterwards.callback(signal.signal, number, signal.signal(number, handlers[number]))
         if os.name == "posix":
             afterwards.enter_context(_watched(ours, overdue))
-        for name in ("SIGTSTP", "SIGCONT"):  # the application's own, which ends before
+        for name in ("SIGTSTP", "SIGCONT"):  # Textual sets these; restore them after it
             if hasattr(signal, name):
                 number = getattr(signal, name)
                 afterwards.callback(signal.signal, number, signal.getsignal(number))
@@ -175,7 +179,7 @@ def _watched(ours: Callable[[int], bool], overdue: Callable[[int], None]) -> Ite
 
 
 def end_without_waiting(code: int) -> None:
-    """For a thread that cannot be stopped: the interpreter would take its modules away while it works."""
+    """Exit without waiting for a thread that cannot be stopped. A normal exit would unload modules that it uses."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError, AttributeError):
             stream.flush()

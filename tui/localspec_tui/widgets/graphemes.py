@@ -1,14 +1,15 @@
-"""What a person takes for one character, which may be several in a text: flags, families, accents."""
+"""Graphemes: what a reader sees as one character may be several code points, as in flags, families and accents."""
 
 import unicodedata
 
 JOINER = "\u200d"
+# Variation selectors, skin tones and the tags of regional flags: each belongs to the code point before it.
 _KEEP_TOGETHER = {"\ufe0e", "\ufe0f", *map(chr, range(0x1F3FB, 0x1F400)), *map(chr, range(0xE0020, 0xE0080))}
-FARTHEST = 64  # characters that are looked at: a text may have any number of accents
+FARTHEST = 64  # most code points of a grapheme; a text may stack any number of accents
 
 
 def before(text: str, at: int) -> int:
-    """Return where the character begins that ends at this place."""
+    """Return where the grapheme that ends at this place begins."""
     begin = max(at - FARTHEST, 0)
     found = begin
     while (end := after(text, found)) < at:
@@ -17,7 +18,7 @@ def before(text: str, at: int) -> int:
 
 
 def after(text: str, at: int) -> int:
-    """Return where the character ends that begins at this place."""
+    """Return where the grapheme that begins at this place ends."""
     if at >= len(text):
         return at
     end = at + 1
@@ -34,4 +35,5 @@ def after(text: str, at: int) -> int:
 
 
 def _is_flag_letter(character: str) -> bool:
+    """Return whether a code point is a regional indicator; two of them make a flag."""
     return "\U0001f1e6" <= character <= "\U0001f1ff"

@@ -1,4 +1,4 @@
-"""Keys that arrive in one read, as over a slow connection, act in the order in which they were typed."""
+"""Fields in which keys act in the order of typing, even if many arrive at once, as over a slow connection."""
 
 from typing import Any
 
@@ -8,11 +8,11 @@ from textual.widgets import Input
 
 from localspec_tui.widgets.graphemes import after, before
 
-LETTERS = "letters"  # the name of a key that stands for several
+LETTERS = "letters"  # the name of a key event that holds several letters
 
 
 def take_waiting(event: events.Key, pump: MessagePump) -> None:
-    """Make one insertion of a letter and of those that wait behind it, as after a paste that no terminal marked."""
+    """Merge a letter and the letters waiting after it into one event, which is fast for an unmarked paste."""
     if not _is_letter(event):
         return
     letters = []
@@ -24,20 +24,21 @@ def take_waiting(event: events.Key, pump: MessagePump) -> None:
 
 
 def _is_letter(key: events.Key) -> bool:
+    """Return whether a key inserts a character."""
     return key.is_printable and "+" not in key.key
 
 
 class KeysInOrder:
-    """For a field where one types: its bindings act at once.
+    """A mixin for text fields that runs key bindings at once.
 
-    On their way up to the application the letters typed after them would overtake them.
+    Textual would pass a binding up to the application, and letters typed after it would act first.
     """
 
     async def _on_key(self: Any, event: events.Key) -> None:
         take_waiting(event, self)
         field = self.screen.focused
-        led_away = field is not self and isinstance(field, KeysInOrder)  # by a key before this one
-        if led_away:
+        focus_moved = field is not self and isinstance(field, KeysInOrder)  # by a prior key
+        if focus_moved:
             _done_with(event)
             field.post_message(events.Key(event.key, event.character))
             return
@@ -47,17 +48,17 @@ class KeysInOrder:
         active = self.screen.active_bindings.get(event.key)
         if active is None or (active.node is not self and event.is_printable):
             return
-        # Keys that come faster than the screen changes: another is open by now, and its own keys are others.
+        # If a prior key opened another screen, drop this key: it may mean something else there.
         if self.app.screen is not self.screen or await self.app.run_action(active.binding.action, active.node):
             _done_with(event)
 
     def _chooses(self, event: events.Key) -> bool:
-        """Whether this key has done something before it comes to bindings."""
+        """Handle a key before the bindings, and return whether it was handled."""
         return False
 
 
 class OneLine(KeysInOrder, Input):
-    """A field for one line."""
+    """A text field of one line."""
 
     def action_delete_left(self) -> None:
         place = before(self.value, self.cursor_position)
@@ -87,5 +88,6 @@ class OneLine(KeysInOrder, Input):
 
 
 def _done_with(event: events.Key) -> None:
+    """Stop an event, so that nothing else handles it."""
     event.stop()
     event.prevent_default()

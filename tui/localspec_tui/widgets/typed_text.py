@@ -1,4 +1,4 @@
-"""A field for text of several lines."""
+"""A text field of several lines."""
 
 from collections.abc import Callable
 
@@ -9,14 +9,17 @@ from localspec.text import safe
 from localspec_tui.widgets.graphemes import after, before
 from localspec_tui.widgets.keys_in_order import take_waiting
 
-LONGEST = 1_000_000  # characters: each key costs time for all of them, and no model reads so many
+LONGEST = 1_000_000  # characters; each key costs time for all of them, and no model has a context for more
 
 
 class TypedText(TextArea):
-    """What is put into it reaches the terminal as text, never as a command; what is pasted, the application sees to."""
+    """A field of several lines. Text from `put` is made safe, so that it sends no commands to the terminal.
+
+    Pasted text is made safe by the application.
+    """
 
     def put(self, text: str) -> None:
-        """Replaces the text, and puts the cursor after it."""
+        """Replace the text, and put the cursor after it."""
         self.load_text(safe(text))
         self.move_cursor(self.document.end)
 
@@ -29,6 +32,7 @@ class TypedText(TextArea):
         self._refuse_beyond_limit(event, event.text)
 
     def _refuse_beyond_limit(self, event: events.Event, text: str) -> None:
+        """Drop an event, with a notice, if its text would make the field longer than LONGEST."""
         if len(text) + len(self.document.text) <= LONGEST:
             return
         event.stop()
@@ -40,7 +44,7 @@ class TypedText(TextArea):
             markup=False,
         )
 
-    # -- whole characters, of however many parts ----------------------------------------------------------------------
+    # -- graphemes, which may be several code points ------------------------------------------------------------------
 
     def action_delete_left(self) -> None:
         if not self._delete_part(before):
@@ -51,7 +55,10 @@ class TypedText(TextArea):
             super().action_delete_right()
 
     def _delete_part(self, end_of: Callable[[str, int], int]) -> bool:
-        """Delete the character at the cursor; False where there is none in this line, or a selection to delete."""
+        """Delete the grapheme from the cursor to `end_of` it.
+
+        Return False if there is none in this line, if text is selected, or if the field is read-only.
+        """
         row, column = self.cursor_location
         other = end_of(self.document.get_line(row), column)
         if self.read_only or not self.selection.is_empty or other == column:
