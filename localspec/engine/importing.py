@@ -110,9 +110,9 @@ def import_gguf(
     )
     before = [name for name, one in imports(paths).items() if _is_older(one.header.origin, origin)]
     if before:
-        names, remove = ", ".join(before), before[0] if len(before) == 1 else "NAME"
+        former_names, remove = ", ".join(before), before[0] if len(before) == 1 else "NAME"
         reporter.notice(
-            f"{file} has changed since it was imported as {names}, which stays until `localspec rm {remove}`."
+            f"{file} has changed since it was imported as {former_names}, which stays until `localspec rm {remove}`."
         )
     for sentence in model.notices():
         reporter.notice(sentence)
