@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from command import called, sentence
+from each import each
 from golden import matching, wording
 from safetensors.torch import load_file, save_file
 from tiny_models import LATER, Tiny, byte_tokenizer, prompt_ids, read, stock_logits, word_tokenizer, write
@@ -108,15 +109,15 @@ def as_vllm_computes(tensors: Mapping[str, torch.Tensor], config: Mapping[str, A
     return torch.stack(found)
 
 
-@pytest.mark.parametrize(
-    ("options", "shared"),
+@each(
+    "options, shared",
     [
         ({"private_rank": 0}, True),
         ({"private_rank": 5, "layers": 2, "heads": 3}, False),
         ({"private": True, "private_rank": 0, "heads": 2}, False),
     ],
 )
-@pytest.mark.parametrize("family", [LLAMA, "llama-one-key-head-tied-linear"])
+@each("family", [LLAMA, "llama-one-key-head-tied-linear"])
 def test_medusa_heads_are_ours_by_vllms_names(tiny: Make, tmp_path: Path, family: str, options: Any, shared: bool):
     model = tiny(family)
     done = export("vllm", str(trained(model, "medusa", tmp_path / "drafter", **options)), None, tmp_path / "out")
@@ -328,10 +329,9 @@ def test_commands_for_several_cards(tiny: Make, tmp_path: Path):
 # -- what has no counterpart -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("engine", ["vllm", "sglang"])
-@pytest.mark.parametrize(
-    "kind", [row.name for row in TABLE if row.name not in ("eagle3", *kinds("published"))]
-)  # none ships
+@pytest.mark.slow
+@each("engine", ["vllm", "sglang"])
+@each("kind", [row.name for row in TABLE if row.name not in ("eagle3", *kinds("published"))])
 def test_what_has_no_counterpart_names_the_nearest(tmp_path: Path, engine: str, kind: str):
     if kind == "draft_model" or (engine, kind) == ("vllm", "medusa"):
         export(engine, kind, "demo", tmp_path / "out")

@@ -13,7 +13,7 @@ from drafting import drafting
 from golden import matching
 from recorded_operations import Graph
 from scripted_drafters import OffChain, Oracle, RandomBranches
-from slow_cases import crossed
+from slow_cases import covering
 from tiny_models import RECURRENT, VOCABULARY, Tiny, prompt_ids, stock_logits, stock_reply
 from torch_products import in_order
 from transformers import DynamicCache
@@ -345,9 +345,7 @@ class Flat:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "drafter"), crossed(RECURRENT, DRAFTERS, fast=[(SHARED, "random branches"), (BIASES, "off the chain")])
-)
+@pytest.mark.parametrize(("name", "drafter"), covering(RECURRENT, DRAFTERS, fast=2))
 def test_greedy_ids_are_those_of_a_plain_loop_over_the_stock_model(tiny: Make, name: str, drafter: str) -> None:
     model, prompt = tiny(name), prompt_ids(23, seed=23)
     text = stock_reply(model.stock, prompt, 40)

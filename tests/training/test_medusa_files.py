@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from each import each
 from golden import matching
 from safetensors.torch import load_file, save_file
 from tiny_models import SHARDED, Tiny, prompt_ids, stock_reply
@@ -378,8 +379,9 @@ def test_files_that_are_broken_or_no_weights_or_not_there(tmp_path, target: Targ
 # -- converted once, without the weights of the model -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("form", ["v0.1", "v2", "the target's own", "one is another"])
-@pytest.mark.parametrize("name", [LLAMA, "llama-one-key-head-tied-linear", SHARDED])
+@pytest.mark.slow
+@each("form", ["v0.1", "v2", "the target's own", "one is another"])
+@each("name", [LLAMA, "llama-one-key-head-tied-linear", SHARDED])
 def test_converted_heads_are_the_ones_that_are_read(tmp_path, tiny: Make, name: str, form: str) -> None:
     """The same drafter as with the whole model in memory, byte for byte in what it computes."""
     model, target = tiny(name).path, tiny(name).target
