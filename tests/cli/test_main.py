@@ -146,8 +146,8 @@ def test_a_log_that_cannot_be_written_hides_nothing(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("body", "code", "said"),
+@each(
+    "body, code, said",
     [
         ("raise KeyboardInterrupt", 130, "Interrupted"),
         ("raise typer.Abort", 130, "Interrupted"),

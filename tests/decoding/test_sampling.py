@@ -184,8 +184,8 @@ def test_the_noise_is_gumbel_noise() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("one", "other"),
+@each(
+    "one, other",
     [
         (lambda ids: gumbel(1, 5, ids), lambda ids: gumbel(1, 6, ids)),
         (lambda ids: gumbel(1, 5, ids), lambda ids: gumbel(2, 5, ids)),
@@ -194,7 +194,6 @@ def test_the_noise_is_gumbel_noise() -> None:
         (lambda ids: gumbel(1, 5, ids), lambda ids: gumbel(2**32 + 1, 5, ids)),
         (lambda ids: gumbel(1, 5, ids), lambda ids: gumbel(1, 5, ids + 2**17)),
     ],
-    ids=["next position", "next seed", "next id", "seed and position exchanged", "far seed", "far id"],
 )
 def test_noise_of_neighbours_is_independent(
     one: Callable[[np.ndarray], np.ndarray], other: Callable[[np.ndarray], np.ndarray]

@@ -372,8 +372,8 @@ def batch_of(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("distill", [False, True])
-@pytest.mark.parametrize("form", FORMS, ids=str)
+@each("distill", [False, True])
+@each("form", FORMS)
 def test_each_step_of_the_loss_is_a_draft_of_the_texts_own_tokens(
     tiny: Make, form: dict[str, Any], distill: bool
 ) -> None:

@@ -359,7 +359,7 @@ class Dear:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", FAMILIES)
+@each("name", FAMILIES)
 def test_turns_with_a_reused_prefix_and_a_budget_that_prunes_are_those_of_the_stock_model(
     tiny: Make, name: str
 ) -> None:
@@ -372,7 +372,7 @@ def test_turns_with_a_reused_prefix_and_a_budget_that_prunes_are_those_of_the_st
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", FAMILIES)
+@each("name", FAMILIES)
 def test_a_seed_gives_the_text_of_plain_decoding(tiny: Make, name: str) -> None:
     target, prompt = tiny(name).target, prompt_ids(10, seed=4)
     for sampling in (Sampling(0.8, seed=0), Sampling(1.2, top_k=4, top_p=0.9, seed=7)):

@@ -373,7 +373,7 @@ def test_greedy_text_is_that_of_the_stock_model(tiny: Make, name: str, form: str
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", MODELS)
+@each("name", MODELS)
 def test_turns_abandoned_streams_and_stops_within_a_path(tiny: Make, name: str) -> None:
     model, prompt = tiny(name), prompt_ids(15, seed=6)
     text = stock_reply(model.stock, prompt, 24)

@@ -788,9 +788,7 @@ def test_a_target_that_learned_first_is_one_of_its_own_and_lossless(own: Tiny, t
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "form", [{}, {"recent": "lstm"}, {"shared": False, "layers": 1}, {"recent": "none", "vocabulary": 200}], ids=str
-)
+@each("form", [{}, {"recent": "lstm"}, {"shared": False, "layers": 1}, {"recent": "none", "vocabulary": 200}])
 def test_with_a_rank_of_its_own_the_drafter_learns_little_matrices_and_saves_whole_ones(
     tiny: Make, form: dict[str, object]
 ) -> None:

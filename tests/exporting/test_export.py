@@ -164,8 +164,8 @@ def test_layers_like_the_last_of_a_model_whose_layers_differ_are_refused(tiny: M
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ["vllm", "sglang"])
-@pytest.mark.parametrize("family", FAMILIES)
+@each("engine", ["vllm", "sglang"])
+@each("family", FAMILIES)
 def test_layers_become_a_model_whose_rows_are_the_roots(tiny: Make, tmp_path: Path, engine: str, family: str):
     model = tiny(family)
     path = trained(model, "parallelspec", tmp_path / "drafter", form="medusa", layers=2, masks=2)
@@ -195,8 +195,8 @@ def test_a_trained_small_model_drafts_in_parallel(tiny: Make, tmp_path: Path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("vocabulary", [310, 320, 336])
+@each("tied", [True, False])
+@each("vocabulary", [310, 320, 336])
 def test_published_small_models_get_as_many_ids_as_the_model(tiny: Make, tmp_path: Path, vocabulary: int, tied: bool):
     model, small = tiny(LLAMA), small_model(tmp_path / "small", vocabulary, tie_word_embeddings=tied)
     (small / "LICENSE").write_text("Yours.")
@@ -247,8 +247,8 @@ def test_a_model_with_other_tokens_is_refused(tiny: Make, tmp_path: Path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ["vllm", "sglang"])
-@pytest.mark.parametrize("options", [{"depth": 4}, {"vocabulary": 90, "states": "0,2"}], ids=str)
+@each("engine", ["vllm", "sglang"])
+@each("options", [{"depth": 4}, {"vocabulary": 90, "states": "0,2"}])
 def test_an_eagle3_head_is_ours_by_the_published_names(tiny: Make, tmp_path: Path, engine: str, options: Any):
     """What was written is read back as a head that somebody published: every number and every switch."""
     model = tiny("llama-one-key-head-tied-linear")

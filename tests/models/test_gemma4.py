@@ -207,8 +207,8 @@ def test_the_cpu_engine_computes_it_and_show_lists_what_drafts_for_it(tiny: Make
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [OWN_LAYERS, LAYER_INPUTS])
-@pytest.mark.parametrize("small", ["", "llama-grouped-dynamic"])
+@each("name", [OWN_LAYERS, LAYER_INPUTS])
+@each("small", ["", "llama-grouped-dynamic"])
 def test_the_engine_answers_what_the_stock_model_says(tiny: Make, name: str, small: str) -> None:
     model, told = tiny(name), list[str]()
     drafter = f"draft_model:{tiny(small).path}" if small else "phrases"

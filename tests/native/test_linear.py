@@ -58,7 +58,7 @@ def test_gelu_is_that_by_tanh_in_the_same_bits_however_large_its_input():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("form", "group"), FORMS)
+@each("form, group", FORMS)
 def test_every_instruction_set_gives_the_same_bits_and_rows_are_alone(form, group):
     for out, inputs in SIZES:
         packed = PackedMatrix.pack(RNG.standard_normal((out, inputs), np.float32), form, group)

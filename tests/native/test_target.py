@@ -81,7 +81,8 @@ def test_the_demo_model_in_fp32_says_what_the_stock_model_says(opened: Callable[
         assert ids == tokens[len(prompt) :]
 
 
-@pytest.mark.parametrize("name", [SHARDED, *FAMILIES, *RECURRENT])
+@pytest.mark.slow
+@each("name", [SHARDED, *FAMILIES, *RECURRENT])
 def test_logits_of_a_directory_that_is_opened_are_the_stock_models(tiny: Make, name: str) -> None:
     model, text = tiny(name), prompt_ids(60, seed=9)
     expected = stock_logits(model.stock, text).numpy()

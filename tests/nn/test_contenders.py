@@ -57,8 +57,8 @@ def test_contenders_have_the_pick(width: int, spread: float, sampling: Sampling,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("top_p", [1.0, 0.999])
-@pytest.mark.parametrize("min_p", [0.02, 0.3])
+@each("top_p", [1.0, 0.999])
+@each("min_p", [0.02, 0.3])
 def test_min_p_ends_where_it_ends(min_p: float, top_p: float) -> None:
     """Ids a little more and a little less likely than it allows, at places where their noise would have them picked."""
     sampling = Sampling(1.0, min_p=min_p, top_p=top_p, seed=4)

@@ -10,6 +10,7 @@ from itertools import pairwise
 import pytest
 import torch
 from drafting import drafting
+from each import each
 from golden import matching
 from recorded_operations import Graph
 from scripted_drafters import OffChain, Oracle, RandomBranches
@@ -197,7 +198,7 @@ def test_rejected_drafts_leave_no_trace_in_logits_or_states(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "form"), [*((name, "eager") for name in RECURRENT), (SHARED, "static")])
+@each("name, form", [*((name, "eager") for name in RECURRENT), (SHARED, "static")])
 def test_any_length_of_late_can_be_gone_back_to_and_any_before_about(tiny: Make, name: str, form: StepForm) -> None:
     model, choose = in_form(tiny(name), form), random.Random(1)
     text = prompt_ids(330, seed=4)

@@ -159,7 +159,7 @@ def test_with_last_only_the_last_rows_logits_are_computed(tiny: Make) -> None:
     assert torch.equal(last.hidden, whole.hidden)
 
 
-@pytest.mark.parametrize("name", DRAFTING_FAMILIES)
+@each("name", DRAFTING_FAMILIES)
 def test_a_subset_of_layers_computes_what_the_stock_model_of_those_layers_does(tiny: Make, name: str) -> None:
     model, tokens = tiny(name), prompt_ids(26, seed=4)
     stock = copy.deepcopy(model.stock)
@@ -236,9 +236,9 @@ def filled(target: Target, multiple: int) -> Target:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("multiple", [4, 8])
-@pytest.mark.parametrize("exact", [False, True], ids=["fastest", "exact"])
-@pytest.mark.parametrize("name", [SHARDED, GROUPED_QWEN3, "mistral-grouped-window-wide-heads"])
+@each("multiple", [4, 8])
+@each("exact", [False, True])
+@each("name", [SHARDED, GROUPED_QWEN3, "mistral-grouped-window-wide-heads"])
 def test_rows_that_fill_up_a_forward_change_none_of_the_others(
     tiny: Make, name: str, exact: bool, multiple: int
 ) -> None:

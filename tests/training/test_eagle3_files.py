@@ -118,7 +118,7 @@ CASES: dict[str, tuple[Callable[..., Path], dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", CASES)
+@each("case", CASES)
 def test_every_layout_drafts_as_its_own_arithmetic_says(tiny: Make, tmp_path: Path, case: str) -> None:
     """Our names and switches are not in the files: what was written by a layout's description is read as it was meant."""
     layout, options, more = CASES[case]

@@ -289,8 +289,8 @@ def whole_model(model: Path, directory: Path, form: str, heads: Tensors) -> Path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", ["one file", "shards"])
-@pytest.mark.parametrize("own", ["private", "the target's"])
+@each("form", ["one file", "shards"])
+@each("own", ["private", "the target's"])
 def test_a_whole_model_in_safetensors_is_target_and_heads_where_it_is(
     tmp_path, tiny: Make, form: str, own: str
 ) -> None:
