@@ -14,7 +14,7 @@ def each(names: str, values: Iterable[Any]) -> Callable[[Callable[..., None]], C
     `names` are one or several arguments with commas between them. Chance begins anew for each value, and `tmp_path` is
     another directory. Other fixtures are shared by all values.
     """
-    taken = [name.strip() for name in names.split(",")]
+    taken, values = [name.strip() for name in names.split(",")], list(values)
 
     def decorate(test: Callable[..., None]) -> Callable[..., None]:
         @wraps(test)
@@ -37,6 +37,7 @@ def each(names: str, values: Iterable[Any]) -> Callable[[Callable[..., None]], C
         signature = inspect.signature(test)
         left = [one for name, one in signature.parameters.items() if name not in taken]
         through_all.__signature__ = signature.replace(parameters=left)  # type: ignore[attr-defined]
+        through_all.values = [*values, *getattr(test, "values", ())]  # type: ignore[attr-defined]
         del through_all.__wrapped__  # type: ignore[attr-defined]  # pytest would look through it
         return through_all
 

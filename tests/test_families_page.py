@@ -48,7 +48,9 @@ def run_over(named: str) -> set[str]:
                 take(part)
 
     module = import_module(".".join(Path(place).with_suffix("").parts[1:]))
-    for mark in getattr(module, name).pytestmark:
+    test = getattr(module, name)
+    take(getattr(test, "values", []))  # those of `each`
+    for mark in getattr(test, "pytestmark", ()):
         if mark.name == "parametrize":
             take([*mark.args[1]])
     return found
