@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
+from each import each
 from golden import matching, wording
 
 from localspec.chat.export import as_markdown
@@ -27,8 +28,8 @@ class Model:
         return self.by_itself
 
 
-@pytest.mark.parametrize(
-    ("by_itself", "told", "sentence", "other"),
+@each(
+    "by_itself, told, sentence, other",
     [
         (True, None, "The model thinks before it answers (/think auto); there are /think on and /think off.", "off"),
         (True, False, "The model answers without thinking (/think off); there are /think on and /think auto.", "on"),
