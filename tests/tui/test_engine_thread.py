@@ -90,7 +90,7 @@ def test_what_it_should_not_meet_ends_it_and_closes_the_store(talk):
     assert isinstance(told[-1].error, ZeroDivisionError)
     assert talk.thread.close(PATIENCE)
     with pytest.raises(Exception, match="closed"):
-        talk.thread._store.phrases.pools()
+        talk.thread.conversation.store.phrases.pools()
 
 
 def test_jobs_behind_the_end_are_not_done(talk):
@@ -127,7 +127,7 @@ def test_a_prompt_without_a_model_is_given_back(talk):
 def test_what_keys_ask_for_before_the_chat_is_open_waits_for_it(chat):
     talk = chat(["Well."])
     talk.thread.new_conversation()
-    talk.app._chat._to_be_shown += 1
+    talk.app._chat._outbox.to_be_shown += 1
 
     async def story(pilot):
         await talked(talk, pilot, "Hi")

@@ -26,8 +26,8 @@ async def _resume(chat: "ChatScreen", number: str) -> None:
     if not number:
         chat.action_conversations()
     elif number.isdecimal():
-        await asyncio.to_thread(chat.must_be_kept, int(number))
-        chat.resume(int(number))
+        await asyncio.to_thread(chat.conversations.check, int(number))
+        chat.conversations.resume(int(number))
     else:
         raise UsageMistake(f"/resume {number} means nothing; /help lists the commands.")
 
@@ -36,7 +36,7 @@ async def _model(chat: "ChatScreen", name: str) -> None:
     if not name:
         chat.action_models()
     else:
-        chat.switch(await asyncio.to_thread(_named, name, chat.at_a_server))
+        chat.models.switch(await asyncio.to_thread(_named, name, chat.models.at_a_server))
 
 
 def _named(name: str, at_a_server: bool) -> "TargetCard":
@@ -47,7 +47,7 @@ def _named(name: str, at_a_server: bool) -> "TargetCard":
 
 async def _system(chat: "ChatScreen", text: str) -> None:
     if text:
-        chat.set_system(text)
+        chat.settings.set_system(text)
     else:
         chat.action_system()
 
@@ -55,9 +55,9 @@ async def _system(chat: "ChatScreen", text: str) -> None:
 async def _set(chat: "ChatScreen", rest: str) -> None:
     key, value = split(rest)
     if value:
-        chat.set_sampling({key: value})
+        chat.settings.set_sampling({key: value})
     elif key:
-        chat.say_sampling(key)
+        chat.settings.notify_sampling(key)
     else:
         chat.action_sampling()
 
@@ -67,24 +67,24 @@ async def _think(chat: "ChatScreen", rest: str) -> None:
     if word == SHOW:
         chat.action_thoughts()
     elif word:
-        chat.think(word)
+        chat.settings.think(word)
     else:
-        chat.say_thinking()
+        chat.settings.notify_thinking()
 
 
 async def _again(chat: "ChatScreen", _: str) -> None:
-    await chat.again()
+    await chat.sender.again()
 
 
 async def _edit(chat: "ChatScreen", text: str) -> None:
     if text:
-        await chat.say_instead(text)
+        await chat.sender.send_instead(text)
     else:
-        chat.edit()
+        chat.sender.edit()
 
 
 async def _title(chat: "ChatScreen", title: str) -> None:
-    chat.rename(title)
+    chat.conversations.rename(title)
 
 
 async def _find(chat: "ChatScreen", words: str) -> None:
