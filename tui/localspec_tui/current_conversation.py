@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # what only the engine's thread needs it imports itself: the 
     from localspec.chat.answerer import Answerer
     from localspec.chat.conversation import Conversation
     from localspec.chat.live_stats import LiveStats
+    from localspec.models.registry import TargetCard
     from localspec.store.conversations import ConversationInfo, Turn
     from localspec.store.store import Store
 
@@ -104,7 +105,7 @@ class CurrentConversation:
             found = saved_conversation(self.store.history if self.store else None, number)
         except LocalspecError as error:
             self.show()
-            self._outlet.post(messages.JobRefused(str(error)))
+            self._outlet.post(messages.Noticed(str(error), trouble=True))
             return
         self._outlet.hold()
         self.now = self.now.resume_other(found)
@@ -154,12 +155,16 @@ class CurrentConversation:
         """Set the system prompt, from the next reply on."""
         self.now.instruct(system)
 
+    def switch_model(self, card: "TargetCard") -> None:
+        """Continue with another model, or with the one before if that cannot be loaded."""
+        self._model.switch(card, self.now, self.store)
+
     def rename(self, title: str) -> None:
         """Give the conversation a title."""
         try:
             self.now.rename(title)
         except LocalspecError as error:
-            self._outlet.post(messages.JobRefused(str(error)))
+            self._outlet.post(messages.Noticed(str(error), trouble=True))
         self._outlet.post(messages.Titled(self.now.title))
 
     def branch(self, turns: int, again: bool) -> None:

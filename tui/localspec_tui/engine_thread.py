@@ -5,7 +5,6 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from functools import partial
 from queue import SimpleQueue
-from typing import TYPE_CHECKING
 
 from textual.message import Message
 
@@ -18,9 +17,6 @@ from localspec_tui.current_conversation import CurrentConversation
 from localspec_tui.loading import LoadedModel, Loading, Opening
 from localspec_tui.messages import Outlet
 from localspec_tui.reply_buffer import ReplyBuffer
-
-if TYPE_CHECKING:
-    from localspec.models.registry import TargetCard
 
 
 class _Left(BaseException):
@@ -56,50 +52,22 @@ class EngineThread(threading.Thread):
         self._stops_reply = threading.Event()
         self.buffer.begin()
         self.traces.append(Trace(prompt.typed))
-        self._jobs.put(partial(self.conversation.answer, prompt, self._stops_reply, self.traces[-1]))
+        self.do(self.conversation.answer, prompt, self._stops_reply, self.traces[-1])
 
     def race(self, prompt: str, post: Callable[[Message], object]) -> None:
         """Answer a prompt plainly and speculatively, outside the conversation; `stop_reply` stops it."""
         self._stops_reply = threading.Event()
-        self._jobs.put(partial(self.conversation.race, prompt, post, self._stops_reply))
+        self.do(self.conversation.race, prompt, post, self._stops_reply)
 
     def stop_reply(self) -> None:
         """Stop the reply under way; its text stays."""
         self._stops_reply.set()
 
-    def switch_model(self, card: "TargetCard") -> None:
-        """Continue with another model, or with the one before if that cannot be loaded."""
-        self._jobs.put(lambda: self.model.switch(card, self.conversation.now, self.conversation.store))
-
-    def set_system(self, system: str | None) -> None:
-        """Set the system prompt, from the next reply on."""
-        self._jobs.put(partial(self.conversation.set_system, system))
-
-    def branch(self, turns: int, *, again: bool = False) -> None:
-        """Continue after the first `turns` answered turns; the conversation so far stays as it is.
-
-        With `again`, the next reply is another answer to the prompt that follows there.
-        """
-        self._jobs.put(partial(self.conversation.branch, turns, again))
-
-    def rename(self, title: str) -> None:
-        """Give the conversation a title."""
-        self._jobs.put(partial(self.conversation.rename, title))
-
-    def new_conversation(self) -> None:
-        """Begin a new conversation; the one so far stays in the history."""
-        self._jobs.put(self.conversation.start_new)
-
-    def resume(self, number: int) -> None:
-        """Continue a conversation of the history."""
-        self._jobs.put(partial(self.conversation.resume, number))
+    def do(self, job: Callable[..., None], *given: object) -> None:
+        """Do a job of `conversation` on this thread, after the jobs before it."""
+        self._jobs.put(partial(job, *given))
 
     # -- the end ------------------------------------------------------------------------------------------------------
-
-    @property
-    def unshown_notices(self) -> tuple[str, ...]:
-        """Return the notices that no screen has shown, because the chat could not begin."""
-        return tuple(self.outlet.held or ())
 
     def farewell(self, unsent: str) -> str | None:
         """Return the last words of the chat. `unsent` says why text that was not sent is not saved; empty if it is."""

@@ -2,7 +2,7 @@
 
 import gc
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from localspec.chat.answerer import Answerer
     from localspec.chat.conversation import Conversation
     from localspec.chat.live_stats import LiveStats
-    from localspec.chat.sampling import Line
     from localspec.chat.start import StartedChat
     from localspec.models.registry import TargetCard
     from localspec.store.conversations import Turn
@@ -134,7 +133,7 @@ class LoadedModel:
             if self.settings.first.elsewhere is None:
                 choose(card, "chat", self._outlet.notice)
             return
-        self._outlet.post(messages.JobRefused(trouble))
+        self._outlet.post(messages.Noticed(trouble, trouble=True))
         if (trouble := self._replace(self.card, conversation, store)) is not None:
             self._outlet.post(messages.ModelFailed(trouble))
 
@@ -188,14 +187,6 @@ class LoadedModel:
             return measured(text, engine.count_tokens, engine.context)
         except LocalspecError as error:  # a tokenizer that cannot read this text
             return [str(error)]
-
-    def change_sampling(self, values: Mapping[str, str]) -> None:
-        """Change settings by their keys, from the next reply on. Raise UsageMistake."""
-        self.settings.change(values, self.engine)
-
-    def sampling(self, key: str = "") -> "list[Line]":
-        """Return how replies are sampled now. Raise UsageMistake for an unknown key."""
-        return self.settings.lines(self.engine, key)
 
     def thinking(self, system: str | None) -> State:
         """Return whether the model thinks before it answers, and what changes that. Raise UsageMistake."""

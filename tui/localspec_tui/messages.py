@@ -114,9 +114,10 @@ class RaceEnded(Message):
 
 @dataclass
 class Noticed(Message):
-    """A sentence that a person should know, and that costs no text."""
+    """A sentence for the conversation. `trouble`: something failed or was refused."""
 
     sentence: str
+    trouble: bool = False
 
 
 @dataclass
@@ -138,13 +139,6 @@ class Branched(Message):
     """What is said from here on is another way to go on; the one before stays in this conversation."""
 
     conversation: int
-
-
-@dataclass
-class JobRefused(Message):
-    """What was asked for was not done."""
-
-    sentence: str
 
 
 @dataclass

@@ -151,7 +151,7 @@ class Sender:
     async def _go_on_from(self, turn: int, *, again: bool = False) -> None:
         """Let the next prompt take the place of a turn; the turns so far stay as another conversation."""
         self._instead = None if again else turn
-        self._engine.branch(turn, again=again)
+        self._engine.do(self._engine.conversation.branch, turn, again)
         await self._conversation.cut(turn)
 
     async def again(self) -> None:

@@ -15,14 +15,14 @@ from localspec.chat.completion import look_up
 from localspec.errors import LocalspecError
 from localspec_tui import keymap, messages, slash_commands
 from localspec_tui.code_blocks import CodeCopies
-from localspec_tui.conversation_choice import ConversationChoice
 from localspec_tui.draft import Draft
 from localspec_tui.editor import edit_prompt
 from localspec_tui.engine_thread import EngineThread
-from localspec_tui.model_choice import ModelChoice
 from localspec_tui.outbox import Outbox, Sender
-from localspec_tui.reply_settings import ReplySettings
 from localspec_tui.reply_under_way import ReplyUnderWay
+from localspec_tui.screens.conversation_choice import ConversationChoice
+from localspec_tui.screens.model_choice import ModelChoice
+from localspec_tui.screens.reply_settings import ReplySettings
 from localspec_tui.screens.steady import Steady
 from localspec_tui.widgets.attached_line import AttachedLine
 from localspec_tui.widgets.below_line import BelowLine
@@ -42,7 +42,6 @@ from localspec_tui.widgets.suggestions import Suggestions
 
 if TYPE_CHECKING:
     from localspec_tui.screens.download import DownloadScreen
-
 
 DRAFT_SECONDS = 1.0  # of typing are lost at most, should the process be killed
 KEYS: list[BindingType] = [
@@ -77,6 +76,12 @@ KEYS: list[BindingType] = [
 ]
 
 
+def _download_screen(model: str) -> "DownloadScreen":
+    from localspec_tui.screens.download import DownloadScreen  # after the first paint
+
+    return DownloadScreen(model)
+
+
 class ChatScreen(Steady, Screen[None]):
     """The widgets of the chat and the parts that act on them. Messages and keys go to the part that they are for."""
 
@@ -105,11 +110,13 @@ class ChatScreen(Steady, Screen[None]):
         self.models = ModelChoice(self, engine, outbox, self.reply, self.download)
         self.settings = ReplySettings(self, engine, outbox, self._top)
         self.draft = Draft(self._prompt, outbox, engine)
-        self.sender = Sender(
+        self.sender: Sender = Sender(
             self, engine, outbox, self.reply, self._conversation, self._prompt,
             self._first, self._top, self._live, self._waiting,
         )  # fmt: skip
-        self.conversations = ConversationChoice(self, engine, outbox, self.reply, self.sender, self.draft, self._top)
+        self.conversations: ConversationChoice = ConversationChoice(
+            self, engine, outbox, self.reply, self.sender, self.draft, self._top
+        )
 
     def compose(self) -> ComposeResult:
         yield self._top
@@ -265,11 +272,8 @@ class ChatScreen(Steady, Screen[None]):
     async def on_reply_ended(self, ended: messages.ReplyEnded) -> None:
         await self.sender.end(ended)
 
-    async def on_job_refused(self, refused: messages.JobRefused) -> None:
-        await self._conversation.tell(refused.sentence, trouble=True)
-
     async def on_noticed(self, noticed: messages.Noticed) -> None:
-        await self._conversation.tell(noticed.sentence)
+        await self._conversation.tell(noticed.sentence, trouble=noticed.trouble)
 
     def on_unkept(self, unkept: messages.Unkept) -> None:
         self._unkept.show_turns(unkept.turns)
@@ -399,9 +403,3 @@ class ChatScreen(Steady, Screen[None]):
 
             turn = self._conversation.turn_of(None)
             self.app.push_screen(RaceScreen(self._engine, prompt, turn[1].typed if turn else ""))
-
-
-def _download_screen(model: str) -> "DownloadScreen":
-    from localspec_tui.screens.download import DownloadScreen  # after the first paint
-
-    return DownloadScreen(model)

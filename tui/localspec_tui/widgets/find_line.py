@@ -30,8 +30,12 @@ class _Words(OneLine):
         Binding("escape", "leave", "Back", tooltip="Back to where one was", id="find.leave"),
     ]
 
+    def __init__(self, look: Callable[[int], None]) -> None:
+        super().__init__(compact=True, placeholder="words in this conversation")
+        self._look = look
+
     def action_look(self, step: int) -> None:
-        self.post_message(FindLine.Stepped(step))
+        self._look(step)
 
     def action_leave(self) -> None:
         self.post_message(FindLine.Left(back=True))
@@ -66,13 +70,6 @@ class FindLine(Horizontal):
             super().__init__()
             self.words, self.step = words, step
 
-    class Stepped(Message):
-        """A key asks for another message."""
-
-        def __init__(self, step: int) -> None:
-            super().__init__()
-            self.step = step
-
     class Left(Message):
         """The search has ended. `back`: the user wants to read where they were before."""
 
@@ -82,7 +79,7 @@ class FindLine(Horizontal):
 
     def __init__(self) -> None:
         super().__init__()
-        self._words, self._count = _Words(compact=True, placeholder="words in this conversation"), Static(markup=False)
+        self._words, self._count = _Words(self.step), Static(markup=False)
         self._searched = ""
         self._quiet: Timer | None = None
         self.display = False
@@ -118,10 +115,6 @@ class FindLine(Horizontal):
             self._quiet.stop()
         if changed.value != self._searched:
             self._quiet = self.set_timer(QUIET_SECONDS, lambda: self._search(0))
-
-    def on_find_line_stepped(self, stepped: Stepped) -> None:
-        stepped.stop()
-        self.step(stepped.step)
 
     def step(self, step: int) -> None:
         """Search for an older message (1) or a newer one (-1). After other words were typed, search for the newest."""

@@ -43,7 +43,7 @@ class ConversationChoice:
         self._sender.stop()
         self._draft.put_aside()
         self._outbox.to_be_shown += 1
-        self._engine.new_conversation()
+        self._engine.do(self._engine.conversation.start_new)
 
     def open(self) -> None:
         """Open the list of earlier conversations."""
@@ -65,7 +65,7 @@ class ConversationChoice:
             self._sender.stop()
             self._draft.put_aside(for_new=True)
             self._outbox.to_be_shown += 1
-            self._engine.resume(number)
+            self._engine.do(self._engine.conversation.resume, number)
 
     def check(self, number: int) -> None:
         """Raise UsageMistake if the history has no such conversation, before a reply is stopped. It reads the disk."""
@@ -75,7 +75,7 @@ class ConversationChoice:
 
     def rename(self, title: str) -> None:
         """Give the conversation a title; an empty one restores that of its first prompt."""
-        self._engine.rename(title)
+        self._engine.do(self._engine.conversation.rename, title)
         if title:
             self._top.call(title)  # at once; the engine's thread may be busy
 

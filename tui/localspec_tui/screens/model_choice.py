@@ -19,12 +19,7 @@ class ModelChoice:
     """The choice of the model that answers."""
 
     def __init__(
-        self,
-        screen: Screen[None],
-        engine: EngineThread,
-        outbox: Outbox,
-        reply: ReplyUnderWay,
-        download: DownloadLine,
+        self, screen: Screen[None], engine: EngineThread, outbox: Outbox, reply: ReplyUnderWay, download: DownloadLine
     ) -> None:
         self._screen, self._engine, self._outbox, self._reply, self._download = screen, engine, outbox, reply, download
         self.card: TargetCard | None = None  # of the model that answered last
@@ -62,7 +57,7 @@ class ModelChoice:
         self._reply.notify_stop()
         self._reply.stop()
         self._outbox.model_loaded = False
-        self._engine.switch_model(card)
+        self._engine.do(self._engine.conversation.switch_model, card)
 
     def take(self, loaded: messages.ModelLoaded) -> None:
         """Remember the model that answers from now on."""

@@ -23,6 +23,7 @@ class ReplySettings:
 
     def __init__(self, screen: Screen[None], engine: EngineThread, outbox: Outbox, top: TopLine) -> None:
         self._screen, self._engine, self._outbox, self._top = screen, engine, outbox, top
+        self._settings = engine.model.settings
         self._system: str | None = None
         self._system_draft: str | None = None
         self._sampling_draft: dict[str, str] = {}
@@ -30,7 +31,7 @@ class ReplySettings:
     def show(self) -> bool:
         """Show at the top what the user has set. Return whether a change is seen there."""
         system = ["system prompt"] if self._system else []
-        return self._top.show_set(*system, *self._engine.model.settings.chosen)
+        return self._top.show_set(*system, *self._settings.chosen)
 
     def _show_change(self, title: str, sentence: str = "It holds from the next reply on.") -> None:
         """Notify of a change that is not seen, or that could be taken for one of the reply under way."""
@@ -68,7 +69,7 @@ class ReplySettings:
     def set_system(self, system: str) -> None:
         """Set the system prompt, from the next reply on."""
         self._system, self._system_draft = system.strip() or None, None
-        self._engine.set_system(self._system)
+        self._engine.do(self._engine.conversation.set_system, self._system)
         self._show_change("System prompt")
 
     # -- thinking -----------------------------------------------------------------------------------------------------
@@ -82,7 +83,7 @@ class ReplySettings:
 
     def think(self, word: str) -> None:
         """Set whether the model thinks first: on, off or auto. Raise UsageMistake."""
-        self._engine.model.change_sampling({THINK: word})
+        self._settings.change({THINK: word}, self._engine.model.engine)
         self._show_change("Thinking", f"It is {word} from the next reply on.")
 
     def notify_thinking(self) -> None:
@@ -99,8 +100,8 @@ class ReplySettings:
         """Open the dialog of the sampling."""
         from localspec_tui.screens.sampling import SamplingScreen
 
-        model = self._engine.model
-        screen = SamplingScreen(model.sampling(), model.settings.typed, self.set_sampling, self._sampling_draft)
+        lines = self._settings.lines(self._engine.model.engine)
+        screen = SamplingScreen(lines, self._settings.typed, self.set_sampling, self._sampling_draft)
         self._screen.app.push_screen(screen, self._leave_sampling)
 
     def _leave_sampling(self, draft: dict[str, str] | None) -> None:
@@ -110,10 +111,10 @@ class ReplySettings:
 
     def notify_sampling(self, key: str) -> None:
         """Notify of the value of one setting. Raise UsageMistake."""
-        self._notify("Sampling", " ".join(self._engine.model.sampling(key)[0]))
+        self._notify("Sampling", " ".join(self._settings.lines(self._engine.model.engine, key)[0]))
 
     def set_sampling(self, values: "Mapping[str, str]") -> None:
         """Set the sampling by keys, from the next reply on. Raise UsageMistake."""
-        self._engine.model.change_sampling(values)
+        self._settings.change(values, self._engine.model.engine)
         self._sampling_draft = {}
         self._show_change("Sampling")
