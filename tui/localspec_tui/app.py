@@ -134,7 +134,7 @@ class ChatApp(StoppableApp):
 
     def action_interrupt(self) -> None:
         """Where something is selected, the screen has copied it before this."""
-        if not self._chat.reply.stop():
+        if not self._chat.turns.stop_reply():
             self.notify(f"{keymap.key(self, 'app.quit')} quits.", markup=False)
 
     def action_all_keys(self) -> None:

@@ -47,11 +47,6 @@ class CurrentConversation:
         self._branched: int | None = None  # the saved conversation from which the next reply branches off
 
     @property
-    def id(self) -> int | None:
-        """Return the number of the conversation in the history; None while nothing of it is saved."""
-        return self.now.id
-
-    @property
     def place(self) -> "Path | None":
         """Return where conversations are saved; None where they are not, or cannot be now."""
         store = self.store

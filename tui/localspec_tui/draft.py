@@ -28,7 +28,7 @@ class Draft:
 
     def put_aside(self, *, for_new: bool = False) -> None:
         """Put the typed text aside for its conversation: a saved one, or with `for_new` the next new one."""
-        number = None if self._outbox.to_be_shown else self._engine.conversation.id or (0 if for_new else None)
+        number = None if self._outbox.to_be_shown else self._engine.conversation.now.id or (0 if for_new else None)
         if number is not None and self._prompt.text.strip():
             self._aside[number] = self._prompt.text
             self._prompt.put("")
@@ -66,7 +66,7 @@ class Draft:
         if not text:
             return "", None
         in_this = any(text.strip() for text in here) or not self._aside
-        return text, self._engine.conversation.id if in_this else [*self._aside][-1] or None
+        return text, self._engine.conversation.now.id if in_this else [*self._aside][-1] or None
 
     def _save(self, drafts: "Drafts", text: str, conversation: int | None) -> str:
         """Save the text, and return why that failed; empty on success."""

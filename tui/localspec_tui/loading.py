@@ -97,7 +97,9 @@ class LoadedModel:
         self.card: TargetCard
         self.engine: Answerer | None = None  # None while no model is loaded
         self.live: LiveStats | None = None
-        self.measures: bool | None = None  # whether it is measured between prompts; None before its first reply
+        self.measures: bool | None = (
+            None  # between prompts; None before its first reply
+        )
         self._loading, self._outlet, self._buffer, self._progress = loading, outlet, buffer, progress
 
     def load(self, card: "TargetCard", conversation: "Conversation", store: "Store | None") -> None:
@@ -173,10 +175,6 @@ class LoadedModel:
         """Return the device, and the bytes of its memory that are free again when another model replaces this one."""
         engine = self.engine
         return ("cpu", 0) if engine is None else engine.held
-
-    def skip_measuring(self) -> None:
-        """Stop measuring this model; estimates stay in use."""
-        self.measures = False
 
     def files_in(self, text: str) -> list[str]:
         """Return what to say about the files that a prompt names. It reads them, and counts their tokens."""

@@ -71,9 +71,9 @@ def _think(chat: "ChatScreen", rest: str) -> None:
 
 async def _edit(chat: "ChatScreen", text: str) -> None:
     if text:
-        await chat.sender.send_instead(text)
+        await chat.turns.send_instead(text)
     else:
-        chat.sender.edit()
+        chat.turns.edit()
 
 
 COMMANDS: dict[str, Callable[["ChatScreen", str], Awaitable[None] | None]] = {
@@ -83,7 +83,7 @@ COMMANDS: dict[str, Callable[["ChatScreen", str], Awaitable[None] | None]] = {
     "system": _system,
     "set": _set,
     "think": _think,
-    "again": lambda chat, _: chat.sender.again(),
+    "again": lambda chat, _: chat.turns.again(),
     "edit": _edit,
     "title": lambda chat, title: chat.conversations.rename(title),
     "find": lambda chat, words: chat.action_find(words),

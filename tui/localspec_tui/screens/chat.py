@@ -18,12 +18,12 @@ from localspec_tui.code_blocks import CodeCopies
 from localspec_tui.draft import Draft
 from localspec_tui.editor import edit_prompt
 from localspec_tui.engine_thread import EngineThread
-from localspec_tui.outbox import Outbox, Sender
-from localspec_tui.reply_under_way import ReplyUnderWay
+from localspec_tui.outbox import Outbox
 from localspec_tui.screens.conversation_choice import ConversationChoice
 from localspec_tui.screens.model_choice import ModelChoice
 from localspec_tui.screens.reply_settings import ReplySettings
 from localspec_tui.screens.steady import Steady
+from localspec_tui.turns import Turns
 from localspec_tui.widgets.attached_line import AttachedLine
 from localspec_tui.widgets.below_line import BelowLine
 from localspec_tui.widgets.conversation_view import ConversationView
@@ -104,18 +104,15 @@ class ChatScreen(Steady, Screen[None]):
         self._outbox = outbox = Outbox(first, files)
         self.download = DownloadLine(engine.settings, _download_screen)
         self.finder = Finder(self._conversation, self._find)
-        self.reply = ReplyUnderWay(
-            self, lambda: self.is_covered, engine, outbox, self._conversation, self.finder, self._live, self._panel
-        )
-        self.models = ModelChoice(self, engine, outbox, self.reply, self.download)
+        self.turns: Turns = Turns(
+            self, lambda: self.is_covered, engine, outbox, self._conversation, self.finder, self._prompt,
+            self._first, self._top, self._live, self._waiting, self._panel,
+        )  # fmt: skip
+        self.models = ModelChoice(self, engine, outbox, self.turns, self.download)
         self.settings = ReplySettings(self, engine, outbox, self._top)
         self.draft = Draft(self._prompt, outbox, engine)
-        self.sender: Sender = Sender(
-            self, engine, outbox, self.reply, self._conversation, self._prompt,
-            self._first, self._top, self._live, self._waiting,
-        )  # fmt: skip
         self.conversations: ConversationChoice = ConversationChoice(
-            self, engine, outbox, self.reply, self.sender, self.draft, self._top
+            self, engine, outbox, self.turns, self.draft, self._top
         )
 
     def compose(self) -> ComposeResult:
@@ -135,7 +132,7 @@ class ChatScreen(Steady, Screen[None]):
     def on_mount(self) -> None:
         self._prompt.focus()
         self._prompt.remember(self._outbox.typed)
-        self.sender.show_waiting()
+        self.turns.show_waiting()
         self.call_after_refresh(self._begin)
 
     def _begin(self) -> None:
@@ -157,7 +154,7 @@ class ChatScreen(Steady, Screen[None]):
             if line.command:
                 await slash_commands.obey(self, *line)
             else:
-                prompt = await self.sender.read(line.rest)
+                prompt = await self.turns.read(line.rest)
         except LocalspecError as mistake:
             self._prompt.give_back(sent.text)
             if is_command(sent.text):
@@ -165,7 +162,7 @@ class ChatScreen(Steady, Screen[None]):
             self._refused = await self._conversation.tell(str(mistake), trouble=True)
             return
         if not line.command:
-            await self.sender.send(prompt)
+            await self.turns.send(prompt)
 
     def on_text_area_changed(self, changed: Prompt.Changed) -> None:
         self._attached.look(changed.text_area.text)
@@ -212,7 +209,7 @@ class ChatScreen(Steady, Screen[None]):
 
     async def on_conversation_shown(self, shown: messages.ConversationShown) -> None:
         self.settings.begin(shown.system)
-        self.sender.edited = None
+        self.turns.edited = None
         self._outbox.to_be_shown -= 1
         if self.types_elsewhere:
             self.type_here()
@@ -234,8 +231,8 @@ class ChatScreen(Steady, Screen[None]):
         if self._outbox.files and not self._outbox.waiting:
             await self._conversation.tell("The text of the files goes before the next prompt.")
         if self._outbox.model_loaded:
-            self.reply.show_figures()
-        await self.sender.send_waiting()
+            self.turns.show_figures()
+        await self.turns.send_waiting()
 
     def on_stage_reached(self, reached: messages.StageReached) -> None:
         self._live.show(f"{reached.stage} …")
@@ -244,7 +241,7 @@ class ChatScreen(Steady, Screen[None]):
         self._waiting.show_activity(measuring.stage, f"{self._key('chat.stop')} skips" if measuring.stage else "")
         self.refresh_bindings()
         if not measuring.stage and self._outbox.under_way is None:
-            self.reply.show_figures()
+            self.turns.show_figures()
 
     def on_model_comes(self, comes: messages.ModelComes) -> None:
         self._first.expect(comes.name, comes.starters)
@@ -254,8 +251,8 @@ class ChatScreen(Steady, Screen[None]):
         self._top.show_model(loaded.card.name, loaded.introduction.precision, loaded.introduction.device)
         self.settings.show()  # it may have contradicted the model
         self._first.introduce(loaded.introduction)
-        self.reply.show_figures()
-        await self.sender.send_waiting()
+        self.turns.show_figures()
+        await self.turns.send_waiting()
         self._prepare_replies()
 
     @work
@@ -270,7 +267,7 @@ class ChatScreen(Steady, Screen[None]):
         await self._conversation.tell(failed.sentence, trouble=True)
 
     async def on_reply_ended(self, ended: messages.ReplyEnded) -> None:
-        await self.sender.end(ended)
+        await self.turns.end(ended)
 
     async def on_noticed(self, noticed: messages.Noticed) -> None:
         await self._conversation.tell(noticed.sentence, trouble=noticed.trouble)
@@ -296,13 +293,13 @@ class ChatScreen(Steady, Screen[None]):
     def action_stop(self) -> None:
         """Stop the reply, the waiting prompts and the measuring."""
         if self._waiting.busy:
-            self._engine.model.skip_measuring()
-        self.sender.stop()
+            self._engine.model.measures = False
+        self.turns.stop()
 
     def action_back(self) -> None:
         """Close the keys, leave an edited prompt as it was, and return to the prompt."""
         self.query(KeysPanel).remove()
-        self.sender.leave_edited()
+        self.turns.leave_edited()
         self.type_here()
 
     def action_new(self) -> None:
@@ -324,10 +321,10 @@ class ChatScreen(Steady, Screen[None]):
         self.settings.toggle_thinking()
 
     def action_again(self) -> None:
-        self.call_later(self.sender.again)  # after a prompt that was sent before this key and is on its way
+        self.call_later(self.turns.again)  # after a prompt that was sent before this key and is on its way
 
     def action_edit(self) -> None:
-        self.call_later(self.sender.edit)  # likewise
+        self.call_later(self.turns.edit)  # likewise
 
     def action_editor(self) -> None:
         edit_prompt(self.app, self._prompt)

@@ -8,8 +8,8 @@ from localspec.errors import UsageMistake
 from localspec_tui import keymap, messages
 from localspec_tui.draft import Draft
 from localspec_tui.engine_thread import EngineThread
-from localspec_tui.outbox import Outbox, Sender
-from localspec_tui.reply_under_way import ReplyUnderWay
+from localspec_tui.outbox import Outbox
+from localspec_tui.turns import Turns
 from localspec_tui.widgets.status_line import TopLine
 
 if TYPE_CHECKING:
@@ -20,27 +20,20 @@ class ConversationChoice:
     """The choice of the conversation that goes on. A reply under way is stopped for another one."""
 
     def __init__(
-        self,
-        screen: Screen[None],
-        engine: EngineThread,
-        outbox: Outbox,
-        reply: ReplyUnderWay,
-        sender: Sender,
-        draft: Draft,
-        top: TopLine,
+        self, screen: Screen[None], engine: EngineThread, outbox: Outbox, turns: Turns, draft: Draft, top: TopLine
     ) -> None:
-        self._screen, self._engine, self._outbox, self._reply = screen, engine, outbox, reply
-        self._sender, self._draft, self._top = sender, draft, top
+        self._screen, self._engine, self._outbox = screen, engine, outbox
+        self._turns, self._draft, self._top = turns, draft, top
         self.history: History | None = None  # None before it is open, and where nothing is saved
         self._branch_noticed = False
 
     def start_new(self) -> None:
         """Begin a new conversation."""
-        self._reply.notify_stop()
+        self._turns.notify_stop()
         self._start_new()
 
     def _start_new(self) -> None:
-        self._sender.stop()
+        self._turns.stop()
         self._draft.put_aside()
         self._outbox.to_be_shown += 1
         self._engine.do(self._engine.conversation.start_new)
@@ -55,14 +48,14 @@ class ConversationChoice:
         current, nothing = self._engine.conversation, "No conversation is kept here yet."
         if current.store is not None and current.store.path is None:
             nothing = "What is kept could not be opened when this chat began; leave it and begin again to see that."
-        now = OpenConversation(lambda: current.id, self._start_new, self._top.call, current.has_phrases, nothing)
+        now = OpenConversation(lambda: current.now.id, self._start_new, self._top.call, current.has_phrases, nothing)
         self._screen.app.push_screen(ConversationsScreen(self.history, now), self.resume)
 
     def resume(self, number: int | None) -> None:
         """Continue an earlier conversation, if one was chosen."""
         if number is not None:
-            self._reply.notify_stop()
-            self._sender.stop()
+            self._turns.notify_stop()
+            self._turns.stop()
             self._draft.put_aside(for_new=True)
             self._outbox.to_be_shown += 1
             self._engine.do(self._engine.conversation.resume, number)

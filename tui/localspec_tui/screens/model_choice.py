@@ -7,7 +7,7 @@ from textual.screen import Screen
 from localspec_tui import messages
 from localspec_tui.engine_thread import EngineThread
 from localspec_tui.outbox import Outbox
-from localspec_tui.reply_under_way import ReplyUnderWay
+from localspec_tui.turns import Turns
 from localspec_tui.widgets.download_line import DownloadLine
 
 if TYPE_CHECKING:
@@ -19,9 +19,9 @@ class ModelChoice:
     """The choice of the model that answers."""
 
     def __init__(
-        self, screen: Screen[None], engine: EngineThread, outbox: Outbox, reply: ReplyUnderWay, download: DownloadLine
+        self, screen: Screen[None], engine: EngineThread, outbox: Outbox, turns: Turns, download: DownloadLine
     ) -> None:
-        self._screen, self._engine, self._outbox, self._reply, self._download = screen, engine, outbox, reply, download
+        self._screen, self._engine, self._outbox, self._turns, self._download = screen, engine, outbox, turns, download
         self.card: TargetCard | None = None  # of the model that answered last
         self._pace: tuple[str, ...] = ()  # of that model, in words
 
@@ -54,8 +54,8 @@ class ModelChoice:
         if not card.here:
             self._download.offer(card.name)
             return
-        self._reply.notify_stop()
-        self._reply.stop()
+        self._turns.notify_stop()
+        self._turns.stop_reply()
         self._outbox.model_loaded = False
         self._engine.do(self._engine.conversation.switch_model, card)
 
