@@ -97,9 +97,7 @@ class LoadedModel:
         self.card: TargetCard
         self.engine: Answerer | None = None  # None while no model is loaded
         self.live: LiveStats | None = None
-        self.measures: bool | None = (
-            None  # between prompts; None before its first reply
-        )
+        self.measures: bool | None = None  # between prompts; None before its first reply
         self._loading, self._outlet, self._buffer, self._progress = loading, outlet, buffer, progress
 
     def load(self, card: "TargetCard", conversation: "Conversation", store: "Store | None") -> None:

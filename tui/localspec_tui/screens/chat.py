@@ -2,7 +2,6 @@
 
 from typing import TYPE_CHECKING
 
-from textual import work
 from textual.actions import SkipAction
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
@@ -89,10 +88,10 @@ class ChatScreen(Steady, Screen[None]):
     VERTICAL_BREAKPOINTS = [(0, "-low"), (14, "-high"), (28, "-tall")]  # noqa: RUF012  # of 24 lines, the panel needs each
     BINDINGS = KEYS
 
-    def __init__(self, engine: EngineThread, first: str | None, files: str, kept: bool) -> None:
+    def __init__(self, engine: EngineThread, first: str | None, files: str, saved: bool) -> None:
         super().__init__()
         self._engine = engine
-        self._top, self._live, self._panel = TopLine(kept), LiveLine(), SidePanel()
+        self._top, self._live, self._panel = TopLine(saved), LiveLine(), SidePanel()
         self._below, self._find, self._first = BelowLine(), FindLine(), FirstScreen()
         self._conversation = ConversationView(self._below.show)
         self._waiting, self._unkept = WaitingLine(), UnkeptLine()
@@ -133,11 +132,7 @@ class ChatScreen(Steady, Screen[None]):
         self._prompt.focus()
         self._prompt.remember(self._outbox.typed)
         self.turns.show_waiting()
-        self.call_after_refresh(self._begin)
-
-    def _begin(self) -> None:
-        """Begin what the first paint need not wait for."""
-        self._engine.begin(self.post_message)
+        self.call_after_refresh(self._engine.begin, self.post_message)  # the first paint does not wait for it
 
     async def on_resize(self) -> None:
         await self.finder.show_again()
@@ -253,11 +248,7 @@ class ChatScreen(Steady, Screen[None]):
         self._first.introduce(loaded.introduction)
         self.turns.show_figures()
         await self.turns.send_waiting()
-        self._prepare_replies()
-
-    @work
-    async def _prepare_replies(self) -> None:
-        await import_replies()
+        self.run_worker(import_replies())
 
     async def on_model_failed(self, failed: messages.ModelFailed) -> None:
         self._outbox.model_loaded = False
