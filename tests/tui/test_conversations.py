@@ -444,7 +444,7 @@ def test_where_there_are_more_than_are_listed_it_is_said(chat, monkeypatch):
 def test_the_key_that_deletes_phrases_is_named(chat, monkeypatch):
     talk = chat()
     keep(talk, "Geography")
-    monkeypatch.setattr(talk.thread, "phrases_are_kept", lambda: True)
+    monkeypatch.setattr(talk.thread.conversation, "has_phrases", lambda: True)
 
     async def story(pilot):
         await open_list(pilot, talk, first="Geography")
