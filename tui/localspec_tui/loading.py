@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from localspec.chat.attachments import measured
 from localspec.chat.sampling import ChatSettings
-from localspec.chat.thinking import State, only_thinking, state
+from localspec.chat.thinking import State, state, why_empty
 from localspec.config import Settings
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.events import Reporter
@@ -190,9 +190,9 @@ class LoadedModel:
             raise UsageMistake("No model is loaded now.")
         return state(self.settings.now, self.engine, system)
 
-    def only_thinking(self, turn: "Turn", system: str | None) -> str | None:
-        """Return the sentence for a reply that ended in thought; None for any other reply."""
-        return only_thinking(turn, self.settings.now, self.engine, system) if self.engine is not None else None
+    def why_empty(self, turn: "Turn", system: str | None) -> str | None:
+        """Return the sentence for a reply that ended without text; None for any other reply."""
+        return why_empty(turn, self.settings.now, self.engine, system) if self.engine is not None else None
 
     def resampling_notice(self) -> str | None:
         """Return the notice that another answer is sampled although replies are greedy; None if all are sampled."""

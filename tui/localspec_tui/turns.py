@@ -184,12 +184,11 @@ class Turns:
 
     def _remark(self, turn: "Turn") -> str | None:
         """Return the sentence for a reply that ended in an unusual way; None for any other reply."""
-        if sentence := self._engine.model.only_thinking(turn, self._engine.conversation.now.system):
-            return sentence
-        if turn.reason == "repetition":
-            sentence = repeated(turn.figures, self._warmer)
-            return f"{sentence[:1].upper()}{sentence[1:]}."
-        return "The model says nothing to this." if turn.reason == "stop" and not turn.reply else None
+        sentence = self._engine.model.why_empty(turn, self._engine.conversation.now.system)
+        if sentence is None and turn.reason == "repetition":
+            stopped = repeated(turn.figures, self._warmer)
+            return f"{stopped[:1].upper()}{stopped[1:]}."
+        return sentence
 
     # -- in place of an earlier turn ----------------------------------------------------------------------------------
 
