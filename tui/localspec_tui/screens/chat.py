@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from textual import work
 from textual.actions import SkipAction
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
@@ -248,7 +249,11 @@ class ChatScreen(Steady, Screen[None]):
         self._first.introduce(loaded.introduction)
         self.turns.show_figures()
         await self.turns.send_waiting()
-        self.run_worker(import_replies())
+        self._prepare_replies()
+
+    @work
+    async def _prepare_replies(self) -> None:
+        await import_replies()
 
     async def on_model_failed(self, failed: messages.ModelFailed) -> None:
         self._outbox.model_loaded = False
