@@ -36,13 +36,13 @@ def inside(file: Path, arguments: list[str]) -> None:
     from localspec.events import Done, Event, Text
     from localspec_tui.pace import SHORTEST
     from localspec_tui.reply_buffer import ReplyBuffer
-    from localspec_tui.screens.chat import ChatScreen
     from localspec_tui.screens.xray import XRayScreen
+    from localspec_tui.turns import Turns
 
     steps: dict[int, int] = defaultdict(int)
     seconds: dict[int, float] = defaultdict(float)
     last = (-1, 0, 0.0)  # turn, steps, seconds
-    put, follow, follow_in_xray = ReplyBuffer.put, ChatScreen._follow, XRayScreen._follow
+    put, follow, follow_in_xray = ReplyBuffer.put, Turns._follow, XRayScreen._follow
 
     def turn() -> int:
         return int(time.perf_counter() / TURN)
@@ -58,18 +58,18 @@ def inside(file: Path, arguments: list[str]) -> None:
             file.write_text(json.dumps({str(one): [steps[one], seconds[one]] for one in steps}), "utf-8")
         put(buffer, event, live)
 
-    async def look(screen: ChatScreen) -> None:
-        if with_looks(turn()) or screen._outbox.asked is None:
-            await follow(screen)
+    async def look(turns: Turns) -> None:
+        if with_looks(turn()) or turns._outbox.under_way is None:
+            await follow(turns)
         else:
-            screen._follow_again(SHORTEST)
+            turns._follow_after(SHORTEST)
 
     def look_in_xray(screen: XRayScreen) -> Any:
         return follow_in_xray(screen) if with_looks(turn()) else screen.set_timer(SHORTEST, screen._follow)
 
     for owner, name, instead in (
         (ReplyBuffer, "put", count),
-        (ChatScreen, "_follow", look),
+        (Turns, "_follow", look),
         (XRayScreen, "_follow", look_in_xray),
     ):
         setattr(owner, name, instead)

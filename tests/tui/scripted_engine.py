@@ -230,7 +230,7 @@ class ScriptedChat:
     def idle(self) -> bool:
         """Whether a model is loaded, and nothing is being answered or waits."""
         screen = self.app._chat
-        return bool(screen._model) and screen._outbox.empty
+        return screen._outbox.model_loaded and screen._outbox.empty
 
     def prompts(self) -> list[str]:
         return [view.source for view in self.app._chat.query(PromptView)]

@@ -114,12 +114,12 @@ def test_what_cuts_a_reply_short_says_so(chat, models, way):
         if way == "new":
             await pilot.press("ctrl+n")
         elif way == "resume":
-            talk.app._chat.resume(1)
+            talk.app._chat.conversations.resume(1)
         else:
-            talk.app._chat.switch(card("scripted"))
+            talk.app._chat.models.switch(card("scripted"))
         await until(pilot, lambda: toasts() == [wording("reply_under_way_stopped_what_said")])
         gate.set()
-        await until(pilot, lambda: talk.idle() and not talk.app._chat._to_be_shown)
+        await until(pilot, lambda: talk.idle() and not talk.app._chat._outbox.to_be_shown)
 
     talk.play(story)
     assert [(prompt, reason) for prompt, _, reason in talk.kept()] == [("Go", "interrupted")] or way == "resume"

@@ -258,7 +258,7 @@ def test_a_conversation_deleted_elsewhere_cannot_be_renamed(chat):
 
     async def story(pilot):
         await open_list(pilot, talk, first="gone")
-        talk.app._chat._history.remove([1])
+        talk.app._chat.conversations.history.remove([1])
         await pilot.press("f2")
         await until(pilot, asked(talk, "What shall"))
         await pilot.press(*"x", "enter")
@@ -348,7 +348,7 @@ def test_what_cannot_be_done_is_told(chat, monkeypatch):
 
     async def story(pilot):
         await open_list(pilot, talk, first="two")
-        history = talk.app._chat._history
+        history = talk.app._chat.conversations.history
 
         def refuse(*_):
             raise StoreTrouble("The disk is [full].")
@@ -444,7 +444,7 @@ def test_where_there_are_more_than_are_listed_it_is_said(chat, monkeypatch):
 def test_the_key_that_deletes_phrases_is_named(chat, monkeypatch):
     talk = chat()
     keep(talk, "Geography")
-    monkeypatch.setattr(talk.thread, "phrases_are_kept", lambda: True)
+    monkeypatch.setattr(talk.thread.conversation, "has_phrases", lambda: True)
 
     async def story(pilot):
         await open_list(pilot, talk, first="Geography")

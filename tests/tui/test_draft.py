@@ -131,7 +131,7 @@ def test_what_an_earlier_chat_left_is_kept_where_one_leaves_before_it_is_shown(c
     talk = chat()
 
     async def story(pilot):
-        talk.app._chat._left_in[7] = "as it was"
+        talk.app._chat.draft._aside[7] = "as it was"
         await pilot.press("ctrl+q")
 
     talk.play(story, then=talk.app.keep_unsent)
@@ -170,7 +170,7 @@ def test_a_draft_of_a_new_conversation_waits_for_the_next_new_one(chat):
         await pilot.press("ctrl+n")
         await until(pilot, lambda: talk.prompts() == [])
         await pilot.press(*"half")
-        talk.app._chat.resume(1)
+        talk.app._chat.conversations.resume(1)
         await until(pilot, lambda: talk.prompts() == ["one"])
         assert talk.typed == ""
         await until(pilot, talk.idle)

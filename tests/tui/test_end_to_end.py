@@ -343,11 +343,11 @@ async def on_prompt_sent(screen, sent):
 ChatScreen.on_prompt_sent = on_prompt_sent
 """,
     "timer": """
-from localspec_tui.screens.chat import ChatScreen
-async def follow(screen):
-    words = screen._outbox
+from localspec_tui.turns import Turns
+async def follow(turns):
+    words = turns._outbox
     raise OverflowError(WORD)
-ChatScreen._follow = follow
+Turns._follow = follow
 """,
     "drawing": """
 from localspec_tui.widgets.message_view import PromptView

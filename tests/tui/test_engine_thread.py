@@ -57,7 +57,7 @@ def test_a_model_that_goes_leaves_no_memory_behind_though_it_was_to_stay(talk):
     gone, talk.engine.session.engine = weakref.ref(talk.engine), talk.engine  # they name each other
     gc.freeze()
     talk.models, talk.engine = {"other": ScriptedEngine()}, None
-    talk.thread.switch_model(card("other"))
+    talk.thread.do(talk.thread.conversation.switch_model, card("other"))
     assert loaded.acquire(timeout=PATIENCE)
     assert talk.thread.close(PATIENCE)
     assert gone() is None
@@ -90,7 +90,7 @@ def test_what_it_should_not_meet_ends_it_and_closes_the_store(talk):
     assert isinstance(told[-1].error, ZeroDivisionError)
     assert talk.thread.close(PATIENCE)
     with pytest.raises(Exception, match="closed"):
-        talk.thread._store.phrases.pools()
+        talk.thread.conversation.store.phrases.pools()
 
 
 def test_jobs_behind_the_end_are_not_done(talk):
@@ -126,8 +126,8 @@ def test_a_prompt_without_a_model_is_given_back(talk):
 
 def test_what_keys_ask_for_before_the_chat_is_open_waits_for_it(chat):
     talk = chat(["Well."])
-    talk.thread.new_conversation()
-    talk.app._chat._to_be_shown += 1
+    talk.thread.do(talk.thread.conversation.start_new)
+    talk.app._chat._outbox.to_be_shown += 1
 
     async def story(pilot):
         await talked(talk, pilot, "Hi")
@@ -139,7 +139,7 @@ def test_what_keys_ask_for_before_the_chat_is_open_waits_for_it(chat):
 def test_nothing_is_done_where_the_chat_cannot_be_opened(chat):
     talk = chat()
     talk.opening_error = LocalspecError("It is broken.")
-    talk.thread.new_conversation()
+    talk.thread.do(talk.thread.conversation.start_new)
 
     async def story(pilot):
         await until(pilot, lambda: talk.app.failure is not None)

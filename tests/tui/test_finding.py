@@ -44,7 +44,7 @@ def view(talk):
 def which(talk):
     """What the line says; nothing where it is not shown."""
     line = talk.app._chat.query_one(FindLine)
-    return str(line._told.render()).strip() if line.display else ""
+    return str(line._count.render()).strip() if line.display else ""
 
 
 def marked(talk):

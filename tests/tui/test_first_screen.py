@@ -148,7 +148,7 @@ def test_it_comes_back_in_a_new_conversation_with_the_one_before(chat):
         await pilot.press("ctrl+n")
         await until(pilot, lambda: shown(talk))
         assert "Last: Quick sort, please, just now (f12)" in talk.screen_text()
-        talk.app._chat.resume(1)
+        talk.app._chat.conversations.resume(1)
         await until(pilot, lambda: talk.replies() == ["Yes."])
         assert not shown(talk)
 

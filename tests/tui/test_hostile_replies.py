@@ -181,7 +181,7 @@ def test_a_conversation_with_such_a_reply_can_be_opened(chat, name):
         await pilot.press("ctrl+n")
         await until(pilot, lambda: not talk.replies())
         spent = time.process_time()
-        talk.app._chat.resume(1)
+        talk.app._chat.conversations.resume(1)
         await until(pilot, lambda: talk.replies() == [REPLIES[name]])
         reply = talk.app._chat.query_one(ReplyView)
         await until(pilot, lambda: reply.size.height > 1000)

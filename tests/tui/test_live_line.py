@@ -85,7 +85,7 @@ def test_a_conversation_that_goes_on_shows_from_the_start_how_full_the_context_i
         await until(pilot, lambda: "context 1 %" in talk.live)
         await pilot.press("ctrl+n")
         await until(pilot, lambda: talk.prompts() == [] and "context" not in talk.live)
-        talk.app._chat.resume(1)
+        talk.app._chat.conversations.resume(1)
         await until(pilot, lambda: talk.prompts() == ["Hi"])
         assert "context 1 %" in talk.live
 

@@ -8,7 +8,7 @@ from clocks import PATIENCE
 from tui.scripted_engine import ScriptedEngine, say, until
 
 from localspec.engine.later_measurements import CHECKING, PROBING, TIMING_DRAFT
-from localspec_tui import engine_thread
+from localspec_tui import loading
 
 TIMING = "timing this model (once): 3 of 8, about 6 s left"
 
@@ -83,7 +83,7 @@ def test_a_prompt_interrupts_it_and_it_goes_on_afterwards(chat):
 
 
 def test_escape_skips_it(chat, monkeypatch):
-    monkeypatch.setattr(engine_thread, "SHOWN_SECONDS", 0.0)
+    monkeypatch.setattr(loading, "SHOWN_SECONDS", 0.0)
     talk = chat(["Hello."], ["Again."])
     measured = Unmeasured(talk.engine, 3)
 

@@ -114,7 +114,7 @@ def test_the_model_before_is_dropped_first_and_loaded_again_where_the_other_fail
     held = []
 
     def look(notice, progress):
-        held.append(talk.thread._engine)
+        held.append(talk.thread.model.engine)
 
     talk.models["other"] = [look, DoesNotFit("other needs 99.0 GiB.")]
 
@@ -160,7 +160,7 @@ def test_nothing_of_a_refused_model_is_left_when_the_one_before_is_loaded_again(
         await until(pilot, lambda: "--top-p has no effect" in talk.screen_text())
         await until(pilot, talk.idle)
 
-    real = talk.thread._loading
+    real = talk.thread.model._loading
 
     def loading(*about, **more):
         try:
@@ -168,7 +168,7 @@ def test_nothing_of_a_refused_model_is_left_when_the_one_before_is_loaded_again(
         finally:
             talk.models["other"] = [load_other]
 
-    talk.thread._loading = loading
+    talk.thread.model._loading = loading
     talk.play(story)
     assert left[1] is None
 

@@ -24,7 +24,7 @@ def test_what_a_reply_took_stands_below_it_and_below_it_when_it_is_resumed(chat)
         assert "4.1 s · 248 tokens · 2.5× faster" in talk.screen_text()
         await pilot.press("ctrl+n")
         await until(pilot, lambda: talk.prompts() == [])
-        talk.app._chat.resume(1)
+        talk.app._chat.conversations.resume(1)
         await until(pilot, lambda: "4.1 s · 248 tokens · 2.5× faster" in talk.screen_text())
 
     talk.play(story)

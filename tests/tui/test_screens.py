@@ -106,7 +106,7 @@ def test_what_was_looked_for_last_counts(chat):
     talk = chat()
 
     async def story(pilot):
-        talk.app._chat._history = Slow()
+        talk.app._chat.conversations.history = Slow()
         await pilot.press("ctrl+r", "a")
         await until(pilot, begun.is_set)
         await pilot.press("b")
@@ -166,7 +166,7 @@ def test_a_conversation_that_was_deleted_meanwhile_is_told(chat):
         await talked(talk, pilot, "first")
         await pilot.press("ctrl+n", "ctrl+r")
         await until(pilot, lambda: isinstance(talk.app.screen, ConversationsScreen) and "1 turn" in talk.screen_text())
-        talk.app._chat._history.remove([1])
+        talk.app._chat.conversations.history.remove([1])
         await pilot.press("enter")
         await until(pilot, lambda: "There is no conversation 1 here" in talk.screen_text())
 

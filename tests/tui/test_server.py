@@ -19,7 +19,7 @@ def test_a_chat_over_a_server(tmp_path):
         talk.thread._opening = lambda at_the_end, notice: behind.start(
             None, at_the_end, notice, tell_what_is_kept=False
         )
-        talk.thread._loading = behind.load
+        talk.thread.model._loading = behind.load
 
         def screen() -> str:
             return " ".join(talk.screen_text().split())

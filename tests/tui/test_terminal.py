@@ -244,7 +244,7 @@ def test_what_a_model_brought_is_not_looked_through_again(ending, monkeypatch):
     monkeypatch.setattr(gc, "freeze", lambda: done.append("frozen"))
 
     def run(app):
-        assert app._chat._engine._loading(Settings(), None) == "an engine"
+        assert app._chat._engine.model._loading(Settings(), None) == "an engine"
         assert done == ["loaded", "frozen"]
 
     ending(run)
@@ -277,7 +277,7 @@ def test_what_failed_is_raised_when_the_terminal_is_whole(ending, failure, capfd
 
 def test_notices_of_a_chat_that_could_not_begin_are_told(ending, capfd):
     def run(app):
-        app._chat._engine._notice("localspec.db is broken\x1b[2J and was set aside.")
+        app._chat._engine.outlet.notice("localspec.db is broken\x1b[2J and was set aside.")
         app.failure = UsageMistake(wording("there_conversation_continue_here"))
 
     with pytest.raises(UsageMistake):

@@ -72,7 +72,7 @@ def test_a_resumed_conversation_has_its_thoughts_folded_and_the_model_is_given_t
         await until(pilot, lambda: talk.prompts() == [])
         await pilot.press("alt+t")
         await until(pilot, lambda: wording("nothing_thought_before_reply_yet") in talk.screen_text())
-        talk.app._chat.resume(1)
+        talk.app._chat.conversations.resume(1)
         await until(pilot, lambda: "▸ thought for 0.1 s, 1 token" in talk.screen_text())
         assert "[so]" not in talk.screen_text()
         await talked(talk, pilot, "Really?")

@@ -110,7 +110,7 @@ def _chat(
     if not ended:
         atexit.register(terminal.end_without_waiting, code)
     if app.failure:
-        for sentence in engine.untold:  # what was found broken may be why
+        for sentence in engine.outlet.held or ():  # what was found broken may be why
             print(drawable(f"localspec: {one_line(sentence)}", sys.stderr), file=sys.stderr)
         raise app.failure
     farewell = engine.farewell(app.unsent_lost)

@@ -86,12 +86,12 @@ class ChatApp(StoppableApp):
 
     def keep_unsent(self) -> None:
         """When it has ended, however it did: what was typed and not sent is kept for the next chat."""
-        self._chat.keep_unsent()
+        self._chat.draft.save_now()
 
     @property
     def unsent_lost(self) -> str:
         """Why what was typed and not sent is not kept, after `keep_unsent`; nothing where it is."""
-        return self._chat.unsent_lost
+        return self._chat.draft.trouble
 
     def end_download(self, seconds: float) -> None:
         """When it has ended: waits so long for what was being fetched to be put away."""
@@ -134,7 +134,7 @@ class ChatApp(StoppableApp):
 
     def action_interrupt(self) -> None:
         """Where something is selected, the screen has copied it before this."""
-        if not self._chat.stop_reply():
+        if not self._chat.turns.stop_reply():
             self.notify(f"{keymap.key(self, 'app.quit')} quits.", markup=False)
 
     def action_all_keys(self) -> None:

@@ -2,29 +2,42 @@
 
 import asyncio
 import sqlite3
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from localspec.errors import LocalspecError
+from localspec_tui.engine_thread import EngineThread
+from localspec_tui.outbox import Outbox
+from localspec_tui.widgets.prompt import Prompt
 
 if TYPE_CHECKING:
     from localspec.store.drafts import Drafts
 
 
 class Draft:
-    """A saver of the unsent text. `unsent` returns the text, and `conversation` the conversation that it belongs to.
+    """A saver of the unsent text: what is typed, the prompts that are not answered, and drafts that were put aside.
 
-    `server` is the address of the server that would answer it. Without a store nothing is saved. A failing store only
-    sets `trouble`.
+    Without a store nothing is saved. A failing store only sets `trouble`.
     """
 
-    def __init__(self, unsent: Callable[[], str], server: str | None, conversation: Callable[[], int | None]) -> None:
-        self._unsent, self._server, self._conversation = unsent, server, conversation
+    def __init__(self, prompt: Prompt, outbox: Outbox, engine: EngineThread) -> None:
+        self._prompt, self._outbox, self._engine = prompt, outbox, engine
+        self._aside: dict[int, str] = {}  # drafts of other conversations, by number; 0 is the next new one
         self._drafts: Drafts | None = None
         self._tried: tuple[str, int | None] = "", None
-        self.trouble = ""  # why the last attempt to save failed
+        self._trouble = ""  # why the last attempt to save failed
 
-    def keep_in(self, drafts: "Drafts") -> None:
+    def put_aside(self, *, for_new: bool = False) -> None:
+        """Put the typed text aside for its conversation: a saved one, or with `for_new` the next new one."""
+        number = None if self._outbox.to_be_shown else self._engine.conversation.now.id or (0 if for_new else None)
+        if number is not None and self._prompt.text.strip():
+            self._aside[number] = self._prompt.text
+            self._prompt.put("")
+
+    def take_aside(self, number: int | None) -> str:
+        """Return the text that was put aside for a conversation, or for a new one; empty without such text."""
+        return self._aside.pop(number or 0, "")
+
+    def save_to(self, drafts: "Drafts") -> None:
         """Save to this table from now on."""
         self._drafts = drafts
 
@@ -33,23 +46,32 @@ class Draft:
         drafts = self._drafts
         if drafts is not None and (draft := self._now()) != self._tried:
             self._tried = draft
-            self.trouble = await asyncio.to_thread(self._keep, drafts, *draft)
+            self._trouble = await asyncio.to_thread(self._save, drafts, *draft)
 
     def save_now(self) -> None:
         """Save the text at the end, also if the last attempt failed."""
-        if self._drafts is not None and ((draft := self._now()) != self._tried or self.trouble):
+        if self._drafts is not None and ((draft := self._now()) != self._tried or self._trouble):
             self._tried = draft
-            self.trouble = self._keep(self._drafts, *draft)
+            self._trouble = self._save(self._drafts, *draft)
+
+    @property
+    def trouble(self) -> str:
+        """Return why the text is not saved; empty if it is, or if there is none."""
+        return self._trouble if self._trouble and self._now()[0] else ""
 
     def _now(self) -> tuple[str, int | None]:
-        """Return the unsent text and its conversation."""
-        text = self._unsent()
-        return text, self._conversation() if text else None
+        """Return the unsent text, and the conversation that it belongs to."""
+        here = [*self._outbox.unsent(self._engine.buffer.begun), self._prompt.text]
+        text = "\n\n".join(text for text in [*self._aside.values(), *here] if text.strip())
+        if not text:
+            return "", None
+        in_this = any(text.strip() for text in here) or not self._aside
+        return text, self._engine.conversation.now.id if in_this else [*self._aside][-1] or None
 
-    def _keep(self, drafts: "Drafts", text: str, conversation: int | None) -> str:
+    def _save(self, drafts: "Drafts", text: str, conversation: int | None) -> str:
         """Save the text, and return why that failed; empty on success."""
         try:
-            drafts.keep(text, self._server, conversation)
+            drafts.keep(text, self._engine.settings.elsewhere, conversation)
         except LocalspecError as error:
             return str(error)
         except sqlite3.ProgrammingError:  # the store is closed: the application ends

@@ -1,20 +1,33 @@
-"""How a conversation is opened and its model loaded; the engine's thread is given both, and tests give it others."""
+"""How a conversation is opened and its model loaded, and the model that is loaded. Tests replace the first two."""
 
+import gc
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
+from localspec.chat.attachments import measured
+from localspec.chat.sampling import ChatSettings
+from localspec.chat.thinking import State, state, why_empty
 from localspec.config import Settings
+from localspec.errors import LocalspecError, UsageMistake
 from localspec.events import Reporter
-from localspec_tui import preload_torch
+from localspec_tui import messages, preload_torch
+from localspec_tui.messages import Outlet
+from localspec_tui.reply_buffer import ReplyBuffer
 
 if TYPE_CHECKING:
     from localspec import Engine
     from localspec.chat.answerer import Answerer
+    from localspec.chat.conversation import Conversation
+    from localspec.chat.live_stats import LiveStats
     from localspec.chat.start import StartedChat
     from localspec.models.registry import TargetCard
+    from localspec.store.conversations import Turn
     from localspec.store.store import Store
+
+SHOWN_SECONDS = 0.5  # least time between two updates of the progress of measuring
 
 
 class Opening(Protocol):
@@ -69,3 +82,118 @@ def _load_here(
 
     progress(f"loading {card.name}")
     return Engine.open(settings, card, store=store, notice=notice, progress=progress)
+
+
+class LoadedModel:
+    """The model that answers, and how its replies are sampled.
+
+    The engine's thread loads, replaces and measures it. Methods of the last section may be called from any thread.
+    """
+
+    def __init__(
+        self, settings: Settings, loading: Loading, outlet: Outlet, buffer: ReplyBuffer, progress: Callable[[str], None]
+    ) -> None:
+        self.settings = ChatSettings(settings)
+        self.card: TargetCard
+        self.engine: Answerer | None = None  # None while no model is loaded
+        self.live: LiveStats | None = None
+        self.measures: bool | None = None  # between prompts; None before its first reply
+        self._loading, self._outlet, self._buffer, self._progress = loading, outlet, buffer, progress
+
+    def load(self, card: "TargetCard", conversation: "Conversation", store: "Store | None") -> None:
+        """Load a model for a conversation. Raise LocalspecError if that fails."""
+        from localspec.chat.introduction import introduction
+        from localspec.models import registry
+
+        engine = self._loading(
+            self.settings.first, card, store=store, notice=self._outlet.notice, progress=self._progress
+        )
+        if taken_back := self.settings.fit(engine):  # refuses flags that contradict the model
+            self._outlet.notice(taken_back)
+        self.card, self.engine, self.measures = card, engine, None
+        conversation.model = registry.reference(card)
+        self.begin_figures(conversation)
+        self._outlet.post(messages.ModelLoaded(card, introduction(engine, card)))
+
+    def begin_figures(self, conversation: "Conversation") -> None:
+        """Begin the figures of a conversation, if a model is loaded."""
+        from localspec.chat.live_stats import LiveStats
+
+        if self.engine is not None:
+            first = self.settings.first
+            self.live = LiveStats(self.engine, first.accept, conversation.tokens, plain_asked=first.plain)
+            self._buffer.end(self.live)
+
+    def switch(self, card: "TargetCard", conversation: "Conversation", store: "Store | None") -> None:
+        """Load another model in place of this one; if that fails, load this one again."""
+        from localspec.chat.start import choose
+
+        trouble = self._replace(card, conversation, store)
+        if trouble is None:
+            if self.settings.first.elsewhere is None:
+                choose(card, "chat", self._outlet.notice)
+            return
+        self._outlet.post(messages.Noticed(trouble, trouble=True))
+        if (trouble := self._replace(self.card, conversation, store)) is not None:
+            self._outlet.post(messages.ModelFailed(trouble))
+
+    def _replace(self, card: "TargetCard", conversation: "Conversation", store: "Store | None") -> str | None:
+        """Drop this model, for two may not fit, and load another one. Return why that failed."""
+        self.engine = self.live = None
+        gc.unfreeze()  # it was to stay to the end
+        gc.collect()
+        try:
+            self.load(card, conversation, store)
+        except LocalspecError as error:
+            return str(error)  # and no more of it: its traceback holds what was loaded so far
+        return None
+
+    def measure(self, idle: Callable[[], bool]) -> None:
+        """Measure the model while the thread is `idle`; the next call resumes."""
+        measure = getattr(self.engine, "measure", None)  # None of a model on a server, which measures it
+        if not self.measures or measure is None:
+            return
+        shown = float("-inf")
+        for stage in measure():
+            if not self.measures or not idle():
+                break
+            if time.monotonic() - shown >= SHOWN_SECONDS:  # drawing disturbs what is timed
+                shown = time.monotonic()
+                self._outlet.post(messages.Measuring(stage))
+        else:
+            self.measures = False
+        if self.live is not None and idle():  # the self-test may have changed what the figures say about exactness
+            self._buffer.end(self.live)
+        self._outlet.post(messages.Measuring(""))
+
+    # -- from any thread ----------------------------------------------------------------------------------------------
+
+    @property
+    def held(self) -> tuple[str, int]:
+        """Return the device, and the bytes of its memory that are free again when another model replaces this one."""
+        engine = self.engine
+        return ("cpu", 0) if engine is None else engine.held
+
+    def files_in(self, text: str) -> list[str]:
+        """Return what to say about the files that a prompt names. It reads them, and counts their tokens."""
+        engine = self.engine
+        if engine is None:
+            return measured(text, None, 0)
+        try:
+            return measured(text, engine.count_tokens, engine.context)
+        except LocalspecError as error:  # a tokenizer that cannot read this text
+            return [str(error)]
+
+    def thinking(self, system: str | None) -> State:
+        """Return whether the model thinks before it answers, and what changes that. Raise UsageMistake."""
+        if self.engine is None:
+            raise UsageMistake("No model is loaded now.")
+        return state(self.settings.now, self.engine, system)
+
+    def why_empty(self, turn: "Turn", system: str | None) -> str | None:
+        """Return the sentence for a reply that ended without text; None for any other reply."""
+        return why_empty(turn, self.settings.now, self.engine, system) if self.engine is not None else None
+
+    def resampling_notice(self) -> str | None:
+        """Return the notice that another answer is sampled although replies are greedy; None if all are sampled."""
+        return self.settings.resampling_notice(self.engine) if self.engine is not None else None

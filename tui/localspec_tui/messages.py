@@ -1,6 +1,7 @@
 """What happened on the engine's thread, posted to the screen. Messages are facts: nobody changes them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -113,9 +114,10 @@ class RaceEnded(Message):
 
 @dataclass
 class Noticed(Message):
-    """A sentence that a person should know, and that costs no text."""
+    """A sentence for the conversation. `trouble`: something failed or was refused."""
 
     sentence: str
+    trouble: bool = False
 
 
 @dataclass
@@ -137,13 +139,6 @@ class Branched(Message):
     """What is said from here on is another way to go on; the one before stays in this conversation."""
 
     conversation: int
-
-
-@dataclass
-class JobRefused(Message):
-    """What was asked for was not done."""
-
-    sentence: str
 
 
 @dataclass
@@ -183,3 +178,33 @@ class ThreadFailed(Message):
     """The engine's thread met what it should not have, and has ended."""
 
     error: Exception
+
+
+class Outlet:
+    """A sender of messages to the screen. It holds notices until there is a conversation to show them in."""
+
+    def __init__(self) -> None:
+        self.send: Callable[[Message], object] = lambda _: None
+        self.held: list[str] | None = []  # None while a conversation is shown
+
+    def post(self, message: Message) -> None:
+        """Send a message, unless the screen has ended."""
+        with suppress(RuntimeError):
+            self.send(message)
+
+    def notice(self, sentence: str) -> None:
+        """Send a notice, or hold it."""
+        if self.held is None:
+            self.post(Noticed(sentence))
+        else:
+            self.held.append(sentence)
+
+    def hold(self) -> None:
+        """Hold the notices from now on."""
+        self.held = []
+
+    def release(self) -> None:
+        """Send the held notices."""
+        held, self.held = self.held or [], None
+        for sentence in held:
+            self.notice(sentence)

@@ -4,44 +4,51 @@ from localspec.chat.attachments import GIVEN, Written
 
 
 class Outbox:
-    """At most one prompt is being answered. The text of files that were given goes before the next one."""
+    """Prompts without a reply. At most one is under way; the text of files that were given goes before the next one."""
 
     def __init__(self, first: str | None, files: str) -> None:
         self.waiting = [Written(first)] if first else []
         self.files = files
-        self.asked: Written | None = None
-        self._given = ""  # of those files, what the one that is answered has
+        self.under_way: Written | None = None
+        self.model_loaded = False
+        self.to_be_shown = 1  # conversations that were requested; prompts wait until the last one is shown
+        self._given = ""  # those files whose text goes with the prompt under way
 
     @property
     def empty(self) -> bool:
-        """Whether nothing is answered and nothing waits."""
-        return self.asked is None and not self.waiting
+        """Return whether no prompt is under way and none waits."""
+        return self.under_way is None and not self.waiting
+
+    @property
+    def ready(self) -> bool:
+        """Return whether the next prompt could be answered now."""
+        return self.model_loaded and self.under_way is None and not self.to_be_shown
 
     @property
     def typed(self) -> list[str]:
-        """What waits, as it was typed."""
+        """Return the waiting prompts, as they were typed."""
         return [one.typed for one in self.waiting]
 
     def take(self) -> Written:
-        """The one that has waited longest is answered now."""
-        self.asked = self.waiting.pop(0).behind(self.files, GIVEN)
+        """Return the prompt that has waited longest; it is under way now."""
+        self.under_way = self.waiting.pop(0).behind(self.files, GIVEN)
         self._given, self.files = self.files, ""
-        return self.asked
+        return self.under_way
 
-    def ended(self) -> Written | None:
-        """The one that was answered, which no longer is."""
-        asked, self.asked = self.asked, None
-        return asked
+    def end(self) -> Written | None:
+        """Return the prompt that was under way."""
+        ended, self.under_way = self.under_way, None
+        return ended
 
-    def refused(self) -> None:
-        """The one that ended got no answer: the files that were given go before the next one."""
+    def refuse(self) -> None:
+        """Take back the given files, for the ended prompt got no reply: they go before the next one."""
         self.files = self._given
 
     def drop_waiting(self) -> str:
-        """What waits, which is answered no more."""
+        """Return the waiting prompts as one text; they wait no more."""
         dropped, self.waiting = self.typed, []
         return "\n\n".join(dropped)
 
     def unsent(self, begun: bool) -> list[str]:
-        """What would be lost with this process; `begun`: what is being answered is in the history already."""
-        return [*([] if begun or self.asked is None else [self.asked.typed]), *self.typed]
+        """Return the prompts that this process would lose. `begun`: the one under way is in the history already."""
+        return [*([] if begun or self.under_way is None else [self.under_way.typed]), *self.typed]

@@ -15,19 +15,16 @@ if TYPE_CHECKING:
 
 async def obey(chat: "ChatScreen", name: str, rest: str) -> None:
     """Does what the command says. Raises UsageMistake where `rest` means nothing to it, LocalspecError."""
-    await COMMANDS[name](chat, rest)
-
-
-async def _new(chat: "ChatScreen", _: str) -> None:
-    chat.action_new()
+    if (doing := COMMANDS[name](chat, rest)) is not None:
+        await doing
 
 
 async def _resume(chat: "ChatScreen", number: str) -> None:
     if not number:
         chat.action_conversations()
     elif number.isdecimal():
-        await asyncio.to_thread(chat.must_be_kept, int(number))
-        chat.resume(int(number))
+        await asyncio.to_thread(chat.conversations.check, int(number))
+        chat.conversations.resume(int(number))
     else:
         raise UsageMistake(f"/resume {number} means nothing; /help lists the commands.")
 
@@ -36,7 +33,7 @@ async def _model(chat: "ChatScreen", name: str) -> None:
     if not name:
         chat.action_models()
     else:
-        chat.switch(await asyncio.to_thread(_named, name, chat.at_a_server))
+        chat.models.switch(await asyncio.to_thread(_named, name, chat.models.at_a_server))
 
 
 def _named(name: str, at_a_server: bool) -> "TargetCard":
@@ -45,86 +42,54 @@ def _named(name: str, at_a_server: bool) -> "TargetCard":
     return named_there(name) if at_a_server else named(name)
 
 
-async def _system(chat: "ChatScreen", text: str) -> None:
+def _system(chat: "ChatScreen", text: str) -> None:
     if text:
-        chat.set_system(text)
+        chat.settings.set_system(text)
     else:
         chat.action_system()
 
 
-async def _set(chat: "ChatScreen", rest: str) -> None:
+def _set(chat: "ChatScreen", rest: str) -> None:
     key, value = split(rest)
     if value:
-        chat.set_sampling({key: value})
+        chat.settings.set_sampling({key: value})
     elif key:
-        chat.say_sampling(key)
+        chat.settings.notify_sampling(key)
     else:
         chat.action_sampling()
 
 
-async def _think(chat: "ChatScreen", rest: str) -> None:
+def _think(chat: "ChatScreen", rest: str) -> None:
     word = asked(rest)
     if word == SHOW:
         chat.action_thoughts()
     elif word:
-        chat.think(word)
+        chat.settings.think(word)
     else:
-        chat.say_thinking()
-
-
-async def _again(chat: "ChatScreen", _: str) -> None:
-    await chat.again()
+        chat.settings.notify_thinking()
 
 
 async def _edit(chat: "ChatScreen", text: str) -> None:
     if text:
-        await chat.say_instead(text)
+        await chat.turns.send_instead(text)
     else:
-        chat.edit()
+        chat.turns.edit()
 
 
-async def _title(chat: "ChatScreen", title: str) -> None:
-    chat.rename(title)
-
-
-async def _find(chat: "ChatScreen", words: str) -> None:
-    chat.action_find(words)
-
-
-async def _xray(chat: "ChatScreen", _: str) -> None:
-    chat.action_xray()
-
-
-async def _phrases(chat: "ChatScreen", words: str) -> None:
-    chat.action_phrases(words)
-
-
-async def _race(chat: "ChatScreen", prompt: str) -> None:
-    chat.action_race(prompt)
-
-
-async def _help(chat: "ChatScreen", _: str) -> None:
-    await chat.action_keys()
-
-
-async def _quit(chat: "ChatScreen", _: str) -> None:
-    chat.app.exit()
-
-
-COMMANDS: dict[str, Callable[["ChatScreen", str], Awaitable[None]]] = {
-    "new": _new,
+COMMANDS: dict[str, Callable[["ChatScreen", str], Awaitable[None] | None]] = {
+    "new": lambda chat, _: chat.action_new(),
     "resume": _resume,
     "model": _model,
     "system": _system,
     "set": _set,
     "think": _think,
-    "again": _again,
+    "again": lambda chat, _: chat.turns.again(),
     "edit": _edit,
-    "title": _title,
-    "find": _find,
-    "xray": _xray,
-    "phrases": _phrases,
-    "race": _race,
-    "help": _help,
-    "quit": _quit,
+    "title": lambda chat, title: chat.conversations.rename(title),
+    "find": lambda chat, words: chat.action_find(words),
+    "xray": lambda chat, _: chat.action_xray(),
+    "phrases": lambda chat, words: chat.action_phrases(words),
+    "race": lambda chat, prompt: chat.action_race(prompt),
+    "help": lambda chat, _: chat.action_keys(),
+    "quit": lambda chat, _: chat.app.exit(),
 }

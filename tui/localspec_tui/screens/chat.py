@@ -1,38 +1,37 @@
 """The one screen that is always there: the conversation, the live line, the prompt."""
 
-import asyncio
 from typing import TYPE_CHECKING
 
 from textual import work
+from textual.actions import SkipAction
 from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
-from textual.timer import Timer
-from textual.widgets import Static
+from textual.screen import Screen
+from textual.widgets import Input, Static
 
-from localspec.chat.attachments import Written, written
 from localspec.chat.commands import is_command, read
 from localspec.chat.completion import look_up
-from localspec.chat.wording import repeated, same_answer
-from localspec.errors import LocalspecError, UsageMistake
+from localspec.errors import LocalspecError
 from localspec_tui import keymap, messages, slash_commands
 from localspec_tui.code_blocks import CodeCopies
 from localspec_tui.draft import Draft
 from localspec_tui.editor import edit_prompt
 from localspec_tui.engine_thread import EngineThread
 from localspec_tui.outbox import Outbox
-from localspec_tui.pace import Pace
-from localspec_tui.screens.chat_keys import KEYS
-from localspec_tui.screens.choosing import ChoosingScreen
-from localspec_tui.screens.finding import FindingScreen
+from localspec_tui.screens.conversation_choice import ConversationChoice
+from localspec_tui.screens.model_choice import ModelChoice
+from localspec_tui.screens.reply_settings import ReplySettings
 from localspec_tui.screens.steady import Steady
+from localspec_tui.turns import Turns
 from localspec_tui.widgets.attached_line import AttachedLine
 from localspec_tui.widgets.below_line import BelowLine
 from localspec_tui.widgets.conversation_view import ConversationView
 from localspec_tui.widgets.download_line import DownloadLine
-from localspec_tui.widgets.find_line import FindLine
+from localspec_tui.widgets.find_line import Finder, FindLine
 from localspec_tui.widgets.first_screen import FirstScreen
 from localspec_tui.widgets.keys_footer import KeysFooter
-from localspec_tui.widgets.keys_panel import KeysPanel
+from localspec_tui.widgets.keys_panel import KeysPanel, of_the_chat
 from localspec_tui.widgets.live_line import LiveLine
 from localspec_tui.widgets.message_view import NoticeView
 from localspec_tui.widgets.mounted_turns import import_replies
@@ -42,55 +41,79 @@ from localspec_tui.widgets.status_line import TopLine, UnkeptLine, WaitingLine
 from localspec_tui.widgets.suggestions import Suggestions
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from localspec.models.registry import TargetCard
-    from localspec.store.conversations import Turn
-    from localspec.store.history import History
     from localspec_tui.screens.download import DownloadScreen
 
-
 DRAFT_SECONDS = 1.0  # of typing are lost at most, should the process be killed
+KEYS: list[BindingType] = [
+    # What fits into a narrow footer comes first. What has a tooltip is in the palette too.
+    Binding("escape", "stop", "Stop", tooltip="Stop the reply; what was said stays", id="chat.stop"),
+    Binding("escape", "back", "Back to where one types", id="chat.back", show=False),
+    Binding("f1", "keys", "Keys", tooltip="Show or hide all keys and commands", id="chat.help"),
+    Binding("ctrl+q", "app.quit", "Quit", tooltip="Leave; what was said stays kept", id="app.quit"),
+    Binding("ctrl+n", "new", "New", tooltip="Begin a new conversation", id="chat.new"),
+    Binding("ctrl+r", "conversations", "Resume", tooltip="Go on with an earlier conversation", id="chat.resume"),
+    Binding("ctrl+o", "models", "Model", tooltip="Let another model answer", id="chat.models"),
+    Binding("f4", "panel", "Figures", tooltip="Show or hide the panel of figures", id="chat.panel"),
+    Binding("ctrl+s", "system", "System", tooltip="Set the system prompt", id="chat.system"),
+    Binding("f5", "again", "Again", tooltip="Another answer to the last prompt", id="chat.again"),
+    Binding("f2", "edit", "Edit", tooltip="Change the last prompt, or the one in focus", id="chat.edit"),
+    Binding("ctrl+t", "xray", "X-ray", tooltip="See who proposed each token of a reply", id="chat.xray"),
+    Binding("ctrl+l", "copy", "Copy", tooltip="Copy the last reply, or the message in focus", id="chat.copy"),
+    Binding("ctrl+f", "find", "Find", tooltip="Find words in this conversation", id="chat.find"),
+    Binding("f3", "sampling", "Sampling", tooltip="Change how replies are sampled", id="chat.sampling"),
+    Binding(
+        "f9", "race", "Race", tooltip="Let the model race against itself without drafts", id="chat.race", show=False
+    ),
+    Binding("f8", "phrases", "Phrases", tooltip="See the phrases that are kept", id="chat.phrases", show=False),
+    Binding("alt+up", "walk(-1)", "To the message above", id="chat.above", show=False),
+    Binding("alt+down", "walk(1)", "To the message below", id="chat.below", show=False),
+    Binding("alt+c", "code", "Code", tooltip="Copy the code of a reply by itself", id="chat.code", show=False),
+    Binding("alt+t", "thoughts", "Thoughts", tooltip="Show or fold what was thought", id="chat.thoughts", show=False),
+    Binding("ctrl+g", "editor", "Editor", tooltip="Write in your own editor", id="chat.editor", show=False),
+    Binding("pageup", "page(-1)", "Scroll up", id="chat.page_up", show=False),
+    Binding("end,ctrl+end", "end", "To the end of the conversation", id="chat.end", show=False),
+    Binding("pagedown", "page(1)", "Scroll down", id="chat.page_down", show=False),
+]
 
 
-class ChatScreen(Steady, ChoosingScreen, FindingScreen):
-    """It owns what is under way: at most one reply, and the prompts that wait for their turn."""
+def _download_screen(model: str) -> "DownloadScreen":
+    from localspec_tui.screens.download import DownloadScreen  # after the first paint
+
+    return DownloadScreen(model)
+
+
+class ChatScreen(Steady, Screen[None]):
+    """The widgets of the chat and the parts that act on them. Messages and keys go to the part that they are for."""
 
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (70, "-wide"), (LEAST_COLUMNS, "-panel")]  # noqa: RUF012
     VERTICAL_BREAKPOINTS = [(0, "-low"), (14, "-high"), (28, "-tall")]  # noqa: RUF012  # of 24 lines, the panel needs each
     BINDINGS = KEYS
 
-    def __init__(self, engine: EngineThread, first: str | None, files: str, kept: bool) -> None:
+    def __init__(self, engine: EngineThread, first: str | None, files: str, saved: bool) -> None:
         super().__init__()
         self._engine = engine
-        self._top, self._conversation, self._live = TopLine(kept), ConversationView(), LiveLine()
-        self._first = FirstScreen()
-        self._suggestions = Suggestions(lambda need: look_up(need, self._history))
-        self._attached = AttachedLine(engine.files_in)
-        self._below, self._code_copies = BelowLine(), CodeCopies()
-        self._find = FindLine()
-        self._conversation.tell_below = self._below.show
-        self._line, self._unkept, self._panel = WaitingLine(), UnkeptLine(), SidePanel()
+        self._top, self._live, self._panel = TopLine(saved), LiveLine(), SidePanel()
+        self._below, self._find, self._first = BelowLine(), FindLine(), FirstScreen()
+        self._conversation = ConversationView(self._below.show)
+        self._waiting, self._unkept = WaitingLine(), UnkeptLine()
+        self._attached = AttachedLine(engine.model.files_in)
+        self._suggestions = Suggestions(lambda need: look_up(need, self.conversations.history))
         self._prompt = Prompt(self._suggestions, self._first.starter)
+        self._refused: NoticeView | None = None  # about the last line that was refused
+        self._code_copies = CodeCopies()
+        self._outbox = outbox = Outbox(first, files)
         self.download = DownloadLine(engine.settings, _download_screen)
-        self._outbox = Outbox(first, files)
-        self._edited: int | None = None  # the turn whose prompt is being changed
-        self._instead: int | None = None  # the turn in whose place another prompt was sent last
-        self._stopping = False
-        self._refused: NoticeView | None = None  # what was said of the last line that was refused
-        self._to_be_shown = 1  # conversations that were asked for; what is sent before the last is shown waits for it
-        self._model = ""  # whose turn it is to answer; empty while none is loaded
-        self._card: TargetCard | None = None  # of the model that answered last
-        self._pace_told: tuple[str, ...] = ()
-        self._told_of_branches = False
-        self._system: str | None = None
-        self._system_draft: str | None = None
-        self._sampling_draft: dict[str, str] = {}
-        self._history: History | None = None
-        self._draft = Draft(self._unsent, engine.settings.elsewhere, self._typed_in)
-        self._left_in: dict[int, str] = {}  # unsent drafts of other conversations; 0 is the next new one
-        self._pace = Pace()
-        self._follower: Timer | None = None
+        self.finder = Finder(self._conversation, self._find)
+        self.turns: Turns = Turns(
+            self, lambda: self.is_covered, engine, outbox, self._conversation, self.finder, self._prompt,
+            self._first, self._top, self._live, self._waiting, self._panel,
+        )  # fmt: skip
+        self.models = ModelChoice(self, engine, outbox, self.turns, self.download)
+        self.settings = ReplySettings(self, engine, outbox, self._top)
+        self.draft = Draft(self._prompt, outbox, engine)
+        self.conversations: ConversationChoice = ConversationChoice(
+            self, engine, outbox, self.turns, self.draft, self._top
+        )
 
     def compose(self) -> ComposeResult:
         yield self._top
@@ -99,14 +122,8 @@ class ChatScreen(Steady, ChoosingScreen, FindingScreen):
                 yield self._first
                 yield self._conversation
             yield self._panel
-        yield self._find
-        yield self._below
-        yield self._unkept
-        yield self._line
-        yield self.download
-        yield self._live
-        yield self._attached
-        yield self._suggestions
+        yield from (self._find, self._below, self._unkept, self._waiting, self.download)
+        yield from (self._live, self._attached, self._suggestions)
         with Horizontal(id="input"):
             yield Static("❯", id="mark")
             yield self._prompt
@@ -115,14 +132,13 @@ class ChatScreen(Steady, ChoosingScreen, FindingScreen):
     def on_mount(self) -> None:
         self._prompt.focus()
         self._prompt.remember(self._outbox.typed)
-        self._show_waiting()
-        self.call_after_refresh(self._begin)
+        self.turns.show_waiting()
+        self.call_after_refresh(self._engine.begin, self.post_message)  # the first paint does not wait for it
 
-    def _begin(self) -> None:
-        """What the first paint need not wait for."""
-        self._engine.begin(self.post_message)
+    async def on_resize(self) -> None:
+        await self.finder.show_again()
 
-    # -- sending ------------------------------------------------------------------------------------------------------
+    # -- what is typed ------------------------------------------------------------------------------------------------
 
     async def on_prompt_sent(self, sent: Prompt.Sent) -> None:
         await self._conversation.forget(self._refused)
@@ -130,91 +146,19 @@ class ChatScreen(Steady, ChoosingScreen, FindingScreen):
         if not self.has_class("-panel"):  # there the keys cover what comes of it
             await self.query(KeysPanel).remove()
         try:
-            said = read(sent.text)
-            if said.command:
-                await slash_commands.obey(self, *said)
+            line = read(sent.text)
+            if line.command:
+                await slash_commands.obey(self, *line)
             else:
-                prompt = await self._with_files(said.rest)
+                prompt = await self.turns.read(line.rest)
         except LocalspecError as mistake:
-            self._give_back(sent.text)
+            self._prompt.give_back(sent.text)
             if is_command(sent.text):
                 self._prompt.select_all()  # to be changed, or replaced by what is typed next
             self._refused = await self._conversation.tell(str(mistake), trouble=True)
             return
-        if not said.command:
-            turn, self._edited = self._edited, None
-            if turn is not None:
-                await self._go_on_from(turn)
-            await self._ask(prompt)
-
-    async def _with_files(self, text: str) -> Written:
-        """What was typed, and the text of the files that it names. Raises UsageMistake."""
-        return await asyncio.to_thread(written, text) if "@" in text else Written(text)
-
-    def _may_go_back(self) -> bool:
-        """Whether the conversation can go on from an earlier turn now; says why not."""
-        if not self._outbox.empty or self._to_be_shown or not self._model:
-            self.notify(f"A reply is under way; {self._key('chat.stop')} stops it.", markup=False)
-        elif self._conversation.turn_of(None) is None:
-            self.notify("Nothing was said yet.", markup=False)
-        else:
-            return True
-        return False
-
-    async def _go_on_from(self, turn: int, *, again: bool = False) -> None:
-        """What is asked next takes the place of this turn; the way so far stays as a conversation of its own."""
-        self._instead = None if again else turn
-        self._engine.branch(turn, again=again)
-        await self._conversation.cut(turn)
-
-    async def _ask(self, prompt: Written) -> None:
-        """As soon as it can be answered."""
-        self._first.leave()
-        self._outbox.waiting.append(prompt)
-        await self._ask_waiting()
-
-    async def _ask_waiting(self) -> None:
-        """Asks what has waited longest, if it can be answered now."""
-        if self._outbox.waiting and self._model and self._outbox.asked is None and not self._to_be_shown:
-            prompt = self._outbox.take()
-            self._engine.ask(prompt)
-            self._live.show("reading the prompt")
-            self._top.begin(prompt.typed)
-            self._pace.begin()
-            self._prompt.blinks = False
-            self._follow_again(self._pace.period)
-            await self._conversation.add_prompt(prompt, self._engine.traces[-1])
-        self._show_waiting()
-
-    def _show_waiting(self) -> None:
-        self._line.show(*self._outbox.typed)
-        self.refresh_bindings()  # whether there is something to stop
-
-    def _unsent(self) -> str:
-        """Return the text that this process would lose: unsent drafts, waiting prompts and the prompt being typed."""
-        texts = [*self._left_in.values(), *self._outbox.unsent(self._engine.buffer.begun), self._prompt.text]
-        return "\n\n".join(text for text in texts if text.strip())
-
-    def _typed_in(self) -> int | None:
-        """Return the conversation of the unsent text: the current one, unless only others have such text."""
-        here = self._prompt.text.strip() or self._outbox.unsent(self._engine.buffer.begun)
-        return self._engine.conversation_id() if here or not self._left_in else [*self._left_in][-1] or None
-
-    def keep_unsent(self) -> None:
-        """At once, for the application ends."""
-        self._draft.save_now()
-
-    @property
-    def unsent_lost(self) -> str:
-        """Why that is not kept; nothing where it is, or where nothing is to be."""
-        return self._draft.trouble if self._unsent() else ""
-
-    async def _save_draft(self) -> None:
-        await self._draft.save()
-        self._unkept.show_typed(self.unsent_lost)
-
-    async def on_unkept(self, unkept: messages.Unkept) -> None:
-        self._unkept.show_turns(unkept.turns)
+        if not line.command:
+            await self.turns.send(prompt)
 
     def on_text_area_changed(self, changed: Prompt.Changed) -> None:
         self._attached.look(changed.text_area.text)
@@ -222,116 +166,58 @@ class ChatScreen(Steady, ChoosingScreen, FindingScreen):
     def on_option_list_option_selected(self, clicked: Suggestions.OptionSelected) -> None:
         self._prompt.complete(self._suggestions.line_of(clicked.option_index))
 
-    # -- replies ------------------------------------------------------------------------------------------------------
-
-    def _follow_again(self, seconds: float) -> None:
-        if self._follower is not None:
-            self._follower.stop()
-        self._follower = self.set_timer(seconds, self._follow)
-
-    async def _follow(self) -> None:
-        """Shows what was said since the last look, and looks again in a while."""
-        if self._outbox.asked is None:
-            return
-        if not self.is_covered:
-            with self.app.batch_update():  # text and figures are one picture
-                if not self._stopping:
-                    self._show_figures()  # first: they are drawn when the text has been read
-                if thoughts := self._engine.buffer.take_thoughts():
-                    await self._conversation.think(thoughts)
-                if text := self._engine.buffer.take():
-                    await self._conversation.grow(text)
-                    await self.find_anew(last=True)
-        self._follow_again(self._pace.next())
-
     def on_first_screen_chosen(self, chosen: FirstScreen.Chosen) -> None:
         self._prompt.put(chosen.prompt)
 
-    async def on_reply_ended(self, ended: messages.ReplyEnded) -> None:
-        asked, self._stopping = self._outbox.ended(), False
-        self._prompt.blinks = True
-        self._engine.buffer.take()
-        self._top.answered(ended.turn is not None)
-        warmer = f"raise the temperature with {self._key('chat.sampling')}"
-        if ended.same and ended.turn is not None:
-            await self._conversation.show(ended.before or (), self._engine.traces)
-            self.notify(same_answer(ended.turn.figures, warmer), markup=False)
-        elif ended.turn is not None and not ended.turn.unanswered:
-            await self._conversation.finish(ended.turn)
-        elif asked is not None:
-            await self._take_back(asked, ended.before)
-        if ended.trouble is not None:
-            await self._conversation.tell(ended.trouble, trouble=True)
-        elif ended.turn is not None and (sentence := self._engine.why_empty(ended.turn)):
-            await self._conversation.tell(sentence)
-        elif ended.turn is not None and ended.turn.reason == "repetition":
-            sentence = repeated(ended.turn.figures, warmer)
-            await self._conversation.tell(f"{sentence[:1].upper()}{sentence[1:]}.")
-        self._show_figures()
-        if self._edited is not None:
-            self._say_edited()
-        await self.find_anew(last=False)
-        await self._ask_waiting()
+    async def on_find_line_searched(self, wanted: FindLine.Searched) -> None:
+        await self.finder.search(wanted)
 
-    async def _take_back(self, asked: Written, before: "Sequence[Turn] | None") -> None:
-        """No reply came. What another way was begun instead of, the turns `before`, is there again."""
-        self._outbox.refused()
-        if before is None:
-            await self._conversation.take_back()
-        else:
-            answered = before[:-1] if before[-1].unanswered else before
-            await self._conversation.show(answered, self._engine.traces)
-            if self._instead is None:  # the prompt is there again, with its answer
-                return
-            self._edited = None if self._prompt.text else self._instead
-        self._give_back(asked.typed)
+    async def on_find_line_left(self, left: FindLine.Left) -> None:
+        if (back := self.finder.leave()) is not None and left.back:
+            self.type_here()
+            await back()
 
-    def _give_back(self, prompt: str) -> None:
-        """To where it was typed, if that is empty; one finds it among the earlier prompts in any case."""
-        if not self._prompt.text:
-            self._prompt.put(prompt)
+    def type_here(self) -> None:
+        """Move the focus to the prompt at once: what is typed next must not overtake."""
+        self.set_focus(self._prompt)
 
-    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """A key that would do nothing now is not offered."""
-        return action != "stop" or not self._outbox.empty or self._line.busy
+    @property
+    def types_elsewhere(self) -> bool:
+        """Return whether what is typed is for another field than the prompt."""
+        return isinstance(self.focused, Input)
 
-    def action_stop(self) -> None:
-        """Stop the reply, the waiting prompts and the measuring."""
-        if self._line.busy:
-            self._engine.skip_measuring()
-        self._stop_all()
+    def is_for_prompt(self, key: str) -> bool:
+        """Return whether a key does something in the prompt."""
+        return key in self._prompt._bindings.key_to_bindings
 
-    def _stop_all(self) -> None:
-        """The reply under way, and what waits."""
-        if waiting := self._outbox.drop_waiting():
-            self._give_back(waiting)
-        self._show_waiting()
-        self.stop_reply()
+    async def _save_draft(self) -> None:
+        await self.draft.save()
+        self._unkept.show_typed(self.draft.trouble)
 
-    # -- what happened on the engine's thread -------------------------------------------------------------------------
+    # -- messages of the engine's thread ------------------------------------------------------------------------------
 
     async def on_chat_opened(self, opened: messages.ChatOpened) -> None:
-        self._history = opened.history
+        self.conversations.history = opened.history
         self._prompt.remember(list(reversed(opened.prompts)))
         if opened.drafts is not None:
-            self._draft.keep_in(opened.drafts)
+            self.draft.save_to(opened.drafts)
             self.set_interval(DRAFT_SECONDS, self._save_draft)
 
     async def on_conversation_shown(self, shown: messages.ConversationShown) -> None:
-        self._system, self._edited = shown.system, None
-        self._show_what_is_set()
-        self._to_be_shown -= 1
+        self.settings.begin(shown.system)
+        self.turns.edited = None
+        self._outbox.to_be_shown -= 1
         if self.types_elsewhere:
             self.type_here()
-        self._leave_find()
+        self.finder.leave()
         answered = shown.turns[:-1] if shown.unanswered is not None else shown.turns
         self._top.call(shown.title)
-        self._first.keeps(self._engine.place)
+        self._first.keeps(self._engine.conversation.place)
         await self._conversation.show(answered, self._engine.traces)
         self._first.begin(shown.last, said=bool(shown.turns or self._outbox.waiting))
         if shown.unanswered is not None:
-            self._give_back(shown.unanswered)
-        if left := [*shown.left, *filter(None, [self._left_in.pop(shown.number or 0, "")])]:
+            self._prompt.give_back(shown.unanswered)
+        if left := [*shown.left, *filter(None, [self.draft.take_aside(shown.number)])]:
             self._prompt.put("\n\n".join(filter(None, (*left, self._prompt.text))))
             self._first.offer_none()
             await self._conversation.tell("Restored your unsent draft.")
@@ -340,30 +226,29 @@ class ChatScreen(Steady, ChoosingScreen, FindingScreen):
             await self._conversation.tell(f"Your unsent draft waits in {where}.")
         if self._outbox.files and not self._outbox.waiting:
             await self._conversation.tell("The text of the files goes before the next prompt.")
-        if self._model:
-            self._show_figures()
-        await self._ask_waiting()
+        if self._outbox.model_loaded:
+            self.turns.show_figures()
+        await self.turns.send_waiting()
 
     def on_stage_reached(self, reached: messages.StageReached) -> None:
         self._live.show(f"{reached.stage} …")
 
     def on_measuring(self, measuring: messages.Measuring) -> None:
-        self._line.show_activity(measuring.stage, f"{self._key('chat.stop')} skips" if measuring.stage else "")
+        self._waiting.show_activity(measuring.stage, f"{self._key('chat.stop')} skips" if measuring.stage else "")
         self.refresh_bindings()
-        if not measuring.stage and self._outbox.asked is None:
-            self._show_figures()
+        if not measuring.stage and self._outbox.under_way is None:
+            self.turns.show_figures()
 
     def on_model_comes(self, comes: messages.ModelComes) -> None:
         self._first.expect(comes.name, comes.starters)
 
     async def on_model_loaded(self, loaded: messages.ModelLoaded) -> None:
-        self._model, self._card = loaded.card.name, loaded.card
+        self.models.take(loaded)
         self._top.show_model(loaded.card.name, loaded.introduction.precision, loaded.introduction.device)
-        self._show_what_is_set()  # it may have contradicted the model
+        self.settings.show()  # it may have contradicted the model
         self._first.introduce(loaded.introduction)
-        self._pace_told = loaded.introduction.pace
-        self._show_figures()
-        await self._ask_waiting()
+        self.turns.show_figures()
+        await self.turns.send_waiting()
         self._prepare_replies()
 
     @work
@@ -371,117 +256,143 @@ class ChatScreen(Steady, ChoosingScreen, FindingScreen):
         await import_replies()
 
     async def on_model_failed(self, failed: messages.ModelFailed) -> None:
-        self._model = ""
+        self._outbox.model_loaded = False
         self._first.leave()
         self._live.show(f"no model is loaded: {self._key('chat.models')} chooses another")
         self._top.show_model("no model")
         await self._conversation.tell(failed.sentence, trouble=True)
 
-    async def on_job_refused(self, refused: messages.JobRefused) -> None:
-        await self._conversation.tell(refused.sentence, trouble=True)
+    async def on_reply_ended(self, ended: messages.ReplyEnded) -> None:
+        await self.turns.end(ended)
 
     async def on_noticed(self, noticed: messages.Noticed) -> None:
-        await self._conversation.tell(noticed.sentence)
+        await self._conversation.tell(noticed.sentence, trouble=noticed.trouble)
+
+    def on_unkept(self, unkept: messages.Unkept) -> None:
+        self._unkept.show_turns(unkept.turns)
+
+    def on_titled(self, titled: messages.Titled) -> None:
+        self._top.call(titled.title)
+
+    def on_branched(self, branched: messages.Branched) -> None:
+        self.conversations.notify_of_branch(branched)
 
     def _key(self, name: str) -> str:
         return keymap.key(self.app, name)
 
     # -- keys ---------------------------------------------------------------------------------------------------------
 
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Offer no key that would do nothing now."""
+        return action != "stop" or not self._outbox.empty or self._waiting.busy
+
+    def action_stop(self) -> None:
+        """Stop the reply, the waiting prompts and the measuring."""
+        if self._waiting.busy:
+            self._engine.model.measures = False
+        self.turns.stop()
+
+    def action_back(self) -> None:
+        """Close the keys, leave an edited prompt as it was, and return to the prompt."""
+        self.query(KeysPanel).remove()
+        self.turns.leave_edited()
+        self.type_here()
+
     def action_new(self) -> None:
-        self.tell_of_stopping()
-        self._begin_another()
-
-    def _leave_draft(self, *, for_new: bool = False) -> None:
-        """Put the unsent draft aside for its conversation: a saved one, or with `for_new` the next new one."""
-        number = None if self._to_be_shown else self._engine.conversation_id() or (0 if for_new else None)
-        if number is not None and self._prompt.text.strip():
-            self._left_in[number] = self._prompt.text
-            self._prompt.put("")
-
-    def _begin_another(self) -> None:
-        self._stop_all()
-        self._leave_draft()
-        self._to_be_shown += 1
-        self._engine.new_conversation()
+        self.conversations.start_new()
 
     def action_conversations(self) -> None:
-        if self._history is None:
-            self.notify("No conversations are kept here.", markup=False)
-        else:
-            from localspec_tui.screens.conversations import ConversationsScreen, OpenConversation
+        self.conversations.open()
 
-            engine, nothing = self._engine, "No conversation is kept here yet."
-            if engine.store is not None and engine.store.path is None:
-                nothing = "What is kept could not be opened when this chat began; leave it and begin again to see that."
-            call, kept = self._top.call, engine.phrases_are_kept
-            now = OpenConversation(engine.conversation_id, self._begin_another, call, kept, nothing)
-            self.app.push_screen(ConversationsScreen(self._history, now), self.resume)
+    def action_models(self) -> None:
+        self.models.open()
 
-    def resume(self, conversation: int | None) -> None:
-        """Goes on with an earlier conversation, if one was chosen."""
-        if conversation is not None:
-            self.tell_of_stopping()
-            self._stop_all()
-            self._leave_draft(for_new=True)
-            self._to_be_shown += 1
-            self._engine.resume(conversation)
+    def action_system(self) -> None:
+        self.settings.open_system()
 
-    def must_be_kept(self, conversation: int) -> None:
-        """Raises UsageMistake for a conversation that is none, before anything is stopped for it. Reads the disk."""
-        if self._history is not None and self._history.info(conversation) is None:
-            raise UsageMistake(f"There is no conversation {conversation}; {self._key('chat.resume')} lists them.")
+    def action_sampling(self) -> None:
+        self.settings.open_sampling()
+
+    def action_think(self) -> None:
+        self.settings.toggle_thinking()
 
     def action_again(self) -> None:
-        """The last prompt once more. Behind what was sent, which may be on its way: keys come from where one types."""
-        self.call_later(self.again)
-
-    async def again(self) -> None:
-        """The last prompt once more."""
-        if self._may_go_back() and (turn := self._conversation.turn_of(None)):
-            if notice := self._engine.resampling_notice():
-                self.notify(notice, markup=False)
-            await self._go_on_from(turn[0], again=True)
-            await self._ask(turn[1])
-
-    async def say_instead(self, prompt: str) -> None:
-        """Instead of the last prompt; the conversation goes on from there."""
-        if self._may_go_back() and (turn := self._conversation.turn_of(None)):
-            written_anew = await self._with_files(prompt)
-            await self._go_on_from(turn[0])
-            await self._ask(written_anew)
+        self.call_later(self.turns.again)  # after a prompt that was sent before this key and is on its way
 
     def action_edit(self) -> None:
-        """As `action_again`."""
-        self.call_later(self.edit)
-
-    def edit(self) -> None:
-        """Puts a prompt back where one types; sent, it takes the place of that turn and of all after it."""
-        if self._may_go_back() and (turn := self._conversation.turn_of(self._conversation.chosen)):
-            self._edited = turn[0]
-            self._prompt.put(turn[1].typed)
-            self.type_here()
-            self._say_edited()
-
-    def _say_edited(self) -> None:
-        sent, left = self._key("prompt.send"), self._key("chat.back")
-        self._live.show(f"{sent} says this instead · {left} leaves all as it is")
+        self.call_later(self.turns.edit)  # likewise
 
     def action_editor(self) -> None:
         edit_prompt(self.app, self._prompt)
         self.type_here()
 
-    def action_back(self) -> None:
-        """Closes the keys, if they are shown, and leaves an earlier prompt as it was; one types below again."""
-        self.query(KeysPanel).remove()
-        if self._edited is not None:
-            self._edited = None
-            self._prompt.put("")
-            self._show_figures()
-        self.type_here()
+    def action_find(self, words: str = "") -> None:
+        if not self.finder.open(words):
+            self.notify("Nothing was said yet.", markup=False)
 
+    def action_walk(self, step: int) -> None:
+        if not self._conversation.walk(step):
+            self.type_here()
 
-def _download_screen(model: str) -> "DownloadScreen":
-    from localspec_tui.screens.download import DownloadScreen  # after the first paint
+    def action_page(self, step: int) -> None:
+        """Scroll by a page what covers the conversation, otherwise the conversation."""
+        if shown := self.query(KeysPanel):
+            shown.first().page(step)
+        else:
+            (self._panel if self._panel.covers else self._conversation).page(step)
 
-    return DownloadScreen(model)
+    async def action_end(self) -> None:
+        await self._conversation.follow()
+
+    def action_copy_text(self) -> None:
+        """Copy the selection. A word that is marked as found is none: during a reply, the key stops that."""
+        if self._conversation.found is not None and self.check_action("stop", ()):
+            raise SkipAction
+        super().action_copy_text()
+
+    def action_copy(self) -> None:
+        if source := self._conversation.chosen_source:
+            self.app.copy_to_clipboard(source)
+        else:
+            self.notify("There is no reply to copy yet.", markup=False)
+
+    def action_code(self) -> None:
+        self._code_copies.copy(self.app, self._conversation.chosen_source)
+
+    def action_thoughts(self) -> None:
+        if not self._conversation.toggle_thoughts(self._conversation.chosen):
+            self.notify("Nothing was thought before a reply yet.", markup=False)
+
+    async def action_keys(self) -> None:
+        if shown := self.query(KeysPanel):
+            await shown.remove()
+        else:
+            await self.query_one("#middle").mount(of_the_chat(self.app, self.BINDINGS))
+
+    def action_panel(self) -> None:
+        self._panel.toggle()
+
+    def action_xray(self) -> None:
+        from localspec_tui.screens.xray import XRayScreen
+
+        chosen, replied = self._conversation.trace_of(self._conversation.chosen), self._conversation.last_reply
+        self.app.push_screen(XRayScreen(self._engine.traces, chosen, chosen is None and replied is not None))
+
+    def action_phrases(self, words: str = "") -> None:
+        store, card = self._engine.conversation.store, self.models.card
+        if store is None or card is None:
+            self.notify("No phrases are kept here.", markup=False)
+        else:
+            from localspec_tui.screens.phrases import PhrasesScreen
+
+            self.app.push_screen(PhrasesScreen(store, card, words))
+
+    def action_race(self, prompt: str = "") -> None:
+        """Race outside the conversation, while no reply is under way."""
+        if self._outbox.waiting or not self._outbox.ready:
+            self.notify("A race waits until no reply is under way and a model is loaded.", markup=False)
+        else:
+            from localspec_tui.screens.race import RaceScreen
+
+            turn = self._conversation.turn_of(None)
+            self.app.push_screen(RaceScreen(self._engine, prompt, turn[1].typed if turn else ""))

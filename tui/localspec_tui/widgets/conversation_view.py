@@ -26,12 +26,13 @@ class ConversationView(MountedTurns):
 
     BLANK = True  # behind the messages; else all of it is drawn anew whenever they grow
 
-    def __init__(self) -> None:
+    def __init__(self, show_below: Callable[[int], None]) -> None:
+        """`show_below` takes the number of lines that came below the ones that are read."""
         super().__init__()
+        self._show_below = show_below
         self.found: MessageView | None = None  # what was looked for
         self._unmark_words: Callable[[], None] = lambda: None
         self._growing: ReplyView | None = None
-        self.tell_below: Callable[[int], None] = lambda _: None  # how many lines came while one reads above
         self._left_at: tuple[Widget, int] | None = None  # the last, and its lines to the end, when one left that
 
     @property
@@ -65,6 +66,11 @@ class ConversationView(MountedTurns):
     def chosen(self) -> Widget | None:
         """The message that keys are about: what was looked for and found, else what has the focus."""
         return self.found or self.screen.focused
+
+    @property
+    def chosen_source(self) -> str:
+        """Return the source of that message, else of the last reply; empty without a reply."""
+        return self.chosen.source if isinstance(self.chosen, MessageView) else self.last_reply or ""
 
     def turn_of(self, view: Widget | None) -> tuple[int, Written] | None:
         """The number and the prompt of the turn that a message belongs to, else of the last one; None where none is."""
@@ -112,7 +118,7 @@ class ConversationView(MountedTurns):
             self._left_at = None
         elif self.children and (self._left_at is None or not self._left_at[0].is_attached):
             self._left_at = self.children[-1], self._to_the_end(self.children[-1])
-        self.tell_below(0 if self._left_at is None else max(0, self._to_the_end(self._left_at[0]) - self._left_at[1]))
+        self._show_below(0 if self._left_at is None else max(0, self._to_the_end(self._left_at[0]) - self._left_at[1]))
 
     def _to_the_end(self, view: Widget) -> int:
         return self.virtual_size.height - view.virtual_region.y
@@ -278,7 +284,10 @@ class ConversationView(MountedTurns):
         return any(reply.toggle_thoughts() for reply in chosen)
 
     def walk(self, step: int) -> bool:
-        """The focus goes to the message above (-1) or below (1); False where there is none."""
+        """Move the focus to the message that was found, else to the one above (-1) or below (1); False without one."""
+        if self.found is not None:
+            self.screen.set_focus(self.found)
+            return True
         messages = list(self.query(MessageView))
         focused = self.screen.focused
         at = messages.index(focused) if isinstance(focused, MessageView) else len(messages)

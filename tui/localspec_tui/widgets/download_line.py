@@ -117,8 +117,7 @@ class DownloadLine(Widget):
             self._question.dismiss(None)
         elif not asked and not ended.trouble:
             return
-        about = messages.JobRefused if ended.trouble else messages.Noticed
-        self.post_message(about(ended.sentence))
+        self.post_message(messages.Noticed(ended.sentence, ended.trouble))
 
     def _show(self, *parts: str) -> None:
         self._parts = [one_line(part) for part in parts]

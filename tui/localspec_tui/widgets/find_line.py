@@ -1,6 +1,7 @@
-"""Where one types words that are looked for in the conversation, and which message of how many is shown."""
+"""The search in a conversation, and the line where its words are typed."""
 
-from typing import ClassVar
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, ClassVar
 
 from textual import events
 from textual.actions import SkipAction
@@ -11,7 +12,11 @@ from textual.message import Message
 from textual.timer import Timer
 from textual.widgets import Input, Static
 
+from localspec_tui.widgets.conversation_view import ConversationView
 from localspec_tui.widgets.keys_in_order import OneLine
+
+if TYPE_CHECKING:
+    from localspec.chat.finding import Hit
 
 QUIET_SECONDS = 0.1  # after the last key, before a message is shown
 
@@ -25,8 +30,12 @@ class _Words(OneLine):
         Binding("escape", "leave", "Back", tooltip="Back to where one was", id="find.leave"),
     ]
 
+    def __init__(self, look: Callable[[int], None]) -> None:
+        super().__init__(compact=True, placeholder="words in this conversation")
+        self._look = look
+
     def action_look(self, step: int) -> None:
-        self.post_message(FindLine.Stepped(step))
+        self._look(step)
 
     def action_leave(self) -> None:
         self.post_message(FindLine.Left(back=True))
@@ -52,24 +61,17 @@ class _Words(OneLine):
 
 
 class FindLine(Horizontal):
-    """It takes no room while nothing is looked for. Whoever shows it is asked for a message, and says which it is."""
+    """A line that takes no room while it is closed."""
 
-    class Asked(Message):
+    class Searched(Message):
         """The newest message with these words is wanted (0), the next older (1) or newer (-1), or a count (None)."""
 
         def __init__(self, words: str, step: int | None) -> None:
             super().__init__()
             self.words, self.step = words, step
 
-    class Stepped(Message):
-        """A key asks for another one."""
-
-        def __init__(self, step: int) -> None:
-            super().__init__()
-            self.step = step
-
     class Left(Message):
-        """Nothing is looked for any more; `back`: and what was found is not what one wants to read."""
+        """The search has ended. `back`: the user wants to read where they were before."""
 
         def __init__(self, back: bool) -> None:
             super().__init__()
@@ -77,53 +79,131 @@ class FindLine(Horizontal):
 
     def __init__(self) -> None:
         super().__init__()
-        self._words, self._told = _Words(compact=True, placeholder="words in this conversation"), Static(markup=False)
-        self._asked = ""
+        self._words, self._count = _Words(self.step), Static(markup=False)
+        self._searched = ""
         self._quiet: Timer | None = None
         self.display = False
 
     def compose(self) -> ComposeResult:
         yield Static("find ", markup=False)
         yield self._words
-        yield self._told
+        yield self._count
 
     def open(self, words: str) -> None:
-        """Words are looked for, those of the last time, which are but counted, where none are given."""
-        self._asked = ""
-        self._told.update("")
+        """Search for words. Without any, those of the last time are proposed, and only counted."""
+        self._searched = ""
+        self._count.update("")
         self.display = True
         if words:
             self._words.value = words
         self.screen.set_focus(self._words)  # at once: what is typed next is meant for it
         self._words.propose()
         if self._words.value:
-            self._ask(0 if words else None)
+            self._search(0 if words else None)
 
     def close(self) -> None:
+        """Close the line; its words stay for the next time."""
         self.display = False
 
-    def tell(self, which: str) -> None:
-        """Which of how many is shown."""
-        self._told.update(f" {which}" if which else "")
+    def show_count(self, count: str) -> None:
+        """Show a label such as "3 of 7"."""
+        self._count.update(f" {count}" if count else "")
 
     def on_input_changed(self, changed: Input.Changed) -> None:
         changed.stop()
         if self._quiet is not None:
             self._quiet.stop()
-        if changed.value != self._asked:
-            self._quiet = self.set_timer(QUIET_SECONDS, lambda: self._ask(0))
-
-    def on_find_line_stepped(self, stepped: Stepped) -> None:
-        stepped.stop()
-        self.step(stepped.step)
+        if changed.value != self._searched:
+            self._quiet = self.set_timer(QUIET_SECONDS, lambda: self._search(0))
 
     def step(self, step: int) -> None:
-        """An older message (1) or a newer one (-1); where other words were typed meanwhile, the newest with them."""
-        self._ask(step if self._words.value == self._asked else 0)
+        """Search for an older message (1) or a newer one (-1). After other words were typed, search for the newest."""
+        self._search(step if self._words.value == self._searched else 0)
 
-    def _ask(self, step: int | None) -> None:
+    def _search(self, step: int | None) -> None:
         if self._quiet is not None:
             self._quiet.stop()
-        self._asked = self._words.value
+        self._searched = self._words.value
         if self.display:
-            self.post_message(self.Asked(self._asked, step))
+            self.post_message(self.Searched(self._searched, step))
+
+
+class Finder:
+    """A search for words in a conversation, from its newest message to its oldest."""
+
+    def __init__(self, conversation: ConversationView, line: FindLine) -> None:
+        self._conversation, self._line = conversation, line
+        self._words = ""
+        self._hits: Sequence[Hit] = ()
+        self._hit: Hit | None = None  # which is shown
+        self._only_counts = False
+        self._go_back: Callable[[], Awaitable[None]] | None = None  # to where the user was; None while it is closed
+
+    def open(self, words: str) -> bool:
+        """Open the search, or go on to the next message if it is open. Return False if the conversation is empty."""
+        if self._go_back is not None and self._line.has_focus_within:
+            self._line.step(1)
+            return True
+        if self._conversation.messages:
+            self._go_back = self._go_back or self._conversation.place()
+            self._line.open(words)
+        return bool(self._conversation.messages)
+
+    async def search(self, wanted: FindLine.Searched) -> None:
+        """Search for words, and show the wanted message."""
+        if self._go_back is None:  # left meanwhile
+            return
+        self._words, self._only_counts = wanted.words, wanted.step is None
+        self._look()
+        at = 0
+        if wanted.step and self._hit in self._hits:
+            at = (self._hits.index(self._hit) + wanted.step) % len(self._hits)
+        self._hit = self._hits[at] if self._hits and not self._only_counts else None
+        await self._show_hit()
+
+    async def search_again(self, *, last: bool) -> None:
+        """Search in text that is new, with `last` only in the last turn; the shown message stays."""
+        if self._go_back is None or not self._words.strip():
+            return
+        shown = self._hit
+        self._look(len(self._conversation.messages) - 1 if last else 0)
+        if shown in self._hits or self._only_counts:
+            self._show_count()
+        elif shown is not None or self._hits:
+            self._hit = self._hits[0] if self._hits else None
+            await self._show_hit()
+
+    def _look(self, first: int = 0) -> None:
+        """Search from this turn on; hits before it stay."""
+        from localspec.chat.finding import places  # after the first paint
+
+        before = [hit for hit in self._hits if hit.turn < first]
+        self._hits = [*places(self._conversation.messages, self._words, first), *before]
+
+    async def show_again(self) -> None:
+        """Show the word that was found where it stands after a change of size."""
+        if self._hit is not None:
+            await self._show_hit()
+
+    async def _show_hit(self) -> None:
+        from localspec.store.searched_words import folded_words
+
+        self._show_count()
+        if self._hit is None:
+            self._conversation.unmark()
+        else:
+            await self._conversation.reveal(*self._hit, folded_words(self._words)[0])
+
+    def _show_count(self) -> None:
+        if self._hit is not None:
+            self._line.show_count(f"{self._hits.index(self._hit) + 1} of {len(self._hits)}")
+        else:
+            self._line.show_count(f"{len(self._hits) or 'not'} found" if self._words.strip() else "")
+
+    def leave(self) -> Callable[[], Awaitable[None]] | None:
+        """End the search. Return what goes back to where the user was before; None if there was no search."""
+        back, self._go_back = self._go_back, None
+        self._hit, self._words, self._hits = None, "", ()
+        self._conversation.unmark()
+        self._line.close()
+        return back

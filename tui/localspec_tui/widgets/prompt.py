@@ -137,6 +137,11 @@ class Prompt(KeysInOrder, TypedText, inherit_bindings=False):
         super().put(text)
         self._suggestions.typed(self.before, by_hand=False)
 
+    def give_back(self, text: str) -> None:
+        """Put back a text that was not sent, if the field is empty; it is among the earlier prompts in any case."""
+        if not self.text:
+            self.put(text)
+
     # -- keys ---------------------------------------------------------------------------------------------------------
 
     def action_send(self) -> None:

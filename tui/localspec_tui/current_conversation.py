@@ -1,0 +1,246 @@
+"""The conversation that goes on now, as the engine's thread keeps it: it asks the model, branches, and is replaced."""
+
+import threading
+from collections.abc import Callable, Generator, Mapping
+from contextlib import closing, suppress
+from typing import TYPE_CHECKING, Any
+
+from textual.message import Message
+
+from localspec.chat.attachments import Written
+from localspec.chat.sampling import first_sampled, sampling_words
+from localspec.chat.trace import Trace
+from localspec.errors import LocalspecError
+from localspec.events import Event, Prefill
+from localspec_tui import interpreter, messages
+from localspec_tui.loading import LoadedModel
+from localspec_tui.messages import Outlet
+from localspec_tui.reply_buffer import ReplyBuffer
+
+if TYPE_CHECKING:  # what only the engine's thread needs it imports itself: the first paint does not wait for it
+    from pathlib import Path
+
+    from localspec.chat.answerer import Answerer
+    from localspec.chat.conversation import Conversation
+    from localspec.chat.live_stats import LiveStats
+    from localspec.models.registry import TargetCard
+    from localspec.store.conversations import ConversationInfo, Turn
+    from localspec.store.store import Store
+
+PROMPTS = 500  # for the arrow keys
+
+
+class CurrentConversation:
+    """A conversation, the store that keeps it, and the model that answers in it.
+
+    The engine's thread calls its methods. Properties may be read from any thread.
+    """
+
+    def __init__(self, model: LoadedModel, outlet: Outlet, buffer: ReplyBuffer) -> None:
+        self._model, self._outlet, self._buffer = model, outlet, buffer
+        self._first = model.settings.first
+        self.now: Conversation
+        self.store: Store | None = None  # None before it is open, and where nothing is saved
+        self.title: str | None = None  # None before there is a conversation
+        self._unsaved = 0  # turns, as the screen knows
+        self._replaced: Mapping[str, Any] | None = None  # figures of the reply that the next one replaces
+        self._branched: int | None = None  # the saved conversation from which the next reply branches off
+
+    @property
+    def place(self) -> "Path | None":
+        """Return where conversations are saved; None where they are not, or cannot be now."""
+        store = self.store
+        return None if store is None or store.read_only or not self._first.log else store.path
+
+    def has_phrases(self) -> bool:
+        """Return whether phrases of earlier replies are saved. It waits for the disk. Raise StoreTrouble."""
+        return self.store is not None and self.store.phrases.any_kept()
+
+    # -- beginning and end --------------------------------------------------------------------------------------------
+
+    def open(self, store: "Store | None", conversation: "Conversation") -> None:
+        """Begin with the conversation that the chat was opened with."""
+        self.store, self.now = store, conversation
+        history = store.history if store else None
+        drafts = store.drafts if store and self._first.log else None
+        prompts: list[str] = []
+        try:
+            prompts = history.prompts(PROMPTS) if history else []
+        except LocalspecError as error:
+            self._outlet.notice(str(error))
+        self._outlet.post(messages.ChatOpened(history, prompts, drafts))
+        self.show(first=True)
+
+    def close(self) -> None:
+        """Save what is not saved yet."""
+        self.now.keep_rest()
+        self._see_what_is_saved()
+
+    def _see_what_is_saved(self) -> None:
+        """Read the title while the store is open, for this thread may have to be left, and post how much is unsaved."""
+        self.title = self.now.title
+        if self.now.unkept != self._unsaved:
+            self._unsaved = self.now.unkept
+            self._outlet.post(messages.Unkept(self.now.unkept))
+
+    # -- another conversation -----------------------------------------------------------------------------------------
+
+    def start_new(self) -> None:
+        """Begin a new conversation, as the chat began."""
+        self._outlet.hold()
+        self._model.settings.reset()
+        self.now = self.now.start_new(self._first.system)
+        self.show()
+
+    def resume(self, number: int) -> None:
+        """Continue a conversation of the history."""
+        from localspec.chat.conversation import saved_conversation
+
+        try:
+            found = saved_conversation(self.store.history if self.store else None, number)
+        except LocalspecError as error:
+            self.show()
+            self._outlet.post(messages.Noticed(str(error), trouble=True))
+            return
+        self._outlet.hold()
+        self.now = self.now.resume_other(found)
+        self.show()
+
+    def show(self, *, first: bool = False) -> None:
+        """Show the conversation, with the held notices below it. `first` says that the chat has just started."""
+        now = self.now
+        self._model.begin_figures(now)
+        last = None if now.turns else self._latest()
+        left, waiting = self._left_drafts(first)
+        self._outlet.post(
+            messages.ConversationShown(
+                tuple(now.turns), now.unanswered, now.system, now.title, last, now.id, left, waiting
+            )
+        )
+        self._see_what_is_saved()
+        self._outlet.release()
+
+    def _left_drafts(self, first: bool) -> tuple[list[str], str]:
+        """Return the unsent drafts of this conversation, and the title of another one that has a draft.
+
+        Both are from earlier chats. The title is looked up only with `first`.
+        """
+        store, server = self.store, self._first.elsewhere
+        if store is None or self.place is None:
+            return [], ""
+        try:
+            left = store.drafts.take_left(server, self.now.id)
+            waiting = store.drafts.waiting(server) if first and not left else []
+            info = store.history.info(waiting[-1]) if waiting else None
+        except LocalspecError as error:
+            self._outlet.notice(str(error))
+            return [], ""
+        return left, info.title if info is not None else ""
+
+    def _latest(self) -> "ConversationInfo | None":
+        """Return the conversation that was used last, if one is saved."""
+        with suppress(LocalspecError):  # no user waits for it
+            found = self.store.history.conversations(1, lambda info: info.for_a_chat) if self.store else ()
+            return next(iter(found), None)
+        return None
+
+    # -- this conversation --------------------------------------------------------------------------------------------
+
+    def set_system(self, system: str | None) -> None:
+        """Set the system prompt, from the next reply on."""
+        self.now.instruct(system)
+
+    def switch_model(self, card: "TargetCard") -> None:
+        """Continue with another model, or with the one before if that cannot be loaded."""
+        self._model.switch(card, self.now, self.store)
+
+    def rename(self, title: str) -> None:
+        """Give the conversation a title."""
+        try:
+            self.now.rename(title)
+        except LocalspecError as error:
+            self._outlet.post(messages.Noticed(str(error), trouble=True))
+        self._outlet.post(messages.Titled(self.now.title))
+
+    def branch(self, turns: int, again: bool) -> None:
+        """Continue after the first `turns` answered turns; the conversation so far stays as it is.
+
+        With `again`, the next reply is another answer to the prompt that follows there.
+        """
+        before = self.now
+        self._replaced = before.turns[turns].figures if again else None
+        self.now = before.branch(turns)
+        self._branched = before.id if not before.unkept else None
+
+    def race(self, prompt: str, post: Callable[[Message], object], stop: threading.Event) -> None:
+        """Answer a prompt plainly and speculatively, outside the conversation."""
+        from localspec_tui import race_job
+
+        engine = self._model.engine
+        with interpreter.shared(engine):
+            race_job.run(engine, prompt, self.now.system, self._model.settings.now, stop, post)
+
+    def answer(self, prompt: Written, stop: threading.Event, trace: Trace) -> None:
+        """Answer a prompt until the model ends or `stop` is set, and post ReplyEnded."""
+        talk, engine, live = self.now, self._model.engine, self._model.live
+        replaced, self._replaced = self._replaced, None
+        begun, trouble = False, None
+        if engine is not None and live is not None and not stop.is_set():
+            trace.untold = engine.decode is None
+            trace.decode = engine.decode or trace.decode  # the model may be gone when somebody looks
+            engine.wanted = lambda: not stop.is_set()
+            try:
+                events = self._ask(engine, live, prompt, replaced)
+                with interpreter.shared(engine), closing(events):
+                    for event in events:
+                        dropped = event.dropped if isinstance(event, Prefill) and event.done == event.total else 0
+                        if sentence := talk.memory_notice(dropped):
+                            self._outlet.notice(sentence)
+                        if not begun or talk.unkept != self._unsaved:
+                            begun = True
+                            self._see_what_is_saved()
+                        live.take(event)
+                        if not trace.untold:
+                            trace.take(event)
+                        self._buffer.put(event, live)
+                        if stop.is_set():
+                            break
+            except LocalspecError as error:
+                trouble = str(error)
+            self._buffer.end(live)
+            if begun:
+                self._see_what_is_saved()
+        turn = talk.turns[-1] if begun else None
+        same = talk.came_out_the_same
+        before = self._back() if turn is None or turn.unanswered or same else None
+        trace.turn, trace.ended = turn.id if turn is not None and not same else 0, True
+        if begun and self._model.measures is None:
+            self._model.measures = True
+        self._outlet.post(messages.ReplyEnded(prompt.prompt, turn, trouble, before, same))
+        if before is None and self._branched is not None:
+            self._outlet.post(messages.Branched(self._branched))
+        self._branched = None
+
+    def _ask(
+        self, engine: "Answerer", live: "LiveStats", prompt: Written, replaced: Mapping[str, Any] | None
+    ) -> "Generator[Event]":
+        """Ask the model with the settings that hold now, and return the events of its reply. Raise LocalspecError."""
+        from localspec import Limits
+
+        settings = self._model.settings.another(replaced, engine)
+        limits = Limits(settings.max_tokens, settings.stop, loop_prompt=prompt.typed)
+        think = engine.thinking(settings, self.now.system)
+        sampling = engine.sampling(settings)
+        live.sampling = sampling_words(sampling)
+        if sampled := first_sampled(self._model.card, sampling, self.store, self._first):
+            self._outlet.notice(sampled)
+        return self.now.ask(engine, prompt.prompt, sampling, limits, prompt.figures, think)
+
+    def _back(self) -> "tuple[Turn, ...] | None":
+        """Return to the conversation before a branch that got no reply, and return its turns; None without a branch."""
+        before = self.now.back()
+        if before is None:
+            return None
+        self.now = before
+        self._model.begin_figures(before)
+        return tuple(before.turns)

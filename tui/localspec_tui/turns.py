@@ -1,0 +1,250 @@
+"""The turns of the chat: sends prompts, shows the reply under way, and replaces an earlier turn by another one."""
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from textual.screen import Screen
+from textual.timer import Timer
+
+from localspec.chat.attachments import Written, written
+from localspec.chat.wording import repeated, same_answer, thought
+from localspec.repetition import goes_round
+from localspec_tui import keymap, messages
+from localspec_tui.engine_thread import EngineThread
+from localspec_tui.outbox import Outbox
+from localspec_tui.pace import Pace
+from localspec_tui.widgets.conversation_view import ConversationView
+from localspec_tui.widgets.find_line import Finder
+from localspec_tui.widgets.first_screen import FirstScreen
+from localspec_tui.widgets.live_line import LiveLine
+from localspec_tui.widgets.prompt import Prompt
+from localspec_tui.widgets.side_panel import SidePanel
+from localspec_tui.widgets.status_line import TopLine, WaitingLine
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from localspec.store.conversations import Turn
+
+
+class Turns:
+    """The way of each prompt to the end of its reply. `is_covered`: another screen hides all of the chat."""
+
+    def __init__(
+        self,
+        screen: Screen[None],
+        is_covered: Callable[[], bool],
+        engine: EngineThread,
+        outbox: Outbox,
+        conversation: ConversationView,
+        finder: Finder,
+        prompt: Prompt,
+        first: FirstScreen,
+        top: TopLine,
+        live: LiveLine,
+        waiting: WaitingLine,
+        panel: SidePanel,
+    ) -> None:
+        self._screen, self._is_covered, self._engine, self._outbox = screen, is_covered, engine, outbox
+        self._conversation, self._finder, self._prompt, self._first = conversation, finder, prompt, first
+        self._top, self._live, self._waiting, self._panel = top, live, waiting, panel
+        self._pace = Pace()
+        self._timer: Timer | None = None
+        self._stopping = False
+        self.edited: int | None = None  # the turn whose prompt is being edited
+        self._instead: int | None = None  # the turn in whose place the last prompt was sent
+
+    # -- sending ------------------------------------------------------------------------------------------------------
+
+    async def read(self, text: str) -> Written:
+        """Return a prompt with the text of the files that it names. Raise UsageMistake."""
+        return await asyncio.to_thread(written, text) if "@" in text else Written(text)
+
+    async def send(self, prompt: Written) -> None:
+        """Send a prompt as soon as it can be answered, in place of the turn that is being edited, if there is one."""
+        turn, self.edited = self.edited, None
+        if turn is not None:
+            await self._go_on_from(turn)
+        await self._queue(prompt)
+
+    async def _queue(self, prompt: Written) -> None:
+        self._first.leave()
+        self._outbox.waiting.append(prompt)
+        await self.send_waiting()
+
+    async def send_waiting(self) -> None:
+        """Send the prompt that has waited longest, if it can be answered now."""
+        if self._outbox.waiting and self._outbox.ready:
+            prompt = self._outbox.take()
+            self._engine.ask(prompt)
+            self._top.begin(prompt.typed)
+            self._live.show("reading the prompt")
+            self._prompt.blinks = False
+            self._pace.begin()
+            self._follow_after(self._pace.period)
+            await self._conversation.add_prompt(prompt, self._engine.traces[-1])
+        self.show_waiting()
+
+    def show_waiting(self) -> None:
+        """Show the waiting prompts, and whether there is something to stop."""
+        self._waiting.show(*self._outbox.typed)
+        self._screen.refresh_bindings()
+
+    def stop(self) -> None:
+        """Stop the reply under way, and take back the waiting prompts."""
+        if waiting := self._outbox.drop_waiting():
+            self._prompt.give_back(waiting)
+        self.show_waiting()
+        self.stop_reply()
+
+    # -- the reply under way ------------------------------------------------------------------------------------------
+
+    def _follow_after(self, seconds: float) -> None:
+        if self._timer is not None:
+            self._timer.stop()
+        self._timer = self._screen.set_timer(seconds, self._follow)
+
+    async def _follow(self) -> None:
+        """Show the text since the last look, and look again later."""
+        if self._outbox.under_way is None:
+            return
+        if not self._is_covered():
+            with self._screen.app.batch_update():  # text and figures are one picture
+                if not self._stopping:
+                    self.show_figures()  # first: they are drawn when the text has been read
+                if thoughts := self._engine.buffer.take_thoughts():
+                    await self._conversation.think(thoughts)
+                if text := self._engine.buffer.take():
+                    await self._conversation.grow(text)
+                    await self._finder.search_again(last=True)
+        self._follow_after(self._pace.next())
+
+    def show_figures(self) -> None:
+        """Show the figures of this reply, or of the last one."""
+        figures = self._engine.buffer.figures
+        circles = goes_round(self._conversation.growing)
+        warning = f"it repeats itself: {keymap.key(self._screen.app, 'chat.stop')} stops it" if circles else ""
+        self._live.show_figures(figures, warning)
+        self._panel.show(figures)
+        if figures is not None and figures.reasoning_tokens:
+            tokens, still = figures.reasoning_tokens, figures.reasoning_tokens == figures.tokens
+            self._conversation.tell_thought(thought(tokens, figures.reasoning_seconds, still=still))
+
+    def stop_reply(self) -> bool:
+        """Stop the reply; return whether there was one."""
+        if self._outbox.under_way is None:
+            return False
+        self._stopping = True
+        self._engine.stop_reply()
+        self._live.show("stopping")
+        return True
+
+    def notify_stop(self) -> None:
+        """Notify that the reply, if there is one, is stopped for something else."""
+        if self._outbox.under_way is not None:
+            stays = " What it said stays." if self._conversation.growing else ""
+            self._screen.notify(f"The reply under way was stopped.{stays}", markup=False)
+
+    async def end(self, ended: messages.ReplyEnded) -> None:
+        """Show the whole reply, or give the prompt back if none came, and send the next prompt."""
+        prompt, turn = self._outbox.end(), ended.turn
+        self._stopping, self._prompt.blinks = False, True
+        self._engine.buffer.take()
+        self._top.answered(turn is not None)
+        if ended.same and turn is not None:
+            await self._conversation.show(ended.before or (), self._engine.traces)
+            self._screen.notify(same_answer(turn.figures, self._warmer), markup=False)
+        elif turn is not None and not turn.unanswered:
+            await self._conversation.finish(turn)
+        elif prompt is not None:
+            await self._take_back(prompt, ended.before)
+        if ended.trouble is not None:
+            await self._conversation.tell(ended.trouble, trouble=True)
+        elif turn is not None and (sentence := self._remark(turn)):
+            await self._conversation.tell(sentence)
+        self.show_figures()
+        if self.edited is not None:
+            self._show_edited()
+        await self._finder.search_again(last=False)
+        await self.send_waiting()
+
+    async def _take_back(self, prompt: Written, before: "Sequence[Turn] | None") -> None:
+        """Give a prompt back. If it was sent in place of another, show the turns `before` that again."""
+        self._outbox.refuse()
+        if before is None:
+            await self._conversation.take_back()
+        else:
+            answered = before[:-1] if before[-1].unanswered else before
+            await self._conversation.show(answered, self._engine.traces)
+            if self._instead is None:  # the prompt is there again, with its answer
+                return
+            self.edited = None if self._prompt.text else self._instead
+        self._prompt.give_back(prompt.typed)
+
+    def _remark(self, turn: "Turn") -> str | None:
+        """Return the sentence for a reply that ended in an unusual way; None for any other reply."""
+        sentence = self._engine.model.why_empty(turn, self._engine.conversation.now.system)
+        if sentence is None and turn.reason == "repetition":
+            stopped = repeated(turn.figures, self._warmer)
+            return f"{stopped[:1].upper()}{stopped[1:]}."
+        return sentence
+
+    # -- in place of an earlier turn ----------------------------------------------------------------------------------
+
+    def _may_go_back(self) -> bool:
+        """Return whether the conversation can continue from an earlier turn now; if not, notify why."""
+        if self._outbox.waiting or not self._outbox.ready:
+            self._screen.notify(f"A reply is under way; {self._key('chat.stop')} stops it.", markup=False)
+        elif self._conversation.turn_of(None) is None:
+            self._screen.notify("Nothing was said yet.", markup=False)
+        else:
+            return True
+        return False
+
+    async def _go_on_from(self, turn: int, *, again: bool = False) -> None:
+        """Let the next prompt take the place of a turn; the turns so far stay as another conversation."""
+        self._instead = None if again else turn
+        self._engine.do(self._engine.conversation.branch, turn, again)
+        await self._conversation.cut(turn)
+
+    async def again(self) -> None:
+        """Send the last prompt again, for another answer."""
+        if self._may_go_back() and (turn := self._conversation.turn_of(None)):
+            if notice := self._engine.model.resampling_notice():
+                self._screen.notify(notice, markup=False)
+            await self._go_on_from(turn[0], again=True)
+            await self._queue(turn[1])
+
+    async def send_instead(self, text: str) -> None:
+        """Send a prompt in place of the last one. Raise UsageMistake."""
+        if self._may_go_back() and (turn := self._conversation.turn_of(None)):
+            prompt = await self.read(text)
+            await self._go_on_from(turn[0])
+            await self._queue(prompt)
+
+    def edit(self) -> None:
+        """Let the user edit the prompt of the chosen message; sent, it takes the place of that turn and all later."""
+        if self._may_go_back() and (turn := self._conversation.turn_of(self._conversation.chosen)):
+            self.edited = turn[0]
+            self._prompt.put(turn[1].typed)
+            self._screen.set_focus(self._prompt)
+            self._show_edited()
+
+    def _show_edited(self) -> None:
+        sent, left = self._key("prompt.send"), self._key("chat.back")
+        self._live.show(f"{sent} says this instead · {left} leaves all as it is")
+
+    def leave_edited(self) -> None:
+        """Leave the edited turn as it is."""
+        if self.edited is not None:
+            self.edited = None
+            self._prompt.put("")
+            self.show_figures()
+
+    @property
+    def _warmer(self) -> str:
+        return f"raise the temperature with {self._key('chat.sampling')}"
+
+    def _key(self, name: str) -> str:
+        return keymap.key(self._screen.app, name)
