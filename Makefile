@@ -5,7 +5,7 @@
 # make check       format, lint, types, layers and the fast tests; under a minute
 # make torture     faults of the disk, signals and damaged files for so long (TORTURE: --seconds 1800 --seed 7, --kills 1000, --every run)
 # make bench       plain and speculative decoding side by side: localspec bench BENCH
-# make bench-report  this engine beside llama.cpp and transformers, into docs/benchmarks.md (BENCH: its options)
+# make bench-report  this engine beside llama.cpp and transformers, into docs/figures/benchmarks.md (BENCH: its options)
 # make pictures    the pictures of the README, from the real program (PICTURES: options of scripts/pictures.py)
 # make train-demo  make the demo model anew: some hours on two cores (DATA, WORK; LONG and LAST in tokens)
 # make native      compile the native library where its sources changed; the others do so first

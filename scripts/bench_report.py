@@ -1,4 +1,4 @@
-"""The CPU engine beside llama.cpp and transformers, on the widened demo: docs/benchmarks.md and its drawings.
+"""The CPU engine beside llama.cpp and transformers, on the widened demo: docs/figures/benchmarks.md and its drawings.
 
     python scripts/bench_report.py --work build/bench [--only rows,decode] [--seconds 300] [--models small,large]
 
@@ -35,8 +35,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--peers", default="llama.cpp,transformers")
     parser.add_argument("--prompts", type=Path, help="JSONL or lines, as `localspec bench` reads them; some of our own")
     parser.add_argument("-n", "--max-tokens", type=int, default=96, help="of a reply")
-    parser.add_argument("--raw", type=Path, default=ROOT / "docs" / "benchmarks.json")
-    parser.add_argument("--page", type=Path, default=ROOT / "docs" / "benchmarks.md")
+    parser.add_argument("--raw", type=Path, default=ROOT / "docs" / "figures" / "benchmarks.json")
+    parser.add_argument("--page", type=Path, default=ROOT / "docs" / "figures" / "benchmarks.md")
     parser.add_argument("--prepare", action="store_true", help="make the files, and measure nothing")
     parser.add_argument("--draw", action="store_true", help="draw what was measured before")
     return parser.parse_args()

@@ -1,6 +1,6 @@
-"""How the drafters of a model do, side by side: the table of docs/drafter-table.md.
+"""How the drafters of a model do, side by side: the table of docs/figures/drafter-table.md.
 
-    python scripts/drafter_table.py --prompts data/eval --work build/drafter_table --out docs/drafter-table.md
+    python scripts/drafter_table.py --prompts data/eval --work build/drafter_table --out docs/figures/drafter-table.md
 
 Every drafter alone and lengthened by phrases, greedily and at temperature 0.7, with trees of 1 to 32 nodes, on the same
 prompts, taken evenly from all files of a directory, as far as the plain reply does not go round: loops flatter all of

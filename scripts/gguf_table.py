@@ -1,4 +1,4 @@
-"""GGUF files here and in llama.cpp: python scripts/gguf_table.py --out docs/gguf-table.md [--import DIR]
+"""GGUF files here and in llama.cpp: python scripts/gguf_table.py --out docs/figures/gguf-table.md [--import DIR]
 
 The demo model, and one of random weights for each of three families, in every type that llama.cpp's quantiser makes of
 them: cross-entropy on the documents of this repository, and how far logits are from a third arithmetic, transformers in

@@ -1,4 +1,4 @@
-"""Proves on one NVIDIA GPU what no CPU can: bits, costs, captured steps, drafters, peers, trainings; docs/gpu-figures.md.
+"""Proves on one NVIDIA GPU what no CPU can: bits, costs, captured steps, drafters, peers, trainings; docs/figures/gpu-figures.md.
 
     python scripts/gpu_proof.py --work DIR [--stages a d b f c e g] [--seconds 540] [--prompts DIR] [--data DIR]
     python scripts/gpu_proof.py --work DIR --device cpu --small    # a rehearsal with tiny shapes, in two to three minutes
@@ -59,7 +59,7 @@ def arguments(given: Sequence[str] | None) -> tuple[argparse.ArgumentParser, arg
     parser.add_argument("--data", type=Path, help="the folder with chat.jsonl.xz and text.jsonl.xz, for stage g")
     parser.add_argument("--again", action="store_true", help="measure once more what failed")
     parser.add_argument("--needs", action="store_true", help="say what the run needs, and measure nothing")
-    parser.add_argument("--out", type=Path, help="docs/gpu-figures.md; of a rehearsal a page in --work")
+    parser.add_argument("--out", type=Path, help="docs/figures/gpu-figures.md; of a rehearsal a page in --work")
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)  # the one stage, in this process
     asked = parser.parse_args(given)
     for stage in asked.stages:
@@ -68,7 +68,7 @@ def arguments(given: Sequence[str] | None) -> tuple[argparse.ArgumentParser, arg
     if not asked.needs and asked.work is None:
         parser.error("Nothing says where figures are kept; give --work DIR.")
     if asked.out is None and asked.work is not None:
-        asked.out = asked.work / "gpu-figures.md" if asked.small else ROOT / "docs" / "gpu-figures.md"
+        asked.out = asked.work / "gpu-figures.md" if asked.small else ROOT / "docs" / "figures" / "gpu-figures.md"
     if not asked.needs and (asked.out.is_dir() or not writable(asked.out.absolute().parent, asked.work.absolute())):
         parser.error(f"--out {asked.out} is no place for a page; name a file in a directory that is there.")
     return parser, asked

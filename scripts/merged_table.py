@@ -1,6 +1,6 @@
-"""Drafters of a model alone, and two and three of them at once, with trees of the same size: docs/merged-table.md.
+"""Drafters of a model alone, and two and three of them at once, with trees of the same size: docs/figures/merged-table.md.
 
-    python scripts/merged_table.py --prompts data/eval --work build/merged --out docs/merged-table.md
+    python scripts/merged_table.py --prompts data/eval --work build/merged --out docs/figures/merged-table.md
 
 What is measured is kept in `--work`, so a run that was stopped goes on.
 """

@@ -1,6 +1,6 @@
-"""What Medusa's paper finds (figures 6 and 7, table 2), tried on a model: docs/paper-medusa.md.
+"""What Medusa's paper finds (figures 6 and 7, table 2), tried on a model: docs/figures/paper-medusa.md.
 
-    python scripts/paper_medusa.py --data FILE… --prompts data/eval --work build/medusa --out docs/paper-medusa.md
+    python scripts/paper_medusa.py --data FILE… --prompts data/eval --work build/medusa --out docs/figures/paper-medusa.md
 
 The figures are of the heads that the model has; what the table compares is trained. What was trained or measured is kept in
 `--work`, so a run that was stopped goes on.

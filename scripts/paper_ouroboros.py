@@ -1,6 +1,6 @@
-"""What the paper of Ouroboros finds (tables 3, 4, 10, 13, 15, 17, figure 6), tried on a pair: docs/paper-ouroboros.md.
+"""What the paper of Ouroboros finds (tables 3, 4, 10, 13, 15, 17, figure 6), tried on a pair: docs/figures/paper-ouroboros.md.
 
-    python scripts/paper_ouroboros.py --prompts data/eval --work build/ouroboros --out docs/paper-ouroboros.md
+    python scripts/paper_ouroboros.py --prompts data/eval --work build/ouroboros --out docs/figures/paper-ouroboros.md
 
 Each row begins every reply with an empty pool; those with history keep theirs. All have fixed trees with the same
 hyper-parameters, which leave no part out, but for the row `as chosen`: it has those that a search finds for this pair on this

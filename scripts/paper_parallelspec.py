@@ -1,7 +1,7 @@
-"""What ParallelSpec's paper finds (tables 1 and 2, figure 4), tried on a model: docs/paper-parallelspec.md.
+"""What ParallelSpec's paper finds (tables 1 and 2, figure 4), tried on a model: docs/figures/paper-parallelspec.md.
 
     python scripts/paper_parallelspec.py --data FILE… --prompts data/eval --work build/parallelspec \
-        --out docs/paper-parallelspec.md
+        --out docs/figures/paper-parallelspec.md
 
 Everything is trained, all alike. What was trained or measured is kept in `--work`, so a run that was stopped goes on.
 """

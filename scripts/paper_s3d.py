@@ -1,6 +1,6 @@
-"""What S3D's paper finds (figures 4, 5 and 8, table 4, overall M), tried on a model: docs/paper-s3d.md.
+"""What S3D's paper finds (figures 4, 5 and 8, table 4, overall M), tried on a model: docs/figures/paper-s3d.md.
 
-    python scripts/paper_s3d.py --data FILE… --prompts data/eval --work build/s3d --out docs/paper-s3d.md
+    python scripts/paper_s3d.py --data FILE… --prompts data/eval --work build/s3d --out docs/figures/paper-s3d.md
 
 Table 4 is of the drafter that the model has, by the clock: nothing else should run beside it. All else is trained: for
 figure 5 once for each number of symmetrically kept layers and each seed, for the longest draft; shorter ones are the same

@@ -1,6 +1,6 @@
 """What the paper of semi-autoregressive drafting finds (table 2, figures 4 and 5, §4.2), tried on a model.
 
-    python scripts/paper_semi.py --data FILE… --prompts data/eval --work build/semi --out docs/paper-semi.md
+    python scripts/paper_semi.py --data FILE… --prompts data/eval --work build/semi --out docs/figures/paper-semi.md
 
 Everything is trained, all alike. What was trained or measured is kept in `--work`, so a run that was stopped goes on.
 """

@@ -1,4 +1,4 @@
-"""Which tree sizes the node budget chooses, on texts whose acceptance is scripted: docs/budget.svg.
+"""Which tree sizes the node budget chooses, on texts whose acceptance is scripted: docs/figures/budget.svg.
 
     python scripts/plot_budget.py
 
@@ -21,7 +21,7 @@ from localspec.decoding.tree import DraftTree
 from localspec.policy.forward_costs import ForwardCostModel
 from localspec.svg import drawing, line, words
 
-DRAWN = Path(__file__).parent.parent / "docs" / "budget.svg"
+DRAWN = Path(__file__).parent.parent / "docs" / "figures" / "budget.svg"
 MOST = 8
 RIGHT, WRONG = 0, -1  # a text is, by position, the rank of the right token among the drafter's guesses; -1: none is
 

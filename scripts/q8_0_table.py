@@ -1,4 +1,4 @@
-"""What packing costs from Q8_0 instead of a publisher's own weights: python scripts/q8_0_table.py --out docs/q8-0-table.md
+"""What packing costs from Q8_0 instead of a publisher's own weights: python scripts/q8_0_table.py --out docs/figures/q8-0-table.md
 
 `pull` fetches a Q8_0 file in place of weights in 16 bits where the CPU engine keeps int8 or int4. Here both are packed, from
 the same model, and compared with transformers in fp32 with the weights as they were published.

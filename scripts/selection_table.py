@@ -1,6 +1,6 @@
-"""What is chosen on machines that are not here: docs/selection.md.
+"""What is chosen on machines that are not here: docs/figures/selection.md.
 
-Usage: python scripts/selection_table.py > docs/selection.md
+Usage: python scripts/selection_table.py > docs/figures/selection.md
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""docs/benchmarks.md and its drawings, from the raw figures."""
+"""docs/figures/benchmarks.md and its drawings, from the raw figures."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The drawings of docs/benchmarks.md: lines over a doubling axis, and bars."""
+"""The drawings of docs/figures/benchmarks.md: lines over a doubling axis, and bars."""
 
 import math
 from collections.abc import Mapping, Sequence

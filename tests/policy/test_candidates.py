@@ -160,7 +160,7 @@ def test_what_was_measured_after_its_training_scales_the_whole_tree() -> None:
 
 @pytest.mark.parametrize("kind", ["s3d", "semi", "parallelspec", "medusa"])
 def test_the_demos_drafters_are_foreseen_as_they_were_measured(kind: str) -> None:
-    """docs/drafter-table.md has what fixed trees of them brought on 60 public prompts, greedily."""
+    """docs/figures/drafter-table.md has what fixed trees of them brought on 60 public prompts, greedily."""
     own = found(here=(read_drafter(DEMO / "drafters" / kind),))[kind].acceptance
     greedy = (DOCS / "drafter-table.md").read_text("utf-8").partition("Acceptance length")[2]
     sizes, measured = (

@@ -263,7 +263,7 @@ def test_drawing_alone_needs_the_raw_file_and_nothing_else(tmp_path):
     raw.write_text(json.dumps(measured()))
     bench_report.draw(raw, out)
     assert out.read_text() == page.page(measured())
-    assert len(list((tmp_path / "docs" / "plots").iterdir())) == 3
+    assert len(list((tmp_path / "docs" / "figures" / "plots").iterdir())) == 3
 
 
 def test_what_there_is_not_is_refused_by_name():

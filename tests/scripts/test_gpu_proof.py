@@ -748,7 +748,7 @@ def test_places_mean_the_same_where_a_stage_runs(monkeypatch: pytest.MonkeyPatch
 
 def test_a_rehearsal_has_a_page_of_its_own(tmp_path: Path) -> None:
     assert gpu_proof.arguments([*WORDS, "--work", str(tmp_path)])[1].out == tmp_path / "gpu-figures.md"
-    assert gpu_proof.arguments(["--work", str(tmp_path)])[1].out == ROOT / "docs" / "gpu-figures.md"
+    assert gpu_proof.arguments(["--work", str(tmp_path)])[1].out == ROOT / "docs" / "figures" / "gpu-figures.md"
 
 
 def test_a_command_is_told_without_where_files_lie() -> None:
