@@ -12,7 +12,7 @@ import typer
 from localspec.chat.attachments import Written, with_piped
 from localspec.chat.figures import known_speedup
 from localspec.chat.sampling import first_sampled, sampling_words
-from localspec.chat.thinking import only_thinking
+from localspec.chat.thinking import why_empty
 from localspec.chat.wording import (
     SAMENESS,
     drafting_off,
@@ -112,7 +112,7 @@ def _answer(flags: SharedFlags, question: Written, output: "_Output", stats: boo
             output.end(values)
             if reason == "repetition":
                 progress.notice(f"{repeated(conversation.turns[-1].figures, '--temp 0.7 lets it vary')}.")
-            if sentence := only_thinking(conversation.turns[-1], settings, engine, conversation.system):
+            if sentence := why_empty(conversation.turns[-1], settings, engine, conversation.system):
                 progress.notice(sentence)
             if stats:
                 tell(_figures(values, report.exactness, known_speedup(statistics), sampling_words(sampling)))
