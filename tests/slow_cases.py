@@ -56,7 +56,7 @@ def _slow() -> Iterator[Any]:
 TESTS = Path(__file__).parent
 MOST_FAST = 3  # cases of a test
 MANY = 4  # slow cases of a test
-THINNED = {"decoding", "drafters", "engine", "gpu", "native", "nn", "scripts", "training", "tui"}  # many slow cases
+THINNED = {"decoding", "drafters", "engine", "gpu", "native", "nn", "training", "tui"}  # many slow cases
 
 
 def share_out(items: Sequence[pytest.Item]) -> None:

@@ -50,6 +50,11 @@ def _from_json(line: str, place: str, number: str) -> Prompt:
     return Prompt(str(entry.get("id", number)), str(entry.get("category", "text")), text)
 
 
+def message(prompt: str) -> list[dict[str, str]]:
+    """Return a conversation of one question."""
+    return [{"role": "user", "content": prompt}]
+
+
 def spread(prompts: Sequence[Prompt], limit: int | None) -> list[Prompt]:
     """The first `limit` of them, one of each category in turn."""
     kinds: dict[str, list[Prompt]] = {}

@@ -28,14 +28,13 @@ LONGEST_BAR, SHORTEST_BAR = 36, 4  # columns
 
 def of(report: dict[str, Any], width: int = WIDTH, details: bool = False) -> str:
     """Return the report as lines of at most `width` columns: a sentence, a chart and a table; or with all details."""
-    rows, peers = report["rows"], report["peers"]
+    rows = report["rows"]
     lines = [*wrapped(sentence(rows), width), "", *_bars(rows, width), "", *_by_text(rows, width)]
     lines += wrapped(f"{report['model']} · {label(report)}", width)
     for note in _notes(report, details):
         lines += wrapped(note, width)
     if details:
-        return "\n".join([*lines, "", *_details(report, width), *_peers(peers, width)])
-    lines += _peers(peers, width)
+        return "\n".join([*lines, "", *_details(report, width)])
     return "\n".join([*lines, *wrapped("`--details` adds quartiles, costs, memory and acceptance by depth.", width)])
 
 
@@ -276,22 +275,6 @@ def _by_text(rows: Sequence[dict[str, Any]], width: int) -> list[str]:
 
 def _gain(figures: dict[str, Any], mark: str) -> str:
     return f"{number(figures['speedup'])}{mark} {number(figures['acceptance_length'], 1).rjust(4)}"
-
-
-def _peers(peers: Sequence[dict[str, Any]], width: int) -> list[str]:
-    if not peers:
-        return []
-    lines = [
-        [peer["name"], number(peer["tokens_per_second"], 1), *(f"{ms:.1f}" for ms in peer["ms_by_rows"].values())]
-        for peer in peers
-    ]
-    return [
-        "",
-        *columns(["plain, greedy", "tokens/s", *peers[0]["ms_by_rows"]], lines, width),
-        *wrapped(
-            "after tokens/s: milliseconds of one forward of so many rows, with 256 tokens before them; medians", width
-        ),
-    ]
 
 
 def _name(row: dict[str, Any]) -> str:

@@ -65,10 +65,6 @@ def bench(
     dtype: Dtype = None,
     quantize: Quantize = None,
     repeat: Annotated[int, typer.Option(min=1, metavar="N", help="How often all prompts are asked.")] = 1,
-    peer: Annotated[
-        list[str] | None,
-        typer.Option("--peer", metavar="NAME", help="transformers or llama.cpp beside it; repeatable."),
-    ] = None,
     server: Annotated[
         list[str] | None,
         typer.Option(
@@ -102,7 +98,7 @@ def bench(
     if elsewhere:
         here = {
             "--drafter": drafter, "--nodes": nodes, "--accept": accept, "--exact": exact, "--context": context,
-            "--device": device, "--dtype": dtype, "--quantize": quantize, "--peer": peer, "--tune": tune,
+            "--device": device, "--dtype": dtype, "--quantize": quantize, "--tune": tune,
             "--details": details,
         }  # fmt: skip
         for flag, value in here.items():
@@ -136,14 +132,13 @@ def bench(
         raise UsageMistake(f"--tune has no effect with --nodes {nodes}, which fixes drafts; add auto.")
 
     progress.show("loading what computes")
-    from localspec.bench import comparison, peers  # they need torch, which takes a second to import
+    from localspec.bench import comparison  # it needs torch, which takes a second to import
 
-    peers.require(peer or [])
     rows = [
         comparison.Row(choice, size, settings.accept if size else "exact") for (*_, size), choice in choices.items()
     ]
     try:
-        compared = comparison.Comparison(rows, asked, max_tokens, repeat, peer or [])
+        compared = comparison.Comparison(rows, asked, max_tokens, repeat)
         with user_store(progress.notice, create=tune) as store:
             report = comparison.bench(compared, settings, progress.show, store, tune)
     finally:

@@ -108,7 +108,7 @@ def test_prompts_that_one_has_no_room_for_are_left_out_of_all(tmp_path, prompts)
 @pytest.mark.parametrize(
     "flags",
     [["--drafter", "auto"], ["--nodes", "4"], ["--accept", "exact"], ["--exact"], ["--context", "512"], ["--device", "cpu"],
-     ["--dtype", "bf16"], ["--quantize", "int8"], ["--peer", "transformers"], ["--tune"]],
+     ["--dtype", "bf16"], ["--quantize", "int8"], ["--tune"]],
 )  # fmt: skip
 def test_what_has_no_meaning_there_is_refused_by_name(tmp_path, flags):
     found = bench(tmp_path, "--server", "http://127.0.0.1:9", *flags)
