@@ -67,6 +67,7 @@ torture: $(TESTABLE) native
 lint: $(TESTABLE)
 	$(PYTHON) -m ruff format --check .
 	$(PYTHON) -m ruff check .
+	$(PYTHON) tools/exempt_docstrings.py
 	$(PYTHON) -m mypy
 	$(dir $(PYTHON))lint-imports
 

@@ -37,7 +37,7 @@ THEME = TerminalTheme(
 
 @dataclass(frozen=True)
 class Scene:
-    """What is typed after `localspec`, then keys, each typed once what stands before it is seen; and what ends it."""
+    """A command line after `localspec`, keys that are typed when a pattern is seen, and the pattern at the end."""
 
     arguments: Sequence[str]
     size: tuple[int, int]
@@ -84,7 +84,7 @@ def _shows(pattern: str) -> Callable[[str], bool]:
 
 
 def _settle(terminal: Terminal) -> None:
-    """Until nothing on the screen has changed for a second."""
+    """Wait until nothing on the screen has changed for a second."""
     seen, since = "", time.monotonic()
 
     def still(text: str) -> bool:
@@ -97,7 +97,7 @@ def _settle(terminal: Terminal) -> None:
 
 
 def drawing(screen: pyte.Screen, title: str) -> str:
-    """An SVG document of what stands on a screen, which asks nobody for fonts."""
+    """Return an SVG document of a screen. It loads no fonts."""
     console = Console(record=True, width=screen.columns, file=io.StringIO(), force_terminal=True)
     used = max((line for line in range(screen.lines) if screen.display[line].strip()), default=0)
     for line in range(used + 1):
@@ -121,7 +121,7 @@ def _style(char: Any) -> Style:
 
 
 def _colour(name: str) -> str | None:
-    """rich's name of a colour of pyte's."""
+    """Return rich's name of a colour of pyte."""
     if name == "default":
         return None
     if re.fullmatch("[0-9a-f]{6}", name):

@@ -21,7 +21,7 @@ from localspec.native.build import this_machine
 
 
 def complaints(version: str, changelog: str, changes: str) -> list[str]:
-    """What stands in the way: of the version, of the changelog's top entry, of `git status --porcelain`."""
+    """Return what speaks against a release: the version, the changelog's top entry, the output of `git status`."""
     found = []
     if not re.fullmatch(r"\d+\.\d+\.\d+((a|b|rc)\d+)?", version):
         found.append(f"localspec/__init__.py has version {version!r}; a release has one such as 1.2.3 or 1.2.3rc1.")
@@ -43,13 +43,13 @@ def contents(wheel: Path) -> dict[str, bytes]:
 
 
 def different(one: Path, other: Path) -> list[str]:
-    """The names of what two wheels have not in common."""
+    """Return the names of files that differ between two wheels."""
     first, second = contents(one), contents(other)
     return sorted(name for name in {*first, *second} if first.get(name) != second.get(name))
 
 
 def environment(folder: Path) -> Path:
-    """The Python of an empty environment."""
+    """Make an empty environment and return its Python."""
     subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
     return folder / ("Scripts" if sys.platform == "win32" else "bin") / "python"
 
@@ -60,7 +60,7 @@ def pip(python: Path, *arguments: str) -> None:
 
 
 def try_wheel(wheel: Path, folder: Path) -> None:
-    """Installs it with what it needs, and asks the demo model."""
+    """Install a wheel with its dependencies, and ask the demo model."""
     python = environment(folder / "env")
     pip(python, "install", "-c", str(ROOT / "constraints.txt"), str(wheel))
     code = "import localspec.native.library as l; assert l.library().ls_abi(); print(l.__file__)"

@@ -11,12 +11,12 @@ from pathlib import Path
 from localspec.native.build import TARGETS, this_machine
 
 ROOT = Path(__file__).resolve().parent.parent
-# What nobody can run here is compiled by the same compiler from the same sources, and no more can be said of it.
+# The other targets are compiled by the same compiler from the same sources, and were not run.
 TRIED = {"linux-x86_64": "all tests", "linux-aarch64": "part of the native tests under qemu (make test-aarch64)"}
 
 
 def hatchling(kind: str, dist: Path, **variables: str) -> Path:
-    """The wheel or sdist that it makes of this tree."""
+    """Return the wheel or sdist that hatchling makes of this tree."""
     dist.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=dist) as folder:
         command = [sys.executable, "-m", "hatchling", "build", "-t", kind, "-d", folder]
@@ -30,14 +30,14 @@ def hatchling(kind: str, dist: Path, **variables: str) -> Path:
 
 
 def write_checksums(dist: Path) -> None:
-    """As `sha256sum --check SHA256SUMS` reads them."""
+    """Write SHA256SUMS for `sha256sum --check`."""
     files = sorted(path for path in dist.iterdir() if path.suffix in (".whl", ".gz"))
     lines = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in files]
     (dist / "SHA256SUMS").write_text("".join(lines))
 
 
 def build_wheels(dist: Path) -> dict[str, Path]:
-    """One wheel a target, by its name; says of each what it was tried with."""
+    """Build a wheel for each target, print what it was tried with, and return the wheels by target."""
     wheels = {}
     for name in TARGETS:
         wheels[name] = hatchling("wheel", dist, BUILD_NATIVE_FOR=name)

@@ -132,7 +132,7 @@ def _compare(
 def _firsts(
     load: Callable[..., Engine], paired: Callable[..., Engine], choices: Sequence[Choice], engine: Engine
 ) -> list[Engine]:
-    """An engine for each choice; those with the same draft model share it, and what a search found for the pair."""
+    """Return an engine for each choice. Those with one draft model share it, and the settings found for the pair."""
     made: dict[int, Engine] = {}
     # What is fixed comes last: it has the window and the phrases that a search finds.
     for number, choice in sorted(enumerate(choices), key=lambda one: one[1].fixed):
@@ -148,7 +148,7 @@ def _firsts(
 
 
 def _paired(engine: Engine) -> dict[str, Any]:
-    """The draft model of a row, and how it drafts; nothing where there is none."""
+    """Return the draft model of a row and its hyper-parameters, or nothing if it has none."""
     draft = engine.choice.draft
     if draft is None:
         return {}
@@ -165,10 +165,10 @@ def run_rows(
     timer: RowTimer | None = None,
     before_turn: Callable[[], None] = lambda: None,
 ) -> list[list[Statistics]]:
-    """The replies of each row to all prompts, and so again until they are `repeat` times as many; `sampling` by row.
+    """Return the replies of each row to all prompts, `repeat` times; `sampling` is by row.
 
-    Each comes from a new engine: what was learned in one reply would make the next one quicker. After each turn the
-    `timer` looks at what the rows of its forwards cost; before each, `before_turn` lets all compute alike.
+    Each reply comes from a new engine, because text learned in one reply would make the next one faster. After each
+    turn the `timer` measures what rows cost. `before_turn` runs before each turn.
     """
     began = time.monotonic()
     for number, (engine, own) in enumerate(zip(engines, sampling, strict=True), start=1):

@@ -91,7 +91,7 @@ def label(report: dict[str, Any]) -> str:
 
 
 def sentence(rows: Sequence[dict[str, Any]]) -> str:
-    """What was found: the row that is faster than plain decoding by most, or that none is."""
+    """Return the result: the row that is faster than plain decoding by most, or that no row is faster."""
     plain, drafting = rows[0]["tokens_per_second"], [row for row in rows if _drafts(row) and row["speedup"]]
     known = [row for row in drafting if row["reliable"] is not False]
     if plain is None:
@@ -129,7 +129,7 @@ def _bars(rows: Sequence[dict[str, Any]], width: int) -> list[str]:
 
 
 def bars(names: Sequence[str], shares: Sequence[float], said: Sequence[str], width: int) -> Iterator[str]:
-    """A bar a line, behind its name, and what is said of it."""
+    """Return a line for each bar: its name, the bar and its label."""
     wide = max(map(len, names), default=0)
     room = width - wide - max(map(len, said), default=0) - len("    " + " ")
     for name, share, figures in zip(names, shares, said, strict=True):
@@ -137,7 +137,7 @@ def bars(names: Sequence[str], shares: Sequence[float], said: Sequence[str], wid
 
 
 def row_name(row: dict[str, Any]) -> str:
-    """What a row is called where it stands alone."""
+    """Return the name of a row outside of the table."""
     if row["drafter"] == "none":
         return "auto: plain decoding" if row["nodes"] else "plain decoding"
     size = "" if row["nodes"] == "auto" else f", {row['nodes']} nodes"
@@ -178,7 +178,7 @@ _ROW_HEADS = ("drafter", "nodes", "tokens/s", "", "speedup", "", "τ", "draft", 
 
 
 def _figures(rows: Sequence[dict[str, Any]], width: int) -> Iterator[str]:
-    """The table, without the columns that have no room, and what its heads mean."""
+    """Return the table without the columns that have no room, and the meaning of its heads."""
     lines, left_out = [list(_ROW_HEADS), *map(_row, rows)], []
     for head in _FIRST_LEFT_OUT:
         first, *rest = _widths(lines)
@@ -230,7 +230,7 @@ def _above_memory(row: dict[str, Any]) -> bool:
 
 
 def _remarks(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """What marks beside single figures mean, where there are any."""
+    """Return the meaning of the marks at single figures, if there are any."""
     if any(map(_above_memory, rows)):
         yield (
             "* is above 100 % of the memory's bandwidth: the processor's caches hold a part of this model, or the "
@@ -304,7 +304,7 @@ def wrapped(text: str, width: int = WIDTH) -> list[str]:
 
 
 def number(value: float | None, digits: int = 2) -> str:
-    """A figure, or a dash."""
+    """Return a figure, or a dash."""
     return "-" if value is None else f"{value:.{digits}f}"
 
 

@@ -21,7 +21,7 @@ EVERYTHING = Curve({rows: 3 * seconds for rows, seconds in ((1, 1.0), (2, 1.0), 
 
 
 def decode(budget: Budget, steps: int, machine: ForwardCostModel, right: float, noise: random.Random) -> float:
-    """Decodes so many steps of a text in which a guess is right with this chance. Returns tokens a second."""
+    """Decode `steps` steps of a text in which a guess is right with this chance. Return tokens a second."""
     tokens, clock = 0, 0.0
     for _ in range(steps):
         tree = budget.prune(chain(budget.nodes), 100)
