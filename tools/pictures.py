@@ -1,4 +1,4 @@
-"""Take the pictures of the README from the real program on a pseudo-terminal: docs/pictures/.
+"""Take the pictures of the README from the real program on a pseudo-terminal: docs/figures/pictures/.
 
     python tools/pictures.py [NAME …] -m MODEL --drafter KIND
 
@@ -26,7 +26,7 @@ from rich.style import Style
 from rich.terminal_theme import TerminalTheme
 from rich.text import Text
 
-DRAWN = Path(__file__).parent.parent / "docs" / "pictures"
+DRAWN = Path(__file__).parent.parent / "docs" / "figures" / "pictures"
 QUESTION = "Write a Python function that returns the longest word of a sentence."
 THEME = TerminalTheme(
     (24, 26, 31), (220, 223, 228),
@@ -139,7 +139,7 @@ def main() -> None:
     os.chdir(DRAWN)  # what is recorded there names no directory
     for name in arguments.names or SCENES:
         take(name, SCENES[name], ["-m", arguments.model, "--drafter", arguments.drafter])
-        print(f"docs/pictures/{name}.svg")
+        print(f"docs/figures/pictures/{name}.svg")
 
 
 if __name__ == "__main__":

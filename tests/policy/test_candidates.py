@@ -33,7 +33,7 @@ from localspec.policy.prediction import CONTEXT, Acceptance, Rates, cache, draft
 RATES = Rates((1, 64), (1e-12, 4e-12), (1e-4, 1e-4))
 AT = CostInputs(SEVEN, flat(0.05), RATES, "bf16", (2, 2), 4096, {})
 DEMO = Path(localspec.__file__).parent / "demo"
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[2] / "docs" / "figures"
 SAID = PublishedLength(2.32, 4, "a paper")
 SMALL = DraftModelEstimate(unfetched(LITTLE, name="small"), 10**7, flat(0.004, slope=0.25))
 
