@@ -37,7 +37,8 @@ def why_empty(turn: Turn, settings: Settings, model: Thinker, system: str | None
         return None
     if not (turn.reasoning or turn.figures.get("reasoning_tokens")):  # a mark of thinking counts as thought
         tokens = turn.figures.get("completion_tokens") or 0
-        return f"The reply is empty: the model wrote {counted(tokens, 'token')} and no text."
+        why = f"wrote {counted(tokens, 'token')} and no text" if tokens else "ended it at once"
+        return f"The reply is empty: the model {why}."
     otherwise = ", or let it answer without thinking" if model.thinks_by_itself(system) is not None else ""
     if turn.reason == "repetition":
         return f"The thinking repeated itself, so there is no answer; ask again{otherwise}."

@@ -50,7 +50,7 @@ NOT_CHECKED = (
 @app.command()
 @takes_shared_flags
 def run(
-    flags: SharedFlags,
+    *,
     words: Annotated[
         list[str] | None,
         typer.Argument(
@@ -66,6 +66,7 @@ def run(
         str | None, typer.Option("--keep", metavar="TIME", help="Leave the model loaded for so long: 30s, 10m, 2h.")
     ] = None,
     stats: Annotated[bool, typer.Option("--stats", help="Two lines of figures on standard error.")] = False,
+    flags: SharedFlags,
 ) -> int:
     """One answer to standard output; for pipelines."""
     if as_json and stream_json:
