@@ -244,7 +244,10 @@ def run_beside(
 def compare(model: str, kinds: Sequence[str], asked: Sequence[str], most: int, show: Callable[[str], None]) -> Any:
     """Return the figures of ours and of the peers."""
     limits = Limits(most)
-    engine = Engine(choose(resolve(model), Settings(drafter="none", temperature=0.0)), phrases="off")
+    card = resolve(model)
+    if card.imported_as:
+        raise UsageMistake(f"{card.name} was imported from GGUF, and peers need the model's own weights; name another.")
+    engine = Engine(choose(card, Settings(drafter="none", temperature=0.0)), phrases="off")
     target = engine.target
     lengths = {prompt: len(target.encode(message(prompt))) + most for prompt in asked}
     fitting = [prompt for prompt in asked if lengths[prompt] <= target.context]
