@@ -5,8 +5,8 @@
 # make check       format, lint, types, layers and the fast tests; under a minute
 # make torture     faults of the disk, signals and damaged files for so long (TORTURE: --seconds 1800 --seed 7, --kills 1000, --every run)
 # make bench       plain and speculative decoding side by side: localspec bench BENCH
-# make bench-report  this engine beside llama.cpp and transformers, into docs/benchmarks.md (BENCH: its options)
-# make pictures    the pictures of the README, from the real program (PICTURES: options of scripts/pictures.py)
+# make bench-report  this engine beside llama.cpp and transformers, into docs/figures/benchmarks.md (BENCH: its options)
+# make pictures    the pictures of the README, from the real program (PICTURES: options of tools/pictures.py)
 # make train-demo  make the demo model anew: some hours on two cores (DATA, WORK; LONG and LAST in tokens)
 # make native      compile the native library where its sources changed; the others do so first
 # make wheels      wheels for every platform, into dist/, with their checksums
@@ -41,11 +41,11 @@ endif
 
 demo: $(VENV)/.compiled
 	$(VENV)/bin/python localspec/native/build.py
-	@$(VENV)/bin/python scripts/demo.py
+	@$(VENV)/bin/python tools/demo.py
 	@echo "Go on with: $(VENV)/bin/localspec chat"
 
 real-models: $(INSTALLED)
-	$(PYTHON) scripts/real_models.py
+	$(PYTHON) tools/real_models.py
 
 native: $(INSTALLED)
 	$(PYTHON) localspec/native/build.py
@@ -67,6 +67,7 @@ torture: $(TESTABLE) native
 lint: $(TESTABLE)
 	$(PYTHON) -m ruff format --check .
 	$(PYTHON) -m ruff check .
+	$(PYTHON) tools/exempt_docstrings.py
 	$(PYTHON) -m mypy
 	$(dir $(PYTHON))lint-imports
 
@@ -77,27 +78,27 @@ bench: native
 	$(PYTHON) -m localspec bench $(BENCH)
 
 bench-report: $(TESTABLE) native
-	$(PYTHON) scripts/bench_report.py $(BENCH)
+	$(PYTHON) research/bench_report.py $(BENCH)
 
 pictures: $(TESTABLE) native
-	$(PYTHON) scripts/pictures.py $(PICTURES)
+	$(PYTHON) tools/pictures.py $(PICTURES)
 
 # glibc otherwise hands the large buffers back after every step, which costs a third of the time
 train-demo: export MALLOC_MMAP_MAX_ = 0
 train-demo: export MALLOC_TRIM_THRESHOLD_ = 100000000000
 train-demo: native
-	$(PYTHON) scripts/train_demo.py long --data $(DATA) --work $(WORK) --tokens $(LONG)
-	$(PYTHON) scripts/train_demo.py last --data $(DATA) --work $(WORK) --tokens $(LAST)
-	$(PYTHON) scripts/demo_card.py --data $(DATA) --work $(WORK) --out localspec/demo
+	$(PYTHON) research/train_demo.py long --data $(DATA) --work $(WORK) --tokens $(LONG)
+	$(PYTHON) research/train_demo.py last --data $(DATA) --work $(WORK) --tokens $(LAST)
+	$(PYTHON) research/demo_card.py --data $(DATA) --work $(WORK) --out localspec/demo
 
 wheels: $(TESTABLE)
-	$(PYTHON) scripts/wheels.py
+	$(PYTHON) tools/wheels.py
 
 release: $(TESTABLE)
-	$(PYTHON) scripts/release.py $(if $(REHEARSAL),--rehearsal)
+	$(PYTHON) tools/release.py $(if $(REHEARSAL),--rehearsal)
 
 test-aarch64: $(TESTABLE)
-	PYTHON=$(PYTHON) scripts/test_aarch64.sh
+	PYTHON=$(PYTHON) tools/test_aarch64.sh
 
 # editable, so that a changed source needs no new installation; what builds it stays, for `make native`
 $(VENV)/.installed: pyproject.toml constraints.txt hatch_build.py

@@ -9,7 +9,7 @@ HOME = "LOCALSPEC_HOME"
 ISA = "LOCALSPEC_ISA"
 SERVE_KEY = "LOCALSPEC_SERVE_KEY"
 SERVER_KEY = "LOCALSPEC_SERVER_KEY"
-REAL_MODELS = "LOCALSPEC_REAL_MODELS"  # the directory of the models that tests use; scripts/real_models.py
+REAL_MODELS = "LOCALSPEC_REAL_MODELS"  # the directory of the models that tests use; tools/real_models.py
 TAB_DRIVER = "localspec_tui.tab:TabDriver"  # what Textual draws with in a tab of a browser, by its own variable
 
 

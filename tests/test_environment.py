@@ -49,6 +49,6 @@ def test_every_hint_names_an_extra_that_exists_and_no_index_that_lacks_localspec
     pages = [file.read_text("utf-8") for file in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"))]
     named = {extra for text in sources for extra in re.findall(r"install_extra\(['\"](\w+)", text)}
     named |= {extra for text in pages for extra in re.findall(r"install '?\.\[(\w+)\]", text)}
-    assert named == {"ui", "plot", "peers"} and named <= known.keys()
+    assert named == {"ui", "plot"} and named <= known.keys()
     assert [text for text in (*sources, *pages) if "install localspec[" in text.replace('"', "")] == []
     assert install_extra("ui").startswith(wording("run_uv_tool_install_ui"))

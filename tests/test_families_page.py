@@ -1,4 +1,4 @@
-"""docs/families.md: every family and layout has a row, every cell names tests, and those are run over the family."""
+"""tests/families.md: every family and layout has a row, every cell names tests, and those are run over the family."""
 
 import ast
 import re
@@ -14,7 +14,7 @@ from training.test_eagle3_files import CASES
 
 from localspec.models.model_config import _DEFAULTS
 
-PAGE = (ROOT / "docs" / "families.md").read_text("utf-8")
+PAGE = (ROOT / "tests" / "families.md").read_text("utf-8")
 KEYS = dict(re.findall(r"^- \*\*(\w)\*\*: .*?`(tests/[\w/]+\.py::\w+)`$", PAGE, re.MULTILINE))
 
 

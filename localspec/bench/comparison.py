@@ -5,15 +5,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 import psutil
 
 from localspec import Choice, Done, Engine, Limits, Sampling, Statistics
-from localspec.bench import figures, peers
-from localspec.bench.prompts import Prompt
+from localspec.bench import figures
+from localspec.bench.prompts import Prompt, message
 from localspec.bench.row_costs import RowTimer, most_rows
 from localspec.bench.turns import in_turns, left_words
 from localspec.config import Rule, Settings
@@ -21,8 +20,6 @@ from localspec.errors import UsageMistake
 from localspec.events import Reporter
 from localspec.machine import hardware
 from localspec.store.store import Store
-
-REPETITIONS = 11  # of each forward
 
 
 @dataclass(frozen=True)
@@ -36,7 +33,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What is compared: rows, of which the first is plain decoding, and the `peers` beside them.
+    """A list of rows, of which the first is plain decoding, and the prompts that each answers.
 
     Every row answers all prompts `repeat` times, with at most `max_tokens` a reply.
     """
@@ -45,7 +42,6 @@ class Comparison:
     prompts: Sequence[Prompt]
     max_tokens: int
     repeat: int = 1
-    peers: Sequence[str] = ()
 
 
 def bench(
@@ -55,11 +51,10 @@ def bench(
     store: Store | None = None,
     tune: bool = False,
 ) -> dict[str, Any]:
-    """Measures all rows, then the peers beside them; returns the report.
+    """Measure all rows and return the report.
 
     Hyper-parameters of draft models are taken from `store`, and searched with `tune` only.
-    Raises UsageMistake where no prompt leaves room for an answer in the context, LocalspecError for a model that a peer
-    cannot be given.
+    Raise UsageMistake if no prompt leaves room for an answer in the context.
     """
     with TemporaryDirectory() as place, Store.open(Path(place) / "localspec.db", progress) as own:
         # A store of its own, for costs are measured once and not for every engine; it holds no phrases.
@@ -79,7 +74,7 @@ def _compare(
     progress(f"loading {rows[0].choice.target.name}")
     engine = load(rows[0].choice)
     target, choice, sampling, limits = engine.target, engine.choice, engine.sampling(settings), Limits(max_tokens)
-    lengths = {prompt.text: len(target.encode(peers.message(prompt.text))) + max_tokens for prompt in prompts}
+    lengths = {prompt.text: len(target.encode(message(prompt.text))) + max_tokens for prompt in prompts}
     fitting = [prompt for prompt in prompts if lengths[prompt.text] <= target.context]
     if not fitting:
         raise UsageMistake(
@@ -87,8 +82,6 @@ def _compare(
             "ask for fewer --max-tokens."
         )
     texts, categories = [prompt.text for prompt in fitting], [prompt.category for prompt in fitting]
-    room = max(peers.CONTEXT + max(peers.ROWS), *(lengths[text] for text in texts))
-    peers.check(compared.peers, engine, room)
     firsts = _firsts(load, paired, [row.choice for row in rows], engine)
     engines = [partial(load, row.choice, beside=first) for row, first in zip(rows, firsts, strict=True)]
     exactness = ["bitwise" if first.exactness.bitwise else "numerical" for first in firsts]
@@ -97,7 +90,7 @@ def _compare(
     replies = run_rows(engines, texts, rules, limits, compared.repeat, progress, timer, engine.hold_threads)
     others, costs = load_by_others(), timer.costs()
     bandwidth = hardware.memory_bandwidth(choice.device)
-    report = {
+    return {
         "machine": {
             "versions": hardware.versions(choice.device),
             "cores": hardware.physical_cores(),
@@ -132,19 +125,14 @@ def _compare(
             }
             for row, first, promise, ours in zip(rows, firsts, exactness, replies, strict=True)
         ],
-        "peers": [],
+        "peers": [],  # measured by research/compare_peers.py; the key stays for readers of reports
     }
-    if compared.peers:
-        progress("loading peers")
-        with peers.opened(compared.peers, engine, limits, room) as found:
-            report["peers"] = run_beside([peers.Ours(engine, limits), *found], texts, progress)
-    return report
 
 
 def _firsts(
     load: Callable[..., Engine], paired: Callable[..., Engine], choices: Sequence[Choice], engine: Engine
 ) -> list[Engine]:
-    """An engine for each choice; those with the same draft model share it, and what a search found for the pair."""
+    """Return an engine for each choice. Those with one draft model share it, and the settings found for the pair."""
     made: dict[int, Engine] = {}
     # What is fixed comes last: it has the window and the phrases that a search finds.
     for number, choice in sorted(enumerate(choices), key=lambda one: one[1].fixed):
@@ -160,7 +148,7 @@ def _firsts(
 
 
 def _paired(engine: Engine) -> dict[str, Any]:
-    """The draft model of a row, and how it drafts; nothing where there is none."""
+    """Return the draft model of a row and its hyper-parameters, or nothing if it has none."""
     draft = engine.choice.draft
     if draft is None:
         return {}
@@ -177,10 +165,10 @@ def run_rows(
     timer: RowTimer | None = None,
     before_turn: Callable[[], None] = lambda: None,
 ) -> list[list[Statistics]]:
-    """The replies of each row to all prompts, and so again until they are `repeat` times as many; `sampling` by row.
+    """Return the replies of each row to all prompts, `repeat` times; `sampling` is by row.
 
-    Each comes from a new engine: what was learned in one reply would make the next one quicker. After each turn the
-    `timer` looks at what the rows of its forwards cost; before each, `before_turn` lets all compute alike.
+    Each reply comes from a new engine, because text learned in one reply would make the next one faster. After each
+    turn the `timer` measures what rows cost. `before_turn` runs before each turn.
     """
     began = time.monotonic()
     for number, (engine, own) in enumerate(zip(engines, sampling, strict=True), start=1):
@@ -200,35 +188,7 @@ def run_rows(
     return replies
 
 
-def run_beside(
-    contenders: Sequence[peers.Contender], prompts: Sequence[str], progress: Callable[[str], None]
-) -> list[dict[str, Any]]:
-    """Milliseconds of a forward by its rows, and tokens/s of plain greedy decoding: medians of what ran in turns."""
-    seconds: dict[str, dict[int, list[float]]] = {c.name: {rows: [] for rows in peers.ROWS} for c in contenders}
-    speeds: dict[str, list[float]] = {contender.name: [] for contender in contenders}
-    turns = REPETITIONS * len(peers.ROWS)
-    for turn, contender in in_turns(contenders, turns):
-        progress(f"forward {turn + 1} of {turns}")
-        rows = peers.ROWS[turn % len(peers.ROWS)]
-        contender.forward(rows)  # not counted: what ran before it still holds cores and caches
-        began = time.perf_counter()
-        contender.forward(rows)
-        seconds[contender.name][rows].append(time.perf_counter() - began)
-    for turn, contender in in_turns(contenders, len(prompts)):
-        progress(f"prompt {turn + 1} of {len(prompts)}, beside peers")
-        if speed := contender.tokens_per_second(prompts[turn]):
-            speeds[contender.name].append(speed)
-    return [
-        {
-            "name": contender.name,
-            "ms_by_rows": {str(rows): round(1e3 * median(taken), 3) for rows, taken in seconds[contender.name].items()},
-            "tokens_per_second": round(median(measured), 4) if (measured := speeds[contender.name]) else None,
-        }
-        for contender in contenders
-    ]
-
-
 def _reply(engine: Engine, prompt: str, sampling: Sampling, limits: Limits) -> Statistics:
-    *_, done = engine.chat(peers.message(prompt), sampling, limits)
+    *_, done = engine.chat(message(prompt), sampling, limits)
     assert isinstance(done, Done)
     return done.statistics

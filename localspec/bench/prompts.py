@@ -19,9 +19,9 @@ class Prompt:
 
 
 def read(file: Path) -> list[Prompt]:
-    """JSONL, {"turns": ["…"]} or {"prompt": "…"} a line, with "id" and "category" if there are any; or a prompt a line.
+    """Read JSONL, {"turns": ["…"]} or {"prompt": "…"} a line with optional "id" and "category", or a prompt a line.
 
-    Raises UsageMistake for a file that is neither, or holds none.
+    Raise UsageMistake for a file that is neither, or holds no prompt.
     """
     try:
         lines = decoded(read_bytes(file, pipe=True)).split("\n")
@@ -50,8 +50,13 @@ def _from_json(line: str, place: str, number: str) -> Prompt:
     return Prompt(str(entry.get("id", number)), str(entry.get("category", "text")), text)
 
 
+def message(prompt: str) -> list[dict[str, str]]:
+    """Return a conversation of one question."""
+    return [{"role": "user", "content": prompt}]
+
+
 def spread(prompts: Sequence[Prompt], limit: int | None) -> list[Prompt]:
-    """The first `limit` of them, one of each category in turn."""
+    """Return the first `limit` prompts, one of each category in turn."""
     kinds: dict[str, list[Prompt]] = {}
     for prompt in prompts:
         kinds.setdefault(prompt.category, []).append(prompt)

@@ -28,14 +28,13 @@ LONGEST_BAR, SHORTEST_BAR = 36, 4  # columns
 
 def of(report: dict[str, Any], width: int = WIDTH, details: bool = False) -> str:
     """Return the report as lines of at most `width` columns: a sentence, a chart and a table; or with all details."""
-    rows, peers = report["rows"], report["peers"]
+    rows = report["rows"]
     lines = [*wrapped(sentence(rows), width), "", *_bars(rows, width), "", *_by_text(rows, width)]
     lines += wrapped(f"{report['model']} · {label(report)}", width)
     for note in _notes(report, details):
         lines += wrapped(note, width)
     if details:
-        return "\n".join([*lines, "", *_details(report, width), *_peers(peers, width)])
-    lines += _peers(peers, width)
+        return "\n".join([*lines, "", *_details(report, width)])
     return "\n".join([*lines, *wrapped("`--details` adds quartiles, costs, memory and acceptance by depth.", width)])
 
 
@@ -92,7 +91,7 @@ def label(report: dict[str, Any]) -> str:
 
 
 def sentence(rows: Sequence[dict[str, Any]]) -> str:
-    """What was found: the row that is faster than plain decoding by most, or that none is."""
+    """Return the result: the row that is faster than plain decoding by most, or that no row is faster."""
     plain, drafting = rows[0]["tokens_per_second"], [row for row in rows if _drafts(row) and row["speedup"]]
     known = [row for row in drafting if row["reliable"] is not False]
     if plain is None:
@@ -130,7 +129,7 @@ def _bars(rows: Sequence[dict[str, Any]], width: int) -> list[str]:
 
 
 def bars(names: Sequence[str], shares: Sequence[float], said: Sequence[str], width: int) -> Iterator[str]:
-    """A bar a line, behind its name, and what is said of it."""
+    """Return a line for each bar: its name, the bar and its label."""
     wide = max(map(len, names), default=0)
     room = width - wide - max(map(len, said), default=0) - len("    " + " ")
     for name, share, figures in zip(names, shares, said, strict=True):
@@ -138,7 +137,7 @@ def bars(names: Sequence[str], shares: Sequence[float], said: Sequence[str], wid
 
 
 def row_name(row: dict[str, Any]) -> str:
-    """What a row is called where it stands alone."""
+    """Return the name of a row outside of the table."""
     if row["drafter"] == "none":
         return "auto: plain decoding" if row["nodes"] else "plain decoding"
     size = "" if row["nodes"] == "auto" else f", {row['nodes']} nodes"
@@ -179,7 +178,7 @@ _ROW_HEADS = ("drafter", "nodes", "tokens/s", "", "speedup", "", "τ", "draft", 
 
 
 def _figures(rows: Sequence[dict[str, Any]], width: int) -> Iterator[str]:
-    """The table, without the columns that have no room, and what its heads mean."""
+    """Return the table without the columns that have no room, and the meaning of its heads."""
     lines, left_out = [list(_ROW_HEADS), *map(_row, rows)], []
     for head in _FIRST_LEFT_OUT:
         first, *rest = _widths(lines)
@@ -231,7 +230,7 @@ def _above_memory(row: dict[str, Any]) -> bool:
 
 
 def _remarks(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """What marks beside single figures mean, where there are any."""
+    """Return the meaning of the marks at single figures, if there are any."""
     if any(map(_above_memory, rows)):
         yield (
             "* is above 100 % of the memory's bandwidth: the processor's caches hold a part of this model, or the "
@@ -278,22 +277,6 @@ def _gain(figures: dict[str, Any], mark: str) -> str:
     return f"{number(figures['speedup'])}{mark} {number(figures['acceptance_length'], 1).rjust(4)}"
 
 
-def _peers(peers: Sequence[dict[str, Any]], width: int) -> list[str]:
-    if not peers:
-        return []
-    lines = [
-        [peer["name"], number(peer["tokens_per_second"], 1), *(f"{ms:.1f}" for ms in peer["ms_by_rows"].values())]
-        for peer in peers
-    ]
-    return [
-        "",
-        *columns(["plain, greedy", "tokens/s", *peers[0]["ms_by_rows"]], lines, width),
-        *wrapped(
-            "after tokens/s: milliseconds of one forward of so many rows, with 256 tokens before them; medians", width
-        ),
-    ]
-
-
 def _name(row: dict[str, Any]) -> str:
     return f"{clipped(row['drafter'], 15)} {row['nodes']}"
 
@@ -321,7 +304,7 @@ def wrapped(text: str, width: int = WIDTH) -> list[str]:
 
 
 def number(value: float | None, digits: int = 2) -> str:
-    """A figure, or a dash."""
+    """Return a figure, or a dash."""
     return "-" if value is None else f"{value:.{digits}f}"
 
 

@@ -64,10 +64,6 @@ def bench(
         int, typer.Option("--max-tokens", "-n", min=1, metavar="N", help="The longest reply, in tokens.")
     ] = 128,
     repeat: Annotated[int, typer.Option(min=1, metavar="N", help="How often all prompts are asked.")] = 1,
-    peer: Annotated[
-        list[str] | None,
-        typer.Option("--peer", metavar="NAME", help="transformers or llama.cpp beside it; repeatable."),
-    ] = None,
     server: Annotated[
         list[str] | None,
         typer.Option(
@@ -96,7 +92,7 @@ def bench(
         plot.check(plotted)
     elsewhere = addresses(server or [], settings)
     if elsewhere:
-        here = {"--drafter": drafter, "--nodes": nodes, "--peer": peer, "--tune": tune, "--details": details}
+        here = {"--drafter": drafter, "--nodes": nodes, "--tune": tune, "--details": details}
         given = [flag for flag, value in here.items() if value]
         for flag in [*given, *(settings.origins[name] for name in LOADED_BY if settings.by_flag(name))]:
             raise no_effect(flag, settings)
@@ -128,14 +124,13 @@ def bench(
         raise UsageMistake(f"--tune has no effect with --nodes {nodes}, which fixes drafts; add auto.")
 
     progress.show("loading what computes")
-    from localspec.bench import comparison, peers  # they need torch, which takes a second to import
+    from localspec.bench import comparison  # it needs torch, which takes a second to import
 
-    peers.require(peer or [])
     rows = [
         comparison.Row(choice, size, settings.accept if size else "exact") for (*_, size), choice in choices.items()
     ]
     try:
-        compared = comparison.Comparison(rows, asked, max_tokens, repeat, peer or [])
+        compared = comparison.Comparison(rows, asked, max_tokens, repeat)
         with user_store(progress.notice, create=tune) as store:
             report = comparison.bench(compared, settings, progress.show, store, tune)
     finally:

@@ -28,7 +28,7 @@ from localspec.policy.prediction import CHUNK, CONTEXT, Acceptance, Rates, cache
 
 FORESEEN = 0.85  # of what its accuracies promise a tree of a trained drafter brings: its four on the demo 0.79 to 0.92
 # Where tokens are drawn at 0.7, of what drafts bring greedily: the demo's five drafters with 16 nodes 0.86 to 0.99, on
-# texts that do not go round (docs/drafter-table.md); phrases 0.90 there (docs/prediction.md).
+# texts that do not go round (docs/figures/drafter-table.md); phrases 0.90 there (docs/figures/prediction.md).
 DRAWN_SHARE = 0.9
 MOST_NODES = 64  # of a tree
 REPLAYED = "with its own replies decoded again"

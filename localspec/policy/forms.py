@@ -5,7 +5,7 @@ from localspec.models.entries import Entry, Form
 from localspec.models.packed_files import FILED
 
 # Types of GGUF files from which these packings come out as near to the publisher's weights as from those weights
-# themselves: docs/q8-0-table.md. Types of fewer bits do not.
+# themselves: docs/figures/q8-0-table.md. Types of fewer bits do not.
 SUITED = {"Q8_0": FILED}
 _BLOCK = (34, 32)  # bytes of a block of Q8_0, and its weights
 

@@ -1,6 +1,6 @@
 """The seconds that Python takes around forwards and products: much beside the steps of a tiny model, else nothing.
 
-Ours, of Python 3.11 on servers of 2022 and 2023 (docs/decisions.md); what replies took is counted as it was measured.
+Measured with Python 3.11 on servers of 2022 and 2023. What replies took is counted as it was measured.
 """
 
 from dataclasses import dataclass

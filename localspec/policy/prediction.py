@@ -356,7 +356,7 @@ class Acceptance:
         return 1 + sum(self.gains[:nodes])
 
     def beside(self, other: "Acceptance") -> "Acceptance":
-        """Two drafters in one tree. That their gains add up is what was measured (docs/drafter-table.md)."""
+        """Two drafters in one tree. That their gains add up is what was measured (docs/figures/drafter-table.md)."""
         return Acceptance(tuple(sorted(self.gains + other.gains, reverse=True)), f"{self.origin} and {other.origin}")
 
 

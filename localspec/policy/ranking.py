@@ -25,7 +25,7 @@ from localspec.policy.prediction import CONTEXT, Estimate, Rates, estimated_rate
 from localspec.quantities import tokens_a_second
 
 AUTO_NODES = 16  # of a tree at most, where no number was asked for and rows have a price; how many pay is measured
-# Twice the nodes bring 1 to 11 % more tokens a step (docs/decisions.md): what twice the rows may take to be worth it.
+# Twice the nodes brought 1 to 11 % more tokens a step: what twice the rows may take to be worth it.
 NEXT_TO_FREE = 1.03
 QUICK = 8.0  # tokens/s: somewhat faster than people read
 SLOW_MEMORY = 5e9  # bytes a second: what is quick with such memory is quick anywhere, and needs no measurement
@@ -34,7 +34,7 @@ HARMLESS = 0.98  # of plain decoding's speed: where phrases bring at least so mu
 NEXT_TO_NOTHING = 0.05  # of the time of a token
 CLEARLY = 1.05  # times the M of a simpler drafter, which a drafter must reach
 DOUBT = 1.15  # times more where what it costs and brings was not measured here
-FORESEEN_TOKENS = 100  # tokens of replies that count as much as what was foreseen (docs/decisions.md)
+FORESEEN_TOKENS = 100  # tokens of replies that count as much as what was foreseen
 ON_APPLE = 1.05  # times the measured speed of plain decoding, on Apple's GPUs
 
 

@@ -10,8 +10,7 @@ from typing import Any, Self
 from localspec import config
 from localspec.bench import figures
 from localspec.bench.comparison import run_rows
-from localspec.bench.peers import message
-from localspec.bench.prompts import Prompt
+from localspec.bench.prompts import Prompt, message
 from localspec.config import Settings
 from localspec.decoding.limits import Limits
 from localspec.drafters.saved import CARD

@@ -1,10 +1,9 @@
 from typing import ClassVar
 
-import pytest
 from reply_statistics import said
 
 from localspec import Done, Limits, Sampling
-from localspec.bench import comparison, peers
+from localspec.bench import comparison
 
 
 class Speaker:
@@ -55,37 +54,6 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
-
-
-class Worker:
-    """A contender of known speed, slow when it was not the last to work."""
-
-    def __init__(self, name, clock, last, cost, speed) -> None:
-        self.name, self.clock, self.last, self.cost, self.speed = name, clock, last, cost, speed
-
-    def forward(self, rows: int) -> None:
-        self.clock.now += self.cost * rows + (0 if self.last[-1] is self else 5)
-        self.last.append(self)
-
-    def tokens_per_second(self, prompt: str) -> float:
-        self.last.append(self)
-        return self.speed[prompt]
-
-
-def test_peers_are_timed_in_turns_behind_an_uncounted_forward(monkeypatch):
-    clock, last = Clock(), [None]
-    monkeypatch.setattr(comparison.time, "perf_counter", clock)
-    workers = [
-        Worker("ours", clock, last, 0.001, {"p": 10.0, "q": 30.0, "r": 0.0}),
-        Worker("theirs", clock, last, 0.002, {"p": 5.0, "q": 6.0, "r": 7.0}),
-    ]
-    ours, theirs = comparison.run_beside(workers, ["p", "q", "r"], lambda _: None)
-    assert ours["ms_by_rows"] == {str(rows): pytest.approx(rows) for rows in peers.ROWS}
-    assert theirs["ms_by_rows"]["8"] == pytest.approx(16.0)
-    assert ours["name"] == "ours" and ours["tokens_per_second"] == 20.0 and theirs["tokens_per_second"] == 6.0
-    forwards = [worker.name for worker in last[1:-6]]
-    assert comparison.REPETITIONS >= 9 and len(forwards) == 2 * 2 * len(peers.ROWS) * comparison.REPETITIONS
-    assert forwards[:8] == ["ours", "ours", "theirs", "theirs", "theirs", "theirs", "ours", "ours"]
 
 
 def test_after_each_turn_somebody_looks_at_what_rows_cost():

@@ -4,8 +4,8 @@ from golden import wording
 from reply_statistics import said
 
 from localspec import Done, Engine, Limits, Prefill, Sampling, Text
-from localspec.bench import peers
 from localspec.bench import race as module
+from localspec.bench.prompts import message
 from localspec.bench.race import Lane, Moment, race, result
 from localspec.bench.racers import opponents, racers, sentences
 from localspec.config import Settings
@@ -110,7 +110,7 @@ def test_a_reply_of_one_token_has_no_speedup():
 @pytest.mark.slow
 def test_neither_lane_takes_the_others_turns_for_its_own_time(monkeypatch):
     engine = Engine(choose(resolve("demo"), Settings(drafter="phrases", draft_max=4, device="cpu")), phrases="off")
-    lanes, streams = racers(engine, peers.message("Who are you?"), Sampling(), Limits(12))
+    lanes, streams = racers(engine, message("Who are you?"), Sampling(), Limits(12))
     now = 0.0
     monkeypatch.setattr(module.time, "perf_counter", lambda: now)  # it stands still while a lane works
     for _ in race(lanes, streams):

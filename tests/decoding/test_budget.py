@@ -9,6 +9,19 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from budget_simulation import (
+    CARD,
+    MOST,
+    PROCESSOR,
+    RIGHT,
+    WRONG,
+    Curve,
+    Verified,
+    best_fixed,
+    chain,
+    simulate,
+    throughput,
+)
 from each import each
 from golden import wording
 from scripted_drafters import OffChain, Oracle, RandomBranches, random_tree
@@ -30,21 +43,6 @@ from localspec.drafters.pool import PhrasePool
 from localspec.events import Done, Text
 from localspec.nn.target import Target
 from localspec.policy.forward_costs import ForwardCosts
-from scripts.plot_budget import (
-    CARD,
-    DRAWN,
-    MOST,
-    PROCESSOR,
-    RIGHT,
-    WRONG,
-    Curve,
-    Verified,
-    best_fixed,
-    chain,
-    figure,
-    simulate,
-    throughput,
-)
 
 Make = Callable[[str], Tiny]
 WIDE_HEADS = "qwen3-grouped-mixed-window-wide-heads"
@@ -174,11 +172,6 @@ def test_the_same_text_gives_the_same_sizes(draft: Callable[[int], DraftTree]) -
     one, other = (simulate(Budget(MOST, PROCESSOR), text, PROCESSOR, draft) for _ in range(2))
     assert one == other
     assert len({step.nodes for step in one}) > 2
-
-
-@pytest.mark.slow
-def test_the_drawing_in_the_documentation_is_of_this_budget() -> None:
-    assert DRAWN.read_text(encoding="utf-8") == figure(), "run scripts/plot_budget.py"
 
 
 # -- switching off and on ----------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from budget_simulation import RIGHT, WRONG, Curve, chain
 from slow_cases import cases
 
 from localspec.decoding.acceptance import walk
@@ -13,7 +14,6 @@ from localspec.decoding.drafter import Step
 from localspec.decoding.numpy_logits import NumpyHidden
 from localspec.decoding.observed_costs import CHANGE, ENOUGH, FRESH, ObservedCosts
 from localspec.policy.forward_costs import ForwardCostModel
-from scripts.plot_budget import RIGHT, WRONG, Curve, chain
 
 QUIET = Curve({1: 1.0, 2: 1.0, 4: 1.0, 8: 1.05, 16: 1.8})
 TREES_ALONE = Curve({1: 1.1, 2: 2.0, 4: 3.0, 8: 5.0, 16: 9.0})  # a job keeps the other core busy
@@ -21,7 +21,7 @@ EVERYTHING = Curve({rows: 3 * seconds for rows, seconds in ((1, 1.0), (2, 1.0), 
 
 
 def decode(budget: Budget, steps: int, machine: ForwardCostModel, right: float, noise: random.Random) -> float:
-    """Decodes so many steps of a text in which a guess is right with this chance. Returns tokens a second."""
+    """Decode `steps` steps of a text in which a guess is right with this chance. Return tokens a second."""
     tokens, clock = 0, 0.0
     for _ in range(steps):
         tree = budget.prune(chain(budget.nodes), 100)

@@ -24,11 +24,11 @@ from localspec.native.gguf_pack import gguf_recipe, gguf_source
 from localspec.native.model import NativeModel
 from localspec.native.threads import Threads
 
-llama_cpp = pytest.importorskip("llama_cpp", reason="needs the extra 'peers'")
+llama_cpp = pytest.importorskip("llama_cpp", reason="needs llama-cpp-python")
 
 
 def their_ids(file: Path, texts: list[str]) -> list[list[int]]:
-    from localspec.bench.llama_cpp import library
+    from llama_cpp_model import library
 
     settings = library().llama_model_default_params()
     settings.vocab_only = True
@@ -67,7 +67,7 @@ def test_texts_have_the_ids_that_llama_cpp_gives_them(tmp_path: Path, name: str,
     ("name", "pre"), [(LLAMA3, "llama-bpe"), (CHATML, "qwen2"), (QWEN3, "qwen2"), ("demo", "smollm"), (PHI3, ""), (METASPACE, "")]
 )  # fmt: skip
 def test_replies_end_where_llama_cpp_ends_them(tmp_path: Path, name: str, pre: str) -> None:
-    from localspec.bench.llama_cpp import library
+    from llama_cpp_model import library
 
     path = DEMO if name == "demo" else write_tokenizer(tmp_path, name)
     said = tokenizer_of(path, pre) if pre else pieces(path)
@@ -95,7 +95,7 @@ CONFIGS: dict[str, Any] = {
 @pytest.mark.parametrize("name", CONFIGS)
 def test_logits_are_those_of_llama_cpp(tmp_path: Path, name: str) -> None:
     """Random models feel every rounded bit: a fifth of the largest logit is far below what an exchanged weight costs."""
-    from localspec.bench.llama_cpp import Gguf
+    from llama_cpp_model import Gguf
 
     kind, unlike = CONFIGS[name]
     path = tmp_path / "model"
@@ -127,7 +127,7 @@ SCALED: dict[str, Any] = {
 @pytest.mark.parametrize("name", SCALED)
 def test_positions_are_scaled_as_by_llama_cpp(tmp_path: Path, name: str) -> None:
     """In fp32, where another rotation is far larger than rounding."""
-    from localspec.bench.llama_cpp import Gguf
+    from llama_cpp_model import Gguf
 
     kind, unlike = FAMILIES[name]
     path = tmp_path / "model"
@@ -147,7 +147,7 @@ def test_metadata_that_the_tests_write_is_what_llama_cpp_reads(tmp_path: Path) -
     """Else the tests would prove that we read what we write."""
     path = tmp_path / "model"
     tiny_models.write(path, LlamaConfig(**SHAPE), tiny_models.byte_tokenizer(), 0)
-    from localspec.bench.llama_cpp import library
+    from llama_cpp_model import library
 
     model = library().llama_model_load_from_file(
         str(write_model(tmp_path / "a.gguf", path, "Q4_K")).encode(), library().llama_model_default_params()

@@ -1,14 +1,16 @@
 """Memory on the device: what was predicted beside what it came to, and replies where it runs out, which lose no token."""
 
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from golden import wording
-from gpu_models import prompt_of
+from gpu_models import DEMO, prompt_of
+from safetensors.torch import load_file, save_file
 from session_replies import reply
-from widen_demo import widen
 
 from localspec import Done, Engine, Limits, Sampling
 from localspec.config import Settings
@@ -33,8 +35,43 @@ STORY = "Tell me a long story of a king and a heron. "
 def wide(tmp_path_factory: pytest.TempPathFactory, device: str) -> Path:
     """A model whose weights and caches are large beside what any program holds."""
     out = tmp_path_factory.mktemp("wide") / "demo"
-    widen(out, FACTOR if device == "cuda" else 1, CONTEXT)
+    widen(out, FACTOR if device == "cuda" else 1)
     return out
+
+
+def widen(out: Path, factor: int) -> None:
+    """Write the demo model `factor` times as wide, with a longer context. The new weights are zero, so it says the same."""
+    config = json.loads((DEMO / "config.json").read_text("utf-8"))
+    widths = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
+    hidden, inner, heads, kv_heads = (config[name] for name in widths)
+    query, key = hidden, hidden // heads * kv_heads
+    parts = {  # of each axis; each part grows by itself
+        "embed_tokens.weight": ([], [hidden]),
+        "norm.weight": ([hidden],),
+        "layernorm.weight": ([hidden],),
+        "qkv_proj.weight": ([query, key, key], [hidden]),
+        "o_proj.weight": ([hidden], [query]),
+        "gate_up_proj.weight": ([inner, inner], [hidden]),
+        "down_proj.weight": ([hidden], [inner]),
+    }
+    tensors = load_file(DEMO / "model.safetensors")
+    for name, tensor in tensors.items():
+        if name.endswith("norm.weight"):  # the mean square of its input is lower
+            tensor = tensor.float() * factor**-0.5
+        for axis, sizes in enumerate(next(one for end, one in parts.items() if name.endswith(end))):
+            if sizes:
+                pieces = [
+                    torch.cat([part, *[torch.zeros_like(part)] * (factor - 1)], axis)
+                    for part in tensor.split(sizes, axis)
+                ]
+                tensor = torch.cat(pieces, axis)
+        tensors[name] = tensor.contiguous()
+    shutil.copytree(DEMO, out, ignore=lambda folder, names: {"draft", "drafters", "model.safetensors"} & {*names})
+    save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
+    config |= {name: config[name] * factor for name in widths}
+    config |= {"rms_norm_eps": config["rms_norm_eps"] / factor}
+    config |= dict.fromkeys(("max_position_embeddings", "original_max_position_embeddings"), CONTEXT)
+    (out / "config.json").write_text(json.dumps(config), "utf-8")
 
 
 @pytest.mark.parametrize("precision", ["bf16", "nf4", "int8"])

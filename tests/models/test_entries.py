@@ -262,7 +262,7 @@ def test_every_shipped_entry_tells_architecture_thinking_and_its_other_forms(shi
 
 
 def test_docs_registry_has_a_row_for_every_entry_form_and_drafter_and_none_that_is_not(shipped) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "registry.md").read_text("utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "figures" / "registry.md").read_text("utf-8")
     rows = [line.split("|")[1].strip().strip("`") for line in page.splitlines() if line.startswith("| `")]
     models = {name for name, entry in shipped.items() if entry.source}
     forms = {str(form.source) for entry in shipped.values() for form in entry.forms}

@@ -34,7 +34,7 @@ from localspec.policy.prediction import CONTEXT, Acceptance, Rates, cache, draft
 RATES = Rates((1, 64), (1e-12, 4e-12), (1e-4, 1e-4))
 AT = CostInputs(SEVEN, flat(0.05), RATES, "bf16", (2, 2), 4096, {})
 DEMO = Path(localspec.__file__).parent / "demo"
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[2] / "docs" / "figures"
 SAID = PublishedLength(2.32, 4, "a paper")
 SMALL = DraftModelEstimate(unfetched(LITTLE, name="small"), 10**7, flat(0.004, slope=0.25))
 
@@ -161,7 +161,7 @@ def test_what_was_measured_after_its_training_scales_the_whole_tree() -> None:
 
 @each("kind", ["s3d", "semi", "parallelspec", "medusa"])
 def test_the_demos_drafters_are_foreseen_as_they_were_measured(kind: str) -> None:
-    """docs/drafter-table.md has what fixed trees of them brought on 60 public prompts, greedily."""
+    """docs/figures/drafter-table.md has what fixed trees of them brought on 60 public prompts, greedily."""
     own = found(here=(read_drafter(DEMO / "drafters" / kind),))[kind].acceptance
     greedy = (DOCS / "drafter-table.md").read_text("utf-8").partition("Acceptance length")[2]
     sizes, measured = (

@@ -31,7 +31,7 @@ from localspec.policy.selection import choose
 RATES = Rates((1, 64), (1e-12, 4e-12), (1e-4, 1e-4))
 AT = CostInputs(SEVEN, flat(0.05), RATES, "bf16", (2, 2), 4096, {})
 DEMO = Path(localspec.__file__).parent / "demo"
-TABLE = (Path(__file__).parents[2] / "docs" / "drafter-table.md").read_text("utf-8")
+TABLE = (Path(__file__).parents[2] / "docs" / "figures" / "drafter-table.md").read_text("utf-8")
 SMALL = DraftModelEstimate(unfetched(LITTLE, name="small"), 10**7, flat(0.004, slope=0.25))
 HEADS = trained("medusa", 10**8, 0.8)
 DRAWN = replace(AT, decoding="sampled")
@@ -48,7 +48,7 @@ def lengths(at: CostInputs, *here: DrafterCard, pair: bool = False) -> dict[str,
 
 
 def of_table(part: str, drafter: str) -> float:
-    """Tokens a step with 16 nodes, greedily or at temperature 0.7, as docs/drafter-table.md has it."""
+    """Tokens a step with 16 nodes, greedily or at temperature 0.7, as docs/figures/drafter-table.md has it."""
     text = TABLE.partition(f"## {part}\n")[2].partition("Walltime")[0]
     (line,) = (line for line in text.splitlines() if line.startswith(f"| {drafter} |"))
     return float(line.split("|")[5])
@@ -94,7 +94,7 @@ def test_phrases_that_may_not_be_drawn_are_foreseen_to_bring_less_than_greedily(
 
 
 def test_what_was_measured_greedily_foresees_the_phrases_of_drawn_replies() -> None:
-    """On the demo: the figures of docs/drafter-table.md."""
+    """On the demo: the figures of docs/figures/drafter-table.md."""
     greedily = ReplyStats(of_table("Greedy", "phrases"), 2.0, 0.0)
     told = lengths(replace(DRAWN, replies={"phrases": greedily}))["phrases"]
     drawn = of_table("Temperature 0.7", "phrases")

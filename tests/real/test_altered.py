@@ -213,8 +213,8 @@ def ours(packed: PackedModel, published: Callable[[str], Path]) -> Callable[[Pat
 @pytest.fixture(scope="module")
 def theirs() -> Callable[[Path, list[int]], Read]:
     """theirs(file, tokens): what llama.cpp makes of a file."""
-    pytest.importorskip("llama_cpp", reason="needs the extra 'peers'")
-    from localspec.bench.llama_cpp import Gguf, library
+    pytest.importorskip("llama_cpp", reason="needs llama-cpp-python")
+    from llama_cpp_model import Gguf, library
 
     def read(file: Path, tokens: list[int]) -> Read:
         header = Header(file)

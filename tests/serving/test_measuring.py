@@ -117,7 +117,6 @@ def test_prompts_that_one_has_no_room_for_are_left_out_of_all(tmp_path, prompts)
         ["--device", "cpu"],
         ["--dtype", "bf16"],
         ["--quantize", "int8"],
-        ["--peer", "transformers"],
         ["--tune"],
     ],
 )

@@ -1,0 +1,80 @@
+"""Greedy replies of llama.cpp: plain, with the prompt look-up of llama-cpp-python, and with a draft model.
+
+Its programs for speculation are no part of its library; this is what they do, through the library's functions.
+"""
+
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+import checkout  # noqa: F401
+import numpy as np
+from llama_cpp_model import Gguf
+
+Propose = Callable[[Sequence[int]], Sequence[int]]  # what may follow the tokens of prompt and reply so far
+MOST, SURE, AMONG = 16, 0.75, 10  # llama.cpp's own: tokens of a draft, how sure of each, among how many
+
+
+@dataclass(frozen=True)
+class Reply:
+    """Its tokens without the end, the seconds since the first of them, and the target's forwards in these."""
+
+    tokens: list[int]
+    seconds: float
+    steps: int
+
+
+def reply(gguf: Gguf, prompt: Sequence[int], limit: int, stops: Collection[int], propose: Propose) -> Reply:
+    """A greedy reply of at most `limit` tokens; all that is proposed is verified in one forward."""
+    tokens, steps = [*prompt, int(gguf.read(prompt)[-1].argmax())], 0
+    began = time.perf_counter()
+    while tokens[-1] not in stops and (room := limit - len(tokens) + len(prompt)) > 0:
+        root = len(tokens) - 1
+        drafted = list(propose(tokens))[: room - 1]
+        picks = gguf.logits([tokens[root], *drafted], root).argmax(-1).tolist()
+        steps += 1
+        right = next((at for at, token in enumerate(drafted) if token != picks[at]), len(drafted))
+        committed = picks[: right + 1]
+        ends = [at for at, token in enumerate(committed) if token in stops]
+        tokens += committed[: ends[0] + 1] if ends else committed
+    seconds = time.perf_counter() - began
+    return Reply([token for token in tokens[len(prompt) :] if token not in stops], seconds, steps)
+
+
+def nothing(tokens: Sequence[int]) -> Sequence[int]:
+    """Plain decoding."""
+    return ()
+
+
+def look_up(tokens_ahead: int) -> Propose:
+    """What followed the last two tokens, or the last one, when they came first (llama-cpp-python's own)."""
+    from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
+
+    found = LlamaPromptLookupDecoding(max_ngram_size=2, num_pred_tokens=tokens_ahead)
+    return lambda tokens: found(np.asarray(tokens, np.intc)).tolist()
+
+
+class DraftModel:
+    """A smaller model's greedy continuation, as far as it is sure, and one token more (llama.cpp's `speculative`)."""
+
+    def __init__(self, gguf: Gguf) -> None:
+        self._gguf = gguf
+        self._read: list[int] = []  # what its cache holds
+
+    def __call__(self, tokens: Sequence[int]) -> Sequence[int]:
+        known = next((at for at, (one, two) in enumerate(zip(self._read, tokens, strict=False)) if one != two), None)
+        start = min(len(self._read), len(tokens) - 1) if known is None else min(known, len(tokens) - 1)
+        coming, drafted = list(tokens[start:]), []
+        self._read = self._read[:start]
+        if start == 0:
+            logits = self._gguf.read(coming)[-1]
+        else:
+            logits = self._gguf.logits(coming, start, last=True)[-1]
+        self._read += coming
+        while True:
+            drafted.append(int(logits.argmax()))
+            best = np.partition(logits, -AMONG)[-AMONG:]
+            if len(drafted) == MOST or 1 / np.exp(best - best.max()).sum() < SURE:
+                return drafted
+            logits = self._gguf.logits(drafted[-1:], len(self._read), last=True)[-1]
+            self._read.append(drafted[-1])

@@ -1,0 +1,343 @@
+"""docs/figures/benchmarks.md and its drawings, from the raw figures."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks import plots
+from benchmarks.decoding import PLAIN
+from benchmarks.load_child import AT_ONCE
+from benchmarks.readings import DISTURBED, Figure, Raw, figure, ratio
+from benchmarks.sections import CONTEXTS, NEAR, PROMPTS, ROWS, flash_is_faster, limit
+
+CONTENDERS = tuple(plots.COLOURS)
+INT8, INT4, Q8_0, Q4_0, Q4_K_M, BF16 = CONTENDERS
+
+INTRODUCTION = """# Benchmarks
+
+The CPU engine beside llama.cpp and transformers: the same weights, tokens and threads. Written by
+`make bench-report` (`research/bench_report.py`) from [benchmarks.json](benchmarks.json), which holds every reading.
+
+- The models are the demo model widened without changing what it says (`research/widen_demo.py`), so that speculation
+  meets real texts at real sizes. Their context is claimed in their configuration, for timing.
+- Within a section everybody takes turns, and who comes first changes from turn to turn. A forward is repeated for a fifth
+  of a second after one that is not counted. Figures are medians; a ratio is the median of the ratios turn by turn.
+- Around each reading it is measured how much time other programs took of all cores. Readings beside more than {tenth} of
+  a core are left out. Where that leaves hardly any, the median of all is given and marked with \\*.
+- llama.cpp is built from source with the instructions of this machine, and drives through llama-cpp-python's C functions;
+  its files are made by its own quantiser. Weights are repacked (its default), and flash attention is on where that is
+  faster on the whole. Where a processor has AMX it is built without that (CFLAGS and CXXFLAGS `-mno-amx-int8
+  -mno-amx-tile`): with it, it crashed here ([its issue 20824](https://github.com/ggml-org/llama.cpp/issues/20824)).
+- Times of a forward end when the likeliest token of each row is known. `memory read` is the time in which the same
+  threads read the bytes of a forward's weights, and do nothing with them: no plain step can be faster.
+"""
+
+LOADING = (
+    f"First token: of a prompt of 16 tokens, from the end of the imports on, in a new process; cold: the files were "
+    f"dropped from the page cache before; `plain read`: the file read from the disk by itself, just after. llama.cpp maps "
+    f"its file by default, and is listed{AT_ONCE}, too. `packs`: the first load ever, which writes the packed file. "
+    "Memory: the most after a reply of 64 tokens, and of it what no file backs."
+)
+DECODING = (
+    "Greedy replies; milliseconds a token from the first one on. τ: tokens a forward of the target. same: replies with "
+    "plain decoding's tokens. look-up 2, 10: llama-cpp-python's prompt look-up with so many tokens ahead, verified by "
+    "`llama_decode`; llama.cpp's draft model drafts as its `speculative` does (16 tokens at most, 0.75 sure), in the "
+    "target's kind. transformers: `generate`, assisted by the same draft model, and with its prompt look-up."
+)
+
+
+@dataclass(frozen=True)
+class Measurements:
+    """What was measured of one model with one set of instructions."""
+
+    model: str
+    isa: str
+    runs: Mapping[str, Mapping[str, Any]]  # by section
+
+    def readings(self, section: str) -> Raw:
+        found: Raw = self.runs[section]["readings"] if section in self.runs else {}
+        return found
+
+    @property
+    def title(self) -> str:
+        billions = next(iter(self.runs.values()))["parameters"] / 1e9
+        return f"{billions:.2f} B parameters, {self.isa}"
+
+    @property
+    def slug(self) -> str:
+        return f"{self.model}-{self.isa}".replace("_", "-")
+
+
+def grouped(raw: Mapping[str, Any]) -> list[Measurements]:
+    """The runs of a raw file by model and instructions, in the order in which they came."""
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for run in raw["runs"].values():
+        found.setdefault((run["model"], run["isa"]), {})[run["section"]] = run
+    return [Measurements(model, isa, runs) for (model, isa), runs in found.items()]
+
+
+def page(raw: Mapping[str, Any]) -> str:
+    """The whole page."""
+    parts = [INTRODUCTION.format(tenth=f"{DISTURBED:g}"), _conditions(raw)]
+    for measured in grouped(raw):
+        parts += [f"## {measured.title}", _main_table(measured), _ratios(measured)]
+        parts += [f"![{alt}](plots/{name})" for name, alt in _drawn(measured)]
+        parts += [part for part in (_decoding(measured), _loading(measured), _flags(measured)) if part]
+    return "\n\n".join(part.strip() for part in parts if part) + "\n"
+
+
+def drawings(raw: Mapping[str, Any]) -> dict[str, str]:
+    """Each drawing's file name and content."""
+    return {name: draw() for measured in grouped(raw) for name, (draw, _) in _drawing_functions(measured).items()}
+
+
+# -- tables ------------------------------------------------------------------------------------------------------------
+
+
+def table(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """Markdown; every column but the first is of figures."""
+    rows = [" | ".join(cells) for cells in (heads, ["---", *["---:"] * (len(heads) - 1)], *lines)]
+    return "\n".join(f"| {row} |" for row in rows)
+
+
+def shown(found: Figure | None, form: Callable[[float], str]) -> str:
+    return "" if found is None else form(found.value) + ("\\*" if found.marked else "")
+
+
+def milliseconds(value: float) -> str:
+    return f"{value:.1f}" if value < 100 else f"{value:.0f}"
+
+
+def seconds(value: float) -> str:
+    return f"{value / 1e3:.2f}"
+
+
+def per_second(value: float) -> str:
+    return f"{1e3 / value:.1f}"
+
+
+def times(value: float) -> str:
+    return f"{value:.2f}"
+
+
+def mebibytes(value: float) -> str:
+    return f"{value:,.0f}"
+
+
+def _conditions(raw: Mapping[str, Any]) -> str:
+    """When, on which machine, with which versions and beside what load each section was measured."""
+    lines = []
+    for run in raw["runs"].values():
+        taken = [others for cells in run["readings"].values() for _, _, others in cells]
+        left_out = sum(others > DISTURBED for others in taken)
+        low, high = run["load_average"]
+        lines.append(
+            [f"{run['model']}, {run['isa']}: {run['section']}", run["when"], str(run["threads"]), str(len(taken)),
+             str(left_out), f"{low:.1f}–{high:.1f}", f"`{run['command']}`"]
+        )  # fmt: skip
+    told = sorted({f"{run['machine']}; {run['versions']}" for run in raw["runs"].values()})
+    heads = ["section", "when (UTC)", "threads", "readings", "disturbed", "load average", "command"]
+    return "\n\n".join([*told, table(heads, lines)])
+
+
+def _main_table(measured: Measurements) -> str:
+    heads = ["milliseconds", *(f"{count} row{'s' if count > 1 else ''}" for count in ROWS)]
+    heads += [f"{count} at {behind}" for behind in CONTEXTS[1:] for count in (1, 8)]
+    heads += [f"prompt of {tokens} (s)" for tokens in PROMPTS]
+    heads += ["first token, warm (s)", "cold (s)", "peak (MiB)", "plain (tokens/s)", "best speculation"]
+    by_rows, by_context = measured.readings("rows"), measured.readings("context")
+    prompts, loads, replies = (measured.readings(name) for name in ("prefill", "load", "decode"))
+    lines = []
+    for name in CONTENDERS:
+        line = [shown(figure(by_rows, name, count), milliseconds) for count in ROWS]
+        line += [
+            shown(figure(by_context, name, f"{behind}/{count}"), milliseconds)
+            for behind in CONTEXTS[1:]
+            for count in (1, 8)
+        ]
+        line += [shown(figure(prompts, name, tokens), seconds) for tokens in PROMPTS]
+        line += [shown(figure(loads, name, state), seconds) for state in ("warm", "cold")]
+        line.append(shown(figure(loads, name, "peak"), mebibytes))
+        line.append(shown(figure(replies, name, PLAIN), per_second))
+        best = best_speculation(replies, name)
+        line.append(f"{shown(figure(replies, name, best), per_second)} ({best})" if best else "")
+        if any(line):
+            lines.append([name, *line])
+    lines += [
+        [limit(name), shown(found, milliseconds), *[""] * (len(heads) - 2)]
+        for name in (INT8, INT4)
+        if (found := figure(by_rows, limit(name), 1))
+    ]
+    behind = f"Forwards by rows have {NEAR} tokens before them; `8 at 2048` is 8 rows with 2048 tokens before them."
+    return f"{table(heads, lines)}\n\n{behind}"
+
+
+def columns_of(readings: Raw, contender: str) -> list[str]:
+    """The columns in which a contender was measured."""
+    return [name.split("|")[1] for name in readings if name.split("|")[0] == contender]
+
+
+def best_speculation(replies: Raw, contender: str) -> str | None:
+    """The fastest way of speculation that a contender has."""
+    found = {
+        column: known.value
+        for column in columns_of(replies, contender)
+        if column != PLAIN and (known := figure(replies, contender, column))
+    }
+    return min(found, key=lambda column: found[column]) if found else None
+
+
+def _better(readings: Raw, column: object) -> str:
+    """The faster one of llama.cpp's two kinds of four bits."""
+    found = {name: known.value for name in (Q4_0, Q4_K_M) if (known := figure(readings, name, column))}
+    return min(found, key=lambda name: found[name]) if found else Q4_0
+
+
+def _ratios(measured: Measurements) -> str:
+    """How many times as fast as llama.cpp in the same bits, and what more rows cost."""
+    by_rows, by_context = measured.readings("rows"), measured.readings("context")
+    prompts, replies = measured.readings("prefill"), measured.readings("decode")
+
+    def beside(readings: Raw, column: object) -> list[str]:
+        eight = ratio(readings, INT8, Q8_0, column)
+        other = _better(readings, column)
+        four = ratio(readings, INT4, other, column)
+        return [shown(eight, times), f"{shown(four, times)} ({other.split()[1]})" if four else ""]
+
+    lines = [[f"{count} row{'s' if count > 1 else ''}", *beside(by_rows, count)] for count in ROWS]
+    lines += [
+        [f"{count} row{'s' if count > 1 else ''} after {behind} tokens", *beside(by_context, f"{behind}/{count}")]
+        for behind in CONTEXTS[1:]
+        for count in (1, 8)
+    ]
+    lines += [[f"prompt of {tokens} tokens", *beside(prompts, tokens)] for tokens in PROMPTS]
+    lines.append(["plain replies", *beside(replies, PLAIN)])
+    lines.append(["best speculation of each", *(_speculation(replies, one) for one in (INT8, INT4))])
+    lines.append(["of the memory's limit, 1 row", *(_of_limit(by_rows, one) for one in (INT8, INT4))])
+    lines.append(["8 rows, in steps of the fastest of 1, 2 and 4", *(_more_rows(by_rows, one) for one in (INT8, INT4))])
+    lines = [line for line in lines if any(line[1:])]
+    heads = ["times as fast as llama.cpp", "int8 against Q8_0", "int4 against the faster of Q4_0, Q4_K_M"]
+    return table(heads, lines) if lines else ""
+
+
+def _speculation(replies: Raw, ours: str) -> str:
+    ways = {
+        (other, way): known.value
+        for other in ((Q8_0,) if ours == INT8 else (Q4_0, Q4_K_M))
+        for way in columns_of(replies, other)
+        if (known := figure(replies, other, way))
+    }
+    own = best_speculation(replies, ours)
+    if own is None or not ways:
+        return ""
+    other, way = min(ways, key=lambda pair: ways[pair])
+    return f"{shown(ratio(replies, ours, other, own, way), times)} ({own}; {other.split()[1]} {way})"
+
+
+def _of_limit(by_rows: Raw, ours: str) -> str:
+    found = ratio(by_rows, limit(ours), ours, 1)  # how many times as fast the mere reading is
+    return shown(found and Figure(1 / found.value, found.quiet, found.disturbed), times)
+
+
+def _more_rows(by_rows: Raw, ours: str) -> str:
+    few = {count: known.value for count in (1, 2, 4) if (known := figure(by_rows, ours, count))}
+    return shown(ratio(by_rows, ours, ours, min(few, key=lambda count: few[count]), 8), times) if few else ""
+
+
+def _decoding(measured: Measurements) -> str:
+    if "decode" not in measured.runs:
+        return ""
+    replies, counted = measured.readings("decode"), measured.runs["decode"]["notes"]["replies"]
+    lines = []
+    for name in CONTENDERS:
+        for way in columns_of(replies, name):
+            told = counted[f"{name}|{way}"]
+            same = f"{told['same']}/{told['replies']}" if name in (INT8, INT4) else ""
+            lines.append([
+                f"{name}, {way}", shown(figure(replies, name, way), per_second),
+                shown(ratio(replies, name, name, way, PLAIN), times),
+                f"{told['tokens'] / max(told['steps'], 1):.2f}", same,
+            ])  # fmt: skip
+    return f"### Replies\n\n{DECODING}\n\n{table(['', 'tokens/s', '× its plain', 'τ', 'same'], lines)}"
+
+
+def _loading(measured: Measurements) -> str:
+    if "load" not in measured.runs:
+        return ""
+    loads, sizes = measured.readings("load"), measured.runs["load"]["notes"]["bytes"]
+    lines = [
+        [
+            name, mebibytes(sizes[name] / 2**20),
+            *(shown(figure(loads, name, column), seconds) for column in ("warm", "cold")),
+            shown(figure(loads, f"plain read for {name}", "cold"), seconds),
+            shown(figure(loads, name, "packing"), seconds),
+            *(shown(figure(loads, name, column), mebibytes) for column in ("peak", "own")),
+        ]
+        for name in sizes
+    ]  # fmt: skip
+    heads = ["", "file (MiB)", "warm (s)", "cold (s)", "plain read (s)", "packs (s)", "peak (MiB)", "of it own (MiB)"]
+    return f"### Loading and memory\n\n{LOADING}\n\n{table(heads, lines)}"
+
+
+def _flags(measured: Measurements) -> str:
+    """llama.cpp with and without flash attention."""
+    readings = measured.readings("flags")
+    if not readings:
+        return ""
+    names = sorted({name.split("|")[0] for name in readings})
+    columns = columns_of(readings, names[0])
+    lines = [[name, *(shown(figure(readings, name, column), milliseconds) for column in columns)] for name in names]
+    heads = [
+        f"{column.split('/')[1]} at {column.split('/')[0]}" if "/" in column else "prompt of 2048" for column in columns
+    ]
+    told = f"On the whole flash attention is {'faster' if flash_is_faster(readings) else 'slower'} (milliseconds)."
+    return f"### llama.cpp's flags\n\n{told}\n\n{table(['', *heads], lines)}"
+
+
+# -- drawings ----------------------------------------------------------------------------------------------------------
+
+Draw = Callable[[], str]
+
+
+def _drawn(measured: Measurements) -> list[tuple[str, str]]:
+    return [(name, alt) for name, (_, alt) in _drawing_functions(measured).items()]
+
+
+def _drawing_functions(measured: Measurements) -> dict[str, tuple[Draw, str]]:
+    """For each drawing that can be made: its file, what draws it, and what it shows in words."""
+    found: dict[str, tuple[Draw, str]] = {}
+    by_rows, by_context = measured.readings("rows"), measured.readings("context")
+    for name, readings, columns, alt, below in (
+        ("rows", by_rows, {count: str(count) for count in ROWS}, "Milliseconds of a forward by rows", "rows"),
+        ("context", by_context, {length: f"{length}/1" for length in CONTEXTS},
+         "Milliseconds of a plain step by the tokens before it", "tokens before it"),
+    ):  # fmt: skip
+        series = {
+            contender: [
+                (x, known.value) for x, column in columns.items() if (known := figure(readings, contender, column))
+            ]
+            for contender in CONTENDERS
+        }
+        if series := {contender: points for contender, points in series.items() if points}:
+            found[f"{name}-{measured.slug}.svg"] = (_lines(f"{alt}: {measured.title}", below, series), alt)
+    if bars := _bars(measured.readings("decode")):
+        alt = "Tokens a second of greedy replies"
+        found[f"replies-{measured.slug}.svg"] = (
+            lambda: plots.bars(f"{alt}: {measured.title}", "tokens/s", bars),
+            alt,
+        )
+    return found
+
+
+def _lines(title: str, below: str, series: Mapping[str, plots.Points]) -> Draw:
+    return lambda: plots.lines(title, below, series)
+
+
+def _bars(replies: Raw) -> list[tuple[str, str, float]]:
+    """Each contender plain, and with its best speculation."""
+    return [
+        (name, f"{name}, {way}", 1e3 / known.value)
+        for name in CONTENDERS
+        for way in (PLAIN, best_speculation(replies, name))
+        if way and (known := figure(replies, name, way))
+    ]

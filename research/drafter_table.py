@@ -1,0 +1,162 @@
+"""How the drafters of a model do, side by side: the table of docs/figures/drafter-table.md.
+
+    python research/drafter_table.py --prompts data/eval --work build/drafter_table --out docs/figures/drafter-table.md
+
+Every drafter alone and lengthened by phrases, greedily and at temperature 0.7, with trees of 1 to 32 nodes, on the same
+prompts, taken evenly from all files of a directory, as far as the plain reply does not go round: loops flatter all of
+them, phrases most. One temperature and one number of nodes after the other, each in a
+run of its own beside plain decoding; what is measured is kept in `--work`, so a run that was stopped goes on.
+"""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from experiment import content, kept, positive, questions, same_settings, weights
+from figures import figure, table
+
+from localspec import Done, Engine, Limits, config
+from localspec.bench import comparison, prompts
+from localspec.checkpoint import inspect
+from localspec.config import Settings
+from localspec.decoding.going_round import until_it_goes_round
+from localspec.errors import LocalspecError
+from localspec.models import drafter_cards, registry
+from localspec.policy.selection import choose
+
+NODES, TEMPERATURES = (1, 4, 8, 16, 32), (0.0, 0.7)
+FOCUS = 16  # nodes of the table by depth
+DEPTHS = 5
+LEAST = 8  # tokens of a reply
+
+
+def measured(
+    card: registry.TargetCard, names: Sequence[str], nodes: int, temperature: float, arguments: argparse.Namespace
+) -> dict[str, Any]:
+    """The report of one run; read again where it was made before."""
+    settings = config.load(flags={"temperature": temperature, "seed": 0})
+
+    def row(name: str, size: int) -> comparison.Row:
+        own = replace(settings, drafter=name, draft_max=size or "auto")
+        return comparison.Row(choose(card, own), size)
+
+    rows = [row("none", 0), *(row(name, nodes) for name in names)]
+    compared = comparison.Comparison(rows, answered(card, arguments), arguments.max_tokens)
+    file = arguments.work / f"{card.name}-{nodes}-{temperature}.json"
+    return dict(kept(file, lambda: comparison.bench(compared, settings, lambda _: None)))
+
+
+def answered(card: registry.TargetCard, arguments: argparse.Namespace) -> list[prompts.Prompt]:
+    """The first prompts whose greedy reply is as long as it may be, or ends by itself, and does not go round."""
+    arguments.work.mkdir(parents=True, exist_ok=True)
+
+    def found() -> list[str]:
+        engine = Engine(
+            choose(card, config.load(flags={"temperature": 0.0, "drafter": "none"})), phrases="off", measured=True
+        )
+        sampling, most = engine.sampling(Settings(temperature=0.0)), Limits(arguments.max_tokens)
+        known: list[str] = []
+        for one in questions(arguments.prompts, None):
+            if len(engine.target.encode(prompts.message(one.text))) + arguments.max_tokens > engine.target.context:
+                continue
+            *_, done = engine.chat(prompts.message(one.text), sampling, most)
+            assert isinstance(done, Done)
+            ids = done.statistics.token_ids
+            if len(ids) > LEAST and until_it_goes_round(ids) == len(ids):
+                known.append(f"{one.category} {one.id}")
+            if len(known) == arguments.limit:
+                break
+        return known
+
+    chosen = {*kept(arguments.work / f"{card.name}-prompts.json", found)}
+    return [one for one in questions(arguments.prompts, None) if f"{one.category} {one.id}" in chosen]
+
+
+def section(reports: dict[int, dict[str, Any]], names: Sequence[str]) -> str:
+    """One temperature: by nodes, then what happens at each depth."""
+    by = {nodes: {row["drafter"]: row for row in report["rows"]} for nodes, report in reports.items()}
+    heads = ["drafter", *(str(nodes) for nodes in reports)]
+    lengths = [[name, *(figure(by[nodes][name]["acceptance_length"]) for nodes in reports)] for name in names]
+    speeds = [
+        [
+            name,
+            *(
+                f"{figure(row['speedup'])} ({figure(row['speedup_quartiles'][0])}–{figure(row['speedup_quartiles'][1])})"
+                for nodes in reports
+                for row in [by[nodes][name]]
+            ),
+        ]
+        for name in names
+    ]
+    focus = by[FOCUS if FOCUS in by else max(by)]
+    depths = [
+        [
+            name,
+            *(figure(chance) for chance in (focus[name]["acceptance_by_depth"] + [None] * DEPTHS)[:DEPTHS]),
+            figure(focus[name]["draft_cost"]),
+            figure(focus[name]["verify_cost"]),
+        ]
+        for name in names
+    ]
+    return "\n\n".join(
+        [
+            "Acceptance length τ by nodes:",
+            table(heads, lengths),
+            "Walltime speedup against plain decoding (median of the replies, quartiles):",
+            table(heads, speeds),
+            f"With {FOCUS} nodes: acceptance rate by depth, and the time of drafting and of verification in plain steps:",
+            table(["drafter", *(f"depth {depth}" for depth in range(1, DEPTHS + 1)), "draft", "verify"], depths),
+        ]
+    )
+
+
+def conditions(report: dict[str, Any]) -> str:
+    """How many prompts, where, and in which numbers the weights are."""
+    precision = report["dtype"] if report["quantize"] == "none" else report["quantize"]
+    return f"{report['prompts']} prompts, {report['device']}, {precision}."
+
+
+def main(given: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-m", "--model", default="demo")
+    parser.add_argument("--prompts", type=Path, required=True, help="a directory of .jsonl files, or one file")
+    parser.add_argument("--limit", type=positive, default=100)
+    parser.add_argument("-n", "--max-tokens", type=positive, default=64)
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    arguments = parser.parse_args(given)
+    try:
+        card = registry.resolve(arguments.model)
+        decisive = {"limit": arguments.limit, "max_tokens": arguments.max_tokens}
+        decisive |= {"prompts": content(arguments.prompts), **weights(card)}
+        questions(arguments.prompts, 1)
+    except LocalspecError as mistake:
+        parser.error(str(mistake))
+    same_settings(parser, arguments.work, decisive)
+    own = drafter_cards.trained_drafters(card)
+    names = ["phrases", *(f"{drafter.kind}{form}" for drafter in own for form in ("", "+phrases"))]
+    parts = [f"# The drafters of `{card.name}`"]
+    parameters = inspect(card.path).parameters
+    parts.append(
+        f"Made by `research/drafter_table.py`: {arguments.limit} prompts, replies of at most {arguments.max_tokens} tokens "
+        "that do not go round, fixed trees. A chain of one node is plain speculative decoding."
+    )
+    parts.append(
+        table(
+            ["drafter", "extra parameters", "of the target's"],
+            [[d.kind, f"{d.parameters:,}", f"{d.parameters / parameters:.1%}"] for d in own],
+        )
+    )
+    for temperature in TEMPERATURES:
+        reports = {nodes: measured(card, names, nodes, temperature, arguments) for nodes in NODES}
+        title = "Greedy" if temperature == 0 else f"Temperature {temperature}"
+        first = next(iter(reports.values()))
+        parts.append(f"## {title}\n\n{conditions(first)}")
+        parts.append(section(reports, names))
+    arguments.out.write_text("\n\n".join(parts) + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+"""How soon `localspec run` answers, from a shell: cold, with its weights packed, and beside a warm server.
+
+    python research/first_token.py -m demo --rounds 11
+
+Every round asks the same prompt once in each way, in turns: in a home where nothing is packed; in one where the weights are,
+`--server off`; and in one where `localspec serve` has the model loaded. The time is from starting the process to its first
+token, and to its end; beside it what the engine itself took from prompt to first token. `--version` is what starting Python
+costs. Linux and macOS; on a quiet machine: what other programs took of it is told.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any, NamedTuple
+
+from localspec.bench.turns import in_turns
+from localspec.machine.hardware import OthersLoad, cpu_name
+from localspec.paths import Paths
+
+COMMAND = [sys.executable, "-m", "localspec"]
+COLD, PACKED, WARM, VERSION = "cold", "packed", "beside a warm server", "--version"
+WAYS = (COLD, PACKED, WARM, VERSION)
+
+
+class Timed(NamedTuple):
+    """Seconds from the start of a process; `engine` is what the engine took for its first token."""
+
+    first: float
+    end: float
+    engine: float
+    by: str  # who answered
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-m", "--model", default="demo")
+    parser.add_argument("--prompt", default="Why do leaves change their colour in autumn?")
+    parser.add_argument("-n", "--max-tokens", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=11)
+    asked = parser.parse_args()
+    question = ["run", asked.prompt, "-m", asked.model, "-n", str(asked.max_tokens), "--temp", "0", "--stream-json"]
+    found: dict[str, list[Timed]] = {way: [] for way in WAYS}
+    with tempfile.TemporaryDirectory() as folder:
+        packed, served = Path(folder) / "packed", Path(folder) / "served"
+        timed(packed, question)  # packs, and measures what is kept of this machine
+        others = OthersLoad()
+        with server(served, asked.model):
+            timed(served, question)
+            for turn, way in in_turns(WAYS, asked.rounds):
+                print(f"\rround {turn + 1} of {asked.rounds}, {way:20}", end="", file=sys.stderr, flush=True)
+                found[way].append(one(way, Path(folder) / f"cold-{turn}", packed, served, question))
+        load = others()
+    print("\r" + " " * 60 + "\r", end="", file=sys.stderr)
+    print(table(found, f"{asked.model}, {asked.rounds} rounds, {cpu_name()}; other programs took {load:.1f} cores"))
+
+
+def one(way: str, cold: Path, packed: Path, served: Path, question: list[str]) -> Timed:
+    """Asks once in one of the ways."""
+    if way == VERSION:
+        return timed(packed, ["--version"])
+    if way == WARM:
+        found = timed(served, question)
+        if found.by != "server":
+            raise SystemExit("The server did not answer.")
+        return found
+    return timed(cold if way == COLD else packed, [*question, "--server", "off"])
+
+
+def timed(home: Path, arguments: list[str]) -> Timed:
+    """Runs `localspec ARGUMENTS` and looks at what it says; raises SystemExit where it fails."""
+    home.mkdir(exist_ok=True)
+    began, first, engine, by = time.perf_counter(), 0.0, 0.0, ""
+    with subprocess.Popen(
+        [*COMMAND, *arguments], env={**os.environ, "LOCALSPEC_HOME": str(home)}, stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None and process.stderr is not None
+        for line in process.stdout:
+            event: dict[str, Any] = json.loads(line) if line.startswith("{") else {"event": "step"}  # a version
+            if event["event"] == "step" and not first:
+                first = time.perf_counter() - began
+            if event["event"] == "end":
+                engine, by = event["timings"]["first_token_s"], event["engine"]
+        said = process.stderr.read()
+    if process.returncode:
+        raise SystemExit(said)
+    return Timed(first, time.perf_counter() - began, engine, by)
+
+
+@contextmanager
+def server(home: Path, model: str) -> Iterator[None]:
+    """A `localspec serve` with this model, in a home of its own."""
+    home.mkdir()
+    command = [*COMMAND, "serve", "-m", model]
+    environment = {**os.environ, "LOCALSPEC_HOME": str(home)}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        if not process.stdout.readline() or not Paths(home).socket.exists():
+            raise SystemExit("localspec serve did not begin.")
+        try:
+            yield
+        finally:
+            process.terminate()
+
+
+def table(found: dict[str, list[Timed]], title: str) -> str:
+    """Medians and quartiles in milliseconds, as a table of Markdown."""
+    lines = [title, "", "| | first token | to the end | the engine's own | the difference |", "|---|---|---|---|---|"]
+    for way, times in found.items():
+        engine, beside = "-", "-"
+        if way != VERSION:
+            engine, beside = (
+                cell(seconds) for seconds in zip(*((t.engine, t.first - t.engine) for t in times), strict=True)
+            )
+        lines.append(
+            f"| {way} | {cell([t.first for t in times])} | {cell([t.end for t in times])} | {engine} | {beside} |"
+        )
+    return "\n".join([*lines, "", "Milliseconds from the start of the process: medians, and the quartiles."])
+
+
+def cell(seconds: "list[float] | tuple[float, ...]") -> str:
+    """A median with its quartiles."""
+    low, _, high = quantiles(seconds, method="inclusive") if len(seconds) > 1 else [seconds[0]] * 3
+    return f"{1e3 * median(seconds):.0f} ({1e3 * low:.0f}–{1e3 * high:.0f})"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,239 @@
+"""Proves on one NVIDIA GPU what no CPU can: bits, costs, captured steps, drafters, peers, trainings; docs/figures/gpu-figures.md.
+
+    python research/gpu_proof.py --work DIR [--stages a d b f c e g] [--seconds 540] [--prompts DIR] [--data DIR]
+    python research/gpu_proof.py --work DIR --device cpu --small    # a rehearsal with tiny shapes, in two to three minutes
+    python research/gpu_proof.py --needs [--prompts DIR] [--data DIR]
+
+a: the tests in tests/gpu. b: what forwards cost by rows, kernels, attention. c: captured steps beside eager ones.
+d: drafters on the widened demo. e: transformers beside ours. f: steps of training. g: the demo, trained anew. Each stage
+ends by itself after so many seconds, in a process of its own; what it measured lies in DIR/STAGE.json and is not measured
+again, so the same command goes on. The page is written anew after each stage.
+"""
+
+import argparse
+import os
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # where nothing is installed
+if INTERRUPTED := __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, lambda *_: os._exit(130))  # nothing is measured while others are imported
+
+import psutil
+from experiment import positive, same_settings
+from filelock import FileLock, Timeout
+from gpu_stages.asked import MODELS, ROOT, Asked, check
+from gpu_stages.children import GRACE, last_line, run_script
+from gpu_stages.record import DeviceLost, Record, TimeUp, read
+
+from localspec.errors import LocalspecError
+
+ORDER = ("a", "d", "b", "f", "c", "e", "g")
+AGAIN, OVER = 75, 76  # exit codes of a stage: it needs another process; its time is up
+REFUSED = 2  # the exit code of a usage error
+MOST_PROCESSES = 6  # of one stage in one call
+SLACK = 15.0  # seconds that a stage may take beyond its time before it is ended
+START = 20.0  # seconds without which no further process is worth its start
+PATHS = ("--work", "--models", "--prompts", "--data", "--out")  # which the page tells by their last part alone
+
+
+def arguments(given: Sequence[str] | None) -> tuple[argparse.ArgumentParser, argparse.Namespace]:
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,  # the words of a stage are made of these
+    )
+    parser.add_argument("--stages", nargs="+", default=list(ORDER), metavar="STAGE", help=f"some of {' '.join(ORDER)}")
+    parser.add_argument("--work", type=Path, help="where figures are kept, and what is worth bringing back")
+    parser.add_argument("--models", type=Path, default=MODELS, help="where large models are made, which may go")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--small", action="store_true", help="a rehearsal: does all of it run?")
+    parser.add_argument("--seconds", type=positive, default=540, help="of each stage")
+    parser.add_argument("--factor", type=positive, help="how many times as wide the demo becomes; by the card's memory")
+    parser.add_argument("--prompts", type=Path, help="a directory of .jsonl files, or one file; else the program's own")
+    parser.add_argument("--data", type=Path, help="the folder with chat.jsonl.xz and text.jsonl.xz, for stage g")
+    parser.add_argument("--again", action="store_true", help="measure once more what failed")
+    parser.add_argument("--needs", action="store_true", help="say what the run needs, and measure nothing")
+    parser.add_argument("--out", type=Path, help="docs/figures/gpu-figures.md; of a rehearsal a page in --work")
+    parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)  # the one stage, in this process
+    asked = parser.parse_args(given)
+    for stage in asked.stages:
+        if stage not in ORDER:
+            parser.error(f"There is no stage '{stage}'; use some of {' '.join(ORDER)}.")
+    if not asked.needs and asked.work is None:
+        parser.error("Nothing says where figures are kept; give --work DIR.")
+    if asked.out is None and asked.work is not None:
+        asked.out = asked.work / "gpu-figures.md" if asked.small else ROOT / "docs" / "figures" / "gpu-figures.md"
+    if not asked.needs and (asked.out.is_dir() or not writable(asked.out.absolute().parent, asked.work.absolute())):
+        parser.error(f"--out {asked.out} is no place for a page; name a file in a directory that is there.")
+    return parser, asked
+
+
+def writable(place: Path, work: Path) -> bool:
+    """Whether a page can be written there; the work directory is made where it is missing."""
+    return place == work or (place.is_dir() and os.access(place, os.W_OK))
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    parser, options = arguments(given)
+    if options.needs:
+        from gpu_stages.needs import told
+
+        print(told(options.data, options.prompts))
+        return 0
+    work = options.work.absolute()
+    models = options.models.absolute()
+    # Neither a user's settings nor their cache; packed models lie there, which are large.
+    os.environ["LOCALSPEC_HOME"] = str(models / "home")
+    asked = Asked(options.device, options.small, work, models, options.prompts, options.data, options.factor)
+    try:
+        check(asked)
+        decisive = asked.decisive()
+    except LocalspecError as mistake:
+        parser.error(str(mistake))
+    same_settings(parser, work, decisive)
+    try:
+        for name in ORDER:
+            read(work / f"{name}.json")
+        with locked(parser, work, "running.lock"):  # by a stage itself, which may outlive who started it
+            if options.here:
+                return stage(options.stages[0], asked, options.seconds, options.again, command_told(given))
+        with locked(parser, work, "stages.lock"):  # between two stages, too
+            return all_stages(given, options)
+    except LocalspecError as damaged:
+        parser.error(str(damaged))
+
+
+@contextmanager
+def locked(parser: argparse.ArgumentParser, work: Path, name: str) -> Iterator[None]:
+    """Alone in a directory: two runs would disturb each other's figures, and write into the same files."""
+    lock = FileLock(work / name, timeout=0, mode=0o600)
+    try:
+        lock.acquire()
+    except Timeout:
+        parser.error(f"Another run measures in {work}; wait until it is over, or give another --work.")
+    except OSError as error:
+        parser.error(f"--work {work} cannot be used ({error.strerror}); name another directory.")
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def all_stages(given: Sequence[str] | None, options: argparse.Namespace) -> int:
+    """Each stage by itself, and the page after it."""
+    work = options.work.absolute()
+    words = words_of(given)
+    for name in options.stages:
+        print(f"stage {name}", flush=True)
+        supervised(name, words, options)
+        from gpu_stages import page
+
+        page.written(work, options.out, options.small)
+        print(f"{options.out} tells it", flush=True)
+    return 0
+
+
+def supervised(name: str, words: Sequence[str], options: argparse.Namespace) -> None:
+    """One stage in a process of its own, in others after it where that loses the device or ends by itself."""
+    work, ends, again = options.work.absolute(), time.monotonic() + options.seconds, options.again
+    file, log = work / f"{name}.json", work / f"{name}.log"
+    for _ in range(MOST_PROCESSES):
+        began, before = time.monotonic(), read(file)
+        if ends - began < min(START, options.seconds / 2):
+            return
+        own = absolute(words)
+        for flag in ("--again", "--stages", "--seconds"):
+            own = without(own, flag)
+        own += [
+            "--stages",
+            name,
+            "--seconds",
+            str(max(1, round(ends - began))),
+            *(["--again"] if again else []),
+            "--here",
+        ]
+        code = run_script([str(Path(__file__).resolve()), *own], ends - began + SLACK, log, grace=GRACE + 5)
+        print(f"  over with code {code}; {log} says how it went", flush=True)
+        if code in (0, OVER):
+            return
+        if code == REFUSED:  # another process may be writing into its file
+            print(f"  {last_line(log)}", flush=True)
+            return
+        if code != AGAIN:
+            Record(file, 0.0).end(f"its process was over with code {code}: {last_line(log)}", time.monotonic() - began)
+        after = read(file)
+        if code is None or all(after[part] == before[part] for part in ("figures", "tries")):
+            return  # another process would come no further
+        again = False
+
+
+def words_of(given: Sequence[str] | None) -> list[str]:
+    """Arguments, each flag apart from its value."""
+    apart = (
+        word.split("=", 1) if word.startswith("--") else [word] for word in (sys.argv[1:] if given is None else given)
+    )
+    return [word for words in apart for word in words]
+
+
+def absolute(words: Sequence[str]) -> list[str]:
+    """Arguments that mean the same in another directory, in which a stage runs."""
+    before = ["", *words]
+    return [str(Path(word).absolute()) if flag in PATHS else word for flag, word in zip(before, words, strict=False)]
+
+
+def without(words: Sequence[str], flag: str) -> list[str]:
+    """Arguments without a flag and the values that follow it, if there are any."""
+    kept: list[str] = []
+    inside = False
+    for word in words:
+        inside = word == flag or (inside and not word.startswith("-"))
+        kept += [] if inside else [word]
+    return kept
+
+
+def stage(name: str, asked: Asked, seconds: float, again: bool, command: str) -> int:
+    """Measures what is missing of one stage; returns the exit code that says how that ended."""
+    from gpu_stages.machine import machine
+    from gpu_stages.page import MODULES
+
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(OVER))  # so that what this process started ends with it
+    imported = time.time() - psutil.Process().create_time()  # that torch took
+    began, record = time.monotonic(), Record(asked.work / f"{name}.json", seconds - imported, asked.device)
+    if again:
+        record.forget_failed()
+    record.begin({**machine(asked), "command": command})
+    ended, code = "all measured", 0
+    try:
+        MODULES[name].run(record, asked)
+    except TimeUp as over:
+        ended, code = f"time was up before {over}", OVER
+    except DeviceLost as lost:
+        ended, code = f"the device was lost: {lost}", AGAIN
+    except LocalspecError as error:
+        ended, code = str(error), 0
+    record.end(ended, time.monotonic() - began)
+    print(ended, flush=True)
+    return code
+
+
+def command_told(given: Sequence[str] | None) -> str:
+    """The command of a stage, without where this machine keeps its files."""
+    words, waiting = [], iter(without(words_of(given), "--here"))
+    for word in waiting:
+        words += [word, Path(next(waiting, "")).name] if word in PATHS else [word]
+    return shlex.join(["python", "research/gpu_proof.py", *words])
+
+
+if __name__ == "__main__":
+    if INTERRUPTED:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:  # what was measured is kept
+        sys.exit(130)

@@ -1,0 +1,225 @@
+"""Stage e: transformers as it starts, compiled, assisted and with prompt look-up, beside ours: the same weights and prompts."""
+
+import time
+from collections.abc import Sequence
+from functools import cached_property, partial
+from statistics import median
+from typing import Any, Protocol
+
+import compare_peers
+import torch
+from figures import figure, table
+
+from gpu_stages.aims import Aim, failed
+from gpu_stages.asked import Asked
+from gpu_stages.record import Record, failure
+from gpu_stages.wide import questions_of, settings_of, wide_demo, without_phrases
+from localspec import Engine, Limits
+from localspec.bench.prompts import message
+from localspec.errors import first_line
+from localspec.machine.hardware import wait_for
+from localspec.machine.memory import give_back
+from localspec.models.registry import TargetCard
+from localspec.policy.selection import choose
+from localspec.store.store import Store
+
+PRECISION = "bf16"
+PLAIN, EAGER = "localspec none", "transformers"
+OURS = ("none", "phrases", "medusa", "eagle3", "draft_model")
+SMALL_OURS = ("none", "medusa")
+LOADED, COMPILED = 15.0, 90.0  # seconds that a first reply may take
+LOOKED_UP = 10  # tokens of a draft that is looked up in the prompt, as transformers' own pages have it
+TURNS, TOKENS = 24, 96
+SMALL_TURNS, SMALL_TOKENS = 1, 12
+
+
+class Contender(Protocol):
+    """Who answers a prompt, and how fast."""
+
+    def tokens_per_second(self, prompt: str) -> float: ...
+
+
+class Clock:
+    """A stopping rule that never stops: it notes when the first tokens came."""
+
+    def __init__(self, device: str) -> None:
+        self._device, self.began, self.length = device, 0.0, 0
+
+    def __call__(self, ids: torch.Tensor, scores: Any, **more: Any) -> torch.Tensor:
+        if not self.length:
+            wait_for(self._device)
+            self.began, self.length = time.perf_counter(), ids.shape[1]
+        return torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
+
+    def tokens_per_second(self, length: int) -> float:
+        """Of the tokens after the first ones."""
+        wait_for(self._device)
+        return max(0, length - self.length) / (time.perf_counter() - self.began)
+
+
+class Generate:
+    """`generate` of transformers with some options, by a model that others use too."""
+
+    def __init__(self, stock: Any, engine: Engine, tokens: int, **options: Any) -> None:
+        self._stock, self._target, self._tokens, self._options = stock, engine.target, tokens, options
+
+    @torch.inference_mode()
+    def tokens_per_second(self, prompt: str) -> float:
+        device, stops = str(self._stock.device), sorted(self._target.stop_tokens)
+        clock, ids = Clock(device), torch.tensor([self._target.encode(message(prompt))], device=device)
+        said = self._stock.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=self._tokens, do_sample=False, eos_token_id=stops,
+            pad_token_id=stops[0], stopping_criteria=[clock], **self._options,
+        )  # fmt: skip
+        return clock.tokens_per_second(int(said.shape[1]))
+
+
+class Everybody:
+    """All that answer, each loaded when it is first asked."""
+
+    def __init__(self, asked: Asked, card: TargetCard, store: Store) -> None:
+        self._asked, self._card, self._store, self._made = asked, card, store, dict[str, Contender]()
+        self._tokens = SMALL_TOKENS if asked.small else TOKENS
+        self._limits = Limits(self._tokens)
+
+    @property
+    def names(self) -> Sequence[str]:
+        ours = [f"localspec {name}" for name in (SMALL_OURS if self._asked.small else OURS)]
+        return [*ours, EAGER, "transformers, compiled", "transformers, assisted", "transformers, prompt look-up"]
+
+    def __getitem__(self, name: str) -> Contender:
+        if name not in self._made:
+            self._made[name] = self._make(name)
+        return self._made[name]
+
+    @cached_property
+    def _plain(self) -> Engine:
+        return Engine(self._choice("none"), store=self._store, phrases="off", measured=True)
+
+    @cached_property
+    def _stock(self) -> compare_peers.Transformers:
+        return compare_peers.Transformers(self._plain, self._limits)
+
+    def _choice(self, drafter: str) -> Any:
+        return choose(self._card, without_phrases(settings_of(self._asked, PRECISION), drafter))
+
+    def _make(self, name: str) -> Contender:
+        kind = name.removeprefix("localspec ")
+        if kind == "none":
+            return compare_peers.Ours(self._plain, self._limits)
+        if kind != name:
+            return compare_peers.Ours(
+                Engine(self._choice(kind), store=self._store, phrases="off", beside=self._plain, measured=True),
+                self._limits,
+            )
+        if name == EAGER:
+            return self._stock
+        options: dict[str, Any] = {"prompt_lookup_num_tokens": LOOKED_UP}
+        if name.endswith("compiled"):  # which transformers does by itself on CUDA, where the cache is static
+            options = {"cache_implementation": "static", "disable_compile": not self._asked.on_gpu}
+        elif name.endswith("assisted"):
+            options = {"assistant_model": self._assistant}
+        return Generate(self._stock.model, self._plain, self._tokens, **options)
+
+    @cached_property
+    def _assistant(self) -> Any:
+        from transformers import AutoModelForCausalLM
+
+        draft = self._card.path / "draft"
+        loaded = AutoModelForCausalLM.from_pretrained(draft, dtype=torch.bfloat16, local_files_only=True)
+        return loaded.to(self._asked.device)
+
+
+def run(record: Record, asked: Asked) -> None:
+    """Everybody once for what a first reply loads or compiles, then prompt by prompt in turns."""
+    card = wide_demo(asked)
+    asked_prompts = [one.text for one in questions_of(asked, SMALL_TURNS if asked.small else TURNS)]
+    longest = max(asked_prompts, key=len)  # what is compiled serves shorter texts too
+    with Store.open(asked.work / "measured-peers.db", print) as store:
+        everybody = Everybody(asked, card, store)
+        turns = [f"turn {number}" for number in range(len(asked_prompts))]
+        if all(turn in record.figures for turn in turns):
+            return
+        able = []
+        for name in everybody.names:
+            # Whatever was kept, who answers in this process has to be warm in it.
+            why = first_reply(record, everybody, name, longest)
+            able += [] if why else [name]
+            give_back(asked.device)
+        for number, (turn, prompt) in enumerate(zip(turns, asked_prompts, strict=True)):
+            order = able[number % len(able) :] + able[: number % len(able)]
+            record.measured(turn, partial(all_of, everybody, order, prompt), least=10)
+
+
+def first_reply(record: Record, everybody: Everybody, name: str, prompt: str) -> str:
+    """Lets somebody answer once; returns why that is not possible."""
+    record.figures.pop(f"first {name}", None)
+    began = time.perf_counter()
+
+    def answer() -> dict[str, float]:
+        everybody[name].tokens_per_second(prompt)
+        return {"seconds": time.perf_counter() - began}
+
+    return failure(record.measured(f"first {name}", answer, least=COMPILED if name.endswith("compiled") else LOADED))
+
+
+def all_of(everybody: Everybody, order: Sequence[str], prompt: str) -> dict[str, Any]:
+    """Tokens/s of everybody for one prompt; one who fails does not cost the others."""
+    found: dict[str, Any] = {}
+    for name in order:
+        try:
+            found[name] = everybody[name].tokens_per_second(prompt)
+        except RuntimeError as error:
+            found[name] = {"failed": first_line(error)}
+    return found
+
+
+# -- the page ----------------------------------------------------------------------------------------------------------
+
+
+def gains(figures: dict[str, Any], beside: str) -> dict[str, list[float]]:
+    """How many times as fast as somebody each was, prompt by prompt."""
+    found: dict[str, list[float]] = {}
+    for name, turn in figures.items():
+        if name.startswith("turn ") and not failure(turn) and number(turn.get(beside)):
+            for who, speed in turn.items():
+                if number(speed):
+                    found.setdefault(who, []).append(speed / turn[beside])
+    return found
+
+
+def number(speed: Any) -> bool:
+    """Whether this is a speed: a reply of one token has none."""
+    return isinstance(speed, float) and speed > 0
+
+
+def section(figures: dict[str, Any]) -> str:
+    turns = [turn for name, turn in figures.items() if name.startswith("turn ") and not failure(turn)]
+    told = []
+    if turns:
+        times, beside_plain = gains(figures, EAGER), gains(figures, PLAIN)
+        lines = []
+        for name in sorted(times, key=lambda who: -median(times[who])):
+            speeds = [turn[name] for turn in turns if number(turn.get(name))]
+            ours = beside_plain.get(name)
+            lines.append([
+                name, f"{median(speeds):.1f}", figure(median(times[name])), figure(median(ours) if ours else None),
+                figure(figures.get(f"first {name}", {}).get("seconds"), "{:.1f} s"),
+            ])  # fmt: skip
+        heads = ["who", "tokens/s", "× of transformers", "× of our plain decoding", "first reply"]
+        told.append(
+            f"The widened demo in {PRECISION}, greedy, {len(turns)} prompts in turns; medians, ratios prompt by prompt. The "
+            f"first reply loads and, where it says so, compiles.\n\n{table(heads, lines)}"
+        )
+    return "\n\n".join([*told, *failed({name: one for name, one in figures.items() if name.startswith("first ")})])
+
+
+def aims(figures: dict[str, Any]) -> list[Aim]:
+    times = {name: median(ratios) for name, ratios in gains(figures, EAGER).items()}
+    ours = max((gain for name, gain in times.items() if name.startswith("localspec")), default=None)
+    theirs = max((gain for name, gain in times.items() if name.startswith("transformers")), default=None)
+    ahead = ours / theirs if ours and theirs else None
+    return [
+        Aim("our plain decoding beside transformers as it starts", times.get(PLAIN), 1.0),
+        Aim("our best drafter beside the best of transformers", ahead, 1.0),
+    ]

@@ -1,0 +1,74 @@
+"""Other scripts, run for so long and no longer: all that they started ends with them."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from gpu_stages.asked import ROOT
+
+GRACE = 20.0  # seconds in which a script may write down where it is
+
+
+def run_script(
+    words: Sequence[str],
+    seconds: float,
+    log: Path,
+    environment: Mapping[str, str] | None = None,
+    grace: float = GRACE,
+) -> int | None:
+    """The exit code of a Python program with these arguments; None where its time ran out.
+
+    It and what it started are asked to end by SIGTERM first, and have so many seconds of `grace`. What it says is added to a file.
+    """
+    own = [str(ROOT), str(ROOT / "research"), str(ROOT / "tui")]  # before those where packages may lie
+    paths = os.pathsep.join([*own, *filter(None, [os.environ.get("PYTHONPATH")])])
+    settings = {**os.environ, "PYTHONPATH": paths, **(environment or {})}
+    with log.open("a", encoding="utf-8") as out:
+        child = subprocess.Popen(
+            [sys.executable, *words],
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            cwd=ROOT,
+            env=settings,
+            start_new_session=True,
+        )
+        try:
+            return child.wait(max(1.0, seconds))
+        except subprocess.TimeoutExpired:
+            return None
+        finally:
+            _end(child, grace)
+
+
+def _end(child: "subprocess.Popen[bytes]", grace: float) -> None:
+    """Ends a process and all of its group, which may first write down where it is."""
+    _tell(child, signal.SIGTERM)
+    ends = time.monotonic() + grace
+    try:
+        while time.monotonic() < ends:
+            child.poll()  # else it stays in its group for ever
+            if not _tell(child, 0):
+                break
+            time.sleep(0.1)
+    finally:  # also where somebody does not wait for it
+        _tell(child, signal.SIGKILL)
+        child.wait()
+
+
+def _tell(child: "subprocess.Popen[bytes]", what: int) -> bool:
+    """Sends a signal to a group; returns whether anybody is left in it."""
+    try:
+        os.killpg(child.pid, what)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def last_line(log: Path) -> str:
+    """The last thing that a script said."""
+    lines = log.read_text("utf-8", "replace").strip().splitlines() if log.exists() else []
+    return lines[-1] if lines else ""

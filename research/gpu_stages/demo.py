@@ -1,0 +1,145 @@
+"""Stage g: the demo model and its drafters at full length, by their own scripts; what is worth keeping comes into the work.
+
+Each part goes on from its last checkpoint, which may have come back from another machine.
+"""
+
+import json
+import shutil
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from train_demo_drafters import DEMO, KINDS
+
+from gpu_stages.aims import Aim, shares
+from gpu_stages.asked import ROOT, Asked
+from gpu_stages.children import GRACE, last_line, run_script
+from gpu_stages.record import Record, TimeUp
+from gpu_stages.small_demo import write_data
+
+# As in the Makefile; a draft model as its script says.
+TOKENS = {"long": 25e6, "last": 4e6, "draft": 4e6}
+SMALL_TOKENS = dict.fromkeys(TOKENS, 4096.0)
+SMALL_STEPS = 1
+KEPT = ("checkpoint.pt", "held_out.jsonl", "samples.jsonl")  # of a stage of the model's training
+LEAST = 45.0  # seconds in which anything can be learnt, the start of a script included
+
+
+def run(record: Record, asked: Asked) -> None:
+    """The model, its draft model, its drafters; each as far as there is time."""
+    data = asked.data
+    if data is None and asked.small:
+        data = asked.models / "small-data"
+        write_data(data)
+    if data is None:
+        record.keep("data", {"failed": "no --data was given: the folder with chat.jsonl.xz and text.jsonl.xz"})
+        return
+    record.figures.pop("data", None)
+    kept, work = asked.work / "demo", asked.models / "demo-training"
+    bring(kept, work)
+    try:
+        for stage, tokens in (SMALL_TOKENS if asked.small else TOKENS).items():
+            part(record, asked, stage, train_words(asked, data, stage, tokens, work), kept, work)
+        for kind in [*KINDS][: 1 if asked.small else None]:
+            part(record, asked, kind, drafter_words(asked, data, kind, work), kept, work)
+    finally:
+        bring(work, kept)
+
+
+def part(record: Record, asked: Asked, name: str, words: Sequence[str], kept: Path, work: Path) -> None:
+    """One script, which goes on where it was. Raises TimeUp where it is not done."""
+    if record.figures.get(name, {}).get("done"):
+        return
+    if record.left < LEAST:
+        raise TimeUp(name)
+    print(f"  {name}", flush=True)
+    log, began = asked.work / f"demo-{name}.log", time.monotonic()
+    own = {"LOCALSPEC_DEVICE": asked.device} if asked.on_gpu else {}  # else the smallest models are trained on the CPU
+    code = run_script(words, record.left - GRACE, log, own)
+    taken = record.figures.get(name, {}).get("seconds", 0.0) + time.monotonic() - began
+    bring(work, kept)
+    record.keep(
+        name, {"done": code == 0, "seconds": taken, "reached": reached(work, name), "said": last_line(log)[:300]}
+    )
+    if code is None:
+        raise TimeUp(name)
+
+
+def train_words(asked: Asked, data: Path, stage: str, tokens: float, work: Path) -> list[str]:
+    scripts = ROOT / "research"
+    words = [str(scripts / "train_demo.py")]
+    if asked.small:
+        words = [str(scripts / "gpu_stages" / "small_demo.py"), "train_demo.py"]
+    words += [stage, "--data", str(data), "--work", str(work)]
+    words += ["--tokens", str(tokens), "--device", asked.device, "--saved", "30"]
+    words += ["--towards", str(work / "model")] if stage == "draft" else []
+    return [*words, *(["--batch", "2048", "--micro", "1024", "--float32"] if asked.small else [])]
+
+
+def drafter_words(asked: Asked, data: Path, kind: str, work: Path) -> list[str]:
+    steps, texts = (SMALL_STEPS, data / "mixture.jsonl") if asked.small else (trained_before(kind), data)
+    words = [str(ROOT / "research" / "train_demo_drafters.py"), "--data", str(texts), "--work", str(work / "trainings")]
+    return [*words, "--out", str(work / "drafters"), "--only", kind, "--steps", str(steps)]
+
+
+def trained_before(kind: str) -> int:
+    """How many steps the drafter that ships was trained for: this is what full length means."""
+    card = json.loads((DEMO / "drafters" / kind / "drafter.json").read_text("utf-8"))
+    return int(card["trained"]["steps"])
+
+
+def reached(work: Path, name: str) -> dict[str, Any]:
+    """How far a part came, by what it wrote."""
+    if name in TOKENS:
+        lines = (work / name / "held_out.jsonl", work / ("draft-model.json" if name == "draft" else "model.json"))
+        found = [json.loads(file.read_text("utf-8").strip().splitlines()[-1]) for file in lines[:1] if file.exists()]
+        told = {"tokens": found[-1]["tokens"], "held_out": found[-1]["held_out"]} if found else {}
+        if lines[1].exists():
+            told |= {"tokens": json.loads(lines[1].read_text("utf-8")).get(name, {}).get("tokens")}
+        return told
+    card, losses = work / "drafters" / name / "drafter.json", work / "trainings" / name / "losses.jsonl"
+    if card.exists():
+        content = json.loads(card.read_text("utf-8"))
+        return {"steps": content["trained"]["steps"], "right": [level[0] for level in content["accuracy_by_depth"]]}
+    steps = (
+        [json.loads(line).get("step", 0) for line in losses.read_text("utf-8").splitlines()] if losses.exists() else []
+    )
+    return {"steps": max(steps, default=0)}
+
+
+def bring(source: Path, out: Path) -> None:
+    """Copies what is worth keeping: checkpoints, models, drafters, logs; no texts, which can be made again."""
+    wanted = [source / stage / name for stage in TOKENS for name in KEPT]
+    for folder in ("model", "draft-model", "drafters", "tokenizer", "trainings"):
+        wanted += [
+            file for file in sorted((source / folder).rglob("*")) if file.is_file() and file.name != "mixture.jsonl"
+        ]
+    wanted += sorted(source.glob("*.json"))
+    for file in wanted:
+        there = out / file.relative_to(source)
+        if file.exists() and (not there.exists() or file.stat().st_mtime > there.stat().st_mtime):
+            there.parent.mkdir(parents=True, exist_ok=True)
+            half = there.with_name(there.name + ".part")
+            shutil.copy2(file, half)
+            half.replace(there)
+
+
+def section(figures: dict[str, Any]) -> str:
+    if "data" in figures:
+        return f"- {figures['data']['failed']}"
+    lines = []
+    for name, one in figures.items():
+        far = ", ".join(f"{what} {value}" for what, value in one["reached"].items()) or one["said"]
+        lines.append(f"- {name}: {'done' if one['done'] else 'not done'} after {one['seconds']:.0f} s; {far}")
+    return "\n".join(lines) + "\n\nCheckpoints, models and drafters lie in `demo` of the work, and go on from there."
+
+
+def aims(figures: dict[str, Any]) -> list[Aim]:
+    parts = [*TOKENS, *KINDS]
+    done = (
+        shares(figures.get(name, {}).get("done", False) for name in parts)
+        if figures and "data" not in figures
+        else None
+    )
+    return [Aim("share of the demo's trainings that came to their end", done, 1.0)]

@@ -1,0 +1,87 @@
+"""The page: machine, aims and whether each was met, and a section for each stage that has figures."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gpu_stages import beside_transformers, captured, costs, demo, suite, trainings, widened
+from gpu_stages.aims import aims_table
+from gpu_stages.record import read
+
+MODULES: Mapping[str, Any] = {
+    "a": suite, "d": widened, "b": costs, "f": trainings, "c": captured, "e": beside_transformers, "g": demo,
+}  # fmt: skip
+TITLES = {
+    "a": "The tests for GPUs", "b": "What rows cost", "c": "Captured steps", "d": "Drafters on a widened demo",
+    "e": "Beside transformers", "f": "Steps of training", "g": "The demo, trained at full length",
+}  # fmt: skip
+
+
+UNKNOWN = "an unknown commit"
+
+
+def written(work: Path, out: Path, small: bool) -> None:
+    """Writes the page anew from what all stages kept."""
+    found = {stage: read(work / f"{stage}.json") for stage in sorted(MODULES)}
+    known = {stage: one for stage, one in found.items() if one["figures"]}
+    aims = [(stage, aim) for stage in known for aim in MODULES[stage].aims(known[stage]["figures"])]
+    parts = ["# Figures of a GPU", head(list(found.values()), small)]
+    parts += [f"## Aims\n\n{aims_table(aims)}"] if aims else []
+    for stage, one in known.items():
+        parts.append(
+            f"## {stage}: {TITLES[stage]}\n\n{runs_told(one['runs'])}\n\n{commits_told(one)}{MODULES[stage].section(one['figures'])}"
+        )
+    half = out.with_name(out.name + ".part")
+    half.write_text("\n\n".join(part.strip() for part in parts) + "\n", "utf-8")
+    half.replace(out)
+
+
+def head(found: Sequence[Mapping[str, Any]], small: bool) -> str:
+    """What was measured on, as the latest run found it."""
+    runs = sorted((run for one in found for run in one["runs"]), key=lambda run: str(run["when"]))
+    said = "Made by `research/gpu_proof.py`."
+    if small:
+        said += " **A rehearsal with tiny shapes: none of these figures means anything.**"
+    if not runs:
+        return said
+    last = runs[-1]
+    commits = list(dict.fromkeys(commit for one in found for commit in commits_of(one)))
+    if len(commits) > 1:
+        told = f"**figures of more than one commit**, {' and '.join(commits)}; each stage says which are whose"
+    else:
+        told = f"localspec at {commits[0] if commits else last['commit'] or UNKNOWN}"
+    versions = ", ".join(f"{name} {version}" for name, version in last["versions"].items())
+    return (
+        f"{said}\n\n- card: {last['card']}, {last['memory'] / 2**30:.1f} GiB, driver {last['driver'] or 'none'}, CUDA "
+        f"{last['cuda'] or 'none'}\n- machine: {last['cpu']}\n- versions: Python {last['python']}, {versions}; {told}"
+    )
+
+
+def commits_of(one: Mapping[str, Any]) -> dict[str, list[str]]:
+    """The figures of a stage by the commits that measured them; what grows from run to run may be of several."""
+    ran = list(dict.fromkeys(run.get("commit") or UNKNOWN for run in one["runs"]))
+    told = [(run.get("commit") or UNKNOWN, name) for run in one["runs"] for name in run.get("measured", ())]
+    known = {name for _, name in told}
+    # Runs of an earlier version of this program do not tell what they measured.
+    told += [(ran[0] if len(ran) == 1 else UNKNOWN, name) for name in one["figures"] if name not in known]
+    found: dict[str, list[str]] = {}
+    for commit, name in dict.fromkeys(told):
+        if name in one["figures"]:
+            found.setdefault(commit, []).append(name)
+    return found
+
+
+def commits_told(one: Mapping[str, Any]) -> str:
+    """Which figures are of which commit, where they are of several."""
+    found = commits_of(one)
+    lines = [f"- {commit}: {', '.join(names)}" for commit, names in found.items()]
+    return "These figures are of more than one commit:\n\n" + "\n".join(lines) + "\n\n" if len(found) > 1 else ""
+
+
+def runs_told(runs: Sequence[Mapping[str, Any]]) -> str:
+    """When and how a stage ran, and how busy the machine was."""
+    return "\n".join(
+        f"- {run['when']}, at {run.get('commit') or UNKNOWN}, `{run['command']}`: {run.get('seconds', 0):.0f} s, load average {run['load']:.1f}, "
+        f"{run.get('ended', 'cut off')}"
+        for run in runs
+    )

@@ -1,0 +1,269 @@
+"""Stage d: every drafter on a model of billions of weights: speedup, tokens a step, memory, M; then by kinds of text.
+
+Each first writes a few replies alone, for its peak memory; then `speedups.py` lets all write side by side, for as long
+as there is time.
+"""
+
+import gc
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import speedups_page
+from experiment import kept, named
+from figures import figure, table
+
+from gpu_stages.aims import FASTER, LEAN, METHODS, Aim, failed
+from gpu_stages.asked import Asked
+from gpu_stages.children import GRACE, last_line, run_script
+from gpu_stages.papers import S3D_OVER_ALL, S3D_ROWS
+from gpu_stages.record import Record, TimeUp, failure
+from gpu_stages.timing import peak_bytes, watch_peak
+from gpu_stages.wide import parameters, precisions, prompts_place, questions_of, settings_of, wide_demo, without_phrases
+from localspec import Done, Engine, Limits, Sampling, Statistics
+from localspec.bench.prompts import message
+from localspec.models.registry import TargetCard
+from localspec.policy.selection import choose
+from localspec.store.store import Store
+
+PLAIN = "none"
+DRAFTERS = (
+    PLAIN, "phrases", "s3d", "medusa", "eagle3", "parallelspec", "semi", "s3d+phrases", "medusa+phrases", "eagle3+phrases",
+    "lookahead", "draft_model", "ouroboros", "layers",
+)  # fmt: skip
+SMALL_DRAFTERS = (PLAIN, "phrases", "medusa", "s3d")
+TOKENS, REPLIES = 96, 12
+SMALL_TOKENS, SMALL_REPLIES = 12, 1
+LEAST = 15.0  # seconds for one drafter alone
+SEARCHED = ("draft_model", "ouroboros", "layers")  # which is found out once, how they draft
+LEAST_SEARCHED = 60.0
+SHARED = 60.0  # seconds that the replies side by side need at least
+
+
+def run(record: Record, asked: Asked) -> None:
+    """The replies alone in all precisions, then those side by side, which share what is left."""
+    card = wide_demo(asked)
+    if "model" not in record.figures:
+        record.keep("model", {"parameters": parameters(card), "factor": asked.width})
+    for precision in precisions(asked):
+        alone(record, asked, card, precision)
+    waiting = [precision for precision in precisions(asked) if f"{precision} side by side" not in record.figures]
+    for index, precision in enumerate(waiting):
+        seconds = record.left / (len(waiting) - index) - GRACE
+        side_by_side(record, asked, card, precision, seconds)
+
+
+def drafters(asked: Asked) -> Sequence[str]:
+    return SMALL_DRAFTERS if asked.small else DRAFTERS
+
+
+# -- alone -------------------------------------------------------------------------------------------------------------
+
+
+def alone(record: Record, asked: Asked, card: TargetCard, precision: str) -> None:
+    """One drafter after the other beside one target, so that a peak is that of one drafter."""
+    missing = [name for name in drafters(asked) if f"{precision} {name}" not in record.figures]
+    if not missing:
+        return
+    with Store.open(asked.work / f"measured-{precision}.db", print) as store:
+        engines: list[Engine] = []
+
+        def plain() -> Engine:
+            if not engines:
+                choice = choose(card, without_phrases(settings_of(asked, precision), PLAIN))
+                engines.append(Engine(choice, store=store, phrases="off", measured=True))
+                replies(engines[0], asked)  # the first replies wait for kernels to be loaded
+            return engines[0]
+
+        for name in missing:
+            least = LEAST_SEARCHED if name in SEARCHED else LEAST
+            make = partial(one_alone, plain, asked, card, precision, name, store)
+            record.measured(f"{precision} {name}", make, least)
+        engines.clear()
+        gc.collect()
+
+
+def one_alone(plain: Any, asked: Asked, card: TargetCard, precision: str, name: str, store: Store) -> dict[str, Any]:
+    """Tokens/s, tokens a step and peak memory of one drafter."""
+    first = plain()
+    choice = choose(card, without_phrases(settings_of(asked, precision), name))
+    watch_peak(asked.device)
+    engine = first if name == PLAIN else Engine(choice, store=store, phrases="off", beside=first, measured=True)
+    loaded = peak_bytes(asked.device)
+    if name != PLAIN:
+        replies(engine, asked)  # which take longer, for what they record
+    watch_peak(asked.device)
+    said = replies(engine, asked)
+    told, held = [one for one in said if one.tokens_per_second], said[-1].memory
+    return {
+        "tokens_per_second": sum(len(one.token_ids) - 1 for one in told) / sum(one.decode_seconds for one in told),
+        "length": fmean(one.acceptance_length for one in told),
+        "peak": peak_bytes(asked.device) or held.target + held.drafter + held.cache,
+        "loading": loaded, "drafter": held.drafter, "exactness": engine.exactness.bitwise,
+        "ids": [list(one.token_ids) for one in said], "off": sum(bool(one.off_reason) for one in said),
+        "load_seconds": engine.load_seconds, "form": str(getattr(engine.target, "step_form", "")),
+    }  # fmt: skip
+
+
+def replies(engine: Engine, asked: Asked, count: int | None = None) -> list[Statistics]:
+    """Greedy replies to the first prompts."""
+    found = []
+    most = Limits(SMALL_TOKENS if asked.small else TOKENS)
+    for prompt in questions_of(asked, count or (SMALL_REPLIES if asked.small else REPLIES)):
+        *_, done = engine.chat(message(prompt.text), Sampling(), most)
+        assert isinstance(done, Done)
+        found.append(done.statistics)
+    return found
+
+
+# -- side by side ------------------------------------------------------------------------------------------------------
+
+
+def side_by_side(record: Record, asked: Asked, card: TargetCard, precision: str, seconds: float) -> None:
+    """As many prompts as there is time for, by `speedups.py`; the next call goes on."""
+    if seconds < SHARED and not asked.small:
+        raise TimeUp("side by side")
+    work, log = asked.work / f"speedups-{precision}", asked.work / f"speedups-{precision}.log"
+    words = [str(Path("research") / "speedups.py"), "-m", str(card.path), "--prompts", str(prompts_place(asked))]
+    words += [
+        "--limit",
+        "1" if asked.small else "6",
+        "-n",
+        str(SMALL_TOKENS if asked.small else 64),
+        "--temperatures",
+        "0",
+    ]
+    words += ["--drafters", *(name for name in drafters(asked) if name != PLAIN), "--work", str(work)]
+    words += ["--out", str(asked.work / f"speedups-{precision}.md")]
+    named_settings = {f"LOCALSPEC_{name.upper()}": value for name, value in precisions(asked)[precision].items()}
+    # What runs beside the replies: nothing of this process may stay on the card.
+    code = run_script(words, seconds, log, {**named_settings, "LOCALSPEC_DEVICE": asked.device})
+    found = turns_of(work / named(f"{card.path.name}-0.0"))
+    record.keep(f"{precision} turns", found)
+    if code is not None:
+        record.keep(f"{precision} side by side", {"turns": len(found)} if code == 0 else {"failed": last_line(log)})
+
+
+def turns_of(place: Path) -> list[dict[str, Any]]:
+    """The prompts that all drafters have answered."""
+    files = sorted(place.glob("turn-*.json"), key=lambda file: int(file.stem.partition("-")[2]))
+    turns = (kept(file, dict) for file in files)
+    return [without_ids(turn) for turn in turns if "replies" in turn]
+
+
+def without_ids(turn: dict[str, Any]) -> dict[str, Any]:
+    """A turn with whether each reply differs from the plain one, in place of all tokens."""
+    plain = turn["replies"][PLAIN]["ids"]
+    replies = {
+        name: {key: value for key, value in one.items() if key != "ids"} | {"differs": one["ids"] != plain}
+        for name, one in turn["replies"].items()
+    }
+    return {**turn, "replies": replies}
+
+
+# -- the page ----------------------------------------------------------------------------------------------------------
+
+
+def by_precision(figures: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """What was measured alone, by precision and drafter."""
+    found: dict[str, dict[str, Any]] = {}
+    for name, one in figures.items():
+        precision, _, drafter = name.partition(" ")
+        if drafter in DRAFTERS:
+            found.setdefault(precision, {})[drafter] = one
+    return found
+
+
+def ratios(one: Mapping[str, Any], plain: Mapping[str, Any]) -> tuple[float, float]:
+    """(speedup, M)."""
+    faster = one["tokens_per_second"] / plain["tokens_per_second"]
+    return faster, faster / (one["peak"] / plain["peak"])
+
+
+def section(figures: dict[str, Any]) -> str:
+    model = figures.get("model")
+    told = []
+    if model:
+        told.append(
+            f"The demo model, {model['factor']} times as wide: {model['parameters'] / 1e9:.2g} B parameters in 8 layers, so "
+            "a step launches a quarter of the kernels of a usual model of that size. Texts and drafts are the demo's own; for `dflash` and `mtp`, which others publish, it has no weights."
+        )
+    for precision, of in by_precision(figures).items():
+        plain = of.get(PLAIN)
+        if plain is None or failure(plain):
+            told += failed({f"{precision} {name}": one for name, one in of.items()})
+            continue
+        lines = []
+        for drafter, one in of.items():
+            if failure(one):
+                continue
+            faster, worth = ratios(one, plain)
+            differing = sum(ours != theirs for ours, theirs in zip(one["ids"], plain["ids"], strict=True))
+            lines.append([
+                drafter, f"{one['tokens_per_second']:.1f}", figure(one["length"]), figure(faster), f"{one['peak'] / 2**30:.2f}",
+                figure(worth), figure(one["tokens_per_second"] / (one["peak"] / 2**30)), str(differing), str(one["off"]),
+            ])  # fmt: skip
+        heads = ["drafter", "tokens/s", "τ", "×", "peak GiB", "M", "tokens/s a GiB", "other texts", "switched off"]
+        form = f", plain steps {plain['form']}" if plain.get("form") else ""
+        told.append(f"In {precision}, alone, {len(plain['ids'])} replies{form}:\n\n{table(heads, lines)}")
+        told += failed({f"{precision} {name}": one for name, one in of.items()})
+        told += beside(figures.get(f"{precision} turns") or [], precision)
+        told += failed({name: one for name, one in figures.items() if name == f"{precision} side by side"})
+    papers = [[f"table {row[0]}: {row[1]}", *(figure(value) for value in row[2:])] for row in S3D_ROWS]
+    heads = ["S3D paper", "peak GiB", "tokens/s", "M", "M over all"]
+    told.append(
+        "M is × over relative peak memory, both beside plain decoding in the same precision; in the paper, on an A10G and "
+        f"MT-Bench, always beside its baseline, which is in 8 bits:\n\n{table(heads, papers)}"
+    )
+    return "\n\n".join(told)
+
+
+def beside(turns: Sequence[Mapping[str, Any]], precision: str) -> list[str]:
+    """× of replies that were written side by side, by the kind of text."""
+    if not turns:
+        return []
+    kinds = {kind: [turn for turn in turns if turn["category"] == kind] for kind in speedups_page.EVERY}
+    kinds = {kind: some for kind, some in kinds.items() if some}
+    lines = []
+    for name in turns[0]["replies"]:
+        low, high = speedups_page.interval(turns, name)
+        differing = sum(turn["replies"][name]["differs"] for turn in turns)
+        lines.append([
+            name, f"{speedups_page.speedup(turns, name):.2f} [{low:.2f}, {high:.2f}]", figure(speedups_page.length(turns, name)),
+            figure(speedups_page.worth(turns, name)), *(figure(speedups_page.speedup(some, name)) for some in kinds.values()),
+            str(differing),
+        ])  # fmt: skip
+    heads = ["drafter", "×", "τ", "M", *(f"{kind} ({len(some)})" for kind, some in kinds.items()), "other texts"]
+    return [f"In {precision}, side by side, by `speedups.py`, {len(turns)} prompts:\n\n{table(heads, lines)}"]
+
+
+def aims(figures: dict[str, Any]) -> list[Aim]:
+    found = []
+    for precision, of in by_precision(figures).items():
+        plain = of.get(PLAIN)
+        good = {
+            name: ratios(one, plain) for name, one in of.items() if plain and not failure(plain) and not failure(one)
+        }
+        worth = max((worth for _, worth in good.values()), default=None)
+        told = (
+            f"{precision}: × of the best of {', '.join(METHODS)} over recorded plain decoding, at {LEAN} of its memory"
+        )
+        recorded = plain is not None and plain.get("form") == "captured"
+        found.append(Aim(told, best_lean(good) if recorded else None, FASTER))
+        found.append(
+            Aim(
+                f"{precision}: M of the best drafter, beside S3D's over all in table 1 of its paper",
+                worth,
+                S3D_OVER_ALL,
+            )
+        )
+    return found or [Aim("× of the best drafter", None, FASTER)]
+
+
+def best_lean(good: Mapping[str, tuple[float, float]]) -> float | None:
+    """× of the quickest method among those that take little memory, 0 where all take more; None where none was measured."""
+    known = [good[name] for name in METHODS if name in good]
+    lean = [faster for faster, worth in known if faster <= LEAN * worth]  # M is × over relative memory
+    return max(lean, default=0.0) if known else None

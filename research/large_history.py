@@ -1,0 +1,100 @@
+"""Makes a home with a large history, to see what size costs.
+
+    python research/large_history.py HOME --conversations 100000 --megabytes 2000 --phrases 1000000
+
+Plain SQL into the tables of the store's own schema; --no-index leaves the index of words empty, which takes most of the
+time, and --one-piece keeps all turns in one volume, as versions did that had only one.
+"""
+
+import argparse
+import random
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+from localspec.paths import Paths
+from localspec.store.history_tables import make_volume
+from localspec.store.phrases import pack_key, pack_tokens
+from localspec.store.store import Store
+from localspec.store.volumes import LIMIT, suffix
+
+TURNS = 5  # of a conversation
+WORDS = [f"word{number:x}" for number in range(5000)]
+
+
+def text(chance: random.Random, length: int) -> str:
+    """So many characters, each time a part of one long text and where it was taken from."""
+    start = chance.randrange(len(WORDS))
+    words = (WORDS[start:] + WORDS)[: length // 8 + 1]
+    return f"{start} {' '.join(words)}"[:length]
+
+
+def turns(conversations: int, length: int) -> Iterator[tuple[int, str, str]]:
+    """Conversation, prompt and reply, as if all conversations had been led at once."""
+    chance = random.Random(1)
+    for _ in range(TURNS):
+        for number in range(1, conversations + 1):
+            yield number, text(chance, min(200, length)), text(chance, length)
+
+
+def phrases(count: int) -> Iterator[tuple[int, bytes, bytes, int]]:
+    """Key, what came before and after, and when it was used."""
+    chance = random.Random(2)
+    for number in range(count):
+        tokens = [chance.randrange(30_000) for _ in range(12)]
+        yield pack_key(number % 30_000, number // 30_000), pack_tokens(tokens[:6]), pack_tokens(tokens[6:]), number
+
+
+def main() -> None:
+    """Makes it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("home", type=Path)
+    parser.add_argument("--conversations", type=int, default=100_000)
+    parser.add_argument("--megabytes", type=int, default=2000, help="of text")
+    parser.add_argument("--phrases", type=int, default=0, help="of the demo model")
+    parser.add_argument("--tokenizer", default="none", help="the hash of its tokenizer, as `pool list --json` tells it")
+    parser.add_argument("--no-index", action="store_true")
+    parser.add_argument("--one-piece", action="store_true")
+    options = parser.parse_args()
+    began, now = time.perf_counter(), time.time()
+    length = options.megabytes * 1_000_000 // (options.conversations * TURNS)
+    with Store.open(Paths(options.home).database, print) as store:
+        pool = store.phrases.pool("demo", options.tokenizer)
+        database = store.path
+    assert database is not None and pool is not None
+    in_one = options.conversations if options.one_piece else max(1, LIMIT // (TURNS * (length + min(200, length))))
+    with closing(sqlite3.connect(database, cached_statements=1024)) as connection, connection:
+        connection.execute("BEGIN")
+        for volume in range(1, (options.conversations - 1) // in_one + 1):
+            make_volume(connection, volume)
+        left_out = "sql LIKE '%trigram%' OR tbl_name = 'phrase'" if options.no_index else "false"
+        query = f"SELECT name, sql FROM sqlite_master WHERE type = 'trigger' AND ({left_out})"
+        triggers = connection.execute(query).fetchall()
+        for name, _ in triggers:
+            connection.execute(f"DROP TRIGGER {name}")
+        connection.executemany(
+            "INSERT INTO conversation (id, model, created, used, volume) VALUES (?, 'demo', ?, ?, ?)",
+            ((number, now, now, (number - 1) // in_one) for number in range(1, options.conversations + 1)),
+        )
+        for turn, (number, *said) in enumerate(turns(options.conversations, length), 1):
+            table = f"turn{suffix((number - 1) // in_one)}"
+            columns = "(id, conversation, prompt, reply, reason, figures, asked)"
+            insert = f"INSERT INTO {table} {columns} VALUES (?, ?, ?, ?, 'stop', '{{}}', 0)"
+            connection.execute(insert, (turn, number, *said))
+        connection.execute("UPDATE sqlite_sequence SET seq = ? WHERE name = 'turn'", (turn,))
+        connection.executemany(
+            f"INSERT INTO phrase (pool, key, before, after, uses, used) VALUES ({pool}, ?, ?, ?, 1, ?)",
+            phrases(options.phrases),
+        )
+        connection.execute("UPDATE pool SET tick = ? WHERE id = ?", (options.phrases, pool))
+        if options.no_index:
+            connection.execute("UPDATE pool SET phrases = ? WHERE id = ?", (options.phrases, pool))
+        for _, statement in triggers:
+            connection.execute(statement)
+    print(f"{database}: {database.stat().st_size / 1e6:.0f} MB in {time.perf_counter() - began:.0f} s")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,168 @@
+"""What is predicted of a model beside what it then takes: bytes and tokens/s of plain decoding, random weights.
+
+python research/prediction_table.py --work DIRECTORY [--forms int8,int4,bf16] [--models "0.1 B,0.4 B"] [--repeat 3]
+
+Each run is a process of its own, on a CPU with the compiled library, after one that packed the model. Bytes are its
+peak, pages of the mapped file among them, minus what it held before the model was loaded. Tokens/s are predicted twice:
+from rates of the device, which need no model, and from its own forward costs. Both are measured in that process between
+two replies, and rates on both sides of costs, for a machine may change its pace within a minute.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+from random import Random
+from statistics import mean, median
+from typing import Any
+
+CONTEXT, PROMPT, REPLY, VOCABULARY = 640, 512, 64, 32000  # tokens
+MODELS = {
+    "0.1 B": {
+        "hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 8, "num_attention_heads": 12,
+        "num_key_value_heads": 4,
+    },
+    "0.4 B": {
+        "hidden_size": 1280, "intermediate_size": 3584, "num_hidden_layers": 16, "num_attention_heads": 20,
+        "num_key_value_heads": 4,
+    },
+    "1.1 B": {
+        "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 22, "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+    },
+}  # fmt: skip
+FORMS = {
+    "fp32": {"dtype": "fp32", "quantize": "none"}, "bf16": {"dtype": "bf16", "quantize": "none"},
+    "int8": {"quantize": "int8"}, "int4": {"quantize": "int4"},
+}  # fmt: skip
+
+
+def random_model(place: Path, shape: dict[str, int]) -> Path:
+    """Made once."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    import localspec
+
+    if not (place / "config.json").exists():
+        torch.manual_seed(0)
+        config = LlamaConfig(**shape, vocab_size=VOCABULARY, max_position_embeddings=4096, tie_word_embeddings=False)
+        LlamaForCausalLM(config).bfloat16().save_pretrained(place, max_shard_size="1GB")
+        demo = Path(localspec.__file__).parent / "demo"
+        for name in ("tokenizer_config.json", "chat_template.jinja"):
+            shutil.copy(demo / name, place)
+        (place / "tokenizer.json").write_text(
+            json.dumps(with_more_tokens(json.loads((demo / "tokenizer.json").read_text())))
+        )
+    return place
+
+
+def with_more_tokens(tokenizer: dict[str, Any]) -> dict[str, Any]:
+    """The demo's tokenizer with tokens that are pairs of others, until there are as many as the models have."""
+    vocabulary, merges = tokenizer["model"]["vocab"], tokenizer["model"]["merges"]
+    known, random = list(vocabulary), Random(0)
+    while len(vocabulary) < VOCABULARY:
+        one, other = random.choices(known, k=2)
+        if len(one + other) < 12 and one + other not in vocabulary and "<" not in one + other:
+            vocabulary[one + other] = len(vocabulary)
+            merges.append([one, other])
+    return tokenizer
+
+
+def run(path: Path, form: str) -> dict[str, float]:
+    """In a process of its own: loads, reads a prompt, answers."""
+    import psutil
+
+    from localspec import Engine, Limits, Sampling, config
+    from localspec.engine.forward_timing import measure_forward_costs
+    from localspec.engine.rates import measure_rates
+    from localspec.machine.memory import peak_memory
+    from localspec.models import registry
+    from localspec.models.shape import Shape
+    from localspec.native.library import library
+    from localspec.policy.prediction import Estimate
+    from localspec.policy.selection import choose
+
+    for name in ("jinja2.sandbox", "tokenizers", "localspec.native.target", "localspec.native.exactness"):
+        import_module(name)  # all that is imported counts as there before
+    library()
+    flags = {**FORMS[form], "context": CONTEXT, "drafter": "none", "device": "cpu"}
+    choice = choose(registry.resolve(str(path)), config.load(flags=flags))
+    before = psutil.Process().memory_info().rss
+    engine = Engine(choice)
+    prompt = Random(0).choices(range(300, 2000), k=PROMPT)
+    engine.target.stop_tokens = frozenset()
+    shape = Shape.of(json.loads((path / "config.json").read_text()))
+    assert shape is not None
+
+    def speed() -> float:
+        for _ in engine.session.generate(prompt, Sampling(), Limits(REPLY)):
+            pass
+        assert engine.session.statistics
+        return engine.session.statistics.tokens_per_second
+
+    def by_rates() -> float:
+        return 1 / Estimate(shape, measure_rates(choice.engine, "cpu", choice.dtype, choice.quantize)).at(1, PROMPT)
+
+    speeds, peak = [speed()], peak_memory()
+    rates = [by_rates()]
+    by_costs = 1 / measure_forward_costs(engine.target).at(1, PROMPT)
+    rates.append(by_rates())
+    speeds.append(speed())
+    return {
+        "promised": choice.bytes, "bytes": peak - before,
+        "speed": mean(speeds), "by_costs": by_costs, "by_rates": mean(rates),
+    }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--work", type=Path, required=True, help="where the random models are kept")
+    parser.add_argument("--forms", default="int8,int4,bf16")
+    parser.add_argument("--models", default="0.1 B,0.4 B")
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--run", nargs=2, metavar=("PATH", "FORM"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    os.environ["LOCALSPEC_HOME"] = str(options.work.resolve() / "home")
+    if options.run:
+        print(json.dumps(run(Path(options.run[0]), options.run[1])))
+        return
+    print(
+        "| model | form | bytes predicted | measured | off | tokens/s by rates | by its costs | measured "
+        "| rates off | costs off |"
+    )
+    print("| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
+    for name in options.models.split(","):
+        path = random_model(options.work / name.replace(" ", ""), MODELS[name])
+        for form in options.forms.split(","):
+            print(row(name, path, form, options), flush=True)
+
+
+def row(name: str, path: Path, form: str, options: argparse.Namespace) -> str:
+    """A line of the table."""
+    command = [sys.executable, __file__, "--work", str(options.work), "--run", str(path), form]
+    found: dict[str, list[float]] = {}
+    for turn in range(options.repeat + 1):
+        said = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+        for key, value in json.loads(said).items() if turn else ():
+            found.setdefault(key, []).append(value)
+    middle = {key: median(values) for key, values in found.items()}
+    off = middle["promised"] - middle["bytes"]
+    # each run against itself: what is measured minutes apart does not compare
+    parts = [
+        median(told / seen - 1 for told, seen in zip(found[key], found["speed"], strict=True))
+        for key in ("by_rates", "by_costs")
+    ]
+    return (
+        f"| {name} | {form} | {middle['promised'] / 2**20:.0f} MiB | {middle['bytes'] / 2**20:.0f} MiB | "
+        f"{off / 2**20:+.0f} MiB ({off / middle['bytes']:+.1%}) | {middle['by_rates']:.1f} | "
+        f"{middle['by_costs']:.1f} | {middle['speed']:.1f} | {parts[0]:+.0%} | {parts[1]:+.0%} |"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+"""Thousands of replies as one person has them: conversations, phrases, restarts; what grows, and what stays.
+
+    python research/soak.py --prompts data/eval --replies 10000 --home /tmp/soak
+
+A process of `localspec chat --plain` answers; it is ended now and then, every third time by SIGKILL, and the last
+conversation goes on. A line for each tenth of the run: resident memory, open files and threads of the process, seconds a
+reply (median, worst), size of the database; at the end, how many of the replies that were finished are kept.
+"""
+
+import argparse
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from itertools import count
+from pathlib import Path
+from statistics import median
+
+import psutil
+from experiment import questions
+
+from localspec.chat.conversation import saved_conversation
+from localspec.paths import Paths
+from localspec.store.store import Store
+
+FIGURES = b"context "  # in the line behind a finished reply
+
+
+class Chat:
+    """One process, from its start to its end."""
+
+    def __init__(self, asked: argparse.Namespace, resumed: bool) -> None:
+        words = ["chat", "--plain", "-m", asked.model, "-n", str(asked.max_tokens), *(["-c"] if resumed else [])]
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "localspec", *words],
+            env={**os.environ, "LOCALSPEC_HOME": str(asked.home)},
+            stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        self.watched = psutil.Process(self.process.pid)
+
+    def asks(self, line: str) -> float:
+        """Seconds until its reply was finished; raises RuntimeError with what was said where there is none."""
+        assert self.process.stdin and self.process.stderr
+        began, said = time.perf_counter(), b""
+        self.process.stdin.write(line.encode() + b"\n")
+        self.process.stdin.flush()
+        while not (heard := self.process.stderr.readline()).startswith(b"(") or FIGURES not in heard:
+            said += heard
+            if not heard:
+                raise RuntimeError(f"{line!r} was not answered: {said.decode('utf-8', 'replace')}")
+        return time.perf_counter() - began
+
+    def ends(self, killed: bool) -> None:
+        if killed:
+            self.process.send_signal(signal.SIGKILL)
+        self.process.communicate()
+
+    def figures(self) -> str:
+        memory = self.watched.memory_info().rss / 2**20
+        return f"{memory:7.1f} MiB  {self.watched.num_fds():3} files  {self.watched.num_threads():3} threads"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-m", "--model", default="demo")
+    parser.add_argument("--prompts", type=Path, required=True)
+    parser.add_argument("--home", type=Path, required=True, help="an empty directory")
+    parser.add_argument("--replies", type=int, default=10_000)
+    parser.add_argument("--restart", type=int, default=250, help="replies of one process, about")
+    parser.add_argument("--conversation", type=int, default=10, help="turns of one conversation, about")
+    parser.add_argument("-n", "--max-tokens", type=int, default=24)
+    asked = parser.parse_args()
+    chance = random.Random(0)
+    prompts = [question.text.splitlines()[0] for question in questions(asked.prompts, None)]
+    chat, left, ended = Chat(asked, resumed=False), asked.restart, 0
+    taken: list[float] = []
+    said: list[str] = []
+    for number in count(1):
+        prompt = f"{number}: {chance.choice(prompts)[:80]}."
+        taken.append(chat.asks(prompt))
+        said.append(prompt)
+        if number % max(1, asked.replies // 10) == 0:
+            stored = sum(file.stat().st_size for file in Paths(asked.home).database.parent.glob("localspec.db*"))
+            print(f"{number:6}  {chat.figures()}  {median(taken):.3f} s, at most {max(taken):.3f}  "
+                  f"database {stored / 2**20:.1f} MiB", flush=True)  # fmt: skip
+            taken.clear()
+        if number == asked.replies:
+            break
+        left -= 1
+        if left <= 0 and chance.random() < 0.1:
+            ended, left = ended + 1, asked.restart
+            chat.ends(killed=ended % 3 == 0)
+            chat = Chat(asked, resumed=True)
+        elif chance.random() < 1 / asked.conversation:
+            assert chat.process.stdin
+            chat.process.stdin.write(b"/new\n")
+    chat.ends(killed=False)
+    with Store.open(Paths(asked.home).database, print) as store:
+        turns = (t for i in store.history.conversations() for t in saved_conversation(store.history, i.id).turns)
+        found = {turn.prompt for turn in turns if turn.reason in ("stop", "length")}
+    print(
+        f"{ended} restarts, {ended // 3} by SIGKILL; of {len(said)} finished replies {len(found & set(said))} are kept"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,277 @@
+"""The page of what drafters are worth: tables of measured replies, and of each aim that was missed where and by what.
+
+A run is what `speedups.py` keeps of a model at a temperature: its turns, one a prompt, with a reply of each drafter.
+"""
+
+import argparse
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from statistics import fmean, median
+from typing import Any
+
+import numpy as np
+from figures import DRAWS, figure, table
+
+PLAIN, AUTO, PHRASES = "none", "auto", "phrases"
+LEAST = 8  # tokens of a reply that counts
+NEARLY, HARMLESS = 0.95, 0.98  # of the best, and of plain decoding
+KINDS = {
+    "code": ("humaneval", "mbpp_test"),
+    "sums": ("gsm8k_test",),
+    "from the prompt": ("xquad_en", "long_continue", "flores_de_en"),
+}  # files of prompts; all others are chat
+OWN = "what it knows"
+EVERY = ("chat", *KINDS, OWN)
+# Of the largest model, the best drafter, × by the kind of text.
+AIMS = {"chat": 1.8, "code": 2.2, "from the prompt": 2.2}
+FORESEEN, CHOSEN = 0.8, 0.9  # the shares of predictions within 10 %, and of cells in which `auto` is nearly the best
+
+Turns = Sequence[Mapping[str, Any]]
+
+
+def about(asked: argparse.Namespace) -> str:
+    own = f" ({2 * asked.limit} of what the model knows)" if asked.own else ""
+    return (
+        f"Made by `research/speedups.py`: at most {asked.limit} prompts of a kind of text{own}, replies of at most "
+        f"{asked.max_tokens} tokens that end where the text goes round, those of fewer than {LEAST} left out; pools of "
+        "phrases are empty at the beginning of each. All replies to a prompt are written side by side, in turns of a twentieth of a second, "
+        "those of less than a quarter of a second up to ten times. × is the time of plain "
+        f"decoding over that of the drafter, all replies together; in brackets the bounds of 95 % of {DRAWS} bootstrap samples of prompts. τ is tokens a step, "
+        "M is × over relative memory. Predicted is what the choice between drafters goes by, once the machine's forwards "
+        "were timed and before any reply; then, what it goes by after the first half of the prompts, beside the × of the "
+        "other half. Those that switched themselves off in most replies are not counted among predictions."
+    )
+
+
+def section(run: Mapping[str, Any]) -> str:
+    """One model at one temperature."""
+    turns: Turns = run["turns"]
+    rows = list(turns[0]["replies"])
+    took = f" `auto` took `{run['auto']}`." if run["auto"] else ""
+    differing = sum(one["ids"] != turn["replies"][PLAIN]["ids"] for turn in turns for one in turn["replies"].values())
+    told = [
+        f"{len(turns)} prompts, {run['precision']}, {run['device']}, {run['threads']} threads; load average "
+        f"{min(turn['load'] for turn in turns):.1f} to {max(turn['load'] for turn in turns):.1f}. Replies that differ from "
+        f"plain decoding: {differing}.{took}"
+    ]
+    lines, then = [], later(run)
+    for name in sorted(rows, key=lambda name: speedup(turns, name), reverse=True):
+        low, high = interval(turns, name)
+        predicted = run["predicted"].get(run["auto"] if name == AUTO else name)
+        anew = then["predicted"].get(name)
+        off = sum(bool(turn["replies"][name]["off"]) for turn in turns)
+        unit = total(turns, PLAIN, "seconds") / total(turns, PLAIN, "steps") * total(turns, name, "steps")
+        lines.append(
+            [
+                name, figure(length(turns, name)),
+                f"{speedup(turns, name):.2f} [{low:.2f}, {high:.2f}]", figure(predicted), figure(anew) if name != AUTO else "",
+                figure(speedup(then["turns"], name)) if then["turns"] else "", figure(worth(turns, name)),
+                figure(total(turns, name, "draft") / unit), figure(total(turns, name, "verify") / unit), f"{off}",
+            ]
+        )  # fmt: skip
+    told.append(
+        table(["drafter", "τ", "×", "predicted", "then", "× then", "M", "draft", "verify", "switched off"], lines)
+    )
+    told.append("Draft and verify are in plain steps, of one step. By the kind of text:")
+    kinds = {kind: [turn for turn in turns if turn["category"] == kind] for kind in EVERY}
+    kinds = {kind: some for kind, some in kinds.items() if some}
+    heads = ["×", *(f"{kind} ({len(some)})" for kind, some in kinds.items())]
+    told.append(table(heads, [[name, *(figure(speedup(some, name)) for some in kinds.values())] for name in rows]))
+    return "\n\n".join([*told, *ahead_of_phrases(turns), verdict(run)])
+
+
+def ahead_of_phrases(turns: Turns) -> Iterator[str]:
+    """Those that are faster than phrases alone, at both bounds."""
+    if PHRASES in turns[0]["replies"]:
+        found = {name: (speedup(turns, name, PHRASES), *interval(turns, name, PHRASES)) for name in turns[0]["replies"]}
+        clear = sorted(((one, name) for name, one in found.items() if round(one[1], 2) > 1), reverse=True)
+        told = [f"`{name}` {ratio:.2f} [{low:.2f}, {high:.2f}]" for (ratio, low, high), name in clear]
+        yield f"Ahead of phrases alone, compared prompt by prompt: {', '.join(told) or 'none'}."
+
+
+def overall(runs: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
+    """How well drafters were chosen and foreseen, over all models, temperatures and kinds of text: the cells."""
+    cells = cells_of(runs)
+    at_first = [error for _, run in runs for error in errors_of(run).values()]
+    anew = [error for _, run in runs for error in errors_of(later(run)).values()]
+    within = [within for _, run in runs for within in inside(run)]
+    said = (
+        f"Over all: predicted within 10 % of what was measured in {near(at_first)}, and within the bounds of what was measured "
+        f"in {sum(within)}; after half of the prompts within 10 % of the other half in {near(anew)}."
+    )
+    if not cells:
+        return said
+    right = sum(nearly_best(turns, AUTO) for _, turns in cells)
+    after = [close for _, run in runs for close in close_ones(later(run))]
+    worst, name = min((speedup(turns, AUTO), name) for name, turns in cells)
+    below = sum(speedup(turns, AUTO) < HARMLESS for _, turns in cells)
+    return (
+        f"{said} `auto` was the best or within 5 % of it in {right} of {len(cells)} cells (a model, a temperature and a "
+        f"kind of text), below {HARMLESS} of plain decoding in {below}; the lowest was {worst:.2f} ({name}). What it takes "
+        f"after half of the prompts was so in {sum(after)} of {len(after)} cells of the other half."
+    )
+
+
+def cells_of(runs: Sequence[tuple[str, Mapping[str, Any]]]) -> list[tuple[str, Turns]]:
+    """The cells in which `auto` was tried, with their names: a model, a temperature and a kind of text each."""
+    cells = [
+        (f"{kind} of {title}", [turn for turn in run["turns"] if turn["category"] == kind])
+        for title, run in runs for kind in EVERY
+    ]  # fmt: skip
+    return [(name, turns) for name, turns in cells if turns and AUTO in turns[0]["replies"]]
+
+
+def missed(runs: Sequence[tuple[str, Mapping[str, Any]]], of_largest: Sequence[str]) -> str:
+    """Each aim that was missed, with the arithmetic of its cells; × is tokens a step over what a step takes.
+
+    `of_largest` are the titles of the largest model, whose best drafters have aims of their own.
+    """
+    lines: list[str] = []
+    for kind, aim in AIMS.items():
+        for title in of_largest:
+            turns = [turn for turn in dict(runs)[title]["turns"] if turn["category"] == kind]
+            if turns and (best := fastest(turns))[0] < aim:
+                tokens, price = length(turns, best[1]), cost(turns, best[1])
+                lines.append(
+                    f"{aim} × on {kind} of {title}: {arithmetic(turns, best[1])} is the best. It would take "
+                    f"{aim * price:.2f} tokens a step at that price, or steps of {tokens / aim:.2f} plain ones."
+                )
+    for title in of_largest:
+        for kind in EVERY:
+            turns = [turn for turn in dict(runs)[title]["turns"] if turn["category"] == kind]
+            both = ("ouroboros", PHRASES)
+            tried = turns and all(name in turns[0]["replies"] for name in both)
+            if tried and speedup(turns, both[0]) < speedup(turns, both[1]):
+                lines.append(
+                    f"Ouroboros ahead of phrases alone on {kind} of {title}: {arithmetic(turns, both[0])}, and "
+                    f"{arithmetic(turns, both[1])}."
+                )
+    cells = cells_of(runs)
+    for name, cell in cells:
+        if speedup(cell, AUTO) < HARMLESS:
+            low, high = interval(cell, AUTO)
+            off = sum(bool(turn["replies"][AUTO]["off"]) for turn in cell)
+            lines.append(
+                f"`auto` never below {HARMLESS}, {name}: {arithmetic(cell, AUTO)}, [{low:.2f}, {high:.2f}] by "
+                f"{len(cell)} prompts, in {off} of which it switched itself off."
+            )
+    wrong = [(name, cell) for name, cell in cells if not nearly_best(cell, AUTO)]
+    if len(wrong) > (1 - CHOSEN) * len(cells):
+        told = [
+            f"{name} ({speedup(cell, AUTO):.2f}, and {fastest(cell)[0]:.2f} with `{fastest(cell)[1]}`)"
+            for name, cell in wrong
+        ]
+        lines.append(
+            f"`auto` the best or nearly so in {CHOSEN:.0%} of cells: in {len(cells) - len(wrong)} of {len(cells)}; not "
+            f"in {'; '.join(told)}."
+        )
+    for when, some in (("before any reply", runs), ("after half of the prompts", [(t, later(r)) for t, r in runs])):
+        errors = {title: errors_of(run) for title, run in some}
+        every = [error for own in errors.values() for error in own.values()]
+        if every and sum(abs(error) <= 0.1 for error in every) < FORESEEN * len(every):
+            told = [
+                f"{title} {near(own.values())}, median {median(own.values()):+.0%}"
+                for title, own in errors.items()
+                if own
+            ]
+            lines.append(
+                f"Foreseen within 10 % in {FORESEEN:.0%} {when}: {near(every)}, median {median(every):+.0%}; of "
+                f"{'; '.join(told)}."
+            )
+    if not lines:
+        return "Every aim was reached."
+    return "Aims that were missed (× is tokens a step over what a step takes, in plain steps):\n\n" + "\n".join(
+        f"- {line}" for line in lines
+    )
+
+
+def fastest(turns: Turns) -> tuple[float, str]:
+    return max((speedup(turns, name), name) for name in turns[0]["replies"])
+
+
+def length(turns: Turns, name: str) -> float:
+    """Tokens a step."""
+    return total(turns, name, "tokens") / total(turns, name, "steps")
+
+
+def cost(turns: Turns, name: str) -> float:
+    """What a step takes, in the time that plain decoding has for a token."""
+    return length(turns, name) / speedup(turns, name)
+
+
+def arithmetic(turns: Turns, name: str) -> str:
+    return f"{speedup(turns, name):.2f} with `{name}`, {length(turns, name):.2f} tokens over {cost(turns, name):.2f}"
+
+
+def later(run: Mapping[str, Any]) -> dict[str, Any]:
+    """The other half of a run's prompts, and what was foreseen and taken before it."""
+    return {"turns": [turn for turn in run["turns"] if turn["later"]], **run["then"]}
+
+
+def errors_of(run: Mapping[str, Any]) -> dict[str, float]:
+    """By drafter, by how much its prediction was too high, as a share of what was measured."""
+    return {name: run["predicted"][name] / speedup(run["turns"], name) - 1 for name in foreseen(run)}
+
+
+def foreseen(run: Mapping[str, Any]) -> list[str]:
+    """The drafters of which something was predicted, and which went on drafting."""
+    turns: Turns = run["turns"]
+    rows = [name for name in turns[0]["replies"] if name in run["predicted"] and name != PLAIN] if turns else []
+    return [name for name in rows if 2 * sum(bool(turn["replies"][name]["off"]) for turn in turns) <= len(turns)]
+
+
+def inside(run: Mapping[str, Any]) -> list[bool]:
+    """Of each prediction, whether it lies within the bounds of what was measured."""
+    bounds = ((run["predicted"][name], interval(run["turns"], name)) for name in foreseen(run))
+    return [low <= predicted <= high for predicted, (low, high) in bounds]
+
+
+def near(errors: Iterable[float]) -> str:
+    """How many are small, of how many."""
+    small = [abs(error) <= 0.1 for error in errors]
+    return f"{sum(small)} of {len(small)}"
+
+
+def nearly_best(turns: Turns, name: str) -> bool:
+    best = max(speedup(turns, other) for other in turns[0]["replies"])
+    return speedup(turns, name) >= NEARLY * best
+
+
+def close_ones(run: Mapping[str, Any]) -> list[bool]:
+    """Of each kind of text, whether what `auto` took was the best or nearly so; of none where it was not asked for."""
+    kinds = ([turn for turn in run["turns"] if turn["category"] == kind] for kind in EVERY)
+    return [nearly_best(some, run["auto"]) for some in kinds if some and run["auto"] in some[0]["replies"]]
+
+
+def verdict(run: Mapping[str, Any]) -> str:
+    """How far the predictions were off, and how often `auto` was the best or nearly so."""
+    then = later(run)
+    told = []
+    for when, one in (("At first", run), ("After half of the prompts", then)):
+        errors, right = errors_of(one), close_ones(one)
+        said = f"{when}: predicted within 10 % of what was measured {near(errors.values())}"
+        said += f", median error {median(errors.values()):+.0%}" if errors else ""
+        taken = f"; `{one['auto']}`, which `auto` takes, the best or within 5 % of it in {sum(right)} of {len(right)} kinds of text."
+        told.append(said + (taken if right else "."))
+    return " ".join(told)
+
+
+def total(turns: Turns, name: str, what: str) -> float:
+    return float(sum(turn["replies"][name][what] for turn in turns))
+
+
+def speedup(turns: Turns, name: str, beside: str = PLAIN) -> float:
+    return total(turns, beside, "seconds") / total(turns, name, "seconds")
+
+
+def worth(turns: Turns, name: str) -> float:
+    """M (S3D, eq. 13)."""
+    held = fmean(turn["replies"][name]["bytes"] / turn["replies"][PLAIN]["bytes"] for turn in turns)
+    return speedup(turns, name) / held
+
+
+def interval(turns: Turns, name: str, beside: str = PLAIN) -> tuple[float, float]:
+    """The bounds of a speedup by other prompts."""
+    seconds = np.array([[turn["replies"][one]["seconds"] for one in (beside, name)] for turn in turns])
+    drawn = seconds[np.random.default_rng(0).integers(len(seconds), size=(DRAWS, len(seconds)))].sum(1)
+    low, high = np.percentile(drawn[:, 0] / drawn[:, 1], (2.5, 97.5))
+    return float(low), float(high)

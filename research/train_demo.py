@@ -1,0 +1,342 @@
+"""Trains the demo model from nothing, in a long stage and a short last one; and the draft model that goes with it.
+
+    python research/train_demo.py long --data DIR --work DIR                # until stopped, or --tokens
+    python research/train_demo.py last --data DIR --work DIR --tokens 4e6   # from where the long stage is
+    python research/train_demo.py draft --data DIR --work DIR --tokens 4e6 --towards localspec/demo
+
+The long stage is at a constant rate and so may be as long as there is time; the rate goes down in the last one, which
+leaves the long stage as it was. Whatever way a run ends, the same command goes on from its last checkpoint. Lengths are
+in tokens, so that a busy machine makes a slower run and not a shorter one. Of a long run, WORK/long/held_out.jsonl tells
+the losses and WORK/long/samples.jsonl what it says.
+"""
+
+import os
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+import argparse
+import json
+import math
+import multiprocessing
+import signal
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from demo_data.passes import set_aside, trained, vocabulary_texts
+from demo_model import demo_config, draft_of, export, muon_in_float32, optimizers
+from demo_progress import agreement, held_out_losses, log, samples
+from demo_tokens import Corpus, train_tokenizer
+from filelock import FileLock, Timeout
+from transformers import Phi3ForCausalLM, PreTrainedTokenizerFast
+
+SEED = 20261122
+MICRO = {"cpu": 4096, "cuda": 65536}  # tokens a forward
+MEASURED, SPOKEN = 200, 400  # steps
+
+
+@dataclass(frozen=True)
+class Stage:
+    """How one part of the training goes; demo_data/mixture.py says what it sees."""
+
+    mixture: str
+    length: int  # tokens a row
+    batch: int  # tokens a step
+    rates: tuple[float, float]  # factor on the learning rates, at first and at the end
+    hold: float  # how much of the stage is at the first rate
+    warm_up: int  # steps
+    user_share: float  # how much what a user says counts, beside what an assistant says
+
+
+STAGES = {
+    "long": Stage("long", 512, 8192, (1.0, 1.0), 1.0, 40, 0.2),
+    "last": Stage("last", 1024, 4096, (1.0, 0.0), 0.0, 0, 0.0),
+    # In 90 seconds, steps of 2,048 tokens brought a draft to agree with its teacher on 29 % of tokens, those of 4,096
+    # on 24 %; in 80 seconds at 2.5 times the rate it was 29 % too.
+    "draft": Stage("draft", 1024, 2048, (2.0, 0.0), 0.4, 50, 0.0),
+}
+
+
+def rate(stage: Stage, steps: int, done: float) -> float:
+    """The factor on the learning rates: a short warm-up, the first rate, then down in a straight line."""
+    first, end = stage.rates
+    falling = max(0.0, done - stage.hold) / (1 - stage.hold) if stage.hold < 1 else 0.0
+    return min(1.0, (steps + 1) / max(1, stage.warm_up)) * (first + (end - first) * min(1.0, falling))
+
+
+@dataclass
+class Progress:
+    """What a stopped run needs to go on as if it had never stopped."""
+
+    number: int = 0  # of the pass
+    rows: int = 0  # of this pass
+    steps: int = 0
+    tokens: int = 0
+    cpu_seconds: float = 0.0  # of all cores; time in which the process was stopped does not count
+
+
+@dataclass
+class Run:
+    """One stage in its own folder below `work`; a pass whose file has been removed is over."""
+
+    name: str
+    asked: argparse.Namespace
+    tokenizer: PreTrainedTokenizerFast
+    model: Phi3ForCausalLM
+    teacher: Phi3ForCausalLM | None = None
+    progress: Progress = field(default_factory=Progress)
+
+    def __post_init__(self) -> None:
+        self.stage, self.folder = STAGES[self.name], self.asked.work / self.name
+        self.checkpoint = self.folder / "checkpoint.pt"
+        self.optimisers = optimizers(self.model)
+        self.body: Any = torch.compile(self.model.model) if self.asked.compile else self.model.model
+        self.device = next(self.model.parameters()).device
+        if self.device.type == "cpu" and not self.asked.compile:
+            self.model.set_attn_implementation("eager")  # a tenth faster than the fused form, which gains by compiling
+        self.batch = self.asked.batch or self.stage.batch
+
+    def load(self, checkpoint: Path) -> None:
+        """Weights, moments of the optimisers and, of this stage's own checkpoint, where it was."""
+        state = torch.load(checkpoint, map_location=self.device, weights_only=True)
+        self.model.load_state_dict(state["model"])
+        for (optimiser, _), saved in zip(self.optimisers, state["optimisers"], strict=True):
+            optimiser.load_state_dict(saved)
+        if checkpoint == self.checkpoint:
+            self.progress = Progress(**state["progress"])
+
+    def save(self) -> None:
+        """All or nothing."""
+        optimisers = [o.state_dict() for o, _ in self.optimisers]
+        state = {"model": self.model.state_dict(), "optimisers": optimisers, "progress": vars(self.progress)}
+        new = self.checkpoint.with_suffix(".new")
+        torch.save(state, new)
+        new.replace(self.checkpoint)
+
+    def corpus(self) -> Corpus:
+        """The pass that is under way, made anew where it is the next."""
+        file = self.folder / f"pass-{self.progress.number}.npz"
+        if not file.exists():
+            if self.progress.rows:
+                self.progress.number, self.progress.rows = self.progress.number + 1, 0
+                return self.corpus()
+            self.build(self.progress.number)
+        return Corpus.load(file)
+
+    def build(self, number: int) -> None:
+        """The file of a pass."""
+        examples = trained(self.asked.data, self.stage.mixture, number)
+        Corpus.encode(examples, self.tokenizer).save(self.folder / f"pass-{number}.npz")
+
+    def build_ahead(self, count: int) -> None:
+        """The next passes side by side, where a fast device would otherwise wait for them."""
+        numbers = range(self.progress.number + 1, self.progress.number + 1 + count)
+        wanted = [n for n in numbers if not (self.folder / f"pass-{n}.npz").exists()]
+        with multiprocessing.get_context("fork").Pool(min(len(wanted), os.cpu_count() or 1) or 1) as pool:
+            pool.map(self.build, wanted, chunksize=1)
+
+    def loss(self, ids: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """Cross-entropy, or divergence from the teacher, of [rows, length], summed by weight."""
+        wanted = weights > 0
+        logits = self.model.lm_head(self.body(ids, use_cache=False).last_hidden_state[wanted]).float()
+        if self.teacher is None:
+            each = F.cross_entropy(logits, labels[wanted], reduction="none")
+        else:
+            with torch.no_grad():
+                hidden = self.teacher.model(ids, use_cache=False).last_hidden_state[wanted]
+                towards = self.teacher.lm_head(hidden).float().log_softmax(-1)
+            each = F.kl_div(logits.log_softmax(-1), towards, reduction="none", log_target=True).sum(-1)
+        return (each * weights[wanted]).sum()
+
+    def step(self, rows: list[Any], factor: float) -> float:
+        """One step of the optimisers; returns the loss a token."""
+        for optimiser, base in self.optimisers:
+            for group in optimiser.param_groups:
+                group["lr"] = base * factor
+        ids, labels, spoken = (torch.stack([torch.from_numpy(r[i]) for r in rows]).to(self.device) for i in range(3))
+        weights = torch.where(spoken, 1.0, self.stage.user_share)
+        total, share = 0.0, max(1.0, float(weights.sum()))
+        some = max(1, self.asked.micro // self.stage.length)
+        for part in range(0, len(rows), some):
+            piece = slice(part, part + some)
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=not self.asked.float32):
+                loss = self.loss(ids[piece], labels[piece], weights[piece]) / share
+            loss.backward()
+            total += loss.item()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        for optimiser, _ in self.optimisers:
+            optimiser.step()
+            optimiser.zero_grad(set_to_none=False)
+        return total
+
+    def train(self, stopped: list[bool]) -> None:
+        """To the last token, or until stopped; a checkpoint is then there."""
+        began, saved = time.process_time(), time.monotonic()
+        most, running, told = self.asked.tokens, 0.0, self.progress.tokens
+        while self.progress.tokens < most and not stopped:
+            source = self.corpus().rows(self.stage.length, self.progress.rows)
+            while batch := [r for _, r in zip(range(self.batch // self.stage.length), source, strict=False)]:
+                factor = self.asked.rate * rate(self.stage, self.progress.steps, self.progress.tokens / most)
+                loss = self.step(batch, factor)
+                running = 0.95 * running + 0.05 * loss if running else loss
+                p, now, cpu = self.progress, time.monotonic(), time.process_time()
+                p.rows, p.steps, p.tokens = p.rows + len(batch), p.steps + 1, p.tokens + len(batch) * self.stage.length
+                p.cpu_seconds, began = p.cpu_seconds + cpu - began, cpu
+                if p.steps % MEASURED == 0 and self.name == "long":
+                    self.measure(running)
+                if now - saved > self.asked.saved or stopped or p.tokens >= most:
+                    print(f"pass {p.number} step {p.steps}  {p.tokens / 1e6:.2f} M tokens  loss {running:.3f}  "
+                          f"{(p.tokens - told) / (now - saved):.0f} tokens/s", flush=True)  # fmt: skip
+                    self.save()
+                    saved, told = now, p.tokens
+                if stopped or p.tokens >= most:
+                    return
+            self.progress.number, self.progress.rows = self.progress.number + 1, 0
+
+    @torch.no_grad()
+    def measure(self, running: float) -> None:
+        """Held-out losses, and now and then samples, into their files."""
+        p = self.progress
+        self.model.eval()
+        told = {"step": p.steps, "tokens": p.tokens, "cpu_hours": round(p.cpu_seconds / 3600, 3)}
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=not self.asked.float32):
+            losses = {loss.source: round(loss.mean, 4) for loss in held_out_losses(self.model, self.aside())}
+        told |= {"trained": round(running, 4), "held_out": round(sum(losses.values()) / len(losses), 4)}
+        log(self.folder / "held_out.jsonl", told | {"sources": losses})
+        if p.steps % SPOKEN == 0:
+            log(self.folder / "samples.jsonl", told | {"samples": samples(self.model, self.tokenizer)})
+        self.model.train()
+
+    def aside(self) -> Corpus:
+        """What is never trained on."""
+        file = self.asked.work / "aside.npz"
+        if not file.exists():
+            Corpus.encode(set_aside(self.asked.data), self.tokenizer).save(file)
+        return Corpus.load(file)
+
+
+def prepare(asked: argparse.Namespace) -> Run:
+    """The run of the stage that is asked for, from its own checkpoint or from what goes before it."""
+    (asked.work / asked.stage).mkdir(parents=True, exist_ok=True)
+    torch.manual_seed(SEED)
+    if asked.stage == "draft":
+        teacher = Phi3ForCausalLM.from_pretrained(asked.towards, dtype=torch.float32, local_files_only=True)
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(asked.towards, local_files_only=True)
+        begin = asked.begin and Phi3ForCausalLM.from_pretrained(asked.begin, dtype=torch.float32, local_files_only=True)
+        model = begin or draft_of(teacher)
+        run = Run("draft", asked, tokenizer, model.to(asked.device).train(), teacher.to(asked.device).eval())
+    else:
+        if asked.begin:
+            tokenizer = PreTrainedTokenizerFast.from_pretrained(asked.begin, local_files_only=True)
+            model = Phi3ForCausalLM.from_pretrained(asked.begin, dtype=torch.float32, local_files_only=True)
+        else:
+            place = asked.work / "tokenizer"
+            tokenizer = train_tokenizer([] if place.exists() else vocabulary_texts(asked.data), place)
+            model = Phi3ForCausalLM(demo_config(asked.shape))
+        run = Run(asked.stage, asked, tokenizer, model.to(asked.device).train())
+    before = asked.work / "long" / "checkpoint.pt"
+    run.progress.number = asked.first_pass
+    if run.checkpoint.exists():
+        run.load(run.checkpoint)
+        print(f"resuming: {run.progress}", flush=True)
+    elif asked.stage == "last" and not asked.begin:
+        if not before.exists():
+            raise SystemExit(f"{before} is not there; let `train_demo.py long` run first.")
+        run.load(before)
+    return run
+
+
+def options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("stage", choices=STAGES)
+    parser.add_argument("--data", type=Path, required=True, help="the folder with chat.jsonl.xz and text.jsonl.xz")
+    parser.add_argument("--work", type=Path, required=True, help="checkpoints and encoded text; outside git")
+    parser.add_argument("--tokens", type=float, default=math.inf, help="of this stage, over all sittings")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--ahead", type=int, default=0, help="passes to make before the training, a process each")
+    parser.add_argument("--shape", choices=("small", "large"), default="small")
+    parser.add_argument("--batch", type=int, help="tokens a step")
+    parser.add_argument("--micro", type=int, help="tokens a forward")
+    parser.add_argument("--saved", type=float, default=180, help="seconds between checkpoints")
+    parser.add_argument("--begin", type=Path, help="go on from this model, in its shape and with its tokenizer")
+    parser.add_argument(
+        "--rate", type=float, default=1.0, help="a factor on the rates: below 1 where a stage is done again"
+    )
+    parser.add_argument(
+        "--mean",
+        type=float,
+        metavar="SHARE",
+        help="end with a mean of the weights: so much of those after, else before",
+    )
+    parser.add_argument("--first-pass", type=int, default=0, help="where a stage is done again: other variations")
+    parser.add_argument("--towards", type=Path, default=Path("localspec/demo"), help="whose draft model to train")
+    parser.add_argument("--float32", action="store_true", help="no bfloat16: for processors without such arithmetic")
+    parser.add_argument("--compile", action="store_true", help="torch.compile the model (needs a C++ compiler)")
+    asked = parser.parse_args()
+    if asked.mean is not None and not 0 < asked.mean < 1:
+        parser.error(f"--mean {asked.mean} is no share between 0 and 1.")
+    if asked.mean and not asked.begin:
+        parser.error("--mean needs --begin: the weights to take the mean with.")
+    asked.micro = asked.micro or MICRO.get(torch.device(asked.device).type, MICRO["cpu"])
+    return asked
+
+
+def main() -> None:
+    asked = options()
+    if asked.stage != "long" and math.isinf(asked.tokens):
+        raise SystemExit(f"The {asked.stage} stage needs --tokens: its rate goes down over them.")
+    (asked.work / asked.stage).mkdir(parents=True, exist_ok=True)
+    if asked.float32:
+        muon_in_float32()
+    try:
+        with FileLock(asked.work / asked.stage / "lock", timeout=0):
+            (asked.work / asked.stage / "pid").write_text(f"{os.getpid()}\n")
+            run = prepare(asked)
+            if asked.ahead:
+                run.build_ahead(asked.ahead)
+            print(f"{sum(p.numel() for p in run.model.parameters()) / 1e6:.2f} M parameters", flush=True)
+            stopped: list[bool] = []
+            for name in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(name, lambda *_: stopped.append(True))
+            run.train(stopped)
+    except Timeout:
+        raise SystemExit("This stage is running already.") from None
+    if stopped:
+        raise SystemExit("Stopped; the same command goes on from here.")
+    finish(run)
+
+
+@torch.no_grad()
+def towards_mean(model: Phi3ForCausalLM, before: Phi3ForCausalLM, share: float) -> None:
+    """Makes each weight the mean of what it was and, by this share, of what it is.
+
+    A stage that is done again overfits; the mean of before and after keeps what both know (Wortsman et al. 2022, "Robust
+    fine-tuning of zero-shot models").
+    """
+    for new, old in zip(model.parameters(), before.parameters(), strict=True):
+        new.copy_(share * new + (1 - share) * old.to(new.device))
+
+
+def finish(run: Run) -> None:
+    """The model in its shipped form, and the record of its training."""
+    told = {"device": run.asked.device, "seed": SEED, "shape": run.asked.shape, "mean": run.asked.mean}
+    told["rate"] = run.asked.rate
+    for name in STAGES:
+        checkpoint = run.asked.work / name / "checkpoint.pt"
+        if checkpoint.exists():
+            told[name] = torch.load(checkpoint, map_location="cpu", weights_only=True)["progress"]
+    if run.teacher:
+        told |= agreement(run.model.eval(), run.teacher, run.aside())
+    if run.asked.mean:
+        towards_mean(run.model, Phi3ForCausalLM.from_pretrained(run.asked.begin, dtype=torch.float32), run.asked.mean)
+    out = run.asked.work / ("draft-model" if run.teacher else "model")
+    export(run.model, run.tokenizer, out)
+    (out.parent / f"{out.name}.json").write_text(json.dumps(told, indent=1) + "\n")
+    print(json.dumps(told))
+
+
+if __name__ == "__main__":
+    main()

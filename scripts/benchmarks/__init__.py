@@ -1,1 +1,0 @@
-"""What `scripts/bench_report.py` is made of: readings, who is timed, sections, and the page drawn from them."""

@@ -1,0 +1,146 @@
+"""Take the pictures of the README from the real program on a pseudo-terminal: docs/figures/pictures/.
+
+    python tools/pictures.py [NAME …] -m MODEL --drafter KIND
+
+Each scene is a command, the keys that somebody types, and what must be seen before the picture is taken. The model must
+be in the home that LOCALSPEC_HOME names, or in yours; nothing is saved there. It answers greedily, so the text is the
+same each time; speeds are those of this machine. Linux and macOS.
+"""
+
+import argparse
+import io
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import pyte
+from pseudo_terminal import Terminal
+from rich.console import Console
+from rich.style import Style
+from rich.terminal_theme import TerminalTheme
+from rich.text import Text
+
+DRAWN = Path(__file__).parent.parent / "docs" / "figures" / "pictures"
+QUESTION = "Write a Python function that returns the longest word of a sentence."
+THEME = TerminalTheme(
+    (24, 26, 31), (220, 223, 228),
+    [(40, 44, 52), (224, 108, 117), (152, 195, 121), (229, 192, 123), (97, 175, 239), (198, 120, 221), (86, 182, 194), (220, 223, 228)],
+    [(92, 99, 112), (224, 108, 117), (152, 195, 121), (229, 192, 123), (97, 175, 239), (198, 120, 221), (86, 182, 194), (255, 255, 255)],
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A command line after `localspec`, keys that are typed when a pattern is seen, and the pattern at the end."""
+
+    arguments: Sequence[str]
+    size: tuple[int, int]
+    steps: Sequence[tuple[str, str]]  # a pattern that must be seen, and the keys that are typed then
+    end: str
+
+
+CHAT = ("chat", "--temp", "0", "--no-log", "-n", "160")
+SCENES = {
+    "chat": Scene(CHAT, (100, 30), [("quit|Quit|keys", f"{QUESTION}\r")], rf"(?s){re.escape(QUESTION)}.*faster"),
+    "xray": Scene(
+        CHAT,
+        (100, 30),
+        [("quit|Quit|keys", f"{QUESTION}\r"), (r"s · \d+ tokens", "\x14"), ("token 1 of", "\t\t")],
+        "step 2 brought",
+    ),
+    "race": Scene(
+        ["race", QUESTION, "--temp", "0", "-n", "80", "--cast", "race.cast"],
+        (100, 24),
+        [],
+        "both texts are the same|The texts differ",
+    ),
+}
+
+
+def take(name: str, scene: Scene, flags: Sequence[str]) -> None:
+    """Play a scene with the flags that name model and drafter, and draw the screen at its end."""
+    command = [sys.executable, "-m", "localspec", *scene.arguments, *flags]
+    terminal = Terminal(command, {**os.environ, "TERM": "xterm-256color"}, scene.size)
+    try:
+        for pattern, keys in scene.steps:
+            terminal.until(_shows(pattern))
+            terminal.send(keys)
+        terminal.until(_shows(scene.end))
+        _settle(terminal)
+    finally:
+        terminal.process.kill()
+        terminal.process.wait()
+    (DRAWN / f"{name}.svg").write_text(drawing(terminal.screen, f"localspec {scene.arguments[0]}"), encoding="utf-8")
+
+
+def _shows(pattern: str) -> Callable[[str], bool]:
+    return lambda text: re.search(pattern, text) is not None
+
+
+def _settle(terminal: Terminal) -> None:
+    """Wait until nothing on the screen has changed for a second."""
+    seen, since = "", time.monotonic()
+
+    def still(text: str) -> bool:
+        nonlocal seen, since
+        if text != seen:
+            seen, since = text, time.monotonic()
+        return time.monotonic() - since > 1
+
+    terminal.until(still)
+
+
+def drawing(screen: pyte.Screen, title: str) -> str:
+    """Return an SVG document of a screen. It loads no fonts."""
+    console = Console(record=True, width=screen.columns, file=io.StringIO(), force_terminal=True)
+    used = max((line for line in range(screen.lines) if screen.display[line].strip()), default=0)
+    for line in range(used + 1):
+        console.print(_text(screen, line), no_wrap=True, overflow="ignore", crop=False)
+    svg = console.export_svg(title=title, theme=THEME)
+    return re.sub(r"@font-face \{.*?\}", "", svg, flags=re.DOTALL)
+
+
+def _text(screen: pyte.Screen, line: int) -> Text:
+    row, text = screen.buffer[line], Text()
+    for style, run in groupby((row[column] for column in range(screen.columns)), _style):
+        text.append("".join(char.data for char in run), style)
+    return text
+
+
+def _style(char: Any) -> Style:
+    return Style(
+        color=_colour(char.fg), bgcolor=_colour(char.bg), bold=char.bold, italic=char.italics,
+        underline=char.underscore, reverse=char.reverse,
+    )  # fmt: skip
+
+
+def _colour(name: str) -> str | None:
+    """Return rich's name of a colour of pyte."""
+    if name == "default":
+        return None
+    if re.fullmatch("[0-9a-f]{6}", name):
+        return f"#{name}"
+    return name.replace("brown", "yellow").replace("bright", "bright_")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", choices=[*SCENES, []], help="else all of them")
+    parser.add_argument("-m", "--model", required=True)
+    parser.add_argument("--drafter", default="auto")
+    arguments = parser.parse_args()
+    DRAWN.mkdir(exist_ok=True)
+    os.chdir(DRAWN)  # what is recorded there names no directory
+    for name in arguments.names or SCENES:
+        take(name, SCENES[name], ["-m", arguments.model, "--drafter", arguments.drafter])
+        print(f"docs/figures/pictures/{name}.svg")
+
+
+if __name__ == "__main__":
+    main()
