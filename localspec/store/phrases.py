@@ -10,10 +10,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from localspec.store.comparing import comparison
+from localspec.quantities import counted
+from localspec.store import cleaning
 from localspec.store.database import Database, StoreTrouble
+from localspec.store.history_tables import without_triggers
 from localspec.store.values import count, moment, text
-from localspec.store.volumes import without_triggers
 
 PER_KEY = 16
 MOST_AT_ONCE = 2000  # phrases beyond the limit that one reply deletes: a million would take it half a minute
@@ -102,16 +103,12 @@ def tell_where_from(connection: sqlite3.Connection) -> None:
     connection.execute("ALTER TABLE phrase ADD COLUMN conversation INTEGER")
 
 
-# One statement for each part: together they touch every table and index from its root to a leaf.
+# One statement for each table and index.
 PROBES = (
     "SELECT id, model, tokenizer, path, created, used, tick, phrases FROM pool ORDER BY id LIMIT 1",
-    "SELECT id FROM pool WHERE model = '' AND tokenizer = ''",
-    "SELECT key, before, after, uses, used FROM phrase LIMIT 1",
+    "SELECT key, before, after, uses, used, served, conversation FROM phrase LIMIT 1",
     "SELECT used FROM phrase INDEXED BY phrase_by_use WHERE pool = 1 ORDER BY used DESC LIMIT 1",
-    comparison("pool", "sqlite_autoindex_pool_1", ("model", "tokenizer"), ("id",)),
-    comparison("phrase", "phrase_by_use", ("pool", "used"), ("pool", "key", "before", "after")),
 )
-PROBE_OF_ORIGIN = "SELECT served, conversation FROM phrase LIMIT 1"
 
 REMEMBER = """INSERT INTO phrase (pool, key, before, after, uses, used, conversation) VALUES (?, ?, ?, ?, 1, ?, ?)
     ON CONFLICT (pool, key, before, after) DO UPDATE SET uses = uses + 1, used = excluded.used,
@@ -288,40 +285,56 @@ class Phrases:
         conversation: int | None = None,
         phrases: Sequence[tuple[int, bytes, bytes]] | None = None,
     ) -> int:
-        """Deletes phrases so that their bytes are gone from the files too: of a pool, or of all; of those only what was
-        said last in a `conversation`, or only these (key, before, after).
+        """Delete phrases, and their bytes in the files: of a pool, or of all.
 
-        Returns how many were removed. Raises StoreTrouble; then its sentence says what is left to do.
+        With `conversation` only those said last in it, with `phrases` only these (key, before, after). Return how many
+        were removed. Raise StoreTrouble; then its sentence says what is left to do.
         """
         conditions = {"pool = ?": pool, "conversation = ?": conversation}
         given = {condition: value for condition, value in conditions.items() if value is not None}
-        where = " AND ".join(given) or "true"
+        where, values = " AND ".join(given) or "true", (*given.values(),)
 
         def remove(connection: sqlite3.Connection) -> int:
             if phrases is None:
-                return _forget_all(connection, where, (*given.values(),))
+                others = f"SELECT 1 FROM phrase WHERE NOT coalesce({where}, false) LIMIT 1"
+                if connection.execute(others, values).fetchone() is None:
+                    return _delete_all(connection)
+            cleaning.mark(connection)
+            if phrases is None:
+                return _delete_where(connection, where, values)
             one = f"DELETE FROM phrase WHERE {where} AND key = ? AND before = ? AND after = ?"
-            return connection.executemany(one, ((*given.values(), *phrase) for phrase in phrases)).rowcount
+            return connection.executemany(one, ((*values, *phrase) for phrase in phrases)).rowcount
 
         path = self._database.path
         removed = self._database.save(remove)
         if self._database.path != path:
             raise StoreTrouble(f"Nothing was removed, because {path} is broken: delete what it was set aside as.")
-        if problem := self._database.scrub():
-            raise StoreTrouble(
-                f"{removed} phrases were removed, but their bytes may still be in {self._database.path} and its -wal "
-                f"file ({problem}) until every other localspec session is closed."
-            )
+        if not self.any_kept():
+            self._database.give_back()
+        self._database.overwrite_deleted(f"{counted(removed, 'phrase')} removed")
         return removed
 
+    @property
+    def unfinished(self) -> str:
+        """The sentence on deleted text that the next start overwrites; empty if there is none."""
+        return self._database.unfinished
 
-def _forget_all(connection: sqlite3.Connection, where: str, values: tuple[int, ...]) -> int:
+
+def _delete_all(connection: sqlite3.Connection) -> int:
+    """Delete every phrase, and return how many. SQLite overwrites all pages of an emptied table at once."""
+    (count,) = connection.execute("SELECT count(*) FROM phrase").fetchone()
+    with without_triggers(connection, "phrase"):
+        connection.execute("DELETE FROM phrase")
+    connection.execute("UPDATE pool SET phrases = 0")
+    return int(count)
+
+
+def _delete_where(connection: sqlite3.Connection, where: str, values: tuple[int, ...]) -> int:
     """Delete the phrases `where` that holds, and return how many; no trigger runs for each of them."""
     query = f"SELECT pool, count(*) FROM phrase WHERE {where} GROUP BY pool"
     counts = connection.execute(query, values).fetchall()
     with without_triggers(connection, "phrase"):
-        # Without WHERE, SQLite gives up all pages at once in place of one row after the other.
-        connection.execute(f"DELETE FROM phrase{'' if where == 'true' else f' WHERE {where}'}", values)
+        connection.execute(f"DELETE FROM phrase WHERE {where}", values)
     forget = "UPDATE pool SET phrases = phrases - ? WHERE id = ?"
     connection.executemany(forget, ((count, pool) for pool, count in counts))
     return sum(count for _, count in counts)

@@ -9,16 +9,26 @@ from typing import Self
 
 from localspec.environment import home
 from localspec.paths import Paths
-from localspec.store import drafts, history, history_tables, measurements, mending, phrases, salvage
+from localspec.store import drafts, history, history_tables, measurements, phrases
 from localspec.store.database import Database
 from localspec.store.phrases import PoolNames
-from localspec.store.schema import MIGRATIONS, compare_schema
 
-PROBES = (
-    *(*phrases.PROBES, *measurements.PROBES, *history_tables.PROBES, *drafts.PROBES),
-    phrases.PROBE_OF_ORIGIN,
-    compare_schema,
-)
+# Only ever append: files out there have been through the ones that stand here.
+MIGRATIONS: list[Callable[[sqlite3.Connection], None]] = [
+    phrases.make_pools,
+    measurements.make_measurements,
+    history_tables.make_conversations,
+    history_tables.make_branches,
+    drafts.make_drafts,
+    phrases.tell_where_from,
+    history_tables.make_reasoning,
+    history_tables.make_newest,
+    drafts.tell_for_whom,
+    history_tables.make_source,
+    drafts.tell_where,
+    history_tables.make_one_table,
+]
+PROBES = (*phrases.PROBES, *measurements.PROBES, *history_tables.PROBES, *drafts.PROBES)
 
 
 class Store:
@@ -57,11 +67,9 @@ class Store:
                 ((pool, *names) for pool, names in known.items()),
             )
 
-        store = cls(
-            Database.open(path, notice, MIGRATIONS, PROBES, refill, mending.mend, salvage.salvage), notice, limit, known
-        )
-        store.history.finish_removal()
-        return store
+        database = Database.open(path, notice, MIGRATIONS, PROBES, refill)
+        database.finish_deletion()
+        return cls(database, notice, limit, known)
 
     def __enter__(self) -> Self:
         return self
