@@ -67,7 +67,7 @@ def open_writable(
 
 def how_to_recover(file: Path) -> str:
     """Say how to get text back from a damaged file."""
-    return f"To get text back, run `sqlite3 {shlex.quote(os.fspath(file))} .recover`."
+    return f"To get text back, run `sqlite3 {shlex.quote(os.fspath(file))} .recover`, or `.dump` if that fails."
 
 
 def _being_migrated(path: Path, size: int) -> str:
