@@ -26,7 +26,7 @@ def info_of(connection: sqlite3.Connection, conversation: int) -> ConversationIn
 
 
 def info_from(row: tuple[Any, ...]) -> ConversationInfo:
-    """What is said of a conversation, from the columns of INFO."""
+    """Return the row of a list, from the columns of INFO."""
     number, prompt, given, model, created, used, turns, origin, source = row
     title = title_of(text(prompt)) if given is None else cut(one_line(text(given)))
     branch_of = origin if isinstance(origin, int) else None
@@ -53,7 +53,7 @@ def parting_of(connection: sqlite3.Connection, *pair: int) -> tuple[Turn | None,
 
 
 def turn_from(row: tuple[Any, ...]) -> Turn:
-    """From its columns: id, prompt, reply, reason, figures, asked, and reasoning if it is there."""
+    """Return a turn from its columns: id, prompt, reply, reason, figures, asked, and reasoning if it is there."""
     number, prompt, reply, reason, figures, asked, *reasoning = row
     return Turn(
         number, text(prompt), text(reply), _reason(reason), figures_from(figures), moment(asked), *map(text, reasoning)
@@ -65,7 +65,7 @@ def _reason(value: object) -> str | None:
 
 
 def figures_from(stored: str) -> Mapping[str, Any]:
-    """What was kept with a turn; nothing where that is no JSON object."""
+    """Return the figures saved with a turn; an empty mapping where they are not a JSON object."""
     try:
         figures = parse_json(stored)
     except (ValueError, TypeError):

@@ -1,6 +1,6 @@
-"""The SQLite file that localspec keeps things in, while it is open: read, written, and survived when something happens.
+"""The SQLite file of localspec while it is open: read and written, also when the disk or the file fails.
 
-What is kept is private text: the file is 0600 in a 0700 directory and what is deleted is overwritten.
+It holds private text: the file is 0600 in a 0700 directory, and deleted text is overwritten.
 """
 
 import contextlib
@@ -61,7 +61,7 @@ class NoRoom(StoreTrouble):
 
 
 class Database:
-    """The open database. It may be used from any thread; calls wait for each other.
+    """An open database. It may be used from any thread; calls wait for each other.
 
     `read_only` is True where nothing can be saved. `path` is None where the database lives in memory only. Both last
     until the file can be written after all, which is tried with all that is to be saved.
@@ -134,7 +134,7 @@ class Database:
         return next(do for mark, do in _REMEDIES.items() if mark in self._why)
 
     def close(self) -> None:
-        """Closes the file; the database cannot be used afterwards."""
+        """Close the file; the database cannot be used afterwards."""
         with self._lock:
             self._connection.close()
 
@@ -152,7 +152,7 @@ class Database:
             return work(self._connection)
 
     def at_once(self, work: Work[Result]) -> Result:
-        """The same, and all that `work` reads is of one moment, whatever other processes do. Raises StoreTrouble."""
+        """Like `read`, but all that `work` reads is of one moment, whatever other processes do. Raise StoreTrouble."""
 
         def whole(connection: sqlite3.Connection) -> Result:
             with transaction(connection, "DEFERRED"):
@@ -161,7 +161,7 @@ class Database:
         return self.read(whole)
 
     def save(self, work: Work[Result]) -> Result:
-        """Does `work` in one transaction: all of it is kept or nothing. It may be called twice. Raises StoreTrouble."""
+        """Do `work` in one transaction: all of it is saved or nothing. It may be called twice. Raise StoreTrouble."""
         self.reach_file()
         if self.read_only:
             kind = NoRoom if self._remedy == _MAKE_ROOM else StoreTrouble
@@ -176,7 +176,7 @@ class Database:
         return self.read(whole)
 
     def reach_file(self) -> None:
-        """Opens the file for writing where it could not be when the database was opened, and can be by now."""
+        """Try again to open a file for writing that could not be opened at first."""
         with self._lock:
             if not self._why:
                 return
@@ -236,6 +236,8 @@ class Database:
                 return
             if large := self._is_large:
                 stack.enter_context(one_at_a_time(self.path, self._notice))
+                if not cleaning.last_mark(self._connection):  # another process has done it meanwhile
+                    return
                 self._notice(f"Deleted text in {self._named} is overwritten now; please wait.")
             if (problem := self._write_anew(wait=large)) and large:
                 self._notice(f"Deleted text may still be in {self.path} ({problem}) until the next start.")
@@ -270,7 +272,7 @@ class Database:
                 return str(error)
 
     def empty_log(self, wait: bool = True) -> str:
-        """Takes what was overwritten out of the write-ahead log too; returns what stood in the way, or nothing."""
+        """Write the log into the file and cut it to nothing; return what stands in the way, or nothing."""
         if self.read_only:  # a log that cannot be read here seems to be empty
             return self._why if self.path and _log_size(self.path) else ""
         deadline = time.monotonic() + (opening.BUSY_SECONDS if wait else 0)
@@ -320,7 +322,7 @@ def _log_size(path: Path) -> int:
 
 
 def _make_way(path: Path) -> None:
-    """Makes its directory. Raises OSError where that cannot be, or where something else than a file lies at `path`."""
+    """Make its directory. Raise OSError where that fails, or where something else than a file lies at `path`."""
     if path.exists() and not path.is_file():
         raise OSError("it is not a file")
     private_directory(path.parent)
@@ -328,7 +330,7 @@ def _make_way(path: Path) -> None:
 
 @contextlib.contextmanager
 def _patience(connection: sqlite3.Connection, wait: bool) -> Iterator[None]:
-    """Without `wait`, what is in use is not waited for."""
+    """Do not wait for other processes, unless `wait`."""
     connection.execute(f"PRAGMA busy_timeout = {opening.BUSY_SECONDS * wait * 1000:.0f}").fetchone()
     try:
         yield

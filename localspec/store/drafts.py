@@ -49,7 +49,7 @@ class Drafts:
         return os.getpid(), psutil.Process().create_time()
 
     def keep(self, text: str, server: str | None = None, conversation: int | None = None) -> None:
-        """Keeps this instead of what this process kept before; an empty text deletes that."""
+        """Save this in place of what this process saved before; an empty text deletes that."""
 
         def write(connection: sqlite3.Connection) -> None:
             connection.execute("DELETE FROM draft WHERE process = ? AND began = ?", self._owner)
@@ -65,7 +65,7 @@ class Drafts:
             raise StoreTrouble(why)
 
     def left(self) -> int:
-        """How many drafts there are of processes that have ended."""
+        """Return how many drafts there are of processes that have ended."""
         return len(self._database.read(_left))
 
     def take_left(self, server: str | None = None, conversation: int | None = None) -> list[str]:

@@ -1,4 +1,4 @@
-"""Conversations, kept as they happen: verbatim private text, found again by its words, deleted to the last byte."""
+"""Conversations, saved as they happen: verbatim private text, found by its words, deleted to the last byte."""
 
 import json
 import re
@@ -55,7 +55,7 @@ class History:
 
     @property
     def lasts(self) -> bool:
-        """Whether what is kept here outlives the process: it does not in memory, where no file could be used."""
+        """Whether conversations outlive the process: in memory, where no file could be used, they do not."""
         return self._database.path is not None
 
     @property
@@ -64,12 +64,12 @@ class History:
         return self._database.why_lost
 
     def reach_file(self) -> None:
-        """Where no file could be used: tries once more."""
+        """Try once more to use the file, if it could not be used."""
         self._database.reach_file()
 
     @property
     def ever_kept(self) -> bool:
-        """Whether a conversation was ever kept in this file, also one that has been deleted since."""
+        """Whether a conversation was ever saved in this file, also one that has been deleted since."""
         query = "SELECT count(*) FROM sqlite_sequence WHERE name = 'conversation' AND seq > 0"
         return bool(self._database.read(lambda connection: connection.execute(query).fetchone()[0]))
 
@@ -85,7 +85,7 @@ class History:
         asked: float | None = None,
         source: Source = "chat",
     ) -> tuple[int, int]:
-        """Begins a turn; returns the ids of its conversation and of the turn.
+        """Begin a turn; return the ids of its conversation and of the turn.
 
         A new conversation is made where there is none of that id (any more). The turn `instead` of which this one is
         begun is taken back, if it is unanswered: another process may be about to answer the last one. Raises WentOn,
@@ -121,7 +121,7 @@ class History:
     def branch(
         self, origin: int, turns: Sequence[Turn], *, model: str, system: str | None, source: Source = "chat"
     ) -> tuple[int, list[int]]:
-        """Keeps these turns once more, as the beginning of another conversation; returns its id and theirs.
+        """Save these turns once more, as the beginning of another conversation; return its id and theirs.
 
         Where there is no conversation `origin` (any more) nothing is kept again that was deleted: id 0, and no turns.
         """
@@ -155,11 +155,11 @@ class History:
         return self._database.save(copy)
 
     def rename(self, conversation: int, title: str) -> bool:
-        """Gives it a title; an empty one gives back that of its first prompt. False where there is none of that id."""
+        """Give it a title; an empty one restores that of its first prompt. Return False if there is no such id."""
         return self._tell_about(conversation, "title", _storable(title).strip() or None)
 
     def instruct(self, conversation: int, system: str | None) -> bool:
-        """Keeps its system prompt, or that it has none. False where there is no conversation of that id."""
+        """Save its system prompt, or that it has none. Return False where there is no conversation of that id."""
         return self._tell_about(conversation, "system", None if system is None else _storable(system))
 
     def _tell_about(self, conversation: int, column: str, value: str | None) -> bool:
@@ -174,7 +174,7 @@ class History:
         figures: Mapping[str, Any] | None = None,
         reasoning: str = "",
     ) -> bool:
-        """Keeps the reply so far, and with a `reason` the whole of it. False where the turn is gone."""
+        """Save the reply so far, and with a `reason` the whole of it. Return False where the turn is gone."""
         row = (_storable(reply), reason, json.dumps(dict(figures or {})), _storable(reasoning), turn)
 
         def update(connection: sqlite3.Connection) -> bool:
@@ -191,7 +191,7 @@ class History:
     def conversations(
         self, limit: int | None = None, among: Callable[[ConversationInfo], bool] = lambda info: True
     ) -> list[ConversationInfo]:
-        """The most recently used first, only those `among` which they are meant to be."""
+        """Return conversations for which `among` holds, the most recently used first."""
 
         def find(connection: sqlite3.Connection) -> list[ConversationInfo]:
             with closing(connection.execute(NEWEST_FIRST)) as numbers:
@@ -213,15 +213,15 @@ class History:
         return self._database.at_once(find)
 
     def unused_since(self, seconds: float) -> list[ConversationInfo]:
-        """Those used last before a time in seconds since 1970; one without a time is not known to be old."""
+        """Return those used last before a time in seconds since 1970; one without a time is not known to be old."""
         return [info for info in self.conversations() if 0 < info.used < seconds]
 
     def info(self, conversation: int) -> ConversationInfo | None:
-        """What is said of one conversation in a list, or None where there is none of that id."""
+        """Return the row of one conversation in a list, or None where there is none of that id."""
         return self._database.at_once(lambda connection: info_of(connection, conversation))
 
     def latest(self, among: Callable[[ConversationInfo], bool] = lambda info: True) -> int | None:
-        """The conversation used most recently, `among` these."""
+        """Return the conversation used most recently for which `among` holds."""
         infos = self.conversations(1, among)
         return infos[0].id if infos else None
 
@@ -241,7 +241,7 @@ class History:
         return Saved(info, system, turns)
 
     def search(self, words: str, limit: int = 50) -> list[Found]:
-        """The conversations with a turn that holds all the words, in prompt or reply: the newest such turn of each.
+        """Return the conversations with a turn that holds all the words, and the newest such turn of each.
 
         A title that somebody gave is looked at as well, and stands for the newest turn of all. Words are parts of text
         between white space, whatever characters they are made of; case does not count, nor how accents are written.
@@ -277,7 +277,7 @@ class History:
         return self._database.at_once(find) if wanted else []
 
     def prompts(self, limit: int) -> list[str]:
-        """The newest distinct prompts as they were typed, newest first."""
+        """Return the newest distinct prompts as they were typed, newest first."""
 
         def find(connection: sqlite3.Connection) -> list[str]:
             found: dict[str, None] = {}
@@ -342,7 +342,7 @@ def _is_there(connection: sqlite3.Connection, conversation: int | None) -> bool:
 
 
 def _made(cursor: sqlite3.Cursor) -> int:
-    """The id of the row just inserted."""
+    """Return the id of the row just inserted."""
     number = cursor.lastrowid
     assert number is not None
     return number

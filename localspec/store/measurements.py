@@ -33,7 +33,7 @@ class StoredMeasurements:
         self._database = database
 
     def recall(self, name: str, subject: str) -> Any | None:
-        """What `remember` kept, or None: also where the file or the value cannot be read, since it can be taken again.
+        """Return what `remember` saved, or None, also where it cannot be read: it can be measured again.
 
         `name` says what was measured, `subject` what it is only valid for.
         """
@@ -46,7 +46,7 @@ class StoredMeasurements:
             return None
 
     def remember(self, name: str, subject: str, value: Any) -> None:
-        """Keeps a measurement, a JSON value, in the place of an older one of the same name and subject.
+        """Save a measurement, a JSON value, in place of an older one of the same name and subject.
 
         At most 200 stay; the oldest go first. Raises StoreTrouble where it could not be saved.
         """

@@ -144,7 +144,7 @@ def open_in_memory(migrations: Sequence[Work[None]]) -> sqlite3.Connection:
 
 
 def moved(memory: sqlite3.Connection, path: Path) -> sqlite3.Connection:
-    """The database in memory, written to a new file at `path`. Raises sqlite3.Error, and OSError where one is there."""
+    """Write the database in memory to a new file. Raise sqlite3.Error, and OSError where a file is there already."""
     connection = _made(path)
     try:
         if _version(connection) or connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
@@ -194,7 +194,7 @@ def _version(connection: sqlite3.Connection) -> int:
 
 
 def _migrate(connection: sqlite3.Connection, migrations: Sequence[Work[None]]) -> None:
-    """Brings the database to the newest version, a transaction a step."""
+    """Bring the database to the newest version, with one transaction for each step."""
     while True:
         with transaction(connection):
             # Read inside the transaction: another process may have done this step just now.
@@ -268,7 +268,7 @@ def _lock(lock: sqlite3.Connection, path: Path, notice: Notice | None) -> None:
 
 
 def set_aside(path: Path, suffix: str, connection: sqlite3.Connection) -> Path:
-    """Renames the file with its -wal, -shm and -journal, byte for byte; returns its new name."""
+    """Rename the file with its -wal, -shm and -journal, byte for byte; return its new name."""
     number = 1
     while any(os.path.lexists(f"{path}.{suffix}-{number}{part}") for part in ("", "-wal", "-shm", "-journal")):
         number += 1
@@ -303,6 +303,6 @@ def code_of(error: sqlite3.Error) -> int:
 
 
 def reason_of(error: BaseException) -> str:
-    """In one line and not much: SQLite quotes a damaged statement from where it does not understand it to its end."""
+    """Return the reason as one short line: SQLite quotes a damaged statement to its end."""
     line = one_line((isinstance(error, OSError) and error.strerror) or str(error))
     return line if len(line) <= LONGEST_REASON else f"{line[: LONGEST_REASON - 1]}…"

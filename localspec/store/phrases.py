@@ -1,4 +1,4 @@
-"""The phrases that replies were made of, a pool for each model and tokenizer: learned, looked up, exported, forgotten.
+"""The phrases that replies were made of, one pool for each model and tokenizer.
 
 Phrases are verbatim private text.
 """
@@ -53,22 +53,22 @@ PoolNames = tuple[str, str, str | None]  # model, hash of its tokenizer, directo
 
 
 def pack_key(first: int, second: int) -> int:
-    """The key of a context that ends in these two tokens."""
+    """Return the key of a context that ends in these two tokens."""
     return (first << 32) | second
 
 
 def unpack_key(key: int) -> tuple[int, int]:
-    """The two tokens that `pack_key` packed."""
+    """Return the two tokens that `pack_key` packed."""
     return (key >> 32) & 0xFFFFFFFF, key & 0xFFFFFFFF
 
 
 def pack_tokens(tokens: Sequence[int]) -> bytes:
-    """Token ids as little-endian unsigned 32-bit integers."""
+    """Pack token ids as little-endian unsigned 32-bit integers."""
     return struct.pack(f"<{len(tokens)}I", *tokens)
 
 
 def unpack_tokens(packed: bytes) -> tuple[int, ...]:
-    """The token ids that `pack_tokens` packed; what is left of a part of one counts for nothing."""
+    """Return the token ids that `pack_tokens` packed; an incomplete last one is dropped."""
     return struct.unpack_from(f"<{len(packed) // 4}I", packed)
 
 
@@ -145,7 +145,9 @@ class Phrases:
         make: bool = True,
         former: str | os.PathLike[str] | None = None,
     ) -> int | None:
-        """The pool of this model and tokenizer hash, made if it is absent; None there without `make`, or read-only.
+        """Return the pool of this model and tokenizer hash, made if it is absent.
+
+        None if it is absent and `make` is False or the file is read-only.
 
         `path` is the model's directory, kept so that phrases can be shown as text; a pool of the same directory that
         was made by another name is the model's, too. `former` is where the model lay before. Raises StoreTrouble.
@@ -180,7 +182,7 @@ class Phrases:
         return pool
 
     def look_up(self, pool: int, keys: Sequence[int]) -> list[Phrase]:
-        """The phrases of these keys (at most 16 a key), most recently used first.
+        """Return the phrases of these keys (at most 16 a key), most recently used first.
 
         Never raises for what goes wrong with the file: a reply does without phrases and `notice` is called once.
         """
@@ -212,7 +214,7 @@ class Phrases:
         refused: Sequence[tuple[int, bytes, bytes]] = (),
         conversation: int | None = None,
     ) -> None:
-        """Keeps the phrases (key, before, after) of one reply, all or none, the oldest first, and counts known ones.
+        """Save the phrases (key, before, after) of one reply, all or none, the oldest first, and count known ones.
 
         Those from `refused` drafts are kept, and not counted as said. The `used` ones count as just used, and as of use
         once more. `conversation` is where it was said. Then at most 16 a key and `limit` in all stay; those used least
@@ -223,7 +225,7 @@ class Phrases:
             self._database.save(lambda connection: _learn(connection, pool, *learned, conversation, self.limit))
 
     def pools(self) -> list[PoolInfo]:
-        """Every pool, the most recently used first. Raises StoreTrouble."""
+        """Return every pool, the most recently used first. Raise StoreTrouble."""
         query = """SELECT id, model, tokenizer, path, phrases,
             (SELECT coalesce(sum(8 + length(before) + length(after)), 0) FROM phrase WHERE phrase.pool = pool.id), used
             FROM pool ORDER BY used DESC, id DESC"""
@@ -236,7 +238,7 @@ class Phrases:
         ]
 
     def any_kept(self) -> bool:
-        """Whether there is a phrase in any pool. Raises StoreTrouble."""
+        """Return whether there is a phrase in any pool. Raise StoreTrouble."""
         query = "SELECT EXISTS (SELECT 1 FROM phrase)"
         return bool(self._database.read(lambda connection: connection.execute(query).fetchone()[0]))
 
@@ -271,7 +273,7 @@ class Phrases:
             last = rows[-1][6:]
 
     def count(self, pool: int, conversation: int | None = None) -> int:
-        """How many there are in a pool; only those that were said last in a conversation, if one is given."""
+        """Count the phrases of a pool; with a conversation only those said last in it."""
         if conversation is not None and not 0 < conversation < 2**63:  # SQLite takes no larger number
             return 0
         query = "SELECT count(*) FROM phrase WHERE pool = ?1 AND (?2 IS NULL OR conversation = ?2)"

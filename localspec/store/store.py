@@ -53,7 +53,7 @@ class Store:
 
     @classmethod
     def open(cls, path: Path, notice: Callable[[str], None], limit: int = 100_000) -> Self:
-        """Opens or makes the store at `path`; `limit` bounds the phrases of one pool.
+        """Open or make the store at `path`; `limit` bounds the phrases of one pool.
 
         Never fails: a broken file or one of a newer version is set aside, one that can only be read is read, and
         where nothing works the store lives in memory. Each of these is reported to `notice` in one sentence.
@@ -61,7 +61,7 @@ class Store:
         known: dict[int, PoolNames] = {}
 
         def refill(connection: sqlite3.Connection) -> None:
-            """The pools in use, under the same ids."""
+            """Restore the pools in use, under the same ids."""
             connection.executemany(
                 "INSERT INTO pool (id, model, tokenizer, path, created, used) VALUES (?, ?, ?, ?, 0, 0)",
                 ((pool, *names) for pool, names in known.items()),
@@ -78,7 +78,7 @@ class Store:
         self.close()
 
     def close(self) -> None:
-        """Closes the file; the store cannot be used afterwards."""
+        """Close the file; the store cannot be used afterwards."""
         self.history.presence.close()
         self._database.close()
 
@@ -95,7 +95,7 @@ class Store:
 
 @contextmanager
 def user_store(notice: Callable[[str], None], create: bool) -> Iterator[Store | None]:
-    """The user's own store; None where there is none yet, unless `create`: looking must not make one."""
+    """Open the user's own store; None where there is none yet, unless `create`: looking must not make one."""
     database = Paths(home()).database
     if not create and not os.path.exists(database):  # nor where no file can have such a name
         yield None

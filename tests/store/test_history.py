@@ -814,25 +814,19 @@ def filled(path: Path, conversations: int = 3) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    [
-        "conversation",
-        "turn",
-        "sqlite_sequence",
-    ],
+    ["conversation", "turn", "sqlite_sequence", "trigram_data", "phrase", "pool", "draft", "measurement", "deletion"],
 )
-def test_damage_at_the_root_of_a_table_that_nothing_else_tells_of_is_found_at_opening(
-    path: Path, notices: list[str], name: str
-) -> None:
+def test_damage_at_the_root_of_a_table_is_found_at_opening(path: Path, notices: list[str], name: str) -> None:
     filled(path)
     damage_root(path, name)
     with Store.open(path, notices.append) as store:
-        assert len(notices) == 1 and "is broken (database disk image is malformed)" in notices[0]
+        assert len(notices) == 1 and "is broken (" in notices[0]
         said(store.history, "prompt", "reply")
         assert store.path == path and path.with_name("localspec.db.broken-1").exists()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", ["conversation", "turn"])
+@pytest.mark.parametrize("part", ["conversation", "turn", "trigram", "phrase", "deletion"])
 def test_a_part_that_is_missing_is_found_at_opening(path: Path, notices: list[str], part: str) -> None:
     filled(path)
     with contextlib.closing(sqlite3.connect(path)) as connection:
