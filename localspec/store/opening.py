@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import re
 import shlex
 import sqlite3
 import stat
@@ -18,8 +17,6 @@ from localspec.text import one_line
 BUSY_SECONDS = 5.0
 PATIENCE = 120.0  # seconds that a start waits for another process, which may be rewriting a large file
 LONGEST_REASON = 300  # characters
-# What SQLite says where a file has other tables than its version promises.
-_OTHER_TABLES = re.compile("^(no such (table|column|index|trigger)|duplicate column|.* already exists)")
 BROKEN = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 
 Result = TypeVar("Result")
@@ -46,11 +43,12 @@ def open_writable(
     while True:
         connection = _made(path)
         try:
-            return _checked(connection, migrations, probes, lambda size: notice(_being_migrated(path, size)))
+            return _checked(connection, path, notice, migrations, probes)
         except (sqlite3.Error, _Unfit) as error:
             unfit = error if isinstance(error, _Unfit) else _Unfit("broken", f"is broken ({reason_of(error)})")
             try:
-                if isinstance(error, sqlite3.Error) and not is_broken(error):
+                # SQLITE_ERROR: the file has other tables than its version promises
+                if isinstance(error, sqlite3.Error) and code_of(error) not in {*BROKEN, sqlite3.SQLITE_ERROR}:
                     raise
                 if aside:
                     raise OSError(f"it {unfit} again") from error
@@ -70,10 +68,6 @@ def how_to_recover(file: Path) -> str:
     return f"To get text back, run `sqlite3 {shlex.quote(os.fspath(file))} .recover`, or `.dump` if that fails."
 
 
-def _being_migrated(path: Path, size: int) -> str:
-    return f"{path} ({shown(size)}) is rewritten once for this version of localspec; please wait."
-
-
 def open_readable(path: Path, version: int, probes: Sequence[str]) -> sqlite3.Connection | None:
     """Open the database at `path` for reading only, if that is possible and it has this version."""
     # A database in WAL mode needs two files beside it; where they cannot be made, only `immutable` reads it.
@@ -87,7 +81,7 @@ def open_readable(path: Path, version: int, probes: Sequence[str]) -> sqlite3.Co
             if _version(connection) == version:
                 _check(connection, probes)
                 return connection
-        except (sqlite3.Error, _Unfit):
+        except sqlite3.Error:
             pass
         connection.close()
     return None
@@ -108,11 +102,12 @@ def _made(path: Path) -> sqlite3.Connection:
 
 def _checked(
     connection: sqlite3.Connection,
+    path: Path,
+    notice: Notice,
     migrations: Sequence[Work[None]],
     probes: Sequence[str],
-    migrating: Callable[[int], None],
 ) -> sqlite3.Connection:
-    """Migrate and check an open database. `migrating` is called with the size of a large file before it is migrated."""
+    """Migrate and check an open database, and announce it where that takes long."""
     version = _version(connection)
     if version > len(migrations):
         raise _Unfit("newer", f"was written by a newer localspec (version {version}, this one knows {len(migrations)})")
@@ -123,13 +118,8 @@ def _checked(
     connection.execute("PRAGMA journal_mode = WAL").fetchone()
     _tune(connection)
     if version < len(migrations) and (size := content_size(connection)) > SMALL:
-        migrating(size)
-    try:
-        _migrate(connection, migrations)
-    except sqlite3.OperationalError as error:
-        if not _OTHER_TABLES.search(str(error)):
-            raise
-        raise _Unfit("broken", f"is broken ({reason_of(error)})") from error
+        notice(f"{path} ({shown(size)}) is rewritten once for this version of localspec; please wait.")
+    _migrate(connection, migrations)
     _check(connection, probes)
     # Changes nothing, but raises where the file can only be read (BEGIN IMMEDIATE does not).
     connection.executescript(f"BEGIN IMMEDIATE; PRAGMA user_version = {len(migrations)}; ROLLBACK")
@@ -208,12 +198,7 @@ def _migrate(connection: sqlite3.Connection, migrations: Sequence[Work[None]]) -
 def _check(connection: sqlite3.Connection, probes: Sequence[str]) -> None:
     """Look for cheap signs of damage, such as a missing table; a full check would read every page."""
     for probe in probes:
-        try:
-            connection.execute(probe).fetchall()
-        except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode == sqlite3.SQLITE_ERROR:
-                raise _Unfit("broken", f"is broken ({reason_of(error)})") from error
-            raise
+        connection.execute(probe).fetchall()
 
 
 @contextlib.contextmanager

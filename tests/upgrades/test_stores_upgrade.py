@@ -12,7 +12,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from database_files import in_a_child, integrity
+from database_files import damage_root, in_a_child, integrity
 from deleted_text import index_is_whole, leave_copies, traces
 from golden import wording
 
@@ -171,6 +171,19 @@ def test_without_room_the_old_store_stays_as_it_is(tmp_path: Path, version: int)
     assert version < 11 or path.read_bytes() == content
     with Store.open(path, pytest.fail) as store:
         all_is_there(store, version)
+
+
+@pytest.mark.parametrize("name", ["turn_1", "trigram_data", "volume"])
+def test_a_damaged_store_is_set_aside_as_it_is(tmp_path: Path, name: str) -> None:
+    path = old_store(tmp_path / "old", 11)
+    damage_root(path, name)
+    content = path.read_bytes()
+    notices: list[str] = []
+    with Store.open(path, notices.append) as store:
+        assert store.path == path and store.history.conversations() == []
+    aside = path.with_name("localspec.db.broken-1")
+    assert len(notices) == 1 and notices[0].endswith(wording("to_get_text_back", file=aside))
+    assert aside.read_bytes() == content
 
 
 def test_a_large_store_says_that_it_is_rewritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
