@@ -5,6 +5,7 @@ It holds private text: the file is 0600 in a 0700 directory, and deleted text is
 
 import contextlib
 import os
+import shutil
 import sqlite3
 import threading
 import time
@@ -237,6 +238,10 @@ class Database:
             if large := self._is_large:
                 stack.enter_context(one_at_a_time(self.path, self._notice))
                 if not cleaning.last_mark(self._connection):  # another process has done it meanwhile
+                    return
+                needed = 2 * cleaning.content_size(self._connection)  # for a temporary file and the log
+                if shutil.disk_usage(self.path.parent).free < needed:
+                    self._notice(f"Deleted text is still in {self.path}: make room for {size(needed)} on its disk.")
                     return
                 self._notice(f"Deleted text in {self._named} is overwritten now; please wait.")
             if (problem := self._write_anew(wait=large)) and large:

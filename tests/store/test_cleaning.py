@@ -8,12 +8,14 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from database_files import in_a_child, integrity
 from deleted_text import MARKER, index_is_whole, leave_copies, talk, traces
 from golden import matching, wording
 
+from localspec.quantities import size
 from localspec.store import cleaning, opening
 from localspec.store.database import StoreTrouble
 from localspec.store.history import History
@@ -141,6 +143,20 @@ def test_a_large_file_is_overwritten_at_the_next_start(path: Path, monkeypatch: 
             assert another.history.search(MARKER[:3]) == [] and marks(store) == 0
         assert notices == [matched for matched in notices if wording("is_overwritten_now") in matched] != []
         assert traces(path) == set() and store.history.unfinished == ""
+
+
+def test_a_large_file_waits_for_room(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cleaning, "SMALL", 0)
+    with Store.open(path, pytest.fail) as store:
+        says(store.history, random.Random(4))
+        assert store.history.remove([talk(store.history, random.Random(4))]) == 1
+        needed = 2 * cleaning.content_size(store._database._connection)
+        notices: list[str] = []
+        for free in (needed - 1, needed):
+            monkeypatch.setattr("shutil.disk_usage", lambda place, free=free: SimpleNamespace(free=free))
+            with Store.open(path, notices.append):
+                assert (traces(path) == set()) == (free == needed)
+    assert wording("make_room_for", needed=size(needed)) in notices[0] and len(notices) == 2
 
 
 @pytest.mark.parametrize("everything", [True, False])
