@@ -243,7 +243,7 @@ class Database:
                 if shutil.disk_usage(self.path.parent).free < needed:
                     self._notice(f"Deleted text is still in {self.path}: make room for {size(needed)} on its disk.")
                     return
-                self._notice(f"Deleted text in {self._named} is overwritten now; please wait.")
+                self._notice(f"Deleted text in {self._named} is overwritten first, which may take a minute.")
             if (problem := self._write_anew(wait=large)) and large:
                 self._notice(f"Deleted text may still be in {self.path} ({problem}) until the next start.")
 

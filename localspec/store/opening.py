@@ -118,7 +118,7 @@ def _checked(
     connection.execute("PRAGMA journal_mode = WAL").fetchone()
     _tune(connection)
     if version < len(migrations) and (size := content_size(connection)) > SMALL:
-        notice(f"{path} ({shown(size)}) is rewritten once for this version of localspec; please wait.")
+        notice(f"{path} ({shown(size)}) is rewritten once for this version of localspec, which may take minutes.")
     _migrate(connection, migrations)
     _check(connection, probes)
     # Changes nothing, but raises where the file can only be read (BEGIN IMMEDIATE does not).

@@ -258,6 +258,11 @@ class EngineThread(threading.Thread):
         else:
             self._held.append(sentence)
 
+    def _notice_while_opening(self, sentence: str) -> None:
+        """Hold a notice, and show it meanwhile: opening a large store may take a minute, which it announces."""
+        self._notice(sentence)
+        self._post(messages.StageReached(sentence.rstrip(".")))
+
     def _see_what_is_kept(self) -> None:
         """Its title is asked for while the store is open, and before this thread may have to be left behind."""
         talk = self._conversation
@@ -277,7 +282,7 @@ class EngineThread(threading.Thread):
 
     def _open(self) -> None:
         try:
-            self._card, self._store, self._conversation = self._opening(self._at_the_end, self._notice)
+            self._card, self._store, self._conversation = self._opening(self._at_the_end, self._notice_while_opening)
         except LocalspecError as error:
             self._post(messages.StartFailed(error))
             self._leaving.set()
