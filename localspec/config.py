@@ -3,17 +3,18 @@
 import os
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
 
-from localspec import setting_checks
+from localspec import setting_checks as checks
 from localspec.environment import HOME, ISA, REAL_MODELS, SERVE_KEY, SERVER_KEY, home
 from localspec.errors import UsageMistake
-from localspec.outside_files import MIB, parse_json, parse_toml, read_bytes
+from localspec.outside_files import MIB, parse_toml, read_bytes
 from localspec.paths import Paths
+from localspec.setting_checks import HOTTEST, Check
 
 PREFIX = "LOCALSPEC_"
 _NO_SETTINGS = (HOME, ISA, SERVE_KEY, SERVER_KEY, REAL_MODELS)  # though they begin so
@@ -26,69 +27,114 @@ Rule = Literal["exact", "rejection", "typical"]
 
 
 @dataclass(frozen=True)
-class Settings:
-    """What one command works with. `None` leaves the value to the model."""
+class Row:
+    """A row of the table of settings: everything that differs between two of them.
 
-    model: str | None = None
-    """A registered name or a directory in the Hugging Face layout."""
-    system: str | None = None
-    """The system prompt."""
-    max_tokens: int | None = None
-    """The longest reply, in tokens."""
-    stop: tuple[str, ...] = ()
-    """Texts that end a reply; they are not part of it."""
-    context: int | None = None
-    """Tokens of prompt and reply together."""
-    temperature: float | None = None
-    """0 is greedy, 100 the most."""
-    top_p: float | None = None
-    """Only the likeliest tokens that together reach this probability."""
-    top_k: int | None = None
-    """Only this many of the likeliest tokens; 0 is all."""
-    min_p: float | None = None
-    """Only tokens at least this likely, relative to the likeliest."""
-    seed: int | None = None
-    """The same seed gives the same text (in bf16 up to its rounding); without one, a new one is chosen each time."""
-    think: bool | None = None
-    """Whether the model thinks before it answers, where its chat template has a switch for that."""
-    drafter: str = "auto"
-    """auto, none, or a kind of drafter."""
-    draft_max: int | Literal["auto"] = "auto"
-    """Nodes of a draft tree, the root not counted; auto is by measurement."""
-    draft_device: str = "auto"
-    """Where a draft model computes; auto is where the model does."""
-    ouroboros: tuple[str, ...] = ("accelerating", "lengthening", "beside", "verification", "history")
-    """What the drafter `ouroboros` makes of phrases; any of these may be left out."""
-    accept: Rule = "exact"
-    """How a draft is accepted: the target's own picks; by rejection, which keeps its distribution but not the text of a
-    seed; or typical, which is not lossless."""
-    pool: Literal["user", "readonly", "off"] = "user"
-    """The phrases kept on disk: learn and use, only use, neither."""
-    device: str = "auto"
-    """auto, cpu, cuda, cuda:0 and so on, or mps."""
-    dtype: Literal["auto", "fp32", "fp16", "bf16"] = "auto"
-    """The number format of the weights."""
-    quantize: Literal["auto", "none", "int8", "int4", "nf4"] = "auto"
-    """How the weights are packed."""
-    threads: int | None = None
-    """The most cores that models compute with on a CPU; without it, all that this process may use."""
-    int8_threshold: float = 0.0
-    """Activations from here on are computed in full in int8 on NVIDIA, as in the S3D paper (6.0); 0 is none, faster."""
-    prefer: Literal["speed", "memory", "quality"] | None = None
-    """What a model is chosen by where none is named; without it, by quality at 8 tokens/s."""
-    exact: bool = False
-    """Whether every forward uses the form whose rows do not depend on each other, so that text with and without
-    speculation is the same bit for bit."""
-    server: str | None = None
-    """The address of a server that answers in place of a model in this process; off is none."""
-    log: bool = True
-    """Whether conversations and phrases are kept at all."""
-    theme: str = "auto"
-    """The colours of the chat, by name; auto is light or dark after the terminal's background."""
-    keymap: Mapping[str, str] = field(default_factory=dict)
-    """Other keys for what the chat does: by its name, one key or several with commas between."""
+    `help` is shown with the flag, and `flags` are its further spellings. `loads` says whether an engine is loaded by
+    this setting, so that a server with another value cannot answer. `per_reply` says whether `/set` changes it.
+    """
+
+    check: Check
+    help: str
+    flags: tuple[str, ...] = ()
+    loads: bool = False
+    per_reply: bool = False
+
+
+def _row(default: Any, check: Check, help: str, *flags: str, **more: Any) -> Any:  # noqa: A002
+    return field(default=default, metadata={"row": Row(check, help, flags, **more)})
+
+
+_PARTS = ("accelerating", "lengthening", "beside", "verification", "history")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The values that one command works with. `None` leaves a value to the model.
+
+    Flags, variables, config.toml, `/set` and their checks follow from the rows of this table.
+    """
+
+    model: str | None = _row(None, checks.name, "A name, a directory in the Hugging Face layout, or a GGUF file.", "-m")
+    system: str | None = _row(None, checks.text, "System prompt.", "-s")
+    temperature: float | None = _row(
+        None,
+        checks.number(f"a number from 0 to {HOTTEST}, such as 0.7", lambda n: 0 <= n <= HOTTEST),
+        "0 is greedy, 100 the most.",
+        "--temp",
+        per_reply=True,
+    )
+    top_p: float | None = _row(
+        None,
+        checks.number("a number above 0 and at most 1", lambda n: 0 < n <= 1),
+        "Only the likeliest tokens that reach this together.",
+        per_reply=True,
+    )
+    top_k: int | None = _row(
+        None, checks.integer(0), "Only this many of the likeliest tokens; 0 is all.", per_reply=True
+    )
+    min_p: float | None = _row(
+        None,
+        checks.number("a number from 0 to 1", lambda n: 0 <= n <= 1),
+        "Only tokens this likely, relative to the likeliest.",
+        per_reply=True,
+    )
+    max_tokens: int | None = _row(None, checks.integer(1), "The longest reply, in tokens.", "-n", per_reply=True)
+    seed: int | None = _row(
+        None,
+        checks.integer(0),
+        "The same seed gives the same text (bit for bit with --exact).",
+        per_reply=True,
+    )
+    think: bool | None = _row(None, checks.thinking, "Think before answering, or not, where the model can be told.")
+    stop: tuple[str, ...] = _row((), checks.texts, "Text that ends the reply; repeatable.")
+    context: int | None = _row(None, checks.integer(1), "Tokens of prompt and reply together.", loads=True)
+    drafter: str = _row("auto", checks.name, "auto, none, phrases, KIND[+KIND][+phrases], or a directory.", loads=True)
+    draft_max: int | Literal["auto"] = _row("auto", checks.draft_max, "Nodes of a draft tree, or auto.", loads=True)
+    draft_device: str = _row("auto", checks.device, "Where a draft model computes; auto: as the model.", loads=True)
+    ouroboros: tuple[str, ...] = _row(_PARTS, checks.parts(*_PARTS), "What `ouroboros` makes of phrases.", loads=True)
+    accept: Literal["exact", "rejection", "typical"] = _row(
+        "exact",
+        checks.one_of("exact", "rejection", "typical"),
+        "How drafts are accepted; rejection changes a seed's text, typical is not lossless.",
+        loads=True,
+    )
+    pool: Literal["user", "readonly", "off"] = _row(
+        "user",
+        checks.one_of("user", "readonly", "off"),
+        "Phrases kept on disk: learn and use, only use, neither.",
+        loads=True,
+    )
+    device: str = _row("auto", checks.device, "auto, cpu, cuda, cuda:1, mps.", loads=True)
+    dtype: Literal["auto", "fp32", "fp16", "bf16"] = _row(
+        "auto", checks.one_of("auto", "fp32", "fp16", "bf16"), "Number format of the weights.", loads=True
+    )
+    quantize: Literal["auto", "none", "int8", "int4", "nf4"] = _row(
+        "auto", checks.one_of("auto", "none", "int8", "int4", "nf4"), "How the weights are packed.", loads=True
+    )
+    threads: int | None = _row(None, checks.integer(1), "Cores to compute with, at most; on CPUs.", loads=True)
+    int8_threshold: float = _row(
+        0.0,
+        checks.number("a number from 0 up", lambda n: n >= 0),
+        "int8 on NVIDIA computes activations from here on in full, as in the S3D paper (6.0); 0: none.",
+        loads=True,
+    )
+    prefer: Literal["speed", "memory", "quality"] | None = _row(
+        None,
+        checks.one_of("speed", "memory", "quality"),
+        "What to choose a model by; else quality at 8 tokens/s.",
+    )
+    exact: bool = _row(
+        False, checks.boolean, "Text with and without speculation the same bit for bit; may cost speed.", loads=True
+    )
+    server: str | None = _row(None, checks.server, "Let that OpenAI-compatible server answer; off: none.")
+    log: bool = _row(True, checks.boolean, "Keep conversations and phrases.", loads=True)
+    theme: str = _row("auto", checks.name, "Colours of the chat; auto: by the terminal's background.")
+    keymap: Mapping[str, str] = field(
+        default_factory=dict, metadata={"row": Row(checks.keymap, "Keys of the chat, by what they do.")}
+    )
     origins: Mapping[str, str] = field(default_factory=dict)
-    """Where each value came from: default, the path of config.toml, the name of a variable, or a flag."""
+    """The source of each value: default, the path of config.toml, the name of a variable, or a flag."""
 
     @property
     def elsewhere(self) -> str | None:
@@ -99,6 +145,10 @@ class Settings:
     def plain(self) -> bool:
         """Whether plain decoding was asked for."""
         return self.drafter == "none" or self.draft_max == 0
+
+    def by_flag(self, name: str) -> bool:
+        """Return whether a flag set this value."""
+        return self.origins.get(name, "").startswith("--")
 
     def shown(self, name: str) -> str:
         """A setting as it was written, where it was written; as a flag where that is not known."""
@@ -112,62 +162,10 @@ class Settings:
         return f"{name} = {_shown(value)} in {origin}"
 
 
-NAMES = tuple(f.name for f in fields(Settings) if f.name != "origins")
-# What an engine is loaded by: where it differs from that of a server, a command loads one of its own.
-LOADED_BY = (
-    "context", "drafter", "draft_max", "draft_device", "ouroboros", "accept", "exact", "pool", "device", "dtype",
-    "quantize", "threads", "int8_threshold", "log",
-)  # fmt: skip
-SAMPLING = ("temperature", "top_p", "top_k", "min_p", "max_tokens", "seed")  # what may change from reply to reply
-
-
-_CHECKS: Mapping[str, Callable[[object], Any]] = {
-    "model": setting_checks.name,
-    "system": setting_checks.text,
-    "max_tokens": setting_checks.integer(1),
-    "stop": setting_checks.texts,
-    "context": setting_checks.integer(1),
-    "temperature": setting_checks.number(
-        f"a number from 0 to {setting_checks.HOTTEST}, such as 0.7", lambda n: 0 <= n <= setting_checks.HOTTEST
-    ),
-    "top_p": setting_checks.number("a number above 0 and at most 1", lambda n: 0 < n <= 1),
-    "top_k": setting_checks.integer(0),
-    "min_p": setting_checks.number("a number from 0 to 1", lambda n: 0 <= n <= 1),
-    "seed": setting_checks.integer(0),
-    "think": setting_checks.thinking,
-    "drafter": setting_checks.name,
-    "draft_max": setting_checks.draft_max,
-    "draft_device": setting_checks.device,
-    "ouroboros": setting_checks.parts(*Settings.ouroboros),
-    "accept": setting_checks.one_of("exact", "rejection", "typical"),
-    "pool": setting_checks.one_of("user", "readonly", "off"),
-    "device": setting_checks.device,
-    "dtype": setting_checks.one_of("auto", "fp32", "fp16", "bf16"),
-    "quantize": setting_checks.one_of("auto", "none", "int8", "int4", "nf4"),
-    "threads": setting_checks.integer(1),
-    "int8_threshold": setting_checks.number("a number from 0 up", lambda n: n >= 0),
-    "prefer": setting_checks.one_of("speed", "memory", "quality"),
-    "exact": setting_checks.boolean,
-    "server": setting_checks.server,
-    "log": setting_checks.boolean,
-    "theme": setting_checks.name,
-    "keymap": setting_checks.keymap,
-}
-
-_LISTS = {"stop", "ouroboros"}
-_NUMBERS = {
-    "max_tokens",
-    "context",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "seed",
-    "draft_max",
-    "threads",
-    "int8_threshold",
-}
-_WORDS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
+TABLE: Mapping[str, Row] = {f.name: f.metadata["row"] for f in fields(Settings) if f.name != "origins"}
+NAMES = tuple(TABLE)
+LOADED_BY = tuple(name for name, row in TABLE.items() if row.loads)
+SAMPLING = tuple(name for name, row in TABLE.items() if row.per_reply)
 
 
 # -- where values come from --------------------------------------------------------------------------------------------
@@ -187,7 +185,7 @@ def load(
 
     def take(name: str, value: object, origin: str, shown: str, remedy: str) -> None:
         try:
-            values[name] = _CHECKS[name](value)
+            values[name] = TABLE[name].check.value(value)
         except ValueError as error:
             raise UsageMistake(f"{shown} must be {error}; {remedy}.") from None
         origins[name] = origin
@@ -206,7 +204,7 @@ def load(
             raise UsageMistake(f"Unknown environment variable {variable}{guess}; correct or unset it.")
         if value:
             name = known[variable]
-            take(name, _from_text(name, value), variable, f"{variable}={_shown(value)}", "correct or unset it")
+            take(name, TABLE[name].check.read(value), variable, f"{variable}={_shown(value)}", "correct or unset it")
     for name, value in (flags or {}).items():
         if value is not None and value != []:
             flag = f"--{'no-' if value is False else ''}{name.replace('_', '-')}"
@@ -216,9 +214,9 @@ def load(
 
 def changed(settings: Settings, name: str, text: str) -> Settings:
     """The settings with this value of one of them, as it was typed in a chat. Raises UsageMistake."""
-    given = _from_text(name, text)
+    given = TABLE[name].check.read(text)
     try:
-        value = _CHECKS[name](given)
+        value = TABLE[name].check.value(given)
     except ValueError as error:
         shown = f"{TYPED} {name.replace('_', '-')} {_as_typed(given, text)}"
         raise UsageMistake(f"{shown} must be {error}; give another value.") from None
@@ -227,40 +225,16 @@ def changed(settings: Settings, name: str, text: str) -> Settings:
 
 def restored(values: Mapping[str, object], origins: Mapping[str, str]) -> Settings:
     """Settings as another process of this version told them. Raises ValueError, KeyError for what cannot be meant."""
-    found: dict[str, Any] = {name: None if value is None else _CHECKS[name](value) for name, value in values.items()}
+    found: dict[str, Any] = {
+        name: None if value is None else TABLE[name].check.value(value) for name, value in values.items()
+    }
     return Settings(**found, origins={name: str(origins[name]) for name in NAMES})
-
-
-def _from_text(name: str, text: str) -> object:
-    """A variable's value in the type of its setting; else the text itself, which is then refused."""
-    if name in _LISTS:
-        if not text.startswith("["):
-            return [text]
-        try:
-            found = parse_toml(f"list = {text}".encode())
-        except ValueError:
-            return text
-        return found["list"] if len(found) == 1 else text
-    if name == "keymap":
-        try:
-            return parse_json(text)
-        except ValueError:
-            return text
-    if _CHECKS[name] in (setting_checks.boolean, setting_checks.thinking):
-        return _WORDS.get(text.lower(), text)
-    if name in _NUMBERS:
-        for number_type in (int, float):
-            try:
-                return number_type(text)
-            except ValueError:
-                continue
-    return text
 
 
 def narrowed(settings: Settings, device: str, dtype: str, quantize: str) -> Settings:
     """The settings with this device and this precision. Raises ValueError for a value that none of them can have."""
     found = {"device": device, "dtype": dtype, "quantize": quantize}
-    return replace(settings, **{name: _CHECKS[name](value) for name, value in found.items()})
+    return replace(settings, **{name: TABLE[name].check.value(value) for name, value in found.items()})
 
 
 def read_toml(file: Path) -> dict[str, object]:

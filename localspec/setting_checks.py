@@ -1,7 +1,11 @@
-"""What a value of a setting may be: each check returns the setting, or raises ValueError with what it must be."""
+"""What a value of a setting may be, and how a text is read as one."""
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from localspec.outside_files import parse_json, parse_toml
 
 HOTTEST = 100  # of temperatures: long before, any token is about as likely as any other
 COLDEST = 1e-30  # those below count as this one: fp32 would make an infinite score of every logit
@@ -12,83 +16,121 @@ SERVER_URL = re.compile(
 )
 
 
-def text(value: object) -> str:
+_WORDS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
+
+
+@dataclass(frozen=True)
+class Check:
+    """What a value of one setting may be.
+
+    `value` returns the setting for a value, or raises ValueError with what it must be. `read` returns the value that
+    the text of a flag, a variable or `/set` stands for. A text that stands for none is returned as it is. `metavar`
+    stands for the value in the help of a flag.
+    """
+
+    value: Callable[[object], Any]
+    read: Callable[[str], object] = str
+    metavar: str = "TEXT"
+
+
+def _number(text: str) -> int | float | str:
+    for number_type in (int, float):
+        try:
+            return number_type(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _word(text: str) -> bool | str:
+    return _WORDS.get(text.lower(), text)
+
+
+def _list(text: str) -> object:
+    if not text.startswith("["):
+        return [text]
+    try:
+        found = parse_toml(f"list = {text}".encode())
+    except ValueError:
+        return text
+    return found["list"] if len(found) == 1 else text
+
+
+def _object(text: str) -> object:
+    try:
+        return parse_json(text)
+    except ValueError:
+        return text
+
+
+def _text(value: object) -> str:
     if isinstance(value, str):
         return value
     raise ValueError("a text")
 
 
-def name(value: object) -> str:
+def _name(value: object) -> str:
     if isinstance(value, str) and value.strip():
         return value
     raise ValueError("a name")
 
 
-def texts(value: object) -> tuple[str, ...]:
+def _texts(value: object) -> tuple[str, ...]:
     if isinstance(value, list | tuple) and all(isinstance(text, str) and text for text in value):
         return tuple(value)
     raise ValueError("a list of texts, none of them empty")
 
 
-def boolean(value: object) -> bool:
+def _boolean(value: object) -> bool:
     if isinstance(value, bool):
         return value
     raise ValueError("true or false")
 
 
-def thinking(value: object) -> bool | None:
-    """`auto` is what the chat template does by itself; so a flag or a variable can take back what a file says."""
+def _thinking(value: object) -> bool | None:
+    # `auto` is what the chat template does by itself, so that a flag or a variable can take back what a file says.
     if value == "auto" or isinstance(value, bool):
         return None if value == "auto" else bool(value)
     raise ValueError("true, false or auto")
 
 
-def integer(least: int) -> Callable[[object], int]:
+def integer(least: int) -> Check:
+    """Return the check of a whole number from `least` up."""
+
     def check(value: object) -> int:
         if isinstance(value, int) and not isinstance(value, bool) and least <= value <= _MOST:
             return value
         too_large = isinstance(value, int) and value > _MOST
         raise ValueError(f"a whole number from {least} to {_MOST}" if too_large else f"a whole number from {least} up")
 
-    return check
+    return Check(check, _number, "N")
 
 
-def number(description: str, allowed: Callable[[float], bool]) -> Callable[[object], float]:
+def number(description: str, allowed: Callable[[float], bool]) -> Check:
+    """Return the check of a number that is `allowed`."""
+
     def check(value: object) -> float:
-        # an integer beyond the floats cannot be meant, and would raise OverflowError
+        # An integer beyond the floats would raise OverflowError.
         if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300 and allowed(value):
             return float(value)
         raise ValueError(description)
 
-    return check
+    return Check(check, _number, "N")
 
 
-def server(value: object) -> str:
-    if isinstance(value, str) and (value == "off" or SERVER_URL.fullmatch(value)):
-        return value
-    raise ValueError("off, or an address such as http://localhost:8000/v1 (a key belongs into LOCALSPEC_SERVER_KEY)")
+def one_of(*words: str) -> Check:
+    """Return the check of one of these words."""
 
-
-def one_of(*words: str) -> Callable[[object], str]:
     def check(value: object) -> str:
         if isinstance(value, str) and value in words:
             return value
         raise ValueError(f"one of {', '.join(words)}")
 
-    return check
+    return Check(check, metavar="|".join(words))
 
 
-def draft_max(value: object) -> int | str:
-    if value == "auto":
-        return "auto"
-    try:
-        return integer(0)(value)
-    except ValueError as error:
-        raise ValueError(f"auto or {error}") from None
-
-
-def parts(*known: str) -> Callable[[object], tuple[str, ...]]:
-    """Those parts of the drafter `ouroboros` that a list names, in their own order."""
+def parts(*known: str) -> Check:
+    """Return the check of a list of parts of the drafter `ouroboros`, which is put into their order."""
 
     def check(value: object) -> tuple[str, ...]:
         if isinstance(value, list | tuple) and all(part in known for part in value) and len({*value}) == len(value):
@@ -97,17 +139,32 @@ def parts(*known: str) -> Callable[[object], tuple[str, ...]]:
             return tuple(part for part in known if part in value)
         raise ValueError(f"a list of {', '.join(known)}, each of them once at most")
 
-    return check
+    return Check(check, _list)
 
 
-def device(value: object) -> str:
+def _server(value: object) -> str:
+    if isinstance(value, str) and (value == "off" or SERVER_URL.fullmatch(value)):
+        return value
+    raise ValueError("off, or an address such as http://localhost:8000/v1 (a key belongs into LOCALSPEC_SERVER_KEY)")
+
+
+def _draft_max(value: object) -> int | str:
+    if value == "auto":
+        return "auto"
+    try:
+        return int(integer(0).value(value))
+    except ValueError as error:
+        raise ValueError(f"auto or {error}") from None
+
+
+def _device(value: object) -> str:
     if isinstance(value, str) and re.fullmatch(r"auto|cpu|mps|cuda(:[0-9]{1,3})?", value):
         return value
     raise ValueError("one of auto, cpu, cuda, cuda:0 (or another number), mps")
 
 
-def keymap(value: object) -> dict[str, str]:
-    """Also `chat.new = "f6"` without quotation marks around the name, which TOML takes for a table in a table."""
+def _keymap(value: object) -> dict[str, str]:
+    # TOML takes `chat.new = "f6"` without quotation marks around the name for a table in a table.
     flat: dict[str, str] = {}
     tables = [("", value)]
     for prefix, table in tables:
@@ -123,3 +180,9 @@ def keymap(value: object) -> dict[str, str]:
                     f'a table in which {prefix}{name} is a key such as "f6", or several with commas between'
                 )
     return flat
+
+
+text, name, texts = Check(_text), Check(_name), Check(_texts, _list)
+boolean, thinking = Check(_boolean, _word), Check(_thinking, _word)
+draft_max, device = Check(_draft_max, _number, "N"), Check(_device)
+server, keymap = Check(_server, metavar="URL|off"), Check(_keymap, _object)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from command import ROOT
+from each import each
 from training.test_eagle3_files import CASES
 
 from localspec.models.model_config import _DEFAULTS
@@ -47,7 +48,9 @@ def run_over(named: str) -> set[str]:
                 take(part)
 
     module = import_module(".".join(Path(place).with_suffix("").parts[1:]))
-    for mark in getattr(module, name).pytestmark:
+    test = getattr(module, name)
+    take(getattr(test, "values", []))  # those of `each`
+    for mark in getattr(test, "pytestmark", ()):
         if mark.name == "parametrize":
             take([*mark.args[1]])
     return found
@@ -79,7 +82,7 @@ def test_every_cell_names_tests_that_there_are() -> None:
         assert (ROOT / place).is_file() and name in functions(place), named
 
 
-@pytest.mark.parametrize("family", [row[0].strip("`") for row in FAMILIES[1:]])
+@each("family", [row[0].strip("`") for row in FAMILIES[1:]])
 def test_the_tests_of_a_cell_are_run_over_its_family(family: str) -> None:
     row = next(row for row in FAMILIES[1:] if row[0] == f"`{family}`")
     begins = f"{family.removesuffix('_text')}-"

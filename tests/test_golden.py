@@ -11,6 +11,7 @@ import golden
 import product_words
 import pytest
 from command import ROOT
+from each import each
 
 HEAD = "import re\nimport pytest\nfrom golden import matching, wording\nfrom product import say\n"
 OLD = {
@@ -162,8 +163,8 @@ def test_several_wordings_of_a_test_and_a_new_key(project):
     assert tried(project).returncode == 0
 
 
-@pytest.mark.parametrize(
-    ("text", "values", "template"),
+@each(
+    "text, values, template",
     [
         ("dmo is no model: dmo", {"name": "dmo"}, "{name} is no model: {name}"),
         ("1 of 12", {"count": 1}, "{count} of 12"),
@@ -180,8 +181,8 @@ def test_a_text_grows_to_the_ends_of_its_sentence():
     assert golden.resembling("The disk is full: make room.", said, False)[1] == "The disk holds no more, so make room."
 
 
-@pytest.mark.parametrize(
-    ("old", "new"),
+@each(
+    "old, new",
     [
         ("it takes too long", "it did not finish in time"),
         ("was damaged in the cache", "was broken in the cache"),

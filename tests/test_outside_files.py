@@ -8,6 +8,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from each import each
 from golden import matching, wording
 
 from localspec.checkpoint import tensor_headers
@@ -63,7 +64,7 @@ def test_directories(tmp_path):
         read_bytes(tmp_path)
 
 
-@pytest.mark.parametrize("content", ['{"a":' * 100_000, "[" * 100_000, "9" * 101, "1" * 10_000, b"\xff", "{"])
+@each("content", ['{"a":' * 100_000, "[" * 100_000, "9" * 101, "1" * 10_000, b"\xff", "{"])
 def test_json_that_is_none(content):
     with pytest.raises(ValueError, match="."):
         parse_json(content)
@@ -76,7 +77,7 @@ def test_json():
     assert parse_json("9" * 100) == 10**100 - 1
 
 
-@pytest.mark.parametrize(
+@each(
     "source",
     [
         "a." * 100_000 + "b = 1",

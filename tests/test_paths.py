@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from each import each
 
 from localspec.paths import Paths, own_files, private_directory, private_files, write_anew
 
@@ -38,7 +39,7 @@ def test_asking_makes_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("mask", [0o000, 0o022, 0o177, 0o277, 0o777])
+@each("mask", [0o000, 0o022, 0o177, 0o277, 0o777])
 def test_private_directory_makes_every_missing_parent_private(tmp_path, mask):
     before = os.umask(mask)
     try:

@@ -5,6 +5,7 @@ import string
 import time
 
 import pytest
+from each import each
 
 from localspec.repetition import LEAST, LOOP, PATIENCE, REPEATS, TAIL, goes_round, is_loop
 
@@ -15,7 +16,7 @@ def words(chance: random.Random, count: int) -> str:
     return " ".join("".join(chance.choices(string.ascii_lowercase, k=chance.randint(2, 9))) for _ in range(count))
 
 
-@pytest.mark.parametrize("seed", range(20))
+@each("seed", range(20))
 def test_a_phrase_again_and_again_is_found_wherever_it_begins_and_ends(seed):
     chance = random.Random(seed)
     phrase = words(chance, chance.randint(1, 60)) + chance.choice([". ", "\n", "\n\n", ", "])
@@ -25,7 +26,7 @@ def test_a_phrase_again_and_again_is_found_wherever_it_begins_and_ends(seed):
     assert goes_round(text) and not goes_round(text + words(chance, 8))
 
 
-@pytest.mark.parametrize("seed", range(5))
+@each("seed", range(5))
 def test_what_was_asked_for_a_few_times_is_no_circle(seed):
     chance = random.Random(seed)
     phrase = words(chance, chance.randint(5, 60)) + ".\n\n"
@@ -33,14 +34,14 @@ def test_what_was_asked_for_a_few_times_is_no_circle(seed):
     assert not any(goes_round(text[:end]) for end in range(0, len(text), 7))
 
 
-@pytest.mark.parametrize("seed", range(5))
+@each("seed", range(5))
 def test_a_refrain_between_verses_is_none(seed):
     chance = random.Random(seed)
     verses = "".join(words(chance, 24) + "\n" + REFRAIN * chance.randint(1, 3) for _ in range(30))
     assert not any(goes_round(verses[:end]) for end in range(0, len(verses), 7))
 
 
-@pytest.mark.parametrize(
+@each(
     "text",
     [
         "".join(f"{n}. Take {n} of them, and put them away.\n" for n in range(200)),
@@ -58,13 +59,12 @@ def test_a_refrain_between_verses_is_none(seed):
         "",
         "a",
     ],
-    ids=lambda text: text[:16],
 )
 def test_lists_tables_code_and_rules_are_none(text):
     assert not any(goes_round(text[:end]) for end in range(0, len(text), 29)) and not goes_round(text)
 
 
-@pytest.mark.parametrize(
+@each(
     "text",
     [
         "".join(f"{n}. The lighthouse is tall and very old.\n" for n in range(12)),
@@ -72,7 +72,6 @@ def test_lists_tables_code_and_rules_are_none(text):
         "It is so very " + "very " * 60,
         "是的，我明白了。" * 40,
     ],
-    ids=["numbered", "code", "one word", "no spaces"],
 )
 def test_what_no_one_means_is_found(text):
     assert goes_round(text)
@@ -82,8 +81,8 @@ LIST = "".join(f"{n}. The lighthouse is tall and very old.\n" for n in range(1, 
 CREW = "I've got a crew of brave and cunning creatures. "
 
 
-@pytest.mark.parametrize(
-    ("text", "prompt"),
+@each(
+    "text, prompt",
     [
         ("Aye. " + CREW * 30, "Who are you?"),
         (LIST, "List what you know of lighthouses."),
@@ -95,7 +94,6 @@ CREW = "I've got a crew of brave and cunning creatures. "
         ("!" * 6000, "Hello"),
         ("| 0 | 0 | 0 |\n" * 500, "Make a table."),
     ],
-    ids=["sentence", "list", "poem", "no spaces", "one word", "code", "as asked", "no word", "table"],
 )
 def test_a_loop_is_stopped_in_the_end_and_not_before_it_is_one(text, prompt):
     cut = next((end for end in range(0, len(text), 13) if is_loop(text[:end], prompt)), None)
@@ -103,8 +101,8 @@ def test_a_loop_is_stopped_in_the_end_and_not_before_it_is_one(text, prompt):
     assert all(is_loop(text[:end], prompt) for end in range(cut, len(text), 113)), "a loop stays one"
 
 
-@pytest.mark.parametrize(
-    ("text", "prompt"),
+@each(
+    "text, prompt",
     [
         ("ha " * 50, "Write 'ha' 50 times."),
         ("ha, " * 300, "Write ha 300 times."),
@@ -124,13 +122,13 @@ def test_a_loop_is_stopped_in_the_end_and_not_before_it_is_one(text, prompt):
         ("0, " * 1000, "A thousand zeros."),
         ("\n".join(f"  <td>{'0' * 5}</td>" for _ in range(150)), "Make a table."),
     ],
-    ids=lambda text: text[:20],
 )
 def test_what_may_be_meant_is_not_stopped(text, prompt):
     assert not any(is_loop(text[:end], prompt) for end in range(0, len(text) + 1, 7))
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.slow
+@each("seed", range(5))
 def test_verses_with_a_refrain_are_not_stopped(seed):
     chance = random.Random(seed)
     verses = "".join(words(chance, 24) + "\n" + REFRAIN * chance.randint(1, 5) for _ in range(60))

@@ -2,6 +2,7 @@ import random
 import unicodedata
 
 import pytest
+from each import each
 
 from localspec.text import one_line, safe
 
@@ -10,7 +11,7 @@ def test_newline_and_tab_stay_and_carriage_return_goes():
     assert safe("one\r\ntwo\tthree\n") == "one\ntwo\tthree\n"
 
 
-@pytest.mark.parametrize("code", [*range(0x20), *range(0x7F, 0xA0)])
+@each("code", [*range(0x20), *range(0x7F, 0xA0)])
 def test_every_control_character_becomes_visible_or_goes(code):
     shown = safe(chr(code))
     if chr(code) in "\n\t":
@@ -23,7 +24,7 @@ def test_every_control_character_becomes_visible_or_goes(code):
         assert shown == ("\u2421" if code == 0x7F else "\ufffd")
 
 
-@pytest.mark.parametrize("code", [0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A)])
+@each("code", [0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A)])
 def test_every_bidirectional_control_goes(code):
     assert safe(f"a{chr(code)}b") == "ab"
 

@@ -349,6 +349,7 @@ LATER = FAMILIES[6:]  # for tests that name some families and not all
 # Those whose layers read inputs of a token, and so need all others.
 WITH_LAYER_INPUTS = [name for name in CONFIGS if name.endswith("layer-inputs")]
 DRAFTING = [name for name in CONFIGS if name not in WITH_LAYER_INPUTS]  # with their own layers
+DRAFTING_FAMILIES = [name for name in FAMILIES if name in DRAFTING]
 SHARDED = "llama-many-heads-biases-llama3"
 LONGROPE = "phi3-many-heads-longrope"
 DYNAMIC = "llama-grouped-dynamic"

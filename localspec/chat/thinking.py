@@ -1,4 +1,4 @@
-"""What is said of thinking: that nothing else came, whether a model does, and how `/think` is read."""
+"""Sentences about thinking and about replies without text, and how `/think` is read."""
 
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -31,11 +31,14 @@ class Thinker(Protocol):
         ...
 
 
-def only_thinking(turn: Turn, settings: Settings, model: Thinker, system: str | None) -> str | None:
-    """The sentence for a reply that ended in thought, of itself or at its limit; None for any other one."""
-    thought = turn.reasoning or turn.figures.get("reasoning_tokens")  # the mark alone is thought, too
-    if turn.reply or not thought or turn.reason not in ("stop", "length", "repetition"):
+def why_empty(turn: Turn, settings: Settings, model: Thinker, system: str | None) -> str | None:
+    """Return the sentence for a reply that ended without text; None for any other reply."""
+    if turn.reply or turn.reason not in ("stop", "length", "repetition"):
         return None
+    if not (turn.reasoning or turn.figures.get("reasoning_tokens")):  # a mark of thinking counts as thought
+        tokens = turn.figures.get("completion_tokens") or 0
+        why = f"wrote {counted(tokens, 'token')} and no text" if tokens else "ended it at once"
+        return f"The reply is empty: the model {why}."
     otherwise = ", or let it answer without thinking" if model.thinks_by_itself(system) is not None else ""
     if turn.reason == "repetition":
         return f"The thinking repeated itself, so there is no answer; ask again{otherwise}."

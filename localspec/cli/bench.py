@@ -12,10 +12,11 @@ from localspec import config
 from localspec.bench import plot, prompts, server_table, table
 from localspec.chat.start import chosen_model
 from localspec.cli.console import window
-from localspec.cli.options import Context, Device, Dtype, Model, Quantize, load_settings, no_effect, number
+from localspec.cli.options import no_effect, takes_settings
 from localspec.cli.progress import Progress, tell
 from localspec.cli.server_bench import addresses, measured
 from localspec.cli.texts import file_named
+from localspec.config import LOADED_BY, Settings
 from localspec.engine.device_profile import BandwidthProfiler
 from localspec.engine.measurement_cache import MeasurementCache
 from localspec.errors import UsageMistake
@@ -32,8 +33,16 @@ app = typer.Typer()
 
 
 @app.command()
+@takes_settings(
+    "model", "temperature", "seed", "accept", "exact", "context", "device", "dtype", "quantize",
+    temperature="0, the default, is greedy.",
+    seed="The same seed gives the same texts.",
+    accept="How drafts are accepted.",
+    exact="All texts the same bit for bit; may cost speed.",
+)  # fmt: skip
 def bench(
-    model: Model = None,
+    *,
+    settings: Settings,
     drafter: Annotated[
         str | None, typer.Option("--drafter", metavar="A,B", help="Beside plain decoding.  [default: auto]")
     ] = None,
@@ -54,16 +63,6 @@ def bench(
     max_tokens: Annotated[
         int, typer.Option("--max-tokens", "-n", min=1, metavar="N", help="The longest reply, in tokens.")
     ] = 128,
-    temperature: Annotated[float | None, number("--temperature", "--temp", help="0, the default, is greedy.")] = None,
-    seed: Annotated[int | None, number("--seed", help="The same seed gives the same texts.")] = None,
-    accept: Annotated[
-        str | None, typer.Option("--accept", help="exact, rejection, typical: how drafts are accepted.")
-    ] = None,
-    exact: Annotated[bool, typer.Option("--exact", help="All texts the same bit for bit; may cost speed.")] = False,
-    context: Context = None,
-    device: Device = None,
-    dtype: Dtype = None,
-    quantize: Quantize = None,
     repeat: Annotated[int, typer.Option(min=1, metavar="N", help="How often all prompts are asked.")] = 1,
     peer: Annotated[
         list[str] | None,
@@ -89,25 +88,18 @@ def bench(
     ] = False,
 ) -> None:
     """Plain and speculative decoding side by side, on this machine; or servers, with --server."""
-    settings = load_settings(
-        {
-            "model": model, "temperature": 0.0 if temperature is None else temperature, "seed": seed, "accept": accept,
-            "exact": exact or None, "context": context, "device": device, "dtype": dtype, "quantize": quantize,
-            "server": server[0] if server else None,
-        }
-    )  # fmt: skip
+    if not settings.by_flag("temperature"):
+        settings = replace(settings, temperature=0.0)
+    if server:
+        settings = replace(settings, server=server[0], origins={**settings.origins, "server": "--server"})
     if plotted:
         plot.check(plotted)
     elsewhere = addresses(server or [], settings)
     if elsewhere:
-        here = {
-            "--drafter": drafter, "--nodes": nodes, "--accept": accept, "--exact": exact, "--context": context,
-            "--device": device, "--dtype": dtype, "--quantize": quantize, "--peer": peer, "--tune": tune,
-            "--details": details,
-        }  # fmt: skip
-        for flag, value in here.items():
-            if value not in (None, False, []):
-                raise no_effect(flag, settings)
+        here = {"--drafter": drafter, "--nodes": nodes, "--peer": peer, "--tune": tune, "--details": details}
+        given = [flag for flag, value in here.items() if value]
+        for flag in [*given, *(settings.origins[name] for name in LOADED_BY if settings.by_flag(name))]:
+            raise no_effect(flag, settings)
     asked = prompts.spread(prompts.read(prompt_file) if prompt_file else prompts.BUILT_IN, limit)
     progress = Progress()
     progress.show("preparing the benchmark")

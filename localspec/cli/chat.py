@@ -17,11 +17,12 @@ app = typer.Typer()
 @app.command()
 @takes_shared_flags
 def chat(
-    flags: SharedFlags,
+    *,
     prompt: Annotated[str | None, typer.Argument(help="The first thing to say.")] = None,
     plain: Annotated[
         bool, typer.Option("--plain", help="Line by line, for dumb terminals and screen readers.")
     ] = False,
+    flags: SharedFlags,
 ) -> int:
     """A conversation in the terminal."""
     flags, prompt, hint = (flags, None, "") if prompt is None else _model_or_prompt(flags, prompt)

@@ -8,8 +8,9 @@ import typer
 
 from localspec.chat.start import chosen_model
 from localspec.cli.interrupt import Interrupt
-from localspec.cli.options import Device, Dtype, Model, Quantize, load_settings, number
+from localspec.cli.options import takes_settings
 from localspec.cli.progress import Progress
+from localspec.config import Settings
 from localspec.errors import UsageMistake
 from localspec.quantities import duration
 from localspec.store.store import user_store
@@ -22,8 +23,14 @@ app = typer.Typer()
 
 
 @app.command()
+@takes_settings(
+    "model", "temperature", "seed", "device", "dtype", "quantize",
+    temperature="0, the default, is greedy.",
+    seed="The same seed gives the same replies.",
+)  # fmt: skip
 def distill(
-    model: Model = None,
+    *,
+    settings: Settings,
     prompts: Annotated[
         Path | None,
         typer.Option(
@@ -37,28 +44,17 @@ def distill(
     max_tokens: Annotated[
         int, typer.Option("--max-tokens", "-n", min=1, metavar="N", help="The longest reply, in tokens.")
     ] = 512,
-    temperature: Annotated[float | None, number("--temperature", "--temp", help="0, the default, is greedy.")] = None,
-    seed: Annotated[int | None, number("--seed", help="The same seed gives the same replies.")] = None,
     batch: Annotated[
         int | None,
         typer.Option(min=1, metavar="N", help="So many prompts at once: 16 on a GPU; on a CPU one, without this."),
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, metavar="N", help="Only the first N prompts.")] = None,
-    device: Device = None,
-    dtype: Dtype = None,
-    quantize: Quantize = None,
 ) -> int:
     """Let a model answer prompts: training text in its own words. What was stopped goes on with the same command."""
     if prompts is None or output is None:
         raise UsageMistake("Prompts and a file for the replies are needed; give --prompts FILE -o FILE.")
     if os.path.isdir(output) or not os.path.isdir(output.absolute().parent):
         raise UsageMistake(f"{output} cannot be written: it is no place for a file; give another -o.")
-    settings = load_settings(
-        {
-            "model": model, "temperature": temperature, "seed": seed,
-            "device": device, "dtype": dtype, "quantize": quantize,
-        }
-    )  # fmt: skip
     asked = read_questions(prompts)[:limit]
     progress = Progress()
     with Interrupt() as interrupt, user_store(progress.notice, create=False) as store:
@@ -71,7 +67,7 @@ def distill(
 
         way = Way(
             max_tokens,
-            0.0 if temperature is None else settings.temperature or 0.0,
+            settings.temperature or 0.0 if settings.by_flag("temperature") else 0.0,
             0 if settings.seed is None else settings.seed,
         )
         try:

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,11 +12,10 @@ import typer
 from localspec import environment
 from localspec.bench.proof import prove
 from localspec.cli.console import folded, once_more, print_json, table, window
-from localspec.cli.options import Context, Drafter, DraftMax, Dtype, Quantize, load_settings
-from localspec.cli.options import Device as DeviceOption
+from localspec.cli.options import takes_settings
 from localspec.cli.progress import Progress
 from localspec.cli.server_facts import tell_server
-from localspec.config import Settings
+from localspec.config import NAMES, Settings
 from localspec.engine.device_profile import DeviceProfiler
 from localspec.engine.measurement_cache import MeasurementCache
 from localspec.errors import LocalspecError, UsageMistake
@@ -36,7 +35,9 @@ app = typer.Typer()
 
 
 @app.command()
+@takes_settings("drafter", "draft_max", "device", "dtype", "quantize", "context", "prefer")
 def doctor(
+    *,
     proved: Annotated[
         str | None,
         typer.Option("--prove", metavar="MODEL", help="Show here that speculation changes no token of this model."),
@@ -46,16 +47,7 @@ def doctor(
     max_tokens: Annotated[
         int | None, typer.Option("--max-tokens", "-n", min=1, metavar="N", help="Tokens of a reply; 64.")
     ] = None,
-    drafter: Drafter = None,
-    draft_max: DraftMax = None,
-    device: DeviceOption = None,
-    dtype: Dtype = None,
-    quantize: Quantize = None,
-    context: Context = None,
-    prefer: Annotated[
-        str | None,
-        typer.Option(metavar="speed|memory|quality", help="What to choose a model by; else quality at 8 tokens/s."),
-    ] = None,
+    settings: Settings,
     server: Annotated[
         str | None, typer.Option("--server", metavar="URL", help="What the server is that answers there.")
     ] = None,
@@ -63,15 +55,13 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON value instead of text.")] = False,
 ) -> int:
     """What this machine has, what fits, what would be chosen and why; --prove MODEL shows losslessness on it."""
-    options = {
-        "drafter": drafter, "draft_max": draft_max, "device": device, "dtype": dtype, "quantize": quantize,
-        "context": context,
-    }  # fmt: skip
+    given = {name: getattr(settings, name) for name in NAMES if settings.by_flag(name)}
+    prefer = given.pop("prefer", None)
     if proved is not None and exact is not None:
         raise UsageMistake(f"--prove {proved} and --exact {exact} are the same flag; give --prove alone.")
     model = exact if proved is None else proved
     if server is not None:
-        others = {"prove": model, "limit": limit, "max_tokens": max_tokens, "prefer": prefer, **options}
+        others = {"prove": model, "limit": limit, "max_tokens": max_tokens, "prefer": prefer, **given}
         others["verbose"] = verbose or None
         return tell_server(server, {name: value for name, value in others.items() if value is not None}, as_json)
     if model is not None:
@@ -79,15 +69,14 @@ def doctor(
             raise UsageMistake(f"--prefer {prefer} has no effect with --prove; leave one of them out.")
         if verbose:
             raise UsageMistake("--verbose has no effect with --prove; leave one of them out.")
-        settings = load_settings({"exact": True, **options})
-        return _prove(model, settings, limit or 20, max_tokens or 64, as_json)
-    for name, value in {"limit": limit, "max_tokens": max_tokens, **options}.items():
+        return _prove(model, replace(settings, exact=True), limit or 20, max_tokens or 64, as_json)
+    for name, value in {"limit": limit, "max_tokens": max_tokens, **given}.items():
         if value is not None:
             flag = "--" + name.replace("_", "-")
             raise UsageMistake(f"{flag} {value} has no effect without --prove MODEL; add that, or leave {flag} out.")
     if verbose and as_json:
         raise UsageMistake("--verbose has no effect with --json, which says all; leave it out.")
-    survey = _survey(load_settings({"prefer": prefer}))
+    survey = _survey(settings)
     if as_json:
         print_json(_report(survey))
     else:

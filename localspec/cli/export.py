@@ -8,7 +8,6 @@ import typer
 
 from localspec.cli.console import print_json
 from localspec.cli.interrupt import cleared_up_when_ended
-from localspec.cli.options import Model
 from localspec.cli.progress import Progress
 from localspec.exporting.engines import engine_named
 from localspec.quantities import size
@@ -22,7 +21,10 @@ def export(
     engine: Annotated[str, typer.Argument(help="vllm or sglang.")],
     drafter: Annotated[str, typer.Argument(help="A directory of train, or a name as --drafter takes it.")],
     out: Annotated[Path, typer.Option("--out", help="Where to write it: a directory that is new or empty.")],
-    model: Model = None,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", "-m", help="A name, a directory, or a GGUF file."),
+    ] = None,
     tensor_parallel: Annotated[
         int, typer.Option("--tensor-parallel", min=1, metavar="N", help="Cards that the command shall use together.")
     ] = 1,

@@ -8,9 +8,10 @@ import typer
 from localspec.cli.console import print_json
 from localspec.cli.interrupt import cleared_up_when_ended
 from localspec.cli.meanwhile import measure_new
-from localspec.cli.options import load_settings
+from localspec.cli.options import takes_settings
 from localspec.cli.progress import Progress
 from localspec.cli.texts import file_named
+from localspec.config import Settings
 from localspec.engine.importing import import_gguf
 from localspec.quantities import amount, duration, size
 from localspec.text import one_line
@@ -19,16 +20,15 @@ app = typer.Typer()
 
 
 @app.command("import")
+@takes_settings("quantize", quantize="How the CPU engine packs it: int8, int4, or auto, as it would be loaded.")
 def import_file(
+    *,
     file: Annotated[Path, typer.Argument(parser=file_named, help="A GGUF file; of several parts any one.")],
-    quantize: Annotated[
-        str | None,
-        typer.Option("--quantize", help="How the CPU engine packs it: int8, int4, or auto, as it would be loaded."),
-    ] = None,
+    settings: Settings,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON value instead of a line.")] = False,
 ) -> None:
     """Make a model in a GGUF file ready for this engine, once. You may delete the file afterwards."""
-    progress, settings = Progress(), load_settings({"quantize": quantize})
+    progress = Progress()
     try:
         with cleared_up_when_ended():
             done = import_gguf(file, settings, progress.reporter)

@@ -22,7 +22,7 @@ from localspec.chat.sampling import THINK, ChatSettings, first_sampled
 from localspec.chat.sampling import listed as settings_listed
 from localspec.chat.sampling import split as key_and_value
 from localspec.chat.start import choose
-from localspec.chat.thinking import SHOW, asked, filled_context, only_thinking, state
+from localspec.chat.thinking import SHOW, asked, filled_context, state, why_empty
 from localspec.chat.trace import Trace
 from localspec.chat.trace_words import UNTOLD, step_by_step
 from localspec.chat.wording import in_words, kept_thought, repeated, same_answer
@@ -429,7 +429,7 @@ class _Talk:
                             how = f"(cut off {where})" if reason == "length" else ""
                             if reason == "repetition":
                                 how = f"({repeated(turn.figures, WARMER)})"
-                            how = only_thinking(turn, settings, engine, self._conversation.system) or how
+                            how = why_empty(turn, settings, engine, self._conversation.system) or how
                     if interrupt.asked:
                         raise KeyboardInterrupt
         finally:  # what went wrong has a line of its own

@@ -9,9 +9,10 @@ import typer
 from localspec.cli.console import at_a_terminal, print_json, seen
 from localspec.cli.interrupt import cleared_up_when_ended
 from localspec.cli.meanwhile import measure_new
-from localspec.cli.options import load_settings
+from localspec.cli.options import takes_settings
 from localspec.cli.progress import Download, Progress
 from localspec.cli.pull_plan import announced_lines, nothing_to_fetch, plan_json, planned_lines
+from localspec.config import Settings
 from localspec.errors import UsageMistake
 from localspec.hub.fetch import Interrupted
 from localspec.hub.sources import Source, is_address
@@ -37,7 +38,9 @@ app = typer.Typer()
 
 
 @app.command()
+@takes_settings("quantize", quantize="How the CPU engine packs it: int8, int4, or auto, as it would be loaded.")
 def pull(
+    *,
     name: Annotated[
         str, typer.Argument(help="A registered name, org/repo[@revision] of the hub, or org/repo-GGUF:TYPE.")
     ],
@@ -57,10 +60,7 @@ def pull(
     packed_only: Annotated[
         bool, typer.Option("--packed-only", help="Keep the model as the CPU engine reads it, and no second copy.")
     ] = False,
-    quantize: Annotated[
-        str | None,
-        typer.Option("--quantize", help="How the CPU engine packs it: int8, int4, or auto, as it would be loaded."),
-    ] = None,
+    settings: Settings,
     original: Annotated[
         bool, typer.Option("--original", help="The publisher's own weights, also where a smaller download would serve.")
     ] = False,
@@ -73,7 +73,7 @@ def pull(
         name = str(Source.parse(name))
     progress = Progress()
     download = Download(progress, name)
-    settings, fetched = load_settings({"quantize": quantize}), False
+    fetched = False
     wishes = Wishes(drafter, force, packed_only, original, settings)
     try:
         if dry_run and (card := cards().get(name)):

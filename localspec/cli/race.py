@@ -19,9 +19,10 @@ from localspec.bench.racers import LONGEST, racers, sentences, that_drafts
 from localspec.chat.start import start_chat
 from localspec.cli.console import folded, width
 from localspec.cli.interrupt import cleared_up_when_ended
-from localspec.cli.options import Context, Device, Drafter, DraftMax, Dtype, Model, Quantize, load_settings, number
+from localspec.cli.options import takes_settings
 from localspec.cli.progress import Progress
 from localspec.cli.texts import valid_text
+from localspec.config import Settings
 from localspec.environment import dumb_terminal
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.marks import drawable
@@ -36,19 +37,17 @@ RECORDED = Size(columns=80, lines=24)  # where there is no terminal
 
 
 @app.command("race")
+@takes_settings(
+    "model", "max_tokens", "temperature", "seed", "drafter", "draft_max", "exact", "context", "device", "dtype",
+    "quantize",
+    max_tokens="The longest reply, in tokens; 256.",
+    seed="The same seed gives the same text.",
+    exact="Both texts the same bit for bit; may cost speed.",
+)  # fmt: skip
 def race_command(
+    *,
     prompt: Annotated[str, typer.Argument(help="What both are asked.")],
-    model: Model = None,
-    max_tokens: Annotated[int | None, number("--max-tokens", "-n", help="The longest reply, in tokens; 256.")] = None,
-    temperature: Annotated[float | None, number("--temperature", "--temp", help="0 is greedy, 100 the most.")] = None,
-    seed: Annotated[int | None, number("--seed", help="The same seed gives the same text.")] = None,
-    drafter: Drafter = None,
-    draft_max: DraftMax = None,
-    exact: Annotated[bool, typer.Option("--exact", help="Both texts the same bit for bit; may cost speed.")] = False,
-    context: Context = None,
-    device: Device = None,
-    dtype: Dtype = None,
-    quantize: Quantize = None,
+    settings: Settings,
     cast: Annotated[
         Path | None, typer.Option("--cast", metavar="FILE", help="Record the replay in asciinema's format.")
     ] = None,
@@ -58,13 +57,6 @@ def race_command(
 
     Nothing is kept, and no phrases of earlier replies are used. Without a terminal, only the result is printed.
     """
-    settings = load_settings(
-        {
-            "model": model, "max_tokens": max_tokens, "temperature": temperature, "seed": seed, "drafter": drafter,
-            "draft_max": draft_max, "exact": exact or None, "context": context, "device": device, "dtype": dtype,
-            "quantize": quantize,
-        }
-    )  # fmt: skip
     if settings.draft_max == 0:
         raise UsageMistake(f"A race needs drafts, and {settings.shown('draft_max')} allows none; leave it out.")
     if settings.plain:

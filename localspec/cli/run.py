@@ -12,7 +12,7 @@ import typer
 from localspec.chat.attachments import Written, with_piped
 from localspec.chat.figures import known_speedup
 from localspec.chat.sampling import first_sampled, sampling_words
-from localspec.chat.thinking import only_thinking
+from localspec.chat.thinking import why_empty
 from localspec.chat.wording import (
     SAMENESS,
     drafting_off,
@@ -50,7 +50,7 @@ NOT_CHECKED = (
 @app.command()
 @takes_shared_flags
 def run(
-    flags: SharedFlags,
+    *,
     words: Annotated[
         list[str] | None,
         typer.Argument(
@@ -66,6 +66,7 @@ def run(
         str | None, typer.Option("--keep", metavar="TIME", help="Leave the model loaded for so long: 30s, 10m, 2h.")
     ] = None,
     stats: Annotated[bool, typer.Option("--stats", help="Two lines of figures on standard error.")] = False,
+    flags: SharedFlags,
 ) -> int:
     """One answer to standard output; for pipelines."""
     if as_json and stream_json:
@@ -112,7 +113,7 @@ def _answer(flags: SharedFlags, question: Written, output: "_Output", stats: boo
             output.end(values)
             if reason == "repetition":
                 progress.notice(f"{repeated(conversation.turns[-1].figures, '--temp 0.7 lets it vary')}.")
-            if sentence := only_thinking(conversation.turns[-1], settings, engine, conversation.system):
+            if sentence := why_empty(conversation.turns[-1], settings, engine, conversation.system):
                 progress.notice(sentence)
             if stats:
                 tell(_figures(values, report.exactness, known_speedup(statistics), sampling_words(sampling)))

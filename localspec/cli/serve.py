@@ -9,22 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from localspec import environment
-from localspec.cli.options import (
-    Accept,
-    Context,
-    Device,
-    Drafter,
-    DraftMax,
-    Dtype,
-    Exact,
-    Model,
-    Pool,
-    Quantize,
-    Threads,
-    load_settings,
-    number,
-)
+from localspec.cli.options import takes_settings
 from localspec.cli.progress import Progress
+from localspec.config import Settings
 from localspec.environment import home
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.paths import Paths
@@ -39,8 +26,15 @@ app = typer.Typer()
 
 
 @app.command()
+@takes_settings(
+    "model", "max_tokens", "context", "drafter", "draft_max", "accept", "exact", "pool", "device", "dtype", "quantize",
+    "threads", "log",
+    max_tokens="The longest reply where a request does not say.",
+    log="Keep phrases; requests are never kept.",
+)  # fmt: skip
 def serve(
-    model: Model = None,
+    *,
+    settings: Settings,
     port: Annotated[
         int | None, typer.Option("--port", metavar="N", help="Listen on this port of this machine, too; 0: a free one.")
     ] = None,
@@ -53,32 +47,11 @@ def serve(
     ui: Annotated[
         bool, typer.Option("--ui", help="Show the chat in a browser of this machine, too, by a key that holds once.")
     ] = False,
-    max_tokens: Annotated[
-        int | None, number("--max-tokens", "-n", help="The longest reply where a request does not say.")
-    ] = None,
-    context: Context = None,
-    drafter: Drafter = None,
-    draft_max: DraftMax = None,
-    accept: Accept = None,
-    exact: Exact = False,
-    pool: Pool = None,
-    device: Device = None,
-    dtype: Dtype = None,
-    quantize: Quantize = None,
-    threads: Threads = None,
-    no_log: Annotated[bool, typer.Option("--no-log", help="Keep no phrases; requests are never kept.")] = False,
 ) -> int:
     """The API that OpenAI's clients speak, on this machine alone; models stay loaded.
 
     It listens on a socket of your own, and with --port or --ui on 127.0.0.1, where every request must bring the key.
     """
-    settings = load_settings(
-        {
-            "model": model, "max_tokens": max_tokens, "context": context, "drafter": drafter, "draft_max": draft_max,
-            "accept": accept, "exact": exact or None, "pool": pool, "device": device, "dtype": dtype,
-            "quantize": quantize, "threads": threads, "log": False if no_log else None,
-        }
-    )  # fmt: skip
     if port is not None and not 0 <= port < 2**16:
         raise UsageMistake(f"--port {port} is no port; give 1 to 65535, or 0 for a free one.")
     alive, rests = short_seconds_of(keep_alive), None if idle is None else short_seconds_of(idle)

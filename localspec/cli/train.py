@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from localspec import charts, config
+from localspec import charts
 from localspec.chat.start import chosen_model
 from localspec.cli import console
 from localspec.cli.interrupt import Interrupt
-from localspec.cli.options import Device, Dtype, Quantize
+from localspec.cli.options import takes_settings
 from localspec.cli.progress import Progress
-from localspec.config import nearest
+from localspec.config import Settings, nearest
 from localspec.environment import home
 from localspec.errors import NotHere, UsageMistake
 from localspec.marks import drawable
@@ -41,6 +41,7 @@ app = typer.Typer()
 MOST = 10**9  # steps or tokens: what is more is a slip, and floats lose count of it
 LONGEST = 10**6  # hours or passes
 KINDS = [f"{row.name}: {row.label}" for row in TABLE if row.takes == "weights"]
+PRECISION = ("device", "dtype", "quantize")
 BATCH, RATE = 4096, 1e-3  # where neither was given
 HISTORY: Literal["history"] = "history"
 SPARK = 16  # of the last losses, in the line of progress
@@ -54,12 +55,14 @@ def _output_directory(text: str) -> Path:
 
 
 @app.command()
+@takes_settings(
+    "model", "device", "dtype", "quantize", model="The target: a name, or a directory in the Hugging Face layout."
+)
 def train(
+    *,
     kind: Annotated[str, typer.Argument(help="; ".join(KINDS))],
     more: Annotated[list[Path] | None, typer.Argument(metavar="", hidden=True)] = None,
-    model: Annotated[
-        str | None, typer.Option("--model", "-m", help="The target: a name, or a directory in the Hugging Face layout.")
-    ] = None,
+    settings: Settings,
     data: Annotated[
         list[str] | None,
         typer.Option(
@@ -103,9 +106,6 @@ def train(
     labels: Annotated[
         Literal["soft", "text"], typer.Option(help="The target's own distribution, or the tokens of the text.")
     ] = "soft",
-    device: Device = None,
-    dtype: Dtype = None,
-    quantize: Quantize = None,
     save_every: Annotated[float, typer.Option(min=0, metavar="SECONDS", help="Between checkpoints.")] = 300.0,
     keep_answers: Annotated[
         bool, typer.Option("--keep-answers", help="With --data history: what it learnt from stays, in answers.jsonl.")
@@ -125,7 +125,6 @@ def train(
     _check_numbers({"--hours": hours, "--epochs": epochs, "--lr": rate}, batch or BATCH, at_once)
     files = [Path(name) for name in (*(data or ()), *(more or ()))]
     own = _own_words(data or [], more or [], keep_answers)
-    settings = config.load(flags={"model": model, "device": device, "dtype": dtype, "quantize": quantize})
     progress = Progress()
     card = _with_its_weights(settings, progress)
     safe_name = re.sub(r"[^\w.-]+", "-", _public_name(card)).strip(".-")
@@ -133,7 +132,7 @@ def train(
     usable(directory)
     if own and not force and not begun(directory):
         refuse_result(directory, "checkpoint", "drafter", "target", ANSWERS)
-    given = locals()
+    given = locals() | {name: getattr(settings, name) for name in PRECISION if settings.by_flag(name)}
     with private_files(), Interrupt(ends_too=True) as interrupt, Lock(directory) as lock:
         progress.show("reading text")
         examples = [] if own else read_examples(files)
@@ -333,7 +332,7 @@ def _duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
 
 
-def _with_its_weights(settings: config.Settings, progress: Progress) -> registry.TargetCard:
+def _with_its_weights(settings: Settings, progress: Progress) -> registry.TargetCard:
     """Return the model to train for; a notice names one that no flag names. Raise NotHere for one without own weights.
 
     A GGUF file would be imported for nothing.
@@ -372,8 +371,8 @@ def _command(
     words = ["localspec", "train", kind, "-m", _public_name(card)]
     words += ["--data", *(Path(one).name for one in data)] if data else []
     words += [word for option in options for word in ("-O", option)]
-    for flag in ("steps", "hours", "epochs", "at_once", "length", "device", "dtype", "quantize"):
-        if given[flag] is not None:
+    for flag in ("steps", "hours", "epochs", "at_once", "length", *PRECISION):
+        if given.get(flag) is not None:
             words += [f"--{flag.replace('_', '-')}", str(given[flag])]
     chosen = {} if given["own"] else {"batch": BATCH, "rate": RATE}
     for flag, name in (("--batch", "batch"), ("--lr", "rate"), ("--seed", "seed"), ("--labels", "labels")):

@@ -108,12 +108,12 @@ def import_gguf(
         license=model.license() or origin.license,
         files=origin.files or {place: (part.bytes, digests[part.path.name]) for place, part in places.items()},
     )
-    for name, one in imports(paths).items():
-        held = one.header.origin.files
-        if held.keys() == origin.files.keys() and held != origin.files:
-            reporter.notice(
-                f"{file} has changed since it was imported as {name}, which stays until `localspec rm {name}`."
-            )
+    before = [name for name, one in imports(paths).items() if _is_older(one.header.origin, origin)]
+    if before:
+        former_names, remove = ", ".join(before), before[0] if len(before) == 1 else "NAME"
+        reporter.notice(
+            f"{file} has changed since it was imported as {former_names}, which stays until `localspec rm {remove}`."
+        )
     for sentence in model.notices():
         reporter.notice(sentence)
     packing = asked or _suitable(origin, shape, settings)
@@ -122,6 +122,11 @@ def import_gguf(
         with suppress(OSError):
             former.path.unlink(missing_ok=True)
     return _imported(read(packed), model, True, time.perf_counter() - began)
+
+
+def _is_older(held: Origin, origin: Origin) -> bool:
+    """Return whether a model was imported from the same files with another content."""
+    return held.files.keys() == origin.files.keys() and held.files != origin.files
 
 
 def _holds(packed: PackedFile, name: str, content: bytes) -> bool:

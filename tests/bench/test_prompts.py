@@ -1,4 +1,5 @@
 import pytest
+from each import each
 from golden import matching
 
 from localspec.bench.prompts import BUILT_IN, Prompt, read, spread
@@ -22,8 +23,8 @@ def test_plain_text_has_a_prompt_a_line(tmp_path):
     assert read(file) == [Prompt("1", "text", "Why is the sky blue?"), Prompt("3", "text", "Count to {10}.")]
 
 
-@pytest.mark.parametrize(
-    ("content", "words"),
+@each(
+    "content, words",
     [
         (b"", ["holds no prompts"]),
         (b" \n\n", ["holds no prompts"]),

@@ -1,4 +1,5 @@
 import pytest
+from each import each
 from golden import wording
 from reply_statistics import said
 
@@ -68,9 +69,7 @@ def test_the_lane_whose_clock_is_behind_works(clock):
     assert plain.until(3.0) == ("abb", 3) and fast.until(3.0) == ("abbb", 4) and fast.until() == ("a" + "b" * 12, 13)
 
 
-@pytest.mark.parametrize(
-    ("one", "other", "parted"), [((1, 2), (1, 2), None), ((1, 2), (1, 3), 2), ((1, 2), (1, 2, 9), 3), ((), (1,), 1)]
-)
+@each("one, other, parted", [((1, 2), (1, 2), None), ((1, 2), (1, 3), 2), ((1, 2), (1, 2, 9), 3), ((), (1,), 1)])
 def test_where_texts_part(one, other, parted):
     moments = [Moment(1.0, "a", 1), Moment(2.0, "b", 1)]
     lanes = [Lane("", moments, 2.0, said(ids)) for ids in (one, other)]
@@ -78,7 +77,7 @@ def test_where_texts_part(one, other, parted):
     assert found.parted == parted and found.same is (parted is None) and found.speedup == 1.0
 
 
-@pytest.mark.parametrize("fast", [0.5, 0.998, 1.002, 2.0])
+@each("fast", [0.5, 0.998, 1.002, 2.0])
 def test_where_drafts_do_not_pay_it_is_said_in_plain_words(fast):
     lanes = [
         Lane(name, [Moment(0.0, "a", 1), Moment(seconds, "b", 1)], seconds, said((1, 2)))

@@ -5,6 +5,7 @@ import re
 import sys
 
 import pytest
+from each import each
 from golden import matching, wording
 from scripted_conversation import SAMPLING, Engine
 
@@ -133,7 +134,7 @@ def test_the_history_tells_what_was_typed(folder, tmp_path):
         assert store.history.prompts(5) == ["Sort these: @notes.txt"]
 
 
-@pytest.mark.parametrize(
+@each(
     "figures", [{}, {"typed_from": 99}, {"typed_from": -1}, {"typed_from": "3"}, {"files": ["x"]}, {"typed_from": None}]
 )
 def test_figures_that_others_wrote_fold_nothing(figures):
@@ -148,7 +149,7 @@ def test_files_before_other_files():
     assert joined("a\n", "", "\n b") == "a\n\n b"
 
 
-@pytest.mark.parametrize(("run", "fence"), [(0, 3), (1, 3), (2, 3), (3, 4), (4, 5), (9, 10)])
+@each("run, fence", [(0, 3), (1, 3), (2, 3), (3, 4), (4, 5), (9, 10)])
 def test_the_fence_around_piped_text_is_longer_than_any_run_of_backticks_in_it(run, fence):
     piped = f"before\n{'`' * run}\nafter ` too"
     prompt = with_piped("Explain it.", piped).prompt

@@ -1,14 +1,15 @@
 """How a typed line is read: commands by our names and by those of other programs."""
 
 import pytest
+from each import each
 from golden import matching
 
 from localspec.chat.commands import read
 from localspec.errors import UsageMistake
 
 
-@pytest.mark.parametrize(
-    ("line", "meant"),
+@each(
+    "line, meant",
     [
         ("/bye", ("quit", "")),
         ("/exit", ("quit", "")),

@@ -1,6 +1,7 @@
 """What half-typed commands and paths may become."""
 
 import pytest
+from each import each
 from golden import wording
 
 from localspec.chat.commands import COMMANDS
@@ -32,7 +33,7 @@ def test_commands_with_their_arguments_and_what_they_do():
     assert lines("/ne") == ["/new"] and lines("/nwe") == []
 
 
-@pytest.mark.parametrize("before", ["", "new", "//", "//ne", " /ne", "/ne\n", "a /ne"])
+@each("before", ["", "new", "//", "//ne", " /ne", "/ne\n", "a /ne"])
 def test_what_is_no_command_is_not_completed(before):
     assert lines(before) == [] and needed(before) is None
 
@@ -62,8 +63,8 @@ def test_sampling():
     assert lines("/set seed d") == ["/set seed default"]
 
 
-@pytest.mark.parametrize(
-    ("before", "whole"),
+@each(
+    "before, whole",
     [("/new", True), ("/ne", False), ("/", False), ("/nwe", True), ("/set", True), ("/set te", True), ("hello", True)],
 )
 def test_enter_means_what_is_whole(before, whole):

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from each import each
 from golden import matching, wording
 from scripted_conversation import SAMPLING, Engine, talk
 
@@ -65,8 +66,8 @@ def test_where_the_models_memory_begins_is_said_once_and_kept_with_the_turn(stor
     assert again.memory_notice(3) is None and again.memory_notice(4) is not None
 
 
-@pytest.mark.parametrize(
-    ("answered", "dropped", "begins"),
+@each(
+    "answered, dropped, begins",
     [("1111", 0, 0), ("1111", 2, 2), ("1011", 1, 2), ("1011", 2, 3), ("111", 3, 3), ("1101", 2, 3), ("", 2, 0)],
 )
 def test_turns_without_a_reply_are_not_counted_for_the_model_reads_none(answered, dropped, begins):

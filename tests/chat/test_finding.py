@@ -1,6 +1,7 @@
 """Words are found in a conversation as they are in all of them."""
 
 import pytest
+from each import each
 
 from localspec.chat.finding import Hit, hits, places
 from localspec.store.store import Store
@@ -13,8 +14,8 @@ MESSAGES = [
 ACCENTS = [*MESSAGES, ("Im Cafe\u0301", "GROSSE Männer, Ma\u0308dchen")]
 
 
-@pytest.mark.parametrize(
-    ("words", "found"),
+@each(
+    "words, found",
     [
         ("sea", [Hit(1, True), Hit(0, True), Hit(0, False)]),
         ("SEA deep", [Hit(0, True)]),
@@ -38,7 +39,7 @@ def test_the_newest_message_first(words, found):
     assert hits(MESSAGES, words) == found
 
 
-@pytest.mark.parametrize(
+@each(
     "words",
     [
         "SEA deep",

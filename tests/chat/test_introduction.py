@@ -4,7 +4,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
+from each import each
 
 from localspec.chat.introduction import EXPECTATIONS, STARTERS, TINY, TOY, expected_starters, introduction
 from localspec.models import registry
@@ -57,8 +57,8 @@ def test_the_demo_model_is_a_toy_with_prompts_of_its_own():
     assert demo.expectation == TOY and len(demo.starters) == 3 and demo.starters != STARTERS
 
 
-@pytest.mark.parametrize(
-    ("count", "words"),
+@each(
+    "count, words",
     [(999, "999"), (7_606_528, "7.6 million"), (371e6, "371 million"), (999e6, "1.0 billion"), (70e9, "70.0 billion")],
 )
 def test_parameters_are_told_in_words(count, words):

@@ -1,6 +1,7 @@
 """`/set`: what can be changed while one chats, what is refused, and what holds."""
 
 import pytest
+from each import each
 from golden import matching, wording
 
 from localspec import config
@@ -41,14 +42,18 @@ class Model:
 GREEDY, WARM = Model(do_sample=False), Model(do_sample=True, temperature=0.8, top_p=0.95)
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "name", "taken"),
+@each(
+    "key, value, name, taken",
     [
-        ("temperature", "0.5", "temperature", 0.5), ("temp", "1", "temperature", 1.0),
-        ("Top-P", "0.9", "top_p", 0.9), ("top_k", "40", "top_k", 40), ("min-p", "0.05", "min_p", 0.05),
-        ("max-tokens", "200", "max_tokens", 200), ("seed", "9223372036854775807", "seed", 2**63 - 1),
+        ("temperature", "0.5", "temperature", 0.5),
+        ("temp", "1", "temperature", 1.0),
+        ("Top-P", "0.9", "top_p", 0.9),
+        ("top_k", "40", "top_k", 40),
+        ("min-p", "0.05", "min_p", 0.05),
+        ("max-tokens", "200", "max_tokens", 200),
+        ("seed", "9223372036854775807", "seed", 2**63 - 1),
     ],
-)  # fmt: skip
+)
 def test_a_value_is_taken_and_shown_with_its_origin(key, value, name, taken):
     settings = ChatSettings(Settings())
     settings.change({key: value}, WARM)
@@ -67,8 +72,8 @@ def test_default_takes_back_to_what_the_chat_began_with(tmp_path, back):
     assert settings.typed == {"seed": "3"}
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "sentence"),
+@each(
+    "key, value, sentence",
     [
         ("tempreature", "1", wording("there_setting_tempreature_did")),
         ("wings", "1", wording("there_setting_wings_set_alone")),
@@ -157,9 +162,8 @@ def test_a_new_conversation_takes_back_what_was_typed(tmp_path):
     assert (settings.now, settings.typed) == (settings.first, {}) and settings.now.top_p == 0.5
 
 
-@pytest.mark.parametrize(
-    ("seed", "used", "next_one"),
-    [(None, 8, None), (4, None, 4), (4, 4, 5), (4, 5, 6), (4, 3, 4), (4, 10**9, 4), (4, "4", 4)],
+@each(
+    "seed, used, next_one", [(None, 8, None), (4, None, 4), (4, 4, 5), (4, 5, 6), (4, 3, 4), (4, 10**9, 4), (4, "4", 4)]
 )
 def test_another_answer_has_the_seed_after_that_of_the_one_before(seed, used, next_one):
     settings = ChatSettings(Settings(seed=seed))
@@ -167,15 +171,13 @@ def test_another_answer_has_the_seed_after_that_of_the_one_before(seed, used, ne
     assert settings.now.seed == seed
 
 
-@pytest.mark.parametrize(
-    ("rest", "parts"), [("", ("", "")), ("seed", ("seed", "")), (" seed  5 ", ("seed", "5")), ("a b c", ("a", "b c"))]
-)
+@each("rest, parts", [("", ("", "")), ("seed", ("seed", "")), (" seed  5 ", ("seed", "5")), ("a b c", ("a", "b c"))])
 def test_a_key_and_its_value(rest, parts):
     assert split(rest) == parts
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
+@each(
+    "settings, words",
     [
         (Settings(), wording("temperature_0_8_top_p_0_95_model")),
         (Settings(temperature=0.3), wording("temperature_0_3_yours_top_p_0_95")),

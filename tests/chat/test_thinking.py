@@ -3,10 +3,11 @@
 from types import SimpleNamespace
 
 import pytest
+from each import each
 from golden import matching, wording
 
 from localspec.chat.export import as_markdown
-from localspec.chat.thinking import asked, only_thinking, state
+from localspec.chat.thinking import asked, state, why_empty
 from localspec.chat.wording import kept_thought, thought
 from localspec.config import Settings
 from localspec.errors import UsageMistake
@@ -27,8 +28,8 @@ class Model:
         return self.by_itself
 
 
-@pytest.mark.parametrize(
-    ("by_itself", "told", "sentence", "other"),
+@each(
+    "by_itself, told, sentence, other",
     [
         (True, None, "The model thinks before it answers (/think auto); there are /think on and /think off.", "off"),
         (True, False, "The model answers without thinking (/think off); there are /think on and /think auto.", "on"),
@@ -51,9 +52,9 @@ def turn(reply="", reasoning="", reason="stop", **figures):
     return Turn(1, "Why?", reply, reason, figures, reasoning=reasoning)
 
 
-def test_a_reply_that_ended_in_thought_is_told():
+def test_a_reply_without_text_has_a_reason():
     def said(ended, limit=None, by_itself=True):
-        return only_thinking(ended, Settings(max_tokens=limit), Model(by_itself), None)
+        return why_empty(ended, Settings(max_tokens=limit), Model(by_itself), None)
 
     other = wording("let_answer_without_thinking")
     cut, mark = (turn(reasoning=text, reason="length", completion_tokens=1, reasoning_tokens=1) for text in ("hm", ""))
@@ -62,7 +63,8 @@ def test_a_reply_that_ended_in_thought_is_told():
     for limit in (None, 2):
         assert said(cut, limit).startswith(wording("thinking_filled_context_there"))
     assert said(turn(reasoning="hm")) == wording("model_thought_ended_there_there", other=other)
-    for whole in (turn(), turn("Yes.", "hm"), turn("Yes.", "hm", "length"), turn("", "hm", "interrupted")):
+    assert said(turn(completion_tokens=12, reason="length"), 12) == wording("reply_is_empty_12_tokens")
+    for whole in (turn("Yes."), turn("Yes.", "hm"), turn("Yes.", "hm", "length"), turn("", "hm", "interrupted")):
         assert said(whole) is None
 
 

@@ -4,7 +4,7 @@ import re
 from dataclasses import replace
 from typing import get_args
 
-import pytest
+from each import each
 from golden import wording
 
 from localspec.chat.figures import Figures, HeldMemory
@@ -37,8 +37,8 @@ def test_what_is_unknown_is_left_out():
     assert (gain(None), gain(1.004), tokens_a_step(None), tokens_a_step(1.0)) == ("", "", "", "")
 
 
-@pytest.mark.parametrize("bitwise", [True, False])
-@pytest.mark.parametrize("rule", get_args(Rule))
+@each("bitwise", [True, False])
+@each("rule", get_args(Rule))
 def test_every_exactness_has_words(bitwise, rule):
     """The tick is for the same bits alone."""
     words = SAMENESS[Exactness(bitwise, 2).label(rule)]
@@ -46,9 +46,7 @@ def test_every_exactness_has_words(bitwise, rule):
     assert not re.search("bitwise|numerical|lossless|target", words)
 
 
-@pytest.mark.parametrize(
-    ("speedup", "words"), [(2.449, "2.4× faster"), (1.04, "4 % faster"), (0.99, "1 % slower"), (0.804, "20 % slower")]
-)
+@each("speedup, words", [(2.449, "2.4× faster"), (1.04, "4 % faster"), (0.99, "1 % slower"), (0.804, "20 % slower")])
 def test_what_drafts_bring(speedup, words):
     assert gain(speedup) == words
 
@@ -60,8 +58,8 @@ def test_shares_come_by_plain_names():
 KEPT = {"first_token_s": 0.4, "decode_s": 3.74, "completion_tokens": 248, "speedup": 2.41}
 
 
-@pytest.mark.parametrize(
-    ("kept", "words"),
+@each(
+    "kept, words",
     [
         (KEPT, "4.1 s · 248 tokens · 2.4× faster"),
         (KEPT | {"speedup": 0.8, "completion_tokens": 16}, "4.1 s · 16 tokens · 20 % slower"),

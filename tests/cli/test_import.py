@@ -163,6 +163,10 @@ def test_a_file_that_changed_is_another_model_and_its_former_import_stays(
     assert listed(tmp_path).keys() >= {str(before["name"]), str(after["name"])}
     for name in (before["name"], after["name"]):
         assert called(tmp_path, "run", "-m", str(name), "-n", "1", "--no-log", "Hi").returncode == 0
+    write_model(gguf, directory, "F32")
+    again = called(tmp_path, "run", "-m", gguf.name, "-n", "1", "--no-log", "Hi")
+    assert str(before["name"]) in again.stderr and str(after["name"]) in again.stderr
+    assert again.stderr.count(wording("changed_since_import")) == 1
 
 
 @pytest.mark.slow

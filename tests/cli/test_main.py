@@ -9,6 +9,7 @@ import sys
 import pytest
 from clocks import PATIENCE
 from command import called, environment, localspec, sentence
+from each import each
 from golden import wording
 
 import localspec as package
@@ -49,15 +50,15 @@ def test_version_and_help(tmp_path):
             assert f"\n  {command} " in result.stdout
 
 
-@pytest.mark.parametrize("command", ALL)
+@each("command", ALL)
 def test_help_of_every_command(tmp_path, command):
     result = called(tmp_path, command, "--help")
     assert result.returncode == 0 and result.stdout.startswith(f"Usage: localspec {command}")
     assert "--install-completion" not in result.stdout and "\x1b" not in result.stdout
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
+@each(
+    "arguments, said",
     [
         (["lst"], "'list'"),
         (["zzz"], "--help"),
@@ -145,8 +146,8 @@ def test_a_log_that_cannot_be_written_hides_nothing(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("body", "code", "said"),
+@each(
+    "body, code, said",
     [
         ("raise KeyboardInterrupt", 130, "Interrupted"),
         ("raise typer.Abort", 130, "Interrupted"),
@@ -250,8 +251,8 @@ def test_completion_of_commands(tmp_path):
     assert set(result.stdout.split()) == set(ALL)
 
 
-@pytest.mark.parametrize("length", [300, 4500])
-@pytest.mark.parametrize("command", [["history", "list"], ["pool", "list"], ["list"], ["config"], ["doctor"]])
+@each("length", [300, 4500])
+@each("command", [["history", "list"], ["pool", "list"], ["list"], ["config"], ["doctor"]])
 def test_a_home_whose_name_no_file_can_have(tmp_path, command, length):
     place = tmp_path / "/".join(["n" * 300] if length == 300 else ["abcdefgh"] * (length // 9))
     result = called(tmp_path, *command, LOCALSPEC_HOME=str(place))
@@ -305,8 +306,8 @@ def test_a_clock_of_another_age_is_a_sentence(tmp_path, monkeypatch):
     assert result.returncode == 1 and wording("clock_machine_centuries_away") in sentence(result)
 
 
-@pytest.mark.parametrize("typed", ["https://huggingface.co/org/repo", "hf.co/org/repo"])
-@pytest.mark.parametrize("prompt", [["hi"], ["more", "words"]])
+@each("typed", ["https://huggingface.co/org/repo", "hf.co/org/repo"])
+@each("prompt", [["hi"], ["more", "words"]])
 def test_an_address_on_the_hub_before_the_prompt_is_no_prompt(tmp_path, typed, prompt):
     result = called(tmp_path, "run", typed, *prompt)
     assert result.returncode == 3 and sentence(result).rstrip().endswith(wording("model_of_the_hub_not_here"))
@@ -350,8 +351,8 @@ def test_the_version_however_it_is_asked_for(tmp_path, typed):
     assert (result.returncode, result.stdout) == (0, f"localspec {package.__version__}\n")
 
 
-@pytest.mark.parametrize(
-    ("typed", "meant"),
+@each(
+    "typed, meant",
     [("create", "import"), ("search", "history search"), ("stop", "ps"), ("delete", "rm"), ("remove", "rm")],
 )
 def test_commands_of_other_programs_are_named_as_ours(tmp_path, typed, meant):
@@ -368,10 +369,8 @@ def test_a_distant_command_is_not_suggested(tmp_path, typed):
     assert wording("did_you_mean") not in sentence(called(tmp_path, typed))
 
 
-@pytest.mark.parametrize(
-    "command", [["rm"], ["rm", "--yes"], ["pool", "clear"], ["pool", "clear", "--yes"], ["verify"]]
-)
-@pytest.mark.parametrize("typed", ["demo-dr", "DEMO-DRAFT"])
+@each("command", [["rm"], ["rm", "--yes"], ["pool", "clear"], ["pool", "clear", "--yes"], ["verify"]])
+@each("typed", ["demo-dr", "DEMO-DRAFT"])
 def test_what_deletes_takes_no_beginning_of_a_name(tmp_path, command, typed):
     result = called(tmp_path, *command, typed)
     if command[0] == "pool":

@@ -7,6 +7,7 @@ import pytest
 import tiny_models
 from cli.hub_commands import at, blobs, common_cache, home_with_cache
 from command import sentence
+from each import each
 from gguf_files import metadata_of, tensors_of, write_model, written
 from golden import matching, wording
 from hub_server import Repository, served
@@ -161,12 +162,18 @@ def test_what_cannot_fit_is_refused_before_it_is_fetched(
             assert at(home, hub, "pull", NAME, "--yes", "--force").returncode == 0
 
 
-@pytest.mark.parametrize(
-    ("name", "kind", "read"),
-    [("a-IQ2_M.gguf", "IQ2_M", False), ("a-Q3_K_S.gguf", "Q3_K_S", False), ("a-Q4_0_4_4.gguf", "Q4_0_4_4", False),
-     ("a-UD-Q4_K_XL.gguf", "UD-Q4_K_XL", True), ("a-UD-Q4_K_XL.gguf", "Q4_K_XL", True),
-     ("UD-Q5_K_XL/a.gguf", "UD-Q5_K_XL", True), ("a-UD-IQ1_S.gguf", "UD-IQ1_S", False)],
-)  # fmt: skip
+@each(
+    "name, kind, read",
+    [
+        ("a-IQ2_M.gguf", "IQ2_M", False),
+        ("a-Q3_K_S.gguf", "Q3_K_S", False),
+        ("a-Q4_0_4_4.gguf", "Q4_0_4_4", False),
+        ("a-UD-Q4_K_XL.gguf", "UD-Q4_K_XL", True),
+        ("a-UD-Q4_K_XL.gguf", "Q4_K_XL", True),
+        ("UD-Q5_K_XL/a.gguf", "UD-Q5_K_XL", True),
+        ("a-UD-IQ1_S.gguf", "UD-IQ1_S", False),
+    ],
+)
 def test_types_that_nothing_here_reads_are_refused_by_their_names(name: str, kind: str, read: bool) -> None:
     known = [ExpectedFile(one, 10, "a" * 64) for one in (name, "a-Q8_0.gguf")]
     source = Source("org/a-GGUF", "main", kind)

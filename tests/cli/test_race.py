@@ -15,6 +15,7 @@ import pyte
 import pytest
 from clocks import PATIENCE
 from command import called, environment, light_help, sentence
+from each import each
 from golden import wording
 from scripted_models import scripted_model
 
@@ -101,8 +102,8 @@ def test_a_recording_can_be_played(tmp_path, words):
     assert "plain decoding" in shown and "with phrases" in shown and wording("both_texts_are_the_same") in shown
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
+@each(
+    "arguments, said",
     [
         (["--drafter", "none"], "needs a drafter"),
         (["--draft-max", "0"], "--draft-max 0 allows none"),

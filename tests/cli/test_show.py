@@ -4,6 +4,7 @@ import os
 import pytest
 from checkpoints import write_checkpoint
 from command import called, sentence
+from each import each
 from golden import wording
 
 from localspec.checkpoint import revision
@@ -87,7 +88,7 @@ def test_the_demo(tmp_path):
     assert facts["drafters"] == ["none", "phrases", "lookahead", "layers", *trained, *paired]
 
 
-@pytest.mark.parametrize("name", ["nowhere", "org/repo", "./nowhere", ""])
+@each("name", ["nowhere", "org/repo", "./nowhere", ""])
 def test_what_is_not_here_is_3(tmp_path, name):
     result = called(tmp_path, "show", name, "--json")
     assert result.returncode == 3 and sentence(result)

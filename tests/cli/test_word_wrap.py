@@ -1,6 +1,7 @@
 """Replies of `--plain` at a terminal are broken between words."""
 
 import pytest
+from each import each
 
 from localspec.cli.word_wrap import LONGEST, WordWrap
 
@@ -14,9 +15,9 @@ def shown(text: str, columns: int | None, size: int) -> str:
     return "".join(wrap.add(piece) for piece in pieces) + wrap.flush()
 
 
-@pytest.mark.parametrize("size", [1, 3, 100])
-@pytest.mark.parametrize(
-    ("text", "lines"),
+@each("size", [1, 3, 100])
+@each(
+    "text, lines",
     [
         ("a dog called Rusty had a tail", ["a dog ", "called ", "Rusty had ", "a tail"]),
         ("0123456789 next", ["0123456789", "next"]),

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from distributions import assert_drawn_from
+from each import each
 from logits_forms import Form, every_form, in_numpy
 from slow_cases import cases
 from tiny_models import stock_distribution
@@ -146,7 +147,7 @@ def mutated(subtract: bool, duplicates: bool):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("forgotten", ["nothing", "to subtract", "duplicates", "as it is"])
+@each("forgotten", ["nothing", "to subtract", "duplicates", "as it is"])
 def test_one_token_after_three_draws_and_the_chi_square_sees_what_the_rule_must_not_forget(forgotten: str) -> None:
     """The drafter says one thing far more often than the target does, so many draws are refused and many are equal."""
     target = torch.tensor([0.23, 0.15, 0.4, 0.22])

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from each import each
 from golden import wording
 from scripted_drafters import OffChain, Oracle, RandomBranches, random_tree
 from slow_cases import cases
@@ -269,8 +270,8 @@ def test_a_source_that_pays_keeps_speculation_on_and_is_not_cut_with_another_tha
 # -- a fixed experiment ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("cut", [Budget.prune, Budget.take_whole])
-@pytest.mark.parametrize("most", [0, 1, 8])
+@each("cut", [Budget.prune, Budget.take_whole])
+@each("most", [0, 1, 8])
 def test_without_costs_nothing_is_pruned_learned_or_switched_off(
     most: int, cut: Callable[[Budget, DraftTree, int], DraftTree]
 ) -> None:
@@ -311,7 +312,7 @@ def named(tree: DraftTree, choose: random.Random) -> DraftTree:
     return DraftTree(tree.tokens, tree.parents, [choose.choice("ab") for _ in tree.tokens])
 
 
-@pytest.mark.parametrize("seed", range(60))
+@each("seed", range(60))
 def test_no_part_of_a_tree_that_holds_its_root_promises_more_tokens_a_second(seed: int) -> None:
     choose = random.Random(seed)
     costs = ForwardCostModel(*(choose.uniform(1, 1 + 0.15 * rows) for rows in range(8)))  # noisy, and not even rising
@@ -401,7 +402,7 @@ def test_a_tree_of_nothing_but_probes_is_handed_on_and_is_a_draft_that_does_not_
     assert budget.off_reason and budget.off_reason.startswith(wording("drafts_are_hardly_ever_right"))
 
 
-@pytest.mark.parametrize(("seconds", "steps"), [(0.0, PATIENCE), (0.01, PATIENCE), (0.5, 3), (4.0, 1)])
+@each("seconds, steps", [(0.0, PATIENCE), (0.01, PATIENCE), (0.5, 3), (4.0, 1)])
 def test_what_is_dear_to_draft_is_given_up_sooner(seconds: float, steps: int) -> None:
     """A look at phrases costs nothing and is taken sixteen times; a draft model that is always wrong may cost a few steps."""
     budget, tree = Budget(4, ForwardCostModel(1.0, 1.5, 2.0, 2.5, 3.0)), chain(4)

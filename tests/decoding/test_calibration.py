@@ -3,6 +3,7 @@
 import random
 
 import pytest
+from each import each
 
 from localspec.decoding.calibration import PRIOR, REMEMBERED, Calibration
 
@@ -55,7 +56,7 @@ def test_it_comes_back_from_the_store_as_it_was() -> None:
             assert again.chances([(1, 0.9), (2, 0.05)], depth, greedy) == wanted
 
 
-@pytest.mark.parametrize("stored", [None, 3, "x", [1], [[True, 0, 0, 0, 5, 1]], [["a"] * 6], {"a": 1}])
+@each("stored", [None, 3, "x", [1], [[True, 0, 0, 0, 5, 1]], [["a"] * 6], {"a": 1}])
 def test_what_is_no_calibration_is_one_that_knows_nothing(stored: object) -> None:
     calibration = Calibration.from_json(stored)
     assert calibration.chances([(1, 0.9)], 0, greedy=True) == [(1, 0.9)]

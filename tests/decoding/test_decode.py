@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from each import each
 from golden import matching
 from scripted_drafters import Witness, path_to
 from tiny_models import Tiny, prompt_ids, stock_logits
@@ -42,8 +43,8 @@ class Fixed(Witness):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.2, seed=9)], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("name", ["qwen3-grouped-mixed-window-wide-heads", "phi3-grouped-window-partial-rotary"])
+@each("sampling", [Sampling(), Sampling(1.2, seed=9)])
+@each("name", ["qwen3-grouped-mixed-window-wide-heads", "phi3-grouped-window-partial-rotary"])
 def test_a_step_reports_states_picks_and_rows_of_the_accepted_path(tiny: Make, name: str, sampling: Sampling) -> None:
     model, prompt, drafter = tiny(name), prompt_ids(14, seed=8), Fixed()
     cache = model.target.cache(64)

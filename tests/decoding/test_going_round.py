@@ -1,12 +1,12 @@
 """Where a text begins to say the same again and again."""
 
-import pytest
+from each import each
 
 from localspec.decoding.going_round import until_it_goes_round
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
+@each(
+    "text, said",
     [
         ("the cat sat on the mat", "the cat sat on the mat"),
         ("the lion and the lion and the lion and the lion and", "the lion and"),

@@ -1,6 +1,7 @@
 """A reply that repeats itself without end is stopped, at the same token whatever a step brings."""
 
 import pytest
+from each import each
 from scripted_drafters import OffChain, Oracle, RandomBranches
 from table_model import TableModel
 
@@ -33,8 +34,9 @@ def plain(model: TableModel, sampling: Sampling, limits: Limits) -> tuple[list[i
     return replied(Session(model, Autoregressive(), Budget(0)), PROMPT, sampling, limits)
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, DRAWN], ids=["greedy", "drawn"])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.slow
+@each("sampling", [GREEDY, DRAWN])
+@each("seed", range(4))
 def test_drafts_of_any_length_do_not_change_where_a_loop_is_cut(seed: int, sampling: Sampling) -> None:
     model = TableModel(VOCABULARY, seed, spread=4.0)
     whole, _ = plain(model, sampling, Limits(MOST))

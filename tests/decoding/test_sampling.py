@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from distributions import ENOUGH, assert_drawn_from
+from each import each
 from golden import matching
 from logits_forms import Form, every_form, in_numpy
 from slow_cases import cases
@@ -163,8 +164,8 @@ def splitmix(seed: int, position: int, token: int) -> float:
     return -math.log(-math.log(((bits >> 11) + 0.5) * 2.0**-53))
 
 
-@pytest.mark.parametrize("seed", [0, 1, 12345, 2**32, 2**63, 2**64 - 1, 2**80 + 1, -3])
-@pytest.mark.parametrize("position", [0, 1, 4095, 10**6, 2**40])
+@each("seed", [0, 1, 12345, 2**32, 2**63, 2**64 - 1, 2**80 + 1, -3])
+@each("position", [0, 1, 4095, 10**6, 2**40])
 def test_the_noise_is_one_fixed_function_of_seed_position_and_id(seed: int, position: int) -> None:
     """Big ids, positions and seeds included: nothing overflows, and no version may give a seed another text."""
     ids = [0, 1, 2, 31999, 151_935, 262_143, 2**31 - 1, 2**31, 2**40]
@@ -183,8 +184,8 @@ def test_the_noise_is_gumbel_noise() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("one", "other"),
+@each(
+    "one, other",
     [
         (lambda ids: gumbel(1, 5, ids), lambda ids: gumbel(1, 6, ids)),
         (lambda ids: gumbel(1, 5, ids), lambda ids: gumbel(2, 5, ids)),
@@ -193,7 +194,6 @@ def test_the_noise_is_gumbel_noise() -> None:
         (lambda ids: gumbel(1, 5, ids), lambda ids: gumbel(2**32 + 1, 5, ids)),
         (lambda ids: gumbel(1, 5, ids), lambda ids: gumbel(1, 5, ids + 2**17)),
     ],
-    ids=["next position", "next seed", "next id", "seed and position exchanged", "far seed", "far id"],
 )
 def test_noise_of_neighbours_is_independent(
     one: Callable[[np.ndarray], np.ndarray], other: Callable[[np.ndarray], np.ndarray]
@@ -207,8 +207,8 @@ def test_noise_of_neighbours_is_independent(
     assert chi2_contingency(table).pvalue > ENOUGH
 
 
-@pytest.mark.parametrize(
-    ("values", "named"),
+@each(
+    "values, named",
     [
         ({"temperature": -0.1}, "temperature of -0.1"),
         ({"temperature": math.nan}, "temperature of nan"),
@@ -221,7 +221,6 @@ def test_noise_of_neighbours_is_independent(
         ({"min_p": -0.5}, r"min-p of -0\.5"),
         ({"min_p": 1.5}, r"min-p of 1\.5"),
     ],
-    ids=str,
 )
 def test_values_that_mean_nothing_are_refused_with_the_value(values: dict[str, float], named: str) -> None:
     with pytest.raises(UsageMistake, match=named):
@@ -247,8 +246,8 @@ class Picks:
 DRAWN = DraftTree([10, 11, 12, 13, 14], [-1, 0, 1, 0, 3])
 
 
-@pytest.mark.parametrize(
-    ("picks", "path", "bonus"),
+@each(
+    "picks, path, bonus",
     [
         ((11, 12, 50, 0, 0), [0, 1, 2], 50),  # all of the chain: the bonus comes from its last row
         ((11, 40, 50, 0, 0), [0, 1], 40),

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from clocks import PATIENCE
+from each import each
 from slow_cases import cases
 from table_model import TableModel
 
@@ -92,8 +93,9 @@ class Sampled:
         return sampled_tree(context.root, self.logits, context.nodes, context.sampling, position, "sampled")
 
 
-@pytest.mark.parametrize("how", SAMPLINGS)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.slow
+@each("how", SAMPLINGS)
+@each("name", NAMES)
 def test_every_untrained_drafter_leaves_the_text_as_it_is(name: str, how: str) -> None:
     model, sampling = TableModel(LETTERS, seed=1), SAMPLINGS[how]
     plain, _ = said(model, drafter_of("none", model), sampling, 60)

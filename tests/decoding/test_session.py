@@ -6,6 +6,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from itertools import islice
 
 import pytest
+from each import each
 from scripted_drafters import Breaking, OffChain, Oracle, RandomBranches, Witness
 from slow_cases import cases
 from tiny_models import Tiny, prompt_ids, read, stock_reply, word_tokenizer, write
@@ -447,8 +448,9 @@ def test_an_abandoned_stream_that_is_closed_late_does_not_cut_the_reply_after_it
     assert_whole(session)
 
 
-@pytest.mark.parametrize("method", ["observe before", "observe behind", "draft"])
-@pytest.mark.parametrize("call", [1, 2, 3])
+@pytest.mark.slow
+@each("method", ["observe before", "observe behind", "draft"])
+@each("call", [1, 2, 3])
 def test_an_exception_inside_a_drafter_leaves_a_usable_session(tiny: Make, method: str, call: int) -> None:
     model, prompt = tiny(NAME), prompt_ids(10, seed=13)
     target = stopping(model)

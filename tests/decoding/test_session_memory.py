@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from each import each
 from golden import matching, wording
 from scripted_drafters import Breaking, OffChain, Oracle
 from session_replies import reply
@@ -119,8 +120,8 @@ def test_plain_decoding_has_no_reason_for_speculation_to_be_off(tiny: Make) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["observe before", "observe behind", "draft"])
-@pytest.mark.parametrize("call", [1, 2, 3])
+@each("method", ["observe before", "observe behind", "draft"])
+@each("call", [1, 2, 3])
 def test_a_drafter_whose_memory_runs_out_costs_no_token(tiny: Make, method: str, call: int) -> None:
     """The oracle itself asserts that it observes what is committed, each token once, and where the cache ends."""
     model, prompt = tiny(NAME), prompt_ids(20, seed=3)

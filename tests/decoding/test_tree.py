@@ -4,6 +4,7 @@ import random
 
 import numpy as np
 import pytest
+from each import each
 from scripted_drafters import path_to, random_tree
 
 from localspec.decoding.numpy_logits import NumpyLogits
@@ -57,18 +58,17 @@ def test_a_part_of_a_tree_keeps_order_sources_probes_and_distributions() -> None
             DRAWN.subtree(nodes)
 
 
-@pytest.mark.parametrize(
-    ("tokens", "parents"),
+@each(
+    "tokens, parents",
     [([], []), ([1, 2], [-1]), ([1, 2], [-1, 1]), ([1, 2, 3], [-1, 2, 0]), ([1, 2], [0, 0]), ([1, 2], [-1, -1])],
-    ids=["no root", "a parent missing", "own parent", "parent behind its child", "root with a parent", "two roots"],
 )
 def test_what_is_no_tree_is_refused(tokens: list[int], parents: list[int]) -> None:
     with pytest.raises(AssertionError):
         DraftTree(tokens, parents)
 
 
-@pytest.mark.parametrize("start", range(12))
-@pytest.mark.parametrize("page", [1, 4, 6])
+@each("start", range(12))
+@each("page", [1, 4, 6])
 def test_aligned_trees_lie_where_their_tokens_go(start: int, page: int) -> None:
     whole = DraftTree("rabcdefgh", (-1, 0, 1, 2, 1, 0, 5, 6, 0))
     tree = whole.aligned(start, page)
@@ -98,8 +98,8 @@ def _worths(levels: list[list[tuple[int, float]]]) -> list[float]:
     return sorted(found, reverse=True)
 
 
-@pytest.mark.parametrize("nodes", [0, 1, 2, 5, 12, 39, 100])
-@pytest.mark.parametrize("seed", range(4))
+@each("nodes", [0, 1, 2, 5, 12, 39, 100])
+@each("seed", range(4))
 def test_the_best_first_tree_has_the_most_worthy_nodes(nodes: int, seed: int) -> None:
     chance = random.Random(seed)
     levels = [

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from distributions import assert_drawn_from
 from drafting import session_of, torch_form
+from each import each
 from golden import matching
 from safetensors.torch import save_file
 from session_replies import assert_two_turns, reply
@@ -313,15 +314,19 @@ def test_without_features_or_nodes_there_is_the_root_alone(tiny: Make, tmp_path:
     assert len(drafter._features) == 5 and drafter._layers[0].attention.length == 5
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
+@each(
+    "options, said",
     [
-        ({"block": 1}, "block = 1"), ({"block": 65}, "block = 65"), ({"mask": -1}, "mask = -1"),
-        ({"states": "2,x"}, "states = '2,x'"), ({"causal": "no"}, "causal = 'no'"), ({"cap": -1.0}, "cap = -1.0"),
-        ({"scale": 0.0}, "scale = 0.0"), ({"multiplier": float("nan")}, "multiplier = nan"),
+        ({"block": 1}, "block = 1"),
+        ({"block": 65}, "block = 65"),
+        ({"mask": -1}, "mask = -1"),
+        ({"states": "2,x"}, "states = '2,x'"),
+        ({"causal": "no"}, "causal = 'no'"),
+        ({"cap": -1.0}, "cap = -1.0"),
+        ({"scale": 0.0}, "scale = 0.0"),
+        ({"multiplier": float("nan")}, "multiplier = nan"),
     ],
-    ids=str,
-)  # fmt: skip
+)
 def test_what_cannot_be_is_refused(options: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageMistake, match=matching("dflash_possible_give", said=said)):
         DFlashOptions(**{"config": "{}", "states": "1", **options})

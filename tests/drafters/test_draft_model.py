@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from each import each
 from golden import matching
 from session_replies import reply
 from slow_cases import cases
@@ -455,7 +456,8 @@ def test_exact_speculation_is_plain_decoding_bit_for_bit(tiny: Make, name: str) 
 # -- where replies end and begin ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("place", range(5, 11))
+@pytest.mark.slow
+@each("place", range(5, 11))
 def test_a_reply_ends_at_a_stop_token_wherever_in_a_draft_it_stands(tiny: Make, place: int) -> None:
     """Five tokens a step: the stop token is each of them in turn."""
     model, prompt = tiny(LLAMA), prompt_ids(23, seed=1)

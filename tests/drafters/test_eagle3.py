@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from distributions import assert_drawn_from
 from drafting import drafting, perturbed, session_of, torch_form, watched
+from each import each
 from golden import matching
 from noise_by_depth import assert_each_depth_has_its_own_noise
 from session_replies import assert_two_turns, reply
@@ -283,18 +284,24 @@ def test_beside_others_each_gets_the_states_that_it_asked_for(tiny: Make) -> Non
 # -- options and files -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("options", "named"),
+@each(
+    "options, named",
     [
-        ({"depth": 0}, "depth = 0"), ({"depth": 17}, "depth = 17"), ({"decay": 0.0}, r"decay = 0\.0"),
-        ({"vocabulary": -2}, "vocabulary = -2"), ({"vocabulary": 321}, "320 tokens"),
-        ({"states": "1,x"}, "states = '1,x'"), ({"states": "1,-1"}, "states"), ({"states": "0,3"}, "from 0 to 2"),
-        ({"norms": "all"}, "'all'"), ({"config": "{}"}, matching("config_drafter_s_layer")),
+        ({"depth": 0}, "depth = 0"),
+        ({"depth": 17}, "depth = 17"),
+        ({"decay": 0.0}, r"decay = 0\.0"),
+        ({"vocabulary": -2}, "vocabulary = -2"),
+        ({"vocabulary": 321}, "320 tokens"),
+        ({"states": "1,x"}, "states = '1,x'"),
+        ({"states": "1,-1"}, "states"),
+        ({"states": "0,3"}, "from 0 to 2"),
+        ({"norms": "all"}, "'all'"),
+        ({"config": "{}"}, matching("config_drafter_s_layer")),
         ({"config": json.dumps({**json.loads(QWEN3), "num_hidden_layers": 2})}, "has 2 layers"),
-        ({"config": OWN}, matching("n32_channels_wide_model_48")), ({"heads": 3}, "no option 'heads'"),
+        ({"config": OWN}, matching("n32_channels_wide_model_48")),
+        ({"heads": 3}, "no option 'heads'"),
     ],
-    ids=str,
-)  # fmt: skip
+)
 def test_options_that_mean_nothing_are_refused_with_the_value(tiny: Make, options: dict[str, Any], named: str) -> None:
     with pytest.raises(UsageMistake, match=named):
         make_drafter("eagle3", torch_form(tiny(LLAMA).target), options)
@@ -323,7 +330,7 @@ def test_of_a_large_vocabulary_the_frequent_tokens_are_drafted_unless_all_are_as
     assert make_drafter("eagle3", target, {"vocabulary": 0}).options.vocabulary == 0
 
 
-@pytest.mark.parametrize("form", FORMS, ids=str)
+@each("form", FORMS)
 def test_what_is_saved_drafts_as_before(tiny: Make, tmp_path: Path, form: dict[str, Any]) -> None:
     target, prompt = tiny(LLAMA).target, prompt_ids(9, seed=1)
     weights = perturbed(eagle(target, **form))
@@ -365,8 +372,8 @@ def batch_of(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("distill", [False, True])
-@pytest.mark.parametrize("form", FORMS, ids=str)
+@each("distill", [False, True])
+@each("form", FORMS)
 def test_each_step_of_the_loss_is_a_draft_of_the_texts_own_tokens(
     tiny: Make, form: dict[str, Any], distill: bool
 ) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from drafting import drafting, torch_form
+from each import each
 from golden import wording
 from safetensors.torch import load_file, save_file
 from slow_cases import cases
@@ -76,7 +77,8 @@ def said(target: Target, drafter: Drafter, sampling: Sampling) -> tuple[list[int
     return list(done.statistics.token_ids), done.statistics.drafted
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.slow
+@each("form", FORMS)
 def test_what_was_saved_is_what_a_form_says_that_it_has(tmp_path: Path, tiny: Make, form: str) -> None:
     target = tiny(LLAMA).target
     drafter = loaded(write_drafter(tmp_path, target, form), target)
@@ -88,7 +90,7 @@ def test_what_was_saved_is_what_a_form_says_that_it_has(tmp_path: Path, tiny: Ma
     }
 
 
-@pytest.mark.parametrize("form", FORMS)
+@each("form", FORMS)
 def test_one_that_went_after_it_was_found_is_told(tmp_path: Path, tiny: Make, form: str) -> None:
     target = tiny(LLAMA).target
     card = read_drafter(write_drafter(tmp_path / "made", target, form))
@@ -148,9 +150,7 @@ def test_nothing_is_made_for_options_that_the_weights_are_not_of(
     assert str(refused.value).count("\n") == 0
 
 
-@pytest.mark.parametrize(
-    "dtype", [torch.float8_e4m3fn, torch.int32, torch.complex64, torch.float64, torch.bool], ids=str
-)
+@each("dtype", [torch.float8_e4m3fn, torch.int32, torch.complex64, torch.float64, torch.bool])
 def test_weights_of_another_type_are_refused(tmp_path: Path, tiny: Make, dtype: torch.dtype) -> None:
     target = tiny(LLAMA).target
     path = write_drafter(tmp_path, target, "s3d")
@@ -162,8 +162,8 @@ def test_weights_of_another_type_are_refused(tmp_path: Path, tiny: Make, dtype: 
     loaded(path, target)
 
 
-@pytest.mark.parametrize(
-    ("kept", "told"),
+@each(
+    "kept, told",
     [
         (torch.zeros(0, dtype=torch.long), "has the shape"),
         (torch.arange(20.0), wording("type_float32_where_int64")),

@@ -9,6 +9,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
+from each import each
 from noise_by_depth import assert_each_depth_has_its_own_noise
 from scripted_drafters import Witness
 from session_replies import reply
@@ -113,7 +114,7 @@ def test_phrases_of_two_tokens_need_one_level() -> None:
     assert pool.taken[3:] == [(1000, 1003), (1001, 1004), (1002, 1005)]
 
 
-@pytest.mark.parametrize("nodes", range(14))
+@each("nodes", range(14))
 def test_probes_are_nodes_and_count_as_such(nodes: int) -> None:
     """As many columns as all three levels have room for, from the first forward on."""
     window = Lookahead(Recording(), (), columns=3, phrase=4)
@@ -149,7 +150,7 @@ def test_what_is_not_known_is_filled_with_words_of_the_text() -> None:
 # -- the window moves on with the text ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("accepted", [1, 2, 3, 4, 9])
+@each("accepted", [1, 2, 3, 4, 9])
 def test_the_window_moves_as_far_as_the_text(accepted: int) -> None:
     """A guess stays at its place of the text. Four columns, two levels, root at place 0; picks are numbered as they come.
 
@@ -185,8 +186,8 @@ def test_the_prompt_moves_nothing_and_a_rewind_keeps_the_guesses() -> None:
     assert levels(tree, 2) == [[1004, 1005], [1008, 1009]], "the picks of the two steps before"
 
 
-@pytest.mark.parametrize("missing", [1, 2, 3, 4])
-@pytest.mark.parametrize("accepted", [1, 2])
+@each("missing", [1, 2, 3, 4])
+@each("accepted", [1, 2])
 def test_where_probes_were_cut_off_nothing_is_won_and_the_window_stays_in_step(missing: int, accepted: int) -> None:
     """A pruned tree: what is left of the window has another shape, and its picks another meaning."""
     pool = Recording()
@@ -358,7 +359,7 @@ class Dear:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", FAMILIES)
+@each("name", FAMILIES)
 def test_turns_with_a_reused_prefix_and_a_budget_that_prunes_are_those_of_the_stock_model(
     tiny: Make, name: str
 ) -> None:
@@ -371,7 +372,7 @@ def test_turns_with_a_reused_prefix_and_a_budget_that_prunes_are_those_of_the_st
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", FAMILIES)
+@each("name", FAMILIES)
 def test_a_seed_gives_the_text_of_plain_decoding(tiny: Make, name: str) -> None:
     target, prompt = tiny(name).target, prompt_ids(10, seed=4)
     for sampling in (Sampling(0.8, seed=0), Sampling(1.2, top_k=4, top_p=0.9, seed=7)):
@@ -435,7 +436,7 @@ def test_a_window_wins_phrases_whatever_room_it_is_left(tiny: Make, nodes: int) 
     assert len(pool.taken) > 10
 
 
-@pytest.mark.parametrize("nodes", range(1, 13))
+@each("nodes", range(1, 13))
 def test_where_phrases_are_lacking_too_a_guess_is_a_probe_and_nothing_else(nodes: int) -> None:
     """It is what a model said behind other guesses: as a draft it would be worth no row."""
     pool = Recording()

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from distributions import assert_drawn_from
 from drafting import add_changes, after_training, drafting, hidden_for, session_of, torch_form
+from each import each
 from golden import matching, wording
 from noise_by_depth import assert_each_depth_has_its_own_noise
 from quantized_layers import packed_target
@@ -372,7 +373,7 @@ def test_greedy_text_is_that_of_the_stock_model(tiny: Make, name: str, form: str
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", MODELS)
+@each("name", MODELS)
 def test_turns_abandoned_streams_and_stops_within_a_path(tiny: Make, name: str) -> None:
     model, prompt = tiny(name), prompt_ids(15, seed=6)
     text = stock_reply(model.stock, prompt, 24)
@@ -525,7 +526,7 @@ def test_the_static_tree_holds_the_best_paths_there_are() -> None:
         assert sorted(worth[1:], reverse=True) == pytest.approx(sorted(worths, reverse=True)[:nodes])
 
 
-@pytest.mark.parametrize("nodes", [1, 2, 7, 16, 40])
+@each("nodes", [1, 2, 7, 16, 40])
 def test_the_dense_tree_is_the_best_product_of_first_candidates(nodes: int) -> None:
     """Against all products there are: of so many nodes at most, the one with the most accurate paths."""
     generator = torch.Generator().manual_seed(4)
@@ -784,7 +785,8 @@ def saved(drafter: TrainableDrafter, path, target: Target) -> TrainedDrafter:
     return load_drafter(card, target)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.slow
+@each("form", FORMS)
 def test_what_was_saved_drafts_the_same(tmp_path, tiny: Make, form: str) -> None:
     target = tiny(LLAMA).target
     drafter = perturbed(medusa(target, **FORMS[form]))
@@ -794,8 +796,8 @@ def test_what_was_saved_drafts_the_same(tmp_path, tiny: Make, form: str) -> None
     assert proposed(read_again, target, text, 16) == proposed(drafter, target, text, 16)
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
+@each(
+    "options, said",
     [
         ({"heads": 0}, "heads = 0"),
         ({"layers": 0}, "layers = 0"),

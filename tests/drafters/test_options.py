@@ -3,14 +3,14 @@
 import re
 from dataclasses import fields
 
-import pytest
 from command import ROOT
+from each import each
 
 from localspec.drafters.saved import drafter_class
 from localspec.models.drafter_kinds import kinds
 
 
-@pytest.mark.parametrize("kind", kinds("weights"))
+@each("kind", kinds("weights"))
 def test_every_option_stands_there_with_its_default(kind):
     section = (ROOT / "docs" / "train.md").read_text("utf-8").split(f"\n## {kind}\n")[1].split("\n## ")[0]
     told = {}

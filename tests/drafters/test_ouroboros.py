@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from distributions import assert_drawn_from
+from each import each
 from scripted_drafters import RandomBranches, Witness
 from session_replies import reply
 from six_words import drawn, joint_chances, six_words
@@ -638,7 +639,7 @@ def test_hyperparameters_are_read_as_they_were_written() -> None:
         assert Hyperparameters.from_json(chosen.as_json()) == chosen
 
 
-@pytest.mark.parametrize(
+@each(
     "stored",
     [
         None,

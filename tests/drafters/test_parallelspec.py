@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from distributions import assert_drawn_from
 from drafting import drafting, session_of, torch_form
+from each import each
 from golden import matching
 from quantized_layers import packed_target
 from safetensors.torch import load_file, save_file
@@ -601,31 +602,48 @@ def test_a_model_that_cannot_draft_for_this_target_is_refused_with_the_reason(ti
 # -- options and files -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each(
     "options",
     [
-        {"masks": 0}, {"form": "hydra"}, {"layers": 0}, {"decay": 0.0}, {"decay": 1.1}, {"drop": 1.0}, {"drop": -0.1},
-        {"form": "model"}, {"model": "somewhere"}, {"form": "model", "model": "somewhere", "layers": 2},
-        {"form": "model", "config": "{"}, {"form": "model", "config": "{}"}, {"heads": 3}, {"masks": 2.5},
+        {"masks": 0},
+        {"form": "hydra"},
+        {"layers": 0},
+        {"decay": 0.0},
+        {"decay": 1.1},
+        {"drop": 1.0},
+        {"drop": -0.1},
+        {"form": "model"},
+        {"model": "somewhere"},
+        {"form": "model", "model": "somewhere", "layers": 2},
+        {"form": "model", "config": "{"},
+        {"form": "model", "config": "{}"},
+        {"heads": 3},
+        {"masks": 2.5},
         {"form": "model", "config": "[" * 100_000},
     ],
-)  # fmt: skip
+)
 def test_options_that_mean_nothing_are_refused(tiny: Make, options: dict[str, Any]) -> None:
     with pytest.raises(UsageMistake) as refused:
         make_drafter("parallelspec", tiny(LLAMA).target, options)
     assert str(refused.value).count("\n") == 0
 
 
-@pytest.mark.parametrize(
-    ("changed", "said"),
+@each(
+    "changed, said",
     [
-        ({"vocab_size": "x"}, "vocab_size = 'x'"), ({"num_attention_heads": 0}, "num_attention_heads = 0"),
-        ({"hidden_size": -64}, "hidden_size = -64"), ({"num_hidden_layers": 10**12}, "num_hidden_layers"),
-        ({"head_dim": 10**12}, "head_dim"), ({"num_key_value_heads": 3}, "cannot be used"), ({"head_dim": 5}, "cannot"),
-        ({"rope_theta": "x"}, "cannot be used"), ({"max_position_embeddings": None}, "cannot be used"),
-        ({"vocab_size": None}, "cannot be used"), ({"hidden_act": "gelu"}, "'gelu'"),
+        ({"vocab_size": "x"}, "vocab_size = 'x'"),
+        ({"num_attention_heads": 0}, "num_attention_heads = 0"),
+        ({"hidden_size": -64}, "hidden_size = -64"),
+        ({"num_hidden_layers": 10**12}, "num_hidden_layers"),
+        ({"head_dim": 10**12}, "head_dim"),
+        ({"num_key_value_heads": 3}, "cannot be used"),
+        ({"head_dim": 5}, "cannot"),
+        ({"rope_theta": "x"}, "cannot be used"),
+        ({"max_position_embeddings": None}, "cannot be used"),
+        ({"vocab_size": None}, "cannot be used"),
+        ({"hidden_act": "gelu"}, "'gelu'"),
     ],
-)  # fmt: skip
+)
 def test_a_small_model_that_cannot_be_is_told(tiny: Make, changed: dict[str, Any], said: str) -> None:
     config = {
         "model_type": "llama", "pard_token": 1, "vocab_size": 320, "hidden_size": 16, "intermediate_size": 16,

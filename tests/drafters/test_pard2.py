@@ -10,6 +10,7 @@ import torch
 from checkpoints import change_config
 from distributions import assert_drawn_from
 from drafting import session_of
+from each import each
 from golden import matching
 from safetensors.torch import save_file
 from session_replies import assert_two_turns, reply
@@ -207,8 +208,8 @@ def test_files_of_another_target_are_refused(tiny: Make, tmp_path: Path) -> None
         assert refused.value.exit_code == 2
 
 
-@pytest.mark.parametrize(
-    ("config", "scale"),
+@each(
+    "config, scale",
     [
         ({}, 0.02),
         ({"feat_scale": 0.5}, 0.5),
@@ -224,16 +225,22 @@ def test_the_scale_is_the_first_that_its_config_has_else_what_published_code_has
     assert found is not None and (found.scale, found.states) == (scale, 16)
 
 
-@pytest.mark.parametrize(
-    ("config", "said"),
+@pytest.mark.slow
+@each(
+    "config, said",
     [
-        ({"pard2_target_layers": None}, "pard2_target_layers = None"), ({"pard2_target_layers": []}, "pard2_target_layers"),
-        ({"pard2_target_layers": [1.5]}, "pard2_target_layers"), ({"pard2_target_layers": [True]}, "pard2_target_layers"),
-        ({"pard2_target_layers": list(range(99))}, "pard2_target_layers"), ({"pard2_scale": "x"}, "pard2_scale = x"),
-        ({"pard2_scale": 0}, "pard2_scale = 0"), ({"pard2_scale": 1e99}, "pard2_scale"),
-        ({"pard2_target_dim": 5}, matching("does_fit_config_json")), ({"hidden_size": 33}, matching("does_fit_config_json")),
+        ({"pard2_target_layers": None}, "pard2_target_layers = None"),
+        ({"pard2_target_layers": []}, "pard2_target_layers"),
+        ({"pard2_target_layers": [1.5]}, "pard2_target_layers"),
+        ({"pard2_target_layers": [True]}, "pard2_target_layers"),
+        ({"pard2_target_layers": list(range(99))}, "pard2_target_layers"),
+        ({"pard2_scale": "x"}, "pard2_scale = x"),
+        ({"pard2_scale": 0}, "pard2_scale = 0"),
+        ({"pard2_scale": 1e99}, "pard2_scale"),
+        ({"pard2_target_dim": 5}, matching("does_fit_config_json")),
+        ({"hidden_size": 33}, matching("does_fit_config_json")),
     ],
-)  # fmt: skip
+)
 def test_a_config_that_cannot_be_meant_is_refused(
     tiny: Make, tmp_path: Path, config: dict[str, Any], said: str
 ) -> None:
@@ -243,14 +250,15 @@ def test_a_config_that_cannot_be_meant_is_refused(
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    ("tensors", "said"),
+@each(
+    "tensors, said",
     [
-        ({"other": torch.zeros(32, 144)}, "does not fit"), ({"target_proj.weight": torch.zeros(144)}, "does not fit"),
+        ({"other": torch.zeros(32, 144)}, "does not fit"),
+        ({"target_proj.weight": torch.zeros(144)}, "does not fit"),
         ({"target_proj.weight": torch.zeros(32, 144, dtype=torch.int64)}, "I64"),
         ({"target_proj.weight": torch.zeros(32, 144), "target_proj.bias": torch.zeros(31)}, "does not fit"),
     ],
-)  # fmt: skip
+)
 def test_a_map_that_is_none_is_refused(tiny: Make, tmp_path: Path, tensors: dict[str, torch.Tensor], said: str) -> None:
     path = pair(tmp_path, tiny(FAMILIES[0]))
     save_file(tensors, path / "warp_model.safetensors")

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from distributions import assert_drawn_from
 from drafting import drafting, hidden_for, prefilled, session_of, torch_form
+from each import each
 from golden import matching, wording
 from noise_by_depth import assert_each_depth_has_its_own_noise
 from quantized_layers import packed_target
@@ -18,8 +19,7 @@ from session_replies import SAID, conversation, reply
 from six_words import PROMPT, drawn, joint_chances, six_words
 from slow_cases import cases, covering
 from tiny_models import (
-    DRAFTING,
-    FAMILIES,
+    DRAFTING_FAMILIES,
     Tiny,
     prompt_ids,
     read,
@@ -51,7 +51,7 @@ from localspec.training.trainable import Batch, PreviousRun, make_drafter, save_
 
 Make = Callable[[str], Tiny]
 Load = Callable[..., Target]
-OWN = [name for name in FAMILIES if name in DRAFTING]
+OWN = DRAFTING_FAMILIES
 LLAMA, QWEN3, PHI3, *LATER = OWN[0], *OWN[3:]
 BOTH_ENDS = {"kept": "0,2"}  # of the three layers of the tiny models
 GREEDY = Sampling()
@@ -285,7 +285,7 @@ def test_without_nodes_there_is_no_work(tiny: Make, monkeypatch: pytest.MonkeyPa
     assert list(drafter.draft(Context(text, kept, 0, GREEDY)).tokens) == [text[-1]]
 
 
-@pytest.mark.parametrize("nodes", [1, 3, 6, 25])
+@each("nodes", [1, 3, 6, 25])
 def test_trees_fill_the_nodes_there_are(tiny: Make, nodes: int) -> None:
     drafter, text = drafting(made(tiny(LLAMA).target, 0.1, depth=4)), prompt_ids(30)
     context = Context(text, prefilled(drafter.target, text), nodes, GREEDY)
@@ -329,8 +329,8 @@ def test_rejection_draws_from_what_the_rows_foresee_and_keeps_the_targets_distri
 # -- training is drafting ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("full", [False, True])
-@pytest.mark.parametrize("name", cases(DRAFTING, [LLAMA, QWEN3]))
+@each("full", [False, True])
+@pytest.mark.parametrize("name", DRAFTING_FAMILIES)
 def test_rows_of_training_are_rows_of_drafting(tiny: Make, name: str, full: bool) -> None:
     """The decisive one: what a group computes in training is what a draft computes from a real cache."""
     target, text = (own(tiny(name)) if full else tiny(name).target), prompt_ids(24, seed=9)
@@ -407,8 +407,8 @@ def test_about_15_percent_of_the_positions_are_anchors_of_each_text(tiny: Make) 
     assert anchors.tolist() != again.tolist()
 
 
-@pytest.mark.parametrize("full", [False, True])
-@pytest.mark.parametrize("name", cases(DRAFTING, [LLAMA, "mistral-one-key-head-window-tied-yarn"]))
+@each("full", [False, True])
+@pytest.mark.parametrize("name", ["mistral-one-key-head-window-tied-yarn", *DRAFTING_FAMILIES])
 def test_texts_side_by_side_are_read_as_they_are_alone(tiny: Make, name: str, full: bool) -> None:
     drafter = made(own(tiny(name)) if full else tiny(name).target, 0.1, full=full)
     texts = [prompt_ids(31, seed=1), prompt_ids(12, seed=2)]
@@ -629,8 +629,8 @@ def test_the_full_form_needs_weights_that_can_be_trained(tiny: Make) -> None:
 # -- options, files, what is learned while drafting --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("options", "kept"),
+@each(
+    "options, kept",
     [
         ({}, (0,)),
         ({"skip": "1-1"}, (0, 2)),
@@ -648,16 +648,38 @@ def test_layers_are_named_or_lie_symmetrically(tiny: Make, options: dict[str, st
     assert tuple(drafter.adapters) == kept
 
 
-@pytest.mark.parametrize(
+@each(
     "options",
     [
-        {"depth": 0}, {"rank": 0}, {"alpha": 0.0}, {"alpha": float("inf")}, {"adapters": "q"}, {"skip": "2"},
-        {"skip": "2-1"}, {"skip": "a-b"}, {"skip": "1-1-2"}, {"kept": "2,1"}, {"kept": "1,1"}, {"kept": "-1"},
-        {"kept": "1,x"}, {"kept": "0", "skip": "1-2"}, {"full": True, "adapters": "all"}, {"kept": "0,3"},
-        {"skip": "0-2"}, {"skip": "2-3"}, {"kept": "²"}, {"depth": "4"}, {"layers": 3}, {"rank": 4_000_000},
-        {"rank": 10**30}, {"depth": 10**18}, {"alpha": 10**400}, {"alpha": None}, {"kept": "9" * 5000},
+        {"depth": 0},
+        {"rank": 0},
+        {"alpha": 0.0},
+        {"alpha": float("inf")},
+        {"adapters": "q"},
+        {"skip": "2"},
+        {"skip": "2-1"},
+        {"skip": "a-b"},
+        {"skip": "1-1-2"},
+        {"kept": "2,1"},
+        {"kept": "1,1"},
+        {"kept": "-1"},
+        {"kept": "1,x"},
+        {"kept": "0", "skip": "1-2"},
+        {"full": True, "adapters": "all"},
+        {"kept": "0,3"},
+        {"skip": "0-2"},
+        {"skip": "2-3"},
+        {"kept": "²"},
+        {"depth": "4"},
+        {"layers": 3},
+        {"rank": 4_000_000},
+        {"rank": 10**30},
+        {"depth": 10**18},
+        {"alpha": 10**400},
+        {"alpha": None},
+        {"kept": "9" * 5000},
     ],
-)  # fmt: skip
+)
 def test_options_that_mean_nothing_are_refused_in_one_sentence(tiny: Make, options: dict[str, object]) -> None:
     with pytest.raises(UsageMistake) as refused:
         make_drafter("s3d", tiny(LLAMA).target, options)

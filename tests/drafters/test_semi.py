@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from distributions import assert_drawn_from
 from drafting import add_changes, after_training, drafting, hidden_for, session_of, torch_form
+from each import each
 from session_replies import reply
 from six_words import PROMPT, drawn, joint_chances, six_words
 from slow_cases import cases, covering
@@ -116,8 +117,8 @@ def accuracy(drafter: Trainable, batch: Batch) -> list[float]:
 # -- options -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("options", "named"),
+@each(
+    "options, named",
     [
         ({"recent": "gru"}, "'gru'"),
         ({"depth": 0}, "depth = 0"),
@@ -133,7 +134,6 @@ def accuracy(drafter: Trainable, batch: Batch) -> list[float]:
         ({"heads": 3}, "no option 'heads'"),
         ({"depth": "4"}, "type int"),
     ],
-    ids=str,
 )
 def test_options_that_mean_nothing_are_refused_with_the_value(
     tiny: Make, options: dict[str, object], named: str
@@ -186,7 +186,7 @@ class Foretold:
         return [self.prefix(path) for path in self.paths]
 
 
-@pytest.mark.parametrize("nodes", [1, 2, 5, 12])
+@each("nodes", [1, 2, 5, 12])
 def test_a_grown_tree_is_the_best_there_is(nodes: int) -> None:
     depth = 3
     for seed in range(8):
@@ -788,9 +788,7 @@ def test_a_target_that_learned_first_is_one_of_its_own_and_lossless(own: Tiny, t
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "form", [{}, {"recent": "lstm"}, {"shared": False, "layers": 1}, {"recent": "none", "vocabulary": 200}], ids=str
-)
+@each("form", [{}, {"recent": "lstm"}, {"shared": False, "layers": 1}, {"recent": "none", "vocabulary": 200}])
 def test_with_a_rank_of_its_own_the_drafter_learns_little_matrices_and_saves_whole_ones(
     tiny: Make, form: dict[str, object]
 ) -> None:
@@ -864,10 +862,8 @@ def test_what_is_saved_drafts_as_before(tiny: Make, tmp_path: object, form: dict
         assert drafted(loaded, target, 12, sampling)[0].tokens == drafted(drafter, target, 12, sampling)[0].tokens
 
 
-@pytest.mark.parametrize(
-    "sampling", [Sampling(), Sampling(1.0, seed=1), Sampling(**REJECTION)], ids=lambda one: one.rule
-)
-@pytest.mark.parametrize("sound", [0, 1, 2])
+@each("sampling", [Sampling(), Sampling(1.0, seed=1), Sampling(**REJECTION)])
+@each("sound", [0, 1, 2])
 def test_nothing_is_drafted_behind_the_depth_where_numbers_end(tiny: Make, sampling: Sampling, sound: int) -> None:
     drafter, depths = drafting(perturbed(semi(tiny(LLAMA).target))), []
     head = drafter._head

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from each import each
 from machines import LITTLE, machine, unfetched
 from tiny_models import Tiny, byte_tokenizer, read, write
 from transformers import LlamaConfig
@@ -82,7 +83,7 @@ def test_every_name_is_another_drafter(tiny) -> None:
     assert isinstance(fixed, DraftModel) and fixed.length is None
 
 
-@pytest.mark.parametrize("left_out", Settings().ouroboros)
+@each("left_out", Settings().ouroboros)
 def test_each_part_of_ouroboros_can_be_left_out(tiny, left_out: str) -> None:
     model, pool = tiny(LLAMA), PhrasePool()
     parts = tuple(part for part in Settings().ouroboros if part != left_out)

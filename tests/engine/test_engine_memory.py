@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from each import each
 from golden import matching, wording
 from machines import cpu, flat, machine
 from reply_statistics import said
@@ -110,20 +111,20 @@ def test_conversations_in_turns_are_parked_in_what_a_full_context_leaves(monkeyp
     assert share(10) < 0.3 and engine.session.memory.parked == 0, "nothing is left of what a full context takes"
 
 
-@pytest.mark.parametrize(
-    ("left", "parked"), [(-5, 0), (0, 0), (1000, 500), (2**33 + 2**20, 2**32), (2**40, prediction.MOST_PARKED)]
-)
+@each("left, parked", [(-5, 0), (0, 0), (1000, 500), (2**33 + 2**20, 2**32), (2**40, prediction.MOST_PARKED)])
 def test_parked_texts_take_half_of_what_a_model_leaves_up_to_a_limit(left: int, parked: int) -> None:
     assert prediction.parking(left) == parked
 
 
-@pytest.mark.parametrize(
-    ("device", "times", "steps", "warns"),
+@each(
+    "device, times, steps, warns",
     [
-        ("cuda:0", 6, 10, True), ("cuda:0", SPILL_FACTOR - 1, 10, False), ("cuda:0", 6, 3, False),
+        ("cuda:0", 6, 10, True),
+        ("cuda:0", SPILL_FACTOR - 1, 10, False),
+        ("cuda:0", 6, 3, False),
         ("cpu", 6, 10, False),
     ],
-)  # fmt: skip
+)
 def test_steps_that_suddenly_take_many_times_as_long_are_reported_once_on_a_gpu(device, times, steps, warns) -> None:
     notices: list[str] = []
     watch = SpillWatch(device, flat(0.01), Reporter(notices.append))

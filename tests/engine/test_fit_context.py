@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from each import each
 from golden import matching
 
 from localspec.decoding.session import Limits
@@ -82,8 +83,9 @@ class Counted:
         return [ord(letter) for message in messages for letter in "<" * self.frame + message["content"]]
 
 
-@pytest.mark.parametrize("frame", [3, FRAME, 40])
-@pytest.mark.parametrize("system", [[], [{"role": "system", "content": "be brief"}]])
+@pytest.mark.slow
+@each("frame", [3, FRAME, 40])
+@each("system", [[], [{"role": "system", "content": "be brief"}]])
 def test_once_the_context_is_full_a_turn_in_many_reads_anew_and_all_others_go_on(system, frame: int) -> None:
     chance, target, room = random.Random(7), Counted(frame), 6000
     said, before, dropped_before, anew, most = [*system], [0], 0, 0, 0

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from clocks import Clock
+from each import each
 from recorded_operations import Graph
 from tiny_models import FAMILIES, Tiny
 
@@ -150,16 +151,26 @@ def test_a_real_model_on_a_real_clock(tiny: Callable[[str], Any]) -> None:
 COSTS = ForwardCosts((1, 4, 8), (256, 2048), ((1.0, 2.0, 4.0), (2.0, 3.0, 7.0)))
 
 
-@pytest.mark.parametrize(
-    ("rows", "context", "seconds"),
+@each(
+    "rows, context, seconds",
     [
-        (1, 256, 1.0), (4, 256, 2.0), (8, 2048, 7.0),  # the points
-        (2, 256, 4 / 3), (6, 256, 3.0), (6, 2048, 5.0),  # between rows
-        (4, 1152, 2.5), (6, 1152, 4.0),  # between contexts
-        (10, 256, 5.0), (10, 2048, 9.0), (8, 3840, 10.0), (10, 3840, 13.0),  # beyond the last
-        (1, 0, 1.0), (4, 100, 2.0), (6, 0, 3.0),  # before the first
+        (1, 256, 1.0),
+        (4, 256, 2.0),
+        (8, 2048, 7.0),  # the points
+        (2, 256, 4 / 3),
+        (6, 256, 3.0),
+        (6, 2048, 5.0),  # between rows
+        (4, 1152, 2.5),
+        (6, 1152, 4.0),  # between contexts
+        (10, 256, 5.0),
+        (10, 2048, 9.0),
+        (8, 3840, 10.0),
+        (10, 3840, 13.0),  # beyond the last
+        (1, 0, 1.0),
+        (4, 100, 2.0),
+        (6, 0, 3.0),  # before the first
     ],
-)  # fmt: skip
+)
 def test_costs_between_and_beyond_what_was_measured(rows: int, context: int, seconds: float) -> None:
     assert COSTS.at(rows, context) == pytest.approx(seconds, rel=1e-12)
 
@@ -178,15 +189,30 @@ def test_costs_go_through_json() -> None:
     assert ForwardCosts.from_list(json.loads(json.dumps(COSTS.as_list()))) == COSTS
 
 
-@pytest.mark.parametrize(
+@each(
     "damaged",
     [
-        None, 5, "abc", [], {}, [[1], [0]], [[], [], []], [[1, 2], [0], [[1.0]]], [[1], [0, 5], [[1.0]]],
-        [[1], [0], [["x"]]], [[1], [0], [[-1.0]]], [[1], [0], [[0]]], [[1], [0], [[float("nan")]]],
-        [[1], [0], [[float("inf")]]], [[2, 1], [0], [[1.0, 2.0]]], [[1, 1], [0], [[1.0, 2.0]]], [[1], [0], [None]],
-        [[float("inf")], [0], [[1.0]]], [[1], [5, 0], [[1.0], [1.0]]],
+        None,
+        5,
+        "abc",
+        [],
+        {},
+        [[1], [0]],
+        [[], [], []],
+        [[1, 2], [0], [[1.0]]],
+        [[1], [0, 5], [[1.0]]],
+        [[1], [0], [["x"]]],
+        [[1], [0], [[-1.0]]],
+        [[1], [0], [[0]]],
+        [[1], [0], [[float("nan")]]],
+        [[1], [0], [[float("inf")]]],
+        [[2, 1], [0], [[1.0, 2.0]]],
+        [[1, 1], [0], [[1.0, 2.0]]],
+        [[1], [0], [None]],
+        [[float("inf")], [0], [[1.0]]],
+        [[1], [5, 0], [[1.0], [1.0]]],
     ],
-)  # fmt: skip
+)
 def test_anything_else_is_no_costs(damaged: object) -> None:
     assert ForwardCosts.from_list(damaged) is None
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from checkpoints import write_checkpoint
+from each import each
 from golden import wording
 from machines import flat, unfetched
 from reply_statistics import said
@@ -165,13 +166,26 @@ def test_sums_say_tokens_and_nodes_a_step_and_drafting_beside_verification() -> 
     )
 
 
-@pytest.mark.parametrize(
+@each(
     "sums",
     [
-        None, 7, {}, [], SUMS[:4], [*SUMS, 1.0], [LEAST_TOKENS - 1, *SUMS[1:]], [200.0, 0, *SUMS[2:]], [*SUMS[:4], 0, 1.0],
-        [*SUMS[:4], "10", 1.0], [*SUMS[:4], True, 1.0], SUMS[:5], [200.0, 100.0, -1.0, 2.0, 10.0, 1.0], [*SUMS[:3], float("nan"), 10.0, 1.0], tuple(SUMS),
+        None,
+        7,
+        {},
+        [],
+        SUMS[:4],
+        [*SUMS, 1.0],
+        [LEAST_TOKENS - 1, *SUMS[1:]],
+        [200.0, 0, *SUMS[2:]],
+        [*SUMS[:4], 0, 1.0],
+        [*SUMS[:4], "10", 1.0],
+        [*SUMS[:4], True, 1.0],
+        SUMS[:5],
+        [200.0, 100.0, -1.0, 2.0, 10.0, 1.0],
+        [*SUMS[:3], float("nan"), 10.0, 1.0],
+        tuple(SUMS),
     ],
-)  # fmt: skip
+)
 def test_too_few_tokens_or_anything_else_say_nothing(sums: object) -> None:
     assert stats(sums) is None
 

@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from command import called, sentence
+from each import each
 from golden import matching, wording
 from safetensors.torch import load_file, save_file
 from tiny_models import LATER, Tiny, byte_tokenizer, prompt_ids, read, stock_logits, word_tokenizer, write
@@ -108,15 +109,15 @@ def as_vllm_computes(tensors: Mapping[str, torch.Tensor], config: Mapping[str, A
     return torch.stack(found)
 
 
-@pytest.mark.parametrize(
-    ("options", "shared"),
+@each(
+    "options, shared",
     [
         ({"private_rank": 0}, True),
         ({"private_rank": 5, "layers": 2, "heads": 3}, False),
         ({"private": True, "private_rank": 0, "heads": 2}, False),
     ],
 )
-@pytest.mark.parametrize("family", [LLAMA, "llama-one-key-head-tied-linear"])
+@each("family", [LLAMA, "llama-one-key-head-tied-linear"])
 def test_medusa_heads_are_ours_by_vllms_names(tiny: Make, tmp_path: Path, family: str, options: Any, shared: bool):
     model = tiny(family)
     done = export("vllm", str(trained(model, "medusa", tmp_path / "drafter", **options)), None, tmp_path / "out")
@@ -163,8 +164,8 @@ def test_layers_like_the_last_of_a_model_whose_layers_differ_are_refused(tiny: M
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ["vllm", "sglang"])
-@pytest.mark.parametrize("family", FAMILIES)
+@each("engine", ["vllm", "sglang"])
+@each("family", FAMILIES)
 def test_layers_become_a_model_whose_rows_are_the_roots(tiny: Make, tmp_path: Path, engine: str, family: str):
     model = tiny(family)
     path = trained(model, "parallelspec", tmp_path / "drafter", form="medusa", layers=2, masks=2)
@@ -194,8 +195,8 @@ def test_a_trained_small_model_drafts_in_parallel(tiny: Make, tmp_path: Path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("vocabulary", [310, 320, 336])
+@each("tied", [True, False])
+@each("vocabulary", [310, 320, 336])
 def test_published_small_models_get_as_many_ids_as_the_model(tiny: Make, tmp_path: Path, vocabulary: int, tied: bool):
     model, small = tiny(LLAMA), small_model(tmp_path / "small", vocabulary, tie_word_embeddings=tied)
     (small / "LICENSE").write_text("Yours.")
@@ -246,8 +247,8 @@ def test_a_model_with_other_tokens_is_refused(tiny: Make, tmp_path: Path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ["vllm", "sglang"])
-@pytest.mark.parametrize("options", [{"depth": 4}, {"vocabulary": 90, "states": "0,2"}], ids=str)
+@each("engine", ["vllm", "sglang"])
+@each("options", [{"depth": 4}, {"vocabulary": 90, "states": "0,2"}])
 def test_an_eagle3_head_is_ours_by_the_published_names(tiny: Make, tmp_path: Path, engine: str, options: Any):
     """What was written is read back as a head that somebody published: every number and every switch."""
     model = tiny("llama-one-key-head-tied-linear")
@@ -328,10 +329,9 @@ def test_commands_for_several_cards(tiny: Make, tmp_path: Path):
 # -- what has no counterpart -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("engine", ["vllm", "sglang"])
-@pytest.mark.parametrize(
-    "kind", [row.name for row in TABLE if row.name not in ("eagle3", *kinds("published"))]
-)  # none ships
+@pytest.mark.slow
+@each("engine", ["vllm", "sglang"])
+@each("kind", [row.name for row in TABLE if row.name not in ("eagle3", *kinds("published"))])
 def test_what_has_no_counterpart_names_the_nearest(tmp_path: Path, engine: str, kind: str):
     if kind == "draft_model" or (engine, kind) == ("vllm", "medusa"):
         export(engine, kind, "demo", tmp_path / "out")

@@ -2,14 +2,14 @@
 
 import gguf
 import numpy as np
-import pytest
+from each import each
 from gguf_files import BLOCKS as SIZES
 from gguf_files import stored
 
 from localspec.gguf.blocks import BLOCKS, floats
 
 
-@pytest.mark.parametrize("number", BLOCKS)
+@each("number", BLOCKS)
 def test_blocks_are_what_the_gguf_package_reads(number):
     block, theirs = BLOCKS[number], gguf.GGMLQuantizationType(number)
     assert (theirs.name, gguf.GGML_QUANT_SIZES[theirs]) == (block.name, (block.weights, block.bytes))
@@ -42,7 +42,7 @@ def test_blocks_by_hand():
     assert one("BF16", b"\x80\x3f") == [1.0] and one("F16", half) == [0.5] and one("F32", b"\0\0\x80\x3f") == [1.0]
 
 
-@pytest.mark.parametrize("kind", SIZES)
+@each("kind", SIZES)
 def test_weights_of_chance_are_about_as_large_as_was_asked_for(kind):
     weights = np.random.default_rng(0).normal(0, 0.1, (8, 512)).astype(np.float32)
     written = stored(kind, weights)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from each import each
 from gguf_files import ARRAY, TEXT, Stored, stored, text, value, written
 from golden import matching
 
@@ -136,7 +137,7 @@ def test_texts_are_limited_in_all_arrays_together(tmp_path: Path, monkeypatch: p
     assert "an array of 401 texts" in refused(tmp_path / "a.gguf", written({"a": ["x"] * 600, "b": ["y"] * 401}, {}))
 
 
-@pytest.mark.parametrize("name", HOSTILE)
+@each("name", HOSTILE)
 def test_what_cannot_be_is_refused(tmp_path: Path, name: str) -> None:
     refused(tmp_path / "a.gguf", HOSTILE[name])
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from each import each
 from gguf.constants import Keys
 
 from localspec.errors import LocalspecError
@@ -60,7 +61,7 @@ def test_no_key_is_in_two_tables() -> None:
     assert len(names) == len({*names})
 
 
-@pytest.mark.parametrize("named", FAMILIES)
+@each("named", FAMILIES)
 def test_a_usual_file_passes(named: str) -> None:
     check(metadata(named, {}), named)
     check(metadata(named, {name: off[0] for name, off in table.OFF.items() if off}), named)
@@ -69,7 +70,7 @@ def test_a_usual_file_passes(named: str) -> None:
     assert config(metadata(named, {}), SHAPES, lambda _: [])["hidden_size"] == 256
 
 
-@pytest.mark.parametrize("name", [*table.USED, *table.OFF, *table.SAME, "unheard.of"])
+@each("name", [*table.USED, *table.OFF, *table.SAME, "unheard.of"])
 def test_other_values_are_refused_by_the_name_of_the_key(name: str) -> None:
     refused = 0
     for value in ODD:
@@ -109,8 +110,8 @@ CHANGED: dict[str, Any] = {
 WITH_YARN = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}
 
 
-@pytest.mark.parametrize("named", FAMILIES)
-@pytest.mark.parametrize("name", table.USED)
+@each("named", FAMILIES)
+@each("name", table.USED)
 def test_what_is_used_changes_the_model_or_is_refused(named: str, name: str) -> None:
     base = WITH_YARN if "yarn" in name or "original" in name else {"rope.scaling.factor": 4.0} if "type" in name else {}
     usual = config(metadata(named, base), SHAPES, lambda _: [])
@@ -121,8 +122,17 @@ def test_what_is_used_changes_the_model_or_is_refused(named: str, name: str) -> 
     assert found != usual
 
 
-@pytest.mark.parametrize("name", ["embedding_length", "block_count", "attention.head_count", "feed_forward_length",
-                                  "context_length", "attention.layer_norm_rms_epsilon"])  # fmt: skip
+@each(
+    "name",
+    [
+        "embedding_length",
+        "block_count",
+        "attention.head_count",
+        "feed_forward_length",
+        "context_length",
+        "attention.layer_norm_rms_epsilon",
+    ],
+)
 def test_what_is_needed_and_missing_is_named(name: str) -> None:
     with pytest.raises(ValueError, match="it does not say its"):
         config(metadata("qwen3", {name: None}), SHAPES, lambda _: [])
@@ -148,7 +158,7 @@ SAMPLING = {"temp": 0.7, "top_k": 20, "top_p": 0.8, "min_p": 0.1}
 OURS = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
 
 
-@pytest.mark.parametrize("name", SAMPLING)
+@each("name", SAMPLING)
 def test_a_sampling_that_cannot_be_is_left_out_with_a_notice(name: str) -> None:
     said: dict[str, Any] = {f"general.sampling.{one}": value for one, value in SAMPLING.items()}
     said["tokenizer.ggml.eos_token_id"] = 2

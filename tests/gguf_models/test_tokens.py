@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from chat_templates import CHATML, LLAMA3, LLAMA3_BOS, PHI3, QWEN3, write_tokenizer
+from each import each
 from gguf_files import tokenizer_of
 from golden import matching
 
@@ -33,11 +34,12 @@ def converted(said: dict[str, Any], path: Path) -> Tokenizer:
     )
 
 
-@pytest.mark.parametrize(
-    ("name", "pre"),
+@pytest.mark.slow
+@each(
+    "name, pre",
     [(LLAMA3, "llama-bpe"), (LLAMA3_BOS, "llama-bpe"), (CHATML, "qwen2"), (QWEN3, "qwen2"), ("demo", "smollm")],
 )
-@pytest.mark.parametrize("marks", [False, True])
+@each("marks", [False, True])
 def test_byte_level_tokens_are_those_of_the_original(tmp_path: Path, name: str, pre: str, marks: bool) -> None:
     path = DEMO if name == "demo" else write_tokenizer(tmp_path, name)
     original = Tokenizer.open(path)
@@ -151,7 +153,7 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("name", WRONG)
+@each("name", WRONG)
 def test_what_makes_no_tokenizer_is_refused(name: str) -> None:
     said = {key: one for key, one in {**SOUND, **WRONG[name]}.items() if one is not None}
     with pytest.raises((ValueError, LocalspecError)):
@@ -191,8 +193,8 @@ def test_of_a_merge_that_is_there_twice_the_first_counts(tmp_path: Path) -> None
     assert twice.encode("abc", False) == [3, 2]
 
 
-@pytest.mark.parametrize("index", [2**32 - 1, -1, 7, 2.0, "ab", True])
-@pytest.mark.parametrize("role", ["padding", "unknown", "bos", "eot", "eom", "fim_pad"])
+@each("index", [2**32 - 1, -1, 7, 2.0, "ab", True])
+@each("role", ["padding", "unknown", "bos", "eot", "eom", "fim_pad"])
 def test_a_role_that_no_token_has_is_left_out(role: str, index: Any) -> None:
     said = {**SOUND, f"tokenizer.ggml.{role}_token_id": index}
     assert tokenizer_files(Metadata(said), 3) == tokenizer_files(Metadata(SOUND), 3)
@@ -214,7 +216,7 @@ def test_marks_stand_around_a_text_as_the_file_says(tmp_path: Path, role: str) -
         converted({**said, f"tokenizer.ggml.add_{role}_token": True}, tmp_path)
 
 
-@pytest.mark.parametrize("odd", [5, "a", [], [[1]], [5, 6], [["a", -1, 10**9, True], None], {"a": 1}])
+@each("odd", [5, "a", [], [[1]], [5, 6], [["a", -1, 10**9, True], None], {"a": 1}])
 def test_marks_around_prompts_that_cannot_be_are_none(tmp_path: Path, odd: Any) -> None:
     files = tokenizer_files(Metadata(SOUND), 3)
     files["tokenizer_config.json"][AROUND] = odd
@@ -257,7 +259,7 @@ ENDS: dict[str, tuple[dict[str, Any], set[int]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ENDS)
+@each("name", ENDS)
 def test_known_marks_end_a_reply(name: str) -> None:
     """As llama.cpp builds its set, but for words that spell one."""
     said = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": [*KNOWN, *"abcde"],

@@ -4,6 +4,7 @@ import re
 
 import pytest
 import torch
+from each import each
 from golden import wording
 from machines import GIB, apple, cpu, gpu, machine
 
@@ -16,8 +17,8 @@ from localspec.machine.torch_build import TorchBuild
 # -- memory --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("total", "free", "usable"),
+@each(
+    "total, free, usable",
     [
         (24 * GIB, 24 * GIB, 24 * GIB - 24 * GIB // 10),
         (24 * GIB, 12 * GIB, 12 * GIB - 24 * GIB // 10),

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from each import each
 
 from localspec.gguf.config import Metadata, generation_config
 from localspec.models.default_sampling import DEFAULT, FILE, DefaultSampling, default_sampling
@@ -13,8 +14,8 @@ THINKING = DefaultSampling(0.6, 0.95, 20, source="known for Qwen3")
 ANSWERING = DefaultSampling(0.7, 0.8, 20, source="known for Qwen3")
 
 
-@pytest.mark.parametrize(
-    ("said", "found"),
+@each(
+    "said, found",
     [
         ({}, SMOLLM2),
         ({"do_sample": False}, GREEDY),
@@ -34,25 +35,40 @@ def test_what_the_file_says_comes_before_what_is_known_of_its_family(said, found
     assert (found.source == FILE) == ("SmolLM2" not in found.source)
 
 
-@pytest.mark.parametrize(
-    ("name", "think", "found"),
+@each(
+    "name, think, found",
     [
         ("Smollm2 135M 8k Lc100K Mix1 Ep2", None, SMOLLM2),
         ("HuggingFaceTB/SmolLM2-360M-Instruct mine", None, SMOLLM2),
-        ("Qwen2.5-Coder Qwen2.5 Coder 0.5B Instruct AWQ", None, DefaultSampling(0.7, 0.8, 20, source="known for Qwen2.5")),
-        ("Qwen3-0.6B", None, THINKING), ("Qwen3 0.6B", True, THINKING), ("qwen3_0.6b", False, ANSWERING),
-        ("Qwen3base", None, THINKING), ("notqwen3-0.6b", None, UNKNOWN), ("my.qwen3", None, THINKING),
-        ("CodeLlama-3-8B", None, UNKNOWN), ("1smollm2", None, UNKNOWN),
-        ("Qwen3.Q4_K_M", None, THINKING), ("Qwen3-4B-Instruct-2507", None, ANSWERING),
-        ("Qwen3.5-0.8B", None, UNKNOWN), ("Qwen-3B", None, UNKNOWN), ("qwen2-0.5b", None, UNKNOWN),
+        (
+            "Qwen2.5-Coder Qwen2.5 Coder 0.5B Instruct AWQ",
+            None,
+            DefaultSampling(0.7, 0.8, 20, source="known for Qwen2.5"),
+        ),
+        ("Qwen3-0.6B", None, THINKING),
+        ("Qwen3 0.6B", True, THINKING),
+        ("qwen3_0.6b", False, ANSWERING),
+        ("Qwen3base", None, THINKING),
+        ("notqwen3-0.6b", None, UNKNOWN),
+        ("my.qwen3", None, THINKING),
+        ("CodeLlama-3-8B", None, UNKNOWN),
+        ("1smollm2", None, UNKNOWN),
+        ("Qwen3.Q4_K_M", None, THINKING),
+        ("Qwen3-4B-Instruct-2507", None, ANSWERING),
+        ("Qwen3.5-0.8B", None, UNKNOWN),
+        ("Qwen-3B", None, UNKNOWN),
+        ("qwen2-0.5b", None, UNKNOWN),
         ("Meta-Llama-3-8B-Instruct", None, DefaultSampling(0.6, 0.9, source="known for Llama 3")),
         ("Llama-3.2-1B", None, DefaultSampling(0.6, 0.9, source="known for Llama 3")),
-        ("open_llama_3b", None, UNKNOWN), ("llama-30b", None, UNKNOWN), ("codellama-34b", None, UNKNOWN),
+        ("open_llama_3b", None, UNKNOWN),
+        ("llama-30b", None, UNKNOWN),
+        ("codellama-34b", None, UNKNOWN),
         ("gemma-3 Gemma 3 270m", None, DefaultSampling(1.0, 0.95, 64, source="known for Gemma 3")),
         ("DeepSeek-R1-Distill-Qwen-1.5B", None, DefaultSampling(0.6, 0.95, source="known for DeepSeek-R1")),
-        ("my-model", None, UNKNOWN), ("", None, UNKNOWN),
+        ("my-model", None, UNKNOWN),
+        ("", None, UNKNOWN),
     ],
-)  # fmt: skip
+)
 def test_families_are_known_by_name(name, think, found):
     assert default_sampling({}, name, think) == found
 
@@ -68,7 +84,7 @@ def test_what_a_gguf_file_says_of_sampling_counts():
     assert default_sampling(generation_config(Metadata(metadata))) == DefaultSampling(0.6, 1.0, 20)
 
 
-@pytest.mark.parametrize("value", [0.4, 0.95, 0.1, 0.05, 1 / 3, 0.123456789])
+@each("value", [0.4, 0.95, 0.1, 0.05, 1 / 3, 0.123456789])
 def test_numbers_of_gguf_files_are_their_shortest_decimals(value):
     single = float(np.float32(value))
     found = default_sampling({"temperature": single, "top_p": single, "min_p": single})

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from itertools import combinations, product
 
 import pytest
+from each import each
 from tiny_models import byte_tokenizer
 from tokenizers import Tokenizer, decoders, models
 
@@ -28,7 +29,7 @@ def splits(content: bytes) -> list[list[bytes]]:
     ]
 
 
-@pytest.mark.parametrize("text", ["a😀b", "字é😀", "😀🏽!", "né 字\n", " a  b"])
+@each("text", ["a😀b", "字é😀", "😀🏽!", "né 字\n", " a  b"])
 def test_however_characters_are_split_over_tokens_the_increments_are_whole_and_make_the_text(text: str) -> None:
     for pieces in splits(text.encode()):
         detokenizer = Detokenizer(pieces_decoder(pieces))
@@ -62,7 +63,7 @@ def sentencepiece_decoder() -> tuple[Decode, dict[str, int]]:
     return tokenizer.decode, vocabulary
 
 
-@pytest.mark.parametrize(
+@each(
     "words",
     [
         ["▁the", "▁cat", "s"],
@@ -71,7 +72,6 @@ def sentencepiece_decoder() -> tuple[Decode, dict[str, int]]:
         ["<0xC3>", "<0xA9>", "<0xE5>", "<0xAD>", "<0x97>", "s"],
         ["字", "<0xF0>", "<0x9F>", "<0x98>", "<0x80>", "<0xF0>", "<0x9F>", "<0x8F>", "<0xBD>", "字"],
     ],
-    ids=" ".join,
 )
 def test_a_sentencepiece_vocabulary_loses_no_blank_and_no_character(words: list[str]) -> None:
     decode, vocabulary = sentencepiece_decoder()
@@ -231,7 +231,7 @@ def test_what_was_held_back_comes_out_at_the_end() -> None:
     assert transcript.tokens == 2
 
 
-@pytest.mark.parametrize("stop", ["😀", "b", "a😀", "😀b", "x"])
+@each("stop", ["😀", "b", "a😀", "😀b", "x"])
 def test_a_stop_string_within_split_characters_cuts_text_and_tokens_at_one_place(stop: str) -> None:
     for pieces in splits("a😀b".encode()):
         released, transcript, stopped = run(pieces, [stop])
@@ -245,7 +245,7 @@ def test_a_stop_string_within_split_characters_cuts_text_and_tokens_at_one_place
         assert transcript.tokens == max(inside), pieces
 
 
-@pytest.mark.parametrize("stop", ["😀", "b", "a😀", "😀b", "x"])
+@each("stop", ["😀", "b", "a😀", "😀b", "x"])
 def test_a_token_is_out_only_once_all_its_text_is_so_that_none_is_ever_taken_back(stop: str) -> None:
     for pieces in splits("a😀b".encode()):
         counts = [tokens for _, tokens in run(pieces, [stop])[0]]

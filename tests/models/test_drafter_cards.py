@@ -6,6 +6,7 @@ import os
 import pytest
 import torch
 from checkpoints import CONFIG
+from each import each
 from golden import matching
 from safetensors.torch import save_file
 
@@ -141,9 +142,7 @@ def test_what_it_brings_is_the_less_of_its_own_text_and_others(tmp_path, model):
     assert read(acceptance=others, acceptance_elsewhere=own) == (1.75, 16)
 
 
-@pytest.mark.parametrize(
-    "content", [[], {}, {"kind": "medusa"}, {"kind": "evil", "options": {}, "target": {}, "format": 1}, "x"]
-)
+@each("content", [[], {}, {"kind": "medusa"}, {"kind": "evil", "options": {}, "target": {}, "format": 1}, "x"])
 def test_what_is_no_card_is_told(tmp_path, content):
     (tmp_path / "drafter.json").write_text(json.dumps(content))
     with pytest.raises(LocalspecError, match=matching("drafter_json_does_say_what")):

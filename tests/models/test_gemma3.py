@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from chat_templates import GEMMA3, write_tokenizer
+from each import each
 from golden import matching
 from safetensors.torch import load_file, save_file
 from tiny_models import VOCABULARY, byte_tokenizer, prompt_ids, save_filled, stock_logits
@@ -38,7 +39,7 @@ SMALL = {
 LINEAR = {"rope_type": "linear", "factor": 8.0}
 
 
-@pytest.mark.parametrize(
+@each(
     "said",
     [
         {},
@@ -52,7 +53,7 @@ LINEAR = {"rope_type": "linear", "factor": 8.0}
         {**SMALL, "attention_bias": True, "tie_word_embeddings": False, "eos_token_id": [1, 106]},
         {**SMALL, "hidden_act": "silu", "mlp_bias": True, "rms_norm_eps": 1e-5},
     ],
-)  # fmt: skip
+)
 def test_a_config_is_read_as_its_class_reads_it(said):
     content = {"model_type": "gemma3_text", **said}
     stock = CONFIG_MAPPING["gemma3_text"].from_dict(json.loads(json.dumps(content)))
@@ -103,23 +104,31 @@ def test_what_a_config_that_is_published_leaves_out_is_what_the_registry_says(tm
     assert rope.inv_freq[0] == 1 / 8 and rope.local is not None and rope.local.inv_freq[0] == 1
 
 
-@pytest.mark.parametrize(
+@each(
     "wrong",
     [
-        {"sliding_window": None}, {"sliding_window": 0}, {"sliding_window_pattern": 0}, {"query_pre_attn_scalar": 0},
-        {"query_pre_attn_scalar": "a"}, {"hidden_activation": None}, {"use_bidirectional_attention": True},
-        {"rope_parameters": {"rope_type": "linear", "factor": 2.0}}, {"rope_parameters": [1]},
-        {"rope_parameters": {"full_attention": 3}}, {"rope_local_base_freq": -1.0}, {"rope_scaling": "x"},
+        {"sliding_window": None},
+        {"sliding_window": 0},
+        {"sliding_window_pattern": 0},
+        {"query_pre_attn_scalar": 0},
+        {"query_pre_attn_scalar": "a"},
+        {"hidden_activation": None},
+        {"use_bidirectional_attention": True},
+        {"rope_parameters": {"rope_type": "linear", "factor": 2.0}},
+        {"rope_parameters": [1]},
+        {"rope_parameters": {"full_attention": 3}},
+        {"rope_local_base_freq": -1.0},
+        {"rope_scaling": "x"},
         {"layer_types": ["full_attention"]},
     ],
-)  # fmt: skip
+)
 def test_what_is_not_possible_is_a_value_error(wrong):
     with pytest.raises(ValueError, match=r"\w"):
         ModelConfig.of({"model_type": "gemma3_text", **SMALL, **wrong})
 
 
-@pytest.mark.parametrize(
-    ("said", "named"),
+@each(
+    "said, named",
     [
         ({"final_logit_softcapping": 30.0}, "hyperbolic tangent"),
         ({"attn_logit_softcapping": 50.0}, "hyperbolic tangent"),

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from checkpoints import change_config
+from each import each
 from golden import matching
 from machines import cpu, machine
 from tiny_models import (
@@ -61,7 +62,8 @@ WHOLE = {"rope_type": "proportional", "rope_theta": 5e4, "partial_rotary_factor"
 LOCAL = {"rope_type": "default", "rope_theta": 70.0}
 
 
-@pytest.mark.parametrize(
+@pytest.mark.slow
+@each(
     "said",
     [
         {},
@@ -79,7 +81,7 @@ LOCAL = {"rope_type": "default", "rope_theta": 70.0}
         {**SMALL, "use_bidirectional_attention": "vision", "rms_norm_eps": 1e-5, "eos_token_id": [1, 106]},
     ],
 )
-@pytest.mark.parametrize("saved", [False, True], ids=["as published", "as transformers saves it"])
+@each("saved", [False, True])
 def test_a_config_is_read_as_its_class_reads_it(said: dict[str, Any], saved: bool) -> None:
     content = {"model_type": "gemma4_text", **said}
     stock = CONFIG_MAPPING["gemma4_text"].from_dict(json.loads(json.dumps(content)))
@@ -118,18 +120,29 @@ def test_a_config_is_read_as_its_class_reads_it(said: dict[str, Any], saved: boo
     assert (shape.num_kv_heads, shape.head_dim) == (sizes.num_kv_heads, sizes.head_dim)
 
 
-@pytest.mark.parametrize(
+@each(
     "wrong",
     [
-        {"enable_moe_block": True}, {"use_bidirectional_attention": "all"}, {"hidden_size_per_layer_input": -1},
-        {"vocab_size_per_layer_input": VOCABULARY - 1}, {"final_logit_softcapping": 0}, {"attention_k_eq_v": 1},
-        {"num_kv_shared_layers": 6}, {"num_kv_shared_layers": -1}, {"num_kv_shared_layers": "a"},
-        {"layer_types": ["sliding_attention"] * 6, "num_kv_shared_layers": 1}, {"global_head_dim": 15},
-        {"global_head_dim": None}, {"attention_k_eq_v": True, "num_global_key_value_heads": 3},
-        {"per_layer_config": {"5": {"head_dim": 8}, "1": {"head_dim": 8}}}, {"per_layer_config": [1]},
-        {"per_layer_config": {"5": {"intermediate_size": 8}}}, {"sliding_window": None}, {"rope_parameters": [1]},
+        {"enable_moe_block": True},
+        {"use_bidirectional_attention": "all"},
+        {"hidden_size_per_layer_input": -1},
+        {"vocab_size_per_layer_input": VOCABULARY - 1},
+        {"final_logit_softcapping": 0},
+        {"attention_k_eq_v": 1},
+        {"num_kv_shared_layers": 6},
+        {"num_kv_shared_layers": -1},
+        {"num_kv_shared_layers": "a"},
+        {"layer_types": ["sliding_attention"] * 6, "num_kv_shared_layers": 1},
+        {"global_head_dim": 15},
+        {"global_head_dim": None},
+        {"attention_k_eq_v": True, "num_global_key_value_heads": 3},
+        {"per_layer_config": {"5": {"head_dim": 8}, "1": {"head_dim": 8}}},
+        {"per_layer_config": [1]},
+        {"per_layer_config": {"5": {"intermediate_size": 8}}},
+        {"sliding_window": None},
+        {"rope_parameters": [1]},
     ],
-)  # fmt: skip
+)
 def test_what_is_not_possible_is_a_value_error(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"\w"):
         ModelConfig.of({"model_type": "gemma4_text", **SMALL, **wrong})
@@ -194,8 +207,8 @@ def test_the_cpu_engine_computes_it_and_show_lists_what_drafts_for_it(tiny: Make
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [OWN_LAYERS, LAYER_INPUTS])
-@pytest.mark.parametrize("small", ["", "llama-grouped-dynamic"])
+@each("name", [OWN_LAYERS, LAYER_INPUTS])
+@each("small", ["", "llama-grouped-dynamic"])
 def test_the_engine_answers_what_the_stock_model_says(tiny: Make, name: str, small: str) -> None:
     model, told = tiny(name), list[str]()
     drafter = f"draft_model:{tiny(small).path}" if small else "phrases"

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from each import each
 from golden import matching
 from tiny_models import CONFIGS, VOCABULARY, byte_tokenizer, prompt_ids, save_filled, stock_logits
 from transformers import CONFIG_MAPPING, Mistral3Config, Mistral3ForConditionalGeneration
@@ -44,8 +45,8 @@ def test_what_a_config_leaves_out_is_as_its_class_has_it(family):
     assert said.items() <= dict(ours.rope_parameters).items()
 
 
-@pytest.mark.parametrize(
-    ("said", "unrotated"),
+@each(
+    "said, unrotated",
     [
         ({}, [0, 0, 0, 1]),
         ({"no_rope_layer_interval": 2}, [0, 1, 0, 1]),
@@ -88,26 +89,31 @@ def test_of_granite_4_the_shared_expert_is_the_mlp():
     assert ModelConfig.of({**named, "layers_block_type": ["attention"] * 4}).sliding_windows == (None,) * 4
 
 
-@pytest.mark.parametrize(
-    ("family", "wrong"),
+@each(
+    "family, wrong",
     [
-        ("smollm3", {"no_rope_layers": [1, 1]}), ("smollm3", {"no_rope_layers": 3}), ("smollm3", {"no_rope_layers": ["a"] * 4}),
-        ("smollm3", {"no_rope_layer_interval": 0}), ("granite", {"residual_multiplier": 0}),
-        ("granite", {"logits_scaling": -1.0}), ("granite", {"attention_multiplier": "x"}),
-        ("granite", {"embedding_multiplier": float("inf")}), ("granitemoehybrid", {**DENSE, "num_local_experts": 8}),
+        ("smollm3", {"no_rope_layers": [1, 1]}),
+        ("smollm3", {"no_rope_layers": 3}),
+        ("smollm3", {"no_rope_layers": ["a"] * 4}),
+        ("smollm3", {"no_rope_layer_interval": 0}),
+        ("granite", {"residual_multiplier": 0}),
+        ("granite", {"logits_scaling": -1.0}),
+        ("granite", {"attention_multiplier": "x"}),
+        ("granite", {"embedding_multiplier": float("inf")}),
+        ("granitemoehybrid", {**DENSE, "num_local_experts": 8}),
         ("granitemoehybrid", {**DENSE, "position_embedding_type": "alibi"}),
         ("granitemoehybrid", {**DENSE, "shared_intermediate_size": None}),
         ("ministral3", {"rope_parameters": {"rope_type": "default", "llama_4_scaling_beta": 0.1}}),
         ("ministral3", {"rope_parameters": {"rope_type": "default", "llama_4_scaling_beta": "x"}}),
     ],
-)  # fmt: skip
+)
 def test_what_is_not_possible_is_a_value_error(family, wrong):
     with pytest.raises(ValueError, match=r"\w"):
         ModelConfig.of({"model_type": family, **SMALL, **wrong})
 
 
-@pytest.mark.parametrize(
-    ("said", "has"),
+@each(
+    "said, has",
     [
         ({"layer_types": ["mamba", *["attention"] * 3]}, r"recurrent layers \(mamba\)"),
         ({"layer_types": None}, r"recurrent layers \(mamba\)"),
@@ -122,13 +128,15 @@ def test_of_granite_4_what_is_not_computed_is_refused_with_the_nearest_model(tmp
         read_config(there)
 
 
-@pytest.mark.parametrize(
-    ("refused", "nearest"),
+@each(
+    "refused, nearest",
     [
-        ("Qwen3NextForCausalLM", "qwen3-4b"), ("Qwen3_5MoeForConditionalGeneration", "qwen3-4b"), ("GraniteMoeForCausalLM", "granite-4.0-micro"),
+        ("Qwen3NextForCausalLM", "qwen3-4b"),
+        ("Qwen3_5MoeForConditionalGeneration", "qwen3-4b"),
+        ("GraniteMoeForCausalLM", "granite-4.0-micro"),
         ("MinistralForCausalLM", "ministral-3-3b"),
     ],
-)  # fmt: skip
+)
 def test_what_is_refused_names_the_nearest_model_that_is_not(tmp_path: Path, refused, nearest):
     (tmp_path / "config.json").write_text(json.dumps({"architectures": [refused], "model_type": "any"}))
     with pytest.raises(LocalspecError, match=f"{refused}.* is not supported; .*the nearest model is {nearest}, by"):

@@ -4,6 +4,7 @@ import json
 from types import SimpleNamespace
 
 import pytest
+from each import each
 from golden import matching
 from transformers import CONFIG_MAPPING
 
@@ -52,14 +53,14 @@ def compare(content):
     return ours
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@each("family", FAMILIES)
 def test_what_a_file_leaves_out_is_what_the_family_has(family):
     config = compare({"model_type": family})
     assert config.vocab_size > 30000 and config.contexts == (config.max_position_embeddings,) * 2
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize(
+@each("family", FAMILIES)
+@each(
     "said",
     [
         {**SMALL, "tie_word_embeddings": True, "rms_norm_eps": 1e-4, "eos_token_id": [3, 4]},
@@ -71,14 +72,13 @@ def test_what_a_file_leaves_out_is_what_the_family_has(family):
         {**SMALL, "rope_parameters": {"rope_type": "default", "rope_theta": 7e4}},
         {**SMALL, "rope_scaling": None, "rope_theta": 77},
     ],
-    ids=["plain", "heads", "biases", "windows", "no window", "old rope", "new rope", "null scaling"],
 )
 def test_what_a_file_says_is_read_as_the_familys_class_reads_it(family, said):
     compare({"model_type": family, **said})
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
-@pytest.mark.parametrize(
+@each("family", ["llama", "mistral", "qwen2", "qwen3"])
+@each(
     "rope",
     [
         {"type": "linear", "factor": 3.0},
@@ -94,7 +94,7 @@ def test_what_a_file_says_is_read_as_the_familys_class_reads_it(family, said):
         },
     ],
 )
-@pytest.mark.parametrize("beside", [{}, {"original_max_position_embeddings": 96}])
+@each("beside", [{}, {"original_max_position_embeddings": 96}])
 def test_scaled_positions_are_read_wherever_a_file_has_them(family, rope, beside):
     for key in ("rope_scaling", "rope_parameters"):
         compare({"model_type": family, **SMALL, "head_dim": 12, "rope_theta": 3e4, key: rope, **beside})
@@ -116,24 +116,50 @@ def test_a_dynamic_model_can_be_given_more_than_its_own_context():
     assert ModelConfig.of(content).contexts == (512, 1280)
 
 
-@pytest.mark.parametrize(
+@each(
     "wrong",
     [
-        {"model_type": "gemma2"}, {"model_type": None}, {"model_type": ["llama"]}, {"vocab_size": "a"},
-        {"hidden_size": 0}, {"hidden_size": -4}, {"num_hidden_layers": 1.5}, {"num_hidden_layers": True},
-        {"num_attention_heads": None}, {"num_key_value_heads": 3}, {"head_dim": 0}, {"head_dim": [8]},
-        {"num_attention_heads": 49}, {"hidden_size": 2**31}, {"max_position_embeddings": 0}, {"rms_norm_eps": "1"},
-        {"rms_norm_eps": float("nan")}, {"rms_norm_eps": -1.0}, {"tie_word_embeddings": 1}, {"attention_bias": None},
-        {"hidden_act": 3}, {"sliding_window": -1}, {"sliding_window": 1.0}, {"layer_types": ["full_attention"]},
-        {"layer_types": "aaa"}, {"layer_types": [1, 2, 3]}, {"rope_scaling": [1]}, {"rope_scaling": "linear"},
-        {"rope_scaling": {"type": "linear"}}, {"rope_scaling": {"type": "linear", "factor": 0}},
-        {"rope_scaling": {"type": "dynamic", "factor": 1e308}}, {"rope_scaling": {"type": "dynamic", "factor": 2**22}},
-        {"rope_scaling": {"type": "linear", "factor": "4"}}, {"rope_theta": 0}, {"rope_theta": "x"}, {"rope_theta": float("inf")},
-        {"partial_rotary_factor": -0.5}, {"rope_parameters": {"full_attention": {"rope_type": "default"}}},
+        {"model_type": "gemma2"},
+        {"model_type": None},
+        {"model_type": ["llama"]},
+        {"vocab_size": "a"},
+        {"hidden_size": 0},
+        {"hidden_size": -4},
+        {"num_hidden_layers": 1.5},
+        {"num_hidden_layers": True},
+        {"num_attention_heads": None},
+        {"num_key_value_heads": 3},
+        {"head_dim": 0},
+        {"head_dim": [8]},
+        {"num_attention_heads": 49},
+        {"hidden_size": 2**31},
+        {"max_position_embeddings": 0},
+        {"rms_norm_eps": "1"},
+        {"rms_norm_eps": float("nan")},
+        {"rms_norm_eps": -1.0},
+        {"tie_word_embeddings": 1},
+        {"attention_bias": None},
+        {"hidden_act": 3},
+        {"sliding_window": -1},
+        {"sliding_window": 1.0},
+        {"layer_types": ["full_attention"]},
+        {"layer_types": "aaa"},
+        {"layer_types": [1, 2, 3]},
+        {"rope_scaling": [1]},
+        {"rope_scaling": "linear"},
+        {"rope_scaling": {"type": "linear"}},
+        {"rope_scaling": {"type": "linear", "factor": 0}},
+        {"rope_scaling": {"type": "dynamic", "factor": 1e308}},
+        {"rope_scaling": {"type": "dynamic", "factor": 2**22}},
+        {"rope_scaling": {"type": "linear", "factor": "4"}},
+        {"rope_theta": 0},
+        {"rope_theta": "x"},
+        {"rope_theta": float("inf")},
+        {"partial_rotary_factor": -0.5},
+        {"rope_parameters": {"full_attention": {"rope_type": "default"}}},
         {"rope_scaling": {"type": "yarn", "factor": 2.0, "original_max_position_embeddings": 0}},
     ],
-    ids=str,
-)  # fmt: skip
+)
 def test_what_is_not_possible_is_said_in_a_sentence(wrong):
     content = {"model_type": "qwen3", **SMALL, "use_sliding_window": True, **wrong}
     with pytest.raises(ValueError, match=str(next(iter(wrong))).partition("_")[0]):
@@ -156,8 +182,8 @@ def test_generation_configs_are_read_and_checked(tmp_path):
             read_generation_config(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "left_out"),
+@each(
+    "wrong, left_out",
     [
         ('"temperature": -1', "temperature = -1"),
         ('"temperature": 1e30', "temperature = 1e+30"),

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from each import each
 from golden import matching
 from hypothesis import given
 from hypothesis import strategies as st
@@ -139,12 +140,15 @@ def test_what_is_found_begins_as_was_typed_and_nothing_else_does(found: list[str
         assert meant == (begun[0] if begun else typed)
 
 
-@pytest.mark.parametrize(
-    ("typed", "source"),
+@each(
+    "typed, source",
     [
-        ("hf.co/org/repo", "org/repo"), ("hf.co/org/repo-GGUF:Q4_K_M", "org/repo-GGUF:Q4_K_M"),
-        ("https://hf.co/org/repo", "org/repo"), ("huggingface.co/org/repo", "org/repo"),
-        ("https://huggingface.co/org/repo", "org/repo"), ("HTTPS://HuggingFace.co/Org/Repo/", "Org/Repo"),
+        ("hf.co/org/repo", "org/repo"),
+        ("hf.co/org/repo-GGUF:Q4_K_M", "org/repo-GGUF:Q4_K_M"),
+        ("https://hf.co/org/repo", "org/repo"),
+        ("huggingface.co/org/repo", "org/repo"),
+        ("https://huggingface.co/org/repo", "org/repo"),
+        ("HTTPS://HuggingFace.co/Org/Repo/", "Org/Repo"),
         ("https://huggingface.co/org/repo/tree/main", "org/repo"),
         ("https://huggingface.co/org/repo/tree/v1.0", "org/repo@v1.0"),
         ("https://huggingface.co/org/repo?library=transformers", "org/repo"),
@@ -153,14 +157,12 @@ def test_what_is_found_begins_as_was_typed_and_nothing_else_does(found: list[str
         ("https://huggingface.co/org/R-GGUF/resolve/main/R.Q8_0.gguf?download=true", "org/R-GGUF:Q8_0"),
         ("https://huggingface.co/org/R/blob/main/BF16/R-BF16-00001-of-00003.gguf", "org/R:BF16"),
     ],
-)  # fmt: skip
+)
 def test_addresses_of_the_hub_are_sources(typed, source):
     assert str(Source.parse(typed)) == source
 
 
-@pytest.mark.parametrize(
-    "typed", ["hf.co/org", "https://huggingface.co/", "https://example.com/org/repo", "hf.co/a/b/c"]
-)
+@each("typed", ["hf.co/org", "https://huggingface.co/", "https://example.com/org/repo", "hf.co/a/b/c"])
 def test_other_addresses_are_none(typed):
     with pytest.raises(UsageMistake, match=matching("names_repository_hub")):
         Source.parse(typed)

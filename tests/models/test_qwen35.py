@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from command import called
+from each import each
 from golden import matching
 from machines import cpu, gpu, machine
 from safetensors.torch import load_file, save_file
@@ -88,14 +89,18 @@ def test_sizes_and_parameters_are_those_of_its_files(tiny, name: str) -> None:
     assert cache(shape, 10, "fp32") == shape.cached(BUCKET, 4) + held
 
 
-@pytest.mark.parametrize(
+@each(
     "wrong",
     [
-        {"linear_num_value_heads": 3}, {"linear_num_key_heads": 0}, {"linear_conv_kernel_dim": "x"},
-        {"linear_key_head_dim": None}, {"full_attention_interval": 0}, {"linear_value_head_dim": 2**31},
+        {"linear_num_value_heads": 3},
+        {"linear_num_key_heads": 0},
+        {"linear_conv_kernel_dim": "x"},
+        {"linear_key_head_dim": None},
+        {"full_attention_interval": 0},
+        {"linear_value_head_dim": 2**31},
         {"layer_types": ["linear_attention"] * 3},
     ],
-)  # fmt: skip
+)
 def test_what_is_not_possible_is_a_value_error(wrong) -> None:
     assert ModelConfig.of(SMALL).delta is not None
     with pytest.raises(ValueError, match=r"\w"):

@@ -4,6 +4,7 @@ import struct
 
 import pytest
 from checkpoints import CONFIG, safetensors, write_checkpoint
+from each import each
 from golden import wording
 
 from localspec.checkpoint import ARCHITECTURES, inspect, revision
@@ -150,7 +151,7 @@ def test_the_license_of_a_directory(paths, model, readme, license_):
 # -- directories --
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@each("architecture", ARCHITECTURES)
 def test_inspect(tmp_path, architecture):
     config = {**CONFIG, "architectures": [architecture], "model_type": ARCHITECTURES[architecture]}
     path = write_checkpoint(tmp_path / "m", config, {"w": [3, 5], "scalar": [], "model.embed_tokens.weight": [4, 2]})

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from each import each
 from golden import matching
 from slow_cases import cases
 from transformers import CONFIG_MAPPING
@@ -83,8 +84,8 @@ def test_frequencies_are_those_of_the_hugging_face_code(name):
     assert (apart == 0).mean() > 0.99
 
 
-@pytest.mark.parametrize("part", [0.25, 0.5, 0.75, 1.0])
-@pytest.mark.parametrize("name", ["default", "linear", "dynamic", "yarn", "llama3", "longrope"])
+@each("part", [0.25, 0.5, 0.75, 1.0])
+@each("name", ["default", "linear", "dynamic", "yarn", "llama3", "longrope"])
 def test_a_part_of_a_head_is_rotated_where_the_stock_model_does(name, part):
     family = "phi3" if name in ("default", "longrope") else "llama"
     said = content(family, 32, 10000.0, {**SCALINGS[name], "partial_rotary_factor": part})
@@ -98,8 +99,8 @@ def test_a_family_that_rotates_whole_heads_does_so_whatever_its_file_says():
     assert Rope.of(ModelConfig.of(said), 256).rotary_dim == 32
 
 
-@pytest.mark.parametrize(
-    ("rope", "named"),
+@each(
+    "rope, named",
     [
         ({"rope_type": "spiral"}, "spiral"),
         ({"rope_type": ["linear"]}, "linear"),

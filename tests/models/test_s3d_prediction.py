@@ -1,6 +1,7 @@
 """The arithmetic of S3D's predictor, against the paper's own numbers and against measurements that it made itself."""
 
 import pytest
+from each import each
 from golden import wording
 
 from localspec.models.s3d_prediction import (
@@ -40,7 +41,7 @@ def test_the_first_token_is_accepted_as_equation_10_says() -> None:
     assert acceptance(0.3, 1.0 + 1e-7) == pytest.approx(0.3, abs=1e-6)
 
 
-@pytest.mark.parametrize("place", range(1, 6))
+@each("place", range(1, 6))
 def test_later_tokens_are_discounted_as_equation_14_says(place: int) -> None:
     assert acceptance_at(place, 0.5, PAPER) == pytest.approx((1.22 - 0.22 * place) * acceptance(0.5, 0.01))
 
@@ -93,9 +94,7 @@ def test_a_draft_reads_the_head_whatever_it_skips() -> None:
     assert share(8, 8, 3.0) == 1.0
 
 
-@pytest.mark.parametrize(
-    "true", [PAPER, Constants(0.3, 0.05, 0.5), Constants(5.0, 0.4, 0.1), Constants(1e-6, 0.3, 2.0)]
-)
+@each("true", [PAPER, Constants(0.3, 0.05, 0.5), Constants(5.0, 0.4, 0.1), Constants(1e-6, 0.3, 2.0)])
 def test_constants_are_found_again_in_what_follows_from_them(true: Constants) -> None:
     measured = [
         Acceptance(beta, [acceptance_at(place, beta, true) for place in range(1, gamma + 1)])

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from each import each
 from tiny_models import CONFIGS
 from transformers import AutoModelForCausalLM
 
@@ -37,7 +38,8 @@ PUBLISHED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.slow
+@each("name", CONFIGS)
 def test_parameters_are_those_of_the_stock_model_but_for_biases_and_norms_of_heads_and_outputs(name: str) -> None:
     config = CONFIGS[name]()
     shape = Shape.of(config.to_dict())
@@ -60,7 +62,8 @@ def test_parameters_are_those_of_the_stock_model_but_for_biases_and_norms_of_hea
     assert shape.embedding == stock.get_input_embeddings().weight.numel()
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.slow
+@each("name", CONFIGS)
 def test_rows_are_the_output_channels_of_the_stock_models_matrices(name: str) -> None:
     config = CONFIGS[name]()
     shape = Shape.of(config.to_dict())
@@ -69,7 +72,7 @@ def test_rows_are_the_output_channels_of_the_stock_models_matrices(name: str) ->
     assert shape.rows == sum(len(part) for name, part in parts if _of_layers(name, part))
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@each("name", CONFIGS)
 def test_keys_and_values_are_those_that_a_cache_of_this_model_keeps(name: str) -> None:
     content = CONFIGS[name]().to_dict()
     shape, kept = Shape.of(content), TransformerConfig.of(ModelConfig.of(content)).cache_shapes
@@ -97,13 +100,13 @@ def test_what_a_config_json_may_leave_out_follows_from_the_rest() -> None:
     assert Shape.of({**LLAMA, "head_dim": None}) == Shape.of(LLAMA)
 
 
-@pytest.mark.parametrize("name", [name for name in LLAMA if name not in ("tie_word_embeddings", "head_dim")])
-@pytest.mark.parametrize("wrong", [0, -1, 2.0, True, "8", [8]])
+@each("name", [name for name in LLAMA if name not in ("tie_word_embeddings", "head_dim")])
+@each("wrong", [0, -1, 2.0, True, "8", [8]])
 def test_what_cannot_be_a_size_makes_no_shape(name: str, wrong: Any) -> None:
     assert Shape.of({**LLAMA, name: wrong}) is None
 
 
-@pytest.mark.parametrize("name", ["num_hidden_layers", "hidden_size", "vocab_size", "max_position_embeddings"])
+@each("name", ["num_hidden_layers", "hidden_size", "vocab_size", "max_position_embeddings"])
 def test_what_is_missing_makes_no_shape(name: str) -> None:
     assert Shape.of({key: value for key, value in LLAMA.items() if key != name}) is None
     assert Shape.of({}) is None

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from each import each
 from safetensors.torch import load_file, save_file
 from tiny_models import Tiny
 
@@ -33,7 +34,7 @@ def copied(model: Tiny, path: Path, change: Callable[[dict[str, torch.Tensor]], 
     return path
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
+@each("dtype", ["float64", "float32", "float16", "bfloat16"])
 def test_numbers_of_every_type_are_read_from_anywhere(tiny: Make, tmp_path: Path, dtype: str) -> None:
     path = copied(
         tiny(NAME), tmp_path / "m", lambda t: {n: (p * 20).abs().to(getattr(torch, dtype)) for n, p in t.items()}
@@ -45,7 +46,7 @@ def test_numbers_of_every_type_are_read_from_anywhere(tiny: Make, tmp_path: Path
         np.testing.assert_array_equal(tensor.floats(5, 3), numbers[5:8])
 
 
-@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "int8", "int16", "int32", "int64", "uint8"])
+@each("dtype", ["float8_e4m3fn", "int8", "int16", "int32", "int64", "uint8"])
 def test_a_type_that_weights_never_are_is_named(tiny: Make, tmp_path: Path, dtype: str) -> None:
     one = "model.norm.weight"
     path = copied(tiny(NAME), tmp_path / "m", lambda t: t | {one: t[one].to(getattr(torch, dtype))})

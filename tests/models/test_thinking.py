@@ -5,6 +5,7 @@ import re
 from collections.abc import Sequence
 
 import pytest
+from each import each
 from golden import wording
 
 from localspec.models.detokenize import Transcript
@@ -68,8 +69,8 @@ def test_any_pieces_of_any_text_are_parted_as_the_whole_is(begun: bool) -> None:
     assert thought > 200 and answered > 80
 
 
-@pytest.mark.parametrize(
-    ("text", "begun", "expected"),
+@each(
+    "text, begun, expected",
     [
         (wording("think_think_yes"), False, ("so it is", "Yes.")),
         (wording("so_it_is_think_yes"), True, ("so it is", "Yes.")),
@@ -113,8 +114,8 @@ def test_thinking_is_given_out_while_it_comes() -> None:
     assert parting.between(0, parting.settled) == ("one two</b", "") and parting.thinking
 
 
-@pytest.mark.parametrize(
-    ("template", "tokens", "marks"),
+@each(
+    "template, tokens, marks",
     [
         ("{{ '<think>\\n\\n</think>' }}", [], THINK),
         ("{{ messages }}", ["<think>", "</think>"], THINK),

@@ -19,6 +19,7 @@ from chat_templates import (
     TEMPLATES,
     write_tokenizer,
 )
+from each import each
 from golden import matching, wording
 from jinja2 import TemplateError
 from tiny_models import CONFIGS, byte_tokenizer
@@ -226,13 +227,22 @@ def test_the_tokenizer_of_every_tiny_model_is_read_as_its_files_say(tmp_path: Pa
         assert [ours.encode(text) for text in TEXTS] == [whole(text)["input_ids"] for text in TEXTS], name
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [("tokenizer.json", "{"), ("tokenizer.json", "{}"), ("tokenizer_config.json", "[]"), ("tokenizer_config.json", "{"),
-     ("tokenizer_config.json", '{"added_tokens_decoder": 3}'), ("tokenizer_config.json", '{"chat_template": 3}'),
-     ("tokenizer_config.json", '{"chat_template": {"tool_use": ""}}'), ("tokenizer.json", b"\xff\xfe"),
-     ("special_tokens_map.json", "3"), ("tokenizer_config.json", '{"added_tokens_decoder": {"a": {}}}')],
-)  # fmt: skip
+@pytest.mark.slow
+@each(
+    "name, text",
+    [
+        ("tokenizer.json", "{"),
+        ("tokenizer.json", "{}"),
+        ("tokenizer_config.json", "[]"),
+        ("tokenizer_config.json", "{"),
+        ("tokenizer_config.json", '{"added_tokens_decoder": 3}'),
+        ("tokenizer_config.json", '{"chat_template": 3}'),
+        ("tokenizer_config.json", '{"chat_template": {"tool_use": ""}}'),
+        ("tokenizer.json", b"\xff\xfe"),
+        ("special_tokens_map.json", "3"),
+        ("tokenizer_config.json", '{"added_tokens_decoder": {"a": {}}}'),
+    ],
+)
 def test_damaged_files_are_told_in_a_sentence(tmp_path: Path, name: str, text: str | bytes) -> None:
     byte_tokenizer().save_pretrained(tmp_path)
     config = json.loads((tmp_path / "tokenizer_config.json").read_text())

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from each import each
 
 from localspec.models.architecture import TransformerConfig
 from localspec.models.rope import Rope
@@ -29,8 +30,8 @@ def likeliest(model, states):
     return logits, argmax
 
 
-@pytest.mark.parametrize("packing", GROUPS)
-@pytest.mark.parametrize("vocab", [1, 31, 33, 300])
+@each("packing", GROUPS)
+@each("vocab", [1, 31, 33, 300])
 def test_channels_that_only_fill_a_panel_are_no_tokens(packing, vocab):
     """Their logits are 0, more than all of these."""
     random = np.random.default_rng(vocab)
@@ -40,7 +41,7 @@ def test_channels_that_only_fill_a_panel_are_no_tokens(packing, vocab):
         assert (logits < 0).all() and argmax.tolist() == logits.argmax(1).tolist()
 
 
-@pytest.mark.parametrize("same", [(3, 9), (3, 31), (9, 40), (31, 32), (0, 299)], ids=str)
+@each("same", [(3, 9), (3, 31), (9, 40), (31, 32), (0, 299)])
 def test_of_equals_the_first_is_the_likeliest(same):
     weights = np.random.default_rng(0).standard_normal((300, 64)).astype(np.float32)
     weights[same[0]] = weights[same[1]] = 3

@@ -13,6 +13,7 @@ import pytest
 import torch
 from command import environment
 from drafting import torch_form
+from each import each
 from session_replies import reply
 from slow_cases import cases, covering
 from tiny_models import DRAFTING, FAMILIES, Tiny, prompt_ids
@@ -49,7 +50,7 @@ def near(ours: np.ndarray, theirs: torch.Tensor, by: float = 1e-5) -> None:
     assert np.abs(ours - expected).max() <= by * max(1.0, np.abs(expected).max())
 
 
-@pytest.mark.parametrize("packing", ["fp32", "bf16", "int8", "int4"])
+@each("packing", ["fp32", "bf16", "int8", "int4"])
 def test_layers_are_those_of_torch_as_far_as_they_are_rounded(tiny: Make, packing: str) -> None:
     """Sizes that fill neither a panel nor a group; drafters of a model in 4 bits have 8."""
     ours, by = tiny(LLAMA, packing).target.compute, {"fp32": 1e-5, "bf16": 1e-2}.get(packing, 3e-2)

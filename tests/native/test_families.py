@@ -5,6 +5,7 @@ import ctypes
 import numpy as np
 import pytest
 import torch
+from each import each
 from native.engine import POOL, Model, Pool, Text, isas, stock_logits, using
 from native.stock_models import stock_of
 from slow_cases import cases
@@ -36,8 +37,9 @@ def test_logits_are_the_stock_models_and_the_same_bits_however_they_are_computed
     assert (first.argmax(-1) == want.argmax(-1)).all()
 
 
-@pytest.mark.parametrize("name", LATER)
-@pytest.mark.parametrize("form", ["fp32", "int8"])
+@pytest.mark.slow
+@each("name", LATER)
+@each("form", ["fp32", "int8"])
 def test_states_that_nobody_asks_for_and_the_head_alone_change_no_bit_of_the_logits(name, form):
     """Where logits are scaled, what the head reads is not the states, whichever way it comes by them."""
     config = CONFIGS[name]()
@@ -71,7 +73,7 @@ def test_heads_of_real_width_are_the_stock_models(head_dim):
     assert np.abs(first - want).max() < 1e-4 * np.abs(want).max()
 
 
-@pytest.mark.parametrize("width", [640, 1152, 2560, 3840, 5376])
+@each("width", [640, 1152, 2560, 3840, 5376])
 def test_gemma_s_scale_of_embeddings_is_rounded_as_torch_rounds_it(width: int) -> None:
     """Of all sizes of Gemma 3: where digits are cut off in place of that, three of the five are others."""
     table = np.empty((1, width), np.uint16)

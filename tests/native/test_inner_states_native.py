@@ -10,6 +10,7 @@ from decoding.test_inner_states import (  # noqa: F401
     test_states_that_there_are_not,
     test_who_asks_for_none_gets_none_and_nothing_else_changes,
 )
+from each import each
 from golden import matching
 from tiny_models import FAMILIES
 
@@ -17,14 +18,17 @@ from localspec.errors import LocalspecError
 from localspec.native.library import Request, check, int32, library
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
+@each(
+    "change, said",
     [
-        ({"num_inner": -1}, "at -1 places"), ({"num_inner": 1025}, "at 1025 places"), ({"inner_at": None}, "need their places"),
-        ({"inner": None}, "need their places"), ({"hidden": None}, "room for those after the norm"),
+        ({"num_inner": -1}, "at -1 places"),
+        ({"num_inner": 1025}, "at 1025 places"),
+        ({"inner_at": None}, "need their places"),
+        ({"inner": None}, "need their places"),
+        ({"hidden": None}, "room for those after the norm"),
         ({"layers": [0, 1], "num_layers": 2}, matching("leave_out_one_two")),
     ],
-)  # fmt: skip
+)
 def test_what_the_library_refuses(tiny, change, said) -> None:
     model = tiny(FAMILIES[0]).target.model
     tokens, places, layers = int32([1, 2]), int32([0, 1]), int32([0, 1])

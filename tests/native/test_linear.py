@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from each import each
 from native.engine import POOL, Pool, isas, linear, using
 
 from localspec.native.matrix import PackedMatrix
@@ -26,7 +27,7 @@ def rounded_inputs(x: np.ndarray) -> np.ndarray:
     return out
 
 
-@pytest.mark.parametrize(("form", "group"), FORMS)
+@each("form, group", FORMS)
 def test_products_are_those_of_the_unpacked_weights(form, group):
     for out, inputs in SIZES:
         weights, bias = RNG.standard_normal((out, inputs), np.float32), RNG.standard_normal(out, np.float32)
@@ -57,7 +58,7 @@ def test_gelu_is_that_by_tanh_in_the_same_bits_however_large_its_input():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("form", "group"), FORMS)
+@each("form, group", FORMS)
 def test_every_instruction_set_gives_the_same_bits_and_rows_are_alone(form, group):
     for out, inputs in SIZES:
         packed = PackedMatrix.pack(RNG.standard_normal((out, inputs), np.float32), form, group)
@@ -99,8 +100,8 @@ def test_int4_minds_the_important_inputs():
     assert minded_error < 0.9 * plain_error
 
 
-@pytest.mark.parametrize("form", ["fp32", "int8", "int4"])
-@pytest.mark.parametrize("half", [40, 48, 8])
+@each("form", ["fp32", "int8", "int4"])
+@each("half", [40, 48, 8])
 def test_gate_and_up_are_interleaved_and_found_again(form, half):
     weights = RNG.standard_normal((2 * half, 64), np.float32)
     interleaved = PackedMatrix.pack(weights, form, 0 if form == "fp32" else 32, interleave=True)

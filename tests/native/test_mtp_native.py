@@ -13,6 +13,7 @@ from drafters.test_mtp import (  # noqa: F401
     test_every_draft_is_that_of_a_plain_loop_and_the_text_the_targets_own,
     test_without_states_or_nodes_there_is_the_root_alone,
 )
+from each import each
 from session_replies import reply
 from tiny_models import RECURRENT, Tiny, prompt_ids
 
@@ -24,8 +25,8 @@ from localspec.drafters.mtp import Drafter
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("packing", ["bf16", "int8", "int4"])
-@pytest.mark.parametrize("name", RECURRENT)
+@each("packing", ["bf16", "int8", "int4"])
+@each("name", RECURRENT)
 def test_in_few_bits_it_changes_no_id(tiny: Callable[..., Tiny], tmp_path: Any, name: str, packing: str) -> None:
     model = tiny(name, packing)
     path = published(model.path, tmp_path / "whole", stock_layer(model.stock.config))

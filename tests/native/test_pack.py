@@ -16,6 +16,7 @@ import torch
 from checkpoints import change_config
 from clocks import PATIENCE
 from command import ROOT
+from each import each
 from golden import matching, wording
 from kernel_files import needs_peaks
 from safetensors.torch import load_file, save_file
@@ -69,7 +70,7 @@ def stacked(path, sizes):
     return {name: torch.cat([files[part] for part, _ in parts]).numpy() for name, parts in weight_map(sizes).items()}
 
 
-@pytest.mark.parametrize("layout", ["fp32", "bf16", "int8", "int4"])
+@each("layout", ["fp32", "bf16", "int8", "int4"])
 def test_a_tensors_bytes_are_those_that_the_library_packs_it_to(layout):
     for out in (1, 31, 32, 33, 320):
         for inputs in (1, 16, 31, 32, 48, 64, 100, 128, 129):
@@ -78,8 +79,9 @@ def test_a_tensors_bytes_are_those_that_the_library_packs_it_to(layout):
                 assert Tensor("panels", layout, out, inputs, group).bytes == bytes_
 
 
-@pytest.mark.parametrize("name", [*FAMILIES, TIED])
-@pytest.mark.parametrize("packing", ["fp32", "bf16", "int8", "int4"])
+@pytest.mark.slow
+@each("name", [*FAMILIES, TIED])
+@each("packing", ["fp32", "bf16", "int8", "int4"])
 def test_every_weight_is_there_in_its_format(tiny, tmp_path, name, packing):
     path = tiny(name).path
     model = load(path, packing, "tiny", 2, quiet(), Paths(tmp_path))
@@ -369,10 +371,11 @@ def test_a_type_that_cannot_be_packed_is_named(tiny, tmp_path):
         load(path, "int8", "tiny", 1, quiet(), Paths(tmp_path))
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize(
-    ("theirs", "ours"),
+@pytest.mark.slow
+@each("value", [np.nan, np.inf, -np.inf])
+@each("stored", [torch.float32, torch.bfloat16])
+@each(
+    "theirs, ours",
     [
         ("model.norm.weight", "norm"),
         ("model.embed_tokens.weight", "embed_tokens"),

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from clocks import PATIENCE
 from command import ROOT
+from each import each
 from golden import matching
 
 from localspec import packed_file
@@ -220,7 +221,7 @@ HOSTILE = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", HOSTILE)
+@each("name", HOSTILE)
 def test_a_header_that_makes_no_sense_is_a_sentence(tmp_path, name):
     file = with_header(write_one(tmp_path / "model.packed"), HOSTILE[name])
     with pytest.raises((DamagedFile, UnreadableFormat), match=r"model\.packed"):
@@ -237,8 +238,8 @@ def test_a_text_larger_than_any_is_not_read(tmp_path):
         read(file)
 
 
-@pytest.mark.parametrize(
-    ("tensor", "change"),
+@each(
+    "tensor, change",
     [
         (Tensor("panels", "int8", 40, 64, 64), None),  # which is sound
         (Tensor("panels", "int8", 40, 64, 16), {}),
@@ -247,7 +248,6 @@ def test_a_text_larger_than_any_is_not_read(tmp_path):
         (Tensor("panels", "int8", 40, 64, 64), {"offset": 64}),
         (Tensor("panels", "int8", 32 * 2**9, 64, 64), {"piece": 1}),
     ],
-    ids=["sound", "a group of 16", "dense in groups", "rows in groups", "between two places", "pieces without end"],
 )
 def test_a_file_as_long_as_it_says_may_make_no_sense_all_the_same(tmp_path, tensor, change):
     header = Header.plan(ORIGIN, "int8", 12345, {"lm_head.weight": tensor}, {})
@@ -275,7 +275,7 @@ def test_a_header_that_makes_sense_is_read(tmp_path):
     assert read(file).header.packing == "int4" and read(file).verify() == []
 
 
-@pytest.mark.parametrize("length", [0, 1, 2**26 + 1, 2**40, 2**64 - 1])
+@each("length", [0, 1, 2**26 + 1, 2**40, 2**64 - 1])
 def test_a_length_of_a_header_that_cannot_be_is_damage(tmp_path, length):
     file = write_one(tmp_path / "model.packed")
     with file.open("r+b") as stream:
@@ -300,8 +300,8 @@ class Trouble(Exception):
     pass
 
 
-@pytest.mark.parametrize("error", [Trouble, KeyboardInterrupt, OSError(errno.ENOSPC, "No space left on device")])
-@pytest.mark.parametrize("threads", [1, 3])
+@each("error", [Trouble, KeyboardInterrupt, OSError(errno.ENOSPC, "No space left on device")])
+@each("threads", [1, 3])
 def test_what_goes_wrong_while_it_is_filled_leaves_nothing_behind(tmp_path, error, threads):
     def fails(name, section, first, into):
         if name == "lm_head.weight":

@@ -4,6 +4,7 @@ from ctypes import byref, c_int32
 
 import numpy as np
 import pytest
+from each import each
 from native.engine import isas, using
 
 from localspec.decoding.numpy_logits import NumpyLogits
@@ -55,7 +56,7 @@ def logits_of(vocab: int, spread: float = 3.0) -> np.ndarray:
     return (RNG.standard_normal(vocab) * spread).astype(np.float32)
 
 
-@pytest.mark.parametrize("given", SETTINGS, ids=str)
+@each("given", SETTINGS)
 def test_a_pick_is_that_of_the_plain_form(given):
     for vocab in (1, 2, 33, 5000):
         for seed in (0, 7, 2**63 + 11, 2**64 - 1, -3):
@@ -77,7 +78,7 @@ def test_picks_come_as_often_as_their_probability():
         assert chi_square < likely.sum() + 5 * np.sqrt(2 * likely.sum())
 
 
-@pytest.mark.parametrize("given", SETTINGS, ids=str)
+@each("given", SETTINGS)
 def test_probabilities_are_those_of_the_plain_form(given):
     for vocab in (1, 33, 5000):
         logits = logits_of(vocab)

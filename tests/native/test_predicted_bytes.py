@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from each import each
 from kernel_files import needs_shares
 
 from localspec.drafters.saved import load_drafter
@@ -56,8 +57,8 @@ SHARED_KEYS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("packing", ["int8", "int4", "bf16", "fp32"])
-@pytest.mark.parametrize("unlike", [OWN_KEYS, SHARED_KEYS], ids=["own keys", "shared keys and layer inputs"])
+@each("packing", ["int8", "int4", "bf16", "fp32"])
+@each("unlike", [OWN_KEYS, SHARED_KEYS])
 def test_a_model_whose_layers_differ_holds_what_is_predicted(unlike: dict[str, object], packing: str) -> None:
     """To the byte where no matrix and no head has to be padded; a cache has a position beside each slot, too."""
     content = {**GEMMA4, **unlike}

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from drafting import drafting
+from each import each
 from golden import matching
 from native.engine import POOL, Model, Pool, Text, isas, using
 from native.engine import stock_logits as logits_of
@@ -288,8 +289,9 @@ def test_no_drafter_changes_an_id(tiny: Make, name: str, packing: str) -> None:
                 assert statistics.acceptance_length > 1.5, drafted_by
 
 
-@pytest.mark.parametrize("packing", ["int8", "int4"])
-@pytest.mark.parametrize("sampling", [Sampling(), HOT], ids=["greedy", "drawn"])
+@pytest.mark.slow
+@each("packing", ["int8", "int4"])
+@each("sampling", [Sampling(), HOT])
 def test_a_later_turn_that_changes_the_text_is_as_if_it_were_the_first(
     tiny: Make, packing: str, sampling: Sampling
 ) -> None:

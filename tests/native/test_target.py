@@ -10,11 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from each import each
 from golden import matching
 from scripted_drafters import OffChain, RandomBranches, random_tree
 from session_replies import reply
 from slow_cases import cases
-from tiny_models import CONFIGS, DYNAMIC, FAMILIES, LONGROPE, RECURRENT, SHARDED, Tiny, prompt_ids, stock_logits
+from tiny_models import DYNAMIC, FAMILIES, LONGROPE, RECURRENT, SHARDED, Tiny, prompt_ids, stock_logits
 from transformers import AutoModelForCausalLM
 
 from localspec.decoding.budget import Budget
@@ -80,7 +81,8 @@ def test_the_demo_model_in_fp32_says_what_the_stock_model_says(opened: Callable[
         assert ids == tokens[len(prompt) :]
 
 
-@pytest.mark.parametrize("name", cases([*CONFIGS, *RECURRENT], [SHARDED, *FAMILIES[3:], *RECURRENT]))
+@pytest.mark.slow
+@each("name", [SHARDED, *FAMILIES, *RECURRENT])
 def test_logits_of_a_directory_that_is_opened_are_the_stock_models(tiny: Make, name: str) -> None:
     model, text = tiny(name), prompt_ids(60, seed=9)
     expected = stock_logits(model.stock, text).numpy()
@@ -88,7 +90,7 @@ def test_logits_of_a_directory_that_is_opened_are_the_stock_models(tiny: Make, n
     assert np.abs(found - expected).max() < 1e-4 * np.abs(expected).max()
 
 
-@pytest.mark.parametrize(("name", "context"), [(LONGROPE, 64), (LONGROPE, 65), (DYNAMIC, 128), (DYNAMIC, 256)])
+@each("name, context", [(LONGROPE, 64), (LONGROPE, 65), (DYNAMIC, 128), (DYNAMIC, 256)])
 def test_positions_are_scaled_for_the_context_that_is_asked_for(tiny: Make, name: str, context: int) -> None:
     model, text = tiny(name), prompt_ids(50, seed=9)
     reference = Target.load(model.path, context=context)
@@ -207,7 +209,7 @@ def test_the_demo_models_replies_are_the_same_with_every_drafter(
         assert_lossless(target, small, target.encode([{"role": "user", "content": question}]), 64)
 
 
-@pytest.mark.parametrize("packing", PACKINGS)
+@each("packing", PACKINGS)
 def test_a_rows_bits_depend_on_its_ancestors_alone(tiny: Make, packing: str) -> None:
     """A tree in one forward, each of its paths as a chain, and the chain token by token."""
     target, prompt = tiny(FAMILIES[1], packing).target, prompt_ids(37, seed=5)
@@ -246,8 +248,8 @@ def test_what_lies_in_slots_that_a_row_does_not_see_changes_nothing(tiny: Make) 
 # -- hostile inputs ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("token", [-1, 320, 10**6, -(2**31)])
-@pytest.mark.parametrize("place", [0, 3])
+@each("token", [-1, 320, 10**6, -(2**31)])
+@each("place", [0, 3])
 def test_ids_that_a_model_does_not_have_are_told(tiny: Make, token: int, place: int) -> None:
     target, tokens = tiny(FAMILIES[0]).target, [5, 6, 7, 8]
     tokens[place] = token

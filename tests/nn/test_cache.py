@@ -4,6 +4,7 @@ import random
 
 import pytest
 import torch
+from each import each
 from golden import matching
 
 from localspec.nn.cache import KVCache
@@ -38,11 +39,7 @@ def assert_holds(kept: KVCache, numbers: list[int]) -> None:
     assert kept.length == len(numbers), "writing does not commit"
 
 
-@pytest.mark.parametrize(
-    "path",
-    [[], [0], [0, 1, 2, 3, 4, 5], [0, 3, 4], [0, 2, 3, 5], [0, 1, 2, 5], [0, 5], [3], [1, 2, 3, 4, 5]],
-    ids=str,
-)
+@each("path", [[], [0], [0, 1, 2, 3, 4, 5], [0, 3, 4], [0, 2, 3, 5], [0, 1, 2, 5], [0, 5], [3], [1, 2, 3, 4, 5]])
 def test_keep_commits_the_rows_of_the_path_in_its_order(path: list[int]) -> None:
     """Among them moves into slots that are themselves still to be moved."""
     kept = cache(16)

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from each import each
 
 from localspec.decoding.sampling import Sampling
 from localspec.nn import contenders as module
@@ -38,9 +39,10 @@ def told(logits: torch.Tensor, positions: list[int], sampling: Sampling) -> list
     return [picks[row] for row in range(len(logits))]
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
-@pytest.mark.parametrize(("width", "spread"), [(7, 1.0), (300, 0.0), (5000, 4.0), (70_000, 2.0)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.slow
+@each("sampling", SAMPLINGS)
+@each("width, spread", [(7, 1.0), (300, 0.0), (5000, 4.0), (70_000, 2.0)])
+@each("dtype", [torch.float32, torch.bfloat16])
 def test_contenders_have_the_pick(width: int, spread: float, sampling: Sampling, dtype: torch.dtype) -> None:
     """With equal logits, as bf16 often has them, the noise alone decides."""
     rows = 48 if width < 10_000 else 6
@@ -55,8 +57,8 @@ def test_contenders_have_the_pick(width: int, spread: float, sampling: Sampling,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("top_p", [1.0, 0.999])
-@pytest.mark.parametrize("min_p", [0.02, 0.3])
+@each("top_p", [1.0, 0.999])
+@each("min_p", [0.02, 0.3])
 def test_min_p_ends_where_it_ends(min_p: float, top_p: float) -> None:
     """Ids a little more and a little less likely than it allows, at places where their noise would have them picked."""
     sampling = Sampling(1.0, min_p=min_p, top_p=top_p, seed=4)
@@ -161,8 +163,9 @@ def step_logits(rows: torch.Tensor) -> StepLogits:
     return StepLogits(rows, StepNumbers(summary(rows, rows)))
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
-@pytest.mark.parametrize("count", [1, 4, SHOWN])
+@pytest.mark.slow
+@each("sampling", SAMPLINGS)
+@each("count", [1, 4, SHOWN])
 def test_a_step_proposes_what_has_the_most_noise_of_what_truncation_leaves(sampling: Sampling, count: int) -> None:
     rows, positions = random_logits(12, 300, 4.0, seed=3), list(range(5, 17))
     proposed, sure = step_logits(rows).candidates(positions, count, sampling), 0

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from each import each
 from golden import matching
 
 from localspec.errors import out_of_memory
@@ -78,8 +79,8 @@ def test_what_is_not_there_is_named() -> None:
         cuda_kernels._library("libmissing.so", "/nowhere/libmissing.so")
 
 
-@pytest.mark.parametrize(
-    ("file", "names"),
+@each(
+    "file, names",
     [
         ("linear_dense.cu", ["linear_dense"]),
         ("linear_nf4.cu", ["linear_nf4"]),

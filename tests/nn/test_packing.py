@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from each import each
 from golden import matching
 from session_replies import reply
 from tiny_models import VOCABULARY, Tiny, prompt_ids, stock_logits
@@ -68,8 +69,8 @@ def error(ours: torch.Tensor, right: torch.Tensor) -> float:
     return float((ours.float() - right.float()).norm() / right.float().norm())
 
 
-@pytest.mark.parametrize(
-    ("quantize", "device", "layers", "head"),
+@each(
+    "quantize, device, layers, head",
     [
         ("none", "cpu", Linear, Linear),
         ("none", "cuda:0", Linear, Linear),
@@ -87,9 +88,7 @@ def test_each_device_has_its_kinds_and_on_cuda_the_head_is_dense(
     assert lm_head_class(quantize, device) is head
 
 
-@pytest.mark.parametrize(
-    ("quantize", "device"), [("int8", "cpu"), ("int4", "cpu"), ("nf4", "cpu"), ("int4", "cuda:0"), ("nf4", "mps")]
-)
+@each("quantize, device", [("int8", "cpu"), ("int4", "cpu"), ("nf4", "cpu"), ("int4", "cuda:0"), ("nf4", "mps")])
 def test_a_pair_without_a_kind_is_refused_by_name(quantize: str, device: str) -> None:
     with pytest.raises(UsageMistake, match=f"{quantize} for {device}"):
         linear_class(quantize, device)

@@ -10,10 +10,11 @@ from itertools import pairwise
 import pytest
 import torch
 from drafting import drafting
+from each import each
 from golden import matching
 from recorded_operations import Graph
 from scripted_drafters import OffChain, Oracle, RandomBranches
-from slow_cases import crossed
+from slow_cases import covering
 from tiny_models import RECURRENT, VOCABULARY, Tiny, prompt_ids, stock_logits, stock_reply
 from torch_products import in_order
 from transformers import DynamicCache
@@ -197,7 +198,7 @@ def test_rejected_drafts_leave_no_trace_in_logits_or_states(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "form"), [*((name, "eager") for name in RECURRENT), (SHARED, "static")])
+@each("name, form", [*((name, "eager") for name in RECURRENT), (SHARED, "static")])
 def test_any_length_of_late_can_be_gone_back_to_and_any_before_about(tiny: Make, name: str, form: StepForm) -> None:
     model, choose = in_form(tiny(name), form), random.Random(1)
     text = prompt_ids(330, seed=4)
@@ -345,9 +346,7 @@ class Flat:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "drafter"), crossed(RECURRENT, DRAFTERS, fast=[(SHARED, "random branches"), (BIASES, "off the chain")])
-)
+@pytest.mark.parametrize(("name", "drafter"), covering(RECURRENT, DRAFTERS, fast=2))
 def test_greedy_ids_are_those_of_a_plain_loop_over_the_stock_model(tiny: Make, name: str, drafter: str) -> None:
     model, prompt = tiny(name), prompt_ids(23, seed=23)
     text = stock_reply(model.stock, prompt, 40)

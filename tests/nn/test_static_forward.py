@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 import torch
+from each import each
 from golden import matching
 from recorded_operations import Graph
 from scripted_drafters import random_tree
@@ -135,8 +136,8 @@ def test_states_of_a_prompt_stay_when_the_next_step_is_played(tiny: Make) -> Non
     assert torch.equal(first.hidden.rows, held[0]) and torch.equal(first.inner.rows, held[1])  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("name", FAMILIES[:2], ids=["all", "window"])
-@pytest.mark.parametrize("size", [1, 2, 3, 9, 64])
+@each("name", FAMILIES[:2])
+@each("size", [1, 2, 3, 9, 64])
 def test_rows_are_filled_up_to_a_power_of_two_and_given_back_as_they_were(tiny: Make, size: int, name: str) -> None:
     """In trees that are deeper than a sliding window is wide, too."""
     target, eager = loaded(tiny, name, "static"), loaded(tiny, name)

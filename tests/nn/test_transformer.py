@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from each import each
 from scripted_drafters import path_to, random_tree
 from slow_cases import cases
 from tiny_models import (
     CONFIGS,
-    DRAFTING,
+    DRAFTING_FAMILIES,
     DYNAMIC,
     FAMILIES,
     LONGROPE,
@@ -43,6 +44,7 @@ Make = Callable[[str], Tiny]
 GROUPED_QWEN3 = "qwen3-grouped-mixed-window-wide-heads"
 
 every_config = pytest.mark.parametrize("name", cases(CONFIGS, FAMILIES))
+every_family = pytest.mark.parametrize("name", FAMILIES)
 
 
 def causal(rows: int) -> torch.Tensor:
@@ -74,7 +76,7 @@ def test_logits_and_hidden_states_of_a_prompt_are_the_stock_models(tiny: Make, n
     assert apart(output.hidden, hidden) < TOLERANCE
 
 
-@every_config
+@every_family
 def test_a_prompt_read_in_chunks_through_the_cache_gives_the_same_logits(tiny: Make, name: str) -> None:
     model, tokens = tiny(name), prompt_ids(62, seed=1)
     cache = model.target.cache(0)
@@ -87,9 +89,7 @@ def test_a_prompt_read_in_chunks_through_the_cache_gives_the_same_logits(tiny: M
 
 @pytest.mark.slow
 @every_config
-@pytest.mark.parametrize(
-    ("committed", "deep"), [(0, 0.5), (3, 0.9), (33, 0.6)], ids=["at once", "deep", "behind a prompt"]
-)
+@each("committed, deep", [(0, 0.5), (3, 0.9), (33, 0.6)])
 def test_each_node_of_a_tree_gets_the_logits_of_its_own_path_as_plain_text(
     tiny: Make, name: str, committed: int, deep: float
 ) -> None:
@@ -120,7 +120,7 @@ def assert_rows_are_paths(model: Tiny, prompt: list[int], tree: DraftTree) -> No
         assert apart(ours.logits.rows[node], stock_logits(model.stock, text)[-1]) < TOLERANCE, f"node {node}"
 
 
-@every_config
+@every_family
 def test_the_next_forward_sees_only_the_kept_path_of_a_tree(tiny: Make, name: str) -> None:
     model, prompt = tiny(name), prompt_ids(20, seed=3)
     tree = random_tree(root=88, nodes=12, seed=5)
@@ -137,7 +137,7 @@ def test_the_next_forward_sees_only_the_kept_path_of_a_tree(tiny: Make, name: st
     assert apart(ours, stock_logits(model.stock, text)[-3:]) < TOLERANCE
 
 
-@every_config
+@every_family
 def test_a_batch_without_a_cache_gives_each_text_its_own_logits(tiny: Make, name: str) -> None:
     model = tiny(name)
     tokens = torch.tensor([prompt_ids(24, seed=seed) for seed in range(3)])
@@ -159,7 +159,7 @@ def test_with_last_only_the_last_rows_logits_are_computed(tiny: Make) -> None:
     assert torch.equal(last.hidden, whole.hidden)
 
 
-@pytest.mark.parametrize("name", cases(DRAFTING, FAMILIES))
+@each("name", DRAFTING_FAMILIES)
 def test_a_subset_of_layers_computes_what_the_stock_model_of_those_layers_does(tiny: Make, name: str) -> None:
     model, tokens = tiny(name), prompt_ids(26, seed=4)
     stock = copy.deepcopy(model.stock)
@@ -186,7 +186,7 @@ def test_a_subset_of_layers_writes_its_own_slots_of_the_cache_and_no_others(tiny
     assert apart(ours, stock_logits(model.stock, tokens)[15:]) < TOLERANCE
 
 
-@every_config
+@every_family
 def test_gradients_without_a_cache_are_the_stock_models(tiny: Make, name: str) -> None:
     model = tiny(name)
     target, stock = Target.load(model.path), copy.deepcopy(model.stock)
@@ -206,7 +206,7 @@ def test_gradients_without_a_cache_are_the_stock_models(tiny: Make, name: str) -
         assert apart(ours[part].grad, expected) < 1e-4, part
 
 
-@every_config
+@every_family
 def test_what_is_saved_is_read_by_the_stock_model_bit_for_bit(tiny: Make, name: str, tmp_path: Path) -> None:
     model = tiny(name)
     model.target.save(tmp_path / "again")
@@ -236,9 +236,9 @@ def filled(target: Target, multiple: int) -> Target:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("multiple", [4, 8])
-@pytest.mark.parametrize("exact", [False, True], ids=["fastest", "exact"])
-@pytest.mark.parametrize("name", [SHARDED, GROUPED_QWEN3, "mistral-grouped-window-wide-heads"])
+@each("multiple", [4, 8])
+@each("exact", [False, True])
+@each("name", [SHARDED, GROUPED_QWEN3, "mistral-grouped-window-wide-heads"])
 def test_rows_that_fill_up_a_forward_change_none_of_the_others(
     tiny: Make, name: str, exact: bool, multiple: int
 ) -> None:
@@ -318,10 +318,8 @@ def test_a_text_that_fills_the_whole_context_is_filled_up_beyond_it(tiny: Make) 
 # -- bytes -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(
-    ("name", "tied"), [("qwen2-many-heads-mixed-window-tied", True), ("qwen2-grouped-yarn", False)]
-)
+@each("dtype", [torch.float32, torch.bfloat16])
+@each("name, tied", [("qwen2-many-heads-mixed-window-tied", True), ("qwen2-grouped-yarn", False)])
 def test_bytes_are_those_of_the_weights_and_of_what_a_step_reads(
     tiny: Make, name: str, tied: bool, dtype: torch.dtype
 ) -> None:
@@ -400,8 +398,8 @@ def altered(model: Tiny, path: Path, **values: object) -> Path:
     return path
 
 
-@pytest.mark.parametrize(
-    ("values", "named"),
+@each(
+    "values, named",
     [
         ({"architectures": ["GemmaForCausalLM"], "model_type": "gemma"}, "GemmaForCausalLM"),
         ({"architectures": ["MixtralForCausalLM"], "model_type": "mixtral"}, "MixtralForCausalLM"),
@@ -413,7 +411,6 @@ def altered(model: Tiny, path: Path, **values: object) -> Path:
         # The weights have the right names and shapes, their scales lie in tensors of their own.
         ({"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}, "fp8"),
     ],
-    ids=["Gemma", "Mixtral", "Gemma by model type only", "activation", "kind of layer", "rotation", "quantised"],
 )
 def test_what_cannot_be_computed_the_same_is_refused_by_name(
     tiny: Make, tmp_path: Path, values: dict[str, object], named: str
@@ -460,7 +457,7 @@ def test_a_tensor_of_another_shape_than_the_config_promises_is_named(tiny: Make,
         Target.load(path)
 
 
-@pytest.mark.parametrize("kind", [LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config])
+@each("kind", [LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config])
 def test_configs_as_old_files_write_them_are_read_as_transformers_reads_them(kind: type, tmp_path: Path) -> None:
     """Before version 5, rope_theta and rope_scaling stood at the top of config.json."""
     config = kind(

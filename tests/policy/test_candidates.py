@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from each import each
 from golden import matching, wording
 from machines import LITTLE, SEVEN, Told, flat, trained, unfetched
 
@@ -158,7 +159,7 @@ def test_what_was_measured_after_its_training_scales_the_whole_tree() -> None:
     assert own.length(1) == pytest.approx(1 + 0.8 * 0.5) and "measured" in own.origin
 
 
-@pytest.mark.parametrize("kind", ["s3d", "semi", "parallelspec", "medusa"])
+@each("kind", ["s3d", "semi", "parallelspec", "medusa"])
 def test_the_demos_drafters_are_foreseen_as_they_were_measured(kind: str) -> None:
     """docs/drafter-table.md has what fixed trees of them brought on 60 public prompts, greedily."""
     own = found(here=(read_drafter(DEMO / "drafters" / kind),))[kind].acceptance
@@ -345,7 +346,7 @@ def test_a_pair_drafts_a_forward_a_token_as_long_as_that_pays() -> None:
     assert [accelerated(nodes) for nodes in (0, 7)] == pytest.approx([0, FORWARDS_A_DRAFT * four])
 
 
-@pytest.mark.parametrize("kind", ["s3d", "medusa", "parallelspec", "semi"])
+@each("kind", ["s3d", "medusa", "parallelspec", "semi"])
 def test_what_reads_weights_reads_them_for_a_draft_of_any_size(kind: str) -> None:
     drafting = found(PublishedDrafter(kind, accepted=SAID))[kind].draft_seconds
     assert drafting(0) == drafting(16) > 0

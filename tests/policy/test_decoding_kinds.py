@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from each import each
 from machines import LITTLE, SEVEN, Told, cpu, flat, machine, trained, unfetched
 
 import localspec
@@ -65,8 +66,8 @@ def test_a_rule_has_no_effect_on_greedy_replies_and_what_the_maker_says_serves_w
     assert kept_as("phrases", "greedy") != kept_as("phrases", "sampled")
 
 
-@pytest.mark.parametrize(
-    ("said", "temperature"),
+@each(
+    "said, temperature",
     [
         ({}, 0.7),
         ({"do_sample": False}, 0.0),
@@ -101,7 +102,7 @@ def test_what_was_measured_greedily_foresees_the_phrases_of_drawn_replies() -> N
     assert told - 1 == pytest.approx(drawn - 1, rel=0.1), "tokens a step are mostly the one that comes without drafts"
 
 
-@pytest.mark.parametrize("kind", ["medusa", "parallelspec", "s3d", "semi"])
+@each("kind", ["medusa", "parallelspec", "s3d", "semi"])
 def test_drafters_that_know_the_draw_bring_as_much_of_it(kind: str) -> None:
     """Nearly: on the demo, whose cards tell of greedy replies; with what phrases bring there."""
     phrases = ReplyStats(of_table("Temperature 0.7", "phrases"), 2.0, 0.0)

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-import pytest
+from each import each
 from machines import BILLION, cpu, gpu, machine, unfetched
 
 from localspec.hub.sources import Source
@@ -21,7 +21,7 @@ def test_eight_bits_serve_where_eight_or_four_are_kept_and_nowhere_else():
     assert [suited_form(ENTRY, packing) for packing in (None, "none", "nf4")] == [None] * 3
 
 
-@pytest.mark.parametrize(
+@each(
     "unlike",
     [
         {"forms": (replace(Q8_0, publisher="Another"),)},
@@ -32,7 +32,6 @@ def test_eight_bits_serve_where_eight_or_four_are_kept_and_nowhere_else():
         {"drafters": (PublishedDrafter("s3d"),)},
         {"drafters": (PublishedDrafter("medusa", Source("org/heads")),)},
     ],
-    ids=["by another", "by nobody", "fewer bits", "a copy", "gated", "to be trained", "heads"],
 )
 def test_what_is_not_the_publishers_or_needs_its_weights_is_not_taken(unlike):
     assert suited_form(replace(ENTRY, **unlike), "int8") is None

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from each import each
 from golden import wording
 from machines import SEVEN, Told, machine, unfetched
 
@@ -36,8 +37,8 @@ def test_a_choice_of_none_says_why() -> None:
     assert chosen.off_reason.endswith(wording("slower_than_drafts_measured_here"))
 
 
-@pytest.mark.parametrize(
-    ("speed", "known", "key"),
+@each(
+    "speed, known, key",
     [
         (0.8, (True, True), "phrases_20_slower_measured"),
         (0.8, (True, False), "phrases_20_slower_predicted"),

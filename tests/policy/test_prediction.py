@@ -10,6 +10,7 @@ from statistics import fmean
 from string import ascii_letters
 
 import pytest
+from each import each
 from machines import BILLION, PHI, SEVEN, apple, cpu, flat, gpu, machine
 from s3d_tables import TABLES, Line
 
@@ -54,7 +55,7 @@ def recomputed(table: int, name: str) -> tuple[list[float], list[float], float, 
     return found, [column[2] for column in tasks], fmean(found), printed
 
 
-@pytest.mark.parametrize(("table", "name"), [line for line in LINES if line != MISPRINTED])
+@each("table, name", [line for line in LINES if line != MISPRINTED])
 def test_every_m_of_the_s3d_paper_follows_from_its_speeds_and_memories(table: int, name: str) -> None:
     found, printed, mean, printed_mean = recomputed(table, name)
     assert found == pytest.approx(printed, abs=0.02)
@@ -84,8 +85,8 @@ NORMS = 5 * 64
 DEMO = PACKAGE / "demo"
 
 
-@pytest.mark.parametrize(("dtype", "item"), [("fp32", 4), ("bf16", 2), ("fp16", 2)])
-@pytest.mark.parametrize("kind", ["cpu", "cuda", "mps"])
+@each("dtype, item", [("fp32", 4), ("bf16", 2), ("fp16", 2)])
+@each("kind", ["cpu", "cuda", "mps"])
 def test_unpacked_weights_take_an_item_each(dtype: str, item: int, kind: str) -> None:
     assert weights(TIED, dtype, "none", kind) == TIED.parameters * item
     assert weights(TIED, dtype, "none", kind, 7_000_000) == 7_000_000 * item, "their true number, where it is known"
@@ -121,7 +122,7 @@ def test_a_processor_has_an_unpacked_head_apart_from_its_embedding_too(dtype: st
     assert weights(TIED, "fp32", "none", "cpu") == weights(TIED, "fp32", "none", "native") - TIED.embedding * 4
 
 
-@pytest.mark.parametrize("packing", ["int8", "int4", "bf16", "fp32"])
+@each("packing", ["int8", "int4", "bf16", "fp32"])
 def test_a_packed_file_holds_what_is_predicted(packing: str) -> None:
     """To the byte, where no matrix has to be padded."""
     source = Source.open(DEMO)
@@ -214,7 +215,7 @@ def test_a_workspace_holds_a_chunk_of_a_prompt_or_the_logits_of_a_tree() -> None
     assert prediction.workspace(wide, "fp32", "none", "cpu", 999, 15) == CHUNK * layer * 4
 
 
-@pytest.mark.parametrize(("nodes", "rows"), [(0, 1), (1, 2), (3, 4), (4, 8), (15, 16), (16, 32), (63, 64), (200, 64)])
+@each("nodes, rows", [(0, 1), (1, 2), (3, 4), (4, 8), (15, 16), (16, 32), (63, 64), (200, 64)])
 def test_recordings_hold_results_of_all_smaller_numbers_of_rows(nodes: int, rows: int) -> None:
     """1 + 2 + 4 + … rows of logits and states, and what one step of the most rows holds for a moment."""
     shape = Shape(1, 512, 1024, 8, 8, 64, 100_000, 512)
@@ -286,15 +287,30 @@ def test_rates_go_through_json() -> None:
     assert Rates.from_list(json.loads(json.dumps(RATES.as_list()))) == RATES
 
 
-@pytest.mark.parametrize(
+@each(
     "damaged",
     [
-        None, 5, "abc", [], {}, [[1], [1e-9]], [[], [], []], [[1, 2], [1e-9], [1e-5]], [[1], [1e-9, 1e-9], [1e-5]],
-        [[1], [1e-9], []], [[2, 1], [1e-9, 1e-9], [1e-5, 1e-5]], [[1, 1], [1e-9, 1e-9], [1e-5, 1e-5]],
-        [[1], [0], [1e-5]], [[1], [-1e-9], [1e-5]], [[1], [1e-9], [1]], [[1], [float("nan")], [1e-5]],
-        [[1], ["x"], [1e-5]], [[float("inf")], [1e-9], [1e-5]], [[1], [None], [1e-5]],
+        None,
+        5,
+        "abc",
+        [],
+        {},
+        [[1], [1e-9]],
+        [[], [], []],
+        [[1, 2], [1e-9], [1e-5]],
+        [[1], [1e-9, 1e-9], [1e-5]],
+        [[1], [1e-9], []],
+        [[2, 1], [1e-9, 1e-9], [1e-5, 1e-5]],
+        [[1, 1], [1e-9, 1e-9], [1e-5, 1e-5]],
+        [[1], [0], [1e-5]],
+        [[1], [-1e-9], [1e-5]],
+        [[1], [1e-9], [1]],
+        [[1], [float("nan")], [1e-5]],
+        [[1], ["x"], [1e-5]],
+        [[float("inf")], [1e-9], [1e-5]],
+        [[1], [None], [1e-5]],
     ],
-)  # fmt: skip
+)
 def test_anything_else_is_no_rates(damaged: object) -> None:
     assert Rates.from_list(damaged) is None
 
@@ -307,7 +323,7 @@ FORMS = [
 ] + [(cpu(packings=(), bf16=False), dtype, "none") for dtype in ("fp32", "bf16")]  # torch, where the library is missing
 
 
-@pytest.mark.parametrize(("device", "dtype", "quantize"), FORMS)
+@each("device, dtype, quantize", FORMS)
 def test_every_form_has_an_estimate_before_anything_was_measured(device, dtype: str, quantize: str) -> None:
     rates = estimated_rates(device, dtype, quantize)
     assert Rates.from_list(rates.as_list()) == rates
@@ -402,7 +418,7 @@ def test_a_chain_reaches_each_depth_only_through_those_before_it() -> None:
     assert [chain.length(nodes) for nodes in (0, 1, 2, 3, 9)] == pytest.approx([1, 1.8, 2.2, 2.4, 2.4])
 
 
-@pytest.mark.parametrize(("length", "depth"), [(1.73, 10), (2.32, 4), (3.99, 12), (1.0, 5), (5.9, 5)])
+@each("length, depth", [(1.73, 10), (2.32, 4), (3.99, 12), (1.0, 5), (5.9, 5)])
 def test_an_acceptance_length_is_given_back(length: float, depth: int) -> None:
     found = Acceptance.of_length(length, depth, "x")
     assert found.length(depth) == pytest.approx(length, abs=1e-6) and len(found.gains) == depth

@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 
 import pytest
+from each import each
 from golden import wording
 from machines import BILLION, GIB, LITTLE, SEVEN, Told, apple, cpu, flat, gpu, trained, unfetched
 
@@ -437,9 +438,7 @@ def test_a_draft_model_is_in_int8_on_a_processor_and_as_published_on_a_gpu() -> 
 # -- nodes ---------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("at_33", "at_65", "nodes"), [(1.0, 1.0, 64), (1.02, 1.1, 32), (1.06, 1.06, 16), (1.02, 1.04, 64)]
-)
+@each("at_33, at_65, nodes", [(1.0, 1.0, 64), (1.02, 1.1, 32), (1.06, 1.06, 16), (1.02, 1.04, 64)])
 def test_trees_are_wider_where_further_rows_are_next_to_free(at_33: float, at_65: float, nodes: int) -> None:
     costs = ForwardCosts((1, 17, 33, 65), (256,), ((0.9, 1.0, at_33, at_65),))
     told = Told({("cuda:0", "none"): ModelMeasurements(costs)})

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from checkpoints import CONFIG, write_checkpoint
+from each import each
 from golden import matching, wording
 from machines import BILLION, GIB, LITTLE, SEVEN, Told, apple, cpu, flat, gpu, machine, trained, unfetched
 
@@ -82,8 +83,8 @@ def test_four_bits_are_for_where_eight_do_not_fit_or_are_slow() -> None:
         )
 
 
-@pytest.mark.parametrize("eight", [None, 0.01, 0.2, 1.0], ids=lambda seconds: f"int8 took {seconds}")
-@pytest.mark.parametrize("four", [None, 0.01, 0.2, 1.0], ids=lambda seconds: f"int4 took {seconds}")
+@each("eight", [None, 0.01, 0.2, 1.0])
+@each("four", [None, 0.01, 0.2, 1.0])
 def test_a_slow_moment_of_either_changes_nothing_from_one_session_to_the_next(eight, four) -> None:
     """The memory's speed decides, at its best: another packing would be another text for the same seed."""
     measured = {
@@ -360,8 +361,8 @@ def test_a_damaged_model_is_not_offered_and_does_not_hide_what_was_wrong(tmp_pat
         choose(CARD, Settings(), machine(cpu(6)))
 
 
-@pytest.mark.parametrize("where", [HERE, SLOW, ALONE, machine(gpu(24)), machine(gpu(16), cpu(64))])
-@pytest.mark.parametrize("settings", [{}, {"drafter": "phrases"}, {"drafter": "lookahead"}, {"drafter": "none"}])
+@each("where", [HERE, SLOW, ALONE, machine(gpu(24)), machine(gpu(16), cpu(64))])
+@each("settings", [{}, {"drafter": "phrases"}, {"drafter": "lookahead"}, {"drafter": "none"}])
 def test_behind_the_choice_stands_one_that_takes_less(where, settings) -> None:
     found = offered(Settings(**settings), where)
     assert choose(CARD, Settings(**settings), where) == found[0]
@@ -378,8 +379,8 @@ def test_the_second_choice_is_another_precision_and_there_is_none_below_the_smal
 # -- what is refused ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("settings", "said"),
+@each(
+    "settings, said",
     [
         ({"device": "cuda:3"}, "no device 'cuda:3' here; use one of cuda:0, cpu, or auto"),
         ({"device": "mps"}, "no device 'mps' here"),
@@ -397,13 +398,16 @@ def test_the_second_choice_is_another_precision_and_there_is_none_below_the_smal
         ({"drafter": "ouroboros:demo+phrases"}, matching("nothing_more_than_ouroboros_demo")),
         ({"drafter": "draft_model:"}, matching("draft_model_names_model_write")),
         ({"drafter": "ourobors:demo"}, matching("did_you_mean_ouroboros")),
-        ({"accept": "rejection"}, "those of 'phrases' are not; name one out of eagle3, medusa, parallelspec, s3d, semi"),
+        (
+            {"accept": "rejection"},
+            "those of 'phrases' are not; name one out of eagle3, medusa, parallelspec, s3d, semi",
+        ),
         ({"accept": "rejection", "drafter": "none"}, "those of 'none' are not"),
         ({"accept": "rejection", "drafter": "lookahead+phrases"}, "those of 'lookahead.phrases' are not"),
         ({"accept": "typical", "drafter": "none"}, matching("typical_effect_without_drafter")),
         ({"accept": "typical", "draft_max": 0}, matching("typical_effect_without_drafter")),
     ],
-)  # fmt: skip
+)
 def test_what_is_named_and_cannot_be_had_is_refused_in_a_sentence(settings, said) -> None:
     with pytest.raises(UsageMistake, match=said) as caught:
         choose(CARD, Settings(**settings), machine(gpu(24, packings=()), cpu(64, packings=(), bf16=False)))

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from each import each
 from golden import matching, wording
 
 from localspec.serving.asked import Refused, chat_request, text_request
@@ -48,8 +49,8 @@ def test_parts_of_text_belong_together_and_thoughts_come_along():
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("more", "field", "words"),
+@each(
+    "more, field, words",
     [
         ({"n": 2}, "n", "not served"),
         ({"n": True}, "n", "not served"),
@@ -97,8 +98,8 @@ def test_what_cannot_be_done_is_refused_by_its_name(more: dict[str, Any], field:
     assert refused.value.field == field and words in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    ("more", "hint"),
+@each(
+    "more, hint",
     [
         ({"repeat_penalty": 1.1}, ""),
         ({"options": {}}, ""),
@@ -113,8 +114,19 @@ def test_no_field_is_suggested_that_would_be_refused_as_well(more: dict[str, Any
     assert str(refused.value) == wording("there_field_here_leave_out", value=[*more][-1], hint=hint)
 
 
-@pytest.mark.parametrize("more", [{"suffix": "x"}, {"echo": True}, {"best_of": 2}, {"logprobs": 1}, {"prompt": [1, 2]},
-                                  {"prompt": ["a", "b"]}, {"prompt": ""}, {"prompt": None}])  # fmt: skip
+@each(
+    "more",
+    [
+        {"suffix": "x"},
+        {"echo": True},
+        {"best_of": 2},
+        {"logprobs": 1},
+        {"prompt": [1, 2]},
+        {"prompt": ["a", "b"]},
+        {"prompt": ""},
+        {"prompt": None},
+    ],
+)
 def test_so_is_what_a_text_cannot_have(more: dict[str, Any]):
     with pytest.raises(Refused):
         text_request({"prompt": "Once", **more})
@@ -140,7 +152,7 @@ def test_what_asks_for_nothing_is_taken():
         chat_request({"messages": [{**got, "annotations": [{"type": "url_citation"}]}, *HI]})
 
 
-@pytest.mark.parametrize("body", [None, [], "x", 5])
+@each("body", [None, [], "x", 5])
 def test_a_body_that_is_no_object(body: object):
     with pytest.raises(Refused, match=matching("json_object")):
         chat_request(body)

@@ -4,6 +4,7 @@ import json
 
 import pytest
 from command import called, sentence
+from each import each
 from golden import wording
 from serving.scripted_server import DONE, HELLO, USAGE, answer, ended, said, scripted, stream
 
@@ -105,11 +106,21 @@ def test_prompts_that_one_has_no_room_for_are_left_out_of_all(tmp_path, prompts)
         assert found.returncode == 2 and wording("room_prompt_reply") in sentence(found)
 
 
-@pytest.mark.parametrize(
+@each(
     "flags",
-    [["--drafter", "auto"], ["--nodes", "4"], ["--accept", "exact"], ["--exact"], ["--context", "512"], ["--device", "cpu"],
-     ["--dtype", "bf16"], ["--quantize", "int8"], ["--peer", "transformers"], ["--tune"]],
-)  # fmt: skip
+    [
+        ["--drafter", "auto"],
+        ["--nodes", "4"],
+        ["--accept", "exact"],
+        ["--exact"],
+        ["--context", "512"],
+        ["--device", "cpu"],
+        ["--dtype", "bf16"],
+        ["--quantize", "int8"],
+        ["--peer", "transformers"],
+        ["--tune"],
+    ],
+)
 def test_what_has_no_meaning_there_is_refused_by_name(tmp_path, flags):
     found = bench(tmp_path, "--server", "http://127.0.0.1:9", *flags)
     assert found.returncode == 2 and wording("effect_where_server_answers", flags=flags[0]) in sentence(found)

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 from clocks import PATIENCE
 from command import called, sentence
+from each import each
 from golden import matching, wording
 from serving.scripted_server import DONE, HELLO, USAGE, answer, ended, said, scripted, stream
 
@@ -86,8 +87,8 @@ def test_thoughts_and_figures_as_several_servers_tell_them(tmp_path):
         assert (found["speculation"]["draft_n"], found["speculation"]["draft_n_accepted"]) == (8, 6)
 
 
-@pytest.mark.parametrize(
-    ("pieces", "text", "reasoning"),
+@each(
+    "pieces, text, reasoning",
     [
         (["<thi", "nk>\nHm", "m.\n</th", "ink>\n\nYes."], "Yes.", "Hmm."),
         (["Yes <think>no</think>."], "Yes <think>no</think>.", ""),
@@ -241,7 +242,8 @@ HOSTILE = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.slow
+@each("name", HOSTILE)
 def test_what_a_server_gets_wrong_is_a_sentence(name, tmp_path):
     script, code, words = HOSTILE[name]
     with scripted(script) as server:
@@ -368,20 +370,41 @@ def test_a_key_that_others_can_read_is_told(monkeypatch):
 # -- what is asked ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each(
     "flags",
-    [["--device", "cpu"], ["--quantize", "int8"], ["--dtype", "bf16"], ["--drafter", "phrases"], ["--no-spec"], ["--exact"],
-     ["--draft-max", "4"], ["--accept", "typical"], ["--pool", "off"], ["--context", "512"]],
-)  # fmt: skip
+    [
+        ["--device", "cpu"],
+        ["--quantize", "int8"],
+        ["--dtype", "bf16"],
+        ["--drafter", "phrases"],
+        ["--no-spec"],
+        ["--exact"],
+        ["--draft-max", "4"],
+        ["--accept", "typical"],
+        ["--pool", "off"],
+        ["--context", "512"],
+    ],
+)
 def test_flags_without_effect_are_refused_by_name(flags, tmp_path):
     for command in ("run", "chat"):
         found = called(tmp_path, command, "Hi", "--server", "http://127.0.0.1:9", *flags)
         assert found.returncode == 2 and wording("effect_where_server_answers", flags=flags[0]) in sentence(found)
 
 
-@pytest.mark.parametrize(
-    "url", ["localhost:80", "ftp://x", "http://me:secret@x/", "http://x/?key=1", "http://x y", "http://", "http://x:0", "http://x:99999", "\x1b"],
-)  # fmt: skip
+@each(
+    "url",
+    [
+        "localhost:80",
+        "ftp://x",
+        "http://me:secret@x/",
+        "http://x/?key=1",
+        "http://x y",
+        "http://",
+        "http://x:0",
+        "http://x:99999",
+        "\x1b",
+    ],
+)
 def test_what_is_no_address(url, tmp_path):
     found = called(tmp_path, "run", "Hi", "--server", url)
     assert found.returncode == 2 and sentence(found)

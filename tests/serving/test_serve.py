@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from clocks import PATIENCE
 from command import environment, localspec, sentence
+from each import each
 from golden import matching, wording
 from serving.conftest import start
 
@@ -387,8 +388,8 @@ def test_however_it_is_ended_nothing_is_left(servers, sent, code):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("arguments", "code", "words"),
+@each(
+    "arguments, code, words",
     [
         (["--port", "99999"], 2, "65535"),
         (["--keep-alive", "soon"], 2, "30s, 10m or 2h"),

@@ -6,6 +6,7 @@ from functools import partial
 import pytest
 import torch
 from accelerate import Accelerator
+from each import each
 from tiny_models import byte_tokenizer, read, write
 from torch import nn
 from training.minimal_drafter import Linears
@@ -63,7 +64,7 @@ def losses(training: Training) -> list[float]:
     return [line["loss"] for line in map(json.loads, lines) if "loss" in line]
 
 
-@pytest.mark.parametrize("x", [1.0, -1.0, 0.0, 1.0 + 2**-7, 3.1415, -0.02, 1e-30, 6e4])
+@each("x", [1.0, -1.0, 0.0, 1.0 + 2**-7, 3.1415, -0.02, 1e-30, 6e4])
 def test_a_number_becomes_a_neighbour_and_itself_on_average(x: float) -> None:
     found = rounded_by_chance(torch.full((200_000,), x), "seed")
     assert found.dtype == torch.bfloat16

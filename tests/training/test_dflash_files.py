@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from drafters.test_dflash import config_of, published, tensors_of
+from each import each
 from golden import matching
 from tiny_models import FAMILIES, Tiny
 
@@ -34,22 +35,30 @@ def test_it_is_converted_once_and_in_the_precision_of_its_files(tiny: Make, tmp_
     assert (tmp_path / "made" / "drafter" / "drafter.json").stat().st_mtime_ns == before
 
 
-@pytest.mark.parametrize(
-    ("config", "tensors", "said"),
+@each(
+    "config, tensors, said",
     [
         ({"vocab_size": 400}, {}, matching("made_model_48_channels_400_tokens")),
         ({"hidden_size": 64}, {}, matching("made_model_64_channels")),
         ({"num_target_layers": 36}, {}, matching("made_model_36_layers_one_3")),
-        ({"dflash_config": {"target_layer_ids": [1, 9], "mask_token_id": 3}, "num_target_layers": None}, {},
-         "reads the states 2,10 .* this model has 3 layers"),
+        (
+            {"dflash_config": {"target_layer_ids": [1, 9], "mask_token_id": 3}, "num_target_layers": None},
+            {},
+            "reads the states 2,10 .* this model has 3 layers",
+        ),
         ({"dflash_config": {"target_layer_ids": ["x"], "mask_token_id": 3}}, {}, "target_layer_ids .* are no layers"),
         ({"dflash_config": {"target_layer_ids": [1]}}, {}, "names no mask_token_id"),
         ({"dflash_config": {"target_layer_ids": [1], "mask_token_id": 320}}, {}, "the mask token 320, .* 320 tokens"),
         ({"dflash_config": {"target_layer_ids": [1], "mask_token_id": True}}, {}, "mask = True"),
-        ({"dflash_config": {"target_layer_ids": [1], "mask_token_id": 3, "use_swa": True}}, {},
-         matching("says_use_swa_true_which_localspec")),
-        ({"block_size": 1}, {}, "block = 1"), ({"is_causal": "x"}, {}, "is_causal = 'x'"),
-        ({"model_type": "llama"}, {}, matching("of_the_family_llama")), ({"hidden_act": "gelu"}, {}, "gelu"),
+        (
+            {"dflash_config": {"target_layer_ids": [1], "mask_token_id": 3, "use_swa": True}},
+            {},
+            matching("says_use_swa_true_which_localspec"),
+        ),
+        ({"block_size": 1}, {}, "block = 1"),
+        ({"is_causal": "x"}, {}, "is_causal = 'x'"),
+        ({"model_type": "llama"}, {}, matching("of_the_family_llama")),
+        ({"hidden_act": "gelu"}, {}, "gelu"),
         ({"num_attention_heads": 3}, {}, matching("num_attention_heads_3_multiple")),
         ({}, {"fc.weight": torch.zeros(48, 99)}, r"'fc.weight' .* has the shape \[48, 99\] where \[48, 96\]"),
         ({}, {"layers.1.mlp.up_proj.weight": None}, "'layers.1.mlp.up_proj.weight' .* is not there"),
@@ -59,8 +68,7 @@ def test_it_is_converted_once_and_in_the_precision_of_its_files(tiny: Make, tmp_
         ({}, {"norm.weight": torch.ones(48).to(torch.float8_e4m3fn)}, matching("type_float8_e4m3fn")),
         ({}, {"fc.weight": torch.tensor(1.0)}, "'fc.weight' .* a single number"),
     ],
-    ids=str,
-)  # fmt: skip
+)
 def test_what_belongs_to_another_model_or_is_of_another_form_is_refused_in_a_sentence(
     tiny: Make, tmp_path: Path, config: dict[str, Any], tensors: dict[str, Any], said: str
 ) -> None:
@@ -87,21 +95,27 @@ def test_a_pickle_is_never_run_and_damage_is_told(tiny: Make, tmp_path: Path) ->
         read_published(path, model.target)
 
 
-@pytest.mark.parametrize(
-    ("config", "said"),
+@each(
+    "config, said",
     [
-        ({"architectures": ["DFlash2DraftModel"], "model_type": "qwen3"}, "a DFlash drafter of the second form, .* use another"),
-        ({"architectures": ["Gemma4AssistantForCausalLM"], "model_type": "gemma4_assistant"},
-         "one of Gemma's assistants, which reads the keys and values of its target's own layers, .* use another"),
+        (
+            {"architectures": ["DFlash2DraftModel"], "model_type": "qwen3"},
+            "a DFlash drafter of the second form, .* use another",
+        ),
+        (
+            {"architectures": ["Gemma4AssistantForCausalLM"], "model_type": "gemma4_assistant"},
+            "one of Gemma's assistants, which reads the keys and values of its target's own layers, .* use another",
+        ),
         ({"architectures": ["Gemma4UnifiedAssistantForCausalLM"]}, matching("one_of_gemma_s_assistants")),
-        ({"architectures": ["DFlashDraftModel"], "speculators_model_type": "dflash"}, matching("a_vocabulary_of_its_own")),
+        (
+            {"architectures": ["DFlashDraftModel"], "speculators_model_type": "dflash"},
+            matching("a_vocabulary_of_its_own"),
+        ),
         ({"architectures": ["X"], "speculators_model_type": "peagle"}, r"\(P-EAGLE\)"),
         ({"architectures": ["X"], "speculators_model_type": "dspark"}, matching("of_speculators_kind_dspark")),
-        ({"architectures": ["DFlashDraftModel"], "model_type": "qwen3"},
-         matching("dflash_drafter_model_itself_fetch")),
+        ({"architectures": ["DFlashDraftModel"], "model_type": "qwen3"}, matching("dflash_drafter_model_itself_fetch")),
     ],
-    ids=str,
-)  # fmt: skip
+)
 def test_a_drafter_that_is_not_read_says_why_where_a_model_is_expected(
     tmp_path: Path, config: dict[str, Any], said: str
 ) -> None:

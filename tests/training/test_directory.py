@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from command import environment
+from each import each
 from golden import matching, wording
 
 from localspec.errors import LocalspecError, UsageMistake
@@ -62,8 +63,8 @@ def test_a_process_that_is_killed_lets_go(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    ("place", "needed"),
+@each(
+    "place, needed",
     [("losses.jsonl", "a file"), ("losses.svg", "a file"), ("checkpoint", "a directory"), ("drafter", "a directory")],
 )
 def test_what_stands_in_the_way_is_named(tmp_path, place, needed):
@@ -86,8 +87,8 @@ def test_places_that_cannot_be(tmp_path, monkeypatch):
             usable(tmp_path / place)
 
 
-@pytest.mark.parametrize(
-    ("was", "now", "told"),
+@each(
+    "was, now, told",
     [
         ({"hours": None}, {"hours": 2.0}, "begun without --hours, and this one is with --hours 2.0;"),
         ({"data": "prompts"}, {"data": "history"}, wording("begun_without_data_one_data")),

@@ -9,6 +9,7 @@ import pytest
 import torch
 from drafters.test_eagle3 import OWN, QWEN3, WIDE, check, eagle, watched
 from drafting import drafting, perturbed, session_of
+from each import each
 from golden import matching
 from safetensors.torch import save_file
 from session_replies import reply
@@ -117,7 +118,7 @@ CASES: dict[str, tuple[Callable[..., Path], dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", CASES)
+@each("case", CASES)
 def test_every_layout_drafts_as_its_own_arithmetic_says(tiny: Make, tmp_path: Path, case: str) -> None:
     """Our names and switches are not in the files: what was written by a layout's description is read as it was meant."""
     layout, options, more = CASES[case]
@@ -171,8 +172,8 @@ def test_a_bias_of_queries_alone_is_not_left_out(tiny: Make, tmp_path: Path) -> 
     assert torch.equal(found["qkv.bias"][:rows], bias[:rows]) and not found["qkv.bias"][rows:].any()
 
 
-@pytest.mark.parametrize(
-    ("config", "tensors", "said"),
+@each(
+    "config, tensors, said",
     [
         ({"vocab_size": 400}, {}, matching("n400_tokens_one_320")),
         ({"eagle_aux_hidden_state_layer_ids": [2, 16, 29]}, {}, matching("reads_states_2_16_29_model_3")),
@@ -182,24 +183,34 @@ def test_a_bias_of_queries_alone_is_not_left_out(tiny: Make, tmp_path: Path) -> 
         ({}, {"d2t": torch.full((90,), 300)}, r"draft vocabulary .* is not one of a model with 320"),
         ({}, {"t2d": torch.zeros(320, dtype=torch.bool)}, "draft vocabulary"),
         ({}, {"t2d": torch.ones(400, dtype=torch.bool)}, "draft vocabulary"),
-        ({}, {"d2t": torch.tensor(3)}, "'d2t' .* a single number"), ({}, {"t2d": torch.tensor(True)}, "'t2d' .* a single number"),
+        ({}, {"d2t": torch.tensor(3)}, "'d2t' .* a single number"),
+        ({}, {"t2d": torch.tensor(True)}, "'t2d' .* a single number"),
         ({}, {"d2t": torch.zeros(90).to(torch.float8_e4m3fn)}, "'d2t' .* float8_e4m3fn"),
         ({}, {"midlayer.self_attn.q_proj.weight": torch.tensor(1.0)}, "'self_attn.q_proj.weight' .* a single number"),
         ({}, {"midlayer.self_attn.k_proj.weight": torch.zeros(24, 7)}, r"\[24, 7\].*, which do not fit each other"),
         ({}, {"midlayer.self_attn.q_proj.bias": torch.ones(1, 40)}, "^Biases of queries, .* do not fit each other"),
-        ({}, {"fc_norm.0.weight": torch.ones(48), "fc_norm.1.weight": torch.ones(1, 48)}, r"^Norms \(fc_norm\) .*\[1, 48\]"),
-        ({}, {"midlayer.mlp.up_proj.weight": torch.ones(28, 48, dtype=torch.int8)}, "'mlp.up_proj.weight' .* type int8, and"),
+        (
+            {},
+            {"fc_norm.0.weight": torch.ones(48), "fc_norm.1.weight": torch.ones(1, 48)},
+            r"^Norms \(fc_norm\) .*\[1, 48\]",
+        ),
+        (
+            {},
+            {"midlayer.mlp.up_proj.weight": torch.ones(28, 48, dtype=torch.int8)},
+            "'mlp.up_proj.weight' .* type int8, and",
+        ),
         ({}, {"norm.weight": torch.ones(48, dtype=torch.float64)}, "'norm.weight' .* type float64, and"),
         ({"rope_scaling": {"rope_type": "odd"}}, {}, "The EAGLE-3 head in .* cannot be used: .*'odd'"),
         ({}, {"mask_hidden": torch.zeros(1, 1, 144)}, "P-EAGLE"),
         ({}, {"layers.1.mlp.up_proj.weight": torch.zeros(28, 48)}, matching("no_part_of_one_layer")),
         ({}, {"norm.weight": torch.full((48,), float("nan"))}, "'norm.weight' .* NaN"),
-        ({"model_type": "phi3"}, {}, matching("layer_llama_qwen3")), ({"norm_output": False}, {}, "norm_output = false"),
-        ({"num_hidden_layers": 2}, {}, "has 2 layers"), ({"hidden_act": "gelu"}, {}, "gelu"),
+        ({"model_type": "phi3"}, {}, matching("layer_llama_qwen3")),
+        ({"norm_output": False}, {}, "norm_output = false"),
+        ({"num_hidden_layers": 2}, {}, "has 2 layers"),
+        ({"hidden_act": "gelu"}, {}, "gelu"),
         ({"hidden_size": 64}, {}, matching("n64_channels_wide_model_48")),
     ],
-    ids=str,
-)  # fmt: skip
+)
 def test_what_belongs_to_another_model_or_is_of_another_form_is_refused_in_a_sentence(
     tiny: Make, tmp_path: Path, config: dict[str, Any], tensors: dict[str, Any], said: str
 ) -> None:

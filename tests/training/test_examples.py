@@ -4,6 +4,7 @@ import time
 from random import Random
 
 import pytest
+from each import each
 from golden import matching
 
 from localspec.errors import UsageMistake
@@ -80,8 +81,8 @@ def test_json_lines_packed_or_not(tmp_path):
     assert expected[0].digest != expected[1].digest == Example(messages=tuple(CHAT)).digest
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "words"),
+@each(
+    "name, content, words",
     [
         ("a.txt", b"", ["holds no text"]),
         ("a.txt", b" \n\n \n", ["holds no text"]),

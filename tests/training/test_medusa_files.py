@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from each import each
 from golden import matching
 from safetensors.torch import load_file, save_file
 from tiny_models import SHARDED, Tiny, prompt_ids, stock_reply
@@ -288,8 +289,8 @@ def whole_model(model: Path, directory: Path, form: str, heads: Tensors) -> Path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", ["one file", "shards"])
-@pytest.mark.parametrize("own", ["private", "the target's"])
+@each("form", ["one file", "shards"])
+@each("own", ["private", "the target's"])
 def test_a_whole_model_in_safetensors_is_target_and_heads_where_it_is(
     tmp_path, tiny: Make, form: str, own: str
 ) -> None:
@@ -378,8 +379,9 @@ def test_files_that_are_broken_or_no_weights_or_not_there(tmp_path, target: Targ
 # -- converted once, without the weights of the model -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("form", ["v0.1", "v2", "the target's own", "one is another"])
-@pytest.mark.parametrize("name", [LLAMA, "llama-one-key-head-tied-linear", SHARDED])
+@pytest.mark.slow
+@each("form", ["v0.1", "v2", "the target's own", "one is another"])
+@each("name", [LLAMA, "llama-one-key-head-tied-linear", SHARDED])
 def test_converted_heads_are_the_ones_that_are_read(tmp_path, tiny: Make, name: str, form: str) -> None:
     """The same drafter as with the whole model in memory, byte for byte in what it computes."""
     model, target = tiny(name).path, tiny(name).target

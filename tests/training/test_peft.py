@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from each import each
 from safetensors.torch import save_file
 from tiny_models import prompt_ids, read
 
@@ -20,7 +21,7 @@ CASES = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "which"), CASES)
+@each("name, which", CASES)
 def test_peft_gives_the_same_logits(tiny, tmp_path, name, which):
     peft = pytest.importorskip("peft")  # seconds, which only this slow test need pay
     model = read(tiny(name).path)  # one of its own: peft changes the stock model

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from each import each
 from held_for_gradients import gradients_and_bytes
 from quantized_layers import packed_target
 from slow_cases import cases
@@ -58,8 +59,9 @@ def target_of(path: Path, packing: str) -> Target:
     return packed_target(path, packing) if packing else Target.load(path)
 
 
-@pytest.mark.parametrize("packing", ["", "int8"])
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.slow
+@each("packing", ["", "int8"])
+@each("form", FORMS)
 def test_a_gradient_is_the_same_to_the_bit(tiny: Make, form: str, packing: str) -> None:
     """Whatever is drawn at random on the way, too."""
     kind, options = FORMS[form]

@@ -10,8 +10,15 @@ import torch.nn.functional as F
 from golden import matching
 from native_models import native_target
 from quantized_layers import packed_target
-from slow_cases import cases
-from tiny_models import DRAFTING, FAMILIES, RECURRENT, VOCABULARY, WITH_LAYER_INPUTS, Tiny, prompt_ids
+from tiny_models import (
+    DRAFTING_FAMILIES,
+    FAMILIES,
+    RECURRENT,
+    VOCABULARY,
+    WITH_LAYER_INPUTS,
+    Tiny,
+    prompt_ids,
+)
 
 from localspec.config import Settings
 from localspec.drafters.s3d import S3DOptions
@@ -115,7 +122,7 @@ def assert_each_layer_agrees(native: NativeTarget, tokens: list[int]) -> None:
 
 
 @packings
-@pytest.mark.parametrize("name", cases([*DRAFTING, *RECURRENT], [*FAMILIES, *RECURRENT]))
+@pytest.mark.parametrize("name", [*DRAFTING_FAMILIES, *RECURRENT])
 def test_each_layer_of_the_library_computes_what_torch_does_with_its_numbers(
     tiny: Make, name: str, packing: str
 ) -> None:

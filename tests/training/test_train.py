@@ -11,6 +11,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 from clocks import PATIENCE
+from each import each
 from golden import matching
 from tiny_models import byte_tokenizer, read, write
 from training.minimal_drafter import Linears, Options
@@ -380,13 +381,20 @@ def test_tensors_that_are_missing_are_named(tmp_path):
 GOOD = {"asked": {"asked": {}, "options": {}}, "at_once": 1, "tensors": "x"}
 
 
-@pytest.mark.parametrize(
+@each(
     "state",
     [
-        [], None, 3, {**GOOD, "asked": {}}, {**GOOD, "asked": 5}, {**GOOD, "at_once": "1"}, {**GOOD, "tensors": None},
-        {**GOOD, "asked": {"asked": [], "options": {}}}, {**GOOD, "asked": {"asked": {}, "options": 1}},
+        [],
+        None,
+        3,
+        {**GOOD, "asked": {}},
+        {**GOOD, "asked": 5},
+        {**GOOD, "at_once": "1"},
+        {**GOOD, "tensors": None},
+        {**GOOD, "asked": {"asked": [], "options": {}}},
+        {**GOOD, "asked": {"asked": {}, "options": 1}},
     ],
-)  # fmt: skip
+)
 def test_a_state_of_something_else_is_a_damaged_checkpoint(tmp_path, state):
     (tmp_path / "state.json").write_text(json.dumps(GOOD))
     assert checkpoint.state(tmp_path) == GOOD

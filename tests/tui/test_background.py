@@ -6,6 +6,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
+from each import each
 from golden import wording
 from textual._xterm_parser import BRACKETED_PASTE_END, BRACKETED_PASTE_START, XTermParser
 from textual.events import Key, Paste
@@ -23,8 +24,8 @@ def listening():
     return answer, told
 
 
-@pytest.mark.parametrize(
-    ("colour", "light"),
+@each(
+    "colour, light",
     [
         ("rgb:ffff/ffff/ffff\x1b\\", True),
         ("rgb:ff/ff/ff\x07", True),
@@ -54,9 +55,7 @@ def test_pieces_of_any_length():
         assert told == [True]
 
 
-@pytest.mark.parametrize(
-    "typed", ["\x1b", "\x1b[A", "\x1b]x", "\x1b]12;rgb:0/0/0\x07", "]11;rgb:", "\x1b]11;hello", "a"]
-)
+@each("typed", ["\x1b", "\x1b[A", "\x1b]x", "\x1b]12;rgb:0/0/0\x07", "]11;rgb:", "\x1b]11;hello", "a"])
 def test_keys_are_given_on_at_once(typed):
     answer, told = listening()
     given = [answer.without(char) for char in typed]

@@ -1,6 +1,6 @@
 """A block of code copied by itself."""
 
-import pytest
+from each import each
 from golden import wording
 from textual.events import Key
 from tui.scripted_engine import say, talked, until
@@ -11,8 +11,8 @@ from localspec_tui.reply_markdown import ReplyMarkdown
 TWO = "First:\n\n```python\nprint(1)\n\tx = 2\n```\n\nthen\n\n- in a list\n\n  ```sh\n  ls -l\n  rm x\n  ```\n\nDone."
 
 
-@pytest.mark.parametrize(
-    ("source", "found"),
+@each(
+    "source, found",
     [
         ("", []),
         ("no `code` here", []),

@@ -5,6 +5,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from each import each
 from rich.cells import cell_len
 from textual.app import App, ComposeResult
 from textual.geometry import Offset
@@ -17,8 +18,8 @@ from localspec_tui.reply_markdown import ReplyMarkdown
 LINE = "    return quicksort([x for x in rest if x < pivot]) + [pivot]"
 
 
-@pytest.mark.parametrize("width", [1, 2, 3, 7, 20, 33, 61, 62, 63, 200])
-@pytest.mark.parametrize("line", [LINE, "x" * 100, "日本語のコード" * 9, "    ", "", "a " * 40, " " * 90 + "x"])
+@each("width", [1, 2, 3, 7, 20, 33, 61, 62, 63, 200])
+@each("line", [LINE, "x" * 100, "日本語のコード" * 9, "    ", "", "a " * 40, " " * 90 + "x"])
 def test_nothing_is_lost_and_nothing_is_too_wide(line, width):
     found = [0, *cuts(line, width, width - width // 2), len(line)]
     pieces = [line[start:end] for start, end in pairwise(found)]

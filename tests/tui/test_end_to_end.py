@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from each import each
 from golden import wording
 
 if sys.platform == "win32":
@@ -288,8 +289,9 @@ LiveStats.take = lambda live, event, real=LiveStats.take: (real(live, event), cl
 """
 
 
-@pytest.mark.parametrize(
-    ("how", "code"),
+@pytest.mark.slow
+@each(
+    "how, code",
     [(CTRL_Q, 0), (CTRL_D, 0), (signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129), (None, 129)],
 )
 def test_leaving_in_the_middle_of_a_reply(tmp_path, how, code):
@@ -372,8 +374,9 @@ LiveStats.take = take
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.slow
+@each("fault", FAULTS)
+@each("kept", [True, False])
 def test_a_fault_leaves_the_terminal_whole_and_tells_nobody_what_was_said(tmp_path, fault, kept):
     prompt, word = f"My secret is {SECRET}.", "xolotl"  # the word is in the fault's own message too
     scripts, before = f'[["Well.", " {SECRET} "]]', f"WORD = {word!r}\n" + FAULTS[fault]

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import pytest
 from golden import wording
-from slow_cases import some
 from textual.binding import Binding
 from textual.pilot import Pilot
 from textual.screen import Screen
@@ -251,15 +250,12 @@ def prepared(
 
 @pytest.mark.parametrize(
     ("group", "how"),
-    some(
-        [
-            (group, how)
-            for group in TABLE
-            for how in ("palette", "key", "slash")
-            if how != "slash" or group not in ("typing", "stopping")
-        ],
-        fast=2,
-    ),
+    [
+        (group, how)
+        for group in TABLE
+        for how in ("palette", "key", "slash")
+        if how != "slash" or group not in ("typing", "stopping")
+    ],
 )
 def test_it_is_done(chat, models, monkeypatch, group, how):
     models("scripted")

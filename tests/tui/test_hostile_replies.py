@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
+from each import each
 from golden import wording
 from textual.app import App, ComposeResult
 from textual.containers import VerticalScroll
@@ -100,7 +101,8 @@ def test_what_a_piece_costs_does_not_grow_with_the_reply(name):
     assert len(shown) >= 0.5 * len("".join("".join(block.text.split()) for block in read_blocks(text)))
 
 
-@pytest.mark.parametrize(
+@pytest.mark.slow
+@each(
     "text",
     [
         "".join(f"{n}. item *{n}*\n" for n in range(1, 900)),
@@ -110,7 +112,6 @@ def test_what_a_piece_costs_does_not_grow_with_the_reply(name):
         " ".join(f"word{n} **bold{n}**" for n in range(900)) + "\n\nafter",
         "".join(f"paragraph {n}\n\n# head {n}\n\n" for n in range(200)),
     ],
-    ids=["numbers", "bullets", "code", "table", "paragraph", "blocks"],
 )
 def test_a_long_block_that_grows_is_shown_as_the_whole_is(text):
     document = GrowingDocument()
@@ -140,7 +141,7 @@ def test_rows_that_stay_are_taken_over_and_the_others_are_as_if_all_were_new():
             assert [laid.parts(row) for row in rows] == [new.parts(row) for row in rows], source[:end]
 
 
-@pytest.mark.parametrize(
+@each(
     "pieces",
     [
         ["Three fruits", ":\n", "-", " apple", "\n", "-", " pear", "\n\n", "a total of", "\n", "=", " 3"],

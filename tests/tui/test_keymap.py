@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from each import each
 from golden import wording
 from tui.scripted_engine import say, until
 
@@ -71,8 +72,8 @@ def test_what_shares_a_key_keeps_it(chat):
     talk.play(story)
 
 
-@pytest.mark.parametrize(
-    ("keys", "sentence"),
+@each(
+    "keys, sentence",
     [
         ({"chat.nwe": "f19"}, wording("nothing_called_chat_nwe_did_mean")),
         ({"conversations.renam": "f19"}, wording("did_you_mean_conversations_rename")),
@@ -95,15 +96,15 @@ def test_what_shares_a_key_keeps_it(chat):
         ({"prompt.send": "ctrl+q"}, "ctrl+q is to be prompt.send and is app.quit already"),
         ({"conversations.rename": "ctrl+a"}, "ctrl+a is to be conversations.rename and is home already"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_is_refused(keys, sentence):
     with pytest.raises(UsageMistake) as refused:
         keymap.effective(Settings(keymap=keys, origins={"keymap": "config.toml"}))
     assert str(refused.value).startswith("config.toml: ") and sentence in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    ("keys", "made"),
+@each(
+    "keys, made",
     [
         ({"chat.new": "ctrl+o", "chat.models": "ctrl+n"}, {"chat.new": "ctrl+o", "chat.models": "ctrl+n"}),
         ({"prompt.newline": "shift+enter, ctrl++"}, {"prompt.newline": "shift+enter,ctrl+plus"}),

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from each import each
 from golden import wording
 from rich.cells import cell_len
 from tui.scripted_engine import talked, until
@@ -22,8 +23,8 @@ def line(figures: Figures, width: int) -> str:
     return line_of(figures, width).plain
 
 
-@pytest.mark.parametrize(
-    ("width", "shown"),
+@each(
+    "width, shown",
     [
         (140, "61 tok/s · 2.4× faster · 3.1 tokens/step · context 29 %"),
         (56, "61 tok/s · 2.4× faster · 3.1 tokens/step · context 29 %"),
@@ -37,8 +38,8 @@ def test_the_last_parts_are_left_out_first(width, shown):
     assert line(KNOWN, width) == shown
 
 
-@pytest.mark.parametrize("figures", [KNOWN, OFF, Figures(), replace(KNOWN, speedup=None)])
-@pytest.mark.parametrize("width", range(0, 200, 7))
+@each("figures", [KNOWN, OFF, Figures(), replace(KNOWN, speedup=None)])
+@each("width", range(0, 200, 7))
 def test_no_line_is_too_long(figures, width):
     assert cell_len(line(figures, width)) <= width
 

@@ -4,6 +4,7 @@ import asyncio
 import random
 
 import pytest
+from each import each
 from textual._xterm_parser import BRACKETED_PASTE_END, BRACKETED_PASTE_START, XTermParser
 from textual.app import App
 from textual.events import Key, Paste
@@ -132,8 +133,9 @@ PARTS = {
 }
 
 
-@pytest.mark.parametrize("name", PARTS)
-@pytest.mark.parametrize("around", [("a", "b"), (PARTS["flag"] * 40, PARTS["flag"])])
+@pytest.mark.slow
+@each("name", PARTS)
+@each("around", [("a", "b"), (PARTS["flag"] * 40, PARTS["flag"])])
 def test_a_character_of_several_parts_is_one_for_every_key(name, around):
     left, right = around
     text = left + PARTS[name] + right

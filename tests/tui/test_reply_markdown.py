@@ -4,6 +4,7 @@ import asyncio
 import random
 
 import pytest
+from each import each
 from slow_cases import cases
 from textual.app import App, ComposeResult
 from textual.containers import VerticalScroll
@@ -80,7 +81,7 @@ def rendered(text: str, chunks: list[str] | None = None, finish: bool = True) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", HOSTILE)
+@each("name", HOSTILE)
 def test_no_control_character_is_shown(name):
     shown = "".join(rendered(HOSTILE[name]))
     assert not FORBIDDEN & set(shown)
@@ -112,7 +113,7 @@ def test_lines_are_counted_as_the_parser_counts_them():
     assert asyncio.run(run()) == whole
 
 
-@pytest.mark.parametrize("name", HOSTILE)
+@each("name", HOSTILE)
 def test_no_attribute_holds_a_control_character(name):
     def walk(tokens):
         for token in tokens:
@@ -152,7 +153,7 @@ FORMULAS = [
 ]
 
 
-@pytest.mark.parametrize("formula", FORMULAS)
+@each("formula", FORMULAS)
 def test_a_formula_stays_as_it_is_written(formula):
     assert rendered(formula) == [f"paragraph: {formula}"]
 
@@ -173,7 +174,7 @@ IN_LINES = {
 }
 
 
-@pytest.mark.parametrize("name", IN_LINES)
+@each("name", IN_LINES)
 def test_a_formula_has_the_lines_that_it_was_written_in(name):
     text, paragraphs = IN_LINES[name]
     shown = rendered(text)
@@ -188,8 +189,8 @@ def test_what_is_no_formula_is_read_as_before():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("before", "after"),
+@each(
+    "before, after",
     [
         ("| a | b |\n|---|---|\n| 1 | 2 |\n``", "`python\ncode\n```"),  # what looked like a row begins a fence
         ("| a | b |\n|---|---|\n| 1 | 2 |\n1", ". item"),

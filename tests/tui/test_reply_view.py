@@ -3,7 +3,7 @@
 import threading
 from dataclasses import replace
 
-import pytest
+from each import each
 from golden import wording
 from tui.scripted_engine import say, statistics, until
 
@@ -45,8 +45,8 @@ def test_a_reply_that_was_stopped_says_so_and_what_it_took(chat):
     talk.play(story)
 
 
-@pytest.mark.parametrize(
-    ("source", "reason", "figures", "told"),
+@each(
+    "source, reason, figures, told",
     [
         ("Yes.", "length", {}, wording("reply_ended_limit_tokens")),
         ("Yes.", "length", {"context_full": True}, wording("reply_ended_because_context_full")),

@@ -351,7 +351,7 @@ def test_a_model_that_says_nothing_gives_the_prompt_back(chat):
     async def story(pilot):
         await say(pilot, "Anybody?")
         await until(pilot, talk.idle)
-        assert wording("model_says_nothing") in talk.screen_text()
+        assert wording("reply_is_empty") in talk.screen_text()
         assert talk.typed == "Anybody?"
 
     talk.play(story)

@@ -1,6 +1,6 @@
 """Lines that show what there is room for."""
 
-import pytest
+from each import each
 from rich.cells import cell_len
 from tui.scripted_engine import say, until
 
@@ -10,8 +10,8 @@ from localspec_tui.widgets.status_line import cut, fitting, whole_names
 PARTS = ["61.3 tokens/s", "3.10 tokens/step", "phrases 71%, target 29%", "fp32"]
 
 
-@pytest.mark.parametrize(
-    ("width", "line"),
+@each(
+    "width, line",
     [
         (100, "61.3 tokens/s · 3.10 tokens/step · phrases 71%, target 29% · fp32"),
         (40, "61.3 tokens/s · 3.10 tokens/step · fp32"),
@@ -30,7 +30,7 @@ def test_nothing_is_nothing():
     assert fitting([], 10) == ""
 
 
-@pytest.mark.parametrize("width", range(12))
+@each("width", range(12))
 def test_wide_characters_are_cut_in_cells(width):
     assert cell_len(cut("日本語のテキスト", width)) <= width
 
@@ -38,8 +38,8 @@ def test_wide_characters_are_cut_in_cells(width):
 SAID = "If it took nothing, the text is in "
 
 
-@pytest.mark.parametrize(
-    ("path", "width", "broken"),
+@each(
+    "path, width, broken",
     [
         ("/home/me/copied.txt", 37, "/home/me/copied.txt"),
         ("/home/somebody/.local/share/localspec/copied.txt", 37, "/home/somebody/.local/share/\nlocalspec/copied.txt"),

@@ -6,6 +6,7 @@ import signal
 import sys
 
 import pytest
+from each import each
 
 if sys.platform == "win32":
     pytest.skip("no stopping", allow_module_level=True)
@@ -97,8 +98,9 @@ def test_what_is_let_go_on_and_asked_to_stop_at_once_goes_on(tmp_path, signals):
         terminal.check_that_it_is_whole()
 
 
-@pytest.mark.parametrize("signals", [[signal.SIGTSTP], [signal.SIGCONT], [signal.SIGSTOP, signal.SIGCONT]])
-@pytest.mark.parametrize("moment", ["__init__", "start_application_mode", "_enable_mouse_support"])
+@pytest.mark.slow
+@each("signals", [[signal.SIGTSTP], [signal.SIGCONT], [signal.SIGSTOP, signal.SIGCONT]])
+@each("moment", ["__init__", "start_application_mode", "_enable_mouse_support"])
 def test_what_comes_while_it_begins_is_served_once_it_has_begun(tmp_path, signals, moment):
     """At once after the call of one of the driver's functions, in which nothing can be suspended yet."""
     before = f"""

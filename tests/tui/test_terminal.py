@@ -12,6 +12,7 @@ from time import monotonic, sleep
 
 import pytest
 from clocks import PATIENCE
+from each import each
 from golden import wording
 from textual._xterm_parser import XTermParser
 
@@ -146,10 +147,7 @@ def test_a_log_that_cannot_be_written_stops_no_chat(tmp_path):
 # -- signals and keys --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("number", "code"),
-    [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGQUIT, 131)],
-)
+@each("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGQUIT, 131)])
 def test_a_signal_leaves_the_chat_with_its_code(number, code):
     left, before = [], signal.getsignal(number)
     with terminal.signals(left.append, lambda code: None):

@@ -2,7 +2,7 @@
 
 import threading
 
-import pytest
+from each import each
 from golden import wording
 from textual.widgets import Static
 from tui.drafted_replies import drafted_reply
@@ -379,9 +379,8 @@ def test_another_width_lays_the_lines_anew(chat):
     talk.play(story, size=(90, 24))
 
 
-@pytest.mark.parametrize(
-    ("source", "mark"),
-    [("target", MODEL), ("phrases", PAST), ("prompt", CHAT), ("s3d", DRAFTER), ("s3d+phrases", SEVERAL)],
+@each(
+    "source, mark", [("target", MODEL), ("phrases", PAST), ("prompt", CHAT), ("s3d", DRAFTER), ("s3d+phrases", SEVERAL)]
 )
 def test_each_has_a_shape_of_its_own(source, mark):
     assert mark_of(source) is mark

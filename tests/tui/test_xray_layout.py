@@ -2,7 +2,7 @@
 
 import random
 
-import pytest
+from each import each
 from rich.cells import cell_len
 
 from localspec_tui.xray_layout import Layout
@@ -48,7 +48,7 @@ def test_what_has_no_text_is_seen_and_nothing_is_obeyed():
     assert texts(layout) == ["a∅␛[31m"]
 
 
-@pytest.mark.parametrize("width", [2, 3, 10, 57])
+@each("width", [2, 3, 10, 57])
 def test_no_line_is_too_long_and_every_piece_has_its_place(width):
     chance = random.Random(width)
     pieces = ["".join(chance.choices("ab cé日😀\n\t ", k=chance.randint(0, 7))) for _ in range(400)]

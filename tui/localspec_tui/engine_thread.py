@@ -13,7 +13,7 @@ from textual.message import Message
 
 from localspec.chat.attachments import Written, measured
 from localspec.chat.sampling import ChatSettings, first_sampled, sampling_words
-from localspec.chat.thinking import State, only_thinking, state
+from localspec.chat.thinking import State, state, why_empty
 from localspec.chat.trace import Trace
 from localspec.config import Settings
 from localspec.errors import LocalspecError, UsageMistake
@@ -153,10 +153,10 @@ class EngineThread(threading.Thread):
             raise UsageMistake("No model is loaded now.")
         return state(self._settings.now, self._engine, self._conversation.system)
 
-    def only_thinking(self, turn: "Turn") -> str | None:
-        """The sentence for a reply that ended in thought."""
+    def why_empty(self, turn: "Turn") -> str | None:
+        """Return the sentence for a reply that ended without text."""
         system = self._conversation.system
-        return only_thinking(turn, self._settings.now, self._engine, system) if self._engine is not None else None
+        return why_empty(turn, self._settings.now, self._engine, system) if self._engine is not None else None
 
     def resampling_notice(self) -> str | None:
         """Return the notice that another answer is sampled although replies are greedy; None if all are sampled."""

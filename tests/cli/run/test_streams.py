@@ -51,7 +51,7 @@ def test_the_newline_at_the_end(run, models):
     assert run("-m", scripted_model(models / "newline", [b"a", b"\n"]).path, "hi").out == "a\n"
     silent = scripted_model(models / "silent", [b"x"], follows={258: 259})
     result = run("-m", silent.path, "hi")
-    assert (result.code, result.out, result.err) == (0, "\n", "")
+    assert (result.code, result.out, result.err) == (0, "\n", f"localspec: {wording('reply_is_empty')}\n")
     assert run("-m", silent.path, "hi", "--json").json["token_ids"] == []
 
 

@@ -262,13 +262,11 @@ class ChatScreen(Steady, ChoosingScreen, FindingScreen):
             await self._take_back(asked, ended.before)
         if ended.trouble is not None:
             await self._conversation.tell(ended.trouble, trouble=True)
-        elif ended.turn is not None and (sentence := self._engine.only_thinking(ended.turn)):
+        elif ended.turn is not None and (sentence := self._engine.why_empty(ended.turn)):
             await self._conversation.tell(sentence)
         elif ended.turn is not None and ended.turn.reason == "repetition":
             sentence = repeated(ended.turn.figures, warmer)
             await self._conversation.tell(f"{sentence[:1].upper()}{sentence[1:]}.")
-        elif ended.turn is not None and ended.turn.reason == "stop" and not ended.turn.reply:
-            await self._conversation.tell("The model says nothing to this.")
         self._show_figures()
         if self._edited is not None:
             self._say_edited()
