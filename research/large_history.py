@@ -2,8 +2,7 @@
 
     python research/large_history.py HOME --conversations 100000 --megabytes 2000 --phrases 1000000
 
-Plain SQL into the tables of the store's own schema; --no-index leaves the index of words empty, which takes most of the
-time, and --one-piece keeps all turns in one volume, as versions did that had only one.
+Plain SQL into the tables of the store; --no-index leaves the index of words empty, which takes most of the time.
 """
 
 import argparse
@@ -15,10 +14,8 @@ from contextlib import closing
 from pathlib import Path
 
 from localspec.paths import Paths
-from localspec.store.history_tables import make_volume
 from localspec.store.phrases import pack_key, pack_tokens
 from localspec.store.store import Store
-from localspec.store.volumes import LIMIT, suffix
 
 TURNS = 5  # of a conversation
 WORDS = [f"word{number:x}" for number in range(5000)]
@@ -56,7 +53,6 @@ def main() -> None:
     parser.add_argument("--phrases", type=int, default=0, help="of the demo model")
     parser.add_argument("--tokenizer", default="none", help="the hash of its tokenizer, as `pool list --json` tells it")
     parser.add_argument("--no-index", action="store_true")
-    parser.add_argument("--one-piece", action="store_true")
     options = parser.parse_args()
     began, now = time.perf_counter(), time.time()
     length = options.megabytes * 1_000_000 // (options.conversations * TURNS)
@@ -64,24 +60,20 @@ def main() -> None:
         pool = store.phrases.pool("demo", options.tokenizer)
         database = store.path
     assert database is not None and pool is not None
-    in_one = options.conversations if options.one_piece else max(1, LIMIT // (TURNS * (length + min(200, length))))
     with closing(sqlite3.connect(database, cached_statements=1024)) as connection, connection:
         connection.execute("BEGIN")
-        for volume in range(1, (options.conversations - 1) // in_one + 1):
-            make_volume(connection, volume)
         left_out = "sql LIKE '%trigram%' OR tbl_name = 'phrase'" if options.no_index else "false"
         query = f"SELECT name, sql FROM sqlite_master WHERE type = 'trigger' AND ({left_out})"
         triggers = connection.execute(query).fetchall()
         for name, _ in triggers:
             connection.execute(f"DROP TRIGGER {name}")
         connection.executemany(
-            "INSERT INTO conversation (id, model, created, used, volume) VALUES (?, 'demo', ?, ?, ?)",
-            ((number, now, now, (number - 1) // in_one) for number in range(1, options.conversations + 1)),
+            "INSERT INTO conversation (id, model, created, used) VALUES (?, 'demo', ?, ?)",
+            ((number, now, now) for number in range(1, options.conversations + 1)),
         )
         for turn, (number, *said) in enumerate(turns(options.conversations, length), 1):
-            table = f"turn{suffix((number - 1) // in_one)}"
             columns = "(id, conversation, prompt, reply, reason, figures, asked)"
-            insert = f"INSERT INTO {table} {columns} VALUES (?, ?, ?, ?, 'stop', '{{}}', 0)"
+            insert = f"INSERT INTO turn {columns} VALUES (?, ?, ?, ?, 'stop', '{{}}', 0)"
             connection.execute(insert, (turn, number, *said))
         connection.execute("UPDATE sqlite_sequence SET seq = ? WHERE name = 'turn'", (turn,))
         connection.executemany(

@@ -1,11 +1,14 @@
 """Text that is deleted and looked for afterwards, in every byte of the files and in the index of words."""
 
 import random
+import sqlite3
+import struct
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 from localspec.store.history import History
 from localspec.store.store import Store
-from localspec.store.volumes import every, suffix
 
 # Each character of its own beginning in UTF-8, so that no trigram can hide behind a prefix it shares with another; of
 # one case, which is how the index has them too.
@@ -59,21 +62,52 @@ def talk(history: History, chance: random.Random, conversation: int | None = Non
     return conversation
 
 
+def leave_copies(path: Path, tables: list[str]) -> int:
+    """Write MARKER between the cells of a page and their list, where SQLite may leave copies of rows that it moved.
+
+    Return on how many pages.
+    """
+    with closing(sqlite3.connect(path)) as connection:
+        size = connection.execute("PRAGMA page_size").fetchone()[0]
+        query = "SELECT rootpage FROM sqlite_master WHERE name = ?"
+        roots = [connection.execute(query, (table,)).fetchone()[0] for table in tables]
+    content = bytearray(path.read_bytes())
+    copies = 0
+    for start in (start for root in roots for start in _tree(bytes(content), root, size)):
+        cells, end = struct.unpack_from(">HH", content, start + 3)
+        gap = start + (12 if content[start] in (2, 5) else 8) + 2 * cells
+        room = start + end - gap
+        text = MARKER.encode()[: max(room, 0)]
+        content[gap : gap + len(text)] = text
+        copies += room >= len(MARKER.encode())
+    path.write_bytes(content)
+    return copies
+
+
+def _tree(content: bytes, root: int, size: int) -> Iterator[int]:
+    """Yield where the pages of a tree begin."""
+    start = (root - 1) * size
+    yield start
+    header = start + (100 if root == 1 else 0)
+    if content[header] in (2, 5):
+        cells = struct.unpack_from(">H", content, header + 3)[0]
+        pointers = struct.unpack_from(f">{cells}H", content, header + 12)
+        for place in (header + 8, *(start + pointer for pointer in pointers)):
+            yield from _tree(content, struct.unpack_from(">I", content, place)[0], size)
+
+
 def index_is_whole(store: Store) -> bool:
-    """Whether the index is in every volume what it would be if it were made anew."""
+    """Return whether the index of words equals one that is built from the turns."""
     connection = store._database._connection
 
     def entries() -> list[object]:
+        connection.execute("DROP TABLE IF EXISTS temp.entry")
+        connection.execute("CREATE VIRTUAL TABLE temp.entry USING fts5vocab (main, trigram, instance)")
         return connection.execute("SELECT term, doc FROM temp.entry ORDER BY term, doc").fetchall()
 
-    for trigram in (f"trigram{suffix(number)}" for number in every(connection)):
-        connection.execute("DROP TABLE IF EXISTS temp.entry")
-        connection.execute(f"CREATE VIRTUAL TABLE temp.entry USING fts5vocab (main, {trigram}, instance)")
-        now = entries()
-        connection.execute("BEGIN")
-        connection.execute(f"INSERT INTO {trigram} ({trigram}) VALUES ('rebuild')")
-        anew = entries()
-        connection.execute("ROLLBACK")
-        if now != anew:
-            return False
-    return True
+    now = entries()
+    connection.execute("BEGIN")
+    connection.execute("INSERT INTO trigram (trigram) VALUES ('rebuild')")
+    rebuilt = entries()
+    connection.execute("ROLLBACK")
+    return now == rebuilt

@@ -22,7 +22,6 @@ from localspec.quantities import ago, counted, day, moment, seconds_of
 from localspec.store.conversations import ConversationInfo, Saved
 from localspec.store.copied import remove_copied
 from localspec.store.history import History
-from localspec.store.removal import DIVIDED
 from localspec.text import one_line
 
 app = typer.Typer(help="Saved conversations: list, search, show, export, rm.", invoke_without_command=True)
@@ -137,8 +136,7 @@ def rm(
         infos = _to_delete(history, conversations, before)
         drafts = store.drafts.left() if store and everything else 0
         report_files_set_aside(WHAT)
-        strays = store.history.strays() if store and everything else 0
-        if store is None or not (infos or drafts or strays):
+        if store is None or not (infos or drafts):
             if everything and copied.exists() and may_delete("the text that was copied last", yes):
                 remove_copied(copied)
                 done = "Deleted the text that was copied last."
@@ -146,19 +144,17 @@ def rm(
                 older = "" if before is None else f" that were last used before {day(before)}"
                 done = f"There are no conversations to delete{older}."
             if store is not None:
-                store.history.remove(())  # of what could not be saved, the log may hold some
+                store.history.remove((), everything)  # an earlier deletion may be unfinished
             typer.echo(done)
             return
-        if not may_delete(_target(infos, drafts, strays, before), yes):
+        if not may_delete(_target(infos, drafts, before), yes):
             return
-        ids = [info.id for info in infos]
-        if store.history.takes_long_to_remove(ids):
-            tell(f"localspec: {DIVIDED}")
-        strays = store.history.remove_strays() if strays else 0  # their bytes go with those of the conversations
-        removed = store.history.remove(ids)
+        removed = store.history.remove([info.id for info in infos], everything)
         drafts = store.drafts.remove_left() if drafts else 0
         also = ", and the text that was copied last" if remove_copied(copied) else ""  # it may be of any of them
-        typer.echo(f"Deleted {_counts(removed, drafts, strays)}{also}.")
+        typer.echo(f"Deleted {_counts(removed, drafts)}{also}.")
+        if store.history.unfinished:
+            tell(f"localspec: {store.history.unfinished}")
         if store.phrases.any_kept():
             typer.echo("Phrases that were learned from replies stay until `localspec pool clear`.")
 
@@ -174,16 +170,15 @@ def _to_delete(
     return history.conversations() if before is None else history.unused_since(before)
 
 
-def _target(infos: Sequence[ConversationInfo], drafts: int, strays: int, before: float | None) -> str:
-    if len(infos) == 1 and not (drafts or strays):
+def _target(infos: Sequence[ConversationInfo], drafts: int, before: float | None) -> str:
+    if len(infos) == 1 and not drafts:
         return f"conversation {infos[0].id}, {infos[0].title!r}"
-    return _counts(len(infos), drafts, strays) + ("" if before is None else f" last used before {day(before)}")
+    return _counts(len(infos), drafts) + ("" if before is None else f" last used before {day(before)}")
 
 
-def _counts(conversations: int, drafts: int, strays: int) -> str:
-    counts = [counted(conversations, "conversation")] if conversations or not (drafts or strays) else []
+def _counts(conversations: int, drafts: int) -> str:
+    counts = [counted(conversations, "conversation")] if conversations or not drafts else []
     counts += [counted(drafts, "unsent draft")] if drafts else []
-    counts += [f"{counted(strays, 'row')} of no conversation"] if strays else []
     return " and ".join(counts)
 
 

@@ -9,6 +9,7 @@ import typer
 
 from localspec.chat.kept_phrases import KeptPhrase, Stories, kept_phrases, reader
 from localspec.cli.console import folded, may_delete, print_json, width
+from localspec.cli.progress import tell
 from localspec.cli.store_access import report_files_set_aside, store_if_any
 from localspec.errors import NotHere
 from localspec.models.registry import find, renamed
@@ -107,6 +108,8 @@ def clear(
         chosen = [None] if model is None else [pool.pool for pool in pools]
         removed = sum(store.phrases.forget(pool, conversation=conversation) for pool in chosen)
         typer.echo(one_line(f"Deleted {counted(removed, 'phrase')} of {whose}."))
+        if store.phrases.unfinished:
+            tell(f"localspec: {store.phrases.unfinished}")
 
 
 @app.command()

@@ -7,33 +7,26 @@ from itertools import zip_longest
 from typing import Any
 
 from localspec.outside_files import parse_json
-from localspec.store import volumes
 from localspec.store.conversations import REASONS, SOURCES, ConversationInfo, Turn
 from localspec.store.titles import cut, title_of
 from localspec.store.values import moment, text
 from localspec.text import one_line
 
 INFO = """SELECT id,
-    (SELECT substr(prompt, 1, 1000) FROM turn{volume} WHERE conversation = owner.id ORDER BY id LIMIT 1),
-    (SELECT title FROM about{volume} WHERE conversation = owner.id), model, created, used,
-    (SELECT count(*) FROM turn{volume} WHERE conversation = owner.id), branch_of, source
+    (SELECT substr(prompt, 1, 1000) FROM turn WHERE conversation = owner.id ORDER BY id LIMIT 1),
+    title, model, created, used, (SELECT count(*) FROM turn WHERE conversation = owner.id), branch_of, source
     FROM conversation AS owner WHERE id = ?"""
-IN_ORDER = "SELECT id, prompt, reply, reason, figures, asked FROM turn{volume} WHERE conversation = ? ORDER BY id"
+IN_ORDER = "SELECT id, prompt, reply, reason, figures, asked FROM turn WHERE conversation = ? ORDER BY id"
 
 
-def info_of(connection: sqlite3.Connection, conversation: int, place: int | None = None) -> ConversationInfo | None:
-    """None where there is none of that id, or nothing was said in it."""
-    place = volumes.of_conversation(connection, conversation) if place is None else place
-    if place is None:
-        return None
-    row = connection.execute(INFO.format(volume=volumes.suffix(place)), (conversation,)).fetchone()
-    if row is not None and not row[6]:
-        volumes.compare_turns(connection, place, conversation)
+def info_of(connection: sqlite3.Connection, conversation: int) -> ConversationInfo | None:
+    """Return the row of a list; None where there is no conversation of that id, or nothing was said in it."""
+    row = connection.execute(INFO, (conversation,)).fetchone()
     return info_from(row) if row is not None and row[6] else None
 
 
 def info_from(row: tuple[Any, ...]) -> ConversationInfo:
-    """What is said of a conversation, from the columns of INFO."""
+    """Return the row of a list, from the columns of INFO."""
     number, prompt, given, model, created, used, turns, origin, source = row
     title = title_of(text(prompt)) if given is None else cut(one_line(text(given)))
     branch_of = origin if isinstance(origin, int) else None
@@ -48,15 +41,10 @@ def parting_of(connection: sqlite3.Connection, *pair: int) -> tuple[Turn | None,
 
     None where one of these conversations is not there (any more).
     """
-    places = [volumes.of_conversation(connection, number) for number in pair]
-    if None in places:
+    if connection.execute("SELECT count(*) FROM conversation WHERE id IN (?, ?)", pair).fetchone()[0] < len({*pair}):
         return None
     with ExitStack() as opened:
-        mine, theirs = (
-            opened.enter_context(closing(connection.execute(IN_ORDER.format(volume=volumes.suffix(place)), (number,))))
-            for place, number in zip(places, pair, strict=True)
-            if place is not None
-        )
+        mine, theirs = (opened.enter_context(closing(connection.execute(IN_ORDER, (number,)))) for number in pair)
         one = other = None
         for one, other in zip_longest(map(turn_from, mine), map(turn_from, theirs)):
             if one is None or other is None or (one.prompt, one.reply) != (other.prompt, other.reply):
@@ -65,7 +53,7 @@ def parting_of(connection: sqlite3.Connection, *pair: int) -> tuple[Turn | None,
 
 
 def turn_from(row: tuple[Any, ...]) -> Turn:
-    """From its columns: id, prompt, reply, reason, figures, asked, and reasoning if it is there."""
+    """Return a turn from its columns: id, prompt, reply, reason, figures, asked, and reasoning if it is there."""
     number, prompt, reply, reason, figures, asked, *reasoning = row
     return Turn(
         number, text(prompt), text(reply), _reason(reason), figures_from(figures), moment(asked), *map(text, reasoning)
@@ -77,7 +65,7 @@ def _reason(value: object) -> str | None:
 
 
 def figures_from(stored: str) -> Mapping[str, Any]:
-    """What was kept with a turn; nothing where that is no JSON object."""
+    """Return the figures saved with a turn; an empty mapping where they are not a JSON object."""
     try:
         figures = parse_json(stored)
     except (ValueError, TypeError):

@@ -1,33 +1,30 @@
-"""The SQLite file that localspec keeps things in, while it is open: read, written, and survived when something happens.
+"""The SQLite file of localspec while it is open: read and written, also when the disk or the file fails.
 
-What is kept is private text: the file is 0600 in a 0700 directory and what is deleted is overwritten.
+It holds private text: the file is 0600 in a 0700 directory, and deleted text is overwritten.
 """
 
 import contextlib
 import os
+import shutil
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Self
 
 from localspec.errors import LocalspecError
 from localspec.paths import private_directory
-from localspec.store import opening
-from localspec.store.log_tail import log_size, overwrite_tail
+from localspec.quantities import size
+from localspec.store import cleaning, opening
 from localspec.store.opening import (
-    Probe,
+    Notice,
     Result,
-    Salvage,
     Work,
-    begun_anew,
     code_of,
+    how_to_recover,
     identity,
     is_broken,
-    may_be_damage,
-    mended_by,
-    mended_copy,
     moved,
     one_at_a_time,
     open_in_memory,
@@ -37,7 +34,6 @@ from localspec.store.opening import (
     set_aside,
     transaction,
 )
-from localspec.store.shrinking import is_mostly_free, shrink
 
 NO_ROOM = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR}
 _MAKE_ROOM = "make room on its disk to change it"
@@ -66,7 +62,7 @@ class NoRoom(StoreTrouble):
 
 
 class Database:
-    """The open database. It may be used from any thread; calls wait for each other.
+    """An open database. It may be used from any thread; calls wait for each other.
 
     `read_only` is True where nothing can be saved. `path` is None where the database lives in memory only. Both last
     until the file can be written after all, which is tried with all that is to be saved.
@@ -76,12 +72,10 @@ class Database:
         self,
         connection: sqlite3.Connection,
         path: Path,
-        notice: Callable[[str], None],
+        notice: Notice,
         migrations: Sequence[Work[None]],
-        probes: Sequence[Probe],
+        probes: Sequence[str],
         refill: Work[None],
-        mend: Work[str],
-        salvage: Salvage,
         unwritable: str = "",
         in_memory: bool = False,
     ) -> None:
@@ -93,8 +87,6 @@ class Database:
         self._migrations = migrations
         self._probes = probes
         self._refill = refill
-        self._mend = mend
-        self._salvage = salvage
         self._identity = identity(path)
         self._lock = threading.RLock()
 
@@ -102,20 +94,16 @@ class Database:
     def open(
         cls,
         path: Path,
-        notice: Callable[[str], None],
+        notice: Notice,
         migrations: Sequence[Work[None]],
-        probes: Sequence[Probe],
+        probes: Sequence[str],
         refill: Work[None],
-        mend: Work[str] = lambda connection: "",
-        salvage: Salvage = lambda source, target: "",
     ) -> Self:
-        """Opens or makes the database at `path`.
+        """Open or make the database at `path`.
 
         The version of a file (PRAGMA user_version) is the number of `migrations` that it has been through. `probes`
-        are quick queries that fail where a table or an index is damaged. `refill` puts into an empty database in
-        memory what a session cannot go on without, should its file turn out to be broken. `mend` builds anew what is
-        derived from the rest, where that is damaged, and says so in half a sentence. `salvage` copies from a file that
-        was set aside into the new one, and says what.
+        are quick queries that fail where a table is damaged. `refill` puts into an empty database in memory what a
+        session cannot go on without, should its file turn out to be broken.
 
         Never fails: a broken file or one of a newer version is set aside, one that can only be read is read, and
         where nothing works the database lives in memory. Each of these is reported to `notice` in one sentence.
@@ -123,18 +111,17 @@ class Database:
         path = path.absolute()
         try:
             _make_way(path)
-            with one_at_a_time(path):
-                connection = open_writable(path, notice, migrations, probes, mend, salvage)
-                return cls(connection, path, notice, migrations, probes, refill, mend, salvage)
+            with one_at_a_time(path, notice):
+                connection = open_writable(path, notice, migrations, probes)
+                return cls(connection, path, notice, migrations, probes, refill)
         except (OSError, sqlite3.Error, LocalspecError) as error:
             reason = reason_of(error)
-        readable = open_readable(path, len(migrations), probes, mend, notice) if os.path.isfile(path) else None
+        readable = open_readable(path, len(migrations), probes) if os.path.isfile(path) else None
         if readable is not None:
             notice(f"{path} can only be read ({reason}), so nothing new is kept in it.")
-            return cls(readable, path, notice, migrations, probes, refill, mend, salvage, reason)
+            return cls(readable, path, notice, migrations, probes, refill, reason)
         notice(f"{path} cannot be used ({reason}), so what is learned in this session is forgotten at its end.")
-        memory = open_in_memory(migrations)
-        return cls(memory, path, notice, migrations, probes, refill, mend, salvage, reason, in_memory=True)
+        return cls(open_in_memory(migrations), path, notice, migrations, probes, refill, reason, in_memory=True)
 
     @property
     def why_lost(self) -> str:
@@ -148,39 +135,25 @@ class Database:
         return next(do for mark, do in _REMEDIES.items() if mark in self._why)
 
     def close(self) -> None:
-        """Closes the file; the database cannot be used afterwards."""
+        """Close the file; the database cannot be used afterwards."""
         with self._lock:
             self._connection.close()
 
     def read(self, work: Work[Result]) -> Result:
-        """What `work` finds; it is given the connection and may be called twice. Raises StoreTrouble."""
+        """Return what `work` finds; it is given the connection and may be called twice. Raise StoreTrouble."""
         with self._lock:
             try:
                 return work(self._connection)
             except sqlite3.ProgrammingError:
                 raise
             except sqlite3.DatabaseError as error:
-                damage = error
-            mended = self._mended(damage)
-            if mended is not None:
-                try:
-                    return work(self._connection)
-                except sqlite3.DatabaseError as error:
-                    damage = error
-                    if is_broken(error):
-                        mended = ""  # it is set aside all the same
-                finally:
-                    if mended:
-                        self._notice(mended)
-            if not is_broken(damage):
-                if code_of(damage) in NO_ROOM:
-                    self._forget_half_saved()
-                raise self._trouble(damage) from damage
-            self._leave_broken_file(damage)
+                if not is_broken(error):
+                    raise self._trouble(error) from error
+                self._leave_broken_file(error)
             return work(self._connection)
 
     def at_once(self, work: Work[Result]) -> Result:
-        """The same, and all that `work` reads is of one moment, whatever other processes do. Raises StoreTrouble."""
+        """Like `read`, but all that `work` reads is of one moment, whatever other processes do. Raise StoreTrouble."""
 
         def whole(connection: sqlite3.Connection) -> Result:
             with transaction(connection, "DEFERRED"):
@@ -189,7 +162,7 @@ class Database:
         return self.read(whole)
 
     def save(self, work: Work[Result]) -> Result:
-        """Does `work` in one transaction: all of it is kept or nothing. It may be called twice. Raises StoreTrouble."""
+        """Do `work` in one transaction: all of it is saved or nothing. It may be called twice. Raise StoreTrouble."""
         self.reach_file()
         if self.read_only:
             kind = NoRoom if self._remedy == _MAKE_ROOM else StoreTrouble
@@ -204,7 +177,7 @@ class Database:
         return self.read(whole)
 
     def reach_file(self) -> None:
-        """Opens the file for writing where it could not be when the database was opened, and can be by now."""
+        """Try again to open a file for writing that could not be opened at first."""
         with self._lock:
             if not self._why:
                 return
@@ -214,9 +187,7 @@ class Database:
                     if self.path is None:
                         connection = moved(self._connection, self._file)
                     else:
-                        connection = open_writable(
-                            self._file, self._notice, self._migrations, self._probes, self._mend, self._salvage
-                        )
+                        connection = open_writable(self._file, self._notice, self._migrations, self._probes)
             except (OSError, sqlite3.Error, LocalspecError) as error:
                 self._why = reason_of(error)
                 return
@@ -226,24 +197,89 @@ class Database:
         if came:
             self._notice(f"{self._file} can be used by now: what was learned and said in this session is kept in it.")
 
-    def scrub(self) -> str:
-        """Takes what was deleted out of the files too; returns what stood in the way, or nothing."""
-        with self._lock:
-            # Where there is no room to write all of it anew, most bytes are gone all the same (secure_delete).
-            with contextlib.suppress(sqlite3.DatabaseError):
-                shrink(self._connection, self.path)
-            return self.empty_log()
+    def delete(self, work: Work[Result]) -> Result:
+        """Do `work`, which deletes, with a mark that its bytes may still be in the file. Raise StoreTrouble."""
+
+        def marked(connection: sqlite3.Connection) -> Result:
+            result = work(connection)
+            cleaning.mark(connection)
+            return result
+
+        return self.save(marked)
+
+    def overwrite_deleted(self, done: str) -> None:
+        """Overwrite deleted text. A large file is left to the next start, which `unfinished` says.
+
+        Raise StoreTrouble where something stands in the way; its sentence begins with what was `done`.
+        """
+        if problem := self.empty_log() if self.unfinished else self._write_anew(wait=True):
+            with contextlib.suppress(StoreTrouble):
+                self.save(cleaning.mark)
+            raise StoreTrouble(
+                f"{done}, but deleted text may still be in {self.path} and its -wal file ({problem}). The next start "
+                "overwrites it: make room on the disk, and end every other localspec session."
+            )
+
+    @property
+    def unfinished(self) -> str:
+        """The sentence on deleted text that is still in the file, which is too large to be written anew at once."""
+        with self._lock, contextlib.suppress(sqlite3.DatabaseError):
+            if cleaning.last_mark(self._connection) and self._is_large:
+                return f"{self._named} is large, so the deleted text in it is overwritten at the next start."
+        return ""
+
+    def finish_deletion(self) -> None:
+        """Overwrite what earlier deletions left in the file, and announce it where that takes long."""
+        if self.path is None or self.read_only:
+            return
+        with contextlib.suppress(OSError, sqlite3.Error), contextlib.ExitStack() as stack, self._lock:
+            if not cleaning.last_mark(self._connection):
+                return
+            if large := self._is_large:
+                stack.enter_context(one_at_a_time(self.path, self._notice))
+                if not cleaning.last_mark(self._connection):  # another process has done it meanwhile
+                    return
+                needed = 2 * cleaning.content_size(self._connection)  # for a temporary file and the log
+                if shutil.disk_usage(self.path.parent).free < needed:
+                    self._notice(f"Deleted text is still in {self.path}: make room for {size(needed)} on its disk.")
+                    return
+                self._notice(f"Deleted text in {self._named} is overwritten first, which may take a minute.")
+            if (problem := self._write_anew(wait=large)) and large:
+                self._notice(f"Deleted text may still be in {self.path} ({problem}) until the next start.")
 
     def give_back(self) -> None:
-        """Shrinks the file, if that is quick or a great part of it is free."""
+        """Shrink the file, if that is quick."""
         with self._lock, contextlib.suppress(sqlite3.DatabaseError):
-            if is_mostly_free(self._connection):
-                shrink(self._connection, self.path)
+            if not self._is_large:
+                cleaning.vacuum(self._connection, self.path)
+
+    @property
+    def _is_large(self) -> bool:
+        return cleaning.content_size(self._connection) > cleaning.SMALL
+
+    @property
+    def _named(self) -> str:
+        return f"{self.path} ({size(cleaning.content_size(self._connection))})"
+
+    def _write_anew(self, wait: bool) -> str:
+        """Overwrite deleted text; return what stands in the way, or nothing."""
+        with self._lock:
+            try:
+                last = cleaning.last_mark(self._connection)
+                if last:
+                    with _patience(self._connection, wait):
+                        cleaning.write_anew(self._connection, self.path)
+                problem = self.empty_log(wait)
+                if last and not problem:
+                    self._connection.execute("DELETE FROM deletion WHERE number <= ?", (last,))
+                return problem
+            except sqlite3.DatabaseError as error:
+                return str(error)
 
     def empty_log(self, wait: bool = True) -> str:
-        """Takes what was overwritten out of the write-ahead log too; returns what stood in the way, or nothing."""
+        """Write the log into the file and cut it to nothing; return what stands in the way, or nothing."""
         if self.read_only:  # a log that cannot be read here seems to be empty
-            return self._why if self.path and log_size(self.path) else ""
+            return self._why if self.path and _log_size(self.path) else ""
         deadline = time.monotonic() + (opening.BUSY_SECONDS if wait else 0)
         try:
             with self._lock, _patience(self._connection, wait):
@@ -255,51 +291,22 @@ class Database:
         except sqlite3.DatabaseError as error:
             return str(error)
 
-    def _mended(self, damage: sqlite3.DatabaseError) -> str | None:
-        """What failed may work now, since what is derived was built anew, which the sentence says if there is one to be
-        told. None where it was not. Raises StoreTrouble.
-        """
-        if self.path is None or not may_be_damage(damage):
-            return None
-        if self.read_only:
-            copied = mended_copy(self._mend, self._connection, self.path, damage)
-            if copied is None:
-                return None
-            self._connection.close()
-            self._connection, told = copied
-            return told
-        try:
-            with one_at_a_time(self.path):
-                ours = identity(self.path) == self._identity
-                return mended_by(self._mend, self._connection, self.path, damage) if ours else None
-        except sqlite3.DatabaseError as trouble:  # the file stays, and is mended where there is room again
-            raise self._trouble(trouble) from damage
-
     def _trouble(self, error: sqlite3.DatabaseError) -> StoreTrouble:
         trouble = NoRoom if code_of(error) == sqlite3.SQLITE_FULL else StoreTrouble
         return trouble(f"{self.path} {_remedy(error)} ({reason_of(error)}).")
 
-    def _forget_half_saved(self) -> None:
-        """What a transaction had written before it failed would stay in the log for as long as that is not emptied."""
-        with contextlib.suppress(OSError, sqlite3.Error), transaction(self._connection):  # nobody adds to it meanwhile
-            if self.path is not None:
-                overwrite_tail(self.path)
-
     def _leave_broken_file(self, error: sqlite3.DatabaseError) -> None:
-        """Damage found while at work: sets the file aside and goes on in memory."""
+        """Set the file aside, in which damage was found at work, and go on in memory."""
         if self.path is None:
             raise error
         broken, path = self._connection, self.path
+        how = ""
         try:
             with one_at_a_time(path):
                 # Another process may have been quicker; then the file of this name is a new and good one.
                 aside = set_aside(path, "broken", broken) if identity(path) == self._identity else None
-                came = begun_anew(path, aside, self._migrations, self._salvage) if aside else ""
-                if aside and not came:  # the next start makes one
-                    for part in ("", "-wal", "-shm"):
-                        Path(f"{path}{part}").unlink(missing_ok=True)
             fate = f"was set aside as {aside.name}" if aside else "was set aside by another process"
-            fate += f"; from the next start on a new one is used, begun {came}" if came else ""
+            how = f" {how_to_recover(aside)}" if aside else ""
         except (OSError, sqlite3.Error) as trouble:
             fate = f"cannot be set aside ({reason_of(trouble)})"
         with contextlib.suppress(sqlite3.Error):
@@ -308,11 +315,19 @@ class Database:
         self.path, self.read_only, self._why = None, False, ""
         self._refill(self._connection)
         what = f"{path} is broken ({reason_of(error)}) and {fate}"
-        self._notice(f"{what}; what is learned in this session is forgotten at its end.")
+        self._notice(f"{what}; what is learned in this session is forgotten at its end.{how}")
+
+
+def _log_size(path: Path) -> int:
+    """Return the bytes in the log of the database at `path`; 0 where there is none."""
+    try:
+        return os.stat(f"{path}-wal").st_size
+    except FileNotFoundError:
+        return 0
 
 
 def _make_way(path: Path) -> None:
-    """Makes its directory. Raises OSError where that cannot be, or where something else than a file lies at `path`."""
+    """Make its directory. Raise OSError where that fails, or where something else than a file lies at `path`."""
     if path.exists() and not path.is_file():
         raise OSError("it is not a file")
     private_directory(path.parent)
@@ -320,7 +335,7 @@ def _make_way(path: Path) -> None:
 
 @contextlib.contextmanager
 def _patience(connection: sqlite3.Connection, wait: bool) -> Iterator[None]:
-    """Without `wait`, what is in use is not waited for."""
+    """Do not wait for other processes, unless `wait`."""
     connection.execute(f"PRAGMA busy_timeout = {opening.BUSY_SECONDS * wait * 1000:.0f}").fetchone()
     try:
         yield

@@ -5,7 +5,6 @@ import sqlite3
 from collections.abc import Callable
 from functools import cached_property
 
-from localspec.store.comparing import comparison
 from localspec.store.database import Database, StoreTrouble
 
 _Row = tuple[int, float, str, str | None, int | None]  # process, began, text, server, conversation
@@ -30,10 +29,7 @@ def tell_where(connection: sqlite3.Connection) -> None:
     connection.execute("ALTER TABLE draft ADD COLUMN conversation INTEGER")
 
 
-PROBES = (
-    "SELECT process, began, text, server, conversation FROM draft LIMIT 1",
-    comparison("draft", "sqlite_autoindex_draft_1", ("process", "began"), ("rowid",)),
-)
+PROBES = ("SELECT process, began, text, server, conversation FROM draft LIMIT 1",)
 
 
 class Drafts:
@@ -53,7 +49,7 @@ class Drafts:
         return os.getpid(), psutil.Process().create_time()
 
     def keep(self, text: str, server: str | None = None, conversation: int | None = None) -> None:
-        """Keeps this instead of what this process kept before; an empty text deletes that."""
+        """Save this in place of what this process saved before; an empty text deletes that."""
 
         def write(connection: sqlite3.Connection) -> None:
             connection.execute("DELETE FROM draft WHERE process = ? AND began = ?", self._owner)
@@ -69,7 +65,7 @@ class Drafts:
             raise StoreTrouble(why)
 
     def left(self) -> int:
-        """How many drafts there are of processes that have ended."""
+        """Return how many drafts there are of processes that have ended."""
         return len(self._database.read(_left))
 
     def take_left(self, server: str | None = None, conversation: int | None = None) -> list[str]:
@@ -85,13 +81,9 @@ class Drafts:
         return [row[4] for row in found if row[3] == server and row[4] is not None]
 
     def remove_left(self) -> int:
-        """Deletes them, so that their bytes are gone from the files too; returns how many there were."""
-        removed = len(self._database.save(lambda connection: _taken(connection, lambda _: True)))
-        if problem := self._database.scrub():
-            raise StoreTrouble(
-                f"The unsent drafts were removed, but their bytes may still be in {self._database.path} and its -wal "
-                f"file ({problem}) until every other localspec session is closed."
-            )
+        """Delete them, and their bytes in the files; return how many there were. Raise StoreTrouble."""
+        removed = len(self._database.delete(lambda connection: _taken(connection, lambda _: True)))
+        self._database.overwrite_deleted("The unsent drafts were removed")
         return removed
 
 

@@ -1,4 +1,4 @@
-"""Conversations, kept as they happen: verbatim private text, found again by its words, deleted to the last byte."""
+"""Conversations, saved as they happen: verbatim private text, found by its words, deleted to the last byte."""
 
 import json
 import re
@@ -11,10 +11,11 @@ from itertools import islice
 from typing import Any
 
 from localspec.errors import LocalspecError
-from localspec.store import removal, volumes
+from localspec.quantities import counted
 from localspec.store.conversation_rows import figures_from, info_from, info_of, parting_of, turn_from
 from localspec.store.conversations import ConversationInfo, Found, Saved, Source, Turn
-from localspec.store.database import Database
+from localspec.store.database import Database, StoreTrouble
+from localspec.store.history_tables import delete_all_turns
 from localspec.store.presence import Presence
 from localspec.store.searched_words import excerpt, folded_words, hold, index_query
 from localspec.store.values import text
@@ -23,23 +24,18 @@ _UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 
 
 # Ids and not times put them in order: a clock that was set back must not hide the newest one.
-NEWEST_FIRST = "SELECT id, volume FROM conversation ORDER BY newest DESC"
+NEWEST_FIRST = "SELECT id FROM conversation ORDER BY newest DESC"
 WHOLE = """SELECT turn.id, prompt, reply, reason, figures, asked, reasoning,
-    model, about.system, created, used, about.title, branch_of, source
-    FROM turn{volume} AS turn JOIN conversation ON conversation.id = turn.conversation
-    LEFT JOIN about{volume} AS about ON about.conversation = turn.conversation
-    WHERE turn.conversation = ? ORDER BY turn.id"""
-ABOUT = """INSERT INTO about{volume} (conversation, {column}) VALUES (?, ?)
-    ON CONFLICT (conversation) DO UPDATE SET {column} = excluded.{column}"""
-TAKE_BACK = "DELETE FROM turn{volume} WHERE id = ? AND conversation = ? AND reply = '' AND reasoning = ''"
-CANDIDATES = """SELECT id, conversation, prompt, reply FROM turn{volume} WHERE id IN
-    (SELECT rowid FROM trigram{volume} WHERE trigram{volume} MATCH ?
-    UNION ALL SELECT id FROM turn{volume} WHERE reason IS NULL OR reply = '') ORDER BY id DESC"""
-EVERY_TURN = "SELECT id, conversation, prompt, reply FROM turn{volume} ORDER BY id DESC"
-TITLED = """SELECT newest, named.conversation, named.title FROM about{volume} AS named
-    JOIN conversation ON conversation.id = named.conversation
-    WHERE named.title IS NOT NULL AND typeof(newest) = 'integer' ORDER BY newest DESC"""
-EVERY_PROMPT = "SELECT id, prompt, figures FROM turn{volume} ORDER BY id DESC"
+    model, system, created, used, title, branch_of, source
+    FROM turn JOIN conversation ON conversation.id = turn.conversation WHERE turn.conversation = ? ORDER BY turn.id"""
+TAKE_BACK = "DELETE FROM turn WHERE id = ? AND conversation = ? AND reply = '' AND reasoning = ''"
+CANDIDATES = """SELECT id, conversation, prompt, reply FROM turn WHERE id IN
+    (SELECT rowid FROM trigram WHERE trigram MATCH ?
+    UNION ALL SELECT id FROM turn WHERE reason IS NULL OR reply = '') ORDER BY id DESC"""
+EVERY_TURN = "SELECT id, conversation, prompt, reply FROM turn ORDER BY id DESC"
+TITLED = """SELECT newest, id, title FROM conversation
+    WHERE title IS NOT NULL AND typeof(newest) = 'integer' ORDER BY newest DESC"""
+EVERY_PROMPT = "SELECT prompt, figures FROM turn ORDER BY id DESC"
 
 
 class WentOn(LocalspecError):
@@ -56,11 +52,10 @@ class History:
     def __init__(self, database: Database) -> None:
         self._database = database
         self.presence = Presence(database.path)
-        self._counted: dict[int, int] = {}
 
     @property
     def lasts(self) -> bool:
-        """Whether what is kept here outlives the process: it does not in memory, where no file could be used."""
+        """Whether conversations outlive the process: in memory, where no file could be used, they do not."""
         return self._database.path is not None
 
     @property
@@ -69,12 +64,12 @@ class History:
         return self._database.why_lost
 
     def reach_file(self) -> None:
-        """Where no file could be used: tries once more."""
+        """Try once more to use the file, if it could not be used."""
         self._database.reach_file()
 
     @property
     def ever_kept(self) -> bool:
-        """Whether a conversation was ever kept in this file, also one that has been deleted since."""
+        """Whether a conversation was ever saved in this file, also one that has been deleted since."""
         query = "SELECT count(*) FROM sqlite_sequence WHERE name = 'conversation' AND seq > 0"
         return bool(self._database.read(lambda connection: connection.execute(query).fetchone()[0]))
 
@@ -90,7 +85,7 @@ class History:
         asked: float | None = None,
         source: Source = "chat",
     ) -> tuple[int, int]:
-        """Begins a turn; returns the ids of its conversation and of the turn.
+        """Begin a turn; return the ids of its conversation and of the turn.
 
         A new conversation is made where there is none of that id (any more). The turn `instead` of which this one is
         begun is taken back, if it is unanswered: another process may be about to answer the last one. Raises WentOn,
@@ -99,40 +94,34 @@ class History:
         somebody goes on with in a chat is no longer one of pipes.
         """
         now = time.time()
-        about, used = None if system is None else _storable(system), (_storable(model), now)
+        about = (_storable(model), None if system is None else _storable(system), now)
         first = (_storable(prompt), now if asked is None else asked)
 
         def write(connection: sqlite3.Connection) -> tuple[int, int]:
-            place = volumes.of_conversation(connection, conversation)
-            if conversation is None or place is None:
-                place = volumes.with_room(connection)
-                insert = "INSERT INTO conversation (model, used, created, volume, source) VALUES (?, ?, ?, ?, ?)"
-                number = _made(connection.execute(insert, (*used, now, place, source)))
-                volume = volumes.suffix(place)
+            number = conversation if _is_there(connection, conversation) else None
+            if number is None:
+                insert = "INSERT INTO conversation (model, system, used, created, source) VALUES (?, ?, ?, ?, ?)"
+                number = _made(connection.execute(insert, (*about, now, source)))
             else:
-                number, volume = conversation, volumes.suffix(place)
-                query = f"SELECT max(id) FROM turn{volume} WHERE conversation = ?"
+                query = "SELECT max(id) FROM turn WHERE conversation = ?"
                 if newest is not None and connection.execute(query, (number,)).fetchone()[0] not in (None, newest):
                     raise WentOn(f"Conversation {number} has gone on elsewhere.")
-                connection.execute("UPDATE conversation SET model = ?, used = ? WHERE id = ?", (*used, number))
+                update = "UPDATE conversation SET model = ?, system = ?, used = ? WHERE id = ?"
+                connection.execute(update, (*about, number))
                 if source == "chat":
                     connection.execute(
                         "UPDATE conversation SET source = 'run' WHERE id = ? AND source = 'pipe'", (number,)
                     )
-                connection.execute(TAKE_BACK.format(volume=volume), (instead, number))
-            connection.execute(ABOUT.format(volume=volume, column="system"), (number, about))
-            turn = volumes.new_turn_id(connection)
-            columns = "(id, conversation, prompt, asked, reply, figures)"
-            insert = f"INSERT INTO turn{volume} {columns} VALUES (?, ?, ?, ?, '', '{{}}')"
-            connection.execute(insert, (turn, number, *first))
-            return number, turn
+                connection.execute(TAKE_BACK, (instead, number))
+            insert = "INSERT INTO turn (conversation, prompt, asked, reply, figures) VALUES (?, ?, ?, '', '{}')"
+            return number, _made(connection.execute(insert, (number, *first)))
 
         return self._database.save(write)
 
     def branch(
         self, origin: int, turns: Sequence[Turn], *, model: str, system: str | None, source: Source = "chat"
     ) -> tuple[int, list[int]]:
-        """Keeps these turns once more, as the beginning of another conversation; returns its id and theirs.
+        """Save these turns once more, as the beginning of another conversation; return its id and theirs.
 
         Where there is no conversation `origin` (any more) nothing is kept again that was deleted: id 0, and no turns.
         """
@@ -150,41 +139,32 @@ class History:
         ]
 
         def copy(connection: sqlite3.Connection) -> tuple[int, list[int]]:
-            there = volumes.of_conversation(connection, origin)
-            if there is None:
+            if not _is_there(connection, origin):
                 return 0, []
-            place = volumes.with_room(connection)
-            columns = "(model, used, created, volume, branch_of, source)"
-            insert = f"INSERT INTO conversation {columns} VALUES (?, ?, ?, ?, ?, ?)"
-            number = _made(connection.execute(insert, (_storable(model), now, now, place, origin, source)))
-            # The title that a person gave goes along; the conversations are told apart by what was said last.
-            title = f"SELECT title FROM about{volumes.suffix(there)} WHERE conversation = ?"
-            insert = f"INSERT INTO about{volumes.suffix(place)} VALUES (?, ({title}), ?)"
-            connection.execute(insert, (number, origin, None if system is None else _storable(system)))
-            insert = f"""INSERT INTO turn{volumes.suffix(place)}
-                (id, conversation, prompt, reply, reason, figures, asked, reasoning) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"""
-            ids = [volumes.new_turn_id(connection) for _ in rows]
-            connection.executemany(insert, ((turn, number, *row) for turn, row in zip(ids, rows, strict=True)))
-            return number, ids
+            # The title that a person gave goes along; what was said last tells the conversations apart.
+            columns = "(model, system, used, created, branch_of, source, title)"
+            title = "SELECT title FROM conversation WHERE id = ?"
+            insert = f"INSERT INTO conversation {columns} VALUES (?, ?, ?, ?, ?, ?, ({title}))"
+            instructed = None if system is None else _storable(system)
+            about = (_storable(model), instructed, now, now, origin, source, origin)
+            number = _made(connection.execute(insert, about))
+            insert = """INSERT INTO turn (conversation, prompt, reply, reason, figures, asked, reasoning)
+                VALUES (?, ?, ?, ?, ?, ?, ?)"""
+            return number, [_made(connection.execute(insert, (number, *row))) for row in rows]
 
         return self._database.save(copy)
 
     def rename(self, conversation: int, title: str) -> bool:
-        """Gives it a title; an empty one gives back that of its first prompt. False where there is none of that id."""
+        """Give it a title; an empty one restores that of its first prompt. Return False if there is no such id."""
         return self._tell_about(conversation, "title", _storable(title).strip() or None)
 
     def instruct(self, conversation: int, system: str | None) -> bool:
-        """Keeps its system prompt, or that it has none. False where there is no conversation of that id."""
+        """Save its system prompt, or that it has none. Return False where there is no conversation of that id."""
         return self._tell_about(conversation, "system", None if system is None else _storable(system))
 
     def _tell_about(self, conversation: int, column: str, value: str | None) -> bool:
-        def update(connection: sqlite3.Connection) -> bool:
-            place = volumes.of_conversation(connection, conversation)
-            if place is not None:
-                connection.execute(ABOUT.format(volume=volumes.suffix(place), column=column), (conversation, value))
-            return place is not None
-
-        return self._database.save(update)
+        update = f"UPDATE conversation SET {column} = ? WHERE id = ?"
+        return self._database.save(lambda connection: connection.execute(update, (value, conversation)).rowcount > 0)
 
     def write(
         self,
@@ -194,19 +174,15 @@ class History:
         figures: Mapping[str, Any] | None = None,
         reasoning: str = "",
     ) -> bool:
-        """Keeps the reply so far, and with a `reason` the whole of it. False where the turn is gone."""
+        """Save the reply so far, and with a `reason` the whole of it. Return False where the turn is gone."""
         row = (_storable(reply), reason, json.dumps(dict(figures or {})), _storable(reasoning), turn)
 
         def update(connection: sqlite3.Connection) -> bool:
-            place = volumes.of_turn(connection, turn)
-            if place is None:
+            change = "UPDATE turn SET reply = ?, reason = ?, figures = ?, reasoning = ? WHERE id = ?"
+            if not connection.execute(change, row).rowcount:
                 return False
-            table = f"turn{volumes.suffix(place)}"
-            connection.execute(
-                f"UPDATE {table} SET reply = ?, reason = ?, figures = ?, reasoning = ? WHERE id = ?", row
-            )
             if reason is not None:
-                query = f"UPDATE conversation SET used = ? WHERE id = (SELECT conversation FROM {table} WHERE id = ?)"
+                query = "UPDATE conversation SET used = ? WHERE id = (SELECT conversation FROM turn WHERE id = ?)"
                 connection.execute(query, (time.time(), turn))
             return True
 
@@ -215,12 +191,11 @@ class History:
     def conversations(
         self, limit: int | None = None, among: Callable[[ConversationInfo], bool] = lambda info: True
     ) -> list[ConversationInfo]:
-        """The most recently used first, only those `among` which they are meant to be."""
+        """Return conversations for which `among` holds, the most recently used first."""
 
         def find(connection: sqlite3.Connection) -> list[ConversationInfo]:
-            numbers = set(volumes.every(connection))
-            with closing(connection.execute(NEWEST_FIRST)) as places:
-                found = (info_of(connection, *place) for place in places if place[1] in numbers)
+            with closing(connection.execute(NEWEST_FIRST)) as numbers:
+                found = (info_of(connection, number) for (number,) in numbers)
                 infos = (info for info in found if info is not None and among(info))
                 return list(islice(infos, None if limit is None else min(limit, sys.maxsize)))
 
@@ -238,31 +213,24 @@ class History:
         return self._database.at_once(find)
 
     def unused_since(self, seconds: float) -> list[ConversationInfo]:
-        """Those used last before a time in seconds since 1970; one without a time is not known to be old."""
+        """Return those used last before a time in seconds since 1970; one without a time is not known to be old."""
         return [info for info in self.conversations() if 0 < info.used < seconds]
 
     def info(self, conversation: int) -> ConversationInfo | None:
-        """What is said of one conversation in a list, or None where there is none of that id."""
+        """Return the row of one conversation in a list, or None where there is none of that id."""
         return self._database.at_once(lambda connection: info_of(connection, conversation))
 
     def latest(self, among: Callable[[ConversationInfo], bool] = lambda info: True) -> int | None:
-        """The conversation used most recently, `among` these."""
+        """Return the conversation used most recently for which `among` holds."""
         infos = self.conversations(1, among)
         return infos[0].id if infos else None
 
     def read(self, conversation: int) -> Saved | None:
-        """All of a conversation, or None where there is none of that id."""
+        """Return all of a conversation, or None where there is none of that id."""
         if not 0 < conversation < 2**63:  # SQLite takes no larger number
             return None
 
-        def find(connection: sqlite3.Connection) -> list[Any]:
-            place = volumes.of_conversation(connection, conversation)
-            if place is None:
-                return []
-            volumes.compare_turns(connection, place, conversation)
-            return connection.execute(WHOLE.format(volume=volumes.suffix(place)), (conversation,)).fetchall()
-
-        rows = self._database.at_once(find)
+        rows = self._database.read(lambda connection: connection.execute(WHOLE, (conversation,)).fetchall())
         if not rows:
             return None
         model, system, created, used, title, branch_of, source = rows[0][7:]
@@ -273,7 +241,7 @@ class History:
         return Saved(info, system, turns)
 
     def search(self, words: str, limit: int = 50) -> list[Found]:
-        """The conversations with a turn that holds all the words, in prompt or reply: the newest such turn of each.
+        """Return the conversations with a turn that holds all the words, and the newest such turn of each.
 
         A title that somebody gave is looked at as well, and stands for the newest turn of all. Words are parts of text
         between white space, whatever characters they are made of; case does not count, nor how accents are written.
@@ -285,7 +253,7 @@ class History:
         def find(connection: sqlite3.Connection) -> list[Found]:
             found: dict[int, Found] = {}
             called = 0
-            with closing(volumes.newest_first(connection, TITLED)) as titles:
+            with closing(connection.execute(TITLED)) as titles:
                 for turn, conversation, title in titles if limit > 0 else ():
                     title = text(title)
                     if hold(wanted, title):
@@ -294,7 +262,7 @@ class History:
                             found[conversation] = Found(info, turn, excerpt(wanted[0], title, ""))
                     if (called := len(found)) >= limit:
                         break
-            with closing(volumes.newest_first(connection, query, values, self._counted if match else None)) as turns:
+            with closing(connection.execute(query, values)) as turns:
                 for turn, conversation, prompt, reply in turns if limit > 0 else ():
                     prompt, reply = text(prompt), text(reply)
                     if conversation not in found and hold(wanted, prompt, reply):
@@ -309,12 +277,12 @@ class History:
         return self._database.at_once(find) if wanted else []
 
     def prompts(self, limit: int) -> list[str]:
-        """The newest distinct prompts as they were typed, newest first."""
+        """Return the newest distinct prompts as they were typed, newest first."""
 
         def find(connection: sqlite3.Connection) -> list[str]:
             found: dict[str, None] = {}
-            with closing(volumes.newest_first(connection, EVERY_PROMPT)) as turns:
-                for _, prompt, figures in turns:
+            with closing(connection.execute(EVERY_PROMPT)) as turns:
+                for prompt, figures in turns:
                     if len(found) >= limit:
                         break
                     found[Turn(0, text(prompt), "", None, figures_from(figures)).typed] = None
@@ -322,41 +290,59 @@ class History:
 
         return self._database.at_once(find)
 
-    def remove(self, conversations: Sequence[int]) -> int:
-        """Deletes these conversations, so that their bytes are gone from the files too; returns how many there were.
+    def remove(self, conversations: Sequence[int], everything: bool = False) -> int:
+        """Delete these conversations, and their bytes in the files; return how many there were.
 
-        Without any, what could not be saved goes out of the log. Raises StoreTrouble; its sentence says what was done
-        and what is left to do.
+        With `everything` also rows that another program left without a conversation or without a turn. Raise
+        StoreTrouble; its sentence says what was done and what is left to do.
         """
-        return removal.remove(self._database, conversations)
+        path = self._database.path
+        removed = self._delete(conversations, everything)
+        if self._database.path != path:
+            raise StoreTrouble(f"Nothing was removed, because {path} is broken: delete what it was set aside as.")
+        self._database.overwrite_deleted(f"{counted(removed, 'conversation')} removed")
+        return removed
 
     def take_back(self, conversation: int) -> None:
-        """Deletes it without waiting until its bytes are gone too, which the next start or deletion sees to."""
-        removal.take_back(self._database, conversation)
+        """Delete a conversation without waiting until its bytes are overwritten, which the next start does."""
+        self._delete([conversation], everything=False)
 
-    def strays(self) -> int:
-        """How many rows belong to no conversation that is listed, as another program may leave them."""
-        return removal.strays(self._database)
+    def _delete(self, conversations: Sequence[int], everything: bool) -> int:
+        numbers = [(number,) for number in dict.fromkeys(conversations)]
 
-    def remove_strays(self) -> int:
-        """Deletes those; returns how many there were. Their bytes go with the next `remove`."""
-        return removal.remove_strays(self._database)
+        def delete(connection: sqlite3.Connection) -> int:
+            removed = (
+                connection.executemany("DELETE FROM conversation WHERE id = ?", numbers).rowcount if numbers else 0
+            )
+            if everything:
+                connection.execute("DELETE FROM conversation WHERE id NOT IN (SELECT conversation FROM turn)")
+            if connection.execute("SELECT 1 FROM conversation LIMIT 1").fetchone() is None:
+                delete_all_turns(connection)
+            elif everything:
+                connection.execute("DELETE FROM turn WHERE conversation NOT IN (SELECT id FROM conversation)")
+            else:
+                connection.executemany("DELETE FROM turn WHERE conversation = ?", numbers)
+            return removed
 
-    def takes_long_to_remove(self, conversations: Sequence[int]) -> bool:
-        """Whether they lie where an earlier localspec kept all in one piece, which the next deletion divides."""
-        return removal.takes_long(self._database, conversations)
+        return self._database.delete(delete) if numbers or everything else 0
 
-    def finish_removal(self) -> None:
-        """Overwrites what a deletion that was stopped has left, if that is quick; else the next deletion will."""
-        removal.finish_stopped(self._database)
+    @property
+    def unfinished(self) -> str:
+        """The sentence on deleted text that the next start overwrites; empty if there is none."""
+        return self._database.unfinished
 
 
 def _storable(text: str) -> str:
     return _UNSTORABLE.sub(lambda found: "\N{SYMBOL FOR NULL}" if found[0] == "\0" else "\ufffd", text)
 
 
+def _is_there(connection: sqlite3.Connection, conversation: int | None) -> bool:
+    query = "SELECT 1 FROM conversation WHERE id = ?"
+    return connection.execute(query, (conversation,)).fetchone() is not None
+
+
 def _made(cursor: sqlite3.Cursor) -> int:
-    """The id of the row just inserted."""
+    """Return the id of the row just inserted."""
     number = cursor.lastrowid
     assert number is not None
     return number

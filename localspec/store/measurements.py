@@ -6,7 +6,6 @@ import time
 from typing import Any
 
 from localspec.outside_files import parse_json
-from localspec.store.comparing import comparison
 from localspec.store.database import Database, StoreTrouble
 from localspec.store.values import is_measured
 
@@ -21,11 +20,7 @@ def make_measurements(connection: sqlite3.Connection) -> None:
     )
 
 
-PROBES = (
-    "SELECT name, subject, value, taken FROM measurement LIMIT 1",
-    "SELECT rowid FROM measurement WHERE name = '' AND subject = ''",
-    comparison("measurement", "sqlite_autoindex_measurement_1", ("name", "subject"), ("rowid",)),
-)
+PROBES = ("SELECT name, subject, value, taken FROM measurement LIMIT 1",)
 # By rowid, which replacing renews: a clock that was set back must not cost the newest one.
 BOUND_MEASUREMENTS = f"""DELETE FROM measurement WHERE rowid IN
     (SELECT rowid FROM measurement ORDER BY rowid DESC LIMIT -1 OFFSET {MEASUREMENTS})"""
@@ -38,7 +33,7 @@ class StoredMeasurements:
         self._database = database
 
     def recall(self, name: str, subject: str) -> Any | None:
-        """What `remember` kept, or None: also where the file or the value cannot be read, since it can be taken again.
+        """Return what `remember` saved, or None, also where it cannot be read: it can be measured again.
 
         `name` says what was measured, `subject` what it is only valid for.
         """
@@ -51,7 +46,7 @@ class StoredMeasurements:
             return None
 
     def remember(self, name: str, subject: str, value: Any) -> None:
-        """Keeps a measurement, a JSON value, in the place of an older one of the same name and subject.
+        """Save a measurement, a JSON value, in place of an older one of the same name and subject.
 
         At most 200 stay; the oldest go first. Raises StoreTrouble where it could not be saved.
         """

@@ -1,94 +1,75 @@
-"""How the database's file is opened: made, migrated, checked, mended where that can be, else set aside."""
+"""How the database's file is opened: made, migrated, checked, and set aside where it is damaged."""
 
 import contextlib
-import math
 import os
-import re
+import shlex
 import sqlite3
 import stat
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
-from localspec.store.comparing import Comparison, compare, damage
+from localspec.quantities import size as shown
+from localspec.store.cleaning import SMALL, content_size
 from localspec.text import one_line
 
 BUSY_SECONDS = 5.0
+PATIENCE = 120.0  # seconds that a start waits for another process, which may be rewriting a large file
 LONGEST_REASON = 300  # characters
-MOST_COPIED = 2**30  # bytes of a database that is mended in memory
-# What SQLite says where a file has other tables than its version promises.
-_OTHER_TABLES = re.compile("^(no such (table|column|index|trigger)|duplicate column|.* already exists)")
 BROKEN = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 
 Result = TypeVar("Result")
 Work: TypeAlias = Callable[[sqlite3.Connection], Result]
-Probe: TypeAlias = str | Work[None]
-Salvage: TypeAlias = Callable[[sqlite3.Connection, sqlite3.Connection], str]
+Notice: TypeAlias = Callable[[str], None]
 
 
 class _Unfit(Exception):
-    """This file cannot serve as the database, for a reason that only setting it aside cures, unless `mendable`."""
+    """A reason why this file cannot serve as the database, which only setting it aside cures."""
 
-    def __init__(self, suffix: str, reason: str, mendable: bool = False) -> None:
+    def __init__(self, suffix: str, reason: str) -> None:
         super().__init__(reason)
         self.suffix = suffix
-        self.mendable = mendable
 
 
 def open_writable(
-    path: Path,
-    notice: Callable[[str], None],
-    migrations: Sequence[Work[None]],
-    probes: Sequence[Probe],
-    mend: Work[str],
-    salvage: Salvage,
+    path: Path, notice: Notice, migrations: Sequence[Work[None]], probes: Sequence[str]
 ) -> sqlite3.Connection:
-    """The database at `path`, made, migrated and checked; what cannot serve is mended or set aside first, each once.
+    """Open the database at `path`: made, migrated and checked. A file that cannot serve is set aside first, once.
 
-    What `salvage` can read of a broken one comes over. Raises sqlite3.Error and OSError.
+    Raise sqlite3.Error and OSError.
     """
-    mended: str | None = None
     aside = False
     while True:
         connection = _made(path)
         try:
-            checked = _checked(connection, migrations, probes)
-            if mended:
-                notice(mended)
-            return checked
+            return _checked(connection, path, notice, migrations, probes)
         except (sqlite3.Error, _Unfit) as error:
-            unfit = (
-                error
-                if isinstance(error, _Unfit)
-                else _Unfit("broken", f"is broken ({reason_of(error)})", mendable=True)
-            )
+            unfit = error if isinstance(error, _Unfit) else _Unfit("broken", f"is broken ({reason_of(error)})")
             try:
-                if isinstance(error, sqlite3.Error) and not is_broken(error):
+                # SQLITE_ERROR: the file has other tables than its version promises
+                if isinstance(error, sqlite3.Error) and code_of(error) not in {*BROKEN, sqlite3.SQLITE_ERROR}:
                     raise
-                if unfit.mendable and mended is None:
-                    mended = mended_by(mend, connection, path, unfit.__cause__ or error)
-                    if mended is not None:
-                        continue
                 if aside:
                     raise OSError(f"it {unfit} again") from error
                 try:
                     file = set_aside(path, unfit.suffix, connection)
                 except OSError as trouble:
                     raise OSError(f"it {unfit} and cannot be set aside: {reason_of(trouble)}") from trouble
-                came = begun_anew(path, file, migrations, salvage) if unfit.mendable else ""
-                notice(f"{path} {unfit} and was set aside as {file.name}; a new one was begun{came and ' '}{came}.")
-                aside, mended = True, ""
+                how = f" {how_to_recover(file)}" if unfit.suffix == "broken" else ""
+                notice(f"{path} {unfit} and was set aside as {file.name}; a new one was begun.{how}")
+                aside = True
             finally:
                 connection.close()
 
 
-def open_readable(
-    path: Path, version: int, probes: Sequence[Probe], mend: Work[str], notice: Callable[[str], None]
-) -> sqlite3.Connection | None:
-    """The database at `path` where it can only be read, if it can and is of this version; a copy where that is mended.
+def how_to_recover(file: Path) -> str:
+    """Say how to get text back from a damaged file."""
+    return f"To get text back, run `sqlite3 {shlex.quote(os.fspath(file))} .recover`, or `.dump` if that fails."
 
-    `notice` is told of such a copy.
-    """
+
+def open_readable(path: Path, version: int, probes: Sequence[str]) -> sqlite3.Connection | None:
+    """Open the database at `path` for reading only, if that is possible and it has this version."""
     # A database in WAL mode needs two files beside it; where they cannot be made, only `immutable` reads it.
     for option in ("mode=ro", "immutable=1"):
         try:
@@ -100,68 +81,10 @@ def open_readable(
             if _version(connection) == version:
                 _check(connection, probes)
                 return connection
-        except (sqlite3.Error, _Unfit) as error:
-            copied = mended_copy(mend, connection, path, error.__cause__ or error)
-            if copied is not None:
-                copy, told = copied
-                with contextlib.suppress(sqlite3.Error, _Unfit):
-                    _check(copy, probes)
-                    connection.close()
-                    notice(told)
-                    return copy
-                copy.close()
+        except sqlite3.Error:
+            pass
         connection.close()
     return None
-
-
-def mended_copy(
-    mend: Work[str], connection: sqlite3.Connection, path: Path, error: BaseException
-) -> tuple[sqlite3.Connection, str] | None:
-    """A copy in memory of what can only be read and is damaged, mended there, and a sentence that says so, to be told
-    once the copy serves; None where it cannot be mended.
-    """
-    if not isinstance(error, sqlite3.Error) or not may_be_damage(error):
-        return None
-    copy = _connect(":memory:")
-    try:
-        loaded(connection)
-        size = math.prod(connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "page_size"))
-        if size <= MOST_COPIED:
-            connection.backup(copy)
-            loaded(copy)
-            _tune(copy)
-            if anew := mend(copy):
-                return copy, (
-                    f"{path} is damaged ({reason_of(error)}) and can only be read, so a copy of it in memory is what "
-                    f"is read now: there {anew}; the file is mended once it can be written."
-                )
-    except sqlite3.Error:  # what else is damaged, or is not there, costs the file as before
-        pass
-    copy.close()
-    return None
-
-
-def mended_by(mend: Work[str], connection: sqlite3.Connection, path: Path, error: BaseException) -> str | None:
-    """What was found damaged may work now: `mend` was done, which the sentence says that is to be told once it works,
-    or a quicker process did it (nothing to tell). None where it cannot be done; then nothing has changed.
-
-    Raises sqlite3.Error where only something else stood in the way, such as a full disk.
-    """
-    if connection.in_transaction:
-        return None
-    try:
-        loaded(connection)
-        _tune(connection)
-        anew = mend(connection)
-    except sqlite3.Error as trouble:
-        if may_be_damage(trouble):
-            return None
-        raise
-    finally:
-        # What a connection knows of its tables is no part of a transaction that was taken back.
-        with contextlib.suppress(sqlite3.Error):
-            connection.execute("PRAGMA writable_schema = RESET").fetchone()
-    return f"{path} was damaged ({reason_of(error)}); {anew}." if anew else ""
 
 
 def _made(path: Path) -> sqlite3.Connection:
@@ -178,35 +101,29 @@ def _made(path: Path) -> sqlite3.Connection:
 
 
 def _checked(
-    connection: sqlite3.Connection, migrations: Sequence[Work[None]], probes: Sequence[Probe]
+    connection: sqlite3.Connection,
+    path: Path,
+    notice: Notice,
+    migrations: Sequence[Work[None]],
+    probes: Sequence[str],
 ) -> sqlite3.Connection:
+    """Migrate and check an open database, and announce it where that takes long."""
     version = _version(connection)
     if version > len(migrations):
         raise _Unfit("newer", f"was written by a newer localspec (version {version}, this one knows {len(migrations)})")
     if version < 0:
-        raise _Unfit("broken", f"is broken (it says that its version is {version})", mendable=True)
+        raise _Unfit("broken", f"is broken (it says that its version is {version})")
     if version == 0 and connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
         raise _Unfit("broken", "is a database of something else")
     connection.execute("PRAGMA journal_mode = WAL").fetchone()
     _tune(connection)
-    try:
-        _migrate(connection, migrations)
-    except sqlite3.OperationalError as error:
-        if not _OTHER_TABLES.search(str(error)):
-            raise
-        raise _Unfit("broken", f"is broken ({reason_of(error)})", mendable=True) from error
+    if version < len(migrations) and (size := content_size(connection)) > SMALL:
+        notice(f"{path} ({shown(size)}) is rewritten once for this version of localspec, which may take minutes.")
+    _migrate(connection, migrations)
     _check(connection, probes)
     # Changes nothing, but raises where the file can only be read (BEGIN IMMEDIATE does not).
     connection.executescript(f"BEGIN IMMEDIATE; PRAGMA user_version = {len(migrations)}; ROLLBACK")
     return connection
-
-
-def loaded(connection: sqlite3.Connection) -> None:
-    """Has SQLite go by what it can make of the list of tables, though it finds fault with some of it."""
-    connection.execute("PRAGMA writable_schema = ON").fetchone()
-    with contextlib.suppress(sqlite3.DatabaseError):  # told once; from then on it takes what there is
-        connection.execute("SELECT 1 FROM sqlite_master").fetchone()
-    connection.execute("PRAGMA writable_schema = OFF").fetchone()
 
 
 def open_in_memory(migrations: Sequence[Work[None]]) -> sqlite3.Connection:
@@ -217,7 +134,7 @@ def open_in_memory(migrations: Sequence[Work[None]]) -> sqlite3.Connection:
 
 
 def moved(memory: sqlite3.Connection, path: Path) -> sqlite3.Connection:
-    """The database in memory, written to a new file at `path`. Raises sqlite3.Error, and OSError where one is there."""
+    """Write the database in memory to a new file. Raise sqlite3.Error, and OSError where a file is there already."""
     connection = _made(path)
     try:
         if _version(connection) or connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
@@ -232,13 +149,15 @@ def moved(memory: sqlite3.Connection, path: Path) -> sqlite3.Connection:
 
 
 class _Connection(sqlite3.Connection):
-    """One whose errors are always of sqlite3: of a damaged schema SQLite quotes words that are no text."""
+    """A connection whose errors are always sqlite3's: SQLite may quote words of a damaged schema that are not UTF-8."""
 
     def execute(self, *given: Any) -> sqlite3.Cursor:
         try:
             return super().execute(*given)
         except UnicodeDecodeError as error:
-            raise damage("what it says of itself is no text") from error
+            damage = sqlite3.DatabaseError("its schema is not UTF-8")
+            damage.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+            raise damage from error
 
 
 def _connect(place: str, uri: bool = False) -> sqlite3.Connection:
@@ -265,7 +184,7 @@ def _version(connection: sqlite3.Connection) -> int:
 
 
 def _migrate(connection: sqlite3.Connection, migrations: Sequence[Work[None]]) -> None:
-    """Brings the database to the newest version, a transaction a step."""
+    """Bring the database to the newest version, with one transaction for each step."""
     while True:
         with transaction(connection):
             # Read inside the transaction: another process may have done this step just now.
@@ -276,20 +195,10 @@ def _migrate(connection: sqlite3.Connection, migrations: Sequence[Work[None]]) -
             connection.execute(f"PRAGMA user_version = {version + 1}")
 
 
-def _check(connection: sqlite3.Connection, probes: Sequence[Probe]) -> None:
-    """Cheap signs of damage (a full check reads every page); a table that is missing is one of them."""
+def _check(connection: sqlite3.Connection, probes: Sequence[str]) -> None:
+    """Look for cheap signs of damage, such as a missing table; a full check would read every page."""
     for probe in probes:
-        try:
-            if callable(probe):
-                probe(connection)
-            elif isinstance(probe, Comparison):
-                compare(connection, probe)
-            else:
-                connection.execute(probe).fetchall()
-        except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode == sqlite3.SQLITE_ERROR:
-                raise _Unfit("broken", f"is broken ({reason_of(error)})", mendable=True) from error
-            raise
+        connection.execute(probe).fetchall()
 
 
 @contextlib.contextmanager
@@ -307,22 +216,44 @@ def transaction(connection: sqlite3.Connection, kind: str = "IMMEDIATE") -> Iter
 
 
 @contextlib.contextmanager
-def one_at_a_time(path: Path) -> Iterator[None]:
-    """Lets one process at a time open, migrate or set aside the file; a process that dies lets go."""
+def one_at_a_time(path: Path, notice: Notice | None = None) -> Iterator[None]:
+    """Let one process at a time open, migrate, rewrite or set aside the file; a process that dies lets go.
+
+    With `notice` a longer wait is announced, since the other process may be rewriting a large file.
+    """
     place = f"{path}-lock"
     with contextlib.suppress(FileExistsError):
         os.close(os.open(place, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
-    # An empty SQLite file as the lock: the one lock that works alike on every system, with a time limit.
+    # An empty SQLite file as the lock: it works in the same way on every system, with a time limit.
     lock = sqlite3.connect(place, timeout=BUSY_SECONDS, isolation_level=None)
     try:
-        lock.execute("BEGIN EXCLUSIVE")
+        _lock(lock, path, notice)
         yield
     finally:
         lock.close()
 
 
+def _lock(lock: sqlite3.Connection, path: Path, notice: Notice | None) -> None:
+    try:
+        lock.execute("BEGIN EXCLUSIVE")
+        return
+    except sqlite3.OperationalError as error:
+        if notice is None or code_of(error) != sqlite3.SQLITE_BUSY:
+            raise
+    notice(f"Another localspec process is rewriting {path}; waiting for it.")
+    lock.execute("PRAGMA busy_timeout = 1000").fetchone()  # Ctrl+C takes effect between two attempts
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        try:
+            lock.execute("BEGIN EXCLUSIVE")
+            return
+        except sqlite3.OperationalError as error:
+            if code_of(error) != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                raise
+
+
 def set_aside(path: Path, suffix: str, connection: sqlite3.Connection) -> Path:
-    """Renames the file with its -wal, -shm and -journal, byte for byte; returns its new name."""
+    """Rename the file with its -wal, -shm and -journal, byte for byte; return its new name."""
     number = 1
     while any(os.path.lexists(f"{path}.{suffix}-{number}{part}") for part in ("", "-wal", "-shm", "-journal")):
         number += 1
@@ -340,19 +271,6 @@ def set_aside(path: Path, suffix: str, connection: sqlite3.Connection) -> Path:
     return aside
 
 
-def begun_anew(path: Path, aside: Path, migrations: Sequence[Work[None]], salvage: Salvage) -> str:
-    """Makes a new file at `path` with what can be read of the one that was set aside; says with what, or nothing."""
-    with contextlib.suppress(OSError, sqlite3.Error):
-        place = f"{aside.as_uri()}?mode=ro"  # it stays as it is
-        with contextlib.closing(_connect(place, uri=True)) as source, contextlib.closing(_made(path)) as target:
-            loaded(source)
-            target.execute("PRAGMA journal_mode = WAL").fetchone()
-            _tune(target)
-            _migrate(target, migrations)
-            return salvage(source, target)
-    return ""
-
-
 def identity(path: Path) -> tuple[int, int] | None:
     try:
         status = os.stat(path)
@@ -365,16 +283,11 @@ def is_broken(error: sqlite3.Error) -> bool:
     return code_of(error) in BROKEN
 
 
-def may_be_damage(error: sqlite3.Error) -> bool:
-    """Also where a part of the search index is missing: then SQLite finds fault with the statement, or the row."""
-    return is_broken(error) or code_of(error) in (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CONSTRAINT)
-
-
 def code_of(error: sqlite3.Error) -> int:
     return getattr(error, "sqlite_errorcode", 0) & 0xFF
 
 
 def reason_of(error: BaseException) -> str:
-    """In one line and not much: SQLite quotes a damaged statement from where it does not understand it to its end."""
+    """Return the reason as one short line: SQLite quotes a damaged statement to its end."""
     line = one_line((isinstance(error, OSError) and error.strerror) or str(error))
     return line if len(line) <= LONGEST_REASON else f"{line[: LONGEST_REASON - 1]}…"

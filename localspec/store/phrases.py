@@ -1,4 +1,4 @@
-"""The phrases that replies were made of, a pool for each model and tokenizer: learned, looked up, exported, forgotten.
+"""The phrases that replies were made of, one pool for each model and tokenizer.
 
 Phrases are verbatim private text.
 """
@@ -10,10 +10,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from localspec.store.comparing import comparison
+from localspec.quantities import counted
+from localspec.store import cleaning
 from localspec.store.database import Database, StoreTrouble
+from localspec.store.history_tables import without_triggers
 from localspec.store.values import count, moment, text
-from localspec.store.volumes import without_triggers
 
 PER_KEY = 16
 MOST_AT_ONCE = 2000  # phrases beyond the limit that one reply deletes: a million would take it half a minute
@@ -52,22 +53,22 @@ PoolNames = tuple[str, str, str | None]  # model, hash of its tokenizer, directo
 
 
 def pack_key(first: int, second: int) -> int:
-    """The key of a context that ends in these two tokens."""
+    """Return the key of a context that ends in these two tokens."""
     return (first << 32) | second
 
 
 def unpack_key(key: int) -> tuple[int, int]:
-    """The two tokens that `pack_key` packed."""
+    """Return the two tokens that `pack_key` packed."""
     return (key >> 32) & 0xFFFFFFFF, key & 0xFFFFFFFF
 
 
 def pack_tokens(tokens: Sequence[int]) -> bytes:
-    """Token ids as little-endian unsigned 32-bit integers."""
+    """Pack token ids as little-endian unsigned 32-bit integers."""
     return struct.pack(f"<{len(tokens)}I", *tokens)
 
 
 def unpack_tokens(packed: bytes) -> tuple[int, ...]:
-    """The token ids that `pack_tokens` packed; what is left of a part of one counts for nothing."""
+    """Return the token ids that `pack_tokens` packed; an incomplete last one is dropped."""
     return struct.unpack_from(f"<{len(packed) // 4}I", packed)
 
 
@@ -102,16 +103,12 @@ def tell_where_from(connection: sqlite3.Connection) -> None:
     connection.execute("ALTER TABLE phrase ADD COLUMN conversation INTEGER")
 
 
-# One statement for each part: together they touch every table and index from its root to a leaf.
+# One statement for each table and index.
 PROBES = (
     "SELECT id, model, tokenizer, path, created, used, tick, phrases FROM pool ORDER BY id LIMIT 1",
-    "SELECT id FROM pool WHERE model = '' AND tokenizer = ''",
-    "SELECT key, before, after, uses, used FROM phrase LIMIT 1",
+    "SELECT key, before, after, uses, used, served, conversation FROM phrase LIMIT 1",
     "SELECT used FROM phrase INDEXED BY phrase_by_use WHERE pool = 1 ORDER BY used DESC LIMIT 1",
-    comparison("pool", "sqlite_autoindex_pool_1", ("model", "tokenizer"), ("id",)),
-    comparison("phrase", "phrase_by_use", ("pool", "used"), ("pool", "key", "before", "after")),
 )
-PROBE_OF_ORIGIN = "SELECT served, conversation FROM phrase LIMIT 1"
 
 REMEMBER = """INSERT INTO phrase (pool, key, before, after, uses, used, conversation) VALUES (?, ?, ?, ?, 1, ?, ?)
     ON CONFLICT (pool, key, before, after) DO UPDATE SET uses = uses + 1, used = excluded.used,
@@ -148,7 +145,9 @@ class Phrases:
         make: bool = True,
         former: str | os.PathLike[str] | None = None,
     ) -> int | None:
-        """The pool of this model and tokenizer hash, made if it is absent; None there without `make`, or read-only.
+        """Return the pool of this model and tokenizer hash, made if it is absent.
+
+        None if it is absent and `make` is False or the file is read-only.
 
         `path` is the model's directory, kept so that phrases can be shown as text; a pool of the same directory that
         was made by another name is the model's, too. `former` is where the model lay before. Raises StoreTrouble.
@@ -183,7 +182,7 @@ class Phrases:
         return pool
 
     def look_up(self, pool: int, keys: Sequence[int]) -> list[Phrase]:
-        """The phrases of these keys (at most 16 a key), most recently used first.
+        """Return the phrases of these keys (at most 16 a key), most recently used first.
 
         Never raises for what goes wrong with the file: a reply does without phrases and `notice` is called once.
         """
@@ -215,7 +214,7 @@ class Phrases:
         refused: Sequence[tuple[int, bytes, bytes]] = (),
         conversation: int | None = None,
     ) -> None:
-        """Keeps the phrases (key, before, after) of one reply, all or none, the oldest first, and counts known ones.
+        """Save the phrases (key, before, after) of one reply, all or none, the oldest first, and count known ones.
 
         Those from `refused` drafts are kept, and not counted as said. The `used` ones count as just used, and as of use
         once more. `conversation` is where it was said. Then at most 16 a key and `limit` in all stay; those used least
@@ -226,7 +225,7 @@ class Phrases:
             self._database.save(lambda connection: _learn(connection, pool, *learned, conversation, self.limit))
 
     def pools(self) -> list[PoolInfo]:
-        """Every pool, the most recently used first. Raises StoreTrouble."""
+        """Return every pool, the most recently used first. Raise StoreTrouble."""
         query = """SELECT id, model, tokenizer, path, phrases,
             (SELECT coalesce(sum(8 + length(before) + length(after)), 0) FROM phrase WHERE phrase.pool = pool.id), used
             FROM pool ORDER BY used DESC, id DESC"""
@@ -239,7 +238,7 @@ class Phrases:
         ]
 
     def any_kept(self) -> bool:
-        """Whether there is a phrase in any pool. Raises StoreTrouble."""
+        """Return whether there is a phrase in any pool. Raise StoreTrouble."""
         query = "SELECT EXISTS (SELECT 1 FROM phrase)"
         return bool(self._database.read(lambda connection: connection.execute(query).fetchone()[0]))
 
@@ -274,7 +273,7 @@ class Phrases:
             last = rows[-1][6:]
 
     def count(self, pool: int, conversation: int | None = None) -> int:
-        """How many there are in a pool; only those that were said last in a conversation, if one is given."""
+        """Count the phrases of a pool; with a conversation only those said last in it."""
         if conversation is not None and not 0 < conversation < 2**63:  # SQLite takes no larger number
             return 0
         query = "SELECT count(*) FROM phrase WHERE pool = ?1 AND (?2 IS NULL OR conversation = ?2)"
@@ -288,40 +287,56 @@ class Phrases:
         conversation: int | None = None,
         phrases: Sequence[tuple[int, bytes, bytes]] | None = None,
     ) -> int:
-        """Deletes phrases so that their bytes are gone from the files too: of a pool, or of all; of those only what was
-        said last in a `conversation`, or only these (key, before, after).
+        """Delete phrases, and their bytes in the files: of a pool, or of all.
 
-        Returns how many were removed. Raises StoreTrouble; then its sentence says what is left to do.
+        With `conversation` only those said last in it, with `phrases` only these (key, before, after). Return how many
+        were removed. Raise StoreTrouble; then its sentence says what is left to do.
         """
         conditions = {"pool = ?": pool, "conversation = ?": conversation}
         given = {condition: value for condition, value in conditions.items() if value is not None}
-        where = " AND ".join(given) or "true"
+        where, values = " AND ".join(given) or "true", (*given.values(),)
 
         def remove(connection: sqlite3.Connection) -> int:
             if phrases is None:
-                return _forget_all(connection, where, (*given.values(),))
+                others = f"SELECT 1 FROM phrase WHERE NOT coalesce({where}, false) LIMIT 1"
+                if connection.execute(others, values).fetchone() is None:
+                    return _delete_all(connection)
+            cleaning.mark(connection)
+            if phrases is None:
+                return _delete_where(connection, where, values)
             one = f"DELETE FROM phrase WHERE {where} AND key = ? AND before = ? AND after = ?"
-            return connection.executemany(one, ((*given.values(), *phrase) for phrase in phrases)).rowcount
+            return connection.executemany(one, ((*values, *phrase) for phrase in phrases)).rowcount
 
         path = self._database.path
         removed = self._database.save(remove)
         if self._database.path != path:
             raise StoreTrouble(f"Nothing was removed, because {path} is broken: delete what it was set aside as.")
-        if problem := self._database.scrub():
-            raise StoreTrouble(
-                f"{removed} phrases were removed, but their bytes may still be in {self._database.path} and its -wal "
-                f"file ({problem}) until every other localspec session is closed."
-            )
+        if not self.any_kept():
+            self._database.give_back()
+        self._database.overwrite_deleted(f"{counted(removed, 'phrase')} removed")
         return removed
 
+    @property
+    def unfinished(self) -> str:
+        """The sentence on deleted text that the next start overwrites; empty if there is none."""
+        return self._database.unfinished
 
-def _forget_all(connection: sqlite3.Connection, where: str, values: tuple[int, ...]) -> int:
+
+def _delete_all(connection: sqlite3.Connection) -> int:
+    """Delete every phrase, and return how many. SQLite overwrites all pages of an emptied table at once."""
+    (count,) = connection.execute("SELECT count(*) FROM phrase").fetchone()
+    with without_triggers(connection, "phrase"):
+        connection.execute("DELETE FROM phrase")
+    connection.execute("UPDATE pool SET phrases = 0")
+    return int(count)
+
+
+def _delete_where(connection: sqlite3.Connection, where: str, values: tuple[int, ...]) -> int:
     """Delete the phrases `where` that holds, and return how many; no trigger runs for each of them."""
     query = f"SELECT pool, count(*) FROM phrase WHERE {where} GROUP BY pool"
     counts = connection.execute(query, values).fetchall()
     with without_triggers(connection, "phrase"):
-        # Without WHERE, SQLite gives up all pages at once in place of one row after the other.
-        connection.execute(f"DELETE FROM phrase{'' if where == 'true' else f' WHERE {where}'}", values)
+        connection.execute(f"DELETE FROM phrase WHERE {where}", values)
     forget = "UPDATE pool SET phrases = phrases - ? WHERE id = ?"
     connection.executemany(forget, ((count, pool) for pool, count in counts))
     return sum(count for _, count in counts)

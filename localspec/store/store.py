@@ -9,16 +9,26 @@ from typing import Self
 
 from localspec.environment import home
 from localspec.paths import Paths
-from localspec.store import drafts, history, history_tables, measurements, mending, phrases, salvage
+from localspec.store import drafts, history, history_tables, measurements, phrases
 from localspec.store.database import Database
 from localspec.store.phrases import PoolNames
-from localspec.store.schema import MIGRATIONS, compare_schema
 
-PROBES = (
-    *(*phrases.PROBES, *measurements.PROBES, *history_tables.PROBES, *drafts.PROBES),
-    phrases.PROBE_OF_ORIGIN,
-    compare_schema,
-)
+# Only ever append: files out there have been through the ones that stand here.
+MIGRATIONS: list[Callable[[sqlite3.Connection], None]] = [
+    phrases.make_pools,
+    measurements.make_measurements,
+    history_tables.make_conversations,
+    history_tables.make_branches,
+    drafts.make_drafts,
+    phrases.tell_where_from,
+    history_tables.make_reasoning,
+    history_tables.make_newest,
+    drafts.tell_for_whom,
+    history_tables.make_source,
+    drafts.tell_where,
+    history_tables.make_one_table,
+]
+PROBES = (*phrases.PROBES, *measurements.PROBES, *history_tables.PROBES, *drafts.PROBES)
 
 
 class Store:
@@ -43,7 +53,7 @@ class Store:
 
     @classmethod
     def open(cls, path: Path, notice: Callable[[str], None], limit: int = 100_000) -> Self:
-        """Opens or makes the store at `path`; `limit` bounds the phrases of one pool.
+        """Open or make the store at `path`; `limit` bounds the phrases of one pool.
 
         Never fails: a broken file or one of a newer version is set aside, one that can only be read is read, and
         where nothing works the store lives in memory. Each of these is reported to `notice` in one sentence.
@@ -51,17 +61,15 @@ class Store:
         known: dict[int, PoolNames] = {}
 
         def refill(connection: sqlite3.Connection) -> None:
-            """The pools in use, under the same ids."""
+            """Restore the pools in use, under the same ids."""
             connection.executemany(
                 "INSERT INTO pool (id, model, tokenizer, path, created, used) VALUES (?, ?, ?, ?, 0, 0)",
                 ((pool, *names) for pool, names in known.items()),
             )
 
-        store = cls(
-            Database.open(path, notice, MIGRATIONS, PROBES, refill, mending.mend, salvage.salvage), notice, limit, known
-        )
-        store.history.finish_removal()
-        return store
+        database = Database.open(path, notice, MIGRATIONS, PROBES, refill)
+        database.finish_deletion()
+        return cls(database, notice, limit, known)
 
     def __enter__(self) -> Self:
         return self
@@ -70,7 +78,7 @@ class Store:
         self.close()
 
     def close(self) -> None:
-        """Closes the file; the store cannot be used afterwards."""
+        """Close the file; the store cannot be used afterwards."""
         self.history.presence.close()
         self._database.close()
 
@@ -87,7 +95,7 @@ class Store:
 
 @contextmanager
 def user_store(notice: Callable[[str], None], create: bool) -> Iterator[Store | None]:
-    """The user's own store; None where there is none yet, unless `create`: looking must not make one."""
+    """Open the user's own store; None where there is none yet, unless `create`: looking must not make one."""
     database = Paths(home()).database
     if not create and not os.path.exists(database):  # nor where no file can have such a name
         yield None

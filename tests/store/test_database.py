@@ -148,7 +148,7 @@ def test_migrations_run_once_when_many_processes_start(
         connection.execute("INSERT INTO step VALUES (2)")
 
     # The lock of opening aside, the transactions alone must do.
-    monkeypatch.setattr(database_module, "one_at_a_time", lambda path: contextlib.nullcontext())
+    monkeypatch.setattr(database_module, "one_at_a_time", lambda *_: contextlib.nullcontext())
 
     def start(pipe: int) -> None:
         with opened(path, notices, add_once, add_again) as database:
@@ -515,7 +515,7 @@ def test_where_nothing_can_be_opened_the_session_works_in_memory(
         )
         write(database, 1)
         assert numbers(database) == [1] and database.path is None and not database.read_only
-        assert database.scrub() == ""
+        assert database.empty_log() == ""
     assert not path.is_dir() or os.name != "posix" or path.stat().st_mode & 0o777 == 0o755, "it is left as it was"
 
 
@@ -561,29 +561,6 @@ def test_a_write_that_the_system_refuses_keeps_the_old_and_says_so(database: Dat
     assert integrity(path) == "ok"
 
 
-def test_what_was_half_saved_when_room_ran_out_is_overwritten_in_the_log(database: Database, path: Path) -> None:
-    log = Path(f"{path}-wal")
-    write(database, 1, text=b"kept")
-    database.read(lambda connection: connection.execute("PRAGMA cache_size = 1").fetchone())
-    before, size = resource.getrlimit(resource.RLIMIT_FSIZE), log.stat().st_size
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 60_000, before[1]))
-    try:
-        with pytest.raises(StoreTrouble, match=matching("nothing_more_saved_see_whether")):
-            write(database, *range(2, 2000), text=MARKER * 20)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert log.stat().st_size > size and MARKER not in log.read_bytes()
-    with contextlib.closing(sqlite3.connect(path)) as other:
-        assert other.execute("SELECT count(*) FROM line").fetchone() == (1,)
-    write(database, 2)
-    aside = path.with_name("copy.db")  # as after a crash: the log is all that says what was saved
-    for part in ("", "-wal"):
-        shutil.copy(f"{path}{part}", f"{aside}{part}")
-    with contextlib.closing(sqlite3.connect(aside)) as other:
-        assert other.execute("SELECT count(*) FROM line").fetchone() == (2,)
-    assert integrity(path) == integrity(aside) == "ok"
-
-
 def test_a_long_lock_is_said_and_reading_goes_on(
     path: Path, notices: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -603,7 +580,7 @@ def test_a_long_lock_is_said_and_reading_goes_on(
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_scrubbing_waits_for_a_checkpoint_of_another_process(
+def test_emptying_the_log_waits_for_a_checkpoint_of_another_process(
     database: Database, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(database, 1, text=MARKER)
@@ -625,6 +602,6 @@ def test_scrubbing_waits_for_a_checkpoint_of_another_process(
         os.waitpid(child, 0)
 
     monkeypatch.setattr(database_module.time, "sleep", end_it)
-    assert database.scrub() == "" and len(waited) == 1
+    assert database.empty_log() == "" and len(waited) == 1
     assert MARKER not in path.read_bytes() + Path(f"{path}-wal").read_bytes()
     os.close(pipe)

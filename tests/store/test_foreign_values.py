@@ -78,36 +78,6 @@ def test_conversations(home, table, column, bad):
         assert 2 in {found.info.id for found in history.search("question")}
 
 
-@pytest.mark.parametrize("bad", [*BAD, 7, "indexed"], ids=str)
-def test_a_volume_that_is_not_there_costs_its_conversation(home, bad):
-    written(home, "UPDATE conversation SET volume = ?, newest = ? WHERE id = 1", bad, bad)
-    with Store.open(Paths(home).database, pytest.fail) as store:
-        history = store.history
-        assert [info.id for info in history.conversations()] == [2] and history.latest() == 2
-        assert history.read(1) is None and history.info(1) is None and not history.rename(1, "title")
-        assert [found.info.id for found in history.search("question")] == [2]
-        assert history.say(1, "again", model="demo", system=None)[0] == 3  # as where it was deleted
-        assert history.write(1, "answer") and history.remove([1, 2]) == 1
-
-
-@pytest.mark.parametrize(
-    "statement",
-    ["UPDATE volume SET number = 7", "UPDATE volume SET number = -1", "UPDATE volume SET number = 1 << 62",
-     "UPDATE volume SET bytes = 'text'", "UPDATE volume SET bytes = x'ff'", "UPDATE volume SET bytes = -1e300",
-     "DELETE FROM volume", "INSERT INTO volume VALUES (1, 0)", "INSERT INTO unclean (volume) VALUES ('text'), (-1), (7)"],
-)  # fmt: skip
-def test_what_is_said_of_volumes_hides_none(home, statement):
-    written(home, statement)
-    with Store.open(Paths(home).database, pytest.fail) as store:
-        history = store.history
-        for number in (3, 4):
-            conversation, turn = history.say(None, "another question", model="demo", system=None)
-            assert conversation == number and history.write(turn, "answer", "stop")
-            assert {info.id for info in history.conversations()} == set(range(1, number + 1))
-        assert {found.info.id for found in history.search("question")} == {1, 2, 3, 4}
-        assert history.remove([1, 3]) == 2 and [info.id for info in history.conversations()] == [4, 2]
-
-
 @pytest.mark.parametrize("bad", BAD, ids=str)
 @pytest.mark.parametrize("column", ["used", "created", "tick", "phrases", "model", "path"])
 def test_pools(home, column, bad):

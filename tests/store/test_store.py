@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from clocks import PATIENCE
-from database_files import damage_leaves, damage_root, in_a_child, integrity, only_readable, open_directory
+from database_files import damage_leaves, in_a_child, integrity, only_readable, open_directory
 from golden import matching
 
 from localspec.store import measurements as measurements_module
@@ -299,7 +299,7 @@ def test_a_database_from_before_measurements_keeps_its_phrases(
 ) -> None:
     with monkeypatch.context() as earlier:
         earlier.setattr(store_module, "MIGRATIONS", [phrases_module.make_pools])
-        earlier.setattr(store_module, "PROBES", store_module.PROBES[:4])
+        earlier.setattr(store_module, "PROBES", ())
         with Store.open(path, notices.append) as old:
             pool = made_pool(old)
     with contextlib.closing(sqlite3.connect(path)) as connection:
@@ -414,10 +414,7 @@ def test_clear_says_so_when_another_process_keeps_the_bytes(
         with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as reader:
             reader.execute("BEGIN")
             reader.execute("SELECT count(*) FROM phrase").fetchall()
-            with pytest.raises(
-                StoreTrouble,
-                match=f"{matching('n1_phrases_were_removed_but')} .* {matching('until_every_other_localspec')}",
-            ):
+            with pytest.raises(StoreTrouble, match=matching("n1_phrase_removed_but_deleted")):
                 store.phrases.forget()
         assert store.phrases.forget() == 0
         assert MARKER not in bytes_on_disk(path)
@@ -545,27 +542,6 @@ def filled(path: Path, replies: int = 1) -> None:
             store.phrases.learn(pool, [(n, bytes([reply]) * 24, bytes([n % 251]) * 32) for n in range(200)])
 
 
-@pytest.mark.parametrize("name", ["pool", "phrase"])
-def test_damage_at_the_root_of_a_table_that_nothing_else_tells_of_is_found_at_opening(
-    path: Path, notices: list[str], name: str
-) -> None:
-    filled(path)
-    damage_root(path, name)
-    with Store.open(path, notices.append) as store:
-        assert len(notices) == 1 and "is broken (database disk image is malformed)" in notices[0]
-        store.phrases.learn(made_pool(store), [phrase(1)])
-        assert store.path == path and path.with_name("localspec.db.broken-1").exists()
-
-
-def test_a_table_that_is_missing_is_found_at_opening(path: Path, notices: list[str]) -> None:
-    filled(path)
-    with contextlib.closing(sqlite3.connect(path)) as connection:
-        connection.execute("DROP TABLE phrase")
-    with Store.open(path, notices.append) as store:
-        assert len(notices) == 1 and "is broken (no such table: phrase)" in notices[0]
-        store.phrases.learn(made_pool(store), [phrase(1)])
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["look_up", "learn", "export", "forget"])
 def test_damage_found_at_work_sets_the_file_aside_and_the_session_goes_on(
@@ -633,47 +609,7 @@ def test_what_can_only_be_read_is_read(notices: list[str], log_left: bool) -> No
             assert len(store.phrases.look_up(pool, [3])) == 1
 
 
-def test_without_a_file_the_session_works_in_memory(path: Path, notices: list[str]) -> None:
-    path.mkdir(parents=True)
-    with Store.open(path, notices.append) as store:
-        assert len(notices) == 1 and store.path is None and not store.read_only
-        pool = made_pool(store)
-        store.phrases.learn(pool, [phrase(1)])
-        assert afters(store, pool, 1) == [1] and store.phrases.forget() == 1
-
-
 # -- trouble while working --
-
-
-def test_a_full_database_keeps_the_old_and_says_so(store: Store) -> None:
-    pool = made_pool(store)
-    store.phrases.learn(pool, [phrase(1)])
-    pages = store._database._connection.execute("PRAGMA page_count").fetchone()[0]
-    store._database._connection.execute(f"PRAGMA max_page_count = {pages}").fetchone()
-    with pytest.raises(StoreTrouble, match=matching("nothing_more_saved_see_whether")):
-        store.phrases.learn(pool, [(n, bytes(24), bytes(32)) for n in range(2000)])
-    assert [found.key for found in store.phrases.export(pool)] == [1]
-    store._database._connection.execute("PRAGMA max_page_count = 1000000").fetchone()
-    store.phrases.learn(pool, [phrase(2)])
-    assert [found.key for found in store.phrases.export(pool)] == [2, 1]
-
-
-def test_a_long_lock_is_said_and_reading_goes_on(
-    path: Path, notices: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(opening, "BUSY_SECONDS", 0.05)
-    with Store.open(path, notices.append) as store:
-        pool = made_pool(store)
-        store.phrases.learn(pool, [phrase(1)])
-        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
-            other.execute("BEGIN IMMEDIATE")
-            with pytest.raises(StoreTrouble, match=matching("in_use_by_another_process")):
-                store.phrases.learn(pool, [phrase(2)])
-            assert afters(store, pool, 1) == [1]
-            with Store.open(path, notices.append) as reader:
-                assert afters(reader, pool, 1) == [1], "a session that starts now can still read"
-        store.phrases.learn(pool, [phrase(2)])
-        assert afters(store, pool, 2) == [2]
 
 
 def test_a_reader_in_trouble_is_told_once_and_gets_no_phrases(store: Store, notices: list[str]) -> None:

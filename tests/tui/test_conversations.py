@@ -6,7 +6,6 @@ import threading
 import time
 from pathlib import Path
 
-from clocks import PATIENCE
 from golden import wording
 from textual.widgets import Input, OptionList
 from tui.scripted_engine import say, until
@@ -14,7 +13,7 @@ from tui.scripted_engine import say, until
 from localspec.chat.export import as_markdown
 from localspec.config import Settings
 from localspec.paths import Paths
-from localspec.store import volumes
+from localspec.store import cleaning
 from localspec.store.database import StoreTrouble
 from localspec.store.store import Store
 from localspec_tui.screens import conversations
@@ -91,27 +90,19 @@ def test_ctrl_d_deletes_after_asking_and_the_list_stays_where_it_was(chat):
     assert b"Said of talk 9." not in b"".join(file.read_bytes() for file in talk.database.parent.glob("localspec.db*"))
 
 
-def test_a_deletion_that_divides_the_history_first_says_so(chat, monkeypatch):
+def test_a_deletion_from_a_large_file_says_that_the_next_start_overwrites_it(chat, monkeypatch):
     talk = chat()
     keep(talk, "cats", "dogs")
-    monkeypatch.setattr(volumes, "ONE_BY_ONE", 5)
-    read, clean = threading.Event(), volumes.clean
-
-    def wait(connection, number):
-        read.wait(PATIENCE)
-        return clean(connection, number)
-
-    monkeypatch.setattr(volumes, "clean", wait)
+    monkeypatch.setattr(cleaning, "SMALL", 5)
 
     async def story(pilot):
         await open_list(pilot, talk, first="dogs")
         await pilot.press("ctrl+d", "y")
-        await until(pilot, told(talk, wording("it_is_divided_once")))
-        read.set()
-        await until(pilot, told(talk, "Deleted 1 conversation."))
+        await until(pilot, told(talk, wording("is_overwritten_at_the_next_start")))
 
     talk.play(story)
     assert titles(talk) == ["cats"]
+    assert b"Said of dogs." not in b"".join(file.read_bytes() for file in talk.database.parent.glob("localspec.db*"))
 
 
 def test_a_branch_that_is_given_a_title_is_listed_by_it(chat):

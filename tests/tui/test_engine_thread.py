@@ -39,6 +39,23 @@ def test_closed_while_a_model_loads_it_ends_at_the_next_stage(talk):
     assert not any(isinstance(message, messages.ThreadFailed) for message in told)
 
 
+def test_what_opening_announces_is_shown_meanwhile_and_stays_in_the_conversation(talk):
+    posted, loaded = [], threading.Event()
+
+    def post(message):
+        posted.append(message)
+        if isinstance(message, messages.ModelLoaded):
+            loaded.set()
+
+    talk.notices.append("A large store is rewritten.")
+    talk.thread.begin(post)
+    assert loaded.wait(PATIENCE)
+    stages = [message.stage for message in posted if isinstance(message, messages.StageReached)]
+    kinds = [type(message) for message in posted]
+    assert stages[0] == "A large store is rewritten"
+    assert kinds.index(messages.StageReached) < kinds.index(messages.ChatOpened) < kinds.index(messages.Noticed)
+
+
 def test_closed_before_it_was_begun_it_never_begins(talk):
     assert talk.thread.close(PATIENCE)
     talk.thread.begin(lambda _: pytest.fail("it works after its end"))

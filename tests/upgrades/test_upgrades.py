@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 from command import called
-from database_files import damage_root, integrity
 from golden import wording
 
 from localspec.config import load
@@ -55,16 +54,6 @@ def test_conversations_are_those_that_were_kept(home: Path) -> None:
             new == {**new, **old} for new, old in turns
         )
     assert [hit["id"] for hit in json.loads(called(home, "history", "search", "ünïcode", "--json").stdout)] == [1]
-
-
-@pytest.mark.parametrize("name", ["trigram_data", "turn_by_conversation", "measurement"])
-def test_what_is_derived_may_be_damaged(home: Path, name: str) -> None:
-    damage_root(Paths(home).database, name)
-    notices: list[str] = []
-    with Store.open(Paths(home).database, notices.append) as store:
-        assert len(store.history.conversations()) == 2 and [hit.turn for hit in store.history.search("ünïcode")]
-    assert len(notices) == 1 and notices[0].endswith(wording("no_conversation_is_lost"))
-    assert integrity(Paths(home).database) == "ok"
 
 
 def test_what_is_deleted_is_in_no_file(home: Path) -> None:

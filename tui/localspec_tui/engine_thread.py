@@ -101,7 +101,7 @@ class EngineThread(threading.Thread):
 
     def _open(self, at_the_end: ExitStack) -> None:
         try:
-            card, store, conversation = self._opening(at_the_end, self.outlet.notice)
+            card, store, conversation = self._opening(at_the_end, self._notice_while_opening)
         except LocalspecError as error:
             self.outlet.post(messages.StartFailed(error))
             self._leaving.set()
@@ -119,6 +119,11 @@ class EngineThread(threading.Thread):
             self.outlet.post(messages.StartFailed(error))
         except LocalspecError as error:
             self.outlet.post(messages.ModelFailed(str(error)))
+
+    def _notice_while_opening(self, sentence: str) -> None:
+        """Keep a notice, and show it now as well: it may announce that opening a large store takes a minute."""
+        self.outlet.notice(sentence)
+        self.outlet.post(messages.StageReached(sentence.rstrip(".")))
 
     def _is_idle(self) -> bool:
         return not self._leaving.is_set() and self._jobs.empty()

@@ -25,7 +25,6 @@ from localspec.quantities import ago, counted, day, seconds_of
 from localspec.store.conversations import ConversationInfo
 from localspec.store.copied import remove_copied
 from localspec.store.history import History
-from localspec.store.removal import DIVIDED
 from localspec.text import one_line
 from localspec_tui import keymap
 from localspec_tui.screens.closing import DIALOG_KEYS
@@ -255,11 +254,10 @@ class ConversationsScreen(AskingScreen[int | None]):
         if self._chat.number() in conversations:
             self._chat.begin_another()
         try:
-            if await asyncio.to_thread(self._history.takes_long_to_remove, conversations):
-                self._tell(f"{DIVIDED[0].upper()}{DIVIDED[1:]}")
             removed = await asyncio.to_thread(self._history.remove, conversations)
             await asyncio.to_thread(remove_copied, Paths(environment.home()).copied)  # it may be of any of them
             stay = await asyncio.to_thread(self._chat.phrases_are_kept)
+            later = await asyncio.to_thread(lambda: self._history.unfinished)
         except LocalspecError as error:
             self._drop(await asyncio.to_thread(_gone, self._history, conversations))
             self._tell(str(error))
@@ -267,7 +265,7 @@ class ConversationsScreen(AskingScreen[int | None]):
         self._drop(set(conversations))
         key = keymap.key(self.app, "chat.phrases")
         phrases = f" Phrases that were learned from replies stay; {key} in the chat deletes them." if stay else ""
-        self._tell(f"Deleted {counted(removed, 'conversation')}.{phrases}")
+        self._tell(f"Deleted {counted(removed, 'conversation')}.{phrases}{later and ' '}{later}")
 
 
 def _entries(history: History, words: str) -> Sequence[_Entry]:

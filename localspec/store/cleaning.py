@@ -1,0 +1,61 @@
+"""Deleted text is overwritten: the index of words is merged, the file is written anew and the log is emptied.
+
+SQLite overwrites the rows it deletes. Two things remain: copies of rows that it moved to another page, and the words of
+deleted turns in the index. So each deletion leaves a row in `deletion`, in its own transaction, and the row goes when
+the file has been written anew. Whatever stops that, the next start goes on with it.
+"""
+
+import math
+import os
+import sqlite3
+from pathlib import Path
+
+SMALL = 64 * 2**20  # bytes: a file with less content is written anew at once, which takes a second
+MOST_IN_MEMORY = 32 * 2**20  # bytes of a file that is written anew by way of memory
+
+
+def make_deletions(connection: sqlite3.Connection) -> None:
+    """Make the table of deletions whose bytes may still be in the file."""
+    # AUTOINCREMENT: a deletion that another process marks meanwhile has another number.
+    connection.execute("CREATE TABLE deletion (number INTEGER PRIMARY KEY AUTOINCREMENT)")
+
+
+def mark(connection: sqlite3.Connection) -> None:
+    """Note that deleted text may still be in the file."""
+    connection.execute("INSERT INTO deletion DEFAULT VALUES")
+
+
+def last_mark(connection: sqlite3.Connection) -> int:
+    """Return the number of the last deletion whose bytes may still be in the file, or 0."""
+    return int(connection.execute("SELECT coalesce(max(number), 0) FROM deletion").fetchone()[0])
+
+
+def content_size(connection: sqlite3.Connection) -> int:
+    """Return the bytes of all pages in use."""
+    names = ("page_count", "freelist_count", "page_size")
+    pages, free, size = (connection.execute(f"PRAGMA {name}").fetchone()[0] for name in names)
+    return int((pages - free) * size)
+
+
+def write_anew(connection: sqlite3.Connection, path: Path | None) -> None:
+    """Write the file anew with nothing in it but its rows. Raise sqlite3.Error."""
+    connection.execute("INSERT INTO trigram (trigram) VALUES ('optimize')")  # drops the words of deleted turns
+    vacuum(connection, path)
+
+
+def vacuum(connection: sqlite3.Connection, path: Path | None) -> None:
+    """Let SQLite write the file anew: by way of memory, or of a private file."""
+    size = math.prod(connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "page_size"))
+    if path is None or size <= MOST_IN_MEMORY:
+        connection.execute("VACUUM")
+        return
+    private = os.fspath(path.parent)
+    try:
+        connection.execute("PRAGMA temp_store_directory = '{}'".format(private.replace("'", "''")))
+        found = connection.execute("PRAGMA temp_store_directory").fetchone()
+        if found is not None and found[0] == private:  # otherwise the file would lie in a directory for everybody
+            connection.execute("PRAGMA temp_store = FILE")
+        connection.execute("VACUUM")
+    finally:
+        connection.execute("PRAGMA temp_store = MEMORY")
+        connection.execute("PRAGMA temp_store_directory = ''")
