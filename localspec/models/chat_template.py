@@ -119,7 +119,8 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         method = getattr(obj, "__wrapped__", obj)  # `format` is wrapped by Jinja
         receiver = getattr(method, "__self__", None)
         if isinstance(receiver, (str, bytes, int)):
-            given = {name: value for name, value in named.items() if name not in ("_loop_vars", "_block_vars")}  # Jinja's
+            ours = ("_loop_vars", "_block_vars")  # Jinja adds them
+            given = {name: value for name, value in named.items() if name not in ours}
             args = (*_bounded(method.__name__, [receiver, *args], given)[1:],)
         return self.counted(super().call(context, obj, *args, **named))
 
