@@ -71,7 +71,8 @@ def _compiled(template: str) -> Template:
 
 SECONDS = 5.0  # a template takes milliseconds
 CHARACTERS = 2**28  # of all texts that one rendering makes
-_ITEM = 32  # characters that an item of a list counts as
+_ITEM = 32  # characters that an item of a new list counts as
+_VISIT = 256  # and one whose text is counted, which takes time
 # Filters and methods whose result may be much longer than their arguments.
 _GROWING = frozenset((
     "batch", "center", "expandtabs", "format", "format_map", "indent", "join", "ljust", "pprint", "replace", "rjust",
@@ -126,8 +127,8 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         numbers = isinstance(left, (int, float)) and isinstance(right, (int, float))
-        if operator == "%" and isinstance(left, str):
-            _bounded("format", [left, right], {})
+        if operator == "%" and isinstance(left, (str, bytes)):
+            _bounded("format", [str(left), right], {})
         elif operator == "**" and isinstance(left, int) and isinstance(right, int):
             _refuse_unless(abs(right) * left.bit_length() <= _MOST_BITS)
         elif operator == "*" and not numbers:
@@ -176,9 +177,9 @@ def _size(value: Any) -> int:
         return max(1, len(value))
     if not isinstance(value, (Mapping, list, tuple, set, frozenset, range)):
         return 1
-    total = _ITEM
+    total = _VISIT
     for item in value.items() if isinstance(value, Mapping) else value:
-        total += _ITEM + _size(item)
+        total += _VISIT + _size(item)
         _refuse_unless(total <= _left.characters)
     return total
 

@@ -113,6 +113,7 @@ NESTED = DOUBLED.replace("'ab'", "['ab']").replace("STEP", "[ns.x] * 1000").repl
         NESTED.replace("ns.x|length", "('%s' % (ns.x,))|length"),
         "{{ '%1000000000d' % 1 }}",
         "{{ '%*d' % (1000000000, 1) }}",
+        "{{ ('%1000000000d'.encode() % 1)|length }}",
         "{{ '%1000000000d'|format(1) }}",
         "{{ '{:1000000000}'.format(1) }}",
         "{{ '{:{w}}'.format(1, w=1000000000) }}",
