@@ -4,6 +4,7 @@ import ast
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -126,7 +127,7 @@ def test_nothing_else_calls_what_may_panic():
                 named = node.module if isinstance(node, ast.ImportFrom) else None
                 if named == "tokenizers" and any(one.name == "Tokenizer" for one in node.names):
                     calls.add(file.name)
-    assert calls == {"tokenizer.py", "tokenizer_trial.py"}
+    assert calls == {"tokenizer.py", "trial_child.py"}
 
 
 @pytest.mark.parametrize("kind", ["WordLevel", "WordPiece"])
@@ -202,7 +203,7 @@ def test_a_template_that_fails_its_trial_is_never_rendered_here(unseen, model, m
     assert Tokenizer.open(model).template_fault == tokenizer.template_fault
 
 
-@pytest.mark.skipif(not hasattr(tokenizer_trial.signal, "setitimer"), reason="clocks of computing as on POSIX")
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="clocks of computing as on POSIX")
 def test_a_template_that_python_cannot_interrupt_fails_its_trial(unseen, model, monkeypatch):
     """Comparing lists nested in each other takes years, in one step of the interpreter."""
     deep = "{% set a0 = ['a'] %}{% set b0 = ['a'] %}" + "".join(
@@ -210,7 +211,7 @@ def test_a_template_that_python_cannot_interrupt_fails_its_trial(unseen, model, 
     )
     (model / "chat_template.jinja").write_text(deep + "{{ a59 == b59 }}")
     monkeypatch.setattr(tokenizer_trial, "_START", f"{tokenizer_trial._START}".replace(
-        "import child;", "import child; import localspec.models.tokenizer_trial as t; t._TEMPLATE_SECONDS = 0.5;"
+        "import child;", "import child; import localspec.models.trial_child as t; t._TEMPLATE_SECONDS = 0.5;"
     ))  # fmt: skip
     with pytest.raises(LocalspecError, match=f"chat template cannot be used .*{matching('it_takes_too_long')}"):
         ChatTokenizer(Tokenizer.open(model)).render(ASKED)

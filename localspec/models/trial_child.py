@@ -1,0 +1,119 @@
+"""Runs in the child process of `tokenizer_trial.py`, within limits of computing and memory."""
+
+import json
+import os
+import re
+import signal
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from localspec.errors import LocalspecError
+from localspec.models.chat_template import render_template
+from localspec.models.tokenizer import Tokenizer
+from localspec.models.tokenizer_trial import TOO_LONG
+from localspec.outside_files import parse_json
+
+_SECONDS = 60.0  # of computing; the largest tokenizers take one
+_TEMPLATE_SECONDS = 10.0  # of computing; rendering ends itself after 5 where Python can be interrupted
+_MEMORY = 4 * 2**30  # bytes of address space; a large tokenizer takes a quarter
+_LONGEST_ERROR = 2000  # characters
+_RUN, _MOST_RUNS = 200, 100  # characters of a text that repeats a word, and how many such texts are tried
+_SAMPLES = (
+    "The quick brown fox, 12345 times: jumps!\n\n\tover  the\r\nlazy dog's #hash @home https://a.b/c?d=e&f=%20",
+    "Ünïcödé ß ﬁ Ǆ İ ı é Å ½ Ⅳ ½", "中文字符 日本語テキスト 한국어 ไทย हिन्दी עברית العربية",
+    "🙂👩‍👩‍👧 🇪🇺 \u200b\u200d\ufeff\u2028\u0301 \x00\x01\x7f\x80\u00ad\ud7ff\ue000\uffff\U0010ffff", "", " ", "\n", "a",
+    "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa " * 20,
+)  # fmt: skip
+_TURNS = [{"role": role, "content": _SAMPLES[0]} for role in ("system", "user", "assistant", "user")]
+
+
+def child() -> None:
+    """Try the files in the request on standard input; write an answer a line about tokenizer and template."""
+    answers = os.fdopen(os.dup(1), "wb")
+    with open(os.devnull, "wb") as nowhere:  # nothing else may write among the answers
+        os.dup2(nowhere.fileno(), 1)
+    os.environ.update(TOKENIZERS_PARALLELISM="false", RAYON_NUM_THREADS="1")
+    _limit_memory()
+    request = json.load(sys.stdin.buffer)
+    tokenizer = None
+    for seconds in (_SECONDS, _TEMPLATE_SECONDS):
+        _limit_computing(seconds)
+        answer: dict[str, Any] = {}
+        try:
+            if tokenizer is None:
+                tokenizer = Tokenizer(request["files"], Path(request["path"]), tried=True)
+                _try_tokenizer(tokenizer, request["files"]["tokenizer.json"])
+            else:
+                _try_template(tokenizer)
+        except LocalspecError as error:
+            answer = {"error": str(error), "sentence": True}
+        except TimeoutError:
+            answer = {"error": TOO_LONG}
+        except BaseException as error:  # noqa: BLE001  # the panic of a library in Rust is no Exception
+            panic = "" if isinstance(error, Exception) else f"{type(error).__name__}: "
+            answer = {"error": f"{panic}{error}" or type(error).__name__}
+        _limit_computing(0.0)
+        answer = {**answer, **({"error": answer["error"][:_LONGEST_ERROR]} if answer else {})}
+        answers.write(json.dumps(answer).encode() + b"\n")
+        answers.flush()
+        if answer:
+            break
+
+
+def _try_tokenizer(tokenizer: Tokenizer, content: str) -> None:
+    """Make ids of some texts, and texts of the ids. A tokenizer that cannot be used panics, or ends the process."""
+    special = "".join(token.content for token in list(tokenizer.added_tokens.values())[:100])
+    for text in (*_SAMPLES, special, *_runs(parse_json(content))):
+        for marks in (True, False):
+            with suppress(Exception):  # a text may be one that it has no tokens for; its panics are no Exception
+                ids = tokenizer.backend.encode(text, add_special_tokens=marks).ids
+                tokenizer.backend.decode(ids, skip_special_tokens=marks)
+
+
+def _try_template(tokenizer: Tokenizer) -> None:
+    """Render some conversations. Raises TimeoutError and MemoryError; other errors are those of the conversation."""
+    if not tokenizer.chat_template:
+        return
+    for messages, waits in ((_TURNS[1:2], True), (_TURNS, True), (_TURNS[1:3], False)):
+        for switches in ({}, {"enable_thinking": True}, {"enable_thinking": False}):
+            try:
+                render_template(tokenizer.chat_template, messages, waits, tokenizer.special_tokens, switches)
+            except Exception as error:
+                if isinstance(error, (TimeoutError, MemoryError)):
+                    raise  # others are said where the template is used
+
+
+def _runs(content: dict[str, Any]) -> list[str]:
+    """Return the words in its regular expressions, each many times in a row: some expressions then search on and on."""
+    words: dict[str, None] = {}
+    left = [content.get(step) for step in ("normalizer", "pre_tokenizer")]
+    while left:
+        value = left.pop()
+        if isinstance(value, dict):
+            left += value.values()
+            if isinstance(expression := value.get("Regex"), str):
+                words.update(dict.fromkeys(re.findall(r"\w+", expression)))
+        elif isinstance(value, list):
+            left += value
+    return [(word[:_RUN] * _RUN)[:_RUN] for word in list(words)[:_MOST_RUNS]]
+
+
+def _limit_computing(seconds: float) -> None:
+    """The system ends this process after so many seconds of computing; 0 is no limit."""
+    if hasattr(signal, "setitimer"):
+        signal.setitimer(signal.ITIMER_PROF, seconds)
+
+
+def _limit_memory() -> None:
+    try:
+        import resource
+    except ImportError:  # Windows has none
+        return
+    _, most = resource.getrlimit(resource.RLIMIT_AS)
+    try:
+        resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, most))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    except (ValueError, OSError):  # a smaller limit is set already
+        pass
