@@ -33,7 +33,6 @@ from transformers import (
 
 from localspec.decoding.sampling import Sampling
 from localspec.models.tokenizer import Tokenizer as OurTokenizer
-from localspec.nn.exactness import measure
 from localspec.nn.target import Target
 
 VOCABULARY = 320  # more than the tokenizer has: padded, as many real ones are
@@ -396,20 +395,6 @@ def read(path: Path, context: int | None = None) -> Tiny:
     """Both models of a directory, in fp32."""
     stock = AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager", dtype=torch.float32).eval()
     return Tiny(path, stock, Target.load(path, context=context))
-
-
-def exact_target(path: Path) -> Target:
-    """Ours in the form whose rows never depend on each other, its rows filled up as the self-test asks for."""
-    target = Target.load(path, exact=True)
-    target.row_multiple = _row_multiple(path)
-    return target
-
-
-@cache
-def _row_multiple(path: Path) -> int:
-    found = measure(Target.load(path, exact=True), 9, exact=True)
-    assert found.bitwise
-    return found.multiple
 
 
 def prompt_ids(length: int, seed: int = 0) -> list[int]:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
@@ -54,7 +54,6 @@ from localspec.machine import compiled
 from localspec.machine.hardware import IdleCores, devices
 from localspec.machine.machine import Device, this_machine, torch_trouble
 from localspec.machine.memory import give_back
-from localspec.models.confinement import NoProcess, confinement
 from localspec.models.drafter_kinds import kind_of
 from localspec.models.encoding import Unwanted, given_up_unless
 from localspec.models.generation_config import GENERATION, LEFT_OUT
@@ -182,8 +181,6 @@ class Engine:
         Raises what `choose` and the engine itself raise.
         """
         reporter = Reporter(notice, progress)
-        with suppress(NoProcess):  # which is told where a template is needed
-            confinement.start()  # meanwhile the model is loaded
         known = BandwidthProfiler(MeasurementCache(store, reporter), settings.exact, settings.context)
         kept = phrases_allowed(settings)
         model, auto = model_of(card), settings.drafter == "auto"

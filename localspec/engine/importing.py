@@ -61,7 +61,7 @@ def import_gguf(
 
     `origin` names the repository that it was fetched from; without one it is named by its file. `texts` are the model's
     own, in place of those in the file. Raises UsageMistake for what cannot be had, NotHere, DoesNotFit and
-    LocalspecError for a file that cannot be read or computed.
+    LocalspecError for a file that cannot be read or computed, or whose tokenizer or chat template cannot be used.
     """
     began, paths, file = time.perf_counter(), Paths(home()), Path(os.path.abspath(file))
     move_only_copies(paths, reporter)
@@ -86,6 +86,7 @@ def import_gguf(
         return _imported(former, model, False, time.perf_counter() - began)
     from localspec.native.gguf_pack import pack_gguf
 
+    model.chat.require_template()
     if former:
         reporter.notice(f"{file} was imported by a version that read its metadata in another way; it is packed again.")
     files = [part.path for part in model.parts]

@@ -166,6 +166,11 @@ class GgufModel:
         except ValueError as error:
             raise damaged(self.path, str(error)[:200]) from None
 
+    @cached_property
+    def chat(self) -> ChatTokenizer:
+        """Its tokenizer and chat template. Raises LocalspecError where `texts` does, and for an unusable tokenizer."""
+        return ChatTokenizer(Tokenizer.decoded(self.texts, self.path))
+
     def notices(self) -> list[str]:
         """Return what becomes of metadata that are not followed, or that change prompts unlike the model's own files.
 
@@ -175,11 +180,10 @@ class GgufModel:
             return []
         found = ignored_sampling(self.metadata)
         found += impossible_roles(self.metadata, len(self.metadata.texts("tokenizer.ggml.tokens") or []))
-        chat = ChatTokenizer(Tokenizer.decoded(self.texts, self.path))
         found += [
             f"{self.path.name} wants {mark} {'before' if first else 'after'} each prompt, and its chat template writes "
             "none; it is put there, as llama-server does."
-            for mark, first in chat.added_marks()
+            for mark, first in self.chat.added_marks()
         ]
         return found
 

@@ -1,18 +1,24 @@
 """Renders chat templates: programs in Jinja that came with a model, run without access to anything else."""
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from functools import lru_cache
+from functools import lru_cache, wraps
+from math import prod
 from typing import Any
 
 from jinja2 import Template, TemplateError, nodes
+from jinja2.compiler import CodeGenerator, Frame
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
+from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
+from localspec.models.encoding import waited_for
 from localspec.models.messages import Message
 
 
@@ -23,31 +29,177 @@ def render_template(
     special_tokens: Mapping[str, str],
     switches: Mapping[str, bool] | None = None,
 ) -> str:
-    """Returns the text that a template makes of a conversation; `special_tokens` by name, such as bos_token.
+    """Return the text of a conversation by a template; `special_tokens` by name, such as bos_token.
 
-    `switches` are variables of the template's own, such as enable_thinking.
-
-    Templates see what transformers gives them, and render the same text. One may fail in any way that a program can.
+    `switches` are variables that only this template knows, such as enable_thinking. Templates see what transformers
+    gives them, and render the same text. A template may fail in any way that a program can. Raises TimeoutError after 5
+    seconds, and MemoryError for more than 268 million characters plus 64 for each of the conversation.
     """
-    return _compiled(template).render(
-        messages=[dict(message) for message in messages],
-        tools=None,
-        documents=None,
-        add_generation_prompt=add_generation_prompt,
-        **{**special_tokens, **(switches or {})},
-    )
+
+    def render() -> str:
+        _left.characters = CHARACTERS + 64 * length(messages)
+        return _compiled(template).render(
+            messages=[dict(message) for message in messages],
+            tools=None,
+            documents=None,
+            add_generation_prompt=add_generation_prompt,
+            **{**special_tokens, **(switches or {})},
+        )
+
+    return waited_for(render, SECONDS, end=True)
+
+
+def length(messages: Sequence[Message]) -> int:
+    """Return the characters of a conversation."""
+    return sum(len(text) for message in messages for text in message.values())
 
 
 @lru_cache(maxsize=8)
 def _compiled(template: str) -> Template:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+    environment = _Sandbox(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols], finalize=_printable
     )
     environment.filters["tojson"] = _to_json
+    environment.filters.update({name: _limited(name, made) for name, made in environment.filters.items()})
     environment.globals.update(
         raise_exception=_raise_exception, strftime_now=_strftime_now, namespace=_Namespace, dict=_Dict()
     )
     return environment.from_string(template)
+
+
+# -- limits ------------------------------------------------------------------------------------------------------------
+
+SECONDS = 5.0  # a template takes milliseconds
+CHARACTERS = 2**28  # of all texts that one rendering makes
+_ITEM = 32  # characters that an item of a new list counts as
+_VISIT = 256  # and one whose text is counted, which takes time
+# Filters and methods whose result may be much longer than their arguments.
+_GROWING = frozenset((
+    "batch", "center", "expandtabs", "format", "format_map", "indent", "join", "ljust", "pprint", "replace", "rjust",
+    "slice", "string", "to_bytes", "tojson", "translate", "wordwrap", "xmlattr", "zfill",
+))  # fmt: skip
+_MOST_BITS = 4096  # of a number that a power or a product makes
+_BOUNDLESS = re.compile(r"\d{5}|%[^%a-zA-Z]*\*|\{[^{}]*\{")  # widths in a format that are large, or given elsewhere
+_left = threading.local()  # `characters` that the rendering on this thread may still make
+
+
+class _Code(CodeGenerator):
+    """A generator of code that lets the sandbox count the two results that Jinja makes without it."""
+
+    def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:  # noqa: N802
+        self.write("environment.concat((")
+        for part in node.nodes:
+            self.visit(part, frame)
+            self.write(", ")
+        self.write("))")
+
+    def visit_Getitem(self, node: nodes.Getitem, frame: Frame) -> None:  # noqa: N802
+        sliced = isinstance(node.arg, nodes.Slice)
+        self.write("environment.counted(" if sliced else "(")
+        super().visit_Getitem(node, frame)
+        self.write(")")
+
+
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """A sandbox that bounds each result before it is made, and the sum of all."""
+
+    code_generator_class = _Code
+    intercepted_binops = frozenset(("+", "*", "**", "%"))
+
+    @staticmethod
+    def concat(parts: Iterable[Any]) -> str:
+        return "".join([str(_printable(part)) for part in parts])
+
+    @staticmethod
+    def counted(value: Any) -> Any:
+        if isinstance(value, (str, bytes, list, tuple, dict)):
+            _spend(len(value) * (1 if isinstance(value, (str, bytes)) else _ITEM))
+        return value
+
+    def call(self, context: Context, obj: Any, /, *args: Any, **named: Any) -> Any:
+        method = getattr(obj, "__wrapped__", obj)  # `format` is wrapped by Jinja
+        receiver = getattr(method, "__self__", None)
+        if isinstance(receiver, (str, bytes, int)):
+            ours = ("_loop_vars", "_block_vars")  # Jinja adds them
+            given = {name: value for name, value in named.items() if name not in ours}
+            args = (*_bounded(method.__name__, [receiver, *args], given)[1:],)
+        return self.counted(super().call(context, obj, *args, **named))
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        numbers = isinstance(left, (int, float)) and isinstance(right, (int, float))
+        if operator == "%" and isinstance(left, (str, bytes)):
+            _bounded("format", [str(left), right], {})
+        elif operator == "**" and isinstance(left, int) and isinstance(right, int):
+            _refuse_unless(abs(right) * left.bit_length() <= _MOST_BITS)
+        elif operator == "*" and not numbers:
+            _refuse_unless(_size(left) * _number(right) * _size(right) * _number(left) <= _left.characters)
+        found = self.counted(super().call_binop(context, operator, left, right))
+        _refuse_unless(not isinstance(found, int) or found.bit_length() <= 2 * _MOST_BITS)
+        return found
+
+
+def _limited(name: str, made: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a filter that counts its result."""
+
+    @wraps(made)
+    def limited(*args: Any, **named: Any) -> Any:
+        return _Sandbox.counted(made(*_bounded(name, args, named), **named))
+
+    return limited
+
+
+def _bounded(name: str, args: Sequence[Any], named: Mapping[str, Any]) -> Sequence[Any]:
+    """Return the arguments of a filter or method, with lists for iterators. Raise MemoryError for too long a result."""
+    if name not in _GROWING:
+        return args
+    args = [list(one) if isinstance(one, Iterator) else one for one in args]
+    texts, rest = [one for one in args if isinstance(one, str)], [*args[1:], *named.values()]
+    if name == "replace" and len(texts) > 2 and not named:
+        bound = (len(texts[0]) + 1) * len(texts[2])
+    elif name.startswith("format") and texts:
+        _refuse_unless(not _BOUNDLESS.search(texts[0]))
+        bound = (texts[0].count("%") + texts[0].count("{")) * (9999 + sum(map(_size, rest)))
+    else:
+        bound = prod(map(_size, args)) * prod(map(_size, named.values())) * prod(map(_number, rest))
+    _refuse_unless(bound <= _left.characters)
+    return args
+
+
+def _printable(value: Any) -> Any:
+    """Return a value once its text has been counted."""
+    _spend(_size(value))
+    return value
+
+
+def _size(value: Any) -> int:
+    """Return at least 1, and about the characters of a value's text, or more than may be made."""
+    if isinstance(value, (str, bytes)):
+        return max(1, len(value))
+    if not isinstance(value, (Mapping, list, tuple, set, frozenset, range)):
+        return 1
+    total = _VISIT
+    for item in value.items() if isinstance(value, Mapping) else value:
+        total += _VISIT + _size(item)
+        _refuse_unless(total <= _left.characters)
+    return total
+
+
+def _number(value: Any) -> int:
+    """Return how much longer a text may become by this argument: an integer as itself, anything else as 1."""
+    return max(1, abs(value)) if isinstance(value, int) else 1
+
+
+def _spend(characters: int) -> None:
+    _left.characters -= characters
+    _refuse_unless(_left.characters >= 0)
+
+
+def _refuse_unless(affordable: bool) -> None:
+    if not affordable:
+        raise MemoryError
+
+
+# -- what templates know -------------------------------------------------------------------------------------------
 
 
 class _Generation(Extension):
@@ -73,6 +225,9 @@ class _Namespace(Namespace):
     def __setitem__(self, name: str, value: Any) -> None:
         _refuse_private(name)
         Namespace.__setitem__(self, name, value)
+
+    def __repr__(self) -> str:  # Jinja's may be of any length
+        return "<Namespace>"
 
 
 def _refuse_private(name: object) -> None:

@@ -6,12 +6,13 @@ from functools import cached_property
 from typing import Any
 
 from localspec.errors import LocalspecError, UsageMistake, first_line
-from localspec.models.confinement import Stopped, confinement
+from localspec.models.encoding import Unwanted
 from localspec.models.messages import Message
 from localspec.models.spelled_marks import PROBE, SpelledMarks, whole_characters
 from localspec.models.thinking import Thinking, WhenItThinks, marks_of
 from localspec.models.thinking_switch import Switch, find_switch
 from localspec.models.tokenizer import Tokenizer
+from localspec.models.tokenizer_trial import TOO_LONG
 
 _COUNTED = 2**16  # messages whose tokens are remembered
 _FRAME = 2**20  # characters that a template may put around what was said
@@ -28,7 +29,7 @@ class ChatTokenizer:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
-        self._stopped = ""
+        self._stopped = tokenizer.template_fault
         self._writes: dict[tuple[object, ...], frozenset[int]] = {}  # messages in the text, by roles and switches
         self._spelled: dict[str, bool] = {}  # whether the vocabulary can spell a character
         self._counts: dict[int, int] = {}  # tokens of messages, by the hash of their text
@@ -68,6 +69,10 @@ class ChatTokenizer:
         before = [(token, True) for token in self.tokenizer.around[0] if framed[:1] != ids[:1]]
         after = [(token, False) for token in self.tokenizer.around[1] if framed[-1:] != ids[-1:]]
         return [(self.tokenizer.decode([token]), first) for token, first in before + after]
+
+    def require_template(self) -> None:
+        """Raise LocalspecError where the model's chat template cannot be used."""
+        self.render(_PLAINEST)
 
     def count(self, text: str) -> int:
         """Return how many tokens a message is; of earlier messages that is known, whose texts are not held."""
@@ -142,21 +147,29 @@ class ChatTokenizer:
         self, messages: Sequence[Message], waits: bool, switches: Mapping[str, bool] | None = None
     ) -> dict[str, Any]:
         """Return the `text` of the template, or its `error`; `refused` where its own program says so."""
-        said = sum(len(text) for message in messages for text in message.values())
-        request = {
-            "template": self.tokenizer.chat_template,
-            "messages": messages,
-            "waits": waits,
-            "tokens": self.tokenizer.special_tokens,
-            "switches": switches,
-            "most": _FRAME + 4 * said,
-        }
-        if not self._stopped:
-            try:
-                return confinement.ask(request)
-            except Stopped as stopped:
-                self._stopped = str(stopped)  # one that never ends is not waited for again
-        return {"error": self._stopped}
+        if self._stopped:
+            return {"error": self._stopped}
+        from jinja2 import TemplateError  # slow to import
+
+        from localspec.models.chat_template import length, render_template
+
+        template, tokens = self.tokenizer.chat_template or "", self.tokenizer.special_tokens
+        try:
+            text = render_template(template, messages, waits, tokens, switches)
+        except TemplateError as error:
+            return {"error": f"{error}" or type(error).__name__, "refused": True}
+        except TimeoutError:
+            self._stopped = TOO_LONG  # one that never ends is not waited for again
+            return {"error": TOO_LONG}
+        except Unwanted:
+            raise
+        except Exception as error:  # noqa: BLE001  # a template fails as any program can
+            return {"error": f"{error}" or type(error).__name__}
+        if len(text) > _FRAME + 4 * length(messages):
+            return {"error": f"it makes a text of {len(text)} characters"}
+        if _halves(text) - _halves("".join("".join(message.values()) for message in messages)):
+            return {"error": "it makes halves of characters, which are no text"}
+        return {"text": text}
 
     def _written(self, messages: Sequence[Message], waits: bool, switches: Mapping[str, bool] | None) -> frozenset[int]:
         """Return which messages of a conversation that the template takes are in its text, by their roles."""
@@ -314,6 +327,11 @@ class ChatTokenizer:
             first = self.tokenizer.encode(after.strip(), add_special_tokens=False)[:1]
             stops.update(set(first) & self.tokenizer.added_tokens.keys())
         return frozenset(stops)
+
+
+def _halves(text: str) -> set[str]:
+    """Return the halves of surrogate pairs in a text; those that messages hold are stand-ins, see spelled_marks.py."""
+    return set(re.findall("[\ud800-\udfff]", text))
 
 
 def _with_texts(message: Message, change: Callable[[str], str]) -> Message:

@@ -1,8 +1,9 @@
-"""A text becomes token ids on a thread of its own: its tokenizer may be long over it, and nothing ends that.
+"""Run tokenizers and chat templates on a thread, because either may take long.
 
-Whoever waits can go: Ctrl+C does so on the main thread, and elsewhere what `given_up_unless` was given.
+A caller can stop waiting: by Ctrl+C on the main thread, and elsewhere by the function given to `given_up_unless`.
 """
 
+import ctypes
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,7 +13,7 @@ from queue import Empty, SimpleQueue
 from typing import TypeVar, cast
 
 THREAD = "encoding"  # its name
-LOOK = 0.1  # seconds of waiting, after which it is asked again whether anybody wants the ids
+LOOK = 0.1  # seconds of waiting between two questions whether anybody wants the result
 PATIENCE = 60.0  # seconds that any text may take
 PACE = 20_000  # characters a second beyond that; tokenizers that work read a million
 
@@ -21,12 +22,12 @@ _wanted: ContextVar[Callable[[], bool]] = ContextVar("wanted", default=lambda: T
 
 
 class Unwanted(Exception):  # nothing is wrong
-    """Whoever asked has left."""
+    """A sign that nobody waits for the result any more."""
 
 
 @contextmanager
 def given_up_unless(wanted: Callable[[], bool]) -> Iterator[None]:
-    """Meanwhile this thread waits for no text to be encoded any more, soon after `wanted` says no."""
+    """Stop waiting for texts on this thread, soon after `wanted` returns False."""
     before = _wanted.set(wanted)
     try:
         yield
@@ -35,14 +36,15 @@ def given_up_unless(wanted: Callable[[], bool]) -> Iterator[None]:
 
 
 def patience(text: str) -> float:
-    """Seconds that a text may take."""
+    """Return the seconds that a text may take."""
     return PATIENCE + len(text) / PACE
 
 
-def waited_for(work: Callable[[], Result], seconds: float) -> Result:
-    """What `work` returns or raises on its thread, which is left behind where nobody waits for it any more.
+def waited_for(work: Callable[[], Result], seconds: float, end: bool = False) -> Result:
+    """Return the result of `work` on its thread, or raise its error.
 
-    `work` must let go of Python's interpreter. Raises Unwanted, and TimeoutError after so many seconds.
+    A thread that nobody waits for any more is left behind, and `work` must release Python's interpreter. With `end`
+    the thread is ended, and `work` must be Python code. Raises Unwanted, and TimeoutError after this many seconds.
     """
     done: SimpleQueue[tuple[Result | None, BaseException | None]] = SimpleQueue()
 
@@ -52,22 +54,40 @@ def waited_for(work: Callable[[], Result], seconds: float) -> Result:
         except BaseException as error:  # noqa: BLE001  # it is raised where it is waited for
             done.put((None, error))
 
-    threading.Thread(target=run, name=THREAD, daemon=True).start()
+    thread = threading.Thread(target=run, name=THREAD, daemon=True)
+    thread.start()
+    try:
+        result, error = _awaited(done, seconds)
+    except BaseException:
+        if end:
+            _end(thread)
+        raise
+    if error is not None:
+        raise error
+    return cast(Result, result)
+
+
+def _awaited(done: SimpleQueue[Result], seconds: float) -> Result:
     deadline, wanted = time.monotonic() + seconds, _wanted.get()
     while True:
         try:
-            result, error = done.get(timeout=LOOK)
+            return done.get(timeout=LOOK)
         except Empty:
             if not wanted():
                 raise Unwanted from None
             if time.monotonic() > deadline:
                 raise TimeoutError from None
-        else:
-            if error is not None:
-                raise error
-            return cast(Result, result)
+
+
+def _end(thread: threading.Thread) -> None:
+    """Raise SystemExit in a thread until it has ended. A thread that computes in a library raises it afterwards."""
+    for _ in range(10):
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit))
+        thread.join(LOOK)
+        if not thread.is_alive():
+            break
 
 
 def is_left_behind() -> bool:
-    """Whether something is still encoded that nobody waits for."""
+    """Return whether a thread still computes that nobody waits for."""
     return any(thread.name == THREAD for thread in threading.enumerate())

@@ -50,8 +50,7 @@ class Tokenizer:
                 f"AutoTokenizer.from_pretrained('{path}').save_pretrained('{path}')\"."
             )
         self._path = path
-        if not tried:
-            try_out(files, path)
+        self.template_fault = "" if tried else try_out(files, path)  # why its chat template is not rendered
         try:
             self.backend: Backend = Backend.from_str(files["tokenizer.json"])
             config = self._read("tokenizer_config.json")
@@ -94,6 +93,7 @@ class Tokenizer:
             return None  # the splitting of Llama's depends on config.json, too
         found = copy(self)
         found._files, found._path = {name: files[name] for name in TOKENIZER_FILES if name in files}, path
+        found.template_fault = try_out(files, path)
         found.chat_template = _default_template(files, found._read("tokenizer_config.json"))
         return found
 

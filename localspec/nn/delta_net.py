@@ -15,7 +15,6 @@ import torch.nn.functional as F
 from torch import nn
 
 from localspec.models.delta_net import DeltaNet
-from localspec.nn.attention import in_parts
 from localspec.nn.linear import LayerClass
 from localspec.nn.placed_rows import PlacedChain
 from localspec.nn.states import State, StateCache
@@ -57,7 +56,7 @@ class GatedDeltaNet(nn.Module):
             self.value_norm.float(),
             self.eps,
         )
-        gate = in_parts(F.silu, gate.float()) if self.exact and cache is not None else F.silu(gate.float())
+        gate = F.silu(gate.float())
         outputs: torch.Tensor = self.out_proj((normed.view(gate.shape) * gate).to(h.dtype))
         return outputs
 

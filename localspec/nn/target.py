@@ -1,7 +1,6 @@
 """The target: the model whose distribution is reproduced. It joins a transformer, a tokenizer and their settings."""
 
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -24,7 +23,8 @@ from localspec.models.model_config import ModelConfig, read_config
 from localspec.models.rope import Rope
 from localspec.models.stored_weights import stored_sizes
 from localspec.models.tokenizer import Tokenizer
-from localspec.nn.attention import LEAST_SLOTS, fastest, invariant, page_size
+from localspec.nn import own_kernels, row_kernels
+from localspec.nn.attention import LEAST_SLOTS, fastest, invariant
 from localspec.nn.cache import KVCache
 from localspec.nn.compute import TorchCompute
 from localspec.nn.linear import Adapter, Linear
@@ -187,12 +187,10 @@ class Target:
 
     @property
     def page(self) -> int:
-        """How many slots the invariant attention of a single row, filled up to `row_multiple`, sums in one go."""
-        config, device = self.transformer.config, torch.device(self.device)
-        kinds = {(one.num_kv_heads, one.head_dim) for one in map(config.sizes_of, range(config.num_layers))}
-        rows = {kind: config.num_heads // kind[0] * self.row_multiple for kind in kinds}
-        # Where layers differ in it, what shares a part of both shares a page of either.
-        return math.gcd(*(page_size(*kind, rows[kind], device) for kind in kinds))
+        """Return how many slots exact attention sums in one go; 1, which no branch fits, where that is unknown."""
+        config = self.transformer.config
+        fit = all(row_kernels.heads_fit(config.sizes_of(index).head_dim) for index in range(config.num_layers))
+        return row_kernels.PAGE if fit and own_kernels.trouble(torch.device(self.device)) is None else 1
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
         """Returns the input embeddings of token ids, [..., hidden_size]."""

@@ -16,7 +16,7 @@ from localspec.errors import LocalspecError
 from localspec.models.architecture import TransformerConfig
 from localspec.models.stored_names import use_stored_names
 from localspec.nn import layer_kernels, own_kernels
-from localspec.nn.attention import ACTIVATIONS, Activation, Attention, fastest, in_parts, invariant
+from localspec.nn.attention import ACTIVATIONS, Attention, fastest, invariant
 from localspec.nn.cache import KVCache, TextPrefix
 from localspec.nn.delta_net import GatedDeltaNet
 from localspec.nn.linear import Adapter, LayerClass, Linear, QuantizedLinear
@@ -111,24 +111,20 @@ class Layer(nn.Module):
             h = self.o_proj(h, adapters.get("o_proj"))
         given = self._scaled(norm(h, self.o_norm, config) if config.output_norms else h)
         x, h = added_norm(x, given, self.post_attention_layernorm, config)
-        h = self._gated(self.gate_up_proj(h, adapters.get("gate_up_proj")), cache)
+        h = self._gated(self.gate_up_proj(h, adapters.get("gate_up_proj")))
         down: torch.Tensor = self.down_proj(h, adapters.get("down_proj"))
         x = x + self._scaled(norm(down, self.down_norm, config) if config.output_norms else down)
         if own_input is not None:
-            gate = self._activated(self.activation, self.per_layer_input_gate(x), cache)
+            gate = self.activation(self.per_layer_input_gate(x))
             x = x + norm(self.per_layer_projection(gate * own_input), self.per_layer_norm, config)
         return x * self.layer_scalar if config.layer_scalars else x
 
-    def _gated(self, both: torch.Tensor, cache: CacheLike | None) -> torch.Tensor:
-        """Returns the activation of the gate, the first half of the channels, times the other half."""
+    def _gated(self, both: torch.Tensor) -> torch.Tensor:
+        """Return the activation of the gate, the first half of the channels, times the other half."""
         if own_kernels.serve(both) and both.shape[-1] % 16 == 0 and both.dtype in layer_kernels.SMALL:
             return layer_kernels.gated(both.contiguous(), self.config.activation)
         gate, up = torch.split(both, self.sizes.intermediate_size, -1)
-        return self._activated(self.activation, gate, cache) * up
-
-    def _activated(self, activation: Activation, x: torch.Tensor, cache: CacheLike | None) -> torch.Tensor:
-        alone = self.attention is invariant and isinstance(cache, KVCache | PlacedRows)
-        return in_parts(activation, x) if alone else activation(x)
+        return self.activation(gate) * up
 
     def _scaled(self, given: torch.Tensor) -> torch.Tensor:
         scale = self.config.residual_scale
@@ -186,7 +182,7 @@ class Layer(nn.Module):
         # The queries that share a key head become more rows of it, so that an explicit mask never copies keys.
         grouped = q.view(batch, n, kv_heads, group, head_dim).permute(0, 2, 3, 1, 4)
         mixed = self._mixed(grouped.reshape(batch, kv_heads, group * n, head_dim), k, v, mask, n, cache)
-        return mixed if gate is None else mixed * self._activated(torch.sigmoid, gate, cache)
+        return mixed if gate is None else mixed * torch.sigmoid(gate)
 
     def _mixed(
         self,
@@ -278,9 +274,7 @@ class Transformer(nn.Module):
     def _capped(self, logits: torch.Tensor) -> torch.Tensor:
         if not (cap := self.config.logit_cap):
             return logits
-        if self.attention is not invariant or torch.is_grad_enabled():
-            return torch.tanh(logits / cap) * cap
-        return in_parts(torch.tanh, (logits / cap).view(1, -1, logits.shape[-1])).view_as(logits) * cap
+        return torch.tanh(logits / cap) * cap
 
     def _layer_inputs(self, tokens: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """What each layer reads of tokens beside their states, [batch, n, layers, channels] (Gemma 4)."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from localspec.checkpoint import only_packed
 from localspec.config import Settings
 from localspec.errors import DoesNotFit, LocalspecError, NotHere, UsageMistake
+from localspec.machine import compiled
 from localspec.machine.machine import Device, Machine, this_machine
 from localspec.models.drafter_kinds import WEIGHTS, kind_of, kinds
 from localspec.models.model import Model, model_of
@@ -354,6 +355,11 @@ def precisions_of(settings: Settings, device: Device) -> list[Precision]:
     """
     dtype: str = settings.dtype
     quantize: str = settings.quantize
+    if settings.exact and (device.type, device.engine) == ("cpu", "torch"):
+        raise UsageMistake(
+            f"--exact on a CPU needs the compiled library, and {compiled.missing()}; install localspec again, or leave "
+            "--exact out."
+        )
     if quantize not in ("auto", "none", *device.packings):
         missing = device.missing.get(quantize, "its kernels are missing")
         raise UsageMistake(

@@ -19,7 +19,6 @@ from golden import wording
 from machines import Told, machine
 from transformers import LlamaConfig
 
-from localspec.models.confinement import Confinement
 from localspec.native.pack import Source
 from localspec.paths import Paths
 
@@ -385,15 +384,25 @@ def test_doctor_knows_what_was_imported(tmp_path: Path, gguf: Path) -> None:
     assert own and all(one["installed"] for one in own)
 
 
-@pytest.mark.slow
-def test_a_template_that_computes_without_end_is_ended(
-    tmp_path: Path, directory: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("template", "command"),
+    [
+        (
+            "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+            ["run", "-n", "1", "Hi", "-m"],
+        ),
+        ("{% for %}", ["import"]),
+        ("{{ raise_exception('never') }}", ["import"]),
+    ],
+)
+def test_an_unusable_template_is_refused_before_weights_are_packed(
+    tmp_path: Path, directory: Path, monkeypatch: pytest.MonkeyPatch, template: str, command: list[str]
 ) -> None:
-    monkeypatch.setattr(Confinement.ask, "__defaults__", (1.0,))  # seconds, of which it waits for five else
-    endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
-    file = write_model(tmp_path / "a.gguf", directory, "Q8_0", tokenizer__chat_template=endless)
-    result = called(tmp_path, "run", "-m", file.name, "-n", "1", "--no-log", "Hi")
-    assert result.returncode == 1 and "chat template" in result.stderr
+    monkeypatch.setattr("localspec.native.gguf_pack.pack_gguf", pytest.fail)
+    file = write_model(tmp_path / "a.gguf", directory, "Q8_0", tokenizer__chat_template=template)
+    result = called(tmp_path, *command, str(file))
+    assert result.returncode == 1 and "chat template cannot be used" in result.stderr
+    assert not list(tmp_path.rglob("*.packed")) and listed(tmp_path).keys() == {"demo", "demo-draft"}
 
 
 @pytest.mark.slow

@@ -70,7 +70,7 @@ def test_phrases_of_a_model_that_is_still_here_are_not_offered(home: Path, quest
 
 
 def test_what_was_remembered_of_its_tokenizer_goes(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("localspec.models.tokenizer_trial._tried", set())
+    monkeypatch.setattr("localspec.models.tokenizer_trial._tried", {})
     for name in ("here", "gone"):
         assert called(home, "run", "hi", "-m", name, "-n", "1", "--no-log").returncode == 0
     (Paths(home).tokenizers / "0").touch()

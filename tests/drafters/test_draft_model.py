@@ -22,7 +22,6 @@ from tiny_models import (
     VOCABULARY,
     Tiny,
     byte_tokenizer,
-    exact_target,
     prompt_ids,
     read,
     stock_logits,
@@ -30,7 +29,6 @@ from tiny_models import (
     word_tokenizer,
     write,
 )
-from torch_products import needs_order
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
 from localspec.decoding.budget import Budget
@@ -434,23 +432,6 @@ def test_a_small_model_of_another_precision(tiny: Make, name: str) -> None:
     ids, statistics = reply(Session(model.target, drafting(watched.target), Budget(NODES)), prompt, 40)
     assert ids == text
     assert statistics.acceptance_length > 2.5
-
-
-@needs_order
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [LLAMA, QWEN])
-def test_exact_speculation_is_plain_decoding_bit_for_bit(tiny: Make, name: str) -> None:
-    target = exact_target(tiny(name).path)
-    for sampling in (GREEDY, Sampling(0.8, seed=6)):
-        sessions = [
-            Session(target, drafter, Budget(NODES))
-            for drafter in (Autoregressive(), drafting(tiny(name).target), drafting(target, 3))
-        ]
-        replies = [reply(session, prompt_ids(12, seed=3), 30, sampling)[0] for session in sessions]
-        assert all(ids == replies[0] for ids in replies)
-        caches = [session.cache.rows(range(-session.cache.length, 0)) for session in sessions]
-        assert all(torch.equal(cache, caches[0]) for cache in caches)
-        assert sessions[2].statistics is not None and sessions[2].statistics.acceptance_length > 3
 
 
 # -- where replies end and begin ---------------------------------------------------------------------------------------

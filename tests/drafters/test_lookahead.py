@@ -8,19 +8,17 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-import torch
 from each import each
 from noise_by_depth import assert_each_depth_has_its_own_noise
 from scripted_drafters import Witness
 from session_replies import reply
 from six_words import six_words
 from slow_cases import cases, covering
-from tiny_models import FAMILIES, Tiny, exact_target, prompt_ids, stock_logits, stock_reply
-from torch_products import needs_order
+from tiny_models import FAMILIES, Tiny, prompt_ids, stock_logits, stock_reply
 
 from localspec.decoding.budget import Budget
 from localspec.decoding.decode import decode_step, prefill_step
-from localspec.decoding.drafter import Context, Drafter, Step
+from localspec.decoding.drafter import Context, Step
 from localspec.decoding.numpy_logits import NumpyHidden
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Session
@@ -389,21 +387,6 @@ def test_a_seed_gives_the_text_of_plain_decoding_where_phrases_are_often_right(
     """Random text of many words hardly ever repeats what a window won: there only the noise of the root is met."""
     target = six_words(tmp_path).target
     assert_each_depth_has_its_own_noise(target, lambda: lookahead(target, text=own_text), monkeypatch)
-
-
-@needs_order
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [LONG, "qwen3-grouped-mixed-window-wide-heads"])
-def test_exact_speculation_is_plain_decoding_bit_for_bit(tiny: Make, name: str) -> None:
-    """Of the exact form the tree is cut where its nodes lie in another page of slots: probes go missing."""
-    target = exact_target(tiny(name).path)
-    drafts: list[Drafter] = [Autoregressive(), lookahead(target), lookahead(target, columns=5)]
-    for sampling in (GREEDY, Sampling(0.8, seed=5)):
-        sessions = [Session(target, drafter, Budget(20)) for drafter in drafts]
-        replies = [reply(session, prompt_ids(12, seed=3), 30, sampling)[0] for session in sessions]
-        assert all(ids == replies[0] for ids in replies)
-        caches = [session.cache.rows(range(-session.cache.length, 0)) for session in sessions]
-        assert all(torch.equal(cache, caches[0]) for cache in caches)
 
 
 # -- what it is good for -----------------------------------------------------------------------------------------------

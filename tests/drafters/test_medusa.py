@@ -23,13 +23,11 @@ from tiny_models import (
     END,
     FAMILIES,
     Tiny,
-    exact_target,
     prompt_ids,
     read,
     stock_logits,
     stock_reply,
 )
-from torch_products import needs_order
 
 import localspec
 from localspec.decoding.budget import Budget
@@ -465,27 +463,6 @@ def test_drawn_text_is_proposed_with_the_noise_that_the_target_will_meet(tiny: M
     ids, statistics = reply(session_of(target, drafter, Budget(2)), prompt, 40, sampling)
     assert ids == drawn
     assert statistics.acceptance_length > 2.2
-
-
-@needs_order
-@pytest.mark.slow
-@pytest.mark.parametrize("name", MODELS)
-def test_exact_speculation_is_plain_decoding_bit_for_bit(tiny: Make, name: str) -> None:
-    """Of trees of every shape; the forms whose shape is the same take turns."""
-    target, place = exact_target(tiny(name).path), MODELS.index(name)
-    turn = [form for form in FORMS if "tree" not in FORMS[form]][place % 4]
-    for at, sampling in enumerate((GREEDY, Sampling(0.8, seed=5)), place):
-        drafts = [medusa(target, **FORMS[form]) for form in (turn, "static", "dense")]
-        for drafter in drafts[at % 2 :: 2]:  # the others as they begin
-            perturbed(drafter)
-        sessions = [
-            session_of(target, Autoregressive(), Budget(0)),
-            *(session_of(target, one, Budget(NODES)) for one in drafts),
-        ]
-        replies = [reply(session, prompt_ids(12, seed=3), 30, sampling)[0] for session in sessions]
-        assert all(ids == replies[0] for ids in replies)
-        caches = [session.cache.rows(range(-session.cache.length, 0)) for session in sessions]
-        assert all(torch.equal(cache, caches[0]) for cache in caches)
 
 
 # -- rejection ---------------------------------------------------------------------------------------------------------

@@ -9,7 +9,6 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-import torch
 from distributions import assert_drawn_from
 from each import each
 from scripted_drafters import RandomBranches, Witness
@@ -23,13 +22,11 @@ from tiny_models import (
     VOCABULARY,
     Tiny,
     byte_tokenizer,
-    exact_target,
     prompt_ids,
     read,
     stock_reply,
     write,
 )
-from torch_products import needs_order
 from transformers import LlamaConfig
 
 from localspec.decoding.budget import Budget
@@ -254,21 +251,6 @@ def test_a_small_model_whose_context_is_shorter_than_the_text(tiny: Make) -> Non
         session = Session(model.target, drafter, Budget(NODES))
         assert reply(session, prompt, 60)[0] == text
         assert reply(session, prompt, 60)[0] == text, "again from where there is room"
-
-
-@needs_order
-@pytest.mark.slow
-@pytest.mark.parametrize("pair", [(LLAMA, LLAMA), (QWEN, CIRCLES)])
-def test_exact_speculation_is_plain_decoding_bit_for_bit(tiny: Make, pair: tuple[str, str]) -> None:
-    """The tree is cut where its nodes lie in another page of slots."""
-    target, small = (exact_target(tiny(name).path) for name in pair)
-    drafts = [Autoregressive(), *(made(target, small, **FORMS[form])[0] for form in ("both", "fixed", "large"))]
-    for sampling in (GREEDY, Sampling(0.8, seed=6)):
-        sessions = [Session(target, drafter, Budget(NODES)) for drafter in drafts]
-        replies = [reply(session, prompt_ids(12, seed=3), 30, sampling)[0] for session in sessions]
-        assert len(replies[0]) > 20 and all(ids == replies[0] for ids in replies)
-        caches = [session.cache.rows(range(-session.cache.length, 0)) for session in sessions]
-        assert all(torch.equal(cache, caches[0]) for cache in caches)
 
 
 @pytest.mark.slow

@@ -29,7 +29,6 @@ from tiny_models import (
     VOCABULARY,
     Tiny,
     byte_tokenizer,
-    exact_target,
     prompt_ids,
     read,
     stock_logits,
@@ -37,7 +36,6 @@ from tiny_models import (
     word_tokenizer,
     write,
 )
-from torch_products import needs_order
 from transformers import LlamaConfig, Qwen2Config
 
 from localspec.decoding import session as sessions
@@ -437,25 +435,6 @@ def test_a_seed_gives_the_same_ids_with_and_without_it(tiny: Make, build: Build,
         ids, statistics = reply(session_of(target, drafter, Budget(NODES)), prompt, 24, sampling)
         assert ids == plain
         assert statistics.acceptance_length > 1.2
-
-
-@needs_order
-@pytest.mark.slow
-@every_form
-def test_exact_speculation_is_plain_decoding_bit_for_bit(tiny: Make, build: Build, form: str) -> None:
-    target = exact_target(tiny(LLAMA).path)
-    target.stop_tokens = frozenset()
-    prompt, caches = prompt_ids(20, seed=5), []
-    drafter = build(target, form)
-    plain, _ = reply(session_of(target, Autoregressive(), Budget(0)), prompt, 24)
-    learn(drafter, [prompt + plain], steps=25, rate=3e-3)
-    for made in (Autoregressive(), drafter):
-        session = session_of(target, made, Budget(NODES))
-        ids, statistics = reply(session, prompt, 24)
-        assert ids == plain
-        caches.append(session.cache.rows(range(-session.cache.length, 0)).clone())
-    assert statistics.acceptance_length > 1.3
-    assert torch.equal(*caches)
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,6 @@ from tiny_models import (
     stock_logits,
     stock_reply,
 )
-from torch_products import needs_order
 
 from localspec.decoding.budget import Budget
 from localspec.decoding.drafter import Context, Step
@@ -41,7 +40,6 @@ from localspec.drafters.saved import CARD, load_drafter
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.models.drafter_cards import read_drafter
 from localspec.models.s3d_prediction import Constants, KeptLayers, Timing, acceptance_at
-from localspec.nn.exactness import measure
 from localspec.nn.linear import Linear
 from localspec.nn.target import Target
 from localspec.training.corpus import Row
@@ -218,33 +216,6 @@ def test_a_seed_gives_the_same_text_where_drafts_are_often_right(
     target = six_words(tmp_path).target
     drafter = made(target, 0.3)
     assert_each_depth_has_its_own_noise(target, lambda: drafting(drafter), monkeypatch)
-
-
-@needs_order
-@pytest.mark.parametrize("form", cases(["fp32", "bf16"], []))
-def test_exact_text_is_bit_for_bit_that_without_a_drafter(
-    tiny: Make, form: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    target, prompt = own(tiny(QWEN3), exact=True, **FORMS[form]), prompt_ids(20, seed=5)
-    target.stop_tokens = frozenset()
-    assert measure(target, 9, exact=True).bitwise
-    told: dict[str, list[torch.Tensor]] = {}
-    whole = (
-        session_of(target, Autoregressive(), Budget(0)),
-        session_of(target, made(target, 0.02, depth=5), Budget(8)),
-    )
-    for kind, session in zip(("plain", "s3d"), whole, strict=True):
-        told[kind] = []
-        observe = session.drafter.observe
-
-        def watch(step: Step, kind: str = kind, observe: Callable[[Step], None] = observe) -> None:
-            told[kind] += step.hidden.rows
-            observe(step)
-
-        session.drafter.observe = watch  # type: ignore[method-assign]
-        reply(session, prompt, 40)
-    assert torch.equal(torch.stack(told["plain"]), torch.stack(told["s3d"])[: len(told["plain"])])
-    assert whole[0].tokens == whole[1].tokens
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling(1.0, top_k=128, seed=3), Sampling(0.7, top_k=8, seed=4)])

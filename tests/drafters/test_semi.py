@@ -17,13 +17,11 @@ from slow_cases import cases, covering
 from tiny_models import (
     FAMILIES,
     Tiny,
-    exact_target,
     prompt_ids,
     read,
     stock_logits,
     stock_reply,
 )
-from torch_products import needs_order
 
 from localspec.decoding.budget import Budget
 from localspec.decoding.drafter import Context, Drafter, Step
@@ -576,25 +574,6 @@ def test_a_seed_gives_the_text_of_plain_decoding(tiny: Make, name: str, shape: d
             assert ids == plain
         if len(plain) == 24:  # else the reply ended by itself
             assert statistics.acceptance_length > 2
-
-
-@needs_order
-@pytest.mark.slow
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.8, seed=7)], ids=["greedy", "seeded"])
-def test_exact_speculation_is_plain_decoding_to_the_bit(tiny: Make, sampling: Sampling) -> None:
-    target = exact_target(tiny(LLAMA).path)
-    target.stop_tokens = frozenset()
-    prompt = prompt_ids(20, seed=2)
-    plain = session_of(target, Autoregressive(), Budget(0))
-    text, _ = reply(plain, prompt, 40, sampling)
-    knowing = train(semi(target), batch_of(target, [[*prompt, *text]], prompt=20), 60).requires_grad_(False)
-    for drafter in (perturbed(semi(target)), perturbed(semi(target, vocabulary=150)), knowing):
-        session = session_of(target, drafter, Budget(NODES))
-        ids, statistics = reply(session, prompt, 40, sampling)
-        assert ids == text
-        length = session.cache.length
-        assert torch.equal(session.cache.rows(range(-length, 0)), plain.cache.rows(range(-length, 0)))
-    assert statistics.acceptance_length > 2
 
 
 @pytest.mark.slow

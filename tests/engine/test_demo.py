@@ -10,8 +10,7 @@ import torch
 from machines import cpu, machine
 from safetensors.torch import load_file
 from scripted_drafters import OffChain, RandomBranches
-from tiny_models import Tiny, exact_target, read, stock_logits
-from torch_products import needs_order
+from tiny_models import Tiny, read, stock_logits
 
 import localspec
 from localspec.config import Settings
@@ -187,11 +186,9 @@ def test_its_trained_drafters_help_and_change_nothing(
     assert tokens / steps > 1.5
 
 
-@pytest.fixture(scope="module", params=["int8", "int4", pytest.param("exact", marks=needs_order)])
+@pytest.fixture(scope="module", params=["int8", "int4"])
 def bitwise(request: pytest.FixtureRequest, demo_path: Path) -> Callable[[str], Any]:
-    """bitwise(name): the demo model, or its draft model, whose rows never depend on each other: ours, and torch's."""
-    if request.param == "exact":
-        return cache(lambda name="": exact_target(demo_path / name))
+    """bitwise(name): the demo model, or its draft model, on the CPU engine, whose rows never depend on each other."""
     return cache(lambda name="": NativeTarget.open(demo_path / name, quantize=request.param))
 
 

@@ -16,7 +16,7 @@ from localspec.decoding.session import Session
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.models.drafter_kinds import kinds
 from localspec.nn import cuda_kernels, layer_kernels, own_kernels, row_kernels
-from localspec.nn.attention import invariant, page_size
+from localspec.nn.attention import invariant
 from localspec.nn.exactness import measure
 from localspec.nn.linear_bitsandbytes import NF4Linear, PackedNF4
 from localspec.nn.linear_invariant import InvariantLinear
@@ -78,8 +78,7 @@ def test_nf4_is_the_same_matrix_in_its_own_order(cuda: str) -> None:
 def test_attention(cuda: str, dtype: str, sizes: tuple[int, int, int]) -> None:
     """Of a tree's row, what masked slots lie between its ancestors changes nothing, as long as pages are kept."""
     kv_heads, group, width = sizes
-    page = page_size(kv_heads, width, group, torch.device(cuda, torch.cuda.current_device()))
-    assert page == row_kernels.PAGE
+    page = row_kernels.PAGE
     slots = 2 * page + 150
     keys, values = gaussian(2, 1, kv_heads, slots, width, seed=1).to(cuda, DTYPES[dtype])
     queries = gaussian(1, kv_heads, group, 20, width, seed=2).to(cuda, DTYPES[dtype])

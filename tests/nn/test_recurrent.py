@@ -1,7 +1,6 @@
 """Qwen3.5: layers with a state that every token changes. Prompts, chains and what is taken back, beside the stock model."""
 
 import copy
-import functools
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -16,12 +15,10 @@ from recorded_operations import Graph
 from scripted_drafters import OffChain, Oracle, RandomBranches
 from slow_cases import covering
 from tiny_models import RECURRENT, VOCABULARY, Tiny, prompt_ids, stock_logits, stock_reply
-from torch_products import in_order
 from transformers import DynamicCache
 
 from localspec.decoding.budget import Budget
 from localspec.decoding.drafter import Drafter
-from localspec.decoding.exactness import Exactness
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Limits, Session
 from localspec.decoding.tree import DraftTree
@@ -421,25 +418,6 @@ PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 every_precision = pytest.mark.parametrize("precision", PRECISIONS)
 
 
-@pytest.fixture(scope="module")
-def exact(tiny: Make) -> Callable[[str, str], Target]:
-    """exact(name, precision): the form whose rows never depend on each other, filled up as the self-test asks for."""
-
-    @functools.cache
-    def load(name: str, precision: str) -> tuple[Target, Exactness]:
-        target = Target.load(tiny(name).path, dtype=PRECISIONS[precision], exact=True)
-        return target, measure(target, 9, exact=True)
-
-    def own(name: str, precision: str) -> Target:
-        target, found = load(name, precision)
-        if not found.bitwise:
-            assert precision != "fp32" or not in_order(), f"differs by {found.largest}"
-            pytest.skip("torch's products depend on the rows beside on this processor, as the self-test finds")
-        return target
-
-    return own
-
-
 @every_config
 @pytest.mark.parametrize("threads", [1, 2])
 def test_the_recurrent_part_gives_a_row_the_same_bits_however_rows_are_read(
@@ -471,52 +449,8 @@ def test_the_recurrent_part_gives_a_row_the_same_bits_however_rows_are_read(
 
 
 @pytest.mark.slow
-@every_precision
-@pytest.mark.parametrize("name", [BIASES])
-@pytest.mark.parametrize("drafter", ["oracle", "random branches", "medusa", "draft model"])
-def test_exact_text_and_states_are_those_of_plain_decoding(
-    tiny: Make, exact: Callable[[str, str], Target], name: str, drafter: str, precision: str
-) -> None:
-    target = exact(name, precision)
-    for sampling in (Sampling(), Sampling(0.8, seed=5)):
-        plain, prompt = Session(target, Autoregressive(), Budget(0)), prompt_ids(30, seed=12)
-        text = reply(plain, prompt, sampling, 40)
-        made = DRAFTERS[drafter](target, tiny(SHARED).target, [*prompt, *text])
-        drafted = Session(target, made, Budget(8, branches=False))
-        assert reply(drafted, prompt, sampling, 40) == text
-        one, other = plain.cache, drafted.cache
-        assert isinstance(one, StateCache) and isinstance(other, StateCache)
-        count = one.length
-        assert torch.equal(one.rows(range(-count, 0)), other.rows(range(-count, 0)))
-        for ours, theirs in zip(states_of(target, one), states_of(target, other), strict=True):
-            assert torch.equal(ours.matrices, theirs.matrices) and torch.equal(ours.tail, theirs.tail)
-        assert drafter == "draft model" or drafted.statistics.drafted > 0
-
-
-@pytest.mark.slow
-@every_precision
-def test_what_was_taken_back_is_there_again_to_the_bit(exact: Callable[[str, str], Target], precision: str) -> None:
-    target, text = exact(BIASES, precision), prompt_ids(60, seed=2)
-    kept = cached(target)
-    for token in text[:40]:
-        read(target, kept, [token])
-    whole = states_of(target, kept)
-    read(target, kept, [text[40], 1, 2, 3, 4], keep=3)
-    for length in (40, 33):
-        kept.truncate(length)
-        while kept.length < 40:
-            at = kept.length
-            read(target, kept, text[at : min(at + 4, 40)])
-        for ours, before in zip(states_of(target, kept), whole, strict=True):
-            assert torch.equal(ours.matrices, before.matrices)
-
-
-@pytest.mark.slow
-@every_precision
-def test_the_self_test_sees_a_recurrence_whose_rows_are_not_alone(
-    exact: Callable[[str, str], Target], precision: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    target = exact(BIASES, precision)
+def test_the_self_test_sees_a_recurrence_whose_rows_are_not_alone(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = Target.load(tiny(BIASES).path, exact=True)
     delta = target.transformer.layers[1].delta
     advance = delta.advance
 
@@ -524,7 +458,6 @@ def test_the_self_test_sees_a_recurrence_whose_rows_are_not_alone(
         values, after = advance(state, rows, one_by_one)
         return values + 0.01 * values.sum() * (len(rows) > target.row_multiple), after
 
-    monkeypatch.setattr(target, "row_multiple", target.row_multiple)  # which the self-test changes
     monkeypatch.setattr(delta, "advance", together)
     assert not measure(target, 5, exact=True).bitwise
 

@@ -143,7 +143,7 @@ def test_a_small_model_is_chosen_like_a_large_one(where) -> None:
     """Speculation changes no token of it in int8 either."""
     little = unfetched(LITTLE)
     usual = ("cpu", "bf16", "int8") if where.packings else ("cpu", "fp32", "none")
-    assert taken(machine(where), little) == taken(machine(where), little, exact=True) == usual
+    assert taken(machine(where), little) == usual
     assert taken(machine(where), little, dtype="bf16") == ("cpu", "bf16", "none")
     assert taken(machine(where), little, quantize="none") == ("cpu", where.dtypes[0], "none")
     assert taken(machine(gpu(), where), unfetched(BILLION))[:2] == ("cuda:0", "bf16")
@@ -162,9 +162,16 @@ def test_who_names_a_format_of_numbers_gets_it_unpacked() -> None:
 
 
 def test_exact_leaves_out_nothing_on_a_processor() -> None:
-    for where in (HERE, SLOW, ALONE):
+    for where in (HERE, SLOW):
         assert taken(where, exact=True) == taken(where)
         assert choose(CARD, Settings(exact=True), where).exact
+
+
+def test_exact_on_a_processor_needs_the_compiled_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("localspec.machine.compiled.missing", lambda: "this installation has none")
+    with pytest.raises(UsageMistake, match=matching("exact_needs_compiled_library")):
+        choose(CARD, Settings(exact=True), ALONE)
+    assert taken(machine(gpu(24), *ALONE.devices), exact=True)[0] == "cuda:0"
 
 
 def test_exact_takes_nf4_where_our_own_kernels_compute_it() -> None:

@@ -165,7 +165,7 @@ def test_a_database_that_can_only_be_read(run, open_home, lived_in, messages, mo
 @pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="modes as on POSIX")
 def test_everything_that_is_kept_is_private_whatever_the_umask(run, first_start, hello, noise, monkeypatch):
-    monkeypatch.setattr(tokenizer_trial, "_tried", set())  # of another test in this process
+    monkeypatch.setattr(tokenizer_trial, "_tried", {})  # of another test in this process
     before = os.umask(0)
     try:
         assert run("-m", hello.path, "hi").code == 0

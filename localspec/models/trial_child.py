@@ -1,4 +1,4 @@
-"""What runs in the process of `confinement.py`: one answer a line, within limits of computing and memory."""
+"""Runs in the child process of `tokenizer_trial.py`, within limits of computing and memory."""
 
 import json
 import os
@@ -10,10 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from localspec.errors import LocalspecError
+from localspec.models.chat_template import render_template
+from localspec.models.tokenizer import Tokenizer
+from localspec.models.tokenizer_trial import TOO_LONG
 from localspec.outside_files import parse_json
 
+_SECONDS = 60.0  # of computing; the largest tokenizers take one
+_TEMPLATE_SECONDS = 10.0  # of computing; rendering ends itself after 5 where Python can be interrupted
 _MEMORY = 4 * 2**30  # bytes of address space; a large tokenizer takes a quarter
-_LONGEST_ERROR = 2000  # characters; a template chooses the words that it refuses with
+_LONGEST_ERROR = 2000  # characters
 _RUN, _MOST_RUNS = 200, 100  # characters of a text that repeats a word, and how many such texts are tried
 _SAMPLES = (
     "The quick brown fox, 12345 times: jumps!\n\n\tover  the\r\nlazy dog's #hash @home https://a.b/c?d=e&f=%20",
@@ -21,75 +26,67 @@ _SAMPLES = (
     "🙂👩‍👩‍👧 🇪🇺 \u200b\u200d\ufeff\u2028\u0301 \x00\x01\x7f\x80\u00ad\ud7ff\ue000\uffff\U0010ffff", "", " ", "\n", "a",
     "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa " * 20,
 )  # fmt: skip
+_TURNS = [{"role": role, "content": _SAMPLES[0]} for role in ("system", "user", "assistant", "user")]
 
 
-def serve() -> None:
-    """Answers requests from standard input until it ends."""
+def child() -> None:
+    """Try the files in the request on standard input; write an answer a line about tokenizer and template."""
     answers = os.fdopen(os.dup(1), "wb")
     with open(os.devnull, "wb") as nowhere:  # nothing else may write among the answers
         os.dup2(nowhere.fileno(), 1)
     os.environ.update(TOKENIZERS_PARALLELISM="false", RAYON_NUM_THREADS="1")
     _limit_memory()
-    from localspec.models import chat_template  # noqa: F401  # while nobody waits yet
-
-    for line in sys.stdin.buffer:
-        request = json.loads(line)
-        _limit_computing(float(request["seconds"]))
+    request = json.load(sys.stdin.buffer)
+    tokenizer = None
+    for seconds in (_SECONDS, _TEMPLATE_SECONDS):
+        _limit_computing(seconds)
+        answer: dict[str, Any] = {}
         try:
-            answer = _tried(request) if "tokenizer" in request else _rendered(request)
+            if tokenizer is None:
+                tokenizer = Tokenizer(request["files"], Path(request["path"]), tried=True)
+                _try_tokenizer(tokenizer, request["files"]["tokenizer.json"])
+            else:
+                _try_template(tokenizer)
         except LocalspecError as error:
             answer = {"error": str(error), "sentence": True}
-        except Exception as error:  # noqa: BLE001  # it is told to whoever asked
-            answer = {"error": f"{error}" or type(error).__name__}
+        except TimeoutError:
+            answer = {"error": TOO_LONG}
         except BaseException as error:  # noqa: BLE001  # the panic of a library in Rust is no Exception
-            answer = {"error": f"{type(error).__name__}: {error}"}
+            panic = "" if isinstance(error, Exception) else f"{type(error).__name__}: "
+            answer = {"error": f"{panic}{error}" or type(error).__name__}
         _limit_computing(0.0)
-        if "error" in answer:
-            answer["error"] = answer["error"][:_LONGEST_ERROR]
+        answer = {**answer, **({"error": answer["error"][:_LONGEST_ERROR]} if answer else {})}
         answers.write(json.dumps(answer).encode() + b"\n")
         answers.flush()
+        if answer:
+            break
 
 
-def _rendered(request: dict[str, Any]) -> dict[str, Any]:
-    """The text of a conversation, or why there is none; `refused` where the template itself says so."""
-    from jinja2 import TemplateError
-
-    from localspec.models.chat_template import render_template
-
-    try:
-        text = render_template(
-            request["template"], request["messages"], request["waits"], request["tokens"], request["switches"]
-        )
-    except TemplateError as error:
-        return {"error": f"{error}" or type(error).__name__, "refused": True}
-    if len(text) > request["most"]:
-        return {"error": f"it makes a text of {len(text)} characters"}
-    if _halves(text) - _halves("".join("".join(message.values()) for message in request["messages"])):
-        return {"error": "it makes halves of characters, which are no text"}
-    return {"text": text}
-
-
-def _halves(text: str) -> set[str]:
-    """Return the halves of surrogate pairs in a text; those that messages hold are stand-ins, see spelled_marks.py."""
-    return set(re.findall("[\ud800-\udfff]", text))
-
-
-def _tried(request: dict[str, Any]) -> dict[str, Any]:
-    """Whether a tokenizer survives its files and some texts."""
-    from localspec.models.tokenizer import Tokenizer
-
-    tokenizer = Tokenizer(request["tokenizer"], Path(request["path"]), tried=True)
+def _try_tokenizer(tokenizer: Tokenizer, content: str) -> None:
+    """Make ids of some texts, and texts of the ids. A tokenizer that cannot be used panics, or ends the process."""
     special = "".join(token.content for token in list(tokenizer.added_tokens.values())[:100])
-    for text in (*_SAMPLES, special, *_runs(parse_json(request["tokenizer"]["tokenizer.json"]))):
+    for text in (*_SAMPLES, special, *_runs(parse_json(content))):
         for marks in (True, False):
             with suppress(Exception):  # a text may be one that it has no tokens for; its panics are no Exception
                 ids = tokenizer.backend.encode(text, add_special_tokens=marks).ids
                 tokenizer.backend.decode(ids, skip_special_tokens=marks)
-    return {}
+
+
+def _try_template(tokenizer: Tokenizer) -> None:
+    """Render some conversations. Raises TimeoutError and MemoryError; other errors are those of the conversation."""
+    if not tokenizer.chat_template:
+        return
+    for messages, waits in ((_TURNS[1:2], True), (_TURNS, True), (_TURNS[1:3], False)):
+        for switches in ({}, {"enable_thinking": True}, {"enable_thinking": False}):
+            try:
+                render_template(tokenizer.chat_template, messages, waits, tokenizer.special_tokens, switches)
+            except Exception as error:
+                if isinstance(error, (TimeoutError, MemoryError)):
+                    raise  # others are said where the template is used
 
 
 def _runs(content: dict[str, Any]) -> list[str]:
-    """What its regular expressions spell out, many times in a row: where one searches without end, and panics."""
+    """Return the words in its regular expressions, each many times in a row: some expressions then search on and on."""
     words: dict[str, None] = {}
     left = [content.get(step) for step in ("normalizer", "pre_tokenizer")]
     while left:

@@ -1,0 +1,228 @@
+"""A tokenizer and its template are tried in a child process, which they may end, before they are used here."""
+
+import ast
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from golden import matching, wording
+from panicking import PANICS, panicking
+from scripted_models import scripted_model
+
+from localspec.errors import LocalspecError
+from localspec.models import tokenizer_trial
+from localspec.models.chat_tokenizer import ChatTokenizer
+from localspec.models.tokenizer import Tokenizer
+from localspec.paths import Paths
+
+ASKED = [{"role": "user", "content": "Hi"}]
+ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return scripted_model(tmp_path / "model", [b"Hel", b"lo"]).path
+
+
+def changed(path: Path, **parts: object) -> Path:
+    file = path / "tokenizer.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | parts))
+    return path
+
+
+@pytest.fixture
+def unseen(fresh_home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(tokenizer_trial, "_tried", {})
+    return Paths(fresh_home).tokenizers
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "normalizer",
+    [
+        {"type": "Precompiled", "precompiled_charsmap": ""},
+        {"type": "Precompiled", "precompiled_charsmap": "BAAAAAEAAAA="},
+        {"type": "Precompiled", "precompiled_charsmap": "//////////8="},  # which aborts
+        {"type": "Replace", "pattern": {"String": ""}, "content": "x"},
+    ],
+)
+def test_tokenizers_that_panic_or_abort(unseen, model, normalizer, capfd):
+    with pytest.raises(LocalspecError, match=f"{matching('tokenizer_in')} .*{matching('model_cannot_be')}"):
+        Tokenizer.open(changed(model, normalizer=normalizer)).encode("abc")
+    assert not unseen.exists() and capfd.readouterr() == ("", "")
+
+
+def test_a_regular_expression_that_searches_without_end_is_found_by_the_trial(unseen, model, capfd):
+    """What the library prints of its panic would come before the sentence, were it the first prompt that finds it."""
+    split = {"type": "Split", "behavior": "Isolated", "invert": False}
+    endless = {**split, "pattern": {"Regex": "(?=((?:zq|z|q)+)+$)((z+)+)+#"}}
+    with pytest.raises(
+        LocalspecError, match=f"{matching('tokenizer_in')} .*{matching('model_cannot_be_used')} .*retry-limit-in-match"
+    ):
+        Tokenizer.open(changed(model, pre_tokenizer={"type": "Sequence", "pretokenizers": [endless]}))
+    assert not unseen.exists() and capfd.readouterr() == ("", "")
+    common = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s+(?!\S)|\s+"
+    Tokenizer.open(changed(model, pre_tokenizer={**split, "pattern": {"Regex": common}}))
+    assert len(list(unseen.iterdir())) == 1
+
+
+REPLACE = {"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "}
+
+
+@pytest.mark.parametrize(
+    ("step", "good"),
+    [
+        (REPLACE, True),
+        ({**REPLACE, "content": "  "}, False),
+        ({**REPLACE, "pattern": {"Regex": "a*[bc]"}}, False),
+    ],
+)
+def test_text_is_made_of_ids_by_steps_that_end(unseen, model, step, good):
+    """Nothing could interrupt them: the library keeps the interpreter meanwhile."""
+    decoder = {"type": "Sequence", "decoders": [step, {"type": "Fuse"}]}
+    if good:
+        assert Tokenizer.open(changed(model, decoder=decoder))
+    else:
+        with pytest.raises(LocalspecError, match=matching("makes_text_ids_expression_makes")):
+            Tokenizer.open(changed(model, decoder=decoder))
+    assert unseen.exists() == good
+
+
+@pytest.mark.slow
+def test_a_panic_after_the_trial_is_a_sentence(unseen, model, monkeypatch):
+    monkeypatch.setattr("localspec.models.tokenizer.try_out", lambda *_: "")
+    with pytest.raises(LocalspecError, match=f"{matching('tokenizer_in')} .*{matching('model_cannot_be_read')}"):
+        Tokenizer.open(
+            changed(model, normalizer={"type": "Replace", "pattern": {"String": ""}, "content": "x"})
+        ).encode("abc")
+
+
+@pytest.mark.slow
+def test_a_panic_on_a_text_that_the_trial_does_not_have_is_a_sentence_each_time(unseen, model, tmp_path):
+    tokenizer = Tokenizer.open(panicking(model, tmp_path / "panicking"))
+    for _ in range(2):
+        with pytest.raises(
+            LocalspecError,
+            match=f"{matching('tokenizer_in')} .*{matching('panicking_cannot_be_read')} .*retry-limit-in-match",
+        ):
+            tokenizer.encode(PANICS)
+        assert tokenizer.decode(tokenizer.encode("abc")) == "abc"
+
+
+@pytest.mark.slow
+def test_nothing_else_calls_what_may_panic():
+    """Text and ids go through Tokenizer, whatever is done with them."""
+    calls, package = set(), Path(tokenizer_trial.__file__).parents[1]
+    for root in (package, package.parent / "tui" / "localspec_tui"):
+        for file in root.rglob("*.py"):
+            for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+                if isinstance(node, ast.Attribute) and re.fullmatch(r"(en|de)code\w*", node.attr):
+                    owner = ast.unparse(node.value)
+                    calls |= {file.name} if owner.endswith("backend") else set()
+                named = node.module if isinstance(node, ast.ImportFrom) else None
+                if named == "tokenizers" and any(one.name == "Tokenizer" for one in node.names):
+                    calls.add(file.name)
+    assert calls == {"tokenizer.py", "trial_child.py"}
+
+
+@pytest.mark.parametrize("kind", ["WordLevel", "WordPiece"])
+def test_a_word_that_a_tokenizer_does_not_know(unseen, model, kind):
+    parts = {
+        "type": kind,
+        "vocab": {"a": 0},
+        "unk_token": "zz",
+        "continuing_subword_prefix": "##",
+        "max_input_chars_per_word": 9,
+    }
+    tokenizer = Tokenizer.open(changed(model, model=parts))
+    with pytest.raises(LocalspecError, match=r"Missing \[UNK\] token"):
+        tokenizer.encode("unheard of")
+
+
+def test_ctrl_c_stays_what_it_is(model):
+    tokenizer = Tokenizer.open(model)
+
+    class Interrupted:
+        def encode_batch(self, *_: object, **__: object) -> None:
+            raise KeyboardInterrupt
+
+    tokenizer.backend = Interrupted()
+    with pytest.raises(KeyboardInterrupt):
+        tokenizer.encode("a")
+
+
+def test_a_tokenizer_is_tried_once(unseen, model, monkeypatch):
+    children: list[object] = []
+    start = subprocess.run
+    monkeypatch.setattr(subprocess, "run", lambda *given, **more: (children.append(given), start(*given, **more))[1])
+    ChatTokenizer(Tokenizer.open(model)).render(ASKED)
+    [mark] = unseen.iterdir()
+    assert len(children) == 1 and mark.stat().st_size == 0
+    if os.name == "posix":
+        assert (mark.stat().st_mode & 0o777, unseen.stat().st_mode & 0o777) == (0o600, 0o700)
+    Tokenizer.open(model)
+    tokenizer_trial._tried.clear()  # as in another process
+    ChatTokenizer(Tokenizer.open(model)).render(ASKED)
+    assert len(children) == 1
+    changed(model, normalizer={"type": "NFC"})
+    Tokenizer.open(model)
+    assert len(children) == 2
+    (model / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    Tokenizer.open(model)
+    assert len(children) == 3
+
+
+def test_what_comes_with_localspec_is_not_tried(unseen, monkeypatch):
+    import localspec
+
+    monkeypatch.setattr(tokenizer_trial, "_answers", pytest.fail)
+    Tokenizer.open(Path(localspec.__file__).parent / "demo")
+    assert not unseen.exists()
+
+
+# -- templates ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("template", "why"), [(ENDLESS, wording("it_takes_too_long")), ("{{ 'x' * 5 * 2**30 }}", "MemoryError")]
+)
+def test_a_template_that_fails_its_trial_is_never_rendered_here(unseen, model, monkeypatch, template, why):
+    (model / "chat_template.jinja").write_text(template)
+    tokenizer = Tokenizer.open(model)
+    assert tokenizer.encode("Hello") and not unseen.exists()
+    monkeypatch.setattr("localspec.models.chat_template.render_template", pytest.fail)
+    with pytest.raises(LocalspecError, match=f"chat template cannot be used .*{why}"):
+        ChatTokenizer(tokenizer).render(ASKED)
+    monkeypatch.setattr(tokenizer_trial, "_answers", pytest.fail)
+    assert Tokenizer.open(model).template_fault == tokenizer.template_fault
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="clocks of computing as on POSIX")
+def test_a_template_that_python_cannot_interrupt_fails_its_trial(unseen, model, monkeypatch):
+    """Comparing lists nested in each other takes years, in one step of the interpreter."""
+    deep = "{% set a0 = ['a'] %}{% set b0 = ['a'] %}" + "".join(
+        f"{{% set {x}{n} = [{x}{n - 1}, {x}{n - 1}] %}}" for n in range(1, 60) for x in "ab"
+    )
+    (model / "chat_template.jinja").write_text(deep + "{{ a59 == b59 }}")
+    monkeypatch.setattr(tokenizer_trial, "_START", f"{tokenizer_trial._START}".replace(
+        "import child;", "import child; import localspec.models.trial_child as t; t._TEMPLATE_SECONDS = 0.5;"
+    ))  # fmt: skip
+    with pytest.raises(LocalspecError, match=f"chat template cannot be used .*{matching('it_takes_too_long')}"):
+        ChatTokenizer(Tokenizer.open(model)).render(ASKED)
+
+
+def test_where_no_child_can_be_started_the_file_is_not_blamed(unseen, model, monkeypatch):
+    with monkeypatch.context() as without:
+        without.setattr(sys, "executable", "/nowhere/python")
+        with pytest.raises(
+            LocalspecError,
+            match=rf"{matching('no_process_can_be_started')} .* \(No such file or directory\).* /nowhere/python",
+        ):
+            Tokenizer.open(model)
+    assert "Hi" in ChatTokenizer(Tokenizer.open(model)).render(ASKED)
