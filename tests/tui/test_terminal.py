@@ -13,7 +13,6 @@ from time import monotonic, sleep
 import pytest
 from clocks import PATIENCE
 from golden import wording
-from textual._xterm_parser import XTermParser
 
 import localspec_tui
 from localspec.config import Settings
@@ -180,13 +179,6 @@ def test_stops_are_the_applications_no_longer_than_it_runs(name):
     with terminal.signals(lambda code: None, lambda code: None):
         signal.signal(number, lambda *_: None)
     assert signal.getsignal(number) == before
-
-
-def test_alt_enter_of_most_terminals_is_understood(monkeypatch):
-    terminal.prepare()
-    parser = XTermParser(False)
-    keys = [event.key for sequence in ("a", "\x1b\r", "\x1b\n", "b") for event in parser.feed(sequence)]
-    assert keys == ["a", "alt+enter", "alt+enter", "b"]
 
 
 def test_what_must_happen_before_the_first_paint(monkeypatch):

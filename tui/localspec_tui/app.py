@@ -31,7 +31,6 @@ from localspec_tui.engine_thread import EngineThread
 from localspec_tui.screens.chat import ChatScreen
 from localspec_tui.screens.palette import Commands, Palette
 from localspec_tui.stopping import StoppableApp
-from localspec_tui.widgets.keys_in_order import KeysInOrder, take_waiting
 from localspec_tui.widgets.status_line import whole_names
 
 TOASTS = 2  # at a time; in a small window each takes too much of the text
@@ -75,9 +74,7 @@ class ChatApp(StoppableApp):
     def leave(self, code: int) -> None:
         """Ends the application as ctrl+q does, but with this exit code. From any thread, and from signal handlers."""
         self._left = code
-        if self._loop is not None:
-            with suppress(RuntimeError):  # it is ending already
-                self._loop.call_soon_threadsafe(self._leave_now)
+        self.soon(self._leave_now)
 
     def _leave_now(self) -> None:
         if self._left is not None:
@@ -99,7 +96,6 @@ class ChatApp(StoppableApp):
         self._chat.download.wait(seconds)
 
     def on_mount(self) -> None:
-        self.serve_stops()
         self._leave_now()
 
     def on_start_failed(self, failed: messages.StartFailed) -> None:
@@ -157,8 +153,6 @@ class ChatApp(StoppableApp):
         typed = isinstance(event, events.Paste) or (isinstance(event, events.Key) and self._is_typed(event))
         if typed and self.screen is self._chat and not self._chat.types_elsewhere:
             self._chat.type_here()
-        if isinstance(event, events.Key) and isinstance(self.focused, KeysInOrder):
-            take_waiting(event, self)
         await super().on_event(event)
 
     def _is_typed(self, key: events.Key) -> bool:

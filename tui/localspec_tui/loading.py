@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Protocol
 
 from localspec.config import Settings
 from localspec.events import Reporter
-from localspec_tui import preload_torch
 
 if TYPE_CHECKING:
     from localspec import Engine
@@ -64,7 +63,6 @@ def _load_here(
 
     if gpu_expected():
         progress("importing torch")
-        preload_torch.load()
     from localspec import Engine
 
     progress(f"loading {card.name}")

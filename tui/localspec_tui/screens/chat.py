@@ -181,7 +181,7 @@ class ChatScreen(Steady, ChoosingScreen, FindingScreen):
             self._live.show("reading the prompt")
             self._top.begin(prompt.typed)
             self._pace.begin()
-            self._prompt.blinks = False
+            self._prompt.cursor_blink = False  # each blink is one more picture
             self._follow_again(self._pace.period)
             await self._conversation.add_prompt(prompt, self._engine.traces[-1])
         self._show_waiting()
@@ -249,7 +249,7 @@ class ChatScreen(Steady, ChoosingScreen, FindingScreen):
 
     async def on_reply_ended(self, ended: messages.ReplyEnded) -> None:
         asked, self._stopping = self._outbox.ended(), False
-        self._prompt.blinks = True
+        self._prompt.cursor_blink = True
         self._engine.buffer.take()
         self._top.answered(ended.turn is not None)
         warmer = f"raise the temperature with {self._key('chat.sampling')}"

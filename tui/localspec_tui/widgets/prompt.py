@@ -72,15 +72,9 @@ class Prompt(KeysInOrder, TypedText, inherit_bindings=False):
         super().__init__(placeholder="Say something", compact=True, highlight_cursor_line=False)
         self._suggestions, self._starter = suggestions, starter
         self._chosen: tuple[str, str] | None = None  # a key, and the prompt that has just taken its place
-        self.blinks = True
         self._said: list[str] = []  # the oldest first
         self._at: int | None = None  # which of them is shown; None is what is being written
         self._draft = ""
-
-    def _toggle_cursor_blink_visible(self) -> None:
-        """Unless the cursor is to stay: while a reply is drawn, it would be as many pictures again."""
-        if self.blinks or not self._cursor_visible:
-            super()._toggle_cursor_blink_visible()
 
     def remember(self, prompts: Sequence[str]) -> None:
         """Earlier prompts, the oldest first, for the arrow keys."""
@@ -161,7 +155,7 @@ class Prompt(KeysInOrder, TypedText, inherit_bindings=False):
             self.action_cursor_line_end()
 
     def action_break_line(self) -> None:
-        self._replace_via_keyboard("\n", *self.selection)
+        self.replace("\n", *self.selection, maintain_selection_offset=False)
 
     def action_delete_or_quit(self) -> None:
         if self.text:
