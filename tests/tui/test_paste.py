@@ -91,7 +91,7 @@ def test_what_no_model_reads_is_refused_and_nothing_changes(chat):
 
 
 def toasts(talk):
-    return [one.message for one in talk.app._notifications]
+    return [one.message for one in talk.app.toasts]
 
 
 @pytest.mark.slow

@@ -108,7 +108,7 @@ def _chat(
             app.keep_unsent()
             ended = engine.close(CLOSE_SECONDS)
             app.end_download(CLOSE_SECONDS)
-    code = 1 if app.failure else app.return_code or 0
+    code = 1 if app.failure else app.code
     if not ended:
         atexit.register(terminal.end_without_waiting, code)
     if app.failure:

@@ -14,12 +14,12 @@ from textual.geometry import Offset, Region, Size
 from textual.selection import Selection
 from textual.strip import Strip
 from textual.style import Style
-from textual.widget import Widget
 
 from localspec.text import one_line, safe
 from localspec_tui import keymap
 from localspec_tui.laid_block import PADDING, LaidBlock
 from localspec_tui.reply_blocks import Block, Margin
+from localspec_tui.widgets.laid_out_once import LaidOutOnce
 
 if TYPE_CHECKING:
     from localspec_tui.app import ChatApp
@@ -28,7 +28,7 @@ MARKED = "bold underline"  # style of search matches
 DRAWN = 500  # most rows in the cache of drawn rows
 
 
-class BlockView(Widget):
+class BlockView(LaidOutOnce):
     """A column of blocks.
 
     Rows are what the screen shows. Lines are those of the text, which is what a selection copies. An example of two

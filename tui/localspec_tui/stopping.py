@@ -59,9 +59,8 @@ class StoppableApp(App[None]):
         self._served = True
         self._serve()
 
-    def exit(self, *result: Any, **how: Any) -> None:
+    def on_unmount(self) -> None:
         self._served = False
-        super().exit(*result, **how)
 
     @contextmanager
     def suspend(self) -> Iterator[None]:

@@ -1,6 +1,6 @@
 """What one chooses in the chat: who answers, the system prompt, how replies are sampled, what it is called."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from localspec.chat.sampling import THINK
 from localspec.errors import UsageMistake
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from localspec.models.registry import TargetCard
+    from localspec_tui.app import ChatApp
     from localspec_tui.screens.models import Chosen
     from localspec_tui.screens.system_prompt import Typed
 
@@ -141,7 +142,7 @@ class ChoosingScreen(LookingScreen):
 
     def on_branched(self, branched: messages.Branched) -> None:
         """Once is enough to know where to look, at a moment when nothing else is told."""
-        if self._told_of_branches or self.app._notifications:
+        if self._told_of_branches or cast("ChatApp", self.app).toasts:
             return
         self._told_of_branches = True
         where = f"conversation {branched.conversation} ({keymap.key(self.app, 'chat.resume')})"

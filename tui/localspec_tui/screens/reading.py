@@ -24,7 +24,7 @@ class ReadingScreen(Screen[None]):
 
     def is_for_prompt(self, key: str) -> bool:
         """Whether it does something where one types."""
-        return key in self._prompt._bindings.key_to_bindings
+        return key in self._prompt.own_keys
 
     def _chosen_source(self) -> str:
         """Of the message that was found, or has the focus, else of the last reply."""

@@ -16,6 +16,7 @@ from textual.widgets import Static
 from localspec.chat.attachments import Written
 from localspec.chat.figures import memory_begins
 from localspec.quantities import counted
+from localspec_tui.widgets.laid_out_once import LaidOutOnce
 from localspec_tui.widgets.message_view import PromptView
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ async def import_replies() -> None:
     await asyncio.to_thread(import_module, "localspec_tui.widgets.reply_view")
 
 
-class MountedTurns(VerticalScroll, can_focus=False):
+class MountedTurns(LaidOutOnce, VerticalScroll, can_focus=False):
     """The turns, the newest below. Older ones come when one scrolls to where they belong."""
 
     def __init__(self) -> None:
@@ -125,6 +126,7 @@ class MountedTurns(VerticalScroll, can_focus=False):
         self._look_at_gap()
 
     def watch_virtual_size(self) -> None:
+        super().watch_virtual_size()
         self._look_at_gap()
 
     async def _show_memory(self) -> None:

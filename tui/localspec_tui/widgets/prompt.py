@@ -11,6 +11,7 @@ from textual.message import Message
 from textual.widgets import TextArea
 
 from localspec.chat.completion import is_whole
+from localspec_tui import keymap
 from localspec_tui.widgets.keys_in_order import KeysInOrder
 from localspec_tui.widgets.suggestions import Suggestions
 from localspec_tui.widgets.typed_text import TypedText
@@ -75,6 +76,12 @@ class Prompt(KeysInOrder, TypedText, inherit_bindings=False):
         self._said: list[str] = []  # the oldest first
         self._at: int | None = None  # which of them is shown; None is what is being written
         self._draft = ""
+
+    @property
+    def own_keys(self) -> set[str]:
+        """Return the keys that do something here, apart from letters."""
+        bindings = (one for one in self.BINDINGS if isinstance(one, Binding))
+        return {key for one in bindings for key in keymap.keys_of(self.app, one)}
 
     def remember(self, prompts: Sequence[str]) -> None:
         """Earlier prompts, the oldest first, for the arrow keys."""
