@@ -2,7 +2,7 @@
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, ClassVar, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 from urllib.parse import unquote
 
 from rich.segment import Segment
@@ -14,6 +14,7 @@ from textual.geometry import Offset, Region, Size
 from textual.selection import Selection
 from textual.strip import Strip
 from textual.style import Style
+from textual.widget import Widget
 
 from localspec.text import one_line, safe
 from localspec_tui import keymap
@@ -28,7 +29,7 @@ MARKED = "bold underline"  # style of search matches
 DRAWN = 500  # most rows in the cache of drawn rows
 
 
-class BlockView(LaidOutOnce):
+class BlockView(LaidOutOnce, Widget):
     """A column of blocks.
 
     Rows are what the screen shows. Lines are those of the text, which is what a selection copies. An example of two
@@ -97,7 +98,7 @@ class BlockView(LaidOutOnce):
             self._drawn.clear()
         return self._tops[-1] + (self.BELOW if self._blocks else 0)
 
-    def refresh(self, *regions: Region, repaint: bool = True, layout: bool = False, recompose: bool = False) -> Self:
+    def refresh(self, *regions: Region, repaint: bool = True, layout: bool = False, recompose: bool = False) -> Any:
         """Draw again. Without regions, no drawn row is kept."""
         if repaint and not regions:
             self._drawn.clear()

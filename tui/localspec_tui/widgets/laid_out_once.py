@@ -1,13 +1,12 @@
 """Widgets that grow with a reply."""
 
-from typing import Self
+from typing import Any
 
 from textual.geometry import Region
-from textual.widget import Widget
 
 
-class LaidOutOnce(Widget):
-    """A widget that grows without a second layout.
+class LaidOutOnce:
+    """A mixin for widgets that grow without a second layout. It is no Widget: Textual styles only the first base.
 
     Textual takes the new size, which a layout has just found, as a request for another layout and another picture.
     """
@@ -17,9 +16,11 @@ class LaidOutOnce(Widget):
     def watch_virtual_size(self) -> None:
         self._has_grown = True
 
-    def refresh(self, *regions: Region, repaint: bool = True, layout: bool = False, recompose: bool = False) -> Self:
+    def refresh(
+        self: Any, *regions: Region, repaint: bool = True, layout: bool = False, recompose: bool = False
+    ) -> Any:
         """Draw again, except right after the size has changed."""
         has_grown, self._has_grown = self._has_grown, False
         if has_grown and layout:
             return self
-        return super().refresh(*regions, repaint=repaint, layout=layout, recompose=recompose)
+        return super().refresh(*regions, repaint=repaint, layout=layout, recompose=recompose)  # type: ignore[misc]
