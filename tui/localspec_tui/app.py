@@ -233,7 +233,7 @@ class ChatApp(StoppableApp):
     # -- colours ------------------------------------------------------------------------------------------------------
 
     @cached_property
-    def available_themes(self) -> dict[str, Theme]:  # type: ignore[override]
+    def available_themes(self) -> dict[str, Theme]:
         """All of them, without a copy: Textual asks for them with each line that it draws."""
         return super().available_themes
 

@@ -19,8 +19,8 @@ from textual.widget import Widget
 from localspec.text import one_line, safe
 from localspec_tui import keymap
 from localspec_tui.laid_block import PADDING, LaidBlock
+from localspec_tui.laid_out_once import LaidOutOnce
 from localspec_tui.reply_blocks import Block, Margin
-from localspec_tui.widgets.laid_out_once import LaidOutOnce
 
 if TYPE_CHECKING:
     from localspec_tui.app import ChatApp
@@ -229,10 +229,10 @@ class BlockView(LaidOutOnce, Widget):
                 )
             return
         if block.kind == "table" and block.cells and start < (block.cells[0][-1][1] if block.cells[0] else 0):
-            yield Span(0, end - start, self._component("header"))
+            yield Span(0, end - start, self.get_visual_style("header", partial=True))
         for run in block.runs_in(start, end):
             for mark in run.marks:
-                yield Span(run.start - start, run.end - start, self._component(mark))
+                yield Span(run.start - start, run.end - start, self.get_visual_style(mark, partial=True))
             if run.href:
                 action = Style.from_meta({"@click": f"link({run.href!r})"})
                 yield Span(run.start - start, run.end - start, action)
