@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from textual.geometry import Region
+from textual.geometry import Region, Size
 
 
 class LaidOutOnce:
@@ -13,14 +13,14 @@ class LaidOutOnce:
 
     _has_grown = False
 
-    def watch_virtual_size(self) -> None:
-        self._has_grown = True
+    def watch_virtual_size(self, old: Size, new: Size) -> None:
+        self._has_grown = old != new
 
     def refresh(
         self: Any, *regions: Region, repaint: bool = True, layout: bool = False, recompose: bool = False
     ) -> Any:
-        """Draw again, except right after the size has changed."""
+        """Draw again, but not because of a new size."""
         has_grown, self._has_grown = self._has_grown, False
-        if has_grown and layout:
+        if has_grown and layout and not regions:
             return self
         return super().refresh(*regions, repaint=repaint, layout=layout, recompose=recompose)  # type: ignore[misc]

@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 
 from textual.await_complete import AwaitComplete
+from textual.geometry import Size
 from textual.widget import Widget
 
 from localspec.chat.attachments import Written, written_in
@@ -93,8 +94,8 @@ class ConversationView(MountedTurns):
         super().watch_scroll_y(old_value, new_value)
         self._look_below()
 
-    def watch_virtual_size(self) -> None:
-        super().watch_virtual_size()
+    def watch_virtual_size(self, old: Size, new: Size) -> None:
+        super().watch_virtual_size(old, new)
         self._look_below()
 
     def _look_below(self) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from textual import work
 from textual.await_complete import AwaitComplete
 from textual.containers import VerticalScroll
-from textual.geometry import Region
+from textual.geometry import Region, Size
 from textual.widget import Widget
 from textual.widgets import Static
 
@@ -125,8 +125,8 @@ class MountedTurns(LaidOutOnce, VerticalScroll, can_focus=False):
             self.fetch_older()
         self._look_at_gap()
 
-    def watch_virtual_size(self) -> None:
-        super().watch_virtual_size()
+    def watch_virtual_size(self, old: Size, new: Size) -> None:
+        super().watch_virtual_size(old, new)
         self._look_at_gap()
 
     async def _show_memory(self) -> None:
