@@ -71,6 +71,7 @@ class MountedTurns(LaidOutOnce, VerticalScroll, can_focus=False):
         self._exchanges: list[Exchange] = []  # mounted, to the newest
         self._gap: Static | None = None  # stands for those between; they come when it is seen
         self._fetching = False
+        self._size_before = Size(0, 0)
 
     @property
     def _every(self) -> list[Exchange]:
@@ -127,6 +128,8 @@ class MountedTurns(LaidOutOnce, VerticalScroll, can_focus=False):
 
     def watch_virtual_size(self, old: Size, new: Size) -> None:
         super().watch_virtual_size(old, new)
+        if self.size != self._size_before:  # Textual has found the end for the size before, and must look again
+            self._has_grown, self._size_before = False, self.size
         self._look_at_gap()
 
     async def _show_memory(self) -> None:
