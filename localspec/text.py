@@ -1,4 +1,6 @@
-"""Makes text from a model, a file or a file name safe for a terminal."""
+"""Makes text from a model, a file, a file name or a paste safe for a terminal and for those who read keys from it."""
+
+import re
 
 LONGEST_LICENSE = 100  # characters of what others name theirs, of any length
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
@@ -14,6 +16,15 @@ _TABLE: dict[int, str | None] = {
 }
 del _TABLE[ord("\n")], _TABLE[ord("\t")]
 
+PASTE_BEGIN, PASTE_END = "\x1b[200~", "\x1b[201~"  # what a terminal sends around a paste
+ALT_ENTER = "\x1b[13;3u"  # as terminals with the protocol of kitty send it; most others send Escape and Enter
+LETTERS = 16  # in one piece: nobody types so many, so they are a paste without marks
+LONGEST_SEQUENCE = 32  # characters of a key or an answer that may come in two pieces
+# An escape sequence, or a run of letters.
+_KEYS = re.compile(
+    rf"\x1b(?:\[[0-?]*[ -/]*[@-~]?|[\]P^_X][^\x07\x1b]*|O.?|.?)|([^\x00-\x1f\x7f-\x9f]{{{LETTERS},}})", re.DOTALL
+)
+
 
 def safe(text: str) -> str:
     """Removes all that a terminal would obey, character by character: safe(a) + safe(b) == safe(a + b)."""
@@ -23,3 +34,41 @@ def safe(text: str) -> str:
 def one_line(text: str) -> str:
     """Makes text safe and puts it on a single line, for messages and tables."""
     return " ".join(part for part in (line.strip() for line in safe(text).replace("\t", "\n").split("\n")) if part)
+
+
+class PasteFilter:
+    """A filter between a terminal and Textual, which reads what follows an escape in a paste as keys, such as Ctrl+Q.
+
+    It makes such escapes visible, and puts the marks of a paste around letters that came without them.
+    """
+
+    def __init__(self) -> None:
+        self._inside = False
+        self._held = ""  # inside of a paste, what may begin its end; outside, the last characters that were passed on
+
+    def read(self, data: str) -> str:
+        """Return the next piece of what a terminal sends; what may begin the end of a paste comes with a later one."""
+        passed = []
+        while data:
+            text, held, self._held = self._held + data, self._held, ""
+            if self._inside:
+                pasted, end, data = text.partition(PASTE_END)
+                if not end:
+                    size = next((size for size in range(len(PASTE_END), 0, -1) if text.endswith(PASTE_END[:size])), 0)
+                    pasted, self._held = text[: len(text) - size], text[len(text) - size :]
+                passed.append(pasted.replace("\x1b", "\N{SYMBOL FOR ESCAPE}") + end)
+                self._inside = not end
+            else:
+                begin, mark, data = text.partition(PASTE_BEGIN)
+                keys = (begin + mark)[len(held) :]
+                passed.append(keys if "\x1b" in held else _KEYS.sub(_marked, keys))
+                self._inside = bool(mark)
+                self._held = "" if mark else text[-LONGEST_SEQUENCE:]
+        return "".join(passed)
+
+
+def _marked(found: re.Match[str]) -> str:
+    """Return a run of letters as a paste, and Alt+Enter in the form that Textual knows."""
+    if found[1]:
+        return f"{PASTE_BEGIN}{found[1]}{PASTE_END}"
+    return ALT_ENTER if found[0] in ("\x1b\r", "\x1b\n") else found[0]

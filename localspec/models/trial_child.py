@@ -101,7 +101,7 @@ def _runs(content: dict[str, Any]) -> list[str]:
 
 
 def _limit_computing(seconds: float) -> None:
-    """The system ends this process after so many seconds of computing; 0 is no limit."""
+    """Let the system end this process after so many seconds of computing; 0 is no limit."""
     if hasattr(signal, "setitimer"):
         signal.setitimer(signal.ITIMER_PROF, seconds)
 

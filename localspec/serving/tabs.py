@@ -17,7 +17,7 @@ from typing import Any
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from localspec.environment import SERVER_KEY, TAB_DRIVER
-from localspec.text import safe
+from localspec.text import PasteFilter, safe
 
 MOST_TABS = 8  # at once: each is a process
 END_SECONDS = 2.5  # for one to end by itself when its tab is gone, which is within what uvicorn waits
@@ -114,12 +114,13 @@ async def _draw(process: Process, websocket: WebSocket) -> None:
 async def _type(websocket: WebSocket, process: Process) -> None:
     """What is no message of the page ends it: no page of ours sends that."""
     assert process.stdin is not None
+    pastes = PasteFilter()
     with suppress(WebSocketDisconnect, KeyError, ValueError, TypeError, OSError):
         while True:
             kind, *more = json.loads(await websocket.receive_text())
             match kind:
                 case "stdin":
-                    process.stdin.write(_packet(_DRAWN, more[0].encode()))
+                    process.stdin.write(_packet(_DRAWN, pastes.read(more[0]).encode()))
                 case "resize":
                     width, height = size_of(more[0]["width"], 80), size_of(more[0]["height"], 24)
                     process.stdin.write(_packet(_FACT, _json(type="resize", width=width, height=height)))

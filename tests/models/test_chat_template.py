@@ -27,7 +27,7 @@ def model(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def untried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the trial would have found is found where it is used."""
+    """Skip the trial, so that each fault is found where the file is used."""
     monkeypatch.setattr("localspec.models.tokenizer.try_out", lambda *_: "")
 
 

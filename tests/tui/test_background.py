@@ -8,10 +8,9 @@ from types import SimpleNamespace
 import pytest
 from each import each
 from golden import wording
-from textual._xterm_parser import BRACKETED_PASTE_END, BRACKETED_PASTE_START, XTermParser
-from textual.events import Key, Paste
 
-from localspec_tui import background, paste
+from localspec.text import PASTE_BEGIN, PASTE_END, PasteFilter
+from localspec_tui import background
 from localspec_tui.background import Answer
 
 WHITE = "\x1b]11;rgb:ffff/ffff/ffff\x1b\\"
@@ -63,15 +62,10 @@ def test_keys_are_given_on_at_once(typed):
     assert given[0] == typed[0]
 
 
-def test_what_is_pasted_is_no_answer(monkeypatch):
-    monkeypatch.setattr(XTermParser, "feed", XTermParser.feed)  # as it was, afterwards
+def test_what_is_pasted_is_no_answer():
     answer, told = listening()
-    paste.install(answer.without)
-    parser = XTermParser()
-    (pasted,) = parser.feed(f"{BRACKETED_PASTE_START}{WHITE}{BRACKETED_PASTE_END}")
-    assert isinstance(pasted, Paste) and pasted.text == WHITE.replace("\x1b", "␛") and told == []
-    keys = [message for piece in (f"x{WHITE[:5]}", f"{WHITE[5:]}y") for message in parser.feed(piece)]
-    assert [key.character for key in keys if isinstance(key, Key)] == ["x", "y"] and told == [True]
+    pasted = PasteFilter().read(f"{PASTE_BEGIN}{WHITE}{PASTE_END}")
+    assert answer.without(pasted) == pasted and told == []
 
 
 def test_an_answer_that_comes_too_late_is_not_waited_for(monkeypatch):

@@ -168,7 +168,7 @@ def test_another_answer_is_asked_for_behind_a_prompt_that_is_on_its_way(chat):
         await talked(talk, pilot, "first")
         talk.app._chat.post_message(Prompt.Sent("second"))
         await talk.app.run_action("again", talk.app._chat)
-        await until(pilot, lambda: any("under way" in toast.message for toast in talk.app._notifications))
+        await until(pilot, lambda: any("under way" in toast.message for toast in talk.app.toasts))
         gate.set()
         await until(pilot, lambda: talk.replies() == ["One.", "Two."] and talk.idle())
         assert talk.prompts() == ["first", "second"]
@@ -186,7 +186,7 @@ def test_an_answer_that_comes_out_the_same_makes_no_branch(chat):
         await until(pilot, lambda: talk.replies() == ["Second."] and talk.idle())
         await pilot.press("f5")
         await until(pilot, lambda: wording("came_out_the_same") in " ".join(talk.screen_text().split()) and talk.idle())
-        [remedy] = [toast.message for toast in talk.app._notifications if wording("came_out_the_same") in toast.message]
+        [remedy] = [toast.message for toast in talk.app.toasts if wording("came_out_the_same") in toast.message]
         assert remedy.endswith("; ask again, or in other words."), "at temperature 1 a higher one is no remedy"
         assert talk.replies() == ["Second."], "an older answer is one of those before"
         await say(pilot, "two")

@@ -20,12 +20,14 @@ LINE = "    return quicksort([x for x in rest if x < pivot]) + [pivot]"
 
 @each("width", [1, 2, 3, 7, 20, 33, 61, 62, 63, 200])
 @each("line", [LINE, "x" * 100, "日本語のコード" * 9, "    ", "", "a " * 40, " " * 90 + "x"])
-def test_nothing_is_lost_and_nothing_is_too_wide(line, width):
-    found = [0, *cuts(line, width, width - width // 2), len(line)]
+@each("halves", [True, False])
+def test_nothing_is_lost_and_nothing_is_too_wide(line, width, halves):
+    found = [0, *cuts(line, width, width - width // 2, halves=halves), len(line)]
     pieces = [line[start:end] for start, end in pairwise(found)]
     assert "".join(pieces) == line
     for number, piece in enumerate(pieces):
-        assert cell_len(piece) <= (width - width // 2 if number else width) or len(piece) == 1
+        seen = piece if halves else piece.rstrip()
+        assert cell_len(seen) <= (width - width // 2 if number else width) or len(seen) == 1
 
 
 class Page(App[None]):

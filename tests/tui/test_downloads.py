@@ -178,7 +178,7 @@ def test_one_agrees_to_what_is_known_and_one_download_comes_at_a_time(chat, hub)
         await until(pilot, hub.waiting.is_set)
         await say(pilot, "/model mine")
         refused = wording("download_org_name_under_way_one")
-        await until(pilot, lambda: refused in {told.message for told in talk.app._notifications})
+        await until(pilot, lambda: refused in {told.message for told in talk.app.toasts})
         hub.go.set()
         await until(pilot, lambda: "org/name is here: /model org/name lets it answer." in words(talk))
 

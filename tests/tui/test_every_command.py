@@ -71,7 +71,7 @@ def at_the_last_reply(talk: ScriptedChat) -> bool:
 
 
 def told(text: str) -> Seen:
-    return lambda talk: any(text in one.message for one in talk.app._notifications)
+    return lambda talk: any(text in one.message for one in talk.app.toasts)
 
 
 def cursor_at_the_end(talk: ScriptedChat) -> bool:

@@ -2,21 +2,21 @@
 
 import asyncio
 import random
+import sys
+from contextlib import suppress
 
 import pytest
 from each import each
-from textual._xterm_parser import BRACKETED_PASTE_END, BRACKETED_PASTE_START, XTermParser
 from textual.app import App
-from textual.events import Key, Paste
-from textual.keys import _character_to_key
+from textual.events import Paste
 from textual.widgets import Input
 from tui.scripted_engine import until
 
-from localspec_tui import paste as module
-from localspec_tui.paste import PasteFilter
+from localspec.paths import Paths
+from localspec.store.store import Store
+from localspec.text import ALT_ENTER, PASTE_BEGIN, PASTE_END, PasteFilter
 from localspec_tui.widgets.graphemes import after, before
 from localspec_tui.widgets.keys_in_order import OneLine
-from localspec_tui.widgets.prompt import Prompt
 from localspec_tui.widgets.typed_text import LONGEST, TypedText
 
 HOSTILE = "x\x1b[31m\x1b\x1b[20\x1b[200~y\x1b\x1b[48;1;1;1;1t\x1b[I\x1b\r\x1b\x11\x1b"
@@ -24,30 +24,42 @@ SHOWN = "x␛[31m␛␛[20␛[200~y␛␛[48;1;1;1;1t␛[I␛\r␛\x11␛"
 
 
 def test_pieces_of_any_length():
-    pasted_text = BRACKETED_PASTE_START, HOSTILE, BRACKETED_PASTE_END
+    pasted_text = PASTE_BEGIN, HOSTILE, PASTE_END
     sent = "".join(("a\x1b[A", *pasted_text, "\x1b[A\x1b\x1b[200", *pasted_text, "\x1bq"))
     given = sent.replace(HOSTILE, SHOWN)
     chance = random.Random(3)
     for _ in range(500):
-        cuts = sorted(chance.sample(range(len(sent)), chance.randint(0, 20)))
-        stream = PasteFilter()
-        pieces = zip([0, *cuts], [*cuts, len(sent)], strict=True)
-        assert "".join(stream.shown(sent[start:end]) for start, end in pieces) == given
+        assert in_pieces(sent, chance) == given
+
+
+def in_pieces(sent, chance):
+    """Return what the filter passes on of pieces of any length."""
+    cuts = sorted(chance.sample(range(len(sent)), chance.randint(0, 20)))
+    stream = PasteFilter()
+    pieces = zip([0, *cuts], [*cuts, len(sent)], strict=True)
+    return "".join(stream.read(sent[start:end]) for start, end in pieces)
 
 
 def test_keys_are_given_on_at_once():
     stream = PasteFilter()
-    assert [stream.shown(char) for char in "\x1b[20x"] == list("\x1b[20x")
+    assert [stream.read(char) for char in "\x1b[20x"] == list("\x1b[20x")
 
 
-def test_textual_gets_one_paste_and_no_keys():
-    module.install()
-    parser = XTermParser()
-    sent = BRACKETED_PASTE_START + HOSTILE + BRACKETED_PASTE_END + "z"
-    told = [message for char in sent for message in parser.feed(char)]
-    paste, key = told
-    assert isinstance(paste, Paste) and paste.text == SHOWN
-    assert isinstance(key, Key) and key.character == "z"
+def test_letters_without_marks_are_a_paste():
+    """As screen and consoles paste."""
+    text = "Hello there, you all! 漢字"
+    assert PasteFilter().read(f"\x1b[A{text}\rabc{text}\x11") == (
+        f"\x1b[A{PASTE_BEGIN}{text}{PASTE_END}\r{PASTE_BEGIN}abc{text}{PASTE_END}\x11"
+    )
+    for keys in ("a few letters", "\x1b]11;rgb:ffff/ffff/ffff\x1b\\", "\x1b[<35;100;100M" * 9, "\x1b[97;1;97u" * 9):
+        assert PasteFilter().read(keys) == keys
+    chance = random.Random(3)
+    answer = "\x1b]11;rgb:ffff/ffff/ffff\x1b\\"
+    assert all(in_pieces(answer, chance) == answer for _ in range(100))
+
+
+def test_a_terminal_s_escape_and_enter_are_alt_enter():
+    assert PasteFilter().read("a\x1b\r\x1b\nb") == f"a{ALT_ENTER}{ALT_ENTER}b"
 
 
 def test_what_was_copied_here_is_pasted_as_text(chat):
@@ -65,51 +77,12 @@ def test_what_was_copied_here_is_pasted_as_text(chat):
     talk.play(story)
 
 
-def letters(text):
-    for character in text:
-        yield Key(_character_to_key(character), character)
-
-
-@pytest.mark.parametrize("count", [2000, pytest.param(20_000, marks=pytest.mark.slow)])
-def test_letters_that_wait_are_one_insertion(chat, count):
-    """As screen and consoles paste: without marks around it."""
-    talk = chat([])
-    text = ("Hello there, you all! 漢字 " * count)[:count]
-
-    async def story(pilot):
-        prompt, insertions = talk.app._chat.query_one(Prompt), []
-        replace = prompt._replace_via_keyboard
-        prompt._replace_via_keyboard = lambda *given: insertions.append(given) or replace(*given)
-        for key in letters(text):
-            key.set_sender(pilot.app)
-            pilot.app._driver.send_message(key)
-        await until(pilot, lambda: len(talk.typed) >= count)
-        assert talk.typed == text and len(insertions) < count / 20
-
-    talk.play(story)
-
-
-def test_letters_and_other_keys_stay_in_order(chat):
-    talk = chat(["Yes."])
-
-    async def story(pilot):
-        for keys in (letters("abc"), [Key("backspace", None)], letters("dé f"), [Key("enter", "\r")], letters("next")):
-            for key in keys:
-                key.set_sender(pilot.app)
-                pilot.app._driver.send_message(key)
-        await until(pilot, lambda: talk.prompts() == ["abdé f"] and talk.typed == "next")
-
-    talk.play(story)
-
-
-@pytest.mark.parametrize("marked", [True, False])
-def test_what_no_model_reads_is_refused_and_nothing_changes(chat, marked):
+def test_what_no_model_reads_is_refused_and_nothing_changes(chat):
     talk = chat([])
 
     async def story(pilot):
         await pilot.press(*"kept")
-        text = "x" * LONGEST
-        talk.app.post_message(Paste(text) if marked else Key("letters", text))
+        talk.app.post_message(Paste("x" * LONGEST))
         await until(pilot, lambda: any("1,000,000" in one and "1,000,004" in one for one in toasts(talk)))
         assert talk.typed == "kept"
         talk.app.post_message(Paste("x" * 9))
@@ -119,7 +92,31 @@ def test_what_no_model_reads_is_refused_and_nothing_changes(chat, marked):
 
 
 def toasts(talk):
-    return [one.message for one in talk.app._notifications]
+    return [one.message for one in talk.app.toasts]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo-terminals")
+def test_keys_after_a_long_paste_without_marks_act_at_once(tmp_path):
+    import psutil
+    from tui.terminal import scripted_chat
+
+    text = ("Hello there, you all! 漢字 " * 1000)[:20_000]
+    with scripted_chat(tmp_path, "[['Yes.']]", "-m", "demo") as terminal:
+        terminal.shows("❯ Say something", "ready")
+        process = psutil.Process(terminal.process.pid)
+        before = sum(process.cpu_times()[:2])
+        terminal.send(text + "\x11")
+        used = before
+        while terminal.process.poll() is None:
+            with suppress(psutil.NoSuchProcess):
+                used = sum(process.cpu_times()[:2])
+            assert used - before < 1, "seconds of the processor"
+            terminal._read(0.02)
+        assert terminal.ends() == 0
+    with Store.open(Paths(tmp_path).database, print) as store:
+        (draft,) = store.drafts.take_left()
+    assert draft == text
 
 
 PARTS = {

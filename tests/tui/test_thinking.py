@@ -19,7 +19,7 @@ AT_LIMIT = Done("length", replace(statistics(2), reasoning_tokens=2, reasoning_s
 
 
 def toasts(talk) -> str:
-    return " ".join(notification.message for notification in talk.app._notifications)
+    return " ".join(notification.message for notification in talk.app.toasts)
 
 
 def reasoning(talk) -> list[str]:

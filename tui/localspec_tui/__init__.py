@@ -73,9 +73,10 @@ def _chat(
         gc.freeze()  # or the screen would go through all of it in the middle of a reply, while keys wait
         return engine
 
-    terminal.prepare(answer.without)
+    terminal.prepare()
     engine = EngineThread(settings, opening, load)
     app = ChatApp(engine, settings, first=prompt, files=files)
+    app.meant = answer.without
     answer.tell = lambda light: app.post_message(messages.BackgroundKnown(light))
     log, gone = Paths(environment.home()).logs / "native.log", partial(app.leave, terminal.HANGUP)
 
@@ -88,7 +89,8 @@ def _chat(
             app.keep_unsent()
         engine.close(CLOSE_SECONDS)
         with suppress(Exception):
-            app.give_terminal_back()
+            if app.driver is not None:
+                app.driver.give_back()
             answer.show_again()
         farewell = engine.farewell(app.unsent_lost)
         if farewell and sys.__stderr__ is not None and (code != terminal.HANGUP or terminal.is_there()):
@@ -106,7 +108,7 @@ def _chat(
             app.keep_unsent()
             ended = engine.close(CLOSE_SECONDS)
             app.end_download(CLOSE_SECONDS)
-    code = 1 if app.failure else app.return_code or 0
+    code = 1 if app.failure else app.code
     if not ended:
         atexit.register(terminal.end_without_waiting, code)
     if app.failure:

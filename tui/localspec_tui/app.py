@@ -2,25 +2,24 @@
 
 import asyncio
 import re
+import sys
 import threading
 from collections.abc import Iterable
-from contextlib import suppress
-from functools import partial
+from contextlib import nullcontext, suppress
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-from rich.console import RenderableType
+from rich.console import Console, RenderableType
 from textual import events, work
-from textual.app import SystemCommand
+from textual.app import ScreenStackError, SystemCommand
 from textual.binding import Binding, BindingType
 from textual.command import CommandPalette
-from textual.notifications import Notify
+from textual.notifications import Notification, Notify
 from textual.screen import Screen
 from textual.theme import Theme
 from textual.widget import MountError
 from textual.widgets import Input
-from textual.widgets._toast import ToastHolder, ToastRack
-from textual.worker import WorkerFailed
 
 from localspec import environment
 from localspec.config import Settings
@@ -31,11 +30,8 @@ from localspec_tui.engine_thread import EngineThread
 from localspec_tui.screens.chat import ChatScreen
 from localspec_tui.screens.palette import Commands, Palette
 from localspec_tui.stopping import StoppableApp
-from localspec_tui.widgets.keys_in_order import KeysInOrder, take_waiting
 from localspec_tui.widgets.status_line import whole_names
 
-TOASTS = 2  # at a time; in a small window each takes too much of the text
-SMALL = (80, 24)  # columns and lines; below, there is one at a time
 AROUND_TOAST = 2  # columns around its text
 
 
@@ -55,16 +51,19 @@ class ChatApp(StoppableApp):
     def __init__(self, engine: EngineThread, settings: Settings, *, first: str | None = None, files: str = "") -> None:
         """Raises UsageMistake where the settings name no theme, or keys that cannot be."""
         themes.check(settings)
-        keys = keymap.effective(settings)
+        self.chosen_keys = keymap.effective(settings)
         super().__init__()
-        self.set_keymap(keys)
+        self.error_console = Console(quiet=True)  # for tracebacks, with the values of all variables
+        self.set_keymap(self.chosen_keys)
         self._chat = ChatScreen(engine, first, files, settings.log)
         self._kept = settings.log
         self._theme, self._theme_origin = settings.theme, settings.origins.get("theme", "default")
         self._light = environment.light_background()
         self.theme = themes.shown(self._theme, self._light)
         self.failure: Exception | None = None
+        self.code = 0  # the exit code
         self._left: int | None = None  # the exit code, once a signal came
+        self.toast: Notification | None = None  # that was shown last
         self.ends = threading.Event()  # once what a signal asked for is being done
 
     def get_default_screen(self) -> Screen[None]:
@@ -75,9 +74,7 @@ class ChatApp(StoppableApp):
     def leave(self, code: int) -> None:
         """Ends the application as ctrl+q does, but with this exit code. From any thread, and from signal handlers."""
         self._left = code
-        if self._loop is not None:
-            with suppress(RuntimeError):  # it is ending already
-                self._loop.call_soon_threadsafe(self._leave_now)
+        self.soon(self._leave_now)
 
     def _leave_now(self) -> None:
         if self._left is not None:
@@ -99,7 +96,6 @@ class ChatApp(StoppableApp):
         self._chat.download.wait(seconds)
 
     def on_mount(self) -> None:
-        self.serve_stops()
         self._leave_now()
 
     def on_start_failed(self, failed: messages.StartFailed) -> None:
@@ -109,24 +105,26 @@ class ChatApp(StoppableApp):
     def on_thread_failed(self, failed: messages.ThreadFailed) -> None:
         raise failed.error
 
-    def _handle_exception(self, error: Exception) -> None:
-        """Textual would print the values of all variables, prompts among them.
+    def exit(self, result: None = None, return_code: int = 0, message: RenderableType | None = None) -> None:
+        self.code = return_code
+        super().exit(result, return_code, message)
 
-        What comes while one leaves finds no place any more, which is no failure.
+    def bell(self) -> None:
+        """Note an exception: Textual rings before it shows one, and what it shows is not printed.
+
+        Widgets that come while the chat ends find no place any more, which is no failure.
         """
-        if self._exit and isinstance(error.error if isinstance(error, WorkerFailed) else error, MountError):
-            return
-        self._return_code = 1
-        self.failure = self.failure or error
-        if self._exception is None:
-            self._exception = error  # a test that drives the application raises it
-            self._exception_event.set()
-        self._close_messages_no_wait()
+        error = sys.exception()
+        if isinstance(error, Exception) and not (self.leaving and isinstance(error, MountError)):
+            self.failure = self.failure or error
 
     def panic(self, *renderables: RenderableType) -> None:
-        """The thread that reads keys has failed; what it gives is a traceback with values."""
-        if terminal.is_there():
-            self._handle_exception(RuntimeError("keys can no longer be read"))
+        """End the chat because keys can no longer be read, or because of an exception that explains itself."""
+        if sys.exception() is not None:
+            self.bell()
+            super().panic(*renderables)
+        elif terminal.is_there():
+            raise RuntimeError("keys can no longer be read")
         else:
             self.leave(terminal.HANGUP)
 
@@ -148,6 +146,12 @@ class ChatApp(StoppableApp):
         if not any(isinstance(screen, Palette) for screen in self.screen_stack):
             self.push_screen(Palette(id="--command-palette"))
 
+    async def run_action(self, action: Any, *given: Any, **named: Any) -> bool:
+        """Ignore a key for a list of the palette that has no lines yet."""
+        with suppress(KeyError) if str(action).startswith("command_list") else nullcontext():
+            return await super().run_action(action, *given, **named)
+        return False
+
     async def on_event(self, event: events.Event) -> None:
         """What is pasted commands nothing, whatever field it goes to; what is typed in the chat is for the prompt."""
         if isinstance(event, events.Paste):
@@ -157,8 +161,6 @@ class ChatApp(StoppableApp):
         typed = isinstance(event, events.Paste) or (isinstance(event, events.Key) and self._is_typed(event))
         if typed and self.screen is self._chat and not self._chat.types_elsewhere:
             self._chat.type_here()
-        if isinstance(event, events.Key) and isinstance(self.focused, KeysInOrder):
-            take_waiting(event, self)
         await super().on_event(event)
 
     def _is_typed(self, key: events.Key) -> bool:
@@ -168,7 +170,7 @@ class ChatApp(StoppableApp):
     @property
     def clipboard(self) -> str:
         """What was copied here, for ctrl+v."""
-        return one_line(self._clipboard) if isinstance(self.focused, Input) else safe(self._clipboard)
+        return one_line(super().clipboard) if isinstance(self.focused, Input) else safe(super().clipboard)
 
     def copy_to_clipboard(self, text: str, what: str = "") -> None:
         """To the terminal, and wherever else it may arrive; a toast says where it did, and `what` it was.
@@ -202,36 +204,26 @@ class ChatApp(StoppableApp):
         """What it is about stands in the same line."""
         super().notify(f"{title}: {message}" if title else message, **how)
 
-    def _refresh_notifications(self) -> None:
-        """Textual would leave the room of those that are gone."""
-        super()._refresh_notifications()
-        known = {ToastRack._toast_id(one) for one in self._notifications}
-        for holder in self.screen.query(ToastHolder) if self._screen_stack else ():
-            if holder.id not in known:
-                holder.remove()
-
     def on_notify(self, event: Notify) -> None:
-        """Before Textual shows it: the same text never twice, and few at a time, for each takes a line of the chat."""
-        few = 1 if self.size.width < SMALL[0] or self.size.height < SMALL[1] else TOASTS
-        self._hide_tooltip()  # of the key that was clicked: it would lie above what came of it
-        message = event.notification.message
-        others = [one for one in self._notifications if one.message != message]
-        again = [one for one in self._notifications if one.message == message]
-        for one in [*again, *others[: max(len(others) - few + 1, 0)]]:
-            self._unnotify(one, refresh=False)
+        """Clear the toast before, because each takes a line of the chat."""
+        self.clear_notifications()
+        self.toast = event.notification
+
+    def clear_notifications(self) -> None:
+        self.toast = None
+        super().clear_notifications()
+        with suppress(ScreenStackError):  # before the first screen
+            self.screen.query("ToastHolder").remove()  # Textual would leave their room
+
+    @property
+    def toasts(self) -> list[Notification]:
+        """Return the toast that is shown, if there is one."""
+        return [self.toast] if self.toast is not None and not self.toast.has_expired else []
 
     def push_screen(self, *screen: Any, **how: Any) -> Any:
-        """What was told of one screen is not told of the next."""
+        """Clear the toast of the screen below."""
         self.clear_notifications()
-        self._hide_tooltip()  # Textual leaves one that is about to be shown, and it would stay above the next
         return super().push_screen(*screen, **how)
-
-    def _hide_tooltip(self) -> None:
-        """That of the key below the pointer, if one is shown or about to be."""
-        if self._screen_stack:
-            if (coming := self.screen._tooltip_timer) is not None:
-                coming.stop()
-            self.screen._clear_tooltip()
 
     def pop_screen(self) -> Any:
         """Likewise on the way back."""
@@ -240,10 +232,10 @@ class ChatApp(StoppableApp):
 
     # -- colours ------------------------------------------------------------------------------------------------------
 
-    @property
+    @cached_property
     def available_themes(self) -> dict[str, Theme]:
-        """All of them, and no copy: Textual asks for them with each line that it draws."""
-        return self._registered_themes
+        """All of them, without a copy: Textual asks for them with each line that it draws."""
+        return super().available_themes
 
     def on_background_known(self, known: messages.BackgroundKnown) -> None:
         self._light = known.light

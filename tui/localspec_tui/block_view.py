@@ -9,7 +9,7 @@ from rich.segment import Segment
 from rich.style import Style as RichStyle
 from textual import events
 from textual.color import TRANSPARENT, Color
-from textual.content import Content, Span, _FormattedLine
+from textual.content import Content, Span
 from textual.geometry import Offset, Region, Size
 from textual.selection import Selection
 from textual.strip import Strip
@@ -19,6 +19,7 @@ from textual.widget import Widget
 from localspec.text import one_line, safe
 from localspec_tui import keymap
 from localspec_tui.laid_block import PADDING, LaidBlock
+from localspec_tui.laid_out_once import LaidOutOnce
 from localspec_tui.reply_blocks import Block, Margin
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ MARKED = "bold underline"  # style of search matches
 DRAWN = 500  # most rows in the cache of drawn rows
 
 
-class BlockView(Widget):
+class BlockView(LaidOutOnce, Widget):
     """A column of blocks.
 
     Rows are what the screen shows. Lines are those of the text, which is what a selection copies. An example of two
@@ -53,58 +54,39 @@ class BlockView(Widget):
         self._lines = [0]  # likewise for lines
         self._width = 0  # columns for which the blocks are broken into rows; 0 before the first layout
         self._drawn: dict[int, Strip] = {}
-        self._stay: int | None = None  # during a refresh, the number of first rows that stay as they are
         self.found: dict[int, list[tuple[int, int]]] = {}  # search matches, by number of the block
 
     # -- what is shown ------------------------------------------------------------------------------------------------
 
     def show(self, blocks: Sequence[Block], settled: int = 0) -> None:
         """Show these blocks. The first `settled` ones are known to be unchanged."""
-        before, height = self._laid, self._tops[-1]
-        same = settled
-        while same < min(len(blocks), len(before)) and before[same].block == blocks[same]:
+        same, height = settled, self._tops[-1]
+        while same < min(len(blocks), len(self._blocks)) and self._blocks[same] == blocks[same]:
             same += 1
         self._blocks[same:] = blocks[same:]
-        first = self._tops[same] if same < len(self._tops) else height  # the first row that changes
-        earlier = before[same] if same < len(before) else None
-        self._lay(same, earlier)
-        if earlier is not None and same < len(self._laid):
-            first += self._laid[same].changed_from
-        elif earlier is not None:
-            first = min(first, height)
+        self._lay(same)
         self.found = {at: spans for at, spans in self.found.items() if at < same}
-        self._forget_rows(first)
-        if not self._width:
-            self.refresh(layout=True)
-            return
-        self._stay = first
-        try:
-            self.refresh(layout=self._tops[-1] != height)
-        finally:
-            self._stay = None
+        first = self._tops[min(same, len(self._tops) - 1)]  # the first row that changes
+        self._drawn = {row: strip for row, strip in self._drawn.items() if row < first}
+        rows = max(self._tops[-1] + self.BELOW, self.size.height) - first
+        self.refresh(
+            Region(0, first, max(self._width, 1), max(rows, 1)), layout=not self._width or self._tops[-1] != height
+        )
 
     @property
     def blocks(self) -> Sequence[Block]:
         """Return the blocks that are shown."""
         return self._blocks
 
-    def _lay(self, first: int, earlier: LaidBlock | None = None) -> None:
-        """Break the blocks from number `first` on into rows. `earlier` is the previous layout of that block."""
+    def _lay(self, first: int) -> None:
+        """Break the blocks from number `first` on into rows."""
         del self._laid[first:], self._tops[first + 1 :], self._lines[first + 1 :]
         if not self._width:
             return
-        for number, block in enumerate(self._blocks[first:], first):
-            laid = LaidBlock(block, self._width, earlier if number == first else None)
-            self._laid.append(laid)
-            self._tops.append(self._tops[-1] + laid.height)
+        for block in self._blocks[first:]:
+            self._laid.append(LaidBlock(block, self._width))
+            self._tops.append(self._tops[-1] + self._laid[-1].height)
             self._lines.append(self._lines[-1] + block.text.count("\n") + 1)
-
-    def _forget_rows(self, first: int) -> None:
-        """Remove the rows from `first` on from the cache of drawn rows."""
-        if first <= 0:
-            self._drawn.clear()
-        else:
-            self._drawn = {row: strip for row, strip in self._drawn.items() if row < first}
 
     def get_content_width(self, container: Size, viewport: Size) -> int:
         return container.width
@@ -116,23 +98,11 @@ class BlockView(Widget):
             self._drawn.clear()
         return self._tops[-1] + (self.BELOW if self._blocks else 0)
 
-    def _set_dirty(self, *regions: Region) -> None:
-        """Mark everything to be drawn again, or only the rows from `_stay` on if it is set."""
-        if not regions and self._stay is not None:
-            rows = max(self._tops[-1] + self.BELOW, self.size.height) - self._stay
-            regions = (Region(0, self._stay, max(self._width, 1), max(rows, 1)),)
-        elif not regions:
+    def refresh(self, *regions: Region, repaint: bool = True, layout: bool = False, recompose: bool = False) -> Any:
+        """Draw again. Without regions, no drawn row is kept."""
+        if repaint and not regions:
             self._drawn.clear()
-        super()._set_dirty(*regions)
-
-    def _size_updated(self, size: Size, *others: Any, **named: Any) -> bool:
-        """Keep the drawn rows if only the height changes."""
-        if size.width == self._size.width and self._size.height:
-            self._stay = min(size.height, self._size.height)
-        try:
-            return super()._size_updated(size, *others, **named)
-        finally:
-            self._stay = None
+        return super().refresh(*regions, repaint=repaint, layout=layout, recompose=recompose)
 
     def notify_style_update(self) -> None:
         """Draw everything in the new colours."""
@@ -154,7 +124,7 @@ class BlockView(Widget):
         for one in self.get_line_filters():
             strips = [strip.apply_filter(one, background) for strip in strips]
         hover = self.hover_style
-        if hover._link_id and hover._meta and "@click" in hover.meta and (style := self.link_style_hover):
+        if hover.link_id and "@click" in hover.meta and (style := self.link_style_hover):
             strips = [strip.style_links(hover.link_id, style) for strip in strips]
         if crop.column_span != (0, width):
             strips = [strip.crop(*crop.column_span) for strip in strips]
@@ -216,7 +186,7 @@ class BlockView(Widget):
                 column += sum(segment.cell_length for segment in line)
         return drawn
 
-    def _text(self, number: int, start: int, end: int, base: Style) -> Sequence[Segment]:
+    def _text(self, number: int, start: int, end: int, base: Style) -> list[Segment]:
         """Return the text of a block from `start` to `end`, with its styles, search matches and selection."""
         block = self._blocks[number]
         text = block.text[start:end]
@@ -232,11 +202,17 @@ class BlockView(Widget):
             if last > 0 and first < len(text):
                 style = Style.from_styles(self.screen.get_component_styles("screen--selection"))
                 spans.append(Span(max(first, 0), min(last, len(text)), style))
-        drawn = _FormattedLine(self._get_style, Content(text, spans), end - start, x=column, y=line)
-        strip = Strip(*drawn.to_strip(base))
-        if not self.screen._selecting:
-            strip = strip._apply_link_style(self.link_style)
-        return list(strip)
+        drawn = []
+        for piece, style in Content(text, spans).render(base, end=""):
+            drawn.append(Segment(piece, (base + style).rich_style_with_offset(column, line)))
+            column += len(piece)
+        if any(run.href for run in block.runs_in(start, end)):
+            links = self.link_style
+            drawn = [
+                Segment(piece, style + links if style is not None and "@click" in style.meta else style)
+                for piece, style, _ in drawn
+            ]
+        return drawn
 
     def _spans(self, block: Block, start: int, end: int) -> Iterator[Span]:
         """Yield the styles of a block's text from `start` to `end`, as spans that count from `start`."""
@@ -253,10 +229,10 @@ class BlockView(Widget):
                 )
             return
         if block.kind == "table" and block.cells and start < (block.cells[0][-1][1] if block.cells[0] else 0):
-            yield Span(0, end - start, ".header")
+            yield Span(0, end - start, self.get_visual_style("header", partial=True))
         for run in block.runs_in(start, end):
             for mark in run.marks:
-                yield Span(run.start - start, run.end - start, f".{mark}")
+                yield Span(run.start - start, run.end - start, self.get_visual_style(mark, partial=True))
             if run.href:
                 action = Style.from_meta({"@click": f"link({run.href!r})"})
                 yield Span(run.start - start, run.end - start, action)

@@ -1,8 +1,8 @@
-"""Code whose lines are longer than the screen is wide: they go on below their own beginning, a little further in."""
+"""Where lines that are longer than the screen is wide are cut. Code goes on below its own beginning, further in."""
 
 import re
 
-from rich.cells import get_character_cell_size
+from rich.cells import cell_len, get_character_cell_size
 
 FURTHER = 2  # columns
 
@@ -17,16 +17,26 @@ def indent_of(text: str, at: int) -> int:
     return blanks.end() - begin + FURTHER
 
 
-def cuts(line: str, first: int, later: int) -> list[int]:
-    """Where the line is cut so that it has at most `first` columns and then `later` ones: behind a blank if it can."""
+def cuts(line: str, first: int, later: int, *, halves: bool = False) -> list[int]:
+    """Return where the line is cut so that it has at most `first` columns and then `later` ones.
+
+    It is cut after a blank, if there is one; with `halves`, only in the second half of a row.
+    Blanks at the end of a row are not counted, unless with `halves`.
+    """
     found: list[int] = []
     start, room = 0, first
     single = line.isascii()
+    if not single and cell_len(line) <= first:
+        return found
     while start < len(line):
         end = min(start + max(room, 1), len(line)) if single else _fitting(line, start, max(room, 1))
-        if end < len(line):
-            blank = line.rfind(" ", start + (end - start) // 2, end)
+        if not halves and end < len(line) and line[end] == " ":
+            blanks = _BLANKS.match(line, end)
+            end = blanks.end() if blanks is not None else end
+        elif end < len(line):
+            blank = line.rfind(" ", start + (end - start) // 2 * halves, end)
             end = blank + 1 if blank > 0 and line[start:blank].strip() else end
+        if end < len(line):
             found.append(end)
         start, room = end, later
     return found

@@ -10,7 +10,7 @@ from textual.message import Message
 
 from localspec.config import Settings
 from localspec.errors import DoesNotFit, LocalspecError, first_line
-from localspec_tui import messages, preload_torch
+from localspec_tui import messages
 
 NICENESS = 10  # the reply under way goes first
 
@@ -88,8 +88,6 @@ class FetchThread(threading.Thread):
                     case Fetched(notices):
                         for sentence in notices:
                             self._post(messages.Noticed(sentence))
-                        if planned is not None and any(part.heads or part.whole for part in planned.plan.parts):
-                            preload_torch.load()  # which makes a drafter of them
                     case NotConverted(heads, model):
                         which = f"{model}, which is not here" if model else "a model that they do not name"
                         self._post(messages.Noticed(f"The heads of {heads} are for {which}."))

@@ -1,6 +1,7 @@
 """Other keys for what the chat does: the `keymap` of the settings, checked and as Textual takes it."""
 
 import string
+import unicodedata
 from collections.abc import Iterable, Iterator
 from functools import cache
 from importlib import import_module
@@ -9,7 +10,7 @@ from typing import Any, NamedTuple
 
 from textual.app import App
 from textual.binding import Binding
-from textual.keys import KEY_TO_UNICODE_NAME, Keys, _character_to_key
+from textual.keys import KEY_NAME_REPLACEMENTS, KEY_TO_UNICODE_NAME, Keys
 
 from localspec.config import Settings, nearest
 from localspec.errors import UsageMistake
@@ -39,14 +40,24 @@ PALETTE = Bound(None, "palette", (App.COMMAND_PALETTE_BINDING,), CHAT[0])
 
 def shown(app: App[Any], binding: Binding) -> str:
     """The keys of a binding as a person reads them: the user's, where there are other ones than ours."""
-    keys = app._keymap.get(binding.id or "", binding.key).split(",")
+    keys = keys_of(app, binding)
     return ", ".join("+".join(SHOWN.get(part, part) for part in key.split("+")) for key in keys)
+
+
+def keys_of(app: App[Any], binding: Binding) -> list[str]:
+    """Return the keys of a binding as Textual calls them."""
+    return _chosen(app).get(binding.id or "", binding.key).split(",")
 
 
 def key(app: App[Any], name: str) -> str:
     """The same of what is called so in the chat, for a sentence: one key."""
-    own = app._keymap.get(name) or _defaults()[name]
+    own = _chosen(app).get(name) or _defaults()[name]
     return shown(app, Binding(own.partition(",")[0], ""))
+
+
+def _chosen(app: App[Any]) -> dict[str, str]:
+    """Return the keys of the user; an application other than the chat has none."""
+    return getattr(app, "chosen_keys", {})
 
 
 @cache
@@ -103,7 +114,7 @@ def _checked(key: str, name: str, origin: str, printable: bool) -> str:
     """The key as Textual calls it."""
     *modifiers, base = _parts(key.strip())
     base = SHORT.get(base.lower(), base.lower() if len(base) > 1 or modifiers else base)
-    base = _character_to_key(base) if len(base) == 1 else base
+    base = _key_of(base) if len(base) == 1 else base
     modifiers = sorted({modifier.lower() for modifier in modifiers})
     if not {*modifiers} <= {*MODIFIERS} or not (len(base) == 1 or base in _names()):
         shown = key.strip()[:40]
@@ -122,15 +133,22 @@ def _parts(key: str) -> list[str]:
 
 def _is_printable(key: str) -> bool:
     *modifiers, base = key.split("+")
-    typed = len(base) == 1 or base == "space" or base in map(_character_to_key, string.punctuation)
+    typed = len(base) == 1 or base == "space" or base in map(_key_of, string.punctuation)
     return typed and not {*modifiers} - {"shift"}
+
+
+def _key_of(character: str) -> str:
+    """Return what Textual calls the key of a character."""
+    name = character if character.isalnum() else unicodedata.name(character, character).lower()
+    name = name.replace("-", "_").replace(" ", "_") if len(name) > 1 else name
+    return KEY_NAME_REPLACEMENTS.get(name, name)
 
 
 @cache
 def _names() -> frozenset[str]:
     """Of keys that have one."""
     named = {key.value.rpartition("+")[2] for key in Keys if not key.value.startswith("<") and "-" not in key.value}
-    return frozenset({*named, *KEY_TO_UNICODE_NAME, *map(_character_to_key, string.punctuation), "space", "tab"})
+    return frozenset({*named, *KEY_TO_UNICODE_NAME, *map(_key_of, string.punctuation), "space", "tab"})
 
 
 def _modules() -> Iterator[str]:

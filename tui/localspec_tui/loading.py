@@ -13,7 +13,7 @@ from localspec.chat.thinking import State, state, why_empty
 from localspec.config import Settings
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.events import Reporter
-from localspec_tui import messages, preload_torch
+from localspec_tui import messages
 from localspec_tui.messages import Outlet
 from localspec_tui.reply_buffer import ReplyBuffer
 
@@ -77,7 +77,6 @@ def _load_here(
 
     if gpu_expected():
         progress("importing torch")
-        preload_torch.load()
     from localspec import Engine
 
     progress(f"loading {card.name}")

@@ -1,36 +1,66 @@
-"""An application that a shell can stop, and let go on: `kill -TSTP`, `kill -STOP`, `fg`, `bg`."""
+"""An application that a shell can stop and continue, and the driver that reads its terminal."""
 
+import asyncio
+import codecs
 import os
+import select
 import signal
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, cast
 
 from textual.app import App
 from textual.driver import Driver
 
-# Of a SIGTSTP and a SIGCONT within so many seconds nobody can tell which came first (Python calls their handlers by
-# their numbers, and two threads may take one each): going on is safe, for who is stopped must wait for another SIGCONT.
-AT_ONCE = 0.01
+from localspec.text import PasteFilter
+
+# What undoes all that Textual asks of a terminal: pastes, wrapping, sizes, mouse, keyboard, screen, cursor, focus.
+_UNDONE = (
+    "\x1b[?2004l\x1b[?7h\x1b[?2048l\x1b[?1000l\x1b[?1003l\x1b[?1015l\x1b[?1006l\x1b[<u\x1b[?1049l\x1b[?25h\x1b[?1004l"
+)
+
+# Of a SIGTSTP and a SIGCONT within so many seconds, Python may call the handlers in either order. Continuing is safe.
+TOGETHER = 0.01
 
 
 class StoppableApp(App[None]):
-    """Stops, and goes on, between two callbacks of its event loop.
+    """An application that stops and continues between two callbacks of its event loop.
 
-    Textual's own handlers act at once: in the middle of a write they wait for ever for the lock of what they
-    interrupted, and after a stop that they did not see (SIGSTOP) they begin a second time.
+    Textual's own handlers act at once. In the middle of a write, they wait forever for the lock that the write holds.
+    After SIGSTOP, which they cannot see, SIGCONT lets them start a second time.
     """
 
-    _lent = False  # the terminal is, to a program that was started
-    _has_terminal = False
-    _to_stop = _to_go_on = False  # what was asked for and not yet done
-    _went_on = -1.0  # when it was last let, in seconds of the monotonic clock
+    driver: "TerminalDriver | None" = None  # none without a terminal, as in a tab of a browser
+    event_loop: asyncio.AbstractEventLoop | None = None
+    meant: Callable[[str], str] = staticmethod(lambda typed: typed)  # translates what is typed
+    _lent = False  # whether another program has the terminal
+    _served = False  # whether signals are served now
+    _to_stop = _to_continue = False
+    _continued_at = -TOGETHER
 
     def get_driver_class(self) -> type[Driver]:
         found = super().get_driver_class()
-        return StoppableDriver if sys.platform != "win32" and found is LinuxDriver else found
+        return TerminalDriver if sys.platform != "win32" and found is LinuxDriver else found
+
+    def soon(self, call: Callable[[], object]) -> None:
+        """Call this between two callbacks of the event loop. Safe on any thread and in handlers of signals."""
+        if self.event_loop is not None:
+            with suppress(RuntimeError):  # the loop is closed
+                self.event_loop.call_soon_threadsafe(call)
+
+    def on_load(self) -> None:
+        self.event_loop = asyncio.get_running_loop()
+
+    def on_mount(self) -> None:
+        """Serve the signals that came until now, and all later ones."""
+        self._served = True
+        self._serve()
+
+    def on_unmount(self) -> None:
+        self._served = False
 
     @contextmanager
     def suspend(self) -> Iterator[None]:
@@ -42,56 +72,34 @@ class StoppableApp(App[None]):
         finally:
             self._lent = False
 
-    def give_terminal_back(self) -> None:
-        """On another thread, where the event loop is too busy to end; nothing may be drawn after it."""
-        if sys.platform != "win32" and isinstance(self._driver, StoppableDriver):
-            self._driver.give_back()
-
-    def serve_stops(self) -> None:
-        """To be called once it has the terminal; what was asked for before is done then."""
-        if sys.platform != "win32" and isinstance(self._driver, StoppableDriver):
-            self._has_terminal = True
-            self._between_two()
-
     def asked_to_stop(self) -> None:
-        """From the handler of a signal."""
-        if time.monotonic() - self._went_on < AT_ONCE:
+        """Stop soon; at once while another program has the terminal, because a shell waits for both."""
+        if time.monotonic() - self._continued_at < TOGETHER:
             return
-        if self._lent:  # a shell waits for all that have its terminal
-            self._to_stop = False
+        self._to_stop = not self._lent
+        if self._lent:
             os.kill(os.getpid(), signal.SIGSTOP)
-        else:
-            self._to_stop = True
-            self._soon()
+        self.soon(self._serve)
 
-    def let_go_on(self) -> None:
-        """From the handler of a signal; whoever had stopped it, if anybody had."""
-        self._to_stop = False
-        self._went_on = time.monotonic()
-        if not self._lent:  # else whoever lent it takes it back
-            self._to_go_on = True
-            self._soon()
+    def asked_to_continue(self) -> None:
+        """Continue after a stop. While another program has the terminal, it is taken back later."""
+        self._to_stop, self._to_continue, self._continued_at = False, not self._lent, time.monotonic()
+        self.soon(self._serve)
 
-    def _soon(self) -> None:
-        if self._loop is not None:
-            with suppress(RuntimeError):  # it is ending already
-                self._loop.call_soon_threadsafe(self._between_two)
-
-    def _between_two(self) -> None:
-        if not self._has_terminal or self._exit:
+    def _serve(self) -> None:
+        if self.driver is None or not self._served:
             return
-        go_on, self._to_go_on = self._to_go_on, False
+        to_continue, self._to_continue = self._to_continue, False
         if self._to_stop:
             with super().suspend():
-                if self._to_stop:  # still
+                if self._to_stop:  # else it was continued meanwhile
                     self._to_stop = False
                     os.kill(os.getpid(), signal.SIGSTOP)
-        elif go_on:
-            if cast(StoppableDriver, self._driver).gets_keys():
-                self.refresh(layout=True)  # all of it; to take the terminal anew would lose what is typed or pasted
-            else:
-                with self.suspend():  # a shell has changed its modes
-                    pass
+        elif to_continue and self.driver.gets_keys():
+            self.refresh(layout=True)  # suspending would lose what is typed or pasted
+        elif to_continue:
+            with self.suspend():  # a shell has changed the terminal's modes
+                pass
 
 
 if sys.platform != "win32":
@@ -99,32 +107,63 @@ if sys.platform != "win32":
 
     from textual.drivers.linux_driver import LinuxDriver
 
-    class StoppableDriver(LinuxDriver):
-        """Textual's own, from whose first moment on signals are the application's to serve."""
+    class TerminalDriver(LinuxDriver):
+        """Textual's own driver, except that signals are the application's and that what is typed is filtered."""
 
-        def _sigtstp_application(self, *_: Any) -> None:
-            cast(StoppableApp, self._app).asked_to_stop()
+        def __init__(self, app: App[Any], **how: Any) -> None:
+            super().__init__(app, **how)
+            self.terminal = self.fileno
+            self.application = cast(StoppableApp, app)
+            self.application.driver = self
+            signal.signal(signal.SIGTSTP, lambda *_: self.application.asked_to_stop())
+            signal.signal(signal.SIGCONT, lambda *_: self.application.asked_to_continue())
 
-        def _sigcont_application(self, *_: Any) -> None:
-            cast(StoppableApp, self._app).let_go_on()
+        def run_input_thread(self) -> None:
+            """Let Textual read a pipe, to which another thread writes what it may read of what the terminal sends."""
+            keys, written = os.pipe()
+            ended, end = os.pipe()
+            thread = threading.Thread(target=self._filter, args=(written, ended), name="keys", daemon=True)
+            thread.start()
+            self.fileno = keys
+            try:
+                super().run_input_thread()
+            finally:
+                self.fileno = self.terminal
+                os.close(end)
+                os.close(keys)
+                thread.join()
+                os.close(ended)
+
+        def _filter(self, written: int, ended: int) -> None:
+            """Copy from the terminal to `written`, until `ended` is closed or the terminal is."""
+            decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+            pastes = PasteFilter()
+            with open(written, "wb", buffering=0) as keys:
+                while ended not in select.select([self.terminal, ended], [], [])[0]:
+                    try:
+                        data = os.read(self.terminal, 4096)
+                    except OSError:
+                        data = b""
+                    if not data:
+                        self.application.soon(self.application.panic)
+                        select.select([ended], [], [])
+                        return
+                    with suppress(OSError):  # Textual has stopped reading
+                        keys.write(self.application.meant(pastes.read(decode(data))).encode())
 
         def give_back(self) -> None:
-            """Leave the terminal as it was. The way of Textual needs the main thread, which is busy here."""
-            self._disable_bracketed_paste()
-            self._enable_line_wrap()
-            self._disable_in_band_window_resize()
-            self._disable_mouse_support()
+            """Leave the terminal as it was. Textual's own way needs the main thread, which is busy here."""
             if self.attrs_before is not None:
                 with suppress(termios.error):
-                    termios.tcsetattr(self.fileno, termios.TCSANOW, self.attrs_before)
-            self.write("\x1b[<u\x1b[?1049l\x1b[?25h\x1b[?1004l")
+                    termios.tcsetattr(self.terminal, termios.TCSANOW, self.attrs_before)
+            self.write(_UNDONE)
             self.flush()
             self.close()
 
         def gets_keys(self) -> bool:
-            """Whether keys come one by one, and to this program: no shell has the terminal, or had it meanwhile."""
+            """Return whether the terminal sends each key, and to this program instead of a shell."""
             try:
-                by_lines = termios.tcgetattr(self.fileno)[3] & termios.ICANON
-                return not by_lines and os.tcgetpgrp(self.fileno) == os.getpgrp()
+                by_lines = termios.tcgetattr(self.terminal)[3] & termios.ICANON
+                return not by_lines and os.tcgetpgrp(self.terminal) == os.getpgrp()
             except (termios.error, OSError):
                 return False

@@ -1,7 +1,8 @@
 """A tab of a browser in the place of a terminal: pipes to `localspec serve --ui`, which has it open."""
 
-from typing import cast
+from typing import Any, cast
 
+from textual.app import App
 from textual.drivers.web_driver import WebDriver
 
 from localspec_tui.app import ChatApp
@@ -11,8 +12,12 @@ from localspec_tui.terminal import HANGUP
 class TabDriver(WebDriver):
     """Textual's own for browsers; it also ends the chat where the tab or the server is gone."""
 
+    def __init__(self, app: App[Any], **how: Any) -> None:
+        super().__init__(app, **how)
+        self.application = cast(ChatApp, app)
+
     def run_input_thread(self) -> None:
-        """Reads keys until there is nobody who could send any."""
+        """Read keys until nobody can send any."""
         super().run_input_thread()
         if not self.exit_event.is_set():
-            cast(ChatApp, self._app).leave(HANGUP)
+            self.application.leave(HANGUP)

@@ -1,6 +1,5 @@
 """Protects the terminal: redirects the output of libraries, handles signals, and restores it when the chat ends."""
 
-import codecs
 import io
 import os
 import signal
@@ -8,34 +7,19 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from enum import Enum
-from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
-from textual._ansi_sequences import ANSI_SEQUENCES_KEYS
-
 from localspec import marks
 from localspec.paths import private_directory
-from localspec_tui import paste
 
 HANGUP = 129  # exit code of a program whose terminal was closed (128 + SIGHUP)
 LOG_BYTES = 1_000_000  # a larger log is emptied at the next start
 QUIET = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 
 
-class _Key(Enum):
-    ALT_ENTER = "alt+enter"
-
-
-# Most terminals send these for Alt+Enter. Textual would read Escape and Enter, and send an unfinished prompt.
-SEQUENCES = {"\x1b\r": (_Key.ALT_ENTER,), "\x1b\n": (_Key.ALT_ENTER,)}
-
-
-def prepare(meant: Callable[[str], str] = lambda typed: typed) -> None:
-    """Set up what must be in place before Textual replaces standard error. `meant` translates what is typed."""
-    ANSI_SEQUENCES_KEYS.update(SEQUENCES)  # type: ignore[attr-defined]  # a dict, declared as less
-    paste.install(meant)
+def prepare() -> None:
+    """Set up what must be in place before Textual replaces standard error."""
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     if os.name == "posix":
@@ -44,15 +28,6 @@ def prepare(meant: Callable[[str], str] = lambda typed: typed) -> None:
         from multiprocessing import resource_tracker
 
         resource_tracker.ensure_running()
-
-        from textual.drivers import linux_driver
-
-        linux_driver.getincrementaldecoder = _lenient  # type: ignore[attr-defined, assignment]
-
-
-def _lenient(encoding: str) -> Callable[[], codecs.IncrementalDecoder]:
-    """Return a decoder that replaces invalid bytes. An error would end the thread that reads keys."""
-    return partial(codecs.getincrementaldecoder(encoding), errors="replace")
 
 
 class _Terminal(io.TextIOWrapper):

@@ -80,7 +80,7 @@ class Turns:
             self._engine.ask(prompt)
             self._top.begin(prompt.typed)
             self._live.show("reading the prompt")
-            self._prompt.blinks = False
+            self._prompt.cursor_blink = False  # each blink is one more picture
             self._pace.begin()
             self._follow_after(self._pace.period)
             await self._conversation.add_prompt(prompt, self._engine.traces[-1])
@@ -149,7 +149,7 @@ class Turns:
     async def end(self, ended: messages.ReplyEnded) -> None:
         """Show the whole reply, or give the prompt back if none came, and send the next prompt."""
         prompt, turn = self._outbox.end(), ended.turn
-        self._stopping, self._prompt.blinks = False, True
+        self._stopping, self._prompt.cursor_blink = False, True
         self._engine.buffer.take()
         self._top.answered(turn is not None)
         if ended.same and turn is not None:

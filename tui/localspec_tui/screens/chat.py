@@ -188,7 +188,7 @@ class ChatScreen(Steady, Screen[None]):
 
     def is_for_prompt(self, key: str) -> bool:
         """Return whether a key does something in the prompt."""
-        return key in self._prompt._bindings.key_to_bindings
+        return key in self._prompt.own_keys
 
     async def _save_draft(self) -> None:
         await self.draft.save()

@@ -1,6 +1,6 @@
 """Which conversation goes on: a new one, or one of the history; and what it is called."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from textual.screen import Screen
 
@@ -14,6 +14,7 @@ from localspec_tui.widgets.status_line import TopLine
 
 if TYPE_CHECKING:
     from localspec.store.history import History
+    from localspec_tui.app import ChatApp
 
 
 class ConversationChoice:
@@ -74,7 +75,7 @@ class ConversationChoice:
 
     def notify_of_branch(self, branched: messages.Branched) -> None:
         """Notify once where the turns before a branch are, while no other notification is shown."""
-        if self._branch_noticed or self._screen.app._notifications:
+        if self._branch_noticed or cast("ChatApp", self._screen.app).toasts:
             return
         self._branch_noticed = True
         where = f"conversation {branched.conversation} ({keymap.key(self._screen.app, 'chat.resume')})"

@@ -1,12 +1,12 @@
 """The palette of commands, found by their words, and for keys that come faster than it is drawn."""
 
-from contextlib import suppress
+from typing import Any
 
+from textual import on
 from textual.app import ComposeResult
 from textual.command import CommandInput, CommandPalette, Hit, Hits
 from textual.content import Content
 from textual.events import Mount
-from textual.message import Message
 from textual.system_commands import SystemCommandsProvider
 from textual.widgets import Input, OptionList
 
@@ -65,23 +65,31 @@ class _Words(KeysInOrder, CommandInput):
 
 
 class Palette(ClosesOnce, CommandPalette):
-    """Textual's own would end the chat when Enter comes twice, or a key for its list before that has lines.
+    """Textual's own palette would end the chat when Enter comes twice, or a key for its list before that has lines.
 
     So would letters that arrive when it is closed: they begin a search, in a list that is gone. And so would Escape
     that comes before it is there.
     """
 
+    def __init__(self, *, placeholder: str = "Search for commands…", **how: Any) -> None:
+        super().__init__(placeholder=placeholder, **how)
+        self._words = placeholder
+
     def compose(self) -> ComposeResult:
         for widget in super().compose():
             own = isinstance(widget, CommandInput)
-            yield _Words(placeholder=self._placeholder, select_on_focus=False) if own else widget
+            yield _Words(placeholder=self._words, select_on_focus=False) if own else widget
 
-    async def _on_message(self, message: Message) -> None:
-        chosen = isinstance(message, OptionList.OptionSelected) and not self.is_active
-        late = isinstance(message, Input.Changed | Mount) and self not in self.app.screen_stack
-        if not (chosen or late):
-            await super()._on_message(message)
+    @on(Input.Changed)
+    def _ignore_late_letters(self, event: Input.Changed) -> None:
+        if self not in self.app.screen_stack:
+            event.prevent_default()
 
-    def _action_command_list(self, action: str) -> None:
-        with suppress(KeyError):
-            super()._action_command_list(action)
+    @on(OptionList.OptionSelected)
+    def _ignore_second_choice(self, event: OptionList.OptionSelected) -> None:
+        if not self.is_active:
+            event.prevent_default()
+
+    def on_mount(self, event: Mount) -> None:
+        if self not in self.app.screen_stack:
+            event.prevent_default()

@@ -4,12 +4,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 
 from textual.await_complete import AwaitComplete
-from textual.scrollbar import ScrollBar
+from textual.geometry import Size
 from textual.widget import Widget
 
 from localspec.chat.attachments import Written, written_in
 from localspec_tui.widgets.found_word import mark_words
-from localspec_tui.widgets.lean_scroll_bar import LeanScrollBar
 from localspec_tui.widgets.message_view import MessageView, NoticeView
 from localspec_tui.widgets.mounted_turns import Exchange, MountedTurns, import_replies
 
@@ -33,14 +32,8 @@ class ConversationView(MountedTurns):
         self.found: MessageView | None = None  # what was looked for
         self._unmark_words: Callable[[], None] = lambda: None
         self._growing: ReplyView | None = None
+        self._reads_above = False  # whether one has scrolled up from the end
         self._left_at: tuple[Widget, int] | None = None  # the last, and its lines to the end, when one left that
-
-    @property
-    def vertical_scrollbar(self) -> ScrollBar:
-        if self._vertical_scrollbar is None:
-            self._vertical_scrollbar = LeanScrollBar(self.scrollbar_size_vertical)
-            self.app._start_widget(self, self._vertical_scrollbar)
-        return self._vertical_scrollbar
 
     @property
     def growing(self) -> str:
@@ -107,14 +100,14 @@ class ConversationView(MountedTurns):
         super().watch_scroll_y(old_value, new_value)
         self._look_below()
 
-    def watch_virtual_size(self) -> None:
-        super().watch_virtual_size()
+    def watch_virtual_size(self, old: Size, new: Size) -> None:
+        super().watch_virtual_size(old, new)
         self._look_below()
 
     def _look_below(self) -> None:
         """Whoever follows is at the end, or will be with the next frame. What comes above the last is no news."""
-        following = self._anchored and not self._anchor_released
-        if following or self.is_vertical_scroll_end:
+        self._reads_above = self._reads_above and not self.is_vertical_scroll_end
+        if not self._reads_above:
             self._left_at = None
         elif self.children and (self._left_at is None or not self._left_at[0].is_attached):
             self._left_at = self.children[-1], self._to_the_end(self.children[-1])
@@ -123,10 +116,19 @@ class ConversationView(MountedTurns):
     def _to_the_end(self, view: Widget) -> int:
         return self.virtual_size.height - view.virtual_region.y
 
+    def anchor(self, anchor: bool = True) -> None:
+        """Follow the end."""
+        self._reads_above = False
+        super().anchor(anchor)
+
+    def release_anchor(self) -> None:
+        """Stay where one reads."""
+        self._reads_above = True
+        super().release_anchor()
+
     async def follow(self) -> None:
         """Goes to the end, and stays there."""
         await self._leave_sought()
-        self._anchor_released = False
         self.anchor()
 
     # -- what was looked for -------------------------------------------------------------------------------------------
@@ -176,10 +178,9 @@ class ConversationView(MountedTurns):
         return back_in_focus
 
     def _place(self) -> Callable[[], Awaitable[None]]:
-        following = self._anchored and not self._anchor_released
         shown = (one for one in self._every if any(view.virtual_region.bottom > self.scroll_y for view in one.views))
         first = next(shown, None)
-        if first is None or following or self.is_vertical_scroll_end:
+        if first is None or not self._reads_above or self.is_vertical_scroll_end:
             return self.follow
         below = first.views[0].virtual_region.y - self.scroll_y
 

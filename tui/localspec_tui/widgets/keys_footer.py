@@ -1,15 +1,15 @@
 """The line of keys at the bottom."""
 
 from bisect import bisect_right
+from collections.abc import Iterator
 from itertools import accumulate
+from typing import Any
 
 from rich.cells import cell_len
 from textual import events
 from textual.app import ComposeResult
-from textual.binding import Binding
 from textual.screen import Screen
 from textual.widgets import Footer
-from textual.widgets._footer import FooterKey
 
 AROUND = 3  # blanks of one key
 SHOW_KEYS = {"keys", "all_keys"}  # in the chat, and above it
@@ -24,10 +24,11 @@ class KeysFooter(Footer):
     """
 
     _shown: object = None  # what it was last composed of
+    _is_ready = False  # whether the bindings are known
 
     def compose(self) -> ComposeResult:
         self._shown = self._known()
-        all_of_them = (key for key in super().compose() if isinstance(key, FooterKey))
+        all_of_them: Iterator[Any] = (key for key in super().compose() if _action(key))
         keys = sorted(all_of_them, key=lambda key: rank(self.screen, key))
         palette = [key for key in keys if key.has_class("-command-palette")]
         help_keys = [key for key in keys if _action(key) in SHOW_KEYS]
@@ -40,22 +41,22 @@ class KeysFooter(Footer):
         """All that it is composed of."""
         bindings = self.screen.active_bindings.values()
         keys = [(one.binding, one.enabled, one.tooltip) for one in bindings if one.binding.show]
-        return self._bindings_ready, self.app.size.width, keys
+        return self._is_ready, self.app.size.width, keys
 
     def bindings_changed(self, screen: Screen[object]) -> None:
-        self._bindings_ready = True
-        if screen.app.app_focus and self.is_attached and screen is self.screen:
-            self.call_after_refresh(self._keep_up)
+        self._is_ready = True
+        super().bindings_changed(screen)
 
     def on_resize(self, _: events.Resize) -> None:
-        self.call_after_refresh(self._keep_up)
+        self.call_after_refresh(self.recompose)
 
-    async def _keep_up(self) -> None:
+    async def recompose(self) -> None:
+        """Make the keys again, if they have changed."""
         if self.is_attached and self._known() != self._shown:
-            await self.recompose()
+            await super().recompose()
 
 
-def rank(screen: Screen[object], key: FooterKey | Binding) -> int:
+def rank(screen: Screen[object], key: object) -> int:
     """What has the focus, then the screen in its own order, also where the user gave other keys, then the rest."""
     own, rest = ([*map(_action, owner.BINDINGS)] for owner in (screen, screen.app))
     action = _action(key)
@@ -66,5 +67,5 @@ def _action(key: object) -> str:
     return str(getattr(key, "action", "")).removeprefix("app.")
 
 
-def _width(key: FooterKey) -> int:
+def _width(key: Any) -> int:
     return cell_len(key.key_display) + cell_len(key.description) + AROUND

@@ -3,29 +3,9 @@
 from typing import Any
 
 from textual import events
-from textual.message_pump import MessagePump
 from textual.widgets import Input
 
 from localspec_tui.widgets.graphemes import after, before
-
-LETTERS = "letters"  # the name of a key event that holds several letters
-
-
-def take_waiting(event: events.Key, pump: MessagePump) -> None:
-    """Merge a letter and the letters waiting after it into one event, which is fast for an unmarked paste."""
-    if not _is_letter(event):
-        return
-    letters = []
-    while isinstance(key := pump._peek_message(), events.Key) and _is_letter(key):
-        pump._pending_message = None
-        letters.append(key.character or "")
-    if letters:
-        event.key, event.character = LETTERS, "".join([event.character or "", *letters])
-
-
-def _is_letter(key: events.Key) -> bool:
-    """Return whether a key inserts a character."""
-    return key.is_printable and "+" not in key.key
 
 
 class KeysInOrder:
@@ -34,8 +14,7 @@ class KeysInOrder:
     Textual would pass a binding up to the application, and letters typed after it would act first.
     """
 
-    async def _on_key(self: Any, event: events.Key) -> None:
-        take_waiting(event, self)
+    async def on_key(self: Any, event: events.Key) -> None:
         field = self.screen.focused
         focus_moved = field is not self and isinstance(field, KeysInOrder)  # by a prior key
         if focus_moved:

@@ -7,9 +7,10 @@ from textual.widgets import Static
 from localspec.chat.attachments import Written
 from localspec.text import safe
 from localspec_tui.block_view import PlainText
+from localspec_tui.laid_out_once import LaidOutOnce
 
 
-class MessageView(Vertical, can_focus=True):
+class MessageView(LaidOutOnce, Vertical, can_focus=True):
     """A prompt or a reply. alt+up and alt+down go from one to the next, a click to any; one still types a prompt."""
 
     def __init__(self, source: str) -> None:

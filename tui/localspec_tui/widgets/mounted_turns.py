@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 from textual import work
 from textual.await_complete import AwaitComplete
 from textual.containers import VerticalScroll
-from textual.geometry import Region
+from textual.geometry import Region, Size
 from textual.widget import Widget
 from textual.widgets import Static
 
 from localspec.chat.attachments import Written
 from localspec.chat.figures import memory_begins
 from localspec.quantities import counted
+from localspec_tui.laid_out_once import LaidOutOnce
 from localspec_tui.widgets.message_view import PromptView
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ async def import_replies() -> None:
     await asyncio.to_thread(import_module, "localspec_tui.widgets.reply_view")
 
 
-class MountedTurns(VerticalScroll, can_focus=False):
+class MountedTurns(LaidOutOnce, VerticalScroll, can_focus=False):
     """The turns, the newest below. Older ones come when one scrolls to where they belong."""
 
     def __init__(self) -> None:
@@ -70,6 +71,7 @@ class MountedTurns(VerticalScroll, can_focus=False):
         self._exchanges: list[Exchange] = []  # mounted, to the newest
         self._gap: Static | None = None  # stands for those between; they come when it is seen
         self._fetching = False
+        self._size_before = Size(0, 0)
 
     @property
     def _every(self) -> list[Exchange]:
@@ -124,7 +126,10 @@ class MountedTurns(VerticalScroll, can_focus=False):
             self.fetch_older()
         self._look_at_gap()
 
-    def watch_virtual_size(self) -> None:
+    def watch_virtual_size(self, old: Size, new: Size) -> None:
+        super().watch_virtual_size(old, new)
+        if self.size != self._size_before:  # Textual has found the end for the size before, and must look again
+            self._has_grown, self._size_before = False, self.size
         self._look_at_gap()
 
     async def _show_memory(self) -> None:

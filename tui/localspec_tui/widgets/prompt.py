@@ -11,6 +11,7 @@ from textual.message import Message
 from textual.widgets import TextArea
 
 from localspec.chat.completion import is_whole
+from localspec_tui import keymap
 from localspec_tui.widgets.keys_in_order import KeysInOrder
 from localspec_tui.widgets.suggestions import Suggestions
 from localspec_tui.widgets.typed_text import TypedText
@@ -72,15 +73,15 @@ class Prompt(KeysInOrder, TypedText, inherit_bindings=False):
         super().__init__(placeholder="Say something", compact=True, highlight_cursor_line=False)
         self._suggestions, self._starter = suggestions, starter
         self._chosen: tuple[str, str] | None = None  # a key, and the prompt that has just taken its place
-        self.blinks = True
         self._said: list[str] = []  # the oldest first
         self._at: int | None = None  # which of them is shown; None is what is being written
         self._draft = ""
 
-    def _toggle_cursor_blink_visible(self) -> None:
-        """Unless the cursor is to stay: while a reply is drawn, it would be as many pictures again."""
-        if self.blinks or not self._cursor_visible:
-            super()._toggle_cursor_blink_visible()
+    @property
+    def own_keys(self) -> set[str]:
+        """Return the keys that do something here, apart from letters."""
+        bindings = (one for one in self.BINDINGS if isinstance(one, Binding))
+        return {key for one in bindings for key in keymap.keys_of(self.app, one)}
 
     def remember(self, prompts: Sequence[str]) -> None:
         """Earlier prompts, the oldest first, for the arrow keys."""
@@ -166,7 +167,7 @@ class Prompt(KeysInOrder, TypedText, inherit_bindings=False):
             self.action_cursor_line_end()
 
     def action_break_line(self) -> None:
-        self._replace_via_keyboard("\n", *self.selection)
+        self.replace("\n", *self.selection, maintain_selection_offset=False)
 
     def action_delete_or_quit(self) -> None:
         if self.text:

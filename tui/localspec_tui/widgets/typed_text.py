@@ -7,7 +7,6 @@ from textual.widgets import TextArea
 
 from localspec.text import safe
 from localspec_tui.widgets.graphemes import after, before
-from localspec_tui.widgets.keys_in_order import take_waiting
 
 LONGEST = 1_000_000  # characters; each key costs time for all of them, and no model has a context for more
 
@@ -23,16 +22,9 @@ class TypedText(TextArea):
         self.load_text(safe(text))
         self.move_cursor(self.document.end)
 
-    async def _on_key(self, event: events.Key) -> None:
-        take_waiting(event, self)
-        if event.character is not None and len(event.character) > 1:
-            self._refuse_beyond_limit(event, event.character)
-
-    async def _on_paste(self, event: events.Paste) -> None:
-        self._refuse_beyond_limit(event, event.text)
-
-    def _refuse_beyond_limit(self, event: events.Event, text: str) -> None:
-        """Drop an event, with a notice, if its text would make the field longer than LONGEST."""
+    def on_paste(self, event: events.Paste) -> None:
+        """Drop a paste, with a notice, if it would make the field longer than LONGEST."""
+        text = event.text
         if len(text) + len(self.document.text) <= LONGEST:
             return
         event.stop()
@@ -63,7 +55,7 @@ class TypedText(TextArea):
         other = end_of(self.document.get_line(row), column)
         if self.read_only or not self.selection.is_empty or other == column:
             return False
-        self._delete_via_keyboard((row, column), (row, other))
+        self.delete((row, column), (row, other), maintain_selection_offset=False)
         return True
 
     def get_cursor_left_location(self) -> tuple[int, int]:

@@ -147,7 +147,7 @@ class XRayView(ScrollView, can_focus=True):
             self._layout.add(piece.text)
         if self.virtual_size != (size := Size(self._columns, ROWS * self._layout.height)):
             self.set_reactive(ScrollView.virtual_size, size)  # or the whole screen would be laid out
-            self._scroll_update(size)  # there is always a scrollbar
+            self.vertical_scrollbar.window_virtual_size = size.height  # there is always a scrollbar
         self.refresh(Region(0, ROWS * before - self.scroll_offset.y, self.size.width, self.size.height))
         if self._follows and self.pieces.all:
             self._put_cursor(len(self.pieces.all) - 1)
