@@ -256,7 +256,7 @@ ABOUT = json.dumps({"id": "org/name", "sha": "x", "siblings": []}).encode()
         ((301, {"Location": "http://127.0.0.1:9/"}, b""), "cannot be reached", 1),
         ((200, {"Content-Length": str(10**15), "Connection": "close"}, ABOUT), "broke off", 1),
         ((200, {"Content-Length": "x"}, ABOUT), "broke off", 1),
-        ((200, {"Content-Encoding": "gzip"}, ABOUT), matching("sends_compressed_what_asked"), 1),
+        ((200, {"Content-Encoding": "gzip"}, ABOUT), "broke off", 1),
         ((404, {}, b"<html>"), "no org/name", 3),
         ((404, {"X-Error-Message": "\x9b2J" + "x" * 9000}, b""), "no org/name", 3),
         ((403, {"X-Error-Message": "Access to this resource is disabled."}, b""), "disabled", 5),
