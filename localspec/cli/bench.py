@@ -12,7 +12,17 @@ from localspec import config
 from localspec.bench import plot, prompts, server_table, table
 from localspec.chat.start import chosen_model
 from localspec.cli.console import window
-from localspec.cli.options import Context, Device, Dtype, Model, Quantize, load_settings, no_effect, number
+from localspec.cli.options import (
+    Context,
+    Device,
+    Dtype,
+    Model,
+    Quantize,
+    load_settings,
+    no_effect,
+    number,
+    whole_number,
+)
 from localspec.cli.progress import Progress, tell
 from localspec.cli.server_bench import addresses, measured
 from localspec.cli.texts import file_named
@@ -50,10 +60,8 @@ def bench(
             help='JSONL, {"turns": ["…"]} or {"prompt": "…"}; or one a line.',
         ),
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, metavar="N", help="So many prompts, of all categories.")] = None,
-    max_tokens: Annotated[
-        int, typer.Option("--max-tokens", "-n", min=1, metavar="N", help="The longest reply, in tokens.")
-    ] = 128,
+    limit: Annotated[int | None, whole_number(help="So many prompts, of all categories.")] = None,
+    max_tokens: Annotated[int, whole_number("--max-tokens", "-n", help="The longest reply, in tokens.")] = 128,
     temperature: Annotated[float | None, number("--temperature", "--temp", help="0, the default, is greedy.")] = None,
     seed: Annotated[int | None, number("--seed", help="The same seed gives the same texts.")] = None,
     accept: Annotated[
@@ -64,7 +72,7 @@ def bench(
     device: Device = None,
     dtype: Dtype = None,
     quantize: Quantize = None,
-    repeat: Annotated[int, typer.Option(min=1, metavar="N", help="How often all prompts are asked.")] = 1,
+    repeat: Annotated[int, whole_number(help="How often all prompts are asked.")] = 1,
     peer: Annotated[
         list[str] | None,
         typer.Option("--peer", metavar="NAME", help="transformers or llama.cpp beside it; repeatable."),

@@ -8,7 +8,7 @@ import typer
 
 from localspec.chat.start import chosen_model
 from localspec.cli.interrupt import Interrupt
-from localspec.cli.options import Device, Dtype, Model, Quantize, load_settings, number
+from localspec.cli.options import Device, Dtype, Model, Quantize, load_settings, number, whole_number
 from localspec.cli.progress import Progress
 from localspec.errors import UsageMistake
 from localspec.quantities import duration
@@ -34,16 +34,14 @@ def distill(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="JSONL; replies that are there are kept.")
     ] = None,
-    max_tokens: Annotated[
-        int, typer.Option("--max-tokens", "-n", min=1, metavar="N", help="The longest reply, in tokens.")
-    ] = 512,
+    max_tokens: Annotated[int, whole_number("--max-tokens", "-n", help="The longest reply, in tokens.")] = 512,
     temperature: Annotated[float | None, number("--temperature", "--temp", help="0, the default, is greedy.")] = None,
     seed: Annotated[int | None, number("--seed", help="The same seed gives the same replies.")] = None,
     batch: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", help="So many prompts at once: 16 on a GPU; on a CPU one, without this."),
+        whole_number(help="So many prompts at once: 16 on a GPU; on a CPU one, without this."),
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, metavar="N", help="Only the first N prompts.")] = None,
+    limit: Annotated[int | None, whole_number(help="Only the first N prompts.")] = None,
     device: Device = None,
     dtype: Dtype = None,
     quantize: Quantize = None,

@@ -29,6 +29,21 @@ def number(*names: str, help: str) -> Any:  # noqa: A002
     return typer.Option(*names, parser=read, metavar="N", help=help)
 
 
+def whole_number(*names: str, help: str, metavar: str = "N", least: int = 1, most: int = 2**63 - 1) -> Any:  # noqa: A002
+    """Return an option whose value is a whole number in this range."""
+
+    def read(value: str | int) -> int:
+        limit = "a whole number"
+        with suppress(ValueError):
+            if least <= (number := int(value)) <= most:
+                return number
+            limit = f"{least} or more" if number < least else f"{most} or less"
+        shown = ascii(value) if limit == "a whole number" else value
+        raise typer.BadParameter(f"{shown} must be {limit}; give another value.")
+
+    return typer.Option(*names, parser=read, metavar=metavar, help=help)
+
+
 Model = Annotated[
     str | None, typer.Option("--model", "-m", help="A name, a directory in the Hugging Face layout, or a GGUF file.")
 ]

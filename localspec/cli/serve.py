@@ -23,6 +23,7 @@ from localspec.cli.options import (
     Threads,
     load_settings,
     number,
+    whole_number,
 )
 from localspec.cli.progress import Progress
 from localspec.environment import home
@@ -42,7 +43,8 @@ app = typer.Typer()
 def serve(
     model: Model = None,
     port: Annotated[
-        int | None, typer.Option("--port", metavar="N", help="Listen on this port of this machine, too; 0: a free one.")
+        int | None,
+        whole_number("--port", least=-(2**63), help="Listen on this port of this machine, too; 0: a free one."),
     ] = None,
     keep_alive: Annotated[
         str, typer.Option("--keep-alive", metavar="TIME", help="Models that rest for so long are let go: 30s, 10m, 2h.")
