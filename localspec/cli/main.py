@@ -83,9 +83,10 @@ class Commands(TyperGroup):
             ctx.fail(f"There is no command {cmd_name!r}{guess}; `localspec --help` lists them.")
         app = import_module(f"localspec.cli.{cmd_name}").app
         app.rich_markup_mode = None
-        command: Any = get_command(app)
+        command = get_command(app)
         for one in (command, *getattr(command, "commands", {}).values()):
-            one.params = [_without_pydantic(param) for param in one.params if not param.name.endswith("_completion")]
+            one.params = [param for param in one.params if not (param.name or "").endswith("_completion")]
+            _light(one)
         if isinstance(command, TyperGroup):
             command.no_args_is_help = False  # a whole page is no error message
         return command
@@ -93,6 +94,13 @@ class Commands(TyperGroup):
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
+
+
+def _light(command: Any) -> Any:
+    """Have a command read its parameters without Pydantic. Return the command."""
+    params = command.get_params
+    command.get_params = lambda ctx: list(map(_without_pydantic, params(ctx)))
+    return command
 
 
 def _without_pydantic(param: Any) -> Any:
@@ -177,7 +185,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    command = get_command(app)
+    command = _light(get_command(app))
     try:
         if "_LOCALSPEC_COMPLETE" in os.environ:
             command.main(prog_name="localspec")

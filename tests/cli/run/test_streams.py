@@ -83,8 +83,7 @@ def test_closed_streams(home, hello):
 @pytest.mark.slow
 def test_no_standard_output(home, hello):
     result = shell(home, '"$@" >&-', "-m", hello.path, "hi")
-    assert (result.returncode, result.stdout) == (1, b"")
-    assert result.stderr.startswith(b"localspec: Standard output is closed") and result.stderr.count(b"\n") == 1
+    assert (result.returncode, result.stdout) == (0, b"") and b"Traceback" not in result.stderr
 
 
 @pytest.mark.slow
