@@ -1,6 +1,7 @@
 """Options that several commands have."""
 
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -29,7 +30,7 @@ def number(*names: str, help: str) -> Any:  # noqa: A002
     return typer.Option(*names, parser=read, metavar="N", help=help)
 
 
-def whole_number(*names: str, help: str, metavar: str = "N", least: int = 1, most: int = 2**63 - 1) -> Any:  # noqa: A002
+def whole_number(*names: str, help: str, metavar: str = "N", least: int = 1, most: float = math.inf) -> Any:  # noqa: A002
     """Return an option whose value is a whole number in this range."""
 
     def read(value: str | int) -> int:

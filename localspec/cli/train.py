@@ -99,7 +99,7 @@ def train(
     rate: Annotated[
         float | None, typer.Option("--lr", metavar="N", help="The learning rate at its highest; 0.001.")
     ] = None,
-    seed: Annotated[int, whole_number(least=0, help="The same seed learns the same.")] = 0,
+    seed: Annotated[int, whole_number(least=0, most=2**63 - 1, help="The same seed learns the same.")] = 0,
     labels: Annotated[
         Literal["soft", "text"], typer.Option(help="The target's own distribution, or the tokens of the text.")
     ] = "soft",
