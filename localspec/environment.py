@@ -95,6 +95,19 @@ class HubPlaces:
     """Whether the user forbids any request."""
 
 
+_AROUND = " \t\r\n'\""  # what files of variables leave around a value
+_PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
+
+
+def network_variables(ending: str = "", environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the set variables that name proxies or certificates; with `_proxy`, those that name a proxy."""
+    environ = os.environ if environ is None else environ
+    names = [name for name in (*_PROXIES, "ssl_cert_file", "ssl_cert_dir") if name.endswith(ending)]
+    if ending:
+        names.remove("no_proxy")
+    return {one: environ[one] for name in names for one in (name.upper(), name) if environ.get(one)}
+
+
 def hub_places(environ: Mapping[str, str] | None = None) -> HubPlaces:
     """What the client makes of these variables; it reads them once, when it is imported."""
     environ = os.environ if environ is None else environ
@@ -108,13 +121,13 @@ def hub_places(environ: Mapping[str, str] | None = None) -> HubPlaces:
     offline = environ.get("HF_HUB_OFFLINE") or environ.get("TRANSFORMERS_OFFLINE") or ""
     return HubPlaces(
         Path(cache).absolute(),
-        (environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/"),
-        offline.upper() in ("1", "ON", "YES", "TRUE"),
+        (environ.get("HF_ENDPOINT", "").strip(_AROUND).rstrip("/")) or "https://huggingface.co",
+        offline.strip(_AROUND).upper() in ("1", "ON", "YES", "TRUE"),
     )
 
 
 def quiet_hub(environ: MutableMapping[str, str] | None = None) -> None:
-    """Switches off the Hugging Face client's telemetry, look for updates and advice on links, before it is imported.
+    """Switch off the Hugging Face client's telemetry, updates and advice, and tidy its variables, before its import.
 
     Files come over HTTP, where a break is resumed and every byte passes our checks; HF_HUB_DISABLE_XET=0 allows Xet.
     """
@@ -122,6 +135,11 @@ def quiet_hub(environ: MutableMapping[str, str] | None = None) -> None:
     for name in ("HF_HUB_DISABLE_TELEMETRY", "HF_HUB_DISABLE_UPDATE_CHECK", "HF_HUB_DISABLE_SYMLINKS_WARNING"):
         environ[name] = "1"
     environ.setdefault("HF_HUB_DISABLE_XET", "1")
+    for name in ("HF_ENDPOINT", "HF_TOKEN", *_PROXIES, *map(str.upper, _PROXIES)):  # the client takes them as they are
+        if name in environ and not (value := environ[name].strip(_AROUND)):
+            del environ[name]
+        elif name in environ:
+            environ[name] = value
 
 
 def install_extra(extra: str) -> str:

@@ -12,7 +12,7 @@ from localspec import config
 from localspec.bench import plot, prompts, server_table, table
 from localspec.chat.start import chosen_model
 from localspec.cli.console import window
-from localspec.cli.options import no_effect, takes_settings
+from localspec.cli.options import no_effect, takes_settings, whole_number
 from localspec.cli.progress import Progress, tell
 from localspec.cli.server_bench import addresses, measured
 from localspec.cli.texts import file_named
@@ -59,11 +59,9 @@ def bench(
             help='JSONL, {"turns": ["…"]} or {"prompt": "…"}; or one a line.',
         ),
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, metavar="N", help="So many prompts, of all categories.")] = None,
-    max_tokens: Annotated[
-        int, typer.Option("--max-tokens", "-n", min=1, metavar="N", help="The longest reply, in tokens.")
-    ] = 128,
-    repeat: Annotated[int, typer.Option(min=1, metavar="N", help="How often all prompts are asked.")] = 1,
+    limit: Annotated[int | None, whole_number(help="So many prompts, of all categories.")] = None,
+    max_tokens: Annotated[int, whole_number("--max-tokens", "-n", help="The longest reply, in tokens.")] = 128,
+    repeat: Annotated[int, whole_number(help="How often all prompts are asked.")] = 1,
     server: Annotated[
         list[str] | None,
         typer.Option(

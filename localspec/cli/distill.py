@@ -8,7 +8,7 @@ import typer
 
 from localspec.chat.start import chosen_model
 from localspec.cli.interrupt import Interrupt
-from localspec.cli.options import takes_settings
+from localspec.cli.options import takes_settings, whole_number
 from localspec.cli.progress import Progress
 from localspec.config import Settings
 from localspec.errors import UsageMistake
@@ -41,14 +41,12 @@ def distill(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="JSONL; replies that are there are kept.")
     ] = None,
-    max_tokens: Annotated[
-        int, typer.Option("--max-tokens", "-n", min=1, metavar="N", help="The longest reply, in tokens.")
-    ] = 512,
+    max_tokens: Annotated[int, whole_number("--max-tokens", "-n", help="The longest reply, in tokens.")] = 512,
     batch: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", help="So many prompts at once: 16 on a GPU; on a CPU one, without this."),
+        whole_number(help="So many prompts at once: 16 on a GPU; on a CPU one, without this."),
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, metavar="N", help="Only the first N prompts.")] = None,
+    limit: Annotated[int | None, whole_number(help="Only the first N prompts.")] = None,
 ) -> int:
     """Let a model answer prompts: training text in its own words. What was stopped goes on with the same command."""
     if prompts is None or output is None:

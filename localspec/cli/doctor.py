@@ -12,7 +12,7 @@ import typer
 from localspec import environment
 from localspec.bench.proof import prove
 from localspec.cli.console import folded, once_more, print_json, table, window
-from localspec.cli.options import takes_settings
+from localspec.cli.options import takes_settings, whole_number
 from localspec.cli.progress import Progress
 from localspec.cli.server_facts import tell_server
 from localspec.config import NAMES, Settings
@@ -43,10 +43,8 @@ def doctor(
         typer.Option("--prove", metavar="MODEL", help="Show here that speculation changes no token of this model."),
     ] = None,
     exact: Annotated[str | None, typer.Option("--exact", metavar="MODEL", hidden=True)] = None,  # its older name
-    limit: Annotated[int | None, typer.Option("--limit", min=1, metavar="N", help="Prompts; 20.")] = None,
-    max_tokens: Annotated[
-        int | None, typer.Option("--max-tokens", "-n", min=1, metavar="N", help="Tokens of a reply; 64.")
-    ] = None,
+    limit: Annotated[int | None, whole_number("--limit", help="Prompts; 20.")] = None,
+    max_tokens: Annotated[int | None, whole_number("--max-tokens", "-n", help="Tokens of a reply; 64.")] = None,
     settings: Settings,
     server: Annotated[
         str | None, typer.Option("--server", metavar="URL", help="What the server is that answers there.")

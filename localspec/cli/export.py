@@ -8,6 +8,7 @@ import typer
 
 from localspec.cli.console import print_json
 from localspec.cli.interrupt import cleared_up_when_ended
+from localspec.cli.options import whole_number
 from localspec.cli.progress import Progress
 from localspec.exporting.engines import engine_named
 from localspec.quantities import size
@@ -26,7 +27,7 @@ def export(
         typer.Option("--model", "-m", help="A name, a directory, or a GGUF file."),
     ] = None,
     tensor_parallel: Annotated[
-        int, typer.Option("--tensor-parallel", min=1, metavar="N", help="Cards that the command shall use together.")
+        int, whole_number("--tensor-parallel", help="Cards that the command shall use together.")
     ] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON value instead of lines.")] = False,
 ) -> None:

@@ -13,8 +13,10 @@ from localspec.chat.conversation import saved_conversation
 from localspec.chat.export import as_markdown
 from localspec.chat.present_names import by_present_name, by_present_names
 from localspec.cli.console import may_delete, print_json, seen, table
+from localspec.cli.options import whole_number
 from localspec.cli.progress import tell
 from localspec.cli.store_access import report_files_set_aside, store_if_any
+from localspec.cli.texts import conversation_id
 from localspec.environment import home
 from localspec.errors import UsageMistake
 from localspec.paths import Paths
@@ -30,7 +32,16 @@ WHAT = "conversations"
 SHOWN = 1000  # of `list` without --limit: more nobody reads
 
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON value on standard output.")]
-Ids = Annotated[list[int] | None, typer.Argument(metavar="[ID]...", help="Which, by the number that `list` shows.")]
+
+
+def _number(text: str) -> int:
+    """Return the number of a conversation."""
+    return conversation_id(text, "`localspec history list`")
+
+
+Ids = Annotated[
+    list[int] | None, typer.Argument(parser=_number, metavar="[ID]...", help="Which, by the number that `list` shows.")
+]
 
 
 @app.callback()
@@ -41,9 +52,7 @@ def _list_by_default(context: typer.Context) -> None:
 
 @app.command("list")
 def list_conversations(
-    limit: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help=f"Only the N used most recently; {SHOWN}.")
-    ] = None,
+    limit: Annotated[int | None, whole_number(help=f"Only the N used most recently; {SHOWN}.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """The conversations, the most recently used first."""
@@ -69,7 +78,7 @@ def list_conversations(
 @app.command()
 def search(
     words: Annotated[list[str], typer.Argument(metavar="WORDS", help="All of them must stand in one turn.")],
-    limit: Annotated[int, typer.Option(min=1, metavar="N", help="At most N conversations.")] = 50,
+    limit: Annotated[int, whole_number(help="At most N conversations.")] = 50,
     as_json: AsJson = False,
 ) -> None:
     """The conversations where these words, or parts of words, were said."""
@@ -90,7 +99,7 @@ def search(
 
 @app.command()
 def show(
-    conversation: Annotated[int, typer.Argument(metavar="ID", help="The number that `list` shows.")],
+    conversation: Annotated[int, typer.Argument(parser=_number, metavar="ID", help="The number that `list` shows.")],
     as_json: AsJson = False,
 ) -> None:
     """One conversation."""

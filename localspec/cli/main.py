@@ -1,15 +1,15 @@
 """The table of commands, and the one place where an error becomes a sentence and an exit code."""
 
 import errno
+import io
 import os
 import signal
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module
-from pathlib import Path
-from typing import Annotated, Any, TextIO
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -17,12 +17,12 @@ from typer.exceptions import TyperException
 from typer.main import get_command
 
 import localspec
-from localspec.cli.interrupt import INTERRUPTED, interrupt, postponed
+from localspec.cli.interrupt import INTERRUPTED
 from localspec.cli.progress import say  # at once: where memory or files have run out it could not be imported
 from localspec.config import nearest
 from localspec.environment import home
 from localspec.errors import LocalspecError, no_more_files, out_of_memory
-from localspec.paths import Paths, private_directory
+from localspec.paths import Paths, private_directory, write_anew
 from localspec.text import one_line
 
 # Every command's help is here, so that `localspec --help` and completion import none of them.
@@ -66,20 +66,6 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 _LONGEST = 1500  # characters of a sentence: names and values may be of any length
 
 
-class _ReaderGone(Exception):
-    """Standard output was closed by whoever read it. Not an OSError, which typer would turn into exit code 1."""
-
-
-@contextmanager
-def _own_signals() -> Iterator[None]:
-    try:
-        yield
-    except BrokenPipeError as error:
-        raise _ReaderGone from error
-    except KeyboardInterrupt as error:
-        raise typer.Abort from error
-
-
 class Commands(TyperGroup):
     """Imports localspec/cli/<command>.py when that command is used, and not before."""
 
@@ -98,8 +84,11 @@ class Commands(TyperGroup):
             guess = nearest(cmd_name, [*COMMANDS, *ALIASES, "version"])
             ctx.fail(f"There is no command {cmd_name!r}{guess}; `localspec --help` lists them.")
         app = import_module(f"localspec.cli.{cmd_name}").app
-        app.rich_markup_mode, app._add_completion = None, False  # completion belongs to the whole program
+        app.rich_markup_mode = None
         command = get_command(app)
+        for one in (command, *getattr(command, "commands", {}).values()):
+            one.params = [param for param in one.params if not (param.name or "").endswith("_completion")]
+            _light(one)
         if isinstance(command, TyperGroup):
             command.no_args_is_help = False  # a whole page is no error message
         return command
@@ -108,19 +97,32 @@ class Commands(TyperGroup):
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
 
-    def make_context(self, *args: Any, **extra: Any) -> Any:
-        with _own_signals():
-            return super().make_context(*args, **extra)
 
-    def invoke(self, ctx: Any) -> Any:
-        with _own_signals():
-            return super().invoke(ctx)
+def _light(command: Any) -> Any:
+    """Have a command read its parameters without Pydantic. Return the command."""
+    params = command.get_params
+    command.get_params = lambda ctx: list(map(_without_pydantic, params(ctx)))
+    return command
 
 
-with suppress(ImportError):  # a typer that is built in another way takes longer, and no more
-    from localspec.cli import plain_values
+def _without_pydantic(param: Any) -> Any:
+    """Have text and values with a parser read without Pydantic, whose import takes 80 ms. Return the parameter."""
+    typers = param.get_runtime_param
 
-    plain_values.install()
+    class Reader:
+        @staticmethod
+        def coerce(value: Any, param: Any, ctx: Any) -> Any:
+            kind = param.type_descriptor
+            read = kind.parameter_info.parser or (str if kind.annotation in (str, list[str]) else None)
+            if value is None:
+                return () if param.multiple or param.nargs == -1 else None
+            if read is None:
+                return typers().coerce(value, param=param, ctx=ctx)
+            return list(map(read, value)) if isinstance(value, list | tuple) else read(value)
+
+    param.get_runtime_param = lambda: Reader
+    return param
+
 
 app = typer.Typer(
     cls=Commands,
@@ -158,77 +160,61 @@ def _localspec(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command; returns its exit code. Every error is one line on standard error."""
+    """Run one command; return its exit code. Every error is one line on standard error."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
-        signal.signal(signal.SIGINT, interrupt)
-    closed = None
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if sys.stdout is None:
-        from localspec.cli.closed_output import ClosedOutput
-
-        closed = sys.stdout = ClosedOutput()
+        sys.stdout = open(os.devnull)  # noqa: SIM115  # it was closed, so writing to it is an error
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")  # a terminal that lacks a character is no reason to stop
     try:
-        code = _run(arguments)
-        sys.stdout.flush()  # what cannot be written must be reported here, not at interpreter shutdown
-        if code == 0 and closed is not None and closed.missed:
-            code = _say("Standard output is closed, so what was to be read there is nowhere; leave it open.")
-    except (BrokenPipeError, _ReaderGone):
+        code = _run(sys.argv[1:] if arguments is None else list(arguments))
+        sys.stdout.flush()  # an error is reported here, not at the end of the interpreter
+    except BrokenPipeError:
         code = READER_GONE
-    except KeyboardInterrupt:  # while the last sentence was said, or that of a Ctrl+C that had been put off
+    except KeyboardInterrupt:
         code = INTERRUPTED
     except OSError as error:
         code = _say(f"Standard output cannot be written: {error.strerror or error}.")
-    if not _flushed(sys.stderr):
-        _discard(2)
-    if code == READER_GONE or not _flushed(sys.stdout):
-        _discard(1)
+    for descriptor, stream in ((1, sys.stdout), (2, sys.stderr)):
+        try:
+            if stream is not None:
+                stream.flush()
+        except (OSError, ValueError):  # the interpreter's last flush would change the exit code
+            with suppress(OSError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
     return code
 
 
-def _discard(descriptor: int) -> None:
-    """Lets the interpreter's last flush, when it ends, go nowhere: that it failed would change the exit code."""
-    with suppress(OSError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
-
-
-def _flushed(stream: TextIO | None) -> bool:
+def _run(arguments: list[str]) -> int:
+    command = _light(get_command(app))
     try:
-        if stream is not None:
-            stream.flush()
-    except (OSError, ValueError):
-        return False
-    return True
-
-
-def _run(arguments: Sequence[str] | None) -> int:
-    try:
-        result = get_command(app).main(
-            args=None if arguments is None else list(arguments), prog_name="localspec", standalone_mode=False
-        )
-        if postponed():
-            raise KeyboardInterrupt
+        if "_LOCALSPEC_COMPLETE" in os.environ:
+            command.main(prog_name="localspec")
+        # Not command.main(), which turns a closed pipe into exit code 1.
+        with command.make_context("localspec", arguments) as context:
+            result = command.invoke(context)
+    except typer.Exit as end:
+        return end.exit_code
     except LocalspecError as error:
         return _say(str(error), error.exit_code)
     except TyperException as error:  # a usage error, or a file that cannot be opened
         return _say(_usage_error(error), error.exit_code)
     except (KeyboardInterrupt, typer.Abort):
         return _say("Interrupted.", INTERRUPTED)
-    except (BrokenPipeError, _ReaderGone):
+    except BrokenPipeError:
         raise
+    except io.UnsupportedOperation:
+        return _say("Standard output is closed, so there is no place for what this command prints; leave it open.")
     except Exception as error:
         if out_of_memory(error):
             return _say(
                 "There is not enough memory for this; close other programs, or choose a smaller model or context.", 4
             )
-        if isinstance(error, FileNotFoundError) and error.filename is None and not _is_somewhere():
-            return _say("The directory that this was started in is gone; change into one that is there.", 3)
         if isinstance(error, OSError) and error.filename is None and error.errno in _NO_ROOM:
             raise  # an open stream failed, and the only one that commands write to is standard output
         if said := no_more_files(error):
             return _say(said)
-        if isinstance(error, OverflowError) and "timestamp" in str(error):  # Python counts nanoseconds in 64 bits
-            return _say("The clock of this machine is centuries away from now; set it right.")
         if isinstance(error, OSError) and error.filename is not None and error.strerror:
             return _say(f"{os.fsdecode(error.filename)} cannot be used ({error.strerror}); correct that.")
         return _say(f"Unexpected {type(error).__name__}: {error} ({_keep_traceback(error)}).")
@@ -244,43 +230,23 @@ def _usage_error(error: TyperException) -> str:
     return said
 
 
-def _is_somewhere() -> bool:
-    try:
-        os.getcwd()
-    except OSError:
-        return False
-    return True
-
-
 def _say(sentence: str, code: int = 1) -> int:
-    say(_shortened(one_line(sentence)))
+    """Print a sentence without the middle of a long one: it begins with what was wrong and ends with what to do."""
+    said = one_line(sentence)
+    say(said if len(said) <= _LONGEST else f"{said[: _LONGEST // 2]} … {said[-_LONGEST // 2 :]}")
     return code
 
 
-def _shortened(sentence: str) -> str:
-    """What was wrong stands at the beginning, what to do at the end."""
-    if len(sentence) <= _LONGEST:
-        return sentence
-    return f"{sentence[: _LONGEST // 2]} … {sentence[-_LONGEST // 2 :]}"
-
-
 def _keep_traceback(error: BaseException) -> str:
-    """Writes where it happened, without messages and values: these may quote a prompt. Returns the file, or why not."""
-    lines: list[str] = []
-    link: BaseException | None = error
-    while link is not None and len(lines) < 1000:
-        lines += [
-            f"{type(link).__module__}.{type(link).__qualname__}\n",
-            *traceback.format_tb(link.__traceback__),
-            "\n",
-        ]
-        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
+    """Write where it happened, without messages: these may quote a prompt. Return the file, or why there is none."""
+    text, link = f"localspec {localspec.__version__}, Python {sys.version.split()[0]}\n", error
+    while link is not None:
+        name = f"{type(link).__module__}.{type(link).__qualname__}"
+        text += "\n".join(["", name, *traceback.format_tb(link.__traceback__)])
+        link = link.__cause__ or link.__context__  # type: ignore[assignment]
     try:
-        file: Path = private_directory(Paths(home()).logs) / "last-error.log"
-        file.unlink(missing_ok=True)  # a new file has the right mode, and is nobody's link
-        with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as log:
-            log.write(f"localspec {localspec.__version__}, Python {sys.version.split()[0]}\n\n")
-            log.writelines(lines)
+        file = private_directory(Paths(home()).logs) / "last-error.log"
+        write_anew(file, text.encode(errors="replace"))
     except OSError as trouble:
         return f"the traceback could not be kept: {trouble.strerror}"
     return f"the traceback is in {file}"

@@ -1,7 +1,9 @@
 """Options that several commands have."""
 
 import inspect
+import math
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import wraps
 from pathlib import Path
@@ -17,6 +19,21 @@ from localspec.config import LOADED_BY, TABLE, Settings
 from localspec.errors import UsageMistake
 
 T = TypeVar("T")
+
+
+def whole_number(*names: str, help: str, metavar: str = "N", least: int = 1, most: float = math.inf) -> Any:  # noqa: A002
+    """Return an option whose value is a whole number in this range."""
+
+    def read(value: str | int) -> int:
+        limit = "a whole number"
+        with suppress(ValueError):
+            if least <= (number := int(value)) <= most:
+                return number
+            limit = f"{least} or more" if number < least else f"{most} or less"
+        shown = ascii(value) if limit == "a whole number" else value
+        raise typer.BadParameter(f"{shown} must be {limit}; give another value.")
+
+    return typer.Option(*names, parser=read, metavar=metavar, help=help)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import typer
 
 from localspec.chat.kept_phrases import KeptPhrase, Stories, kept_phrases, reader
 from localspec.cli.console import folded, may_delete, print_json, width
+from localspec.cli.options import whole_number
 from localspec.cli.progress import tell
 from localspec.cli.store_access import report_files_set_aside, store_if_any
 from localspec.errors import NotHere
@@ -65,7 +66,7 @@ def list_pools(as_json: AsJson = False) -> None:
 @app.command()
 def show(
     model: Model = None,
-    limit: Annotated[int, typer.Option(min=1, metavar="N", help="How many phrases of each pool.")] = 20,
+    limit: Annotated[int, whole_number(help="How many phrases of each pool.")] = 20,
     as_json: AsJson = False,
 ) -> None:
     """The most useful phrases, as text where the model's tokenizer is here."""
@@ -88,7 +89,7 @@ def show(
 def clear(
     model: Model = None,
     conversation: Annotated[
-        int | None, typer.Option("--conversation", min=1, metavar="ID", help="Only what was said last in that one.")
+        int | None, whole_number("--conversation", metavar="ID", help="Only what was said last in that one.")
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:

@@ -23,7 +23,6 @@ from localspec.chat.wording import (
     tokens_a_step,
 )
 from localspec.cli.beginning import Report, begin, report_of
-from localspec.cli.closed_output import ClosedOutput
 from localspec.cli.console import piped
 from localspec.cli.interrupt import Interrupt
 from localspec.cli.left_behind import kept_seconds
@@ -79,7 +78,7 @@ def run(
 
 
 def _answer(flags: SharedFlags, question: Written, output: "_Output", stats: bool, keep: int | None) -> int:
-    if isinstance(sys.stdout, ClosedOutput):
+    if not sys.stdout.writable():
         raise LocalspecError("Standard output is closed, so there is no place for an answer; leave it open.")
     settings, progress = flags.settings, Progress()
     with ExitStack() as at_the_end, Interrupt() as interrupt:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from localspec import environment
-from localspec.cli.options import takes_settings
+from localspec.cli.options import takes_settings, whole_number
 from localspec.cli.progress import Progress
 from localspec.config import Settings
 from localspec.environment import home
@@ -36,7 +36,8 @@ def serve(
     *,
     settings: Settings,
     port: Annotated[
-        int | None, typer.Option("--port", metavar="N", help="Listen on this port of this machine, too; 0: a free one.")
+        int | None,
+        whole_number("--port", least=-(2**63), help="Listen on this port of this machine, too; 0: a free one."),
     ] = None,
     keep_alive: Annotated[
         str, typer.Option("--keep-alive", metavar="TIME", help="Models that rest for so long are let go: 30s, 10m, 2h.")

@@ -16,7 +16,7 @@ from localspec import charts
 from localspec.chat.start import chosen_model
 from localspec.cli import console
 from localspec.cli.interrupt import Interrupt
-from localspec.cli.options import takes_settings
+from localspec.cli.options import takes_settings, whole_number
 from localspec.cli.progress import Progress
 from localspec.config import Settings, nearest
 from localspec.environment import home
@@ -80,7 +80,7 @@ def train(
         list[str] | None,
         typer.Option("--option", "-O", metavar="NAME=VALUE", help="An option of the kind; repeatable."),
     ] = None,
-    steps: Annotated[int | None, typer.Option(min=1, max=MOST, metavar="N", help="So many steps at most.")] = None,
+    steps: Annotated[int | None, whole_number(most=MOST, help="So many steps at most.")] = None,
     hours: Annotated[
         float | None,
         typer.Option(metavar="N", help="So long at most, answers and bench included; 6 where they are made."),
@@ -89,20 +89,20 @@ def train(
         float | None, typer.Option(metavar="N", help="So many passes over the text; 1 where no limit is given.")
     ] = None,
     batch: Annotated[
-        int | None, typer.Option(min=1, max=MOST, metavar="TOKENS", help="What one step learns from; 4096.")
+        int | None, whole_number(metavar="TOKENS", most=MOST, help="What one step learns from; 4096.")
     ] = None,
     at_once: Annotated[
         int | None,
-        typer.Option(min=1, max=MOST, metavar="TOKENS", help="So many in one forward; fewer take less memory."),
+        whole_number(metavar="TOKENS", most=MOST, help="So many in one forward; fewer take less memory."),
     ] = None,
     length: Annotated[
         int | None,
-        typer.Option(min=8, max=MOST, metavar="TOKENS", help="Longer texts are cut; 1024 or the model's context."),
+        whole_number(metavar="TOKENS", least=8, most=MOST, help="Longer texts are cut; 1024 or the model's context."),
     ] = None,
     rate: Annotated[
         float | None, typer.Option("--lr", metavar="N", help="The learning rate at its highest; 0.001.")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, metavar="N", help="The same seed learns the same.")] = 0,
+    seed: Annotated[int, whole_number(least=0, most=2**63 - 1, help="The same seed learns the same.")] = 0,
     labels: Annotated[
         Literal["soft", "text"], typer.Option(help="The target's own distribution, or the tokens of the text.")
     ] = "soft",

@@ -9,16 +9,15 @@ from functools import cache
 from typing import Any
 
 from localspec.config import nearest
-from localspec.environment import hub_places, quiet_hub
+from localspec.environment import hub_places, network_variables, quiet_hub
 from localspec.errors import DoesNotFit, LocalspecError, NotAllowed, NotHere, first_line
-from localspec.hub.pace import obey, pace
 from localspec.hub.sources import Source
 from localspec.text import one_line
 
-PATIENCE = 10.0  # seconds to wait for an answer about a repository
-_LONGEST_ANSWER = 2**26  # bytes of what is said about a repository
-_LONGEST_REFUSAL = 2**20  # bytes of an answer that leads elsewhere or says no
-_LEAST_PIECE = 64  # bytes that any piece of these counts for: it takes memory and time of its own
+LONGEST_WAIT = 60  # seconds that a server may ask for
+_LONGEST_ANSWER = 2**26  # bytes of an answer that is read as a whole
+_LONGEST_REFUSAL = 2**20  # bytes of an answer that leads elsewhere or refuses
+_LEAST_PIECE = 64  # bytes that any piece counts for, since it takes memory and time
 _LONGEST = 200  # characters of another library's message
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -35,11 +34,30 @@ def client() -> Any:
     return huggingface_hub
 
 
+class _Wanted:
+    """A question for a pull that runs in a thread: whether its download is still wanted."""
+
+    ask: Callable[[], bool] = staticmethod(lambda: True)
+
+
+@contextmanager
+def given_up_unless(wanted: Callable[[], bool]) -> Iterator[None]:
+    """Raise KeyboardInterrupt at the next request once `wanted` returns False, for a thread that no signal reaches."""
+    _Wanted.ask = staticmethod(wanted)
+    try:
+        yield
+    finally:
+        _Wanted.ask = staticmethod(lambda: True)
+
+
 def _session() -> Any:
-    """An HTTP client that waits for nobody for long, and checks the headers that become names of files."""
+    """Return an HTTP client for huggingface_hub that checks each request and each answer."""
     import httpx2
+    from huggingface_hub import constants
 
     class Bounded(httpx2.SyncByteStream):
+        """An answer that ends with an error after its most bytes."""
+
         def __init__(self, stream: Any, most: int) -> None:
             self._stream, self._most = stream, most
 
@@ -55,38 +73,75 @@ def _session() -> Any:
             self._stream.close()
 
     def bound(response: Any) -> None:
-        """Whatever is read as a whole, into memory, has an end. Only a wanted file is read piece by piece."""
-        whole, most = response.read, _LONGEST_ANSWER if response.is_success else _LONGEST_REFUSAL
+        """Limit what is read into memory. A wanted file is read in pieces, and is not limited."""
+        read_whole, most = response.read, _LONGEST_ANSWER if response.is_success else _LONGEST_REFUSAL
 
         def read() -> Any:
             response.stream = Bounded(response.stream, most)
-            return whole()
+            return read_whole()
 
         response.read = read
 
-    def check(response: Any) -> None:
-        obey(server(), response.status_code, response.headers)
+    def before(request: Any) -> None:
+        if not _Wanted.ask():
+            raise KeyboardInterrupt
+        must_be_online(str(request.url.host))
+        if request.method == "HEAD":  # huggingface_hub waits six times longer when it asks again
+            request.extensions["timeout"] = httpx2.Timeout(constants.HF_HUB_ETAG_TIMEOUT).as_dict()
+
+    def after(response: Any) -> None:
+        _check_wait(response)
         if response.headers.get("content-encoding", "identity").strip().lower() != "identity":
-            # A few bytes may stand for gigabytes, or many for nothing: limits hold for what is sent as it is.
+            # A few bytes may stand for gigabytes, and the limits are of bytes that are sent.
             raise LocalspecError(f"{server()} sends compressed what was asked for as it is; try again later.")
         bound(response)
-        # The client joins these to the path of its cache as they come: a slash in them would lead out of it.
+        # These headers become paths in the cache; a slash in one would lead outside.
         if "x-repo-commit" in response.headers:
             for name in ("etag", "x-linked-etag", "x-repo-commit"):
                 if not re.fullmatch(r'(W/)?"?[\w=+:-]*"?', response.headers.get(name, ""), re.ASCII):
                     raise ValueError(f"{name} is {response.headers[name][:80]!r}")
 
-    def check_online(request: Any) -> None:
-        must_be_online(str(request.url.host))
-
-    hooks: dict[str, list[Callable[..., Any]]] = {"request": [check_online], "response": [check]}
+    hooks: dict[str, list[Callable[..., Any]]] = {"request": [before], "response": [after]}
     plain = {"Accept-Encoding": "identity"}
-    return pace(httpx2.Client(headers=plain, event_hooks=hooks, follow_redirects=True, timeout=PATIENCE), server)
+    try:
+        return httpx2.Client(
+            headers=plain, event_hooks=hooks, follow_redirects=True, timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT
+        )
+    except (ImportError, ValueError, OSError, httpx2.InvalidURL) as error:
+        raise LocalspecError(_unusable_network_settings(error)) from None
+
+
+def _check_wait(response: Any) -> None:
+    """Raise LocalspecError where the server asks for a longer wait than LONGEST_WAIT."""
+    if response.status_code != 429 and response.status_code < 500:
+        return
+    said = [response.headers.get("retry-after", "").strip()]
+    said += re.findall(r"\bt=(\d+)", response.headers.get("ratelimit", ""))
+    seconds = max((int(found[:9]) for found in said if found.isdecimal()), default=0)
+    if seconds > LONGEST_WAIT:
+        raise LocalspecError(f"{server()} asks to wait {seconds} seconds before it is asked again; try again then.")
+
+
+def _unusable_network_settings(error: Exception) -> str:
+    """Return the sentence for variables that httpx2 refuses."""
+    said = "; ".join(
+        f"{name}={without_password(value)}"
+        for name, value in network_variables("" if isinstance(error, OSError) else "_proxy").items()
+    )
+    why = "SOCKS needs the Python package socksio" if isinstance(error, ImportError) else _first_line(error)
+    return (
+        f"The network settings of this shell cannot be used ({without_password(why)}): {said}; correct or unset them."
+    )
 
 
 def server() -> str:
-    """The server's address as it may be shown: without a password in it."""
-    return re.sub(r"//[^/@]*@", "//", hub_places().endpoint)
+    """Return the server's address without a password."""
+    return without_password(hub_places().endpoint)
+
+
+def without_password(address: str) -> str:
+    """Return an address as it may be shown."""
+    return re.sub(r"(//|^)[^/@\s]*@", r"\1", address)
 
 
 def broke_off(what: str, why: str) -> str:
@@ -103,6 +158,10 @@ def must_be_online(what: str, instead: str = "") -> None:
     if hub_places().offline:
         said = f"{what} needs the network, and HF_HUB_OFFLINE forbids it; unset that, and try again. {instead}"
         raise NotHere(said.rstrip())
+    if not re.match(r"https?://[^/\s]+", hub_places().endpoint):
+        raise LocalspecError(f"HF_ENDPOINT is {server()!r}; set it to an address such as https://huggingface.co.")
+    if re.search(r"[^!-~]", client().get_token() or ""):  # httpx2 would quote it in its error
+        raise LocalspecError("The token of this user holds a blank or a character that no token has; correct HF_TOKEN.")
 
 
 @contextmanager
@@ -132,10 +191,12 @@ def _error_of(source: Source, error: Exception) -> LocalspecError:
         return LocalspecError(f"{where} sends requests for {source} round in circles; try again later.")
     if isinstance(error, httpx2.TimeoutException):
         return LocalspecError(f"{where} did not answer in time about {source}; try again, or later.")
-    if isinstance(error, httpx2.ConnectError) and _no_such_name(error):
+    if isinstance(error, httpx2.ConnectError) and _no_such_name(error) and not network_variables("_proxy"):
         return LocalspecError(f"{where} cannot be found; see whether this machine is online, and try again.")
-    if isinstance(error, httpx2.ConnectError):
-        return LocalspecError(f"{where} cannot be reached ({_first_line(error)}); check the network and try again.")
+    if isinstance(error, httpx2.ConnectError | httpx2.ProxyError):
+        proxies = [f"{name}={without_password(value)}" for name, value in network_variables("_proxy").items()]
+        check = f"check {' and '.join(proxies)}" if proxies else "check the network"
+        return LocalspecError(f"{where} cannot be reached ({_first_line(error)}); {check} and try again.")
     if isinstance(error, httpx2.HTTPError) and not isinstance(error, httpx2.UnsupportedProtocol):
         return LocalspecError(broke_off(f"{source}", _first_line(error)))
     if isinstance(error, OSError) and error.errno in _NO_ROOM:

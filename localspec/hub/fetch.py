@@ -12,8 +12,7 @@ from typing import Any, Self
 from localspec.environment import hub_places
 from localspec.errors import DoesNotFit, LocalspecError
 from localspec.hub.cache import cached, damage, discard, repository, size, snapshot
-from localspec.hub.client import PATIENCE, broke_off, client, localspec_errors, server
-from localspec.hub.pace import Gain, waits_told
+from localspec.hub.client import broke_off, client, localspec_errors, server
 from localspec.hub.plan import Part, Plan, is_weights
 from localspec.hub.records import ExpectedFile, folder, must_be_writable, record, remember
 from localspec.hub.sources import Source
@@ -32,11 +31,10 @@ def fetch(
     progress: Callable[[int, int], None] = lambda done, total: None,
     paths: Paths | None = None,
     force: bool = False,
-    notice: Callable[[str], None] = lambda sentence: None,
 ) -> list[str]:
-    """Fetches what is missing or damaged, compares every file with its digest, and records the pull; returns notices.
+    """Fetch what is missing or damaged, compare every file with its digest, record the pull; return notices.
 
-    `progress` is called with the bytes that are there and the bytes in all, `notice` where the server asks to wait.
+    `progress` is called with the bytes that are there and the bytes in all.
     Raises DoesNotFit (unless `force`), and LocalspecError where no record can be written, before anything is fetched;
     then Interrupted, NotAllowed, NotHere, and LocalspecError, which all say what is kept.
     """
@@ -46,7 +44,7 @@ def fetch(
         must_be_writable(paths)
     fetching = _Fetching(planned, progress)
     try:
-        with warnings.catch_warnings(), waits_told(notice), own_files():
+        with warnings.catch_warnings(), own_files():
             warnings.simplefilter("ignore")  # the client warns of a small disk, which the plan has said
             for part in planned.parts:
                 with localspec_errors(part.source, fetching.kept), _own_locks(part.source):
@@ -115,7 +113,6 @@ class _Fetching:
                     revision=part.commit,
                     cache_dir=places.cache,
                     endpoint=places.endpoint,
-                    etag_timeout=PATIENCE,
                     tqdm_class=self._bar(file),
                 )
             except RecursionError:  # the client calls itself each time that a connection breaks off
@@ -157,7 +154,7 @@ class _Fetching:
 
     def _bar(self, file: ExpectedFile) -> type:
         """A class that the client takes for tqdm's bar: it draws nothing, and raises where the plan is not met."""
-        state, most, in_vain, gain = self, 0, 0, Gain(server)
+        state, most, in_vain = self, 0, 0
 
         class Bar:
             def __init__(self, *_: Any, total: int | None = None, **__: Any) -> None:
@@ -185,7 +182,6 @@ class _Fetching:
                     raise LocalspecError(
                         f"{server()} sends more of {file.name} than the {file.bytes:,} bytes it announced; try again."
                     )
-                gain.come(state.of_coming)
                 state._show(state.done + state.of_coming)
 
             def _nothing(self, *_: Any, **__: Any) -> None:

@@ -10,9 +10,8 @@ from localspec.checkpoint import ARCHITECTURES, HEAD_PREFIX, PICKLED_INDEX, supp
 from localspec.environment import hub_places
 from localspec.errors import LocalspecError
 from localspec.hub.cache import HEADS, TOKENIZER, cached, damage
-from localspec.hub.client import PATIENCE, client, localspec_errors, must_be_online, page, server
+from localspec.hub.client import client, localspec_errors, must_be_online, page, server
 from localspec.hub.gguf_files import of_type, types_listed
-from localspec.hub.pace import waits_told
 from localspec.hub.records import COMMIT, GGUF_NAME, NAME, ExpectedFile, is_valid
 from localspec.hub.sources import Source
 from localspec.outside_files import parse_json, read_bytes
@@ -93,10 +92,8 @@ def is_weights(name: str) -> bool:
 # -- the plan ----------------------------------------------------------------------------------------------------------
 
 
-def plan(sources: Sequence[Source], notice: Callable[[str], None] = lambda sentence: None) -> Plan:
-    """Asks the server what these revisions hold; fetches nothing but config.json and the index of weights.
-
-    `notice` is told where the server asks to wait.
+def plan(sources: Sequence[Source]) -> Plan:
+    """Ask the server what these revisions hold; fetch nothing but config.json and the index of weights.
 
     Raises NotHere (nothing of that name, or offline), NotAllowed (gated), and LocalspecError for what cannot be served
     here, or where the server fails.
@@ -104,7 +101,7 @@ def plan(sources: Sequence[Source], notice: Callable[[str], None] = lambda sente
     must_be_online(f"Fetching {sources[0] if sources else 'a model'}")
     parts = []
     for source in sources:
-        with localspec_errors(source), waits_told(notice):
+        with localspec_errors(source):
             parts.append(_part(source))
     return Plan(tuple(parts), free_disk_bytes())
 
@@ -118,7 +115,9 @@ def free_disk_bytes() -> int:
 
 def _part(source: Source) -> Part:
     api = client().HfApi(endpoint=hub_places().endpoint)
-    info = api.model_info(source.repo, revision=source.revision, files_metadata=True, timeout=PATIENCE)
+    info = api.model_info(
+        source.repo, revision=source.revision, files_metadata=True, timeout=client().constants.HF_HUB_ETAG_TIMEOUT
+    )
     if not isinstance(info.sha, str) or not COMMIT.fullmatch(info.sha):
         raise ValueError("no commit")
     # Only files with a harmless name, beside config.json but for GGUF: nothing else in directories, nothing outside.
@@ -253,7 +252,9 @@ def _read(source: Source, commit: str, file: ExpectedFile) -> dict[str, Any]:
         hub = client()
         url = hub.hf_hub_url(source.repo, file.name, revision=commit, endpoint=hub_places().endpoint)
         headers = hub.utils.build_hf_headers()
-        with hub.get_session().stream("GET", url, headers=headers, timeout=PATIENCE) as response:
+        with hub.get_session().stream(
+            "GET", url, headers=headers, timeout=hub.constants.HF_HUB_DOWNLOAD_TIMEOUT
+        ) as response:
             hub.utils.hf_raise_for_status(response)
             for piece in response.iter_bytes():
                 content += piece

@@ -171,7 +171,7 @@ def pull(
             return
     if plan.fetch_bytes:
         yield AboutToFetch(plan.fetch_bytes)
-    yield Fetched(tuple(fetch(plan, downloaded, force=force, notice=reporter.notice)))
+    yield Fetched(tuple(fetch(plan, downloaded, force=force)))
     own = tuple(part for part in plan.parts if not part.source.gguf and not part.beside)
     yield from convert_heads(replace(plan, parts=own), reporter.progress)
     if model.source.gguf and not made:
@@ -230,7 +230,7 @@ def _planned(name: str, wishes: Wishes, machine: Machine, reporter: Reporter) ->
         if not chosen.sources:
             return NothingToFetch(f"drafter: {chosen.why}")
         reporter.progress(f"asking {server()} about {name}")
-        found, instead = ask_hub(chosen.sources, reporter.notice), None
+        found, instead = ask_hub(chosen.sources), None
         gguf.check(found.parts[0], wishes.packed_only, wishes.settings)
         _check_computed(found.parts[0])
         fits, memory = _memory(name, found, wishes, machine, measurements)

@@ -51,7 +51,7 @@ def with_smaller_form(
     if source_here(entry) == entry.source:  # which is brought up to date
         return found, None
     try:
-        (smaller,) = plan((form.source,), notice).parts
+        (smaller,) = plan((form.source,)).parts
         gguf.check(smaller, False, settings)
     except LocalspecError as error:
         notice(f"{str(error).rstrip('.')}; so {entry.source} is fetched, which is larger.")

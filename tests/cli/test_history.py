@@ -448,7 +448,7 @@ def test_the_whole_command_line(database: Path, capfd: pytest.CaptureFixture[str
     keep(database, ("one", "reply", "stop"))
     assert main(["history", "show", "9"]) == 2
     assert capfd.readouterr().err == (wording("localspec_there_conversation_9"))
-    assert main(["history", "show", "x"]) == 2 and "'ID'" in capfd.readouterr().err
+    assert main(["history", "show", "x"]) == 2 and "'x'" in capfd.readouterr().err
     assert main(["history", "export", "1"]) == 0 and capfd.readouterr().out.startswith("# one\n")
     assert main(["history"]) == 0
     assert main(["history", "list"]) == 0

@@ -63,8 +63,8 @@ class FetchThread(threading.Thread):
     def _fetch(self) -> str:
         """A sentence about what is here now. Raises KeyboardInterrupt where it was given up, and what a pull raises."""
         from localspec.events import Reporter
+        from localspec.hub.client import given_up_unless
         from localspec.hub.fetch import too_large
-        from localspec.hub.pace import given_up_unless
         from localspec.pulling.heads import NotConverted
         from localspec.pulling.pull import AboutToFetch, Fetched, NothingToFetch, Planned, Wishes, pull
 
