@@ -15,6 +15,7 @@ from localspec.text import one_line, safe
 _DISPLAYED = {r"\[": r"\]", "$$": "$$"}  # on lines of its own
 _OF_FORMULAS = _DISPLAYED | {r"\(": r"\)", r"\)": "", r"\]": "", r"\,": ""}
 LONGEST_FORMULA = 2000  # characters: of many that are never closed, none is looked for to the end of the reply
+MOST_BRACKETS = 500  # in one paragraph
 DEEPEST = 12  # quotes, or twice the lists, one within the other: an indent of 24 columns
 
 
@@ -32,6 +33,7 @@ def parser() -> MarkdownIt:
 def _new_parser() -> MarkdownIt:
     """Return one without HTML; what entities such as &#27; stand for is made safe after they were decoded."""
     markdown = MarkdownIt("gfm-like", {"html": False})
+    markdown.core.ruler.before("inline", "brackets", _keep_many_brackets)
     markdown.core.ruler.push("safe", _make_safe)
     markdown.block.ruler.before("table", "deep", _as_it_stands)
     markdown.block.ruler.before("table", "formula", _formula_in_lines, {"alt": ["paragraph"]})
@@ -93,6 +95,21 @@ def _keep_formula(state: StateInline, silent: bool) -> bool:
             state.push("text", "", 0).content = line.strip() if number else line
     state.pos = after
     return True
+
+
+def _keep_many_brackets(state: StateCore) -> None:
+    """Take a paragraph of very many brackets for text. To look for links in it would take seconds."""
+    for token in state.tokens:
+        if token.type == "inline" and token.content.count("[") > MOST_BRACKETS:
+            lines = token.content.split("\n")
+            token.children = [part for line in lines for part in (Token("softbreak", "br", 0), _text(line))][1:]
+            token.content = ""
+
+
+def _text(content: str) -> Token:
+    token = Token("text", "", 0)
+    token.content = content
+    return token
 
 
 def _make_safe(state: StateCore) -> None:
