@@ -204,8 +204,11 @@ class Engine:
                 notice(f"This runs on the CPU. {why}")
         if (engine.choice.device, engine.choice.engine) == ("cpu", "torch"):
             notice(f"PyTorch computes with dense weights, slowly: {compiled.missing()}; install localspec again.")
-        if not engine.target.chat.keeps_prompts:
-            notice("the model's chat template leaves out what is asked, so no answer can be about it.")
+        match engine.target.chat.prompt_loss():
+            case "leaves out":
+                notice("the model's chat template leaves out what is asked, so no answer can be about it.")
+            case "changes":
+                notice("the model's chat template changes what you write, so the model reads another text.")
         if not engine.target.chat.tokenizer.chat_template:
             notice("this model has no chat template, so it goes on with what you write, and may not answer it.")
         for what in engine.target.generation.get(LEFT_OUT, ()):

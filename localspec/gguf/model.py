@@ -17,7 +17,7 @@ from localspec.gguf.blocks import Block, floats
 from localspec.gguf.config import architecture, config, differences, generation_config, ignored_sampling
 from localspec.gguf.file import GgufFile, Place, damaged, read
 from localspec.gguf.metadata import Metadata, in_short
-from localspec.gguf.roles import impossible_roles
+from localspec.gguf.roles import ends_at_words, impossible_roles
 from localspec.gguf.tokens import tokenizer_files
 from localspec.models.architecture import TransformerConfig, in_features, weight_map
 from localspec.models.chat_tokenizer import ChatTokenizer
@@ -180,6 +180,7 @@ class GgufModel:
             return []
         found = ignored_sampling(self.metadata)
         found += impossible_roles(self.metadata, len(self.metadata.texts("tokenizer.ggml.tokens") or []))
+        found += ends_at_words(self.metadata)
         found += [
             f"{self.path.name} wants {mark} {'before' if first else 'after'} each prompt, and its chat template writes "
             "none; it is put there, as llama-server does."

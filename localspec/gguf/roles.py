@@ -107,6 +107,19 @@ def ends(metadata: Metadata) -> list[int]:
     return [index for index in ids if spelling.get(index) not in within_replies]
 
 
+def ends_at_words(metadata: Metadata) -> list[str]:
+    """Return a sentence for each token that ends replies because the file names its id, though text contains it."""
+    tokens = list(metadata.texts("tokenizer.ggml.tokens") or [])
+    types = metadata.numbers("tokenizer.ggml.token_type") or []
+    named = {f"tokenizer.ggml.{role}_token_id": token_of(metadata, role, len(tokens)) for role in ("eos", "eot", "eom")}
+    words = ordinary(metadata, tokens, types, {index for index in named.values() if index is not None})
+    return [
+        f"Replies end at {one_line(shown(tokens[index]))[:40]!r}, an ordinary word, because {key} = {index}."
+        for key, index in named.items()
+        if index is not None and index in words and key in metadata.values
+    ]
+
+
 def ordinary(metadata: Metadata, tokens: Sequence[str], types: Sequence[int], ids: Collection[int]) -> set[int]:
     """Return the ids, among `ids`, of tokens that ordinary text is tokenized into.
 

@@ -16,6 +16,8 @@ from localspec.models.tokenizer_trial import TOO_LONG
 
 _COUNTED = 2**16  # messages whose tokens are remembered
 _FRAME = 2**20  # characters that a template may put around what was said
+# What a template that changes prompts would change: case, characters of HTML, a long line.
+_PROBE = "\u2461 Is \"Abc\" < 3 & 'xyz' > 12? " + " ".join(map(str, range(20)))
 _PLAINEST: list[Message] = [{"role": "user", "content": "a"}]
 _LIKE_A_MARK = re.compile(r"(?=.*[^\W\d_])[^\w\s].*[^\w\s]", re.DOTALL)  # <|user|>, [INST], and no blanks, no words
 
@@ -269,13 +271,17 @@ class ChatTokenizer:
 
     # -- what is read and written --------------------------------------------------------------------------------------
 
-    @property
-    def keeps_prompts(self) -> bool:
-        """Whether what is asked is part of what the model reads; True for a template that fails, which is told then."""
+    def prompt_loss(self) -> str:
+        """Return what the template does to prompts: "leaves out", "changes" or nothing.
+
+        A template that fails counts as changing nothing. Its error is raised when it is used.
+        """
         try:
-            return "\u2461" in self.render([{"role": "user", "content": "\u2461"}])
+            if _PROBE in (text := self.render([{"role": "user", "content": _PROBE}])):
+                return "changes" if text.count(_PROBE) > 1 else ""
         except LocalspecError:
-            return True
+            return ""
+        return "changes" if "\u2461" in text else "leaves out"
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of token ids; special tokens and marks of turns have none."""

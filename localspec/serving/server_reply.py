@@ -52,7 +52,8 @@ class Reply:
     def __init__(
         self, engine: "ServerEngine", dropped: int, most: int | None = None, heard: Callable[[], None] = lambda: None
     ) -> None:
-        self._engine, self._dropped, self._most, self._heard = engine, dropped, most, heard
+        self._engine, self._most, self._heard = engine, most, heard
+        self._left_out = self._dropped = dropped  # turns left out here, and with those that the server left out
         self._pieces = self._length = 0  # those in which something is said, and characters
         self._began = time.perf_counter()
         self._first = self._last = 0.0  # seconds until then
@@ -154,7 +155,8 @@ class Reply:
     def _take(self, piece: Piece) -> None:
         if self._engine.server.ours and piece.own:
             self._engine.told.update({name: piece.own[name] for name in _TOLD if name in piece.own})
-            self._dropped = count(piece.own.get("dropped_turns")) or self._dropped
+            if "dropped_turns" in piece.own:
+                self._dropped = self._left_out + (count(piece.own["dropped_turns"]) or 0)
         before = self._piece
         self._piece = Piece(
             reason=piece.reason or before.reason,

@@ -14,7 +14,7 @@ from golden import matching
 
 from localspec.errors import LocalspecError
 from localspec.gguf.metadata import Metadata
-from localspec.gguf.roles import ends, impossible_roles
+from localspec.gguf.roles import ends, ends_at_words, impossible_roles
 from localspec.gguf.tokens import _SPLITS, tokenizer_files
 from localspec.models.chat_tokenizer import ChatTokenizer
 from localspec.models.tokenizer import AROUND, Tokenizer
@@ -267,6 +267,16 @@ def test_known_marks_end_a_reply(name: str) -> None:
     changed, expected = ENDS[name]
     found = ends(Metadata({**said, **changed}))
     assert {*found} == expected and found[0] == 0 and len(found) == len(expected)
+
+
+def test_an_ordinary_word_that_ends_replies_is_noticed() -> None:
+    said = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": ["<|im_end|>", *"The", "Th", "The"],
+            "tokenizer.ggml.merges": ["T h", "Th e"], "tokenizer.ggml.token_type": np.array([3, 1, 1, 1, 1, 1]),
+            "tokenizer.ggml.eos_token_id": 0}  # fmt: skip
+    assert ends_at_words(Metadata(said)) == []
+    for key in ("eos", "eot", "eom"):
+        (sentence,) = ends_at_words(Metadata({**said, f"tokenizer.ggml.{key}_token_id": 5}))
+        assert "'The'" in sentence and f"tokenizer.ggml.{key}_token_id = 5" in sentence
 
 
 def test_pieces_have_the_usual_roles_where_the_file_does_not_say(tmp_path: Path) -> None:

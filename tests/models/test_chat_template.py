@@ -185,12 +185,18 @@ def test_threads_render_at_the_same_time():
 
 
 def test_a_prompt_that_is_left_out_is_noticed(model):
-    assert ChatTokenizer(Tokenizer.open(model)).keeps_prompts
-    for template, keeps in (
-        ("hello", False),
-        (TEMPLATE, True),
-        ("{{ messages[0]['content'] | trim }}", True),
-        ("{% for %}", True),
+    assert ChatTokenizer(Tokenizer.open(model)).prompt_loss() == ""
+    content = "messages[0]['content']"
+    for template, loss in (
+        ("hello", "leaves out"),
+        (TEMPLATE, ""),
+        (f"{{{{ {content} | trim }}}}", ""),
+        ("{% for %}", ""),
+        (f"{{{{ {content} | upper }}}}", "changes"),
+        (f"{{{{ {content} | e }}}}", "changes"),
+        (f"{{{{ {content}[:10] }}}}", "changes"),
+        (f"{{{{ {content} | replace('a', 'b') | replace('s', 'z') }}}}", "changes"),
+        (f"{{{{ {content} }}}} {{{{ {content} }}}}", "changes"),
     ):
         (model / "chat_template.jinja").write_text(template)
-        assert ChatTokenizer(Tokenizer.open(model)).keeps_prompts == keeps
+        assert ChatTokenizer(Tokenizer.open(model)).prompt_loss() == loss, template

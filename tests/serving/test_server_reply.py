@@ -2,6 +2,7 @@
 
 import json
 import threading
+from types import SimpleNamespace
 
 import pytest
 from clocks import PATIENCE
@@ -14,8 +15,10 @@ from localspec.config import Settings
 from localspec.errors import LocalspecError
 from localspec.events import Done, Reporter
 from localspec.serving import server_engine
+from localspec.serving.pieces import Piece
 from localspec.serving.server import Server
 from localspec.serving.server_engine import ServerEngine
+from localspec.serving.server_reply import Reply
 
 
 def test_a_reply_in_parts_is_read_and_others_than_the_first_are_not(tmp_path):
@@ -71,3 +74,11 @@ def test_what_is_wrong_names_the_address_once(tmp_path):
     with scripted(stream(said("Well"), b"data: " + b"x" * (2**20 + 2**16))) as server:
         last = run(tmp_path, server).stderr.splitlines()[-1]
     assert last.count(server.url) == 1 and "gave up" not in last
+
+
+def test_turns_that_the_server_left_out_count_as_well_as_those_left_out_here():
+    engine = SimpleNamespace(server=SimpleNamespace(ours=True), told={})
+    reply = Reply(engine, dropped=4)
+    for piece, dropped in ((Piece(), 4), (Piece(own={"dropped_turns": 2}), 6), (Piece(own={"dropped_turns": 2}), 6)):
+        reply._take(piece)
+        assert reply._dropped == dropped
