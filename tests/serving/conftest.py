@@ -44,10 +44,10 @@ class Answer:
 
     @property
     def pieces(self) -> list[Any]:
-        """What was streamed, without its end."""
+        """The pieces of a stream, without its end and without comments about waiting."""
         *pieces, end, rest = self.body.decode().split("\n\n")
         assert end == "data: [DONE]" and not rest
-        return [json.loads(piece.removeprefix("data: ")) for piece in pieces]
+        return [json.loads(piece.removeprefix("data: ")) for piece in pieces if not piece.startswith(":")]
 
 
 @dataclass
