@@ -32,6 +32,14 @@ class Report(Protocol):
     def of(self, text: str, reasoning: str, reason: str, statistics: Statistics) -> dict[str, Any]: ...
 
 
+class Reporting(Answerer, Protocol):
+    """An answerer that makes the JSON object of its last reply."""
+
+    def report(self, sampling: Any, load_seconds: float, /) -> Report:
+        """Return the report of a reply that is sampled in this way, after a model was loaded in `load_seconds`."""
+        ...
+
+
 class Begun(NamedTuple):
     """A chat that was started, and the server behind it, if one was named."""
 
@@ -52,7 +60,7 @@ class Begun(NamedTuple):
 
         return warm_or_here(settings, card, self.progress.reporter, partial(self._here, settings, card))
 
-    def for_reply(self, settings: Settings, card: TargetCard, keep: int | None = None) -> Answerer:
+    def for_reply(self, settings: Settings, card: TargetCard, keep: int | None = None) -> Reporting:
         """The same for one reply, of which less is told.
 
         A server stays for `keep` seconds, and is started where there is none; that none can be is told. Raises
@@ -82,7 +90,7 @@ class Begun(NamedTuple):
                 raise UsageMistake(f"--keep has no effect: {why} Leave --keep out, or {stop_it(place)}.") from None
         return here()
 
-    def _there(self, server: "Behind", settings: Settings, card: TargetCard) -> Answerer:
+    def _there(self, server: "Behind", settings: Settings, card: TargetCard) -> Reporting:
         notice, progress = self.progress.notice, self.progress.show
         return server.load(settings, card, store=self.chat.store, notice=notice, progress=progress)
 
@@ -93,22 +101,6 @@ class Begun(NamedTuple):
 
         notice, progress = self.progress.notice, self.progress.show
         return Engine.open(settings, card, store=self.chat.store, notice=notice, progress=progress)
-
-
-def report_of(answerer: Any, sampling: Any, load_seconds: float) -> Report:
-    """What is told of a reply of theirs."""
-    match type(answerer).__name__:  # whose modules are loaded if they are theirs, and else need not be
-        case "ServerEngine":
-            from localspec.serving.server_report import ServerReport
-
-            return ServerReport(answerer, sampling, load_seconds)
-        case "WarmEngine":
-            from localspec.serving.warm import WarmReport
-
-            return WarmReport(answerer, sampling)
-    from localspec.engine.report import Report as EngineReport
-
-    return EngineReport(answerer, sampling, load_seconds)
 
 
 def begin(settings: Settings, resume: Resumed | None, at_the_end: ExitStack, progress: Progress) -> Begun:

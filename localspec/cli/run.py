@@ -22,7 +22,7 @@ from localspec.chat.wording import (
     share_words,
     tokens_a_step,
 )
-from localspec.cli.beginning import Report, begin, report_of
+from localspec.cli.beginning import Report, begin
 from localspec.cli.console import piped
 from localspec.cli.interrupt import Interrupt
 from localspec.cli.left_behind import kept_seconds
@@ -97,7 +97,7 @@ def _answer(flags: SharedFlags, question: Written, output: "_Output", stats: boo
         watched = isinstance(output, _Plain) and sys.stdout.isatty()  # a program gets the whole of a loop
         sampling = engine.sampling(settings)
         limits = Limits(settings.max_tokens, settings.stop, loop_prompt=question.prompt if watched else None)
-        report = report_of(engine, sampling, load_seconds)
+        report = engine.report(sampling, load_seconds)
         if sampled := first_sampled(card, sampling, begun.chat.store, settings):
             progress.notice(sampled)
         think = engine.thinking(settings, conversation.system)

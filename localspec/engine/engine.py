@@ -45,6 +45,7 @@ from localspec.engine.model_profile import ModelProfile
 from localspec.engine.own_kernels import settle_kernels
 from localspec.engine.own_layers import load_layers, probing, take_best
 from localspec.engine.recalled_measurements import LAYERS
+from localspec.engine.report import Report
 from localspec.engine.saved_phrases import SavedPhrases
 from localspec.engine.spilling import SpillWatch
 from localspec.engine.step_forms import RecordingWatch, settle_step_form
@@ -268,6 +269,10 @@ class Engine:
     def hold_threads(self) -> None:
         """Looks at the machine for all engines beside this one; until the next look each has as many threads."""
         self._idle_cores.hold()
+
+    def report(self, sampling: Sampling, load_seconds: float) -> Report:
+        """Return the report of a reply that is sampled in this way, after the model was loaded in `load_seconds`."""
+        return Report(self, sampling, load_seconds)
 
     def lend_core(self, lent: bool) -> None:
         """Leaves a core to whoever draws what is said, as long as it is `lent`. Any thread of this process may say so.

@@ -24,6 +24,7 @@ from localspec.serving.pieces import (
 )
 from localspec.serving.server import Server, TooLong
 from localspec.serving.server_reply import Reply
+from localspec.serving.server_report import ServerReport
 
 FIRST_SECONDS = 600.0  # until the first text: it may load its model, and others may be before us
 NEXT_SECONDS = 120.0  # from one piece to the next
@@ -149,6 +150,10 @@ class ServerEngine:
     def thinks_by_itself(self, system: str | None = None) -> bool | None:
         """Return None, because this is unknown for a model of a server."""
         return None
+
+    def report(self, sampling: ServerSampling, load_seconds: float) -> ServerReport:
+        """Return the report of a reply that is sampled in this way, after a connection took `load_seconds`."""
+        return ServerReport(self, sampling, load_seconds)
 
     def lend_core(self, lent: bool) -> None:
         """Do nothing, because another process computes."""

@@ -1,16 +1,18 @@
 """What is told of a reply that a server gave: the same JSON as of any other, with null for what it does not tell."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from localspec.engine.report import figures_of, sampling_facts
 from localspec.events import Statistics
-from localspec.serving.server_engine import ServerEngine, ServerSampling
+
+if TYPE_CHECKING:
+    from localspec.serving.server_engine import ServerEngine, ServerSampling
 
 
 class ServerReport:
     """The JSON object of one reply; what the server told is known from the first event on."""
 
-    def __init__(self, engine: ServerEngine, sampling: ServerSampling, load_seconds: float) -> None:
+    def __init__(self, engine: "ServerEngine", sampling: "ServerSampling", load_seconds: float) -> None:
         self._engine, self._sampling, self._load_seconds = engine, sampling, load_seconds
 
     @property

@@ -189,6 +189,10 @@ class WarmEngine:
         told: bool | None = self._told["by_itself"]
         return told
 
+    def report(self, sampling: WarmSampling, load_seconds: float) -> "WarmReport":
+        """Return the report of a reply that is sampled in this way. The server knows how long its model loaded."""
+        return WarmReport(self, sampling)
+
     def lend_core(self, lent: bool) -> None:
         """Leaves a core to who draws, if this process computes at all."""
         if self._instead is not None:
