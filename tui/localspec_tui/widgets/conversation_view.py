@@ -258,7 +258,7 @@ class ConversationView(MountedTurns):
     # -- beside the messages ------------------------------------------------------------------------------------------
 
     async def tell(self, sentence: str, *, trouble: bool = False) -> NoticeView:
-        """A sentence of localspec's own, once where it would stand below itself. One of trouble is seen at once."""
+        """Show a notice, unless the same one is the last message. Scroll to one of trouble."""
         if trouble:
             await self.follow()
         if self.children and isinstance(last := self.children[-1], NoticeView) and last.sentence == sentence:
@@ -266,8 +266,9 @@ class ConversationView(MountedTurns):
         view = NoticeView(sentence, trouble=trouble)
         if self._exchanges:
             self._exchanges[-1].views.append(view)
-        await self.mount(view)
-        self.screen.add_class("-told")
+        if self.is_attached:  # else the chat is ending
+            await self.mount(view)
+            self.screen.add_class("-told")
         return view
 
     async def forget(self, notice: NoticeView | None) -> None:
