@@ -166,6 +166,11 @@ def _byte_level(
         )
     stored = metadata.texts("tokenizer.ggml.merges") or []
     vocabulary = _vocabulary(tokens, types)
+    if unused := {token: index for index, token in enumerate(tokens) if types[index] == _UNUSED}:
+        for merge in stored:  # llama.cpp merges tokens into an unused one, too
+            left, _, right = merge.partition(" ")
+            for token in unused.keys() & {left, right, left + right}:
+                vocabulary.setdefault(token, unused[token])
     one: dict[str, str] = {token: token for token in vocabulary}  # each spelling once in memory
     pairs: dict[tuple[str, str], None] = {}  # of a pair that is there twice, the first counts
     for merge in stored:

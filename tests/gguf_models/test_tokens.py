@@ -161,6 +161,16 @@ def test_what_makes_no_tokenizer_is_refused(name: str) -> None:
     assert tokenizer_files(Metadata(SOUND), 3)
 
 
+def test_a_merged_token_of_the_type_unused_is_made_as_in_llama_cpp(tmp_path: Path) -> None:
+    original, said = Tokenizer.open(DEMO), tokenizer_of(DEMO, "smollm")
+    text = "the quick brown fox"
+    ids = original.encode(text, False)
+    said["tokenizer.ggml.token_type"] = np.array(said["tokenizer.ggml.token_type"])
+    longest = max(ids, key=lambda one: len(said["tokenizer.ggml.tokens"][one]))
+    said["tokenizer.ggml.token_type"][longest] = 5
+    assert converted(said, DEMO).encode(text, False) == ids
+
+
 def test_a_byte_level_tokenizer_whose_merges_are_missing_is_refused_unless_its_words_are_bytes() -> None:
     without = {key: one for key, one in SOUND.items() if key != "tokenizer.ggml.merges"}
     for said in (without, {**SOUND, "tokenizer.ggml.merges": []}):
