@@ -96,7 +96,7 @@ def test_what_a_piece_costs_does_not_grow_with_the_reply(name):
     for at in pieces:
         document.append(text[at : at + 512])
     assert document.source == text
-    assert time.process_time() - began < 2 * MORE
+    assert time.process_time() - began < 5 * MORE  # not minutes, as of a pattern that goes back again and again
     assert read < 3 * PIECE * len(pieces) + 12 * len(text), "characters that were read"
     shown = "".join("".join(block.text.split()) for block in document.blocks)
     assert len(shown) >= 0.5 * len("".join("".join(block.text.split()) for block in read_blocks(text)))
