@@ -228,7 +228,7 @@ def test_one_that_cannot_be_moved_keeps_no_other_and_is_named_once_a_day(
 
 @pytest.mark.slow
 def test_several_processes_at_once_find_every_model(home: Path) -> None:
-    command = [sys.executable, "-m", "localspec", "run", "hi", "-n", "1", "--no-log", "-m"]
+    command = [sys.executable, "-m", "localspec", "run", "hi", "-n", "24", "--no-log", "-m"]
     started = [
         subprocess.Popen([*command, name], env=environment(home), stdin=subprocess.DEVNULL, stderr=subprocess.PIPE)
         for name in ("here", "gone", "here", "gone")
