@@ -1,8 +1,8 @@
-"""Deleted text is overwritten: the index of words is merged, the file is written anew and the log is emptied.
+"""Deleted text is overwritten: the index of words is merged, the file is rewritten and the log is emptied.
 
 SQLite overwrites the rows it deletes. Two things remain: copies of rows that it moved to another page, and the words of
 deleted turns in the index. So each deletion leaves a row in `deletion`, in its own transaction, and the row goes when
-the file has been written anew. Whatever stops that, the next start goes on with it.
+the file has been rewritten. Whatever stops that, the next start goes on with it.
 """
 
 import math
@@ -10,8 +10,8 @@ import os
 import sqlite3
 from pathlib import Path
 
-SMALL = 64 * 2**20  # bytes: a file with less content is written anew at once, which takes a second
-MOST_IN_MEMORY = 32 * 2**20  # bytes of a file that is written anew by way of memory
+SMALL = 64 * 2**20  # bytes: a file with less content is rewritten at once, which takes a second
+MOST_IN_MEMORY = 32 * 2**20  # bytes of a file that is rewritten by way of memory
 
 
 def make_deletions(connection: sqlite3.Connection) -> None:
@@ -38,13 +38,13 @@ def content_size(connection: sqlite3.Connection) -> int:
 
 
 def write_anew(connection: sqlite3.Connection, path: Path | None) -> None:
-    """Write the file anew with nothing in it but its rows. Raise sqlite3.Error."""
+    """Rewrite the file with nothing in it but its rows. Raise sqlite3.Error."""
     connection.execute("INSERT INTO trigram (trigram) VALUES ('optimize')")  # drops the words of deleted turns
     vacuum(connection, path)
 
 
 def vacuum(connection: sqlite3.Connection, path: Path | None) -> None:
-    """Let SQLite write the file anew: by way of memory, or of a private file."""
+    """Let SQLite rewrite the file: by way of memory, or of a private file."""
     size = math.prod(connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "page_size"))
     if path is None or size <= MOST_IN_MEMORY:
         connection.execute("VACUUM")

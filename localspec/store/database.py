@@ -222,7 +222,7 @@ class Database:
 
     @property
     def unfinished(self) -> str:
-        """The sentence on deleted text that is still in the file, which is too large to be written anew at once."""
+        """The sentence on deleted text that is still in the file, which is too large to be rewritten at once."""
         with self._lock, contextlib.suppress(sqlite3.DatabaseError):
             if cleaning.last_mark(self._connection) and self._is_large:
                 return f"{self._named} is large, so the deleted text in it is overwritten at the next start."

@@ -114,7 +114,7 @@ def make_one_table(connection: sqlite3.Connection) -> None:
     make_index(connection)
     make_deletions(connection)
     if connection.execute("SELECT 1 FROM conversation LIMIT 1").fetchone():
-        mark(connection)  # of what moved, copies stay until the file is written anew
+        mark(connection)  # of what moved, copies stay until the file is rewritten
 
 
 def delete_all_turns(connection: sqlite3.Connection) -> None:

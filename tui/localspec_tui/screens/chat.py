@@ -345,7 +345,7 @@ class ChatScreen(Steady, Screen[None]):
         await self._conversation.follow()
 
     def action_copy_text(self) -> None:
-        """Copy the selection. A word that is marked as found is none: during a reply, the key stops that."""
+        """Copy the selection. A search match is no selection: during a reply, the key stops the reply."""
         if self._conversation.found is not None and self.check_action("stop", ()):
             raise SkipAction
         super().action_copy_text()
