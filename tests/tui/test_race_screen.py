@@ -212,7 +212,7 @@ def test_while_the_second_engine_loads_it_says_so(chat, monkeypatch):
         raise LocalspecError("Nothing can race here.")
 
     monkeypatch.setattr("localspec_tui.race_job.opponents", opponents)
-    monkeypatch.setattr("localspec_tui.race_job.of_this_process", lambda engine: engine)
+    monkeypatch.setattr("localspec_tui.race_job.in_this_process", lambda engine: engine)
 
     async def story(pilot):
         await say(pilot, "/race go")
