@@ -267,8 +267,13 @@ class Copy:
         env["MUTANTS"] = str(self.folder)
         limits = f'ulimit -c 0 -v {MEMORY >> 10} -t {cpu}; exec "$@"'
         command = ["bash", "-c", limits, "limits", sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "mutants"]
-        command += ["-p", "no:cacheprovider", "-o", "timeout=300", "-o", "timeout_method=thread", "--hypothesis-seed=0"]
-        command += [f"--basetemp={self.folder / 'tmp'}", *(f"tests/{name}" for name in names)] + ["-x"] * bool(order)
+        stall = 900 if order else 0  # seconds of a test that waits; a busy machine may need some for one that computes
+        command += ["-p", "no:cacheprovider", "-o", f"timeout={stall}", "-o", "timeout_method=thread"]
+        command += [
+            "--hypothesis-seed=0",
+            f"--basetemp={self.folder / 'tmp'}",
+            *(f"tests/{name}" for name in names),
+        ] + ["-x"] * bool(order)
         with (self.folder / "output.txt").open("w") as output:
             done = subprocess.Popen(command, cwd=self.tree, env=env, stdout=output, stderr=output, process_group=0)
             try:
