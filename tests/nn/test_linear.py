@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from each import each
 from quantized_layers import adapter_acts_in_its_own_forward_alone, error, gaussian, gradient_is_that_of_a_dense_layer
 
 from localspec.machine import compiled
@@ -34,13 +35,11 @@ def layer(form: tuple[str, int]) -> Make:
     return make
 
 
-biases = pytest.mark.parametrize("bias", [False, True], ids=["no bias", "bias"])
+biases = each("bias", [False, True])
 
 
 @biases
-def test_it_multiplies_by_the_numbers_that_the_library_computes_with(
-    layer: Make, form: tuple[str, int], bias: bool
-) -> None:
+def test_it_multiplies_by_the_numbers_that_the_library_computes_with(layer, form, bias):
     made, x = layer(bias), gaussian(40, IN)
     least, most = ERRORS[form]
     assert least < error(made.weight, gaussian(OUT, IN, seed=1)) < most
@@ -51,14 +50,12 @@ def test_it_multiplies_by_the_numbers_that_the_library_computes_with(
 
 
 @biases
-@pytest.mark.parametrize("shape", [(7, IN), (2, 5, IN)], ids=["2-D", "3-D"])
-def test_the_gradient_is_that_of_a_dense_layer_with_the_same_numbers(
-    layer: Make, shape: tuple[int, ...], bias: bool
-) -> None:
+@each("shape", [(7, IN), (2, 5, IN)])
+def test_the_gradient_is_that_of_a_dense_layer_with_the_same_numbers(layer, shape, bias):
     gradient_is_that_of_a_dense_layer(layer(bias), shape)
 
 
-def test_no_gradient_is_made_where_none_is_asked_for(layer: Make) -> None:
+def test_no_gradient_is_made_where_none_is_asked_for(layer):
     made = layer(True)
     assert not made(gaussian(3, IN)).requires_grad
     assert not list(made.parameters()), "weight and bias are frozen"
@@ -66,12 +63,12 @@ def test_no_gradient_is_made_where_none_is_asked_for(layer: Make) -> None:
         assert not made(gaussian(3, IN).requires_grad_()).requires_grad
 
 
-def test_an_adapter_acts_in_its_own_forward_alone_and_learns(layer: Make) -> None:
+def test_an_adapter_acts_in_its_own_forward_alone_and_learns(layer):
     adapter_acts_in_its_own_forward_alone(layer())
 
 
 @pytest.mark.slow
-def test_it_holds_what_is_packed_and_no_dense_weight(layer: Make, form: tuple[str, int]) -> None:
+def test_it_holds_what_is_packed_and_no_dense_weight(layer, form):
     made, x = layer(True), gaussian(3, IN).requires_grad_()
     y = made(x)
     gc.collect()
@@ -83,7 +80,7 @@ def test_it_holds_what_is_packed_and_no_dense_weight(layer: Make, form: tuple[st
     assert made.nbytes == whole // (1 if packing == "int8" else 2) + 2 * whole // group + 4 * OUT
 
 
-def test_some_rows_are_a_dense_layer_of_the_same_numbers(layer: Make) -> None:
+def test_some_rows_are_a_dense_layer_of_the_same_numbers(layer):
     made, x, channels = layer(), gaussian(4, IN), torch.tensor([300, 0, 17])
     rows = made.rows(channels)
     assert isinstance(rows, Linear) and rows.shape == (3, IN)

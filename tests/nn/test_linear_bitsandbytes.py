@@ -10,6 +10,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 import torch.nn.functional as F
+from each import each
 from quantized_layers import adapter_acts_in_its_own_forward_alone, error, gaussian, gradient_is_that_of_a_dense_layer
 
 from localspec.nn import linear_bitsandbytes
@@ -23,9 +24,9 @@ if find_spec("bitsandbytes") is None:  # importing it takes seconds, which other
 OUT, IN = 96, 128
 # Of Gaussian weights and activations: more than nothing, less than
 ERRORS = {LLMInt8Linear: (0.002, 0.02), NF4Linear: (0.05, 0.13)}
-kinds = pytest.mark.parametrize("kind", [LLMInt8Linear, NF4Linear])
-biases = pytest.mark.parametrize("bias", [False, True], ids=["no bias", "bias"])
-precisions = pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+kinds = each("kind", [LLMInt8Linear, NF4Linear])
+biases = each("bias", [False, True])
+precisions = each("precision", [torch.float32, torch.bfloat16, torch.float16])
 
 
 def made(
@@ -41,10 +42,8 @@ def made(
 @kinds
 @biases
 @precisions
-@pytest.mark.parametrize(("out", "inner"), [(OUT, IN), (64, 48), (301, 254), (3, 64)])
-def test_the_product_is_the_dense_one_as_near_as_so_few_bits_come(
-    kind: type[QuantizedLinear], bias: bool, precision: torch.dtype, out: int, inner: int
-) -> None:
+@each("out, inner", [(OUT, IN), (64, 48), (301, 254), (3, 64)])
+def test_the_product_is_the_dense_one_as_near_as_so_few_bits_come(kind, bias, precision, out, inner):
     layer, x = made(kind, bias, precision, out, inner), gaussian(40, inner).to(precision)
     dense = F.linear(x.float(), gaussian(out, inner, seed=1), gaussian(out, seed=2) if bias else None)
     least, most = ERRORS[kind]
@@ -57,7 +56,7 @@ def test_the_product_is_the_dense_one_as_near_as_so_few_bits_come(
 
 @kinds
 @biases
-def test_the_weight_is_what_the_kernel_multiplies_by(kind: type[QuantizedLinear], bias: bool) -> None:
+def test_the_weight_is_what_the_kernel_multiplies_by(kind, bias):
     layer, weight = made(kind, bias), gaussian(OUT, IN, seed=1)
     assert layer.weight.shape == layer.shape == (OUT, IN)
     least, most = ERRORS[kind]
@@ -66,13 +65,13 @@ def test_the_weight_is_what_the_kernel_multiplies_by(kind: type[QuantizedLinear]
     assert torch.allclose(ours, layer.weight.T, rtol=2e-3, atol=2e-3)
 
 
-def test_int8_has_one_scale_an_output_channel() -> None:
+def test_int8_has_one_scale_an_output_channel():
     steps = made(LLMInt8Linear).weight / (gaussian(OUT, IN, seed=1).half().float().abs().amax(1, keepdim=True) / 127)
     assert torch.allclose(steps, steps.round(), atol=2e-3)
     assert torch.equal(steps.abs().amax(1).round(), torch.full((OUT,), 127.0))
 
 
-def test_nf4_has_sixteen_levels_of_one_scale_a_block() -> None:
+def test_nf4_has_sixteen_levels_of_one_scale_a_block():
     weight = made(NF4Linear).weight.view(-1, 64)
     levels = weight / weight.abs().amax(1, keepdim=True)
     assert len(torch.unique(levels.mul(1e4).round())) <= 2 * 16, "either end of the levels is the largest of its block"
@@ -81,7 +80,7 @@ def test_nf4_has_sixteen_levels_of_one_scale_a_block() -> None:
     assert not torch.equal(weight.abs().amax(1), largest)
 
 
-def test_what_it_takes_in_memory() -> None:
+def test_what_it_takes_in_memory():
     assert made(LLMInt8Linear).nbytes == OUT * IN + 4 * OUT
     assert made(LLMInt8Linear, True, torch.bfloat16).nbytes == made(LLMInt8Linear).nbytes + 2 * OUT
     blocks = 1024 * 1024 // 64
@@ -96,7 +95,7 @@ def test_what_it_takes_in_memory() -> None:
 
 
 @kinds
-def test_channels_of_zeros_give_zeros(kind: type[QuantizedLinear]) -> None:
+def test_channels_of_zeros_give_zeros(kind):
     weight = gaussian(OUT, IN, seed=1)
     weight[3] = 0.0
     y = kind(weight)(gaussian(5, IN))
@@ -107,7 +106,7 @@ def test_channels_of_zeros_give_zeros(kind: type[QuantizedLinear]) -> None:
 
 
 @biases
-def test_a_threshold_computes_input_channels_with_outliers_as_they_are(bias: bool) -> None:
+def test_a_threshold_computes_input_channels_with_outliers_as_they_are(bias):
     layer, x = made(LLMInt8Linear, bias), gaussian(9, IN)
     x[:, [5, 77]] = 60.0 * x[:, [5, 77]].sign()
     right = F.linear(x, layer.weight, layer.bias)
@@ -123,7 +122,7 @@ def test_a_threshold_computes_input_channels_with_outliers_as_they_are(bias: boo
     assert LLMInt8Linear.threshold == 0.0, "others are not touched"
 
 
-def test_by_default_no_outliers_are_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_by_default_no_outliers_are_looked_for(monkeypatch):
     """Looking makes the processor wait for the device."""
     asked = []
     quantise = torch.ops.bitsandbytes.int8_vectorwise_quant
@@ -153,15 +152,13 @@ def test_by_default_no_outliers_are_looked_for(monkeypatch: pytest.MonkeyPatch) 
 
 @kinds
 @biases
-@pytest.mark.parametrize("shape", [(7, IN), (2, 5, IN)], ids=["2-D", "3-D"])
-def test_the_gradient_is_that_of_a_dense_layer_with_the_rounded_weight(
-    kind: type[QuantizedLinear], shape: tuple[int, ...], bias: bool
-) -> None:
+@each("shape", [(7, IN), (2, 5, IN)])
+def test_the_gradient_is_that_of_a_dense_layer_with_the_rounded_weight(kind, shape, bias):
     gradient_is_that_of_a_dense_layer(made(kind, bias), shape)
 
 
 @kinds
-def test_a_gradient_has_the_precision_of_what_it_is_for(kind: type[QuantizedLinear]) -> None:
+def test_a_gradient_has_the_precision_of_what_it_is_for(kind):
     layer, x = made(kind, True, torch.bfloat16), gaussian(3, IN).bfloat16().requires_grad_()
     layer(x).float().sum().backward()
     assert x.grad is not None and x.grad.dtype == torch.bfloat16
@@ -169,7 +166,7 @@ def test_a_gradient_has_the_precision_of_what_it_is_for(kind: type[QuantizedLine
 
 
 @kinds
-def test_an_adapter_acts_in_its_own_forward_alone_and_learns(kind: type[QuantizedLinear]) -> None:
+def test_an_adapter_acts_in_its_own_forward_alone_and_learns(kind):
     adapter_acts_in_its_own_forward_alone(made(kind))
     adapter = LoraAdapter(IN, OUT, [(0, OUT)], 4, 8.0)
     assert made(kind, precision=torch.bfloat16)(gaussian(3, IN).bfloat16(), adapter).dtype == torch.bfloat16
@@ -197,16 +194,7 @@ assert "bitsandbytes" in sys.modules and sys.modules["kernels"] is own and seen 
 
 
 @pytest.mark.slow
-def test_the_library_is_loaded_with_the_first_layer_and_may_fetch_nothing() -> None:
+def test_the_library_is_loaded_with_the_first_layer_and_may_fetch_nothing():
     """On a processor with AVX512-BF16 it would look for a kernel in the network, where `kernels` is installed."""
     result = subprocess.run([sys.executable, "-c", LOADS], capture_output=True, text=True, check=False)
     assert (result.returncode, result.stderr) == (0, "")
-
-
-def test_a_module_that_is_hidden_is_there_again_afterwards() -> None:
-    for name in ("json", "nowhere_at_all"):
-        before = sys.modules.get(name)
-        with linear_bitsandbytes._without(name), pytest.raises(ImportError):
-            __import__(name)
-        assert sys.modules.get(name) is before
-        assert (name in sys.modules) == (before is not None)

@@ -3,9 +3,9 @@
 What is given to Apple's own operators is looked at here; that they run was not seen.
 """
 
-import pytest
 import torch
 import torch.nn.functional as F
+from each import each
 from quantized_layers import adapter_acts_in_its_own_forward_alone, error, gaussian, gradient_is_that_of_a_dense_layer
 
 from localspec.nn import linear_mps
@@ -16,10 +16,10 @@ ERRORS = {
     Int8WeightOnlyLinear: (0.002, 0.012),
     Int4WeightOnlyLinear: (0.04, 0.11),
 }  # of Gaussian weights: more than nothing, less than
-kinds = pytest.mark.parametrize("kind", [Int8WeightOnlyLinear, Int4WeightOnlyLinear])
-biases = pytest.mark.parametrize("bias", [False, True], ids=["no bias", "bias"])
-precisions = pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-shapes = pytest.mark.parametrize(("out", "inner"), [(OUT, IN), (48, 40), (301, 255), (3, 5)])
+kinds = each("kind", [Int8WeightOnlyLinear, Int4WeightOnlyLinear])
+biases = each("bias", [False, True])
+precisions = each("precision", [torch.float32, torch.bfloat16, torch.float16])
+shapes = each("out, inner", [(OUT, IN), (48, 40), (301, 255), (3, 5)])
 
 
 def made(
@@ -36,9 +36,7 @@ def made(
 @biases
 @precisions
 @shapes
-def test_the_product_is_the_dense_one_as_near_as_so_few_bits_come(
-    kind: type[WeightOnlyLinear], bias: bool, precision: torch.dtype, out: int, inner: int
-) -> None:
+def test_the_product_is_the_dense_one_as_near_as_so_few_bits_come(kind, bias, precision, out, inner):
     layer, x = made(kind, bias, precision, out, inner), gaussian(40, inner).to(precision)
     weight, added = gaussian(out, inner, seed=1), gaussian(out, seed=2) if bias else None
     y, (least, most) = layer(x), ERRORS[kind]
@@ -54,14 +52,14 @@ def test_the_product_is_the_dense_one_as_near_as_so_few_bits_come(
     )
 
 
-def test_eight_bits_have_one_scale_an_output_channel() -> None:
+def test_eight_bits_have_one_scale_an_output_channel():
     scale = gaussian(OUT, IN, seed=1).abs().amax(1, keepdim=True) / 127
     steps = made(Int8WeightOnlyLinear).weight / scale
     assert torch.allclose(steps, steps.round(), atol=1e-4)
     assert torch.equal(steps.abs().amax(1).round(), torch.full((OUT,), 127.0))
 
 
-def test_four_bits_reach_from_the_least_to_the_largest_of_each_group() -> None:
+def test_four_bits_reach_from_the_least_to_the_largest_of_each_group():
     weight = gaussian(OUT, IN, seed=1) + 3.0  # all of one sign: a scale alone would waste half of the levels
     ours, groups = Int4WeightOnlyLinear(weight).weight.reshape(-1, 32), weight.view(-1, 32)
     least, most = groups.amin(1, keepdim=True), groups.amax(1, keepdim=True)
@@ -74,7 +72,7 @@ def test_four_bits_reach_from_the_least_to_the_largest_of_each_group() -> None:
 
 
 @precisions
-def test_scales_are_rounded_before_the_weights_so_that_no_error_is_added(precision: torch.dtype) -> None:
+def test_scales_are_rounded_before_the_weights_so_that_no_error_is_added(precision):
     """Half a step of the scale as it is kept; in 16 bits the zero is rounded too, by some hundredths of a step."""
     weight, exact = gaussian(OUT, IN, seed=1).to(precision), precision == torch.float32
     for kind, slack in ((Int8WeightOnlyLinear, 1e-3), (Int4WeightOnlyLinear, 1e-3 if exact else 0.1)):
@@ -87,7 +85,7 @@ def test_scales_are_rounded_before_the_weights_so_that_no_error_is_added(precisi
         assert float(steps.max()) < (0.5 + slack if exact else 0.85)
 
 
-def test_levels_are_counted_from_where_a_rounded_zero_lies() -> None:
+def test_levels_are_counted_from_where_a_rounded_zero_lies():
     weight = (gaussian(OUT, IN, seed=1) + 30.0).bfloat16()  # far from nought, where bf16 is coarse
     levels, scales, zeros = _levels(weight)
     assert (scales.dtype, zeros.dtype) == (torch.bfloat16, torch.bfloat16)
@@ -98,10 +96,8 @@ def test_levels_are_counted_from_where_a_rounded_zero_lies() -> None:
 
 
 @kinds
-@pytest.mark.parametrize("piece", [1, 5 * 160, 10**9])
-def test_weights_are_rounded_some_at_a_time(
-    monkeypatch: pytest.MonkeyPatch, kind: type[WeightOnlyLinear], piece: int
-) -> None:
+@each("piece", [10**9, 1, 5 * 160])
+def test_weights_are_rounded_some_at_a_time(monkeypatch, kind, piece):
     usual, x = made(kind, inner=160), gaussian(4, 160)
     monkeypatch.setattr(linear_mps, "PIECE", piece)
     assert torch.equal(made(kind, inner=160)(x), usual(x))
@@ -109,7 +105,7 @@ def test_weights_are_rounded_some_at_a_time(
 
 @kinds
 @precisions
-def test_zeros_equal_tiny_and_far_weights(kind: type[WeightOnlyLinear], precision: torch.dtype) -> None:
+def test_zeros_equal_tiny_and_far_weights(kind, precision):
     weight, x = gaussian(OUT, IN, seed=1).to(precision), gaussian(9, IN).to(precision)
     weight[0], weight[1], weight[2] = 0.0, 0.5, 0.5 + weight[2] * 1e-3
     weight[3] *= 1e-3
@@ -120,7 +116,7 @@ def test_zeros_equal_tiny_and_far_weights(kind: type[WeightOnlyLinear], precisio
     assert error(layer.weight[3], weight[3]) < (0.2 if kind is Int4WeightOnlyLinear else 0.03)
 
 
-def test_what_it_takes_in_memory() -> None:
+def test_what_it_takes_in_memory():
     assert made(Int8WeightOnlyLinear).nbytes == OUT * IN + 4 * OUT
     assert made(Int8WeightOnlyLinear, True, torch.bfloat16).nbytes == OUT * IN + 2 * OUT + 2 * OUT
     assert made(Int4WeightOnlyLinear).nbytes == OUT * IN // 2 + 2 * 4 * OUT * IN // 32
@@ -139,7 +135,7 @@ class Elsewhere(torch.Tensor):
     device = torch.device("mps")
 
 
-def test_apples_operator_is_given_pairs_of_levels_the_first_one_high(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_apples_operator_is_given_pairs_of_levels_the_first_one_high(monkeypatch):
     """PyTorch #129940: uint8 [out, in / 2], of each pair the even channel in the upper half."""
     given: list[torch.Tensor] = []
 
@@ -160,9 +156,7 @@ def test_apples_operator_is_given_pairs_of_levels_the_first_one_high(monkeypatch
 
 @kinds
 @shapes
-def test_kernels_are_given_whole_squares_in_one_precision(
-    monkeypatch: pytest.MonkeyPatch, kind: type[WeightOnlyLinear], out: int, inner: int
-) -> None:
+def test_kernels_are_given_whole_squares_in_one_precision(monkeypatch, kind, out, inner):
     """Apple's kernels refuse other inputs, which those for CPUs accept."""
     seen = []
     multiply = kind.multiply
@@ -183,13 +177,11 @@ def test_kernels_are_given_whole_squares_in_one_precision(
 
 @kinds
 @biases
-@pytest.mark.parametrize("shape", [(7, IN), (2, 5, IN)], ids=["2-D", "3-D"])
-def test_the_gradient_is_that_of_a_dense_layer_with_the_rounded_weight(
-    kind: type[WeightOnlyLinear], shape: tuple[int, ...], bias: bool
-) -> None:
+@each("shape", [(7, IN), (2, 5, IN)])
+def test_the_gradient_is_that_of_a_dense_layer_with_the_rounded_weight(kind, shape, bias):
     gradient_is_that_of_a_dense_layer(made(kind, bias), shape)
 
 
 @kinds
-def test_an_adapter_acts_in_its_own_forward_alone_and_learns(kind: type[WeightOnlyLinear]) -> None:
+def test_an_adapter_acts_in_its_own_forward_alone_and_learns(kind):
     adapter_acts_in_its_own_forward_alone(made(kind))
