@@ -115,8 +115,9 @@ def test_pieces_make_the_same_file_as_the_whole(tiny, tmp_path, monkeypatch, pie
 
     path = copied(tiny(SHARDED).path, tmp_path / "model", change)
     whole = load(path, "int8", "tiny", 1, quiet(), Paths(tmp_path / "whole"))
-    monkeypatch.setattr(packed_file, "PIECE", piece)
-    pieces = load(path, "int8", "tiny", 3, quiet(), Paths(tmp_path / "pieces"))
+    with monkeypatch.context() as patch:
+        patch.setattr(packed_file, "PIECE", piece)
+        pieces = load(path, "int8", "tiny", 3, quiet(), Paths(tmp_path / "pieces"))
     assert any(len(section.pieces) > 1 for section in pieces.header.tensors.values())
     for name in whole.header.sections:
         assert bytes(whole.view(name)) == bytes(pieces.view(name)), name

@@ -313,7 +313,7 @@ def test_texts_that_changed_since_the_weights_were_packed_are_those_of_the_direc
     assert len(list((tmp_path / "home").rglob("*.packed"))) == 1
 
 
-@each("what", ["logits", "states"])
+@pytest.mark.parametrize("what", ["logits", "states"])
 def test_the_self_test_sees_a_last_bit_that_depends_on_other_rows(opened, monkeypatch, what):
     target, forward = opened("int8"), NativeTarget.forward
     assert exactness.measure(target, 3).bitwise
