@@ -73,12 +73,12 @@ def test_the_product_is_the_dense_one_as_near_as_so_few_bits_come(kind, bias, pr
         assert (y.dtype, y.shape) == (precision, (40, out)) and layer.weight.shape == layer.shape == (out, inner)
         assert error(y, F.linear(x.float(), weight, added)) < most + 0.005
         assert inner < IN or least < error(layer.weight, weight) < most
-        if kind != LLMInt8Linear:  # which rounds its input, too
+        if kind not in (LLMInt8Linear, NF4Linear):  # which round their input, too, or multiply in another precision
             exact = 1e-5 if precision == torch.float32 else 0.01
             assert error(y, F.linear(x.float(), layer.weight.float(), added)) < exact, "by this weight it is multiplied"
         assert torch.equal(layer(x.view(2, 4, 5, inner)).view(40, out), y)
-        turned = gaussian(inner, 4).to(precision)
-        assert torch.equal(layer(turned.T), layer(turned.T.contiguous()))
+        turned = gaussian(inner, 4).to(precision).T
+        assert kind not in APPLES or torch.equal(layer(turned), layer(turned.contiguous()))
     ours = layer(torch.eye(inner, dtype=precision)).float() - (0.0 if added is None else added.to(precision).float())
     assert torch.allclose(ours, layer.weight.T.float(), rtol=0.02, atol=0.02)
 
@@ -188,7 +188,7 @@ def test_of_ours_some_rows_are_a_dense_layer_and_nothing_asks_for_a_gradient(for
     layer, x, channels = made(form, True), gaussian(4, IN), torch.tensor([90, 0, 17])
     rows = layer.rows(channels)
     assert isinstance(rows, Linear) and rows.shape == (3, IN)
-    torch.testing.assert_close(rows(x), layer(x)[:, channels])
+    torch.testing.assert_close(rows(x) + layer.bias[channels], layer(x)[:, channels])
     assert layer(x[:0]).shape == (0, OUT) and not layer(x).requires_grad
     assert not list(layer.parameters()), "weight and bias are frozen"
     with torch.no_grad():
