@@ -186,6 +186,7 @@ WRONG: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @each("name", WRONG)
 def test_what_is_not_computed_is_refused(tmp_path, directory, name):
     file = write_model(tmp_path / "a.gguf", directory("qwen3-wide-heads"), "Q8_0", **WRONG[name])
@@ -197,6 +198,7 @@ def test_what_is_not_computed_is_refused(tmp_path, directory, name):
 PLAIN = "{% for m in messages %}{{ m.content }}{% endfor %}"
 
 
+@pytest.mark.slow
 @each(
     "template, bos, eos, before, after",
     [

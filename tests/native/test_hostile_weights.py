@@ -86,6 +86,7 @@ def rewritten(whole, tensors, to):
     return to
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("of", ["whole", "recurrent"])
 def test_a_tensor_that_the_config_does_not_tell_of_so_is_a_sentence(request, tmp_path, of):
     whole = request.getfixturevalue(of)

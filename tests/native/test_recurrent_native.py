@@ -123,6 +123,7 @@ def test_every_instruction_set_and_number_of_threads_gives_the_same_bits_after_d
 # -- what is taken back ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @each("name, packing", [*covering(NAMES, PACKINGS), (LONG, "fp32"), (BIASES, "int8")])
 def test_a_draft_that_is_rejected_at_any_token_leaves_no_bit_behind(tiny, name, packing):
     target, text = tiny(name, packing).target, prompt_ids(40, seed=5)
@@ -301,6 +302,7 @@ def test_the_self_test_finds_every_bit_and_a_state_that_is_not_taken_back(tiny, 
 # -- files and bytes ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @every_packing
 @every_config
 def test_a_packed_model_holds_what_is_predicted(tiny, name, packing):

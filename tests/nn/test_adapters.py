@@ -35,6 +35,7 @@ def read_before(target: Target, tokens: list[int]) -> TextPrefix:
     return prefix.closed()
 
 
+@pytest.mark.slow
 @every_family
 @each("which", ["all", "vko"])
 def test_what_is_merged_is_what_was_brought_along(tiny, name, which):
@@ -47,6 +48,7 @@ def test_what_is_merged_is_what_was_brought_along(tiny, name, which):
     torch.testing.assert_close(states(target), changed, rtol=2e-4, atol=2e-4)
 
 
+@pytest.mark.slow
 @every_family
 def test_new_adapters_change_nothing(tiny, name):
     target = tiny(name).target
@@ -55,6 +57,7 @@ def test_new_adapters_change_nothing(tiny, name):
     )
 
 
+@pytest.mark.slow
 @every_family
 @each("which", ["all", "vko"])
 def test_what_was_saved_comes_back(tiny, name, which):
@@ -103,6 +106,7 @@ def test_projections_learn_apart(tiny):
     assert stack.lora_B.grad[stack.block_mask == 1].any() and stack.lora_A.grad is not None and stack.lora_A.grad.any()
 
 
+@pytest.mark.slow
 @each("name", [name for name in FAMILIES if name in DRAFTING])
 def test_rows_after_a_text_are_those_of_the_cache_and_gradients_flow(tiny, name):
     target, tokens = tiny(name).target, prompt_ids(30)

@@ -138,6 +138,7 @@ def test_gradients_and_a_batch_without_a_cache_are_the_stock_models(tiny, name):
         assert apart(ours[part].grad, expected) < 1e-4, part
 
 
+@pytest.mark.slow
 @each("name", RECURRENT)
 def test_what_is_saved_is_read_by_the_stock_model_bit_for_bit(tiny, name, tmp_path):
     model = tiny(name)
