@@ -6,7 +6,6 @@ import torch
 from distributions import assert_drawn_from
 from each import each
 from logits_forms import Form, every_form, in_numpy
-from slow_cases import cases
 from tiny_models import stock_distribution
 
 from localspec.decoding.acceptance import walk_by_rejection
@@ -70,7 +69,8 @@ def counts(model: Model, shape: dict[str, float], draws: int, rule=walk_by_rejec
     return found
 
 
-@pytest.mark.parametrize("shape", cases(SHAPES, []))
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", SHAPES)
 def test_three_tokens_have_the_targets_joint_distribution(shape: str) -> None:
     model = Model(seed=1)
     draws = 600 if "top_p" in SHAPES[shape] else 1000
@@ -85,7 +85,7 @@ def test_a_few_hundred_draws_are_the_targets(form: Form) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", ["drafter without some tokens", "target without some tokens", "nothing in common"])
+@each("case", ["drafter without some tokens", "target without some tokens", "nothing in common"])
 def test_tokens_that_one_side_never_says_do_not_change_the_distribution(case: str) -> None:
     model, never = Model(seed=3), float("-inf")
     if case == "drafter without some tokens":

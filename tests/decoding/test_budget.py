@@ -25,7 +25,7 @@ from budget_simulation import (
 from each import each
 from golden import wording
 from scripted_drafters import OffChain, Oracle, RandomBranches, random_tree
-from slow_cases import cases
+from slow_cases import covering
 from tiny_models import Tiny, prompt_ids, stock_reply
 
 from localspec.decoding.acceptance import walk
@@ -94,9 +94,9 @@ def sizes_at(steps: Sequence[Verified], start: int, end: int) -> list[int]:
 # -- scripted texts ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("most", cases([4, MOST, 16, 63], [MOST, 63]))
-@pytest.mark.parametrize("draft", DRAFTS)
-@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("most", [MOST, 63])
+@each("draft", DRAFTS)
+@each("machine", MACHINES)
 def test_where_nothing_is_accepted_200_tokens_cost_three_per_cent_at_most(machine: str, draft: str, most: int) -> None:
     steps = simulate(Budget(most, MACHINES[machine]), [WRONG] * 200, MACHINES[machine], DRAFTS[draft])
     assert len(steps) == 200
@@ -104,7 +104,7 @@ def test_where_nothing_is_accepted_200_tokens_cost_three_per_cent_at_most(machin
     assert machine == "hardly any gain" or steps[0].nodes > 0, "nothing ventured, nothing learned"
 
 
-@pytest.mark.parametrize("machine", [PROCESSOR, CARD])
+@each("machine", [PROCESSOR, CARD])
 def test_what_was_believed_in_is_given_up_as_cheaply(machine: Curve) -> None:
     """After a long good run only the change itself costs anything."""
     steps = simulate(Budget(MOST, machine), [RIGHT] * 300 + [WRONG] * 300, machine)
@@ -115,8 +115,7 @@ def test_what_was_believed_in_is_given_up_as_cheaply(machine: Curve) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("most", cases([MOST, 16, 32], [MOST]))
-@pytest.mark.parametrize("machine", MACHINES)
+@each("machine, most", covering(MACHINES, [MOST, 16]))
 def test_where_everything_is_accepted_the_best_size_is_reached_within_20_steps(machine: str, most: int) -> None:
     costs, text = MACHINES[machine], [RIGHT] * 1200
     steps = simulate(Budget(most, costs), text, costs)
@@ -125,7 +124,7 @@ def test_where_everything_is_accepted_the_best_size_is_reached_within_20_steps(m
     assert reached >= 0.9 * best_fixed(text, costs, most=most)[0]
 
 
-@pytest.mark.parametrize(("machine", "within"), [(PROCESSOR, 64), (CARD, 12)])
+@each("machine, within", [(PROCESSOR, 64), (CARD, 12)])
 def test_a_sudden_change_is_found_both_ways(machine: Curve, within: int) -> None:
     text = [WRONG] * 140 + [RIGHT] * 160 + [WRONG] * 200
     steps = simulate(Budget(MOST, machine), text, machine)
@@ -135,16 +134,14 @@ def test_a_sudden_change_is_found_both_ways(machine: Curve, within: int) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("machine", [PROCESSOR, CARD])
-@pytest.mark.parametrize("turn", cases([20, 40, 100], [40]))
+@each("turn, machine", covering([20, 40, 100], [PROCESSOR, CARD]))
 def test_on_alternating_texts_it_is_as_good_as_the_best_fixed_size(machine: Curve, turn: int) -> None:
     text = ([RIGHT] * turn + [WRONG] * turn) * (600 // turn)
     assert throughput(simulate(Budget(MOST, machine), text, machine), text) >= 0.95 * best_fixed(text, machine)[0]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("chance", cases([0.1, 0.3, 0.6, 0.9], [0.3]))
-@pytest.mark.parametrize("machine", MACHINES)
+@each("machine, chance", covering(MACHINES, [0.1, 0.3, 0.6, 0.9]))
 def test_where_guesses_are_right_by_chance_it_is_nearly_as_good_as_the_best_fixed_size(
     machine: str, chance: float
 ) -> None:
@@ -165,7 +162,7 @@ def test_in_a_bush_the_branch_that_is_right_is_found_whatever_its_rank() -> None
     assert list(kept.parents) == [-1, 0, 1, 2]
 
 
-@pytest.mark.parametrize("draft", DRAFTS.values())
+@each("draft", DRAFTS.values())
 def test_the_same_text_gives_the_same_sizes(draft: Callable[[int], DraftTree]) -> None:
     choose = random.Random(1)
     text = [choose.choice([0, 0, 1, WRONG]) for _ in range(400)]
@@ -537,8 +534,11 @@ def endless(model: Tiny) -> Target:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.1, top_k=50, seed=4)], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("name", cases([WIDE_HEADS, "llama-one-key-head-tied-linear"], [WIDE_HEADS]))
+@pytest.mark.parametrize(
+    ("name", "sampling"),
+    [(WIDE_HEADS, Sampling()), ("llama-one-key-head-tied-linear", Sampling(1.1, top_k=50, seed=4))],
+    ids=str,
+)
 def test_the_text_does_not_depend_on_the_budget(tiny: Make, name: str, sampling: Sampling) -> None:
     model, prompt = tiny(name), prompt_ids(12, seed=2)
     target = endless(model)
@@ -610,7 +610,7 @@ def test_a_reply_knows_what_plain_decoding_would_have_taken(tiny: Make, most: in
         assert not any(known) and session.statistics.speedup is None, "what is plain is no times as fast"
 
 
-@pytest.mark.parametrize("slowness", [3.0, 0.5])
+@each("slowness", [3.0, 0.5])
 def test_a_token_is_worth_as_much_on_a_busy_machine(slowness: float) -> None:
     """A draft model asks what a token saves, and knows what its own forwards take where nothing else runs."""
 
@@ -631,7 +631,7 @@ def test_a_token_is_worth_as_much_on_a_busy_machine(slowness: float) -> None:
 PRICED = ForwardCosts((1, 64), (0, 4096), ((1e-3, 2e-3), (5e-3, 1e-2)))  # five times as dear far on in a text
 
 
-@pytest.mark.parametrize("cut", [Budget.prune, Budget.take_whole])
+@each("cut", [Budget.prune, Budget.take_whole])
 def test_a_step_is_judged_by_the_price_of_its_place_in_the_text(
     cut: Callable[[Budget, DraftTree, int], DraftTree],
 ) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
+from each import each
 from scripted_drafters import OffChain, Oracle
 from table_model import TableModel
 
@@ -57,8 +58,8 @@ def session_of(model: TableModel, drafter: Drafter) -> Session:
     return Session(model, drafter, Budget(8), Thinking(MARKS, model.decode, model.decode, {}))
 
 
-@pytest.mark.parametrize(
-    ("limits", "thought", "answer", "before", "reason"),
+@each(
+    "limits, thought, answer, before, reason",
     [
         (Limits(16), "abcdef", "yaghij", 10, "length"),
         (Limits(16, ["i"]), "abcdef", "yagh", 10, "stop"),
