@@ -54,7 +54,7 @@ from localspec.training.trainable import Batch, TrainableDrafter, make_drafter, 
 Make = Callable[[str], Tiny]
 
 LLAMA = "llama-grouped-dynamic"
-MODELS = [LLAMA, *FAMILIES[1:]]
+MODELS = [LLAMA, FAMILIES[1], FAMILIES[3], FAMILIES[5], FAMILIES[7], FAMILIES[10]]
 GREEDY, NODES = Sampling(), 8
 FORMS: dict[str, dict[str, object]] = {
     "shared": {},
@@ -137,7 +137,7 @@ def proposed(
 # -- heads -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("private", [False, True])
+@each("private", [False, True])
 def test_an_untrained_head_is_the_targets_own(tiny: Make, private: bool) -> None:
     target, text = tiny(LLAMA).target, prompt_ids(9)
     drafter = drafting(medusa(target, private=private, layers=2), target)
@@ -203,33 +203,6 @@ def test_what_is_behind_a_rewind_is_neither_drafted_from_nor_judged(tiny: Make) 
 
 # -- training ----------------------------------------------------------------------------------------------------------
 
-ALPHABET = 24
-
-
-def following(text: list[int], count: int) -> list[int]:
-    """A text in which every token is a function of the one before it: one round through a shuffled alphabet."""
-    order = (torch.randperm(ALPHABET, generator=torch.Generator().manual_seed(0)) + 20).tolist()
-    while len(text) < count:
-        text = [*text, order[(order.index(text[-1]) + 1) % ALPHABET]]
-    return text
-
-
-@pytest.mark.slow
-def test_heads_learn_the_tokens_behind_the_root_and_no_others(tiny: Make) -> None:
-    """The copy task: with another offset than theirs, heads would be right never, for no token comes back so soon."""
-    target = tiny(LLAMA).target
-    drafter = medusa(target, heads=3, layers=2)
-    lesson = batch(target, [following([20 + start], 15) for start in range(ALPHABET)])
-    learn(drafter, lesson, 60, rate=0.03)
-    seen = drafter.loss(lesson).depth_losses
-    assert all(depth.hits[0] > 0.98 * depth.count for depth in seen)
-    assert [depth.count for depth in seen] == [24 * 13, 24 * 12, 24 * 11]
-    for start in range(ALPHABET):
-        text = following([20 + start], 15)
-        tree = proposed(drafter, target, text[:12], nodes=3)
-        assert list(tree.tokens) == text[11:15], "the root, and what comes behind it"
-        assert list(tree.parents) == [-1, 0, 1, 2]
-
 
 @pytest.mark.parametrize("distill", [False, True])
 def test_the_loss_is_that_of_the_paper(tiny: Make, distill: bool) -> None:
@@ -267,22 +240,6 @@ def test_only_the_rows_that_will_be_there_are_read(tiny: Make) -> None:
     hidden = lesson.hidden.clone().requires_grad_()
     drafter.loss(replace(lesson, loss_mask=counts, hidden=hidden)).loss.backward()
     assert hidden.grad[0].abs().sum(-1).nonzero().flatten().tolist() == [2, 3, 4]
-
-
-@pytest.mark.slow
-def test_an_end_is_learned_like_any_token_and_filling_never(tiny: Make) -> None:
-    """Padding is END here, as in many models: labels come from lengths, never from ids."""
-    target = tiny(LLAMA).target
-    drafter = medusa(target, heads=2, layers=2)
-    texts = [[*following([20 + start], 5 + start % 7), END] for start in range(ALPHABET)]
-    lesson = batch(target, texts)
-    assert sum(depth.count for depth in drafter.loss(lesson).depth_losses) == sum(2 * len(text) - 5 for text in texts)
-    learn(drafter, lesson, 60, rate=0.03)
-    ends = 0
-    for text in texts:
-        tree = proposed(drafter, target, text[:-1], nodes=2)
-        ends += tree.tokens[1] == END
-    assert ends > 0.9 * len(texts)
 
 
 def test_texts_that_are_too_short_teach_nothing_and_break_nothing(tiny: Make) -> None:
@@ -371,7 +328,7 @@ def test_greedy_text_is_that_of_the_stock_model(tiny: Make, name: str, form: str
 
 
 @pytest.mark.slow
-@each("name", MODELS)
+@pytest.mark.parametrize("name", MODELS[:2])
 def test_turns_abandoned_streams_and_stops_within_a_path(tiny: Make, name: str) -> None:
     model, prompt = tiny(name), prompt_ids(15, seed=6)
     text = stock_reply(model.stock, prompt, 24)
@@ -408,7 +365,7 @@ def test_turns_abandoned_streams_and_stops_within_a_path(tiny: Make, name: str) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", ["static", "shared"])
 def test_the_demo_model_says_what_it_always_says(demo: Tiny, form: str) -> None:
     prompt = demo.target.encode([{"role": "user", "content": "Tell me a short story about a fox."}])
     text = stock_reply(demo.stock, prompt, 24, tuple(demo.target.stop_tokens))
@@ -443,7 +400,7 @@ def test_a_seed_gives_the_text_of_plain_decoding(tiny: Make, name: str, form: st
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", ["shared", "static", "dense"])
+@pytest.mark.parametrize("form", ["shared", "static"])
 def test_a_seed_gives_the_text_of_plain_decoding_where_drafts_are_often_right(
     tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -709,22 +666,7 @@ def test_adapters_learn_slower_than_heads_and_all_learn(own: Callable[[str], Tar
 
 
 @pytest.mark.slow
-def test_heads_foresee_better_what_is_trained_along(own: Callable[[str], Target]) -> None:
-    """What joint training is for: states that say more of what comes."""
-    losses = {}
-    for joint in (False, True):
-        target = own(LLAMA)
-        lesson = batch(target, [prompt_ids(30, seed=seed) for seed in range(6)])
-        torch.manual_seed(0)
-        options = {"joint": True, "rank": 8, "balance": 1.0, "warmup": 0.5, "schedule": "constant"} if joint else {}
-        drafter = medusa(target, heads=2, private_rank=0, **options)  # heads that can do little of their own
-        learn(drafter, lesson, 100, rate=0.01)
-        losses[joint] = sum(depth.loss.item() for depth in drafter.loss(lesson).depth_losses)
-    assert losses[True] < 0.5 * losses[False]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [LLAMA, "qwen2-many-heads-mixed-window-tied", "granite-grouped-multipliers-tied"])
 def test_joint_training_makes_a_new_target_for_which_it_is_lossless(
     tmp_path, tiny: Make, own: Callable[[str], Target], name: str
 ) -> None:
