@@ -113,15 +113,6 @@ def test_a_drafter_that_is_the_target_is_always_right_and_sampled_like_it() -> N
     assert_drawn_from(model.joint(Sampling(1.0)), counts(model, SHAPES["plain"], draws=600))
 
 
-def test_equal_siblings_are_in_the_tree_as_often_as_they_were_sampled() -> None:
-    draft = in_numpy(Model(1).draft)
-    trees = [sampled_tree(0, draft, NODES, Sampling(1.0, seed=seed), PLACE + 1, "draft") for seed in range(20)]
-    first = [[tree.tokens[child] for child in tree.siblings[0]] for tree in trees]
-    assert all(len(children) == 4 for children in first)
-    assert sum(len({*children}) < len(children) for children in first) > 10
-    assert len({tuple(tree.parents) for tree in trees}) == 1, "the shape must not depend on what was sampled"
-
-
 def mutated(subtract: bool, duplicates: bool):
     """The rule, written once more, and what it must not forget left out."""
 
@@ -149,7 +140,6 @@ def mutated(subtract: bool, duplicates: bool):
 @pytest.mark.slow
 @each("forgotten", ["nothing", "to subtract", "duplicates", "as it is"])
 def test_one_token_after_three_draws_and_the_chi_square_sees_what_the_rule_must_not_forget(forgotten: str) -> None:
-    """The drafter says one thing far more often than the target does, so many draws are refused and many are equal."""
     target = torch.tensor([0.23, 0.15, 0.4, 0.22])
     draft, found = torch.tensor([[0.14, 0.79, 0.02, 0.05]]).log(), torch.zeros(4)
     rule = mutated(forgotten != "to subtract", forgotten != "duplicates") if forgotten != "as it is" else None

@@ -29,7 +29,6 @@ def same(found: object, expected: list[torch.Tensor]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_states_of_a_text_and_of_a_tree_are_those_of_the_stock_model(tiny: Make, name: str) -> None:
-    """In any order, some twice; a text in two chunks, of the first of which only the last row has logits."""
     model, text = tiny(name), prompt_ids(23, seed=3)
     target, last = model.target, model.target.compute.target.sizes.num_layers
     places, cache, states = [last, 1, 0, last - 1, 1], model.target.cache(64), stock_states(model, text)

@@ -8,17 +8,7 @@ from scripted_drafters import OffChain, Oracle, RandomBranches, Witness
 from session_replies import SAID, conversation, reply
 from six_words import PROMPT, WORDS, drawn, joint_chances, six_words
 from slow_cases import covering
-from tiny_models import (
-    CONFIGS,
-    FAMILIES,
-    VOCABULARY,
-    Tiny,
-    byte_tokenizer,
-    prompt_ids,
-    read,
-    stock_reply,
-    write,
-)
+from tiny_models import CONFIGS, FAMILIES, VOCABULARY, Tiny, byte_tokenizer, prompt_ids, read, stock_reply, write
 from transformers import Qwen3Config
 
 from localspec.decoding.budget import Budget
@@ -147,7 +137,6 @@ def long_model(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
 
 @pytest.mark.slow
 def test_a_prompt_of_1500_tokens_in_chunks_and_three_turns_after_it(long_model: Tiny) -> None:
-    """Three chunks of prefill; the cache grows from one bucket of slots to many."""
     model, count = long_model, 10
     turns, prompt = [], prompt_ids(1500, seed=1500)
     for turn in range(3):
@@ -236,10 +225,3 @@ def test_a_seed_gives_the_same_ids_whatever_the_drafter(tiny: Make, name: str, s
             assert ids == plain, drafter
             if drafter in KNOWING and len(plain) == 24:
                 assert statistics.acceptance_length > 1.2
-
-
-def test_seeds_differ(tiny: Make) -> None:
-    target, prompt = tiny("llama-grouped-dynamic").target, prompt_ids(10, seed=4)
-    session = Session(target, Autoregressive(), Budget(0))
-    replies = {tuple(reply(session, prompt, 8, Sampling(1.0, seed=seed))[0]) for seed in range(10)}
-    assert len(replies) == 10

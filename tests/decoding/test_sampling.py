@@ -1,12 +1,11 @@
 """The draw: transformers' distribution, noise without state, the walk along the picks."""
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
-from distributions import ENOUGH, assert_drawn_from
+from distributions import assert_drawn_from
 from each import each
 from golden import matching
 from logits_forms import FORMS, Form, every_form, in_numpy
@@ -47,9 +46,7 @@ def test_a_pick_is_sampled_from_what_transformers_would_draw_from(shape: dict[st
 # Which of equal tokens stands at the edge of the nucleus is nobody's promise, so those are not sampled with top-p here.
 @pytest.mark.slow
 @pytest.mark.parametrize(("shape", "form"), covering(FREE + CUT, FORMS.values()), ids=str)
-def test_a_pick_of_equal_logits_is_sampled_from_what_transformers_would_draw_from(
-    shape: dict[str, float], form: Form
-) -> None:
+def test_a_pick_of_equal_logits_is_sampled_from_what_transformers_would_draw_from(shape, form):
     assert_picks(TIED, shape, form)
 
 
@@ -94,20 +91,10 @@ def assert_picks(logits: torch.Tensor, shape: dict[str, float], form: Form) -> N
     assert_drawn_from(stock_distribution(logits, Sampling(**shape)), counts)
 
 
-@pytest.mark.slow
-def test_positions_draw_as_seeds_do() -> None:
-    counts = torch.zeros(len(UNEVEN))
-    for position in range(1500):
-        counts[pick(UNEVEN, position, Sampling(1.0, seed=3))] += 1
-    assert_drawn_from(UNEVEN.softmax(-1), counts)
-
-
 @every_form
 @each("spread", [0.01, 1.0, 6.0])
 @each("vocabulary", [1, 2, 1000, 1024, 1025, 5000])
-def test_top_p_keeps_the_tokens_that_transformers_keeps_in_vocabularies_of_any_size(
-    vocabulary: int, spread: float, form: Form
-) -> None:
+def test_top_p_keeps_the_tokens_that_transformers_keeps_in_vocabularies_of_any_size(vocabulary, spread, form):
     for seed, top_p in enumerate((1e-6, 0.3, 0.9, 0.999)):
         logits = torch.randn(vocabulary, generator=torch.Generator().manual_seed(seed)) * spread
         stock = set(stock_distribution(logits, Sampling(1.0, top_p=top_p)).nonzero().flatten().tolist())
@@ -126,7 +113,6 @@ def test_a_cut_that_leaves_one_token_gives_that_token_and_so_does_temperature_0(
 
 
 def test_truncation_never_changes_the_noise_of_what_survives() -> None:
-    """A pick that survives a cut stays the pick: noise belongs to the id, not to its place among the survivors."""
     for seed in range(200):
         free = pick(UNEVEN, 5, Sampling(1.0, seed=seed))
         cut = pick(UNEVEN, 5, Sampling(1.0, top_k=6, seed=seed))
@@ -165,40 +151,6 @@ def test_the_noise_is_one_fixed_function_of_seed_position_and_id(seed: int, posi
     ids = [0, 1, 2, 31999, 151_935, 262_143, 2**31 - 1, 2**31, 2**40]
     ours = gumbel(seed, position, np.array(ids)).tolist()
     assert ours == pytest.approx([splitmix(seed, position, token) for token in ids], rel=1e-12, abs=1e-12)
-
-
-@pytest.mark.slow
-def test_the_noise_is_gumbel_noise() -> None:
-    from scipy.stats import kstest  # which takes a second to import
-
-    noise = gumbel(7, 3, np.arange(100_000))
-    assert noise.dtype == np.float64
-    assert np.isfinite(noise).all()
-    assert kstest(noise, "gumbel_r").pvalue > ENOUGH
-
-
-@pytest.mark.slow
-@each(
-    "one, other",
-    [
-        (lambda ids: gumbel(1, 5, ids), lambda ids: gumbel(1, 6, ids)),
-        (lambda ids: gumbel(1, 5, ids), lambda ids: gumbel(2, 5, ids)),
-        (lambda ids: gumbel(1, 5, ids), lambda ids: gumbel(1, 5, ids + 1)),
-        (lambda ids: gumbel(0, 1, ids), lambda ids: gumbel(1, 0, ids)),
-        (lambda ids: gumbel(1, 5, ids), lambda ids: gumbel(2**32 + 1, 5, ids)),
-        (lambda ids: gumbel(1, 5, ids), lambda ids: gumbel(1, 5, ids + 2**17)),
-    ],
-)
-def test_noise_of_neighbours_is_independent(
-    one: Callable[[np.ndarray], np.ndarray], other: Callable[[np.ndarray], np.ndarray]
-) -> None:
-    from scipy.stats import chi2_contingency, pearsonr
-
-    ids = np.arange(0, 100_000, 2)
-    a, b = (np.exp(-np.exp(-noise(ids))) for noise in (one, other))  # back to uniform
-    assert pearsonr(a, b).pvalue > ENOUGH
-    table = np.histogram2d(a, b, bins=8, range=((0, 1), (0, 1)))[0]
-    assert chi2_contingency(table).pvalue > ENOUGH
 
 
 @each(

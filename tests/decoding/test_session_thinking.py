@@ -71,9 +71,7 @@ def session_of(model: TableModel, drafter: Drafter) -> Session:
         (Limits(11), "abcdef", "y", 10, "length"),
     ],
 )
-def test_thinking_and_answer_are_parted_whatever_drafts(
-    model: TableModel, limits: Limits, thought: str, answer: str, before: int, reason: str
-) -> None:
+def test_thinking_and_answer_are_parted_whatever_drafts(model, limits, thought, answer, before, reason):
     for drafter in drafters():
         found = answered(session_of(model, drafter), PROMPT, limits)
         assert found[:3] == (thought, answer, before) and found[3].reason == reason
