@@ -415,7 +415,7 @@ def test_a_file_from_before_the_heads_own_change_is_read_without_one(tiny: Make,
 
 def test_a_chain_is_the_likeliest_token_of_each_head(tiny: Make) -> None:
     target = tiny(LLAMA).target
-    drafter = perturbed(medusa(target, heads=3, tree="chain"))
+    drafter = perturbed(medusa(target, heads=3, layers=2, tree="chain"))
     for nodes in (2, 3, 9):
         tree = proposed(drafter, target, prompt_ids(9), nodes=nodes)
         assert list(tree.parents) == list(range(-1, min(nodes, 3)))
