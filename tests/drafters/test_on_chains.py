@@ -190,8 +190,8 @@ def assert_drawn_by_rejection(tmp_path: Path, own_read: Callable[[Path], Tiny], 
     text = [*PROMPT, *stock_reply(letters.stock, PROMPT, 12)]
     session = on_chains(letters.target, 5, trained(letters.target, form, text, len(PROMPT), steps=20))
     seen, sampling = watched(session.drafter), Sampling(1.0, rule="rejection")
-    found = drawn(session, PROMPT, sampling, 300)
-    assert found.accepted > 30 and all([*tree.parents] == [*range(-1, tree.size - 1)] for _, tree in seen)
+    found = drawn(session, PROMPT, sampling, 500)
+    assert found.accepted > 50 and all([*tree.parents] == [*range(-1, tree.size - 1)] for _, tree in seen)
     assert_drawn_from(joint_chances(letters.stock, PROMPT, sampling), found.counts)
     assert_drawn_as_said([tree for _, tree in seen])
 
