@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from each import each
 from golden import matching
 from scripted_drafters import OffChain, RandomBranches, random_tree
@@ -59,6 +60,24 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., N
 
 
 # -- opened ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_the_demo_model_in_fp32_says_what_the_stock_model_says(opened):
+    """A loop of a few lines over transformers' model, the whole text anew for every token."""
+    target, stock = opened("fp32"), AutoModelForCausalLM.from_pretrained(DEMO, dtype=torch.float32).eval()
+    for question in ("Who are you?", "Tell me about the sea."):
+        prompt = target.encode([{"role": "user", "content": question}])
+        tokens = list(prompt)
+        while len(tokens) < len(prompt) + 24:
+            logits = stock_logits(stock, tokens)[-1]
+            first, second = logits.topk(2).values.tolist()
+            if first - second < 1e-4 * logits.abs().max() or int(logits.argmax()) in target.stop_tokens:
+                break
+            tokens.append(int(logits.argmax()))
+        assert len(tokens) > len(prompt) + 4
+        ids, _ = reply(Session(target, Autoregressive(), Budget(0)), prompt, len(tokens) - len(prompt))
+        assert ids == tokens[len(prompt) :]
 
 
 @pytest.mark.slow
@@ -179,6 +198,30 @@ def test_the_demo_models_replies_are_the_same_with_every_drafter(opened, packing
     target, small = opened(packing, "", shared), opened(packing, "draft", shared)
     for question in ("Tell me a story about a king.",):
         assert_lossless(target, small, target.encode([{"role": "user", "content": question}]), 64)
+
+
+@each("packing", PACKINGS)
+def test_a_rows_bits_depend_on_its_ancestors_alone(tiny, packing):
+    """A tree in one forward, each of its paths as a chain, and the chain token by token."""
+    target, prompt = tiny(FAMILIES[1], packing).target, prompt_ids(37, seed=5)
+    tree = random_tree(prompt[-1], 11, seed=2)
+    cache = target.cache(0)
+    target.forward(DraftTree.chain(prompt[:-1]), cache, last=True)
+    cache.keep(range(len(prompt) - 1))
+    whole = target.forward(tree, cache)
+    for node in range(tree.size):
+        path = [node]
+        while path[-1]:
+            path.append(tree.parents[path[-1]])
+        text = [*prompt[:-1], *(tree.tokens[at] for at in reversed(path))]
+        alone, chain = target.cache(len(text)), read(target, text)
+        for token in text:
+            one = target.forward(DraftTree.chain([token]), alone)
+            alone.keep([0])
+        assert np.array_equal(chain[-1], whole.logits.numpy()[node])
+        assert np.array_equal(one.logits.numpy()[0], chain[-1]) and np.array_equal(
+            one.hidden.rows[0], whole.hidden.rows[node]
+        )
 
 
 def test_what_lies_in_slots_that_a_row_does_not_see_changes_nothing(tiny):
