@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from each import each
 from command import what_is_kept
 from golden import matching, wording
 from machines import BILLION, cpu, gpu, machine, unfetched
@@ -211,8 +212,8 @@ def test_what_is_not_there(begin, resume):
         begin(resume)
 
 
-@pytest.mark.parametrize(
-    ("kept", "given", "found"),
+@each(
+    "kept, given, found",
     [
         ("Be kind.", {}, "Be kind."),
         (None, {}, None),

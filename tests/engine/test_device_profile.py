@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from each import each
 from golden import wording
 
 from localspec.engine import device_profile, measurement_cache
@@ -111,13 +112,13 @@ def shape(sizes: dict[str, int]) -> Shape:
     return Shape(layers, width, inner, 16, 4, 128, sizes["vocab_size"], 512)
 
 
-@pytest.mark.parametrize(("weight", "layer"), [(4e-11, 7e-4), (3e-10, 5e-4), (2e-12, 1.5e-4)])
+@each("weight, layer", [(4e-11, 7e-4), (3e-10, 5e-4), (2e-12, 1.5e-4)])
 def test_what_weights_and_layers_take_is_told_apart(weight: float, layer: float) -> None:
     taken = (sizes["num_hidden_layers"] * layer + shape(sizes).matrices * weight for sizes in (WIDE, SLIM))
     assert weight_and_layer(*taken) == pytest.approx((weight, layer))
 
 
-@pytest.mark.parametrize(("wide", "slim"), [(0.03, 0.2), (0.3, 1e-4), (1e-3, 1.0)])
+@each("wide, slim", [(0.03, 0.2), (0.3, 1e-4), (1e-3, 1.0)])
 def test_a_disturbed_measurement_never_says_that_something_takes_no_time(wide: float, slim: float) -> None:
     assert all(one > 0 for one in weight_and_layer(wide, slim))
 

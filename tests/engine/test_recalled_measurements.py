@@ -134,7 +134,7 @@ def test_of_a_model_that_is_not_here_or_damaged_nothing_is_known(store: Store, c
     assert known(store).of(card, "cpu", "bf16", "none") == ModelMeasurements()
 
 
-@pytest.mark.parametrize("kept", [None, 7, "x", [], [1, 2], {"phrases": None}, {"phrases": {}}])
+@each("kept", [None, 7, "x", [], [1, 2], {"phrases": None}, {"phrases": {}}])
 def test_nonsense_in_the_store_is_nothing(store: Store, card: TargetCard, kept: object) -> None:
     store.measurements.remember(REPLY_SUMS.name, about(card), kept)
     store.measurements.remember("costs", about(card), kept)

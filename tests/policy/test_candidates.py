@@ -69,9 +69,7 @@ def test_no_drafter_is_a_candidate_too() -> None:
     assert plain().acceptance == Acceptance((), "")
 
 
-@pytest.mark.parametrize(
-    ("kind", "parameters"), [("medusa", 7 * 10**8), ("parallelspec", 10**9), ("parallelspec", 10**8)]
-)
+@each("kind, parameters", [("medusa", 7 * 10**8), ("parallelspec", 10**9), ("parallelspec", 10**8)])
 def test_a_drafter_takes_as_much_before_it_is_fetched_as_afterwards(kind: str, parameters: int) -> None:
     model = parameters == 10**9  # as it was published; else heads or a layer that were made for the target
     here = trained(kind, parameters, 0.8, revision="" if model else "0" * 40)

@@ -101,7 +101,7 @@ def test_packed_weights_take_half_or_all_of_a_byte_and_their_scales() -> None:
     assert packed(64 * 1024, 100, "int4", "mps") == 32 * 1024 + 2048 * 4
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@each("dtype", ["fp32", "bf16"])
 def test_on_a_processor_the_head_is_packed_and_the_embedding_is_not(dtype: str) -> None:
     """A tied one is there twice then: in 16 bits as it is, and packed as the head; norms are in fp32."""
     for shape in (TIED, APART):
@@ -114,7 +114,7 @@ def test_on_a_processor_the_head_is_packed_and_the_embedding_is_not(dtype: str) 
         )
 
 
-@pytest.mark.parametrize(("dtype", "item"), [("fp32", 4), ("bf16", 2)])
+@each("dtype, item", [("fp32", 4), ("bf16", 2)])
 def test_a_processor_has_an_unpacked_head_apart_from_its_embedding_too(dtype: str, item: int) -> None:
     """And in bf16 the norms are in fp32 all the same; torch on a processor keeps one matrix for both."""
     for shape in (TIED, APART):
@@ -134,7 +134,7 @@ def test_a_packed_file_holds_what_is_predicted(packing: str) -> None:
     assert weights(shape, dtype, quantize, "native", source.checkpoint.parameters) == held
 
 
-@pytest.mark.parametrize("packing", ["int8", "int4"])
+@each("packing", ["int8", "int4"])
 def test_torch_trains_on_what_the_library_packed_and_makes_one_matrix_dense_at_a_time(packing: str) -> None:
     for shape in (TIED, APART):
         assert weights(shape, "fp32", packing, "cpu") == weights(shape, "bf16", packing, "native")

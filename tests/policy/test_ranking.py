@@ -99,7 +99,7 @@ def test_int4_is_left_out_where_int8_fits_and_is_quick_enough_to_read_along() ->
     assert packings(cpu(9.2, bandwidth=100e9), context=256) == ["int8"], "a shorter context leaves room for it"
 
 
-@pytest.mark.parametrize(("speed", "taken"), [(QUICK * 0.99, "int4"), (QUICK * 1.01, "int8")])
+@each("speed, taken", [(QUICK * 0.99, "int4"), (QUICK * 1.01, "int8")])
 def test_quick_is_what_plain_decoding_is_with_this_memory_without_the_hope_for_a_drafter(speed, taken) -> None:
     def plain_speed(bandwidth: float) -> float:
         read = reading(cpu(48, bandwidth=bandwidth), "bf16", "int8")
@@ -191,7 +191,7 @@ def test_replies_are_worth_nothing_without_what_their_rows_cost() -> None:
     assert acceptance is not None and acceptance.origin == wording("as_measured_here"), "but what was accepted is known"
 
 
-@pytest.mark.parametrize(("brought", "taken"), [(1.6, "lookahead"), (1.1, "phrases")])
+@each("brought, taken", [(1.6, "lookahead"), (1.1, "phrases")])
 def test_a_window_is_taken_once_replies_told_that_it_pays(brought: float, taken: str) -> None:
     replies = {"lookahead": ReplyStats(brought, 4.0, 0.02), "phrases": ReplyStats(1.05, 1.0, 0.0)}
     replies["lookahead+phrases"] = ReplyStats(brought, 4.0, 0.02)
@@ -248,11 +248,8 @@ def test_what_plain_replies_take_beside_forwards_is_expected_of_all_others() -> 
     assert times_plain("medusa", slow | few) == pytest.approx(times_plain("medusa", {}), rel=1e-2), "blended, too"
 
 
-@pytest.mark.parametrize(
-    ("name", "drafter"),
-    [("ouroboros:small", "ouroboros"), ("draft_model:small", "draft_model"),
-     ("draft_model:small+phrases", "draft_model+phrases")],
-)  # fmt: skip
+@each("name, drafter", [("ouroboros:small", "ouroboros"), ("draft_model:small", "draft_model"),
+     ("draft_model:small+phrases", "draft_model+phrases")])  # fmt: skip
 def test_replies_of_a_pair_are_found_though_its_way_names_the_small_model(name: str, drafter: str) -> None:
     small = Model(unfetched(LITTLE, name="small"), LITTLE, LITTLE.parameters)
     key = reply_key(drafter, (), small.card)
@@ -510,7 +507,7 @@ def test_a_draft_model_keeps_the_whole_text_too() -> None:
 # -- a model that is here only packed --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("packed", [("int8",), ("int4",), ("int8", "int4")])
+@each("packed", [("int8",), ("int4",), ("int8", "int4")])
 def test_nothing_is_in_question_but_what_was_packed_on_the_cpu_engine(packed: tuple[str, ...]) -> None:
     alone = replace(model(), packed=packed)
     for device in (cpu(48), cpu(48, bf16=False, packings=()), gpu(48), apple(48)):

@@ -138,7 +138,7 @@ def test_without_the_library_a_processor_computes_in_what_torch_has(tmp_path: Pa
     assert pair.draft and (pair.engine, pair.draft.engine, pair.draft.quantize) == ("torch", "native", "int8")
 
 
-@pytest.mark.parametrize("where", [cpu(), cpu(packings=("int8",)), cpu(packings=(), bf16=False)])
+@each("where", [cpu(), cpu(packings=("int8",)), cpu(packings=(), bf16=False)])
 def test_a_small_model_is_chosen_like_a_large_one(where) -> None:
     """Speculation changes no token of it in int8 either."""
     little = unfetched(LITTLE)
@@ -181,7 +181,7 @@ def test_exact_takes_nf4_where_our_own_kernels_compute_it() -> None:
 OLD = replace(gpu(20, packings=("nf4",)), dtypes=("fp16", "fp32"))
 
 
-@pytest.mark.parametrize("where", [machine(OLD, cpu(3)), machine(apple(48), cpu(3))])
+@each("where", [machine(OLD, cpu(3)), machine(apple(48), cpu(3))])
 def test_exact_leaves_out_what_cannot_be_had_to_the_bit(where) -> None:
     assert taken(where)[2] in ("nf4", "int4")
     assert taken(where, exact=True)[2] in ("none", "int8")
@@ -432,8 +432,8 @@ def test_what_can_be_sampled_and_is_not_here_is_not_taken() -> None:
         choose(card, Settings(accept="rejection", temperature=1.0), HERE)
 
 
-@pytest.mark.parametrize(
-    ("origin", "said"),
+@each(
+    "origin, said",
     [
         ("--draft-max", "^--draft-max 65 is more"),
         ("LOCALSPEC_DRAFT_MAX", "^LOCALSPEC_DRAFT_MAX=65 is more"),
@@ -445,7 +445,7 @@ def test_what_cannot_be_meant_is_named_where_it_was_written(origin, said) -> Non
         choose(CARD, Settings(draft_max=MOST_NODES + 1, origins={"draft_max": origin}), HERE)
 
 
-@pytest.mark.parametrize("origin", ["--draft-max", "/home/me/config.toml"])
+@each("origin", ["--draft-max", "/home/me/config.toml"])
 def test_a_drafter_that_is_asked_for_and_may_not_draft_is_refused(origin) -> None:
     settings = Settings(drafter="phrases", draft_max=0, origins={"drafter": "--drafter", "draft_max": origin})
     with pytest.raises(UsageMistake) as caught:
@@ -463,9 +463,7 @@ def test_nf4_is_no_packing_of_a_processor_that_has_others() -> None:
         choose(CARD, Settings(quantize="nf4"), HERE)
 
 
-@pytest.mark.parametrize(
-    ("packing", "device"), [("int8", "cpu"), ("int4", "cpu"), ("int8", "cuda:0"), ("nf4", "cuda:0")]
-)
+@each("packing, device", [("int8", "cpu"), ("int4", "cpu"), ("int8", "cuda:0"), ("nf4", "cuda:0")])
 def test_a_packing_without_kernels_is_refused_by_its_name(old_gpus: None, packing: str, device: str) -> None:
     bare = machine(gpu(packings=()), cpu(packings=()))
     with pytest.raises(
