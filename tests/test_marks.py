@@ -4,7 +4,6 @@ import io
 import locale
 from types import SimpleNamespace
 
-import pytest
 from each import each
 from rich.cells import cell_len
 

@@ -121,7 +121,6 @@ def test_a_wheel_without_the_library_is_for_all_platforms_and_says_so(tmp_path):
     assert "localspec is built without its native library: BUILD_NATIVE_FOR is none." in done.stdout + done.stderr
 
 
-@pytest.mark.long
 @pytest.mark.skipif(HOST is None, reason="no native library is made for this machine")
 def test_the_sdist_builds_the_same_wheel(wheel, sdist, tmp_path):
     with tarfile.open(sdist) as content:

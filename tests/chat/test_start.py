@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from each import each
 from command import what_is_kept
+from each import each
 from golden import matching, wording
 from machines import BILLION, cpu, gpu, machine, unfetched
 from scripted_conversation import Engine, talk

@@ -193,7 +193,6 @@ def bitwise(request: pytest.FixtureRequest, demo_path: Path) -> Callable[[str], 
 
 
 @pytest.mark.slow
-@pytest.mark.long
 def test_its_trained_drafters_change_no_bit(demo_path: Path, bitwise: Callable[..., Any]) -> None:
     target = bitwise()
     sampling = Sampling(0.8, top_p=0.95, seed=3)
@@ -218,7 +217,6 @@ def paired(target: Any, small: Any) -> dict[str, Drafter]:
 
 
 @pytest.mark.slow
-@pytest.mark.long
 def test_its_draft_model_helps_and_changes_nothing(
     demo: Tiny, demo_path: Path, stock: StockAnswer, warm_text: list[int]
 ) -> None:
@@ -240,7 +238,6 @@ def test_its_draft_model_helps_and_changes_nothing(
 
 
 @pytest.mark.slow
-@pytest.mark.long
 def test_its_draft_model_changes_no_bit(bitwise: Callable[..., Any]) -> None:
     target, small = bitwise(), bitwise("draft")
     sampling = Sampling(0.8, seed=3)

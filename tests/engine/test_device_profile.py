@@ -124,7 +124,6 @@ def test_a_disturbed_measurement_never_says_that_something_takes_no_time(wide: f
 
 
 @pytest.mark.slow
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("engine", "quantize"), [("native", "none"), ("native", "int8"), ("native", "int4"), ("torch", "none")]
 )

@@ -229,7 +229,6 @@ def test_a_row_more_than_a_power_of_two_costs_as_much_as_twice_as_many(clock: Cl
 
 
 @pytest.mark.slow
-@pytest.mark.long
 def test_every_shape_is_recorded_once_while_costs_are_measured(
     tiny: Callable[[str], Tiny], recorded: type[Graph], monkeypatch: pytest.MonkeyPatch
 ) -> None:

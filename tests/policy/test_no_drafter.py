@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import pytest
 from each import each
 from golden import wording
 from machines import SEVEN, Told, machine, unfetched

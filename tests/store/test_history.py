@@ -3,9 +3,6 @@
 import contextlib
 import os
 import random
-import select
-import shutil
-import signal
 import sqlite3
 import struct
 import subprocess
@@ -13,14 +10,15 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from each import each
 from clocks import PATIENCE
-from database_files import damage_root, in_a_child, integrity, only_readable, open_directory
+from database_files import answers, damage_root, integrity, killed_lives, only_readable, open_directory
 from deleted_text import MARKER, bytes_on_disk, index_is_whole, talk, traces
+from each import each
 from golden import matching, wording
 
 from localspec.store import cleaning, opening
@@ -554,15 +552,6 @@ def test_what_was_removed_is_in_no_file_while_another_process_has_them_open(path
 
 
 @pytest.mark.slow
-def test_removing_gives_the_space_back(path: Path, store: Store) -> None:
-    numbers = [talk(store.history, random.Random(n)) for n in range(3)]
-    store.history.remove(numbers[:1])
-    size = path.stat().st_size
-    assert store.history.remove(numbers[1:]) == 2
-    assert path.stat().st_size < size / 2
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("large", [True, False])
 def test_a_large_database_is_shrunk_without_memory_for_all_of_it(path, store, monkeypatch, large):
     """What SQLite puts aside meanwhile lies in a file in the private directory, and nowhere else."""
@@ -612,57 +601,32 @@ def test_removing_says_so_when_another_process_keeps_the_bytes(
 
 # -- two processes, two threads, sudden ends --
 
-WRITER = """
-import sys
-from pathlib import Path
-from localspec.store.store import Store
-name, conversation = sys.argv[2], int(sys.argv[3])
-history = Store.open(Path(sys.argv[1]), lambda sentence: sys.exit("notice: " + sentence)).history
-print("ready", flush=True)
-sys.stdin.readline()
-own = None
-for n in range(60):
-    own, turn = history.say(own, f"{name} own {n}", model=name, system=None)
-    for part in range(3):
-        history.write(turn, f"reply {name} {n} " * part)
-    history.write(turn, f"reply {name} {n}", "stop", {"n": n})
-    if n % 10 == 0:
-        assert history.search(f"{name} {n}") and history.latest() and history.prompts(3)
-        history.remove([history.say(None, "short lived", model=name, system=None)[0]])
-"""
-
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_two_processes_lose_nothing(path: Path, notices: list[str]) -> None:
-    # Both make, migrate and open the file at the same time.
-    writers = [
-        subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(path), name, "0"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=Path(__file__).parents[2],
-        )
-        for name in ("anna", "berta")
-    ]
-    for writer in writers:
-        assert writer.stdout is not None and writer.stdout.readline() == "ready\n", writer.communicate()[1]
-    for writer in writers:
-        assert writer.stdin is not None
-        writer.stdin.write("go\n")
-        writer.stdin.flush()
-    for writer in writers:
-        errors = writer.communicate(timeout=PATIENCE)[1]
-        assert writer.returncode == 0, errors
+    """Both make, migrate and open the file at the same time."""
+
+    def live(name: str, pipe: int) -> None:
+        history = Store.open(path, notices.append).history
+        number = None
+        for n in range(60):
+            number, turn = history.say(number, f"{name} {n}", model=name, system=None)
+            for part in range(3):
+                history.write(turn, f"reply {name} {n} " * part)
+            history.write(turn, f"reply {name} {n}", "stop", {"n": n})
+            if n % 10 == 0:
+                assert history.search(f"{name} {n}") and history.latest() and history.prompts(3)
+                history.remove([history.say(None, "short lived", model=name, system=None)[0]])
+        os.write(pipe, b"told" if notices else b"quiet")
+
+    names = ("anna", "berta")
+    assert answers(*(partial(live, name) for name in names)) == [b"quiet"] * 2
     with Store.open(path, notices.append) as store:
-        infos = store.history.conversations()
-        assert {info.model for info in infos} == {"anna", "berta"} and len(infos) == 2
-        for info in infos:
-            name = info.model
-            assert texts(store.history, info.id) == [
-                (f"{name} own {n}", f"reply {name} {n}", "stop") for n in range(60)
-            ]
+        numbers = {info.model: info.id for info in store.history.conversations()}
+        assert numbers.keys() == {*names} and len(store.history.conversations()) == 2
+        for name, number in numbers.items():
+            assert texts(store.history, number) == [(f"{name} {n}", f"reply {name} {n}", "stop") for n in range(60)]
         assert index_is_whole(store)
     assert integrity(path) == "ok" and notices == []
 
@@ -670,28 +634,17 @@ def test_two_processes_lose_nothing(path: Path, notices: list[str]) -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_killed_process_loses_no_finished_turn(path: Path, notices: list[str]) -> None:
-    chance = random.Random(11)
-    finished: set[int] = set()
-    for life in range(20):
+    def live(life: int, pipe: int) -> None:
+        history = Store.open(path, notices.append).history
+        conversation: int | None = None
+        for n in range(100_000):
+            conversation, turn = history.say(conversation, f"prompt {life} {n}", model="demo", system=None)
+            for end in range(1, 4):
+                history.write(turn, "word " * 300 * end)
+            history.write(turn, "word " * 1200, "stop")
+            os.write(pipe, f"{turn}\n".encode())
 
-        def live(pipe: int, life: int = life) -> None:
-            history = Store.open(path, notices.append).history
-            conversation: int | None = None
-            for n in range(100_000):
-                conversation, turn = history.say(conversation, f"prompt {life} {n}", model="demo", system=None)
-                for end in range(1, 4):
-                    history.write(turn, "word " * 300 * end)
-                history.write(turn, "word " * 1200, "stop")
-                os.write(pipe, f"{turn}\n".encode())
-
-        child, pipe = in_a_child(live)
-        # Some are killed while they open, most while they write.
-        select.select([pipe], [], [], 10 if life % 3 else chance.uniform(0, 0.004))
-        time.sleep(chance.uniform(0, 0.02))
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        with open(pipe, "rb") as told:
-            finished.update(int(line) for line in told.read().split(b"\n")[:-1] if line)
+    for life, finished in enumerate(killed_lives(20, live)):
         with Store.open(path, notices.append) as store:
             turns = raw(store, "SELECT id, length(reply), reason FROM turn")
             if life % 5 == 4:
@@ -812,13 +765,22 @@ def filled(path: Path, conversations: int = 3) -> None:
             said(store.history, "unfinished", "half", None, number)
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """Return the file of ten conversations."""
+    path = tmp_path_factory.mktemp("whole") / "localspec.db"
+    filled(path, 10)
+    return path.read_bytes()
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
+@each(
     "name",
     ["conversation", "turn", "sqlite_sequence", "trigram_data", "phrase", "pool", "draft", "measurement", "deletion"],
 )
-def test_damage_at_the_root_of_a_table_is_found_at_opening(path: Path, notices: list[str], name: str) -> None:
-    filled(path)
+def test_damage_at_the_root_of_a_table_is_found_at_opening(tmp_path: Path, whole: bytes, name: str) -> None:
+    path, notices = tmp_path / "localspec.db", list[str]()
+    path.write_bytes(whole)
     damage_root(path, name)
     with Store.open(path, notices.append) as store:
         assert len(notices) == 1 and "is broken (" in notices[0]
@@ -827,9 +789,10 @@ def test_damage_at_the_root_of_a_table_is_found_at_opening(path: Path, notices: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", ["conversation", "turn", "trigram", "phrase", "deletion"])
-def test_a_part_that_is_missing_is_found_at_opening(path: Path, notices: list[str], part: str) -> None:
-    filled(path)
+@each("part", ["conversation", "turn", "trigram", "phrase", "deletion"])
+def test_a_part_that_is_missing_is_found_at_opening(tmp_path: Path, whole: bytes, part: str) -> None:
+    path, notices = tmp_path / "localspec.db", list[str]()
+    path.write_bytes(whole)
     with contextlib.closing(sqlite3.connect(path)) as connection:
         connection.execute(f"DROP TABLE {part}")
     with Store.open(path, notices.append) as store:
@@ -855,22 +818,20 @@ def damage_tables(path: Path) -> bytes:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "how", ["say", "write", "conversations", "latest", "read", "search", "short", "prompts", "remove", "ever_kept"]
-)
+@each("how", ["say", "write", "conversations", "latest", "read", "search", "short", "prompts", "remove", "ever_kept"])
 def test_damage_found_at_work_sets_the_file_aside_and_the_session_goes_on(
-    path: Path, notices: list[str], how: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, whole: bytes, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    filled(path, 10)
+    path, notices = tmp_path / "localspec.db", list[str]()
+    path.write_bytes(whole)
     content = damage_tables(path)
     monkeypatch.setattr(store_module, "PROBES", ())  # as if the damage were where opening does not look
     with Store.open(path, notices.append) as store:
         history = store.history
         assert notices == []
         if how == "remove":
-            with pytest.raises(
-                StoreTrouble, match=f"{matching('nothing_was_removed_because')} .* {matching('is_broken_delete')}"
-            ):
+            why = f"{matching('nothing_was_removed_because')} .* {matching('is_broken_delete')}"
+            with pytest.raises(StoreTrouble, match=why):
                 history.remove([1])
         else:
             works: dict[str, tuple[Callable[[], object], object]] = {
@@ -914,33 +875,23 @@ def test_a_turn_that_is_lost_in_mid_reply_costs_nothing(
     assert len(notices) == 1
 
 
-@pytest.mark.parametrize("log_left", [True, False])
-def test_what_can_only_be_read_is_read(notices: list[str], log_left: bool) -> None:
+def test_what_can_only_be_read_is_read(notices: list[str]) -> None:
     with open_directory() as directory:
         path = directory / "data" / "localspec.db"
         filled(path)
-        if log_left:
-            # As a killed process leaves it: the last reply stands in the log only.
-            with Store.open(path, notices.append) as running:
-                said(running.history, "only in the log", "reply")
-                shutil.copytree(path.parent, directory / "copy")
-            path = directory / "copy" / "localspec.db"
         with only_readable(path, directory_too=True), Store.open(path, notices.append) as store:
             history = store.history
             assert store.read_only and store.path == path and len(notices) == 1
-            assert len(history.conversations()) == (4 if log_left else 3) and history.ever_kept
-            assert len(history.search("only in the log")) == (1 if log_left else 0)
+            assert len(history.conversations()) == 3 and history.ever_kept
             assert len(history.search("unfinished")) == 3 and texts(history, 1)[1] == ("unfinished", "half", None)
             changes: list[Callable[[], object]] = [
                 lambda: history.say(1, "prompt", model="demo", system=None),
                 lambda: history.write(1, "reply"),
                 lambda: history.remove([1]),
             ]
+            why = f"{matching('can_only_be_read_2')}.+{matching('make_it_and_its_directory_writable')}"
             for change in changes:
-                with pytest.raises(
-                    StoreTrouble,
-                    match=f"{matching('can_only_be_read_2')}.+{matching('make_it_and_its_directory_writable')}",
-                ):
+                with pytest.raises(StoreTrouble, match=why):
                     change()
             assert texts(history, 1)[1] == ("unfinished", "half", None)
 

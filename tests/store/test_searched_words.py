@@ -2,7 +2,6 @@
 
 import unicodedata
 
-import pytest
 from each import each
 
 from localspec.store.searched_words import fold, span

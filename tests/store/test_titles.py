@@ -1,6 +1,5 @@
 """Titles by rule."""
 
-import pytest
 from each import each
 from golden import wording
 
