@@ -40,12 +40,6 @@ COSTS = ForwardCosts((1, 64), (256,), ((1.0, 1.5),))
 CHOSEN = Hyperparameters(3, 2, 4, 2)
 
 
-@pytest.fixture
-def store(tmp_path: Path):
-    with Store.open(tmp_path / "localspec.db", pytest.fail) as store:
-        yield store
-
-
 def asked(drafter: str, **settings: object) -> Choice:
     """A choice of this drafter; its small model is put in by hand."""
     kind, _, _ = drafter.partition("+")

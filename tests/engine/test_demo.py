@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from each import each
 from machines import cpu, machine
 from safetensors.torch import load_file
 from scripted_drafters import OffChain, RandomBranches
@@ -154,7 +155,7 @@ def answer(target: Target, drafter: object, question: str, sampling: Sampling) -
     return [token for event in events if isinstance(event, Text) for token in event.tokens], done.statistics
 
 
-@pytest.mark.parametrize("kind", SHIPPED)
+@each("kind", SHIPPED)
 def test_its_drafters_are_saved_under_the_names_they_were_read_by(demo: Tiny, demo_path: Path, kind: str) -> None:
     card = read_drafter(demo_path / "drafters" / kind)
     options = {**drafter_class(kind).BEFORE, **card.options}

@@ -62,17 +62,6 @@ def test_without_a_store_it_is_measured_each_time(counted) -> None:
     assert ask(None) == ask(None) and counted.times == 4
 
 
-def test_a_busy_moment_serves_until_there_is_a_quiet_one(counted, tmp_path) -> None:
-    counted.idle = physical_cores() - 1
-    ask(tmp_path / "localspec.db")
-    ask(tmp_path / "localspec.db")
-    assert counted.times == 2, "as long as it is busy nothing better is to be had"
-    counted.idle = physical_cores()
-    ask(tmp_path / "localspec.db")
-    ask(tmp_path / "localspec.db")
-    assert counted.times == 4
-
-
 def test_the_memory_is_as_fast_as_it_ever_was(counted, monkeypatch, tmp_path) -> None:
     """A busy moment after a quieter one, or the other way round, must not make another model or packing pay."""
     speeds = iter([5e9, 3e9, 8e9])

@@ -32,12 +32,6 @@ SUMS = [200.0, 100.0, 400.0, 2.0, 10.0, 1.0]  # tokens, steps, nodes, seconds of
 
 
 @pytest.fixture
-def store(tmp_path: Path):
-    with Store.open(tmp_path / "localspec.db", pytest.fail) as store:
-        yield store
-
-
-@pytest.fixture
 def card(tmp_path: Path) -> TargetCard:
     return TargetCard("mine", write_checkpoint(tmp_path / "model"), None, "")
 

@@ -355,13 +355,6 @@ def test_a_drafter_whose_m_is_below_plain_decoding_in_its_own_precision_is_never
     assert not pays(ranked[0], ranked) and pays(ranked[1], ranked) and pays(ranked[2], ranked)
 
 
-def test_on_apple_only_what_was_measured_to_be_faster_pays() -> None:
-    mac = Precision(apple(48), "bf16", "int4")
-    plain_decoding = plan("none", 1.0, precision=mac)
-    for cost_effectiveness, measured, drafter in ((3.0, False, "none"), (1.04, True, "none"), (1.06, True, "phrases")):
-        assert taken(plain_decoding, plan("phrases", cost_effectiveness, measured=measured, precision=mac)) == drafter
-
-
 # -- S3D's point -----------------------------------------------------------------------------------------------------------
 
 
@@ -483,12 +476,6 @@ def test_a_reason_for_plain_decoding_tells_what_does_not_pay() -> None:
     assert explained(elsewhere[0], elsewhere[:2]).endswith(wording("medusa_which_here_would_0_80"))
     mac = plan("none", 1.0, precision=Precision(apple(), "bf16", "int4"))
     assert wording("speculation_off_apple_s_gpus") in explained(mac, [mac])
-
-
-def test_a_trained_drafter_that_is_here_takes_part() -> None:
-    heads = trained("medusa", 10**8, 0.9, 0.8, 0.7)
-    chosen = best(run_plans(model(here=(heads,)), [PRECISION], NoMeasurements(), 16))
-    assert chosen is not None and chosen.candidate.trained == (heads,)
 
 
 def test_a_draft_model_keeps_the_whole_text_too() -> None:

@@ -12,7 +12,6 @@ from machines import BILLION, GIB, LITTLE, SEVEN, Told, apple, cpu, flat, gpu, m
 
 from localspec.config import Settings
 from localspec.errors import DoesNotFit, LocalspecError, NotHere, UsageMistake
-from localspec.machine import hardware, memory
 from localspec.machine.machine import Device, Machine
 from localspec.models.drafter_kinds import WEIGHTS, kinds
 from localspec.models.entries import PublishedDrafter, PublishedLength
@@ -67,20 +66,6 @@ def test_auto_takes_phrases_in_the_precision_whose_m_is_best() -> None:
     assert taken(machine(cpu(32, packings=()))) == ("cpu", "bf16", "none")
     assert taken(ALONE) == ("cpu", "fp32", "none")
     assert taken(SLOW) == ("cpu", "bf16", "int4")
-
-
-def test_four_bits_are_for_where_eight_do_not_fit_or_are_slow() -> None:
-    def quantized(gib: float, bandwidth: float, **settings: object) -> str:
-        return taken(machine(cpu(gib, bandwidth=bandwidth)), **settings)[2]
-
-    assert quantized(48, 100e9) == "int8", "though its M is lower"
-    assert quantized(48, 50e9) == "int4", "int8 is slower than one reads"
-    assert quantized(8, 100e9) == "int4", "int8 does not fit"
-    assert quantized(8, 20e9) == "int4"
-    for packing in ("int4", "int8"):
-        assert quantized(48, 20e9, quantize=packing) == quantized(48, 100e9, quantize=packing) == packing, (
-            "who names it"
-        )
 
 
 @each("eight", [None, 0.01, 0.2, 1.0])
@@ -247,10 +232,6 @@ def test_the_reason_is_a_sentence_about_what_is_taken() -> None:
     assert re.fullmatch(r"phrases in int8: [\d.]+ tokens/s, M \d\.\d\d \(predicted; \d\.\d\d tokens/step .*\)", reason)
     assert " in bf16: " in choose(CARD, Settings(quantize="none"), HERE).reason
     assert choose(CARD, Settings(drafter="lookahead"), HERE).reason == wording("lookahead_as_asked_in_int8")
-
-
-def test_plain_decoding_as_asked_does_not_call_a_drafter_that_pays_left_out() -> None:
-    assert "left out" not in choose(CARD, Settings(drafter="none"), HERE).reason
 
 
 def test_a_drafter_that_does_not_pay_is_left_out_and_it_is_said(monkeypatch) -> None:
@@ -639,13 +620,6 @@ def test_auto_takes_a_small_model_in_the_targets_directory_where_it_should_pay_a
 
 
 # -- this machine ------------------------------------------------------------------------------------------------------------
-
-
-def test_this_machine_has_cores_memory_and_a_processor() -> None:
-    assert hardware.physical_cores() >= 1
-    assert memory.free_memory() > 0
-    assert memory.peak_memory() > 1_000_000
-    assert hardware.devices()[-1] == "cpu"
 
 
 def test_where_no_machine_is_given_it_is_this_one() -> None:

@@ -125,7 +125,7 @@ def test_a_measurement_that_cannot_be_is_none(home, opened, value):
     assert MeasurementCache(opened).recall(COSTS, "here") is None
 
 
-@each("value", [1, "text", [], [1], {}, {"rows": "x"}, [[], [], []], None, True])
+@each("value", [1, "text", [], [1], {}, {"rows": "x"}, [[], [], []], None, True, {"bitwise": True}])
 @each("quantity", [COSTS, Quantity("exactness", Exactness.from_json, Exactness.as_json)])
 def test_a_measurement_of_another_form_is_none(opened, quantity, value):
     opened.measurements.remember(quantity.name, "here", value)

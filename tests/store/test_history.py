@@ -729,33 +729,6 @@ def test_what_was_thought_is_kept_with_its_turn_and_goes_with_a_branch(store: St
     assert history.remove([number, other]) == 2
 
 
-def test_a_database_from_before_conversations_keeps_what_it_has(
-    path: Path, notices: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as earlier:
-        earlier.setattr(store_module, "MIGRATIONS", store_module.MIGRATIONS[:2])
-        earlier.setattr(store_module, "PROBES", ())
-        with Store.open(path, notices.append) as old:
-            pool = old.phrases.pool("demo", "hash")
-            assert pool is not None
-            old.measurements.remember("costs", "demo", [1])
-    with contextlib.closing(sqlite3.connect(path)) as connection:
-        row = (pool, 1, b"", b"1234", 1, 1)
-        connection.execute("INSERT INTO phrase (pool, key, before, after, uses, used) VALUES (?, ?, ?, ?, ?, ?)", row)
-        connection.commit()
-        assert connection.execute("PRAGMA user_version").fetchone() == (2,)
-        tables = {row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-    assert tables == {"pool", "phrase", "measurement"}
-    with Store.open(path, notices.append) as store:
-        assert not store.history.ever_kept and store.history.conversations() == []
-        number, _ = said(store.history, "prompt", "reply")
-        assert texts(store.history, number) == [("prompt", "reply", "stop")]
-        assert len(store.phrases.look_up(pool, [1])) == 1 and store.measurements.recall("costs", "demo") == [1]
-    with contextlib.closing(sqlite3.connect(path)) as connection:
-        assert connection.execute("PRAGMA user_version").fetchone() == (len(store_module.MIGRATIONS),)
-    assert notices == [] and integrity(path) == "ok" and [*path.parent.glob("*.newer-*")] == []
-
-
 def filled(path: Path, conversations: int = 3) -> None:
     chance = random.Random(12)
     with Store.open(path, lambda sentence: pytest.fail(sentence)) as store:

@@ -107,14 +107,6 @@ def test_the_path_of_a_pool_follows_the_model(store: Store) -> None:
     assert store.phrases.pools()[0].path == str(Path("/new"))
 
 
-def test_everything_is_there_after_a_restart(path: Path, notices: list[str]) -> None:
-    with Store.open(path, notices.append) as before:
-        before.phrases.learn(made_pool(before), [phrase(n) for n in range(50)])
-    with Store.open(path, notices.append) as after:
-        assert sorted(found.key for found in after.phrases.export(made_pool(after))) == list(range(50))
-    assert notices == []
-
-
 def test_export_gives_every_phrase_once_over_many_pages(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(phrases_module, "EXPORT_PAGE", 7)
     pool = made_pool(store)
