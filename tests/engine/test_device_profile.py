@@ -113,9 +113,7 @@ def test_a_disturbed_measurement_never_says_that_something_takes_no_time(wide: f
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("engine", "quantize"), [("native", "none"), ("native", "int8"), ("native", "int4"), ("torch", "none")]
-)
+@pytest.mark.parametrize(("engine", "quantize"), [("native", "int8"), ("torch", "none")])
 def test_rates_of_this_machine_foretell_the_model_they_were_measured_with(engine, quantize) -> None:
     rates = measure_rates(engine, "cpu", "fp32", quantize)
     one, many = (Estimate(shape(WIDE), rates).at(rows, CONTEXT) for rows in (1, 64))
