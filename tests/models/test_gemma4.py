@@ -193,7 +193,7 @@ def test_a_small_model_with_inputs_of_each_layer_cannot_draft_in_parallel(tiny: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in CONFIGS if name.startswith("gemma4-")])
+@each("name", [name for name in CONFIGS if name.startswith("gemma4-")])
 def test_the_cpu_engine_computes_it_and_show_lists_what_drafts_for_it(tiny: Make, name: str) -> None:
     card, here = named_card(str(tiny(name).path)), machine(cpu())
     choice = choose(card, Settings(), here)

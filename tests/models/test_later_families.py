@@ -31,7 +31,7 @@ SMALL = {
 DENSE = {"num_local_experts": 0, "layer_types": ["attention"] * 4, "shared_intermediate_size": 24}
 
 
-@pytest.mark.parametrize("family", ["smollm3", "granite", "ministral3"])
+@each("family", ["smollm3", "granite", "ministral3"])
 def test_what_a_config_leaves_out_is_as_its_class_has_it(family):
     stock, ours = CONFIG_MAPPING[family](), ModelConfig.of({"model_type": family})
     for name in (
@@ -132,6 +132,9 @@ def test_of_granite_4_what_is_not_computed_is_refused_with_the_nearest_model(tmp
     "refused, nearest",
     [
         ("Qwen3NextForCausalLM", "qwen3-4b"),
+        ("Qwen3MoeForCausalLM", "qwen3-4b"),
+        ("Odd", "qwen3-4b"),
+        ("Gemma3nForConditionalGeneration", "gemma-3-4b-it"),
         ("Qwen3_5MoeForConditionalGeneration", "qwen3-4b"),
         ("GraniteMoeForCausalLM", "granite-4.0-micro"),
         ("MinistralForCausalLM", "ministral-3-3b"),

@@ -39,7 +39,7 @@ from localspec.training.estimate import hours, needs, shadow
 from localspec.training.trainable import make_drafter, trainable_class
 
 NAME = "qwen3_5-grouped-shared-keys-interval"
-every_config = pytest.mark.parametrize("name", RECURRENT)
+every_config = each("name", RECURRENT)
 SMALL = {
     "model_type": "qwen3_5_text", "hidden_size": 48, "intermediate_size": 40, "num_hidden_layers": 4, "head_dim": 16,
     "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": VOCABULARY, "max_position_embeddings": 512,
@@ -192,7 +192,7 @@ def conversation(engine: Engine, replies: int = 2) -> Iterator[tuple[list[int], 
 
 @pytest.mark.slow
 @every_config
-@pytest.mark.parametrize("drafter", ["phrases", "none", "draft_model"])
+@each("drafter", ["phrases", "none", "draft_model"])
 def test_the_cpu_engine_answers_as_the_stock_model_does(tiny, name: str, drafter: str) -> None:
     model: Tiny = tiny(name)
     told: list[str] = []
@@ -206,7 +206,7 @@ def test_the_cpu_engine_answers_as_the_stock_model_does(tiny, name: str, drafter
 
 @pytest.mark.slow
 @every_config
-@pytest.mark.parametrize("packing", ["int8", "int4"])
+@each("packing", ["int8", "int4"])
 def test_in_few_bits_replies_are_the_same_with_every_drafter(tiny, name: str, packing: str) -> None:
     path, said = tiny(name).path, []
     for drafter in ("none", "phrases", f"draft_model:{path}", f"draft_model:{tiny(NAME).path}"):
@@ -236,7 +236,7 @@ def test_torch_computes_it_with_dense_weights_alone(tiny) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [NAME])
+@each("name", [NAME])
 def test_trees_and_layers_without_the_others_are_refused_with_what_to_do(tiny, name: str) -> None:
     path = tiny(name).path
     card = card_of(path)
@@ -265,7 +265,7 @@ def test_trees_and_layers_without_the_others_are_refused_with_what_to_do(tiny, n
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_reply_of_each_kind")
-@pytest.mark.parametrize("kind", ["medusa", "eagle3"])  # of the last state, and of inner ones
+@each("kind", ["medusa", "eagle3"])  # of the last state, and of inner ones
 def test_what_train_makes_of_it_drafts_on_both_engines(tiny, tmp_path: Path, kind: str) -> None:
     """By the command; ids are those of the stock model, and in int8 those without a drafter."""
     model: Tiny = tiny(NAME)
