@@ -12,8 +12,9 @@ from command import called
 from each import each
 from golden import matching
 from machines import cpu, gpu, machine
+from models.language_models import assert_language_model_is_served
 from safetensors.torch import load_file, save_file
-from tiny_models import RECURRENT, VOCABULARY, Tiny, byte_tokenizer, prompt_ids, save_filled, stock_logits, stock_reply
+from tiny_models import RECURRENT, VOCABULARY, Tiny, byte_tokenizer, prompt_ids, save_filled, stock_reply
 from transformers import CONFIG_MAPPING, Qwen3_5Config, Qwen3_5ForConditionalGeneration
 
 from localspec.checkpoint import inspect
@@ -157,13 +158,7 @@ def pictures(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 @pytest.mark.slow
 def test_of_a_model_that_reads_pictures_the_language_model_is_served(pictures: Path) -> None:
-    tokens = prompt_ids(40)
-    whole = Qwen3_5ForConditionalGeneration.from_pretrained(pictures, attn_implementation="eager", dtype=torch.float32)
-    want, target = stock_logits(whole.eval(), tokens), Target.load(pictures)
-    ours = target.forward(DraftTree.chain(tokens), target.cache(64)).logits.rows
-    assert (ours - want).abs().max() < 2e-5 * want.abs().max()
-    found = inspect(pictures)
-    assert found.architecture == "Qwen3_5ForConditionalGeneration" and found.embedding == VOCABULARY * 48
+    target, found = assert_language_model_is_served(pictures, Qwen3_5ForConditionalGeneration)
     assert found.parameters == sum(one.numel() for one in target.transformer.parameters())
 
 
