@@ -14,6 +14,7 @@ from golden import matching
 from machines import cpu, gpu, machine
 from models.language_models import assert_language_model_is_served
 from safetensors.torch import load_file, save_file
+from slow_cases import covering
 from tiny_models import RECURRENT, VOCABULARY, Tiny, byte_tokenizer, prompt_ids, save_filled, stock_reply
 from transformers import CONFIG_MAPPING, Qwen3_5Config, Qwen3_5ForConditionalGeneration
 
@@ -186,8 +187,7 @@ def conversation(engine: Engine, replies: int = 2) -> Iterator[tuple[list[int], 
 
 
 @pytest.mark.slow
-@every_config
-@each("drafter", ["phrases", "none", "draft_model"])
+@each("name, drafter", covering(RECURRENT, ["phrases", "none", "draft_model"]))
 def test_the_cpu_engine_answers_as_the_stock_model_does(tiny, name: str, drafter: str) -> None:
     model: Tiny = tiny(name)
     told: list[str] = []
@@ -200,8 +200,7 @@ def test_the_cpu_engine_answers_as_the_stock_model_does(tiny, name: str, drafter
 
 
 @pytest.mark.slow
-@every_config
-@each("packing", ["int8", "int4"])
+@each("name, packing", covering(RECURRENT, ["int8", "int4"]))
 def test_in_few_bits_replies_are_the_same_with_every_drafter(tiny, name: str, packing: str) -> None:
     path, said = tiny(name).path, []
     for drafter in ("none", "phrases", f"draft_model:{path}", f"draft_model:{tiny(NAME).path}"):
@@ -231,9 +230,8 @@ def test_torch_computes_it_with_dense_weights_alone(tiny) -> None:
 
 
 @pytest.mark.slow
-@each("name", [NAME])
-def test_trees_and_layers_without_the_others_are_refused_with_what_to_do(tiny, name: str) -> None:
-    path = tiny(name).path
+def test_trees_and_layers_without_the_others_are_refused_with_what_to_do(tiny) -> None:
+    path = tiny(NAME).path
     card = card_of(path)
     for drafter in ("lookahead", "layers"):
         with pytest.raises(
