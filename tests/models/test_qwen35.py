@@ -230,8 +230,9 @@ def test_torch_computes_it_with_dense_weights_alone(tiny) -> None:
 
 
 @pytest.mark.slow
-def test_trees_and_layers_without_the_others_are_refused_with_what_to_do(tiny) -> None:
-    path = tiny(NAME).path
+@each("name", [NAME])
+def test_trees_and_layers_without_the_others_are_refused_with_what_to_do(tiny, name: str) -> None:
+    path = tiny(name).path
     card = card_of(path)
     for drafter in ("lookahead", "layers"):
         with pytest.raises(
