@@ -96,6 +96,7 @@ DOUBLED = "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x =
 NESTED = DOUBLED.replace("'ab'", "['ab']").replace("STEP", "[ns.x] * 1000").replace("60", "4")
 
 
+@pytest.mark.slow
 @each(
     "template",
     [

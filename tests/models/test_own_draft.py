@@ -153,6 +153,7 @@ def test_an_alien_is_passed_over_with_a_sentence(target, tmp_path, draft, said):
     assert said in told and "\n" not in told
 
 
+@pytest.mark.slow
 @each(
     "name, content",
     [

@@ -67,6 +67,7 @@ def control(chat: ChatTokenizer, ids: list[int]) -> list[int]:
     return [token for token in ids if token in special]
 
 
+@pytest.mark.slow
 @each("name", ["demo", CHATML, GEMMA3, LLAMA3, METASPACE, MISTRAL3, PHI3, QWEN3])
 def test_marks_that_people_spell_are_text_and_come_back_unchanged(chat: Any, name: str) -> None:
     family = chat(name)

@@ -34,6 +34,7 @@ def copied(model: Tiny, path: Path, change: Callable[[dict[str, torch.Tensor]], 
     return path
 
 
+@pytest.mark.slow
 @each("dtype", ["float64", "float32", "float16", "bfloat16"])
 def test_numbers_of_every_type_are_read_from_anywhere(tiny: Make, tmp_path: Path, dtype: str) -> None:
     path = copied(

@@ -85,6 +85,7 @@ def test_ids_are_those_of_transformers(stand_in: Any, name: str, marks: bool) ->
         assert (ids, offsets) == (coded["input_ids"], coded["offset_mapping"])
 
 
+@pytest.mark.slow
 @ALL
 def test_decoded_text_is_that_of_transformers(stand_in: Any, name: str) -> None:
     _, theirs, ours = stand_in(name)
