@@ -908,3 +908,19 @@ def test_what_cannot_be_read_is_said(store: Store, history: History, how: str) -
         works[how]()
     store._database._connection.set_authorizer(None)
     works[how]()
+
+
+def test_removing_gives_the_space_back(path: Path, store: Store) -> None:
+    numbers = [talk(store.history, random.Random(n)) for n in range(3)]
+    store.history.remove(numbers[:1])
+    size = path.stat().st_size
+    assert store.history.remove(numbers[1:]) == 2
+    assert path.stat().st_size < size / 2
+
+
+def test_without_a_file_the_session_works_in_memory(path: Path, notices: list[str]) -> None:
+    path.mkdir(parents=True)
+    with Store.open(path, notices.append) as store:
+        assert len(notices) == 1 and store.path is None
+        number, turn = said(store.history, "prompt", "reply")
+        assert found(store.history, "prompt") == [turn] and store.history.remove([number]) == 1
