@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from command import light_help, localspec, sentence
+from each import each
 from golden import wording
 from pretended_terminal import read_at_a_terminal
 from scripted_models import random_model, scripted_model
@@ -122,7 +123,7 @@ def test_the_table_alone(bench, words, prompts, tmp_path):
     assert float(rows[1][6]) > 1.0, "the reply repeats itself, and nothing of that was accepted"
 
 
-@pytest.mark.parametrize(("columns", "width"), [(60, 60), (80, 80), (250, 100)])
+@each("columns, width", [(60, 60), (80, 80), (250, 100)])
 def test_the_table_is_as_wide_as_the_terminal_that_shows_it(monkeypatch, columns, width):
     assert [module._width(as_json) for as_json in (False, True)] == [100, 100], "in a pipe"
     read_at_a_terminal(monkeypatch, "stderr", columns)
@@ -202,8 +203,8 @@ def test_without_a_file_the_built_in_prompts_are_asked(bench, noise):
     assert code == 0 and len(row["categories"]) == 4
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
+@each(
+    "arguments, said",
     [
         (["--prompts", "nowhere.jsonl"], ["nowhere.jsonl"]),
         (["--drafter", "phrases", "--nodes", "0"], ["--nodes 0", wording("plain_decoding_measured_any_case")]),

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import tiny_models
 from command import called, localspec, sentence
+from each import each
 from filelock import FileLock
 from gguf_files import write_model
 from golden import wording
@@ -384,8 +385,8 @@ def test_doctor_knows_what_was_imported(tmp_path: Path, gguf: Path) -> None:
     assert own and all(one["installed"] for one in own)
 
 
-@pytest.mark.parametrize(
-    ("template", "command"),
+@each(
+    "template, command",
     [
         (
             "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",

@@ -162,8 +162,8 @@ def test_exit_codes(tmp_path, body, code, said):
     assert not (tmp_path / "state").exists()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
+@each(
+    "arguments, said",
     [
         (["history", "list", "--limit", "some"], "'some' must be a whole number"),
         (["history", "list", "--limit", "0"], "0 must be 1 or more"),
@@ -203,7 +203,7 @@ def test_a_real_interrupt(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="pipes as on POSIX")
-@pytest.mark.parametrize(
+@each(
     "code",
     [
         FAILING.format(body="print('x')"),  # fails in the flush at the end
@@ -228,7 +228,7 @@ def test_a_reader_that_is_gone(tmp_path, code):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
-@pytest.mark.parametrize("unbuffered", ["", "1"])
+@each("unbuffered", ["", "1"])
 def test_a_full_disk_behind_standard_output(tmp_path, unbuffered):
     with open("/dev/full", "w") as full:
         result = subprocess.run(
@@ -278,7 +278,7 @@ def test_a_home_whose_name_no_file_can_have(tmp_path, command, length):
         assert "File name too long" in sentence(result)
 
 
-@pytest.mark.parametrize(
+@each(
     "error",
     [MemoryError(), OSError(errno.ENOMEM, "Cannot allocate memory"), RuntimeError(wording("can_t_start_new_thread"))],
 )
@@ -313,7 +313,7 @@ def test_what_looks_like_a_model_of_the_hub_may_be_a_prompt(tmp_path):
     assert result.returncode == 2 and sentence(result).rstrip().endswith(wording("fetch_it_or_put_quotation_marks"))
 
 
-@pytest.mark.parametrize("command", ["run", "race", "chat"])
+@each("command", ["run", "race", "chat"])
 def test_words_without_quotation_marks_are_told_to_want_some(tmp_path, command):
     result = called(tmp_path, command, "two", "words", "more")
     assert result.returncode == 2
@@ -335,12 +335,12 @@ def test_a_long_value_in_a_sentence_is_cut(tmp_path):
     assert result.stderr.startswith(wording("localspec_there_model_xxx")) and "demo" in result.stderr
 
 
-@pytest.mark.parametrize("typed", ["ls", "models"])
+@each("typed", ["ls", "models"])
 def test_other_words_for_list(tmp_path, typed):
     assert called(tmp_path, typed).stdout == called(tmp_path, "list").stdout
 
 
-@pytest.mark.parametrize("typed", ["version", "-v", "--version"])
+@each("typed", ["version", "-v", "--version"])
 def test_the_version_however_it_is_asked_for(tmp_path, typed):
     result = called(tmp_path, typed)
     assert (result.returncode, result.stdout) == (0, f"localspec {package.__version__}\n")
@@ -359,7 +359,7 @@ def test_commands_of_other_programs_are_named_as_ours(tmp_path, typed, meant):
     )
 
 
-@pytest.mark.parametrize("typed", ["create-model", "remember", "virus"])
+@each("typed", ["create-model", "remember", "virus"])
 def test_a_distant_command_is_not_suggested(tmp_path, typed):
     assert wording("did_you_mean") not in sentence(called(tmp_path, typed))
 

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import pytest
 from clocks import PATIENCE
 from command import environment, what_is_kept
+from each import each
 from golden import wording
 from hostile_text import NAME, commands
 from machines import cpu, machine
@@ -198,8 +199,8 @@ def test_each_line_is_answered_in_turn(talk, home, hello, messages):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("typed", "found"),
+@each(
+    "typed, found",
     [
         (b"one\\\n  two\\\nthree\nfour\n", ["one\n  two\nthree", "four"]),
         (b"one\\\n\\\ntwo\n", ["one\n\ntwo"]),
@@ -214,8 +215,9 @@ def test_each_line_is_answered_in_turn(talk, home, hello, messages):
         (b"\n\n", []),
     ],
 )
-@pytest.mark.parametrize("terminal", [False, True])
+@each("terminal", [False, True])
 def test_what_a_prompt_is(talk, hello, messages, typed, found, terminal):
+    messages.clear()
     result = talk(typed, end=b"", terminal=terminal)
     assert (result.code, result.out) == (0, "Hello!\n" * len(found))
     assert prompts(messages) == found and told(result, hello) == ["(figures)"] * len(found)
@@ -244,8 +246,8 @@ def test_input_that_is_no_utf_8_terminal(talk, messages, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("pieces", "out"),
+@each(
+    "pieces, out",
     [
         ([b"a", b"\n"], "a\n"),
         ([b"a", b"\n", b"\n"], "a\n\n"),
@@ -405,8 +407,8 @@ def test_what_a_model_cannot_do_is_told_before_anybody_types(talk, hello):
     assert result.err.startswith(wording("localspec_top_k_effect")) and result.err.count("\n") == 1
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "words"),
+@each(
+    "arguments, code, words",
     [
         (["-m", "dmo"], 3, "'dmo'"),
         (["-c"], 2, wording("no_conversation_to_continue")),
@@ -433,16 +435,18 @@ def test_help_knows_every_command(talk, hello):
         assert wording("there_is_no_command") not in talk(command, terminal=True).err
 
 
-@pytest.mark.parametrize("line", ["/quit", "/quit ", "/quit\t", b"/quit\\\n"])
+@each("line", ["/quit", "/quit ", "/quit\t", b"/quit\\\n"])
 def test_quit(talk, hello, messages, line):
     result = talk(line, "hi")
     assert (result.code, result.out, told(result, hello)) == (0, "", []) and messages == []
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("line", "code", "sentence"),
+@each(
+    "line, code, sentence",
     [
+        ("/resume 7", 2, wording("there_conversation_7_here")),  # first, while fewer are kept
+        ("/resume -1", 2, wording("there_conversation_1_here")),
         ("/nwe", 2, wording("there_command_nwe_did_mean_new")),
         ("/qiut", 2, wording("there_command_qiut_did_mean_quit")),
         ("/", 2, wording("there_command_help_lists_them")),
@@ -457,8 +461,6 @@ def test_quit(talk, hello, messages, line):
             2,
             wording("number_conversation_resume_shows", value="9" * 79),
         ),
-        ("/resume 7", 2, wording("there_conversation_7_here")),
-        ("/resume -1", 2, wording("there_conversation_1_here")),
         (
             "/model dmo",
             3,
@@ -468,12 +470,14 @@ def test_quit(talk, hello, messages, line):
 )
 def test_mistakes(talk, hello, messages, line, code, sentence):
     """In a pipe a mistake ends the chat, for what follows may have been meant for what failed."""
+    messages.clear()
     result = talk("one", line, "two")
     assert (result.code, result.out, prompts(messages)) == (code, "Hello!\n", ["one"])
+    messages.clear()
     figures, mistake = told(result, hello)
     assert figures == "(figures)" and mistake.startswith(f"localspec: {sentence}")
     result = talk(line, "two", terminal=True)
-    assert (result.code, result.out, prompts(messages)) == (0, "Hello!\n", ["one", "two"])
+    assert (result.code, result.out, prompts(messages)) == (0, "Hello!\n", ["two"])
     assert told(result, hello) == [mistake, "(figures)"]
 
 
@@ -515,8 +519,8 @@ def test_another_answer_and_another_prompt_leave_what_was_said(talk, home, hello
     assert [conversation.info.title for conversation in kept(home)] == ["Named", "one"]
 
 
-@pytest.mark.parametrize(
-    ("line", "sentence"),
+@each(
+    "line, sentence",
     [
         ("/again", wording("there_reply_yet_say_something")),
         ("/race", wording("race_takes_prompt_both_answer")),
@@ -564,8 +568,8 @@ def test_sampling_is_changed(talk, home, hello, messages):
     assert ["top_k" in one for one in figures] == [False, True, True]
 
 
-@pytest.mark.parametrize(
-    ("line", "sentence"),
+@each(
+    "line, sentence",
     [
         ("/set top-k 5", wording("set_top_k_5_effect_temperature_0_2")),
         ("/set tempratur 1", wording("there_setting_tempratur_did_mean")),
@@ -828,8 +832,7 @@ def test_loading_another_model_can_be_stopped(talk, hello, named, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("place", ["take", "decode_step"])
-@pytest.mark.parametrize("terminal", [False, True])
+@pytest.mark.parametrize(("place", "terminal"), [("take", False), ("decode_step", True)])
 def test_a_reply_that_is_stopped_is_kept_and_the_chat_goes_on(
     talk, home, endless, messages, monkeypatch, place, terminal
 ):

@@ -4,12 +4,9 @@ import hashlib
 import json
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-import typer
 from golden import matching, wording
 from typer.testing import CliRunner
 
@@ -297,19 +294,6 @@ def test_a_broken_file_is_told_on_standard_error(database: Path) -> None:
     database.write_bytes(b"no database" * 100)
     result = CliRunner().invoke(pool_module.app, ["list", "--json"], catch_exceptions=False)
     assert json.loads(result.stdout) == [] and "set aside" in result.stderr
-
-
-def test_the_group_offers_its_commands() -> None:
-    group = typer.main.get_command(pool_module.app)
-    assert set(group.commands) == {"list", "show", "clear", "export"}  # type: ignore[attr-defined]
-
-
-@pytest.mark.slow
-def test_importing_it_imports_nothing_heavy() -> None:
-    heavy = {"torch", "transformers", "tokenizers"}
-    code = f"import sys, localspec.cli.pool; print(sorted({heavy!r} & set(sys.modules)))"
-    root = Path(__file__).parents[2]
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root).stdout == "[]\n"
 
 
 def test_a_directory_s_phrases_are_found_by_its_path_whatever_name_they_were_kept_by(

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from clocks import PATIENCE
 from command import environment, what_is_kept
+from each import each
 from hostile_text import NAME, commands
 from pretended_terminal import read_at_a_terminal
 from scripted_models import Script, scripted_model
@@ -116,7 +117,7 @@ def test_progress_is_gone_before_anything_stays(home, tmp_path, hostile):
     assert "first token" in lines[-3] and "on cpu" in lines[-2] and lines[-1] == ""
 
 
-@pytest.mark.parametrize("columns", [80, 30, 12])
+@each("columns", [80, 30, 12])
 def test_a_line_of_progress_never_goes_on_in_the_next(monkeypatch, capsys, columns):
     """Of two lines only the second would be erased, and each step of a training would leave one."""
     read_at_a_terminal(monkeypatch, "stderr", columns)
@@ -188,7 +189,7 @@ def test_these_tests_would_notice(quiet, hostile, capfdbinary, monkeypatch):
     }
 
 
-@pytest.mark.parametrize(
+@each(
     "arguments",
     [
         ["-m", NAME, "hi"],
@@ -207,7 +208,7 @@ def test_these_tests_would_notice(quiet, hostile, capfdbinary, monkeypatch):
     ],
 )
 def test_hostile_names_in_errors(quiet, hostile, capfdbinary, arguments):
-    (quiet / NAME).mkdir()
+    (quiet / NAME).mkdir(exist_ok=True)
     arguments = [argument.replace("{directory}", str(quiet / NAME)) for argument in arguments]
     model = [] if "-m" in arguments else ["-m", str(hostile.path)]
     assert main(["run", *model, *arguments]) in (2, 3)

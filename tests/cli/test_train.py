@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from command import called, environment, light_help, sentence
+from each import each
 from golden import wording
 from torture.cage import Cage, Signal, open_cage
 
@@ -26,6 +27,8 @@ from localspec.models.registry import resolve
 from localspec.policy.selection import choose
 from localspec.training import estimate, generated
 from localspec.training.directory import Lock
+
+pytestmark = pytest.mark.slow
 
 MODEL = "phi3-grouped-window-partial-rotary"
 CHAT = [("the cat sat on", "the mat and the dog"), ("one two", "three four five"), ("sat on the log?", "the dog")]
@@ -74,7 +77,6 @@ def losses(directory: Path) -> list[dict]:
     return [json.loads(line) for line in (directory / "losses.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.slow
 def test_what_it_writes_says_what_it_is_and_drafts(train, model, tmp_path, capfd):
     out = tmp_path / "made"
     code, text, errors = train("medusa", "--steps", 3, "-o", out, "-O", "heads=2", "--option", "decay=0.5")
@@ -109,8 +111,6 @@ def test_what_it_writes_says_what_it_is_and_drafts(train, model, tmp_path, capfd
     assert replies[0] == replies[1]
 
 
-@pytest.mark.slow
-@pytest.mark.long
 def test_at_a_terminal_the_curve_of_the_loss_is_drawn(train, model, tmp_path, monkeypatch):
     monkeypatch.setattr("localspec.cli.console.seen", lambda: True)
     code, text, _ = train("medusa", "--steps", 3, "-o", tmp_path / "made")
@@ -119,7 +119,6 @@ def test_at_a_terminal_the_curve_of_the_loss_is_drawn(train, model, tmp_path, mo
     assert json.loads(report)["steps"] == 3
 
 
-@pytest.mark.slow
 def test_without_a_place_it_goes_where_the_model_finds_it(train, model, tmp_path):
     code, text, _ = train("medusa", "--steps", 1, "--json")
     report = json.loads(text)
@@ -141,7 +140,6 @@ def test_without_a_place_it_goes_where_the_model_finds_it(train, model, tmp_path
     assert [line["step"] for line in losses(place) if "loss" in line] == [1, 2]
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="modes as on POSIX")
 def test_what_is_trained_is_private_whatever_the_umask(train, tmp_path):
     before = os.umask(0)
@@ -154,7 +152,6 @@ def test_what_is_trained_is_private_whatever_the_umask(train, tmp_path):
     assert [(path, mode) for path, mode in made.items() if mode != (0o700 if path.is_dir() else 0o600)] == []
 
 
-@pytest.mark.slow
 def test_a_form_that_changes_the_target_writes_the_changed_one(train, model, tmp_path, capfd):
     out = tmp_path / "joint"
     code, text, errors = train("medusa", "--steps", 12, "--lr", 0.02, "-o", out, "-O", "joint=true", "-O", "warmup=0.1")
@@ -179,7 +176,6 @@ def test_a_form_that_changes_the_target_writes_the_changed_one(train, model, tmp
     assert wording("was_made_for") in capfd.readouterr().err
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("packing", ["int8", "int4"])
 def test_a_packed_target_may_stay_as_it_is(train, tmp_path, packing):
     code, _, errors = train("medusa", "--steps", 1, "--quantize", packing, "-o", tmp_path / "a")
@@ -188,7 +184,6 @@ def test_a_packed_target_may_stay_as_it_is(train, tmp_path, packing):
     assert card["features"] == {"dtype": "fp32", "quantize": packing}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "options"),
     [
@@ -217,8 +212,6 @@ def test_a_packed_target_that_learns_is_written_unrounded(train, model, tmp_path
         assert len({*replies}) == 1, precision
 
 
-@pytest.mark.slow
-@pytest.mark.long
 def test_a_proposal_of_s3d_is_timed_where_replies_are_decoded_and_learns_from_the_drafters_before(train, model):
     """The training is in fp32, by torch; what decodes may be another engine in another precision."""
     code, _, errors = train("s3d", "--steps", 12, "--lr", 0.02)
@@ -234,8 +227,6 @@ def test_a_proposal_of_s3d_is_timed_where_replies_are_decoded_and_learns_from_th
     assert code == 0 and wording("as_fitted_to_this_model") in errors
 
 
-@pytest.mark.slow
-@pytest.mark.long
 def test_labels_and_seed_and_precision_reach_the_loop(train, tmp_path):
     flags = {"soft": [], "text": ["--labels", "text"], "seed": ["--seed", 5], "bf16": ["--dtype", "bf16"]}
     for name, given in flags.items():
@@ -248,7 +239,6 @@ def test_labels_and_seed_and_precision_reach_the_loop(train, tmp_path):
     assert losses(tmp_path / "again") == losses(tmp_path / "soft")
 
 
-@pytest.mark.slow
 def test_several_files_may_follow_data(train, tmp_path, data):
     more = tmp_path / "more.txt"
     more.write_text("the dog sat on the log and the cat on the mat\n\n" * 40)
@@ -257,9 +247,8 @@ def test_several_files_may_follow_data(train, tmp_path, data):
     assert json.loads((tmp_path / "a" / "drafter" / "drafter.json").read_text())["data"] == ["chat.jsonl", "more.txt"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("kind", "arguments", "said"),
+@each(
+    "kind, arguments, said",
     [
         ("medussa", [], ["'medussa'", wording("did_you_mean_medusa_2"), "parallelspec, s3d, semi"]),
         ("phrases", [], ["'phrases'", "medusa"]),
@@ -296,8 +285,8 @@ def test_mistakes_are_one_sentence_and_leave_nothing(train, tmp_path, monkeypatc
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(
-    ("content", "word"),
+@each(
+    "content, word",
     [(None, "cannot be read"), (b"", "holds no text"), (b"\xff\xfe\xff", "UTF-8"), (b"a few words", "too little text")],
 )
 def test_data_that_is_none(train, tmp_path, content, word):
@@ -309,13 +298,11 @@ def test_data_that_is_none(train, tmp_path, content, word):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.slow
 def test_without_a_model(tmp_path):
     result = called(tmp_path, "train", "medusa", "-m", "dmo", "--data", "a.txt")
     assert result.returncode == 3 and "'demo'" in sentence(result)
 
 
-@pytest.mark.slow
 def test_what_does_not_fit_is_refused_before_anything_is_loaded(train, tmp_path, monkeypatch):
     def never(*_: object) -> None:
         pytest.fail("a model was loaded")
@@ -336,7 +323,6 @@ def test_what_does_not_fit_is_refused_before_anything_is_loaded(train, tmp_path,
     assert (code, text) == (4, "") and wording("on_that_disk") in errors and not (tmp_path / "out").exists()
 
 
-@pytest.mark.slow
 def test_layers_are_computed_twice_where_not_even_a_row_fits_and_the_losses_are_the_same(train, tmp_path, monkeypatch):
     found = {}
     words = ["--steps", 3, "-O", "kept=0,2", "--dtype", "fp32", "--quantize", "none", "--at-once", 128]
@@ -356,8 +342,6 @@ def test_layers_are_computed_twice_where_not_even_a_row_fits_and_the_losses_are_
     assert found["plain"] == found["twice"]
 
 
-@pytest.mark.slow
-@pytest.mark.long
 def test_own_layers_learn_in_bf16(train, model, tmp_path, capfd):
     """Where fp32 does not fit, or was not asked for; and the drafter is lossless for what they became."""
     code, _, errors = train("s3d", "--steps", 12, "--dtype", "bf16", "-O", "full=true", "-o", tmp_path / "out")
@@ -373,7 +357,6 @@ def test_own_layers_learn_in_bf16(train, model, tmp_path, capfd):
     assert replies[0] == replies[1]
 
 
-@pytest.mark.slow
 def test_the_last_values_that_are_taken(train, tmp_path, monkeypatch):
     """They reach the loop, which would fail on a seed that torch does not take or on a share of 0."""
     most = ["--seed", 2**63 - 1, "--steps", 10**9, "--hours", 10**6, "--epochs", 10**6]
@@ -383,7 +366,6 @@ def test_the_last_values_that_are_taken(train, tmp_path, monkeypatch):
     assert code == 1 and re.search(r"about \d+ steps, \d+\.\d hours", errors) and "refuses this" in errors, errors
 
 
-@pytest.mark.slow
 def test_a_disk_that_is_full_at_the_end_keeps_the_checkpoint(train, tmp_path, monkeypatch):
     from localspec.training.result import Result
 
@@ -406,7 +388,6 @@ def test_a_disk_that_is_full_at_the_end_keeps_the_checkpoint(train, tmp_path, mo
     assert code == 0 and wording("going_on_after_step_2") in errors and (out / "drafter" / "drafter.json").exists()
 
 
-@pytest.mark.slow
 def test_a_place_that_is_taken(train, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     for place in (tmp_path / "file", tmp_path / "file" / "x", tmp_path / ("x" * 300)):
@@ -420,7 +401,6 @@ def test_a_place_that_is_taken(train, tmp_path, monkeypatch):
     assert code == 2 and wording("is_there_already") in errors
 
 
-@pytest.mark.slow
 def test_a_second_training_in_one_directory_is_refused(train, tmp_path, monkeypatch):
     out = tmp_path / "out"
     out.mkdir()
@@ -443,14 +423,12 @@ def test_a_second_training_in_one_directory_is_refused(train, tmp_path, monkeypa
     assert code == 2 and wording("another_training_is_running") in errors and not list((tmp_path / "new").iterdir())
 
 
-@pytest.mark.slow
 def test_what_is_no_fault_of_the_disk_is_not_told_as_one(train, tmp_path, monkeypatch):
     monkeypatch.setattr("localspec.training.curves.draw", lambda _, drawn, __: drawn.mkdir() or drawn.read_text())
     code, _, errors = train("medusa", "--steps", 1, "-o", tmp_path / "out")
     assert code == 1 and wording("cannot_be_written") in errors and "make room" not in errors
 
 
-@pytest.mark.slow
 def test_what_rests_on_little_says_so_and_what_is_left_out_is_told(train, model, tmp_path, monkeypatch):
     _, text, errors = train("medusa", "--steps", 1, "-o", tmp_path / "a")
     tokens = int(re.search(r"by depth: .*\(on (\d+) tokens only\)", text)[1])
@@ -502,8 +480,6 @@ def whole(tmp_path_factory, model, data) -> list[dict]:
     return losses(home / "out")
 
 
-@pytest.mark.slow
-@pytest.mark.long
 def test_killed_it_goes_on_to_the_same_losses(cage, tmp_path, model, data, whole):
     out, kills = tmp_path / "out", 0
     for steps in (3, 16):
@@ -516,7 +492,6 @@ def test_killed_it_goes_on_to_the_same_losses(cage, tmp_path, model, data, whole
     assert not (out / "checkpoint").exists() and (out / "drafter" / "drafter.json").exists()
 
 
-@pytest.mark.slow
 def test_ctrl_c_keeps_a_checkpoint_and_says_how_to_go_on(cage, tmp_path, model, data, whole):
     out = tmp_path / "out"
     told = cage.run(tmp_path, *asked(model, data, out), sent=Signal(signal.SIGINT, when=lambda: steps_made(out) >= 5))
@@ -530,8 +505,6 @@ def test_ctrl_c_keeps_a_checkpoint_and_says_how_to_go_on(cage, tmp_path, model, 
     assert losses(out) == whole
 
 
-@pytest.mark.slow
-@pytest.mark.long
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGHUP])
 def test_ended_from_outside_it_keeps_a_checkpoint_as_by_ctrl_c(cage, tmp_path, model, data, whole, sent):
     """A logout or a terminal that is closed; who waits for it learns what ended it."""
@@ -557,8 +530,6 @@ def launched(home: Path, *words: object) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-@pytest.mark.slow
-@pytest.mark.long
 def test_two_processes_learn_what_one_learns(tmp_path, model, data, whole):
     out = tmp_path / "out"
     result = launched(tmp_path, "--multi_gpu", "-m", "localspec", *asked(model, data, out, "--device", "cpu"))
@@ -591,8 +562,6 @@ sys.exit(code)
 """
 
 
-@pytest.mark.slow
-@pytest.mark.long
 def test_processes_that_share_the_model_learn_what_one_learns(tmp_path):
     """Of the demo model each holds a half of the layers, before and after they were used; steps give them unequal work."""
     chats = tmp_path / "chats.jsonl"
@@ -614,8 +583,8 @@ def test_processes_that_share_the_model_learn_what_one_learns(tmp_path):
     assert again.returncode == 0, again.stderr
 
 
-@pytest.mark.parametrize(
-    ("words", "told"),
+@each(
+    "words, told",
     [
         (["s3d"], "cannot be divided"),
         (["medusa", "-O", "joint=true"], "cannot be divided"),
@@ -630,7 +599,6 @@ def test_what_cannot_be_divided_is_refused(tmp_path, model, data, words, told):
     assert result.returncode == 2 and told in sentence(result) and not (tmp_path / "out").exists()
 
 
-@pytest.mark.slow
 def test_help_loads_nothing_heavy(tmp_path):
     told = light_help(tmp_path, "train", "distill")
     assert all(flag in told for flag in ("--data", "--option", "--steps", "--hours", "--epochs", "--prompts"))

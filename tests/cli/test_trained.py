@@ -7,6 +7,7 @@ import pytest
 import torch
 from checkpoints import change_config
 from command import called, sentence
+from each import each
 from golden import wording
 from safetensors.torch import load_file, save_file
 from scripted_models import random_model
@@ -115,8 +116,8 @@ def test_other_rules_say_what_they_keep(home, model, trained):
     assert drawn["token_ids"] == reply(home, model, *warm, "--accept", "rejection")["token_ids"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "said"),
+@each(
+    "arguments, code, said",
     [
         (["--accept", "typical", "--drafter", "{medusa}"], 2, wording("no_effect_at_temperature_0")),
         (["--accept", "rejection", "--temp", "1", "--drafter", "{medusa}+phrases"], 2, "known distribution"),
@@ -170,8 +171,8 @@ def broken(path, how):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("how", "code", "said"),
+@each(
+    "how, code, said",
     [
         ("missing tensor", 1, "missing"),
         ("extra tensor", 1, wording("not_a_part_of_it")),

@@ -2,12 +2,13 @@
 
 import pytest
 from cli.run.run_command import refused
+from each import each
 from golden import wording
 from scripted_models import scripted_model
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
+@each(
+    "arguments, said",
     [
         (["--temp", "-1"], ["--temperature -1"]),
         (["--temp", "nan"], ["--temperature nan"]),
