@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 import pytest
-from command import light_help, localspec, sentence
 from each import each
 from golden import wording
 from pretended_terminal import read_at_a_terminal
@@ -201,51 +200,3 @@ def test_without_a_file_the_built_in_prompts_are_asked(bench, noise):
     code, out, _ = bench("-m", noise, "--drafter", "none", "--limit", 4, "-n", 4, "--json")
     (row,) = json.loads(out)["rows"]
     assert code == 0 and len(row["categories"]) == 4
-
-
-@each(
-    "arguments, said",
-    [
-        (["--prompts", "nowhere.jsonl"], ["nowhere.jsonl"]),
-        (["--drafter", "phrases", "--nodes", "0"], ["--nodes 0", wording("plain_decoding_measured_any_case")]),
-        (["--nodes", "4,65"], ["--nodes 65", "64"]),
-        (["--nodes", "four"], ["--nodes four"]),
-        (["--nodes", "4,"], ["--nodes '4,'"]),
-        (["--nodes", ""], ["--nodes ''", "names nothing"]),
-        (["--drafter", ""], ["--drafter ''", "names nothing"]),
-        (["--prompts", ""], [wording("name_file")]),
-        (["--drafter", "phrases,fancy"], ["fancy"]),
-        (["--drafter", ","], ["--drafter"]),
-        (["--drafter", "phrases,medusa, phrases"], ["lists phrases twice"]),
-        (["--drafter", "phrases", "--nodes", "4,4"], ["--nodes 4,4 lists 4 twice"]),
-        (["--drafter", "none", "--nodes", "4"], ["--nodes 4", "no effect"]),
-        (["--limit", "0"], ["--limit"]),
-        (["--repeat", "0"], ["--repeat"]),
-        (["--max-tokens", "0"], ["--max-tokens"]),
-        (["--temp", "-1"], ["--temperature -1"]),
-        (["--temp", "warm"], ["--temperature 'warm'"]),
-        (["--seed", "1.5"], ["--seed 1.5"]),
-        (["--peer", "llama.cpp"], ["--peer", wording("compares_with_llama_cpp")]),
-        (["--device", "cuda:99"], ["cuda:99"]),
-        (["--plot", "drawn.jpg"], ["drawn.jpg", ".svg"]),
-    ],
-)
-def test_mistakes_are_one_sentence_before_anything_is_loaded(bench, monkeypatch, arguments, said):
-    monkeypatch.setattr("localspec.bench.comparison.Engine", lambda *_, **__: pytest.fail("a model was loaded"))
-    model = [] if "-m" in arguments else ["-m", "demo"]  # which is not announced then
-    code, out, errors = bench(*model, *arguments)
-    assert (code, out) == (2, "") and errors.startswith("localspec: ") and errors.count("\n") == 1
-    for word in said:
-        assert word in errors
-
-
-@pytest.mark.slow
-def test_a_model_that_is_not_here_is_3(tmp_path):
-    result = localspec(tmp_path, "bench", "-m", "dmo")
-    assert result.returncode == 3 and "'demo'" in sentence(result)
-
-
-@pytest.mark.slow
-def test_help_loads_nothing_heavy(tmp_path):
-    told = light_help(tmp_path, "bench")
-    assert all(flag in told for flag in ("--drafter", "--nodes", "--prompts", "--limit", "--json"))

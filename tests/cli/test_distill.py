@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from clocks import PATIENCE, until
-from command import called, environment, sentence
-from each import each
+from command import environment
 from golden import wording
 from safetensors.torch import load_file, save_file
 from tiny_models import END, stock_reply
@@ -201,17 +200,6 @@ def test_a_full_disk_leaves_whole_lines(distill, tmp_path):
     assert (tmp_path / "out.jsonl").read_bytes() == before
 
 
-@each(
-    "content, word",
-    [("", "holds no prompts"), ('{"text": "a"}', wording("there_is_no_prompt")), ('{"prompt": "a"}\nno', "line 2")],
-)
-def test_prompts_that_are_none(distill, tmp_path, content, word):
-    file = tmp_path / "bad.jsonl"
-    file.write_text(content)
-    code, text, errors = distill(file=file)
-    assert (code, text) == (2, "") and word in errors and errors.count("\n") == 1
-
-
 def test_a_file_of_something_else_is_not_touched(distill, tmp_path):
     (tmp_path / "out.jsonl").write_text('{"text": "mine"}\n')
     code, _, errors = distill()
@@ -240,20 +228,6 @@ def test_a_model_is_known_by_what_it_is_and_not_by_how_it_was_named(distill, tmp
     save_file({name: tensor * 1.5 for name, tensor in tensors.items()}, copy / "model.safetensors")
     code, _, errors = distill("-m", copy)
     assert code == 2 and wording("was_asked_for_with_another") in errors
-
-
-def test_flags_that_are_missing_or_cannot_be(tmp_path, distill):
-    for arguments in (
-        [],
-        ["--prompts", "a"],
-        ["-o", "a"],
-        ["--prompts", "a", "-o", "."],
-        ["--prompts", "a", "-o", "no/a"],
-        ["--prompts", __file__, "-o", "x" * 300],
-    ):
-        result = called(tmp_path, "distill", "-m", "demo", *arguments)
-        assert result.returncode == 2 and "-o" in sentence(result)
-    assert distill("--temp", -1)[0] == distill("--seed", 1.5)[0] == distill("--batch", 0)[0] == 2
 
 
 def test_ctrl_c_leaves_a_file_to_go_on_with(tmp_path, model):

@@ -14,8 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from command import environment, localspec
-from each import each
+from command import environment
 from golden import wording
 from machines import GIB, Told, apple, cpu, machine
 from reply_statistics import said
@@ -251,40 +250,6 @@ def test_what_a_token_says_cannot_command_the_terminal(doctor, hostile, monkeypa
 # -- mistakes ----------------------------------------------------------------------------------------------------------
 
 
-@each(
-    "arguments, code, said",
-    [
-        (["--prove", "dmo"], 3, ["'dmo'", "'demo'"]),
-        (["--prove", "demo", "--limit", "0"], 2, ["--limit", "1"]),
-        (["--prove", "demo", "--limit", "some"], 2, ["--limit", "whole number"]),
-        (["--prove", "demo", "--max-tokens", "0"], 2, ["--max-tokens", "1"]),
-        (["--prove", "demo", "--drafter", "medusaa"], 2, ["medusaa", "phrases"]),
-        (["--prove", "demo", "--drafter", "none"], 2, ["--drafter"]),
-        (["--prove", "demo", "--draft-max", "0"], 2, ["--draft-max"]),
-        (["--prove", "demo", "--draft-max", "65"], 2, ["65", "64"]),
-        (["--prove", "demo", "--device", "cuda:99"], 2, ["cuda:99"]),
-        (["--prove", "demo", "--dtype", "fp8"], 2, ["fp8"]),
-        (["--prove", "demo", "--context", "5000000"], 2, ["5000000"]),
-        (["--prove"], 2, ["--prove"]),
-        (["--exact"], 2, ["--exact"]),
-        (["--exact", "dmo"], 3, ["'dmo'", "'demo'"]),
-        (["--prove", "demo", "--exact", "dmo"], 2, ["--prove demo", "--exact dmo"]),
-        (["--prove", "demo", "--prefer", "speed"], 2, ["--prefer speed", "--prove"]),
-        (["--limit", "3"], 2, ["--limit 3", "--prove MODEL"]),
-        (["--max-tokens", "3"], 2, ["--max-tokens 3", "--prove MODEL"]),
-        (["--drafter", "phrases"], 2, ["--drafter phrases", "--prove MODEL"]),
-        (["--quantize", "int8"], 2, ["--quantize int8", "--prove MODEL"]),
-        (["demo"], 2, ["demo"]),
-    ],
-)
-def test_mistakes(doctor, arguments, code, said):
-    result = doctor(*arguments)
-    assert (result[0], result[1]) == (code, "")
-    assert result[2].startswith("localspec: ") and result[2].count("\n") == 1 and "Unexpected" not in result[2]
-    for word in said:
-        assert word in result[2]
-
-
 # -- the machine -------------------------------------------------------------------------------------------------------
 
 
@@ -456,9 +421,3 @@ def test_as_its_user_runs_it(tmp_path):
         [sys.executable, "-c", SMALL, "doctor"], cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True
     )
     assert result.returncode == 0 and result.stderr == "" and "\ncpu: " in f"\n{result.stdout}"
-    page = localspec(tmp_path, "doctor", "--help")
-    assert (
-        page.returncode == 0
-        and page.stdout.startswith(wording("usage_localspec_doctor"))
-        and "--prove MODEL" in page.stdout
-    )

@@ -14,8 +14,7 @@ from pathlib import Path
 import pyte
 import pytest
 from clocks import PATIENCE
-from command import called, environment, light_help, sentence
-from each import each
+from command import called, environment
 from golden import wording
 from scripted_models import scripted_model
 
@@ -102,26 +101,6 @@ def test_a_recording_can_be_played(tmp_path, words):
     assert "plain decoding" in shown and "with phrases" in shown and wording("both_texts_are_the_same") in shown
 
 
-@each(
-    "arguments, said",
-    [
-        (["--drafter", "none"], "needs a drafter"),
-        (["--draft-max", "0"], "--draft-max 0 allows none"),
-        (["--cast", "nowhere/a.cast"], "nowhere/a.cast"),
-        (["--drafter", "fancy"], "fancy"),
-        (["--temp", "warm"], "--temperature 'warm'"),
-    ],
-)
-def test_mistakes_are_one_sentence(tmp_path, arguments, said):
-    done = called(tmp_path, "race", "Hello", "-m", "demo", *arguments)
-    assert done.returncode == 2 and said in sentence(done)
-
-
-def test_an_empty_prompt_is_none(tmp_path):
-    done = called(tmp_path, "race", "  ")
-    assert done.returncode == 2 and wording("there_is_no_prompt_2") in sentence(done)
-
-
 @pytest.mark.slow
 def test_where_drafting_does_not_pay_phrases_race(tmp_path, words, monkeypatch):
     """And so one sees that it does not."""
@@ -137,11 +116,6 @@ def test_where_drafting_does_not_pay_phrases_race(tmp_path, words, monkeypatch):
     told = json.loads(done.stdout)
     assert done.returncode == 0 and told["drafter"] == "phrases" and told["identical"] is True
     assert told["speculative"]["acceptance_length"] >= 1.0 == told["plain"]["acceptance_length"]
-
-
-@pytest.mark.slow
-def test_help_loads_nothing_heavy(tmp_path):
-    assert "--cast" in light_help(tmp_path, "race")
 
 
 @pytest.mark.slow

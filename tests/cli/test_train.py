@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from command import called, environment, light_help, sentence
+from command import called, environment, sentence
 from each import each
 from golden import wording
 from torture.cage import Cage, Signal, open_cage
@@ -247,60 +247,10 @@ def test_several_files_may_follow_data(train, tmp_path, data):
     assert json.loads((tmp_path / "a" / "drafter" / "drafter.json").read_text())["data"] == ["chat.jsonl", "more.txt"]
 
 
-@each(
-    "kind, arguments, said",
-    [
-        ("medussa", [], ["'medussa'", wording("did_you_mean_medusa_2"), "parallelspec, s3d, semi"]),
-        ("phrases", [], ["'phrases'", "medusa"]),
-        ("medusa", ["-O", "hedas=2"], ["'hedas'", wording("did_you_mean_heads")]),
-        ("medusa", ["-O", "heads=two"], ["heads = 'two'", "int"]),
-        ("medusa", ["-O", "heads=2.5"], ["heads = '2.5'", "int"]),
-        ("medusa", ["-O", "joint=maybe"], ["joint = 'maybe'", "bool"]),
-        ("medusa", ["-O", "heads=99"], ["heads = 99"]),
-        ("medusa", ["-O", "heads"], ["'heads'", "NAME=VALUE"]),
-        ("medusa", ["-O", "heads=2", "-O", "heads=3"], ["heads", "twice"]),
-        ("medusa", ["--hours", "0"], ["--hours 0"]),
-        ("medusa", ["--epochs", "-1"], ["--epochs -1"]),
-        ("medusa", ["--lr", "nan"], ["--lr nan"]),
-        ("medusa", ["--steps", "0"], ["--steps"]),
-        ("medusa", ["--labels", "hard"], ["--labels"]),
-        ("medusa", ["--at-once", "257"], ["--at-once 257", "256"]),
-        ("medusa", ["--length", "99999"], ["--length 99999"]),
-        ("medusa", ["--device", "cuda:99"], ["cuda:99"]),
-        ("medusa", ["--quantize", "nf4", "--device", "cpu"], [wording("nf4_is_not_for_cpu")]),
-        ("medusa", ["--seed", "9" * 23], ["--seed"]),
-        ("medusa", ["--steps", "1" + 400 * "0"], ["--steps"]),
-        ("medusa", ["--batch", "1" + 400 * "0"], ["--batch"]),
-        ("medusa", ["--hours", "1e308"], ["--hours 1e+308"]),
-        ("medusa", ["--epochs", "1e308"], ["--epochs 1e+308"]),
-        ("s3d", ["-O", "full=true", "--dtype", "fp16", "--quantize", "none"], ["fp16", "bf16", "fp32"]),
-    ],
-)
-def test_mistakes_are_one_sentence_and_leave_nothing(train, tmp_path, monkeypatch, kind, arguments, said):
-    monkeypatch.setattr("localspec.training.job.Training", lambda *_: pytest.fail("a training began"))
-    code, text, errors = train(kind, "-o", tmp_path / "out", *arguments)
-    assert (code, text) == (2, "") and errors.startswith("localspec: ") and errors.count("\n") == 1, errors
-    for word in said:
-        assert word in errors
-    assert not (tmp_path / "out").exists()
-
-
-@each(
-    "content, word",
-    [(None, "cannot be read"), (b"", "holds no text"), (b"\xff\xfe\xff", "UTF-8"), (b"a few words", "too little text")],
-)
-def test_data_that_is_none(train, tmp_path, content, word):
-    file = tmp_path / "text.txt"
-    if content is not None:
-        file.write_bytes(content)
-    code, text, errors = train("medusa", "-o", tmp_path / "out", text=file)
-    assert (code, text) == (2, "") and word in errors and "Traceback" not in errors
-    assert not (tmp_path / "out").exists()
-
-
-def test_without_a_model(tmp_path):
-    result = called(tmp_path, "train", "medusa", "-m", "dmo", "--data", "a.txt")
-    assert result.returncode == 3 and "'demo'" in sentence(result)
+def test_too_little_text_is_refused(train, tmp_path):
+    (tmp_path / "short.txt").write_text("a few words")
+    code, text, errors = train("medusa", "-o", tmp_path / "out", text=tmp_path / "short.txt")
+    assert (code, text) == (2, "") and "too little text" in errors and not (tmp_path / "out").exists()
 
 
 def test_what_does_not_fit_is_refused_before_anything_is_loaded(train, tmp_path, monkeypatch):
@@ -597,9 +547,3 @@ def test_what_cannot_be_divided_is_refused(tmp_path, model, data, words, told):
         WORLD_SIZE="2", ACCELERATE_USE_FSDP="true",
     )  # fmt: skip
     assert result.returncode == 2 and told in sentence(result) and not (tmp_path / "out").exists()
-
-
-def test_help_loads_nothing_heavy(tmp_path):
-    told = light_help(tmp_path, "train", "distill")
-    assert all(flag in told for flag in ("--data", "--option", "--steps", "--hours", "--epochs", "--prompts"))
-    assert os.sep not in told.partition("Options")[0]

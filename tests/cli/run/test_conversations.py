@@ -185,16 +185,6 @@ def test_a_conversation_that_is_not_there(run, home, hello, number):
     assert kept(home) == before
 
 
-def test_flags_that_cannot_be_meant_together(run, hello):
-    refused(run("-m", hello.path, "-c", "--conversation", "3", "hi"), 2, "--continue", "--conversation 3")
-    refused(
-        run("-m", hello.path, "--conversation", "last", "hi"),
-        2,
-        "'last' is not the number of a conversation",
-        "history list",
-    )
-
-
 def files_with(home: Path, *needles: bytes) -> list[Path]:
     """The files that hold one of these."""
     return [
