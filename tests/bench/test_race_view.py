@@ -103,7 +103,6 @@ def test_a_picture_is_drawn_over_the_one_before():
 
 
 def test_a_whole_screen_is_one_picture_whatever_stood_there(lanes):
-    """After every size that a terminal may have had in between: nothing scrolls, and nothing is left."""
     screen = pyte.HistoryScreen(80, 24)
     stream = pyte.Stream(screen)
     for columns, lines in [(80, 24), (60, 12), (120, 40), (20, 5), (80, 24)]:

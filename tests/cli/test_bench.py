@@ -14,6 +14,8 @@ from localspec.cli import bench as module
 from localspec.cli.main import main
 from localspec.events import Done
 
+pytestmark = pytest.mark.slow
+
 PIECES = [f"{word} ".encode() for word in ("one", "two", "three", "four")]
 ROW = {
     "drafter": str, "nodes": (int, str), "accept": str, "exactness": str, "prompts": int, "tokens": int,
@@ -66,7 +68,6 @@ def prompts(tmp_path) -> Path:
     return file
 
 
-@pytest.mark.slow
 def test_json_is_one_line_and_the_table_goes_to_standard_error(bench, noise, prompts, tmp_path):
     code, out, errors = bench(
         "-m",
@@ -106,15 +107,12 @@ def test_json_is_one_line_and_the_table_goes_to_standard_error(bench, noise, pro
     assert not (tmp_path / "home" / "data").exists(), "a bench leaves nothing behind"
 
 
-@pytest.mark.slow
 def test_the_table_alone(bench, words, prompts, tmp_path):
     asked = ["-m", words, "--nodes", 4, "--prompts", prompts, "--limit", 2, "--repeat", 2, "-n", 24]
     code, out, errors = bench(*asked, "--plot", tmp_path / "drawn.svg", "--details")
     assert code == 0 and errors == f"localspec: drawn in {tmp_path / 'drawn.svg'}.\n"
-    assert (
-        "phrases, 4 nodes" in (tmp_path / "drawn.svg").read_text("utf-8")
-        and wording("faster_than_plain_decoding") in out
-    )
+    assert "phrases, 4 nodes" in (tmp_path / "drawn.svg").read_text("utf-8")
+    assert wording("faster_than_plain_decoding") in out
     rows = [line.split() for line in out.splitlines() if line.startswith(("none ", "phrases  "))]
     assert [row[:2] for row in rows] == [["none", "0"], ["phrases", "4"]]
     assert all(row[-1] == "2/2" for row in rows)
@@ -129,7 +127,6 @@ def test_the_table_is_as_wide_as_the_terminal_that_shows_it(monkeypatch, columns
     assert [module._width(as_json) for as_json in (False, True)] == [100, width], "where it goes with --json"
 
 
-@pytest.mark.slow
 def test_no_reply_helps_a_later_one(bench, words, prompts, monkeypatch):
     honest, steps = Engine.chat, {}
 
@@ -145,9 +142,7 @@ def test_no_reply_helps_a_later_one(bench, words, prompts, monkeypatch):
     assert len(steps) == 6 and all(len({*taken}) == 1 < len(taken) for taken in steps.values())
 
 
-@pytest.mark.slow
 def test_a_reply_that_differs_is_told(bench, words, prompts, monkeypatch):
-    """The check can fail: an engine that drafts says one other token in one of its replies."""
     honest, told = Engine.chat, []
 
     def chat(engine, messages, *rest):
@@ -166,7 +161,6 @@ def test_a_reply_that_differs_is_told(bench, words, prompts, monkeypatch):
     assert plain["identical"] is True and phrases["identical"] is False and phrases["identical_prompts"] == 2
 
 
-@pytest.mark.slow
 def test_sampled_replies_are_the_same_too_and_flags_reach_every_engine(bench, noise, prompts, monkeypatch):
     honest, met = Engine.chat, []
 
@@ -184,7 +178,6 @@ def test_sampled_replies_are_the_same_too_and_flags_reach_every_engine(bench, no
     assert set(met) == {(True, 300, "fp32", Sampling(0.9, seed=5), 16)}
 
 
-@pytest.mark.slow
 def test_prompts_that_do_not_fit_are_left_out_and_counted(bench, noise, tmp_path):
     file = tmp_path / "prompts.txt"
     file.write_text("hello\n" + "long " * 400 + "\nbye\n")
@@ -195,7 +188,6 @@ def test_prompts_that_do_not_fit_are_left_out_and_counted(bench, noise, tmp_path
     assert code == 2 and out == "" and "1999 tokens" in errors and errors.count("\n") == 1
 
 
-@pytest.mark.slow
 def test_without_a_file_the_built_in_prompts_are_asked(bench, noise):
     code, out, _ = bench("-m", noise, "--drafter", "none", "--limit", 4, "-n", 4, "--json")
     (row,) = json.loads(out)["rows"]

@@ -377,7 +377,6 @@ def test_a_branch_says_of_what(database: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_rm_deletes_what_was_copied_too(database: Path) -> None:
-    """What was said, in a file beside the history: it may be of any conversation."""
     first, *_ = keep(database, ("one", "reply", "stop"))
     keep(database, ("two", "reply", "stop"))
     copied = database.parent / "copied.txt"
@@ -530,7 +529,6 @@ def test_rm_of_everything_deletes_what_belongs_to_no_conversation(database: Path
 def test_what_cannot_be_reached_is_not_said_to_be_empty(
     database: Path, command: list[str], lost: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Such as on a disk that is not there today."""
     place = database if lost == database.name else database.parent
     place.parent.mkdir(parents=True)
     (disk := database.parents[2] / "disk").mkdir()

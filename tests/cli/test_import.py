@@ -354,7 +354,6 @@ def test_a_file_in_place_of_a_question_is_told_to_be_given_as_a_model(tmp_path: 
 
 @pytest.mark.slow
 def test_every_command_that_lets_a_model_speak_imports_a_file_first(tmp_path: Path, gguf: Path) -> None:
-    """Each with nothing imported yet, so that none asks for another command."""
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "Hi"}\n')
     commands = {
         "bench": ("--drafter", "phrases", "--nodes", "2", "--limit", "1", "--max-tokens", "2"),
@@ -408,7 +407,6 @@ def test_an_unusable_template_is_refused_before_weights_are_packed(
 
 @pytest.mark.slow
 def test_a_file_without_the_ending_becomes_a_model_too(tmp_path: Path, gguf: Path) -> None:
-    """As Ollama calls its files."""
     blob = gguf.rename(gguf.with_name("sha256-0123"))
     assert called(tmp_path, "import", str(blob)).returncode == 0
     blob.unlink()

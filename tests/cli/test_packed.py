@@ -13,7 +13,6 @@ from cli.hub_commands import WEIGHTS, at, common_cache, home_with_cache
 from each import each
 from golden import matching, wording
 from hub_server import Hub, Repository, model_repository, served
-from slow_cases import cases
 
 from localspec.checkpoint import inspect, revision
 from localspec.decoding.tree import DraftTree
@@ -159,11 +158,8 @@ def test_a_disk_without_room_for_it_is_a_notice_and_the_model_is_here(home, hub:
     used_by(monkeypatch, "native", "int8")
     (home / "cache").write_text("no directory")
     result = at(home, hub, "pull", "org/name")
-    assert (
-        result.returncode == 0
-        and wording("cannot_be_written") in result.stderr
-        and find_snapshot(Source("org/name"), Paths(home))
-    )
+    assert result.returncode == 0 and wording("cannot_be_written") in result.stderr
+    assert find_snapshot(Source("org/name"), Paths(home))
 
 
 def test_kept_alone_no_second_copy_stays(home, hub: Hub, repo, tiny):
@@ -178,11 +174,8 @@ def test_kept_alone_no_second_copy_stays(home, hub: Hub, repo, tiny):
     model = load(card.path, "int8", "", 1, Reporter(pytest.fail), Paths(home))
     assert model.texts["tokenizer.json"] == repo.files["tokenizer.json"] and model.sizes.family == "qwen2"
     (row,) = [row for row in json.loads(at(home, hub, "list", "--json").stdout) if row["name"] == "org/name"]
-    assert (
-        row["path"] == str(file)
-        and row["packed"] == {"int8": row["bytes"]}
-        and row["parameters"] == inspect(file).parameters
-    )
+    assert row["path"] == str(file) and row["packed"] == {"int8": row["bytes"]}
+    assert row["parameters"] == inspect(file).parameters
     shown = json.loads(at(home, hub, "show", "org/name", "--json").stdout)
     assert shown["path"] == str(file) and shown["installed"] and shown["revision"] == revision(file)
 
@@ -318,14 +311,16 @@ def test_without_the_library_it_is_refused_before_the_download(home, hub: Hub, m
 # -- what a model that is here only packed can do ----------------------------------------------------------------------
 
 
-@pytest.fixture(params=cases(["int8", "int4"], ["int8"]))
+@pytest.fixture
 def alone(request, home, hub: Hub) -> SimpleNamespace:
     """A model that is here in one packing and in nothing else; `other` is one that it is not here in."""
-    assert at(home, hub, "pull", "org/name", "--packed-only", "--quantize", request.param).returncode == 0
-    other = {"int8": "int4", "int4": "int8"}[request.param]
-    return SimpleNamespace(packing=request.param, other=other, file=packed(home)[0], run=partial(at, home, hub))
+    packing = getattr(request, "param", "int8")
+    assert at(home, hub, "pull", "org/name", "--packed-only", "--quantize", packing).returncode == 0
+    other = {"int8": "int4", "int4": "int8"}[packing]
+    return SimpleNamespace(packing=packing, other=other, file=packed(home)[0], run=partial(at, home, hub))
 
 
+@pytest.mark.parametrize("alone", ["int8", "int4"], indirect=True)
 def test_kept_alone_it_runs_in_its_packing_and_nothing_else_is_suggested(alone):
     result = alone.run("run", "Hi", "-m", "org/name", "-n", "4", "--json")
     assert result.returncode == 0, result.stderr
@@ -400,11 +395,8 @@ def test_verify_reads_it_and_names_what_is_damaged(home, hub: Hub):
     content[-1] ^= 1
     file.write_bytes(content)
     result = at(home, hub, "verify", "org/name")
-    assert (
-        result.returncode == 1
-        and "is damaged" in result.stdout
-        and wording("is_damaged_delete_it", file=file) in result.stderr
-    )
+    assert result.returncode == 1 and "is damaged" in result.stdout
+    assert wording("is_damaged_delete_it", file=file) in result.stderr
     file.write_bytes(content[:-1])
     result = at(home, hub, "verify", "org/name")
     assert result.returncode == 3 and "`localspec pull org/name`" in result.stderr, "it does not even tell its name"
@@ -427,19 +419,6 @@ def test_rm_deletes_it_with_the_model(home, hub: Hub, monkeypatch):
     assert at(home, hub, "rm", "org/name", "--yes").returncode == 3
 
 
-def test_rm_deletes_one_that_is_all_there_is(home, hub: Hub):
-    assert at(home, hub, "pull", "org/name", "--packed-only").returncode == 0
-    (file,) = packed(home)
-    total = size(file.stat().st_size)
-    result = at(home, hub, "rm", "org/name", "--yes")
-    assert (
-        result.returncode == 0
-        and wording("deleted_are_free_again", total=total) in result.stdout
-        and packed(home) == []
-    )
-    assert at(home, hub, "show", "org/name").returncode == 3
-
-
 def test_rm_deletes_the_packed_form_of_a_directory_and_not_the_directory(home, hub: Hub, tiny):
     path = tiny("qwen2-one-key-head").path
     before = sorted(file.name for file in path.iterdir())
@@ -454,7 +433,6 @@ def test_rm_deletes_the_packed_form_of_a_directory_and_not_the_directory(home, h
 
 
 def test_rm_keeps_what_was_pulled_for_another_source_with_the_same_weights(home, repo, tiny):
-    """It may be all there is of that one."""
     path = tiny("qwen2-one-key-head").path
     with served(org__name=repo, org__mirror=repo) as hub:
         assert at(home, hub, "pull", "org/name", "--packed-only", "--quantize", "int8").returncode == 0

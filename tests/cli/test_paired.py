@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from checkpoints import change_config
 from command import called, sentence
+from each import each
 from golden import wording
 from safetensors.numpy import load_file, save_file
 from scripted_models import random_model
@@ -136,8 +137,8 @@ def test_a_small_model_that_nobody_named_costs_no_reply(home, beside, damage):
     assert len(result.stderr.strip().splitlines()) == 1 and str(draft) in result.stderr, result.stderr
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "said"),
+@each(
+    "arguments, code, said",
     [
         (["--drafter", "ouroboros"], 3, "--drafter ouroboros:MODEL"),
         (["--drafter", "draft_model:nowhere"], 3, "'nowhere'"),
@@ -236,7 +237,6 @@ def test_parts_that_are_left_out_are_not_searched_for_and_not_used(home, model, 
 
 
 def test_a_draft_model_drafts_from_the_first_step_on(home, model):
-    """Reading a long prompt is no reason not to."""
     with Store.open(Paths(home).database, pytest.fail) as store:
         first = engine(store, model, f"draft_model:{model}")
         prompt = [{"role": "user", "content": "all work and no play " * 30}]

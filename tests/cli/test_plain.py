@@ -42,6 +42,8 @@ from localspec.store.database import NoRoom
 from localspec.store.history import History
 from localspec.store.store import Store
 
+pytestmark = pytest.mark.slow
+
 pty = pytest.importorskip("pty")
 fcntl = pytest.importorskip("fcntl")
 termios = pytest.importorskip("termios")
@@ -160,7 +162,6 @@ def interrupting(original: Callable[..., Any], call: int, times: int = 1) -> Cal
 # -- prompts and answers -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_what_is_thought_is_told_switched_and_shown_when_it_is_asked_for(talk, home, tmp_path):
     model = switched_model(tmp_path / "thinker")
     result = talk("/think show", "one", "/think show", "/think", "/think off", "two", "/think show", model=model.path)
@@ -179,7 +180,6 @@ def test_what_is_thought_is_told_switched_and_shown_when_it_is_asked_for(talk, h
     assert again.code == 2 and wording("think_takes_off_auto_show") in again.err
 
 
-@pytest.mark.slow
 def test_a_model_that_cannot_be_told_says_so(talk, hello):
     assert told(talk("/think"), hello) == [wording("chat_template_model_switch")]
     refused = talk("/think on", "one")
@@ -187,7 +187,6 @@ def test_a_model_that_cannot_be_told_says_so(talk, hello):
     assert wording("think_auto_takes_it_back") in refused.err
 
 
-@pytest.mark.slow
 def test_each_line_is_answered_in_turn(talk, home, hello, messages):
     result = talk("one", "", " \t ", " two ")
     assert (result.code, result.out) == (0, "Hello!\nHello!\n")
@@ -198,7 +197,6 @@ def test_each_line_is_answered_in_turn(talk, home, hello, messages):
     assert conversation.info.model == str(hello.path) and conversation.system is None
 
 
-@pytest.mark.slow
 @each(
     "typed, found",
     [
@@ -236,7 +234,6 @@ def test_lines_that_go_on_without_end(talk, messages, monkeypatch):
     assert result.code == 2 and "longer than 64 MiB" in result.err and not messages
 
 
-@pytest.mark.slow
 def test_input_that_is_no_utf_8_terminal(talk, messages, monkeypatch):
     monkeypatch.setattr(
         Terminal, "__init__", lambda self, stream, encoding: io.TextIOWrapper.__init__(self, stream, "latin-1")
@@ -245,7 +242,6 @@ def test_input_that_is_no_utf_8_terminal(talk, messages, monkeypatch):
     assert prompts(messages) == ["café"]
 
 
-@pytest.mark.slow
 @each(
     "pieces, out",
     [
@@ -259,7 +255,6 @@ def test_the_newline_behind_an_answer(talk, tmp_path, pieces, out):
     assert talk("hi", model=scripted_model(tmp_path / "model", pieces).path).out == out
 
 
-@pytest.mark.slow
 def test_a_model_that_says_nothing(talk, home, models):
     silent = scripted_model(models / "silent", [b"x"], follows={258: 259})
     assert talk("one", model=silent.path).out == ""
@@ -268,7 +263,6 @@ def test_a_model_that_says_nothing(talk, home, models):
     assert said(kept(home)[0]) == [("two", "", "stop")]
 
 
-@pytest.mark.slow
 def test_an_answer_that_is_cut_off_is_said_to_be(talk, home, hello):
     result = talk("one", "two", arguments=["-n", "2"])
     assert result.out == "Hello\nHello\n"
@@ -278,7 +272,6 @@ def test_an_answer_that_is_cut_off_is_said_to_be(talk, home, hello):
     assert stopped.out == "Hell\n" and told(stopped, hello) == ["(figures)"]
 
 
-@pytest.mark.slow
 def test_a_full_context_is_told(talk, models):
     small = scripted_model(models / "small", [b"a", b"b"], context=64)
     result = talk("x" * 20, "y" * 20, "z" * 20, model=small.path)
@@ -292,7 +285,6 @@ def test_a_full_context_is_told(talk, models):
     ]
 
 
-@pytest.mark.slow
 def test_what_was_said_is_learned_and_what_was_measured_is_known(talk, home, hello, monkeypatch):
     monkeypatch.setattr(
         "localspec.engine.model_profile.checking_exactness", lambda *_: pytest.fail("it was measured again")
@@ -303,7 +295,6 @@ def test_what_was_said_is_learned_and_what_was_measured_is_known(talk, home, hel
             assert len([pool for pool in store.phrases.pools() if pool.phrases]) == learned
 
 
-@pytest.mark.slow
 def test_what_takes_a_while_is_told_as_lines(talk, home, hello, endless, monkeypatch):
     told: list[str] = []
     monkeypatch.setattr(plain._LineProgress, "show", lambda self, what: told.append(what))
@@ -312,7 +303,6 @@ def test_what_takes_a_while_is_told_as_lines(talk, home, hello, endless, monkeyp
     assert told == [f"loading {hello.path}", packing[0], "reading 2,003 tokens", f"loading {endless.path}", packing[1]]
 
 
-@pytest.mark.slow
 def test_the_first_start_says_what_is_kept(talk, home, hello):
     shutil.rmtree(home)
     assert talk().err == what_is_kept(home) + greeting(hello) + "\n"
@@ -328,7 +318,6 @@ def test_the_first_start_says_what_is_kept(talk, home, hello):
 # -- what comes before the first line ----------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_a_prompt_as_an_argument(talk, hello, messages):
     result = talk("two", arguments=["one"])
     assert told(result, hello) == ["> one", "(figures)", "(figures)"] and result.out == "Hello!\nHello!\n"
@@ -338,7 +327,6 @@ def test_a_prompt_as_an_argument(talk, hello, messages):
         assert told(talk(arguments=[nothing]), hello) == []
 
 
-@pytest.mark.slow
 def test_going_on(talk, home, hello, messages):
     talk("one", "two")
     result = talk("four", arguments=["-c", "three"], model=None)
@@ -356,7 +344,6 @@ def test_going_on(talk, home, hello, messages):
     assert messages[-1] == [("user", "six")] and [conversation.info.turns for conversation in kept(home)] == [5, 1]
 
 
-@pytest.mark.slow
 def test_text_of_files_goes_before_the_first_prompt_only(talk, hello, tmp_path, messages):
     (tmp_path / "notes").write_text("some notes\n")
     talk("/help", "one", "two", "/new", "three", arguments=["-f", tmp_path / "notes"])
@@ -366,7 +353,6 @@ def test_text_of_files_goes_before_the_first_prompt_only(talk, hello, tmp_path, 
     assert prompts(messages) == ["some notes\n\none", "two"]
 
 
-@pytest.mark.slow
 def test_files_that_a_prompt_names(talk, home, hello, tmp_path, messages, monkeypatch):
     (tmp_path / "notes").write_text("some notes\n")
     (tmp_path / "null").write_bytes(b"\0")
@@ -386,7 +372,6 @@ def test_files_that_a_prompt_names(talk, home, hello, tmp_path, messages, monkey
     assert recalled[1:4] == ["+ notes (11 bytes)", "> two @notes", "Hello!"]
 
 
-@pytest.mark.slow
 def test_files_that_were_not_read_go_before_the_next_prompt(talk, models, home, tmp_path, messages, monkeypatch):
     from localspec.decoding import session
 
@@ -425,7 +410,6 @@ def test_what_it_cannot_begin_with(talk, arguments, code, words):
 # -- commands ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_help_knows_every_command(talk, hello):
     lines = told(talk("/help"), hello)
     assert "\n".join(lines) == plain.HELP
@@ -441,7 +425,6 @@ def test_quit(talk, hello, messages, line):
     assert (result.code, result.out, told(result, hello)) == (0, "", []) and messages == []
 
 
-@pytest.mark.slow
 @each(
     "line, code, sentence",
     [
@@ -487,7 +470,6 @@ def words(models: Path) -> Script:
     return scripted_model(models / "words", [b"one ", b"two ", b"three ", b"four "], again=0, context=2000)
 
 
-@pytest.mark.slow
 def test_a_loop_is_stopped_and_kept_as_it_was_cut(talk, home, words):
     result = talk("one", arguments=["-n", 900], model=words.path)
     assert wording("stopped_reply_repeated_itself_set") in result.err
@@ -495,7 +477,6 @@ def test_a_loop_is_stopped_and_kept_as_it_was_cut(talk, home, words):
     assert turn.reason == "repetition" and turn.reply == result.out.removesuffix("\n") and len(turn.reply) < 1200
 
 
-@pytest.mark.slow
 def test_another_answer_and_another_prompt_leave_what_was_said(talk, home, hello, messages):
     result = talk("one", "two", "/again", "/edit  three", "/title Named", "four")
     assert result.out == "Hello!\n" * 5
@@ -535,7 +516,6 @@ def test_what_cannot_be_done_yet_is_told(talk, hello, line, sentence):
     assert told(result, hello) == [f"localspec: {sentence}"]
 
 
-@pytest.mark.slow
 def test_a_race_is_told_and_leaves_the_conversation_as_it_is(talk, home, words, messages):
     result = talk("one", "/race Count!", "two", arguments=["-n", 24], model=words.path)
     assert result.code == 0 and result.out == f"{'one two three four ' * 6}\n" * 2
@@ -544,7 +524,6 @@ def test_a_race_is_told_and_leaves_the_conversation_as_it_is(talk, home, words, 
     assert [[prompt for prompt, *_ in said(conversation)] for conversation in kept(home)] == [["one", "two"]]
 
 
-@pytest.mark.slow
 def test_sampling_is_changed(talk, home, hello, messages):
     result = talk("one", "/set temperature 0.5", "/set max-tokens 2", "two", "/set max-tokens default", "/set", "three")
     assert result.out == "Hello!\nHello\nHello!\n"
@@ -581,7 +560,6 @@ def test_sampling_that_cannot_be_is_refused(talk, hello, line, sentence):
     assert mistake.startswith(f"localspec: {sentence}")
 
 
-@pytest.mark.slow
 def test_what_another_model_contradicts_is_taken_back(talk, hello, models, endless):
     warm = scripted_model(models / "warm", [b"x"], generation={"do_sample": True, "temperature": 0.9})
     result = talk("/set top-k 5", f"/model {hello.path}", "/set top-k", "hi", model=warm.path)
@@ -595,7 +573,6 @@ def test_who_proposed_the_last_reply(talk, hello):
     assert lines[2:] == ['0 to 2: "Hello!" the model']
 
 
-@pytest.mark.slow
 def test_the_phrases_that_are_kept(talk, home, hello):
     assert told(talk("/phrases"), hello) == [wording("phrases_kept_model_yet")]
     talk("one")
@@ -606,7 +583,6 @@ def test_the_phrases_that_are_kept(talk, home, hello):
     assert lines[-1] == wording("no_phrase_holds_that")
 
 
-@pytest.mark.slow
 def test_a_chat_fed_from_a_pipe_counts_as_a_piped_run(talk, home, hello, messages, monkeypatch):
     def sources() -> list[str | None]:
         return [conversation.info.source for conversation in kept(home)]
@@ -628,7 +604,6 @@ def test_a_chat_fed_from_a_pipe_counts_as_a_piped_run(talk, home, hello, message
     assert sorted(sources()) == ["chat", "chat", "pipe", "pipe", "run"], "a person went on with one of them"
 
 
-@pytest.mark.slow
 def test_words_are_found_in_the_conversation(talk, home, hello):
     keep(home, ("What of the sea?", "The *Sea* is deep."), ("And hills?", "High."))
     lines = told(talk("/find SEA", "/find hills high", "/find nowhere", arguments=["-c"]), hello)
@@ -642,7 +617,6 @@ def test_words_are_found_in_the_conversation(talk, home, hello):
     assert refused.code == 2 and wording("find_takes_words_message") in refused.err
 
 
-@pytest.mark.slow
 def test_a_new_conversation(talk, home, hello, messages):
     result = talk("one", "/new", "two", "/new", "/new", arguments=["-s", "Be kind."])
     assert told(result, hello) == [
@@ -655,7 +629,6 @@ def test_a_new_conversation(talk, home, hello, messages):
     assert [conversation.info.title for conversation in kept(home)] == ["two", "one"]
 
 
-@pytest.mark.slow
 def test_resuming(talk, home, hello, messages):
     first, second = keep(home, ("one", "eins"), ("two", "zwei")), keep(home, ("three", "drei"), system="Be kind.")
     result = talk("/resume", f"/resume {first}", "go on", f"/resume  {second}", "on", "/resume")
@@ -681,14 +654,12 @@ def test_resuming(talk, home, hello, messages):
     assert len(messages[-1]) == 7 and kept(home) == before
 
 
-@pytest.mark.slow
 def test_the_list_is_short(talk, home, hello):
     numbers = [keep(home, (f"number {n}", "yes")) for n in range(plain.LISTED + 3)]
     lines = told(talk("/resume"), hello)
     assert len(lines) == plain.LISTED and lines[0] == f"{numbers[-1]}: number {plain.LISTED + 2} (1)"
 
 
-@pytest.mark.slow
 def test_the_system_prompt(talk, home, hello, messages):
     result = talk("/system", "one", "/system Be  kind.", "two", "/system\tBe\\", "brief.", "/system", "three")
     assert told(result, hello) == [
@@ -715,7 +686,6 @@ def named(home: Path, hello: Script, endless: Script) -> Path:
     return file
 
 
-@pytest.mark.slow
 def test_another_model(talk, home, hello, named, endless, messages, monkeypatch):
     monkeypatch.setattr("localspec.chat.model_list.this_machine", lambda bandwidth: machine(cpu()))
     result = talk("one", "/model", "/model talker", "two", "/model greeter", "three", arguments=["-n", "3"])
@@ -733,9 +703,7 @@ def test_another_model(talk, home, hello, named, endless, messages, monkeypatch)
     assert kept(home)[0].info.model == "greeter"
 
 
-@pytest.mark.slow
 def test_the_model_before_is_gone_before_the_next_is_loaded(talk, named, monkeypatch):
-    """Two may not fit in memory at once."""
     from localspec import Engine
 
     load, loaded = Engine.open, []
@@ -775,7 +743,6 @@ def broken(named: Path, hello: Script, tmp_path: Path, monkeypatch: pytest.Monke
     return make
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "code", "words"),
     [("too large", 4, "99.0 GiB"), ("damaged", 1, "config.json"), ("no tokenizer", 1, "tokenizer")],
@@ -793,7 +760,6 @@ def test_a_model_that_cannot_be_had(talk, home, hello, messages, broken, how, co
     assert (result.code, result.out) == (code, "Hello!\n") and told(result, hello)[1:] == [mistake]
 
 
-@pytest.mark.slow
 def test_the_one_before_goes_on_and_not_the_first(talk, home, hello, broken):
     name = broken("no tokenizer")
     result = talk("/model talker", f"/model {name}", "two", arguments=["-n", "3"], terminal=True)
@@ -801,7 +767,6 @@ def test_the_one_before_goes_on_and_not_the_first(talk, home, hello, broken):
     assert kept(home)[0].info.model == "talker"
 
 
-@pytest.mark.slow
 def test_settings_that_the_other_model_cannot_take(talk, models, hello):
     own = scripted_model(models / "own", [b"Hi"], generation={"do_sample": True, "temperature": 0.5})
     result = talk("one", f"/model {hello.path}", "two", model=own.path, arguments=["--top-k", "5"], terminal=True)
@@ -811,7 +776,6 @@ def test_settings_that_the_other_model_cannot_take(talk, models, hello):
     assert mistake.startswith(wording("localspec_top_k_effect_2")) and on == f"localspec: {own.path} goes on."
 
 
-@pytest.mark.slow
 def test_loading_another_model_can_be_stopped(talk, hello, named, monkeypatch):
     from localspec import Engine
 
@@ -831,7 +795,6 @@ def test_loading_another_model_can_be_stopped(talk, hello, named, monkeypatch):
 # -- Ctrl+C and other ends ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("place", "terminal"), [("take", False), ("decode_step", True)])
 def test_a_reply_that_is_stopped_is_kept_and_the_chat_goes_on(
     talk, home, endless, messages, monkeypatch, place, terminal
@@ -853,7 +816,6 @@ def test_a_reply_that_is_stopped_is_kept_and_the_chat_goes_on(
     assert [turn.reason for turn in kept(home)[0].turns] == ["interrupted"] * 2
 
 
-@pytest.mark.slow
 def test_a_second_interrupt_does_not_wait(talk, home, endless, hello, monkeypatch):
     from localspec.decoding import session
 
@@ -874,7 +836,6 @@ def test_a_long_prompt_can_be_stopped(talk, home, endless, messages, monkeypatch
     assert messages[-1] == [("user", "two")] and said(kept(home)[0]) == [("two", "and so on ", "length")]
 
 
-@pytest.mark.slow
 def test_an_interrupt_behind_the_last_word_stops_nothing(talk, home, hello, monkeypatch):
     from localspec.events import Done
 
@@ -891,9 +852,7 @@ def test_an_interrupt_behind_the_last_word_stops_nothing(talk, home, hello, monk
     assert [turn.reason for turn in kept(home)[0].turns] == ["stop"] * 2
 
 
-@pytest.mark.slow
 def test_an_interrupt_at_the_prompt_ends_nothing(talk, hello, messages, monkeypatch):
-    """What was typed of a prompt so far is forgotten."""
     lines = iter(["one\\\n", KeyboardInterrupt, "two\n", KeyboardInterrupt, ""])
 
     def readline(_: Terminal, limit: int = -1) -> str:
@@ -913,7 +872,6 @@ def test_interrupted_while_the_first_model_is_loaded(talk, monkeypatch):
     assert talk("one", terminal=True) == (130, "", "localspec: Interrupted.\n")
 
 
-@pytest.mark.slow
 def test_a_prompt_that_is_too_long_ends_a_pipe_with_its_code(talk, home, models):
     small = scripted_model(models / "tight", [b"a"], context=50)
     result = talk("one", "x" * 100, "two", model=small.path)
@@ -922,7 +880,6 @@ def test_a_prompt_that_is_too_long_ends_a_pipe_with_its_code(talk, home, models)
     assert talk("two", model=small.path, arguments=["x" * 100], terminal=True).code == 2
 
 
-@pytest.mark.slow
 def test_the_unexpected_ends_it_and_what_was_said_stays(talk, home, endless, monkeypatch):
     from localspec.decoding import session
 
@@ -933,7 +890,6 @@ def test_the_unexpected_ends_it_and_what_was_said_stays(talk, home, endless, mon
     assert said(kept(home)[0]) == [("one", "and so on ", "interrupted")]
 
 
-@pytest.mark.slow
 def test_a_reader_that_leaves(talk, home, endless, monkeypatch):
     class Gone(io.StringIO):
         def write(self, text: str) -> int:
@@ -949,7 +905,6 @@ def test_a_reader_that_leaves(talk, home, endless, monkeypatch):
     assert turn.reason == "interrupted" and 30 < len(turn.reply) < 100
 
 
-@pytest.mark.slow
 def test_no_input_at_all(talk, hello, monkeypatch, capfd, tmp_path):
     monkeypatch.setattr(sys, "stdin", None)
     capfd.readouterr()
@@ -967,9 +922,7 @@ def test_no_input_at_all(talk, hello, monkeypatch, capfd, tmp_path):
 EVIL = "evil\x1b[2J\x07\x9b31m\u202e\x08\x7f"
 
 
-@pytest.mark.slow
 def test_hostile_text(talk, home, models, tmp_path):
-    """In prompts, answers, titles, descriptions and the names of files: nothing of it commands the terminal."""
     pieces = [*(bytes([byte]) for byte in range(256)), b"\xc2", b"\x9b", b"31m", EVIL.encode(), b"end"]
     script = scripted_model(models / "hostile", pieces)
     path = tmp_path / NAME
@@ -1066,7 +1019,6 @@ def somebody() -> Iterator[Callable[..., Typist]]:
         typist.go()
 
 
-@pytest.mark.slow
 def test_somebody_types(somebody, home, endless):
     somebody = somebody(home, "--plain", "-m", endless.path)
     somebody.wait_for(f"loading {endless.path} …\r\n")
@@ -1105,7 +1057,6 @@ def test_somebody_types(somebody, home, endless):
     assert b"\x1b[K" not in somebody.shown.partition(b"Ctrl+D ends.")[0]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGHUP])
 def test_who_is_ended_from_outside_is_told_how_to_go_on(somebody, home, endless, sent):
     somebody = somebody(home, "--plain", "-m", endless.path)
@@ -1119,7 +1070,6 @@ def test_who_is_ended_from_outside_is_told_how_to_go_on(somebody, home, endless,
     assert turn.reason == "interrupted" and turn.reply.count("and so on") > 0
 
 
-@pytest.mark.slow
 def test_at_a_terminal_without_standard_input_one_prompt_is_answered(home, hello, monkeypatch, capsys):
     monkeypatch.setattr(sys, "stdin", None)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
@@ -1127,7 +1077,6 @@ def test_at_a_terminal_without_standard_input_one_prompt_is_answered(home, hello
     assert wording("one_kept_go_localspec_chat") in capsys.readouterr().err
 
 
-@pytest.mark.slow
 def test_a_disk_that_was_full_from_the_beginning_costs_nothing_once_it_has_room(home, talk, monkeypatch):
     real, tried = database.open_writable, []
 
@@ -1146,7 +1095,6 @@ def test_a_disk_that_was_full_from_the_beginning_costs_nothing_once_it_has_room(
     assert [[turn.prompt for turn in one.turns] for one in kept(home)] == [["before", "one", "two", "three"]]
 
 
-@pytest.mark.slow
 def test_what_cannot_be_kept_is_told_with_each_reply_and_when_another_goes_on(home, talk, monkeypatch):
     said = []
 
@@ -1165,7 +1113,6 @@ def test_what_cannot_be_kept_is_told_with_each_reply_and_when_another_goes_on(ho
     assert [[turn.prompt for turn in one.turns] for one in kept(home)] == [["four"], ["one"]]
 
 
-@pytest.mark.slow
 def test_a_dumb_terminal_gets_lines_without_being_asked(somebody, home, hello):
     somebody = somebody(home, "-m", hello.path, "one", TERM="dumb")
     somebody.wait_for("> one\r\nHello!\r\n(")
@@ -1176,7 +1123,6 @@ def test_a_dumb_terminal_gets_lines_without_being_asked(somebody, home, hello):
     assert commands(somebody.shown.replace(b"\r\n", b"\n")) == set()
 
 
-@pytest.mark.slow
 def test_a_pipe_and_no_interface(home, hello):
     code = """
 import sys
@@ -1196,7 +1142,6 @@ sys.exit(code)
     assert [turn.prompt for turn in kept(home)[0].turns] == ["one", "zwölf"]
 
 
-@pytest.mark.slow
 def test_a_prompt_on_which_the_tokenizer_panics_costs_nothing_that_was_said(talk, home, hello, tmp_path):
     model = panicking(hello.path, tmp_path / "panicking")
     result = talk("Hi", PANICS, "never read", model=model)

@@ -1,6 +1,5 @@
 """`pull` with the real client against a hub on this machine: messages, exit codes, and what is left in the cache."""
 
-import hashlib
 import json
 import os
 import re
@@ -104,7 +103,6 @@ def test_a_tag_and_a_commit_are_revisions_and_share_what_is_alike(home, hub, rep
 
 
 def test_what_was_pulled_stays_what_it_was(home, hub, repo):
-    """Another program moves `main` on: the revision that was pulled is the commit that it meant then."""
     at(home, hub, "pull", "org/name")
     (common_cache(home) / "models--org--name" / "refs" / "main").write_text("0" * 40)
     assert found(home) is not None
@@ -185,7 +183,6 @@ def test_empty_files_that_the_client_of_a_killed_pull_left_go(home, hub: Hub, re
 
 
 def test_the_server_dies_midway(home, hub: Hub, repo):
-    """In a process of its own, where the client's own warnings would be seen."""
     hub.die_after = 2_000_000
     process = started(home, hub, "pull", "org/name")
     _, errors = process.communicate(timeout=PATIENCE)
@@ -211,28 +208,6 @@ def test_a_connection_that_breaks_once_is_resumed(home, hub: Hub, repo, monkeypa
     assert hub.sent_bytes < 1.5 * len(repo.files[WEIGHTS])
 
 
-def test_a_server_that_begins_anew_and_breaks_off_each_time_is_given_up(home, hub: Hub, repo, monkeypatch):
-    """It takes no request for the rest of a file; the client by itself would go on for ever."""
-    monkeypatch.setattr("time.sleep", lambda seconds: None)
-    half, digest = len(repo.files[WEIGHTS]) // 2, hashlib.sha256(repo.files[WEIGHTS]).hexdigest()
-    asked = []
-
-    def break_off(path: str) -> tuple[int, dict[str, str], bytes] | None:
-        if not path.endswith(WEIGHTS):
-            return None
-        asked.append(path)
-        assert len(asked) < 50
-        headers = {"ETag": f'"{digest}"', "X-Repo-Commit": repo.revisions["main"], "Connection": "close"}
-        return 200, {**headers, "Content-Length": str(2 * half)}, repo.files[WEIGHTS][:half]
-
-    hub.answer = break_off
-    result = at(home, hub, "pull", "org/name")
-    assert result.returncode == 1 and result.stderr.count("\n") == 1
-    assert wording("connection_broke_off_while", endpoint=hub.endpoint, weights=WEIGHTS) in result.stderr
-    assert wording("n1_048_576_bytes_come_fetched", weights=WEIGHTS, value=f"{2 * half:,}") in result.stderr
-    assert len(asked) < 10 and found(home) is None and stray(home) == []
-
-
 def test_two_pulls_at_once(home, hub: Hub, repo):
     hub.hold = 2_000_000
     processes = [started(home, hub, "pull", "org/name") for _ in range(2)]
@@ -256,10 +231,8 @@ def test_a_wrong_hash_is_removed_and_nothing_counts_as_installed(home, hub: Hub,
     result = at(home, hub, "pull", "org/name")
     assert result.returncode == 1 and result.stderr.count("\n") == 1
     assert f"{name} is damaged: its {'sha256' if name == WEIGHTS else 'git' + chr(39) + 's sha1'}" in result.stderr
-    assert (
-        wording("it_was_removed") in result.stderr
-        and wording("fetched_again_from_beginning_2", name=name) in result.stderr
-    )
+    assert wording("it_was_removed") in result.stderr
+    assert wording("fetched_again_from_beginning_2", name=name) in result.stderr
     assert found(home) is None and stray(home) == []
     assert not any(path.read_bytes() == repo.sent[name] for path in common_cache(home).glob("models--*/blobs/*"))
     repo.sent.clear()
@@ -389,21 +362,10 @@ def test_offline(home, hub: Hub, variable):
     assert result.returncode == 3 and "HF_HUB_OFFLINE" in sentence(result) and hub.requests == []
 
 
-def test_nobody_listens(home):
-    result = at(home, Hub(endpoint="http://127.0.0.1:9"), "pull", "org/name")
-    assert result.returncode == 1 and wording("http_127_0_0_1_9_cannot_reached") in sentence(result)
-
-
 def test_a_cache_that_cannot_be_written(home, hub: Hub, repo):
     (home / "hf").write_text("a file where a directory belongs")
     result = at(home, hub, "pull", "org/name")
     assert result.returncode == 1 and str(home / "hf") in result.stderr and "Traceback" not in result.stderr
-
-
-def test_a_home_that_cannot_be_written(home, hub: Hub, repo):
-    result = at(home, hub, "pull", "org/name", LOCALSPEC_HOME="/proc/nope")
-    assert result.returncode == 1 and result.stderr.count("\n") == 1 and "LOCALSPEC_HOME" in result.stderr
-    assert wording("proc_nope_data_pulled_which") in result.stderr and not common_cache(home).exists()
 
 
 def test_a_disk_that_fills_up_meanwhile(home, hub: Hub, repo, monkeypatch):
@@ -416,11 +378,8 @@ def test_a_disk_that_fills_up_meanwhile(home, hub: Hub, repo, monkeypatch):
 
     monkeypatch.setattr(file_download, "http_get", write)
     result = at(home, hub, "pull", "org/name")
-    assert (
-        result.returncode == 4
-        and wording("is_full_make_room") in result.stderr
-        and "config.json are kept" in result.stderr
-    )
+    assert result.returncode == 4 and wording("is_full_make_room") in result.stderr
+    assert "config.json are kept" in result.stderr
     assert found(home) is None and stray(home) == []
 
 
@@ -448,7 +407,6 @@ def heads() -> Repository:
 
 
 def test_heads_become_a_drafter_beside_their_model(home, tiny, heads):
-    """With the model that an entry names, and alone: beside the one that their own config names, once it is here."""
     base = model_repository(tiny("llama-grouped-dynamic").path)
     with served(org__base=base, org__heads=heads) as hub:
         result = at(home, hub, "pull", "org/heads")
@@ -631,12 +589,8 @@ def test_a_slow_server_shows_rate_and_time_left(home, hub: Hub, repo):
 
 def test_somebody_is_asked_and_may_say_no(home, hub: Hub, repo):
     code, out, _ = on_terminal(home, hub, "pull", "org/name", types=b"n\n")
-    assert (
-        code == 0
-        and "Fetch? [Y/n]" in out
-        and out.endswith(wording("nothing_was_fetched"))
-        and not common_cache(home).exists()
-    )
+    assert code == 0 and "Fetch? [Y/n]" in out and out.endswith(wording("nothing_was_fetched"))
+    assert not common_cache(home).exists()
     code, out, _ = on_terminal(home, hub, "pull", "org/name", types=b"\n")
     assert code == 0 and "Fetch? [Y/n]" in out and is_whole(home, repo)
 

@@ -92,10 +92,8 @@ def reply(home: Path, hub: Hub, *flags: str) -> dict:
 def test_the_smaller_download_with_the_publishers_own_texts(home, hub, whole, gguf, quantize):
     result = pull(home, hub, quantize=quantize)
     assert result.returncode == 0, result.stderr
-    assert (
-        wording("form_place_org_name") in result.stdout
-        and wording("is_what_would_be_kept", quantize=quantize) in result.stdout
-    )
+    assert wording("form_place_org_name") in result.stdout
+    assert wording("is_what_would_be_kept", quantize=quantize) in result.stdout
     assert "--original fetches" in result.stdout and f"{FORM} is packed" in result.stdout
     assert fetched(hub) == {"name-q8_0.gguf", *(TEXTS & whole.files.keys())} and blobs(home) == {}
     (packed,) = packed_files(Paths(home))
@@ -196,11 +194,8 @@ def test_a_form_that_turns_out_gated_is_told_and_the_original_comes(home, hub):
 def test_the_original_that_was_here_stays_beside_what_is_to_be_alone_and_that_is_said(home, hub):
     assert pull(home, hub, "--original").returncode == 0
     result = pull(home, hub, "--original", "--packed-only")
-    assert (
-        result.returncode == 0
-        and wording("that_were_here_before") in result.stderr
-        and "`localspec rm mine`" in result.stderr
-    )
+    assert result.returncode == 0 and wording("that_were_here_before") in result.stderr
+    assert "`localspec rm mine`" in result.stderr
     assert at(home, hub, "rm", "mine", "--yes").returncode == 0
     again = pull(home, hub, "--original", "--packed-only")
     assert again.returncode == 0 and wording("were_here_before") not in again.stderr and blobs(home) == {}
@@ -223,7 +218,6 @@ def test_what_its_publisher_changes_in_a_text_comes_with_the_next_pull(home, hub
 
 
 def test_what_was_in_the_cache_before_stays_there(home, hub):
-    """Texts of the original that another program has fetched."""
     assert pull(home, hub, "--original").returncode == 0
     for kept in (home / "data" / "pulled", home / "cache" / "packed"):
         shutil.rmtree(kept)

@@ -53,11 +53,8 @@ def test_yes_deletes_it_and_its_record_and_nothing_else(home, hub: Hub, repo):
     at(home, hub, "pull", "org/other")
     total = sum(map(len, repo.files.values()))
     result = at(home, hub, "rm", "org/name", "--yes")
-    assert (
-        result.returncode == 0
-        and result.stderr == ""
-        and wording("deleted_are_free_again_2", size=size(total)) in result.stdout
-    )
+    assert result.returncode == 0 and result.stderr == ""
+    assert wording("deleted_are_free_again_2", size=size(total)) in result.stdout
     assert found(home) is None and not (common_cache(home) / "models--org--name").exists()
     assert sorted(path.name for path in (home / "data" / "pulled").glob("*.json")) == ["models--org--other.json"]
     assert at(home, hub, "verify", "org/other").returncode == 0
@@ -91,7 +88,6 @@ def test_other_names_of_the_same_commit_are_told(home, hub: Hub, repo):
 
 @pytest.mark.parametrize("name", ["org/name", "org/moved"])
 def test_another_repository_with_the_same_commit_stays(home, hub: Hub, repo, name):
-    """One that was moved or copied: the client alone deletes the first that it finds."""
     alike = ("org/name", "org/moved", "org/copied")
     hub.repositories |= dict.fromkeys(alike, repo)
     for one in alike:

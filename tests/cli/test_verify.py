@@ -85,7 +85,6 @@ def test_the_demo_has_no_digests(home):
 
 
 def test_repositories_of_other_programs(home, path: Path):
-    """Without a record, and with a file that is no link: as on systems without them."""
     (home / "data" / "pulled" / "models--org--name.json").unlink()
     copy = (path / "config.json").read_bytes()
     (path / "config.json").unlink()

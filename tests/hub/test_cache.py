@@ -188,7 +188,6 @@ def test_a_damaged_record_is_not_believed_and_set_aside_when_a_new_one_comes(pat
 
 
 def test_discarding_touches_nothing_outside_the_cache(paths, snapshot, tmp_path):
-    """Somebody linked a file of theirs into the cache."""
     own = tmp_path / "own.safetensors"
     (snapshot / "model.safetensors").rename(own)
     (snapshot / "model.safetensors").symlink_to(own)

@@ -88,7 +88,6 @@ def test_little_gained_by_each_beginning_is_given_up(hub: Hub, tmp_path, monkeyp
 @pytest.mark.slow
 @pytest.mark.usefixtures("small_pieces")
 def test_a_connection_that_breaks_off_time_after_time_is_given_up(hub: Hub, tmp_path, monkeypatch):
-    """However fast: the client calls itself each time."""
     found = plan([SOURCE])
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     breaking_off(hub, 7, ranges=True)
@@ -237,7 +236,6 @@ def test_a_host_that_needs_no_proxy_is_asked_without(hub: Hub, monkeypatch, form
 
 
 def test_an_answer_about_a_repository_that_has_no_end_is_given_up(hub: Hub, monkeypatch):
-    """Wherever the server leads for it."""
     monkeypatch.setattr("localspec.hub.client._LONGEST_ANSWER", 100_000)
     led = (302, {"Location": f"{hub.endpoint}/elsewhere"}, b"")
     endless = (200, {"Content-Type": "application/json"}, b" " * 5_000_000)

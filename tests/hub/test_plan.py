@@ -371,7 +371,6 @@ def test_what_does_not_fit_on_the_disk_is_not_begun(hub, tmp_path):
 
 
 def test_two_revisions_of_which_one_is_wanted_do_not_share_a_record(hub, tmp_path):
-    """Parts of one plan may be of one repository."""
     hub.repositories["org/name"] = Repository(MODEL, revisions={"dev": "d" * 40})
     dev = Source("org/name", "dev")
     fetch(plan([SOURCE, dev]), paths=Paths(tmp_path / "home"))

@@ -178,7 +178,6 @@ def test_nothing_to_go_on_with(run, first_start, home, hello, which):
 
 @pytest.mark.parametrize("number", [1, 0, -1, 10**30])
 def test_a_conversation_that_is_not_there(run, home, hello, number):
-    """Number 1 was, in a home that is lived in."""
     run("-m", hello.path, "hi")
     before = kept(home)
     refused(run("-m", hello.path, "--conversation", number, "hi"), 2, f"no conversation {number} here")

@@ -69,7 +69,6 @@ def inexact(home: Path, lived_in: Callable[..., Path], monkeypatch: pytest.Monke
 
 
 def test_what_no_self_test_has_found_is_not_said(run, home, hello, inexact):
-    """A reply never waits for the self-test; what one found before is said."""
     for word, label in (
         ("unchecked", wording("not_checked_yet_a_chat_checks")),
         ("numerical", wording("same_text_except_for_rounding")),

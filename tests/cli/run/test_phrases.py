@@ -20,7 +20,6 @@ pytestmark = pytest.mark.slow
 
 
 def test_the_second_time_is_faster(home, long):
-    """Two processes, so that the phrases have been on disk between them."""
 
     def answer() -> dict[str, Any]:
         with process(home, "-m", long.path, "hi", "--json", "--draft-max", 8) as running:
@@ -59,7 +58,6 @@ def test_what_learns_and_what_forgets(run, long):
 
 
 def test_a_directory_has_its_phrases_however_it_is_spelt(run, home, long, monkeypatch):
-    """And all of them go, by any of its names."""
     monkeypatch.chdir(long.path.parent)
     spellings = (str(long.path), long.path.name, f"./{long.path.name}", f"{long.path}/")
     ask = ("hi", "--json", "--drafter", "phrases", "--draft-max", 8)  # else a busy machine switches drafts off

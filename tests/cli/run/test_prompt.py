@@ -94,7 +94,6 @@ def test_what_cannot_be_read(run, tmp_path, hello, monkeypatch):
 
 @pytest.mark.slow
 def test_bytes_that_are_no_text(home, hello):
-    """Arguments as the system hands them over."""
     with process(home, "-m", hello.path, b"caf\xe9", b"-s", b"\xfe", "--json") as running:
         out, err = running.communicate()
     assert (running.returncode, err) == (0, b"")
