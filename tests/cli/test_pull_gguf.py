@@ -116,8 +116,8 @@ def test_files_in_folders_are_found_by_their_names_or_the_folders_and_leave_noth
         assert wording("no_parts_of_one_model") in sentence(at(home, hub, "pull", NAME))
 
 
-@pytest.mark.parametrize("name", ["../a-Q8_0.gguf", "/a-Q8_0.gguf", "a/../b-Q8_0.gguf", ".a/b-Q8_0.gguf", "a//b-Q8_0.gguf",
-                                  "a/b/c/d/e-Q8_0.gguf", "a\\b-Q8_0.gguf", "a/\x1b[2J-Q8_0.gguf", "a/b-Q8_0.gguf\n"])  # fmt: skip
+@each("name", ["../a-Q8_0.gguf", "/a-Q8_0.gguf", "a/../b-Q8_0.gguf", ".a/b-Q8_0.gguf", "a//b-Q8_0.gguf",
+               "a/b/c/d/e-Q8_0.gguf", "a\\b-Q8_0.gguf", "a/\x1b[2J-Q8_0.gguf", "a/b-Q8_0.gguf\n"])  # fmt: skip
 def test_a_place_that_leads_elsewhere_is_none(home: Path, name: str) -> None:
     with served(**{"org__tiny-GGUF": Repository({name: b"x" * 20000})}) as hub:
         assert wording("gguf_file_type_q8_0") in sentence(at(home, hub, "pull", NAME))
