@@ -68,17 +68,11 @@ def test_a_sentence_and_bars_come_first(two):
     [
         ({"speedup": 1.004}, wording("nothing_here_faster_than_plain_3")),
         ({"speedup": 0.8}, wording("nothing_here_faster_than_plain_4")),
-        (
-            {"identical": False},
-            wording("phrases_8_nodes_2_2_faster_than_2"),
-        ),
+        ({"identical": False}, wording("phrases_8_nodes_2_2_faster_than_2")),
         ({"identical": None}, wording("phrases_8_nodes_2_2_faster_than_3")),
         ({"reliable": False}, wording("plain_decoding_gave_4_0_tokens_s_2")),
         ({"speedup": None}, wording("plain_decoding_gives_4_0_tokens_s_3")),
-        (
-            {"drafter": "none", "nodes": "auto", "speedup": 0.73},
-            wording("plain_decoding_gives_4_0_tokens_s_4"),
-        ),
+        ({"drafter": "none", "nodes": "auto", "speedup": 0.73}, wording("plain_decoding_gives_4_0_tokens_s_4")),
     ],
 )
 def test_the_sentence_is_true(two, unlike, said_first):

@@ -282,10 +282,7 @@ def test_rm_without_a_terminal_names_yes(database: Path) -> None:
     assert len(kept(database)) == 2
 
 
-@each(
-    "arguments",
-    ["rm", "rm --yes", "rm 1 --all --yes", "rm 1 --older-than 1d", "rm --all --older-than 1d"],
-)
+@each("arguments", ["rm", "rm --yes", "rm 1 --all --yes", "rm 1 --older-than 1d", "rm --all --older-than 1d"])
 def test_rm_deletes_only_what_was_said_clearly(database: Path, arguments: str) -> None:
     keep(database, ("one", "reply", "stop"))
     before = kept(database)
@@ -486,10 +483,7 @@ def test_rm_of_nothing_says_where_the_log_cannot_be_emptied(database: Path, monk
         ("UPDATE turn SET conversation = 77 WHERE prompt LIKE 'SECRET%'", False),
         ("DELETE FROM conversation WHERE id = 1", True),
         ("DELETE FROM conversation WHERE id = 1", False),
-        (
-            "UPDATE conversation SET model = 'SECRETZEBRA' WHERE id = 1; DELETE FROM turn WHERE conversation = 1",
-            True,
-        ),
+        ("UPDATE conversation SET model = 'SECRETZEBRA' WHERE id = 1; DELETE FROM turn WHERE conversation = 1", True),
     ],
 )
 def test_rm_of_everything_deletes_what_belongs_to_no_conversation(database: Path, change: str, others: bool) -> None:

@@ -162,11 +162,7 @@ TRAIN = [
     ("medusa --epochs 1e308", 2, "--epochs 1e+308"),
     ("s3d -O full=true --dtype fp16 --quantize none", 2, "fp16", "bf16", "fp32"),
 ]
-DATA = [
-    ("gone.txt", 2, "cannot be read"),
-    ("empty.txt", 2, "holds no text"),
-    ("binary.txt", 2, "UTF-8"),
-]
+DATA = [("gone.txt", 2, "cannot be read"), ("empty.txt", 2, "holds no text"), ("binary.txt", 2, "UTF-8")]
 RACE = [
     ("--drafter none", 2, "needs a drafter"),
     ("--draft-max 0", 2, "--draft-max 0 allows none"),

@@ -61,8 +61,7 @@ def packed(home: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize(
-    ("engine", "quantize", "made"),
-    [("native", "int8", 1), ("native", "none", 0), ("torch", "int4", 0)],
+    ("engine", "quantize", "made"), [("native", "int8", 1), ("native", "none", 0), ("torch", "int4", 0)]
 )
 def test_pull_packs_what_the_cpu_engine_would_use(home, hub: Hub, monkeypatch, engine, quantize, made):
     used_by(monkeypatch, engine, quantize)

@@ -439,16 +439,8 @@ def test_quit(talk, hello, messages, line):
         ("/quit now", 2, wording("quit_takes_nothing_now_given")),
         ("/resume last", 2, wording("last_number_conversation_resume")),
         ("/resume 7 8", 2, wording("n7_8_number_conversation_resume")),
-        (
-            "/resume " + "9" * 5000,
-            2,
-            wording("number_conversation_resume_shows", value="9" * 79),
-        ),
-        (
-            "/model dmo",
-            3,
-            wording("there_model_dmo_did_mean_demo"),
-        ),
+        ("/resume " + "9" * 5000, 2, wording("number_conversation_resume_shows", value="9" * 79)),
+        ("/model dmo", 3, wording("there_model_dmo_did_mean_demo")),
     ],
 )
 def test_mistakes(talk, hello, messages, line, code, sentence):

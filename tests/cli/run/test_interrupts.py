@@ -7,15 +7,7 @@ import time
 from typing import Any
 
 import pytest
-from cli.run.run_command import (
-    SHAPE,
-    assert_consistent,
-    assert_shape,
-    decoded,
-    interrupting,
-    kept,
-    process,
-)
+from cli.run.run_command import SHAPE, assert_consistent, assert_shape, decoded, interrupting, kept, process
 from clocks import PATIENCE
 
 from localspec.cli import run as run_module

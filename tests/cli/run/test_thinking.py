@@ -87,11 +87,7 @@ def test_the_marks_of_other_families(run, always, granite):
 def test_a_template_without_a_switch_is_told(run, hello, always, granite, monkeypatch):
     for path, flag in ((hello.path, "--think"), (hello.path, "--no-think"), (always.path, "--no-think")):
         refused(
-            run("-m", path, "hi", flag),
-            2,
-            wording("effect_chat_template", flag=flag),
-            "has no switch",
-            "leave it out",
+            run("-m", path, "hi", flag), 2, wording("effect_chat_template", flag=flag), "has no switch", "leave it out"
         )
     refused(
         run("-m", granite.path, "hi", "--think", "-s", "Be brief."), 2, "--think has no effect beside a system prompt"
