@@ -376,9 +376,7 @@ def test_rm_deletes_what_was_copied_too(database: Path) -> None:
 
 @each("number", ["7", "0", str(10**30)])
 @each("arguments", [("show",), ("export", "1"), ("rm", "1", "--yes")])
-def test_an_id_that_is_not_there_is_said_before_anything_happens(
-    database: Path, arguments: tuple[str, ...], number: str
-) -> None:
+def test_an_id_that_is_not_there_is_said_before_anything_happens(database, arguments, number):
     if not kept(database):
         keep(database, ("one", "reply", "stop"))
     result = CliRunner().invoke(history_module.app, [*arguments, number])
@@ -443,9 +441,7 @@ def half_saved(connection: sqlite3.Connection) -> None:
     connection.execute("ROLLBACK")
 
 
-def test_rm_of_nothing_takes_what_could_not_be_saved_out_of_the_log(
-    database: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rm_of_nothing_takes_what_could_not_be_saved_out_of_the_log(database, monkeypatch):
     monkeypatch.setattr(opening, "BUSY_SECONDS", 0.05)
     log = Path(f"{database}-wal")
     with (
@@ -505,9 +501,7 @@ def test_rm_of_everything_deletes_what_belongs_to_no_conversation(database: Path
 @pytest.mark.parametrize(
     ("lost", "command"), [("data", ["list"]), ("localspec.db", ["search", "x"]), ("data", ["rm", "--all", "-y"])]
 )
-def test_what_cannot_be_reached_is_not_said_to_be_empty(
-    database: Path, command: list[str], lost: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_cannot_be_reached_is_not_said_to_be_empty(database, command, lost, capsys):
     place = database if lost == database.name else database.parent
     place.parent.mkdir(parents=True)
     (disk := database.parents[2] / "disk").mkdir()

@@ -509,9 +509,7 @@ def test_verify_sees_weights_that_changed_and_whose_times_did_not(home, hub: Hub
 
 
 @pytest.mark.parametrize("packing", ["int8", "int4"])
-def test_what_was_packed_of_a_damaged_download_is_packed_again_once_that_is_mended(
-    home, hub: Hub, monkeypatch, packing
-):
+def test_what_was_packed_of_a_damaged_download_is_packed_again_once_that_is_mended(home, hub, monkeypatch, packing):
     from native.test_changed_weights import bytes_of, change
 
     used_by(monkeypatch, "native", "int8")

@@ -89,9 +89,7 @@ def test_parts_are_fetched_together_and_types_in_any_spelling(home: Path, files:
             assert at(home, hub, "run", "-m", name, "-n", "1", "--no-log", "Hi").returncode == 0
 
 
-def test_files_in_folders_are_found_by_their_names_or_the_folders_and_leave_nothing(
-    home: Path, files: dict[str, bytes]
-) -> None:
+def test_files_in_folders_are_found_by_their_names_or_the_folders_and_leave_nothing(home, files):
     """As repositories of large models are: a folder a type, with the parts in it."""
     inside = {
         **{f"BF16/{name}": content for name, content in files.items() if "BF16" in name},
@@ -135,9 +133,7 @@ def test_without_a_type_or_with_an_unknown_one_the_types_are_listed(home: Path, 
         assert wording("no_parts_of_one_model") in sentence(at(home, hub, "pull", "org/tiny-GGUF:BF16"))
 
 
-def test_what_cannot_fit_is_refused_before_it_is_fetched(
-    home: Path, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_fit_is_refused_before_it_is_fetched(home, files, monkeypatch):
     """By the size and the type of the file: into memory, and on the disk beside its packed form."""
     length = len(files["tiny-Q8_0.gguf"])
     with served(**{"org__tiny-GGUF": Repository(files)}) as hub:
@@ -222,9 +218,7 @@ def test_what_cannot_be_meant_is_refused(home: Path, files: dict[str, bytes]) ->
         assert wording("is_not_here") in sentence(at(home, hub, "verify", NAME))
 
 
-def test_a_newer_commit_takes_the_place_of_the_one_before(
-    home: Path, files: dict[str, bytes], directory: Path, tmp_path: Path
-):
+def test_a_newer_commit_takes_the_place_of_the_one_before(home, files, directory, tmp_path):
     with served(**{"org__tiny-GGUF": Repository(files)}) as hub:
         at(home, hub, "pull", NAME, "--yes")
         changed = write_model(tmp_path / "b.gguf", directory, "Q8_0", general__license="mit").read_bytes()

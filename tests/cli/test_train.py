@@ -77,6 +77,16 @@ def losses(directory: Path) -> list[dict]:
     return [json.loads(line) for line in (directory / "losses.jsonl").read_text().splitlines()]
 
 
+def replies(capfd, target: Path, drafter: Path, *more: str) -> list[str]:
+    """Return what the target says without the drafter and with it."""
+    said = []
+    for one in ("none", str(drafter)):
+        words = f"run -m {target} --drafter {one} -n 24 --temp 0 --no-log".split()
+        assert main([*words, "the cat", *more]) == 0
+        said.append(capfd.readouterr().out)
+    return said
+
+
 def test_what_it_writes_says_what_it_is_and_drafts(train, model, tmp_path, capfd):
     out = tmp_path / "made"
     code, text, errors = train("medusa", "--steps", 3, "-o", out, "-O", "heads=2", "--option", "decay=0.5")
@@ -99,13 +109,7 @@ def test_what_it_writes_says_what_it_is_and_drafts(train, model, tmp_path, capfd
     assert (trained["steps"], trained["labels"], trained["batch"], trained["seed"]) == (3, "soft", 256, 0)
     assert trained["tokens"] > 300 and trained["held_out_tokens"] > 0
     assert trained["loss"] == pytest.approx(losses(out)[3]["loss"], abs=1e-3)
-    replies = []
-    for drafter in ("none", str(out)):
-        assert (
-            main(["run", "-m", str(model), "--drafter", drafter, "-n", "24", "--temp", "0", "--no-log", "the cat"]) == 0
-        )
-        replies.append(capfd.readouterr().out)
-    assert replies[0] == replies[1]
+    assert len({*replies(capfd, model, out)}) == 1
 
 
 def test_at_a_terminal_the_curve_of_the_loss_is_drawn(train, model, tmp_path, monkeypatch):
@@ -158,15 +162,7 @@ def test_a_form_that_changes_the_target_writes_the_changed_one(train, model, tmp
     assert before > 1 and after > 1 and before != after and "perplexity" in text
     assert resolve(str(out)).path == out / "target"
     assert sorted(f.name for f in out.iterdir()) == ["drafter", "losses.jsonl", "losses.svg", "target"]
-    replies = []
-    for target in (out, out / "target"):
-        for drafter in ("none", str(out)):
-            code = main(
-                ["run", "-m", str(target), "--drafter", drafter, "-n", "24", "--temp", "0", "--no-log", "the cat"]
-            )
-            replies.append(capfd.readouterr().out)
-            assert code == 0
-    assert len({*replies}) == 1
+    assert len({*replies(capfd, out, out), *replies(capfd, out / "target", out)}) == 1
     assert main(["run", "-m", str(model), "--drafter", str(out), "--no-log", "the cat"]) == 2
     assert wording("was_made_for") in capfd.readouterr().err
 
@@ -199,12 +195,7 @@ def test_a_packed_target_that_learns_is_written_unrounded(train, model, tmp_path
     assert sorted(f.name for f in out.iterdir()) == ["drafter", "losses.jsonl", "losses.svg", "target"]
     assert (out / "target" / "model.safetensors").stat().st_size > 0.9 * (model / "model.safetensors").stat().st_size
     for precision in ("int8", "none"):
-        replies = []
-        for drafter in ("none", str(out)):
-            words = ["run", "-m", str(out), "--drafter", drafter, "-n", "24", "--temp", "0", "--no-log", "the cat"]
-            assert main([*words, "--quantize", precision]) == 0
-            replies.append(capfd.readouterr().out)
-        assert len({*replies}) == 1, precision
+        assert len({*replies(capfd, out, out, "--quantize", precision)}) == 1, precision
 
 
 def test_a_proposal_of_s3d_is_timed_where_replies_are_decoded_and_learns_from_the_drafters_before(train, model):
@@ -288,12 +279,8 @@ def test_own_layers_learn_in_bf16(train, model, tmp_path, capfd):
     card = json.loads((tmp_path / "out" / "drafter" / "drafter.json").read_text())
     assert card["features"] == {"dtype": "bf16", "quantize": "none"}
     assert card["target"]["revision"] == revision(tmp_path / "out" / "target") != revision(model)
-    replies = []
-    for drafter in ("none", str(tmp_path / "out")):
-        words = ["run", "-m", str(tmp_path / "out"), "--drafter", drafter, "-n", "24", "--temp", "0", "--no-log"]
-        assert main([*words, "--quantize", "none", "--dtype", "fp32", "the cat"]) == 0
-        replies.append(capfd.readouterr().out)
-    assert replies[0] == replies[1]
+    out = tmp_path / "out"
+    assert len({*replies(capfd, out, out, "--quantize", "none", "--dtype", "fp32")}) == 1
 
 
 def test_the_last_values_that_are_taken(train, tmp_path, monkeypatch):
