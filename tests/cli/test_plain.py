@@ -1,9 +1,7 @@
 """`localspec chat --plain`: a line in, an answer out; everything but the answers goes to standard error."""
 
 import contextlib
-import errno
 import io
-import itertools
 import json
 import os
 import re
@@ -16,9 +14,10 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
+from cli.run.run_command import Gone, Result, interrupting, kept, said
 from clocks import PATIENCE
 from command import environment, what_is_kept
 from each import each
@@ -37,7 +36,6 @@ from localspec.cli.meanwhile import ANNOUNCED
 from localspec.paths import Paths
 from localspec.policy.forward_costs import ForwardCosts
 from localspec.store import database
-from localspec.store.conversations import Saved
 from localspec.store.database import NoRoom
 from localspec.store.history import History
 from localspec.store.store import Store
@@ -50,12 +48,6 @@ termios = pytest.importorskip("termios")
 
 Messages = list[list[tuple[str, str]]]
 FIGURES = re.compile(r"\((?:[\d.]+ tok/s · )?(?:.* · )?context \d+ %(?: · .*)?\)")
-
-
-class Result(NamedTuple):
-    code: int
-    out: str
-    err: str
 
 
 class Terminal(io.TextIOWrapper):
@@ -120,12 +112,6 @@ def told(result: Result, model: Script) -> list[str]:
     return ["(figures)" if FIGURES.fullmatch(line) else line for line in lines]
 
 
-def kept(home: Path) -> list[Saved]:
-    """Every conversation in that home, the one used last first."""
-    with Store.open(Paths(home).database, pytest.fail) as store:
-        return [saved_conversation(store.history, info.id) for info in store.history.conversations()]
-
-
 def keep(home: Path, *turns: tuple[str, str], model: str = "demo", system: str | None = None, source="pipe") -> int:
     """Save a conversation of these turns, by default one of a pipe, and return its id."""
     number = None
@@ -137,26 +123,9 @@ def keep(home: Path, *turns: tuple[str, str], model: str = "demo", system: str |
     return number
 
 
-def said(conversation: Saved) -> list[tuple[str, str, str | None]]:
-    return [(turn.prompt, turn.reply, turn.reason) for turn in conversation.turns]
-
-
 def prompts(messages: Messages) -> list[str]:
     """The last thing that was said, time after time."""
     return [read[-1][1] for read in messages]
-
-
-def interrupting(original: Callable[..., Any], call: int, times: int = 1) -> Callable[..., Any]:
-    """`original`, and Ctrl+C at the beginning of its call of that number."""
-    calls = itertools.count(1)
-
-    def wrapped(*arguments: Any) -> Any:
-        if next(calls) == call:
-            for _ in range(times):
-                signal.raise_signal(signal.SIGINT)
-        return original(*arguments)
-
-    return wrapped
 
 
 # -- prompts and answers -----------------------------------------------------------------------------------------------
@@ -883,12 +852,6 @@ def test_the_unexpected_ends_it_and_what_was_said_stays(talk, home, endless, mon
 
 
 def test_a_reader_that_leaves(talk, home, endless, monkeypatch):
-    class Gone(io.StringIO):
-        def write(self, text: str) -> int:
-            if self.tell() > 30:
-                raise BrokenPipeError(errno.EPIPE, "Broken pipe")
-            return super().write(text)
-
     monkeypatch.setattr(sys, "stdout", Gone())
     monkeypatch.setattr(os, "dup2", lambda *_: None)  # what is behind 1 is still in use by this process
     result = talk("one", "two", model=endless.path)

@@ -1,7 +1,5 @@
 """`localspec run`: conversations are kept, continued and, with --no-log, left alone."""
 
-import errno
-import io
 import os
 import shutil
 import sys
@@ -10,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from cli.run.run_command import interrupting, kept, kept_tokens, refused, said
+from cli.run.run_command import Gone, interrupting, kept, kept_tokens, refused, said
 from command import what_is_kept
 from golden import wording
 from scripted_models import scripted_model
@@ -250,12 +248,6 @@ def test_a_prompt_that_got_no_answer_gives_way_to_the_next(run, home, endless, m
 
 
 def test_what_was_said_until_the_reader_left_is_kept(run, home, endless, monkeypatch):
-    class Gone(io.StringIO):
-        def write(self, text: str) -> int:
-            if self.tell() > 30:
-                raise BrokenPipeError(errno.EPIPE, "Broken pipe")
-            return super().write(text)
-
     monkeypatch.setattr(sys, "stdout", Gone())
     monkeypatch.setattr(os, "dup2", lambda *_: None)  # what is behind 1 is still in use by this process
     assert run("-m", endless.path, "hi") == (141, "", "")
