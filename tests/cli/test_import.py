@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import tiny_models
-from command import called, localspec, sentence
+from command import called, sentence
 from each import each
 from filelock import FileLock
 from gguf_files import write_model
@@ -120,7 +120,7 @@ def test_a_file_becomes_a_model_that_needs_it_no_more(tmp_path: Path, gguf: Path
 
 @pytest.mark.slow
 def test_a_person_reads_what_was_made_of_what(tmp_path: Path, gguf: Path) -> None:
-    result = localspec(tmp_path, "import", gguf.name)
+    result = called(tmp_path, "import", gguf.name)
     assert result.returncode == 0 and result.stderr == ""
     assert result.stdout.startswith("Tiny-Chat.Q8_0: ") and " in int8, from " in result.stdout
     assert wording("chat_localspec_chat_m_tiny_chat") in result.stdout

@@ -93,6 +93,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], int, list[str]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @each("damage", DAMAGE)
 def test_damaged_models(run, tmp_path, hello, damage):
     change, code, said = DAMAGE[damage]
