@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
+from inspect import iscoroutinefunction
 from pathlib import Path
 from typing import Any
 
@@ -114,3 +115,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         plays = item.path.parent == HERE and "chat" in getattr(item, "fixturenames", ())
         if plays and not item.get_closest_marker("quick"):
             item.add_marker(pytest.mark.slow)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine."""
+    if not iscoroutinefunction(pyfuncitem.obj):
+        return None
+    asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}))
+    return True

@@ -102,12 +102,9 @@ def test_a_file_that_cannot_be_written_is_not_named(no_desktop, tmp_path):
     assert str(tmp_path) not in clipboard.copied("x", tmp_path / "file" / "below")
 
 
-def test_where_nothing_is_selected_nothing_takes_the_place_of_what_was_copied(chat, clipboard):
+async def test_where_nothing_is_selected_nothing_takes_the_place_of_what_was_copied(chat, clipboard):
     talk = chat()
-
-    async def story(pilot):
+    async with talk.playing() as pilot:
         await pilot.press("ctrl+r", "ctrl+x", *"found", "shift+home", "ctrl+x")
         await until(pilot, lambda: clipboard)
         assert clipboard == ["found"]
-
-    talk.play(story)

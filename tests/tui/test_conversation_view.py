@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from golden import wording
 from slow_cases import cases
-from tui.scripted_engine import ScriptedChat, say, statistics, until
+from tui.scripted_engine import ScriptedChat, say, statistics, talked, until
 
 from localspec.events import Done
 from localspec.store.history import History
@@ -40,22 +40,18 @@ def numbers(talk) -> list[int]:
     return [int(prompt.split()[1]) for prompt in talk.prompts()]
 
 
-def test_only_the_newest_turns_are_mounted(long):
+async def test_only_the_newest_turns_are_mounted(long):
     talk = long(30)
-
-    async def story(pilot):
+    async with talk.playing(size=(80, 24)) as pilot:
         await until(pilot, lambda: len(talk.prompts()) == MOUNTED)
         assert numbers(talk) == list(range(30 - MOUNTED, 30))
         assert talk.replies()[-1] == "reply 29\n\nsecond paragraph"
         assert "prompt 29" in talk.screen_text()
 
-    talk.play(story, size=(80, 24))
 
-
-def test_scrolling_to_the_top_brings_older_ones_and_keeps_the_place(long):
+async def test_scrolling_to_the_top_brings_older_ones_and_keeps_the_place(long):
     talk = long(30)
-
-    async def story(pilot):
+    async with talk.playing(size=(80, 24)) as pilot:
         view = talk.app.query_one(ConversationView)
         await until(pilot, lambda: len(talk.prompts()) == MOUNTED and view.max_scroll_y > 0)
         view.scroll_home(animate=False)
@@ -71,33 +67,26 @@ def test_scrolling_to_the_top_brings_older_ones_and_keeps_the_place(long):
         await until(pilot, lambda: view.scroll_y == 0)
         assert numbers(talk) == list(range(30))
 
-    talk.play(story, size=(80, 24))
-
 
 @pytest.mark.parametrize("height", [24, 100], ids=["scrolled", "all in sight"])
 @pytest.mark.parametrize("key", cases(["pageup", "alt+up"], ["pageup"]))
-def test_keys_bring_older_ones_too(long, key, height):
+async def test_keys_bring_older_ones_too(long, key, height):
     talk = long(14)
-
-    async def story(pilot):
+    async with talk.playing(size=(80, height)) as pilot:
         await until(pilot, lambda: len(talk.prompts()) == MOUNTED)
         for _ in range(22):
             await pilot.press(key)
         await until(pilot, lambda: numbers(talk) == list(range(14)))
 
-    talk.play(story, size=(80, height))
 
-
-def test_older_ones_leave_the_screen_when_the_conversation_goes_on(long):
+async def test_older_ones_leave_the_screen_when_the_conversation_goes_on(long):
     talk = long(30, ["One."], ["Two."])
-
-    async def story(pilot):
+    async with talk.playing(size=(80, 24)) as pilot:
         view = talk.app.query_one(ConversationView)
         await until(pilot, lambda: len(talk.prompts()) == MOUNTED and view.max_scroll_y > 0)
         view.scroll_home(animate=False)
         await until(pilot, lambda: len(talk.prompts()) == MOUNTED + BATCH)
-        await say(pilot, "prompt 30")
-        await until(pilot, talk.idle)
+        await talked(talk, pilot, "prompt 30")
         assert numbers(talk) == list(range(31 - MOUNTED, 31))
         assert len(view.children) == 2 * MOUNTED
         view.scroll_home(animate=False)
@@ -105,26 +94,20 @@ def test_older_ones_leave_the_screen_when_the_conversation_goes_on(long):
         assert talk.replies()[-1] == "One."
         assert numbers(talk) == list(range(31 - MOUNTED - BATCH, 31))
 
-    talk.play(story, size=(80, 24))
 
-
-def test_the_last_reply_is_found_where_it_is_not_mounted(long):
+async def test_the_last_reply_is_found_where_it_is_not_mounted(long):
     talk = long(3)
-
-    async def story(pilot):
+    async with talk.playing() as pilot:
         view = talk.app.query_one(ConversationView)
         await until(pilot, lambda: len(talk.prompts()) == 3)
         assert view.last_reply == "reply 2\n\nsecond paragraph"
 
-    talk.play(story)
 
-
-def test_a_growing_reply_is_the_last_one(long):
+async def test_a_growing_reply_is_the_last_one(long):
     gate = threading.Event()
     talk = long(3, [gate, "Growing", threading.Event()])
     talk.engine.scripts[0][2] = over = threading.Event()
-
-    async def story(pilot):
+    async with talk.playing() as pilot:
         view = talk.app.query_one(ConversationView)
         await say(pilot, "prompt 3")
         assert view.last_reply == "reply 2\n\nsecond paragraph"
@@ -133,26 +116,20 @@ def test_a_growing_reply_is_the_last_one(long):
         over.set()
         await until(pilot, talk.idle)
 
-    talk.play(story)
 
-
-def test_another_conversation_while_older_messages_come(long):
+async def test_another_conversation_while_older_messages_come(long):
     talk = long(30)
-
-    async def story(pilot):
+    async with talk.playing(size=(80, 24)) as pilot:
         view = talk.app.query_one(ConversationView)
         await until(pilot, lambda: len(talk.prompts()) == MOUNTED and view.max_scroll_y > 0)
         view.scroll_home(animate=False)
         await pilot.press("ctrl+n")
         await until(pilot, lambda: talk.prompts() == [])
-        await say(pilot, "prompt 0")
-        await until(pilot, talk.idle)
+        await talked(talk, pilot, "prompt 0")
         assert numbers(talk) == [0]
 
-    talk.play(story, size=(80, 24))
 
-
-def test_a_line_stands_where_the_models_memory_begins_and_moves_with_it(chat):
+async def test_a_line_stands_where_the_models_memory_begins_and_moves_with_it(chat):
     def reply(dropped: int) -> list:
         return ["Yes.", Done("stop", replace(statistics(), dropped_turns=dropped))]
 
@@ -164,28 +141,23 @@ def test_a_line_stands_where_the_models_memory_begins_and_moves_with_it(chat):
         children = list(view.children)
         return [children[at + 1].source for at, one in enumerate(children) if "memory" in one.classes]
 
-    async def story(pilot):
+    async with talk.playing(size=(80, 40)) as pilot:
         for number, begins in enumerate(([], [], ["1"], ["2"])):
-            await say(pilot, str(number))
-            await until(pilot, talk.idle)
+            await talked(talk, pilot, str(number))
             await until(pilot, lambda begins=begins: above() == begins)
         assert wording("model_longer_reads_what_above") in talk.screen_text()
 
-    talk.play(story, size=(80, 40))
 
-
-def test_the_line_is_there_again_when_the_conversation_is_opened_again(long):
+async def test_the_line_is_there_again_when_the_conversation_is_opened_again(long):
     talk = long(30)
     with Store.open(talk.database, print) as store:
         turn = store.history.read(1).turns[-1]
         store.history.write(turn.id, turn.reply, "stop", {"dropped_turns": 25})
 
-    async def story(pilot):
+    async with talk.playing(size=(80, 24)) as pilot:
         view = talk.app.query_one(ConversationView)
         await until(pilot, lambda: len(talk.prompts()) == MOUNTED)
         lines = list(view.query(".memory"))
         assert len(lines) == 1
         children = list(view.children)
         assert children[children.index(lines[0]) + 1].source == "prompt 25"
-
-    talk.play(story, size=(80, 24))

@@ -112,12 +112,11 @@ def lent(monkeypatch):
 
 
 @pytest.mark.parametrize(("how", "typed"), [("write", "hello and more"), ("fail", "hello")])
-def test_ctrl_g(chat, lent, monkeypatch, command, how, typed):
+async def test_ctrl_g(chat, lent, monkeypatch, command, how, typed):
     monkeypatch.setenv("VISUAL", command(how))
     talk = chat(["Hi."])
     lent(talk)
-
-    async def story(pilot):
+    async with talk.playing() as pilot:
         await pilot.press(*"hello", "ctrl+g")
         await until(pilot, lambda: talk.typed == typed)
         if how == "fail":
@@ -125,11 +124,9 @@ def test_ctrl_g(chat, lent, monkeypatch, command, how, typed):
         await pilot.press("!", "enter")
         await until(pilot, lambda: talk.prompts() == [typed + "!"] and talk.idle())
 
-    talk.play(story)
-
 
 @posix
-def test_ctrl_c_before_the_editor_has_the_terminal_ends_nothing(chat, monkeypatch, command):
+async def test_ctrl_c_before_the_editor_has_the_terminal_ends_nothing(chat, monkeypatch, command):
     monkeypatch.setenv("VISUAL", command("write"))
     talk = chat()
 
@@ -140,35 +137,26 @@ def test_ctrl_c_before_the_editor_has_the_terminal_ends_nothing(chat, monkeypatc
         os.kill(os.getpid(), signal.SIGINT)
 
     monkeypatch.setattr(talk.app, "suspend", suspend)
-
-    async def story(pilot):
+    async with talk.playing() as pilot:
         await pilot.press(*"hello", "ctrl+g")
         await until(pilot, lambda: talk.typed == "hello and more")
 
-    talk.play(story)
 
-
-def test_without_an_editor_it_is_said(chat, monkeypatch):
+async def test_without_an_editor_it_is_said(chat, monkeypatch):
     for name in ("VISUAL", "EDITOR"):
         monkeypatch.delenv(name, raising=False)
     talk = chat()
-
-    async def story(pilot):
+    async with talk.playing() as pilot:
         await pilot.press(*"hello", "ctrl+g")
         await until(pilot, lambda: wording("no_editor_is_named") in talk.screen_text())
         assert talk.typed == "hello"
 
-    talk.play(story)
 
-
-def test_a_terminal_that_cannot_be_lent(chat, monkeypatch):
+async def test_a_terminal_that_cannot_be_lent(chat, monkeypatch):
     monkeypatch.setenv("VISUAL", "anything")
     monkeypatch.setattr(editor, "edited", lambda *_: pytest.fail("it was lent"))
     talk = chat()
-
-    async def story(pilot):
+    async with talk.playing() as pilot:
         await pilot.press(*"hello", "ctrl+g")
         await until(pilot, lambda: "cannot be lent" in talk.screen_text())
         assert talk.typed == "hello"
-
-    talk.play(story)

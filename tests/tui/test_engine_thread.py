@@ -141,38 +141,29 @@ def test_a_prompt_without_a_model_is_given_back(talk):
     assert talk.thread.close(PATIENCE)
 
 
-def test_what_keys_ask_for_before_the_chat_is_open_waits_for_it(chat):
+async def test_what_keys_ask_for_before_the_chat_is_open_waits_for_it(chat):
     talk = chat(["Well."])
     talk.thread.do(talk.thread.conversation.start_new)
     talk.app._chat._outbox.to_be_shown += 1
-
-    async def story(pilot):
+    async with talk.playing() as pilot:
         await talked(talk, pilot, "Hi")
         assert talk.replies() == ["Well."]
 
-    talk.play(story)
 
-
-def test_nothing_is_done_where_the_chat_cannot_be_opened(chat):
+async def test_nothing_is_done_where_the_chat_cannot_be_opened(chat):
     talk = chat()
     talk.opening_error = LocalspecError("It is broken.")
     talk.thread.do(talk.thread.conversation.start_new)
-
-    async def story(pilot):
+    async with talk.playing(ready=False) as pilot:
         await until(pilot, lambda: talk.app.failure is not None)
-
-    talk.play(story, ready=False)
     assert str(talk.app.failure) == "It is broken."
 
 
-def test_what_is_told_while_one_leaves_is_no_failure(chat):
+async def test_what_is_told_while_one_leaves_is_no_failure(chat):
     """It finds no place any more."""
     talk = chat()
-
-    async def story(pilot):
+    async with talk.playing():
         talk.app.exit()
         talk.app._chat.post_message(messages.Noticed("Too late."))
         await asyncio.sleep(0.05)
-
-    talk.play(story)
     assert talk.app.failure is None

@@ -71,10 +71,9 @@ HIDDEN = {
 
 @pytest.mark.parametrize("at", [0, 1], ids=["60", "80"])
 @pytest.mark.parametrize("name", OPENED)
-def test_what_opens_above_the_chat(full, name, at):
+async def test_what_opens_above_the_chat(full, name, at):
     keys, *expected = OPENED[name]
-
-    async def story(pilot):
+    async with full.playing(size=(SMALL, USUAL)[at]) as pilot:
         await talked(full, pilot, "Hi")
         for key in keys:
             await pilot.press(key)
@@ -93,26 +92,21 @@ def test_what_opens_above_the_chat(full, name, at):
         await pilot.press("f1")
         await until(pilot, lambda: full.app.screen is before and footer(full) == expected[at])
 
-    full.play(story, size=(SMALL, USUAL)[at])
-
 
 @pytest.mark.parametrize(("size", "expected"), [(SMALL, CHAT_60), (USUAL, CHAT_80)], ids=["60", "80"])
-def test_the_chat_with_a_model_and_without_with_its_panel_and_its_keys(chat, size, expected):
+async def test_the_chat_with_a_model_and_without_with_its_panel_and_its_keys(chat, size, expected):
     talk = chat()
     talk.models["scripted"] = [DoesNotFit("scripted needs 14.2 GiB of memory and 3.1 GiB are free.")]
-
-    async def story(pilot):
+    async with talk.playing(size=size, ready=False) as pilot:
         await until(pilot, lambda: "✗" in talk.screen_text())
         for key in ("", "f4", "f4", "f1"):
             await pilot.press(*filter(None, [key]))
             await until(pilot, lambda: footer(talk) == expected)
 
-    talk.play(story, size=size, ready=False)
-
 
 @pytest.mark.parametrize("at", [0, 1], ids=["60", "80"])
-def test_a_download_is_asked_about_and_can_be_stopped(full, at):
-    async def story(pilot):
+async def test_a_download_is_asked_about_and_can_be_stopped(full, at):
+    async with full.playing(size=(SMALL, USUAL)[at]) as pilot:
         full.app._chat.download.offer("llama-1b")
         await until(pilot, lambda: footer(full) == "⏎ Download  esc Back  f1 Keys")
         await pilot.press("enter")
@@ -120,11 +114,9 @@ def test_a_download_is_asked_about_and_can_be_stopped(full, at):
         await pilot.press("ctrl+o")
         await until(pilot, lambda: footer(full) == "⏎ Choose  esc Back  ^x Stop the download  f1 Keys")
 
-    full.play(story, size=(SMALL, USUAL)[at])
-
 
 @pytest.mark.parametrize("size", [SMALL, USUAL], ids=["60", "80"])
-def test_a_race_is_stopped_or_left_or_seen_once_more(chat, size, monkeypatch):
+async def test_a_race_is_stopped_or_left_or_seen_once_more(chat, size, monkeypatch):
     talk = chat()
     lanes = [Lane("plain decoding"), Lane("with phrases")]
     for lane in lanes:
@@ -136,8 +128,7 @@ def test_a_race_is_stopped_or_left_or_seen_once_more(chat, size, monkeypatch):
         post(messages.RaceEnded(["It was told of."], True))
 
     monkeypatch.setattr(race_job, "run", run)
-
-    async def story(pilot):
+    async with talk.playing(size=size) as pilot:
         await say(pilot, "/race Tell me of snow")
         await until(pilot, lambda: footer(talk) == "esc Stop  ^q Quit  f1 Keys")
         await pilot.press("escape")
@@ -146,5 +137,3 @@ def test_a_race_is_stopped_or_left_or_seen_once_more(chat, size, monkeypatch):
         await until(pilot, lambda: footer(talk) == over.get(size[0], whole))
         await pilot.press("escape")
         await until(pilot, back(talk))
-
-    talk.play(story, size=size)

@@ -10,7 +10,6 @@ from each import each
 from golden import wording
 from textual.app import App, ComposeResult
 from textual.containers import VerticalScroll
-from textual.pilot import Pilot
 from textual.widgets import Static
 from tui.hostile_replies import SIZE, hostile_replies
 from tui.scripted_engine import say, talked, until
@@ -140,24 +139,20 @@ def test_no_paragraph_is_a_heading_for_a_moment(pieces):
     assert document.blocks[-1].kind == "h2", "one that is meant"
 
 
-def test_a_longer_reply_is_plain_text_and_it_is_said(chat):
+async def test_a_longer_reply_is_plain_text_and_it_is_said(chat):
     text = "- *item*\n" * (LONGEST // 9 + 1)
     talk = chat([text[: LONGEST // 2], text[LONGEST // 2 :]])
-
-    async def story(pilot: Pilot[None]) -> None:
+    async with talk.playing() as pilot:
         await talked(talk, pilot, "Hi")
         reply = talk.app._chat.query_one(ReplyMarkdown)
         await until(pilot, lambda: wording("longer_64_shown_plain") in talk.screen_text())
         assert [(block.kind, block.text) for block in reply.blocks] == [("plain", text)]
 
-    talk.play(story)
-
 
 @pytest.mark.parametrize("name", ["newlines in a fence", pytest.param("bullets", marks=pytest.mark.slow)])
-def test_a_conversation_with_such_a_reply_can_be_opened(chat, name):
+async def test_a_conversation_with_such_a_reply_can_be_opened(chat, name):
     talk = chat([REPLIES[name]])
-
-    async def story(pilot: Pilot[None]) -> None:
+    async with talk.playing() as pilot:
         await talked(talk, pilot, "Hi")
         await pilot.press("ctrl+n")
         await until(pilot, lambda: not talk.replies())
@@ -168,5 +163,3 @@ def test_a_conversation_with_such_a_reply_can_be_opened(chat, name):
         await until(pilot, lambda: reply.size.height > 1000)
         assert time.process_time() - spent < 2 * MORE
         await say(pilot, "x")
-
-    talk.play(story)

@@ -77,10 +77,9 @@ def test_the_end_of_the_context_is_red_and_marked(used, shown, colour):
     assert colour != "error" or line(figures, 20) == shown, "it comes first"
 
 
-def test_a_conversation_that_goes_on_shows_from_the_start_how_full_the_context_is(chat):
+async def test_a_conversation_that_goes_on_shows_from_the_start_how_full_the_context_is(chat):
     talk = chat(["One."], ["Two."])
-
-    async def story(pilot):
+    async with talk.playing() as pilot:
         await talked(talk, pilot, "Hi")
         await until(pilot, lambda: "context 1 %" in talk.live)
         await pilot.press("ctrl+n")
@@ -89,14 +88,11 @@ def test_a_conversation_that_goes_on_shows_from_the_start_how_full_the_context_i
         await until(pilot, lambda: talk.prompts() == ["Hi"])
         assert "context 1 %" in talk.live
 
-    talk.play(story)
 
-
-def test_a_warning_without_figures_ends_in_no_dot(chat):
+async def test_a_warning_without_figures_ends_in_no_dot(chat):
     """A server may tell none."""
     talk = chat()
-
-    async def story(pilot):
+    async with talk.playing() as pilot:
         await until(pilot, talk.idle)
         line = talk.app._chat._live
         line.show_figures(Figures(), "it repeats itself")
@@ -104,13 +100,8 @@ def test_a_warning_without_figures_ends_in_no_dot(chat):
         line.show_figures(KNOWN, "it repeats itself")
         assert str(line.render()).startswith(wording("repeats_itself_61_tok_s"))
 
-    talk.play(story)
 
-
-def test_before_the_first_reply_it_says_that_one_may_begin(chat):
+async def test_before_the_first_reply_it_says_that_one_may_begin(chat):
     talk = chat()
-
-    async def story(pilot):
+    async with talk.playing() as pilot:
         await until(pilot, lambda: talk.live == "ready")
-
-    talk.play(story)

@@ -18,41 +18,34 @@ from localspec_tui.widgets.typed_text import TypedText
 # -- conversations -----------------------------------------------------------------------------------------------------
 
 
-def test_ctrl_n_begins_anew(chat):
+async def test_ctrl_n_begins_anew(chat):
     talk = chat(["One."], ["Two."])
-
-    async def story(pilot):
+    async with talk.playing() as pilot:
         await talked(talk, pilot, "first")
         await pilot.press("ctrl+n")
         await until(pilot, lambda: talk.prompts() == [])
         await until(pilot, lambda: talk.replies() == [] and "Last: first" in talk.screen_text())
         await talked(talk, pilot, "second")
         assert talk.prompts() == ["second"]
-
-    talk.play(story)
     assert len(talk.engine.asked[1]) == 1
     assert [turn[0] for turn in talk.kept()] == ["second"]
 
 
-def test_ctrl_n_in_mid_reply_stops_and_keeps_it(chat):
+async def test_ctrl_n_in_mid_reply_stops_and_keeps_it(chat):
     gate = threading.Event()
     talk = chat(["Half", gate, ""])
-
-    async def story(pilot):
+    async with talk.playing() as pilot:
         await say(pilot, "first")
         await until(pilot, lambda: talk.replies() == ["Half"])
         await pilot.press("ctrl+n")
         gate.set()
         await until(pilot, lambda: talk.prompts() == [])
-
-    talk.play(story)
     assert talk.kept() == [("first", "Half", "interrupted")]
 
 
-def test_ctrl_r_goes_on_with_an_earlier_one(chat):
+async def test_ctrl_r_goes_on_with_an_earlier_one(chat):
     talk = chat(["Reply about [cats]."], ["Reply about dogs."], ["More on cats."])
-
-    async def story(pilot):
+    async with talk.playing() as pilot:
         for prompt in ("Say [cats]", "Say dogs"):
             await talked(talk, pilot, prompt)
             await pilot.press("ctrl+n")
@@ -65,16 +58,13 @@ def test_ctrl_r_goes_on_with_an_earlier_one(chat):
         await until(pilot, back(talk))
         assert "Say [cats]" in talk.screen_text().splitlines()[0]
         await talked(talk, pilot, "Go on")
-
-    talk.play(story)
     assert [turn[0] for turn in talk.kept()] == ["Say [cats]", "Go on"]
     assert [message["content"] for message in talk.engine.asked[-1]] == ["Say [cats]", "Reply about [cats].", "Go on"]
 
 
-def test_conversations_are_searched_by_what_was_said(chat):
+async def test_conversations_are_searched_by_what_was_said(chat):
     talk = chat(["The capital is Vienna."], ["A poem."])
-
-    async def story(pilot):
+    async with talk.playing() as pilot:
         for prompt in ("Geography", "Write"):
             await talked(talk, pilot, prompt)
             await pilot.press("ctrl+n")
@@ -85,10 +75,8 @@ def test_conversations_are_searched_by_what_was_said(chat):
         await pilot.press("enter")
         await until(pilot, lambda: talk.replies() == ["The capital is Vienna."])
 
-    talk.play(story)
 
-
-def test_what_was_looked_for_last_counts(chat):
+async def test_what_was_looked_for_last_counts(chat):
     begun, gate = threading.Event(), threading.Event()
 
     class Slow:
@@ -104,8 +92,7 @@ def test_what_was_looked_for_last_counts(chat):
             return [Found(ConversationInfo(1, f"found for {words}", "scripted", 0.0, 0.0, 1), 1, "…")]
 
     talk = chat()
-
-    async def story(pilot):
+    async with talk.playing() as pilot:
         talk.app._chat.conversations.history = Slow()
         await pilot.press("ctrl+r", "a")
         await until(pilot, begun.is_set)
@@ -117,25 +104,19 @@ def test_what_was_looked_for_last_counts(chat):
         assert "found for ab" in talk.screen_text()
         await pilot.press("escape")
 
-    talk.play(story)
 
-
-def test_titles_and_what_was_found_are_text(chat):
+async def test_titles_and_what_was_found_are_text(chat):
     talk = chat(["found [bold]here[/] [/]"], first="[red]title[/red] [/]")
-
-    async def story(pilot):
+    async with talk.playing() as pilot:
         await until(pilot, talk.idle)
         await pilot.press("ctrl+r", *"here")
         await until(pilot, lambda: "found [bold]here[/] [/]" in talk.screen_text())
         assert talk.screen_text().count("[red]title[/red] [/]") >= 2  # in the line at the top, and in the list
 
-    talk.play(story)
 
-
-def test_nothing_found_is_said_and_escape_goes_back(chat):
+async def test_nothing_found_is_said_and_escape_goes_back(chat):
     talk = chat()
-
-    async def story(pilot):
+    async with talk.playing() as pilot:
         await pilot.press("ctrl+r")
         await until(pilot, lambda: wording("conversation_kept_here_yet") in talk.screen_text())
         await pilot.press(*"zebra")
@@ -143,26 +124,20 @@ def test_nothing_found_is_said_and_escape_goes_back(chat):
         await pilot.press("enter", "up", "down", "escape")
         await until(pilot, back(talk))
 
-    talk.play(story)
 
-
-def test_a_click_chooses_a_conversation(chat):
+async def test_a_click_chooses_a_conversation(chat):
     talk = chat(["Hello."])
-
-    async def story(pilot):
+    async with talk.playing() as pilot:
         await talked(talk, pilot, "first")
         await pilot.press("ctrl+n", "ctrl+r")
         await until(pilot, lambda: isinstance(talk.app.screen, ConversationsScreen) and "1 turn" in talk.screen_text())
         await pilot.click("OptionList", offset=(4, 0))
         await until(pilot, lambda: talk.replies() == ["Hello."])
 
-    talk.play(story)
 
-
-def test_a_conversation_that_was_deleted_meanwhile_is_told(chat):
+async def test_a_conversation_that_was_deleted_meanwhile_is_told(chat):
     talk = chat(["Hello."])
-
-    async def story(pilot):
+    async with talk.playing() as pilot:
         await talked(talk, pilot, "first")
         await pilot.press("ctrl+n", "ctrl+r")
         await until(pilot, lambda: isinstance(talk.app.screen, ConversationsScreen) and "1 turn" in talk.screen_text())
@@ -170,17 +145,11 @@ def test_a_conversation_that_was_deleted_meanwhile_is_told(chat):
         await pilot.press("enter")
         await until(pilot, lambda: "There is no conversation 1 here" in talk.screen_text())
 
-    talk.play(story)
 
-
-def test_resuming_shows_what_was_said_and_gives_an_unanswered_prompt_back(chat):
+async def test_resuming_shows_what_was_said_and_gives_an_unanswered_prompt_back(chat):
     before = chat(["Answered."], [LocalspecError("It broke before anything was said.")])
-
-    async def first(pilot):
-        await say(pilot, "one")
-        await until(pilot, before.idle)
-
-    before.play(first)
+    async with before.playing() as pilot:
+        await talked(before, pilot, "one")
     before.engine.asked.clear()
     with_unanswered = chat()
 
@@ -189,25 +158,19 @@ def test_resuming_shows_what_was_said_and_gives_an_unanswered_prompt_back(chat):
         with_unanswered.conversation._history.say(1, "two", model="scripted", system=None)
 
     with_unanswered.models["scripted"] = [leave_unanswered, with_unanswered.engine]
-
-    async def second(pilot):
+    async with with_unanswered.playing() as pilot:
         pass
-
-    with_unanswered.play(second)
     talk = chat(["At last."])
     talk.resumed = 1
-
-    async def story(pilot):
+    async with talk.playing() as pilot:
         await until(pilot, lambda: talk.typed == "two")
         assert talk.prompts() == ["one"]
         await pilot.press("enter")
         await until(pilot, talk.idle)
-
-    talk.play(story)
     assert talk.kept() == [("one", "Answered.", "stop"), ("two", "At last.", "stop")]
 
 
-def test_a_reply_that_was_cut_off_by_a_kill_says_so(chat):
+async def test_a_reply_that_was_cut_off_by_a_kill_says_so(chat):
     before = chat()
 
     def leave_half(notice, progress):
@@ -215,28 +178,21 @@ def test_a_reply_that_was_cut_off_by_a_kill_says_so(chat):
         before.conversation._history.write(turn, "Half of")
 
     before.models["scripted"] = [leave_half, before.engine]
-
-    async def nothing(pilot):
+    async with before.playing() as pilot:
         pass
-
-    before.play(nothing)
     talk = chat()
     talk.resumed = 1
-
-    async def story(pilot):
+    async with talk.playing() as pilot:
         await until(pilot, lambda: talk.replies() == ["Half of"])
         assert "(cut off" in talk.screen_text()
-
-    talk.play(story)
 
 
 # -- the system prompt -------------------------------------------------------------------------------------------------
 
 
-def test_ctrl_s_sets_the_system_prompt(chat):
+async def test_ctrl_s_sets_the_system_prompt(chat):
     talk = chat(["Aye."], ["Plain."], settings=Settings(system="Be brief."))
-
-    async def story(pilot):
+    async with talk.playing() as pilot:
         await pilot.press("ctrl+s")
         await until(pilot, lambda: "Be brief." in talk.screen_text())
         await pilot.press("f7", *"Talk like", "enter", *"a pirate.", "ctrl+s")
@@ -247,26 +203,22 @@ def test_ctrl_s_sets_the_system_prompt(chat):
         await pilot.press("f7", "space", "ctrl+s")
         await until(pilot, back(talk))
         await talked(talk, pilot, "Ho")
-
-    talk.play(story)
     assert talk.engine.asked[0][0] == {"role": "system", "content": "Talk like\na pirate."}
     assert talk.engine.asked[1][0]["role"] == "user"
 
 
 @pytest.mark.parametrize("typed", ["", "Be long."])
-def test_another_system_prompt_is_kept_before_anything_more_is_said(chat, typed):
+async def test_another_system_prompt_is_kept_before_anything_more_is_said(chat, typed):
     talk = chat()
     with Store.open(talk.database, pytest.fail) as store:
         talk.resumed, turn = store.history.say(None, "one", model="scripted", system="Be brief.")
         store.history.write(turn, "First.", "stop")
 
-    async def story(pilot):
+    async with talk.playing() as pilot:
         await pilot.press("ctrl+s")
         await until(pilot, lambda: "Be brief." in talk.screen_text())
         await pilot.press("f7", *(typed or ["backspace"]), "ctrl+s")
         await until(pilot, lambda: talk.conversation.system == (typed or None))
-
-    talk.play(story)
     with Store.open(talk.database, pytest.fail) as store:
         assert store.history.read(talk.resumed).system == (typed or None)
 

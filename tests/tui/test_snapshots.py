@@ -237,19 +237,17 @@ def test_attached(chat, looks_as_before, size, tmp_path, monkeypatch):
 
     async def story(pilot):
         await until(pilot, talk.idle)
-        await say(pilot, "Sort the lines of @notes.txt, please")
-        await until(pilot, talk.idle)
+        await talked(talk, pilot, "Sort the lines of @notes.txt, please")
         await pilot.press(*"And those of @notes.txt ")
         await until(pilot, lambda: talk.app.query_one(AttachedLine).display)
 
     assert looks_as_before(talk, story, size)
 
 
-def test_without_colours(chat, monkeypatch):
+async def test_without_colours(chat, monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
     talk = chat([REPLY])
-
-    async def story(pilot):
+    async with talk.playing() as pilot:
         await talked(talk, pilot, "Write a quicksort")
         await pilot.press("alt+up")
         picture = talk.app.export_screenshot()
@@ -258,8 +256,6 @@ def test_without_colours(chat, monkeypatch):
         coloured = {colour for colour in colours if len({colour[:2], colour[2:4], colour[4:]}) > 1}
         assert coloured <= {"ff5f57", "febc2e", "28c840", "c5c8c6"}  # of the window that is drawn around
         assert len(colours) > 5
-
-    talk.play(story)
 
 
 class ScriptedFetch:

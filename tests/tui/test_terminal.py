@@ -358,24 +358,18 @@ def test_keys_that_cannot_be_read(chat, monkeypatch, there, code):
     assert (talk.app.failure is not None) is there
 
 
-def test_a_signal_before_the_chat_runs_is_not_lost(chat):
+async def test_a_signal_before_the_chat_runs_is_not_lost(chat):
     talk = chat()
     talk.app.leave(143)
-
-    async def story(pilot):
+    async with talk.playing(ready=False):
         pass
-
-    talk.play(story, ready=False)
     assert talk.app.return_code == 143
 
 
-def test_a_signal_after_the_chat_has_ended_is_no_trouble(chat):
+async def test_a_signal_after_the_chat_has_ended_is_no_trouble(chat):
     talk = chat()
-
-    async def story(pilot):
+    async with talk.playing() as pilot:
         await pilot.press("ctrl+q")
-
-    talk.play(story)
     assert talk.app.event_loop.is_closed()  # which refuses what it is asked, and says so
     talk.app.leave(143)
     assert talk.app.return_code == 0
