@@ -24,36 +24,62 @@ def in_one_read(talk, keys):
 FIELDS = [["ctrl+f"], ["ctrl+r"], ["f9"], ["f3"], ["ctrl+o"], ["ctrl+p"], ["ctrl+r", "f2"]]
 
 
-@pytest.mark.parametrize("opening", FIELDS, ids="+".join)
-async def test_letters_do_not_overtake_the_keys_before_them(chat, opening):
+@pytest.mark.parametrize("openings", [FIELDS[::2], FIELDS[1::2]], ids=["one half", "the other"])
+async def test_letters_do_not_overtake_the_keys_before_them(chat, openings):
     talk = chat(["A reply."])
     async with talk.playing() as pilot:
         await talked(talk, pilot, "Geography")
-        for key in opening:
-            await pilot.press(key)
-            await until(pilot, lambda: isinstance(talk.app.focused, Input))
-            await until(pilot, lambda: "Geography" in talk.screen_text())
-        field = talk.app.focused
-        for keys, left in (
-            (["1", "2", "backspace", "3"], "13"),
-            (["1", "2", "left", "left", "9"], "912"),
-            (["1", *["backspace"] * 5, "1", "1"], "11"),
-            (["a", "b", "home", "delete", "c"], "cb"),
-        ):
-            field.value = ""
-            in_one_read(talk, keys)
-            await until(pilot, lambda left=left: field.value == left)
-            await pilot.pause()
-            assert field.value == left
+        for opening in openings:
+            for key in opening:
+                await pilot.press(key)
+                await until(pilot, lambda: isinstance(talk.app.focused, Input))
+                await until(pilot, lambda: "Geography" in talk.screen_text())
+            field = talk.app.focused
+            for keys, left in (
+                (["1", "2", "backspace", "3"], "13"),
+                (["1", "2", "left", "left", "9"], "912"),
+                (["1", *["backspace"] * 5, "1", "1"], "11"),
+                (["a", "b", "home", "delete", "c"], "cb"),
+            ):
+                field.value = ""
+                in_one_read(talk, keys)
+                await until(pilot, lambda field=field, left=left: field.value == left)
+                await pilot.pause()
+                assert field.value == left
+            while talk.app.screen is not talk.app._chat or isinstance(talk.app.focused, Input):
+                await pilot.press("escape")
+                await pilot.pause()
 
 
-async def test_from_message_to_message_each_key_is_a_step(chat):
+async def test_each_key_is_a_step_and_each_list_is_opened_and_left_once(chat):
     talk = chat(*[["A reply."]] * 5)
+
+    def opened(kind):
+        return [type(screen) for screen in talk.app.screen_stack].count(kind)
+
     async with talk.playing() as pilot:
-        for number in range(5):
-            await talked(talk, pilot, f"prompt {number}")
+        await talked(talk, pilot, *(f"prompt {number}" for number in range(5)))
         in_one_read(talk, ["alt+up"] * 8)
         await until(pilot, lambda: isinstance(talk.app.focused, PromptView) and talk.app.focused.source == "prompt 1")
+        await pilot.press("escape", *"half")
+        in_one_read(talk, ["ctrl+r", "ctrl+r", "enter"])
+        await until(pilot, lambda: wording("search_in_what_was_said") in talk.screen_text())
+        await pilot.pause()
+        assert opened(ConversationsScreen) == 1
+        assert talk.prompts()[-1] == "prompt 4" and talk.typed == "half", "Enter right after it sends nothing"
+        await pilot.press("escape", "f7", "delete")
+        for opening in ("ctrl+r", "ctrl+o"):
+            await pilot.press(opening)
+            await until(pilot, lambda: talk.app.screen is not talk.app._chat)
+            await until(pilot, lambda: talk.app.screen.query_one(OptionList).option_count)
+            in_one_read(talk, ["enter"] * 2)  # the second would close the chat itself
+            await until(pilot, lambda: talk.app.screen is talk.app._chat)
+            await until(pilot, talk.idle)
+        await pilot.press("ctrl+p")
+        talk.app._chat.action_system()
+        await pilot.press("ctrl+p")
+        await until(pilot, lambda: "System prompt" in talk.screen_text())
+        assert opened(Palette) == 1
 
 
 async def test_down_and_enter_choose_the_next_model(chat):
@@ -90,44 +116,6 @@ async def test_enter_right_behind_the_last_letter_resumes_what_was_looked_for(ch
             talk.app.post_message(Key(letter, letter))
         talk.app.simulate_key("enter")
         await until(pilot, lambda: talk.prompts() == ["Geography"])
-
-
-async def test_a_key_twice_opens_one_list_and_enter_right_behind_it_sends_nothing(chat):
-    talk = chat(["A reply."])
-    async with talk.playing() as pilot:
-        await talked(talk, pilot, "Geography")
-        await pilot.press(*"half")
-        for key in ("ctrl+r", "ctrl+r", "enter"):
-            talk.app.post_message(Key(key, None))
-        await until(pilot, lambda: wording("search_in_what_was_said") in talk.screen_text())
-        await pilot.pause()
-        assert [type(screen) for screen in talk.app.screen_stack].count(ConversationsScreen) == 1
-        assert talk.prompts() == ["Geography"] and talk.typed == "half"
-
-
-async def test_the_palette_is_not_opened_again_below_something_else(chat):
-    talk = chat()
-    async with talk.playing() as pilot:
-        await pilot.press("ctrl+p")
-        talk.app._chat.action_system()
-        await pilot.press("ctrl+p")
-        await until(pilot, lambda: "System prompt" in talk.screen_text())
-        assert [type(screen) for screen in talk.app.screen_stack].count(Palette) == 1
-
-
-@pytest.mark.parametrize("opening", ["ctrl+r", "ctrl+o"])
-async def test_enter_twice_chooses_once(chat, opening):
-    """The second would close the chat itself."""
-    talk = chat(["A reply."])
-    async with talk.playing() as pilot:
-        await talked(talk, pilot, "Geography")
-        await pilot.press(opening)
-        await until(pilot, lambda: "Geography" in talk.screen_text() and talk.app.screen is not talk.app._chat)
-        await until(pilot, lambda: talk.app.screen.query_one(OptionList).option_count)
-        for _ in range(2):
-            talk.app.post_message(Key("enter", None))
-        await until(pilot, lambda: talk.app.screen is talk.app._chat)
-        await until(pilot, talk.idle)
 
 
 async def test_the_palette_takes_keys_before_it_is_drawn(chat):

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pyperclip
 import pytest
+from each import each
 from golden import wording
 from tui.scripted_engine import until
 
@@ -55,7 +56,7 @@ def test_both_take_it(tmux):
     assert clipboard.copied("x", None) == "Copied to the clipboard and tmux's buffer."
 
 
-@pytest.mark.parametrize("trouble", [FileNotFoundError(), subprocess.TimeoutExpired("tmux", 2)])
+@each("trouble", [FileNotFoundError(), subprocess.TimeoutExpired("tmux", 2)])
 def test_a_tmux_that_fails_is_not_believed(no_desktop, monkeypatch, trouble):
     monkeypatch.setenv("TMUX", "there")
 

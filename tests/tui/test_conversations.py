@@ -86,18 +86,6 @@ async def test_ctrl_d_deletes_after_asking_and_the_list_stays_where_it_was(chat)
     assert b"Said of talk 9." not in b"".join(file.read_bytes() for file in talk.database.parent.glob("localspec.db*"))
 
 
-async def test_a_deletion_from_a_large_file_says_that_the_next_start_overwrites_it(chat, monkeypatch):
-    talk = chat()
-    keep(talk, "cats", "dogs")
-    monkeypatch.setattr(cleaning, "SMALL", 5)
-    async with talk.playing() as pilot:
-        await open_list(pilot, talk, first="dogs")
-        await pilot.press("ctrl+d", "y")
-        await until(pilot, told(talk, wording("is_overwritten_at_the_next_start")))
-    assert titles(talk) == ["cats"]
-    assert b"Said of dogs." not in b"".join(file.read_bytes() for file in talk.database.parent.glob("localspec.db*"))
-
-
 async def test_a_branch_that_is_given_a_title_is_listed_by_it(chat):
     talk = chat()
     keep(talk, "cats")
@@ -115,14 +103,20 @@ async def test_a_branch_that_is_given_a_title_is_listed_by_it(chat):
         assert listed(talk)[1].strip() == "└ cats! · answered “Said of cats.”" and marked(talk) == listed(talk)[1]
 
 
-async def test_the_last_one_of_a_search_is_deleted(chat):
+async def test_the_last_one_of_a_search_is_deleted(chat, monkeypatch):
     talk = chat()
     keep(talk, "cats", "dogs")
+    with Store.open(talk.database, print) as store:
+        store.history.rename(1, "Purring")
+    monkeypatch.setattr(talk.thread.conversation, "has_phrases", lambda: True)
+    monkeypatch.setattr(cleaning, "SMALL", 5)
     async with talk.playing() as pilot:
         await open_list(pilot, talk, first="dogs")
-        await pilot.press(*"cats")
-        await until(pilot, lambda: listed(talk) == ["cats"])
+        await pilot.press(*"purr")
+        await until(pilot, lambda: listed(talk) == ["Purring"])
         await pilot.press("ctrl+d", "y")
+        await until(pilot, told(talk, wording("phrases_learned_from_replies_stay")))
+        assert told(talk, wording("is_overwritten_at_the_next_start"))(), "it was in a large file"
         await until(pilot, lambda: listed(talk) == [])
         for key in ("ctrl+d", "f2", "ctrl+s"):  # of nothing
             talk.app.screen._tell("")
@@ -130,8 +124,14 @@ async def test_the_last_one_of_a_search_is_deleted(chat):
             await until(pilot, told(talk, wording("no_conversation_is_chosen")))
         await pilot.press("enter")
         assert not talk.app.screen.query_one(AskingLine).asking
-        assert talk.app.screen.query_one(Input).value == "cats"
+        assert talk.app.screen.query_one(Input).value == "purr"
+        await pilot.press("ctrl+u")
+        await until(pilot, lambda: listed(talk) == ["dogs"])
+        await pilot.press("ctrl+d")
+        await until(pilot, asked(talk, "Delete"))
+        await pilot.press("ctrl+q")  # leaves all as it was
     assert titles(talk) == ["dogs"]
+    assert b"Said of cats." not in b"".join(file.read_bytes() for file in talk.database.parent.glob("localspec.db*"))
 
 
 async def test_what_was_copied_goes_with_a_conversation_that_is_deleted(chat, tmp_path):
@@ -205,30 +205,6 @@ async def test_f2_renames_and_the_top_line_knows(chat):
         await until(pilot, lambda: talk.prompts() == ["before"] and isinstance(talk.app.screen, ChatScreen))
         assert "Earlier" in talk.screen_text().splitlines()[0]  # a conversation that is resumed has its own title
     assert titles(talk) == ["The sea", "Earlier"]
-
-
-async def test_what_was_renamed_is_found_by_its_name(chat):
-    talk = chat()
-    keep(talk, "cats", "dogs")
-    with Store.open(talk.database, print) as store:
-        store.history.rename(1, "Purring")
-
-    async with talk.playing() as pilot:
-        await open_list(pilot, talk, first="dogs")
-        await pilot.press(*"purr")
-        await until(pilot, lambda: listed(talk) == ["Purring"])
-
-
-async def test_a_conversation_deleted_elsewhere_cannot_be_renamed(chat):
-    talk = chat()
-    keep(talk, "gone")
-    async with talk.playing() as pilot:
-        await open_list(pilot, talk, first="gone")
-        talk.app._chat.conversations.history.remove([1])
-        await pilot.press("f2")
-        await until(pilot, asked(talk, "What shall"))
-        await pilot.press(*"x", "enter")
-        await until(pilot, told(talk, "There is no conversation 1 here"))
 
 
 async def test_ctrl_s_exports_what_the_command_exports_and_overwrites_nothing(chat, tmp_path, monkeypatch):
@@ -307,15 +283,21 @@ async def test_what_cannot_be_done_is_told(chat, monkeypatch):
         def refuse(*_):
             raise StoreTrouble("The disk is [full].")
 
-        for name in ("remove", "rename", "unused_since", "read"):
-            monkeypatch.setattr(history, name, refuse)
-        for keys in (("ctrl+d", "y"), ("f2", "x", "enter"), ("f8", "enter"), ("ctrl+s", "enter")):
-            talk.app.screen._tell("")
-            await pilot.press(keys[0])
-            await until(pilot, lambda: talk.app.screen.query_one(AskingLine).asking)
-            await pilot.press(*keys[1:])
-            await until(pilot, told(talk, "The disk is [full]."))
+        with monkeypatch.context() as full:
+            for name in ("remove", "rename", "unused_since", "read"):
+                full.setattr(history, name, refuse)
+            for keys in (("ctrl+d", "y"), ("f2", "x", "enter"), ("f8", "enter"), ("ctrl+s", "enter")):
+                talk.app.screen._tell("")
+                await pilot.press(keys[0])
+                await until(pilot, lambda: talk.app.screen.query_one(AskingLine).asking)
+                await pilot.press(*keys[1:])
+                await until(pilot, told(talk, "The disk is [full]."))
         assert listed(talk) == ["two", "one"]
+        history.remove([2])  # elsewhere
+        await pilot.press("f2")
+        await until(pilot, asked(talk, "What shall"))
+        await pilot.press(*"x", "enter")
+        await until(pilot, told(talk, "There is no conversation 2 here"))
 
 
 async def test_a_database_that_another_process_holds_is_told_and_looked_at_again(chat, monkeypatch):
@@ -344,17 +326,6 @@ async def test_what_could_not_be_opened_is_not_said_to_be_nothing(chat):
         await until(pilot, lambda: wording("could_opened_when_chat_began") in talk.screen_text())
 
 
-async def test_leaving_while_something_is_asked_leaves_all_as_it_was(chat):
-    talk = chat()
-    keep(talk, "one")
-    async with talk.playing() as pilot:
-        await open_list(pilot, talk, first="one")
-        await pilot.press("ctrl+d")
-        await until(pilot, asked(talk, "Delete"))
-        await pilot.press("ctrl+q")
-    assert titles(talk) == ["one"]
-
-
 async def test_a_title_of_a_conversation_that_is_not_kept_is_resumed_too(chat):
     talk = chat(settings=Settings(log=False))
     keep(talk, "about fish")
@@ -376,18 +347,6 @@ async def test_where_there_are_more_than_are_listed_it_is_said(chat, monkeypatch
         await pilot.press(*"one")
         await until(pilot, lambda: listed(talk) == ["one"])
         assert "Older ones" not in talk.screen_text()
-
-
-async def test_the_key_that_deletes_phrases_is_named(chat, monkeypatch):
-    talk = chat()
-    keep(talk, "Geography")
-    monkeypatch.setattr(talk.thread.conversation, "has_phrases", lambda: True)
-    async with talk.playing() as pilot:
-        await open_list(pilot, talk, first="Geography")
-        await pilot.press("ctrl+d")
-        await until(pilot, asked(talk, "for good?"))
-        await pilot.press("y")
-        await until(pilot, told(talk, wording("phrases_learned_from_replies_stay")))
 
 
 async def test_conversations_of_pipes_are_listed_after_a_search_only_and_marked(chat):

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from each import each
 from golden import matching, wording
 from tui.scripted_engine import until
 
@@ -71,13 +72,13 @@ def test_bytes_that_are_no_text(command):
     assert edited("text", command("binary"), lambda: False) == "caf\ufffd"
 
 
-@pytest.mark.parametrize("named", [None, "", " "])
+@each("named", [None, "", " "])
 def test_none_named(named):
     with pytest.raises(UsageMistake, match=matching("set_visual_or_editor")):
         edited("text", named, lambda: False)
 
 
-@pytest.mark.parametrize("named", ["no-such-editor-here", "'unfinished"])
+@each("named", ["no-such-editor-here", "'unfinished"])
 def test_one_that_is_not_there(named):
     with pytest.raises(UsageMistake, match=matching("cannot_be_started")):
         edited("text", named, lambda: False)

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import pytest
 from each import each
 from golden import wording
 from rich.cells import cell_len
@@ -67,8 +66,8 @@ def test_what_is_unknown_is_left_out():
     assert line(Figures(), 99) == ""
 
 
-@pytest.mark.parametrize(
-    ("used", "shown", "colour"),
+@each(
+    "used, shown, colour",
     [(1, "context 1 %", ""), (3400, "context 83 %", "warning"), (4000, "! context 98 %", "error")],
 )
 def test_the_end_of_the_context_is_red_and_marked(used, shown, colour):

@@ -3,8 +3,8 @@
 import threading
 from collections.abc import Iterator
 
-import pytest
 from clocks import PATIENCE
+from each import each
 from tui.scripted_engine import ScriptedEngine, say, until
 
 from localspec.engine.later_measurements import CHECKING, PROBING, TIMING_DRAFT
@@ -54,7 +54,7 @@ async def test_in_a_narrow_terminal_the_key_that_skips_it_stays(chat):
         measured.gates[0].set()
 
 
-@pytest.mark.parametrize("what", [CHECKING, TIMING_DRAFT, PROBING])
+@each("what", [CHECKING, TIMING_DRAFT, PROBING])
 def test_count_time_and_key_fit_into_eighty_columns(what):
     assert len(f" {what}: 25 of 25, about 12 s left · esc skips ") <= 80
 

@@ -123,7 +123,6 @@ async def test_all_of_a_model_are_deleted(kept):
     assert "straße".encode() not in kept.database.read_bytes()
 
 
-@pytest.mark.long
 async def test_what_was_looked_for_last_counts(kept, monkeypatch):
     begun, gate, real = threading.Event(), threading.Event(), phrases.kept_phrases
 

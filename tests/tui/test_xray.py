@@ -2,7 +2,6 @@
 
 import threading
 
-from each import each
 from golden import wording
 from textual.widgets import Static
 from tui.drafted_replies import drafted_reply
@@ -64,7 +63,7 @@ async def test_ctrl_t_marks_each_token_by_who_proposed_it(chat):
         assert talk.app.focused is not None
 
 
-async def test_the_cursor_leaves_no_mark_on_lines_that_were_drawn(chat):
+async def test_the_cursor_and_other_colours_reach_lines_that_were_drawn(chat):
     talk = drafted(chat)
 
     def under_the_cursor(strip):
@@ -75,14 +74,6 @@ async def test_the_cursor_leaves_no_mark_on_lines_that_were_drawn(chat):
         for key, marked in (("end", []), ("home", ["Snow"]), ("end", [])):
             await pilot.press(key)
             assert under_the_cursor(view.render_line(0)) == marked
-        assert view._layout.closed
-
-
-async def test_other_colours_reach_lines_that_were_drawn(chat):
-    talk = drafted(chat)
-    async with talk.playing() as pilot:
-        view = await looked_at(talk, pilot)
-        await pilot.press("end")
         before = view.render_line(0)
         assert view._layout.closed and view.render_line(0) is before
         talk.app.theme = "textual-light"
@@ -155,25 +146,15 @@ async def test_keys_go_through_steps_lines_and_screens(chat):
         assert view.scroll_offset.y == 0
 
 
-async def test_tab_goes_from_step_to_step(chat):
+async def test_tab_goes_from_step_to_step_and_a_click_to_a_token(chat):
     talk = drafted(chat)
     async with talk.playing() as pilot:
         view = await looked_at(talk, pilot)
-        seen = [view.cursor]
-        for _ in range(5):
-            await pilot.press("tab")
+        seen = []
+        for key in ["tab"] * 5 + ["shift+tab"] * 5:
+            await pilot.press(key)
             seen.append(view.cursor)
-        assert seen == [0, 1, 4, 5, 7, 7]
-        for _ in range(5):
-            await pilot.press("shift+tab")
-            seen.append(view.cursor)
-        assert seen[6:] == [5, 4, 1, 0, 0]
-
-
-async def test_a_click_goes_to_a_token(chat):
-    talk = drafted(chat)
-    async with talk.playing() as pilot:
-        view = await looked_at(talk, pilot)
+        assert seen == [1, 4, 5, 7, 7, 5, 4, 1, 0, 0]
         await pilot.click(XRayView, offset=(8, 0))
         await until(pilot, lambda: "token 2" in told(talk))
         await pilot.click(XRayView, offset=(12, 1))  # its mark
@@ -242,11 +223,16 @@ async def test_the_reply_under_way_is_followed_until_one_looks_elsewhere(chat):
         assert view.cursor == 0
 
 
-async def test_what_nobody_sees_is_not_drawn_and_is_there_on_the_way_back(chat):
-    gate, other = threading.Event(), threading.Event()
-    talk = chat(["a", gate, "b", other, "c"])
+async def test_it_is_opened_before_the_first_token_and_what_nobody_sees_is_not_drawn_meanwhile(chat):
+    first, gate, other = (threading.Event() for _ in range(3))
+    talk = chat([first, "a", gate, "b", other, "c"])
     async with talk.playing() as pilot:
         await say(pilot, "go")
+        await pilot.press("ctrl+t")
+        await until(pilot, lambda: wording("there_reply_look_yet") in talk.screen_text())
+        first.set()
+        view = await shown(talk, pilot)
+        await pilot.press("ctrl+t")
         await until(pilot, lambda: talk.replies() == ["a"])
         await pilot.press("ctrl+t")
         view = await shown(talk, pilot)
@@ -259,21 +245,17 @@ async def test_what_nobody_sees_is_not_drawn_and_is_there_on_the_way_back(chat):
         await until(pilot, lambda: talk.replies() == ["abc"])
 
 
-async def test_it_may_be_opened_before_the_first_token(chat):
-    gate = threading.Event()
-    talk = chat([gate, "Hello."])
-    async with talk.playing() as pilot:
-        await say(pilot, "go")
-        await pilot.press("ctrl+t")
-        await until(pilot, lambda: wording("there_reply_look_yet") in talk.screen_text())
-        gate.set()
-        await until(pilot, lambda: "Hello." in talk.screen_text())
-
-
-async def test_of_replies_of_earlier_sessions_nothing_is_known(chat):
-    talk = chat(["Old."])
+async def test_replies_of_this_session_are_known_and_those_of_earlier_ones_are_not(chat):
+    talk = drafted(chat)
     async with talk.playing() as pilot:
         await talked(talk, pilot, "first")
+        await pilot.press("ctrl+n")
+        await until(pilot, lambda: talk.prompts() == [])
+        await say(pilot, "/resume 1")
+        await until(pilot, lambda: talk.prompts() == ["first"])
+        await say(pilot, "/xray")
+        await shown(talk, pilot)
+        assert "9 tokens" in which(talk)
     again = chat(["New."])
     again.resumed = 1
     async with again.playing() as pilot:
@@ -288,29 +270,6 @@ async def test_of_replies_of_earlier_sessions_nothing_is_known(chat):
         await until(pilot, lambda: "New." in again.screen_text())
 
 
-async def test_a_conversation_that_is_shown_again_still_knows_its_replies(chat):
-    talk = drafted(chat, ["Two."])
-    async with talk.playing() as pilot:
-        await talked(talk, pilot, "first")
-        await pilot.press("ctrl+n")
-        await until(pilot, lambda: talk.prompts() == [])
-        await say(pilot, "/resume 1")
-        await until(pilot, lambda: talk.prompts() == ["first"])
-        await say(pilot, "/xray")
-        await shown(talk, pilot)
-        assert "9 tokens" in which(talk)
-
-
-async def test_the_palette_has_it(chat):
-    talk = chat()
-    async with talk.playing() as pilot:
-        await pilot.press("ctrl+p", *"who proposed", "enter")
-        await until(pilot, lambda: isinstance(talk.app.screen, XRayScreen))
-        assert wording("there_reply_look_yet") in talk.screen_text()
-        await pilot.press("ctrl+t")
-        await until(pilot, lambda: isinstance(talk.app.screen, ChatScreen))
-
-
 async def test_another_width_lays_the_lines_anew(chat):
     talk = chat(["one two three four five six seven eight nine ten " * 5])
     async with talk.playing(size=(90, 24)) as pilot:
@@ -321,13 +280,8 @@ async def test_another_width_lays_the_lines_anew(chat):
         assert "one two three" in talk.screen_text()
 
 
-@each(
-    "source, mark", [("target", MODEL), ("phrases", PAST), ("prompt", CHAT), ("s3d", DRAFTER), ("s3d+phrases", SEVERAL)]
-)
-def test_each_has_a_shape_of_its_own(source, mark):
-    assert mark_of(source) is mark
-
-
-def test_shapes_and_not_colours_alone_tell_marks_apart():
-    marks = (PAST, CHAT, DRAFTER, SEVERAL, MODEL, CORRECTED)
-    assert len({mark.first for mark in marks}) == len({in_ascii(mark.first) for mark in marks}) == len(marks)
+def test_each_source_has_a_shape_and_not_only_a_colour():
+    sources = {"target": MODEL, "phrases": PAST, "prompt": CHAT, "s3d": DRAFTER, "s3d+phrases": SEVERAL}
+    assert all(mark_of(source) is mark for source, mark in sources.items())
+    marks = {*sources.values(), CORRECTED}
+    assert len({mark.first for mark in marks}) == len({in_ascii(mark.first) for mark in marks}) == len(marks) == 6
