@@ -7,7 +7,6 @@ from golden import wording
 from textual.events import Paste
 from tui.scripted_engine import say, talked, until
 
-from localspec.config import Settings
 from localspec.errors import UsageMistake
 from localspec_tui.widgets.attached_line import AttachedLine
 
@@ -65,14 +64,6 @@ async def test_a_resumed_conversation_is_folded_too(chat, folder):
         assert talk.typed == "sort @notes.txt"
 
 
-async def test_where_a_file_lies_is_said_once(chat, folder):
-    talk = chat(["Sorted."])
-    async with talk.playing(size=(140, 30)) as pilot:
-        await say(pilot, f"sort @{folder}/notes.txt")
-        await until(pilot, lambda: talk.idle() and talk.replies() == ["Sorted."])
-        assert "+ notes.txt (23 bytes)" in talk.screen_text() and talk.screen_text().count(str(folder)) <= 1
-
-
 async def test_a_prompt_of_which_one_sees_a_part_says_how_long_it_is(chat):
     talk = chat([UsageMistake("It is too long.")], ["Said."])
     async with talk.playing() as pilot:
@@ -89,8 +80,13 @@ async def test_a_prompt_of_which_one_sees_a_part_says_how_long_it_is(chat):
 
 
 async def test_what_cannot_be_read_is_told_and_given_back(chat, folder):
+    (folder / "long").write_text("x" * 2000)
     talk = chat(["Said."])
     async with talk.playing() as pilot:
+        await pilot.press(*"see @long")
+        await until(pilot, lambda: "too long: 2,009 tokens, and the model reads 1,024" in attached(talk))
+        await pilot.press("ctrl+u")
+        await until(pilot, lambda: attached(talk) == "")
         await pilot.press(*"see @null")
         await until(pilot, lambda: "@null holds NUL bytes" in attached(talk))
         await pilot.press("enter")
@@ -104,16 +100,6 @@ async def test_what_cannot_be_read_is_told_and_given_back(chat, folder):
         await say(pilot, "me@home @none")
         await until(pilot, lambda: talk.idle() and talk.replies() == ["Said."])
     assert read_by_the_model(talk) == ["see me@home @none"]
-
-
-async def test_too_long_is_said_before_it_is_sent(chat, folder):
-    (folder / "long").write_text("x" * 2000)
-    talk = chat()
-    async with talk.playing() as pilot:
-        await pilot.press(*"see @long")
-        await until(pilot, lambda: "too long: 2,009 tokens, and the model reads 1,024" in attached(talk))
-        await pilot.press("ctrl+u")
-        await until(pilot, lambda: attached(talk) == "")
 
 
 async def test_a_slow_disk_holds_no_key_up(chat, folder, monkeypatch):
@@ -141,19 +127,15 @@ async def test_a_prompt_that_waits_has_the_text_of_when_it_was_sent(chat, folder
     assert read_by_the_model(talk)[1] == "first line\nsecond line\n\nthen @notes.txt"
 
 
-async def test_an_edited_prompt_may_name_one(chat, folder):
-    talk = chat(["One."], ["Two."])
-    async with talk.playing() as pilot:
-        await talked(talk, pilot, "first")
-        await say(pilot, "/edit with @notes.txt")
-        await until(pilot, lambda: talk.replies() == ["Two."] and talk.idle())
-    assert read_by_the_model(talk)[1] == "first line\nsecond line\n\nwith @notes.txt"
-
-
 async def test_files_of_the_command_line_are_folded(chat, folder):
-    talk = chat(["One."], files="given\n", settings=Settings())
-    async with talk.playing() as pilot:
-        await say(pilot, "first @notes.txt")
+    talk = chat(["One."], ["Two."], files="given\n")
+    async with talk.playing(size=(140, 30)) as pilot:
+        await say(pilot, f"first @{folder}/notes.txt")
         await until(pilot, lambda: talk.replies() == ["One."] and talk.idle())
         assert wording("the_files_of_file") in talk.screen_text() and "given" not in talk.screen_text()
-    assert read_by_the_model(talk) == ["given\n\nfirst line\nsecond line\n\nfirst @notes.txt"]
+        assert "+ notes.txt (23 bytes)" in talk.screen_text() and talk.screen_text().count(str(folder)) <= 1
+        await talked(talk, pilot, "second")
+        await say(pilot, "/edit with @notes.txt")
+        await until(pilot, lambda: len(talk.engine.asked) == 3 and talk.idle())
+    assert read_by_the_model(talk)[0] == f"given\n\nfirst line\nsecond line\n\nfirst @{folder}/notes.txt"
+    assert read_by_the_model(talk)[2] == "first line\nsecond line\n\nwith @notes.txt"

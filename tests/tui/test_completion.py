@@ -3,7 +3,6 @@
 import threading
 import time
 
-import pytest
 from golden import wording
 from textual.widgets import OptionList
 from tui.scripted_engine import say, talked, until
@@ -80,18 +79,14 @@ async def test_escape_closes_it_and_stops_nothing(chat):
     assert talk.kept() == [("hello", "It goes on.", "stop")]
 
 
-@pytest.mark.parametrize("text", ["//", "//new", "a /"])
-async def test_nothing_opens_for_text(chat, text):
+async def test_text_and_earlier_prompts_open_nothing(chat):
     talk = chat()
     async with talk.playing() as pilot:
-        await pilot.press(*text)
-        await pilot.pause(0.05)
-        assert offered(talk) == []
-
-
-async def test_earlier_prompts_open_nothing(chat):
-    talk = chat()
-    async with talk.playing() as pilot:
+        for text in ("//", "//new", "a /"):
+            await pilot.press(*text)
+            await pilot.pause(0.05)
+            assert offered(talk) == []
+            await pilot.press("f7", "delete")
         await say(pilot, "/set seed 4")
         await say(pilot, "/set seed 5")
         await pilot.press("up", "up")
@@ -114,14 +109,26 @@ async def test_conversations_are_offered_by_their_titles(chat):
         await until(pilot, lambda: talk.replies() == ["One."])
 
 
-async def test_a_slow_disk_holds_no_key_up(chat, monkeypatch):
+async def test_a_slow_disk_holds_no_key_up_and_tab_waits_a_moment_for_it(chat, monkeypatch):
     gate = threading.Event()
     monkeypatch.setattr("localspec_tui.screens.chat.look_up", lambda need, history: gate.wait(20) and [])
     talk = chat()
     async with talk.playing() as pilot:
         await pilot.press(*"/model ", *"abc")
         assert talk.typed == "/model abc"
+        await pilot.press("f7", *"@hos", "tab", "x")
+        assert talk.typed == "@hosx" and isinstance(talk.app.focused, Prompt)
         gate.set()
+        await pilot.press("f7", "delete")
+
+        def slowly(need, history):
+            time.sleep(0.05)
+            return [Entry("hostile.txt", "")]
+
+        monkeypatch.setattr("localspec_tui.screens.chat.look_up", slowly)
+        await pilot.press(*"@hos", "tab", "x")  # as fast as one can
+        assert talk.typed == "@hostile.txt x"
+        assert isinstance(talk.app.focused, Prompt)
 
 
 async def test_a_click_completes(chat):
@@ -131,28 +138,6 @@ async def test_a_click_completes(chat):
         await until(pilot, lambda: offered(talk))
         await pilot.click(Suggestions, offset=(3, 3))
         await until(pilot, lambda: talk.typed == "/system ")
-        assert isinstance(talk.app.focused, Prompt)
-
-
-async def test_tab_goes_to_the_messages_where_there_is_nothing_to_complete(chat):
-    talk = chat(["One."])
-    async with talk.playing() as pilot:
-        await talked(talk, pilot, "hello")
-        await pilot.press("tab")
-        assert not isinstance(talk.app.focused, Prompt | OptionList)
-
-
-async def test_tab_waits_for_the_list_that_is_being_read(chat, monkeypatch):
-    talk = chat()
-
-    def slowly(need, history):
-        time.sleep(0.05)
-        return [Entry("hostile.txt", "")]
-
-    monkeypatch.setattr("localspec_tui.screens.chat.look_up", slowly)
-    async with talk.playing() as pilot:
-        await pilot.press(*"@hos", "tab", "x")  # as fast as one can
-        assert talk.typed == "@hostile.txt x"
         assert isinstance(talk.app.focused, Prompt)
 
 
@@ -167,19 +152,13 @@ async def test_tab_asks_for_the_list_of_what_was_put_there(chat, monkeypatch):
         assert talk.typed == "@hostile.txt "
 
 
-async def test_a_list_that_never_comes_keeps_no_key(chat, monkeypatch):
-    talk, gate = chat(), threading.Event()
-    monkeypatch.setattr("localspec_tui.screens.chat.look_up", lambda need, history: gate.wait(20) and [])
-    async with talk.playing() as pilot:
-        await pilot.press(*"@hos", "tab", "x")
-        assert talk.typed == "@hosx" and isinstance(talk.app.focused, Prompt)
-        gate.set()
-
-
-@pytest.mark.parametrize("text", ["/te", "@no-such-file"])
-async def test_tab_stays_in_a_command_or_a_path_that_nothing_completes(chat, text):
+async def test_tab_stays_in_a_command_or_a_path_that_nothing_completes(chat):
     talk = chat(["One."])
     async with talk.playing() as pilot:
         await talked(talk, pilot, "hello")
-        await pilot.press(*text, "tab")
-        assert talk.typed == text and isinstance(talk.app.focused, Prompt)
+        for text in ("/te", "@no-such-file"):
+            await pilot.press(*text, "tab")
+            assert talk.typed == text and isinstance(talk.app.focused, Prompt)
+            await pilot.press("f7", "delete")
+        await pilot.press("tab")
+        assert not isinstance(talk.app.focused, Prompt | OptionList), "there is nothing to complete"

@@ -25,32 +25,36 @@ from localspec_tui.widgets.keys_footer import KeysFooter
 
 async def test_ctrl_o_lets_another_model_answer(chat, models):
     models("bro[ken]", "scripted", "bro[ken] too", "other", broken=["bro[ken]", "bro[ken] too"])
-    talk = chat(["One."])
+    gate = threading.Event()
+    talk = chat(["One."], ["Half", gate, Prefill(5, 5), "never"])
+    talk.engine.choice.pace = ("about 61.3 tokens/s", "1.8× faster with drafts")
     talk.models["other"] = other = ScriptedEngine(["Two."])
-    async with talk.playing() as pilot:
+    async with talk.playing(size=(140, 30)) as pilot:
+        await until(pilot, lambda: "cpu · about 61.3 tokens/s · 1.8× faster with drafts" in talk.screen_text())
         await talked(talk, pilot, "first")
         await pilot.press("ctrl+o")
-        await until(pilot, lambda: "scripted (answers now)" in talk.screen_text())
+        await until(pilot, lambda: "MiB · about 61.3 tokens/s · 1.8× faster with drafts" in talk.screen_text())
+        assert "scripted (answers now)" in talk.screen_text()
         assert talk.app.screen.query_one(OptionList).highlighted == 2, "below a heading and what is broken"
         assert "It is [damaged]." in talk.screen_text()
+        await pilot.press("down", "escape")
+        await until(pilot, back(talk))
+        await say(pilot, "half")
+        await until(pilot, lambda: talk.replies() == ["One.", "Half"])
+        assert talk.loaded == ["scripted"], "Escape keeps the model"
+        await pilot.press("ctrl+o")
+        await until(pilot, lambda: "answers now" in talk.screen_text())
         await pilot.press("down", "enter")
-        await until(pilot, lambda: "localspec · other" in talk.screen_text())
+        await until(pilot, lambda: talk.live == "stopping")
+        gate.set()
+        await until(pilot, lambda: "localspec · other" in talk.screen_text() and talk.idle())
         await talked(talk, pilot, "second")
-        assert talk.replies() == ["One.", "Two."]
-    assert len(other.asked[0]) == 3
+        assert talk.replies() == ["One.", "Half", "Two."]
+    assert talk.kept()[1:] == [("half", "Half", "interrupted"), ("second", "Two.", "stop")]
+    assert len(other.asked[0]) == 5
     with Store.open(talk.database, print) as store:
         assert store.history.read(1).info.model == str(card("other").path)
     assert talk.loaded == ["scripted", "other"]
-
-
-async def test_one_speed_of_the_model_that_answers_is_told(chat, models):
-    models("scripted")
-    talk = chat()
-    talk.engine.choice.pace = ("about 61.3 tokens/s", "1.8× faster with drafts")
-    async with talk.playing(size=(140, 30)) as pilot:
-        await until(pilot, lambda: "cpu · about 61.3 tokens/s · 1.8× faster with drafts" in talk.screen_text())
-        await pilot.press("ctrl+o")
-        await until(pilot, lambda: "MiB · about 61.3 tokens/s · 1.8× faster with drafts" in talk.screen_text())
 
 
 async def test_a_model_given_by_its_directory_is_in_the_list_and_answers_now(chat, models):
@@ -62,35 +66,6 @@ async def test_a_model_given_by_its_directory_is_in_the_list_and_answers_now(cha
         assert str(card("scripted").path) in talk.screen_text()
         assert "other (answers now)" not in talk.screen_text()
         assert talk.app.screen.query_one(OptionList).highlighted == 1
-
-
-async def test_a_reply_under_way_is_stopped_for_another_model(chat, models):
-    models("scripted", "other")
-    gate = threading.Event()
-    talk = chat(["Half", gate, Prefill(5, 5), "never"])
-    talk.models["other"] = ScriptedEngine(["Two."])
-    async with talk.playing() as pilot:
-        await say(pilot, "first")
-        await until(pilot, lambda: talk.replies() == ["Half"])
-        await pilot.press("ctrl+o")
-        await until(pilot, lambda: "answers now" in talk.screen_text())
-        await pilot.press("down", "enter")
-        await until(pilot, lambda: talk.live == "stopping")
-        gate.set()
-        await until(pilot, lambda: "localspec · other" in talk.screen_text())
-        assert talk.replies() == ["Half"]
-    assert talk.kept() == [("first", "Half", "interrupted")]
-
-
-async def test_escape_keeps_the_model(chat, models):
-    models("scripted", "other")
-    talk = chat()
-    async with talk.playing() as pilot:
-        await pilot.press("ctrl+o")
-        await until(pilot, lambda: "answers now" in talk.screen_text())
-        await pilot.press("down", "escape")
-        await until(pilot, back(talk))
-    assert talk.loaded == ["scripted"]
 
 
 async def test_the_model_before_is_dropped_first_and_loaded_again_where_the_other_fails(chat, models):
@@ -274,17 +249,6 @@ async def test_what_does_not_fit_can_be_looked_at(chat, models):
         await until(pilot, lambda: "Here" in talk.screen_text().split())
 
 
-async def test_a_click_chooses(chat, models):
-    talk = chat()
-    talk.models["other"] = ScriptedEngine()
-    models("scripted", "other")
-    async with talk.playing() as pilot:
-        await pilot.press("ctrl+o")
-        await until(pilot, lambda: len(lines(talk)) == 5 and "Looking at" not in talk.screen_text())
-        await pilot.click(OptionList, offset=(3, 3))
-        await until(pilot, lambda: talk.loaded == ["scripted", "other"])
-
-
 async def test_what_is_here_can_be_chosen_while_the_machine_is_looked_at(chat, models, monkeypatch):
     gate, talk = threading.Event(), chat()
     talk.models["other"] = ScriptedEngine()
@@ -303,7 +267,7 @@ async def test_what_is_here_can_be_chosen_while_the_machine_is_looked_at(chat, m
         gate.set()
         await until(pilot, lambda: wording("localspec_doctor_measures_this") in talk.screen_text())
         assert highlighted(talk) == "other", "the list that comes later leaves the place"
-        await pilot.press("enter")
+        await pilot.click(OptionList, offset=(3, 3))
         await until(pilot, lambda: talk.loaded == ["scripted", "other"])
 
 

@@ -48,12 +48,9 @@ async def opened(talk, pilot):
     return talk.app.screen
 
 
-@pytest.mark.parametrize(
-    "keys", [["f8"], ["ctrl+p", *"phrases that", "enter"], [*"/phrases", "enter"]], ids=["key", "palette", "command"]
-)
-async def test_they_tell_their_story(kept, keys):
+async def test_they_tell_their_story_and_are_searched(kept):
     async with kept.playing() as pilot:
-        await pilot.press(*keys)
+        await pilot.press("f8")
         screen = await opened(kept, pilot)
         await until(pilot, lambda: "straße" in kept.screen_text())  # what was found is drawn a moment later
         page = kept.screen_text()
@@ -63,10 +60,6 @@ async def test_they_tell_their_story(kept, keys):
         assert len(screen._found) == 3
         await pilot.press("escape")
         await until(pilot, lambda: isinstance(kept.app.screen, ChatScreen))
-
-
-async def test_they_are_searched(kept):
-    async with kept.playing() as pilot:
         await say(pilot, "/phrases FOX jumps")
         screen = await opened(kept, pilot)
         assert [found.line for found in screen._found] == ["the fox →  jumps"]
@@ -143,13 +136,6 @@ async def test_what_was_looked_for_last_counts(kept, monkeypatch):
         await until(pilot, lambda: [found.line for found in screen._found] == ["the⏎ →  straße"])
 
 
-async def test_where_nothing_is_kept_it_says_so(chat):
-    talk = chat()
-    async with talk.playing(size=(60, 20)) as pilot:
-        await pilot.press("f8")
-        await until(pilot, lambda: wording("phrases_kept_model_yet") in talk.screen_text())
-
-
 def offered(talk):
     """What of the keys for deleting."""
     return [key for key in ("^d Delete", "f7 Delete this chat's", "f8 Delete all") if key in talk.screen_text()]
@@ -158,7 +144,9 @@ def offered(talk):
 async def test_keys_that_have_nothing_to_delete_are_not_offered_and_do_nothing(chat):
     talk = chat()
     async with talk.playing() as pilot:
-        await pilot.press("f8", *"fox")
+        await pilot.press("f8")
+        await until(pilot, lambda: wording("phrases_kept_model_yet") in talk.screen_text())
+        await pilot.press(*"fox")
         await until(pilot, lambda: "Nothing was found." in talk.screen_text())
         await until(pilot, lambda: "esc Back" in talk.screen_text() and not offered(talk))
         await pilot.press("ctrl+d", "f7", "f8")

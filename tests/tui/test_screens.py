@@ -9,7 +9,6 @@ from textual.widgets import OptionList
 from tui.scripted_engine import back, say, talked, until
 
 from localspec.config import Settings
-from localspec.errors import LocalspecError
 from localspec.store.conversations import ConversationInfo, Found
 from localspec.store.store import Store
 from localspec_tui.screens.conversations import ConversationsScreen
@@ -62,18 +61,20 @@ async def test_ctrl_r_goes_on_with_an_earlier_one(chat):
     assert [message["content"] for message in talk.engine.asked[-1]] == ["Say [cats]", "Reply about [cats].", "Go on"]
 
 
-async def test_conversations_are_searched_by_what_was_said(chat):
-    talk = chat(["The capital is Vienna."], ["A poem."])
+async def test_conversations_are_searched_by_what_was_said_which_is_text(chat):
+    talk = chat(["The capital is [bold]Vienna[/] [/]."], ["A poem."])
     async with talk.playing() as pilot:
-        for prompt in ("Geography", "Write"):
+        for prompt in ("[red]Geography[/red] [/]", "Write"):
             await talked(talk, pilot, prompt)
             await pilot.press("ctrl+n")
             await until(pilot, lambda: talk.prompts() == [])
         await pilot.press("ctrl+r", *"vienna")
-        await until(pilot, lambda: "The capital is Vienna." in talk.screen_text())
+        await until(pilot, lambda: "The capital is [bold]Vienna[/] [/]." in talk.screen_text())
         await until(pilot, lambda: talk.app.screen.query_one(OptionList).option_count == 1)
+        assert "[red]Geography[/red] [/]" in talk.screen_text()
         await pilot.press("enter")
-        await until(pilot, lambda: talk.replies() == ["The capital is Vienna."])
+        await until(pilot, lambda: talk.replies() == ["The capital is [bold]Vienna[/] [/]."])
+        await until(pilot, lambda: "[red]Geography[/red] [/]" in talk.screen_text().splitlines()[0])
 
 
 async def test_what_was_looked_for_last_counts(chat):
@@ -105,15 +106,6 @@ async def test_what_was_looked_for_last_counts(chat):
         await pilot.press("escape")
 
 
-async def test_titles_and_what_was_found_are_text(chat):
-    talk = chat(["found [bold]here[/] [/]"], first="[red]title[/red] [/]")
-    async with talk.playing() as pilot:
-        await until(pilot, talk.idle)
-        await pilot.press("ctrl+r", *"here")
-        await until(pilot, lambda: "found [bold]here[/] [/]" in talk.screen_text())
-        assert talk.screen_text().count("[red]title[/red] [/]") >= 2  # in the line at the top, and in the list
-
-
 async def test_nothing_found_is_said_and_escape_goes_back(chat):
     talk = chat()
     async with talk.playing() as pilot:
@@ -125,66 +117,40 @@ async def test_nothing_found_is_said_and_escape_goes_back(chat):
         await until(pilot, back(talk))
 
 
-async def test_a_click_chooses_a_conversation(chat):
+async def test_a_click_chooses_a_conversation_and_one_that_was_deleted_meanwhile_is_told(chat):
     talk = chat(["Hello."])
-    async with talk.playing() as pilot:
-        await talked(talk, pilot, "first")
+
+    async def listed(pilot):
         await pilot.press("ctrl+n", "ctrl+r")
         await until(pilot, lambda: isinstance(talk.app.screen, ConversationsScreen) and "1 turn" in talk.screen_text())
+
+    async with talk.playing() as pilot:
+        await talked(talk, pilot, "first")
+        await listed(pilot)
         await pilot.click("OptionList", offset=(4, 0))
         await until(pilot, lambda: talk.replies() == ["Hello."])
-
-
-async def test_a_conversation_that_was_deleted_meanwhile_is_told(chat):
-    talk = chat(["Hello."])
-    async with talk.playing() as pilot:
-        await talked(talk, pilot, "first")
-        await pilot.press("ctrl+n", "ctrl+r")
-        await until(pilot, lambda: isinstance(talk.app.screen, ConversationsScreen) and "1 turn" in talk.screen_text())
+        await listed(pilot)
         talk.app._chat.conversations.history.remove([1])
         await pilot.press("enter")
         await until(pilot, lambda: "There is no conversation 1 here" in talk.screen_text())
 
 
 async def test_resuming_shows_what_was_said_and_gives_an_unanswered_prompt_back(chat):
-    before = chat(["Answered."], [LocalspecError("It broke before anything was said.")])
-    async with before.playing() as pilot:
-        await talked(before, pilot, "one")
-    before.engine.asked.clear()
-    with_unanswered = chat()
-
-    def leave_unanswered(notice, progress):
-        # What a process leaves behind that was killed.
-        with_unanswered.conversation._history.say(1, "two", model="scripted", system=None)
-
-    with_unanswered.models["scripted"] = [leave_unanswered, with_unanswered.engine]
-    async with with_unanswered.playing() as pilot:
-        pass
+    """As a process leaves it that was killed."""
     talk = chat(["At last."])
-    talk.resumed = 1
+    with Store.open(talk.database, pytest.fail) as store:
+        for prompt, reply, ended in (("one", "Answered.", ("stop",)), ("half", "Half of", ()), ("two", "", None)):
+            talk.resumed, turn = store.history.say(talk.resumed, prompt, model="scripted", system=None)
+            if ended is not None:
+                store.history.write(turn, reply, *ended)
     async with talk.playing() as pilot:
         await until(pilot, lambda: talk.typed == "two")
-        assert talk.prompts() == ["one"]
+        assert talk.prompts() == ["one", "half"] and talk.replies() == ["Answered.", "Half of"]
+        assert "(cut off" in talk.screen_text()
         await pilot.press("enter")
         await until(pilot, talk.idle)
-    assert talk.kept() == [("one", "Answered.", "stop"), ("two", "At last.", "stop")]
-
-
-async def test_a_reply_that_was_cut_off_by_a_kill_says_so(chat):
-    before = chat()
-
-    def leave_half(notice, progress):
-        _, turn = before.conversation._history.say(None, "one", model="scripted", system=None)
-        before.conversation._history.write(turn, "Half of")
-
-    before.models["scripted"] = [leave_half, before.engine]
-    async with before.playing() as pilot:
-        pass
-    talk = chat()
-    talk.resumed = 1
-    async with talk.playing() as pilot:
-        await until(pilot, lambda: talk.replies() == ["Half of"])
-        assert "(cut off" in talk.screen_text()
+    kept = talk.kept()
+    assert (kept[0], kept[-1]) == (("one", "Answered.", "stop"), ("two", "At last.", "stop"))
 
 
 # -- the system prompt -------------------------------------------------------------------------------------------------

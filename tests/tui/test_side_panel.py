@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import pytest
 from golden import wording
 from rich.cells import cell_len
 from tui.scripted_engine import talked, until
@@ -22,16 +21,19 @@ def panel(talk):
     return talk.app.screen_stack[0].query_one(SidePanel)
 
 
-@pytest.mark.parametrize("keys", [["f4"], ["ctrl+p", *"panel of figures", "enter"]], ids=["key", "palette"])
-async def test_it_is_opened_and_closed_and_stays_so(chat, keys):
+async def test_it_is_opened_and_closed_and_stays_so(chat):
     talk = chat(["Hello."], ["Again."])
     async with talk.playing(size=(100, 30)) as pilot:
         await talked(talk, pilot, "Hi")
         await pilot.pause()
         assert not panel(talk).display
-        await pilot.press(*keys)
+        await pilot.press("f4")
         await until(pilot, lambda: "who proposed it" in talk.screen_text())
         assert panel(talk).region.x >= talk.app.screen.query_one("#talk").region.right, "at the side"
+        await pilot.press("f1")  # the keys need the room
+        await until(pilot, lambda: not panel(talk).display)
+        await pilot.press("f1")
+        await until(pilot, lambda: panel(talk).display)
         await pilot.press("f4")
         await until(pilot, lambda: not panel(talk).display)
         await pilot.resize_terminal(80, 30)
@@ -56,16 +58,6 @@ async def test_where_there_is_no_room_at_the_side_it_lies_over_the_conversation(
         await pilot.resize_terminal(58, 14)
         await pilot.press("f4")
         await until(pilot, lambda: "who proposed it" not in talk.screen_text())
-
-
-async def test_it_makes_room_for_the_keys(chat):
-    talk = chat()
-    async with talk.playing() as pilot:
-        await until(pilot, lambda: not panel(talk).has_class("-empty"))
-        await pilot.press("f4", "f1")
-        await until(pilot, lambda: not panel(talk).display)
-        await pilot.press("f1")
-        await until(pilot, lambda: panel(talk).display)
 
 
 async def test_what_it_shows(chat):
@@ -163,22 +155,15 @@ async def test_where_nothing_is_told_it_takes_no_room(chat):
         await until(pilot, lambda: "3.0 tok/s" in talk.screen_text() and panel(talk).display)
 
 
-async def test_all_of_it_is_seen_on_twenty_four_lines(chat):
+async def test_no_bar_is_too_long_where_the_panel_scrolls(chat):
     talk = chat()
     async with talk.playing(size=(100, 24)) as pilot:
-        await until(pilot, talk.idle)
         panel(talk).add_class("-open")
         for number in (1, 2, 3):
             panel(talk).show(replace(FIGURES, tokens=6 * number, seconds=number / 10))
         await until(pilot, lambda: "█" in talk.screen_text() and "free" in talk.screen_text())
-        assert panel(talk).max_scroll_y == 0
-
-
-async def test_no_bar_is_too_long_where_the_panel_scrolls(chat):
-    talk = chat()
-    async with talk.playing(size=(100, 18)) as pilot:
-        await until(pilot, talk.idle)
-        panel(talk).add_class("-open")
+        assert panel(talk).max_scroll_y == 0, "all of it is seen on 24 lines"
+        await pilot.resize_terminal(100, 18)
         panel(talk).show(replace(FIGURES, sources={"s3d": 57, "target": 43}))
         await until(pilot, lambda: panel(talk).max_scroll_y > 0 and "57%" in talk.screen_text())
         lines = [line for line in talk.screen_text().splitlines() if "own layers" in line]

@@ -4,7 +4,6 @@ import re
 import threading
 from dataclasses import replace
 
-import pytest
 from golden import wording
 from tui.scripted_engine import Thought, say, statistics, talked, until
 
@@ -82,29 +81,24 @@ async def test_a_resumed_conversation_has_its_thoughts_folded_and_the_model_is_g
     ]
 
 
-async def test_a_limit_within_the_thinking_is_told_and_the_turn_stays(chat):
-    talk = chat([Thought("Hm,"), Thought(" well"), AT_LIMIT], ["Yes."])
+async def test_a_limit_and_a_stop_within_the_thinking_are_told_and_the_turn_stays(chat):
+    gate = threading.Event()
+    talk = chat([Thought("Hm,"), Thought(" well"), AT_LIMIT], ["Yes."], [Thought("So,"), gate, Thought(" well")])
     async with talk.playing(NARROW) as pilot:
         await talked(talk, pilot, "Why?")
         text = " ".join(talk.screen_text().split())
         assert wording("thinking_filled_context_there_2") in text
         assert talk.prompts() == ["Why?"] and talk.typed == "" and "▸ thought for 0.2 s, 2 tokens" in text
         await talked(talk, pilot, "And?")
-    assert talk.kept() == [("Why?", "", "length"), ("And?", "Yes.", "stop")] and reasoning(talk) == ["Hm, well", ""]
-    assert talk.engine.asked[-1] == [{"role": "user", "content": "And?"}]  # nothing was answered before
-
-
-async def test_who_stops_the_thinking_keeps_what_was_thought(chat):
-    gate = threading.Event()
-    talk = chat([Thought("Hm,"), gate, Thought(" well")])
-    async with talk.playing(NARROW) as pilot:
-        await say(pilot, "Why?")
+        await say(pilot, "Now?")
         await until(pilot, lambda: "▸ thinking for" in talk.screen_text())
         await pilot.press("escape")
         gate.set()
         await until(pilot, talk.idle)
-        assert "(stopped)" in talk.screen_text() and talk.prompts() == ["Why?"]
-    assert talk.kept() == [("Why?", "", "interrupted")] and reasoning(talk)[0].startswith("Hm,")
+        assert "(stopped)" in talk.screen_text() and talk.prompts()[-1] == "Now?"
+    assert talk.kept() == [("Why?", "", "length"), ("And?", "Yes.", "stop"), ("Now?", "", "interrupted")]
+    assert reasoning(talk)[:2] == ["Hm, well", ""] and reasoning(talk)[2].startswith("So,")
+    assert talk.engine.asked[1] == [{"role": "user", "content": "And?"}]  # nothing was answered before
 
 
 async def test_thinking_is_switched_by_command_and_palette(chat):
@@ -131,13 +125,14 @@ async def test_thinking_is_switched_by_command_and_palette(chat):
     assert talk.engine.thought == [False, True, None, False]
 
 
-@pytest.mark.parametrize(
-    "keys", [[*"/think on", "enter"], ["ctrl+p", *"before it answers", "enter"]], ids=["command", "palette"]
-)
-async def test_a_model_without_a_switch_refuses_it(chat, keys):
+async def test_a_model_without_a_switch_refuses_it(chat):
     talk = chat(["a"])
     async with talk.playing(NARROW) as pilot:
-        await pilot.press(*keys)
-        await until(pilot, lambda: "scripted has no switch for thinking" in toasts(talk) + talk.screen_text())
-        await talked(talk, pilot, *([] if talk.typed else ["one"]))
-    assert talk.engine.thought in ([], [None])
+        for keys in (["ctrl+p", *"before it answers", "enter"], [*"/think on", "enter"]):
+            await pilot.press(*keys)
+            await until(pilot, lambda: "scripted has no switch for thinking" in toasts(talk) + talk.screen_text())
+            talk.app.clear_notifications()
+            await until(pilot, lambda: not toasts(talk))
+        await pilot.press("f7", "delete")
+        await talked(talk, pilot, "one")
+    assert talk.engine.thought == [None]

@@ -33,10 +33,9 @@ def line(talk):
     return str(found.render()) if found.display else ""
 
 
-@pytest.mark.parametrize("size", [(60, 20), (120, 40)])
-async def test_it_is_told_until_all_is_kept(chat, full, size):
-    talk = chat(["a"], ["b"], ["c"], ["d"])
-    async with talk.playing(size=size) as pilot:
+async def test_it_is_told_until_all_is_kept(chat, full):
+    talk = chat(["a"], ["b"], ["c"], ["d"], ["e"])
+    async with talk.playing(size=(60, 20)) as pilot:
         await talked(talk, pilot, "one")
         assert line(talk) == ""
         full(True)
@@ -52,18 +51,12 @@ async def test_it_is_told_until_all_is_kept(chat, full, size):
         await talked(talk, pilot, "four")
         await until(pilot, lambda: line(talk) == "")
         assert wording("all_said_kept_now") in talk.screen_text()
-    assert [prompt for prompt, *_ in talk.kept()] == ["one", "two", "three", "four"]
-    assert talk.thread.farewell("") == wording("one_kept_go_localspec_chat_2")
-
-
-async def test_it_is_tried_again_when_one_leaves(chat, full):
-    talk = chat(["a"])
-    async with talk.playing() as pilot:
         full(True)
-        await talked(talk, pilot, "one")
+        await talked(talk, pilot, "five")
         await until(pilot, lambda: line(talk))
-        full(False)
-    assert talk.kept() == [("one", "a", "stop")]
+        full(False)  # it is tried again when one leaves
+    assert [prompt for prompt, *_ in talk.kept()] == ["one", "two", "three", "four", "five"]
+    assert talk.thread.farewell("") == wording("one_kept_go_localspec_chat_2")
 
 
 def test_what_is_typed_and_cannot_be_kept_is_told_too(chat, full):
