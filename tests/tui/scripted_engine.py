@@ -230,6 +230,14 @@ class ScriptedChat:
             assert self.thread.close(PATIENCE)
 
     @asynccontextmanager
+    async def opened(
+        self, size: tuple[int, int] = (100, 30), ready: bool = True
+    ) -> AsyncGenerator[tuple["ScriptedChat", Pilot[None]]]:
+        """Run the application as `playing` does, for a chat that is not prepared any further."""
+        async with self.playing(size, ready) as pilot:
+            yield self, pilot
+
+    @asynccontextmanager
     async def _running(self, size: tuple[int, int], ready: bool) -> AsyncGenerator[Pilot[None]]:
         async with self.app.run_test(size=size, notifications=True) as pilot:
             if ready:

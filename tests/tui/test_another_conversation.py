@@ -21,8 +21,7 @@ def burst(pilot, keys: str) -> None:
 
 async def test_what_is_typed_behind_ctrl_n_is_said_in_the_new_one(chat):
     gate = threading.Event()
-    talk = chat(["Half a reply", gate, "."], ["New."])
-    async with talk.playing() as pilot:
+    async with chat(["Half a reply", gate, "."], ["New."]).opened() as (talk, pilot):
         await say(pilot, "Go")
         await until(pilot, lambda: talk.replies() == ["Half a reply"])
         burst(pilot, "\x0ehi there\r")
@@ -35,8 +34,7 @@ async def test_what_is_typed_behind_ctrl_n_is_said_in_the_new_one(chat):
 async def test_a_prompt_that_is_sent_before_the_new_one_is_there_waits_for_it(chat):
     """The engine's thread is busy: it shows the new conversation only after the prompt was sent."""
     gate = threading.Event()
-    talk = chat(["Half", gate], ["New."], ["Newer."])
-    async with talk.playing() as pilot:
+    async with chat(["Half", gate], ["New."], ["Newer."]).opened() as (talk, pilot):
         await say(pilot, "Go")
         await until(pilot, lambda: talk.replies() == ["Half"])
         await pilot.press("ctrl+n", "ctrl+n")
@@ -49,8 +47,7 @@ async def test_a_prompt_that_is_sent_before_the_new_one_is_there_waits_for_it(ch
 
 
 async def test_figures_of_the_one_before_are_gone(chat):
-    talk = chat(["Some text."])
-    async with talk.playing() as pilot:
+    async with chat(["Some text."]).opened() as (talk, pilot):
         await say(pilot, "Hi")
         await until(pilot, lambda: "tok/s" in talk.live and talk.idle())
         await pilot.press("ctrl+n")
@@ -113,8 +110,7 @@ async def test_what_cuts_a_reply_short_says_so(chat, models, way):
 
 async def test_of_a_conversation_that_is_deleted_nothing_is_said_to_stay(chat):
     gate = threading.Event()
-    talk = chat(["Half a reply", gate, "."])
-    async with talk.playing() as pilot:
+    async with chat(["Half a reply", gate, "."]).opened() as (talk, pilot):
         await say(pilot, "Go")
         await until(pilot, lambda: talk.replies() == ["Half a reply"])
         await pilot.press("ctrl+r")

@@ -31,8 +31,7 @@ def read_by_the_model(talk):
 
 
 async def test_it_is_completed_counted_read_and_folded(chat, folder):
-    talk = chat(["Sorted."], ["Again."])
-    async with talk.playing() as pilot:
+    async with chat(["Sorted."], ["Again."]).opened() as (talk, pilot):
         await pilot.press(*"sort @no")
         await until(pilot, lambda: "notes.txt" in talk.screen_text())
         await pilot.press("tab")
@@ -65,8 +64,7 @@ async def test_a_resumed_conversation_is_folded_too(chat, folder):
 
 
 async def test_a_prompt_of_which_one_sees_a_part_says_how_long_it_is(chat):
-    talk = chat([UsageMistake("It is too long.")], ["Said."])
-    async with talk.playing() as pilot:
+    async with chat([UsageMistake("It is too long.")], ["Said."]).opened() as (talk, pilot):
         talk.app.post_message(Paste("\n".join(["word"] * 1000)))
         await until(pilot, lambda: "1,000 lines, 4,999 tokens" in attached(talk))
         assert wording("too_long_4_999_tokens_model_reads") in attached(talk)
@@ -81,8 +79,7 @@ async def test_a_prompt_of_which_one_sees_a_part_says_how_long_it_is(chat):
 
 async def test_what_cannot_be_read_is_told_and_given_back(chat, folder):
     (folder / "long").write_text("x" * 2000)
-    talk = chat(["Said."])
-    async with talk.playing() as pilot:
+    async with chat(["Said."]).opened() as (talk, pilot):
         await pilot.press(*"see @long")
         await until(pilot, lambda: "too long: 2,009 tokens, and the model reads 1,024" in attached(talk))
         await pilot.press("ctrl+u")
@@ -116,8 +113,7 @@ async def test_a_slow_disk_holds_no_key_up(chat, folder, monkeypatch):
 
 async def test_a_prompt_that_waits_has_the_text_of_when_it_was_sent(chat, folder):
     gate = threading.Event()
-    talk = chat([gate, "One."], ["Two."])
-    async with talk.playing() as pilot:
+    async with chat([gate, "One."], ["Two."]).opened() as (talk, pilot):
         await say(pilot, "first")
         await say(pilot, "then @notes.txt")
         await until(pilot, lambda: "waits" in talk.screen_text())
@@ -128,8 +124,7 @@ async def test_a_prompt_that_waits_has_the_text_of_when_it_was_sent(chat, folder
 
 
 async def test_files_of_the_command_line_are_folded(chat, folder):
-    talk = chat(["One."], ["Two."], files="given\n")
-    async with talk.playing(size=(140, 30)) as pilot:
+    async with chat(["One."], ["Two."], files="given\n").opened(size=(140, 30)) as (talk, pilot):
         await say(pilot, f"first @{folder}/notes.txt")
         await until(pilot, lambda: talk.replies() == ["One."] and talk.idle())
         assert wording("the_files_of_file") in talk.screen_text() and "given" not in talk.screen_text()

@@ -24,8 +24,7 @@ async def test_new_lines_are_counted_and_gone_to(chat, how):
     gates = threading.Event(), threading.Event()
     script = [LONG, gates[0], "\n\nOne more.\n\nAnd one.", gates[1], "\n\n" + LONG]
     key, keys = ("f12", {"chat.end": "f12"}) if how == "f12" else ("end", {})
-    talk = chat(script, settings=Settings(keymap=keys))
-    async with talk.playing(size=(80, 24)) as pilot:
+    async with chat(script, settings=Settings(keymap=keys)).opened(size=(80, 24)) as (talk, pilot):
         view = talk.app.query_one(ConversationView)
         await say(pilot, "tell me")
         await until(pilot, lambda: view.max_scroll_y > 60 and view.is_vertical_scroll_end)
@@ -46,8 +45,7 @@ async def test_new_lines_are_counted_and_gone_to(chat, how):
 
 
 async def test_end_is_first_the_end_of_the_line(chat):
-    talk = chat([LONG])
-    async with talk.playing(size=(80, 24)) as pilot:
+    async with chat([LONG]).opened(size=(80, 24)) as (talk, pilot):
         view = talk.app.query_one(ConversationView)
         await say(pilot, "tell me")
         await until(pilot, lambda: talk.idle() and view.is_vertical_scroll_end)
@@ -60,8 +58,7 @@ async def test_end_is_first_the_end_of_the_line(chat):
 
 @pytest.mark.parametrize("times", [1, 2])
 async def test_what_is_refused_while_one_reads_above_is_seen(chat, times):
-    talk = chat([LONG], [LONG])
-    async with talk.playing(size=(80, 24)) as pilot:
+    async with chat([LONG], [LONG]).opened(size=(80, 24)) as (talk, pilot):
         await talked(talk, pilot, "first", "second")
         for _ in range(times):  # the same sentence stands there already
             await pilot.press("alt+up", "alt+up")

@@ -60,8 +60,7 @@ async def test_an_earlier_prompt_is_changed_and_gone_on_from(chat, turns):
 
 
 async def test_escape_leaves_an_earlier_prompt_as_it_was_and_edit_with_a_text_says_it_instead(chat):
-    talk = chat(["First."], ["Second."], ["Third."])
-    async with talk.playing(size=(60, 20)) as pilot:
+    async with chat(["First."], ["Second."], ["Third."]).opened(size=(60, 20)) as (talk, pilot):
         await talked(talk, pilot, "one")
         await pilot.press("f2", "x")
         assert talk.live == wording("enter_says_instead_esc_leaves_all")
@@ -80,8 +79,7 @@ async def test_escape_leaves_an_earlier_prompt_as_it_was_and_edit_with_a_text_sa
 async def test_where_nothing_comes_of_another_answer_the_one_before_is_there_again(chat, how):
     gate = threading.Event()
     again = [UsageMistake("It is too long.")] if how == "refused" else [gate, Prefill(5, 5), "Second."]
-    talk = chat(["First."], again, ["Third."])
-    async with talk.playing() as pilot:
+    async with chat(["First."], again, ["Third."]).opened() as (talk, pilot):
         await talked(talk, pilot, "one")
         await pilot.press("f5")
         if how != "refused":
@@ -98,8 +96,7 @@ async def test_where_nothing_comes_of_another_answer_the_one_before_is_there_aga
 
 async def test_where_nothing_comes_of_another_prompt_it_is_being_changed_again(chat):
     gate = threading.Event()
-    talk = chat(["First."], [gate, Prefill(5, 5), "Second."], ["Third."])
-    async with talk.playing() as pilot:
+    async with chat(["First."], [gate, Prefill(5, 5), "Second."], ["Third."]).opened() as (talk, pilot):
         await talked(talk, pilot, "one")
         await pilot.press("f2", "!", "enter")
         await until(pilot, lambda: len(talk.engine.asked) == 2 and talk.thread.buffer.begun)
@@ -115,8 +112,7 @@ async def test_where_nothing_comes_of_another_prompt_it_is_being_changed_again(c
 
 async def test_during_a_reply_and_before_the_first_it_is_refused(chat):
     gate = threading.Event()
-    talk = chat(["Half", gate, "."])
-    async with talk.playing() as pilot:
+    async with chat(["Half", gate, "."]).opened() as (talk, pilot):
         for key in ("f5", "f2"):
             await pilot.press(key)
             await until(pilot, lambda: wording("nothing_was_said_yet") in talk.screen_text())
@@ -137,8 +133,7 @@ async def test_during_a_reply_and_before_the_first_it_is_refused(chat):
 async def test_another_answer_is_asked_for_behind_a_prompt_that_is_on_its_way(chat):
     """It would take away what was just asked."""
     gate = threading.Event()
-    talk = chat(["One."], [gate, "Two."])
-    async with talk.playing() as pilot:
+    async with chat(["One."], [gate, "Two."]).opened() as (talk, pilot):
         await talked(talk, pilot, "first")
         talk.app._chat.post_message(Prompt.Sent("second"))
         await talk.app.run_action("again", talk.app._chat)
@@ -166,8 +161,7 @@ async def test_an_answer_that_comes_out_the_same_makes_no_branch(chat):
 
 
 async def test_a_new_conversation_begins_with_the_first_settings(chat):
-    talk = chat(["One."], ["Two."])
-    async with talk.playing() as pilot:
+    async with chat(["One."], ["Two."]).opened() as (talk, pilot):
         await say(pilot, "/set temperature 0.5")
         await say(pilot, "/system You are a pirate.")
         await talked(talk, pilot, "one")

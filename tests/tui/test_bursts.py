@@ -26,8 +26,7 @@ FIELDS = [["ctrl+f"], ["ctrl+r"], ["f9"], ["f3"], ["ctrl+o"], ["ctrl+p"], ["ctrl
 
 @pytest.mark.parametrize("openings", [FIELDS[::2], FIELDS[1::2]], ids=["one half", "the other"])
 async def test_letters_do_not_overtake_the_keys_before_them(chat, openings):
-    talk = chat(["A reply."])
-    async with talk.playing() as pilot:
+    async with chat(["A reply."]).opened() as (talk, pilot):
         await talked(talk, pilot, "Geography")
         for opening in openings:
             for key in opening:
@@ -119,8 +118,7 @@ async def test_enter_right_behind_the_last_letter_resumes_what_was_looked_for(ch
 
 
 async def test_the_palette_takes_keys_before_it_is_drawn(chat):
-    talk = chat()
-    async with talk.playing() as pilot:
+    async with chat().opened() as (talk, pilot):
         await pilot.press("ctrl+p", *"new conv")
         options = talk.app.screen.query_one(OptionList)
         await until(
@@ -150,8 +148,7 @@ async def test_letters_that_arrive_when_the_palette_is_closed_begin_no_search(ch
 
 
 async def test_a_click_on_what_has_just_gone_is_none(chat, monkeypatch):
-    talk = chat()
-    async with talk.playing() as pilot:
+    async with chat().opened() as (talk, pilot):
         screen = talk.app._chat
         await screen._conversation.tell("Something of no importance.")
         await until(pilot, lambda: "no importance" in talk.screen_text())

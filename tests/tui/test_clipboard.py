@@ -104,8 +104,7 @@ def test_a_file_that_cannot_be_written_is_not_named(no_desktop, tmp_path):
 
 
 async def test_where_nothing_is_selected_nothing_takes_the_place_of_what_was_copied(chat, clipboard):
-    talk = chat()
-    async with talk.playing() as pilot:
+    async with chat().opened() as (_talk, pilot):
         await pilot.press("ctrl+r", "ctrl+x", *"found", "shift+home", "ctrl+x")
         await until(pilot, lambda: clipboard)
         assert clipboard == ["found"]

@@ -36,8 +36,7 @@ def test_the_last_first_then_the_one_before_round_and_round():
 
 
 async def test_alt_c_copies_code_of_the_last_reply_or_of_the_message_in_focus(chat, clipboard):
-    talk = chat([TWO], ["```\nlater\n```"])
-    async with talk.playing() as pilot:
+    async with chat([TWO], ["```\nlater\n```"]).opened() as (talk, pilot):
         await talked(talk, pilot, "one")
         await talked(talk, pilot, "two")
         await pilot.press("alt+c")
@@ -50,8 +49,7 @@ async def test_alt_c_copies_code_of_the_last_reply_or_of_the_message_in_focus(ch
 
 
 async def test_alt_c_as_most_terminals_send_it(chat, clipboard):
-    talk = chat([TWO], ["```\nlater\n```"])
-    async with talk.playing() as pilot:
+    async with chat([TWO], ["```\nlater\n```"]).opened() as (talk, pilot):
         await talked(talk, pilot, "one", "two")
         await pilot.press("alt+up", "alt+up", "alt+up")
         talk.app.post_message(Key("alt+c", "c"))
@@ -61,16 +59,14 @@ async def test_alt_c_as_most_terminals_send_it(chat, clipboard):
 
 
 async def test_where_there_is_no_code_it_is_said(chat, clipboard):
-    talk = chat(["None."])
-    async with talk.playing() as pilot:
+    async with chat(["None."]).opened() as (talk, pilot):
         await pilot.press("alt+c")
         await until(pilot, lambda: wording("there_code_copy_here") in talk.screen_text())
     assert clipboard == []
 
 
 async def test_a_click_on_copy_copies_the_code_below_it(chat, clipboard):
-    talk = chat(["Two:\n\n```sh\nls -l\n```\n\nor\n\n```\nfirst [red]\nsecond\n```\n"])
-    async with talk.playing() as pilot:
+    async with chat(["Two:\n\n```sh\nls -l\n```\n\nor\n\n```\nfirst [red]\nsecond\n```\n"]).opened() as (talk, pilot):
         await talked(talk, pilot, "How?")
         reply = talk.app.query_one(ReplyMarkdown)
         column = reply.size.width - 4

@@ -21,8 +21,7 @@ def offered(talk):
 
 
 async def test_a_slash_shows_the_commands_and_tab_completes(chat):
-    talk = chat()
-    async with talk.playing() as pilot:
+    async with chat().opened() as (talk, pilot):
         await pilot.press("/")
         await until(pilot, lambda: len(offered(talk)) == len(COMMANDS))
         assert wording("let_another_model_answer") in talk.screen_text()
@@ -38,8 +37,7 @@ async def test_a_slash_shows_the_commands_and_tab_completes(chat):
 
 
 async def test_arrow_keys_choose_and_enter_takes_what_was_chosen(chat):
-    talk = chat()
-    async with talk.playing() as pilot:
+    async with chat().opened() as (talk, pilot):
         await pilot.press("/", "down", "down", "up", "up")
         await until(pilot, lambda: talk.app.query_one(Suggestions).highlighted == len(COMMANDS) - 1)
         await pilot.press("down", "down", "down", "enter")
@@ -49,8 +47,7 @@ async def test_arrow_keys_choose_and_enter_takes_what_was_chosen(chat):
 
 
 async def test_enter_completes_what_is_no_command_yet_and_obeys_what_is_one(chat):
-    talk = chat(["One."])
-    async with talk.playing() as pilot:
+    async with chat(["One."]).opened() as (talk, pilot):
         await say(pilot, "first")
         await until(pilot, lambda: talk.replies() == ["One."] and talk.idle())
         await say(pilot, "/ne")
@@ -61,8 +58,7 @@ async def test_enter_completes_what_is_no_command_yet_and_obeys_what_is_one(chat
 
 async def test_escape_closes_it_and_stops_nothing(chat):
     gate = threading.Event()
-    talk = chat(["It goes", gate, " on."])
-    async with talk.playing() as pilot:
+    async with chat(["It goes", gate, " on."]).opened() as (talk, pilot):
         await say(pilot, "hello")
         await until(pilot, lambda: talk.replies() == ["It goes"])
         await pilot.press("/")
@@ -80,8 +76,7 @@ async def test_escape_closes_it_and_stops_nothing(chat):
 
 
 async def test_text_and_earlier_prompts_open_nothing(chat):
-    talk = chat()
-    async with talk.playing() as pilot:
+    async with chat().opened() as (talk, pilot):
         for text in ("//", "//new", "a /"):
             await pilot.press(*text)
             await pilot.pause(0.05)
@@ -94,8 +89,7 @@ async def test_text_and_earlier_prompts_open_nothing(chat):
 
 
 async def test_conversations_are_offered_by_their_titles(chat):
-    talk = chat(["One."], ["Two."])
-    async with talk.playing() as pilot:
+    async with chat(["One."], ["Two."]).opened() as (talk, pilot):
         await talked(talk, pilot, "sorting")
         await say(pilot, "/new")
         await until(pilot, lambda: talk.prompts() == [])
@@ -112,8 +106,7 @@ async def test_conversations_are_offered_by_their_titles(chat):
 async def test_a_slow_disk_holds_no_key_up_and_tab_waits_a_moment_for_it(chat, monkeypatch):
     gate = threading.Event()
     monkeypatch.setattr("localspec_tui.screens.chat.look_up", lambda need, history: gate.wait(20) and [])
-    talk = chat()
-    async with talk.playing() as pilot:
+    async with chat().opened() as (talk, pilot):
         await pilot.press(*"/model ", *"abc")
         assert talk.typed == "/model abc"
         await pilot.press("f7", *"@hos", "tab", "x")
@@ -132,8 +125,7 @@ async def test_a_slow_disk_holds_no_key_up_and_tab_waits_a_moment_for_it(chat, m
 
 
 async def test_a_click_completes(chat):
-    talk = chat()
-    async with talk.playing() as pilot:
+    async with chat().opened() as (talk, pilot):
         await pilot.press("/")
         await until(pilot, lambda: offered(talk))
         await pilot.click(Suggestions, offset=(3, 3))
@@ -153,8 +145,7 @@ async def test_tab_asks_for_the_list_of_what_was_put_there(chat, monkeypatch):
 
 
 async def test_tab_stays_in_a_command_or_a_path_that_nothing_completes(chat):
-    talk = chat(["One."])
-    async with talk.playing() as pilot:
+    async with chat(["One."]).opened() as (talk, pilot):
         await talked(talk, pilot, "hello")
         for text in ("/te", "@no-such-file"):
             await pilot.press(*text, "tab")

@@ -41,8 +41,7 @@ def numbers(talk) -> list[int]:
 
 
 async def test_only_the_newest_turns_are_mounted(long):
-    talk = long(30)
-    async with talk.playing(size=(80, 24)) as pilot:
+    async with long(30).opened(size=(80, 24)) as (talk, pilot):
         await until(pilot, lambda: len(talk.prompts()) == MOUNTED)
         assert numbers(talk) == list(range(30 - MOUNTED, 30))
         assert talk.replies()[-1] == "reply 29\n\nsecond paragraph"
@@ -50,8 +49,7 @@ async def test_only_the_newest_turns_are_mounted(long):
 
 
 async def test_scrolling_to_the_top_brings_older_ones_and_keeps_the_place(long):
-    talk = long(30)
-    async with talk.playing(size=(80, 24)) as pilot:
+    async with long(30).opened(size=(80, 24)) as (talk, pilot):
         view = talk.app.query_one(ConversationView)
         await until(pilot, lambda: len(talk.prompts()) == MOUNTED and view.max_scroll_y > 0)
         view.scroll_home(animate=False)
@@ -71,8 +69,7 @@ async def test_scrolling_to_the_top_brings_older_ones_and_keeps_the_place(long):
 @pytest.mark.parametrize("height", [24, 100], ids=["scrolled", "all in sight"])
 @pytest.mark.parametrize("key", cases(["pageup", "alt+up"], ["pageup"]))
 async def test_keys_bring_older_ones_too(long, key, height):
-    talk = long(14)
-    async with talk.playing(size=(80, height)) as pilot:
+    async with long(14).opened(size=(80, height)) as (talk, pilot):
         await until(pilot, lambda: len(talk.prompts()) == MOUNTED)
         for _ in range(22):
             await pilot.press(key)
@@ -80,8 +77,7 @@ async def test_keys_bring_older_ones_too(long, key, height):
 
 
 async def test_older_ones_leave_the_screen_when_the_conversation_goes_on(long):
-    talk = long(30, ["One."], ["Two."])
-    async with talk.playing(size=(80, 24)) as pilot:
+    async with long(30, ["One."], ["Two."]).opened(size=(80, 24)) as (talk, pilot):
         view = talk.app.query_one(ConversationView)
         await until(pilot, lambda: len(talk.prompts()) == MOUNTED and view.max_scroll_y > 0)
         view.scroll_home(animate=False)
@@ -96,8 +92,7 @@ async def test_older_ones_leave_the_screen_when_the_conversation_goes_on(long):
 
 
 async def test_the_last_reply_is_found_where_it_is_not_mounted(long):
-    talk = long(3)
-    async with talk.playing() as pilot:
+    async with long(3).opened() as (talk, pilot):
         view = talk.app.query_one(ConversationView)
         await until(pilot, lambda: len(talk.prompts()) == 3)
         assert view.last_reply == "reply 2\n\nsecond paragraph"
@@ -118,8 +113,7 @@ async def test_a_growing_reply_is_the_last_one(long):
 
 
 async def test_another_conversation_while_older_messages_come(long):
-    talk = long(30)
-    async with talk.playing(size=(80, 24)) as pilot:
+    async with long(30).opened(size=(80, 24)) as (talk, pilot):
         view = talk.app.query_one(ConversationView)
         await until(pilot, lambda: len(talk.prompts()) == MOUNTED and view.max_scroll_y > 0)
         view.scroll_home(animate=False)

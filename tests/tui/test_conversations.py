@@ -259,8 +259,7 @@ async def test_f8_deletes_what_is_older_after_the_count_and_never_the_open_one(c
 
 
 async def test_branches_say_of_what(chat):
-    talk = chat(["One."], ["Two."])
-    async with talk.playing() as pilot:
+    async with chat(["One."], ["Two."]).opened() as (talk, pilot):
         await until(pilot, talk.idle)
         await talked(talk, pilot, "first")
         await pilot.press("f5")

@@ -137,8 +137,7 @@ def test_who_leaves_during_a_download_waits_for_nothing(chat, hub, home):
 
 
 async def test_who_says_no_has_fetched_nothing(chat, hub, home):
-    talk = chat()
-    async with talk.playing(SIZE) as pilot:
+    async with chat().opened(SIZE) as (talk, pilot):
         await say(pilot, "/model mine")
         await until(pilot, asked(talk))
         await pilot.press("escape")
@@ -228,8 +227,7 @@ async def test_what_cannot_be_fetched_is_one_sentence(chat, hub, home, repo, mon
 
 async def test_a_model_that_does_not_fit_may_be_fetched_by_who_was_told(chat, hub, home, monkeypatch):
     monkeypatch.setattr("localspec.pulling.pull._memory", lambda *_: (False, "mine needs 9.0 GiB of memory"))
-    talk = chat()
-    async with talk.playing(SIZE) as pilot:
+    async with chat().opened(SIZE) as (talk, pilot):
         await say(pilot, "/model mine")
         await until(pilot, asked(talk))
         assert wording("may_run_here_mine_needs_9_0_gib") in words(talk)

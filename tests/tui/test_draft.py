@@ -154,8 +154,7 @@ def test_a_draft_belongs_to_the_conversation_in_which_it_was_typed(chat, another
 
 
 async def test_a_draft_of_a_new_conversation_waits_for_the_next_new_one(chat):
-    talk = chat(["First."])
-    async with talk.playing() as pilot:
+    async with chat(["First."]).opened() as (talk, pilot):
         await talked(talk, pilot, "one")
         await pilot.press("ctrl+n")
         await until(pilot, lambda: talk.prompts() == [])
@@ -173,8 +172,7 @@ async def test_no_suggestion_goes_behind_a_restored_draft(chat, another_process)
     with Store.open(chat().database, pytest.fail) as store:
         store.drafts.keep("typed")
     another_process()
-    talk = chat()
-    async with talk.playing() as pilot:
+    async with chat().opened() as (talk, pilot):
         await until(pilot, lambda: talk.typed == "typed")
         first = talk.app._chat._first
         assert first.display and first.starter("1") is None

@@ -146,8 +146,7 @@ async def test_ctrl_c_before_the_editor_has_the_terminal_ends_nothing(chat, monk
 async def test_without_an_editor_it_is_said(chat, monkeypatch):
     for name in ("VISUAL", "EDITOR"):
         monkeypatch.delenv(name, raising=False)
-    talk = chat()
-    async with talk.playing() as pilot:
+    async with chat().opened() as (talk, pilot):
         await pilot.press(*"hello", "ctrl+g")
         await until(pilot, lambda: wording("no_editor_is_named") in talk.screen_text())
         assert talk.typed == "hello"
@@ -156,8 +155,7 @@ async def test_without_an_editor_it_is_said(chat, monkeypatch):
 async def test_a_terminal_that_cannot_be_lent(chat, monkeypatch):
     monkeypatch.setenv("VISUAL", "anything")
     monkeypatch.setattr(editor, "edited", lambda *_: pytest.fail("it was lent"))
-    talk = chat()
-    async with talk.playing() as pilot:
+    async with chat().opened() as (talk, pilot):
         await pilot.press(*"hello", "ctrl+g")
         await until(pilot, lambda: "cannot be lent" in talk.screen_text())
         assert talk.typed == "hello"

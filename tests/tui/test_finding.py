@@ -120,8 +120,7 @@ async def test_every_occurrence_is_marked_and_counted(long):
 
 
 async def test_what_is_not_there_is_told_and_an_empty_search_tells_nothing(long):
-    talk = long(12, {4: "needle"})
-    async with talk.playing() as pilot:
+    async with long(12, {4: "needle"}).opened() as (talk, pilot):
         await shown(pilot, talk)
         await pilot.press("ctrl+f", *"nowhere")
         await until(pilot, lambda: which(talk) == "not found")
@@ -148,8 +147,7 @@ async def test_what_is_not_there_is_told_and_an_empty_search_tells_nothing(long)
 
 
 async def test_what_is_typed_behind_the_key_at_once_is_looked_for_and_what_is_sent_before_it_is_said(long):
-    talk = long(12, {4: "needle"}, ["Well."])
-    async with talk.playing() as pilot:
+    async with long(12, {4: "needle"}, ["Well."]).opened() as (talk, pilot):
         await shown(pilot, talk)
         for key in (*"hi", "enter", "ctrl+f", *"needle", "enter"):
             talk.app.post_message(events.Key(key, key if len(key) == 1 else None))
@@ -159,8 +157,7 @@ async def test_what_is_typed_behind_the_key_at_once_is_looked_for_and_what_is_se
 
 
 async def test_few_are_mounted_and_what_is_between_comes_when_one_reads_on(long):
-    talk = long(200, {100: "needle"})
-    async with talk.playing(size=(80, 40)) as pilot:
+    async with long(200, {100: "needle"}).opened(size=(80, 40)) as (talk, pilot):
         await shown(pilot, talk)
         await say(pilot, "/find needle")
         await until(pilot, lambda: which(talk) == "1 of 1" and 100 in numbers(talk))
@@ -230,8 +227,7 @@ async def test_a_reply_that_comes_meanwhile_goes_on_and_is_found(long):
 
 async def test_a_reply_is_stopped_by_the_second_escape(long):
     gate = threading.Event()
-    talk = long(12, {}, ["Half", gate, "."])
-    async with talk.playing() as pilot:
+    async with long(12, {}, ["Half", gate, "."]).opened() as (talk, pilot):
         await shown(pilot, talk)
         await say(pilot, "Go")
         await until(pilot, lambda: talk.replies()[-1] == "Half")
@@ -244,8 +240,7 @@ async def test_a_reply_is_stopped_by_the_second_escape(long):
 
 
 async def test_keys_for_messages_are_about_what_was_found(long, clipboard):
-    talk = long(40, {5: "needle"})
-    async with talk.playing() as pilot:
+    async with long(40, {5: "needle"}).opened() as (talk, pilot):
         await shown(pilot, talk)
         await find_the_needle(pilot, talk)
         await pilot.press("ctrl+l")
@@ -258,8 +253,7 @@ async def test_keys_for_messages_are_about_what_was_found(long, clipboard):
 
 async def test_a_prompt_that_waits_is_asked_meanwhile(long):
     gate = threading.Event()
-    talk = long(40, {5: "needle"}, ["One", gate, "."], ["Two."])
-    async with talk.playing() as pilot:
+    async with long(40, {5: "needle"}, ["One", gate, "."], ["Two."]).opened() as (talk, pilot):
         await shown(pilot, talk)
         await say(pilot, "first")
         await say(pilot, "second")
@@ -274,8 +268,7 @@ async def test_a_prompt_that_waits_is_asked_meanwhile(long):
 
 
 async def test_a_click_on_the_prompt_stays_at_what_was_found(long):
-    talk = long(40, {5: "needle"})
-    async with talk.playing() as pilot:
+    async with long(40, {5: "needle"}).opened() as (talk, pilot):
         await shown(pilot, talk)
         await find_the_needle(pilot, talk)
         await pilot.click(Prompt)
@@ -287,8 +280,7 @@ async def test_a_click_on_the_prompt_stays_at_what_was_found(long):
 
 
 async def test_escape_gives_the_focus_back(long):
-    talk = long(40, {})
-    async with talk.playing() as pilot:
+    async with long(40, {}).opened() as (talk, pilot):
         await shown(pilot, talk)
         await pilot.press(*["alt+up"] * 8)
         read = talk.app.focused.source
@@ -304,8 +296,7 @@ async def test_escape_gives_the_focus_back(long):
 @pytest.mark.parametrize("selected", ["proposed", "found", "by hand"])
 async def test_ctrl_c_stops_a_reply_unless_one_has_selected_something(long, clipboard, selected):
     gate = threading.Event()
-    talk = long(12, {4: "needle"}, ["Half", gate, "."])
-    async with talk.playing() as pilot:
+    async with long(12, {4: "needle"}, ["Half", gate, "."]).opened() as (talk, pilot):
         await shown(pilot, talk)
         await say(pilot, "Go")
         await until(pilot, lambda: talk.replies()[-1] == "Half")
@@ -347,8 +338,7 @@ async def test_what_a_reply_says_meanwhile_is_found_without_a_key(long):
 
 
 async def test_the_words_of_the_last_time_are_counted_and_not_yet_shown(long):
-    talk = long(40, {5: "needle", 7: "needles"})
-    async with talk.playing() as pilot:
+    async with long(40, {5: "needle", 7: "needles"}).opened() as (talk, pilot):
         await shown(pilot, talk)
         before = talk.screen_text()
         await say(pilot, "/find needle")
@@ -378,8 +368,7 @@ async def test_what_was_found_is_in_sight_in_a_terminal_of_another_size(long, si
 
 
 async def test_a_toast_of_two_lines_leaves_what_was_found(long):
-    talk = long(40, {20: "reply\n\n" * 30})
-    async with talk.playing(size=SMALL) as pilot:
+    async with long(40, {20: "reply\n\n" * 30}).opened(size=SMALL) as (talk, pilot):
         await shown(pilot, talk)
         await say(pilot, "/find prompt 20")
         await until(pilot, lambda: which(talk) == "1 of 1" and "prompt 20" in talk.screen_text())

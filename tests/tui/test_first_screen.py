@@ -91,8 +91,7 @@ async def test_a_key_chooses_while_the_model_is_still_loading(chat, monkeypatch,
 
 async def test_a_tiny_model_is_offered_no_prompt_that_it_cannot_answer(chat, monkeypatch):
     monkeypatch.setattr("localspec.chat.introduction.TINY", 1e9)
-    talk = chat()
-    async with talk.playing() as pilot:
+    async with chat().opened() as (talk, pilot):
         await until(pilot, lambda: "scripted" in talk.screen_text() and shown(talk))
         assert not any(starter in talk.screen_text() for starter in STARTERS)
         await pilot.press("1")
@@ -100,8 +99,7 @@ async def test_a_tiny_model_is_offered_no_prompt_that_it_cannot_answer(chat, mon
 
 
 async def test_it_comes_back_in_a_new_conversation_with_the_one_before(chat):
-    talk = chat(["Yes."], settings=Settings(keymap={"chat.resume": "f12"}))
-    async with talk.playing() as pilot:
+    async with chat(["Yes."], settings=Settings(keymap={"chat.resume": "f12"})).opened() as (talk, pilot):
         await talked(talk, pilot, "Quick sort, please")
         assert not shown(talk)
         await pilot.press("ctrl+n")
@@ -113,8 +111,7 @@ async def test_it_comes_back_in_a_new_conversation_with_the_one_before(chat):
 
 
 async def test_a_digit_chooses_only_where_it_is_all_that_is_typed(chat):
-    talk = chat()
-    async with talk.playing() as pilot:
+    async with chat().opened() as (talk, pilot):
         for keys, typed in (
             ("2", STARTERS[1]),
             ("22", "22"),
@@ -139,7 +136,6 @@ async def test_a_digit_chooses_only_where_it_is_all_that_is_typed(chat):
 
 @pytest.mark.parametrize("size", [(40, 10), (30, 6), (80, 14)])
 async def test_where_there_is_little_room_the_prompt_has_it(chat, size):
-    talk = chat()
-    async with talk.playing(size=size) as pilot:
+    async with chat().opened(size=size) as (talk, pilot):
         await pilot.press("ctrl+j", *"here", "ctrl+j", *"below")
         assert "below" in talk.screen_text()

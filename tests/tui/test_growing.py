@@ -47,8 +47,7 @@ async def test_xray_is_not_laid_out_as_the_reply_grows_and_draws_its_new_lines_o
     marked, mark = [], XRayView._mark
     monkeypatch.setattr(XRayView, "_mark", lambda view, piece: marked.append(piece) or mark(view, piece))
     more, end = threading.Event(), threading.Event()
-    talk = chat([*["One. "] * 600, more, *["Two. "] * 60, end])
-    async with talk.playing(size=(90, 24)) as pilot:
+    async with chat([*["One. "] * 600, more, *["Two. "] * 60, end]).opened(size=(90, 24)) as (talk, pilot):
         await say(pilot, "Hi")
         await until(pilot, lambda: talk.replies() == ["One. " * 600])
         await pilot.press("ctrl+t")

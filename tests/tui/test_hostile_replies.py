@@ -143,8 +143,7 @@ def test_no_paragraph_is_a_heading_for_a_moment(pieces):
 
 async def test_a_longer_reply_is_plain_text_and_it_is_said(chat):
     text = "- *item*\n" * (LONGEST // 9 + 1)
-    talk = chat([text[: LONGEST // 2], text[LONGEST // 2 :]])
-    async with talk.playing() as pilot:
+    async with chat([text[: LONGEST // 2], text[LONGEST // 2 :]]).opened() as (talk, pilot):
         await talked(talk, pilot, "Hi")
         reply = talk.app._chat.query_one(ReplyMarkdown)
         await until(pilot, lambda: wording("longer_64_shown_plain") in talk.screen_text())
@@ -153,8 +152,7 @@ async def test_a_longer_reply_is_plain_text_and_it_is_said(chat):
 
 @pytest.mark.parametrize("name", ["newlines in a fence", pytest.param("bullets", marks=pytest.mark.slow)])
 async def test_a_conversation_with_such_a_reply_can_be_opened(chat, name):
-    talk = chat([REPLIES[name]])
-    async with talk.playing() as pilot:
+    async with chat([REPLIES[name]]).opened() as (talk, pilot):
         await talked(talk, pilot, "Hi")
         await pilot.press("ctrl+n")
         await until(pilot, lambda: not talk.replies())

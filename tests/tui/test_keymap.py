@@ -42,8 +42,7 @@ async def test_the_users_keys_do_it_and_ours_no_longer(chat):
 
 
 async def test_quitting_has_one_name_and_leaves_its_key(chat):
-    talk = chat(settings=settings(app__quit="f20", chat__new="ctrl+q"))
-    async with talk.playing() as pilot:
+    async with chat(settings=settings(app__quit="f20", chat__new="ctrl+q")).opened() as (talk, pilot):
         await until(pilot, talk.idle)
         foot = talk.screen_text().splitlines()[-1]
         assert "^q New" in foot and "f20 Quit" in foot and "^q Quit" not in foot
@@ -53,8 +52,7 @@ async def test_quitting_has_one_name_and_leaves_its_key(chat):
 
 async def test_what_shares_a_key_keeps_it(chat):
     """Textual would take Escape from both."""
-    talk = chat(settings=settings(chat__stop="f19"))
-    async with talk.playing() as pilot:
+    async with chat(settings=settings(chat__stop="f19")).opened() as (talk, pilot):
         await until(pilot, talk.idle)
         await pilot.press("f1")
         await until(pilot, lambda: wording("typed_in_the_prompt") in talk.screen_text())

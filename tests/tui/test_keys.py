@@ -55,8 +55,7 @@ def test_what_every_field_for_text_does_is_no_help():
 
 
 async def test_three_keys_break_a_line_and_the_prompt_grows_up_to_eight_lines(chat):
-    talk = chat()
-    async with talk.playing() as pilot:
+    async with chat().opened() as (talk, pilot):
         prompt = talk.app.query_one(Prompt)
         assert prompt.size.height == 1
         await pilot.press("a", "ctrl+j", "b", "alt+enter", "c")
@@ -88,8 +87,7 @@ async def test_pastes_and_prompts_of_earlier_chats_command_nothing(chat):
 
 
 async def test_arrow_keys_go_through_earlier_prompts_and_keep_the_draft(chat):
-    talk = chat()
-    async with talk.playing() as pilot:
+    async with chat().opened() as (talk, pilot):
         await talked(talk, pilot, "again", "second\nline", "third", "again")
         await pilot.press(*"draft")
         for key, shown in (
@@ -113,8 +111,7 @@ async def test_arrow_keys_go_through_earlier_prompts_and_keep_the_draft(chat):
 
 
 async def test_a_wrapped_line_is_gone_through_before_earlier_prompts(chat):
-    talk = chat()
-    async with talk.playing(size=(44, 20)) as pilot:
+    async with chat().opened(size=(44, 20)) as (talk, pilot):
         await talked(talk, pilot, "earlier")
         await pilot.press(*"word " * 12)
         await pilot.press("up")
@@ -125,8 +122,7 @@ async def test_a_wrapped_line_is_gone_through_before_earlier_prompts(chat):
 
 async def test_how_much_is_cleared_of_several_lines(chat):
     """Ctrl+U does what it does in a shell; F7 and Delete take all."""
-    talk = chat()
-    async with talk.playing() as pilot:
+    async with chat().opened() as (talk, pilot):
         await pilot.press(*"one", "ctrl+j", *"two", "ctrl+j", *"three")
         seen = []
         for _ in range(3):
@@ -139,8 +135,7 @@ async def test_how_much_is_cleared_of_several_lines(chat):
 
 
 async def test_ctrl_d_deletes_and_on_an_empty_prompt_quits(chat):
-    talk = chat()
-    async with talk.playing() as pilot:
+    async with chat().opened() as (talk, pilot):
         await pilot.press(*"ab", "home", "ctrl+d")
         assert talk.typed == "b"
         await pilot.press("ctrl+d")
@@ -152,8 +147,7 @@ async def test_ctrl_d_deletes_and_on_an_empty_prompt_quits(chat):
 
 @pytest.mark.parametrize("before", ["ctrl+s", "ctrl+o", "f1"])
 async def test_ctrl_q_quits_from_anywhere(chat, before):
-    talk = chat()
-    async with talk.playing() as pilot:
+    async with chat().opened() as (talk, pilot):
         await pilot.press(before, "ctrl+q")
         assert not talk.app.is_running
     assert talk.app.return_code == 0
@@ -165,8 +159,7 @@ async def test_ctrl_q_quits_from_anywhere(chat, before):
 
 async def test_who_scrolls_up_is_not_disturbed_and_asking_goes_to_the_end(chat):
     gate, over = threading.Event(), threading.Event()
-    talk = chat([LONG, gate, LONG, over, "."])
-    async with talk.playing() as pilot:
+    async with chat([LONG, gate, LONG, over, "."]).opened() as (talk, pilot):
         await say(pilot, "Go")
         view = talk.app.query_one(ConversationView)
         await until(pilot, lambda: view.max_scroll_y > 50 and view.scroll_y == view.max_scroll_y)
@@ -190,8 +183,7 @@ async def test_who_scrolls_up_is_not_disturbed_and_asking_goes_to_the_end(chat):
 
 
 async def test_messages_are_walked_and_copied_and_letters_belong_to_the_prompt(chat, clipboard):
-    talk = chat(["**bold** `code`"], ["second"])
-    async with talk.playing() as pilot:
+    async with chat(["**bold** `code`"], ["second"]).opened() as (talk, pilot):
         await pilot.press("ctrl+l")
         await until(pilot, lambda: wording("no_reply_to_copy") in talk.screen_text())
         await talked(talk, pilot, "one", "two")
@@ -221,8 +213,7 @@ async def test_messages_are_walked_and_copied_and_letters_belong_to_the_prompt(c
 
 
 async def test_a_click_on_a_message_chooses_it_and_what_is_typed_is_still_a_prompt(chat, clipboard):
-    talk = chat(["First."], ["Second."], ["Third."])
-    async with talk.playing() as pilot:
+    async with chat(["First."], ["Second."], ["Third."]).opened() as (talk, pilot):
         await talked(talk, pilot, "one", "two")
         await pilot.click(ReplyView)  # the first one
         await pilot.press("ctrl+l")
@@ -257,8 +248,7 @@ async def test_without_a_clipboard_a_file_holds_what_was_copied(chat, monkeypatc
 
 async def test_ctrl_c_copies_what_is_selected_in_a_reply(chat):
     gate = threading.Event()
-    talk = chat(["Something selected", gate, "."])
-    async with talk.playing() as pilot:
+    async with chat(["Something selected", gate, "."]).opened() as (talk, pilot):
         await say(pilot, "one")
         await until(pilot, lambda: talk.replies() == ["Something selected"])
         talk.app.query_one(ReplyView).text_select_all()
@@ -295,8 +285,7 @@ async def test_no_key_of_the_footer_is_cut_and_stop_is_offered_while_there_is_so
 
 
 async def test_the_palette_has_the_same_commands_and_finds_words_and_no_scattered_letters(chat):
-    talk = chat(["Hello."])
-    async with talk.playing() as pilot:
+    async with chat(["Hello."]).opened() as (talk, pilot):
         names = {command.title for command in talk.app.get_system_commands(talk.app.screen)}
         assert names >= {binding.tooltip for binding in ChatScreen.BINDINGS if binding.show} | {*ALSO}
         await talked(talk, pilot, "one")

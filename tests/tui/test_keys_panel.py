@@ -13,8 +13,7 @@ from localspec_tui.widgets.prompt import Prompt
 
 @pytest.mark.parametrize("size", [(100, 40), (80, 24), (44, 20)])
 async def test_every_key_and_command_of_f1_is_within_reach_of_the_keyboard_once_and_whole(chat, size):
-    talk = chat(["Well.\n\n" * 40])
-    async with talk.playing(size=size) as pilot:
+    async with chat(["Well.\n\n" * 40]).opened(size=size) as (talk, pilot):
         await talked(talk, pilot, "Hi")
         await pilot.press("f1")
         await until(pilot, lambda: "Begin a new" in talk.screen_text())
@@ -56,8 +55,7 @@ async def test_every_key_and_command_of_f1_is_within_reach_of_the_keyboard_once_
 
 @pytest.mark.parametrize("size", [(100, 40), (44, 20)])
 async def test_f1_shows_and_hides_the_keys_those_of_the_chat_first(chat, size):
-    talk = chat()
-    async with talk.playing(size=size) as pilot:
+    async with chat().opened(size=size) as (talk, pilot):
         await pilot.press("f1")
         await until(pilot, lambda: "Begin a new" in talk.screen_text())
         assert talk.app.query_one(Prompt).region.width > 25
@@ -74,8 +72,7 @@ async def test_f1_shows_and_hides_the_keys_those_of_the_chat_first(chat, size):
 
 @pytest.mark.parametrize("size", [(100, 40), (44, 20)])
 async def test_what_comes_of_a_line_is_seen_also_where_the_keys_were_shown(chat, size):
-    talk = chat(["Well."])
-    async with talk.playing(size=size) as pilot:
+    async with chat(["Well."]).opened(size=size) as (talk, pilot):
         for line, seen in (("/bogus", wording("there_is_no_command")), ("Hi", "Well.")):
             if not talk.app._chat.query(KeysPanel):
                 await pilot.press("f1")

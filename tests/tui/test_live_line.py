@@ -77,8 +77,7 @@ def test_the_end_of_the_context_is_red_and_marked(used, shown, colour):
 
 
 async def test_a_conversation_that_goes_on_shows_from_the_start_how_full_the_context_is(chat):
-    talk = chat(["One."], ["Two."])
-    async with talk.playing() as pilot:
+    async with chat(["One."], ["Two."]).opened() as (talk, pilot):
         await talked(talk, pilot, "Hi")
         await until(pilot, lambda: "context 1 %" in talk.live)
         await pilot.press("ctrl+n")
@@ -90,8 +89,7 @@ async def test_a_conversation_that_goes_on_shows_from_the_start_how_full_the_con
 
 async def test_a_warning_without_figures_ends_in_no_dot(chat):
     """A server may tell none."""
-    talk = chat()
-    async with talk.playing() as pilot:
+    async with chat().opened() as (talk, pilot):
         await until(pilot, talk.idle)
         line = talk.app._chat._live
         line.show_figures(Figures(), "it repeats itself")
@@ -101,6 +99,5 @@ async def test_a_warning_without_figures_ends_in_no_dot(chat):
 
 
 async def test_before_the_first_reply_it_says_that_one_may_begin(chat):
-    talk = chat()
-    async with talk.playing() as pilot:
+    async with chat().opened() as (talk, pilot):
         await until(pilot, lambda: talk.live == "ready")

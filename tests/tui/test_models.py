@@ -59,8 +59,7 @@ async def test_ctrl_o_lets_another_model_answer(chat, models):
 
 async def test_a_model_given_by_its_directory_is_in_the_list_and_answers_now(chat, models):
     models("other")
-    talk = chat()
-    async with talk.playing() as pilot:
+    async with chat().opened() as (talk, pilot):
         await pilot.press("ctrl+o")
         await until(pilot, lambda: "scripted (answers now)" in talk.screen_text())
         assert str(card("scripted").path) in talk.screen_text()
@@ -152,8 +151,7 @@ async def test_a_registry_that_cannot_be_read_is_told(chat, monkeypatch):
         raise LocalspecError("models.toml, line 1: [this] is not TOML.")
 
     monkeypatch.setattr(registry, "installed", broken)
-    talk = chat()
-    async with talk.playing() as pilot:
+    async with chat().opened() as (talk, pilot):
         await pilot.press("ctrl+o")
         await until(pilot, lambda: wording("this_is_not_toml") in talk.screen_text())
         await pilot.press("enter", "escape")

@@ -63,8 +63,7 @@ def test_a_terminal_s_escape_and_enter_are_alt_enter():
 
 
 async def test_what_was_copied_here_is_pasted_as_text(chat):
-    talk = chat()
-    async with talk.playing() as pilot:
+    async with chat().opened() as (talk, pilot):
         talk.app._clipboard = "one\x1b[31m\ntwo\u202e"
         await pilot.press("ctrl+v")
         await until(pilot, lambda: talk.typed == "one␛[31m\ntwo")
@@ -75,8 +74,7 @@ async def test_what_was_copied_here_is_pasted_as_text(chat):
 
 
 async def test_what_no_model_reads_is_refused_and_nothing_changes(chat):
-    talk = chat([])
-    async with talk.playing() as pilot:
+    async with chat([]).opened() as (talk, pilot):
         await pilot.press(*"kept")
         talk.app.post_message(Paste("x" * LONGEST))
         await until(pilot, lambda: any("1,000,000" in one and "1,000,004" in one for one in toasts(talk)))

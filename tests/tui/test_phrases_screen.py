@@ -142,8 +142,7 @@ def offered(talk):
 
 
 async def test_keys_that_have_nothing_to_delete_are_not_offered_and_do_nothing(chat):
-    talk = chat()
-    async with talk.playing() as pilot:
+    async with chat().opened() as (talk, pilot):
         await pilot.press("f8")
         await until(pilot, lambda: wording("phrases_kept_model_yet") in talk.screen_text())
         await pilot.press(*"fox")

@@ -142,8 +142,7 @@ async def test_a_prompt_that_names_a_file_is_proposed_as_it_was_typed(chat, race
 async def test_it_can_be_stopped_and_left(chat, races):
     gate = threading.Event()
     races(gate)
-    talk = chat(["One."])
-    async with talk.playing() as pilot:
+    async with chat(["One."]).opened() as (talk, pilot):
         await say(pilot, "/race go")
         await until(pilot, under_way(talk))
         await pilot.press("escape")
@@ -178,8 +177,7 @@ async def test_while_the_second_engine_loads_it_says_so(chat, monkeypatch):
 async def test_where_it_cannot_be_or_the_texts_part_it_says_so(chat, races):
     gate = threading.Event()
     races(error=LocalspecError("There is no room for two."))
-    talk = chat([gate, "One."])
-    async with talk.playing() as pilot:
+    async with chat([gate, "One."]).opened() as (talk, pilot):
         await say(pilot, "first")
         await pilot.press("f9")
         await until(pilot, shows(talk, wording("race_waits_until_reply_under_way")))

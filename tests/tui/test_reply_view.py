@@ -16,8 +16,7 @@ FAST = replace(
 
 
 async def test_what_a_reply_took_stands_below_it_and_below_it_when_it_is_resumed(chat):
-    talk = chat(["A long story.", Done("stop", FAST)])
-    async with talk.playing() as pilot:
+    async with chat(["A long story.", Done("stop", FAST)]).opened() as (talk, pilot):
         await talked(talk, pilot, "Tell me a story")
         assert "4.1 s · 248 tokens · 2.5× faster" in talk.screen_text()
         await pilot.press("ctrl+n")
@@ -28,8 +27,7 @@ async def test_what_a_reply_took_stands_below_it_and_below_it_when_it_is_resumed
 
 async def test_a_reply_that_was_stopped_says_so_and_what_it_took(chat):
     gate = threading.Event()
-    talk = chat(["It was a dark", gate, " night"])
-    async with talk.playing() as pilot:
+    async with chat(["It was a dark", gate, " night"]).opened() as (talk, pilot):
         await say(pilot, "Tell me a story")
         await until(pilot, lambda: talk.replies() == ["It was a dark"])
         await pilot.press("escape")

@@ -16,8 +16,7 @@ def asked_with(talk):
 
 
 async def test_set_holds_from_the_next_reply_on(chat):
-    talk = chat(["One."], ["Two."])
-    async with talk.playing() as pilot:
+    async with chat(["One."], ["Two."]).opened() as (talk, pilot):
         await talked(talk, pilot, "first")
         await say(pilot, "/set temperature 0.5")
         await say(pilot, "/set max-tokens 9")
@@ -33,8 +32,7 @@ async def test_set_holds_from_the_next_reply_on(chat):
 @pytest.mark.parametrize("why", ["under way", "unchanged", "no room"])
 async def test_it_is_told_where_one_would_not_see_it(chat, why):
     gate = threading.Event()
-    talk = chat(["Half", gate, "."])
-    async with talk.playing(size=(60, 20)) as pilot:
+    async with chat(["Half", gate, "."]).opened(size=(60, 20)) as (talk, pilot):
         if why == "under way":
             await say(pilot, "first")
             await until(pilot, lambda: talk.replies() == ["Half"])
@@ -50,8 +48,7 @@ async def test_it_is_told_where_one_would_not_see_it(chat, why):
 
 
 async def test_another_answer_takes_the_next_seed_and_the_next_prompt_the_one_that_was_set(chat):
-    talk = chat(*(["A reply."] for _ in range(5)))
-    async with talk.playing() as pilot:
+    async with chat(*(["A reply."] for _ in range(5))).opened() as (talk, pilot):
         for line in ("first", "/set seed 40", "/again", "/again", "/again", "second"):
             asked = len(talk.engine.asked_with) + (not line.startswith("/set"))
             await say(pilot, line)
@@ -60,8 +57,7 @@ async def test_another_answer_takes_the_next_seed_and_the_next_prompt_the_one_th
 
 
 async def test_a_mistake_is_told_and_given_back(chat):
-    talk = chat()
-    async with talk.playing() as pilot:
+    async with chat().opened() as (talk, pilot):
         await say(pilot, "/set top-p 0.5")
         await until(pilot, lambda: "/set top-p 0.5 has no effect at temperature 0" in talk.screen_text())
         assert talk.typed == "/set top-p 0.5"
@@ -69,8 +65,7 @@ async def test_a_mistake_is_told_and_given_back(chat):
 
 @pytest.mark.parametrize("how", ["f3", "/set"])
 async def test_the_dialog(chat, how):
-    talk = chat(["One."])
-    async with talk.playing() as pilot:
+    async with chat(["One."]).opened() as (talk, pilot):
         await (pilot.press(how) if how == "f3" else say(pilot, how))
         await until(pilot, lambda: isinstance(talk.app.screen, SamplingScreen))
         await until(pilot, lambda: isinstance(talk.app.focused, Input))

@@ -18,8 +18,7 @@ from localspec_tui.widgets.typed_text import TypedText
 
 
 async def test_ctrl_n_begins_anew(chat):
-    talk = chat(["One."], ["Two."])
-    async with talk.playing() as pilot:
+    async with chat(["One."], ["Two."]).opened() as (talk, pilot):
         await talked(talk, pilot, "first")
         await pilot.press("ctrl+n")
         await until(pilot, lambda: talk.prompts() == [])
@@ -32,8 +31,7 @@ async def test_ctrl_n_begins_anew(chat):
 
 async def test_ctrl_n_in_mid_reply_stops_and_keeps_it(chat):
     gate = threading.Event()
-    talk = chat(["Half", gate, ""])
-    async with talk.playing() as pilot:
+    async with chat(["Half", gate, ""]).opened() as (talk, pilot):
         await say(pilot, "first")
         await until(pilot, lambda: talk.replies() == ["Half"])
         await pilot.press("ctrl+n")
@@ -43,8 +41,7 @@ async def test_ctrl_n_in_mid_reply_stops_and_keeps_it(chat):
 
 
 async def test_ctrl_r_goes_on_with_an_earlier_one(chat):
-    talk = chat(["Reply about [cats]."], ["Reply about dogs."], ["More on cats."])
-    async with talk.playing() as pilot:
+    async with chat(["Reply about [cats]."], ["Reply about dogs."], ["More on cats."]).opened() as (talk, pilot):
         for prompt in ("Say [cats]", "Say dogs"):
             await talked(talk, pilot, prompt)
             await pilot.press("ctrl+n")
@@ -62,8 +59,7 @@ async def test_ctrl_r_goes_on_with_an_earlier_one(chat):
 
 
 async def test_conversations_are_searched_by_what_was_said_which_is_text(chat):
-    talk = chat(["The capital is [bold]Vienna[/] [/]."], ["A poem."])
-    async with talk.playing() as pilot:
+    async with chat(["The capital is [bold]Vienna[/] [/]."], ["A poem."]).opened() as (talk, pilot):
         for prompt in ("[red]Geography[/red] [/]", "Write"):
             await talked(talk, pilot, prompt)
             await pilot.press("ctrl+n")
@@ -92,8 +88,7 @@ async def test_what_was_looked_for_last_counts(chat):
                 assert gate.wait(PATIENCE)
             return [Found(ConversationInfo(1, f"found for {words}", "scripted", 0.0, 0.0, 1), 1, "…")]
 
-    talk = chat()
-    async with talk.playing() as pilot:
+    async with chat().opened() as (talk, pilot):
         talk.app._chat.conversations.history = Slow()
         await pilot.press("ctrl+r", "a")
         await until(pilot, begun.is_set)
@@ -107,8 +102,7 @@ async def test_what_was_looked_for_last_counts(chat):
 
 
 async def test_nothing_found_is_said_and_escape_goes_back(chat):
-    talk = chat()
-    async with talk.playing() as pilot:
+    async with chat().opened() as (talk, pilot):
         await pilot.press("ctrl+r")
         await until(pilot, lambda: wording("conversation_kept_here_yet") in talk.screen_text())
         await pilot.press(*"zebra")
@@ -157,8 +151,7 @@ async def test_resuming_shows_what_was_said_and_gives_an_unanswered_prompt_back(
 
 
 async def test_ctrl_s_sets_the_system_prompt(chat):
-    talk = chat(["Aye."], ["Plain."], settings=Settings(system="Be brief."))
-    async with talk.playing() as pilot:
+    async with chat(["Aye."], ["Plain."], settings=Settings(system="Be brief.")).opened() as (talk, pilot):
         await pilot.press("ctrl+s")
         await until(pilot, lambda: "Be brief." in talk.screen_text())
         await pilot.press("f7", *"Talk like", "enter", *"a pirate.", "ctrl+s")

@@ -15,8 +15,7 @@ from localspec.events import Done, Prefill, Text
 @pytest.mark.slow
 @pytest.mark.quick
 async def test_enter_sends_what_says_something_and_the_reply_is_shown_and_kept(chat):
-    talk = chat(["Hello ", "there."])
-    async with talk.playing() as pilot:
+    async with chat(["Hello ", "there."]).opened() as (talk, pilot):
         await pilot.press("enter", "space", "ctrl+j", "space", "enter")
         assert talk.typed == " \n "
         await pilot.press("f7")
@@ -48,8 +47,7 @@ async def test_what_is_read_is_told_and_a_reply_is_seen_while_it_comes(chat):
 async def test_a_reply_that_goes_round_is_pointed_out_with_the_key_that_stops_it(chat):
     gates = threading.Event(), threading.Event()
     circles = ["The same thing over and over again. " * 12, gates[0], "At last, another one.", gates[1]]
-    talk = chat(circles, settings=Settings(keymap={"chat.stop": "f12"}))
-    async with talk.playing() as pilot:
+    async with chat(circles, settings=Settings(keymap={"chat.stop": "f12"})).opened() as (talk, pilot):
         await say(pilot, "Tell me")
         await until(pilot, lambda: talk.live.startswith("it repeats itself: f12 stops it · "))
         gates[0].set()
@@ -96,8 +94,7 @@ async def test_a_prompt_waits_until_the_model_is_loaded_and_escape_takes_it_back
 
 async def test_prompts_that_wait_are_asked_in_turn(chat):
     gate = threading.Event()
-    talk = chat(["One", gate, "."], ["Two."], ["Three."])
-    async with talk.playing() as pilot:
+    async with chat(["One", gate, "."], ["Two."], ["Three."]).opened() as (talk, pilot):
         await say(pilot, "a")
         await until(pilot, lambda: talk.replies() == ["One"])
         await say(pilot, "b")
@@ -114,8 +111,7 @@ async def test_prompts_that_wait_are_asked_in_turn(chat):
 @pytest.mark.quick
 async def test_letters_and_enter_that_come_in_one_burst_keep_their_order(chat):
     """A paste without brackets, or a slow line: no key may overtake another."""
-    talk = chat(["One."], ["Two."])
-    async with talk.playing() as pilot:
+    async with chat(["One."], ["Two."]).opened() as (talk, pilot):
         for key in ("a", "b", "enter", "c", "ctrl+j", "d", "backspace", "e", "left", "f", "enter", "x"):
             talk.app.simulate_key(key) if len(key) > 1 else talk.app.post_message(Key(key, key))
         await until(pilot, lambda: talk.replies() == ["One.", "Two."])
@@ -166,8 +162,7 @@ async def test_stopped_before_the_first_token_the_prompt_is_given_back_but_not_o
 
 
 async def test_without_a_reply_escape_does_nothing_and_ctrl_c_says_how_to_quit(chat):
-    talk = chat()
-    async with talk.playing() as pilot:
+    async with chat().opened() as (talk, pilot):
         await pilot.press(*"abc", "escape", "d")
         assert talk.typed == "abcd"
         await pilot.press("ctrl+c")
@@ -243,8 +238,7 @@ async def test_closing_in_mid_reply_keeps_it(chat):
 
 async def test_a_first_prompt_is_asked_at_once_with_the_files_and_is_shown_as_it_is(chat):
     hostile = "**not bold** [red]\x1b]0;title\x07 \x9b2J[/]\n# no heading"
-    talk = chat(["Read."], ["Again."], first=hostile, files="contents")
-    async with talk.playing(ready=False) as pilot:
+    async with chat(["Read."], ["Again."], first=hostile, files="contents").opened(ready=False) as (talk, pilot):
         await until(pilot, lambda: talk.replies() == ["Read."] and talk.idle())
         assert wording("the_files_of_file") in talk.screen_text()
         below_the_title = talk.screen_text().partition("\n")[2]
@@ -257,8 +251,7 @@ async def test_a_first_prompt_is_asked_at_once_with_the_files_and_is_shown_as_it
 
 
 async def test_files_wait_for_a_prompt_and_are_not_lost_where_it_is_refused(chat):
-    talk = chat([UsageMistake("Too long.")], ["Read."], files="contents")
-    async with talk.playing() as pilot:
+    async with chat([UsageMistake("Too long.")], ["Read."], files="contents").opened() as (talk, pilot):
         await until(pilot, lambda: wording("text_files_goes_before_next") in talk.screen_text())
         await talked(talk, pilot, "Hi")
         assert talk.typed == "Hi"

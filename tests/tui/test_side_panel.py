@@ -22,8 +22,7 @@ def panel(talk):
 
 
 async def test_it_is_opened_and_closed_and_stays_so(chat):
-    talk = chat(["Hello."], ["Again."])
-    async with talk.playing(size=(100, 30)) as pilot:
+    async with chat(["Hello."], ["Again."]).opened(size=(100, 30)) as (talk, pilot):
         await talked(talk, pilot, "Hi")
         await pilot.pause()
         assert not panel(talk).display
@@ -43,8 +42,7 @@ async def test_it_is_opened_and_closed_and_stays_so(chat):
 
 
 async def test_where_there_is_no_room_at_the_side_it_lies_over_the_conversation(chat):
-    talk = chat(["Hello."])
-    async with talk.playing(size=(58, 14)) as pilot:
+    async with chat(["Hello."]).opened(size=(58, 14)) as (talk, pilot):
         await until(pilot, talk.idle)
         panel(talk).show(replace(FIGURES, sources={"s3d": 57, "target": 43}))
         await pilot.press("f4")
@@ -61,8 +59,7 @@ async def test_where_there_is_no_room_at_the_side_it_lies_over_the_conversation(
 
 
 async def test_what_it_shows(chat):
-    talk = chat()
-    async with talk.playing(size=(120, 40)) as pilot:
+    async with chat().opened(size=(120, 40)) as (talk, pilot):
         panel(talk).add_class("-open")
         for number in range(1, 40):
             panel(talk).show(replace(FIGURES, tokens=6 * number, seconds=number / 10))
@@ -97,8 +94,7 @@ async def test_what_it_shows(chat):
 
 async def test_a_section_is_as_high_as_what_it_says_whoever_asks_meanwhile_where_all_stands(chat):
     """Its height changes twice before the layout that it asks for."""
-    talk = chat()
-    async with talk.playing(size=(120, 40)) as pilot:
+    async with chat().opened(size=(120, 40)) as (talk, pilot):
         panel(talk).add_class("-open")
         panel(talk).show(replace(FIGURES, tokens=1, seconds=0.5, speedup=None, saved_seconds=None))
         await until(pilot, lambda: wording("speedup_not_known_yet") in talk.screen_text())
@@ -114,8 +110,7 @@ async def test_a_section_is_as_high_as_what_it_says_whoever_asks_meanwhile_where
 
 
 async def test_only_what_changed_is_drawn(chat, monkeypatch):
-    talk = chat()
-    async with talk.playing() as pilot:
+    async with chat().opened() as (talk, pilot):
         panel(talk).add_class("-open")
         panel(talk).show(FIGURES)
         await pilot.pause()
@@ -142,8 +137,7 @@ def test_sparks_and_folds():
 
 async def test_where_nothing_is_told_it_takes_no_room(chat):
     """As of many servers."""
-    talk = chat()
-    async with talk.playing() as pilot:
+    async with chat().opened() as (talk, pilot):
         await until(pilot, lambda: not panel(talk).has_class("-empty"))
         await pilot.press("f4")
         await until(pilot, lambda: panel(talk).display)
@@ -156,8 +150,7 @@ async def test_where_nothing_is_told_it_takes_no_room(chat):
 
 
 async def test_no_bar_is_too_long_where_the_panel_scrolls(chat):
-    talk = chat()
-    async with talk.playing(size=(100, 24)) as pilot:
+    async with chat().opened(size=(100, 24)) as (talk, pilot):
         panel(talk).add_class("-open")
         for number in (1, 2, 3):
             panel(talk).show(replace(FIGURES, tokens=6 * number, seconds=number / 10))

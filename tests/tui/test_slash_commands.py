@@ -17,8 +17,7 @@ def test_every_listed_command_does_something():
 
 
 async def test_new_and_resume(chat):
-    talk = chat(["One."], ["Two."])
-    async with talk.playing() as pilot:
+    async with chat(["One."], ["Two."]).opened() as (talk, pilot):
         await talked(talk, pilot, "first")
         await say(pilot, "/new")
         await until(pilot, lambda: talk.prompts() == [])
@@ -49,8 +48,7 @@ async def test_system_model_and_title(chat, monkeypatch):
 
 
 async def test_help_lists_every_command_and_quit_leaves(chat):
-    talk = chat()
-    async with talk.playing(size=(120, 56)) as pilot:
+    async with chat().opened(size=(120, 56)) as (talk, pilot):
         await say(pilot, "/help")
         await until(pilot, lambda: all(f"/{one.name}" in talk.screen_text() for one in COMMANDS))
         await say(pilot, "/quit")
@@ -59,8 +57,7 @@ async def test_help_lists_every_command_and_quit_leaves(chat):
 
 
 async def test_a_command_that_is_none_is_told_and_given_back(chat):
-    talk = chat(["Said."])
-    async with talk.playing() as pilot:
+    async with chat(["Said."]).opened() as (talk, pilot):
         await say(pilot, "/nwe")
         await until(pilot, lambda: wording("no_command_nwe") in talk.screen_text())
         assert talk.typed == "/nwe"
@@ -73,15 +70,13 @@ async def test_a_command_that_is_none_is_told_and_given_back(chat):
 
 
 async def test_a_title_for_what_is_not_kept_is_refused(chat):
-    talk = chat()
-    async with talk.playing() as pilot:
+    async with chat().opened() as (talk, pilot):
         await say(pilot, "/title none")
         await until(pilot, lambda: wording("this_conversation_is_not_kept") in talk.screen_text())
 
 
 async def test_a_refusal_stands_once_however_often_it_is_asked_for_and_quotes_little(chat):
-    talk = chat(["Well."])
-    async with talk.playing() as pilot:
+    async with chat(["Well."]).opened() as (talk, pilot):
         await until(pilot, talk.idle)
         screen = talk.app._chat
         for _ in range(3):

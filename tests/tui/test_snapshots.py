@@ -244,8 +244,7 @@ def test_attached(chat, looks_as_before, size, tmp_path, monkeypatch):
 
 async def test_without_colours(chat, monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
-    talk = chat([REPLY])
-    async with talk.playing() as pilot:
+    async with chat([REPLY]).opened() as (talk, pilot):
         await talked(talk, pilot, "Write a quicksort")
         await pilot.press("alt+up")
         picture = talk.app.export_screenshot()

@@ -54,8 +54,7 @@ def test_a_path_is_broken_between_its_names(path, width, broken):
 
 
 async def test_a_title_of_hostile_text_stays_one_safe_line(chat):
-    talk = chat(["Fine."])
-    async with talk.playing() as pilot:
+    async with chat(["Fine."]).opened() as (talk, pilot):
         await talked(talk, pilot, "two\nlines [red] " + "x" * 200)
         top = talk.screen_text().splitlines()[0]
         assert "two lines [red] xxx" in top and top.rstrip().endswith("…")

@@ -342,10 +342,13 @@ async def test_a_signal_before_the_chat_runs_is_not_lost(chat):
     assert talk.app.return_code == 143
 
 
-async def test_a_signal_after_the_chat_has_ended_is_no_trouble(chat):
+def test_a_signal_after_the_chat_has_ended_is_no_trouble(chat):
     talk = chat()
-    async with talk.playing() as pilot:
+
+    async def story(pilot):
         await pilot.press("ctrl+q")
+
+    talk.play(story)
     assert talk.app.event_loop.is_closed()  # which refuses what it is asked, and says so
     talk.app.leave(143)
     assert talk.app.return_code == 0

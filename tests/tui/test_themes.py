@@ -28,8 +28,7 @@ def test_both_of_auto_are_there():
 async def test_what_the_environment_says_is_believed_until_the_terminal_answers(chat, monkeypatch, ground, theme):
     chat()  # forgets the variable
     monkeypatch.setenv("COLORFGBG", ground)
-    talk = chat()
-    async with talk.playing() as pilot:
+    async with chat().opened() as (talk, pilot):
         assert talk.app.theme == theme
         for light, after in ((True, LIGHT), (False, DARK)):
             talk.app.post_message(messages.BackgroundKnown(light))
@@ -80,8 +79,7 @@ async def test_what_is_not_kept_is_told(chat, tmp_path, settings, text, told):
     file = config_file(tmp_path)
     file.parent.mkdir()
     file.write_text(text)
-    talk = chat(settings=settings)
-    async with talk.playing() as pilot:
+    async with chat(settings=settings).opened() as (talk, pilot):
         talk.app.choose_theme("nord")
         await until(pilot, lambda: told in " ".join(talk.screen_text().split()))
         assert talk.app.theme == "nord"
@@ -106,8 +104,7 @@ def least_contrast(talk, row) -> float:
 
 
 async def test_in_every_theme_the_footer_and_the_placeholder_can_be_read(chat):
-    talk = chat()
-    async with talk.playing() as pilot:
+    async with chat().opened() as (talk, pilot):
         themes = talk.app.available_themes
         assert set(themes) >= {*BUILTIN_THEMES}
         for name in themes:
@@ -126,8 +123,7 @@ async def test_in_every_theme_the_footer_and_the_placeholder_can_be_read(chat):
 
 
 async def test_themes_are_shown_while_one_moves_through_their_list(chat, tmp_path):
-    talk = chat(settings=Settings(theme="nord"))
-    async with talk.playing() as pilot:
+    async with chat(settings=Settings(theme="nord")).opened() as (talk, pilot):
         await pilot.press("ctrl+p", *"colours", "enter")
         await until(pilot, lambda: "auto: after" in talk.screen_text())
         talk.app.post_message(messages.BackgroundKnown(True))

@@ -60,8 +60,7 @@ def unpadded(talk) -> str:
 
 
 async def test_a_resumed_conversation_has_its_thoughts_folded_and_the_model_is_given_them(chat):
-    talk = chat([Thought(THOUGHTS), "Because."], ["Yes."])
-    async with talk.playing(NARROW) as pilot:
+    async with chat([Thought(THOUGHTS), "Because."], ["Yes."]).opened(NARROW) as (talk, pilot):
         await talked(talk, pilot, "Why?")
         await pilot.press("ctrl+n")
         await until(pilot, lambda: talk.prompts() == [])
@@ -126,8 +125,7 @@ async def test_thinking_is_switched_by_command_and_palette(chat):
 
 
 async def test_a_model_without_a_switch_refuses_it(chat):
-    talk = chat(["a"])
-    async with talk.playing(NARROW) as pilot:
+    async with chat(["a"]).opened(NARROW) as (talk, pilot):
         for keys in (["ctrl+p", *"before it answers", "enter"], [*"/think on", "enter"]):
             await pilot.press(*keys)
             await until(pilot, lambda: "scripted has no switch for thinking" in toasts(talk) + talk.screen_text())

@@ -15,16 +15,14 @@ def told(talk):
 
 
 async def test_one_at_a_time(chat):
-    talk = chat()
-    async with talk.playing() as pilot:
+    async with chat().opened() as (talk, pilot):
         for text in ("one", "two", "one", "three", "three"):
             talk.app.notify(text, markup=False)
         await until(pilot, lambda: told(talk) == ["three"])
 
 
 async def test_they_stay_with_their_screen(chat):
-    talk = chat()
-    async with talk.playing() as pilot:
+    async with chat().opened() as (talk, pilot):
         talk.app.notify("of the chat", markup=False)
         await until(pilot, lambda: told(talk))
         await talk.app.push_screen(ModalScreen())
@@ -66,8 +64,7 @@ async def test_they_lie_on_the_title_and_move_nothing(chat, size):
 
 
 async def test_what_is_to_be_done_stays_in_sight(chat):
-    talk = chat()
-    async with talk.playing() as pilot:
+    async with chat().opened() as (talk, pilot):
         await talked(talk, pilot, "Go on.")
         talk.app.notify(wording("holds_from_next_reply"), markup=False)
         await pilot.press("f2")
@@ -78,8 +75,7 @@ async def test_what_is_to_be_done_stays_in_sight(chat):
 
 
 async def test_where_another_way_is_kept_is_told_once_and_alone(chat):
-    talk = chat(*([f"Reply {number}."] for number in range(4)))
-    async with talk.playing() as pilot:
+    async with chat(*([f"Reply {number}."] for number in range(4))).opened() as (talk, pilot):
         await talked(talk, pilot, "one")
         await pilot.press("f5")
         await until(pilot, lambda: talk.replies() == ["Reply 1."] and talk.idle())
@@ -93,8 +89,7 @@ async def test_where_another_way_is_kept_is_told_once_and_alone(chat):
 
 
 async def test_nor_what_stands_in_a_dialog(chat):
-    talk = chat()
-    async with talk.playing(size=(60, 20)) as pilot:
+    async with chat().opened(size=(60, 20)) as (talk, pilot):
         await talked(talk, pilot, "Go on.")
         await pilot.press("ctrl+r")
         await until(pilot, lambda: "Go on." in talk.screen_text() and talk.app.screen is not talk.app._chat)

@@ -34,8 +34,7 @@ def line(talk):
 
 
 async def test_it_is_told_until_all_is_kept(chat, full):
-    talk = chat(["a"], ["b"], ["c"], ["d"], ["e"])
-    async with talk.playing(size=(60, 20)) as pilot:
+    async with chat(["a"], ["b"], ["c"], ["d"], ["e"]).opened(size=(60, 20)) as (talk, pilot):
         await talked(talk, pilot, "one")
         assert line(talk) == ""
         full(True)
@@ -89,8 +88,7 @@ def test_another_try_at_the_end_keeps_what_was_typed(chat, full):
 
 
 async def test_whoever_begins_another_conversation_is_told_what_is_lost_of_this_one(chat, full):
-    talk = chat(["a"], ["b"])
-    async with talk.playing(size=(80, 24)) as pilot:
+    async with chat(["a"], ["b"]).opened(size=(80, 24)) as (talk, pilot):
         await talked(talk, pilot, "one")
         full(True)
         await talked(talk, pilot, "two")

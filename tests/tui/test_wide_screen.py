@@ -16,8 +16,7 @@ AROUND = 2  # lines of a dialog below what it holds
 
 
 async def test_no_line_of_text_is_longer_than_100_columns(chat):
-    talk = chat([REPLY + "\n\n" + "word and " * 60])
-    async with talk.playing(size=SIZE) as pilot:
+    async with chat([REPLY + "\n\n" + "word and " * 60]).opened(size=SIZE) as (talk, pilot):
         prompts = [line for line in talk.screen_text().splitlines() if line.lstrip()[:2] in ("1 ", "2 ", "3 ")]
         assert len(prompts) == 3
         await talked(talk, pilot, "Write " + "a quicksort " * 30)

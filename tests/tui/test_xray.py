@@ -45,8 +45,7 @@ def which(talk):
 
 
 async def test_ctrl_t_marks_each_token_by_who_proposed_it(chat):
-    talk = drafted(chat)
-    async with talk.playing(size=(100, 30)) as pilot:
+    async with drafted(chat).opened(size=(100, 30)) as (talk, pilot):
         view = await looked_at(talk, pilot)
         lines = talk.screen_text().splitlines()
         assert "9 tokens in 4 steps, 2.0 tokens/step  Say something" in lines[0]
@@ -82,8 +81,7 @@ async def test_the_cursor_and_other_colours_reach_lines_that_were_drawn(chat):
 
 
 async def test_the_cursor_tells_of_a_token_its_step_and_what_was_refused(chat):
-    talk = drafted(chat)
-    async with talk.playing() as pilot:
+    async with drafted(chat).opened() as (talk, pilot):
         await looked_at(talk, pilot)
         assert told(talk) == (wording("snow_token_1_9_model_came_reading"))
         await pilot.press("right", "right")
@@ -104,8 +102,7 @@ async def test_the_cursor_tells_of_a_token_its_step_and_what_was_refused(chat):
 
 
 async def test_halves_of_a_character_are_one_thing_with_all_that_is_known_of_them(chat):
-    talk = drafted(chat)
-    async with talk.playing() as pilot:
+    async with drafted(chat).opened() as (talk, pilot):
         await looked_at(talk, pilot)
         await pilot.press("end", "left")
         await until(pilot, lambda: "together" in told(talk))
@@ -118,8 +115,7 @@ async def test_halves_of_a_character_are_one_thing_with_all_that_is_known_of_the
 
 
 async def test_keys_go_through_steps_lines_and_screens(chat):
-    talk = chat([f"word{number} " * 3 for number in range(300)])
-    async with talk.playing(size=(80, 24)) as pilot:
+    async with chat([f"word{number} " * 3 for number in range(300)]).opened(size=(80, 24)) as (talk, pilot):
         view = await looked_at(talk, pilot)
 
         async def press(key):
@@ -147,8 +143,7 @@ async def test_keys_go_through_steps_lines_and_screens(chat):
 
 
 async def test_tab_goes_from_step_to_step_and_a_click_to_a_token(chat):
-    talk = drafted(chat)
-    async with talk.playing() as pilot:
+    async with drafted(chat).opened() as (talk, pilot):
         view = await looked_at(talk, pilot)
         seen = []
         for key in ["tab"] * 5 + ["shift+tab"] * 5:
@@ -164,8 +159,7 @@ async def test_tab_goes_from_step_to_step_and_a_click_to_a_token(chat):
 
 
 async def test_alt_and_arrows_go_from_reply_to_reply_and_the_focus_says_with_which_to_begin(chat):
-    talk = drafted(chat, ["Second."], ["Third."])
-    async with talk.playing() as pilot:
+    async with drafted(chat, ["Second."], ["Third."]).opened() as (talk, pilot):
         await talked(talk, pilot, "one", "two", "three")
         await pilot.press("alt+up", "alt+up", "alt+up", "ctrl+t")  # the reply to the second prompt
         await shown(talk, pilot)
@@ -207,8 +201,7 @@ async def test_the_keys_to_other_replies_are_offered_where_there_are_some(chat):
 
 async def test_the_reply_under_way_is_followed_until_one_looks_elsewhere(chat):
     gate, other = threading.Event(), threading.Event()
-    talk = chat([*"abc", gate, *"def", other, *"ghi"])
-    async with talk.playing() as pilot:
+    async with chat([*"abc", gate, *"def", other, *"ghi"]).opened() as (talk, pilot):
         await say(pilot, "go")
         await until(pilot, lambda: talk.replies() == ["abc"])
         await pilot.press("ctrl+t")
@@ -225,8 +218,7 @@ async def test_the_reply_under_way_is_followed_until_one_looks_elsewhere(chat):
 
 async def test_it_is_opened_before_the_first_token_and_what_nobody_sees_is_not_drawn_meanwhile(chat):
     first, gate, other = (threading.Event() for _ in range(3))
-    talk = chat([first, "a", gate, "b", other, "c"])
-    async with talk.playing() as pilot:
+    async with chat([first, "a", gate, "b", other, "c"]).opened() as (talk, pilot):
         await say(pilot, "go")
         await pilot.press("ctrl+t")
         await until(pilot, lambda: wording("there_reply_look_yet") in talk.screen_text())
@@ -246,8 +238,7 @@ async def test_it_is_opened_before_the_first_token_and_what_nobody_sees_is_not_d
 
 
 async def test_replies_of_this_session_are_known_and_those_of_earlier_ones_are_not(chat):
-    talk = drafted(chat)
-    async with talk.playing() as pilot:
+    async with drafted(chat).opened() as (talk, pilot):
         await talked(talk, pilot, "first")
         await pilot.press("ctrl+n")
         await until(pilot, lambda: talk.prompts() == [])
@@ -271,8 +262,7 @@ async def test_replies_of_this_session_are_known_and_those_of_earlier_ones_are_n
 
 
 async def test_another_width_lays_the_lines_anew(chat):
-    talk = chat(["one two three four five six seven eight nine ten " * 5])
-    async with talk.playing(size=(90, 24)) as pilot:
+    async with chat(["one two three four five six seven eight nine ten " * 5]).opened(size=(90, 24)) as (talk, pilot):
         view = await looked_at(talk, pilot)
         before = view.virtual_size
         await pilot.resize_terminal(40, 20)
