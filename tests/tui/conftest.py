@@ -21,6 +21,7 @@ from localspec.errors import LocalspecError
 from localspec.models import registry
 from localspec.models.registry import TargetCard
 from localspec.policy import survey
+from localspec.store.store import Store
 
 HERE = Path(__file__).parent
 LOOK_SECONDS = 0.001
@@ -36,6 +37,23 @@ def chat(tmp_path, monkeypatch) -> Callable[..., ScriptedChat]:
 
     def make(*scripts: Any, **about: Any) -> ScriptedChat:
         return ScriptedChat(tmp_path, *scripts, **about)
+
+    return make
+
+
+@pytest.fixture
+def long(chat) -> Callable[..., ScriptedChat]:
+    """Return long(turns, {number: reply}, script, …): a chat that goes on with a kept conversation of so many turns."""
+
+    def make(turns: int, replies: dict[int, str], *scripts: Any) -> ScriptedChat:
+        talk = chat(*scripts)
+        conversation = None
+        with Store.open(talk.database, print) as store:
+            for number in range(turns):
+                conversation, turn = store.history.say(conversation, f"prompt {number}", model="scripted", system=None)
+                store.history.write(turn, replies.get(number, f"reply {number}\n\nand *more*"), "stop")
+        talk.resumed = conversation
+        return talk
 
     return make
 

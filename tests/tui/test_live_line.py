@@ -78,6 +78,7 @@ def test_the_end_of_the_context_is_red_and_marked(used, shown, colour):
 
 async def test_a_conversation_that_goes_on_shows_from_the_start_how_full_the_context_is(chat):
     async with chat(["One."], ["Two."]).opened() as (talk, pilot):
+        await until(pilot, lambda: talk.live == "ready")
         await talked(talk, pilot, "Hi")
         await until(pilot, lambda: "context 1 %" in talk.live)
         await pilot.press("ctrl+n")
@@ -96,8 +97,3 @@ async def test_a_warning_without_figures_ends_in_no_dot(chat):
         assert str(line.render()) == wording("it_repeats_itself")
         line.show_figures(KNOWN, "it repeats itself")
         assert str(line.render()).startswith(wording("repeats_itself_61_tok_s"))
-
-
-async def test_before_the_first_reply_it_says_that_one_may_begin(chat):
-    async with chat().opened() as (talk, pilot):
-        await until(pilot, lambda: talk.live == "ready")

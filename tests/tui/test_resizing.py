@@ -10,7 +10,7 @@ from tui.scripted_engine import talked
 ENOUGH = 60  # layouts, for two sizes
 
 
-@pytest.mark.parametrize("opened", ["", "ctrl+o", "ctrl+t"])
+@pytest.mark.parametrize("opened", ["", "ctrl+t"])
 async def test_two_sizes_that_wait_for_a_screen_are_not_laid_out_in_turns_for_ever(chat, models, monkeypatch, opened):
     models("one", "two")
     talk = chat(["Well."])

@@ -47,15 +47,6 @@ async def test_system_model_and_title(chat, monkeypatch):
         assert [info.title for info in store.history.conversations()] == ["[My] chat"]
 
 
-async def test_help_lists_every_command_and_quit_leaves(chat):
-    async with chat().opened(size=(120, 56)) as (talk, pilot):
-        await say(pilot, "/help")
-        await until(pilot, lambda: all(f"/{one.name}" in talk.screen_text() for one in COMMANDS))
-        await say(pilot, "/quit")
-        assert not talk.app.is_running
-    assert talk.app.return_code == 0
-
-
 async def test_a_command_that_is_none_is_told_and_given_back(chat):
     async with chat(["Said."]).opened() as (talk, pilot):
         await say(pilot, "/nwe")
