@@ -4,6 +4,4 @@ import os
 
 import pytest
 
-WHOLE_MATRIX = pytest.mark.skipif(
-    "WHOLE_MATRIX" not in os.environ, reason="it takes minutes; `make test-all` runs it"
-)
+WHOLE_MATRIX = pytest.mark.skipif("WHOLE_MATRIX" not in os.environ, reason="it takes minutes; `make test-all` runs it")
