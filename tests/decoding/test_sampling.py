@@ -38,14 +38,18 @@ NUCLEUS = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("shape", "form"), covering(FREE + CUT + NUCLEUS, FORMS.values()), ids=str)
+def _named(value):
+    return getattr(value, "__name__", str(value))
+
+
+@pytest.mark.parametrize(("shape", "form"), covering(FREE + CUT + NUCLEUS, FORMS.values()), ids=_named)
 def test_a_pick_is_sampled_from_what_transformers_would_draw_from(shape: dict[str, float], form: Form) -> None:
     assert_picks(UNEVEN, shape, form)
 
 
 # Which of equal tokens stands at the edge of the nucleus is nobody's promise, so those are not sampled with top-p here.
 @pytest.mark.slow
-@pytest.mark.parametrize(("shape", "form"), covering(FREE + CUT, FORMS.values()), ids=str)
+@pytest.mark.parametrize(("shape", "form"), covering(FREE + CUT, FORMS.values()), ids=_named)
 def test_a_pick_of_equal_logits_is_sampled_from_what_transformers_would_draw_from(shape, form):
     assert_picks(TIED, shape, form)
 
