@@ -37,10 +37,11 @@ def some(every: Iterable[Any], fast: int) -> list[Any]:
 
 
 def share_out(items: list[pytest.Item]) -> None:
-    """Give each slow case of a test that both engines run to one of them, and mark the fourth fast case as slow.
+    """Give each slow case of a test that both engines run to one of them, and leave each test three fast cases.
 
     tests/native imports tests of drafters and sessions, to run them with the compiled engine. Their fast cases run in
-    both engines. The slow cases go to torch and to the compiled engine in turn.
+    both engines. The slow cases go to torch and to the compiled engine in turn. Of more than three fast cases of a test,
+    three that are evenly spread stay fast.
     """
     for (path, function), found in _cases_of(items, slow=True).items():
         if _runs_in_both(path.stem.removesuffix("_native"), function):

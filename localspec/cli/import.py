@@ -26,7 +26,7 @@ app = typer.Typer()
 def import_file(
     *,
     file: Annotated[
-        Path, typer.Argument(parser=file_named, help="A GGUF file, of several parts any one; or a folder of models.")
+        Path, typer.Argument(parser=file_named, help="A GGUF file, or any part of one; or a folder of them.")
     ],
     settings: Settings,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON value instead of a line.")] = False,

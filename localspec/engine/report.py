@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 class Report:
     """What is known of a reply before it begins.
 
-    `start` holds the fields that do not depend on how the reply goes, and `exactness` is for a line of figures.
+    `start` holds the fields that do not depend on how the reply goes. `exactness` says in words how exact replies are.
     """
 
     start: dict[str, Any]

@@ -10,18 +10,18 @@ from typing import Any
 from localspec.models.imported import begins_as_gguf, is_gguf, parts_of
 from localspec.outside_files import parse_json, read_bytes
 
-MOST_FILES = 10_000  # of a folder; who has more waits for nothing
+MOST_FILES = 10_000  # that are looked at in one folder
 _OLLAMA_MODEL = "application/vnd.ollama.image.model"
 _MANIFEST_BYTES = 2**20
 
 
 @dataclass(frozen=True)
 class FoundModel:
-    """A model in GGUF. `path` is its file, of several parts the first. `name` is what its program calls it."""
+    """A model in GGUF. `path` is its file, or the first of its parts. `name` is what its program calls it."""
 
     path: Path
     name: str
-    program: str  # an empty text for any other folder
+    program: str  # empty if the folder belongs to no known program
     bytes: int
 
 
@@ -41,8 +41,8 @@ def kept_by_others(environ: Mapping[str, str] | None = None) -> list[FoundModel]
 def models_below(folder: Path, program: str = "") -> list[FoundModel]:
     """Return the models in GGUF in a folder and the folders below it, by name.
 
-    Files that only serve another one (projectors of images, `mmproj-…`) are left out. So are models of which a part is
-    missing. Ollama's folder of models has no file names: its manifests name them.
+    Projectors of images (`mmproj-…`), which are no models, are left out. So are models of which a part is missing.
+    Ollama's folder of models has no file names: its manifests name them.
     """
     found = {one.path: one for one in _ollama(folder, program or "Ollama")}
     for path in _files(folder):

@@ -80,9 +80,9 @@ class Form(NamedTuple):
 class SocketEngine:
     """One model of the user's own server. Use it from one thread.
 
-    The server's engine may be busy with other requests. A chat changes its settings meanwhile, so `sampling` and
-    `thinking` use the model's files in this process. `localspec run` needs them once: the server sends them, and the
-    command starts without a tokenizer.
+    Settings change during a chat, and the server may be busy then. So a chat works out sampling and thinking in this
+    process, from the model's files. `localspec run` needs each only once. It takes what the server sent, and so starts
+    without loading a tokenizer.
 
     If the server ends before it has begun a reply, `load` makes an engine in this process, which answers from then on.
     If it ends within a reply, the reply is broken off.
@@ -117,8 +117,8 @@ class SocketEngine:
         """Ask the server at the socket `place` for a model, which it loads if necessary.
 
         With `keep` the server lives for at least so many seconds after the last request. `chats` is for a conversation
-        whose settings change. Raises Gone and NotThisOne if an engine of this process has to answer. Raises what that
-        engine would raise.
+        whose settings change. Raises Gone if there is no such server, and NotThisOne if its settings differ: then an
+        engine of this process must answer. Raises what that engine would raise, too.
         """
         body = {
             "keep": keep,
@@ -189,7 +189,7 @@ class SocketEngine:
 
     @property
     def exactness(self) -> Any:
-        """Return an object with the method `label`."""
+        """Return this object, because it has the method `label`, or the engine's own."""
         return self if self._here is None else self._here.exactness
 
     def label(self, rule: Rule) -> str:
@@ -288,7 +288,7 @@ class SocketEngine:
     ) -> Iterator[Event]:
         session, seen, ahead, began = self._session, list[Text](), 0, time.monotonic()
         session.statistics = session.so_far = None
-        self._name, self._replying = os.urandom(16).hex(), True  # `secrets` would import hashes
+        self._name, self._replying = os.urandom(16).hex(), True  # the module `secrets` takes longer to import
         body = {
             "model": self._card.name, "path": str(self._card.path), "messages": list(messages),
             "sampling": vars(sampling), "max_tokens": limits.max_tokens if limits else None,
@@ -364,7 +364,7 @@ class SocketEngine:
 
     # -- an engine in this process ------------------------------------------------------------------------------------
 
-    def in_this_process(self) -> "Engine":
+    def load_here(self) -> "Engine":
         """Return an engine of this process, for example for a race. Raises what loading one raises."""
         return cast("Engine", self._load() if self._here is None else self._here)
 
@@ -404,8 +404,8 @@ def in_this_process(engine: "Answerer") -> "Engine":
     Raises UsageMistake if another server answers, and what loading raises.
     """
     if engine.choice.engine == "server":
-        raise UsageMistake("A server answers, and a race takes a model of this process; --server off has one.")
-    return cast("Engine", engine.in_this_process() if isinstance(engine, SocketEngine) else engine)
+        raise UsageMistake("A server answers, and a race needs a model in this process; give --server off.")
+    return cast("Engine", engine.load_here() if isinstance(engine, SocketEngine) else engine)
 
 
 def for_chat(settings: Settings, card: TargetCard, reporter: Reporter, load: "Callable[[], Answerer]") -> "Answerer":

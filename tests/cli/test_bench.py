@@ -123,8 +123,9 @@ def test_the_table_alone(bench, words, prompts, tmp_path):
 @each("columns, width", [(60, 60), (80, 80), (250, 100)])
 def test_the_table_is_as_wide_as_the_terminal_that_shows_it(monkeypatch, columns, width):
     assert [module._width(as_json) for as_json in (False, True)] == [100, 100], "in a pipe"
-    read_at_a_terminal(monkeypatch, "stderr", columns)
-    assert [module._width(as_json) for as_json in (False, True)] == [100, width], "where it goes with --json"
+    with monkeypatch.context() as patch:
+        read_at_a_terminal(patch, "stderr", columns)
+        assert [module._width(as_json) for as_json in (False, True)] == [100, width], "where it goes with --json"
 
 
 def test_no_reply_helps_a_later_one(bench, words, prompts, monkeypatch):

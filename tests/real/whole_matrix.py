@@ -1,4 +1,4 @@
-"""A mark for cases on published models that take minutes each. `make test-all` runs them."""
+"""A mark for cases that take minutes each: every drafter and packing on published models. `make test-all` runs them."""
 
 import os
 
