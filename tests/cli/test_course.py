@@ -438,4 +438,4 @@ def test_killed_again_and_again_on_the_demo_it_comes_to_its_end(tmp_path):
     assert sorted(path.name for path in place.iterdir()) == ["answers.jsonl", "drafter", "losses.jsonl", "losses.svg"]
     assert private(place) and os.path.getsize(place / "answers.jsonl") > 1000
     again = called(tmp_path, *words)
-    assert again.returncode == 2 and wording("is_there_already") in sentence(again)
+    assert again.returncode == 2 and wording("is_there_already") in again.stderr

@@ -371,7 +371,7 @@ def test_what_this_machine_has_as_json(doctor, invented):
     assert (code, err) == (0, "") and out.count("\n") == 1
     assert found.keys() == {
         "processor", "cores", "capabilities", "torch_trouble", "packed", "devices", "choices", "chosen", "recommended",
-        "recommended_open",
+        "recommended_open", "found",
     }  # fmt: skip
     mac, cpu = found["devices"]
     assert (mac["device"], mac["free_bytes"], mac["title"]) == ("mps", 12 * GIB, "Apple\x1b[31m")

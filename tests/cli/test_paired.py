@@ -253,7 +253,7 @@ def test_bench_tells_how_a_pair_drafts_and_tune_keeps_what_it_finds(home, model,
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("hello\nwhat else\n")
     arguments = ["--drafter", f"ouroboros:{small},draft_model:{small}", "--prompts", str(prompts), "-n", "12", "--json"]
-    result = called(home, "bench", "-m", str(model), *arguments, "--tune")
+    result = called(home, "bench", "-m", str(model), *arguments, "--tune", "--details")
     assert result.returncode == 0, result.stderr
     plain, paired, _ = json.loads(result.stdout)["rows"]
     assert "draft_model" not in plain
