@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command import called, sentence
+from command import called
 from each import each
 from golden import matching, wording
 from reply_statistics import said
