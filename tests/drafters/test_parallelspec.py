@@ -384,7 +384,7 @@ def test_a_file_from_before_the_correction_is_read_without_one(tiny: Make, build
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("form", "name", "trained"),
-    covering(FORMS, SOME, [False, True]) + covering(FORMS, SOME[3:], [True, False]),
+    covering(FORMS, FAMILIES, [False, True], fast=3) + covering(FORMS, SOME[3:], [True, False], fast=0),
 )
 def test_greedy_ids_are_those_of_a_plain_loop_over_the_stock_model(tiny, build, name, form, trained):
     model, prompt = tiny(name), prompt_ids(23, seed=23)

@@ -331,7 +331,9 @@ def memorised(model: Tiny, prompt: list[int], text: list[int], steps: int) -> Tr
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("form", "name"), covering(FORMS, [QWEN, LLAMA, PHI, GEMMA, GRANITE, GEMMA4], fast=1), ids=str)
+@pytest.mark.parametrize(
+    ("form", "name"), covering(FORMS, [QWEN, *(name for name in FAMILIES if name != QWEN)], fast=1), ids=str
+)
 def test_untrained_it_changes_no_text_whatever_it_says(tiny: Make, name: str, form: dict[str, object]) -> None:
     model, prompt = tiny(name), prompt_ids(23, seed=23)
     text = stock_reply(model.stock, prompt, 40)

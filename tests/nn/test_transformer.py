@@ -75,7 +75,7 @@ def assert_reads_a_prompt(model: Tiny) -> None:
     assert apart(output.hidden, hidden) < TOLERANCE
 
 
-@each("name", FAMILIES[:2])
+@each("name", FAMILIES)
 def test_logits_and_hidden_states_of_a_prompt_are_the_stock_models(tiny, name):
     assert_reads_a_prompt(tiny(name))
 
