@@ -24,7 +24,7 @@ from localspec.errors import LocalspecError, UsageMistake
 from localspec.machine import hardware
 from localspec.machine.machine import Device, Machine, this_machine, torch_trouble
 from localspec.marks import drawable
-from localspec.models.imported import imports, parts_of
+from localspec.models.imported import imports
 from localspec.models.other_programs import FoundModel, kept_by_others
 from localspec.models.packed_files import packed_bytes, packed_files, remove_abandoned
 from localspec.paths import Paths
@@ -157,14 +157,10 @@ def _survey(settings: Settings) -> _Survey:
 
 
 def _found(paths: Paths) -> list[FoundModel]:
-    """Return the models of other programs, without those that were imported from a file of that name and size."""
-    here = {
-        (os.path.basename(name), length)
-        for one in imports(paths).values()
-        for name, (length, _) in one.header.origin.files.items()
-    }
-    found = kept_by_others()
-    return [one for one in found if (one.path.name, parts_of(one.path)[0].stat().st_size) not in here]
+    """Return the models of other programs, without those that were imported from files of that name and size."""
+    every = [one.header.origin.files for one in imports(paths).values()]
+    here = {(os.path.basename(name), sum(size for size, _ in files.values())) for files in every for name in files}
+    return [one for one in kept_by_others() if (one.path.name, one.bytes) not in here]
 
 
 # -- as JSON -----------------------------------------------------------------------------------------------------------

@@ -1,12 +1,13 @@
 """Models in GGUF that other programs keep on this machine: LM Studio and Ollama."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from localspec import environment
 from localspec.models.imported import begins_as_gguf, is_gguf, parts_of
 from localspec.outside_files import parse_json, read_bytes
 
@@ -25,14 +26,13 @@ class FoundModel:
     bytes: int
 
 
-def kept_by_others(environ: Mapping[str, str] | None = None) -> list[FoundModel]:
+def kept_by_others() -> list[FoundModel]:
     """Return the models that LM Studio and Ollama keep in their usual places, by name."""
-    environ = os.environ if environ is None else environ
     home = Path(os.path.expanduser("~"))
     lm_studio = [home / ".lmstudio" / "models", home / ".cache" / "lm-studio" / "models"]
     ollama = [home / ".ollama" / "models", Path("/usr/share/ollama/.ollama/models")]
-    if named := environ.get("OLLAMA_MODELS"):
-        ollama.insert(0, Path(named))
+    if named := environment.ollama_models():
+        ollama.insert(0, named)
     places = [("LM Studio", place) for place in lm_studio] + [("Ollama", place) for place in ollama]
     found = {one.path: one for program, place in places for one in models_below(place, program)}
     return sorted(found.values(), key=lambda one: one.name)

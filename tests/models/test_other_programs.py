@@ -31,10 +31,8 @@ def test_models_of_both_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     (folder / "Three-00001-of-00002.gguf").write_bytes(GGUF)  # its other part is missing
     own = ollama(tmp_path / ".ollama" / "models", "registry.ollama.ai/library/llama3.2/3b", "ab12")
     other = ollama(tmp_path / "moved", "hf.co/me/tiny/latest", "cd34")
-    found = {
-        one.name: (one.path, one.program, one.bytes)
-        for one in kept_by_others({"OLLAMA_MODELS": str(tmp_path / "moved")})
-    }
+    monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path / "moved"))
+    found = {one.name: (one.path, one.program, one.bytes) for one in kept_by_others()}
     assert found == {
         "One-Q4_K_M": (folder / "One-Q4_K_M.gguf", "LM Studio", 64),
         "Two-00001-of-00002": (folder / "Two-00001-of-00002.gguf", "LM Studio", 128),
