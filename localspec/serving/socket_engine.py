@@ -116,8 +116,8 @@ class SocketEngine:
     ) -> Self:  # fmt: skip
         """Ask the server at the socket `place` for a model, which it loads if necessary.
 
-        With `keep` the server lives for at least so many seconds after the last request. `chats` is for a conversation
-        whose settings change. Raises Gone if there is no such server, and NotThisOne if its settings differ: then an
+        The server lives for at least `keep` seconds after the last request. `chats` is for a conversation whose
+        settings change. Raises Gone if there is no such server, and NotThisOne if its settings differ: then an
         engine of this process must answer. Raises what that engine would raise, too.
         """
         body = {
