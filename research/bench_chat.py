@@ -138,7 +138,10 @@ def transcript(home: Path, model: str, replies: int) -> list[str]:
 
 
 def state(home: Path) -> tuple[int, int]:
-    """The conversation used last, and how many turns it has."""
+    """Return the number of the latest chat and of its turns, or zeros where there is no chat."""
+    with Store.open(Paths(home).database, lambda _: None) as store:
+        if store.history.latest(lambda info: info.for_a_chat) is None:
+            return 0, 0
     found = last(home)
     return found.info.id, len(found.turns)
 
