@@ -27,7 +27,7 @@ def half(b: np.ndarray, at: int) -> np.ndarray:
 
 
 def bits(b: np.ndarray, run: int, shifts: Sequence[int], mask: int) -> np.ndarray:
-    """Of each `run` of bytes first all numbers at the first shift, then those at the second."""
+    """Return of each `run` of bytes first all numbers at the first shift, then those at the second."""
     found = b.reshape(len(b), -1, 1, run).astype(int) >> np.reshape(shifts, (-1, 1)) & mask
     return found.reshape(len(b), -1)
 
@@ -108,7 +108,7 @@ SMALL = [name for name in FORMS if GGML_QUANT_SIZES[GGMLQuantizationType[name]][
 
 
 def random_rows(name: str, out: int, inputs: int, extreme: bool = False) -> np.ndarray:
-    """Rows of random bits, with scales that are finite; extreme ones are of any size."""
+    """Return rows of random bits, with scales that are finite; extreme ones are of any size."""
     rng, (weights, size) = np.random.default_rng(0), GGML_QUANT_SIZES[GGMLQuantizationType[name]]
     blocks = rng.integers(0, 256, (out * inputs // weights, size), np.uint8)
     if extreme:
@@ -138,7 +138,7 @@ def weights_of(name: str, rows: np.ndarray) -> np.ndarray:
 
 
 def fma(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
-    """a * b + c, rounded once: the sum is rounded to odd in double first."""
+    """Return a * b + c, rounded once: the sum is rounded to odd in double first."""
     product, c = a.astype(np.float64) * b, c.astype(np.float64)
     total = product + c
     part = total - product
@@ -149,7 +149,7 @@ def fma(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
 
 
 def rounded(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Inputs as integers [rows, groups, 32], and their scales [rows, groups]."""
+    """Return inputs as integers [rows, groups, 32], and their scales [rows, groups]."""
     x = x.reshape(len(x), -1, 32)
     top = np.abs(x).max(-1, initial=1e-30)
     finite = np.isfinite(top)
@@ -187,7 +187,7 @@ def expected(name: str, rows: np.ndarray, x: np.ndarray) -> np.ndarray:
 
 
 def same(a: np.ndarray, b: np.ndarray) -> bool:
-    """Whether two arrays have the same bits, but that NaN is NaN."""
+    """Return whether two arrays hold the same numbers; NaN equals NaN."""
     return a.shape == b.shape and np.array_equal(a, b, equal_nan=True)
 
 
@@ -211,7 +211,7 @@ def test_products_are_exactly_the_integer_arithmetic(name):
     for out, inputs in [(5, 512), (32, 576 if name in SMALL else 768), (48, 896 if name in SMALL else 256)]:
         rows, x = random_rows(name, out, inputs), random_inputs(11, inputs)
         got = BlockMatrix.pack(rows, inputs, name).multiply(x, ONE)
-        assert np.array_equal(got, expected(name, rows, x)), (out, inputs)
+        assert same(got, expected(name, rows, x)), (out, inputs)
         weights = weights_of(name, rows).astype(np.float64)
         lost = np.repeat(rounded(x)[1], 32, 1) / 2 @ np.abs(weights).T  # half a step of each input
         assert (np.abs(got - x @ weights.T) <= lost * 1.001).all()

@@ -25,7 +25,7 @@ template <class T> struct Sum {
 #elif defined(LS_TARGET_AVX2)
 typedef float Reals __attribute__((vector_size(32)));
 typedef int32_t Words __attribute__((vector_size(32)));
-constexpr int TURN = 8;
+constexpr int TURN = 4;
 LS_INLINE Reals fma(Reals a, Reals b, Reals c) { return (Reals)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c); }
 LS_INLINE Reals halves_at(const uint8_t* p) { return (Reals)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)); }
 LS_INLINE Words looked_up(const int8_t* table, Words indices) {
@@ -75,16 +75,24 @@ template <class T> struct Sum {
 };
 
 #else
-typedef v16 Reals;
-typedef i16 Words;
+typedef float Reals __attribute__((vector_size(16)));
+typedef int32_t Words __attribute__((vector_size(16)));
 constexpr int TURN = 1;
 constexpr bool UNSIGNED_WEIGHTS = false;
-LS_INLINE Reals halves_at(const uint8_t* p) { return load_halves((const uint16_t*)p); }
+__attribute__((noinline)) Reals fma(Reals a, Reals b, Reals c) {  // as code this would be large, and nobody waits for it
+    for (int i = 0; i < 4; i++) c[i] = fma(a[i], b[i], c[i]);
+    return c;
+}
+LS_INLINE Reals halves_at(const uint8_t* p) {
+    uint16_t h[4];
+    memcpy(h, p, 8);
+    return Reals{half_to_float(h[0]), half_to_float(h[1]), half_to_float(h[2]), half_to_float(h[3])};
+}
 LS_INLINE Words looked_up(const int8_t* table, Words indices) {
-    int8_t bytes[64];
-    memcpy(bytes, &indices, 64);
+    int8_t bytes[16];
+    memcpy(bytes, &indices, 16);
     for (int8_t& byte : bytes) byte = table[(int)byte];
-    memcpy(&indices, bytes, 64);
+    memcpy(&indices, bytes, 16);
     return indices;
 }
 template <class T> struct Sum {
