@@ -12,7 +12,7 @@ from native.engine import isas, using
 
 from localspec.errors import LocalspecError
 from localspec.native.blocks import BlockMatrix
-from localspec.native.library import BLOCK_TYPES
+from localspec.native.library import BLOCK_TYPES, address, check, library
 from localspec.native.threads import Threads
 
 F32 = np.float32
@@ -261,3 +261,22 @@ def test_widths_and_sizes_that_are_not_possible_are_refused():
             BlockMatrix.empty(16, inputs, name)
     with pytest.raises(LocalspecError, match="0 x 256"):
         BlockMatrix.empty(0, 256, "Q4_K")
+
+
+def test_mistakes_are_sentences():
+    matrix = BlockMatrix.pack(random_rows("Q4_0", 16, 64), 64, "Q4_0")
+    good, x, y = matrix.struct(), np.zeros((1, 64), F32), np.zeros((16, 64), F32)
+    unknown, unaligned, empty = matrix.struct(), matrix.struct(), matrix.struct()
+    unknown.type, unaligned.data, empty.data = 9, matrix.data.ctypes.data + 32, None
+    for wrong, sentence in [(unknown, "type 9"), (unaligned, "multiple of 64"), (empty, "no weights")]:
+        with pytest.raises(LocalspecError, match=sentence):
+            check(library().ls_blocks_multiply(ONE.handle, wrong, 1, address(x), address(y)))
+        with pytest.raises(LocalspecError, match=sentence):
+            check(library().ls_blocks_read(wrong, 0, address(y)))
+    with pytest.raises(LocalspecError, match="panel 1; there are 1"):
+        check(library().ls_blocks_read(good, 1, address(y)))
+    with pytest.raises(LocalspecError, match="-1 rows"):
+        check(library().ls_blocks_multiply(ONE.handle, good, -1, address(x), address(y)))
+    for given in [(None, good, 1, address(x), address(y)), (ONE.handle, good, 1, None, address(y))]:
+        with pytest.raises(LocalspecError, match="needs a pool"):
+            check(library().ls_blocks_multiply(*given))
