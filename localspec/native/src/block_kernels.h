@@ -128,28 +128,32 @@ template <class T, int N> void tile_of_rows(int count, const uint8_t* p, int rec
     block_tile<T, N>(p, records, x, rows, ahead, out);
 }
 
-// Inputs [32 * (GROUPS * chunk + GROUP) + 4 * STEP, + 4) of the lanes of a part; to [LANES] rows, `stride` apart.
-template <class T, int GROUP, int STEP> LS_INLINE void read_words(const uint8_t* p, int chunk, const Reals* scale, const Reals* minimum, float* to, size_t stride, int left) {
-    constexpr int FIRST = 32 * GROUP + 4 * STEP, NUMBER = GROUP * T::SCALES + STEP / (8 / T::SCALES);
-    const Words w = T::template word<GROUP, STEP>(p, chunk);
-    for (int b = 0; b < 4 && FIRST + b < left; b++) {
-        const Words q = T::SIGNED ? signed_byte_of(w, b) : byte_of(w, b) - (T::OFFSET < 0 ? 0 : 1 << (T::OFFSET < 0 ? 0 : T::OFFSET));
-        Reals v = reals(q) * scale[NUMBER];
-        if (T::MINIMA) v = v + minimum[NUMBER];
-        for (int lane = 0; lane < LANES; lane++) to[stride * lane + FIRST + b] = v[lane];
+template <class T, int NUMBER> LS_INLINE void list_words(const uint8_t* p, int chunk, Words* to) {
+    to[NUMBER] = T::template word<NUMBER / 8, NUMBER % 8>(p, chunk);
+    if constexpr (NUMBER + 1 < 8 * T::GROUPS) list_words<T, NUMBER + 1>(p, chunk, to);
+}
+// The weights of a word, to [LANES] rows, `stride` apart; minimum: or NULL.
+__attribute__((noinline)) void read_word(const Words& w, bool is_signed, int offset, const Reals& scale, const Reals* minimum, float* to, size_t stride) {
+    for (int b = 0; b < 4; b++) {
+        Reals v = reals((is_signed ? signed_byte_of(w, b) : byte_of(w, b)) - offset) * scale;
+        if (minimum) v = v + *minimum;
+        for (int lane = 0; lane < LANES; lane++) to[stride * lane + b] = v[lane];
     }
-    if constexpr (STEP < 7) read_words<T, GROUP, STEP + 1>(p, chunk, scale, minimum, to, stride, left);
-    else if constexpr (GROUP + 1 < T::GROUPS) read_words<T, GROUP + 1, 0>(p, chunk, scale, minimum, to, stride, left);
 }
 template <class T> __attribute__((noinline)) void read_panel(const uint8_t* p, int in, float* to) {
-    constexpr int LINES = record_lines(T::LAYOUT), PER_CHUNK = T::GROUPS * T::SCALES;
+    constexpr int LINES = record_lines(T::LAYOUT), PER_CHUNK = T::GROUPS * T::SCALES, STEPS = 8 / T::SCALES;
     for (int first = 0; first < in; p += LINE * LINES)
         for (int chunk = 0; chunk < T::CHUNKS; chunk++, first += 32 * T::GROUPS)
             for (int part = 0; part < PARTS; part++) {
                 Reals scale[T::CHUNKS * PER_CHUNK], minimum[T::CHUNKS * PER_CHUNK];
+                Words listed[8 * T::GROUPS];
                 const uint8_t* words = p + LINE + WIDTH * part;
                 T::scales(words, p + WIDTH / 2 * part, scale, minimum);
-                read_words<T, 0, 0>(words, chunk, scale + PER_CHUNK * chunk, minimum + PER_CHUNK * chunk, to + (size_t)in * LANES * part + first, in, in - first);
+                list_words<T, 0>(words, chunk, listed);
+                for (int i = 0; i < 8 * T::GROUPS && first + 4 * i < in; i++) {
+                    const int at = PER_CHUNK * chunk + i / STEPS;
+                    read_word(listed[i], T::SIGNED, T::OFFSET < 0 ? 0 : 1 << (T::OFFSET & 31), scale[at], T::MINIMA ? minimum + at : nullptr, to + (size_t)in * LANES * part + first + 4 * i, in);
+                }
             }
 }
 

@@ -79,7 +79,7 @@ typedef float Reals __attribute__((vector_size(16)));
 typedef int32_t Words __attribute__((vector_size(16)));
 constexpr int TURN = 1;
 constexpr bool UNSIGNED_WEIGHTS = false;
-__attribute__((noinline)) Reals fma(Reals a, Reals b, Reals c) {  // as code this would be large, and nobody waits for it
+__attribute__((noinline)) Reals fma(Reals a, Reals b, Reals c) {  // inlined it would be most of this file's code
     for (int i = 0; i < 4; i++) c[i] = fma(a[i], b[i], c[i]);
     return c;
 }
@@ -88,7 +88,7 @@ LS_INLINE Reals halves_at(const uint8_t* p) {
     memcpy(h, p, 8);
     return Reals{half_to_float(h[0]), half_to_float(h[1]), half_to_float(h[2]), half_to_float(h[3])};
 }
-LS_INLINE Words looked_up(const int8_t* table, Words indices) {
+__attribute__((noinline)) Words looked_up(const int8_t* table, Words indices) {
     int8_t bytes[16];
     memcpy(bytes, &indices, 16);
     for (int8_t& byte : bytes) byte = table[(int)byte];
