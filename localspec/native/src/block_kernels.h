@@ -190,9 +190,8 @@ LS_INLINE void block_panel(const BlockProduct& p, int panel, int block, bool fir
     const BlockInputs& in = p.inputs;
     BlockRows x{in.values, in.scales, in.scaled_sums, in.minus_sums, in.minus_halves};
     x.pass((size_t)start * (padded_inputs(m.in) / 32));
-    Ahead ahead = {0, 0};  // measured for int8 and int4: tile_avx512.h
-    if (first && made_by_intel) ahead = {1024, 8192};
-    else if (first && R > 2) ahead = {4096, 0};
+    // As measured. AMD (Zen 4, Q4_K and Q6_K): one row in 29 % less time than without, eight in 14 %. Intel: as in tile_avx512.h.
+    const Ahead ahead = !first ? Ahead{0, 0} : made_by_intel ? Ahead{1024, 8192} : Ahead{0, 8192};
     for (int r = 0; r < R; r += TURN, x.pass(TURN))
         with_block_type(m.type, [&](auto type) {
             tile_of_rows<decltype(type), TURN>(smaller(TURN, R - r), data, records, x, R, r ? Ahead{0, 0} : ahead, out + BLOCK_PANEL * r);
