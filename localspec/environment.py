@@ -24,6 +24,12 @@ def instruction_set(environ: Mapping[str, str] | None = None) -> str | None:
     return (os.environ if environ is None else environ).get(ISA) or None
 
 
+def ollama_models(environ: Mapping[str, str] | None = None) -> Path | None:
+    """Return the folder that OLLAMA_MODELS names, in which Ollama keeps its models; None without it."""
+    named = (os.environ if environ is None else environ).get("OLLAMA_MODELS")
+    return Path(named) if named else None
+
+
 def serve_key(environ: Mapping[str, str] | None = None) -> str | None:
     """What LOCALSPEC_SERVE_KEY says requests over TCP must bring; a secret, so no setting, which would be shown."""
     return (os.environ if environ is None else environ).get(SERVE_KEY) or None

@@ -70,6 +70,13 @@ def one_thread() -> None:
 
 
 @pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    """Return a new store that must not have anything to say."""
+    with Store.open(tmp_path / "localspec.db", pytest.fail) as opened:
+        yield opened
+
+
+@pytest.fixture
 def recorded(monkeypatch: pytest.MonkeyPatch) -> "type[Graph]":
     """CUDA graphs are a stand-in's."""
     from recorded_operations import in_place_of_cuda

@@ -2,10 +2,15 @@
 
 import contextlib
 import os
+import random
+import select
 import shutil
+import signal
 import sqlite3
 import tempfile
+import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 
@@ -53,6 +58,34 @@ def in_a_child(work: Callable[[int], object]) -> tuple[int, int]:
             os._exit(1)
     os.close(writer)
     return child, reader
+
+
+def answers(*works: Callable[[int], object]) -> list[bytes]:
+    """Do each work in another process, all at once. Return what each wrote to its pipe."""
+    found = []
+    for child, pipe in [in_a_child(work) for work in works]:
+        with open(pipe, "rb") as answer:
+            found.append(answer.read())
+        os.waitpid(child, 0)
+    return found
+
+
+def killed_lives(count: int, live: Callable[[int, int], object]) -> Iterator[set[int]]:
+    """Run `live(number, pipe)` in a process that is killed, again and again.
+
+    Yield the numbers that all processes so far have written to their pipes, one on each line.
+    """
+    chance, finished = random.Random(4), set[int]()
+    for life in range(count):
+        child, pipe = in_a_child(partial(live, life))
+        # Some are killed while they open, most while they write.
+        select.select([pipe], [], [], 10 if life % 3 else chance.uniform(0, 0.004))
+        time.sleep(chance.uniform(0, 0.02))
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        with open(pipe, "rb") as written:
+            finished.update(int(line) for line in written.read().split(b"\n")[:-1] if line)
+        yield finished
 
 
 @contextlib.contextmanager

@@ -1,12 +1,13 @@
 """From weights as they are trained to what drafts with them, for targets of torch and of the CPU engine; and its drafts."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from quantized_layers import packed_target
+from tiny_models import END
 
 from localspec.decoding.budget import Budget
 from localspec.decoding.drafter import Context, Drafter
@@ -14,14 +15,16 @@ from localspec.decoding.logits import Hidden
 from localspec.decoding.numpy_logits import NumpyHidden
 from localspec.decoding.session import Session
 from localspec.decoding.tree import DraftTree
+from localspec.drafters.saved import load_drafter
 from localspec.drafters.trained import TrainedDrafter
 from localspec.models.architecture import weight_map
+from localspec.models.drafter_cards import read_drafter
 from localspec.nn.adapters import Adapters
 from localspec.nn.logits import TorchHidden
 from localspec.nn.target import Target
 from localspec.nn.transformer import Transformer
 from localspec.training.merging import write_merged
-from localspec.training.trainable import TrainableDrafter
+from localspec.training.trainable import Batch, TrainableDrafter, save_drafter
 
 D = TypeVar("D", bound=TrainableDrafter)
 
@@ -99,3 +102,64 @@ def after_training(drafter: Any, origin: Path, path: Path, packing: str = "") ->
 def hidden_for(target: Any, states: torch.Tensor) -> Hidden:
     """States [rows, hidden_size] as this target's backend gives them."""
     return TorchHidden(states) if isinstance(target, Target) else NumpyHidden(states.numpy())
+
+
+def path_tokens(tree: DraftTree, node: int) -> tuple[int, ...]:
+    """Return the tokens from below the root to a node."""
+    tokens: list[int] = []
+    while node:
+        tokens.append(tree.tokens[node])
+        node = tree.parents[node]
+    return tuple(tokens[::-1])
+
+
+@torch.no_grad()
+def states(target: Any, tokens: torch.Tensor) -> torch.Tensor:
+    """Return the target's own states of whole texts, [texts, n, width]."""
+    n = tokens.shape[1]
+    causal = torch.ones(n, n, dtype=torch.bool).tril_()
+    hidden: torch.Tensor = torch_form(target).transformer(tokens, torch.arange(n), causal)
+    return hidden
+
+
+def batch_of(
+    target: Any, texts: Sequence[Sequence[int]], start: int = 0, distill: bool = False, seed: int | None = None
+) -> Batch:
+    """Return texts as training reads them: END fills them up, and what stands before `start` is a prompt."""
+    longest = max(map(len, texts))
+    tokens = torch.tensor([[*text, *[END] * (longest - len(text))] for text in texts])
+    counts = torch.tensor([[start <= place < len(text) for place in range(longest)] for text in texts])
+    generator = None if seed is None else torch.Generator().manual_seed(seed)
+    return Batch(tokens, counts, states(target, tokens), distill, generator)
+
+
+def train(
+    drafter: D,
+    lesson: Batch | Callable[[int], Batch],
+    steps: int,
+    rate: float = 0.01,
+    heard: Callable[[float], None] = lambda loss: None,
+) -> D:
+    """Train by Adam, ever slower in the second half; `heard` is called with each loss."""
+    groups = [
+        {**group, "params": [part for part in group["params"] if part.requires_grad]}
+        for group in drafter.parameter_groups()
+    ]
+    optimizer = torch.optim.Adam(groups, lr=rate)
+    for step in range(steps):
+        drafter.train().progress = step / steps
+        for group in optimizer.param_groups:
+            group["lr"] = rate * group.get("lr_scale", 1.0) * min(1.0, 2 * (1 - step / steps))
+        optimizer.zero_grad()
+        loss = drafter.loss(lesson if isinstance(lesson, Batch) else lesson(step)).loss
+        heard(loss.item())
+        loss.backward()
+        optimizer.step()
+    drafter.eval().progress = 1.0
+    return drafter
+
+
+def saved(drafter: TrainableDrafter, path: Path, target: Any) -> Any:
+    """Return a drafter that was written and is read for this target."""
+    save_drafter(drafter, path, {"target": {"name": "tiny", "revision": "r"}})
+    return load_drafter(read_drafter(path), target)

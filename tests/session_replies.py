@@ -1,11 +1,15 @@
 """Asking a session, and holding it to what it says of itself; and what the stock model says to several prompts."""
 
 from collections.abc import Sequence
+from itertools import islice
+from typing import Any
 
 from tiny_models import END, Tiny, prompt_ids, stock_reply
 
+from localspec.decoding.budget import Budget
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Limits, Session
+from localspec.drafters.autoregressive import Autoregressive
 from localspec.events import Done, Statistics, Text
 
 
@@ -47,3 +51,43 @@ def conversation(model: Tiny) -> list[tuple[list[int], list[int]]]:
         # What an application does: the reply, its end, the next question.
         prompt = [*prompt, *text, END, *prompt_ids(9, seed=turn)]
     return turns
+
+
+def assert_plain(target: Any, session: Session, prompt: Sequence[int], count: int, *samplings: Sampling) -> Statistics:
+    """Replies by these samplings are those of plain decoding. Return the statistics of the last."""
+    assert samplings
+    for sampling in samplings:
+        plain, _ = reply(Session(target, Autoregressive(), Budget(0)), prompt, count, sampling)
+        ids, statistics = reply(session, prompt, count, sampling)
+        assert ids == plain, sampling
+    return statistics
+
+
+def assert_conversation(model: Tiny, session: Session) -> None:
+    """Three turns are those of the stock model."""
+    for prompt, text in conversation(model):
+        assert reply(session, prompt, SAID)[0] == text
+
+
+def assert_stops_leave_no_trace(model: Tiny, session: Session) -> None:
+    """After a reply that was stopped, taken back in part, or cut by a stop token, replies are those of the stock model."""
+    (prompt, text), (second, answer), *_ = conversation(model)
+    for stop in (1, 2, 3):
+        stream = session.generate(prompt, Sampling(), Limits(max_tokens=SAID))
+        list(islice(stream, 2 + stop))
+        stream.close()
+        assert session.cache.length == len(session.tokens) - 1
+        assert session.tokens == [*prompt, *text][: len(session.tokens)]
+        further = [*session.tokens, *prompt_ids(5, seed=stop)]
+        assert reply(session, further, 6)[0] == stock_reply(model.stock, further, 6)
+        assert reply(session, prompt, SAID)[0] == text
+        session.rewind(len(prompt) + stop)
+        assert reply(session, prompt, SAID)[0] == text
+    usual = session.target.stop_tokens
+    for token in text[3::3]:
+        session.target.stop_tokens = frozenset({token})
+        try:
+            assert reply(session, prompt, SAID)[0] == text[: text.index(token)]
+        finally:
+            session.target.stop_tokens = usual
+    assert reply(session, second, SAID)[0] == answer

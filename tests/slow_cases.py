@@ -1,4 +1,4 @@
-"""Which cases of a test `make check` and `make test` run. `make test-all` runs them all."""
+"""Which cases of a test are slow. `make check` leaves them out, and `make test` runs them."""
 
 import ast
 from collections import defaultdict
@@ -11,7 +11,6 @@ import pytest
 
 TESTS = Path(__file__).parent
 MOST_FAST = 3  # cases of a test
-MANY = 4  # slow cases of a test
 
 
 def covering(*axes: Iterable[Any], fast: int | None = None) -> list[Any]:
@@ -38,20 +37,16 @@ def some(every: Iterable[Any], fast: int) -> list[Any]:
 
 
 def share_out(items: list[pytest.Item]) -> None:
-    """Give each slow case of a test that both engines run to one of them, and mark the fourth fast case as slow.
-
-    Of many slow cases of one test every second is long: `make test-all` runs it.
+    """Give each slow case of a test that both engines run to one of them, and leave each test three fast cases.
 
     tests/native imports tests of drafters and sessions, to run them with the compiled engine. Their fast cases run in
-    both engines. The slow cases go to torch and to the compiled engine in turn.
+    both engines. The slow cases go to torch and to the compiled engine in turn. Of more than three fast cases of a test,
+    three that are evenly spread stay fast.
     """
     for (path, function), found in _cases_of(items, slow=True).items():
         if _runs_in_both(path.stem.removesuffix("_native"), function):
             elsewhere = {id(item) for item in found[(path.parent.name != "native") :: 2]}
             items[:] = [item for item in items if id(item) not in elsewhere]
-        elif len(found) >= MANY:
-            for item in found[1::2]:
-                item.add_marker("long")
     for found in _cases_of(items, slow=False).values():
         kept = {len(found) * n // MOST_FAST for n in range(MOST_FAST)}
         for item in (item for place, item in enumerate(found) if len(found) > MOST_FAST and place not in kept):

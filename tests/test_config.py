@@ -2,6 +2,7 @@ import json
 from pathlib import Path
 
 import pytest
+from each import each
 from golden import wording
 
 from localspec.config import NAMES, Settings, load
@@ -148,15 +149,15 @@ BAD = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "written"), BAD)
+@each("name, written", BAD)
 def test_bad_values_in_the_file(paths, name, written):
     write(paths, f"{name} = {written}")
     message = mistake(paths)
     assert name in message and str(paths.config_file) in message and "must be" in message
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
+@each(
+    "name, value",
     [
         ("max_tokens", "x"),
         ("max_tokens", "1.5"),
@@ -172,9 +173,7 @@ def test_bad_values_in_variables(paths, name, value):
     assert f"LOCALSPEC_{name.upper()}" in message and value in message
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "flag"), [("temperature", -1.0, "--temperature"), ("draft_max", -2, "--draft-max")]
-)
+@each("name, value, flag", [("temperature", -1.0, "--temperature"), ("draft_max", -2, "--draft-max")])
 def test_bad_values_of_flags(paths, name, value, flag):
     message = mistake(paths, {}, {name: value})
     assert flag in message and str(value) in message
@@ -184,8 +183,8 @@ def test_long_values_are_cut_short(paths):
     assert len(mistake(paths, {"LOCALSPEC_SEED": "x" * 10_000})) < 300
 
 
-@pytest.mark.parametrize(
-    ("text", "line"),
+@each(
+    "text, line",
     [("seed = 1\ntop_k = = 2\n", 2), ("seed = 1\n\nstop = [", 3), ("seed = 1\nseed = 2\n", 2), ('model = "a\n"', 1)],
 )
 def test_broken_toml_names_file_and_line_and_stays(paths, text, line):
@@ -216,9 +215,7 @@ def test_home_is_where_the_file_is_looked_for(paths, tmp_path):
     assert load(environ={"LOCALSPEC_HOME": str(tmp_path)}).seed == 5
 
 
-@pytest.mark.parametrize(
-    ("said", "think"), [("on", True), ("off", False), ("true", True), ("0", False), ("auto", None), ("", False)]
-)
+@each("said, think", [("on", True), ("off", False), ("true", True), ("0", False), ("auto", None), ("", False)])
 def test_thinking_is_on_off_or_the_models_own(paths, said, think):
     write(paths, "think = false\n")
     assert load(paths, {"LOCALSPEC_THINK": said}).think is think

@@ -6,6 +6,7 @@ import sys
 import tomllib
 
 import pytest
+from each import each
 from golden import matching
 
 from localspec.config_file import keep_setting
@@ -63,8 +64,8 @@ def test_a_mark_of_the_encoding_stands_in_the_way_of_nothing(file):
     assert file.read_text() == 'theme = "dracula"\n'
 
 
-@pytest.mark.parametrize(
-    ("before", "after"),
+@each(
+    "before, after",
     [
         ("theme='a' # nice\nseed=1\n", 'theme="b" # nice\nseed=1\n'),
         ('  "theme"\t= "a"', '  "theme"\t= "b"'),
@@ -86,7 +87,7 @@ def test_a_value_that_needs_it_is_escaped(file):
     assert tomllib.loads(file.read_text("utf-8")) == {"theme": 'a"\\\n\x1bü'}
 
 
-@pytest.mark.parametrize("text", ['theme = """a"""\n', "theme = '''\na'''\n"])
+@each("text", ['theme = """a"""\n', "theme = '''\na'''\n"])
 def test_what_is_not_understood_is_left_alone(file, text):
     given(file, text)
     with pytest.raises(UsageMistake, match=matching("left_put_theme_b_there")):

@@ -197,8 +197,8 @@ def test_a_text_of_the_program_leads_to_the_one_in_its_place(old, new):
     assert golden.guided(old, golden.pairs(removed, added), [said]) == new
 
 
-@pytest.mark.parametrize(
-    ("old", "new"),
+@each(
+    "old, new",
     [
         ("The whole limit of 5 tokens was thought", "All 5 tokens went into thinking; raise the limit"),
         ("(The whole limit of 5 tokens was thought; allow more.", "(All 5 tokens went into thinking; raise the limit."),

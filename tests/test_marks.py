@@ -4,7 +4,7 @@ import io
 import locale
 from types import SimpleNamespace
 
-import pytest
+from each import each
 from rich.cells import cell_len
 
 from localspec import charts, marks
@@ -14,7 +14,7 @@ def stream(encoding):
     return io.TextIOWrapper(io.BytesIO(), encoding=encoding)
 
 
-@pytest.mark.parametrize(("encoding", "shown"), [("utf-8", "██▌ × 2"), ("ascii", "### x 2"), ("latin-1", "### x 2")])
+@each("encoding, shown", [("utf-8", "██▌ × 2"), ("ascii", "### x 2"), ("latin-1", "### x 2")])
 def test_a_terminal_without_blocks_gets_ascii(monkeypatch, encoding, shown):
     monkeypatch.setattr(marks, "sys", SimpleNamespace(flags=SimpleNamespace(utf8_mode=0)))
     assert marks.drawable("██▌ × 2", stream(encoding)) == shown
@@ -31,8 +31,8 @@ def test_letters_stay():
     assert marks.in_ascii("größer · 梨 …") == "größer . 梨 ."
 
 
-@pytest.mark.parametrize(
-    ("utf8_mode", "of_the_locale", "of_the_stream", "only"),
+@each(
+    "utf8_mode, of_the_locale, of_the_stream, only",
     [
         (1, "ANSI_X3.4-1968", "utf-8", True),  # LC_ALL=C, where Python writes UTF-8 by itself
         (1, "UTF-8", "utf-8", False),

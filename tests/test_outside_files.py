@@ -53,7 +53,7 @@ def test_pipes_only_where_one_may_be(tmp_path):
 
 
 @zeros
-@pytest.mark.parametrize("pipe", [False, True])
+@each("pipe", [False, True])
 def test_devices_have_no_end(pipe):
     with pytest.raises(OSError, match=matching("no_regular_file")):
         read_bytes(Path("/dev/zero"), pipe=pipe)
@@ -120,15 +120,15 @@ def test_files_of_a_model_that_are_pipes(tmp_path):
     assert read_generation_config(tmp_path) == {}
 
 
-@pytest.mark.parametrize(
-    ("number", "said"),
+@each(
+    "number, said",
     [
         (errno.EACCES, wording("cannot_read_permission_denied_2")),
         (errno.EIO, "cannot be read (Input/output error); correct that."),
         (errno.EMFILE, wording("more_files_can_opened_too_many_2")),
     ],
 )
-@pytest.mark.parametrize("name", ["generation_config.json", "tokenizer.json"])
+@each("name", ["generation_config.json", "tokenizer.json"])
 def test_a_file_of_a_model_that_may_not_be_read_is_not_to_be_fetched_again(tmp_path, monkeypatch, name, number, said):
     def refuse(file, *_, **named):
         raise OSError(number, os.strerror(number), str(file))
@@ -148,7 +148,7 @@ def own_tokens(path):
     return stored_tokens.same_file(path, path)
 
 
-@pytest.mark.parametrize("content", ['{"a":' * 100_000, '{"temperature": ' + "9" * 10_000 + "}"])
+@each("content", ['{"a":' * 100_000, '{"temperature": ' + "9" * 10_000 + "}"])
 def test_a_generation_config_without_end(tmp_path, content):
     (tmp_path / "generation_config.json").write_text(content)
     with pytest.raises(LocalspecError, match=matching("generation_config_json_cannot")) as caught:

@@ -56,9 +56,9 @@ class Begun(NamedTuple):
             return self._there(self.server, settings, card)
         if settings.server is not None or not os.path.exists(Paths(environment.home()).socket):
             return self._here(settings, card)
-        from localspec.serving.warm_chat import warm_or_here
+        from localspec.serving.socket_engine import for_chat
 
-        return warm_or_here(settings, card, self.progress.reporter, partial(self._here, settings, card))
+        return for_chat(settings, card, self.progress.reporter, partial(self._here, settings, card))
 
     def for_reply(self, settings: Settings, card: TargetCard, keep: int | None = None) -> Reporting:
         """The same for one reply, of which less is told.
@@ -72,17 +72,17 @@ class Begun(NamedTuple):
         if settings.server is not None or not (keep or os.path.exists(place)):
             return self._here(settings, card)
         from localspec.serving.over_socket import Gone, NotThisOne, stop_it
-        from localspec.serving.warm import WarmEngine
+        from localspec.serving.socket_engine import SocketEngine
 
         system, reporter = self.chat.conversation.system, self.progress.reporter
         here = partial(self._here, settings, card)
         try:
             with suppress(Gone):
-                return WarmEngine.open(place, card, settings, system, reporter, here, keep)
+                return SocketEngine.open(place, card, settings, system, reporter, here, keep)
             if keep:
                 trouble = leave_behind(settings, card, keep, reporter)
                 with suppress(Gone):  # also after trouble: another process may have been quicker
-                    return WarmEngine.open(place, card, settings, system, reporter, here, keep)
+                    return SocketEngine.open(place, card, settings, system, reporter, here, keep)
                 trouble = trouble or "It was gone before it had loaded the model."
                 reporter.notice(f"no server stays behind, and this process answers. {trouble}")
         except NotThisOne as why:

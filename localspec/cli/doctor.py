@@ -1,5 +1,7 @@
 """localspec doctor"""
 
+import os
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -22,6 +24,8 @@ from localspec.errors import LocalspecError, UsageMistake
 from localspec.machine import hardware
 from localspec.machine.machine import Device, Machine, this_machine, torch_trouble
 from localspec.marks import drawable
+from localspec.models.imported import imports
+from localspec.models.other_programs import FoundModel, kept_by_others
 from localspec.models.packed_files import packed_bytes, packed_files, remove_abandoned
 from localspec.paths import Paths
 from localspec.policy.survey import Recommendation, all_ways, preferred, recommendations
@@ -29,6 +33,7 @@ from localspec.quantities import counted, expected_pace, size, speedup, tokens_a
 from localspec.store.store import user_store
 from localspec.text import one_line
 
+MOST_FOUND = 5  # models of other programs that the page names
 BUSY = 0.25  # cores that other programs may keep busy without a word
 
 app = typer.Typer()
@@ -109,6 +114,7 @@ class _Survey:
     recommended: Recommendation | None
     ungated: Recommendation | None  # of those that anybody can fetch
     packed: "_Packed"
+    found: list[FoundModel]  # of other programs, and not imported
     others: float  # cores that other programs kept busy meanwhile
 
 
@@ -145,8 +151,16 @@ def _survey(settings: Settings) -> _Survey:
         preferred(every, settings.prefer),
         preferred([one for one in every if not one.gated], settings.prefer),
         _Packed.look(Paths(environment.home())),
+        _found(Paths(environment.home())),
         others(),
     )
+
+
+def _found(paths: Paths) -> list[FoundModel]:
+    """Return the models of other programs, without those that were imported from files of that name and size."""
+    every = [one.header.origin.files for one in imports(paths).values()]
+    here = {(os.path.basename(name), sum(size for size, _ in files.values())) for files in every for name in files}
+    return [one for one in kept_by_others() if (one.path.name, one.bytes) not in here]
 
 
 # -- as JSON -----------------------------------------------------------------------------------------------------------
@@ -159,6 +173,10 @@ def _report(survey: _Survey) -> dict[str, Any]:
         "capabilities": hardware.capabilities(),
         "torch_trouble": torch_trouble(),
         "packed": {"path": str(survey.packed.path), "files": survey.packed.files, "bytes": survey.packed.bytes},
+        "found": [
+            {"name": one.name, "program": one.program, "path": str(one.path), "bytes": one.bytes}
+            for one in survey.found
+        ],
         "devices": [_device(device) for device in survey.machine.devices],
         "choices": [_choice(recommendation) for recommendation in survey.recommendations],
         "chosen": survey.chosen and _choice(survey.chosen),
@@ -298,6 +316,11 @@ def _machine(survey: _Survey) -> Iterator[str]:
     if survey.packed.files:
         packed = survey.packed
         yield f"{counted(packed.files, 'packed model')}, {size(packed.bytes)}, in {packed.path} and {packed.imports}"
+    for one in survey.found[:MOST_FOUND]:
+        path = shlex.quote(str(one.path))
+        yield f"{one.program} has {one.name}, {size(one.bytes)}. Take it with: localspec import {path}"
+    if (rest := len(survey.found) - MOST_FOUND) > 0:
+        yield f"There {'is one more' if rest == 1 else f'are {rest} more'}; --json lists all."
 
 
 def _table(recommendations: list[Recommendation], verbose: bool, width: int | None) -> list[str]:

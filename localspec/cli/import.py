@@ -1,7 +1,7 @@
-"""localspec import FILE.gguf"""
+"""localspec import FILE.gguf, or a folder of them"""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -9,10 +9,12 @@ from localspec.cli.console import print_json
 from localspec.cli.interrupt import cleared_up_when_ended
 from localspec.cli.meanwhile import measure_new
 from localspec.cli.options import takes_settings
-from localspec.cli.progress import Progress
+from localspec.cli.progress import Progress, say
 from localspec.cli.texts import file_named
 from localspec.config import Settings
-from localspec.engine.importing import import_gguf
+from localspec.engine.importing import Imported, import_gguf
+from localspec.errors import LocalspecError, UsageMistake
+from localspec.models.other_programs import models_below
 from localspec.quantities import amount, duration, size
 from localspec.text import one_line
 
@@ -23,29 +25,65 @@ app = typer.Typer()
 @takes_settings("quantize", quantize="How the CPU engine packs it: int8, int4, or auto, as it would be loaded.")
 def import_file(
     *,
-    file: Annotated[Path, typer.Argument(parser=file_named, help="A GGUF file; of several parts any one.")],
+    file: Annotated[
+        Path, typer.Argument(parser=file_named, help="A GGUF file, or any part of one; or a folder of them.")
+    ],
     settings: Settings,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON value instead of a line.")] = False,
-) -> None:
+) -> int:
     """Make a model in a GGUF file ready for this engine, once. You may delete the file afterwards."""
+    if file.is_dir():
+        return _import_folder(file, settings, as_json)
     progress = Progress()
+    done = _import(file, settings, progress)
+    if as_json:
+        print_json(_json(done))
+        return 0
+    _tell(done)
+    typer.echo(one_line(f"Chat with it: localspec chat -m {done.name}. You may delete {file}; localspec has a copy."))
+    measure_new(done.name, settings, progress)
+    return 0
+
+
+def _import_folder(folder: Path, settings: Settings, as_json: bool) -> int:
+    """Import every model of a folder. A file that cannot be imported is named, and the others still are."""
+    models = models_below(folder)
+    if not models:
+        raise UsageMistake(f"{str(folder)!r} is a directory without GGUF files; give another one, or a GGUF file.")
+    progress, done = Progress(), list[Imported]()
+    for model in models:
+        try:
+            done.append(_import(model.path, settings, progress))
+        except LocalspecError as trouble:
+            say(f"{model.name} is left out: {trouble}")
+            continue
+        if not as_json:
+            _tell(done[-1])
+    if as_json:
+        print_json([_json(one) for one in done])
+    elif done:
+        typer.echo(one_line(f"Chat with one: localspec chat -m {done[0].name}"))
+    return 0 if len(done) == len(models) else 1
+
+
+def _import(file: Path, settings: Settings, progress: Progress) -> Imported:
     try:
         with cleared_up_when_ended():
-            done = import_gguf(file, settings, progress.reporter)
+            return import_gguf(file, settings, progress.reporter)
     finally:
         progress.clear()
-    if as_json:
-        print_json(
-            {
-                "name": done.name, "path": str(done.path), "packing": done.packing, "parameters": done.parameters,
-                "bytes": done.bytes, "license": done.license, "file_bytes": done.file_bytes, "types": done.types,
-                "new": done.new, "seconds": round(done.seconds, 3),
-            }
-        )  # fmt: skip
-        return
+
+
+def _json(done: Imported) -> dict[str, Any]:
+    return {
+        "name": done.name, "path": str(done.path), "packing": done.packing, "parameters": done.parameters,
+        "bytes": done.bytes, "license": done.license, "file_bytes": done.file_bytes, "types": done.types,
+        "new": done.new, "seconds": round(done.seconds, 3),
+    }  # fmt: skip
+
+
+def _tell(done: Imported) -> None:
     what = f"{amount(done.parameters)} parameters, {size(done.bytes)} in {done.packing}"
     of = f"{size(done.file_bytes)} in {', '.join(done.types)}"
     took = f", in {duration(done.seconds)}" if done.new else ", imported before"
     typer.echo(one_line(f"{done.name}: {what}, from {of}{took}: {done.path}"))
-    typer.echo(one_line(f"Chat with it: localspec chat -m {done.name}. You may delete {file}; localspec has a copy."))
-    measure_new(done.name, settings, progress)

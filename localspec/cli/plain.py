@@ -338,9 +338,9 @@ class _Talk:
             raise UsageMistake("/race takes a prompt that both answer; write it behind /race.")
         from localspec.bench.race import race, result
         from localspec.bench.racers import opponents, sentences
-        from localspec.serving.warm_chat import of_this_process
+        from localspec.serving.socket_engine import in_this_process
 
-        prompt, engine = written(line).prompt, of_this_process(self._loaded())
+        prompt, engine = written(line).prompt, in_this_process(self._loaded())
         self._progress.show("racing")
         lanes, streams = opponents(engine, prompt, self._conversation.system, self._settings.now)
         with ExitStack() as at_the_end:

@@ -272,7 +272,7 @@ class Engine:
 
     def report(self, sampling: Sampling, load_seconds: float) -> Report:
         """Return the report of a reply that is sampled in this way, after the model was loaded in `load_seconds`."""
-        return Report(self, sampling, load_seconds)
+        return Report.before(self, sampling, load_seconds)
 
     def lend_core(self, lent: bool) -> None:
         """Leaves a core to whoever draws what is said, as long as it is `lent`. Any thread of this process may say so.

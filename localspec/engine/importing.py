@@ -20,6 +20,7 @@ from localspec.models import registry
 from localspec.models.imported import import_of, imports, is_gguf, new_name
 from localspec.models.names import full_name
 from localspec.models.only_copies import move_only_copies
+from localspec.models.other_programs import ollama_name
 from localspec.models.packed_files import FILED
 from localspec.models.registry import TargetCard
 from localspec.models.shape import Shape
@@ -98,7 +99,7 @@ def import_gguf(
         taken = registry.cards(paths).keys() - imports(paths).keys()
         listed = registry.listed_as(digests.values(), paths)
         names = (old for old, now in registry.renamed(paths).items() if now == listed)  # phrases have the former name
-        name = next(names, listed) or new_name(file, digests[files[0].name], taken, paths)
+        name = next(names, listed) or new_name(file, digests[files[0].name], taken, paths, ollama_name(file))
         origin = same.header.origin if same else Origin(name, "")
     revision = hashlib.sha256("".join(digests[file.name] for file in files).encode())
     for name, content in sorted(model.texts.items()):

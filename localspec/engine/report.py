@@ -1,7 +1,7 @@
-"""What is told of one reply beside its text: by whom it was written, and its figures, as JSON has them."""
+"""The JSON object of one reply: who wrote it, how, and its figures."""
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
 
 from localspec.events import Statistics
 
@@ -10,13 +10,22 @@ if TYPE_CHECKING:
     from localspec.engine.engine import Engine
 
 
+@dataclass
 class Report:
-    """The JSON object of one reply. `start` is what of it does not depend on how the reply went."""
+    """What is known of a reply before it begins.
 
-    def __init__(self, engine: "Engine", sampling: "Sampling", load_seconds: float) -> None:
+    `start` holds the fields that do not depend on how the reply goes. `exactness` says in words how exact replies are.
+    """
+
+    start: dict[str, Any]
+    exactness: str
+    load_seconds: float
+
+    @classmethod
+    def before(cls, engine: "Engine", sampling: "Sampling", load_seconds: float) -> Self:
+        """Return the report of a reply by an engine of this process, whose model was loaded in `load_seconds`."""
         choice = engine.choice
-        self._load_seconds, self.exactness = load_seconds, engine.exactness.label(sampling.rule)
-        self.start: dict[str, Any] = {
+        start = {
             "model": choice.target.name,
             "revision": engine.revision,
             "drafter": choice.drafter,
@@ -30,14 +39,25 @@ class Report:
             "seed": sampling.seed,
             "sampling": sampling_facts(sampling),
         }
+        return cls(start, engine.exactness.label(sampling.rule), load_seconds)
 
     def of(self, text: str, reasoning: str, reason: str, statistics: Statistics) -> dict[str, Any]:
-        """All of it, once the reply is over."""
-        return whole(self.start, text, reasoning, reason, statistics, self._load_seconds)
+        """Return the object, once the reply is over."""
+        return {
+            "text": text,
+            "reasoning": reasoning,
+            "token_ids": statistics.token_ids,
+            **self.start,
+            "finish_reason": reason,
+            "prompt_tokens": statistics.prompt_tokens,
+            "completion_tokens": statistics.tokens,
+            "reasoning_tokens": statistics.reasoning_tokens,
+            **self.figures(statistics),
+        }
 
     def figures(self, statistics: Statistics) -> dict[str, Any]:
-        """Its times, what speculation did, and the bytes that are held."""
-        return figures_of(statistics, self._load_seconds)
+        """Return the times, what speculation did, and the bytes in memory."""
+        return figures_of(statistics, self.load_seconds)
 
 
 def sampling_facts(sampling: Any) -> dict[str, Any]:
@@ -46,25 +66,8 @@ def sampling_facts(sampling: Any) -> dict[str, Any]:
     return {**values, "source": "yours" if "temperature" in sampling.chosen else sampling.source}
 
 
-def whole(
-    start: Mapping[str, Any], text: str, reasoning: str, reason: str, statistics: Statistics, load_seconds: float
-) -> dict[str, Any]:
-    """All that is told of a reply."""
-    return {
-        "text": text,
-        "reasoning": reasoning,
-        "token_ids": statistics.token_ids,
-        **start,
-        "finish_reason": reason,
-        "prompt_tokens": statistics.prompt_tokens,
-        "completion_tokens": statistics.tokens,
-        "reasoning_tokens": statistics.reasoning_tokens,
-        **figures_of(statistics, load_seconds),
-    }
-
-
 def figures_of(statistics: Statistics, load_seconds: float) -> dict[str, Any]:
-    """The times of a reply, what speculation did, and the bytes that are held."""
+    """Return the times of a reply, what speculation did, and the bytes in memory."""
     memory = statistics.memory
     return {
         "reused_tokens": statistics.reused_tokens,

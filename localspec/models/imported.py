@@ -74,14 +74,15 @@ def import_of(
     return max(same, key=lambda one: one.path.stat().st_mtime, default=None)
 
 
-def new_name(path: Path, digest: str, taken: Collection[str], paths: Paths) -> str:
-    """What a file will be called here: by its name, and by its digest too where another model is called so.
+def new_name(path: Path, digest: str, taken: Collection[str], paths: Paths, called: str | None = None) -> str:
+    """Return the name of a model that is imported from a file: that of the file, or `called`.
 
-    `taken` are the names of models that were not imported. A file that changed is another model, whose former import
-    stays: its weights may be nowhere else.
+    If another model has this name, the digest is added. `taken` are the names of models that were not imported. A file
+    that changed is another model, and its former import stays, because its weights may be nowhere else.
     """
     numbered = _PART.fullmatch(path.name)
-    plain = re.sub(r"[^\w.-]+", "-", numbered[1] if numbered else path.stem).strip("-.") or "model"
+    stem = numbered[1] if numbered else called or path.stem
+    plain = re.sub(r"[^\w.-]+", "-", stem).strip("-.") or "model"
     return plain if plain not in {*taken, *imports(paths)} else f"{plain}-{digest[:8]}"
 
 

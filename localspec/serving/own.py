@@ -75,7 +75,7 @@ class Opened:
             "sampling": asdict(sampling),
             "think": engine.thinking(settings, self.system),
             "by_itself": engine.thinks_by_itself(self.system),
-            "start": Report(engine, sampling, seconds).start,
+            "start": Report.before(engine, sampling, seconds).start,
         }
 
     def _compare(self, models: LoadedModels, own: Settings) -> None:

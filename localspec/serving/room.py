@@ -218,7 +218,7 @@ class EngineRoom(threading.Thread):
         except UsageMistake as mistake:
             raise Refused(str(mistake), _named(str(mistake), asked.sampling)) from None
         limits = Limits(asked.max_tokens or settings.max_tokens, asked.stop or settings.stop)
-        report = Report(engine, sampling, loaded.load_seconds)
+        report = Report.before(engine, sampling, loaded.load_seconds)
         if asked.messages is None:
             assert asked.text is not None
             unspelled = engine.cannot_spell([{"role": "user", "content": asked.text}])

@@ -2,6 +2,7 @@ import json
 
 import pyte
 import pytest
+from each import each
 from reply_statistics import said
 from rich.cells import cell_len
 
@@ -36,8 +37,8 @@ def lanes() -> list[Lane]:
     return [lane("plain decoding", 0.5), lane("with phrases", 0.2)]
 
 
-@pytest.mark.parametrize("columns", [24, 40, 60, 61, 80, 100, 300])
-@pytest.mark.parametrize("lines", [11, 24, 60])
+@each("columns", [24, 40, 60, 61, 80, 100, 300])
+@each("lines", [11, 24, 60])
 def test_a_picture_fits_whatever_was_said(lanes, columns, lines):
     size = Size(columns=columns, lines=lines)
     assert fits(size)
@@ -54,7 +55,7 @@ def test_too_small_a_terminal_gets_no_picture():
     assert not fits(Size(columns=23, lines=24)) and not fits(Size(columns=80, lines=10))
 
 
-@pytest.mark.parametrize(("columns", "lines"), [(5, 2), (1, 1), (23, 24), (80, 6), (80, 10)])
+@each("columns, lines", [(5, 2), (1, 1), (23, 24), (80, 6), (80, 10)])
 def test_a_picture_fits_into_a_terminal_that_has_shrunk_meanwhile(lanes, columns, lines):
     drawn = frame(lanes, Size(columns=columns, lines=lines), 1.5)
     assert 0 < len(drawn) <= lines and max(map(cell_len, drawn)) < columns
@@ -102,7 +103,6 @@ def test_a_picture_is_drawn_over_the_one_before():
 
 
 def test_a_whole_screen_is_one_picture_whatever_stood_there(lanes):
-    """After every size that a terminal may have had in between: nothing scrolls, and nothing is left."""
     screen = pyte.HistoryScreen(80, 24)
     stream = pyte.Stream(screen)
     for columns, lines in [(80, 24), (60, 12), (120, 40), (20, 5), (80, 24)]:

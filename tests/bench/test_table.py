@@ -2,6 +2,7 @@ import copy
 
 import pytest
 from bench_reports import report, row
+from each import each
 from golden import wording
 from reply_statistics import said
 
@@ -62,22 +63,16 @@ def test_a_sentence_and_bars_come_first(two):
     assert fast == table.LONGEST_BAR and plain == int(table.LONGEST_BAR * 4 / 9)
 
 
-@pytest.mark.parametrize(
-    ("unlike", "said_first"),
+@each(
+    "unlike, said_first",
     [
         ({"speedup": 1.004}, wording("nothing_here_faster_than_plain_3")),
         ({"speedup": 0.8}, wording("nothing_here_faster_than_plain_4")),
-        (
-            {"identical": False},
-            wording("phrases_8_nodes_2_2_faster_than_2"),
-        ),
+        ({"identical": False}, wording("phrases_8_nodes_2_2_faster_than_2")),
         ({"identical": None}, wording("phrases_8_nodes_2_2_faster_than_3")),
         ({"reliable": False}, wording("plain_decoding_gave_4_0_tokens_s_2")),
         ({"speedup": None}, wording("plain_decoding_gives_4_0_tokens_s_3")),
-        (
-            {"drafter": "none", "nodes": "auto", "speedup": 0.73},
-            wording("plain_decoding_gives_4_0_tokens_s_4"),
-        ),
+        ({"drafter": "none", "nodes": "auto", "speedup": 0.73}, wording("plain_decoding_gives_4_0_tokens_s_4")),
     ],
 )
 def test_the_sentence_is_true(two, unlike, said_first):
@@ -92,7 +87,7 @@ def test_what_auto_does_without_a_drafter_is_not_compared_with_itself(two):
     assert "faster" not in bar and "slower" not in bar and wording("kind_of_text") not in text
 
 
-@pytest.mark.parametrize(("width", "left_out"), [(100, ""), (80, "host, limit"), (60, "M, draft, verify, host, limit")])
+@each("width, left_out", [(100, ""), (80, "host, limit"), (60, "M, draft, verify, host, limit")])
 def test_at_a_narrow_terminal_nothing_is_broken(two, width, left_out):
     two[1] |= {"drafter": "parallelspec", "off_reason": "word " * 30}
     lines = table.of(report(two), width, details=True).splitlines()
@@ -164,8 +159,8 @@ def test_never_wider_than_100_columns(two):
     }  # fmt: skip
     for some in (two, wide):
         some = some if isinstance(some, list) else [some]
-        for each in some:
-            each["categories"] = {
+        for one in some:
+            one["categories"] = {
                 f"category {'x' * 90} {n}": {"speedup": 10.2, "acceptance_length": 11.3} for n in range(20)
             }
     machine = {"versions": "torch " + "x" * 150, "cores": 128, "memory": 2**42, "bandwidth": 10**12, "others": 127.9}

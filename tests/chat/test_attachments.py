@@ -39,9 +39,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.mark.parametrize(
-    ("text", "before", "files"),
-    [
+@each("text, before, files", [
         ("see @notes.txt", "some notes\n\n", ["notes.txt"]),
         ("see @notes.txt, please", "some notes\n\n", ["notes.txt"]),
         ("(@notes.txt)", "some notes\n\n", ["notes.txt"]),
@@ -55,8 +53,7 @@ def folder(tmp_path, monkeypatch):
         ("@app.route('/x.html')\n@pytest.mark.slow\n@types/node", "", []),
         ('import x from "@/components/x.js"', "", []),
         ("mail to bob@site.py or (@/nope)", "", []),
-    ],
-)  # fmt: skip
+    ])  # fmt: skip
 def test_what_names_a_file_and_what_is_text(folder, text, before, files):
     found = written(text)
     assert (found.typed, found.before) == (text, before)
@@ -64,9 +61,7 @@ def test_what_names_a_file_and_what_is_text(folder, text, before, files):
     assert found.prompt == before + text
 
 
-@pytest.mark.parametrize(
-    "name", ["/nope", "~/nope", "./nope", "../nope.x", "nope.txt", "docs/nope.md", '"no such file"', "/"]
-)
+@each("name", ["/nope", "~/nope", "./nope", "../nope.x", "nope.txt", "docs/nope.md", '"no such file"', "/"])
 def test_a_file_that_is_not_there_is_told_where_one_was_meant(folder, name):
     shown = name.strip('"')
     with pytest.raises(UsageMistake, match=re.escape(f"@{shown} cannot be read (") + r".*\\@ where no file is meant"):
@@ -87,7 +82,7 @@ def test_an_escaped_name_is_text_and_other_backslashes_stay(folder):
     assert written(r"\@notes.txt and \@array") == Written(r"@notes.txt and \@array")
 
 
-@pytest.mark.parametrize(("name", "why"), [("image.png", wording("is_not_utf_8_text")), ("null", "holds NUL bytes")])
+@each("name, why", [("image.png", wording("is_not_utf_8_text")), ("null", "holds NUL bytes")])
 def test_what_is_no_text_is_refused(folder, name, why):
     with pytest.raises(UsageMistake, match=f"@{name} {why}"):
         written(f"see @{name}")

@@ -27,9 +27,7 @@ def test_names_of_other_programs(line, meant):
     assert read(line) == meant
 
 
-@pytest.mark.parametrize(
-    ("line", "does"), [("/show", "/system"), ("/save chat.md", "history export"), ("/load llama", "/model NAME")]
-)
+@each("line, does", [("/show", "/system"), ("/save chat.md", "history export"), ("/load llama", "/model NAME")])
 def test_commands_of_other_programs_are_named_as_ours(line, does):
     with pytest.raises(UsageMistake, match=f"There is no command {line.split()[0]}. .*{does}"):
         read(line)

@@ -84,9 +84,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.mark.parametrize(
-    ("before", "become"),
-    [
+@each("before, become", [
         ("see @", ["see @docs/", 'see @"my notes.txt" ', "see @notes.txt "]),
         ("see @no", ["see @notes.txt "]),
         ('see @"my', ['see @"my notes.txt" ']),
@@ -98,8 +96,7 @@ def folder(tmp_path, monkeypatch):
         (r"\@no", []),
         ("@none/", []),
         ("see @notes.txt ", []),
-    ],
-)  # fmt: skip
+    ])  # fmt: skip
 def test_paths(folder, before, become):
     need = needed(before)
     assert lines(before, **({} if need is None else {need: look_up(need, None)})) == become

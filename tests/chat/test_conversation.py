@@ -1,6 +1,5 @@
 """A conversation keeps what was said, while it is said, and sends the model what it should read."""
 
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,12 +16,6 @@ from localspec.errors import UsageMistake
 from localspec.events import Done, Prefill, Text
 from localspec.store.database import StoreTrouble
 from localspec.store.store import Store
-
-
-@pytest.fixture
-def store(tmp_path) -> Iterator[Store]:
-    with Store.open(tmp_path / "localspec.db", lambda sentence: pytest.fail(sentence)) as store:
-        yield store
 
 
 def no_room(*_: Any, **__: Any) -> Any:

@@ -4,6 +4,7 @@ import os
 import sys
 
 import pytest
+from each import each
 from golden import matching
 
 from localspec.chat.export import proposed_file, write_new
@@ -42,7 +43,7 @@ def test_home_is_understood_and_other_places_must_be_there(tmp_path, monkeypatch
         write_new("x", str(tmp_path / "missing" / "x.md"))
 
 
-@pytest.mark.parametrize("name", ["", "  ", "a\0b"])
+@each("name", ["", "  ", "a\0b"])
 def test_a_name_is_needed(name):
     with pytest.raises(UsageMistake, match=matching("a_file_needs_a_name")):
         write_new("x", name)

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from each import each
 from golden import wording
 from scripted_conversation import statistics
 
@@ -90,9 +91,7 @@ def test_a_speedup_is_the_same_while_it_is_shown_and_where_it_is_saved():
     assert gain(found.speedup) == gain(saved["speedup"]) == "8 % slower"
 
 
-@pytest.mark.parametrize(
-    "unknown", [{"plain_seconds": None}, {"steps": ENOUGH - 1}, {"token_ids": (0,) * (TOKENS - 1)}]
-)
+@each("unknown", [{"plain_seconds": None}, {"steps": ENOUGH - 1}, {"token_ids": (0,) * (TOKENS - 1)}])
 def test_a_speedup_that_is_not_known_is_none(unknown):
     known = replace(statistics(TOKENS), steps=ENOUGH, plain_seconds=0.9)
     found = after(Prefill(5, 5), SECOND, so_far=replace(known, **unknown))

@@ -63,7 +63,7 @@ def test_a_value_is_taken_and_shown_with_its_origin(key, value, name, taken):
     assert float(line.value) == float(value)
 
 
-@pytest.mark.parametrize("back", ["default", "", "  "])
+@each("back", ["default", "", "  "])
 def test_default_takes_back_to_what_the_chat_began_with(tmp_path, back):
     settings = ChatSettings(config.load(Paths(tmp_path), {}, {"top_p": 0.5}))
     settings.change({"top-p": "0.9", "seed": "3"}, WARM)

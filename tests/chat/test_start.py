@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from command import what_is_kept
+from each import each
 from golden import matching, wording
 from machines import BILLION, cpu, gpu, machine, unfetched
 from scripted_conversation import Engine, talk
@@ -165,7 +166,7 @@ def test_a_new_conversation(begin, other, monkeypatch):
         assert [info.title for info in store.history.conversations()] == ["hi"]
 
 
-@pytest.mark.parametrize("resume", [None, "last", 1])
+@each("resume", [None, "last", 1])
 def test_a_mistake_makes_nothing(begin, tmp_path, resume):
     (tmp_path / "empty").mkdir()
     wrong: list[tuple[str, type[LocalspecError]]] = [("dmo", NotHere), (str(tmp_path / "empty"), NotHere)]
@@ -200,7 +201,7 @@ def test_the_last_one_and_a_given_one(begin):
     assert prompts(begin(second)) == ["three"]
 
 
-@pytest.mark.parametrize("resume", ["last", 1, 2, 0, -1, 2**70])
+@each("resume", ["last", 1, 2, 0, -1, 2**70])
 def test_what_is_not_there(begin, resume):
     number = begin.keep("one")
     with Store.open(begin.database, pytest.fail) as store:
@@ -211,8 +212,8 @@ def test_what_is_not_there(begin, resume):
         begin(resume)
 
 
-@pytest.mark.parametrize(
-    ("kept", "given", "found"),
+@each(
+    "kept, given, found",
     [
         ("Be kind.", {}, "Be kind."),
         (None, {}, None),

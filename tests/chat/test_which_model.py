@@ -240,6 +240,7 @@ def test_who_chose_last_is_saved_even_if_the_model_stays(enter, paths):
 # -- other commands ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_bench_and_distill_take_the_model_that_answers(enter, fresh_home, tmp_path, paths):
     enter(one=10, two=10)
     save_choice("two", "use", paths)

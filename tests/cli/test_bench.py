@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from command import light_help, localspec, sentence
+from each import each
 from golden import wording
 from pretended_terminal import read_at_a_terminal
 from scripted_models import random_model, scripted_model
@@ -13,6 +13,8 @@ from localspec import Engine, Sampling
 from localspec.cli import bench as module
 from localspec.cli.main import main
 from localspec.events import Done
+
+pytestmark = pytest.mark.slow
 
 PIECES = [f"{word} ".encode() for word in ("one", "two", "three", "four")]
 ROW = {
@@ -66,7 +68,6 @@ def prompts(tmp_path) -> Path:
     return file
 
 
-@pytest.mark.slow
 def test_json_is_one_line_and_the_table_goes_to_standard_error(bench, noise, prompts, tmp_path):
     code, out, errors = bench(
         "-m",
@@ -106,15 +107,12 @@ def test_json_is_one_line_and_the_table_goes_to_standard_error(bench, noise, pro
     assert not (tmp_path / "home" / "data").exists(), "a bench leaves nothing behind"
 
 
-@pytest.mark.slow
 def test_the_table_alone(bench, words, prompts, tmp_path):
     asked = ["-m", words, "--nodes", 4, "--prompts", prompts, "--limit", 2, "--repeat", 2, "-n", 24]
     code, out, errors = bench(*asked, "--plot", tmp_path / "drawn.svg", "--details")
     assert code == 0 and errors == f"localspec: drawn in {tmp_path / 'drawn.svg'}.\n"
-    assert (
-        "phrases, 4 nodes" in (tmp_path / "drawn.svg").read_text("utf-8")
-        and wording("faster_than_plain_decoding") in out
-    )
+    assert "phrases, 4 nodes" in (tmp_path / "drawn.svg").read_text("utf-8")
+    assert wording("faster_than_plain_decoding") in out
     rows = [line.split() for line in out.splitlines() if line.startswith(("none ", "phrases  "))]
     assert [row[:2] for row in rows] == [["none", "0"], ["phrases", "4"]]
     assert all(row[-1] == "2/2" for row in rows)
@@ -122,14 +120,14 @@ def test_the_table_alone(bench, words, prompts, tmp_path):
     assert float(rows[1][6]) > 1.0, "the reply repeats itself, and nothing of that was accepted"
 
 
-@pytest.mark.parametrize(("columns", "width"), [(60, 60), (80, 80), (250, 100)])
+@each("columns, width", [(60, 60), (80, 80), (250, 100)])
 def test_the_table_is_as_wide_as_the_terminal_that_shows_it(monkeypatch, columns, width):
     assert [module._width(as_json) for as_json in (False, True)] == [100, 100], "in a pipe"
-    read_at_a_terminal(monkeypatch, "stderr", columns)
-    assert [module._width(as_json) for as_json in (False, True)] == [100, width], "where it goes with --json"
+    with monkeypatch.context() as patch:
+        read_at_a_terminal(patch, "stderr", columns)
+        assert [module._width(as_json) for as_json in (False, True)] == [100, width], "where it goes with --json"
 
 
-@pytest.mark.slow
 def test_no_reply_helps_a_later_one(bench, words, prompts, monkeypatch):
     honest, steps = Engine.chat, {}
 
@@ -145,9 +143,7 @@ def test_no_reply_helps_a_later_one(bench, words, prompts, monkeypatch):
     assert len(steps) == 6 and all(len({*taken}) == 1 < len(taken) for taken in steps.values())
 
 
-@pytest.mark.slow
 def test_a_reply_that_differs_is_told(bench, words, prompts, monkeypatch):
-    """The check can fail: an engine that drafts says one other token in one of its replies."""
     honest, told = Engine.chat, []
 
     def chat(engine, messages, *rest):
@@ -166,7 +162,6 @@ def test_a_reply_that_differs_is_told(bench, words, prompts, monkeypatch):
     assert plain["identical"] is True and phrases["identical"] is False and phrases["identical_prompts"] == 2
 
 
-@pytest.mark.slow
 def test_sampled_replies_are_the_same_too_and_flags_reach_every_engine(bench, noise, prompts, monkeypatch):
     honest, met = Engine.chat, []
 
@@ -184,7 +179,6 @@ def test_sampled_replies_are_the_same_too_and_flags_reach_every_engine(bench, no
     assert set(met) == {(True, 300, "fp32", Sampling(0.9, seed=5), 16)}
 
 
-@pytest.mark.slow
 def test_prompts_that_do_not_fit_are_left_out_and_counted(bench, noise, tmp_path):
     file = tmp_path / "prompts.txt"
     file.write_text("hello\n" + "long " * 400 + "\nbye\n")
@@ -195,56 +189,7 @@ def test_prompts_that_do_not_fit_are_left_out_and_counted(bench, noise, tmp_path
     assert code == 2 and out == "" and "1999 tokens" in errors and errors.count("\n") == 1
 
 
-@pytest.mark.slow
 def test_without_a_file_the_built_in_prompts_are_asked(bench, noise):
     code, out, _ = bench("-m", noise, "--drafter", "none", "--limit", 4, "-n", 4, "--json")
     (row,) = json.loads(out)["rows"]
     assert code == 0 and len(row["categories"]) == 4
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--prompts", "nowhere.jsonl"], ["nowhere.jsonl"]),
-        (["--drafter", "phrases", "--nodes", "0"], ["--nodes 0", wording("plain_decoding_measured_any_case")]),
-        (["--nodes", "4,65"], ["--nodes 65", "64"]),
-        (["--nodes", "four"], ["--nodes four"]),
-        (["--nodes", "4,"], ["--nodes '4,'"]),
-        (["--nodes", ""], ["--nodes ''", "names nothing"]),
-        (["--drafter", ""], ["--drafter ''", "names nothing"]),
-        (["--prompts", ""], [wording("name_file")]),
-        (["--drafter", "phrases,fancy"], ["fancy"]),
-        (["--drafter", ","], ["--drafter"]),
-        (["--drafter", "phrases,medusa, phrases"], ["lists phrases twice"]),
-        (["--drafter", "phrases", "--nodes", "4,4"], ["--nodes 4,4 lists 4 twice"]),
-        (["--drafter", "none", "--nodes", "4"], ["--nodes 4", "no effect"]),
-        (["--limit", "0"], ["--limit"]),
-        (["--repeat", "0"], ["--repeat"]),
-        (["--max-tokens", "0"], ["--max-tokens"]),
-        (["--temp", "-1"], ["--temperature -1"]),
-        (["--temp", "warm"], ["--temperature 'warm'"]),
-        (["--seed", "1.5"], ["--seed 1.5"]),
-        (["--peer", "llama.cpp"], ["--peer", wording("compares_with_llama_cpp")]),
-        (["--device", "cuda:99"], ["cuda:99"]),
-        (["--plot", "drawn.jpg"], ["drawn.jpg", ".svg"]),
-    ],
-)
-def test_mistakes_are_one_sentence_before_anything_is_loaded(bench, monkeypatch, arguments, said):
-    monkeypatch.setattr("localspec.bench.comparison.Engine", lambda *_, **__: pytest.fail("a model was loaded"))
-    model = [] if "-m" in arguments else ["-m", "demo"]  # which is not announced then
-    code, out, errors = bench(*model, *arguments)
-    assert (code, out) == (2, "") and errors.startswith("localspec: ") and errors.count("\n") == 1
-    for word in said:
-        assert word in errors
-
-
-@pytest.mark.slow
-def test_a_model_that_is_not_here_is_3(tmp_path):
-    result = localspec(tmp_path, "bench", "-m", "dmo")
-    assert result.returncode == 3 and "'demo'" in sentence(result)
-
-
-@pytest.mark.slow
-def test_help_loads_nothing_heavy(tmp_path):
-    told = light_help(tmp_path, "bench")
-    assert all(flag in told for flag in ("--drafter", "--nodes", "--prompts", "--limit", "--json"))

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from each import each
 from golden import wording
 
 from localspec.cli import plain
@@ -66,17 +67,19 @@ def test_at_a_terminal_it_fills_the_screen(begun):
     assert (form, resume, files, prompt) == ("full screen", None, "", None) and settings.log
 
 
-@pytest.mark.parametrize("how", ["flag", "terminal", "both"])
+@each("how", ["flag", "terminal", "both"])
 def test_line_by_line(begun, monkeypatch, how):
+    begun.clear()
     if how != "flag":
         monkeypatch.setenv("TERM", "dumb")
     assert chat(*(["--plain"] if how != "terminal" else [])) == (7, "")
     assert [begin.form for begin in begun] == ["plain"]
 
 
-@pytest.mark.parametrize("missing", ["stdin", "stdout", "stderr"])
-@pytest.mark.parametrize("other", [None, io.StringIO()])
+@each("missing", ["stdin", "stdout", "stderr"])
+@each("other", [None, io.StringIO()])
 def test_without_a_terminal(begun, missing, other):
+    begun.clear()
     code, said = chat(**{missing: other})
     assert code == 2 and begun == []
     if missing != "stderr":
@@ -85,8 +88,9 @@ def test_without_a_terminal(begun, missing, other):
     assert chat("--plain", **{missing: other}) == (7, "")
 
 
-@pytest.mark.parametrize("form", [[], ["--plain"]])
+@each("form", [[], ["--plain"]])
 def test_what_it_is_given(begun, tmp_path, form):
+    begun.clear()
     (tmp_path / "notes").write_text("notes\n")
     chat(*form, "-f", str(tmp_path / "notes"), "-f", str(tmp_path / "notes"), "-c", "-m", "there", "-n", "9", "hi")
     chat(*form, "--conversation", "12", "--no-log", "-s", "a\udcff", "b\udce9\ud800")
@@ -99,9 +103,11 @@ def test_what_it_is_given(begun, tmp_path, form):
     assert (third.resume, third.prompt) == (None, "")
 
 
-@pytest.mark.parametrize("form", [[], ["--plain"]])
+@each("form", [[], ["--plain"]])
 def test_a_word_is_a_model_only_by_its_full_name(begun, form):
     """A beginning of one is a prompt, with a hint."""
+    begun.clear()
+    hints.clear()
     chat(*form, "Demo")
     said = chat(*form, "demo-d")[1]
     chat(*form, "-m", "other", "demo")
@@ -113,8 +119,8 @@ def test_a_word_is_a_model_only_by_its_full_name(begun, form):
     assert said == (f"localspec: {hint}\n" if form else "") and (form or hints == ["", hint, ""])
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
+@each(
+    "arguments, said",
     [
         (["-c", "--conversation", "3"], wording("continue_conversation_3_exclude")),
         (["--conversation", "last"], wording("last_number_conversation")),
@@ -127,7 +133,7 @@ def test_a_word_is_a_model_only_by_its_full_name(begun, form):
         (["--stats"], "--stats"),
     ],
 )
-@pytest.mark.parametrize("form", [[], ["--plain"]])
+@each("form", [[], ["--plain"]])
 def test_mistakes(begun, fresh_home, form, arguments, said):
     code, told = chat(*form, *arguments)
     assert code == 2 and begun == []

@@ -16,7 +16,6 @@ def test_a_table_is_aligned_and_its_last_column_is_cut():
 
 
 def test_of_a_table_that_is_too_wide_whole_columns_are_left_out():
-    """A number is never cut in two."""
     rows = [["NAME", "BYTES", "LICENSE", "PATH"], ["demo", "14.5 MiB", "Apache-2.0", "/a/path/to/it"]]
     shown = {width: table(rows, width=width)[1] for width in (45, 36, 30, 28, 26, 17, 16, 8)}
     assert shown == {

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from clocks import PATIENCE, until
-from command import called, environment, sentence
+from command import environment
 from golden import wording
 from safetensors.torch import load_file, save_file
 from tiny_models import END, stock_reply
@@ -27,6 +27,8 @@ from localspec.policy.selection import choose
 from localspec.training import answering
 from localspec.training.distill import append
 from localspec.training.examples import read_examples
+
+pytestmark = pytest.mark.slow
 
 MODEL = "phi3-grouped-window-partial-rotary"
 PROMPTS = ["the cat", "one two three four five six", "and the dog sat on the log", "über allen", "sat", "log and cat"]
@@ -63,7 +65,6 @@ def lines(file: Path) -> dict[str, dict]:
     return {line["id"]: line for line in found}
 
 
-@pytest.mark.slow
 def test_greedy_replies_are_those_of_a_plain_loop_over_the_stock_model(distill, tmp_path, model):
     """Batched and filled up in front, which a wrong mask or wrong positions would show."""
     code, text, errors = distill("--batch", 4)
@@ -83,14 +84,12 @@ def agree(found: dict[str, dict], model) -> None:
         assert line["finish_reason"] == ("length" if len(reply) == 20 else "stop")
 
 
-@pytest.mark.slow
 def test_our_engine_answers_on_a_cpu_and_says_the_same(distill, tmp_path, model):
     code, text, errors = distill("--dtype", "fp32")
     assert code == 0 and "6 replies" in text and re.search(r"6 replies take about \d+ (s|min) at most", errors)
     agree(lines(tmp_path / "out.jsonl"), model)
 
 
-@pytest.mark.slow
 def test_packed_weights_answer_one_by_one(distill, tmp_path):
     assert distill("--quantize", "int4", "--limit", 2)[0] == 0
     found = lines(tmp_path / "out.jsonl")
@@ -99,7 +98,6 @@ def test_packed_weights_answer_one_by_one(distill, tmp_path):
     assert (code, text) == (2, "") and wording("batch_3_effect_int8_cpu") in errors
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("flags", [[], ["--batch", 2]])
 def test_every_turn_is_answered_in_what_was_said_before(distill, tmp_path, model, flags):
     file = tmp_path / "turns.jsonl"
@@ -117,7 +115,6 @@ def test_every_turn_is_answered_in_what_was_said_before(distill, tmp_path, model
     assert distill("--dtype", "fp32", *flags, file=file)[0] == 2, "other turns are another question"
 
 
-@pytest.mark.slow
 def test_a_conversation_ends_where_the_context_does(distill, tmp_path, model):
     file = tmp_path / "long.jsonl"
     file.write_text(json.dumps({"turns": ["the cat", "word " * 60, "word " * 60]}))
@@ -126,7 +123,6 @@ def test_a_conversation_ends_where_the_context_does(distill, tmp_path, model):
     assert [message["role"] for message in line["messages"]] == ["user", "assistant"] * 2
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("quantize", ["nf4", "int8"])
 def test_transformers_is_told_of_the_same_packed_weights(quantize):
     """As on CUDA; bitsandbytes computes on a CPU, too."""
@@ -141,7 +137,6 @@ def test_transformers_is_told_of_the_same_packed_weights(quantize):
     assert 0 < difference < {"nf4": 0.5, "int8": 0.1}[quantize]
 
 
-@pytest.mark.slow
 def test_a_seed_gives_the_same_replies_also_after_a_stop(distill, tmp_path):
     flags = ["--temp", 0.9, "--seed", 3, "--batch", 2]
     assert distill(*flags, out="whole")[0] == 0
@@ -155,7 +150,6 @@ def test_a_seed_gives_the_same_replies_also_after_a_stop(distill, tmp_path):
     assert lines(tmp_path / "other") != lines(tmp_path / "whole")
 
 
-@pytest.mark.slow
 def test_what_is_there_is_not_asked_again(distill, tmp_path, monkeypatch):
     assert distill("--batch", 2, "--limit", 2)[0] == 0
     before = (tmp_path / "out.jsonl").read_bytes()
@@ -172,7 +166,6 @@ def test_what_is_there_is_not_asked_again(distill, tmp_path, monkeypatch):
     assert (code, text) == (2, "") and wording("asked_for_with_another") in errors
 
 
-@pytest.mark.slow
 def test_conversations_and_prompts_that_are_too_long(distill, tmp_path):
     file = tmp_path / "chat.jsonl"
     chat = [
@@ -194,7 +187,6 @@ def test_conversations_and_prompts_that_are_too_long(distill, tmp_path):
     assert (code, text) == (2, "") and "512" in errors and not (tmp_path / "other").exists()
 
 
-@pytest.mark.slow
 def test_a_full_disk_leaves_whole_lines(distill, tmp_path):
     assert distill("--limit", 2, "--batch", 2)[0] == 0
     before = (tmp_path / "out.jsonl").read_bytes()
@@ -208,25 +200,12 @@ def test_a_full_disk_leaves_whole_lines(distill, tmp_path):
     assert (tmp_path / "out.jsonl").read_bytes() == before
 
 
-@pytest.mark.parametrize(
-    ("content", "word"),
-    [("", "holds no prompts"), ('{"text": "a"}', wording("there_is_no_prompt")), ('{"prompt": "a"}\nno', "line 2")],
-)
-def test_prompts_that_are_none(distill, tmp_path, content, word):
-    file = tmp_path / "bad.jsonl"
-    file.write_text(content)
-    code, text, errors = distill(file=file)
-    assert (code, text) == (2, "") and word in errors and errors.count("\n") == 1
-
-
-@pytest.mark.slow
 def test_a_file_of_something_else_is_not_touched(distill, tmp_path):
     (tmp_path / "out.jsonl").write_text('{"text": "mine"}\n')
     code, _, errors = distill()
     assert code == 2 and "line 1" in errors and (tmp_path / "out.jsonl").read_text() == '{"text": "mine"}\n'
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "content",
     ["My only precious note without a newline", '{"id": "p0", "prompt": "the cat"}', '{"id": "a", "asked": 1}'],
@@ -239,7 +218,6 @@ def test_what_has_no_newline_is_cut_off_only_where_it_is_ours(distill, tmp_path,
     assert distill(file=note, out="note")[0] == 2 and note.read_text() == content
 
 
-@pytest.mark.slow
 def test_a_model_is_known_by_what_it_is_and_not_by_how_it_was_named(distill, tmp_path, model, monkeypatch):
     copy = shutil.copytree(model.path, tmp_path / "copy")
     monkeypatch.chdir(tmp_path)
@@ -252,23 +230,6 @@ def test_a_model_is_known_by_what_it_is_and_not_by_how_it_was_named(distill, tmp
     assert code == 2 and wording("was_asked_for_with_another") in errors
 
 
-@pytest.mark.slow
-def test_flags_that_are_missing_or_cannot_be(tmp_path, distill):
-    for arguments in (
-        [],
-        ["--prompts", "a"],
-        ["-o", "a"],
-        ["--prompts", "a", "-o", "."],
-        ["--prompts", "a", "-o", "no/a"],
-        ["--prompts", __file__, "-o", "x" * 300],
-    ):
-        result = called(tmp_path, "distill", "-m", "demo", *arguments)
-        assert result.returncode == 2 and "-o" in sentence(result)
-    assert distill("--temp", -1)[0] == distill("--seed", 1.5)[0] == distill("--batch", 0)[0] == 2
-
-
-@pytest.mark.slow
-@pytest.mark.long
 def test_ctrl_c_leaves_a_file_to_go_on_with(tmp_path, model):
     file, out = tmp_path / "many.txt", tmp_path / "out.jsonl"
     file.write_text("".join(f"the cat sat on {number}\n" for number in range(300)))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
+from each import each
 from golden import matching, wording
 from typer.testing import CliRunner
 
@@ -95,25 +95,10 @@ def test_list_tells_every_conversation_the_last_used_first(database: Path) -> No
     listed = json.loads(output)
     times = [(entry.pop("created"), entry.pop("used")) for entry in listed]
     assert all(start <= created <= used <= time.time() for created, used in times)
+    common = {"branch_of": None, "named": False, "source": "chat"}
     assert listed == [
-        {
-            "id": second,
-            "title": "evil␛[2J �31m line <b>",
-            "model": f"/models/{EVIL}",
-            "turns": 1,
-            "branch_of": None,
-            "named": False,
-            "source": "chat",
-        },
-        {
-            "id": first,
-            "title": "first",
-            "model": "demo",
-            "turns": 2,
-            "branch_of": None,
-            "named": False,
-            "source": "chat",
-        },
+        {"id": second, "title": "evil␛[2J �31m line <b>", "model": f"/models/{EVIL}", "turns": 1, **common},
+        {"id": first, "title": "first", "model": "demo", "turns": 2, **common},
     ]
     assert run("list", "--limit", "1").splitlines() == lines[:1]
     assert [entry["id"] for entry in json.loads(run("list", "--limit", "1", "--json"))] == [second]
@@ -179,7 +164,7 @@ def test_search_shows_where_the_words_stand(database: Path) -> None:
     assert run("search", "--", "-x") == wording("nothing_was_found_2")
 
 
-@pytest.mark.parametrize("words", [("",), (" ", "\n")])
+@each("words", [("",), (" ", "\n")])
 def test_a_search_needs_a_word(database: Path, words: tuple[str, ...]) -> None:
     with pytest.raises(UsageMistake, match=matching("nothing_to_search_for")):
         run("search", *words)
@@ -241,8 +226,8 @@ def test_export_is_one_document(database: Path) -> None:
     assert run("export", str(numbers[2]), str(numbers[0]), str(numbers[2])) == document(0, 2)
 
 
-@pytest.mark.parametrize(
-    ("text", "end"),
+@each(
+    "text, end",
     [
         ("```python\nprint(1)", "```"),
         ("~~~~\nx\n~~~\n```", "~~~~"),
@@ -297,21 +282,13 @@ def test_rm_without_a_terminal_names_yes(database: Path) -> None:
     assert len(kept(database)) == 2
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("rm",),
-        ("rm", "--yes"),
-        ("rm", "1", "--all", "--yes"),
-        ("rm", "1", "--older-than", "1d"),
-        ("rm", "--all", "--older-than", "1d"),
-    ],
-)
-def test_rm_deletes_only_what_was_said_clearly(database: Path, arguments: tuple[str, ...]) -> None:
+@each("arguments", ["rm", "rm --yes", "rm 1 --all --yes", "rm 1 --older-than 1d", "rm --all --older-than 1d"])
+def test_rm_deletes_only_what_was_said_clearly(database: Path, arguments: str) -> None:
     keep(database, ("one", "reply", "stop"))
+    before = kept(database)
     with pytest.raises(UsageMistake, match=matching("their_ids_which_list_shows_older")):
-        run(*arguments)
-    assert kept(database) == ["one"]
+        run(*arguments.split())
+    assert kept(database) == before
 
 
 def used(database: Path, conversation: int, days: float) -> None:
@@ -382,7 +359,6 @@ def test_a_branch_says_of_what(database: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_rm_deletes_what_was_copied_too(database: Path) -> None:
-    """What was said, in a file beside the history: it may be of any conversation."""
     first, *_ = keep(database, ("one", "reply", "stop"))
     keep(database, ("two", "reply", "stop"))
     copied = database.parent / "copied.txt"
@@ -398,12 +374,11 @@ def test_rm_deletes_what_was_copied_too(database: Path) -> None:
     assert run("rm", "--all", "--yes") == wording("there_conversations_delete")
 
 
-@pytest.mark.parametrize("number", ["7", "0", str(10**30)])
-@pytest.mark.parametrize("arguments", [("show",), ("export", "1"), ("rm", "1", "--yes")])
-def test_an_id_that_is_not_there_is_said_before_anything_happens(
-    database: Path, arguments: tuple[str, ...], number: str
-) -> None:
-    assert keep(database, ("one", "reply", "stop"))[0] == 1
+@each("number", ["7", "0", str(10**30)])
+@each("arguments", [("show",), ("export", "1"), ("rm", "1", "--yes")])
+def test_an_id_that_is_not_there_is_said_before_anything_happens(database, arguments, number):
+    if not kept(database):
+        keep(database, ("one", "reply", "stop"))
     result = CliRunner().invoke(history_module.app, [*arguments, number])
     assert isinstance(result.exception, UsageMistake) and result.stdout == ""
     assert str(result.exception) == (wording("there_conversation_here_localspec", number=number))
@@ -456,19 +431,6 @@ def test_the_whole_command_line(database: Path, capfd: pytest.CaptureFixture[str
     assert without == listed
 
 
-def test_the_group_offers_its_commands() -> None:
-    group = typer.main.get_command(history_module.app)
-    assert set(group.commands) == {"list", "search", "show", "export", "rm"}  # type: ignore[attr-defined]
-
-
-@pytest.mark.slow
-def test_importing_it_imports_nothing_heavy() -> None:
-    heavy = {"torch", "transformers", "tokenizers", "numpy", "textual"}
-    code = f"import sys, localspec.cli.history; print(sorted({heavy!r} & set(sys.modules)))"
-    root = Path(__file__).parents[2]
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root).stdout == "[]\n"
-
-
 def half_saved(connection: sqlite3.Connection) -> None:
     """Text that reaches the log and is never committed, as where the disk is full."""
     connection.execute("PRAGMA cache_size = 1")
@@ -479,9 +441,7 @@ def half_saved(connection: sqlite3.Connection) -> None:
     connection.execute("ROLLBACK")
 
 
-def test_rm_of_nothing_takes_what_could_not_be_saved_out_of_the_log(
-    database: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rm_of_nothing_takes_what_could_not_be_saved_out_of_the_log(database, monkeypatch):
     monkeypatch.setattr(opening, "BUSY_SECONDS", 0.05)
     log = Path(f"{database}-wal")
     with (
@@ -514,14 +474,14 @@ def test_rm_of_nothing_says_where_the_log_cannot_be_emptied(database: Path, monk
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("change", "others"),
     [
-        "UPDATE turn SET conversation = 77 WHERE prompt LIKE 'SECRET%'",
-        "DELETE FROM conversation WHERE id = 1",
-        "UPDATE conversation SET model = 'SECRETZEBRA' WHERE id = 1; DELETE FROM turn WHERE conversation = 1",
+        ("UPDATE turn SET conversation = 77 WHERE prompt LIKE 'SECRET%'", False),
+        ("DELETE FROM conversation WHERE id = 1", True),
+        ("DELETE FROM conversation WHERE id = 1", False),
+        ("UPDATE conversation SET model = 'SECRETZEBRA' WHERE id = 1; DELETE FROM turn WHERE conversation = 1", True),
     ],
 )
-@pytest.mark.parametrize("others", [True, False])
 def test_rm_of_everything_deletes_what_belongs_to_no_conversation(database: Path, change: str, others: bool) -> None:
     keep(database, ("SECRETZEBRA?", "SECRETZEBRA!", "stop"), system="SECRETZEBRA.")
     if others:
@@ -538,12 +498,10 @@ def test_rm_of_everything_deletes_what_belongs_to_no_conversation(database: Path
 
 
 @pytest.mark.skipif(os.name != "posix", reason="links as on POSIX")
-@pytest.mark.parametrize("lost", ["data", "localspec.db"])
-@pytest.mark.parametrize("command", [["list"], ["search", "x"], ["rm", "--all", "-y"]])
-def test_what_cannot_be_reached_is_not_said_to_be_empty(
-    database: Path, command: list[str], lost: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Such as on a disk that is not there today."""
+@pytest.mark.parametrize(
+    ("lost", "command"), [("data", ["list"]), ("localspec.db", ["search", "x"]), ("data", ["rm", "--all", "-y"])]
+)
+def test_what_cannot_be_reached_is_not_said_to_be_empty(database, command, lost, capsys):
     place = database if lost == database.name else database.parent
     place.parent.mkdir(parents=True)
     (disk := database.parents[2] / "disk").mkdir()

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 import tiny_models
-from command import called, localspec, sentence
+from command import called, sentence
+from each import each
 from filelock import FileLock
 from gguf_files import write_model
 from golden import wording
@@ -78,9 +79,7 @@ def test_a_failed_import_leaves_nothing(tmp_path: Path, gguf: Path, monkeypatch:
 
 @pytest.mark.skipif(os.name == "nt", reason="has no such signals")
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
-def test_what_a_signal_ends_is_cleared_up(
-    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, gguf: Path
-) -> None:
+def test_what_a_signal_ends_is_cleared_up(name, monkeypatch, tmp_path, gguf):
     before = signal.getsignal(number := getattr(signal, name))
     filled = Source.filler
 
@@ -121,7 +120,7 @@ def test_a_file_becomes_a_model_that_needs_it_no_more(tmp_path: Path, gguf: Path
 
 @pytest.mark.slow
 def test_a_person_reads_what_was_made_of_what(tmp_path: Path, gguf: Path) -> None:
-    result = localspec(tmp_path, "import", gguf.name)
+    result = called(tmp_path, "import", gguf.name)
     assert result.returncode == 0 and result.stderr == ""
     assert result.stdout.startswith("Tiny-Chat.Q8_0: ") and " in int8, from " in result.stdout
     assert wording("chat_localspec_chat_m_tiny_chat") in result.stdout
@@ -149,9 +148,7 @@ def test_a_file_that_is_named_is_imported_when_it_is_first_used(tmp_path: Path, 
 
 
 @pytest.mark.slow
-def test_a_file_that_changed_is_another_model_and_its_former_import_stays(
-    tmp_path: Path, gguf: Path, directory: Path
-) -> None:
+def test_a_file_that_changed_is_another_model_and_its_former_import_stays(tmp_path, gguf, directory):
     before = imported(tmp_path, gguf)
     write_model(gguf, directory, "F16")
     assert sentence(called(tmp_path, "show", gguf.name)).endswith(f"`localspec import {gguf.name}`.\n")
@@ -255,9 +252,7 @@ def test_two_files_that_one_entry_lists_are_two_models(tmp_path: Path, gguf: Pat
 
 
 @pytest.mark.slow
-def test_an_import_keeps_its_name_when_a_new_version_registers_another_model_so(
-    tmp_path: Path, directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_import_keeps_its_name_when_a_new_version_registers_another_model_so(tmp_path, directory, monkeypatch):
     file = write_model(tmp_path / "smollm2-135m.gguf", directory, "Q8_0")
     with monkeypatch.context() as patched:
         patched.setattr("localspec.models.registry._shipped_entries", lambda: ())
@@ -289,9 +284,10 @@ def test_what_a_file_cannot_be_is_said(tmp_path: Path, gguf: Path, directory: Pa
         assert result.returncode == code, result.stderr
         return sentence(result)
 
+    (tmp_path / "empty").mkdir()
     assert "nothing.gguf" in refused(3, "import", "nothing.gguf")
     for given, said in (
-        (str(tmp_path), "is a directory; give a GGUF file"),
+        (str(tmp_path / "empty"), "is a directory without GGUF files; give another one, or a GGUF file"),
         ("/dev/null", "'/dev/null' is no regular file; give a GGUF file"),
         ("", wording("name_file")),
     ):
@@ -353,7 +349,6 @@ def test_a_file_in_place_of_a_question_is_told_to_be_given_as_a_model(tmp_path: 
 
 @pytest.mark.slow
 def test_every_command_that_lets_a_model_speak_imports_a_file_first(tmp_path: Path, gguf: Path) -> None:
-    """Each with nothing imported yet, so that none asks for another command."""
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "Hi"}\n')
     commands = {
         "bench": ("--drafter", "phrases", "--nodes", "2", "--limit", "1", "--max-tokens", "2"),
@@ -384,8 +379,8 @@ def test_doctor_knows_what_was_imported(tmp_path: Path, gguf: Path) -> None:
     assert own and all(one["installed"] for one in own)
 
 
-@pytest.mark.parametrize(
-    ("template", "command"),
+@each(
+    "template, command",
     [
         (
             "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
@@ -395,9 +390,7 @@ def test_doctor_knows_what_was_imported(tmp_path: Path, gguf: Path) -> None:
         ("{{ raise_exception('never') }}", ["import"]),
     ],
 )
-def test_an_unusable_template_is_refused_before_weights_are_packed(
-    tmp_path: Path, directory: Path, monkeypatch: pytest.MonkeyPatch, template: str, command: list[str]
-) -> None:
+def test_an_unusable_template_is_refused_before_weights_are_packed(tmp_path, directory, monkeypatch, template, command):
     monkeypatch.setattr("localspec.native.gguf_pack.pack_gguf", pytest.fail)
     file = write_model(tmp_path / "a.gguf", directory, "Q8_0", tokenizer__chat_template=template)
     result = called(tmp_path, *command, str(file))
@@ -407,7 +400,6 @@ def test_an_unusable_template_is_refused_before_weights_are_packed(
 
 @pytest.mark.slow
 def test_a_file_without_the_ending_becomes_a_model_too(tmp_path: Path, gguf: Path) -> None:
-    """As Ollama calls its files."""
     blob = gguf.rename(gguf.with_name("sha256-0123"))
     assert called(tmp_path, "import", str(blob)).returncode == 0
     blob.unlink()
@@ -431,9 +423,7 @@ def test_what_is_left_out_of_the_metadata_is_said_once(tmp_path: Path, directory
     assert not any(one in second.stderr for one in said)
 
 
-def test_a_file_that_an_earlier_version_read_in_another_way_is_packed_again(
-    tmp_path: Path, gguf: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_an_earlier_version_read_in_another_way_is_packed_again(tmp_path, gguf, monkeypatch):
     with monkeypatch.context() as earlier:
         earlier.setattr("localspec.gguf.config.ends", lambda metadata: [5])
         first = imported(tmp_path, gguf)

@@ -8,6 +8,7 @@ import sys
 import pytest
 from clocks import PATIENCE
 from command import environment
+from each import each
 
 from localspec.cli.interrupt import Interrupt
 
@@ -55,15 +56,13 @@ def ended(home, code, *arguments):
 
 @pytest.mark.slow
 @posix
-@pytest.mark.parametrize(
-    ("imported", "command"),
+@each(
+    "imported, command",
     [
         ("numpy", REPLY),
-        pytest.param("numpy.linalg", REPLY, marks=pytest.mark.slow),
-        pytest.param("tokenizers", REPLY, marks=pytest.mark.slow),
-        pytest.param("localspec.cli.run", REPLY, marks=pytest.mark.slow),
-        pytest.param("localspec.cli.path", ["path"], marks=pytest.mark.slow),
-        pytest.param("localspec.models.registry", ["list"], marks=pytest.mark.slow),
+        ("localspec.cli.run", REPLY),
+        ("localspec.cli.path", ["path"]),
+        ("localspec.models.registry", ["list"]),
     ],
 )
 def test_while_a_library_is_imported(tmp_path, imported, command):
@@ -72,9 +71,8 @@ def test_while_a_library_is_imported(tmp_path, imported, command):
 
 
 @posix
-@pytest.mark.parametrize("imported", ["typing", "typer", "localspec.config"])
+@each("imported", ["typing", "typer", "localspec.config"])
 def test_before_the_program_has_begun(tmp_path, imported):
-    """A shell calls the end by this signal 130, too."""
     result = ended(tmp_path, AT_START, imported, "path")
     assert result.returncode in (-signal.SIGINT, 130) and "Traceback" not in result.stderr
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from checkpoints import change_config
 from command import called, sentence
+from each import each
 from golden import wording
 from safetensors.numpy import load_file, save_file
 from scripted_models import random_model
@@ -27,6 +28,8 @@ from localspec.paths import Paths
 from localspec.policy.forward_costs import ForwardCosts
 from localspec.policy.selection import choose
 from localspec.store.store import Store
+
+pytestmark = pytest.mark.slow
 
 ASK = ("--temp", "0", "-n", "24", "--no-log")
 
@@ -57,7 +60,6 @@ def reply(home, model, *arguments):
     return json.loads(result.stdout)
 
 
-@pytest.mark.slow
 def test_a_draft_model_is_named_and_the_text_is_the_targets_own(home, model, small):
     plain = reply(home, model, "--no-spec")
     for kind in ("draft_model:{}", "draft_model:{}+phrases", "ouroboros:{}", "lookahead", "lookahead+phrases"):
@@ -72,7 +74,6 @@ def test_a_draft_model_is_named_and_the_text_is_the_targets_own(home, model, sma
     assert itself["acceptance_length"] > 5, "23 tokens behind the first, in four steps of at most seven"
 
 
-@pytest.mark.slow
 def test_the_draft_model_of_an_entry_needs_no_name(home, model, small):
     toml = f'[mine]\npath = "{model}"\ndraft = "little"\n[little]\npath = "{small}"\n'
     (home / "config").mkdir(exist_ok=True)
@@ -105,7 +106,6 @@ def told(home, path):
             profile.remember(COSTS, ForwardCosts((1, 64), (256,), ((seconds, 1.1 * seconds),)))
 
 
-@pytest.mark.slow
 def test_auto_drafts_with_a_small_model_in_the_targets_directory(home, beside, monkeypatch):
     monkeypatch.setattr(assemble, "search", lambda *_: pytest.fail("a reply waits for no search"))
     plain = reply(home, beside, "--no-spec")
@@ -115,7 +115,6 @@ def test_auto_drafts_with_a_small_model_in_the_targets_directory(home, beside, m
     assert reply(home, beside, "--drafter", "draft_model")["token_ids"] == plain["token_ids"], "the same without a name"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("damage", ["weights", "tokens", "config"])
 def test_a_small_model_that_nobody_named_costs_no_reply(home, beside, damage):
     """What its files tell is seen before it is chosen, all else when it is loaded; the target answers either way."""
@@ -138,8 +137,8 @@ def test_a_small_model_that_nobody_named_costs_no_reply(home, beside, damage):
     assert len(result.stderr.strip().splitlines()) == 1 and str(draft) in result.stderr, result.stderr
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "said"),
+@each(
+    "arguments, code, said",
     [
         (["--drafter", "ouroboros"], 3, "--drafter ouroboros:MODEL"),
         (["--drafter", "draft_model:nowhere"], 3, "'nowhere'"),
@@ -184,7 +183,6 @@ def test_a_draft_model_that_is_gone_is_told_by_its_entry(home, model):
     ]
 
 
-@pytest.mark.slow
 def test_a_draft_model_with_one_damaged_row_is_refused_before_a_word_is_said(home, model, small, tmp_path):
     rotten = shutil.copytree(small, tmp_path / "rotten")
     weights = load_file(rotten / "model.safetensors")
@@ -201,7 +199,6 @@ def engine(store: Store, model: Path, drafter: str, **more) -> Engine:
     return Engine(choose(resolve(str(model)), settings), store=store, **more)
 
 
-@pytest.mark.slow
 def test_a_pair_is_tuned_only_where_that_is_asked(home, model, small, monkeypatch):
     usual = Hyperparameters()
     found = [Hyperparameters(2, 0, 3, 1), Hyperparameters(5, 1, 3, 2), Hyperparameters(1, 1, 4, 4)]
@@ -227,7 +224,6 @@ def test_a_pair_is_tuned_only_where_that_is_asked(home, model, small, monkeypatc
         assert engine(store, model, f"ouroboros:{small}", beside=first).draft_model is first.draft_model
 
 
-@pytest.mark.slow
 def test_parts_that_are_left_out_are_not_searched_for_and_not_used(home, model, small, monkeypatch):
     asked = []
     monkeypatch.setattr(assemble, "search", lambda *given: asked.append(given[2]) or Hyperparameters())
@@ -240,9 +236,7 @@ def test_parts_that_are_left_out_are_not_searched_for_and_not_used(home, model, 
         assert "window" in asked[1]
 
 
-@pytest.mark.slow
 def test_a_draft_model_drafts_from_the_first_step_on(home, model):
-    """Reading a long prompt is no reason not to."""
     with Store.open(Paths(home).database, pytest.fail) as store:
         first = engine(store, model, f"draft_model:{model}")
         prompt = [{"role": "user", "content": "all work and no play " * 30}]
@@ -255,13 +249,11 @@ def test_a_draft_model_drafts_from_the_first_step_on(home, model):
     assert {*drafts[0].sources[1:]} == {"draft_model"} and len(drafts[0].tokens) > 1
 
 
-@pytest.mark.slow
-@pytest.mark.long
 def test_bench_tells_how_a_pair_drafts_and_tune_keeps_what_it_finds(home, model, small, tmp_path):
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("hello\nwhat else\n")
     arguments = ["--drafter", f"ouroboros:{small},draft_model:{small}", "--prompts", str(prompts), "-n", "12", "--json"]
-    result = called(home, "bench", "-m", str(model), *arguments, "--tune")
+    result = called(home, "bench", "-m", str(model), *arguments, "--tune", "--details")
     assert result.returncode == 0, result.stderr
     plain, paired, _ = json.loads(result.stdout)["rows"]
     assert "draft_model" not in plain

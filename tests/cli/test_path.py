@@ -7,25 +7,11 @@ from localspec.paths import Paths
 
 def test_json_and_lines(tmp_path):
     paths = Paths(tmp_path)
-    wanted = {
-        "config_dir": str(tmp_path / "config"),
-        "data_dir": str(tmp_path / "data"),
-        "state_dir": str(tmp_path / "state"),
-        "cache_dir": str(tmp_path / "cache"),
-        "config": str(paths.config_file),
-        "models": str(paths.user_models_file),
-        "database": str(paths.database),
-        "copied": str(paths.copied),
-        "drafters": str(paths.drafters),
-        "pulled": str(paths.pulled),
-        "imports": str(paths.imports),
-        "packed": str(paths.packed),
-        "tokenizers": str(paths.tokenizers),
-        "kernels": str(paths.kernels),
-        "logs": str(paths.logs),
-        "socket": str(paths.socket),
-        "key": str(paths.serving_key),
-    }
+    folders = {f"{name}_dir": str(tmp_path / name) for name in ("config", "data", "state", "cache")}
+    files = ["database", "copied", "drafters", "pulled", "imports", "packed", "tokenizers", "kernels", "logs", "socket"]
+    named = {"config": paths.config_file, "models": paths.user_models_file, "key": paths.serving_key}
+    wanted = folders | {name: str(place) for name, place in named.items()}
+    wanted |= {name: str(getattr(paths, name)) for name in files}
     assert json.loads(called(tmp_path, "path", "--json").stdout) == wanted
     lines = called(tmp_path, "path").stdout.splitlines()
     assert [line.split()[0] for line in lines[:4]] == ["config_dir", "data_dir", "state_dir", "cache_dir"]

@@ -1,9 +1,7 @@
 """`localspec chat --plain`: a line in, an answer out; everything but the answers goes to standard error."""
 
 import contextlib
-import errno
 import io
-import itertools
 import json
 import os
 import re
@@ -16,11 +14,13 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
+from cli.run.run_command import Gone, Result, interrupting, kept, said
 from clocks import PATIENCE
 from command import environment, what_is_kept
+from each import each
 from golden import wording
 from hostile_text import NAME, commands
 from machines import cpu, machine
@@ -36,10 +36,11 @@ from localspec.cli.meanwhile import ANNOUNCED
 from localspec.paths import Paths
 from localspec.policy.forward_costs import ForwardCosts
 from localspec.store import database
-from localspec.store.conversations import Saved
 from localspec.store.database import NoRoom
 from localspec.store.history import History
 from localspec.store.store import Store
+
+pytestmark = pytest.mark.slow
 
 pty = pytest.importorskip("pty")
 fcntl = pytest.importorskip("fcntl")
@@ -47,12 +48,6 @@ termios = pytest.importorskip("termios")
 
 Messages = list[list[tuple[str, str]]]
 FIGURES = re.compile(r"\((?:[\d.]+ tok/s · )?(?:.* · )?context \d+ %(?: · .*)?\)")
-
-
-class Result(NamedTuple):
-    code: int
-    out: str
-    err: str
 
 
 class Terminal(io.TextIOWrapper):
@@ -117,12 +112,6 @@ def told(result: Result, model: Script) -> list[str]:
     return ["(figures)" if FIGURES.fullmatch(line) else line for line in lines]
 
 
-def kept(home: Path) -> list[Saved]:
-    """Every conversation in that home, the one used last first."""
-    with Store.open(Paths(home).database, pytest.fail) as store:
-        return [saved_conversation(store.history, info.id) for info in store.history.conversations()]
-
-
 def keep(home: Path, *turns: tuple[str, str], model: str = "demo", system: str | None = None, source="pipe") -> int:
     """Save a conversation of these turns, by default one of a pipe, and return its id."""
     number = None
@@ -134,32 +123,14 @@ def keep(home: Path, *turns: tuple[str, str], model: str = "demo", system: str |
     return number
 
 
-def said(conversation: Saved) -> list[tuple[str, str, str | None]]:
-    return [(turn.prompt, turn.reply, turn.reason) for turn in conversation.turns]
-
-
 def prompts(messages: Messages) -> list[str]:
     """The last thing that was said, time after time."""
     return [read[-1][1] for read in messages]
 
 
-def interrupting(original: Callable[..., Any], call: int, times: int = 1) -> Callable[..., Any]:
-    """`original`, and Ctrl+C at the beginning of its call of that number."""
-    calls = itertools.count(1)
-
-    def wrapped(*arguments: Any) -> Any:
-        if next(calls) == call:
-            for _ in range(times):
-                signal.raise_signal(signal.SIGINT)
-        return original(*arguments)
-
-    return wrapped
-
-
 # -- prompts and answers -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_what_is_thought_is_told_switched_and_shown_when_it_is_asked_for(talk, home, tmp_path):
     model = switched_model(tmp_path / "thinker")
     result = talk("/think show", "one", "/think show", "/think", "/think off", "two", "/think show", model=model.path)
@@ -178,7 +149,6 @@ def test_what_is_thought_is_told_switched_and_shown_when_it_is_asked_for(talk, h
     assert again.code == 2 and wording("think_takes_off_auto_show") in again.err
 
 
-@pytest.mark.slow
 def test_a_model_that_cannot_be_told_says_so(talk, hello):
     assert told(talk("/think"), hello) == [wording("chat_template_model_switch")]
     refused = talk("/think on", "one")
@@ -186,7 +156,6 @@ def test_a_model_that_cannot_be_told_says_so(talk, hello):
     assert wording("think_auto_takes_it_back") in refused.err
 
 
-@pytest.mark.slow
 def test_each_line_is_answered_in_turn(talk, home, hello, messages):
     result = talk("one", "", " \t ", " two ")
     assert (result.code, result.out) == (0, "Hello!\nHello!\n")
@@ -197,9 +166,8 @@ def test_each_line_is_answered_in_turn(talk, home, hello, messages):
     assert conversation.info.model == str(hello.path) and conversation.system is None
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("typed", "found"),
+@each(
+    "typed, found",
     [
         (b"one\\\n  two\\\nthree\nfour\n", ["one\n  two\nthree", "four"]),
         (b"one\\\n\\\ntwo\n", ["one\n\ntwo"]),
@@ -214,8 +182,9 @@ def test_each_line_is_answered_in_turn(talk, home, hello, messages):
         (b"\n\n", []),
     ],
 )
-@pytest.mark.parametrize("terminal", [False, True])
+@each("terminal", [False, True])
 def test_what_a_prompt_is(talk, hello, messages, typed, found, terminal):
+    messages.clear()
     result = talk(typed, end=b"", terminal=terminal)
     assert (result.code, result.out) == (0, "Hello!\n" * len(found))
     assert prompts(messages) == found and told(result, hello) == ["(figures)"] * len(found)
@@ -234,7 +203,6 @@ def test_lines_that_go_on_without_end(talk, messages, monkeypatch):
     assert result.code == 2 and "longer than 64 MiB" in result.err and not messages
 
 
-@pytest.mark.slow
 def test_input_that_is_no_utf_8_terminal(talk, messages, monkeypatch):
     monkeypatch.setattr(
         Terminal, "__init__", lambda self, stream, encoding: io.TextIOWrapper.__init__(self, stream, "latin-1")
@@ -243,9 +211,8 @@ def test_input_that_is_no_utf_8_terminal(talk, messages, monkeypatch):
     assert prompts(messages) == ["café"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("pieces", "out"),
+@each(
+    "pieces, out",
     [
         ([b"a", b"\n"], "a\n"),
         ([b"a", b"\n", b"\n"], "a\n\n"),
@@ -257,7 +224,6 @@ def test_the_newline_behind_an_answer(talk, tmp_path, pieces, out):
     assert talk("hi", model=scripted_model(tmp_path / "model", pieces).path).out == out
 
 
-@pytest.mark.slow
 def test_a_model_that_says_nothing(talk, home, models):
     silent = scripted_model(models / "silent", [b"x"], follows={258: 259})
     assert talk("one", model=silent.path).out == ""
@@ -266,7 +232,6 @@ def test_a_model_that_says_nothing(talk, home, models):
     assert said(kept(home)[0]) == [("two", "", "stop")]
 
 
-@pytest.mark.slow
 def test_an_answer_that_is_cut_off_is_said_to_be(talk, home, hello):
     result = talk("one", "two", arguments=["-n", "2"])
     assert result.out == "Hello\nHello\n"
@@ -276,7 +241,6 @@ def test_an_answer_that_is_cut_off_is_said_to_be(talk, home, hello):
     assert stopped.out == "Hell\n" and told(stopped, hello) == ["(figures)"]
 
 
-@pytest.mark.slow
 def test_a_full_context_is_told(talk, models):
     small = scripted_model(models / "small", [b"a", b"b"], context=64)
     result = talk("x" * 20, "y" * 20, "z" * 20, model=small.path)
@@ -290,7 +254,6 @@ def test_a_full_context_is_told(talk, models):
     ]
 
 
-@pytest.mark.slow
 def test_what_was_said_is_learned_and_what_was_measured_is_known(talk, home, hello, monkeypatch):
     monkeypatch.setattr(
         "localspec.engine.model_profile.checking_exactness", lambda *_: pytest.fail("it was measured again")
@@ -301,7 +264,6 @@ def test_what_was_said_is_learned_and_what_was_measured_is_known(talk, home, hel
             assert len([pool for pool in store.phrases.pools() if pool.phrases]) == learned
 
 
-@pytest.mark.slow
 def test_what_takes_a_while_is_told_as_lines(talk, home, hello, endless, monkeypatch):
     told: list[str] = []
     monkeypatch.setattr(plain._LineProgress, "show", lambda self, what: told.append(what))
@@ -310,7 +272,6 @@ def test_what_takes_a_while_is_told_as_lines(talk, home, hello, endless, monkeyp
     assert told == [f"loading {hello.path}", packing[0], "reading 2,003 tokens", f"loading {endless.path}", packing[1]]
 
 
-@pytest.mark.slow
 def test_the_first_start_says_what_is_kept(talk, home, hello):
     shutil.rmtree(home)
     assert talk().err == what_is_kept(home) + greeting(hello) + "\n"
@@ -326,7 +287,6 @@ def test_the_first_start_says_what_is_kept(talk, home, hello):
 # -- what comes before the first line ----------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_a_prompt_as_an_argument(talk, hello, messages):
     result = talk("two", arguments=["one"])
     assert told(result, hello) == ["> one", "(figures)", "(figures)"] and result.out == "Hello!\nHello!\n"
@@ -336,7 +296,6 @@ def test_a_prompt_as_an_argument(talk, hello, messages):
         assert told(talk(arguments=[nothing]), hello) == []
 
 
-@pytest.mark.slow
 def test_going_on(talk, home, hello, messages):
     talk("one", "two")
     result = talk("four", arguments=["-c", "three"], model=None)
@@ -354,7 +313,6 @@ def test_going_on(talk, home, hello, messages):
     assert messages[-1] == [("user", "six")] and [conversation.info.turns for conversation in kept(home)] == [5, 1]
 
 
-@pytest.mark.slow
 def test_text_of_files_goes_before_the_first_prompt_only(talk, hello, tmp_path, messages):
     (tmp_path / "notes").write_text("some notes\n")
     talk("/help", "one", "two", "/new", "three", arguments=["-f", tmp_path / "notes"])
@@ -364,7 +322,6 @@ def test_text_of_files_goes_before_the_first_prompt_only(talk, hello, tmp_path, 
     assert prompts(messages) == ["some notes\n\none", "two"]
 
 
-@pytest.mark.slow
 def test_files_that_a_prompt_names(talk, home, hello, tmp_path, messages, monkeypatch):
     (tmp_path / "notes").write_text("some notes\n")
     (tmp_path / "null").write_bytes(b"\0")
@@ -384,7 +341,6 @@ def test_files_that_a_prompt_names(talk, home, hello, tmp_path, messages, monkey
     assert recalled[1:4] == ["+ notes (11 bytes)", "> two @notes", "Hello!"]
 
 
-@pytest.mark.slow
 def test_files_that_were_not_read_go_before_the_next_prompt(talk, models, home, tmp_path, messages, monkeypatch):
     from localspec.decoding import session
 
@@ -405,8 +361,8 @@ def test_what_a_model_cannot_do_is_told_before_anybody_types(talk, hello):
     assert result.err.startswith(wording("localspec_top_k_effect")) and result.err.count("\n") == 1
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "words"),
+@each(
+    "arguments, code, words",
     [
         (["-m", "dmo"], 3, "'dmo'"),
         (["-c"], 2, wording("no_conversation_to_continue")),
@@ -423,7 +379,6 @@ def test_what_it_cannot_begin_with(talk, arguments, code, words):
 # -- commands ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_help_knows_every_command(talk, hello):
     lines = told(talk("/help"), hello)
     assert "\n".join(lines) == plain.HELP
@@ -433,16 +388,17 @@ def test_help_knows_every_command(talk, hello):
         assert wording("there_is_no_command") not in talk(command, terminal=True).err
 
 
-@pytest.mark.parametrize("line", ["/quit", "/quit ", "/quit\t", b"/quit\\\n"])
+@each("line", ["/quit", "/quit ", "/quit\t", b"/quit\\\n"])
 def test_quit(talk, hello, messages, line):
     result = talk(line, "hi")
     assert (result.code, result.out, told(result, hello)) == (0, "", []) and messages == []
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("line", "code", "sentence"),
+@each(
+    "line, code, sentence",
     [
+        ("/resume 7", 2, wording("there_conversation_7_here")),  # first, while fewer are kept
+        ("/resume -1", 2, wording("there_conversation_1_here")),
         ("/nwe", 2, wording("there_command_nwe_did_mean_new")),
         ("/qiut", 2, wording("there_command_qiut_did_mean_quit")),
         ("/", 2, wording("there_command_help_lists_them")),
@@ -452,28 +408,20 @@ def test_quit(talk, hello, messages, line):
         ("/quit now", 2, wording("quit_takes_nothing_now_given")),
         ("/resume last", 2, wording("last_number_conversation_resume")),
         ("/resume 7 8", 2, wording("n7_8_number_conversation_resume")),
-        (
-            "/resume " + "9" * 5000,
-            2,
-            wording("number_conversation_resume_shows", value="9" * 79),
-        ),
-        ("/resume 7", 2, wording("there_conversation_7_here")),
-        ("/resume -1", 2, wording("there_conversation_1_here")),
-        (
-            "/model dmo",
-            3,
-            wording("there_model_dmo_did_mean_demo"),
-        ),
+        ("/resume " + "9" * 5000, 2, wording("number_conversation_resume_shows", value="9" * 79)),
+        ("/model dmo", 3, wording("there_model_dmo_did_mean_demo")),
     ],
 )
 def test_mistakes(talk, hello, messages, line, code, sentence):
     """In a pipe a mistake ends the chat, for what follows may have been meant for what failed."""
+    messages.clear()
     result = talk("one", line, "two")
     assert (result.code, result.out, prompts(messages)) == (code, "Hello!\n", ["one"])
+    messages.clear()
     figures, mistake = told(result, hello)
     assert figures == "(figures)" and mistake.startswith(f"localspec: {sentence}")
     result = talk(line, "two", terminal=True)
-    assert (result.code, result.out, prompts(messages)) == (0, "Hello!\n", ["one", "two"])
+    assert (result.code, result.out, prompts(messages)) == (0, "Hello!\n", ["two"])
     assert told(result, hello) == [mistake, "(figures)"]
 
 
@@ -483,7 +431,6 @@ def words(models: Path) -> Script:
     return scripted_model(models / "words", [b"one ", b"two ", b"three ", b"four "], again=0, context=2000)
 
 
-@pytest.mark.slow
 def test_a_loop_is_stopped_and_kept_as_it_was_cut(talk, home, words):
     result = talk("one", arguments=["-n", 900], model=words.path)
     assert wording("stopped_reply_repeated_itself_set") in result.err
@@ -491,7 +438,6 @@ def test_a_loop_is_stopped_and_kept_as_it_was_cut(talk, home, words):
     assert turn.reason == "repetition" and turn.reply == result.out.removesuffix("\n") and len(turn.reply) < 1200
 
 
-@pytest.mark.slow
 def test_another_answer_and_another_prompt_leave_what_was_said(talk, home, hello, messages):
     result = talk("one", "two", "/again", "/edit  three", "/title Named", "four")
     assert result.out == "Hello!\n" * 5
@@ -515,8 +461,8 @@ def test_another_answer_and_another_prompt_leave_what_was_said(talk, home, hello
     assert [conversation.info.title for conversation in kept(home)] == ["Named", "one"]
 
 
-@pytest.mark.parametrize(
-    ("line", "sentence"),
+@each(
+    "line, sentence",
     [
         ("/again", wording("there_reply_yet_say_something")),
         ("/race", wording("race_takes_prompt_both_answer")),
@@ -531,7 +477,6 @@ def test_what_cannot_be_done_yet_is_told(talk, hello, line, sentence):
     assert told(result, hello) == [f"localspec: {sentence}"]
 
 
-@pytest.mark.slow
 def test_a_race_is_told_and_leaves_the_conversation_as_it_is(talk, home, words, messages):
     result = talk("one", "/race Count!", "two", arguments=["-n", 24], model=words.path)
     assert result.code == 0 and result.out == f"{'one two three four ' * 6}\n" * 2
@@ -540,7 +485,6 @@ def test_a_race_is_told_and_leaves_the_conversation_as_it_is(talk, home, words, 
     assert [[prompt for prompt, *_ in said(conversation)] for conversation in kept(home)] == [["one", "two"]]
 
 
-@pytest.mark.slow
 def test_sampling_is_changed(talk, home, hello, messages):
     result = talk("one", "/set temperature 0.5", "/set max-tokens 2", "two", "/set max-tokens default", "/set", "three")
     assert result.out == "Hello!\nHello\nHello!\n"
@@ -564,8 +508,8 @@ def test_sampling_is_changed(talk, home, hello, messages):
     assert ["top_k" in one for one in figures] == [False, True, True]
 
 
-@pytest.mark.parametrize(
-    ("line", "sentence"),
+@each(
+    "line, sentence",
     [
         ("/set top-k 5", wording("set_top_k_5_effect_temperature_0_2")),
         ("/set tempratur 1", wording("there_setting_tempratur_did_mean")),
@@ -577,7 +521,6 @@ def test_sampling_that_cannot_be_is_refused(talk, hello, line, sentence):
     assert mistake.startswith(f"localspec: {sentence}")
 
 
-@pytest.mark.slow
 def test_what_another_model_contradicts_is_taken_back(talk, hello, models, endless):
     warm = scripted_model(models / "warm", [b"x"], generation={"do_sample": True, "temperature": 0.9})
     result = talk("/set top-k 5", f"/model {hello.path}", "/set top-k", "hi", model=warm.path)
@@ -591,7 +534,6 @@ def test_who_proposed_the_last_reply(talk, hello):
     assert lines[2:] == ['0 to 2: "Hello!" the model']
 
 
-@pytest.mark.slow
 def test_the_phrases_that_are_kept(talk, home, hello):
     assert told(talk("/phrases"), hello) == [wording("phrases_kept_model_yet")]
     talk("one")
@@ -602,7 +544,6 @@ def test_the_phrases_that_are_kept(talk, home, hello):
     assert lines[-1] == wording("no_phrase_holds_that")
 
 
-@pytest.mark.slow
 def test_a_chat_fed_from_a_pipe_counts_as_a_piped_run(talk, home, hello, messages, monkeypatch):
     def sources() -> list[str | None]:
         return [conversation.info.source for conversation in kept(home)]
@@ -624,7 +565,6 @@ def test_a_chat_fed_from_a_pipe_counts_as_a_piped_run(talk, home, hello, message
     assert sorted(sources()) == ["chat", "chat", "pipe", "pipe", "run"], "a person went on with one of them"
 
 
-@pytest.mark.slow
 def test_words_are_found_in_the_conversation(talk, home, hello):
     keep(home, ("What of the sea?", "The *Sea* is deep."), ("And hills?", "High."))
     lines = told(talk("/find SEA", "/find hills high", "/find nowhere", arguments=["-c"]), hello)
@@ -638,7 +578,6 @@ def test_words_are_found_in_the_conversation(talk, home, hello):
     assert refused.code == 2 and wording("find_takes_words_message") in refused.err
 
 
-@pytest.mark.slow
 def test_a_new_conversation(talk, home, hello, messages):
     result = talk("one", "/new", "two", "/new", "/new", arguments=["-s", "Be kind."])
     assert told(result, hello) == [
@@ -651,7 +590,6 @@ def test_a_new_conversation(talk, home, hello, messages):
     assert [conversation.info.title for conversation in kept(home)] == ["two", "one"]
 
 
-@pytest.mark.slow
 def test_resuming(talk, home, hello, messages):
     first, second = keep(home, ("one", "eins"), ("two", "zwei")), keep(home, ("three", "drei"), system="Be kind.")
     result = talk("/resume", f"/resume {first}", "go on", f"/resume  {second}", "on", "/resume")
@@ -677,14 +615,12 @@ def test_resuming(talk, home, hello, messages):
     assert len(messages[-1]) == 7 and kept(home) == before
 
 
-@pytest.mark.slow
 def test_the_list_is_short(talk, home, hello):
     numbers = [keep(home, (f"number {n}", "yes")) for n in range(plain.LISTED + 3)]
     lines = told(talk("/resume"), hello)
     assert len(lines) == plain.LISTED and lines[0] == f"{numbers[-1]}: number {plain.LISTED + 2} (1)"
 
 
-@pytest.mark.slow
 def test_the_system_prompt(talk, home, hello, messages):
     result = talk("/system", "one", "/system Be  kind.", "two", "/system\tBe\\", "brief.", "/system", "three")
     assert told(result, hello) == [
@@ -711,7 +647,6 @@ def named(home: Path, hello: Script, endless: Script) -> Path:
     return file
 
 
-@pytest.mark.slow
 def test_another_model(talk, home, hello, named, endless, messages, monkeypatch):
     monkeypatch.setattr("localspec.chat.model_list.this_machine", lambda bandwidth: machine(cpu()))
     result = talk("one", "/model", "/model talker", "two", "/model greeter", "three", arguments=["-n", "3"])
@@ -729,9 +664,7 @@ def test_another_model(talk, home, hello, named, endless, messages, monkeypatch)
     assert kept(home)[0].info.model == "greeter"
 
 
-@pytest.mark.slow
 def test_the_model_before_is_gone_before_the_next_is_loaded(talk, named, monkeypatch):
-    """Two may not fit in memory at once."""
     from localspec import Engine
 
     load, loaded = Engine.open, []
@@ -771,7 +704,6 @@ def broken(named: Path, hello: Script, tmp_path: Path, monkeypatch: pytest.Monke
     return make
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "code", "words"),
     [("too large", 4, "99.0 GiB"), ("damaged", 1, "config.json"), ("no tokenizer", 1, "tokenizer")],
@@ -789,7 +721,6 @@ def test_a_model_that_cannot_be_had(talk, home, hello, messages, broken, how, co
     assert (result.code, result.out) == (code, "Hello!\n") and told(result, hello)[1:] == [mistake]
 
 
-@pytest.mark.slow
 def test_the_one_before_goes_on_and_not_the_first(talk, home, hello, broken):
     name = broken("no tokenizer")
     result = talk("/model talker", f"/model {name}", "two", arguments=["-n", "3"], terminal=True)
@@ -797,7 +728,6 @@ def test_the_one_before_goes_on_and_not_the_first(talk, home, hello, broken):
     assert kept(home)[0].info.model == "talker"
 
 
-@pytest.mark.slow
 def test_settings_that_the_other_model_cannot_take(talk, models, hello):
     own = scripted_model(models / "own", [b"Hi"], generation={"do_sample": True, "temperature": 0.5})
     result = talk("one", f"/model {hello.path}", "two", model=own.path, arguments=["--top-k", "5"], terminal=True)
@@ -807,7 +737,6 @@ def test_settings_that_the_other_model_cannot_take(talk, models, hello):
     assert mistake.startswith(wording("localspec_top_k_effect_2")) and on == f"localspec: {own.path} goes on."
 
 
-@pytest.mark.slow
 def test_loading_another_model_can_be_stopped(talk, hello, named, monkeypatch):
     from localspec import Engine
 
@@ -827,9 +756,7 @@ def test_loading_another_model_can_be_stopped(talk, hello, named, monkeypatch):
 # -- Ctrl+C and other ends ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("place", ["take", "decode_step"])
-@pytest.mark.parametrize("terminal", [False, True])
+@pytest.mark.parametrize(("place", "terminal"), [("take", False), ("decode_step", True)])
 def test_a_reply_that_is_stopped_is_kept_and_the_chat_goes_on(
     talk, home, endless, messages, monkeypatch, place, terminal
 ):
@@ -850,7 +777,6 @@ def test_a_reply_that_is_stopped_is_kept_and_the_chat_goes_on(
     assert [turn.reason for turn in kept(home)[0].turns] == ["interrupted"] * 2
 
 
-@pytest.mark.slow
 def test_a_second_interrupt_does_not_wait(talk, home, endless, hello, monkeypatch):
     from localspec.decoding import session
 
@@ -871,7 +797,6 @@ def test_a_long_prompt_can_be_stopped(talk, home, endless, messages, monkeypatch
     assert messages[-1] == [("user", "two")] and said(kept(home)[0]) == [("two", "and so on ", "length")]
 
 
-@pytest.mark.slow
 def test_an_interrupt_behind_the_last_word_stops_nothing(talk, home, hello, monkeypatch):
     from localspec.events import Done
 
@@ -888,9 +813,7 @@ def test_an_interrupt_behind_the_last_word_stops_nothing(talk, home, hello, monk
     assert [turn.reason for turn in kept(home)[0].turns] == ["stop"] * 2
 
 
-@pytest.mark.slow
 def test_an_interrupt_at_the_prompt_ends_nothing(talk, hello, messages, monkeypatch):
-    """What was typed of a prompt so far is forgotten."""
     lines = iter(["one\\\n", KeyboardInterrupt, "two\n", KeyboardInterrupt, ""])
 
     def readline(_: Terminal, limit: int = -1) -> str:
@@ -910,7 +833,6 @@ def test_interrupted_while_the_first_model_is_loaded(talk, monkeypatch):
     assert talk("one", terminal=True) == (130, "", "localspec: Interrupted.\n")
 
 
-@pytest.mark.slow
 def test_a_prompt_that_is_too_long_ends_a_pipe_with_its_code(talk, home, models):
     small = scripted_model(models / "tight", [b"a"], context=50)
     result = talk("one", "x" * 100, "two", model=small.path)
@@ -919,7 +841,6 @@ def test_a_prompt_that_is_too_long_ends_a_pipe_with_its_code(talk, home, models)
     assert talk("two", model=small.path, arguments=["x" * 100], terminal=True).code == 2
 
 
-@pytest.mark.slow
 def test_the_unexpected_ends_it_and_what_was_said_stays(talk, home, endless, monkeypatch):
     from localspec.decoding import session
 
@@ -930,14 +851,7 @@ def test_the_unexpected_ends_it_and_what_was_said_stays(talk, home, endless, mon
     assert said(kept(home)[0]) == [("one", "and so on ", "interrupted")]
 
 
-@pytest.mark.slow
 def test_a_reader_that_leaves(talk, home, endless, monkeypatch):
-    class Gone(io.StringIO):
-        def write(self, text: str) -> int:
-            if self.tell() > 30:
-                raise BrokenPipeError(errno.EPIPE, "Broken pipe")
-            return super().write(text)
-
     monkeypatch.setattr(sys, "stdout", Gone())
     monkeypatch.setattr(os, "dup2", lambda *_: None)  # what is behind 1 is still in use by this process
     result = talk("one", "two", model=endless.path)
@@ -946,7 +860,6 @@ def test_a_reader_that_leaves(talk, home, endless, monkeypatch):
     assert turn.reason == "interrupted" and 30 < len(turn.reply) < 100
 
 
-@pytest.mark.slow
 def test_no_input_at_all(talk, hello, monkeypatch, capfd, tmp_path):
     monkeypatch.setattr(sys, "stdin", None)
     capfd.readouterr()
@@ -964,9 +877,7 @@ def test_no_input_at_all(talk, hello, monkeypatch, capfd, tmp_path):
 EVIL = "evil\x1b[2J\x07\x9b31m\u202e\x08\x7f"
 
 
-@pytest.mark.slow
 def test_hostile_text(talk, home, models, tmp_path):
-    """In prompts, answers, titles, descriptions and the names of files: nothing of it commands the terminal."""
     pieces = [*(bytes([byte]) for byte in range(256)), b"\xc2", b"\x9b", b"31m", EVIL.encode(), b"end"]
     script = scripted_model(models / "hostile", pieces)
     path = tmp_path / NAME
@@ -1063,7 +974,6 @@ def somebody() -> Iterator[Callable[..., Typist]]:
         typist.go()
 
 
-@pytest.mark.slow
 def test_somebody_types(somebody, home, endless):
     somebody = somebody(home, "--plain", "-m", endless.path)
     somebody.wait_for(f"loading {endless.path} …\r\n")
@@ -1102,7 +1012,6 @@ def test_somebody_types(somebody, home, endless):
     assert b"\x1b[K" not in somebody.shown.partition(b"Ctrl+D ends.")[0]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGHUP])
 def test_who_is_ended_from_outside_is_told_how_to_go_on(somebody, home, endless, sent):
     somebody = somebody(home, "--plain", "-m", endless.path)
@@ -1116,7 +1025,6 @@ def test_who_is_ended_from_outside_is_told_how_to_go_on(somebody, home, endless,
     assert turn.reason == "interrupted" and turn.reply.count("and so on") > 0
 
 
-@pytest.mark.slow
 def test_at_a_terminal_without_standard_input_one_prompt_is_answered(home, hello, monkeypatch, capsys):
     monkeypatch.setattr(sys, "stdin", None)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
@@ -1124,7 +1032,6 @@ def test_at_a_terminal_without_standard_input_one_prompt_is_answered(home, hello
     assert wording("one_kept_go_localspec_chat") in capsys.readouterr().err
 
 
-@pytest.mark.slow
 def test_a_disk_that_was_full_from_the_beginning_costs_nothing_once_it_has_room(home, talk, monkeypatch):
     real, tried = database.open_writable, []
 
@@ -1143,7 +1050,6 @@ def test_a_disk_that_was_full_from_the_beginning_costs_nothing_once_it_has_room(
     assert [[turn.prompt for turn in one.turns] for one in kept(home)] == [["before", "one", "two", "three"]]
 
 
-@pytest.mark.slow
 def test_what_cannot_be_kept_is_told_with_each_reply_and_when_another_goes_on(home, talk, monkeypatch):
     said = []
 
@@ -1162,7 +1068,6 @@ def test_what_cannot_be_kept_is_told_with_each_reply_and_when_another_goes_on(ho
     assert [[turn.prompt for turn in one.turns] for one in kept(home)] == [["four"], ["one"]]
 
 
-@pytest.mark.slow
 def test_a_dumb_terminal_gets_lines_without_being_asked(somebody, home, hello):
     somebody = somebody(home, "-m", hello.path, "one", TERM="dumb")
     somebody.wait_for("> one\r\nHello!\r\n(")
@@ -1173,7 +1078,6 @@ def test_a_dumb_terminal_gets_lines_without_being_asked(somebody, home, hello):
     assert commands(somebody.shown.replace(b"\r\n", b"\n")) == set()
 
 
-@pytest.mark.slow
 def test_a_pipe_and_no_interface(home, hello):
     code = """
 import sys
@@ -1193,7 +1097,6 @@ sys.exit(code)
     assert [turn.prompt for turn in kept(home)[0].turns] == ["one", "zwölf"]
 
 
-@pytest.mark.slow
 def test_a_prompt_on_which_the_tokenizer_panics_costs_nothing_that_was_said(talk, home, hello, tmp_path):
     model = panicking(hello.path, tmp_path / "panicking")
     result = talk("Hi", PANICS, "never read", model=model)

@@ -4,12 +4,9 @@ import hashlib
 import json
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-import typer
 from golden import matching, wording
 from typer.testing import CliRunner
 
@@ -98,9 +95,7 @@ def test_list_says_it_in_words(database: Path, model_directory: Path) -> None:
     assert re.fullmatch(rf"gone: 0 phrases, 0 bytes, last used {day}, directory unknown", lines[1])
 
 
-def test_list_breaks_its_lines_between_words(
-    database: Path, model_directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_list_breaks_its_lines_between_words(database, model_directory, monkeypatch):
     learn(database, "demo", model_directory, phrase([], (1, 2), [3]))
     whole = run("list")
     monkeypatch.setattr(console, "seen", lambda: True)
@@ -155,9 +150,7 @@ def test_the_phrases_of_an_imported_model_are_words(database: Path, packed_model
     assert json.loads(run("show", "--json"))[0]["text"] == "the quick brown fox\x1b[2J"
 
 
-def test_a_model_that_lies_elsewhere_now_is_found_by_its_name(
-    database: Path, packed_model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_that_lies_elsewhere_now_is_found_by_its_name(database, packed_model, monkeypatch):
     tokenizer = tokenizer_of(packed_model).hash
     with Store.open(database, lambda sentence: pytest.fail(sentence)) as store:
         for model, its in (("small", f"{tokenizer}-rev"), ("other", "another-rev")):
@@ -173,9 +166,7 @@ def test_a_model_that_lies_elsewhere_now_is_found_by_its_name(
 
 
 @pytest.mark.parametrize("tokenizer", ["no directory", "no file", "no name", "damaged", "panics", "a pipe"])
-def test_without_a_tokenizer_token_ids_are_shown(
-    database: Path, tmp_path: Path, model_directory: Path, tokenizer: str
-) -> None:
+def test_without_a_tokenizer_token_ids_are_shown(database, tmp_path, model_directory, tokenizer):
     panics = {"type": "Precompiled", "precompiled_charsmap": "BAAAAAEAAAA="}
     file = model_directory / "tokenizer.json"
     if tokenizer == "damaged":
@@ -297,19 +288,6 @@ def test_a_broken_file_is_told_on_standard_error(database: Path) -> None:
     database.write_bytes(b"no database" * 100)
     result = CliRunner().invoke(pool_module.app, ["list", "--json"], catch_exceptions=False)
     assert json.loads(result.stdout) == [] and "set aside" in result.stderr
-
-
-def test_the_group_offers_its_commands() -> None:
-    group = typer.main.get_command(pool_module.app)
-    assert set(group.commands) == {"list", "show", "clear", "export"}  # type: ignore[attr-defined]
-
-
-@pytest.mark.slow
-def test_importing_it_imports_nothing_heavy() -> None:
-    heavy = {"torch", "transformers", "tokenizers"}
-    code = f"import sys, localspec.cli.pool; print(sorted({heavy!r} & set(sys.modules)))"
-    root = Path(__file__).parents[2]
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root).stdout == "[]\n"
 
 
 def test_a_directory_s_phrases_are_found_by_its_path_whatever_name_they_were_kept_by(

@@ -1,6 +1,5 @@
 """`pull` with the real client against a hub on this machine: messages, exit codes, and what is left in the cache."""
 
-import hashlib
 import json
 import os
 import re
@@ -15,6 +14,7 @@ import pytest
 from cli.hub_commands import WEIGHTS, at, blobs, common_cache, home_with_cache, repository, started, stray
 from clocks import PATIENCE, until
 from command import ROOT, localspec, sentence
+from each import each
 from golden import wording
 from hub_server import Hub, Repository, model_repository, served
 
@@ -22,6 +22,8 @@ from localspec.hub.cache import find_snapshot
 from localspec.hub.sources import Source
 from localspec.machine.machine import Device, Machine
 from localspec.paths import Paths
+
+pytestmark = pytest.mark.slow
 
 SOURCE = Source("org/name")
 
@@ -52,7 +54,6 @@ def is_whole(home: Path, repo: Repository) -> bool:
     return {file.name: file.read_bytes() for file in path.iterdir()} == repo.files
 
 
-@pytest.mark.slow
 def test_fresh_then_everything_is_cached(home, hub, repo):
     result = at(home, hub, "pull", "org/name")
     assert result.returncode == 0 and result.stderr == "" and is_whole(home, repo)
@@ -71,7 +72,6 @@ def test_fresh_then_everything_is_cached(home, hub, repo):
     assert [request for request in hub.requests if "resolve" in request] == []  # nothing is even asked for
 
 
-@pytest.mark.slow
 def test_dry_run_fetches_nothing_and_is_one_value_as_json(home, hub, repo):
     result = at(home, hub, "pull", "org/name", "--dry-run", "--json")
     value = json.loads(result.stdout)
@@ -92,7 +92,6 @@ def test_dry_run_fetches_nothing_and_is_one_value_as_json(home, hub, repo):
     assert json.loads(at(home, hub, "pull", "org/name", "--dry-run", "--json").stdout)["fetch_bytes"] == 0
 
 
-@pytest.mark.slow
 def test_a_tag_and_a_commit_are_revisions_and_share_what_is_alike(home, hub, repo):
     commit = repo.revisions["main"]
     repo.revisions |= {"v1.0": commit, "refs/pr/1": commit}
@@ -103,15 +102,12 @@ def test_a_tag_and_a_commit_are_revisions_and_share_what_is_alike(home, hub, rep
     assert len([request for request in hub.requests if request.startswith("GET") and WEIGHTS in request]) == 1
 
 
-@pytest.mark.slow
 def test_what_was_pulled_stays_what_it_was(home, hub, repo):
-    """Another program moves `main` on: the revision that was pulled is the commit that it meant then."""
     at(home, hub, "pull", "org/name")
     (common_cache(home) / "models--org--name" / "refs" / "main").write_text("0" * 40)
     assert found(home) is not None
 
 
-@pytest.mark.slow
 def test_as_the_real_server_sends_files(home, hub: Hub, repo):
     """Small ones compressed to who takes that, large ones from another host, which must not see the token."""
     hub.gzip = hub.elsewhere = True
@@ -120,7 +116,6 @@ def test_as_the_real_server_sends_files(home, hub: Hub, repo):
     assert hub.tokens == {"Bearer hf_secretsecret"} and hub.tokens_elsewhere == {None}
 
 
-@pytest.mark.slow
 def test_what_a_branch_meant_before_is_told(home, hub: Hub, repo):
     at(home, hub, "pull", "org/name")
     former = repo.revisions["main"]
@@ -135,7 +130,6 @@ def test_what_a_branch_meant_before_is_told(home, hub: Hub, repo):
 # -- interrupted --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="no such signals")
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_interrupted_at_half_and_gone_on_with(home, hub: Hub, repo, sent):
@@ -166,7 +160,6 @@ def test_interrupted_at_half_and_gone_on_with(home, hub: Hub, repo, sent):
     assert len(small) == 3 and small.items() <= blobs(home).items()
 
 
-@pytest.mark.slow
 def test_empty_files_that_the_client_of_a_killed_pull_left_go(home, hub: Hub, repo):
     place = common_cache(home) / "models--org--name" / "blobs"
     place.mkdir(parents=True)
@@ -189,9 +182,7 @@ def test_empty_files_that_the_client_of_a_killed_pull_left_go(home, hub: Hub, re
     assert not both.exists() and not link.exists() and [*file.iterdir()] == [] and len([*others.iterdir()]) == 2
 
 
-@pytest.mark.slow
 def test_the_server_dies_midway(home, hub: Hub, repo):
-    """In a process of its own, where the client's own warnings would be seen."""
     hub.die_after = 2_000_000
     process = started(home, hub, "pull", "org/name")
     _, errors = process.communicate(timeout=PATIENCE)
@@ -202,7 +193,6 @@ def test_the_server_dies_midway(home, hub: Hub, repo):
     assert at(home, hub, "pull", "org/name").returncode == 0 and is_whole(home, repo)
 
 
-@pytest.mark.slow
 def test_a_connection_that_breaks_once_is_resumed(home, hub: Hub, repo, monkeypatch):
     """By the client, which asks for the rest."""
     monkeypatch.setattr("time.sleep", lambda seconds: setattr(hub, "dead", False) if seconds >= 1 else None)
@@ -218,30 +208,6 @@ def test_a_connection_that_breaks_once_is_resumed(home, hub: Hub, repo, monkeypa
     assert hub.sent_bytes < 1.5 * len(repo.files[WEIGHTS])
 
 
-@pytest.mark.slow
-def test_a_server_that_begins_anew_and_breaks_off_each_time_is_given_up(home, hub: Hub, repo, monkeypatch):
-    """It takes no request for the rest of a file; the client by itself would go on for ever."""
-    monkeypatch.setattr("time.sleep", lambda seconds: None)
-    half, digest = len(repo.files[WEIGHTS]) // 2, hashlib.sha256(repo.files[WEIGHTS]).hexdigest()
-    asked = []
-
-    def break_off(path: str) -> tuple[int, dict[str, str], bytes] | None:
-        if not path.endswith(WEIGHTS):
-            return None
-        asked.append(path)
-        assert len(asked) < 50
-        headers = {"ETag": f'"{digest}"', "X-Repo-Commit": repo.revisions["main"], "Connection": "close"}
-        return 200, {**headers, "Content-Length": str(2 * half)}, repo.files[WEIGHTS][:half]
-
-    hub.answer = break_off
-    result = at(home, hub, "pull", "org/name")
-    assert result.returncode == 1 and result.stderr.count("\n") == 1
-    assert wording("connection_broke_off_while", endpoint=hub.endpoint, weights=WEIGHTS) in result.stderr
-    assert wording("n1_048_576_bytes_come_fetched", weights=WEIGHTS, value=f"{2 * half:,}") in result.stderr
-    assert len(asked) < 10 and found(home) is None and stray(home) == []
-
-
-@pytest.mark.slow
 def test_two_pulls_at_once(home, hub: Hub, repo):
     hub.hold = 2_000_000
     processes = [started(home, hub, "pull", "org/name") for _ in range(2)]
@@ -258,7 +224,6 @@ def test_two_pulls_at_once(home, hub: Hub, repo):
 # -- damaged ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", [WEIGHTS, "tokenizer.json"])
 def test_a_wrong_hash_is_removed_and_nothing_counts_as_installed(home, hub: Hub, repo, name):
     content = repo.files[name]
@@ -266,17 +231,14 @@ def test_a_wrong_hash_is_removed_and_nothing_counts_as_installed(home, hub: Hub,
     result = at(home, hub, "pull", "org/name")
     assert result.returncode == 1 and result.stderr.count("\n") == 1
     assert f"{name} is damaged: its {'sha256' if name == WEIGHTS else 'git' + chr(39) + 's sha1'}" in result.stderr
-    assert (
-        wording("it_was_removed") in result.stderr
-        and wording("fetched_again_from_beginning_2", name=name) in result.stderr
-    )
+    assert wording("it_was_removed") in result.stderr
+    assert wording("fetched_again_from_beginning_2", name=name) in result.stderr
     assert found(home) is None and stray(home) == []
     assert not any(path.read_bytes() == repo.sent[name] for path in common_cache(home).glob("models--*/blobs/*"))
     repo.sent.clear()
     assert at(home, hub, "pull", "org/name").returncode == 0 and is_whole(home, repo)
 
 
-@pytest.mark.slow
 def test_a_file_that_is_damaged_in_the_cache_is_fetched_again(home, hub: Hub, repo):
     """Of the right length, cut short, and with nothing behind its link: what `verify` reports `pull` mends."""
     at(home, hub, "pull", "org/name")
@@ -295,7 +257,6 @@ def test_a_file_that_is_damaged_in_the_cache_is_fetched_again(home, hub: Hub, re
         assert is_whole(home, repo) and at(home, hub, "verify", "org/name").returncode == 0
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sent", "said"),
     [(lambda c: c + b"more", "now announces"), (lambda c: c[:-5], "now announces"), (lambda c: b"", "announce")],
@@ -308,7 +269,6 @@ def test_another_length_than_was_planned(home, hub: Hub, repo, sent, said):
     assert found(home) is None and stray(home) == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "said"),
     [("tokenizer.json", "sends more of tokenizer.json than the 2 bytes"), ("config.json", "longer than announced")],
@@ -323,18 +283,14 @@ def test_a_file_that_goes_on_after_what_was_announced(home, hub: Hub, repo, name
 # -- refused ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("closed", "said"),
+    ("closed", "said", "late"),
     [
-        ((401, "GatedRepo"), wording("accept_terms_then_log_here_hf")),
-        ((403, "GatedRepo"), wording("account_logged_here_access")),
-        ((401, ""), wording("does_not_accept_the_token")),
-        ((403, ""), "forbids access"),
+        ((401, "GatedRepo"), wording("accept_terms_then_log_here_hf"), False),
+        ((403, "GatedRepo"), wording("account_logged_here_access"), True),
+        ((401, ""), wording("does_not_accept_the_token"), True),
+        ((403, ""), "forbids access", False),
     ],
-)
-@pytest.mark.parametrize(
-    "late", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["at once", "behind the plan"]
 )
 def test_gated(home, hub: Hub, repo, closed, said, late):
     if late:
@@ -360,7 +316,6 @@ def test_a_model_that_would_be_refused_once_it_is_here_is_not_fetched(home, hub:
     assert wording("nearest_model_granite_4_0_micro") in result.stderr and not common_cache(home).exists()
 
 
-@pytest.mark.slow
 def test_a_repository_and_a_revision_that_are_not_there(home, hub):
     result = at(home, hub, "pull", "org/nam")
     assert result.returncode == 3 and wording("there_model_org_nam") in sentence(result)
@@ -372,17 +327,14 @@ def test_a_repository_and_a_revision_that_are_not_there(home, hub):
     assert result.returncode == 3 and wording("did_you_mean_demo") in sentence(result)
 
 
-@pytest.mark.parametrize(
-    "name", ["../../x", "org/../x", "/etc/passwd", "org/name@../..", "org/na me", "org/name@", "a/b/c", "org/\x1b[2J",
-             "org/name\n", "o--rg/name", "org/name.git", "org/" + "n" * 100, "-org/name", "org/name@-x", ".a/b"]
-)  # fmt: skip
+@each("name", ["../../x", "org/../x", "/etc/passwd", "org/name@../..", "org/na me", "org/name@", "a/b/c", "org/\x1b[2J",
+             "org/name\n", "o--rg/name", "org/name.git", "org/" + "n" * 100, "-org/name", "org/name@-x", ".a/b"])  # fmt: skip
 def test_names_that_are_none_are_refused_without_a_request(home, hub: Hub, name):
     result = at(home, hub, "pull", "--", name)
     assert result.returncode in (2, 3) and "\x1b" not in sentence(result)
     assert hub.requests == [] and not common_cache(home).exists() and not (home / "data").exists()
 
 
-@pytest.mark.slow
 def test_a_disk_that_is_too_small(home, hub: Hub, repo, monkeypatch):
     usage = type("usage", (), {"free": 3_000_000})
     monkeypatch.setattr("localspec.hub.plan.shutil.disk_usage", lambda path: usage)
@@ -394,7 +346,6 @@ def test_a_disk_that_is_too_small(home, hub: Hub, repo, monkeypatch):
     assert result.returncode == 0 and result.stderr == "" and is_whole(home, repo)
 
 
-@pytest.mark.slow
 def test_what_will_not_fit_into_memory(home, hub: Hub, repo, monkeypatch):
     small = Machine((Device("cpu", "a processor", 10**9, 600 * 10**6 + 1000, ("fp32",)),), 1)
     monkeypatch.setattr("localspec.pulling.pull.this_machine", lambda: small)
@@ -405,32 +356,18 @@ def test_what_will_not_fit_into_memory(home, hub: Hub, repo, monkeypatch):
     assert at(home, hub, "pull", "org/name", "--force").returncode == 0 and is_whole(home, repo)
 
 
-@pytest.mark.parametrize("variable", ["HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"])
+@each("variable", ["HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"])
 def test_offline(home, hub: Hub, variable):
     result = at(home, hub, "pull", "org/name", **{variable: "1"})
     assert result.returncode == 3 and "HF_HUB_OFFLINE" in sentence(result) and hub.requests == []
 
 
-def test_nobody_listens(home):
-    result = at(home, Hub(endpoint="http://127.0.0.1:9"), "pull", "org/name")
-    assert result.returncode == 1 and wording("http_127_0_0_1_9_cannot_reached") in sentence(result)
-
-
-@pytest.mark.slow
 def test_a_cache_that_cannot_be_written(home, hub: Hub, repo):
     (home / "hf").write_text("a file where a directory belongs")
     result = at(home, hub, "pull", "org/name")
     assert result.returncode == 1 and str(home / "hf") in result.stderr and "Traceback" not in result.stderr
 
 
-@pytest.mark.slow
-def test_a_home_that_cannot_be_written(home, hub: Hub, repo):
-    result = at(home, hub, "pull", "org/name", LOCALSPEC_HOME="/proc/nope")
-    assert result.returncode == 1 and result.stderr.count("\n") == 1 and "LOCALSPEC_HOME" in result.stderr
-    assert wording("proc_nope_data_pulled_which") in result.stderr and not common_cache(home).exists()
-
-
-@pytest.mark.slow
 def test_a_disk_that_fills_up_meanwhile(home, hub: Hub, repo, monkeypatch):
     from huggingface_hub import file_download
 
@@ -441,15 +378,11 @@ def test_a_disk_that_fills_up_meanwhile(home, hub: Hub, repo, monkeypatch):
 
     monkeypatch.setattr(file_download, "http_get", write)
     result = at(home, hub, "pull", "org/name")
-    assert (
-        result.returncode == 4
-        and wording("is_full_make_room") in result.stderr
-        and "config.json are kept" in result.stderr
-    )
+    assert result.returncode == 4 and wording("is_full_make_room") in result.stderr
+    assert "config.json are kept" in result.stderr
     assert found(home) is None and stray(home) == []
 
 
-@pytest.mark.slow
 def test_a_password_in_the_address_is_not_shown(home):
     result = at(home, Hub(endpoint="http://me:hunter2@127.0.0.1:9"), "pull", "org/name")
     assert result.returncode == 1 and wording("http_127_0_0_1_9_cannot_reached") in sentence(result)
@@ -473,9 +406,7 @@ def heads() -> Repository:
     return Repository({"config.json": json.dumps(config).encode(), "medusa_lm_head.pt": stream.getvalue()})
 
 
-@pytest.mark.slow
 def test_heads_become_a_drafter_beside_their_model(home, tiny, heads):
-    """With the model that an entry names, and alone: beside the one that their own config names, once it is here."""
     base = model_repository(tiny("llama-grouped-dynamic").path)
     with served(org__base=base, org__heads=heads) as hub:
         result = at(home, hub, "pull", "org/heads")
@@ -499,7 +430,6 @@ def test_heads_become_a_drafter_beside_their_model(home, tiny, heads):
         assert result.returncode == 0 and f"goes too: {directory}" in result.stdout and not directory.exists()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("pickled", [True, False])
 def test_an_eagle3_head_becomes_a_drafter_of_its_own_kind(home, tiny, tmp_path, pickled):
     from drafters.test_eagle3 import eagle
@@ -531,7 +461,6 @@ def test_an_eagle3_head_becomes_a_drafter_of_its_own_kind(home, tiny, tmp_path, 
         assert found["drafter"] == "eagle3" and found["token_ids"] == json.loads(plain.stdout)["token_ids"]
 
 
-@pytest.mark.slow
 def test_a_dflash_drafter_becomes_one_of_its_own_kind(home, tiny, tmp_path):
     from drafters.test_dflash import config_of, published
 
@@ -556,7 +485,6 @@ def test_a_dflash_drafter_becomes_one_of_its_own_kind(home, tiny, tmp_path):
         assert refused.returncode == 1 and wording("org_second_dflash_drafter_second") in refused.stderr
 
 
-@pytest.mark.slow
 def test_heads_that_would_run_code_do_not(home, tiny, heads):
     import pickle
 
@@ -572,7 +500,6 @@ def test_heads_that_would_run_code_do_not(home, tiny, heads):
     assert not (home / "data" / "drafters" / "models--org--heads").exists()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("form", ["shards", "pickles"])
 def test_a_whole_model_with_heads_inside_is_target_and_drafter(home, tiny, tmp_path, form):
     """As the authors of Medusa publish theirs (1.0)."""
@@ -594,21 +521,8 @@ def test_a_whole_model_with_heads_inside_is_target_and_drafter(home, tiny, tmp_p
         assert "org/whole" in [one["name"] for one in json.loads(at(home, hub, "list", "--json").stdout)]
         replies = []
         for drafter in ("none", "medusa"):
-            words = [
-                "run",
-                "-m",
-                "org/whole",
-                "--drafter",
-                drafter,
-                "-n",
-                "16",
-                "--temp",
-                "0",
-                "--json",
-                "--no-log",
-                "the cat",
-            ]
-            result = at(home, hub, *words)
+            words = f"run -m org/whole --drafter {drafter} -n 16 --temp 0 --json --no-log".split()
+            result = at(home, hub, *words, "the cat")
             assert result.returncode == 0, result.stderr
             replies.append(json.loads(result.stdout))
         assert replies[0]["text"] == replies[1]["text"] and replies[1]["drafter"] == "medusa"
@@ -617,7 +531,6 @@ def test_a_whole_model_with_heads_inside_is_target_and_drafter(home, tiny, tmp_p
         assert result.returncode == 0 and not at_home.exists(), result.stderr
 
 
-@pytest.mark.slow
 def test_pickles_without_heads_are_not_fetched(home, tiny, tmp_path):
     from training.test_medusa_files import whole_model
 
@@ -651,7 +564,6 @@ def on_terminal(home: Path, hub: Hub, *arguments: str, types: bytes = b"") -> tu
     return process.returncode, out.decode(), errors.decode()
 
 
-@pytest.mark.slow
 def test_a_slow_server_shows_rate_and_time_left(home, hub: Hub, repo):
     hub.pause, hub.piece = 0.04, 2**16  # some 1.5 MB/s
     code, out, errors = on_terminal(home, hub, "pull", "org/name", "--yes")
@@ -662,15 +574,10 @@ def test_a_slow_server_shows_rate_and_time_left(home, hub: Hub, repo):
     assert errors.endswith("\r\x1b[K")  # and is gone at the end
 
 
-@pytest.mark.slow
 def test_somebody_is_asked_and_may_say_no(home, hub: Hub, repo):
     code, out, _ = on_terminal(home, hub, "pull", "org/name", types=b"n\n")
-    assert (
-        code == 0
-        and "Fetch? [Y/n]" in out
-        and out.endswith(wording("nothing_was_fetched"))
-        and not common_cache(home).exists()
-    )
+    assert code == 0 and "Fetch? [Y/n]" in out and out.endswith(wording("nothing_was_fetched"))
+    assert not common_cache(home).exists()
     code, out, _ = on_terminal(home, hub, "pull", "org/name", types=b"\n")
     assert code == 0 and "Fetch? [Y/n]" in out and is_whole(home, repo)
 
@@ -689,7 +596,6 @@ socket.socket, socket.getaddrinfo = Socket, refuse
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("command", [["run"], ["chat", "--plain"]])
 def test_after_a_pull_nothing_needs_a_network(home, tiny, command):
     with served(org__name=model_repository(tiny("llama-grouped-dynamic").path)) as hub:
@@ -703,7 +609,6 @@ def test_after_a_pull_nothing_needs_a_network(home, tiny, command):
     assert result.returncode == 0 and result.stdout.strip(), result.stderr
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="modes as on POSIX")
 def test_nobody_else_may_write_what_was_pulled(home, hub, repo):
     before = os.umask(0)

@@ -19,6 +19,8 @@ from localspec.hub.records import ExpectedFile
 from localspec.hub.sources import Source
 from localspec.machine.machine import Device, Machine
 
+pytestmark = pytest.mark.slow
+
 SHAPE = {**tiny_models._SHAPE, "hidden_size": 64, "intermediate_size": 96, "num_key_value_heads": 2, "head_dim": 32}
 NAME = "org/tiny-GGUF:Q8_0"
 
@@ -50,7 +52,6 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return home_with_cache(tmp_path, monkeypatch)
 
 
-@pytest.mark.slow
 def test_one_type_is_fetched_and_kept_packed_alone(home: Path, files: dict[str, bytes]) -> None:
     with served(**{"org__tiny-GGUF": Repository(files)}) as hub:
         plan = json.loads(at(home, hub, "pull", NAME, "--dry-run", "--json").stdout)
@@ -76,7 +77,6 @@ def test_one_type_is_fetched_and_kept_packed_alone(home: Path, files: dict[str, 
     assert "localspec pull" in sentence(at(home, hub, "run", "-m", NAME, "Hi"))
 
 
-@pytest.mark.slow
 def test_parts_are_fetched_together_and_types_in_any_spelling(home: Path, files: dict[str, bytes]) -> None:
     with served(**{"org__tiny-GGUF": Repository(files)}) as hub:
         for kind, count in (("bf16", 2), ("Q5_1", 1)):
@@ -89,10 +89,7 @@ def test_parts_are_fetched_together_and_types_in_any_spelling(home: Path, files:
             assert at(home, hub, "run", "-m", name, "-n", "1", "--no-log", "Hi").returncode == 0
 
 
-@pytest.mark.slow
-def test_files_in_folders_are_found_by_their_names_or_the_folders_and_leave_nothing(
-    home: Path, files: dict[str, bytes]
-) -> None:
+def test_files_in_folders_are_found_by_their_names_or_the_folders_and_leave_nothing(home, files):
     """As repositories of large models are: a folder a type, with the parts in it."""
     inside = {
         **{f"BF16/{name}": content for name, content in files.items() if "BF16" in name},
@@ -117,15 +114,14 @@ def test_files_in_folders_are_found_by_their_names_or_the_folders_and_leave_noth
         assert wording("no_parts_of_one_model") in sentence(at(home, hub, "pull", NAME))
 
 
-@pytest.mark.parametrize("name", ["../a-Q8_0.gguf", "/a-Q8_0.gguf", "a/../b-Q8_0.gguf", ".a/b-Q8_0.gguf", "a//b-Q8_0.gguf",
-                                  "a/b/c/d/e-Q8_0.gguf", "a\\b-Q8_0.gguf", "a/\x1b[2J-Q8_0.gguf", "a/b-Q8_0.gguf\n"])  # fmt: skip
+@each("name", ["../a-Q8_0.gguf", "/a-Q8_0.gguf", "a/../b-Q8_0.gguf", ".a/b-Q8_0.gguf", "a//b-Q8_0.gguf",
+               "a/b/c/d/e-Q8_0.gguf", "a\\b-Q8_0.gguf", "a/\x1b[2J-Q8_0.gguf", "a/b-Q8_0.gguf\n"])  # fmt: skip
 def test_a_place_that_leads_elsewhere_is_none(home: Path, name: str) -> None:
     with served(**{"org__tiny-GGUF": Repository({name: b"x" * 20000})}) as hub:
         assert wording("gguf_file_type_q8_0") in sentence(at(home, hub, "pull", NAME))
         assert not any("/resolve/" in request for request in hub.requests)
 
 
-@pytest.mark.slow
 def test_without_a_type_or_with_an_unknown_one_the_types_are_listed(home: Path, files: dict[str, bytes]) -> None:
     with served(**{"org__tiny-GGUF": Repository(files)}) as hub:
         for name in ("org/tiny-GGUF", "org/tiny-GGUF:Q4_K_M"):
@@ -137,10 +133,7 @@ def test_without_a_type_or_with_an_unknown_one_the_types_are_listed(home: Path, 
         assert wording("no_parts_of_one_model") in sentence(at(home, hub, "pull", "org/tiny-GGUF:BF16"))
 
 
-@pytest.mark.slow
-def test_what_cannot_fit_is_refused_before_it_is_fetched(
-    home: Path, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_fit_is_refused_before_it_is_fetched(home, files, monkeypatch):
     """By the size and the type of the file: into memory, and on the disk beside its packed form."""
     length = len(files["tiny-Q8_0.gguf"])
     with served(**{"org__tiny-GGUF": Repository(files)}) as hub:
@@ -186,7 +179,6 @@ def test_types_that_nothing_here_reads_are_refused_by_their_names(name: str, kin
     assert listed.partition("; ")[2] in str(error.value)
 
 
-@pytest.mark.slow
 def test_what_is_no_model_stays_and_is_said(home: Path, files: dict[str, bytes]) -> None:
     broken = {"tiny-Q8_0.gguf": files["tiny-Q8_0.gguf"][:-40000] + bytes(100)}
     with served(**{"org__tiny-GGUF": Repository(broken)}) as hub:
@@ -211,7 +203,6 @@ def about(architecture: str, files: dict[str, bytes]) -> tuple[int, dict[str, st
     return 200, {"Content-Type": "application/json"}, json.dumps({**said, **more}).encode()
 
 
-@pytest.mark.slow
 def test_what_cannot_be_meant_is_refused(home: Path, files: dict[str, bytes]) -> None:
     with served(**{"org__tiny-GGUF": Repository(files)}) as hub:
         assert "--packed-only" in sentence(at(home, hub, "pull", NAME, "--packed-only"))
@@ -227,10 +218,7 @@ def test_what_cannot_be_meant_is_refused(home: Path, files: dict[str, bytes]) ->
         assert wording("is_not_here") in sentence(at(home, hub, "verify", NAME))
 
 
-@pytest.mark.slow
-def test_a_newer_commit_takes_the_place_of_the_one_before(
-    home: Path, files: dict[str, bytes], directory: Path, tmp_path: Path
-):
+def test_a_newer_commit_takes_the_place_of_the_one_before(home, files, directory, tmp_path):
     with served(**{"org__tiny-GGUF": Repository(files)}) as hub:
         at(home, hub, "pull", NAME, "--yes")
         changed = write_model(tmp_path / "b.gguf", directory, "Q8_0", general__license="mit").read_bytes()

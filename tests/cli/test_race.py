@@ -14,14 +14,15 @@ from pathlib import Path
 import pyte
 import pytest
 from clocks import PATIENCE
-from command import called, environment, light_help, sentence
-from each import each
+from command import called, environment
 from golden import wording
 from scripted_models import scripted_model
 
 from localspec.bench.race_view import LIVE, REPLAY, REPLAYED
 from localspec.cli import race as module
 from localspec.decoding.session import Session
+
+pytestmark = pytest.mark.slow
 
 pty = pytest.importorskip("pty")
 fcntl = pytest.importorskip("fcntl")
@@ -47,7 +48,6 @@ def race(home: Path, words: Path, *arguments: object):
     return called(home, "race", "Count!", "-m", str(words), "-n", "24", "--drafter", "phrases", *map(str, arguments))
 
 
-@pytest.mark.slow
 def test_without_a_terminal_the_result_is_printed(tmp_path, words):
     done = race(tmp_path, words, "--draft-max", 4)
     assert done.returncode == 0 and done.stderr == ""
@@ -57,7 +57,6 @@ def test_without_a_terminal_the_result_is_printed(tmp_path, words):
     assert not (tmp_path / "data").exists(), "a race keeps nothing"
 
 
-@pytest.mark.slow
 def test_json_has_both_sides_and_they_are_those_of_run(tmp_path, words):
     told = json.loads(race(tmp_path, words, "--draft-max", 4, "--json").stdout)
     plain, fast = told["plain"], told["speculative"]
@@ -74,7 +73,6 @@ def test_json_has_both_sides_and_they_are_those_of_run(tmp_path, words):
     assert fast["acceptance_length"] == expected["speculation"]["acceptance_length"] > 1.5
 
 
-@pytest.mark.slow
 def test_texts_that_differ_are_told(tmp_path, words, monkeypatch):
     honest = Session.generate
 
@@ -91,7 +89,6 @@ def test_texts_that_differ_are_told(tmp_path, words, monkeypatch):
     assert "✓" not in done.stdout and wording("texts_differ_from_token_8") in done.stdout
 
 
-@pytest.mark.slow
 def test_a_recording_can_be_played(tmp_path, words):
     file = tmp_path / "race.cast"
     done = race(tmp_path, words, "--cast", file)
@@ -102,29 +99,7 @@ def test_a_recording_can_be_played(tmp_path, words):
     assert "plain decoding" in shown and "with phrases" in shown and wording("both_texts_are_the_same") in shown
 
 
-@each(
-    "arguments, said",
-    [
-        (["--drafter", "none"], "needs a drafter"),
-        (["--draft-max", "0"], "--draft-max 0 allows none"),
-        (["--cast", "nowhere/a.cast"], "nowhere/a.cast"),
-        (["--drafter", "fancy"], "fancy"),
-        (["--temp", "warm"], "--temperature 'warm'"),
-    ],
-)
-def test_mistakes_are_one_sentence(tmp_path, arguments, said):
-    done = called(tmp_path, "race", "Hello", "-m", "demo", *arguments)
-    assert done.returncode == 2 and said in sentence(done)
-
-
-def test_an_empty_prompt_is_none(tmp_path):
-    done = called(tmp_path, "race", "  ")
-    assert done.returncode == 2 and wording("there_is_no_prompt_2") in sentence(done)
-
-
-@pytest.mark.slow
 def test_where_drafting_does_not_pay_phrases_race(tmp_path, words, monkeypatch):
-    """And so one sees that it does not."""
     from localspec import Engine
 
     honest = Engine.open.__func__
@@ -139,12 +114,6 @@ def test_where_drafting_does_not_pay_phrases_race(tmp_path, words, monkeypatch):
     assert told["speculative"]["acceptance_length"] >= 1.0 == told["plain"]["acceptance_length"]
 
 
-@pytest.mark.slow
-def test_help_loads_nothing_heavy(tmp_path):
-    assert "--cast" in light_help(tmp_path, "race")
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(("columns", "lines"), [(60, 20), (100, 30)])
 def test_on_a_terminal_it_is_seen_live_and_again(tmp_path, words, columns, lines):
     code, sent = at_terminal(tmp_path, columns, lines, "-m", words, "-n", 24, "--drafter", "phrases", "--draft-max", 4)
@@ -174,7 +143,6 @@ def rules(drawn: str) -> set[int]:
     return {len(line.removeprefix("\x1b[K")) for line in drawn.splitlines() if "┼" in line}
 
 
-@pytest.mark.slow
 def test_of_a_terminal_that_is_resized_nothing_is_left_on_the_screen_before(tmp_path, words):
     def resize(process: subprocess.Popen[bytes], terminal: int) -> None:
         sized(terminal, 60, 20)
@@ -186,13 +154,11 @@ def test_of_a_terminal_that_is_resized_nothing_is_left_on_the_screen_before(tmp_
     assert rules(after) == {59} and after.count(REPLAYED) == after.count("plain decoding") == 1
 
 
-@pytest.mark.slow
 def test_one_that_is_ended_leaves_the_screen_as_it_was(tmp_path, words):
     code, sent = at_terminal(tmp_path, 100, 30, "-m", words, *LONG, live=lambda process, _: process.terminate())
     assert code == -signal.SIGTERM and sent.endswith("\x1b[?1049l\x1b[?25h")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("size", "variables"), [((100, 9), {}), ((20, 30), {}), ((100, 30), {"TERM": "dumb"})])
 def test_a_terminal_that_cannot_show_it_gets_the_result_alone(tmp_path, words, size, variables):
     code, sent = at_terminal(tmp_path, *size, "-m", words, "-n", 8, "--drafter", "phrases", **variables)

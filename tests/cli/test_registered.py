@@ -32,7 +32,7 @@ quality = 20
 """
 
 
-pytestmark = pytest.mark.usefixtures("timed_briefly")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("timed_briefly")]
 
 
 @pytest.fixture
@@ -68,7 +68,6 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
 
 
-@pytest.mark.slow
 def test_what_comes_along(home, hub):
     assert pulled(home, hub, "mine", "--drafter", "none") == ["org/name"]
     assert pulled(home, hub, "mine", "--drafter", "draft_model") == ["org/name", "org/small"]
@@ -81,7 +80,6 @@ def test_what_comes_along(home, hub):
     assert result.returncode == 2 and "no effect" in result.stderr
 
 
-@pytest.mark.slow
 def test_a_name_from_the_plan_to_the_answer(home, hub, monkeypatch):
     result = at(home, hub, "run", "hi", "-m", "mine")
     assert result.returncode == 3 and "localspec pull mine" in result.stderr
@@ -115,7 +113,6 @@ def test_a_name_from_the_plan_to_the_answer(home, hub, monkeypatch):
     assert at(home, hub, "run", "hi", "-m", "mine").returncode == 3
 
 
-@pytest.mark.slow
 def test_another_revision_than_main_is_pinned(home, hub):
     hub.repositories["org/name"].revisions["v1"] = hub.repositories["org/name"].revisions["main"]
     (home / "config" / "models.toml").write_text('[mine]\nrepo = "org/name"\nrevision = "v1"\n')
@@ -124,7 +121,6 @@ def test_another_revision_than_main_is_pinned(home, hub):
     assert json.loads(at(home, hub, "show", "mine", "--json").stdout)["source"] == "org/name@v1"
 
 
-@pytest.mark.slow
 def test_a_damaged_model_is_not_chosen(home, hub):
     assert at(home, hub, "pull", "mine", "--drafter", "none").returncode == 0
     shutil.rmtree(home / "hf" / "hub" / "models--org--name" / "blobs")
@@ -133,7 +129,6 @@ def test_a_damaged_model_is_not_chosen(home, hub):
     assert result.returncode == 0 and wording("the_embedded_demo_model_answers") in result.stderr
 
 
-@pytest.mark.slow
 def test_what_was_pulled_by_its_repository_is_here_like_any_other(home, hub):
     (home / "config" / "models.toml").unlink()
     assert at(home, hub, "pull", "org/small").returncode == 0
@@ -144,7 +139,6 @@ def test_what_was_pulled_by_its_repository_is_here_like_any_other(home, hub):
     assert at(home, hub, "run", "hi", "-n", "2", "--no-log").returncode == 0, "it is passed over"
 
 
-@pytest.mark.slow
 def test_at_a_terminal_what_was_fetched_is_measured_once(home, hub, monkeypatch):
     measured: list[str] = []
     monkeypatch.setattr("localspec.cli.pull.seen", lambda: True)

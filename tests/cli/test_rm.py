@@ -18,6 +18,8 @@ from localspec.hub.sources import Source
 from localspec.paths import Paths
 from localspec.quantities import size
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def repo(tmp_path: Path) -> Repository:
@@ -46,17 +48,13 @@ def test_asks_and_nobody_can_answer(home, hub: Hub):
     assert str(found(home)) in result.stdout and wording("other_programs_share_this_cache") in result.stdout
 
 
-@pytest.mark.slow
 def test_yes_deletes_it_and_its_record_and_nothing_else(home, hub: Hub, repo):
     at(home, hub, "pull", "org/name")
     at(home, hub, "pull", "org/other")
     total = sum(map(len, repo.files.values()))
     result = at(home, hub, "rm", "org/name", "--yes")
-    assert (
-        result.returncode == 0
-        and result.stderr == ""
-        and wording("deleted_are_free_again_2", size=size(total)) in result.stdout
-    )
+    assert result.returncode == 0 and result.stderr == ""
+    assert wording("deleted_are_free_again_2", size=size(total)) in result.stdout
     assert found(home) is None and not (common_cache(home) / "models--org--name").exists()
     assert sorted(path.name for path in (home / "data" / "pulled").glob("*.json")) == ["models--org--other.json"]
     assert at(home, hub, "verify", "org/other").returncode == 0
@@ -64,7 +62,6 @@ def test_yes_deletes_it_and_its_record_and_nothing_else(home, hub: Hub, repo):
     assert result.returncode == 3 and wording("org_name_is_not_here") in sentence(result)
 
 
-@pytest.mark.slow
 def test_what_another_revision_uses_stays(home, hub: Hub, repo):
     """Both have the same weights; only what is of one alone goes."""
     at(home, hub, "pull", "org/name")
@@ -80,7 +77,6 @@ def test_what_another_revision_uses_stays(home, hub: Hub, repo):
     assert result.returncode == 3 and wording("there_org_name_dev") in sentence(result)
 
 
-@pytest.mark.slow
 def test_other_names_of_the_same_commit_are_told(home, hub: Hub, repo):
     repo.revisions["v1.0"] = repo.revisions["main"]
     at(home, hub, "pull", "org/name")
@@ -90,10 +86,8 @@ def test_other_names_of_the_same_commit_are_told(home, hub: Hub, repo):
     assert not (home / "data" / "pulled" / "models--org--name.json").exists()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["org/name", "org/moved"])
 def test_another_repository_with_the_same_commit_stays(home, hub: Hub, repo, name):
-    """One that was moved or copied: the client alone deletes the first that it finds."""
     alike = ("org/name", "org/moved", "org/copied")
     hub.repositories |= dict.fromkeys(alike, repo)
     for one in alike:
@@ -112,7 +106,6 @@ def test_another_repository_with_the_same_commit_stays(home, hub: Hub, repo, nam
         assert at(home, hub, "verify", one).returncode == (3 if one == name else 0)
 
 
-@pytest.mark.slow
 def test_what_was_linked_in_from_elsewhere_stays(home, hub: Hub, repo, tmp_path):
     """With another revision that stays, the client deletes each file that this one alone links to, wherever it is."""
     at(home, hub, "pull", "org/name")
@@ -129,7 +122,6 @@ def test_what_was_linked_in_from_elsewhere_stays(home, hub: Hub, repo, tmp_path)
     assert own.stat().st_size == len(repo.files[WEIGHTS]) and at(home, hub, "verify", "org/name@dev").returncode == 0
 
 
-@pytest.mark.slow
 def test_registered_models_that_draft_with_it_are_told(home, hub: Hub):
     (home / "config").mkdir()
     entries = '[small]\nrepo = "org/name"\n[large]\nrepo = "org/large"\ndraft = "small"\n'
@@ -140,7 +132,6 @@ def test_registered_models_that_draft_with_it_are_told(home, hub: Hub):
     assert result.returncode == 0 and "large, huge use it too." in " ".join(result.stdout.split())
 
 
-@pytest.mark.slow
 def test_registered_models_that_use_it_are_told(home, hub: Hub):
     (home / "config").mkdir()
     (home / "config" / "models.toml").write_text('[mine]\nrepo = "org/name"\n["o\\u001b[2Jther"]\nrepo = "org/name"\n')
@@ -149,7 +140,6 @@ def test_registered_models_that_use_it_are_told(home, hub: Hub):
     assert result.returncode == 0 and "o␛[2Jther uses it too." in result.stdout and found(home) is None
 
 
-@pytest.mark.slow
 def test_a_drafter_is_not_deleted_for_a_model_that_is_not_here(home, hub: Hub):
     (home / "config").mkdir()
     drafters = '[[{0}.drafters]]\nkind = "parallelspec"\nrepo = "org/name"\n'
@@ -162,7 +152,6 @@ def test_a_drafter_is_not_deleted_for_a_model_that_is_not_here(home, hub: Hub):
     assert found(home) is not None
 
 
-@pytest.mark.slow
 def test_a_published_drafter_of_a_directory_is_fetched_verified_and_deleted_by_its_name(home, hub: Hub, tmp_path):
     (home / "config").mkdir()
     own = tmp_path / "model"  # of which the repository was made
@@ -190,7 +179,6 @@ def test_what_was_never_pulled(home, hub: Hub):
     assert hub.requests == []
 
 
-@pytest.mark.slow
 def test_a_cache_that_is_damaged(home, hub: Hub):
     """A link that leads nowhere hides the repository from the client."""
     at(home, hub, "pull", "org/name")
@@ -201,7 +189,6 @@ def test_a_cache_that_is_damaged(home, hub: Hub):
     assert at(home, hub, "rm", "org/name", "--yes").returncode == 0
 
 
-@pytest.mark.slow
 def test_what_an_interrupted_pull_left_can_be_deleted(home, hub: Hub, repo):
     repo.sent[WEIGHTS] = b"x" * len(repo.files[WEIGHTS])
     at(home, hub, "pull", "org/name")
@@ -210,7 +197,6 @@ def test_what_an_interrupted_pull_left_can_be_deleted(home, hub: Hub, repo):
     assert result.returncode == 0 and not (common_cache(home) / "models--org--name").exists()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("left", ["blobs", "records"])
 def test_a_deletion_that_was_stopped_is_ended_by_the_next(home, hub: Hub, monkeypatch, left):
     at(home, hub, "pull", "org/name")

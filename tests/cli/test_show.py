@@ -53,12 +53,8 @@ def test_json(tmp_path):
 def test_lines(tmp_path):
     model = write_checkpoint(tmp_path / "model")
     shown = dict(line.split(maxsplit=1) for line in called(tmp_path, "show", str(model)).stdout.splitlines())
-    assert (
-        shown["parameters"] == "44"
-        and shown["license"] == "unknown"
-        and shown["drafters"] == "none, phrases, lookahead, layers"
-        and "draft" not in shown
-    )
+    assert shown["parameters"] == "44" and shown["license"] == "unknown"
+    assert shown["drafters"] == "none, phrases, lookahead, layers" and "draft" not in shown
 
 
 @pytest.mark.slow
@@ -124,3 +120,8 @@ def test_at_a_terminal_long_values_go_on_below_themselves(tmp_path, monkeypatch)
 def test_of_a_model_that_is_not_here_it_is_said_where_that_matters(tmp_path):
     lines = called(tmp_path, "show", "qwen3-0.6b").stdout.splitlines()
     assert "path          not here" in lines and "commit        not here" in lines
+
+
+def test_what_there_is_none_of_is_not_unknown(tmp_path):
+    lines = dict(line.split(maxsplit=1) for line in called(tmp_path, "show", "demo").stdout.splitlines())
+    assert lines["forms"] == lines["published"] == "none" and lines["source"] == wording("comes_with_localspec")

@@ -101,7 +101,7 @@ class Trainable(TrainableDrafter):
 '''
 
 
-pytestmark = pytest.mark.usefixtures("timed_briefly")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("timed_briefly")]
 
 
 @pytest.fixture
@@ -135,7 +135,6 @@ def home(tmp_path: Path, toy: None) -> Path:
     return home
 
 
-@pytest.mark.slow
 def test_it_is_run_and_the_text_stays_the_targets_own(home: Path) -> None:
     ask = ("run", "-m", "demo", "--temp", "0", "-n", "16", "--no-log", "--json", "Tell me a story.")
     plain = answer(home, *ask, "--no-spec")["token_ids"]
@@ -145,7 +144,6 @@ def test_it_is_run_and_the_text_stays_the_targets_own(home: Path) -> None:
         assert drafted["token_ids"] == plain
 
 
-@pytest.mark.slow
 def test_it_is_measured_beside_plain_decoding(home: Path) -> None:
     report = answer(
         home, "bench", "-m", "demo", "--drafter", "toy", "--nodes", "2", "--limit", "1", "-n", "8", "--json"
@@ -153,7 +151,6 @@ def test_it_is_measured_beside_plain_decoding(home: Path) -> None:
     assert [(row["drafter"], row["identical"]) for row in report["rows"]] == [("none", True), ("toy", True)]
 
 
-@pytest.mark.slow
 def test_it_is_shown_listed_and_chosen_where_it_pays(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert answer(home, "show", "demo", "--json")["drafters"] == [
         "none", "phrases", "lookahead", "layers", "eagle3", "medusa", "parallelspec", "s3d", "semi", "toy", "draft_model:demo-draft",
@@ -172,7 +169,6 @@ def test_it_is_a_kind_to_train(home: Path) -> None:
     assert wording("toy_shifts_target_s_last_state") in " ".join(shown.stdout.split())
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("one_reply_of_each_kind")
 def test_it_is_trained(home: Path) -> None:
     lines = [json.dumps({"text": f"The fox jumps over {number} dogs. " * 8}) for number in range(8)]
@@ -233,7 +229,6 @@ def other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixtu
     TABLE.remove(row)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("other", OTHERS, indirect=True)
 def test_a_kind_without_weights_is_one_file_and_one_row_too(other: str, tmp_path: Path) -> None:
     ask = ("run", "-m", "demo", "--temp", "0", "-n", "12", "--no-log", "--json", "Tell me a story.")
@@ -242,7 +237,6 @@ def test_a_kind_without_weights_is_one_file_and_one_row_too(other: str, tmp_path
     assert drafted["drafter"] == other and drafted["speculation"]["draft_n"] > 0 and drafted["token_ids"] == plain
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("other", ["twin"], indirect=True)
 def test_the_hyperparameters_of_a_pair_are_searched_for_a_new_kind_too(other: str, tmp_path: Path) -> None:
     bench = ("bench", "-m", "demo", "--drafter", other, "--tune", "--limit", "1", "-n", "4", "--json")

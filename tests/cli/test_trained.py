@@ -7,6 +7,7 @@ import pytest
 import torch
 from checkpoints import change_config
 from command import called, sentence
+from each import each
 from golden import wording
 from safetensors.torch import load_file, save_file
 from scripted_models import random_model
@@ -22,6 +23,8 @@ from localspec.paths import Paths
 from localspec.policy.selection import choose
 from localspec.store.store import Store
 from localspec.training.trainable import make_drafter, save_drafter
+
+pytestmark = pytest.mark.slow
 
 ASK = ("--temp", "0", "-n", "24", "--no-log")
 
@@ -60,7 +63,6 @@ def reply(home, model, *arguments):
     return json.loads(ask(home, model, "hello", "--json", *arguments).stdout)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", kinds("weights"))
 def test_a_directory_names_itself_and_the_text_is_the_targets_own(home, model, trained, kind):
     plain = reply(home, model, "--no-spec")
@@ -72,7 +74,6 @@ def test_a_directory_names_itself_and_the_text_is_the_targets_own(home, model, t
         assert (found["accept"], found["lossless"]) == ("exact", True)
 
 
-@pytest.mark.slow
 def test_a_published_language_model_with_a_mask_token_drafts(home, model, tmp_path):
     """The form in which weights of ParallelSpec's kind are published; here the target itself, so it guesses rightly."""
     small = shutil.copytree(model, tmp_path / "small")
@@ -85,7 +86,6 @@ def test_a_published_language_model_with_a_mask_token_drafts(home, model, tmp_pa
     assert refused.returncode in (1, 2) and "pard_token" in sentence(refused)
 
 
-@pytest.mark.slow
 def test_a_kind_alone_is_the_one_that_was_trained_here(home, model, trained):
     shutil.copytree(trained["semi"], Paths(home).drafters / "model-semi")
     assert reply(home, model, "--drafter", "semi", "--draft-max", "4")["drafter"] == "semi"
@@ -115,8 +115,8 @@ def test_other_rules_say_what_they_keep(home, model, trained):
     assert drawn["token_ids"] == reply(home, model, *warm, "--accept", "rejection")["token_ids"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "said"),
+@each(
+    "arguments, code, said",
     [
         (["--accept", "typical", "--drafter", "{medusa}"], 2, wording("no_effect_at_temperature_0")),
         (["--accept", "rejection", "--temp", "1", "--drafter", "{medusa}+phrases"], 2, "known distribution"),
@@ -169,9 +169,8 @@ def broken(path, how):
         weights.unlink()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("how", "code", "said"),
+@each(
+    "how, code, said",
     [
         ("missing tensor", 1, "missing"),
         ("extra tensor", 1, wording("not_a_part_of_it")),
@@ -196,7 +195,6 @@ def test_a_broken_directory_is_told_in_one_sentence(home, model, trained, tmp_pa
     assert said in sentence(result)
 
 
-@pytest.mark.slow
 def test_what_confidence_is_worth_is_remembered(tmp_path, model, trained, monkeypatch):
     monkeypatch.setenv("LOCALSPEC_HOME", str(tmp_path))
     card = TargetCard("model", model, None, "")

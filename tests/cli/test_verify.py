@@ -12,6 +12,8 @@ from localspec.hub.cache import find_snapshot
 from localspec.hub.sources import Source
 from localspec.paths import Paths
 
+pytestmark = pytest.mark.slow
+
 GONE = Hub(endpoint="http://127.0.0.1:9")
 
 
@@ -47,7 +49,6 @@ def test_whole(home, recorded: bool):
     assert "4 files agree" in result.stdout
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", [WEIGHTS, "tokenizer.json", "config.json"])
 def test_one_changed_bit(home, path: Path, recorded: bool, name: str):
     content = bytearray((path / name).read_bytes())
@@ -58,7 +59,6 @@ def test_one_changed_bit(home, path: Path, recorded: bool, name: str):
     assert f"{name} is damaged" in result.stderr and "`localspec pull org/name`" in result.stderr
 
 
-@pytest.mark.slow
 def test_cut_short_missing_and_leading_nowhere(home, path: Path, recorded: bool):
     (path / WEIGHTS).resolve().write_bytes((path / WEIGHTS).read_bytes()[:-1])
     result = at(home, GONE, "verify", "org/name")
@@ -72,7 +72,6 @@ def test_cut_short_missing_and_leading_nowhere(home, path: Path, recorded: bool)
     assert find_snapshot(Source("org/name"), Paths(home)) is None
 
 
-@pytest.mark.slow
 def test_what_is_not_here(home):
     result = at(home, GONE, "verify", "org/nothing")
     assert result.returncode == 3 and "`localspec pull org/nothing`" in sentence(result)
@@ -80,15 +79,12 @@ def test_what_is_not_here(home):
     assert at(home, GONE, "verify", "../../x").returncode == 2
 
 
-@pytest.mark.slow
 def test_the_demo_has_no_digests(home):
     result = at(home, GONE, "verify", "demo")
     assert result.returncode == 0 and wording("whole_far_their_own_headers_tell") in result.stdout
 
 
-@pytest.mark.slow
 def test_repositories_of_other_programs(home, path: Path):
-    """Without a record, and with a file that is no link: as on systems without them."""
     (home / "data" / "pulled" / "models--org--name.json").unlink()
     copy = (path / "config.json").read_bytes()
     (path / "config.json").unlink()

@@ -37,9 +37,7 @@ def command(tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
     return begin
 
 
-def test_a_wait_is_named_once_and_not_when_it_is_over(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_wait_is_named_once_and_not_when_it_is_over(monkeypatch, capsys):
     monkeypatch.setattr(progress, "WAIT_SECONDS", 0.05)
     shown = Progress()
     shown.show("reading a")

@@ -85,7 +85,6 @@ def test_nothing_below_what_was_refused_and_no_probe_is_accepted() -> None:
 
 
 def test_near_temperature_zero_it_is_greedy_decoding() -> None:
-    """On random trees and logits, with children that are the target's argmax, second best or anything."""
     cold, random = Sampling(1e-6, rule="typical"), torch.Generator().manual_seed(0)
     lengths = set()
     for _ in range(200):

@@ -13,7 +13,7 @@ def test_what_was_never_judged_is_worth_its_own_confidence() -> None:
     assert Calibration().chances(candidates, 0, greedy=True) == candidates
 
 
-@pytest.mark.parametrize("true", [0.05, 0.5, 0.95])
+@each("true", [0.05, 0.5, 0.95])
 def test_a_chance_becomes_what_happens(true: float) -> None:
     calibration, chance = Calibration(), random.Random(0)
     for _ in range(2000):

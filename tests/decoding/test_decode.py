@@ -87,11 +87,15 @@ class Halving(Budget):
 
     def __init__(self, most: int) -> None:
         super().__init__(most)
-        self.nodes, self.asked, self.observed = 5, [], []
+        self.nodes, self.asked, self.whole, self.observed = 5, [], [], []
 
     def prune(self, tree: DraftTree, context: int) -> DraftTree:
         self.asked.append((tree, context))
         return tree.subtree(range((tree.size + 1) // 2))
+
+    def take_whole(self, tree: DraftTree, context: int) -> DraftTree:
+        self.whole.append((tree, context))
+        return tree
 
     def observe(self, step: Step, beside: float = 0.0) -> None:
         self.observed.append(step)
@@ -116,18 +120,15 @@ def test_what_the_budget_leaves_of_a_draft_is_verified_and_both_observe_it(tiny:
 
 
 def test_no_node_that_was_sampled_is_left_out_by_the_rule_rejection(tiny: Make) -> None:
-    """To cut one for what it is would change the distribution."""
     model, prompt, drafter = tiny("llama-grouped-dynamic"), prompt_ids(14, seed=8), Fixed()
     cache, budget, sampling = model.target.cache(64), Halving(9), Sampling(1.0, rule="rejection", seed=2)
     text = prefill_step(model.target, cache, drafter, prompt, sampling, last=True).committed
     drafter.next = DraftTree.chain([text[-1], 5, 6, 7])
     step = decode_step(model.target, cache, drafter, text, budget, sampling)
-    assert budget.asked == [] and step.tree is drafter.next
+    assert budget.asked == [] and budget.whole == [(drafter.next, len(prompt))] and step.tree is drafter.next
 
 
-def test_an_answer_that_is_no_number_is_told_at_the_end_of_the_prompt(
-    tiny: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_answer_that_is_no_number_is_told_at_the_end_of_the_prompt(tiny, monkeypatch):
     target, prompt = tiny("llama-grouped-dynamic").target, prompt_ids(14, seed=8)
     output = SimpleNamespace(logits=NumpyLogits(np.full((1, 320), np.nan, np.float32)), hidden=None)
     monkeypatch.setattr(type(target), "forward", lambda *_, **__: output)

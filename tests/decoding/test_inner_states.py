@@ -5,6 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from each import each
 from golden import matching
 from tiny_models import FAMILIES, LONGROPE, Tiny, prompt_ids
 
@@ -12,7 +13,7 @@ from localspec.decoding.tree import DraftTree
 from localspec.errors import LocalspecError
 
 Make = Callable[[str], Tiny]
-every_model = pytest.mark.parametrize("name", [name for name in FAMILIES if name != LONGROPE])
+NAMES = [name for name in FAMILIES if name != LONGROPE]
 
 
 def stock_states(model: Tiny, tokens: list[int]) -> list[torch.Tensor]:
@@ -26,9 +27,8 @@ def same(found: object, expected: list[torch.Tensor]) -> None:
 
 
 @pytest.mark.slow
-@every_model
+@pytest.mark.parametrize("name", NAMES)
 def test_states_of_a_text_and_of_a_tree_are_those_of_the_stock_model(tiny: Make, name: str) -> None:
-    """In any order, some twice; a text in two chunks, of the first of which only the last row has logits."""
     model, text = tiny(name), prompt_ids(23, seed=3)
     target, last = model.target, model.target.compute.target.sizes.num_layers
     places, cache, states = [last, 1, 0, last - 1, 1], model.target.cache(64), stock_states(model, text)
@@ -46,7 +46,7 @@ def test_states_of_a_text_and_of_a_tree_are_those_of_the_stock_model(tiny: Make,
     same(found.part(width, 2 * width).take([0]).rows, [stock_states(model, [*text, 5])[1][23:]])
 
 
-@every_model
+@each("name", NAMES)
 def test_who_asks_for_none_gets_none_and_nothing_else_changes(tiny: Make, name: str) -> None:
     target, tree = tiny(name).target, DraftTree(prompt_ids(6), [-1, 0, 0, 1, 2, 2])
     plain = target.forward(tree, target.cache(8))
@@ -64,7 +64,7 @@ def test_a_long_text_in_one_go(tiny: Make) -> None:
     same(output.inner.rows, [states[2], states[0]])
 
 
-@pytest.mark.parametrize("place", [-1, 4, 10**6])
+@each("place", [-1, 4, 10**6])
 def test_states_that_there_are_not(tiny: Make, place: int) -> None:
     target = tiny(FAMILIES[0]).target
     with pytest.raises(LocalspecError, match=matching("states_give_0_3", place=place)):

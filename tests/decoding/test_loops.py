@@ -35,8 +35,7 @@ def plain(model: TableModel, sampling: Sampling, limits: Limits) -> tuple[list[i
 
 
 @pytest.mark.slow
-@each("sampling", [GREEDY, DRAWN])
-@each("seed", range(4))
+@each("seed, sampling", [(0, GREEDY), (1, DRAWN), (2, GREEDY)])
 def test_drafts_of_any_length_do_not_change_where_a_loop_is_cut(seed: int, sampling: Sampling) -> None:
     model = TableModel(VOCABULARY, seed, spread=4.0)
     whole, _ = plain(model, sampling, Limits(MOST))
@@ -45,7 +44,7 @@ def test_drafts_of_any_length_do_not_change_where_a_loop_is_cut(seed: int, sampl
     assert cut == whole[: len(cut)]
     text = [*PROMPT, *whole]
     drafters: list[tuple[int, Drafter]] = [
-        *((depth, Oracle(text, depth=depth, vocabulary=VOCABULARY)) for depth in (1, 2, 3, 5, 7, 16, 31)),
+        *((depth, Oracle(text, depth=depth, vocabulary=VOCABULARY)) for depth in (1, 3, 7, 31)),
         (12, OffChain(text, depth=6, vocabulary=VOCABULARY)),
         (9, RandomBranches(text, seed=seed, vocabulary=VOCABULARY)),
     ]

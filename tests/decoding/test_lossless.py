@@ -7,18 +7,8 @@ from distributions import assert_drawn_from
 from scripted_drafters import OffChain, Oracle, RandomBranches, Witness
 from session_replies import SAID, conversation, reply
 from six_words import PROMPT, WORDS, drawn, joint_chances, six_words
-from slow_cases import cases, covering
-from tiny_models import (
-    CONFIGS,
-    FAMILIES,
-    VOCABULARY,
-    Tiny,
-    byte_tokenizer,
-    prompt_ids,
-    read,
-    stock_reply,
-    write,
-)
+from slow_cases import covering
+from tiny_models import CONFIGS, FAMILIES, VOCABULARY, Tiny, byte_tokenizer, prompt_ids, read, stock_reply, write
 from transformers import Qwen3Config
 
 from localspec.decoding.budget import Budget
@@ -33,7 +23,6 @@ from localspec.nn.target import Target
 Make = Callable[[str], Tiny]
 Build = Callable[[Target, list[int]], Drafter]
 
-GREEDY = Sampling()
 NODES = 8
 DRAWS = 500
 
@@ -61,7 +50,6 @@ CASES = [
     *covering(FAMILIES, TURNS),
     *covering([name for name in CONFIGS if name not in FAMILIES], [*TURNS, *CHAIN_AND_TREES], fast=0),
     *covering(FAMILIES, CHAIN_AND_TREES, fast=2),
-    *covering(FAMILIES, reversed(CHAIN_AND_TREES), fast=0),
 ]
 KNOWING = [name for name in DRAFTERS if name not in ("none", "phrases")]
 
@@ -84,7 +72,7 @@ def test_greedy_ids_are_those_of_a_plain_loop_over_the_stock_model(tiny: Make, n
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("nodes", cases([1, 2, 3, 7, 16, 40], [3, 16]))
+@pytest.mark.parametrize("nodes", [1, 3, 7, 40])
 def test_greedy_ids_do_not_depend_on_the_width_of_the_tree(tiny: Make, nodes: int) -> None:
     name = "qwen3-grouped-mixed-window-wide-heads"
     target, prompt = tiny(name).target, prompt_ids(12, seed=3)
@@ -117,9 +105,7 @@ THREE_TURNS = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("drafter", "name"), [*covering(DRAFTERS, THREE_TURNS), *covering(DRAFTERS, reversed(THREE_TURNS))]
-)
+@pytest.mark.parametrize(("drafter", "name"), covering(DRAFTERS, THREE_TURNS))
 def test_three_turns_with_a_reused_prefix_are_those_of_the_stock_model(tiny: Make, name: str, drafter: str) -> None:
     model = tiny(name)
     turns = conversation(model)
@@ -151,7 +137,6 @@ def long_model(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
 
 @pytest.mark.slow
 def test_a_prompt_of_1500_tokens_in_chunks_and_three_turns_after_it(long_model: Tiny) -> None:
-    """Three chunks of prefill; the cache grows from one bucket of slots to many."""
     model, count = long_model, 10
     turns, prompt = [], prompt_ids(1500, seed=1500)
     for turn in range(3):
@@ -226,8 +211,9 @@ def test_the_chi_square_sees_a_distribution_that_is_a_little_off(letters: Tiny) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shape", cases(SHAPES, ["plain", "all"]))
-@pytest.mark.parametrize("name", ["llama-grouped-dynamic", "qwen2-many-heads-mixed-window-tied"])
+@pytest.mark.parametrize(
+    ("shape", "name"), covering(SHAPES, ["llama-grouped-dynamic", "qwen2-many-heads-mixed-window-tied"])
+)
 def test_a_seed_gives_the_same_ids_whatever_the_drafter(tiny: Make, name: str, shape: str) -> None:
     target, prompt = tiny(name).target, prompt_ids(10, seed=4)
     for seed in (0, 2**63 + 5):
@@ -239,10 +225,3 @@ def test_a_seed_gives_the_same_ids_whatever_the_drafter(tiny: Make, name: str, s
             assert ids == plain, drafter
             if drafter in KNOWING and len(plain) == 24:
                 assert statistics.acceptance_length > 1.2
-
-
-def test_seeds_differ(tiny: Make) -> None:
-    target, prompt = tiny("llama-grouped-dynamic").target, prompt_ids(10, seed=4)
-    session = Session(target, Autoregressive(), Budget(0))
-    replies = {tuple(reply(session, prompt, 8, Sampling(1.0, seed=seed))[0]) for seed in range(10)}
-    assert len(replies) == 10

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 from budget_simulation import RIGHT, WRONG, Curve, chain
-from slow_cases import cases
+from each import each
 
 from localspec.decoding.acceptance import walk
 from localspec.decoding.budget import Budget
@@ -39,8 +39,7 @@ def best_fixed(machine: ForwardCostModel, right: float, sizes: Sequence[int] = (
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("right", cases([0.5, 0.7], [0.7]))
-@pytest.mark.parametrize("busy", cases([TREES_ALONE, EVERYTHING], [TREES_ALONE]), ids=["trees alone", "everything"])
+@each("busy, right", [(TREES_ALONE, 0.7), (EVERYTHING, 0.5)])
 def test_a_machine_that_becomes_busy_and_quiet_again_is_followed(busy: Curve, right: float) -> None:
     budget, noise = Budget(8, QUIET), random.Random(3)
     decode(budget, 100, QUIET, right, noise)

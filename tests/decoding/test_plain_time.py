@@ -6,6 +6,7 @@ from itertools import pairwise
 from random import Random
 
 import pytest
+from each import each
 from scripted_conversation import statistics
 
 from localspec.decoding.plain_time import ENOUGH, INTERRUPTED, OFTEN, SOON, WARM, PlainTime
@@ -66,7 +67,7 @@ def test_without_costs_every_step_is_alike_and_none_is_asked_for():
         assert not plain.wanted
 
 
-@pytest.mark.parametrize("every", [2, 8, 10_000])
+@each("every", [2, 8, 10_000])
 def test_on_a_busy_machine_it_is_what_both_would_take_altogether(every: int):
     """Most steps take a millisecond and a few take several, as where other programs have their turns. A median of them
     would stand on one side alone: half of what is true was shown, also where hardly anything was drafted."""
@@ -133,7 +134,7 @@ def test_none_is_asked_for_where_they_come_by_themselves():
         assert not plain.wanted
 
 
-@pytest.mark.parametrize("rows", [1, 8])
+@each("rows", [1, 8])
 def test_what_interrupts_a_step_would_interrupt_plain_decoding_as_much(rows: int):
     plain = warm(None)
     for _ in range(10):

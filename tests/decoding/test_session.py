@@ -8,7 +8,6 @@ from itertools import islice
 import pytest
 from each import each
 from scripted_drafters import Breaking, OffChain, Oracle, RandomBranches, Witness
-from slow_cases import cases
 from tiny_models import Tiny, prompt_ids, read, stock_reply, word_tokenizer, write
 from tokenizers import decoders
 from transformers import LlamaConfig
@@ -25,7 +24,6 @@ from localspec.drafters.pool import PhrasePool
 from localspec.errors import UsageMistake
 from localspec.events import Done, Event, Prefill, Text
 from localspec.nn.target import Target
-from localspec.policy.prediction import CHUNK
 
 Make = Callable[[str], Tiny]
 GREEDY = Sampling()
@@ -117,17 +115,8 @@ def test_a_stop_token_inside_an_accepted_path_ends_the_reply_there(tiny: Make) -
     assert inside > 10, "most stop tokens stood within a path of several tokens"
 
 
-def test_several_stop_tokens_end_a_reply_at_the_first_of_any(tiny: Make) -> None:
-    model, prompt = tiny(NAME), prompt_ids(11, seed=1)
-    text = stock_reply(model.stock, prompt, 30, stops=())
-    target = stopping(model, text[9], text[6], text[12])
-    for drafter in drafters(target, prompt + text):
-        events = list(Session(target, drafter, Budget(NODES)).generate(prompt, GREEDY))
-        assert delivered(events) == text[: min(text.index(text[at]) for at in (9, 6, 12))]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("most", cases(range(1, 13), (1, 3, 8)))
+@each("most", [1, 2, 3, 5, 8, 12])
 def test_max_tokens_inside_an_accepted_path_ends_the_reply_there(tiny: Make, most: int) -> None:
     model, prompt = tiny(NAME), prompt_ids(11, seed=1)
     text = stock_reply(model.stock, prompt, 24, stops=())
@@ -157,7 +146,6 @@ def test_a_stop_token_at_once_gives_an_empty_reply(tiny: Make) -> None:
 
 @pytest.mark.slow
 def test_a_stop_string_inside_an_accepted_path_cuts_text_tokens_cache_and_drafter_at_one_place(speller: Tiny) -> None:
-    """Every place of the reply in turn, within tokens and across them."""
     target, prompt = speller.target, list(range(9))
     ids = stock_reply(speller.stock, prompt, 26)
     whole = target.decode(ids)
@@ -249,9 +237,7 @@ def test_times_of_a_reply_are_the_sums_of_its_steps(speller: Tiny) -> None:
         steps.clear()
 
 
-def test_a_clock_that_stands_still_counts_nothing_of_what_others_do_between_events(
-    speller: Tiny, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_clock_that_stands_still_counts_nothing_of_what_others_do_between_events(speller, monkeypatch):
     def told(wrap: Callable[[Session, Generator[Event, None, None]], Iterator[Event]]) -> tuple[float, float, float]:
         session, now = Session(speller.target, Autoregressive(), Budget(0)), [0.0]
         monkeypatch.setattr(time, "perf_counter", lambda: now[0])  # only others let time pass
@@ -268,7 +254,6 @@ def test_a_clock_that_stands_still_counts_nothing_of_what_others_do_between_even
 
 @pytest.mark.slow
 def test_acceptance_by_depth_counts_only_nodes_whose_parent_was_accepted(speller: Tiny) -> None:
-    """A double that is right at depth one always, and at depth two every second time."""
 
     class Sometimes(Oracle):
         turn = 0
@@ -303,10 +288,8 @@ def test_the_context_is_filled_and_not_exceeded(speller: Tiny) -> None:
         assert delivered(events) == text[-1:]
 
 
-@pytest.mark.parametrize(("length", "named"), [(0, "empty"), (96, "96 tokens long.* holds 96"), (500, "500 tokens")])
-def test_a_prompt_that_leaves_no_room_is_refused_at_once_and_changes_nothing(
-    speller: Tiny, length: int, named: str
-) -> None:
+@each("length, named", [(0, "empty"), (96, "96 tokens long.* holds 96"), (500, "500 tokens")])
+def test_a_prompt_that_leaves_no_room_is_refused_at_once_and_changes_nothing(speller, length, named):
     session = Session(speller.target, Oracle(), Budget(NODES))
     list(session.generate([1, 2, 3], GREEDY, Limits(max_tokens=5)))
     before = list(session.tokens)
@@ -329,7 +312,7 @@ def test_the_cache_has_room_for_a_tree_wherever_the_text_ends(tiny: Make) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("drafter", cases(range(4), (0, 3)))
+@pytest.mark.parametrize("drafter", [0, 3])
 def test_what_a_prompt_shares_with_the_turns_before_is_not_read_again(tiny: Make, drafter: int) -> None:
     model, prompt = tiny(NAME), prompt_ids(30, seed=4)
     target = stopping(model)
@@ -361,10 +344,8 @@ def chat(session: Session, prompt: Sequence[int], count: int) -> list[int]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("which", cases(range(4), (0, 3)))
-def test_a_stream_that_is_abandoned_at_any_event_leaves_a_session_as_good_as_a_fresh_one(
-    tiny: Make, which: int
-) -> None:
+@pytest.mark.parametrize("which", [1, 3])
+def test_a_stream_that_is_abandoned_at_any_event_leaves_a_session_as_good_as_a_fresh_one(tiny, which):
     model, earlier, prompt = tiny(NAME), prompt_ids(8, seed=5), prompt_ids(13, seed=6)
     target = stopping(model)
     opening = stock_reply(model.stock, earlier, 6, stops=())
@@ -397,20 +378,6 @@ def test_a_stream_that_is_abandoned_at_any_event_leaves_a_session_as_good_as_a_f
         assert_whole(session)
         assert chat(session, follow, 8) == answer
         assert_whole(session)
-
-
-def test_a_stream_that_is_abandoned_while_the_prompt_is_read_keeps_what_was_read(tiny: Make) -> None:
-    model = tiny("qwen2-one-key-head")
-    long = prompt_ids(500, seed=8) + prompt_ids(11, seed=9)
-    target = Target.load(model.path)
-    session = Session(target, Oracle(), Budget(NODES))
-    assert CHUNK == 512
-    stream = session.generate(long, GREEDY)
-    assert next(stream) == Prefill(0, 511)
-    stream.close()
-    assert session.tokens == []
-    assert_whole(session)
-    assert chat(session, long[:40], 3) == stock_reply(model.stock, long[:40], 3)
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from each import each
 from golden import matching, wording
 from scripted_drafters import Breaking, OffChain, Oracle
 from session_replies import reply
-from slow_cases import cases
+from slow_cases import covering
 from tiny_models import Tiny, prompt_ids, stock_reply
 
 from localspec.decoding.budget import Budget
@@ -36,7 +36,6 @@ ERRORS = [
     RuntimeError("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory: you tried"),
     RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
 ]
-errors = pytest.mark.parametrize("error", ERRORS, ids=["CUDA", "Python", "processor", "cuBLAS"])
 
 
 class Short:
@@ -64,12 +63,8 @@ def drafters(target: Target, text: Sequence[int]) -> list[Drafter]:
 
 
 @pytest.mark.slow
-@errors
-@pytest.mark.parametrize("call", cases([2, 3, 5], [3]))
-@pytest.mark.parametrize("drafter", range(3))
-def test_a_step_that_does_not_fit_is_taken_without_a_tree_and_so_are_later_ones(
-    tiny: Make, drafter: int, call: int, error: Exception
-) -> None:
+@pytest.mark.parametrize(("error", "call", "drafter"), covering(ERRORS, [3, 2, 5], [2, 0, 1]), ids=str)
+def test_a_step_that_does_not_fit_is_taken_without_a_tree_and_so_are_later_ones(tiny, error, call, drafter):
     model, prompt = tiny(NAME), prompt_ids(20, seed=1)
     text = stock_reply(model.stock, prompt, COUNT, stops=())
     short = Short(model.target, lambda calls, rows: calls == call, error)
@@ -99,7 +94,7 @@ def test_speculation_that_was_paused_does_not_come_back_after_memory_ran_out() -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@each("temperature", [0.0, 1.0])
 def test_where_no_tree_ever_fits_the_text_is_that_of_plain_decoding(tiny: Make, temperature: float) -> None:
     model, prompt = tiny(NAME), prompt_ids(20, seed=2)
     sampling = Sampling(temperature=temperature, seed=7)
@@ -108,15 +103,6 @@ def test_where_no_tree_ever_fits_the_text_is_that_of_plain_decoding(tiny: Make, 
     short = Short(model.target, lambda calls, rows: calls > 1 and rows > 1)
     session = Session(short.target, Oracle(prompt + text), Budget(NODES))
     assert reply(session, prompt, COUNT, sampling)[0] == text
-
-
-@pytest.mark.slow
-def test_plain_decoding_has_no_reason_for_speculation_to_be_off(tiny: Make) -> None:
-    model, prompt = tiny(NAME), prompt_ids(20, seed=2)
-    short = Short(model.target, lambda calls, rows: calls == 3)
-    ids, statistics = reply(Session(short.target, Autoregressive(), Budget(0)), prompt, COUNT)
-    assert ids == stock_reply(model.stock, prompt, COUNT, stops=())
-    assert statistics.off_reason is None
 
 
 @pytest.mark.slow
@@ -237,9 +223,7 @@ def test_a_cache_without_spare_grows_by_what_is_needed() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("failures", [1, 2])
-def test_a_cache_that_cannot_grow_at_first_or_not_at_all(
-    tiny: Make, monkeypatch: pytest.MonkeyPatch, failures: int
-) -> None:
+def test_a_cache_that_cannot_grow_at_first_or_not_at_all(tiny, monkeypatch, failures):
     model, prompt = tiny(NAME), prompt_ids(240, seed=9)
     text = stock_reply(model.stock, prompt, COUNT, stops=())
     short = Short(model.target, never)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
+from each import each
 from scripted_drafters import OffChain, Oracle
 from table_model import TableModel
 
@@ -57,8 +58,8 @@ def session_of(model: TableModel, drafter: Drafter) -> Session:
     return Session(model, drafter, Budget(8), Thinking(MARKS, model.decode, model.decode, {}))
 
 
-@pytest.mark.parametrize(
-    ("limits", "thought", "answer", "before", "reason"),
+@each(
+    "limits, thought, answer, before, reason",
     [
         (Limits(16), "abcdef", "yaghij", 10, "length"),
         (Limits(16, ["i"]), "abcdef", "yagh", 10, "stop"),
@@ -70,9 +71,7 @@ def session_of(model: TableModel, drafter: Drafter) -> Session:
         (Limits(11), "abcdef", "y", 10, "length"),
     ],
 )
-def test_thinking_and_answer_are_parted_whatever_drafts(
-    model: TableModel, limits: Limits, thought: str, answer: str, before: int, reason: str
-) -> None:
+def test_thinking_and_answer_are_parted_whatever_drafts(model, limits, thought, answer, before, reason):
     for drafter in drafters():
         found = answered(session_of(model, drafter), PROMPT, limits)
         assert found[:3] == (thought, answer, before) and found[3].reason == reason

@@ -15,10 +15,6 @@ from localspec.decoding.tree import DraftTree, best_first_tree, depth_first
 DRAWN = DraftTree([10, 11, 12, 13, 14, 15], [-1, 0, 1, 0, 3, 1])
 
 
-def test_depth_is_the_distance_from_the_root() -> None:
-    assert DRAWN.depth == [0, 1, 2, 1, 2, 2]
-
-
 def test_the_depth_of_random_trees_is_that_of_their_paths() -> None:
     for seed in range(50):
         tree = random_tree(1, nodes=random.Random(seed).randrange(20), seed=seed)

@@ -9,21 +9,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from distributions import assert_drawn_from
-from drafting import drafting, perturbed, session_of, torch_form, watched
+from drafting import drafting, path_tokens, perturbed, session_of, torch_form, train, watched
 from each import each
-from golden import matching
 from noise_by_depth import assert_each_depth_has_its_own_noise
-from session_replies import assert_two_turns, reply
+from session_replies import assert_plain, assert_two_turns, reply
 from six_words import PROMPT, drawn, joint_chances, six_words
-from slow_cases import cases, covering
-from tiny_models import (
-    FAMILIES,
-    VOCABULARY,
-    Tiny,
-    prompt_ids,
-    stock_logits,
-    stock_reply,
-)
+from slow_cases import covering
+from tiny_models import FAMILIES, VOCABULARY, Tiny, prompt_ids, stock_logits, stock_reply
 from transformers import LlamaConfig, Qwen3Config
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, rotate_half
 
@@ -32,11 +24,10 @@ from localspec.decoding.drafter import Context
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Session
 from localspec.decoding.tree import DraftTree
-from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.eagle3 import Drafter, usual_places
 from localspec.drafters.merged import Merged
 from localspec.drafters.saved import load_drafter
-from localspec.errors import LocalspecError, UsageMistake
+from localspec.errors import LocalspecError
 from localspec.models.drafter_cards import read_drafter
 from localspec.training.drafters.eagle3 import Trainable
 from localspec.training.trainable import Batch, make_drafter, save_drafter
@@ -144,14 +135,6 @@ def plain_loop(model: Tiny, drafter: Trainable, text: Sequence[int], path: Seque
     return torch.full((VOCABULARY,), float("-inf")).index_copy(0, weights["kept"], logits)
 
 
-def path_tokens(tree: DraftTree, node: int) -> tuple[int, ...]:
-    tokens: list[int] = []
-    while node:
-        tokens.append(tree.tokens[node])
-        node = tree.parents[node]
-    return tuple(tokens[::-1])
-
-
 def check(model: Tiny, weights: Trainable, text: Sequence[int], tree: DraftTree) -> None:
     """Siblings are the likeliest of the plain loop's, with its chances: nothing was learnt yet."""
     for node in range(tree.size):
@@ -166,10 +149,7 @@ def check(model: Tiny, weights: Trainable, text: Sequence[int], tree: DraftTree)
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("form", "name"), covering(FORMS, FAMILIES, fast=2), ids=str)
-def test_every_draft_is_that_of_a_plain_loop_and_the_text_the_targets_own(
-    tiny: Make, name: str, form: dict[str, Any]
-) -> None:
-    """In two turns, of which the second begins in the middle of the first one's reply."""
+def test_every_draft_is_that_of_a_plain_loop_and_the_text_the_targets_own(tiny, name, form):
     model = tiny(name)
     weights = perturbed(eagle(model.target, **form))
     drafter = drafting(weights, model.target)
@@ -186,9 +166,7 @@ def test_every_draft_is_that_of_a_plain_loop_and_the_text_the_targets_own(
     assert reply(session, again, 12)[0] == stock_reply(model.stock, again, 12)
 
 
-def test_a_long_prompt_is_read_in_parts_and_a_chain_goes_as_deep_as_it_may(
-    tiny: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_long_prompt_is_read_in_parts_and_a_chain_goes_as_deep_as_it_may(tiny, monkeypatch):
     monkeypatch.setattr("localspec.drafters.eagle3.CHUNK", 7)
     monkeypatch.setattr("localspec.native.row_attention._PIECE", 500)
     model, prompt = tiny(LLAMA), prompt_ids(40, seed=3)
@@ -207,20 +185,18 @@ def test_a_long_prompt_is_read_in_parts_and_a_chain_goes_as_deep_as_it_may(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sampling", [Sampling(0.8, top_p=0.95, seed=3), Sampling(1.0, seed=2**63 + 5)], ids=str)
-@pytest.mark.parametrize("form", cases(FORMS, [FORMS[1]]), ids=str)
+@pytest.mark.parametrize(
+    ("form", "sampling"), covering(FORMS, [Sampling(0.8, top_p=0.95, seed=3), Sampling(1.0, seed=2**63 + 5)]), ids=str
+)
 def test_a_seed_gives_the_same_ids_with_and_without_it(tiny: Make, form: dict[str, Any], sampling: Sampling) -> None:
     model, prompt = tiny(LLAMA), prompt_ids(10, seed=4)
     weights = perturbed(eagle(model.target, **form))
-    plain, _ = reply(session_of(model.target, Autoregressive(), Budget(0)), prompt, 14, sampling)
-    assert reply(session_of(model.target, weights, Budget(8)), prompt, 14, sampling)[0] == plain
+    assert_plain(model.target, session_of(model.target, weights, Budget(8)), prompt, 14, sampling)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("form", [{"depth": 3}, {"depth": 4, "vocabulary": 4, "states": "0,2"}], ids=str)
-def test_a_seed_gives_the_same_ids_where_drafts_are_often_right(
-    tmp_path: Path, own_read: Any, form: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_seed_gives_the_same_ids_where_drafts_are_often_right(tmp_path, own_read, form, monkeypatch):
     target = six_words(tmp_path, own_read).target
     weights = perturbed(eagle(target, **form))
     assert_each_depth_has_its_own_noise(target, lambda: drafting(weights, target), monkeypatch)
@@ -228,13 +204,11 @@ def test_a_seed_gives_the_same_ids_where_drafts_are_often_right(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("form", [{"depth": 2}, {"depth": 3, "vocabulary": 4}], ids=str)
-def test_by_rejection_three_tokens_have_the_stock_models_joint_distribution(
-    tmp_path: Path, own_read: Any, form: dict[str, Any]
-) -> None:
+def test_by_rejection_three_tokens_have_the_stock_models_joint_distribution(tmp_path, own_read, form):
     letters, sampling = six_words(tmp_path, own_read, layers=1), Sampling(1.0, rule="rejection")
     drafter = drafting(eagle(letters.target, **form), letters.target)
-    found = drawn(Session(letters.target, drafter, Budget(5)), PROMPT, sampling, 400)
-    assert found.accepted > 100
+    found = drawn(Session(letters.target, drafter, Budget(5)), PROMPT, sampling, 250)
+    assert found.accepted > 60
     assert_drawn_from(joint_chances(letters.stock, PROMPT, sampling), found.counts)
 
 
@@ -284,29 +258,6 @@ def test_beside_others_each_gets_the_states_that_it_asked_for(tiny: Make) -> Non
 # -- options and files -------------------------------------------------------------------------------------------------
 
 
-@each(
-    "options, named",
-    [
-        ({"depth": 0}, "depth = 0"),
-        ({"depth": 17}, "depth = 17"),
-        ({"decay": 0.0}, r"decay = 0\.0"),
-        ({"vocabulary": -2}, "vocabulary = -2"),
-        ({"vocabulary": 321}, "320 tokens"),
-        ({"states": "1,x"}, "states = '1,x'"),
-        ({"states": "1,-1"}, "states"),
-        ({"states": "0,3"}, "from 0 to 2"),
-        ({"norms": "all"}, "'all'"),
-        ({"config": "{}"}, matching("config_drafter_s_layer")),
-        ({"config": json.dumps({**json.loads(QWEN3), "num_hidden_layers": 2})}, "has 2 layers"),
-        ({"config": OWN}, matching("n32_channels_wide_model_48")),
-        ({"heads": 3}, "no option 'heads'"),
-    ],
-)
-def test_options_that_mean_nothing_are_refused_with_the_value(tiny: Make, options: dict[str, Any], named: str) -> None:
-    with pytest.raises(UsageMistake, match=named):
-        make_drafter("eagle3", torch_form(tiny(LLAMA).target), options)
-
-
 def test_the_states_are_those_of_the_published_code_where_there_are_layers_enough() -> None:
     assert usual_places(32) == (2, 16, 29) and usual_places(36) == (2, 18, 33) and usual_places(6) == (2, 3, 3)
     for few in range(1, 6):
@@ -314,9 +265,7 @@ def test_the_states_are_those_of_the_published_code_where_there_are_layers_enoug
         assert [*places] == sorted(places) and places[-1] == few - 1 and places[0] >= 0
 
 
-def test_of_a_large_vocabulary_the_frequent_tokens_are_drafted_unless_all_are_asked_for(
-    tiny: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_a_large_vocabulary_the_frequent_tokens_are_drafted_unless_all_are_asked_for(tiny, monkeypatch):
     target = torch_form(tiny(LLAMA).target)
     monkeypatch.setattr("localspec.drafters.eagle3.LARGE", 319)
     monkeypatch.setattr("localspec.drafters.eagle3.FREQUENT", 40)
@@ -374,9 +323,7 @@ def batch_of(
 @pytest.mark.slow
 @each("distill", [False, True])
 @each("form", FORMS)
-def test_each_step_of_the_loss_is_a_draft_of_the_texts_own_tokens(
-    tiny: Make, form: dict[str, Any], distill: bool
-) -> None:
+def test_each_step_of_the_loss_is_a_draft_of_the_texts_own_tokens(tiny, form, distill):
     """The mean cross-entropy of every root and depth that fit into the reply, by the plain loop, and its gradient."""
     model, text = tiny(LLAMA), prompt_ids(12, seed=5)
     weights = perturbed(eagle(model.target, **form), 0.2)
@@ -414,11 +361,8 @@ def test_a_batch_without_a_reply_teaches_nothing(tiny: Make) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "form", cases([{"depth": 3}, {"depth": 3, "vocabulary": 200}], [{"depth": 3, "vocabulary": 200}]), ids=str
-)
+@pytest.mark.parametrize("form", [{"depth": 3}, {"depth": 3, "vocabulary": 200}], ids=str)
 def test_trained_on_a_text_it_foresees_nearly_all_of_it(tiny: Make, form: dict[str, Any]) -> None:
-    """An untrained one says hardly anything of it; the text is the stock model's in both cases."""
     model, prompt = tiny(LLAMA), prompt_ids(9, seed=6)
     text = stock_reply(model.stock, prompt, 24)
     weights = eagle(model.target, **form)
@@ -432,9 +376,5 @@ def test_trained_on_a_text_it_foresees_nearly_all_of_it(tiny: Make, form: dict[s
         return statistics.acceptance_length
 
     before = accepted()
-    optimizer = torch.optim.Adam(weights.parameters(), lr=0.005)
-    for _ in range(60):
-        optimizer.zero_grad()
-        weights.loss(batch).loss.backward()
-        optimizer.step()
+    train(weights, batch, 60)
     assert accepted() > max(2.5, before + 0.8)

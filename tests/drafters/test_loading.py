@@ -12,7 +12,7 @@ from drafting import drafting, torch_form
 from each import each
 from golden import wording
 from safetensors.torch import load_file, save_file
-from slow_cases import cases
+from slow_cases import covering
 from tiny_models import FAMILIES, Tiny, prompt_ids
 
 from localspec.decoding.budget import Budget
@@ -100,11 +100,8 @@ def test_one_that_went_after_it_was_found_is_told(tmp_path: Path, tiny: Make, fo
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [3e38, float("nan")])
-@pytest.mark.parametrize("form", cases(FORMS, ["medusa", "semi"]))
-def test_numbers_that_overflow_cost_drafts_and_not_the_text(
-    tmp_path: Path, tiny: Make, form: str, number: float
-) -> None:
+@pytest.mark.parametrize(("form", "number"), covering(FORMS, [3e38, float("nan")]))
+def test_numbers_that_overflow_cost_drafts_and_not_the_text(tmp_path, tiny, form, number):
     target = tiny(LLAMA).target
     path = write_drafter(tmp_path, target, form, number)
     kind, options = FORMS[form]
@@ -117,8 +114,8 @@ def test_numbers_that_overflow_cost_drafts_and_not_the_text(
         assert said(target, drafter, Sampling(0.8, top_p=0.9, seed=3, rule=rule))[0]
 
 
-@pytest.mark.parametrize(
-    ("form", "options", "asked"),
+@each(
+    "form, options, asked",
     [
         (
             "model",
@@ -133,9 +130,7 @@ def test_numbers_that_overflow_cost_drafts_and_not_the_text(
         ("medusa", {"layers": 2}, "'blocks.1.bias' and 1 more are missing"),
     ],
 )
-def test_nothing_is_made_for_options_that_the_weights_are_not_of(
-    tmp_path: Path, tiny: Make, monkeypatch: pytest.MonkeyPatch, form: str, options: dict[str, Any], asked: str
-) -> None:
+def test_nothing_is_made_for_options_that_the_weights_are_not_of(tmp_path, tiny, monkeypatch, form, options, asked):
     target = tiny(LLAMA).target
     path = edited(write_drafter(tmp_path, target, form), **options)
     monkeypatch.setattr(saved.drafter_class(FORMS[form][0]), "__init__", lambda *_: pytest.fail("it is made"))

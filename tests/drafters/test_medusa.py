@@ -4,30 +4,32 @@ import itertools
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 from distributions import assert_drawn_from
-from drafting import add_changes, after_training, drafting, hidden_for, session_of, torch_form
+from drafting import (
+    add_changes,
+    after_training,
+    batch_of,
+    drafting,
+    hidden_for,
+    saved,
+    session_of,
+    states,
+    torch_form,
+    train,
+)
 from each import each
-from golden import matching, wording
+from golden import wording
 from noise_by_depth import assert_each_depth_has_its_own_noise
 from quantized_layers import packed_target
-from session_replies import reply
+from session_replies import SAID, assert_plain, assert_stops_leave_no_trace, conversation, reply
 from six_words import PROMPT, WORDS, drawn, joint_chances, six_words
 from slow_cases import covering
-from tiny_models import (
-    END,
-    FAMILIES,
-    Tiny,
-    prompt_ids,
-    read,
-    stock_logits,
-    stock_reply,
-)
+from tiny_models import END, FAMILIES, Tiny, prompt_ids, read, stock_logits, stock_reply
 
 import localspec
 from localspec.decoding.budget import Budget
@@ -41,15 +43,13 @@ from localspec.drafters.medusa import dense_tree, sparse_tree
 from localspec.drafters.phrases import WithPhrases
 from localspec.drafters.pool import PhrasePool
 from localspec.drafters.saved import load_drafter
-from localspec.drafters.trained import TrainedDrafter
-from localspec.errors import LocalspecError, UsageMistake
-from localspec.events import Text
-from localspec.models.drafter_cards import RANKS, DrafterCard, read_drafter
+from localspec.errors import LocalspecError
+from localspec.models.drafter_cards import RANKS, read_drafter
 from localspec.nn.compute import TorchLinears
 from localspec.nn.target import Target
 from localspec.policy.prediction import CHUNK
 from localspec.training.drafters.medusa import Trainable
-from localspec.training.trainable import Batch, TrainableDrafter, make_drafter, save_drafter
+from localspec.training.trainable import make_drafter, save_drafter
 
 Make = Callable[[str], Tiny]
 
@@ -89,40 +89,6 @@ def perturbed(drafter: Trainable, seed: int = 0, by: float = 0.1) -> Trainable:
     return drafter
 
 
-def states(target: Target, tokens: torch.Tensor) -> torch.Tensor:
-    """The target's own, [texts, n, width], of whole texts at once."""
-    n = tokens.shape[1]
-    with torch.no_grad():
-        causal = torch.ones(n, n).tril().bool()
-        hidden: torch.Tensor = torch_form(target).transformer(tokens, torch.arange(n), causal)
-    return hidden
-
-
-def batch(target: Target, texts: Sequence[Sequence[int]], distill: bool = False, start: int = 0) -> Batch:
-    """Texts filled up behind their end with END, which is a real token too; what stands before `start` does not count."""
-    longest = max(map(len, texts))
-    tokens = torch.tensor([[*text, *[END] * (longest - len(text))] for text in texts])
-    counts = torch.tensor([[start <= place < len(text) for place in range(longest)] for text in texts])
-    return Batch(tokens, counts, states(target, tokens), distill)
-
-
-def learn(drafter: Trainable, lesson: Batch, steps: int, rate: float = 0.01) -> list[float]:
-    """The curve of the loss."""
-    optimizer = torch.optim.Adam(
-        [{"params": group["params"], "lr": rate * group["lr_scale"]} for group in drafter.parameter_groups()]
-    )
-    curve = []
-    for step in range(steps):
-        drafter.progress = step / steps
-        loss = drafter.loss(lesson).loss
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        curve.append(loss.item())
-    drafter.progress = 1.0
-    return curve
-
-
 def proposed(
     drafter: Trainable | Medusa, target: Target, text: Sequence[int], nodes: int = 4, sampling: Sampling = GREEDY
 ) -> DraftTree:
@@ -137,7 +103,7 @@ def proposed(
 # -- heads -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("private", [False, True])
+@each("private", [False, True])
 def test_an_untrained_head_is_the_targets_own(tiny: Make, private: bool) -> None:
     target, text = tiny(LLAMA).target, prompt_ids(9)
     drafter = drafting(medusa(target, private=private, layers=2), target)
@@ -145,25 +111,6 @@ def test_an_untrained_head_is_the_targets_own(tiny: Make, private: bool) -> None
     tree = proposed(drafter, target, text, nodes=5)
     assert [[token for token, _ in level] for level in drafter._candidates] == [best] * 4
     assert {*tree.tokens[1:]} <= {*best}
-
-
-def test_no_block_is_another_one(tiny: Make) -> None:
-    """In the code that came with the paper, `[block] * n` was one block n times."""
-    target = tiny(LLAMA).target
-    drafter = medusa(target, heads=2, layers=2, private_rank=0)
-    lesson = batch(target, [prompt_ids(9)])
-    counts = torch.zeros_like(lesson.loss_mask)
-    counts[0, 2] = True  # two places behind the first token: only the first head looks there from within the text
-    drafter.loss(replace(lesson, loss_mask=counts)).loss.backward()
-    for blocks in drafter.blocks:
-        assert blocks.weight.grad[0].abs().max() > 0
-        assert blocks.weight.grad[1].abs().max() == 0
-        blocks.weight.data += 0.1 * torch.randn_like(blocks.weight)
-    drafter.zero_grad()
-    drafter.loss(lesson).loss.backward()
-    pairs = itertools.combinations([blocks.weight.grad[head] for blocks in drafter.blocks for head in range(2)], 2)
-    assert all(not torch.allclose(one, other) for one, other in pairs)
-    assert len(drafter.tensors()) == 4 and drafting(drafter).nbytes == 4 * 2 * 2 * (48 * 48 + 48)
 
 
 def test_heads_do_not_run_in_prefill_and_then_on_one_row(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,13 +131,6 @@ def test_heads_do_not_run_in_prefill_and_then_on_one_row(tiny: Make, monkeypatch
     assert seen and set(seen) == {(2, 48)}, "no third head where there are nodes for two"
 
 
-def test_a_budget_of_nothing_costs_nothing(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    target = tiny(LLAMA).target
-    monkeypatch.setattr(Medusa, "_logits", lambda *_: pytest.fail("heads ran"))
-    tree = proposed(medusa(target), target, prompt_ids(9), nodes=0)
-    assert (tree.size, tree.tokens[0]) == (1, prompt_ids(9)[-1])
-
-
 def test_what_is_behind_a_rewind_is_neither_drafted_from_nor_judged(tiny: Make) -> None:
     target, text = tiny(LLAMA).target, prompt_ids(9)
     drafter = drafting(medusa(target), target)
@@ -203,40 +143,14 @@ def test_what_is_behind_a_rewind_is_neither_drafted_from_nor_judged(tiny: Make) 
 
 # -- training ----------------------------------------------------------------------------------------------------------
 
-ALPHABET = 24
-
-
-def following(text: list[int], count: int) -> list[int]:
-    """A text in which every token is a function of the one before it: one round through a shuffled alphabet."""
-    order = (torch.randperm(ALPHABET, generator=torch.Generator().manual_seed(0)) + 20).tolist()
-    while len(text) < count:
-        text = [*text, order[(order.index(text[-1]) + 1) % ALPHABET]]
-    return text
-
-
-@pytest.mark.slow
-def test_heads_learn_the_tokens_behind_the_root_and_no_others(tiny: Make) -> None:
-    """The copy task: with another offset than theirs, heads would be right never, for no token comes back so soon."""
-    target = tiny(LLAMA).target
-    drafter = medusa(target, heads=3, layers=2)
-    lesson = batch(target, [following([20 + start], 15) for start in range(ALPHABET)])
-    learn(drafter, lesson, 60, rate=0.03)
-    seen = drafter.loss(lesson).depth_losses
-    assert all(depth.hits[0] > 0.98 * depth.count for depth in seen)
-    assert [depth.count for depth in seen] == [24 * 13, 24 * 12, 24 * 11]
-    for start in range(ALPHABET):
-        text = following([20 + start], 15)
-        tree = proposed(drafter, target, text[:12], nodes=3)
-        assert list(tree.tokens) == text[11:15], "the root, and what comes behind it"
-        assert list(tree.parents) == [-1, 0, 1, 2]
-
 
 @pytest.mark.parametrize("distill", [False, True])
 def test_the_loss_is_that_of_the_paper(tiny: Make, distill: bool) -> None:
     """Written out: a sum over heads of λ to the k-th, each a mean over the tokens that count."""
     target = tiny(LLAMA).target
-    drafter = perturbed(medusa(target, heads=3, decay=0.7, private=True))
-    lesson = batch(target, [prompt_ids(11, seed=1), prompt_ids(7, seed=2)], distill, start=3)
+    drafter = perturbed(medusa(target, heads=3, layers=2, decay=0.7, private=True))
+    assert drafting(drafter).nbytes == 4 * sum(tensor.numel() for tensor in drafter.tensors().values())
+    lesson = batch_of(target, [prompt_ids(11, seed=1), prompt_ids(7, seed=2)], 3, distill)
     total = 0.0
     for k in (1, 2, 3):
         losses = []
@@ -245,7 +159,8 @@ def test_the_loss_is_that_of_the_paper(tiny: Make, distill: bool) -> None:
                 if t + 1 + k < 3:
                     continue
                 x = lesson.hidden[text, t]
-                x = x + F.silu(drafter.blocks[0].weight[k - 1] @ x + drafter.blocks[0].bias[k - 1])
+                for blocks in drafter.blocks:
+                    x = x + F.silu(blocks.weight[k - 1] @ x + blocks.bias[k - 1])
                 own = (drafter.linears[k - 1] @ x).log_softmax(0)
                 if distill:  # what the target says at t + k about t + k + 1
                     losses.append(-(target.head(lesson.hidden[text, t + k]).softmax(0) * own).sum())
@@ -257,41 +172,13 @@ def test_the_loss_is_that_of_the_paper(tiny: Make, distill: bool) -> None:
     assert [depth.count for depth in found.depth_losses] == [8 + 4, 8 + 4, 7 + 3]
 
 
-def test_only_the_rows_that_will_be_there_are_read(tiny: Make) -> None:
-    """Of the label at place 6, head k reads the state at 5 - k and no other: none of its future."""
-    target = tiny(LLAMA).target
-    drafter = perturbed(medusa(target, heads=3))
-    lesson = batch(target, [prompt_ids(11)])
-    counts = torch.zeros_like(lesson.loss_mask)
-    counts[0, 6] = True
-    hidden = lesson.hidden.clone().requires_grad_()
-    drafter.loss(replace(lesson, loss_mask=counts, hidden=hidden)).loss.backward()
-    assert hidden.grad[0].abs().sum(-1).nonzero().flatten().tolist() == [2, 3, 4]
-
-
-@pytest.mark.slow
-def test_an_end_is_learned_like_any_token_and_filling_never(tiny: Make) -> None:
-    """Padding is END here, as in many models: labels come from lengths, never from ids."""
-    target = tiny(LLAMA).target
-    drafter = medusa(target, heads=2, layers=2)
-    texts = [[*following([20 + start], 5 + start % 7), END] for start in range(ALPHABET)]
-    lesson = batch(target, texts)
-    assert sum(depth.count for depth in drafter.loss(lesson).depth_losses) == sum(2 * len(text) - 5 for text in texts)
-    learn(drafter, lesson, 60, rate=0.03)
-    ends = 0
-    for text in texts:
-        tree = proposed(drafter, target, text[:-1], nodes=2)
-        ends += tree.tokens[1] == END
-    assert ends > 0.9 * len(texts)
-
-
 def test_texts_that_are_too_short_teach_nothing_and_break_nothing(tiny: Make) -> None:
     target = tiny(LLAMA).target
     drafter = medusa(target)
-    seen = drafter.loss(batch(target, [prompt_ids(3)]))
+    seen = drafter.loss(batch_of(target, [prompt_ids(3)]))
     assert [depth.count for depth in seen.depth_losses] == [1, 0, 0, 0]
     seen.loss.backward()
-    assert drafter.loss(batch(target, [[7]])).loss.item() == 0
+    assert drafter.loss(batch_of(target, [[7]])).loss.item() == 0
 
 
 @pytest.mark.slow
@@ -300,7 +187,7 @@ def test_heads_of_an_int8_target_learn_as_those_of_the_dense_one(tiny: Make) -> 
     for target in (tiny(LLAMA).target, packed_target(tiny(LLAMA).path)):
         for private in (False, True):
             drafter = perturbed(medusa(target, private=private), by=0.02)
-            drafter.loss(batch(target, [prompt_ids(30)])).loss.backward()
+            drafter.loss(batch_of(target, [prompt_ids(30)])).loss.backward()
             grads.append(torch.cat([parameter.grad.flatten() for parameter in drafter.parameters()]))
     for dense, rounded in (grads[0::2], grads[1::2]):
         assert F.cosine_similarity(dense, rounded, 0) > 0.98
@@ -334,8 +221,8 @@ def memorised(model: Tiny, prompt: list[int], count: int, **options: object) -> 
     """Heads that know the reply to one prompt by heart."""
     text = prompt + stock_reply(model.stock, prompt, count)
     drafter = medusa(model.target, **options)
-    lesson = batch(model.target, [text], start=len(prompt))
-    learn(drafter, lesson, 60, rate=0.02)
+    lesson = batch_of(model.target, [text], start=len(prompt))
+    train(drafter, lesson, 60, rate=0.02)
     drafter.accuracies = [(depth.hits / depth.count).tolist() for depth in drafter.loss(lesson).depth_losses]
     return drafter
 
@@ -371,44 +258,21 @@ def test_greedy_text_is_that_of_the_stock_model(tiny: Make, name: str, form: str
 
 
 @pytest.mark.slow
-@each("name", MODELS)
+@pytest.mark.parametrize("name", MODELS[:2])
 def test_turns_abandoned_streams_and_stops_within_a_path(tiny: Make, name: str) -> None:
-    model, prompt = tiny(name), prompt_ids(15, seed=6)
-    text = stock_reply(model.stock, prompt, 24)
-    learned = memorised(model, prompt, 24, private_rank=0)  # heads that do not know all of it
+    model, (prompt, *_) = tiny(name), conversation(tiny(name))[0]
+    learned = memorised(model, prompt, SAID, private_rank=0)  # heads that do not know all of it
     drafter = drafting(learned, model.target, Watched)
     session = session_of(model.target, drafter, Budget(NODES))
-    stream = session.generate(prompt, GREEDY, Limits(max_tokens=24))
-    heard = 0
-    for event in stream:  # nobody asks further in mid-reply
-        heard += len(event.tokens) if isinstance(event, Text) else 0
-        if heard > 7:
-            break
-    stream.close()
-    assert session.tokens == [*prompt, *text[:heard]]
+    assert_stops_leave_no_trace(model, session)
     forget(learned)
     drafter.__init__(model.target, learned.options, learned.numbers())  # in the middle of a session
-    further = [*session.tokens, *prompt_ids(5, seed=1)]
-    assert reply(session, further, 20)[0] == stock_reply(model.stock, further, 20)
-    assert reply(session, prompt, 24)[0] == text, "back to where it was"
-    session.rewind(len(prompt) + 9)
-    assert reply(session, prompt + text[:9], 15)[0] == text[9:]
-    # A stop token in the middle of what is accepted; whatever it is, the path before it stays.
-    stop = max(place for place in range(len(text)) if text[place] not in text[:place])
-    stops = model.target.stop_tokens
-    try:
-        model.target.stop_tokens = frozenset({text[stop]})
-        assert reply(session, prompt, 24)[0] == text[:stop]
-    finally:
-        model.target.stop_tokens = stops
-    turn = [*prompt, *text[:stop], END, *prompt_ids(9, seed=2)]
-    ids, _ = reply(session, turn, 20)
-    assert ids == stock_reply(model.stock, turn, 20)
+    assert_stops_leave_no_trace(model, session)
     assert drafter.partial and drafter.drafts > 20
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", ["static", "shared"])
 def test_the_demo_model_says_what_it_always_says(demo: Tiny, form: str) -> None:
     prompt = demo.target.encode([{"role": "user", "content": "Tell me a short story about a fox."}])
     text = stock_reply(demo.stock, prompt, 24, tuple(demo.target.stop_tokens))
@@ -417,9 +281,7 @@ def test_the_demo_model_says_what_it_always_says(demo: Tiny, form: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_long_prompt_is_read_in_chunks_and_the_last_one_gives_the_state(
-    tiny: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_long_prompt_is_read_in_chunks_and_the_last_one_gives_the_state(tiny, monkeypatch):
     model = tiny(MODELS[1])
     monkeypatch.setattr("localspec.decoding.session.CHUNK", 16)
     assert CHUNK > 16
@@ -436,17 +298,14 @@ def test_a_seed_gives_the_text_of_plain_decoding(tiny: Make, name: str, form: st
     target, prompt = tiny(name).target, prompt_ids(10, seed=4)
     for shape in ({"temperature": 0.8}, {"temperature": 1.1, "top_k": 3, "top_p": 0.9}):
         sampling = Sampling(**shape, seed=7)
-        plain, _ = reply(session_of(target, Autoregressive(), Budget(0)), prompt, 24, sampling)
         drafter = drafting(perturbed(medusa(target, **FORMS[form])), target)
         for whole in (drafter, WithPhrases(drafter, PhrasePool(target.special_tokens), anywhere=True)):
-            assert reply(session_of(target, whole, Budget(12)), prompt, 24, sampling)[0] == plain
+            assert_plain(target, session_of(target, whole, Budget(12)), prompt, 24, sampling)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", ["shared", "static", "dense"])
-def test_a_seed_gives_the_text_of_plain_decoding_where_drafts_are_often_right(
-    tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("form", ["shared", "static"])
+def test_a_seed_gives_the_text_of_plain_decoding_where_drafts_are_often_right(tmp_path, form, monkeypatch):
     target = six_words(tmp_path).target
     drafter = perturbed(medusa(target, **FORMS[form]))
     assert_each_depth_has_its_own_noise(target, lambda: drafting(drafter, target), monkeypatch)
@@ -459,7 +318,7 @@ def test_drawn_text_is_proposed_with_the_noise_that_the_target_will_meet(tiny: M
     sampling = Sampling(0.9, seed=3)
     drawn, _ = reply(session_of(target, Autoregressive(), Budget(0)), prompt, 40, sampling)
     drafter = medusa(target, heads=2, private=True)
-    learn(drafter, batch(target, [prompt + drawn], distill=True, start=len(prompt)), 100, rate=0.02)
+    train(drafter, batch_of(target, [prompt + drawn], distill=True, start=len(prompt)), 100, rate=0.02)
     ids, statistics = reply(session_of(target, drafter, Budget(2)), prompt, 40, sampling)
     assert ids == drawn
     assert statistics.acceptance_length > 2.2
@@ -474,7 +333,7 @@ def test_rejection_keeps_the_distribution_of_three_tokens(tmp_path) -> None:
     model = six_words(tmp_path, read, layers=1)
     drafter = drafting(perturbed(medusa(model.target, heads=3), by=0.3), model.target)
     sampling = Sampling(0.8, top_k=5, rule="rejection")
-    found = drawn(session_of(model.target, drafter, Budget(7)), PROMPT, sampling, 400)
+    found = drawn(session_of(model.target, drafter, Budget(7)), PROMPT, sampling, 250)
     assert_drawn_from(joint_chances(model.stock, PROMPT, sampling), found.counts)
     assert drafter.calibration.as_json() == [], "no choice may depend on what is drawn"
     tree = proposed(drafter, model.target, PROMPT, 7, sampling)
@@ -533,9 +392,7 @@ def test_the_dense_tree_is_the_best_product_of_first_candidates(nodes: int) -> N
     assert paths == wanted
 
 
-def test_matrices_of_the_heads_own_are_proposed_where_they_are_little(
-    tiny: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_matrices_of_the_heads_own_are_proposed_where_they_are_little(tiny, monkeypatch):
     target = tiny(LLAMA).target
     assert Trainable.propose(target) is None, "here they are as much as the model"
     monkeypatch.setattr("localspec.training.drafters.medusa.SHARE", 100.0)
@@ -558,7 +415,7 @@ def test_a_file_from_before_the_heads_own_change_is_read_without_one(tiny: Make,
 
 def test_a_chain_is_the_likeliest_token_of_each_head(tiny: Make) -> None:
     target = tiny(LLAMA).target
-    drafter = perturbed(medusa(target, heads=3, tree="chain"))
+    drafter = perturbed(medusa(target, heads=3, layers=2, tree="chain"))
     for nodes in (2, 3, 9):
         tree = proposed(drafter, target, prompt_ids(9), nodes=nodes)
         assert list(tree.parents) == list(range(-1, min(nodes, 3)))
@@ -588,7 +445,6 @@ def test_a_static_tree_has_the_shape_of_its_accuracies_and_the_tokens_of_this_st
 
 
 def test_confidence_is_judged_by_what_was_committed_at_its_depth(tiny: Make) -> None:
-    """Behind three committed tokens three levels were reached, the last by the token that was not accepted."""
     target = tiny(LLAMA).target
     drafter = drafting(perturbed(medusa(target, heads=4)), target)
     tree = proposed(drafter, target, prompt_ids(9), nodes=2)
@@ -618,7 +474,7 @@ def test_heads_warm_up_alone(own: Callable[[str], Target]) -> None:
     drafter, alone = perturbed(medusa(target, joint=True, rank=4, warmup=0.5)), medusa(target)
     alone.load_state_dict({name: part for name, part in drafter.state_dict().items() if "adapters" not in name})
     for distill in (False, True):
-        lesson = batch(target, [prompt_ids(20)], distill)
+        lesson = batch_of(target, [prompt_ids(20)], distill=distill)
         drafter.progress = 0.49
         assert torch.equal(drafter.loss(lesson).loss, alone.loss(lesson).loss)
         drafter.loss(lesson).loss.backward()
@@ -633,7 +489,7 @@ def test_the_joint_loss_is_that_of_the_paper(own: Callable[[str], Target]) -> No
     """L_LM + λ₀ L_heads, both on the states with adapters; the teacher is the target without them."""
     target, text = own(LLAMA), prompt_ids(14)
     drafter = perturbed(medusa(target, heads=2, joint=True, rank=4, balance=0.3))
-    lesson = batch(target, [text], distill=True, start=2)
+    lesson = batch_of(target, [text], distill=True, start=2)
     merged = own(LLAMA)
     add_changes(drafter.adapters, merged.transformer)
     assert not torch.equal(target.transformer.lm_head.weight, merged.transformer.lm_head.weight)
@@ -674,30 +530,6 @@ def test_inputs_of_adapters_are_dropped_in_training_alone(own: Callable[[str], T
     assert torch.equal(one, other)
 
 
-def test_without_heads_to_please_a_target_is_its_own_best_pupil(own: Callable[[str], Target]) -> None:
-    """Self-distillation alone has no gradient where the adapters change nothing yet; the text alone has one."""
-    target = own(LLAMA)
-    drafter = medusa(target, joint=True, rank=4, balance=1e-9)
-
-    def pull(distill: bool) -> float:
-        drafter.zero_grad()
-        drafter.loss(batch(target, [prompt_ids(20)], distill)).loss.backward()
-        return max(
-            float(made.lora_B.grad.abs().max()) for layer in drafter.adapters.values() for made in layer.values()
-        )
-
-    assert pull(distill=True) < 1e-4 * pull(distill=False)
-
-
-def test_states_with_adapters_do_not_see_what_comes(own: Callable[[str], Target]) -> None:
-    drafter = perturbed(medusa(own(LLAMA), joint=True, rank=4))
-    one, other = torch.tensor([prompt_ids(12)]), torch.tensor([prompt_ids(12)])
-    other[0, 7] = END
-    before, after = drafter.adapted_states(one)[0], drafter.adapted_states(other)[0]
-    assert torch.equal(before[:7], after[:7])
-    assert (before[7:] - after[7:]).abs().sum(-1).min() > 0
-
-
 def test_adapters_learn_slower_than_heads_and_all_learn(own: Callable[[str], Target]) -> None:
     drafter = medusa(own(LLAMA), joint=True, rank=4, private_rank=0)
     heads, adapters = drafter.parameter_groups()
@@ -709,30 +541,12 @@ def test_adapters_learn_slower_than_heads_and_all_learn(own: Callable[[str], Tar
 
 
 @pytest.mark.slow
-def test_heads_foresee_better_what_is_trained_along(own: Callable[[str], Target]) -> None:
-    """What joint training is for: states that say more of what comes."""
-    losses = {}
-    for joint in (False, True):
-        target = own(LLAMA)
-        lesson = batch(target, [prompt_ids(30, seed=seed) for seed in range(6)])
-        torch.manual_seed(0)
-        options = {"joint": True, "rank": 8, "balance": 1.0, "warmup": 0.5, "schedule": "constant"} if joint else {}
-        drafter = medusa(target, heads=2, private_rank=0, **options)  # heads that can do little of their own
-        learn(drafter, lesson, 100, rate=0.01)
-        losses[joint] = sum(depth.loss.item() for depth in drafter.loss(lesson).depth_losses)
-    assert losses[True] < 0.5 * losses[False]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", MODELS)
-def test_joint_training_makes_a_new_target_for_which_it_is_lossless(
-    tmp_path, tiny: Make, own: Callable[[str], Target], name: str
-) -> None:
-    """Against what transformers reads back from the files of the new target."""
+@pytest.mark.parametrize("name", [LLAMA, "qwen2-many-heads-mixed-window-tied", "granite-grouped-multipliers-tied"])
+def test_joint_training_makes_a_new_target_for_which_it_is_lossless(tmp_path, tiny, own, name):
     target, prompt = own(name), prompt_ids(23, seed=23)
-    lesson = batch(target, [prompt_ids(30, seed=seed) for seed in range(3)], distill=True)
+    lesson = batch_of(target, [prompt_ids(30, seed=seed) for seed in range(3)], distill=True)
     drafter = medusa(target, heads=2, joint=True, rank=4, balance=0.5)
-    learn(drafter, lesson, 10, rate=0.02)
+    train(drafter, lesson, 10, rate=0.02)
     trained = drafter.adapted_states(lesson.tokens).detach()
     assert (trained - lesson.hidden).abs().max() > 0.05
     said = drafter.adapted_head(trained).detach()
@@ -755,13 +569,6 @@ def test_joint_training_makes_a_new_target_for_which_it_is_lossless(
 # -- options and files -------------------------------------------------------------------------------------------------
 
 
-def saved(drafter: TrainableDrafter, path, target: Target) -> TrainedDrafter:
-    """Written, and read for this target."""
-    save_drafter(drafter, path, {"target": {"name": "tiny", "revision": "0"}})
-    card = DrafterCard("medusa", path, vars(drafter.options), "0", "tiny", 0, 0, {})
-    return load_drafter(card, target)
-
-
 @pytest.mark.slow
 @each("form", FORMS)
 def test_what_was_saved_drafts_the_same(tmp_path, tiny: Make, form: str) -> None:
@@ -771,29 +578,6 @@ def test_what_was_saved_drafts_the_same(tmp_path, tiny: Make, form: str) -> None
     assert isinstance(read_again, Medusa)
     text = prompt_ids(9)
     assert proposed(read_again, target, text, 16) == proposed(drafter, target, text, 16)
-
-
-@each(
-    "options, said",
-    [
-        ({"heads": 0}, "heads = 0"),
-        ({"layers": 0}, "layers = 0"),
-        ({"tree": "tall"}, "'tall'.*confident, static, dense, chain"),
-        ({"decay": 0.0}, "decay"),
-        ({"decay": math.nan}, "decay"),
-        ({"joint": True, "warmup": 1.0}, "warmup"),
-        ({"joint": True, "rank": 0}, "rank"),
-        ({"rank": 8}, matching("no_effect_without_joint")),
-        ({"head": 3}, "no option 'head'"),
-        ({"heads": 3.0}, matching("must_be_of_type_int")),
-        ({"heads": None}, matching("must_be_of_type_int")),
-        ({"joint": True, "rank": 10**18}, "1 to 1024"),
-        ({"joint": True, "balance": 10**400}, matching("must_be_of_type_float")),
-    ],
-)
-def test_options_that_mean_nothing_are_refused(tiny: Make, options: dict[str, object], said: str) -> None:
-    with pytest.raises(UsageMistake, match=said):
-        medusa(tiny(LLAMA).target, **options)
 
 
 def test_weights_of_other_heads_are_refused(tiny: Make) -> None:

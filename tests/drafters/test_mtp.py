@@ -10,16 +10,12 @@ import torch
 from checkpoints import change_config
 from distributions import assert_drawn_from
 from drafting import watched
+from each import each
 from golden import matching
 from safetensors.torch import load_file, save_file
-from session_replies import assert_two_turns, reply
+from session_replies import assert_plain, assert_two_turns, reply
 from six_words import PROMPT, drawn, joint_chances, six_words_qwen35
-from tiny_models import (
-    RECURRENT,
-    Tiny,
-    prompt_ids,
-    stock_reply,
-)
+from tiny_models import RECURRENT, Tiny, prompt_ids, stock_reply
 from torch import nn
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5DecoderLayer, Qwen3_5RMSNorm
 
@@ -29,7 +25,6 @@ from localspec.decoding.drafter import Context
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Session
 from localspec.decoding.tree import DraftTree
-from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.mtp import Drafter, MtpOptions
 from localspec.engine.engine import Engine
 from localspec.errors import LocalspecError, NotHere, UsageMistake
@@ -112,7 +107,6 @@ def check(model: Tiny, layer: nn.ModuleDict, text: Sequence[int], chain: DraftTr
 @pytest.mark.slow
 @every_config
 def test_every_draft_is_that_of_a_plain_loop_and_the_text_the_targets_own(make: Any, name: str) -> None:
-    """In two turns, of which the second begins in the middle of the first one's reply."""
     model, layer = make(name)
     drafter = Drafter.from_model(model.path, model.target, depth=4)
     session, seen = Session(model.target, drafter, Budget(6, branches=model.target.branches)), watched(drafter)
@@ -127,9 +121,7 @@ def test_every_draft_is_that_of_a_plain_loop_and_the_text_the_targets_own(make: 
 
 
 @pytest.mark.slow
-def test_a_long_prompt_is_read_in_parts_and_a_chain_has_no_more_than_is_asked(
-    make: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_long_prompt_is_read_in_parts_and_a_chain_has_no_more_than_is_asked(make, monkeypatch):
     monkeypatch.setattr("localspec.drafters.mtp.CHUNK", 7)
     model, layer = make(NAME)
     prompt = prompt_ids(40, seed=3)
@@ -149,8 +141,7 @@ def test_a_seed_gives_the_same_ids_with_and_without_it(make: Any, sampling: Samp
     model, _ = make(NAME)
     prompt = prompt_ids(10, seed=4)
     drafter = Drafter.from_model(model.path, model.target)
-    plain, _ = reply(Session(model.target, Autoregressive(), Budget(0)), prompt, 14, sampling)
-    assert reply(Session(model.target, drafter, Budget(8, branches=False)), prompt, 14, sampling)[0] == plain
+    assert_plain(model.target, Session(model.target, drafter, Budget(8, branches=False)), prompt, 14, sampling)
 
 
 @pytest.mark.slow
@@ -243,16 +234,14 @@ def test_a_model_without_it_is_told_what_is_missing(tiny: Make) -> None:
         choose(card_of(tiny("llama-grouped-dynamic").path), Settings(drafter="mtp", device="cpu"))
 
 
-@pytest.mark.parametrize(
-    ("config", "said"),
+@each(
+    "config, said",
     [
         ({"mtp_num_hidden_layers": 2}, matching("mtp_layer_mtp_num_hidden_layers_2")),
         ({"mtp_use_dedicated_embeddings": True}, matching("mtp_layer_embedding_own")),
     ],
 )
-def test_a_layer_of_another_form_is_refused_and_passed_over(
-    tiny: Make, tmp_path: Path, config: dict[str, Any], said: str
-) -> None:
+def test_a_layer_of_another_form_is_refused_and_passed_over(tiny, tmp_path, config, said):
     model = tiny(NAME)
     path = published(model.path, tmp_path / "model", stock_layer(model.stock.config), **config)
     assert trained_drafters(card_of(path)) == []
@@ -282,7 +271,7 @@ def test_a_layer_that_is_damaged_or_another_models_is_refused(tiny: Make, tmp_pa
         Drafter.from_model(path, model.target)
 
 
-@pytest.mark.parametrize("depth", [0, 17])
+@each("depth", [0, 17])
 def test_a_depth_that_cannot_be_is_refused(depth: int) -> None:
     with pytest.raises(UsageMistake, match=matching("depth_mtp_possible_give_1_16", depth=depth)):
         MtpOptions(depth)

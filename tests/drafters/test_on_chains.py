@@ -10,10 +10,10 @@ import pytest
 import torch
 from distributions import assert_drawn_from
 from drafters import test_eagle3
-from drafting import drafting, perturbed, session_of, torch_form, watched
+from drafting import drafting, perturbed, session_of, torch_form, train, watched
 from golden import matching
 from scripted_drafters import OffChain
-from session_replies import reply
+from session_replies import assert_plain, reply
 from six_words import PROMPT, drawn, joint_chances, six_words_qwen35
 from slow_cases import covering
 from tiny_models import RECURRENT, VOCABULARY, Tiny, prompt_ids, stock_reply
@@ -23,7 +23,6 @@ from localspec.decoding.drafter import Context
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Session
 from localspec.decoding.tree import DraftTree
-from localspec.drafters.autoregressive import Autoregressive
 from localspec.errors import UsageMistake
 from localspec.models.drafter_kinds import kind_of, kinds
 from localspec.training.generated import NODES, measure_generated
@@ -71,12 +70,7 @@ def batch_of(drafter: TrainableDrafter, texts: Sequence[Sequence[int]], prompt: 
 def trained(target: Any, form: str, text: Sequence[int], prompt: int, steps: int = 60) -> TrainableDrafter:
     """On one text, again and again."""
     drafter = untrained(target, form)
-    batch, optimizer = batch_of(drafter, [text], prompt), torch.optim.Adam(drafter.parameters(), lr=0.01)
-    for _ in range(steps):
-        optimizer.zero_grad()
-        drafter.loss(batch).loss.backward()
-        optimizer.step()
-    return drafter.eval()
+    return train(drafter, batch_of(drafter, [text], prompt), steps)
 
 
 def on_chains(target: Any, nodes: int, drafter: Any) -> Session:
@@ -111,7 +105,6 @@ def test_every_draft_is_a_chain_and_the_text_the_stock_models(tiny: Make, name: 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "form"), covering(RECURRENT, FORMS))
 def test_trained_on_a_text_it_foresees_it_and_every_text_is_plain_decodings(tiny: Make, name: str, form: str) -> None:
-    """That text, and another one."""
     model, prompt, other = tiny(name), prompt_ids(23, seed=23), prompt_ids(12, seed=9)
     learnt = stock_reply(model.stock, prompt, 30)
     drafter = drafting(trained(model.target, form, [*prompt, *learnt], 23), model.target)
@@ -120,8 +113,7 @@ def test_trained_on_a_text_it_foresees_it_and_every_text_is_plain_decodings(tiny
         assert ids == learnt and statistics.acceptance_length > 1 + 0.6 * min(nodes, 4), nodes
     assert reply(on_chains(model.target, 8, drafter), other, 30)[0] == stock_reply(model.stock, other, 30)
     for asked, sampling in ((prompt, "drawn"), (other, "top-p")):
-        plain, _ = reply(Session(model.target, Autoregressive(), Budget(0)), asked, 30, SAMPLING[sampling])
-        assert reply(on_chains(model.target, 8, drafter), asked, 30, SAMPLING[sampling])[0] == plain
+        assert_plain(model.target, on_chains(model.target, 8, drafter), asked, 30, SAMPLING[sampling])
 
 
 @pytest.mark.slow
@@ -172,9 +164,7 @@ class KnowingOffChain(OffChain):
 
 
 @pytest.mark.slow
-def test_what_it_brings_on_text_is_measured_by_the_path_that_promises_most(
-    tiny: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_it_brings_on_text_is_measured_by_the_path_that_promises_most(tiny, monkeypatch):
     """Here not that of first children, which is all that is read of a tree that nobody takes a path of."""
     monkeypatch.setattr("localspec.training.generated.TOKENS", 12)
     model, prompt = tiny(SHARED), prompt_ids(9)
@@ -207,8 +197,6 @@ def assert_drawn_by_rejection(tmp_path: Path, own_read: Callable[[Path], Tiny], 
 
 
 @pytest.mark.slow
-def test_by_rejection_three_tokens_have_the_stock_models_joint_distribution(
-    tmp_path: Path, own_read: Callable[[Path], Tiny]
-) -> None:
+def test_by_rejection_three_tokens_have_the_stock_models_joint_distribution(tmp_path, own_read):
     """Of one kind; the CPU engine, which is quicker, draws by all of them."""
     assert_drawn_by_rejection(tmp_path, own_read, "semi")

@@ -13,9 +13,9 @@ from drafting import session_of
 from each import each
 from golden import matching
 from safetensors.torch import save_file
-from session_replies import assert_two_turns, reply
+from session_replies import assert_plain, assert_two_turns, reply
 from six_words import PROMPT, WORDS, drawn, joint_chances, six_words
-from slow_cases import cases
+from slow_cases import covering
 from tiny_models import (
     FAMILIES,
     VOCABULARY,
@@ -33,7 +33,6 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from localspec.decoding.budget import Budget
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Session
-from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.layers import Layers
 from localspec.drafters.merged import Merged
 from localspec.drafters.parallelspec import Drafter
@@ -99,12 +98,8 @@ def watched(drafter: Drafter) -> list[tuple[list[int], torch.Tensor]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("name", cases(FAMILIES, [FAMILIES[0]]))
-def test_every_draft_is_that_of_a_plain_loop_and_the_text_the_targets_own(
-    tiny: Make, tmp_path: Path, name: str, bias: bool
-) -> None:
-    """In two turns, of which the second begins in the middle of the first one's reply."""
+@pytest.mark.parametrize(("name", "bias"), covering(FAMILIES, [False, False, True, True]))
+def test_every_draft_is_that_of_a_plain_loop_and_the_text_the_targets_own(tiny, tmp_path, name, bias):
     model = tiny(name)
     path = pair(tmp_path, model, bias)
     drafter = Drafter.from_model(path, model.target, depth=5)
@@ -125,13 +120,12 @@ def test_every_draft_is_that_of_a_plain_loop_and_the_text_the_targets_own(
 def test_a_seed_gives_the_same_ids_with_and_without_it(tiny: Make, tmp_path: Path, sampling: Sampling) -> None:
     model, prompt = tiny(FAMILIES[0]), prompt_ids(10, seed=4)
     drafter = Drafter.from_model(pair(tmp_path, model), model.target)
-    plain, _ = reply(session_of(model.target, Autoregressive(), Budget(0)), prompt, 16, sampling)
-    assert reply(session_of(model.target, drafter, Budget(8)), prompt, 16, sampling)[0] == plain
+    assert_plain(model.target, Session(model.target, drafter, Budget(8)), prompt, 16, sampling)
 
 
 @pytest.mark.slow
 def test_by_rejection_three_tokens_have_the_stock_models_joint_distribution(tmp_path: Path, own_read: Any) -> None:
-    letters, sampling, draws = six_words(tmp_path, own_read), Sampling(1.0, rule="rejection"), 500
+    letters, sampling, draws = six_words(tmp_path, own_read), Sampling(1.0, rule="rejection"), 300
     words = {"tokenizer": word_tokenizer(WORDS), "vocab_size": 7, "pard_token": 6, "pad_token_id": None}
     drafter = Drafter.from_model(pair(tmp_path / "small", letters, **words), letters.target, depth=3)
     found = drawn(Session(letters.target, drafter, Budget(5)), PROMPT, sampling, draws)
@@ -157,9 +151,7 @@ def test_beside_others_each_gets_the_states_that_it_asked_for(tiny: Make, tmp_pa
 
 
 @pytest.mark.slow
-def test_only_a_drafter_that_reads_layers_asks_for_their_states(
-    tiny: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_a_drafter_that_reads_layers_asks_for_their_states(tiny, tmp_path, monkeypatch):
     model, prompt, asked = tiny(FAMILIES[0]), prompt_ids(9), list[tuple[int, ...]]()
     forward, path = model.target.forward, pair(tmp_path / "two", model)
     monkeypatch.setattr(
@@ -217,9 +209,7 @@ def test_files_of_another_target_are_refused(tiny: Make, tmp_path: Path) -> None
         ({"pard_scale": 2, "pard2_scale": 3}, 3.0),
     ],
 )
-def test_the_scale_is_the_first_that_its_config_has_else_what_published_code_has(
-    tmp_path: Path, config: dict[str, Any], scale: float
-) -> None:
+def test_the_scale_is_the_first_that_its_config_has_else_what_published_code_has(tmp_path, config, scale):
     save_file({"target_proj.weight": torch.zeros(8, 16)}, tmp_path / "warp_model.safetensors")
     found = target_map({"pard2": True, "hidden_size": 8, "pard2_target_layers": [1], **config}, tmp_path)
     assert found is not None and (found.scale, found.states) == (scale, 16)
@@ -241,9 +231,7 @@ def test_the_scale_is_the_first_that_its_config_has_else_what_published_code_has
         ({"hidden_size": 33}, matching("does_fit_config_json")),
     ],
 )
-def test_a_config_that_cannot_be_meant_is_refused(
-    tiny: Make, tmp_path: Path, config: dict[str, Any], said: str
-) -> None:
+def test_a_config_that_cannot_be_meant_is_refused(tiny, tmp_path, config, said):
     path = change_config(pair(tmp_path, tiny(FAMILIES[0])), **config)
     with pytest.raises(LocalspecError, match=said) as refused:
         read_drafter(path)

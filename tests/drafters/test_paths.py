@@ -9,8 +9,9 @@ import pytest
 from drafters.test_eagle3 import eagle
 from drafters.test_semi import semi
 from drafting import drafting
+from each import each
 from session_replies import reply
-from tiny_models import FAMILIES, Tiny, prompt_ids
+from tiny_models import FAMILIES, prompt_ids
 
 from localspec.decoding.budget import Budget
 from localspec.decoding.drafter import Context, Step
@@ -67,13 +68,11 @@ def test_what_was_left_out_for_long_is_tried_again() -> None:
 
 
 @pytest.mark.parametrize("kind", MAKERS)
-@pytest.mark.parametrize(
-    ("worth", "covered", "levels"),
+@each(
+    "worth, covered, levels",
     [(None, 0.0, 3), (1e9, 0.0, 3), (1.5, 0.0, 1), (1.4, 0.0, 0), (1.5, 0.1, 0), (1e9, 1.0, 0), (3.0, 0.5, 1)],
 )
-def test_a_level_that_takes_more_than_it_should_save_is_left_out(
-    tiny: Callable[[str], Tiny], monkeypatch: pytest.MonkeyPatch, kind: str, worth: float, covered: float, levels: int
-) -> None:
+def test_a_level_that_takes_more_than_it_should_save_is_left_out(tiny, monkeypatch, kind, worth, covered, levels):
     """A level takes a second, and what two nodes of one lead to is right half of the time: 0.51 · 0.7 · 1.5 is less."""
     model = tiny(FAMILIES[0])
     drafter = drafting(MAKERS[kind](model.target, depth=3), model.target)
@@ -100,10 +99,7 @@ def test_a_level_that_takes_more_than_it_should_save_is_left_out(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", MAKERS)
-def test_levels_are_timed_and_judged_while_text_is_decoded(
-    tiny: Callable[[str], Tiny], monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
-    """By a clock that goes on by one whenever it is read."""
+def test_levels_are_timed_and_judged_while_text_is_decoded(tiny, monkeypatch, kind):
     ticks = count()
     monkeypatch.setattr("localspec.drafters.paths.time", SimpleNamespace(perf_counter=lambda: float(next(ticks))))
     model = tiny(FAMILIES[0])

@@ -4,31 +4,30 @@ import random
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
-from scripted_drafters import Oracle, RandomBranches, Witness
+from each import each
+from scripted_drafters import Oracle, Witness
+from session_replies import reply
 from tiny_models import Tiny, prompt_ids, stock_reply
 
 from localspec.decoding.budget import Budget
 from localspec.decoding.drafter import Context, Drafter, Step
 from localspec.decoding.numpy_logits import NumpyHidden
 from localspec.decoding.sampling import Sampling
-from localspec.decoding.session import Limits, Session
+from localspec.decoding.session import Session
 from localspec.decoding.tree import DraftTree
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.phrases import WithPhrases
 from localspec.drafters.pool import MATCH_LENGTH, MAX_KEYS, PHRASE_LENGTH, PHRASES_PER_TOKEN, PhrasePool
-from localspec.events import Done, Statistics, Text
 from localspec.nn.cache import KVCache
 from localspec.store.phrases import Phrase, pack_key, pack_tokens, unpack_key, unpack_tokens
 from localspec.store.store import Store
 
 Make = Callable[[str], Tiny]
 Stored = tuple[int, bytes, bytes]
-
-GREEDY = Sampling()
 
 
 def context(tokens: Sequence[int], nodes: int) -> Context:
@@ -68,18 +67,28 @@ def verified(tree: DraftTree, path: Sequence[int], best: Sequence[int]) -> Step:
 # -- drafting ----------------------------------------------------------------------------------------------------------
 
 
-def test_what_followed_the_last_two_tokens_before_is_proposed() -> None:
-    text = [1, 2, 3, 4, 5, 6, 9, 1, 2]
-    tree = phrases(text).draft(context(text, 4))
-    assert tree.tokens[0] == 2
-    assert chains(tree) == [[3, 4, 5, 6]]
-    assert tree.source is not None
-    assert set(tree.source[1:]) == {"prompt"}
+@each(
+    "text, nodes, first",
+    [
+        ([1, 2, 3, 4, 5, 6, 9, 1, 2], 4, [3, 4, 5, 6]),
+        ([1, 2, 3, 4], 8, []),
+        ([1, 2, 3, 4, 9, 2], 2, [3, 4]),  # the last token is a match where the last two are none
+        ([1, 2, 30, 9, 1, 2, 40, 8, 1, 2, 30, 7, 1, 2], 1, [30]),  # which came more often
+        ([*[1, 2, 3, 4, 5, 6] * 3, 1, 2, 3, 77, 1, 2], 8, [3, 4, 5, 6, 1]),
+    ],
+)
+def test_what_followed_the_last_tokens_before_is_proposed(text: list[int], nodes: int, first: list[int]) -> None:
+    tree = phrases(text).draft(context(text, nodes))
+    assert tree.tokens[0] == text[-1]
+    assert list(tree.tokens[1 : len(first) + 1]) == first and list(tree.parents[: len(first) + 1])[1:] == [
+        *range(len(first))
+    ]
+    assert set((tree.source or ())[1:]) <= {"prompt"} and (tree.size > 1) == bool(first)
 
 
-@pytest.mark.parametrize("anywhere", [False, True])
-@pytest.mark.parametrize("text", [[1, 2, 3, 4, 5, 6, 9, 1, 2], [1, 2, 3, 4]])
-def test_what_may_follow_the_root_is_looked_up_once(anywhere: bool, text: list[int], monkeypatch) -> None:
+@each("anywhere", [False, True])
+@each("text", [[1, 2, 3, 4, 5, 6, 9, 1, 2], [1, 2, 3, 4]])
+def test_what_may_follow_the_root_is_looked_up_once(anywhere: bool, text: list[int], monkeypatch: Any) -> None:
     drafter = WithPhrases(Autoregressive(), PhrasePool(()), anywhere=anywhere)
     drafter.pool.extend(text)
     asked: list[list[int]] = []
@@ -93,12 +102,6 @@ def test_what_may_follow_the_root_is_looked_up_once(anywhere: bool, text: list[i
     assert len(asked) == 1, "without nodes there is no work"
 
 
-def test_nothing_is_proposed_where_nothing_was_seen_before() -> None:
-    text = [1, 2, 3, 4]
-    tree = phrases(text).draft(context(text, 8))
-    assert list(tree.tokens) == [4]
-
-
 def test_the_longest_match_comes_first() -> None:
     """… 5 1 2 → 30, but 6 7 1 2 → 40 and 8 9 1 2 → 50: what agrees furthest back is the first chain."""
     seen = [5, 1, 2, 30, 31, 6, 7, 1, 2, 40, 41, 8, 9, 1, 2, 50, 51]
@@ -107,11 +110,6 @@ def test_the_longest_match_comes_first() -> None:
         tree = phrases(text).draft(context(text, 12))
         assert chains(tree)[0][0] == first
         assert sorted(chain[0] for chain in chains(tree)) == [30, 40, 50], "the others are in the same tree"
-
-
-def test_of_equal_matches_what_was_seen_more_often_comes_first() -> None:
-    text = [1, 2, 30, 9, 1, 2, 40, 8, 1, 2, 30, 7, 1, 2]
-    assert chains(phrases(text).draft(context(text, 2)))[0][0] == 30
 
 
 def test_continuations_that_begin_alike_share_their_nodes() -> None:
@@ -123,12 +121,7 @@ def test_continuations_that_begin_alike_share_their_nodes() -> None:
     assert tree.tokens.count(3) == tree.tokens.count(4) == 1
 
 
-def test_the_last_token_alone_is_a_match_where_the_last_two_are_none() -> None:
-    text = [1, 2, 3, 4, 9, 2]
-    assert chains(phrases(text).draft(context(text, 2))) == [[3, 4]]
-
-
-@pytest.mark.parametrize("nodes", [0, 1, 2, 5, 8, 30])
+@each("nodes", [0, 1, 2, 5, 8, 30])
 def test_trees_are_whole_within_their_budget_and_filled_where_there_is_something(nodes: int) -> None:
     choose = random.Random(nodes)
     text: list[int] = [choose.randrange(6) for _ in range(200)]
@@ -155,14 +148,6 @@ def test_special_tokens_are_in_no_draft() -> None:
         assert not {3, 5}.intersection(tree.tokens[1:])
 
 
-def test_the_first_chain_is_the_likeliest_and_its_rows_stay_where_they_are() -> None:
-    """Depth first: the accepted path of the likeliest chain is 0, 1, 2, … and keeping it moves nothing."""
-    text = [*[1, 2, 3, 4, 5, 6] * 3, 1, 2, 3, 77, 1, 2]
-    tree = phrases(text).draft(context(text, 8))
-    assert list(tree.tokens[:5]) == [2, 3, 4, 5, 6]
-    assert list(tree.parents[:5]) == [-1, 0, 1, 2, 3]
-
-
 # -- rewind ------------------------------------------------------------------------------------------------------------
 
 
@@ -178,20 +163,10 @@ def test_after_a_rewind_the_pool_drafts_as_one_that_never_saw_the_rest() -> None
         other = text[:length]
         for _ in range(5):
             other.append(choose.randrange(5))
-            for each in (drafter, fresh):
-                each.observe(observed(other[-1:]))
+            for one in (drafter, fresh):
+                one.observe(observed(other[-1:]))
             ours, theirs = drafter.draft(context(other, 9)), fresh.draft(context(other, 9))
             assert (ours.tokens, ours.parents) == (theirs.tokens, theirs.parents)
-
-
-def test_a_rewind_to_nothing_and_one_to_the_same_place() -> None:
-    drafter = phrases([1, 2, 3, 1, 2])
-    drafter.rewind(5)
-    assert chains(drafter.draft(context([1, 2, 3, 1, 2], 1))) == [[3]]
-    drafter.rewind(0)
-    assert drafter.pool.tokens == []
-    drafter.observe(observed([1, 2]))
-    assert drafter.draft(context([1, 2], 3)).size == 1
 
 
 # -- phrases from verification -----------------------------------------------------------------------------------------
@@ -348,6 +323,13 @@ class Shelf:
         return [phrase for phrase in self.phrases if phrase.key in keys]
 
 
+def reading(shelf: Shelf) -> WithPhrases:
+    """The drafter behind the text 1 2, with a store."""
+    drafter = WithPhrases(Autoregressive(), PhrasePool((), shelf))
+    drafter.observe(observed([1, 2]))
+    return drafter
+
+
 def test_stored_phrases_are_proposed_the_one_that_agrees_furthest_back_first() -> None:
     shelf = Shelf(((1, 2), [9, 8], [30, 31]), ((1, 2), [6, 7], [40, 41]), ((5, 5), [], [50]))
     drafter = WithPhrases(Autoregressive(), PhrasePool((), shelf))
@@ -361,8 +343,7 @@ def test_stored_phrases_are_proposed_the_one_that_agrees_furthest_back_first() -
 
 def test_a_key_is_looked_up_in_the_store_once_a_reply() -> None:
     shelf = Shelf(((1, 2), [], [3]))
-    drafter = WithPhrases(Autoregressive(), PhrasePool((), shelf))
-    drafter.observe(observed([1, 2]))
+    drafter = reading(shelf)
     for _ in range(3):
         drafter.draft(context([1, 2], 4))
     keys = [key for asked in shelf.asked for key in asked]
@@ -375,8 +356,7 @@ def test_a_key_is_looked_up_in_the_store_once_a_reply() -> None:
 
 def test_stored_phrases_that_were_accepted_are_reported_as_used_and_no_others() -> None:
     shelf = Shelf(((1, 2), [], [30, 31]), ((1, 2), [], [40, 41]))
-    drafter = WithPhrases(Autoregressive(), PhrasePool((), shelf))
-    drafter.observe(observed([1, 2]))
+    drafter = reading(shelf)
     tree = drafter.draft(context([1, 2], 4))
     node = list(tree.tokens).index(40)
     drafter.observe(verified(tree, path=[0, node], best=[40 if at == 0 else 99 for at in range(tree.size)]))
@@ -387,8 +367,7 @@ def test_stored_phrases_that_were_accepted_are_reported_as_used_and_no_others() 
 
 def test_a_stored_phrase_is_known_again_in_what_is_left_of_the_draft() -> None:
     shelf = Shelf(((1, 2), [], [30, 31]), ((1, 2), [], [40, 41]))
-    drafter = WithPhrases(Autoregressive(), PhrasePool((), shelf))
-    drafter.observe(observed([1, 2]))
+    drafter = reading(shelf)
     tree = drafter.draft(context([1, 2], 4))
     first, second = tree.tokens[1], 70 - tree.tokens[1]
     left = tree.subtree([0, list(tree.tokens).index(second)])
@@ -399,11 +378,10 @@ def test_a_stored_phrase_is_known_again_in_what_is_left_of_the_draft() -> None:
     assert drafter.pool.harvest(3).used == [], "it was right, but the target found it alone"
 
 
-@pytest.mark.parametrize("second", [31, 41])
+@each("second", [31, 41])
 def test_stored_phrases_that_begin_alike_are_told_apart(second: int) -> None:
     shelf = Shelf(((1, 2), [], [30, 31]), ((1, 2), [], [30, 41]))
-    drafter = WithPhrases(Autoregressive(), PhrasePool((), shelf))
-    drafter.observe(observed([1, 2]))
+    drafter = reading(shelf)
     tree = drafter.draft(context([1, 2], 3))
     path = [0, 1, list(tree.tokens).index(second)]
     drafter.observe(verified(tree, path, best=[30, second, *[99] * (tree.size - 2)]))
@@ -420,17 +398,8 @@ def test_nothing_is_looked_up_while_nothing_may_be_proposed() -> None:
     assert inner.nodes == 0
 
 
-def reply(
-    session: Session, prompt: Sequence[int], count: int, sampling: Sampling = GREEDY
-) -> tuple[list[int], Statistics]:
-    events = list(session.generate(prompt, sampling, Limits(max_tokens=count)))
-    assert isinstance(events[-1], Done)
-    return [token for event in events if isinstance(event, Text) for token in event.tokens], events[-1].statistics
-
-
 @pytest.mark.slow
 def test_what_one_session_learns_a_later_one_accepts(tiny: Make, tmp_path: Path) -> None:
-    """A real store in a file: the second session draws whole phrases of the first, and says the very same."""
     model, prompt, sampling = tiny("mistral-many-heads-no-window"), prompt_ids(12, seed=3), Sampling(1.0, seed=6)
     text, _ = reply(Session(model.target, Autoregressive(), Budget(0)), prompt, 40, sampling)
     assert len(set(text)) > 30, "a reply that hardly repeats itself: there is something to learn"
@@ -452,7 +421,7 @@ def test_what_one_session_learns_a_later_one_accepts(tiny: Make, tmp_path: Path)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("huge", [False, True], ids=["of the vocabulary", "of no vocabulary"])
+@each("huge", [False, True])
 def test_a_hostile_store_never_changes_the_text(tiny: Make, huge: bool) -> None:
     """Random phrases for every key: special ids, copies, empty ones, and ids that no vocabulary has (a damaged file)."""
     model, choose = tiny("qwen2-grouped-yarn"), random.Random(5)
@@ -562,16 +531,3 @@ def test_an_inner_tree_with_nothing_to_add_is_handed_on_as_it_is() -> None:
     drafter = phrases([1, 2, 3], inner=inner)
     assert drafter.draft(context([1, 2, 3], 9)) is inner.fixed
     assert drafter.draft(context([1, 2, 3], 2)) is inner.fixed
-
-
-def test_the_inner_drafter_observes_and_rewinds_too() -> None:
-    inner = RandomBranches()
-    drafter = phrases([1, 2, 3, 4], inner=inner)
-    assert inner.tokens == [1, 2, 3, 4]
-    drafter.rewind(2)
-    assert inner.tokens == drafter.pool.tokens == [1, 2]
-
-
-def test_memory_is_that_of_the_inner_drafter_and_the_pool() -> None:
-    drafter = phrases(list(range(100)))
-    assert drafter.nbytes >= drafter.pool.nbytes > 100 * 8

@@ -10,30 +10,21 @@ import pytest
 import torch
 import torch.nn.functional as F
 from distributions import assert_drawn_from
-from drafting import drafting, hidden_for, prefilled, session_of, torch_form
+from drafting import batch_of, drafting, hidden_for, prefilled, saved, session_of, torch_form, train
 from each import each
 from golden import matching, wording
 from noise_by_depth import assert_each_depth_has_its_own_noise
 from quantized_layers import packed_target
-from session_replies import SAID, conversation, reply
+from session_replies import assert_conversation, assert_plain, assert_stops_leave_no_trace, conversation, reply
 from six_words import PROMPT, drawn, joint_chances, six_words
 from slow_cases import cases, covering
-from tiny_models import (
-    DRAFTING_FAMILIES,
-    Tiny,
-    prompt_ids,
-    read,
-    stock_logits,
-    stock_reply,
-)
+from tiny_models import DRAFTING_FAMILIES, Tiny, prompt_ids, read, stock_logits, stock_reply
 
 from localspec.decoding.budget import Budget
 from localspec.decoding.drafter import Context, Step
 from localspec.decoding.sampling import Sampling
-from localspec.decoding.session import Limits
 from localspec.decoding.tree import DraftTree
 from localspec.drafters import s3d
-from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.phrases import WithPhrases
 from localspec.drafters.pool import PhrasePool
 from localspec.drafters.saved import CARD, load_drafter
@@ -48,7 +39,6 @@ from localspec.training.train import Training, TrainingPlan
 from localspec.training.trainable import Batch, PreviousRun, make_drafter, save_drafter
 
 Make = Callable[[str], Tiny]
-Load = Callable[..., Target]
 OWN = DRAFTING_FAMILIES
 LLAMA, QWEN3, PHI3, *LATER = OWN[0], *OWN[3:]
 BOTH_ENDS = {"kept": "0,2"}  # of the three layers of the tiny models
@@ -65,42 +55,6 @@ def made(target: Target, spread: float = 0.0, seed: int = 0, **options: object) 
         with torch.no_grad():
             for parameter in drafter.parameters():
                 parameter.add_(torch.randn(parameter.shape) * spread)
-    return drafter
-
-
-def batch(
-    target: Target, texts: Sequence[Sequence[int]], distill: bool = False, seed: int = 0, start: int = 0
-) -> Batch:
-    """Texts of any lengths; what stands before `start` is a prompt."""
-    longest = max(map(len, texts))
-    tokens, loss_mask = torch.zeros(len(texts), longest, dtype=torch.long), torch.zeros(len(texts), longest) > 1
-    for row, text in enumerate(texts):
-        tokens[row, : len(text)] = torch.tensor(text)
-        loss_mask[row, start : len(text)] = True
-    causal = torch.ones(longest, longest, dtype=torch.bool).tril_()
-    with torch.no_grad():
-        hidden = torch_form(target).forward_tensors(tokens, torch.arange(longest), causal).hidden
-    return Batch(tokens, loss_mask, hidden, distill, torch.Generator().manual_seed(seed))
-
-
-def train(
-    drafter: training.Trainable,
-    lesson: Callable[[int], Batch],
-    steps: int,
-    rate: float = 1e-2,
-    told: Callable[[float], None] = lambda loss: None,
-) -> training.Trainable:
-    """Its loss is told step by step."""
-    chosen = [parameter for parameter in drafter.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.Adam(chosen, lr=rate)
-    for step in range(steps):
-        for group in optimizer.param_groups:
-            group["lr"] = rate * (1 - step / steps)
-        optimizer.zero_grad()
-        loss = drafter.loss(lesson(step)).loss
-        told(loss.item())
-        loss.backward()
-        optimizer.step()
     return drafter
 
 
@@ -125,8 +79,7 @@ def own(model: Tiny, **options: object) -> Target:
 FORMS = {"fp32": {}, "bf16": {"dtype": torch.bfloat16}, "exact": {"exact": True}}
 
 
-@pytest.mark.parametrize("form", cases(FORMS, ["fp32", "exact"]))
-@pytest.mark.parametrize("name", cases(OWN, [QWEN3]))
+@pytest.mark.parametrize(("name", "form"), covering([QWEN3, *(name for name in OWN if name != QWEN3)], FORMS, fast=3))
 def test_a_draft_changes_no_bit_of_the_targets_logits(tiny: Make, name: str, form: str) -> None:
     target, text = own(tiny(name), **FORMS[form]), prompt_ids(250, seed=2)
     drafter, tree = drafting(made(target, 0.3, depth=12)), DraftTree([text[-1], 9, 8, 7], [-1, 0, 0, 1])
@@ -170,17 +123,13 @@ TALKING = [LLAMA, "mistral-one-key-head-window-tied-yarn", QWEN3, PHI3, *LATER]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "options"), [*((name, "usual") for name in TALKING), *covering(TALKING, [*ALL_FORMS][1:])]
-)
+@pytest.mark.parametrize(("name", "options"), covering(TALKING, ALL_FORMS))
 def test_three_turns_are_those_of_the_stock_model(tiny: Make, name: str, options: str) -> None:
     model = tiny(name)
     both = (made(model.target, spread, **ALL_FORMS[options]) for spread in (0.0, 0.3))
     untrained, random = (drafting(weights, model.target) for weights in both)
     for drafter in (untrained, WithPhrases(random, PhrasePool(model.target.special_tokens), anywhere=True)):
-        session = session_of(model.target, drafter, Budget(8))
-        for prompt, text in conversation(model):
-            assert reply(session, prompt, SAID)[0] == text
+        assert_conversation(model, session_of(model.target, drafter, Budget(8)))
 
 
 @pytest.mark.slow
@@ -188,31 +137,21 @@ def test_a_stopped_reply_and_the_turns_after_it_are_those_of_the_stock_model(tin
     model = tiny(PHI3)
     (prompt, text), *_ = conversation(model)
     session = session_of(model.target, remembering(model, prompt, text), Budget(8))
-    for stop in (1, 2, 3):
-        stream = session.generate(prompt, GREEDY, Limits(max_tokens=SAID))
-        for _ in range(2 + stop):
-            next(stream)
-        stream.close()
-        assert session.cache.length == len(session.tokens) - 1
-        assert reply(session, prompt, SAID)[0] == text
-        session.rewind(len(prompt) + stop)
-        assert reply(session, prompt, SAID)[0] == text
+    assert_stops_leave_no_trace(model, session)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", cases([LLAMA, QWEN3], [QWEN3]))
 def test_a_seed_gives_the_same_text_as_without_a_drafter(tiny: Make, name: str) -> None:
     target, prompt = tiny(name).target, prompt_ids(10, seed=4)
-    drafter = made(target, 0.3)
-    for sampling in (Sampling(1.0, seed=1), Sampling(0.8, top_k=5, top_p=0.9, min_p=0.05, seed=2)):
-        plain = reply(session_of(target, Autoregressive(), Budget(0)), prompt, 30, sampling)[0]
-        assert reply(session_of(target, drafter, Budget(6)), prompt, 30, sampling)[0] == plain
+    session = session_of(target, made(target, 0.3), Budget(6))
+    assert_plain(
+        target, session, prompt, 30, Sampling(1.0, seed=1), Sampling(0.8, top_k=5, top_p=0.9, min_p=0.05, seed=2)
+    )
 
 
 @pytest.mark.slow
-def test_a_seed_gives_the_same_text_where_drafts_are_often_right(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_seed_gives_the_same_text_where_drafts_are_often_right(tmp_path, monkeypatch):
     target = six_words(tmp_path).target
     drafter = made(target, 0.3)
     assert_each_depth_has_its_own_noise(target, lambda: drafting(drafter), monkeypatch)
@@ -268,19 +207,6 @@ def test_trees_fill_the_nodes_there_are(tiny: Make, nodes: int) -> None:
     assert tree.tokens[1 : max(tree.depth) + 1] == logits.argmax(-1).tolist()[: max(tree.depth)], "the likeliest chain"
 
 
-def test_two_drafters_of_one_target_do_not_disturb_each_other(tiny: Make) -> None:
-    target, text = tiny(QWEN3).target, prompt_ids(20)
-    one, two = drafting(made(target, 0.2, seed=1)), drafting(made(target, 0.2, seed=2, skip="2-2"))
-    alone = [drafted_logits(drafter, text) for drafter in (one, two)]
-    plain = target.forward_tensors(torch.tensor(text), torch.arange(20), torch.ones(20, 20).tril_() > 0).logits
-    kept = prefilled(target, text)
-    for _ in range(2):
-        for drafter, wanted in zip((one, two), alone, strict=True):
-            assert torch.equal(predicted(drafter, Context(text, kept, 8, GREEDY)), wanted)
-    again = target.forward_tensors(torch.tensor(text), torch.arange(20), torch.ones(20, 20).tril_() > 0).logits
-    assert torch.equal(plain, again)
-
-
 @pytest.mark.slow
 def test_rejection_draws_from_what_the_rows_foresee_and_keeps_the_targets_distribution(tmp_path: Path) -> None:
     model = six_words(tmp_path, read)
@@ -300,8 +226,7 @@ def test_rejection_draws_from_what_the_rows_foresee_and_keeps_the_targets_distri
 # -- training is drafting ----------------------------------------------------------------------------------------------
 
 
-@each("full", [False, True])
-@pytest.mark.parametrize("name", DRAFTING_FAMILIES)
+@pytest.mark.parametrize(("name", "full"), covering(DRAFTING_FAMILIES, [False, True]))
 def test_rows_of_training_are_rows_of_drafting(tiny: Make, name: str, full: bool) -> None:
     """The decisive one: what a group computes in training is what a draft computes from a real cache."""
     target, text = (own(tiny(name)) if full else tiny(name).target), prompt_ids(24, seed=9)
@@ -329,26 +254,12 @@ def test_rows_of_training_are_rows_of_drafting_in_every_precision(tiny: Make, fo
         assert F.cosine_similarity(found, wanted, dim=-1).min() > 0.995
 
 
-@pytest.mark.parametrize("full", [False, True])
-def test_a_group_is_told_nothing_of_what_it_must_foresee(tiny: Make, full: bool) -> None:
-    drafter, text = made(own(tiny(QWEN3)), 0.1, full=full), torch.tensor(prompt_ids(30, seed=1))
-    anchors = torch.tensor([3, 10, 16, 22])
-    with torch.no_grad():
-        right = drafter._groups(text[None], anchors[None])[0]
-        for changed in (11, 12, 13, 14, 25):
-            other = text.clone()
-            other[changed] = (other[changed] + 1) % 300
-            found = drafter._groups(other[None], anchors[None])[0]
-            for group, anchor in enumerate(anchors.tolist()):
-                assert torch.equal(found[group], right[group]) == (anchor < changed), (changed, anchor)
-
-
 def test_labels_are_the_tokens_behind_each_row(tiny: Make) -> None:
     """The loss is that of the logits of drafting against the text as it goes on, and its hits are their ranks."""
     target, text = tiny(LLAMA).target, prompt_ids(14, seed=2)
     drafter = made(target, 0.05, depth=3)
     for distill in (False, True):
-        lesson = batch(target, [text], distill, start=5)
+        lesson = batch_of(target, [text], 5, distill, seed=0)
         anchors = drafter._anchors(lesson.loss_mask, torch.Generator().manual_seed(0))[0][0]
         found = drafter.loss(lesson)
         plain = stock_logits(tiny(LLAMA).stock, text).log_softmax(-1)
@@ -378,8 +289,9 @@ def test_about_15_percent_of_the_positions_are_anchors_of_each_text(tiny: Make) 
     assert anchors.tolist() != again.tolist()
 
 
-@each("full", [False, True])
-@pytest.mark.parametrize("name", ["mistral-one-key-head-window-tied-yarn", *DRAFTING_FAMILIES])
+@pytest.mark.parametrize(
+    ("name", "full"), covering(["mistral-one-key-head-window-tied-yarn", *DRAFTING_FAMILIES[::2]], [False, True])
+)
 def test_texts_side_by_side_are_read_as_they_are_alone(tiny: Make, name: str, full: bool) -> None:
     drafter = made(own(tiny(name)) if full else tiny(name).target, 0.1, full=full)
     texts = [prompt_ids(31, seed=1), prompt_ids(12, seed=2)]
@@ -393,9 +305,7 @@ def test_texts_side_by_side_are_read_as_they_are_alone(tiny: Make, name: str, fu
 
 
 @pytest.mark.parametrize(("distill", "layers"), [(True, None), (False, range(2))])
-def test_a_batch_is_read_once_and_no_further_than_it_must_be(
-    tiny: Make, tmp_path: Path, distill: bool, layers: range | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_batch_is_read_once_and_no_further_than_it_must_be(tiny, tmp_path, distill, layers, monkeypatch):
     """The training loop hands on the keys and values of its one read, and with text labels no layer too many is run."""
     target, texts = own(tiny(LLAMA)), [prompt_ids(31, seed=1), prompt_ids(12, seed=2)]
     drafter = made(target, 0.1, kept="0,1")
@@ -421,7 +331,7 @@ def test_a_batch_is_read_once_and_no_further_than_it_must_be(
 
 def test_a_batch_with_nothing_to_foresee_gives_every_weight_a_gradient_of_nothing(tiny: Make) -> None:
     drafter = made(tiny(LLAMA).target, 0.1)
-    lesson = batch(tiny(LLAMA).target, [[7, 8, 9]], start=3)
+    lesson = batch_of(tiny(LLAMA).target, [[7, 8, 9]], start=3)
     found = drafter.loss(lesson)
     found.loss.backward()
     assert found.loss.item() == 0
@@ -429,43 +339,9 @@ def test_a_batch_with_nothing_to_foresee_gives_every_weight_a_gradient_of_nothin
 
 
 @cache
-def _counting(model: Tiny, depth: int) -> training.Trainable:
-    """Trained on texts that count: the token behind t is t + 1, so what is foreseen tells for which place."""
-    drafter = made(model.target, depth=depth, rank=24)
-
-    def lesson(step: int) -> Batch:
-        starts = torch.randint(30, (1,), generator=torch.Generator().manual_seed(step)).tolist()
-        return batch(model.target, [counted(start, 40) for start in starts], seed=step)
-
-    with patch.object(training, "SHARE", 0.6):  # more anchors a text, fewer texts
-        return train(drafter, lesson, 120)
-
-
-def counted(start: int, count: int) -> list[int]:
-    return [10 + (start + place) % 30 for place in range(count)]
-
-
-@pytest.mark.slow
-def test_each_row_foresees_its_own_place_and_no_other(tiny: Make) -> None:
-    drafter = _counting(tiny(LLAMA), 3)
-    right, all_ = [0] * 5, 0
-    for start in range(30):
-        text = counted(start, 25)
-        for place, token in enumerate(drafted_logits(drafter, text).argmax(-1).tolist()):
-            for other in range(5):
-                right[other] += token == counted(start, 40)[len(text) + place + other - 2]
-            all_ += 1
-    assert right[2] >= 0.99 * all_, "the tokens behind the root, in their order"
-    assert max(right[:2] + right[3:]) <= 0.01 * all_
-    lesson = drafter.loss(batch(drafter.target, [counted(5, 40), counted(17, 40)], seed=999, start=4))
-    for one in lesson.depth_losses:
-        assert int(one.hits[0]) >= 0.9 * one.count > 5, "and the loss sees them at their places"
-
-
-@cache
 def _remembering(model: Tiny, prompt: tuple[int, ...], text: tuple[int, ...], depth: int) -> training.Trainable:
     drafter = made(model.target, depth=depth, rank=24)
-    read_once = batch(model.target, [[*prompt, *text]], start=len(prompt))
+    read_once = batch_of(model.target, [[*prompt, *text]], start=len(prompt))
 
     def lesson(step: int) -> Batch:
         return replace(read_once, distill=step % 2 == 0, generator=torch.Generator().manual_seed(step))
@@ -480,9 +356,8 @@ def remembering(model: Tiny, prompt: Sequence[int], text: Sequence[int], depth: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", cases([LLAMA, QWEN3, PHI3, *LATER], [LLAMA, QWEN3, PHI3]))
+@pytest.mark.parametrize("name", [LLAMA, QWEN3, PHI3, LATER[-1]])
 def test_a_small_text_that_was_learned_is_accepted_almost_whole(tiny: Make, name: str) -> None:
-    """And the text is the stock model's after training too, where most of every draft is kept."""
     model = tiny(name)
     prompt = prompt_ids(23, seed=23)
     text = stock_reply(model.stock, prompt, 40)
@@ -496,10 +371,7 @@ def test_a_small_text_that_was_learned_is_accepted_almost_whole(tiny: Make, name
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("which", cases(["all", "vko"], ["all"]))
-def test_gradients_through_packed_layers_are_those_through_dense_layers_of_the_same_numbers(
-    tiny: Make, which: str
-) -> None:
+def test_gradients_through_packed_layers_are_those_through_dense_layers_of_the_same_numbers(tiny: Make) -> None:
     packed, dense = packed_target(tiny(LLAMA).path, "int4"), own(tiny(LLAMA))
     ours = dict(packed.transformer.named_modules())
     with torch.no_grad():
@@ -509,8 +381,8 @@ def test_gradients_through_packed_layers_are_those_through_dense_layers_of_the_s
                 layer.weight.copy_(ours[name].weight)
 
     def gradients(target: Target) -> list[torch.Tensor]:
-        drafter = made(target, 0.05, adapters=which)
-        drafter.loss(batch(dense, [prompt_ids(40, seed=1)])).loss.backward()
+        drafter = made(target, 0.05, adapters="all")
+        drafter.loss(batch_of(dense, [prompt_ids(40, seed=1)])).loss.backward()
         assert all(one.dtype == torch.float32 for one in drafter.parameters())
         return [one.grad for one in drafter.parameters() if one.grad is not None]
 
@@ -518,24 +390,12 @@ def test_gradients_through_packed_layers_are_those_through_dense_layers_of_the_s
         assert (one - other).norm() < 1e-4 * one.norm()
 
 
-def test_only_what_is_the_drafters_own_is_trained(tiny: Make) -> None:
-    target = tiny(LLAMA).target
-    before = {name: one.clone() for name, one in target.transformer.named_parameters()}
-    drafter = train(made(target), lambda step: batch(target, [prompt_ids(40, seed=step)], seed=step), 3)
-    assert not drafter.changes_target
-    assert all(torch.equal(one, before[name]) for name, one in target.transformer.named_parameters())
-    assert not any(one.requires_grad for one in target.transformer.parameters())
-    assert all(one.grad is not None and one.grad.any() for one in drafter.parameters())
-
-
 # -- the full form -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", cases([LLAMA, PHI3, *LATER], [LLAMA, PHI3]))
-def test_the_full_form_changes_the_kept_layers_alone_and_is_lossless_against_its_own_target(
-    tiny: Make, name: str, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("name", [LLAMA, PHI3])
+def test_the_full_form_changes_the_kept_layers_alone_and_is_lossless_against_its_own_target(tiny, name, tmp_path):
     target, prompt = own(tiny(name)), prompt_ids(23, seed=23)
     before = {name: one.clone() for name, one in target.transformer.named_parameters()}
     drafter = made(target, depth=3, full=True)
@@ -543,15 +403,14 @@ def test_the_full_form_changes_the_kept_layers_alone_and_is_lossless_against_its
     assert drafting(drafter).nbytes == 4 * 48
     whole = [*prompt, *stock_reply(tiny(name).stock, prompt, 30)]
     losses: list[float] = []
-    train(drafter, lambda step: batch(target, [whole] * 2, seed=step % 4), 24, rate=2e-3, told=losses.append)
+    train(drafter, lambda step: batch_of(target, [whole] * 2, seed=step % 4), 24, rate=0.0667, heard=losses.append)
     assert sum(losses[-4:]) < 0.7 * sum(losses[:4])
     for part, one in target.transformer.named_parameters():
         inside = part.startswith(("layers.0.", "layers.2."))
         assert torch.equal(one, before[part]) != inside, part
     target.save(tmp_path / "target")
-    save_drafter(drafter, tmp_path / "drafter", {"target": {"name": "own", "revision": ""}})
     changed = read(tmp_path / "target")
-    loaded = load_drafter(read_drafter(tmp_path / "drafter"), changed.target)
+    loaded = saved(drafter, tmp_path / "drafter", changed.target)
     text = stock_reply(changed.stock, prompt, 25)
     assert reply(session_of(changed.target, loaded, Budget(6)), prompt, 25)[0] == text
     assert not any(one.requires_grad for one in changed.target.transformer.parameters())
@@ -564,17 +423,17 @@ def test_the_full_form_keeps_to_what_the_target_itself_says(tiny: Make, monkeypa
     found = []
     for weight in (0.0, 1.0):
         monkeypatch.setattr(training, "OWN", weight)
-        found.append(drafter.loss(batch(drafter.target, [text], seed=3, start=5)))
+        found.append(drafter.loss(batch_of(drafter.target, [text], seed=3, start=5)))
     wanted = F.cross_entropy(stock_logits(model.stock, text)[4:-1], torch.tensor(text[5:]))
     assert (found[1].loss - found[0].loss).item() == pytest.approx(wanted.item(), rel=1e-4)
     assert [one.count for one in found[0].depth_losses] == [one.count for one in found[1].depth_losses]
 
 
-@pytest.mark.parametrize("rows", [slice(0, 48), slice(48, 96), slice(96, 144)], ids=["queries", "keys", "values"])
+@each("rows", [slice(0, 48), slice(48, 96), slice(96, 144)])
 def test_gradients_of_the_full_form_reach_the_kept_layers_by_all_ways(tiny: Make, rows: slice) -> None:
     """Along its own direction a gradient is as steep as the loss: what the text's keys and values change is in it."""
     target = own(tiny(LLAMA))
-    drafter, lesson = made(target, depth=3, full=True), batch(target, [prompt_ids(40, seed=1)])
+    drafter, lesson = made(target, depth=3, full=True), batch_of(target, [prompt_ids(40, seed=1)], seed=0)
 
     def loss() -> torch.Tensor:
         lesson.generator.manual_seed(0)
@@ -594,7 +453,7 @@ def test_gradients_of_the_full_form_reach_the_kept_layers_by_all_ways(tiny: Make
 def test_the_full_form_needs_weights_that_can_be_trained(tiny: Make) -> None:
     drafter = made(own(tiny(LLAMA), dtype=torch.float16), full=True)  # it can draft
     with pytest.raises(UsageMistake, match="fp16"):
-        drafter.loss(batch(drafter.target, [prompt_ids(9)]))
+        drafter.loss(batch_of(drafter.target, [prompt_ids(9)]))
 
 
 # -- options, files, what is learned while drafting --------------------------------------------------------------------
@@ -619,51 +478,10 @@ def test_layers_are_named_or_lie_symmetrically(tiny: Make, options: dict[str, st
     assert tuple(drafter.adapters) == kept
 
 
-@each(
-    "options",
-    [
-        {"depth": 0},
-        {"rank": 0},
-        {"alpha": 0.0},
-        {"alpha": float("inf")},
-        {"adapters": "q"},
-        {"skip": "2"},
-        {"skip": "2-1"},
-        {"skip": "a-b"},
-        {"skip": "1-1-2"},
-        {"kept": "2,1"},
-        {"kept": "1,1"},
-        {"kept": "-1"},
-        {"kept": "1,x"},
-        {"kept": "0", "skip": "1-2"},
-        {"full": True, "adapters": "all"},
-        {"kept": "0,3"},
-        {"skip": "0-2"},
-        {"skip": "2-3"},
-        {"kept": "²"},
-        {"depth": "4"},
-        {"layers": 3},
-        {"rank": 4_000_000},
-        {"rank": 10**30},
-        {"depth": 10**18},
-        {"alpha": 10**400},
-        {"alpha": None},
-        {"kept": "9" * 5000},
-    ],
-)
-def test_options_that_mean_nothing_are_refused_in_one_sentence(tiny: Make, options: dict[str, object]) -> None:
-    with pytest.raises(UsageMistake) as refused:
-        make_drafter("s3d", tiny(LLAMA).target, options)
-    assert str(refused.value).count(". ") == 0
-    assert next(iter(options)) in str(refused.value)
-    assert len(str(refused.value)) < 200, "a number of a thousand digits is no sentence"
-
-
-@pytest.mark.parametrize("options", [{"adapters": "vko", "rank": 3, "depth": 2}, {"adapters": "none"}])
+@each("options", [{"adapters": "vko", "rank": 3, "depth": 2}, {"adapters": "none"}])
 def test_what_is_saved_drafts_the_same(tiny: Make, options: dict[str, object], tmp_path: Path) -> None:
     drafter, text = made(tiny(PHI3).target, 0.2, **options), prompt_ids(20)
-    save_drafter(drafter, tmp_path, {"target": {"name": "tiny", "revision": ""}})
-    loaded = load_drafter(read_drafter(tmp_path), tiny(PHI3).target)
+    loaded = saved(drafter, tmp_path, tiny(PHI3).target)
     assert isinstance(loaded, s3d.Drafter)
     assert torch.equal(drafted_logits(loaded, text), drafted_logits(drafter, text))
     assert loaded.nbytes == drafting(drafter).nbytes
@@ -713,18 +531,6 @@ def test_confidence_is_judged_by_what_the_target_said(tiny: Make) -> None:
     drafter.draft(context)
     drafter.observe(Step([7, 8], hidden_for(target, torch.zeros(2, 48))))
     assert len(judged) == 2
-
-
-@pytest.mark.slow
-def test_a_proposal_fits_the_model_it_was_made_for(tiny: Make) -> None:
-    target = tiny(LLAMA).target
-    options, sentence = training.Trainable.propose(target)
-    drafter = make_drafter("s3d", target, options)
-    assert isinstance(drafter, training.Trainable)
-    assert f"{len(drafter.kept)} of 3 layers" in sentence
-    assert wording("as_in_the_paper") in sentence
-    assert sentence.endswith(".")
-    assert 0 < drafter.beta <= 1
 
 
 @pytest.mark.slow
@@ -788,9 +594,7 @@ def test_a_proposal_and_its_outcome_go_by_what_decodes(tiny: Make, monkeypatch: 
 
 
 @pytest.mark.slow
-def test_where_nothing_should_pay_no_more_than_half_of_the_layers_is_proposed(
-    tiny: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_nothing_should_pay_no_more_than_half_of_the_layers_is_proposed(tiny, monkeypatch):
     """A draft by nearly all layers promises most where iterations are dear, and would never be worth its training."""
     target = tiny(LLAMA).target
     found = [KeptLayers((0, 2), (0.9,)), KeptLayers((2,), (0.3,))]

@@ -9,19 +9,25 @@ import pytest
 import torch
 import torch.nn.functional as F
 from distributions import assert_drawn_from
-from drafting import add_changes, after_training, drafting, hidden_for, session_of, torch_form
-from each import each
-from session_replies import reply
-from six_words import PROMPT, drawn, joint_chances, six_words
-from slow_cases import cases, covering
-from tiny_models import (
-    FAMILIES,
-    Tiny,
-    prompt_ids,
-    read,
-    stock_logits,
-    stock_reply,
+from drafting import (
+    add_changes,
+    after_training,
+    batch_of,
+    drafting,
+    hidden_for,
+    path_tokens,
+    perturbed,
+    saved,
+    session_of,
+    states,
+    torch_form,
+    train,
 )
+from each import each
+from session_replies import assert_plain, reply
+from six_words import PROMPT, drawn, joint_chances, six_words
+from slow_cases import covering
+from tiny_models import FAMILIES, Tiny, prompt_ids, read, stock_logits, stock_reply
 
 from localspec.decoding.budget import Budget
 from localspec.decoding.drafter import Context, Drafter, Step
@@ -30,16 +36,14 @@ from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Limits, Session
 from localspec.decoding.tree import DraftTree, grow_tree
 from localspec.drafters.autoregressive import Autoregressive
-from localspec.drafters.saved import load_drafter
 from localspec.drafters.semi import Drafter as Semi
 from localspec.drafters.semi import SemiOptions
-from localspec.errors import LocalspecError, UsageMistake
+from localspec.errors import LocalspecError
 from localspec.events import Text
-from localspec.models.drafter_cards import read_drafter
 from localspec.nn.logits import TorchLogits
 from localspec.nn.target import Target
 from localspec.training.drafters.semi import Trainable
-from localspec.training.trainable import Batch, make_drafter, save_drafter
+from localspec.training.trainable import Batch, make_drafter
 
 Make = Callable[[str], Tiny]
 
@@ -48,7 +52,7 @@ LLAMA, QWEN, PHI = (
     "qwen3-grouped-mixed-window-wide-heads",
     "phi3-grouped-window-partial-rotary",
 )
-OTHERS = [name for name in FAMILIES[1:] if name not in (QWEN, PHI)]
+GEMMA, GRANITE, GEMMA4 = FAMILIES[5], FAMILIES[7], FAMILIES[10]
 RECENT = ["transformer", "lstm", "none"]
 FORMS = [
     {"recent": "transformer"},
@@ -70,74 +74,7 @@ def semi(target: Target, seed: int = 0, **options: object) -> Trainable:
     return made
 
 
-def perturbed(drafter: Trainable, spread: float = 0.6) -> Trainable:
-    """With weights so large that it is sure of what it says, which is nonsense."""
-    with torch.no_grad():
-        for parameter in drafter.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(5)) * spread)
-    return drafter
-
-
-def states(target: Target, tokens: torch.Tensor) -> torch.Tensor:
-    """The target's own states of texts [texts, n]."""
-    n = tokens.shape[1]
-    with torch.no_grad():
-        causal = torch.ones(n, n, dtype=torch.bool).tril_()
-        hidden: torch.Tensor = torch_form(target).transformer(tokens, torch.arange(n), causal)
-    return hidden
-
-
-def batch_of(target: Target, texts: Sequence[Sequence[int]], prompt: int = 0, distill: bool = False) -> Batch:
-    """Texts of one length, what stands behind the first `prompt` tokens worth foreseeing."""
-    tokens = torch.tensor(texts)
-    counts = torch.ones_like(tokens, dtype=torch.bool)
-    counts[:, :prompt] = False
-    return Batch(tokens, counts, states(target, tokens), distill)
-
-
-def train(drafter: Trainable, batch: Batch, steps: int, rate: float = 0.01) -> Trainable:
-    optimizer = torch.optim.Adam(drafter.parameters(), lr=rate)
-    for step in range(steps):
-        for group in optimizer.param_groups:
-            group["lr"] = rate * min(1.0, 2 * (1 - step / steps))
-        optimizer.zero_grad()
-        drafter.loss(batch).loss.backward()
-        optimizer.step()
-    return drafter
-
-
-def accuracy(drafter: Trainable, batch: Batch) -> list[float]:
-    """Share of likeliest guesses that were right, by depth."""
-    with torch.no_grad():
-        return [float(seen.hits[0]) / seen.count for seen in drafter.loss(batch).depth_losses]
-
-
 # -- options -----------------------------------------------------------------------------------------------------------
-
-
-@each(
-    "options, named",
-    [
-        ({"recent": "gru"}, "'gru'"),
-        ({"depth": 0}, "depth = 0"),
-        ({"depth": 17}, "depth = 17"),
-        ({"layers": 3}, "layers = 3"),
-        ({"vocabulary": -2, "shared": False}, "vocabulary = -2"),
-        ({"vocabulary": 321, "shared": False}, "320 tokens"),
-        ({"share": 0.0}, r"share = 0\.0"),
-        ({"share": 1.5}, r"share = 1\.5"),
-        ({"joint": True, "rank": 0}, "rank = 0"),
-        ({"joint": True, "balance": 1.0}, r"balance = 1\.0"),
-        ({"balance": 0.5}, "without joint"),
-        ({"heads": 3}, "no option 'heads'"),
-        ({"depth": "4"}, "type int"),
-    ],
-)
-def test_options_that_mean_nothing_are_refused_with_the_value(
-    tiny: Make, options: dict[str, object], named: str
-) -> None:
-    with pytest.raises(UsageMistake, match=named):
-        make_drafter("semi", tiny(LLAMA).target, options)
 
 
 def test_the_papers_widths_and_those_in_proportion(tiny: Make) -> None:
@@ -222,14 +159,6 @@ def test_a_grown_tree_has_its_likeliest_chain_first_and_asks_no_deeper_than_it_m
     assert len(asked) == 2, "0.25 can push out neither 0.5 nor 0.4"
 
 
-def path_tokens(tree: DraftTree, node: int) -> tuple[int, ...]:
-    tokens: list[int] = []
-    while node:
-        tokens.append(tree.tokens[node])
-        node = tree.parents[node]
-    return tuple(tokens[::-1])
-
-
 def scored(drafter: Trainable, state: torch.Tensor, recent: Sequence[int]) -> torch.Tensor:
     """Logits [vocabulary] behind the recent tokens, root first, by the equations of the paper written out anew."""
     tensors, target = drafter.tensors(), drafter.target
@@ -284,14 +213,13 @@ def drafted(
 
 
 @pytest.mark.parametrize(
-    "sampling", [Sampling(), Sampling(0.9, seed=4), Sampling(0.9, top_k=6, seed=4)], ids=["greedy", "drawn", "top-k"]
+    ("form", "sampling"),
+    covering(FORMS, [Sampling(), Sampling(0.9, seed=4), Sampling(0.9, top_k=6, seed=4)], fast=2),
+    ids=str,
 )
-@pytest.mark.parametrize("form", cases(FORMS, [DEFAULT, FORMS[-1]]), ids=str)
-def test_every_node_is_what_the_equations_give_behind_its_path(
-    tiny: Make, form: dict[str, object], sampling: Sampling
-) -> None:
+def test_every_node_is_what_the_equations_give_behind_its_path(tiny, form, sampling):
     target = tiny(LLAMA).target
-    drafter = perturbed(semi(target, **form))
+    drafter = perturbed(semi(target, **form), 0.6)
     tree, state, position = drafted(drafter, target, 16, sampling)
     assert tree.size == 17
     assert max(tree.depth) >= 2
@@ -323,7 +251,7 @@ def test_without_a_state_or_nodes_there_is_the_root_alone(tiny: Make) -> None:
 
 def test_the_calibration_judges_what_hung_on_the_path_that_was_accepted(tiny: Make) -> None:
     target = tiny(LLAMA).target
-    weights = perturbed(semi(target))
+    weights = perturbed(semi(target), 0.5)
     drafter = drafting(weights, target)
     tree, state, _ = drafted(drafter, target, 12, Sampling())
     chain = list(path_tokens(tree, 2))  # accepted: the first chain to depth two
@@ -353,49 +281,11 @@ def test_the_calibration_judges_what_hung_on_the_path_that_was_accepted(tiny: Ma
 # -- learning ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("distill", [False, True])
-@pytest.mark.parametrize("recent", cases(RECENT, ["transformer"]))
-def test_a_guess_rests_on_its_state_and_the_recent_tokens_and_on_nothing_else(
-    tiny: Make, recent: str, distill: bool
-) -> None:
-    """The pair (i, j) alone, once for each j: what may change its loss, and what must not."""
-    target, i, n = tiny(LLAMA).target, 3, 12
-    drafter = perturbed(semi(target, recent=recent))
-    tokens, hidden = (
-        torch.tensor([prompt_ids(n, seed=1)]),
-        torch.randn(1, n, 48, generator=torch.Generator().manual_seed(2)),
-    )
-
-    def loss(j: int, tokens: torch.Tensor, hidden: torch.Tensor) -> float:
-        counts = torch.zeros(1, n, dtype=torch.bool)
-        counts[0, i + 1 : i + 2 + j] = True
-        with torch.no_grad():
-            seen = drafter.loss(Batch(tokens, counts, hidden, distill)).depth_losses[j - 1]
-        assert seen.count == 1
-        return float(seen.loss)
-
-    for j in range(1, 5):
-        before = loss(j, tokens, hidden)
-        read_tokens, read_states = set(), set()
-        for place in range(n):
-            changed = tokens.clone()
-            changed[0, place] = (changed[0, place] + 50) % 300
-            if loss(j, changed, hidden) != before:
-                read_tokens.add(place)
-            other = hidden.clone()
-            other[0, place] = -other[0, place]
-            if loss(j, tokens, other) != before:
-                read_states.add(place)
-        seen = {i + j} if recent == "none" else set(range(i + 1, i + j + 1))
-        assert read_tokens == (seen if distill else seen | {i + 1 + j}), "the text's label is itself a token"
-        assert read_states == ({i, i + j} if distill else {i})
-
-
-def test_the_loss_is_that_of_drafting_for_every_pair_that_a_reply_can_have(tiny: Make) -> None:
+@each("recent", RECENT)
+def test_the_loss_is_that_of_drafting_for_every_pair_that_a_reply_can_have(tiny: Make, recent: str) -> None:
     """Two texts, one shorter, one with two replies: against sums written out, with text and with soft labels."""
     target = tiny(LLAMA).target
-    drafter = perturbed(semi(target, depth=3))
+    drafter = perturbed(semi(target, depth=3, recent=recent), 0.6)
     tokens = torch.tensor([prompt_ids(10, seed=1), prompt_ids(10, seed=2)])
     counts = torch.zeros(2, 10, dtype=torch.bool)
     counts[0, 3:6] = counts[0, 7:10] = counts[1, 2:7] = True
@@ -430,74 +320,44 @@ def test_a_share_of_the_positions_and_a_batch_without_any(tiny: Make) -> None:
     assert [seen.count for seen in nothing.depth_losses] == [0] * 4
 
 
-SYMBOLS = 6
-
-
-def alternating(target: Target) -> Batch:
-    """All texts a b a b …. The state knows the last token, as that of a target that says this must, and nothing else."""
-    tokens = torch.tensor([(a, b) * 3 for a, b in product(range(SYMBOLS), repeat=2)])
-    hidden = F.pad(F.one_hot(tokens, SYMBOLS).float() * 3, (0, 48 - SYMBOLS))
-    return Batch(tokens, torch.ones_like(tokens, dtype=torch.bool), hidden, False)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("recent", RECENT)
-def test_what_needs_an_earlier_recent_token_is_foreseen_only_by_a_model_of_them(tiny: Make, recent: str) -> None:
-    """The method's point (figure 4): behind a | b a, the next b was said once among the recent tokens, and not last."""
-    batch = alternating(tiny(LLAMA).target)
-    right = accuracy(train(semi(tiny(LLAMA).target, recent=recent), batch, 200, rate=0.02), batch)
-    if recent == "none":
-        assert max(right[1], right[3]) < 0.5
-    else:
-        assert min(right) > 0.98
-
-
-@pytest.mark.slow
-def test_what_needs_the_last_token_is_foreseen_at_every_depth_by_each_of_them(tiny: Make) -> None:
-    """Every token is the one before it and one more, round a circle; the state knows nothing."""
-    target = tiny(LLAMA).target
-    tokens = (torch.arange(SYMBOLS)[:, None] + torch.arange(8)) % SYMBOLS
-    batch = Batch(tokens, torch.ones_like(tokens, dtype=torch.bool), torch.zeros(SYMBOLS, 8, 48), False)
-    for recent in RECENT:
-        drafter = train(semi(target, recent=recent), batch, 40, rate=0.03)
-        assert min(accuracy(drafter, batch)) > 0.98
-
-
 # -- losslessness ------------------------------------------------------------------------------------------------------
 
 
 def memorised(model: Tiny, prompt: list[int], text: list[int], steps: int) -> Trainable:
     """Trained on this one text of the target, so and so often."""
-    batch = batch_of(model.target, [[*prompt, *text]], prompt=len(prompt))
+    batch = batch_of(model.target, [[*prompt, *text]], start=len(prompt))
     drafter = train(semi(model.target), batch, steps, rate=0.02)
     return drafter.eval().requires_grad_(False)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("form", "name"), covering(FORMS, [QWEN, LLAMA, PHI, *OTHERS], fast=1), ids=str)
+@pytest.mark.parametrize(
+    ("form", "name"), covering(FORMS, [QWEN, *(name for name in FAMILIES if name != QWEN)], fast=1), ids=str
+)
 def test_untrained_it_changes_no_text_whatever_it_says(tiny: Make, name: str, form: dict[str, object]) -> None:
     model, prompt = tiny(name), prompt_ids(23, seed=23)
     text = stock_reply(model.stock, prompt, 40)
     assert len(text) == 40
-    for drafter in (semi(model.target, **form), perturbed(semi(model.target, **form))):
+    for drafter in (semi(model.target, **form), perturbed(semi(model.target, **form), 0.6)):
         assert reply(session_of(model.target, drafter, Budget(NODES)), prompt, 40)[0] == text
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "form"),
-    [*product([LLAMA, QWEN, PHI], FORMS[:2]), *covering(OTHERS, FORMS[:2]), *product([QWEN], FORMS[2:])],
+    [
+        *zip([LLAMA, GEMMA, QWEN, GRANITE, PHI, GEMMA4], [FORMS[0], FORMS[1]] * 3, strict=True),
+        *((QWEN, form) for form in FORMS[2:]),
+    ],
     ids=str,
 )
-def test_trained_on_a_text_it_foresees_nearly_all_of_it_and_the_text_is_the_stock_models(
-    tiny: Make, name: str, form: dict[str, object]
-) -> None:
+def test_trained_on_a_text_it_foresees_nearly_all_of_it_and_the_text_is_the_stock_models(tiny, name, form):
     model, prompt = tiny(name), prompt_ids(23, seed=23)
     text = stock_reply(model.stock, prompt, 40)
     knowing = semi(model.target, **form)
     if knowing.options.vocabulary:
         knowing.begin_training(torch.bincount(torch.tensor(text), minlength=320))
-    train(knowing, batch_of(model.target, [[*prompt, *text]], prompt=len(prompt)), 60, rate=0.02)
+    train(knowing, batch_of(model.target, [[*prompt, *text]], start=len(prompt)), 60, rate=0.02)
     for nodes in (1, 3, NODES):
         ids, statistics = reply(session_of(model.target, knowing, Budget(nodes)), prompt, 40)
         assert ids == text
@@ -513,7 +373,7 @@ def test_turns_an_abandoned_stream_and_a_rewind_leave_the_right_state(tiny: Make
     text = stock_reply(model.stock, prompt, 24)
     second = [*prompt, *text, *prompt_ids(9, seed=1)]
     follow = stock_reply(model.stock, second, 24)
-    batch = batch_of(model.target, [[*second, *follow]], prompt=15)
+    batch = batch_of(model.target, [[*second, *follow]], start=15)
     drafter = train(semi(model.target, recent=recent), batch, 80).requires_grad_(False)
     session = session_of(model.target, drafter, Budget(NODES))
     stream = session.generate(prompt, Sampling(), Limits(max_tokens=24))
@@ -561,26 +421,26 @@ def test_what_was_accepted_in_part_leaves_the_state_of_the_last_accepted_row(tin
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [LLAMA, PHI])
-@pytest.mark.parametrize("shape", [{"temperature": 1.0}, {"temperature": 0.8, "top_k": 20, "top_p": 0.9}], ids=str)
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [(LLAMA, {"temperature": 1.0}), (PHI, {"temperature": 0.8, "top_k": 20, "top_p": 0.9})],
+    ids=str,
+)
 def test_a_seed_gives_the_text_of_plain_decoding(tiny: Make, name: str, shape: dict[str, float]) -> None:
     model, prompt = tiny(name), prompt_ids(10, seed=4)
     for seed in (0, 2**63 + 5):
         sampling = Sampling(**shape, seed=seed)
         plain, _ = reply(session_of(model.target, Autoregressive(), Budget(0)), prompt, 24, sampling)
         knowing = memorised(model, prompt, plain, steps=40)
-        for drafter in (perturbed(semi(model.target)), knowing):
-            ids, statistics = reply(session_of(model.target, drafter, Budget(NODES)), prompt, 24, sampling)
-            assert ids == plain
-        if len(plain) == 24:  # else the reply ended by itself
-            assert statistics.acceptance_length > 2
+        for drafter in (perturbed(semi(model.target), 0.6), knowing):
+            session = session_of(model.target, drafter, Budget(NODES))
+            statistics = assert_plain(model.target, session, prompt, 24, sampling)
+        assert statistics.acceptance_length > 2 or len(plain) < 24  # which ended by itself
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("recent", cases(RECENT, ["lstm"]))
-def test_in_half_precision_it_drafts_and_learns_in_half_precision(tiny: Make, recent: str) -> None:
+def test_in_half_precision_it_drafts_and_learns_in_half_precision(tiny: Make) -> None:
     target = Target.load(tiny(LLAMA).path, dtype=torch.bfloat16)
-    drafter = semi(target, recent=recent)
+    drafter = semi(target, recent="lstm")
     drafter.loss(batch_of(target, [prompt_ids(12)], distill=True)).loss.backward()
     assert all(
         parameter.grad is not None and parameter.grad.dtype == torch.float32 for parameter in drafter.parameters()
@@ -596,7 +456,7 @@ REJECTION = {"temperature": 1.1, "rule": "rejection"}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", cases(FORMS, [DEFAULT]), ids=str)
+@pytest.mark.parametrize("form", [DEFAULT, FORMS[-1]], ids=str)
 def test_drawn_trees_have_one_shape_and_say_what_each_node_was_drawn_from(tiny: Make, form: dict[str, object]) -> None:
     target = tiny(LLAMA).target
     drafter = perturbed(semi(target, depth=3, **form), 0.15)
@@ -631,8 +491,8 @@ def test_the_rule_rejection_keeps_the_distribution_of_three_tokens(letters: Tiny
     """Branching three at the first depth, with equal children now and then; the drafter is wrong about most things."""
     sampling = Sampling(**REJECTION)
     session = session_of(letters.target, semi(letters.target, seed=1, **form), Budget(5))
-    found = drawn(session, PROMPT, sampling, 400)
-    assert found.accepted > 120
+    found = drawn(session, PROMPT, sampling, 250)
+    assert found.accepted > 75
     assert_drawn_from(joint_chances(letters.stock, PROMPT, sampling), found.counts)
 
 
@@ -648,7 +508,7 @@ def own(tiny: Make) -> Tiny:
 
 def test_joint_training_weighs_both_losses_and_teaches_the_target(own: Tiny) -> None:
     """Eq. 8 with λ = 0.25: 0.75 of the target's own loss on what it has become, 0.25 of the drafter's."""
-    batch = batch_of(own.target, [prompt_ids(16, seed=seed) for seed in range(4)], prompt=3)
+    batch = batch_of(own.target, [prompt_ids(16, seed=seed) for seed in range(4)], start=3)
     drafter = semi(own.target, joint=True, rank=4)
     assert drafter.adapters is not None
     with torch.no_grad():
@@ -686,7 +546,7 @@ def test_the_soft_label_of_a_target_that_learns_is_what_it_said_before(own: Tiny
 def test_a_target_that_learned_with_its_drafter_is_one_of_its_own_and_lossless(own: Tiny, tmp_path: Path) -> None:
     prompt = prompt_ids(15, seed=6)
     text = stock_reply(own.stock, prompt, 24)
-    batch = batch_of(own.target, [[*prompt, *text]], prompt=15)
+    batch = batch_of(own.target, [[*prompt, *text]], start=15)
     drafter = train(semi(own.target, joint=True, rank=4), batch, 60)
     original = own.target.head(batch.hidden[0]).argmax(-1).tolist()
     adapted = drafter.adapted_states(batch.tokens)[0]
@@ -706,11 +566,9 @@ def test_a_target_that_learned_with_its_drafter_is_one_of_its_own_and_lossless(o
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recent", ["transformer", "lstm"])
-def test_in_two_stages_the_target_learns_alone_and_then_the_drafter_from_what_it_became(own: Tiny, recent: str) -> None:
-    """λ = 0, then λ = 1 (§4.2, separate training)."""
-    batch = batch_of(own.target, [prompt_ids(16, seed=seed) for seed in range(4)], prompt=3, distill=True)
-    drafter = semi(own.target, first=0.5, rank=4, recent=recent)
+def test_in_two_stages_the_target_learns_alone_and_then_the_drafter_from_what_it_became(own, tmp_path):
+    batch = batch_of(own.target, [prompt_ids(16, seed=seed) for seed in range(4)], start=3, distill=True)
+    drafter = semi(own.target, first=0.5, rank=4, recent="lstm")
     assert drafter.adapters is not None and drafter.changes_target
     of_target = {name for name, _ in drafter.named_parameters() if name.startswith("adapters.")}
     with torch.no_grad():
@@ -738,39 +596,18 @@ def test_in_two_stages_the_target_learns_alone_and_then_the_drafter_from_what_it
     )
     assert drafter.loss(batch).loss.item() == pytest.approx(said.item(), rel=1e-4)
     assert learns(0.5) == learns(1.0) == {name for name, _ in drafter.named_parameters()} - of_target
-    later = semi(changed, recent=recent)
+    later = semi(changed, recent="lstm")
     later.load_tensors(drafter.tensors())
     same = Batch(batch.tokens, batch.loss_mask, states(changed, batch.tokens), True)
     assert drafter.loss(batch).loss.item() == pytest.approx(later.loss(same).loss.item(), rel=1e-4)
+    written, target = after_training(drafter, own.path, tmp_path / "learnt")
+    assert torch.allclose(states(target, batch.tokens), same.hidden, atol=1e-3)
+    assert written.adapters is None and not written.options.first
 
 
 @pytest.mark.slow
-def test_a_target_that_learned_first_is_one_of_its_own_and_lossless(own: Tiny, tmp_path: Path) -> None:
-    prompt = prompt_ids(15, seed=6)
-    text = prompt_ids(24, seed=7)
-    batch = batch_of(own.target, [[*prompt, *text]], prompt=15)
-    drafter = semi(own.target, first=0.5, rank=4)
-    optimizer = torch.optim.Adam(drafter.parameters(), lr=0.01)
-    for step in range(120):
-        drafter.train().progress = step / 120
-        optimizer.zero_grad()
-        drafter.loss(batch).loss.backward()
-        optimizer.step()
-    changed, _ = after_training(drafter, own.path, tmp_path / "learnt")
-    assert changed.adapters is None and not changed.options.first
-    learnt = read(tmp_path / "learnt")
-    wanted = stock_reply(learnt.stock, prompt, 24)
-    assert wanted[:20] == text[:20], "it knows its text"
-    ids, statistics = reply(session_of(learnt.target, copy_to(changed, learnt.target), Budget(NODES)), prompt, 24)
-    assert ids == wanted
-    assert statistics.acceptance_length > 2.5
-
-
-@pytest.mark.slow
-@each("form", [{}, {"recent": "lstm"}, {"shared": False, "layers": 1}, {"recent": "none", "vocabulary": 200}])
-def test_with_a_rank_of_its_own_the_drafter_learns_little_matrices_and_saves_whole_ones(
-    tiny: Make, form: dict[str, object]
-) -> None:
+@each("form", [{"recent": "lstm"}, {"shared": False, "layers": 1, "vocabulary": 200}])
+def test_with_a_rank_of_its_own_the_drafter_learns_little_matrices_and_saves_whole_ones(tiny, form):
     """r_q (§4.2): W + U D, of which W stays as it began."""
     target = tiny(LLAMA).target
     drafter, whole = semi(target, draft_rank=3, **form), semi(target, **form)
@@ -800,16 +637,9 @@ def copy_to(drafter: Trainable, target: Target) -> Trainable:
     return other
 
 
-def test_separate_training_leaves_the_target_alone(own: Tiny) -> None:
-    before = {name: tensor.clone() for name, tensor in own.target.transformer.state_dict().items()}
-    drafter = train(semi(own.target), batch_of(own.target, [prompt_ids(16)]), 3)
-    assert drafter.adapters is None
-    assert all(torch.equal(before[name], tensor) for name, tensor in own.target.transformer.state_dict().items())
-
-
 def test_the_draft_vocabulary_is_what_comes_most_often_and_nothing_else_is_drafted(tiny: Make) -> None:
     target = tiny(LLAMA).target
-    drafter = perturbed(semi(target, shared=False, vocabulary=5))
+    drafter = perturbed(semi(target, shared=False, vocabulary=5), 0.6)
     frequencies = torch.zeros(320, dtype=torch.long)
     frequencies[[300, 7, 41, 90, 8]] = torch.tensor([9, 8, 7, 6, 5])
     frequencies[[11, 12]] = 4
@@ -828,14 +658,13 @@ def test_the_draft_vocabulary_is_what_comes_most_often_and_nothing_else_is_draft
     assert int(seen.hits.sum()) == 2
 
 
-@pytest.mark.parametrize("form", cases(FORMS, [FORMS[-1]]), ids=str)
-def test_what_is_saved_drafts_as_before(tiny: Make, tmp_path: object, form: dict[str, object]) -> None:
+@each("form", FORMS)
+def test_what_is_saved_drafts_as_before(tiny: Make, tmp_path: Path, form: dict[str, object]) -> None:
     target = tiny(LLAMA).target
-    drafter = perturbed(semi(target, **form))
+    drafter = perturbed(semi(target, **form), 0.6)
     if drafter.options.vocabulary:
         drafter.begin_training(torch.arange(320))
-    save_drafter(drafter, tmp_path, {"target": {"revision": "r", "name": "tiny"}})
-    loaded = load_drafter(read_drafter(tmp_path), target)
+    loaded = saved(drafter, tmp_path, target)
     assert loaded.options == drafter.options
     for sampling in (Sampling(), Sampling(0.9, seed=2)):
         assert drafted(loaded, target, 12, sampling)[0].tokens == drafted(drafter, target, 12, sampling)[0].tokens
@@ -844,7 +673,7 @@ def test_what_is_saved_drafts_as_before(tiny: Make, tmp_path: object, form: dict
 @each("sampling", [Sampling(), Sampling(1.0, seed=1), Sampling(**REJECTION)])
 @each("sound", [0, 1, 2])
 def test_nothing_is_drafted_behind_the_depth_where_numbers_end(tiny: Make, sampling: Sampling, sound: int) -> None:
-    drafter, depths = drafting(perturbed(semi(tiny(LLAMA).target))), []
+    drafter, depths = drafting(perturbed(semi(tiny(LLAMA).target), 0.6)), []
     head = drafter._head
 
     def ending(x: torch.Tensor) -> torch.Tensor:
@@ -855,9 +684,7 @@ def test_nothing_is_drafted_behind_the_depth_where_numbers_end(tiny: Make, sampl
     assert max(drafted(drafter, drafter.target, 12, sampling)[0].depth) == sound
 
 
-def test_of_a_large_vocabulary_the_frequent_tokens_are_drafted_unless_all_are_asked_for(
-    tiny: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_a_large_vocabulary_the_frequent_tokens_are_drafted_unless_all_are_asked_for(tiny, monkeypatch):
     target = tiny(LLAMA).target  # of 320 tokens
     assert SemiOptions().settled(65_536).vocabulary == 0
     assert SemiOptions().settled(65_537).vocabulary == 32_768

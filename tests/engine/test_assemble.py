@@ -15,6 +15,7 @@ from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.draft_model import DraftModel
 from localspec.drafters.ingredients import Hyperparameters
 from localspec.drafters.lookahead import Lookahead
+from localspec.drafters.ouroboros_tuning import Replay
 from localspec.drafters.phrases import WithPhrases
 from localspec.drafters.pool import PhrasePool
 from localspec.engine import assemble, recalled_measurements
@@ -38,12 +39,6 @@ from localspec.store.store import Store
 LLAMA = "llama-grouped-dynamic"
 COSTS = ForwardCosts((1, 64), (256,), ((1.0, 1.5),))
 CHOSEN = Hyperparameters(3, 2, 4, 2)
-
-
-@pytest.fixture
-def store(tmp_path: Path):
-    with Store.open(tmp_path / "localspec.db", pytest.fail) as store:
-        yield store
 
 
 def asked(drafter: str, **settings: object) -> Choice:
@@ -102,6 +97,7 @@ def test_each_part_of_ouroboros_can_be_left_out(tiny, left_out: str) -> None:
 def test_what_is_found_belongs_to_the_pair_and_to_what_is_searched(tiny, store: Store, monkeypatch) -> None:
     model, found = tiny(LLAMA), iter([replace(CHOSEN, draft=number) for number in range(1, 9)])
     monkeypatch.setattr(assemble, "search", lambda *_: next(found))
+    monkeypatch.setattr(assemble, "replayed", lambda *_: Replay(184, 60, 120, 2.4, 66.0))
     own = profile(store, "target")
     choice, one, other = asked("ouroboros"), small(model, store), small(model, store, "another small one")
     for kept in (own, one.profile, other.profile):

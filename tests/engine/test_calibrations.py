@@ -1,8 +1,5 @@
 """What drafters' confidence was worth outlives the session: phrases', a draft model's."""
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from localspec.config import load
@@ -18,12 +15,6 @@ from localspec.models.registry import resolve
 from localspec.store.store import Store
 
 QUESTION = "Tell me a long story about a dog and a cat."
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.open(tmp_path / "localspec.db", pytest.fail) as opened:
-        yield opened
 
 
 def loaded(store: Store, drafter: str) -> Engine:

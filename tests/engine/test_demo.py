@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from each import each
 from machines import cpu, machine
 from safetensors.torch import load_file
 from scripted_drafters import OffChain, RandomBranches
@@ -36,7 +37,7 @@ from localspec.training.target import load_target as to_train_on
 from localspec.training.trainable import make_drafter
 
 PROMPTS = ["Who are you?", "Tell me a short story about a fox.", "What is 2 + 3?"]
-COUNT = 48
+COUNT = 32
 SHIPPED = sorted(path.name for path in (Path(localspec.__file__).parent / "demo" / "drafters").iterdir())
 
 StockAnswer = Callable[[str], tuple[list[int], int]]
@@ -128,7 +129,7 @@ def test_greedy_ids_are_those_of_a_plain_loop_over_the_stock_model(
 def test_a_seed_gives_the_same_ids_with_and_without_phrases(demo: Tiny) -> None:
     prompt = demo.target.encode([{"role": "user", "content": PROMPTS[1]}])
     pool = PhrasePool(demo.target.special_tokens)
-    for seed in range(3):
+    for seed in range(2):
         replies = []
         for drafter in (Autoregressive(), WithPhrases(Autoregressive(), pool)):
             session = Session(demo.target, drafter, Budget(8))
@@ -154,7 +155,7 @@ def answer(target: Target, drafter: object, question: str, sampling: Sampling) -
     return [token for event in events if isinstance(event, Text) for token in event.tokens], done.statistics
 
 
-@pytest.mark.parametrize("kind", SHIPPED)
+@each("kind", SHIPPED)
 def test_its_drafters_are_saved_under_the_names_they_were_read_by(demo: Tiny, demo_path: Path, kind: str) -> None:
     card = read_drafter(demo_path / "drafters" / kind)
     options = {**drafter_class(kind).BEFORE, **card.options}
@@ -175,13 +176,12 @@ def test_its_trained_drafters_help_and_change_nothing(
     pool = PhrasePool(demo.target.special_tokens)
     tokens = steps = 0
     for question in PROMPTS:
-        text, _ = stock(question)
-        for one in (drafter, WithPhrases(drafter, pool, anywhere=True)):
-            ids, statistics = answer(demo.target, one, question, Sampling())
-            assert ids == text
-            if one is drafter:
-                tokens, steps = tokens + len(ids), steps + statistics.steps
-    for one in (drafter, WithPhrases(drafter, pool, anywhere=True)):
+        ids, statistics = answer(demo.target, drafter, question, Sampling())
+        assert ids == stock(question)[0]
+        tokens, steps = tokens + len(ids), steps + statistics.steps
+    with_phrases = WithPhrases(drafter, pool, anywhere=True)
+    assert answer(demo.target, with_phrases, PROMPTS[1], Sampling())[0] == stock(PROMPTS[1])[0]
+    for one in (drafter, with_phrases):
         assert answer(demo.target, one, *WARM)[0] == warm_text
     assert tokens / steps > 1.5
 
@@ -193,7 +193,6 @@ def bitwise(request: pytest.FixtureRequest, demo_path: Path) -> Callable[[str], 
 
 
 @pytest.mark.slow
-@pytest.mark.long
 def test_its_trained_drafters_change_no_bit(demo_path: Path, bitwise: Callable[..., Any]) -> None:
     target = bitwise()
     sampling = Sampling(0.8, top_p=0.95, seed=3)
@@ -218,13 +217,12 @@ def paired(target: Any, small: Any) -> dict[str, Drafter]:
 
 
 @pytest.mark.slow
-@pytest.mark.long
 def test_its_draft_model_helps_and_changes_nothing(
     demo: Tiny, demo_path: Path, stock: StockAnswer, warm_text: list[int]
 ) -> None:
     """It says what the demo says more often than not; one that was not trained towards it would do so hardly ever."""
     small, counts = Target.load(demo_path / "draft"), {name: [0, 0] for name in paired(demo.target, demo.target)}
-    for question in PROMPTS:
+    for question in PROMPTS[:2]:
         text, _ = stock(question)
         for name in counts:
             drafter = paired(demo.target, small)[name]
@@ -240,7 +238,6 @@ def test_its_draft_model_helps_and_changes_nothing(
 
 
 @pytest.mark.slow
-@pytest.mark.long
 def test_its_draft_model_changes_no_bit(bitwise: Callable[..., Any]) -> None:
     target, small = bitwise(), bitwise("draft")
     sampling = Sampling(0.8, seed=3)

@@ -32,7 +32,6 @@ from localspec.policy.prediction import Estimate
 from localspec.policy.ranking import AUTO_NODES
 from localspec.policy.selection import choose
 from localspec.store.database import StoreTrouble
-from localspec.store.store import Store
 
 CARD = TargetCard("demo", Path(localspec.__file__).parent / "demo", None, "")
 COSTS = ForwardCosts((1, 2, 64), (256,), ((1.0, 1.1, 5.0),))
@@ -62,12 +61,6 @@ def measured(monkeypatch) -> list[str]:
     like = {"bandwidth": 15e9, "cores": 2, "capability": "avx2"}
     monkeypatch.setattr(machine, "_device", lambda *found: replace(device(*found), **like))
     return done
-
-
-@pytest.fixture
-def store(tmp_path):
-    with Store.open(tmp_path / "localspec.db", pytest.fail) as store:
-        yield store
 
 
 def measured_engine(choice: Choice, **more: Any) -> Engine:
@@ -147,20 +140,20 @@ def test_what_cannot_be_measured_costs_a_sentence(measured, store, monkeypatch):
 
 
 @pytest.mark.slow
-def test_exact_checks_first(measured, store):
-    engine = Engine(choice(exact=True), store=store)
+def test_exact_checks_first_and_fills_rows_up_to_what_was_found(measured, store):
+    for _ in range(2):
+        engine = Engine(choice(exact=True), store=store)
+        assert engine.exactness.word("exact") == "bitwise" and engine.target.row_multiple == 4
     assert measured == [f"exactness {AUTO_NODES + 1}"]
-    assert engine.exactness.word("exact") == "bitwise"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("other", [{"dtype": "bf16"}, {"quantize": "int4"}, {"exact": True}, {"context": 512}])
-def test_another_precision_form_or_context_is_measured_by_itself(measured, store, other):
-    measured_engine(choice(), store=store)
-    measured.clear()
-    engine = measured_engine(choice(**other), store=store)
-    assert measured == [f"exactness {AUTO_NODES + 1}", "costs"]
-    assert engine.target.row_multiple == (4 if "exact" in other else 1)
+def test_another_precision_form_or_context_is_measured_by_itself(measured, store):
+    for other in ({}, {"dtype": "bf16"}, {"quantize": "int4"}, {"exact": True}, {"context": 512}):
+        measured.clear()
+        engine = measured_engine(choice(**other), store=store)
+        assert measured == [f"exactness {AUTO_NODES + 1}", "costs"], other
+        assert engine.target.row_multiple == (4 if "exact" in other else 1)
 
 
 @pytest.mark.slow
@@ -169,12 +162,6 @@ def test_another_torch_or_processor_is_measured_by_itself(measured, store, monke
     monkeypatch.setattr(recalled_measurements, "versions", lambda device: "another")
     measured_engine(choice(), store=store)
     assert len(measured) == 4
-
-
-@pytest.mark.slow
-def test_what_was_kept_is_what_the_target_fills_its_rows_up_to(measured, store):
-    for _ in range(2):
-        assert Engine(choice(exact=True), store=store).target.row_multiple == 4
 
 
 @pytest.mark.slow
@@ -189,23 +176,6 @@ def test_a_number_of_nodes_needs_no_costs_and_plain_decoding_neither(measured):
     for settings in ({"draft_max": 8}, {"drafter": "none"}):
         assert measured_engine(choice(**settings)).costs is None
     assert "costs" not in measured
-
-
-@pytest.mark.slow
-def test_costs_of_a_busy_moment_serve_until_there_is_a_quiet_one(measured, store, monkeypatch):
-    cores = hardware.physical_cores()
-    monkeypatch.setattr(hardware.IdleCores, "__call__", lambda self: cores - 1 or 2)
-    for _ in range(2):
-        assert measured_engine(choice(), store=store).costs == COSTS
-    assert measured.count("costs") == 1
-    monkeypatch.setattr(hardware.IdleCores, "__call__", lambda self: cores)
-    for _ in range(2):
-        assert measured_engine(choice(), store=store).costs == COSTS
-    assert measured.count("costs") == 2
-    monkeypatch.setattr(hardware.IdleCores, "__call__", lambda self: cores - 1 or 2)
-    assert measured_engine(choice(), store=store).costs == COSTS and measured.count("costs") == 2, (
-        "what a quiet one gave stays"
-    )
 
 
 @pytest.mark.slow
@@ -297,10 +267,8 @@ def test_a_search_begins_with_the_phrases_of_earlier_sessions(measured, store, t
     assert readers and not any(readers)
 
 
-@pytest.mark.parametrize(
-    "kept", [None, 7, {}, {"bitwise": True}, {"bitwise": 1, "widest": 99, "multiple": 1, "largest": 0}]
-)
-def test_nonsense_in_the_store_is_measured_anew(measured, store, monkeypatch, kept):
+def test_nonsense_in_the_store_is_measured_anew(measured, store, monkeypatch):
+    kept = {"bitwise": 1, "widest": 99, "multiple": 1, "largest": 0}
     monkeypatch.setattr(store.measurements, "recall", lambda name, subject: kept)
     assert measured_engine(choice(), store=store).costs == COSTS
     assert len(measured) == 2

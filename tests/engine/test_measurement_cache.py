@@ -1,6 +1,5 @@
 """The one rule of measuring: recalled, else what a busy moment gave while it is still busy, else measured and kept."""
 
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -36,12 +35,6 @@ class Machine:
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     return Machine(monkeypatch)
-
-
-@pytest.fixture
-def store(tmp_path: Path):
-    with Store.open(tmp_path / "localspec.db", pytest.fail) as store:
-        yield store
 
 
 def ask(store: Store | None, value: int = 5) -> tuple[int, list[str]]:

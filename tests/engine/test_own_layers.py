@@ -1,7 +1,6 @@
 """Which layers draft is found once for a model, kept, and chosen by what forwards cost."""
 
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,12 +29,6 @@ from localspec.store.store import Store
 
 LLAMA = "llama-grouped-dynamic"
 COSTS = ForwardCosts((1, 64), (256,), ((1.0, 1.5),))
-
-
-@pytest.fixture
-def store(tmp_path: Path):
-    with Store.open(tmp_path / "localspec.db", pytest.fail) as store:
-        yield store
 
 
 def choice(drafter: str = "layers", **settings: object) -> Choice:

@@ -32,12 +32,6 @@ SUMS = [200.0, 100.0, 400.0, 2.0, 10.0, 1.0]  # tokens, steps, nodes, seconds of
 
 
 @pytest.fixture
-def store(tmp_path: Path):
-    with Store.open(tmp_path / "localspec.db", pytest.fail) as store:
-        yield store
-
-
-@pytest.fixture
 def card(tmp_path: Path) -> TargetCard:
     return TargetCard("mine", write_checkpoint(tmp_path / "model"), None, "")
 
@@ -134,7 +128,7 @@ def test_of_a_model_that_is_not_here_or_damaged_nothing_is_known(store: Store, c
     assert known(store).of(card, "cpu", "bf16", "none") == ModelMeasurements()
 
 
-@pytest.mark.parametrize("kept", [None, 7, "x", [], [1, 2], {"phrases": None}, {"phrases": {}}])
+@each("kept", [None, 7, "x", [], [1, 2], {"phrases": None}, {"phrases": {}}])
 def test_nonsense_in_the_store_is_nothing(store: Store, card: TargetCard, kept: object) -> None:
     store.measurements.remember(REPLY_SUMS.name, about(card), kept)
     store.measurements.remember("costs", about(card), kept)

@@ -46,7 +46,7 @@ def their_ids(file: Path, texts: list[str]) -> list[list[int]]:
 @pytest.mark.parametrize(
     ("name", "pre"), [(LLAMA3, "llama-bpe"), (CHATML, "qwen2"), ("demo", "smollm"), (PHI3, ""), (METASPACE, "")]
 )
-def test_texts_have_the_ids_that_llama_cpp_gives_them(tmp_path: Path, name: str, pre: str) -> None:
+def test_texts_have_the_ids_that_llama_cpp_gives_them(tmp_path, name, pre):
     path = DEMO if name == "demo" else write_tokenizer(tmp_path, name)
     said = tokenizer_of(path, pre) if pre else pieces(path)
     ours = converted(
@@ -66,7 +66,7 @@ def test_texts_have_the_ids_that_llama_cpp_gives_them(tmp_path: Path, name: str,
 @pytest.mark.parametrize(
     ("name", "pre"), [(LLAMA3, "llama-bpe"), (CHATML, "qwen2"), (QWEN3, "qwen2"), ("demo", "smollm"), (PHI3, ""), (METASPACE, "")]
 )  # fmt: skip
-def test_replies_end_where_llama_cpp_ends_them(tmp_path: Path, name: str, pre: str) -> None:
+def test_replies_end_where_llama_cpp_ends_them(tmp_path, name, pre):
     from llama_cpp_model import library
 
     path = DEMO if name == "demo" else write_tokenizer(tmp_path, name)
@@ -93,7 +93,7 @@ CONFIGS: dict[str, Any] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CONFIGS)
-def test_logits_are_those_of_llama_cpp(tmp_path: Path, name: str) -> None:
+def test_logits_are_those_of_llama_cpp(tmp_path, name):
     """Random models feel every rounded bit: a fifth of the largest logit is far below what an exchanged weight costs."""
     from llama_cpp_model import Gguf
 
@@ -125,7 +125,7 @@ SCALED: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", SCALED)
-def test_positions_are_scaled_as_by_llama_cpp(tmp_path: Path, name: str) -> None:
+def test_positions_are_scaled_as_by_llama_cpp(tmp_path, name):
     """In fp32, where another rotation is far larger than rounding."""
     from llama_cpp_model import Gguf
 
@@ -143,7 +143,7 @@ def test_positions_are_scaled_as_by_llama_cpp(tmp_path: Path, name: str) -> None
     assert abs(engine.forward(tokens, None, engine.cache(128))[0].numpy() - theirs).max() < 0.02 * abs(theirs).max()
 
 
-def test_metadata_that_the_tests_write_is_what_llama_cpp_reads(tmp_path: Path) -> None:
+def test_metadata_that_the_tests_write_is_what_llama_cpp_reads(tmp_path):
     """Else the tests would prove that we read what we write."""
     path = tmp_path / "model"
     tiny_models.write(path, LlamaConfig(**SHAPE), tiny_models.byte_tokenizer(), 0)

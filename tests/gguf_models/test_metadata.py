@@ -39,7 +39,7 @@ def metadata(named: str, changes: dict[str, Any]) -> Metadata:
     return Metadata({"general.architecture": named, **{f"{named}.{key}": one for key, one in said.items()}}, "a.gguf")
 
 
-def test_every_key_of_the_converters_is_in_the_table() -> None:
+def test_every_key_of_the_converters_is_in_the_table():
     tables: list[Any] = [table.USED, table.NEUTRAL, table.OFF, table.SAME]
     of_architectures = {key.removeprefix("{arch}.") for key in keys() if key.startswith("{arch}.")}
     of_architectures -= {"{dense}_feat_in", "{dense}_feat_out"}  # dense_2 and dense_3
@@ -54,7 +54,7 @@ def test_every_key_of_the_converters_is_in_the_table() -> None:
         assert sum(found) == 1, key
 
 
-def test_no_key_is_in_two_tables() -> None:
+def test_no_key_is_in_two_tables():
     names = [*table.USED, *table.NEUTRAL, *table.OFF, *table.SAME]
     assert len(names) == len({*names})
     names = [*table.USED_ELSEWHERE, *table.TASTE, *table.NEUTRAL_ELSEWHERE]
@@ -62,7 +62,7 @@ def test_no_key_is_in_two_tables() -> None:
 
 
 @each("named", FAMILIES)
-def test_a_usual_file_passes(named: str) -> None:
+def test_a_usual_file_passes(named):
     check(metadata(named, {}), named)
     check(metadata(named, {name: off[0] for name, off in table.OFF.items() if off}), named)
     check(metadata(named, dict.fromkeys(table.NEUTRAL, "anything")), named)
@@ -71,7 +71,7 @@ def test_a_usual_file_passes(named: str) -> None:
 
 
 @each("name", [*table.USED, *table.OFF, *table.SAME, "unheard.of"])
-def test_other_values_are_refused_by_the_name_of_the_key(name: str) -> None:
+def test_other_values_are_refused_by_the_name_of_the_key(name):
     refused = 0
     for value in ODD:
         several = value.tolist() if isinstance(value, np.ndarray) else [value]
@@ -90,7 +90,7 @@ def test_other_values_are_refused_by_the_name_of_the_key(name: str) -> None:
         check(metadata("llama", {name: float("nan")}), "llama")
 
 
-def test_a_key_of_several_lines_is_one_line_in_a_sentence() -> None:
+def test_a_key_of_several_lines_is_one_line_in_a_sentence():
     with pytest.raises(LocalspecError, match=r"^[^\n]*$") as error:
         check(metadata("llama", {"a\nb\udcff": 1}), "llama")
     assert str(error.value).isprintable()
@@ -112,7 +112,7 @@ WITH_YARN = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}
 
 @each("named", FAMILIES)
 @each("name", table.USED)
-def test_what_is_used_changes_the_model_or_is_refused(named: str, name: str) -> None:
+def test_what_is_used_changes_the_model_or_is_refused(named, name):
     base = WITH_YARN if "yarn" in name or "original" in name else {"rope.scaling.factor": 4.0} if "type" in name else {}
     usual = config(metadata(named, base), SHAPES, lambda _: [])
     try:
@@ -133,12 +133,12 @@ def test_what_is_used_changes_the_model_or_is_refused(named: str, name: str) -> 
         "attention.layer_norm_rms_epsilon",
     ],
 )
-def test_what_is_needed_and_missing_is_named(name: str) -> None:
+def test_what_is_needed_and_missing_is_named(name):
     with pytest.raises(ValueError, match="it does not say its"):
         config(metadata("qwen3", {name: None}), SHAPES, lambda _: [])
 
 
-def test_factors_of_channels_are_multiplied_by_those_of_positions() -> None:
+def test_factors_of_channels_are_multiplied_by_those_of_positions():
     shapes = {**SHAPES, "rope_freqs.weight": (32,)}
     said = metadata("llama", {"rope.scaling.factor": 4.0, "rope.scaling.attn_factor": 1.25})
     rope = config(said, shapes, lambda _: [1.0, 2.0] * 16)["rope_parameters"]
@@ -159,7 +159,7 @@ OURS = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min
 
 
 @each("name", SAMPLING)
-def test_a_sampling_that_cannot_be_is_left_out_with_a_notice(name: str) -> None:
+def test_a_sampling_that_cannot_be_is_left_out_with_a_notice(name):
     said: dict[str, Any] = {f"general.sampling.{one}": value for one, value in SAMPLING.items()}
     said["tokenizer.ggml.eos_token_id"] = 2
     assert ignored_sampling(Metadata(said)) == []
@@ -171,7 +171,7 @@ def test_a_sampling_that_cannot_be_is_left_out_with_a_notice(name: str) -> None:
         assert found == {"eos_token_id": [2], **{OURS[one]: SAMPLING[one] for one in SAMPLING if one != name}}
 
 
-def test_a_negative_top_k_is_off_and_a_sampler_that_is_missing_here_is_named() -> None:
+def test_a_negative_top_k_is_off_and_a_sampler_that_is_missing_here_is_named():
     said: dict[str, Any] = {"general.sampling.top_k": -1, "general.sampling.penalty_repeat": 1.0,
                             "general.sampling.mirostat": 0, "general.sampling.xtc_probability": 0.0}  # fmt: skip
     assert generation_config(Metadata(said))["top_k"] == 0 and ignored_sampling(Metadata(said)) == []
@@ -180,7 +180,7 @@ def test_a_negative_top_k_is_off_and_a_sampler_that_is_missing_here_is_named() -
         assert f"general.sampling.{key} = {value}" in sentence
 
 
-def test_arrays_are_compared_with_single_values() -> None:
+def test_arrays_are_compared_with_single_values():
     many, swa = "attention.key_length", "attention.key_length_swa"
     for lengths, other in (([64, 64, 64], 32), ([64, 32, 64], 32), ([64, 32, 64], [64, 64, 32])):
         with pytest.raises(LocalspecError, match=swa):

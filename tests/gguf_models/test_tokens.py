@@ -40,7 +40,7 @@ def converted(said: dict[str, Any], path: Path) -> Tokenizer:
     [(LLAMA3, "llama-bpe"), (LLAMA3_BOS, "llama-bpe"), (CHATML, "qwen2"), (QWEN3, "qwen2"), ("demo", "smollm")],
 )
 @each("marks", [False, True])
-def test_byte_level_tokens_are_those_of_the_original(tmp_path: Path, name: str, pre: str, marks: bool) -> None:
+def test_byte_level_tokens_are_those_of_the_original(tmp_path, name, pre, marks):
     path = DEMO if name == "demo" else write_tokenizer(tmp_path, name)
     original = Tokenizer.open(path)
     said = tokenizer_of(path, pre)
@@ -101,7 +101,7 @@ def merged(text: str, said: dict[str, Any]) -> list[int]:
     return ids
 
 
-def test_pieces_are_merged_as_by_sentencepiece(tmp_path: Path) -> None:
+def test_pieces_are_merged_as_by_sentencepiece(tmp_path):
     said = pieces(write_tokenizer(tmp_path, PHI3))
     ours = converted(said, tmp_path)
     for text in (text for text in TEXTS if "<" not in text):
@@ -110,7 +110,7 @@ def test_pieces_are_merged_as_by_sentencepiece(tmp_path: Path) -> None:
         assert ours.decode(ours.encode(text, True), True) == text
 
 
-def test_what_follows_a_role_of_phi_3_is_swallowed_as_in_its_own_files(tmp_path: Path) -> None:
+def test_what_follows_a_role_of_phi_3_is_swallowed_as_in_its_own_files(tmp_path):
     said = pieces(write_tokenizer(tmp_path, PHI3))
     user = said["tokenizer.ggml.tokens"].index("<|user|>")
     for name in ("Phi-3 Mini", "Phi 3.5 Mini Instruct", "anything"):
@@ -122,7 +122,7 @@ def test_what_follows_a_role_of_phi_3_is_swallowed_as_in_its_own_files(tmp_path:
     assert other.encode("<|im_start|> a", False) != other.encode("<|im_start|>a", False)
 
 
-def test_expressions_are_those_that_transformers_has() -> None:
+def test_expressions_are_those_that_transformers_has():
     theirs = pytest.importorskip("transformers.integrations.gguf.gguf_tokenizer_mapping").GGUF_PRE_TOKENIZER_SPLITS
     both = [name for name in _SPLITS if name in theirs]
     assert len(both) > 8
@@ -154,14 +154,14 @@ WRONG = {
 
 
 @each("name", WRONG)
-def test_what_makes_no_tokenizer_is_refused(name: str) -> None:
+def test_what_makes_no_tokenizer_is_refused(name):
     said = {key: one for key, one in {**SOUND, **WRONG[name]}.items() if one is not None}
     with pytest.raises((ValueError, LocalspecError)):
         tokenizer_files(Metadata(said), 3)
     assert tokenizer_files(Metadata(SOUND), 3)
 
 
-def test_a_merged_token_of_the_type_unused_is_made_as_in_llama_cpp(tmp_path: Path) -> None:
+def test_a_merged_token_of_the_type_unused_is_made_as_in_llama_cpp(tmp_path):
     original, said = Tokenizer.open(DEMO), tokenizer_of(DEMO, "smollm")
     text = "the quick brown fox"
     ids = original.encode(text, False)
@@ -171,7 +171,7 @@ def test_a_merged_token_of_the_type_unused_is_made_as_in_llama_cpp(tmp_path: Pat
     assert converted(said, DEMO).encode(text, False) == ids
 
 
-def test_a_byte_level_tokenizer_whose_merges_are_missing_is_refused_unless_its_words_are_bytes() -> None:
+def test_a_byte_level_tokenizer_whose_merges_are_missing_is_refused_unless_its_words_are_bytes():
     without = {key: one for key, one in SOUND.items() if key != "tokenizer.ggml.merges"}
     for said in (without, {**SOUND, "tokenizer.ggml.merges": []}):
         with pytest.raises(ValueError, match=r"tokenizer\.ggml\.merges makes 0 of 1 words"):
@@ -185,7 +185,7 @@ def test_a_byte_level_tokenizer_whose_merges_are_missing_is_refused_unless_its_w
     assert tokenizer_files(Metadata({**without, "tokenizer.ggml.token_type": marks}), 3)
 
 
-def test_more_merges_than_any_vocabulary_has_are_refused_before_they_are_read() -> None:
+def test_more_merges_than_any_vocabulary_has_are_refused_before_they_are_read():
     class Endless(list):  # type: ignore[type-arg]
         def __len__(self) -> int:
             return 2_000_000
@@ -197,7 +197,7 @@ def test_more_merges_than_any_vocabulary_has_are_refused_before_they_are_read() 
         tokenizer_files(Metadata({**SOUND, "tokenizer.ggml.merges": Endless()}), 3)
 
 
-def test_of_a_merge_that_is_there_twice_the_first_counts(tmp_path: Path) -> None:
+def test_of_a_merge_that_is_there_twice_the_first_counts(tmp_path):
     said = {**SOUND, "tokenizer.ggml.tokens": ["a", "b", "c", "ab", "bc"], "tokenizer.ggml.eos_token_id": 0}
     twice = converted({**said, "tokenizer.ggml.merges": ["a b", "b c", "a b"]}, tmp_path)
     assert twice.encode("abc", False) == [3, 2]
@@ -205,15 +205,15 @@ def test_of_a_merge_that_is_there_twice_the_first_counts(tmp_path: Path) -> None
 
 @each("index", [2**32 - 1, -1, 7, 2.0, "ab", True])
 @each("role", ["padding", "unknown", "bos", "eot", "eom", "fim_pad"])
-def test_a_role_that_no_token_has_is_left_out(role: str, index: Any) -> None:
+def test_a_role_that_no_token_has_is_left_out(role, index):
     said = {**SOUND, f"tokenizer.ggml.{role}_token_id": index}
     assert tokenizer_files(Metadata(said), 3) == tokenizer_files(Metadata(SOUND), 3)
     assert ends(Metadata(said)) == [2]
     assert bool(impossible_roles(Metadata(said), 3)) is (index not in (2**32 - 1, -1) or index is True)
 
 
-@pytest.mark.parametrize("role", ["bos", "eos"])
-def test_marks_stand_around_a_text_as_the_file_says(tmp_path: Path, role: str) -> None:
+@each("role", ["bos", "eos"])
+def test_marks_stand_around_a_text_as_the_file_says(tmp_path, role):
     said = {**SOUND, "tokenizer.ggml.tokens": ["<b>", "b", "<e>"]}
     said |= {"tokenizer.ggml.token_type": np.array([3, 1, 3]), "tokenizer.ggml.bos_token_id": 0}
     said.pop("tokenizer.ggml.merges")
@@ -227,14 +227,14 @@ def test_marks_stand_around_a_text_as_the_file_says(tmp_path: Path, role: str) -
 
 
 @each("odd", [5, "a", [], [[1]], [5, 6], [["a", -1, 10**9, True], None], {"a": 1}])
-def test_marks_around_prompts_that_cannot_be_are_none(tmp_path: Path, odd: Any) -> None:
+def test_marks_around_prompts_that_cannot_be_are_none(tmp_path, odd):
     files = tokenizer_files(Metadata(SOUND), 3)
     files["tokenizer_config.json"][AROUND] = odd
     tokenizer = Tokenizer({name: json.dumps(one) for name, one in files.items()}, tmp_path, True)
     assert tokenizer.around == ([], [])
 
 
-def test_a_word_with_a_role_stays_a_word(tmp_path: Path) -> None:
+def test_a_word_with_a_role_stays_a_word(tmp_path):
     """As a special token it would be taken out of every text."""
     said = {**SOUND, "tokenizer.ggml.padding_token_id": 2, "tokenizer.ggml.unknown_token_id": 0}
     said["tokenizer.ggml.bos_token_id"] = 1
@@ -270,7 +270,7 @@ ENDS: dict[str, tuple[dict[str, Any], set[int]]] = {
 
 
 @each("name", ENDS)
-def test_known_marks_end_a_reply(name: str) -> None:
+def test_known_marks_end_a_reply(name):
     """As llama.cpp builds its set, but for words that spell one."""
     said = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": [*KNOWN, *"abcde"],
             "tokenizer.ggml.token_type": np.array([3] * 6 + [1] * 5), "tokenizer.ggml.eos_token_id": 0}  # fmt: skip
@@ -279,7 +279,7 @@ def test_known_marks_end_a_reply(name: str) -> None:
     assert {*found} == expected and found[0] == 0 and len(found) == len(expected)
 
 
-def test_an_ordinary_word_that_ends_replies_is_noticed() -> None:
+def test_an_ordinary_word_that_ends_replies_is_noticed():
     said = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": ["<|im_end|>", *"The", "Th", "The"],
             "tokenizer.ggml.merges": ["T h", "Th e"], "tokenizer.ggml.token_type": np.array([3, 1, 1, 1, 1, 1]),
             "tokenizer.ggml.eos_token_id": 0}  # fmt: skip
@@ -289,15 +289,15 @@ def test_an_ordinary_word_that_ends_replies_is_noticed() -> None:
         assert "'The'" in sentence and f"tokenizer.ggml.{key}_token_id = 5" in sentence
 
 
-def test_pieces_have_the_usual_roles_where_the_file_does_not_say(tmp_path: Path) -> None:
+def test_pieces_have_the_usual_roles_where_the_file_does_not_say(tmp_path):
     said = pieces(write_tokenizer(tmp_path, PHI3))
     without = {key: one for key, one in said.items() if not key.endswith("_token_id")}
     assert ends(Metadata(without)) == ends(Metadata(said))
     assert converted(without, tmp_path).encode("Hi", True) == converted(said, tmp_path).encode("Hi", True)
 
 
-@pytest.mark.parametrize("typed", [True, False])
-def test_a_piece_with_a_role_is_a_mark_unless_its_type_says_otherwise(tmp_path: Path, typed: bool) -> None:
+@each("typed", [True, False])
+def test_a_piece_with_a_role_is_a_mark_unless_its_type_says_otherwise(tmp_path, typed):
     tokens = ["<unk>", "<s>", "</s>", "<", "s>", "a", "b", "ab"]
     said = {"tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": tokens, "tokenizer.ggml.scores": np.zeros(8),
             "tokenizer.ggml.padding_token_id": 7}  # fmt: skip
@@ -306,31 +306,25 @@ def test_a_piece_with_a_role_is_a_mark_unless_its_type_says_otherwise(tmp_path: 
     assert {one.content for one in converted(said, tmp_path).added_tokens.values()} == marks
 
 
-@pytest.mark.parametrize("odd", [float("nan"), float("inf"), float("-inf")])
-def test_scores_that_are_no_numbers_are_refused(tmp_path: Path, odd: float) -> None:
+@each("odd", [float("nan"), float("inf"), float("-inf")])
+def test_scores_that_are_no_numbers_are_refused(tmp_path, odd):
     said = pieces(write_tokenizer(tmp_path, PHI3))
     said["tokenizer.ggml.scores"][5] = odd
     with pytest.raises(ValueError, match=r"tokenizer\.ggml\.scores"):
         tokenizer_files(Metadata(said), 10**6)
 
 
-def test_a_token_that_is_there_twice_is_refused() -> None:
-    with pytest.raises(ValueError, match="'a' twice"):
-        tokenizer_files(Metadata({**SOUND, "tokenizer.ggml.tokens": ["a", "b", "ab", "a"]}), 4)
+def test_tokens_twice_too_many_and_too_long_are_refused_with_a_reason():
+    for tokens, most, reason in (
+        (["a", "b", "ab", "a"], 4, "'a' twice"),
+        (SOUND["tokenizer.ggml.tokens"], 2, "2"),
+        (["a", "b", "c" * 5000], 3, f"^{matching('a_token_of_its_tokenizer_has')}$"),
+    ):
+        with pytest.raises(ValueError, match=reason):
+            tokenizer_files(Metadata({**SOUND, "tokenizer.ggml.tokens": tokens}), most)
 
 
-def test_more_tokens_than_the_model_has_are_refused() -> None:
-    with pytest.raises(ValueError, match="2"):
-        tokenizer_files(Metadata(SOUND), 2)
-
-
-def test_a_token_without_end_is_told_by_itself() -> None:
-    said = {**SOUND, "tokenizer.ggml.tokens": ["a", "b", "c" * 5000]}
-    with pytest.raises(ValueError, match=f"^{matching('a_token_of_its_tokenizer_has')}$"):
-        tokenizer_files(Metadata(said), 3)
-
-
-def test_ends_of_turns_that_a_file_calls_user_defined_are_special(tmp_path: Path) -> None:
+def test_ends_of_turns_that_a_file_calls_user_defined_are_special(tmp_path):
     said = pieces(write_tokenizer(tmp_path, PHI3))
     end, user = (said["tokenizer.ggml.tokens"].index(mark) for mark in ("<|end|>", "<|user|>"))
     types = [4 if index in (end, user) else kind for index, kind in enumerate(said["tokenizer.ggml.token_type"])]

@@ -21,7 +21,6 @@ WIDEST = 17
 
 @pytest.mark.parametrize("exact", [False, True], ids=["fastest", "exact"])
 @pytest.mark.slow
-@pytest.mark.long
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_the_self_test_says_what_this_device_does(
     demo: Demo, record_property: Callable[[str, object], None], dtype: str, exact: bool
@@ -39,7 +38,6 @@ def test_the_self_test_says_what_this_device_does(
 
 
 @pytest.mark.slow
-@pytest.mark.long
 def test_a_difference_that_is_there_is_seen(demo: Demo, monkeypatch: pytest.MonkeyPatch) -> None:
     """The self-test can fail: rows behind the third of a forward that are off by one part in a thousand."""
     target = demo("fp32", True, "eager")

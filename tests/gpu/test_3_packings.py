@@ -84,7 +84,6 @@ def as_on_cuda(find: Any, quantize: str, device: str, *more: float) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.long
 @pytest.mark.parametrize(("quantize", "most"), [("int8", 0.1), ("nf4", 0.25)])
 def test_a_whole_model_says_nearly_the_same(
     device: str, monkeypatch: pytest.MonkeyPatch, quantize: str, most: float

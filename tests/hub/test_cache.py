@@ -2,10 +2,13 @@
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from checkpoints import safetensors, write_checkpoint
+from each import each
 from hub_server import git_sha1
 
 from localspec.hub.cache import discard, find_snapshot, pulled_sources, verify
@@ -73,15 +76,15 @@ def test_heads_of_medusa_need_no_tokenizer(paths, snapshot):
     assert find_snapshot(SOURCE, paths) == snapshot
 
 
-@pytest.mark.parametrize("said", ["", "main", "../../x", COMMIT[:-1], COMMIT + "\n", "\xff"])
+@each("said", ["", "main", "../../x", COMMIT[:-1], COMMIT + "\n", "\xff"])
 def test_refs_that_are_none(paths, snapshot, said):
     (snapshot.parent.parent / "refs" / "main").write_bytes(said.encode("latin-1"))
     assert find_snapshot(SOURCE, paths) == (snapshot if said.strip() == COMMIT else None)
 
 
-@pytest.mark.parametrize(
-    ("variables", "place"),
-    [
+def test_the_cache_is_where_the_client_has_it(tmp_path):
+    """By our reading, and by the client's own, which it makes when it is imported."""
+    places = [
         ({"HF_HOME": "a"}, "a/hub"),
         ({"HF_HOME": "a", "HF_HUB_CACHE": "b"}, "b"),
         ({"HUGGINGFACE_HUB_CACHE": "c"}, "c"),
@@ -89,20 +92,22 @@ def test_refs_that_are_none(paths, snapshot, said):
         ({"HOME": "e"}, "e/.cache/huggingface/hub"),
         ({"HF_HOME": "$PLACE/f", "PLACE": "g"}, "g/f/hub"),
         ({"HF_HUB_CACHE": "~/h", "HOME": "i"}, "i/h"),
-    ],
-)
-def test_the_cache_is_where_the_client_has_it(tmp_path, monkeypatch, variables, place):
-    """By our reading, and by the client's own."""
-    import subprocess
-    import sys
-
-    for name in ("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "XDG_CACHE_HOME"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value if value[0] in "$~" else str(tmp_path / value))
-    code = "import huggingface_hub.constants as c; from localspec.environment import hub_places as p; print(c.HF_HUB_CACHE, p().cache)"
-    theirs, ours = subprocess.check_output([sys.executable, "-c", code], text=True).split()
-    assert theirs == ours == str(tmp_path / place)
+    ]
+    code = (
+        "import importlib, json, os, sys; import huggingface_hub.constants as c\n"
+        "from localspec.environment import hub_places as p; usual = dict(os.environ)\n"
+        "for variables in json.loads(sys.argv[1]):\n"
+        "    os.environ.clear(); os.environ.update(usual | variables); importlib.reload(c)\n"
+        "    print(c.HF_HUB_CACHE, p().cache)"
+    )
+    given = [
+        {name: value if value[0] in "$~" else str(tmp_path / value) for name, value in variables.items()}
+        for variables, _ in places
+    ]
+    foreign = ("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "XDG_CACHE_HOME")
+    usual = {name: value for name, value in os.environ.items() if name not in foreign}
+    told = subprocess.check_output([sys.executable, "-c", code, json.dumps(given)], text=True, env=usual)
+    assert [line.split() for line in told.splitlines()] == [[str(tmp_path / place)] * 2 for _, place in places]
 
 
 def test_a_ref_leads_nowhere_but_to_a_commit(paths, snapshot):
@@ -162,19 +167,16 @@ def test_a_recorded_revision_is_whole_or_not_here(paths, snapshot):
     assert find_snapshot(SOURCE, paths) is None
 
 
-@pytest.mark.parametrize(
-    "content",
-    ["", "[]", "{", '{"format": 2}', '{"format": 1, "repo": "org/other", "revisions": {}}', "[" * 10_000,
+@each("content", ["", "[]", "{", '{"format": 2}', '{"format": 1, "repo": "org/other", "revisions": {}}', "[" * 10_000,
      '{"format": 1, "repo": "org/name", "revisions": {"main": {"commit": "../x", "time": "", "files": {}}}}',
      json.dumps({"format": 1, "repo": "org/name", "revisions": {"main": {
          "commit": COMMIT, "time": "", "files": {"../../../etc/passwd": {"bytes": 1, "git_sha1": "0" * 40}}}}}),
      json.dumps({"format": 1, "repo": "org/other", "revisions": {"main": {
          "commit": COMMIT, "time": "", "files": {"config.json": {"bytes": 1, "git_sha1": "0" * 40}}}}}),
      json.dumps({"format": 2, "repo": "org/name", "revisions": {"main": {
-         "commit": COMMIT, "time": "", "files": {"config.json": {"bytes": 1, "git_sha1": "0" * 40}}}}})],
-)  # fmt: skip
+         "commit": COMMIT, "time": "", "files": {"config.json": {"bytes": 1, "git_sha1": "0" * 40}}}}})])  # fmt: skip
 def test_a_damaged_record_is_not_believed_and_set_aside_when_a_new_one_comes(paths, snapshot, content):
-    paths.pulled.mkdir(parents=True)
+    paths.pulled.mkdir(parents=True, exist_ok=True)
     file = paths.pulled / "models--org--name.json"
     file.write_text(content)
     assert record(SOURCE, paths) is None and find_snapshot(SOURCE, paths) == snapshot
@@ -182,10 +184,10 @@ def test_a_damaged_record_is_not_believed_and_set_aside_when_a_new_one_comes(pat
     assert told and str(file) in told and "set aside" in told
     (aside,) = paths.pulled.glob("*.aside")
     assert aside.read_text() == content and record(SOURCE, paths).commit == COMMIT
+    aside.unlink()
 
 
 def test_discarding_touches_nothing_outside_the_cache(paths, snapshot, tmp_path):
-    """Somebody linked a file of theirs into the cache."""
     own = tmp_path / "own.safetensors"
     (snapshot / "model.safetensors").rename(own)
     (snapshot / "model.safetensors").symlink_to(own)

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 from checkpoints import CONFIG, safetensors
 from clocks import PATIENCE
+from each import each
 from golden import matching, wording
 from hub_server import Hub, Repository, served
 
@@ -87,7 +88,6 @@ def test_little_gained_by_each_beginning_is_given_up(hub: Hub, tmp_path, monkeyp
 @pytest.mark.slow
 @pytest.mark.usefixtures("small_pieces")
 def test_a_connection_that_breaks_off_time_after_time_is_given_up(hub: Hub, tmp_path, monkeypatch):
-    """However fast: the client calls itself each time."""
     found = plan([SOURCE])
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     breaking_off(hub, 7, ranges=True)
@@ -104,9 +104,10 @@ def test_a_few_words_before_the_answer_are_read_over(hub: Hub, tmp_path, monkeyp
     fetch(plan([SOURCE]), paths=Paths(tmp_path))
 
 
-@pytest.mark.parametrize("headers", [{"Retry-After": "100000"}, {"RateLimit": '"api";r=0;t=86400'}])
-@pytest.mark.parametrize("file", [False, True])
+@each("headers", [{"Retry-After": "100000"}, {"RateLimit": '"api";r=0;t=86400'}])
+@each("file", [False, True])
 def test_a_wait_that_is_too_long_is_refused(hub: Hub, tmp_path, naps, headers, file):
+    hub.answer = lambda path: None
     found = plan([SOURCE])
     hub.answer = lambda path: (429, headers, b"") if "/resolve/" in path or not file else None
     with pytest.raises(LocalspecError, match=r"asks to wait (100000|86400) seconds before it is asked again"):
@@ -114,7 +115,7 @@ def test_a_wait_that_is_too_long_is_refused(hub: Hub, tmp_path, naps, headers, f
     assert naps == []
 
 
-@pytest.mark.parametrize("status", [401, 403, 404])
+@each("status", [401, 403, 404])
 def test_a_wait_that_would_change_nothing_is_not_asked_for(hub: Hub, naps, status):
     hub.answer = lambda path: (status, {"Retry-After": "100000"}, b"")
     with pytest.raises(LocalspecError) as caught:
@@ -175,13 +176,13 @@ def test_a_server_that_says_nothing_costs_the_clients_time_outs(hub: Hub, tmp_pa
     assert wording("kept_model_safetensors_fetched") in str(raised.value)
 
 
-@pytest.mark.parametrize("form", [" {}/ ", "'{}'", '"{}"', "{}//", "{}\n"])
+@each("form", [" {}/ ", "'{}'", '"{}"', "{}//", "{}\n"])
 def test_blanks_and_quotes_around_the_address_do_not_count(hub: Hub, monkeypatch, form):
     monkeypatch.setenv("HF_ENDPOINT", form.format(hub.endpoint))
     assert plan([SOURCE]).parts
 
 
-@pytest.mark.parametrize("value", ["huggingface.co", "ftp://x", "https://"])
+@each("value", ["huggingface.co", "ftp://x", "https://"])
 def test_an_address_that_is_none_is_named(hub: Hub, monkeypatch, value):
     monkeypatch.setenv("HF_ENDPOINT", value)
     with pytest.raises(LocalspecError, match=r"^HF_ENDPOINT is .+ such as https://huggingface.co.$"):
@@ -198,8 +199,8 @@ def test_a_token_with_a_blank_inside_is_not_shown(hub: Hub, monkeypatch):
     assert "secret" not in str(raised.value)
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "said"),
+@each(
+    "name, value, said",
     [
         ("ALL_PROXY", "socks5://me:hunter2@127.0.0.1:9", r"SOCKS needs .* ALL_PROXY=socks5://127\.0\.0\.1:9; correct"),
         ("HTTP_PROXY", "ftp://me:hunter2@proxy", r"HTTP_PROXY=ftp://proxy; correct"),
@@ -213,18 +214,17 @@ def test_a_token_with_a_blank_inside_is_not_shown(hub: Hub, monkeypatch):
 )
 def test_a_proxy_that_fails_is_named(hub: Hub, monkeypatch, name, value, said):
     client().close_session()
-    monkeypatch.delenv("NO_PROXY", raising=False)
-    monkeypatch.delenv("no_proxy", raising=False)
-    monkeypatch.setenv(name, value)
-    try:
+    with monkeypatch.context() as patched:
+        for variable in ("NO_PROXY", "no_proxy"):
+            patched.delenv(variable, raising=False)
+        patched.setenv(name, value)
         with pytest.raises(LocalspecError, match=said) as raised:
             plan([SOURCE])
-        assert "hunter2" not in str(raised.value) and hub.requests == []
-    finally:
-        client().close_session()
+    client().close_session()
+    assert "hunter2" not in str(raised.value) and hub.requests == []
 
 
-@pytest.mark.parametrize("form", ["127.0.0.1", " localhost , 127.0.0.1 ", "*", "::1,10.0.0.0/8,127.0.0.1"])
+@each("form", ["127.0.0.1", " localhost , 127.0.0.1 ", "*", "::1,10.0.0.0/8,127.0.0.1"])
 def test_a_host_that_needs_no_proxy_is_asked_without(hub: Hub, monkeypatch, form):
     client().close_session()
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
@@ -236,7 +236,6 @@ def test_a_host_that_needs_no_proxy_is_asked_without(hub: Hub, monkeypatch, form
 
 
 def test_an_answer_about_a_repository_that_has_no_end_is_given_up(hub: Hub, monkeypatch):
-    """Wherever the server leads for it."""
     monkeypatch.setattr("localspec.hub.client._LONGEST_ANSWER", 100_000)
     led = (302, {"Location": f"{hub.endpoint}/elsewhere"}, b"")
     endless = (200, {"Content-Type": "application/json"}, b" " * 5_000_000)
@@ -260,9 +259,10 @@ def test_an_answer_in_very_many_pieces_is_given_up(hub: Hub, monkeypatch):
         plan([SOURCE])
 
 
-@pytest.mark.parametrize("status", [302, 403, 404, 416, 500])
-@pytest.mark.parametrize("file", [False, True])
+@each("status", [302, 403, 404, 416, 500])
+@each("file", [False, True])
 def test_an_answer_that_leads_elsewhere_or_says_no_without_end_is_given_up(hub, tmp_path, monkeypatch, status, file):
+    hub.answer = lambda path: None
     found = plan([SOURCE])
     monkeypatch.setattr("localspec.hub.client._LONGEST_REFUSAL", 100_000)
     asked: list[str] = []
@@ -279,9 +279,10 @@ def test_an_answer_that_leads_elsewhere_or_says_no_without_end_is_given_up(hub, 
     assert len(asked) == 1
 
 
-@pytest.mark.parametrize("place", ["/api/", "config.json", "model.safetensors"])
+@each("place", ["/api/", "config.json", "model.safetensors"])
 def test_a_compressed_answer_is_refused(hub: Hub, tmp_path, place):
     """What it says of itself cannot be limited: it may stand for gigabytes, or for nothing for ever."""
+    hub.answer = lambda path: None
     found = plan([SOURCE])
     wanted = MODEL.get(place, b"{}")
     headers = {

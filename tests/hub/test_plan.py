@@ -1,6 +1,7 @@
 """What a pull would fetch, of repositories as they are, as they should not be, and of servers that mean harm."""
 
 import json
+import os
 import socket
 import threading
 from dataclasses import replace
@@ -9,6 +10,7 @@ from pathlib import Path
 import httpx2
 import pytest
 from checkpoints import CONFIG, safetensors
+from each import each
 from golden import matching, wording
 from hub_server import Hub, Repository, git_sha1, served
 
@@ -39,6 +41,11 @@ def planned(hub: Hub, files: dict[str, bytes], **more: object) -> Part:
     hub.repositories["org/name"] = Repository(files, **more)
     (part,) = plan([SOURCE]).parts
     return part
+
+
+def cached() -> bool:
+    """Return whether anything is in the common cache."""
+    return Path(os.environ["HF_HOME"]).exists()
 
 
 def names(part: Part) -> set[str]:
@@ -72,7 +79,7 @@ def test_shards_are_those_that_the_index_names(hub):
     assert names(planned(hub, files)) == files.keys() - {"model-00001-of-00003.safetensors"}
 
 
-@pytest.mark.parametrize("named", ["../../evil.safetensors", "/etc/passwd", "pytorch_model.bin", "not-there.safetensors",
+@each("named", ["../../evil.safetensors", "/etc/passwd", "pytorch_model.bin", "not-there.safetensors",
                                    "\x1b[2J.safetensors", "sub/a.safetensors", 7, None])  # fmt: skip
 def test_an_index_that_names_something_else(hub, named):
     files = {name: content for name, content in MODEL.items() if name != "model.safetensors"}
@@ -92,7 +99,7 @@ def test_medusa_heads(hub):
     assert part.heads and "model.safetensors" in names(part)
 
 
-@pytest.mark.parametrize("weights", ["model.safetensors", "pytorch_model.bin"])
+@each("weights", ["model.safetensors", "pytorch_model.bin"])
 def test_eagle3_heads(hub, weights):
     """A config like that of a model, and no tokenizer; a pickle is fetched, for it is read as data."""
     said = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "draft_vocab_size": 9}
@@ -107,8 +114,8 @@ def test_eagle3_heads(hub, weights):
         planned(hub, {"config.json": b'{"speculators_model_type": "peagle"}', "pytorch_model.bin": b"x"})
 
 
-@pytest.mark.parametrize(
-    ("card", "said"),
+@each(
+    "card, said",
     [
         ({"license": "mit"}, "mit"),
         ({"license": "other", "license_name": "llama3.2"}, "llama3.2"),
@@ -129,8 +136,8 @@ def test_license(hub, card, said):
 # -- what is refused ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("files", "said"),
+@each(
+    "files, said",
     [
         ({**{k: v for k, v in MODEL.items() if k != "model.safetensors"}, "pytorch_model.bin": b"x"}, "pickle only"),
         ({"config.json": MODEL["config.json"], "model.gguf": b"x"}, matching("no_weights_that_localspec_reads")),
@@ -161,18 +168,18 @@ def test_license(hub, card, said):
 def test_what_cannot_be_served_is_refused_before_anything_is_fetched(hub, tmp_path, files, said):
     with pytest.raises(LocalspecError, match=said) as raised:
         planned(hub, files)
-    assert raised.value.exit_code == 1 and "org/name" in str(raised.value) and not (tmp_path / "hf").exists()
+    assert raised.value.exit_code == 1 and "org/name" in str(raised.value) and not cached()
 
 
-@pytest.mark.parametrize("size", [2**50 + 1, 10**300])
-@pytest.mark.parametrize("name", ["model.safetensors", "LICENSE"])
+@each("size", [2**50 + 1, 10**300])
+@each("name", ["model.safetensors", "LICENSE"])
 def test_files_longer_than_any_disk(hub, tmp_path, name, size):
     """However it is announced; a file that is not wanted may be as long as it likes."""
     files = {k: v for k, v in MODEL.items() if k != name}
     entry = {"rfilename": name, "size": size, "lfs": {"size": size, "sha256": "0" * 64, "pointerSize": 1}}
     with pytest.raises(LocalspecError, match=matching("more_than_million_gib_org_name", name=name)) as raised:
         planned(hub, files, listed=[entry])
-    assert raised.value.exit_code == 1 and len(str(raised.value)) < 200 and not (tmp_path / "hf").exists()
+    assert raised.value.exit_code == 1 and len(str(raised.value)) < 200 and not cached()
     assert planned(hub, MODEL, listed=[{**entry, "rfilename": "model.gguf"}]).files
 
 
@@ -185,7 +192,7 @@ def test_a_pull_that_cannot_be_recorded_is_not_begun(hub, tmp_path):
         with pytest.raises(LocalspecError, match=matching("cannot_be_written")) as raised:
             fetch(made, paths=Paths(home))
         assert str(home) in str(raised.value) and "LOCALSPEC_HOME" in str(raised.value)
-    assert hub.requests == [] and not (tmp_path / "hf").exists()
+    assert hub.requests == [] and not cached()
 
 
 def test_what_a_config_says_is_made_safe_and_cut_short(hub):
@@ -204,7 +211,7 @@ def test_code_that_a_supported_model_names_is_not_fetched(hub):
 # -- servers that mean harm ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["../../../evil.json", "/tmp/evil.json", "..", "a\\..\\evil.json", "\x1b]0;x\x07.json",
+@each("name", ["../../../evil.json", "/tmp/evil.json", "..", "a\\..\\evil.json", "\x1b]0;x\x07.json",
                                   "evil\n.json", "C:evil.json", "con\u202e.json", "x" * 300 + ".json", "", ".bashrc.json",
                                   "sub/evil.json", "evil.json/", None, 7])  # fmt: skip
 def test_names_of_files_that_are_no_names(hub, tmp_path, name):
@@ -220,28 +227,25 @@ def test_names_of_files_that_are_no_names(hub, tmp_path, name):
     assert {path.name for path in find_snapshot(SOURCE, Paths(tmp_path / "home")).iterdir()} == set(MODEL)
 
 
-@pytest.mark.parametrize(
-    "entry",
-    [
+@each("entry", [
         {"rfilename": "LICENSE"}, {"rfilename": "LICENSE", "size": -1, "blobId": "0" * 40},
         {"rfilename": "LICENSE", "size": 5, "blobId": "../../x"}, {"rfilename": "LICENSE", "size": "5", "blobId": "0" * 40},
         {"rfilename": "LICENSE", "size": 5, "blobId": None}, {"size": 5}, 3, {"rfilename": "LICENSE", "lfs": {"size": 1}},
         {"rfilename": "LICENSE", "size": True, "blobId": "0" * 40},
         {"rfilename": "LICENSE", "size": 5, "lfs": {"size": 5, "sha256": "/etc/passwd", "pointerSize": 1}},
-    ],
-)  # fmt: skip
+    ])  # fmt: skip
 def test_listings_that_cannot_be(hub, tmp_path, entry):
     hub.repositories["org/name"] = Repository({**MODEL}, listed=[entry])
     with pytest.raises(LocalspecError, match=matching("did_answer_about_org_name_hugging", endpoint=hub.endpoint)):
         plan([SOURCE])
-    assert not (tmp_path / "hf").exists()
+    assert not cached()
 
 
 ABOUT = json.dumps({"id": "org/name", "sha": "x", "siblings": []}).encode()
 
 
-@pytest.mark.parametrize(
-    ("answer", "said", "code"),
+@each(
+    "answer, said, code",
     [
         ((200, {"Content-Type": "text/html"}, b"<html>Log in to the \x1b[31mnetwork</html>"), "log-in page", 1),
         ((200, {}, b""), "did not answer", 1),
@@ -272,7 +276,7 @@ def test_answers_that_are_none(hub, tmp_path, answer, said, code):
         plan([SOURCE])
     text = str(raised.value)
     assert raised.value.exit_code == code and "\n" not in text and "\x1b" not in text and len(text) < 600
-    assert not (tmp_path / "hf").exists()
+    assert not cached()
 
 
 @pytest.mark.parametrize("head", [{"X-Linked-Size": str(10**15)}, {"X-Linked-Etag": '"../../../evil"'},
@@ -361,13 +365,12 @@ def test_what_does_not_fit_on_the_disk_is_not_begun(hub, tmp_path):
     hub.requests.clear()
     with pytest.raises(DoesNotFit, match=matching("make_room")):
         fetch(made, paths=Paths(tmp_path / "home"))
-    assert hub.requests == [] and not (tmp_path / "hf").exists()
+    assert hub.requests == [] and not cached()
     fetch(made, paths=Paths(tmp_path / "home"), force=True)
     assert find_snapshot(SOURCE, Paths(tmp_path / "home")) is not None
 
 
 def test_two_revisions_of_which_one_is_wanted_do_not_share_a_record(hub, tmp_path):
-    """Parts of one plan may be of one repository."""
     hub.repositories["org/name"] = Repository(MODEL, revisions={"dev": "d" * 40})
     dev = Source("org/name", "dev")
     fetch(plan([SOURCE, dev]), paths=Paths(tmp_path / "home"))
@@ -385,8 +388,8 @@ def test_a_file_of_another_length_does_not_count_as_cached(hub, tmp_path):
     assert made.parts[0].here == set(MODEL) - {"model.safetensors"} and made.fetch_bytes == len(WEIGHTS)
 
 
-@pytest.mark.parametrize(
-    ("cause", "said"),
+@each(
+    "cause, said",
     [
         (socket.gaierror(-2, "Name or service not known"), matching("cannot_found_see_whether_machine")),
         (ConnectionRefusedError(111, "Connection refused"), matching("cannot_be_reached_connection")),

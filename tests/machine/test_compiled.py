@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from clocks import PATIENCE
 from command import ROOT
+from each import each
 from golden import matching, wording
 
 from localspec.errors import UsageMistake
@@ -63,7 +64,7 @@ def test_one_of_another_version_is_not_used(monkeypatch):
     assert compiled.library.__wrapped__() is None
 
 
-@pytest.mark.parametrize("there", [True, False])
+@each("there", [True, False])
 def test_instructions_that_there_are_not_are_refused_with_and_without_it(monkeypatch, tmp_path, there):
     if not there:
         monkeypatch.setattr(compiled, "FILE", tmp_path / "nothing.so")

@@ -5,6 +5,7 @@ from collections import namedtuple
 from types import SimpleNamespace
 
 import pytest
+from each import each
 
 from localspec.engine import engine
 from localspec.machine import hardware
@@ -82,8 +83,8 @@ def test_processors_that_we_may_not_run_on_are_none_of_ours(host: Host) -> None:
     assert (idle(), others()) == (3, 0.5)
 
 
-@pytest.mark.parametrize(
-    ("files", "cores"),
+@each(
+    "files, cores",
     [
         ({"cpu.max": "200000 100000\n"}, 2),
         ({"cpu.max": "150000 100000\n"}, 2),
@@ -96,10 +97,13 @@ def test_processors_that_we_may_not_run_on_are_none_of_ours(host: Host) -> None:
         ({}, 64),
     ],
 )
-def test_a_container_has_the_cores_whose_time_it_is_given(host: Host, tmp_path, files: dict[str, str], cores) -> None:
-    (tmp_path / "cpu").mkdir()
-    for name, content in files.items():
-        (tmp_path / name).write_text(content)
+def test_a_container_has_the_cores_whose_time_it_is_given(host: Host, files: dict[str, str], cores) -> None:
+    container = hardware.CONTAINER
+    (container / "cpu").mkdir(exist_ok=True)
+    for name in ("cpu.max", "cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"):
+        (container / name).unlink(missing_ok=True)
+        if name in files:
+            (container / name).write_text(files[name])
     host.has({*range(64)}, {*range(64)}, cores=64)
     idle = IdleCores()
     assert (hardware.physical_cores(), hardware.logical_cores()) == (cores, cores)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from clocks import Clock
+from each import each
 from golden import matching
 
 from localspec.errors import UsageMistake
@@ -104,9 +105,7 @@ def test_bandwidth_of_this_machine_with_and_without_the_library(monkeypatch: pyt
     assert 1e8 < memory_bandwidth("cpu") < 1e13
 
 
-@pytest.mark.parametrize(
-    ("limit", "total", "free"), [("3000000\n", 3_000_000, 2_500_000), ("max\n", None, None), ("", None, None)]
-)
+@each("limit, total, free", [("3000000\n", 3_000_000, 2_500_000), ("max\n", None, None), ("", None, None)])
 def test_a_container_has_the_memory_that_it_was_given(monkeypatch, tmp_path, limit: str, total, free) -> None:
     host = type("memory", (), {"total": 64_000_000, "available": 60_000_000})
     monkeypatch.setattr(memory.psutil, "virtual_memory", lambda: host)

@@ -54,8 +54,8 @@ def test_this_machine_has_a_cpu_with_memory() -> None:
     assert this_machine().devices[-1].bandwidth is None
 
 
-@pytest.mark.parametrize(
-    ("generation", "dtypes", "packings"),
+@each(
+    "generation, dtypes, packings",
     [
         ((9, 0), ("bf16", "fp16", "fp32"), ("int8", "nf4")),
         ((8, 0), ("bf16", "fp16", "fp32"), ("int8", "nf4")),
@@ -75,8 +75,8 @@ def test_a_gpu_is_told_by_its_generation(monkeypatch, generation, dtypes, packin
     assert device.capability == f"compute capability {generation[0]}.{generation[1]}"
 
 
-@pytest.mark.parametrize(
-    ("instructions", "missing", "dtypes", "packings", "capability"),
+@each(
+    "instructions, missing, dtypes, packings, capability",
     [
         ("avx2", "", ("bf16", "fp32"), ("int8", "int4"), "avx2"),
         ("", wording("there_is_no_library"), ("fp32",), (), wording("there_is_no_library")),
@@ -146,8 +146,8 @@ def test_a_machine_without_a_gpu_has_no_trouble(computer) -> None:
     assert torch_trouble() is None
 
 
-@pytest.mark.parametrize(
-    ("driver", "build"),
+@each(
+    "driver, build",
     [("580.65.06", "cu130"), ("595.10", "cu130"), ("579.99", "cu128"), ("570.26", "cu128"), ("525.60.13", "cu126")],
 )
 def test_a_cpu_build_beside_an_nvidia_driver_is_named_with_the_command_that_mends_it(

@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import pytest
+from each import each
 from fake_nvml import FakeNvml
 
 from localspec.machine import hardware, nvidia
@@ -31,9 +32,7 @@ def test_a_driver_with_a_gpu_is_found_and_let_go(libraries):
     assert nvidia_driver().branch == 580 and nvml.open == 0
 
 
-@pytest.mark.parametrize(
-    "nvml", [FakeNvml(gpus=0), FakeNvml(broken="init"), FakeNvml(broken="count")], ids=["no GPU", "no driver", "count"]
-)
+@each("nvml", [FakeNvml(gpus=0), FakeNvml(broken="init"), FakeNvml(broken="count")])
 def test_a_driver_without_a_gpu_is_none(libraries, nvml):
     libraries(nvml, cuda=object())
     assert nvidia_driver() is None and nvml.open == 0
@@ -53,8 +52,8 @@ def test_without_libraries_there_is_no_driver(libraries):
     assert nvidia_driver() is None
 
 
-@pytest.mark.parametrize(
-    ("system", "arch", "build", "driver", "expected"),
+@each(
+    "system, arch, build, driver, expected",
     [
         ("linux", "x86_64", TorchBuild("2.13.0", cuda="13.0"), NvidiaDriver("580"), True),
         ("win32", "AMD64", TorchBuild("2.13.0", cuda="13.0"), NvidiaDriver("580"), True),

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from each import each
 from golden import wording
 
 from localspec.machine import compiled, packings
@@ -26,8 +27,8 @@ def machine(monkeypatch):
     return made_of
 
 
-@pytest.mark.parametrize(
-    ("quantize", "device", "clause"),
+@each(
+    "quantize, device, clause",
     [
         *(("none", device, "") for device in ("cpu", "mps", "cuda:1", "xpu")),
         ("int8", "cpu", ""),
@@ -48,8 +49,8 @@ def test_where_nothing_is_missing_each_device_has_its_own(machine, quantize, dev
     assert lacking(quantize, device) == clause
 
 
-@pytest.mark.parametrize(
-    ("missing", "quantize", "device", "clause"),
+@each(
+    "missing, quantize, device, clause",
     [
         ({"library": False}, "nf4", "cuda:0", wording("bitsandbytes_installed_pip")),
         ({"library": False}, "int8", "cuda:0", wording("bitsandbytes_installed_pip")),

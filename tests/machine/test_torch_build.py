@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import torch
+from each import each
 
 from localspec.machine import torch_build as module
 from localspec.machine.torch_build import TorchBuild, torch_build
@@ -21,8 +22,8 @@ def fresh():
     torch_build.cache_clear()
 
 
-@pytest.mark.parametrize(
-    ("text", "build"),
+@each(
+    "text, build",
     [
         (TYPED, TorchBuild("2.13.0+cu130", "13.0")),
         (UNTYPED, TorchBuild("2.6.0+rocm6.4", None, "6.4.43482")),
@@ -35,7 +36,8 @@ def test_it_is_read_from_the_file_that_torch_itself_reads(monkeypatch, tmp_path,
         (tmp_path / "version.py").write_text(text)
     spec = importlib.util.spec_from_file_location("torch", tmp_path / "__init__.py")
     monkeypatch.setattr(module, "find_spec", lambda name: spec)
-    monkeypatch.delitem(sys.modules, "torch")
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    torch_build.cache_clear()
     assert torch_build() == build
 
 

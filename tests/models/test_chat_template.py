@@ -5,6 +5,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from each import each
 from golden import matching, wording
 from scripted_models import TEMPLATE, scripted_model
 
@@ -53,7 +54,7 @@ def test_a_template_without_end_is_stopped_and_not_asked_again(model, monkeypatc
 
 
 @pytest.mark.usefixtures("hurried")
-@pytest.mark.parametrize(
+@each(
     "template",
     [
         LOOPS,
@@ -74,8 +75,8 @@ def test_a_rendering_that_nobody_waits_for_is_ended():
     assert not is_left_behind()
 
 
-@pytest.mark.parametrize(
-    ("template", "said"),
+@each(
+    "template, said",
     [
         ("{% for a in range(2000) %}" + "x" * 10_000 + "{% endfor %}", wording("a_text_of_20000000_characters")),
         ("{{ raise_exception('no\\nway') }}", "no"),
@@ -95,7 +96,8 @@ DOUBLED = "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x =
 NESTED = DOUBLED.replace("'ab'", "['ab']").replace("STEP", "[ns.x] * 1000").replace("60", "4")
 
 
-@pytest.mark.parametrize(
+@pytest.mark.slow
+@each(
     "template",
     [
         "{{ range(99999)|join('x' * 1000000) }}",
@@ -162,7 +164,7 @@ def test_a_long_conversation_may_become_a_long_text():
     assert len(render_template(template, messages, True, {})) == 2 * (2**25 + 1)
 
 
-@pytest.mark.parametrize("said", ["{{ raise_exception('no' * 2**20) }}", "{{ messages." + "a" * 2**20 + ".b }}"])
+@each("said", ["{{ raise_exception('no' * 2**20) }}", "{{ messages." + "a" * 2**20 + ".b }}"])
 def test_what_a_template_says_when_it_fails_is_cut(model, said):
     with pytest.raises(LocalspecError) as failed:
         rendered(model, said)

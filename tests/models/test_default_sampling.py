@@ -1,7 +1,6 @@
 """How a model samples where nobody sets it: its file, its family, localspec's default."""
 
 import numpy as np
-import pytest
 from each import each
 
 from localspec.gguf.config import Metadata, generation_config
@@ -93,6 +92,6 @@ def test_numbers_of_gguf_files_are_their_shortest_decimals(value):
     assert default_sampling({"temperature": 1.0, "top_p": value}).top_p == value, "a decimal of a JSON file is kept"
 
 
-@pytest.mark.parametrize("value", [1e300, 0.5, 1.0])
+@each("value", [1e300, 0.5, 1.0])
 def test_other_numbers_are_unchanged(value):
     assert default_sampling({"temperature": value}).temperature == value

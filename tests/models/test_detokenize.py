@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Callable, Sequence
-from itertools import combinations, product
+from itertools import combinations
 
 import pytest
 from each import each
@@ -94,16 +94,6 @@ def test_increments_are_the_text_of_all_tokens_for_any_words_of_a_real_tokenizer
         assert "".join(map(detokenizer.add, tokens)) + detokenizer.flush() == text
 
 
-def test_tokens_that_have_no_text_neither_give_nor_lose_any() -> None:
-    decode = pieces_decoder([b"a", b"", b"\xc3", b"\xa9"])
-    for order in product(range(4), repeat=4):
-        if all(order[i + 1 : i + 2] == (3,) for i, token in enumerate(order) if token == 2) and all(
-            order[i - 1 : i] == (2,) for i, token in enumerate(order) if token == 3
-        ):
-            detokenizer = Detokenizer(decode)
-            assert "".join(map(detokenizer.add, order)) + detokenizer.flush() == decode(order)
-
-
 def test_bytes_that_are_no_text_are_shown_and_do_not_stop_the_stream() -> None:
     """A model that talks rubbish shows rubbish, a few tokens late at most, and what follows is whole again."""
     pieces = [b"\x80"] * 20 + ["字!".encode()]
@@ -117,9 +107,9 @@ def test_bytes_that_are_no_text_are_shown_and_do_not_stop_the_stream() -> None:
 def test_any_bytes_at_all_come_out_as_they_would_all_at_once() -> None:
     """Random tokens of one to four bytes, hardly ever text: no replacement character too many, none too few."""
     choose = random.Random(2)
-    for _ in range(300):
+    for _ in range(100):
         pieces = [
-            bytes(choose.choice(b"ab\x80\xbf\xc3\xe5\xf0\x9f\x98") for _ in range(choose.randint(1, 4)))
+            bytes(choose.choice(b"ab\x80\xbf\xc3\xe5\xf0\x9f\x98") for _ in range(choose.randint(0, 4)))
             for _ in range(90)
         ]
         detokenizer = Detokenizer(pieces_decoder(pieces))
@@ -224,13 +214,6 @@ def test_text_is_held_back_only_while_it_may_begin_a_stop_string() -> None:
     assert stopped
 
 
-def test_what_was_held_back_comes_out_at_the_end() -> None:
-    released, transcript, stopped = run([b"nearly a st", b"o"], ["stop"])
-    assert "".join(part for part, _ in released) == "nearly a sto"
-    assert not stopped
-    assert transcript.tokens == 2
-
-
 @each("stop", ["😀", "b", "a😀", "😀b", "x"])
 def test_a_stop_string_within_split_characters_cuts_text_and_tokens_at_one_place(stop: str) -> None:
     for pieces in splits("a😀b".encode()):
@@ -238,18 +221,12 @@ def test_a_stop_string_within_split_characters_cuts_text_and_tokens_at_one_place
         text = "a😀b".partition(stop)[0]
         assert "".join(part for part, _ in released) == text, pieces
         assert stopped == (stop != "x")
-        assert released[-1][1] == transcript.tokens
+        counts = [tokens for _, tokens in released]
+        assert counts == sorted(counts) and counts[-1] == transcript.tokens
         # Tokens count up to the last one with which text within the cut is whole.
         whole = [len("a😀b"[:end].encode()) for end in range(len(text) + 1)]
         inside = [count for count in range(len(pieces) + 1) if len(b"".join(pieces[:count])) in whole]
         assert transcript.tokens == max(inside), pieces
-
-
-@each("stop", ["😀", "b", "a😀", "😀b", "x"])
-def test_a_token_is_out_only_once_all_its_text_is_so_that_none_is_ever_taken_back(stop: str) -> None:
-    for pieces in splits("a😀b".encode()):
-        counts = [tokens for _, tokens in run(pieces, [stop])[0]]
-        assert counts == sorted(counts), pieces
 
 
 def test_a_stop_string_that_only_the_flush_completes_is_found() -> None:

@@ -35,7 +35,7 @@ def model(tmp_path):
 
 
 def written(path, card, kind="medusa", age=0, **unlike):
-    path.mkdir(parents=True)
+    path.mkdir(parents=True, exist_ok=True)
     about = {
         "format": 1, "kind": kind, "options": {}, "target": {"name": card.name, "revision": revision(card.path)}, **unlike
     }  # fmt: skip
@@ -112,19 +112,19 @@ def test_damaged_ones_spoil_no_other(paths, model):
         find_drafter("medusa", model, paths)
 
 
-@pytest.mark.parametrize("accuracies", [5, ["ab"], [["x"]], [[]], [[1.5]], [[float("nan")]], [[True]], None])
+@each("accuracies", [5, ["ab"], [["x"]], [[]], [[1.5]], [[float("nan")]], [[True]], None])
 def test_accuracies_that_are_none_are_told(tmp_path, model, accuracies):
     path = written(tmp_path / "drafter", model, accuracy_by_depth=accuracies)
     with pytest.raises(LocalspecError, match="accuracy_by_depth"):
         read_drafter(path)
 
 
-@pytest.mark.parametrize(
+@each(
     "acceptance",
     [5, [], {}, {"length": 2}, {"length": 0.5, "nodes": 4}, {"length": float("nan"), "nodes": 4},
      {"length": 6, "nodes": 4}, {"length": 1, "nodes": 0}, {"length": "2", "nodes": 4}],
 )  # fmt: skip
-@pytest.mark.parametrize("name", ["acceptance", "acceptance_elsewhere"])
+@each("name", ["acceptance", "acceptance_elsewhere"])
 def test_an_acceptance_that_cannot_be_is_told(tmp_path, model, name, acceptance):
     path = written(tmp_path / "drafter", model, **{name: acceptance})
     with pytest.raises(LocalspecError, match=rf"^{name} in .*; train the drafter again\."):
@@ -192,8 +192,8 @@ def test_the_choice_knows_the_weights(paths, model, monkeypatch):
             chosen(name)
 
 
-@pytest.mark.parametrize(
-    ("settings", "said"),
+@each(
+    "settings, said",
     [
         ({"drafter": "phrases", "accept": "rejection"}, "known distribution"),
         ({"drafter": "medusa+phrases", "accept": "rejection"}, "known distribution"),
@@ -227,8 +227,8 @@ def test_several_drafters_are_found_in_any_order(paths, model, monkeypatch):
     assert chosen("phrases+medusa").drafter == "medusa+phrases"
 
 
-@pytest.mark.parametrize(
-    ("name", "said"),
+@each(
+    "name, said",
     [
         ("medusa+semi+medusa", matching("medusa_twice_name_each_drafter")),
         ("medusa+medusa", "has medusa twice"),
@@ -257,7 +257,7 @@ def test_what_cannot_draft_together_is_refused(paths, model, monkeypatch, name, 
         choose(model, Settings(device="cpu", drafter=name.format(path=path)))
 
 
-@pytest.mark.parametrize("name", ["medusa+semi", "layers+medusa"])
+@each("name", ["medusa+semi", "layers+medusa"])
 def test_several_have_no_distribution(paths, model, monkeypatch, name):
     monkeypatch.setenv("LOCALSPEC_HOME", str(paths.home))
     for kind in ("medusa", "semi"):

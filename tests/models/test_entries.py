@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from each import each
 from golden import matching, wording
 
 from localspec.errors import NotHere, UsageMistake
@@ -112,8 +113,8 @@ M = '[m]\nrepo = "org/name"\n'
 D = M + '[[m.drafters]]\nkind = "medusa"\n'
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
+@each(
+    "text, said",
     [
         # neither a place nor two
         ("[m]\n", wording("model_m_path_give_path_model_s")),
@@ -132,6 +133,7 @@ D = M + '[[m.drafters]]\nkind = "medusa"\n'
         (M + f"shape = {SHAPE.replace('inner', 'iner')}\n", "'iner' of the shape of model 'm' .*'inner'"),
         # values of another kind
         (M + "description = 3\n", "description = 3 of model 'm' in {file} must be a text; correct it"),
+        ("[m]\npath = 3\n", wording("must_be_a_text")),
         (M + 'license = ""\n', "license = '' of .* must be a text"),
         (M + 'publisher = "a\\u0000b"\n', "publisher = .* must be a text"),
         (M + 'quality = "best"\n', "quality = 'best' of .* must be a whole number from 1 up"),

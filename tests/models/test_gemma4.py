@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from checkpoints import change_config
 from each import each
 from golden import matching
 from machines import cpu, machine
+from models.language_models import assert_language_model_is_served
 from tiny_models import (
     CONFIGS,
     FAMILIES,
@@ -20,18 +20,15 @@ from tiny_models import (
     byte_tokenizer,
     prompt_ids,
     save_filled,
-    stock_logits,
     stock_reply,
     write,
 )
 from transformers import CONFIG_MAPPING, Gemma4Config, Gemma4ForConditionalGeneration
 from transformers.models.gemma4.modeling_gemma4 import Gemma4TextRotaryEmbedding
 
-from localspec.checkpoint import inspect
 from localspec.cli.show import _installed_facts
 from localspec.config import Settings
 from localspec.decoding.session import Limits
-from localspec.decoding.tree import DraftTree
 from localspec.drafters.s3d import Drafter, S3DOptions
 from localspec.engine.engine import Engine
 from localspec.engine.own_layers import load_layers
@@ -44,8 +41,6 @@ from localspec.models.registry import named_card
 from localspec.models.rope import Rope
 from localspec.models.shape import Shape
 from localspec.models.small_model import mask_token
-from localspec.native.target import NativeTarget
-from localspec.native.threads import Threads
 from localspec.nn.target import Target
 from localspec.policy.selection import choose
 from localspec.training.trainable import make_drafter
@@ -193,7 +188,7 @@ def test_a_small_model_with_inputs_of_each_layer_cannot_draft_in_parallel(tiny: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in CONFIGS if name.startswith("gemma4-")])
+@each("name", [name for name in CONFIGS if name.startswith("gemma4-")])
 def test_the_cpu_engine_computes_it_and_show_lists_what_drafts_for_it(tiny: Make, name: str) -> None:
     card, here = named_card(str(tiny(name).path)), machine(cpu())
     choice = choose(card, Settings(), here)
@@ -241,19 +236,7 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 def test_of_a_model_that_reads_pictures_the_language_model_is_served(pictures: Path) -> None:
-    tokens = prompt_ids(40)
-    whole = Gemma4ForConditionalGeneration.from_pretrained(pictures, attn_implementation="eager", dtype=torch.float32)
-    want = stock_logits(whole.eval(), tokens)
-    target = Target.load(pictures)
-    rows = torch.ones(40, 40, dtype=torch.bool).tril()
-    with torch.no_grad():
-        ours = target.forward_tensors(torch.tensor(tokens), torch.arange(40), rows).logits
-    assert (ours - want).abs().max() < 1e-5 * want.abs().max()
-    native = NativeTarget.open(pictures, quantize="fp32", threads=Threads(1))
-    ours = torch.from_numpy(native.forward(DraftTree.chain(tokens), native.cache(0)).logits.numpy())
-    assert (ours - want).abs().max() < 1e-4 * want.abs().max()
-    found = inspect(pictures)
-    assert found.architecture == "Gemma4ForConditionalGeneration" and found.embedding == VOCABULARY * 48
+    target, found = assert_language_model_is_served(pictures, Gemma4ForConditionalGeneration)
     language = sum(parameter.numel() for parameter in target.transformer.parameters())
     assert found.parameters == language, "without what sees"
     assert read_config(found).per_layer_inputs == (8, VOCABULARY + 10)

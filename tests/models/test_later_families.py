@@ -4,23 +4,21 @@ import json
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from each import each
 from golden import matching
-from tiny_models import CONFIGS, VOCABULARY, byte_tokenizer, prompt_ids, save_filled, stock_logits
+from models.language_models import assert_language_model_is_served
+from tiny_models import CONFIGS, VOCABULARY, byte_tokenizer, save_filled
 from transformers import CONFIG_MAPPING, Mistral3Config, Mistral3ForConditionalGeneration
 from transformers.models.ministral3.modeling_ministral3 import get_llama_4_attn_scale
 
 from localspec.checkpoint import Checkpoint, inspect, supported, text_config
-from localspec.decoding.tree import DraftTree
 from localspec.errors import LocalspecError
 from localspec.models.architecture import TransformerConfig
 from localspec.models.model_config import ModelConfig, read_config
 from localspec.models.rope import Rope
 from localspec.models.shape import Shape
-from localspec.native.target import NativeTarget
 from localspec.nn.rotary import RotaryEmbedding
 from localspec.nn.target import Target
 
@@ -31,7 +29,7 @@ SMALL = {
 DENSE = {"num_local_experts": 0, "layer_types": ["attention"] * 4, "shared_intermediate_size": 24}
 
 
-@pytest.mark.parametrize("family", ["smollm3", "granite", "ministral3"])
+@each("family", ["smollm3", "granite", "ministral3"])
 def test_what_a_config_leaves_out_is_as_its_class_has_it(family):
     stock, ours = CONFIG_MAPPING[family](), ModelConfig.of({"model_type": family})
     for name in (
@@ -67,11 +65,8 @@ def test_of_smollm3_the_layers_that_are_not_rotated_are_its_classs_and_windows_a
 
 def test_granites_multipliers_are_switches_of_the_transformer():
     said = {
-        "embedding_multiplier": 12,
-        "attention_multiplier": 1 / 64,
-        "residual_multiplier": 0.22,
-        "logits_scaling": 8,
-    }
+        "embedding_multiplier": 12, "attention_multiplier": 1 / 64, "residual_multiplier": 0.22, "logits_scaling": 8,
+    }  # fmt: skip
     sizes = TransformerConfig.of(ModelConfig.of({"model_type": "granite", **SMALL, **said}))
     assert (sizes.embed_scale, sizes.query_scalar, sizes.residual_scale, sizes.logit_scale) == (12, 4096, 0.22, 1 / 8)
     plain = TransformerConfig.of(ModelConfig.of({"model_type": "llama", **SMALL}))
@@ -132,6 +127,9 @@ def test_of_granite_4_what_is_not_computed_is_refused_with_the_nearest_model(tmp
     "refused, nearest",
     [
         ("Qwen3NextForCausalLM", "qwen3-4b"),
+        ("Qwen3MoeForCausalLM", "qwen3-4b"),
+        ("Odd", "qwen3-4b"),
+        ("Gemma3nForConditionalGeneration", "gemma-3-4b-it"),
         ("Qwen3_5MoeForConditionalGeneration", "qwen3-4b"),
         ("GraniteMoeForCausalLM", "granite-4.0-micro"),
         ("MinistralForCausalLM", "ministral-3-3b"),
@@ -177,18 +175,7 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 def test_of_a_model_that_reads_pictures_the_language_model_is_served(pictures: Path):
-    tokens = prompt_ids(40)
-    whole = Mistral3ForConditionalGeneration.from_pretrained(pictures, attn_implementation="eager", dtype=torch.float32)
-    want = stock_logits(whole.eval(), tokens)
-    target, native = Target.load(pictures), NativeTarget.open(pictures, quantize="fp32")
-    rows = torch.ones(40, 40, dtype=torch.bool).tril()
-    with torch.no_grad():
-        ours = target.forward_tensors(torch.tensor(tokens), torch.arange(40), rows).logits
-    assert (ours - want).abs().max() < 1e-5 * want.abs().max()
-    theirs = native.forward(DraftTree.chain(tokens), native.cache(64)).logits.rows
-    assert np.abs(theirs - want.numpy()).max() < 1e-4 * np.abs(want.numpy()).max()
-    found = inspect(pictures)
-    assert found.architecture == "Mistral3ForConditionalGeneration" and found.embedding == VOCABULARY * 48
+    assert_language_model_is_served(pictures, Mistral3ForConditionalGeneration)
 
 
 @pytest.mark.slow
@@ -199,11 +186,7 @@ def test_a_head_is_tied_where_the_whole_says_so_and_the_language_model_does_not(
     path = save_filled(Mistral3ForConditionalGeneration(config), tmp_path / "tied", byte_tokenizer())
     said = json.loads((path / "config.json").read_text())
     assert said["tie_word_embeddings"] is True and said["text_config"]["tie_word_embeddings"] is False
-    tokens = prompt_ids(9)
-    whole = Mistral3ForConditionalGeneration.from_pretrained(path, attn_implementation="eager", dtype=torch.float32)
-    want, native = stock_logits(whole.eval(), tokens), NativeTarget.open(path, quantize="fp32")
-    theirs = native.forward(DraftTree.chain(tokens), native.cache(16)).logits.rows
-    assert np.abs(theirs - want.numpy()).max() < 1e-4 * np.abs(want.numpy()).max()
+    assert_language_model_is_served(path, Mistral3ForConditionalGeneration)
 
 
 def test_a_language_model_inside_that_is_not_known_is_refused(pictures: Path, tmp_path: Path):

@@ -100,7 +100,7 @@ def test_scaled_positions_are_read_wherever_a_file_has_them(family, rope, beside
         compare({"model_type": family, **SMALL, "head_dim": 12, "rope_theta": 3e4, key: rope, **beside})
 
 
-@pytest.mark.parametrize("kind", ["su", "yarn", "longrope"])
+@each("kind", ["su", "yarn", "longrope"])
 def test_phi3_calls_one_scaling_by_several_names(kind):
     rope = {"type": kind, **FACTORS}
     content = {"model_type": "phi3", **SMALL, "original_max_position_embeddings": 128, "rope_scaling": rope}

@@ -33,18 +33,19 @@ def enter(fresh_home: Path, tmp_path: Path) -> Enter:
     def enter(*found: str, same: str = "") -> None:
         lines = []
         for name in found:
-            (tmp_path / name).symlink_to(registry.resolve("demo").path)
+            if not (tmp_path / name).exists():
+                (tmp_path / name).symlink_to(registry.resolve("demo").path)
             lines.append(f'["{name}"]\npath = "{tmp_path / name}"\n')
         if same:
             lines.append(f'["{same}"]\npath = "{tmp_path / found[0]}"\n')
-        (fresh_home / "config").mkdir(parents=True)
+        (fresh_home / "config").mkdir(parents=True, exist_ok=True)
         (fresh_home / "config" / "models.toml").write_text("".join(lines))
 
     return enter
 
 
-@pytest.mark.parametrize(
-    ("typed", "meant"),
+@each(
+    "typed, meant",
     [
         (SMOL, SMOL), ("smol", SMOL), ("SMOLLM2", SMOL), (SMOL.lower(), SMOL), ("s", SMOL),
         ("SmolLM2-135M-Instruct.Q4_1:latest", SMOL), ("smollm2:latest", SMOL),
@@ -106,8 +107,8 @@ def test_a_hint_names_a_model_that_is_here_before_others(enter):
         registry.resolve("smollm")  # though smollm3-3b is shorter
 
 
-@pytest.mark.parametrize(
-    ("word", "meant"),
+@each(
+    "word, meant",
     [("smol", SMOL), ("SMOLLM2", SMOL), ("sm", None), ("Hello", None), ("smol talk", None), ("qwen", None), ("", None)],
 )
 def test_a_prompt_of_one_word_may_have_meant_a_model(enter, word, meant):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from checkpoints import CONFIG, change_config, write_checkpoint
+from each import each
 from golden import matching, wording
 
 from localspec.checkpoint import inspect
@@ -130,8 +131,8 @@ def test_a_mark_that_both_list_and_the_small_one_has_no_row_for_is_no_trouble(ta
     assert wording("gives_ids_up_to_3") in passed_over(target, tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("draft", "said"),
+@each(
+    "draft, said",
     [
         ({"vocabulary": {"b": 0, "a": 1, "c": 2}}, "its token 0 is 'b', and the target's is 'a'"),
         ({"added": (("x", 1),)}, "its token 1 is 'x'"),
@@ -152,8 +153,9 @@ def test_an_alien_is_passed_over_with_a_sentence(target, tmp_path, draft, said):
     assert said in told and "\n" not in told
 
 
-@pytest.mark.parametrize(
-    ("name", "content"),
+@pytest.mark.slow
+@each(
+    "name, content",
     [
         ("config.json", "[]"), ("config.json", "{" * 10**5), ("config.json", "\xff"),
         ("tokenizer.json", "[" * 10**5), ("tokenizer.json", '{"model": 5}'), ("tokenizer.json", '"'),

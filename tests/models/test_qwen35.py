@@ -12,8 +12,10 @@ from command import called
 from each import each
 from golden import matching
 from machines import cpu, gpu, machine
+from models.language_models import assert_language_model_is_served
 from safetensors.torch import load_file, save_file
-from tiny_models import RECURRENT, VOCABULARY, Tiny, byte_tokenizer, prompt_ids, save_filled, stock_logits, stock_reply
+from slow_cases import covering
+from tiny_models import RECURRENT, VOCABULARY, Tiny, byte_tokenizer, prompt_ids, save_filled, stock_reply
 from transformers import CONFIG_MAPPING, Qwen3_5Config, Qwen3_5ForConditionalGeneration
 
 from localspec.checkpoint import inspect
@@ -39,7 +41,7 @@ from localspec.training.estimate import hours, needs, shadow
 from localspec.training.trainable import make_drafter, trainable_class
 
 NAME = "qwen3_5-grouped-shared-keys-interval"
-every_config = pytest.mark.parametrize("name", RECURRENT)
+every_config = each("name", RECURRENT)
 SMALL = {
     "model_type": "qwen3_5_text", "hidden_size": 48, "intermediate_size": 40, "num_hidden_layers": 4, "head_dim": 16,
     "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": VOCABULARY, "max_position_embeddings": 512,
@@ -157,13 +159,7 @@ def pictures(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 @pytest.mark.slow
 def test_of_a_model_that_reads_pictures_the_language_model_is_served(pictures: Path) -> None:
-    tokens = prompt_ids(40)
-    whole = Qwen3_5ForConditionalGeneration.from_pretrained(pictures, attn_implementation="eager", dtype=torch.float32)
-    want, target = stock_logits(whole.eval(), tokens), Target.load(pictures)
-    ours = target.forward(DraftTree.chain(tokens), target.cache(64)).logits.rows
-    assert (ours - want).abs().max() < 2e-5 * want.abs().max()
-    found = inspect(pictures)
-    assert found.architecture == "Qwen3_5ForConditionalGeneration" and found.embedding == VOCABULARY * 48
+    target, found = assert_language_model_is_served(pictures, Qwen3_5ForConditionalGeneration)
     assert found.parameters == sum(one.numel() for one in target.transformer.parameters())
 
 
@@ -191,8 +187,7 @@ def conversation(engine: Engine, replies: int = 2) -> Iterator[tuple[list[int], 
 
 
 @pytest.mark.slow
-@every_config
-@pytest.mark.parametrize("drafter", ["phrases", "none", "draft_model"])
+@each("name, drafter", covering(RECURRENT, ["phrases", "none", "draft_model"]))
 def test_the_cpu_engine_answers_as_the_stock_model_does(tiny, name: str, drafter: str) -> None:
     model: Tiny = tiny(name)
     told: list[str] = []
@@ -205,8 +200,7 @@ def test_the_cpu_engine_answers_as_the_stock_model_does(tiny, name: str, drafter
 
 
 @pytest.mark.slow
-@every_config
-@pytest.mark.parametrize("packing", ["int8", "int4"])
+@each("name, packing", covering(RECURRENT, ["int8", "int4"]))
 def test_in_few_bits_replies_are_the_same_with_every_drafter(tiny, name: str, packing: str) -> None:
     path, said = tiny(name).path, []
     for drafter in ("none", "phrases", f"draft_model:{path}", f"draft_model:{tiny(NAME).path}"):
@@ -236,7 +230,7 @@ def test_torch_computes_it_with_dense_weights_alone(tiny) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [NAME])
+@each("name", [NAME])
 def test_trees_and_layers_without_the_others_are_refused_with_what_to_do(tiny, name: str) -> None:
     path = tiny(name).path
     card = card_of(path)
@@ -265,7 +259,7 @@ def test_trees_and_layers_without_the_others_are_refused_with_what_to_do(tiny, n
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_reply_of_each_kind")
-@pytest.mark.parametrize("kind", ["medusa", "eagle3"])  # of the last state, and of inner ones
+@each("kind", ["medusa", "eagle3"])  # of the last state, and of inner ones
 def test_what_train_makes_of_it_drafts_on_both_engines(tiny, tmp_path: Path, kind: str) -> None:
     """By the command; ids are those of the stock model, and in int8 those without a drafter."""
     model: Tiny = tiny(NAME)

@@ -8,7 +8,7 @@ from each import each
 from golden import wording
 
 from localspec.checkpoint import ARCHITECTURES, inspect, revision
-from localspec.errors import LocalspecError, NotHere, UsageMistake
+from localspec.errors import LocalspecError, NotHere
 from localspec.models.registry import cards, installed, resolve
 from localspec.paths import Paths
 
@@ -73,24 +73,6 @@ def test_a_draft_model_is_named_or_lies_beside_the_file(paths, model):
     assert resolve(str(model), paths).draft == ""
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ('[mine]\npaht = "x"', "'path'"),
-        ('[mine]\nlicense = "x"', "no path"),
-        ("[mine]\npath = 3", "path = 3"),
-        ('[mine]\npath = ""', wording("must_be_a_text")),
-        ('[mine]\npath = "a\\u0000b"', wording("must_be_a_text")),
-        ('mine = "x"', "not a table"),
-        ("[mine\n", "line 1"),
-    ],
-)
-def test_mistakes_in_the_users_models(paths, text, said):
-    paths.user_models_file.write_text(text)
-    message = refused(UsageMistake, resolve, "demo", paths)
-    assert said in message and str(paths.user_models_file) in message
-
-
 def test_a_directory_by_its_path(paths, model, monkeypatch):
     assert resolve(str(model), paths).path == model
     monkeypatch.chdir(model.parent)
@@ -100,8 +82,8 @@ def test_a_directory_by_its_path(paths, model, monkeypatch):
     assert resolve("~/model", paths).path == model
 
 
-@pytest.mark.parametrize(
-    ("name", "said"),
+@each(
+    "name, said",
     [
         ("dmo", wording("did_you_mean_demo_2")),
         ("qwen", "demo"),
@@ -129,8 +111,8 @@ def test_installed_tells_what_is_broken(paths, model):
     assert found["demo"].parameters == 44 and isinstance(found["gone"], NotHere)
 
 
-@pytest.mark.parametrize(
-    ("readme", "license_"),
+@each(
+    "readme, license_",
     [
         ("---\nlicense: mit\n---\n# Title", "mit"),
         ('---\r\nlanguage: en\r\nlicense: "apache-2.0"\r\n---\r\n', "apache-2.0"),
@@ -141,6 +123,8 @@ def test_installed_tells_what_is_broken(paths, model):
     ],
 )
 def test_the_license_of_a_directory(paths, model, readme, license_):
+    (model / "LICENSE.txt").unlink(missing_ok=True)
+    (model / "README.md").unlink(missing_ok=True)
     assert resolve(str(model), paths).license is None
     (model / "README.md").write_bytes(readme.encode())
     assert resolve(str(model), paths).license == license_
@@ -163,7 +147,7 @@ def test_inspect(tmp_path, architecture):
 
 
 def sharded(path, table):
-    (path / "model.safetensors").unlink()
+    (path / "model.safetensors").unlink(missing_ok=True)
     (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": table}))
 
 
@@ -176,15 +160,13 @@ def test_inspect_shards(model):
     assert [file.name for file in inspect(model).weight_files] == ["one.safetensors", "two.safetensors"]
 
 
-@pytest.mark.parametrize(
-    "name", ["../model.safetensors", "/etc/passwd", "pytorch_model.bin", "..", "a/b.safetensors", "x" * 5000]
-)
+@each("name", ["../model.safetensors", "/etc/passwd", "pytorch_model.bin", "..", "a/b.safetensors", "x" * 5000])
 def test_an_index_names_only_what_lies_beside_it(model, name):
     sharded(model, {"a": name})
     assert repr(name)[:99] in refused(LocalspecError, inspect, model)
 
 
-@pytest.mark.parametrize("content", ["[]", "{}", '{"weight_map": {}}', '{"weight_map": {"a": 1}}', "{"])
+@each("content", ["[]", "{}", '{"weight_map": {}}', '{"weight_map": {"a": 1}}', "{"])
 def test_broken_index(model, content):
     sharded(model, {})
     (model / "model.safetensors.index.json").write_text(content)
@@ -199,23 +181,22 @@ def test_no_model_there(tmp_path, model):
     assert "config.json" in refused(NotHere, inspect, model)
 
 
-@pytest.mark.parametrize(
-    "name", ["pytorch_model.bin", "pytorch_model-00001-of-00002.bin", "model.pt", "consolidated.00.pth"]
-)
-def test_pickle_is_refused(model, name):
+@each("name", ["pytorch_model.bin", "pytorch_model-00001-of-00002.bin", "model.pt", "consolidated.00.pth"])
+def test_pickle_is_refused(tmp_path, name):
+    model = write_checkpoint(tmp_path / "model")
     (model / "model.safetensors").unlink()
     (model / name).write_bytes(b"\x80\x04N.")
     assert name in refused(LocalspecError, inspect, model)
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"3", b"\xff\xfe", b"[" * 100_000, b'{"a": 1,}'])
+@each("content", [b"", b"{", b"[1]", b"3", b"\xff\xfe", b"[" * 100_000, b'{"a": 1,}'])
 def test_broken_config(model, content):
     (model / "config.json").write_bytes(content)
     for call in (inspect, revision):
         assert "config.json" in refused(LocalspecError, call, model)
 
 
-@pytest.mark.parametrize("named", [["GPT2LMHeadModel"], [], None, "LlamaForCausalLM", [3], ["MixtralForCausalLM"]])
+@each("named", [["GPT2LMHeadModel"], [], None, "LlamaForCausalLM", [3], ["MixtralForCausalLM"]])
 def test_other_architectures_are_refused_by_name(model, named):
     (model / "config.json").write_text(json.dumps({"architectures": named}))
     message = refused(LocalspecError, inspect, model)
@@ -239,7 +220,7 @@ def header(content: object, tensors: int = 0) -> bytes:
 WHOLE = safetensors({"a": [10]})
 
 
-@pytest.mark.parametrize(
+@each(
     "content",
     [
         b"",

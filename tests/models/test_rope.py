@@ -5,7 +5,6 @@ import pytest
 import torch
 from each import each
 from golden import matching
-from slow_cases import cases
 from transformers import CONFIG_MAPPING
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
@@ -63,13 +62,13 @@ def units_apart(ours, theirs):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", cases(SCALINGS, ["default", "llama3", "longrope", "yarn"]))
+@each("name", SCALINGS)
 def test_frequencies_are_those_of_the_hugging_face_code(name):
     """Its power is a unit away from the true one now and then, which the steps after it can double."""
     apart = []
     for family in ("llama", "qwen3", "phi3") if name in ("default", "longrope") else ("llama", "mistral"):
-        for head_dim in (8, 12, 64, 80, 96, 128):
-            for theta in (10000, 10000.0, 5e5, 1e6, 150000.5):
+        for head_dim in (8, 12, 80, 128):
+            for theta in (10000, 5e5, 150000.5):
                 said = content(family, head_dim, theta, SCALINGS[name])
                 for context in (16, 512, 513, 2048, 5000):
                     ours, (theirs, attention_scaling) = (

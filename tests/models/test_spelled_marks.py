@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from chat_templates import CHATML, GEMMA3, LLAMA3, METASPACE, MISTRAL3, PHI3, QWEN3, write_tokenizer
+from each import each
 from golden import matching
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
@@ -66,7 +67,8 @@ def control(chat: ChatTokenizer, ids: list[int]) -> list[int]:
     return [token for token in ids if token in special]
 
 
-@pytest.mark.parametrize("name", ["demo", CHATML, GEMMA3, LLAMA3, METASPACE, MISTRAL3, PHI3, QWEN3])
+@pytest.mark.slow
+@each("name", ["demo", CHATML, GEMMA3, LLAMA3, METASPACE, MISTRAL3, PHI3, QWEN3])
 def test_marks_that_people_spell_are_text_and_come_back_unchanged(chat: Any, name: str) -> None:
     family = chat(name)
     marks = sorted(family.marks._marks)
@@ -81,7 +83,7 @@ def test_marks_that_people_spell_are_text_and_come_back_unchanged(chat: Any, nam
             assert f"q{text}q" in family.tokenizer.decode(ids), "nothing was added, and nothing was lost"
 
 
-@pytest.mark.parametrize("name", [CHATML, LLAMA3, QWEN3])
+@each("name", [CHATML, LLAMA3, QWEN3])
 def test_their_ids_are_those_of_the_plain_text(chat: Any, name: str) -> None:
     """Of a tokenizer that does not know them as marks, with the template's own marks around."""
     family = chat(name, TURNS if name != LLAMA3 else None)
@@ -97,7 +99,7 @@ def test_their_ids_are_those_of_the_plain_text(chat: Any, name: str) -> None:
     assert any(ids[at : at + len(spelled) - 2] == spelled[:-2] for at in range(len(ids))), (ids, expected, spelled)
 
 
-@pytest.mark.parametrize("writes", WRITES.values(), ids=WRITES.keys())
+@each("writes", WRITES.values())
 def test_no_template_makes_marks_of_what_people_spell(chat: Any, writes: str) -> None:
     """Whatever it does with contents; and what it does is what it does with contents without marks."""
     family = chat(CHATML, TURNS.replace(MARKED, writes))
@@ -162,7 +164,7 @@ def test_marks_that_the_files_do_not_call_special_are_no_less_marks(chat: Any, t
 # -- system prompts ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("template", [NO_SYSTEM, SEVERE])
+@each("template", [NO_SYSTEM, SEVERE])
 def test_a_system_prompt_that_a_template_leaves_out_or_refuses_is_said_to_the_user(chat: Any, template: str) -> None:
     family = chat(CHATML, template)
     assert family.render([system("Be brief."), user("Hi")]) == family.render([user("Be brief.\n\nHi")])
@@ -171,8 +173,8 @@ def test_a_system_prompt_that_a_template_leaves_out_or_refuses_is_said_to_the_us
     assert whole == family.render([user("Be brief.\n\na"), *turns[1:]])
 
 
-@pytest.mark.parametrize(
-    ("template", "expected"),
+@each(
+    "template, expected",
     [
         (TURNS, None),  # all are written where they stand
         (NO_SYSTEM, [user("s\n\na"), {"role": "assistant", "content": "b"}, user("t\n\nc")]),

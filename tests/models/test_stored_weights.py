@@ -34,6 +34,7 @@ def copied(model: Tiny, path: Path, change: Callable[[dict[str, torch.Tensor]], 
     return path
 
 
+@pytest.mark.slow
 @each("dtype", ["float64", "float32", "float16", "bfloat16"])
 def test_numbers_of_every_type_are_read_from_anywhere(tiny: Make, tmp_path: Path, dtype: str) -> None:
     path = copied(
@@ -64,9 +65,9 @@ def says_tied(path: Path) -> bool:
     return stored_sizes(inspect(path), replace(read_config(inspect(path)), tie_word_embeddings=True)).tied
 
 
-@pytest.mark.parametrize("piece", [stored_weights._PIECE, 100])
-@pytest.mark.parametrize(
-    ("head", "own"),
+@each("piece", [stored_weights._PIECE, 100])
+@each(
+    "head, own",
     [
         (lambda embedding: embedding.clone(), False),
         (lambda embedding: embedding.double(), False),
@@ -74,7 +75,6 @@ def says_tied(path: Path) -> bool:
         (lambda embedding: embedding[:-1].clone(), True),
         (lambda embedding: -embedding, True),
     ],
-    ids=["the same", "the same in another type", "the last row differs", "shorter", "another"],
 )
 def test_a_head_is_its_own_where_a_number_differs(
     tiny: Make,

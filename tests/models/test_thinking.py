@@ -9,7 +9,7 @@ from each import each
 from golden import wording
 
 from localspec.models.detokenize import Transcript
-from localspec.models.thinking import KNOWN, Marks, Parting, Thinking, marks_of, possible
+from localspec.models.thinking import KNOWN, Marks, Parting, Thinking, marks_of
 
 THINK = KNOWN[0]
 SHORT = Marks("<t>", "</t>", ("<r>", "</r>"))
@@ -53,10 +53,10 @@ PARTS = ["<t>", "</t>", "<r>", "</r>", "<", "/", "t", ">", "<t", "</", " ", "\n"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("begun", [False, True])
+@each("begun", [False, True])
 def test_any_pieces_of_any_text_are_parted_as_the_whole_is(begun: bool) -> None:
     choose, thought, answered = random.Random(3), 0, 0
-    for _ in range(2500):
+    for _ in range(1200):
         pieces = [choose.choice(PARTS) for _ in range(choose.randint(0, 12))]
         if choose.random() < 0.5:
             pieces.insert(0, "<t>")
@@ -66,7 +66,7 @@ def test_any_pieces_of_any_text_are_parted_as_the_whole_is(begun: bool) -> None:
         assert parted(list(text), SHORT, begun) == expected, text
         assert parted(pieces, SHORT, begun) == expected, pieces
         thought, answered = thought + bool(expected[0]), answered + all(expected)
-    assert thought > 200 and answered > 80
+    assert thought > 100 and answered > 40
 
 
 @each(
@@ -130,11 +130,6 @@ def test_a_model_has_the_marks_that_its_template_or_its_tokens_name(
     template: str, tokens: list[str], marks: Marks | None
 ) -> None:
     assert marks_of(template, tokens) == marks
-
-
-def test_the_end_of_a_text_with_which_a_word_may_begin() -> None:
-    assert [possible("xab", words) for words in (("abc",), ("bc", "abc"), ("xab",), ())] == [2, 2, 0, 0]
-    assert possible("xab", ("abc",), 2) == 0 and possible("xab", ("bc",), 2) == 1
 
 
 # -- with tokens -------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from chat_templates import CHATML, write_tokenizer
 from chat_templates import QWEN3_TEMPLATE as QWEN3
+from each import each
 from scripted_models import random_model
 from thinking_templates import GRANITE, KEEPS, R1, SMOLLM3, WORDS
 from tokenizers import AddedToken
@@ -43,8 +44,8 @@ def chat(path: Path) -> Any:
     return make
 
 
-@pytest.mark.parametrize(
-    ("template", "switch", "by_itself"),
+@each(
+    "template, switch, by_itself",
     [
         (QWEN3, Switch("enable_thinking"), True),
         (SMOLLM3, Switch("enable_thinking"), True),
@@ -56,7 +57,6 @@ def chat(path: Path) -> Any:
         ("{{ enable_thinking }}{{ raise_exception('no') }}", None, None),
         (None, None, None),
     ],
-    ids=["qwen3", "smollm3", "words", "granite", "r1", "keeps", "named", "fails", "none"],
 )  # fmt: skip
 def test_a_switch_is_what_changes_the_text(
     chat: Any, template: str | None, switch: Switch | None, by_itself: bool | None
@@ -66,10 +66,8 @@ def test_a_switch_is_what_changes_the_text(
     assert family.thinks_by_itself(None) is by_itself and family.heeds_switch(None) is (switch is not None)
 
 
-@pytest.mark.parametrize(
-    ("template", "variable"), [(QWEN3, "enable_thinking"), (SMOLLM3, "enable_thinking"), (GRANITE, "thinking")]
-)
-@pytest.mark.parametrize("think", [True, False, None])
+@each("template, variable", [(QWEN3, "enable_thinking"), (SMOLLM3, "enable_thinking"), (GRANITE, "thinking")])
+@each("think", [True, False, None])
 def test_a_variable_reaches_the_template_as_in_transformers(
     chat: Any, theirs: Any, template: str, variable: str, think: bool | None
 ) -> None:
@@ -96,9 +94,7 @@ def test_some_have_no_switch_beside_a_system_prompt(chat: Any) -> None:
     assert all(chat(template).heeds_switch("Be brief.") for template in (QWEN3, SMOLLM3, WORDS))
 
 
-@pytest.mark.parametrize(
-    ("template", "read"), [(QWEN3, False), (SMOLLM3, False), (GRANITE, False), (R1, False), (KEEPS, True)]
-)
+@each("template, read", [(QWEN3, False), (SMOLLM3, False), (GRANITE, False), (R1, False), (KEEPS, True)])
 def test_what_was_thought_is_read_again_only_where_the_template_asks_for_it(
     chat: Any, template: str, read: bool
 ) -> None:
@@ -115,7 +111,7 @@ def test_what_was_thought_is_read_again_only_where_the_template_asks_for_it(
     assert (chat(template).render([*ASKED, without, *ASKED]) == text) == (not read)
 
 
-@pytest.mark.parametrize("special", [True, False])
+@each("special", [True, False])
 def test_marks_are_seen_whether_they_are_special_tokens_or_not(path: Path, tmp_path: Path, special: bool) -> None:
     backend = Backend.from_file(str(path / "tokenizer.json"))
     marks = [AddedToken(mark, special=special, normalized=False) for mark in ("<think>", "</think>")]
@@ -150,6 +146,6 @@ def test_a_model_that_knows_no_marks_has_none(tmp_path: Path) -> None:
     assert ChatTokenizer(Tokenizer.open(random_model(tmp_path / "noise"))).thinking is None
 
 
-@pytest.mark.parametrize(("template", "thinks"), [(QWEN3, "switch"), (R1, "always"), (KEEPS, None), (None, None)])
+@each("template, thinks", [(QWEN3, "switch"), (R1, "always"), (KEEPS, None), (None, None)])
 def test_when_a_model_thinks(chat, template: str | None, thinks: str | None) -> None:
     assert chat(template).thinks == thinks

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from each import each
 from golden import matching, wording
 from panicking import PANICS, panicking
 from scripted_models import scripted_model
@@ -42,7 +43,7 @@ def unseen(fresh_home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
+@each(
     "normalizer",
     [
         {"type": "Precompiled", "precompiled_charsmap": ""},
@@ -74,12 +75,12 @@ def test_a_regular_expression_that_searches_without_end_is_found_by_the_trial(un
 REPLACE = {"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "}
 
 
-@pytest.mark.parametrize(
-    ("step", "good"),
+@each(
+    "step, good",
     [
-        (REPLACE, True),
         ({**REPLACE, "content": "  "}, False),
         ({**REPLACE, "pattern": {"Regex": "a*[bc]"}}, False),
+        (REPLACE, True),  # the last, since it leaves a mark
     ],
 )
 def test_text_is_made_of_ids_by_steps_that_end(unseen, model, step, good):
@@ -130,7 +131,7 @@ def test_nothing_else_calls_what_may_panic():
     assert calls == {"tokenizer.py", "trial_child.py"}
 
 
-@pytest.mark.parametrize("kind", ["WordLevel", "WordPiece"])
+@each("kind", ["WordLevel", "WordPiece"])
 def test_a_word_that_a_tokenizer_does_not_know(unseen, model, kind):
     parts = {
         "type": kind,
@@ -189,18 +190,17 @@ def test_what_comes_with_localspec_is_not_tried(unseen, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("template", "why"), [(ENDLESS, wording("it_takes_too_long")), ("{{ 'x' * 5 * 2**30 }}", "MemoryError")]
-)
+@each("template, why", [(ENDLESS, wording("it_takes_too_long")), ("{{ 'x' * 5 * 2**30 }}", "MemoryError")])
 def test_a_template_that_fails_its_trial_is_never_rendered_here(unseen, model, monkeypatch, template, why):
     (model / "chat_template.jinja").write_text(template)
     tokenizer = Tokenizer.open(model)
     assert tokenizer.encode("Hello") and not unseen.exists()
-    monkeypatch.setattr("localspec.models.chat_template.render_template", pytest.fail)
-    with pytest.raises(LocalspecError, match=f"chat template cannot be used .*{why}"):
-        ChatTokenizer(tokenizer).render(ASKED)
-    monkeypatch.setattr(tokenizer_trial, "_answers", pytest.fail)
-    assert Tokenizer.open(model).template_fault == tokenizer.template_fault
+    with monkeypatch.context() as patch:
+        patch.setattr("localspec.models.chat_template.render_template", pytest.fail)
+        with pytest.raises(LocalspecError, match=f"chat template cannot be used .*{why}"):
+            ChatTokenizer(tokenizer).render(ASKED)
+        patch.setattr(tokenizer_trial, "_answers", pytest.fail)
+        assert Tokenizer.open(model).template_fault == tokenizer.template_fault
 
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="clocks of computing as on POSIX")

@@ -13,7 +13,6 @@ from localspec.machine import compiled
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leaves out what needs the library where there is none."""
     if compiled.library() is None:
         for item in items:
             if "native" in item.path.parts:
@@ -34,5 +33,4 @@ def tiny(tiny: Callable[[str], Tiny]) -> Callable[..., Tiny]:
 
 @pytest.fixture
 def own_read() -> Callable[..., Any]:
-    """How a test that makes a model of its own reads it."""
     return read_native

@@ -4,6 +4,7 @@ import ctypes
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -11,26 +12,11 @@ import torch
 from localspec.models.architecture import TransformerConfig, weight_map
 from localspec.models.model_config import ModelConfig
 from localspec.models.rope import Rope
-from localspec.native.library import (
-    ACTIVATIONS,
-    FORMATS,
-    Adapter,
-    Delta,
-    Layer,
-    LayerInputs,
-    Matrix,
-    Request,
-    address,
-    check,
-    int32,
-    library,
-    made,
-)
-from localspec.native.library import (
-    ModelConfig as NativeConfig,
-)
+from localspec.native import model as native_model
+from localspec.native.library import ACTIVATIONS, Adapter, Layer, Request, address, check, int32, library, made
+from localspec.native.library import ModelConfig as NativeConfig
 from localspec.native.matrix import PackedMatrix
-from localspec.native.model import delta_sizes
+from localspec.native.threads import Threads
 
 ISAS = ("c", "neon", "avx2", "avx_vnni", "avx512_vnni")
 
@@ -80,75 +66,23 @@ class Model:
     def __init__(self, stock: Any, form: str = "fp32", cache: str = "fp32", context: int = 512) -> None:
         config = ModelConfig.of(stock.config.to_dict())
         sizes = self.sizes = TransformerConfig.of(config)
-        rope = Rope.of(config, context)
         state = {name: tensor.detach().float().numpy() for name, tensor in stock.state_dict().items()}
-        weights = {
+        weights: dict[str, Any] = {
             ours: np.concatenate([state[part] for part, _ in parts]) for ours, parts in weight_map(sizes).items()
         }
-        self.kept: list[Any] = [rope, weights]
-
-        def matrix(name: str, interleave: bool = False) -> Matrix:
-            packed = PackedMatrix.pack(
-                weights[name + ".weight"], form, 0 if form in ("fp32", "bf16") else 32, interleave
-            )
-            self.kept.append(packed)
-            return packed.struct(weights.get(name + ".bias"))
-
         weights.setdefault("lm_head.weight", weights["embed_tokens"])
-        layers = (Layer * sizes.num_layers)()
-        for index in range(sizes.num_layers):
-            at = f"layers.{index}."
-            recurrent = sizes.is_recurrent(index)
-            mixers = ("delta.in_proj", "delta.out_proj") if recurrent else ("qkv_proj", "o_proj")
-            linears = [matrix(at + name, name == "gate_up_proj") for name in (*mixers, "gate_up_proj", "down_proj")]
-            delta = Delta(
-                *(address(weights[f"{at}delta.{name}"]) for name in ("conv", "dt_bias", "A_log", "value_norm"))
-                if recurrent
-                else ()
-            )
-            self.kept.append(delta)
-            norms = [
-                address(weights.get(at + name))
-                for name in ("input_layernorm", "post_attention_layernorm", "q_norm", "k_norm", "o_norm", "down_norm")
-            ]
-            window = sizes.sliding_windows[index]
-            said = ctypes.addressof(delta) if recurrent else None
-            layers[index] = Layer(*linears, *norms, window or 0, sizes.is_local(index), said)
-            layers[index].scalar = address(weights.get(at + "layer_scalar"))
-            if sizes.layer_sizes:
-                own = sizes.layer_sizes[index]
-                layers[index].num_kv_heads, layers[index].head_dim = own.num_kv_heads, own.head_dim
-                layers[index].intermediate_size = own.intermediate_size
-                layers[index].keys_from = 0 if own.keys_of is None else index - own.keys_of
-                layers[index].keys_are_values = own.keys_are_values
-            if sizes.per_layer_inputs[0]:
-                layers[index].input_gate = matrix(at + "per_layer_input_gate")
-                layers[index].input_projection = matrix(at + "per_layer_projection")
-                layers[index].input_norm = address(weights[at + "per_layer_norm"])
-        inputs, (width, tokens) = LayerInputs(), sizes.per_layer_inputs
-        if width:
-            inputs = LayerInputs(
-                width, tokens, FORMATS["fp32"], width**0.5, sizes.hidden_size**-0.5,
-                address(weights["embed_tokens_per_layer"]), matrix("per_layer_model_projection"),
-                address(weights["per_layer_projection_norm"]),
-            )  # fmt: skip
-        self.config = NativeConfig(
-            sizes.num_layers, sizes.hidden_size, sizes.intermediate_size, sizes.num_heads, sizes.num_kv_heads, sizes.head_dim,
-            rope.rotary_dim, sizes.vocab_size, FORMATS[cache], FORMATS["fp32"], sizes.rms_norm_eps, rope.attention_scaling,
-            1.0, sizes.query_scalar or sizes.head_dim, sizes.embed_scale, sizes.norm_offset, sizes.residual_scale,
-            sizes.logit_scale, ACTIVATIONS[sizes.activation],
-            address(weights["embed_tokens"]), matrix("lm_head"), address(weights["norm"]), address(rope.inv_freq),
-            address(rope.local.inv_freq if rope.local else None), address(rope.query_factors),
-            0 if rope.query_factors is None else len(rope.query_factors), rope.query_period, ctypes.cast(layers, ctypes.c_void_p),
-            sizes.gated, delta_sizes(sizes), 0 if rope.local is None else rope.local.rotary_dim, sizes.value_norm,
-            sizes.logit_cap, inputs,
-        )  # fmt: skip
-        self.kept.append(layers)
-        self.handle = made(library().ls_model_new(self.config))
+        group = 0 if form in ("fp32", "bf16") else 32
+        for name in [name for name in weights if name.endswith(".weight")]:
+            weights[name] = PackedMatrix.pack(weights[name], form, group, "gate_up_proj" in name)
+        told: list[NativeConfig] = []
+        with patch.object(native_model, "ModelConfig", lambda *given: told.append(NativeConfig(*given)) or told[-1]):
+            self.native = native_model.NativeModel(sizes, Rope.of(config, context), weights, Threads(1), cache)
+        self.handle, (self.config,) = self.native.handle, told
+        self.kept: list[Any] = []  # arrays of adapters, which the library reads
 
-    def __del__(self) -> None:
-        if hasattr(self, "handle"):
-            library().ls_model_free(self.handle)
+    def layers(self) -> ctypes.Array[Layer]:
+        """Return what the library was told of its layers."""
+        return (Layer * self.sizes.num_layers)(*map(self.native._layer, range(self.sizes.num_layers)))
 
 
 class Text:
@@ -199,7 +133,6 @@ class Text:
         check(library().ls_cache_truncate(self.cache, length))
 
     def read(self, tokens: Sequence[int], chunk: int) -> np.ndarray:
-        """All tokens, `chunk` at a time, committed; their logits."""
         parts = []
         for start in range(0, len(tokens), chunk):
             part = tokens[start : start + chunk]

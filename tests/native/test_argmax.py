@@ -1,7 +1,6 @@
 """The likeliest token as the head finds it: of the vocabulary alone, and of equals the first, whoever computed them."""
 
 import numpy as np
-import pytest
 from each import each
 
 from localspec.models.architecture import TransformerConfig
@@ -33,7 +32,6 @@ def likeliest(model, states):
 @each("packing", GROUPS)
 @each("vocab", [1, 31, 33, 300])
 def test_channels_that_only_fill_a_panel_are_no_tokens(packing, vocab):
-    """Their logits are 0, more than all of these."""
     random = np.random.default_rng(vocab)
     model = head(-1 - random.random((vocab, 64), np.float32), packing)
     for rows in (1, 8, 9):
@@ -50,7 +48,7 @@ def test_of_equals_the_first_is_the_likeliest(same):
         assert (logits[:, same[0]] == logits[:, same[1]]).all() and (argmax == same[0]).all()
 
 
-@pytest.mark.parametrize("threads", [1, 2, 5])
+@each("threads", [1, 2, 5])
 def test_of_equals_in_the_parts_of_several_threads_the_first_is_the_likeliest(threads):
     model, states = head(np.ones((32 * 60, 2048), np.float32), threads=threads), np.ones((3, 2048), np.float32)
     for _ in range(30):  # who computes which part is chance

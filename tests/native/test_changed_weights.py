@@ -5,6 +5,7 @@ import json
 import os
 
 import pytest
+from each import each
 from golden import matching
 from native.test_pack import copied, quiet
 
@@ -32,7 +33,6 @@ def paths(tmp_path):
 
 @pytest.fixture(autouse=True)
 def settled(monkeypatch):
-    """Files are as old as they need to be."""
     monkeypatch.setattr(module, "_SETTLED", 0)
 
 
@@ -144,7 +144,7 @@ def test_only_reading_all_of_it_sees_bytes_that_changed_and_nothing_else(model, 
     assert changed_unseen([file], paths) == [], "its time of change says it"
 
 
-@pytest.mark.parametrize("content", [b"", b"[]", b'{"a": 1}', b'{"a": [1, 2, 3]}', b"\xff", b"[" * 100_000])
+@each("content", [b"", b"[]", b'{"a": 1}', b'{"a": [1, 2, 3]}', b"\xff", b"[" * 100_000])
 def test_what_is_remembered_may_be_damaged(model, paths, content):
     wanted = weight_digests([model / "model.safetensors"], paths)
     (paths.packed / "digests.json").write_bytes(content)
@@ -164,7 +164,6 @@ def test_what_is_gone_is_forgotten(model, paths):
 
 @pytest.mark.slow
 def test_other_weights_of_the_same_revision_take_nothing_from_a_model_that_is_only_packed(model, paths):
-    """Neither its file nor, in another packing, its weights."""
     kept = packed_cache.make(model, "int8", Origin("org/name", revision(model), repo="org/name"), 1, quiet(), paths)
     content = kept.read_bytes()
     change(model)

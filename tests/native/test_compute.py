@@ -15,8 +15,8 @@ from command import environment
 from drafting import torch_form
 from each import each
 from session_replies import reply
-from slow_cases import cases, covering
-from tiny_models import DRAFTING, FAMILIES, Tiny, prompt_ids
+from slow_cases import covering
+from tiny_models import DRAFTING, FAMILIES, prompt_ids
 
 from localspec.decoding.budget import Budget
 from localspec.decoding.compute import LowRank
@@ -32,7 +32,6 @@ from localspec.models.drafter_cards import read_drafter
 from localspec.native.target import NativeTarget
 from localspec.native.threads import Threads
 
-Make = Callable[..., Tiny]
 DEMO = Path(__file__).parents[2] / "localspec" / "demo"
 SHIPPED = sorted(path.name for path in (DEMO / "drafters").iterdir())
 LLAMA = FAMILIES[0]
@@ -51,7 +50,7 @@ def near(ours: np.ndarray, theirs: torch.Tensor, by: float = 1e-5) -> None:
 
 
 @each("packing", ["fp32", "bf16", "int8", "int4"])
-def test_layers_are_those_of_torch_as_far_as_they_are_rounded(tiny: Make, packing: str) -> None:
+def test_layers_are_those_of_torch_as_far_as_they_are_rounded(tiny, packing):
     """Sizes that fill neither a panel nor a group; drafters of a model in 4 bits have 8."""
     ours, by = tiny(LLAMA, packing).target.compute, {"fp32": 1e-5, "bf16": 1e-2}.get(packing, 3e-2)
     theirs = torch_form(tiny(LLAMA, packing).target).compute
@@ -68,7 +67,7 @@ def test_layers_are_those_of_torch_as_far_as_they_are_rounded(tiny: Make, packin
     assert ours.linear(weight, bias).nbytes >= {"fp32": 4, "bf16": 2}.get(packing, 1) * weight.size + bias.nbytes
 
 
-def test_functions_are_those_of_torch(tiny: Make) -> None:
+def test_functions_are_those_of_torch(tiny):
     ours = tiny(LLAMA).target.compute
     theirs, x = torch_form(tiny(LLAMA).target).compute, numbers(3, 20) * 30
     rows = torch.from_numpy(x)
@@ -89,9 +88,9 @@ def test_functions_are_those_of_torch(tiny: Make) -> None:
         assert [chance for _, chance in found] == pytest.approx([chance for _, chance in expected], rel=1e-4)
 
 
-@pytest.mark.parametrize("which", WHICH)
-@pytest.mark.parametrize("name", cases(OWN_LAYERS, [LLAMA, FAMILIES[4]]))
-def test_rows_through_some_layers_and_adapters_are_those_of_torch(tiny: Make, name: str, which: str) -> None:
+@pytest.mark.slow
+@each("name, which", covering(OWN_LAYERS, WHICH))
+def test_rows_through_some_layers_and_adapters_are_those_of_torch(tiny, name, which):
     target, text = tiny(name).target, prompt_ids(20, seed=2)
     sizes, kept, states = target.compute.target.sizes, (0, 2), []
     tensors = {}
@@ -114,9 +113,8 @@ def test_rows_through_some_layers_and_adapters_are_those_of_torch(tiny: Make, na
     assert np.allclose(states[3], states[2][:, [3, 40, 319, 7]], atol=1e-5)
 
 
-@pytest.mark.parametrize("tokens", [0, 77])
-def test_a_small_transformer_is_that_of_torch(tiny: Make, tokens: int) -> None:
-    """With an embedding and a head of its own, or with neither; text by text, from its own cache."""
+@each("tokens", [0, 77])
+def test_a_small_transformer_is_that_of_torch(tiny, tokens):
     target = tiny(LLAMA).target
     sizes = replace(target.compute.target.sizes, vocab_size=tokens, tied=True, sliding_windows=(None, 6))
     weights = {}
@@ -137,8 +135,7 @@ def test_a_small_transformer_is_that_of_torch(tiny: Make, tokens: int) -> None:
         near(ours, theirs, 1e-4)
 
 
-def test_an_adapter_that_is_stacked_is_each_of_its_parts(tiny: Make) -> None:
-    """By hand: the layer's rows of a projection get that projection's own A and B, and no others."""
+def test_an_adapter_that_is_stacked_is_each_of_its_parts(tiny):
     sizes = tiny(LLAMA).target.compute.target.sizes
     tensors = {}
     for part in adapted_parts(sizes, (1,), "vko"):
@@ -170,8 +167,6 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], NativeTarg
 
 @pytest.fixture(scope="module")
 def plain(demo: Callable[[str], NativeTarget]) -> Callable[[str, str, Sampling], list[int]]:
-    """plain(packing, question, sampling): what plain decoding says, once for all drafters."""
-
     @cache
     def said(packing: str, question: str, sampling: Sampling) -> list[int]:
         target = demo(packing)
@@ -183,10 +178,7 @@ def plain(demo: Callable[[str], NativeTarget]) -> Callable[[str, str, Sampling],
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "packing"), covering(SHIPPED, ["int4", "int8", "bf16", "fp32"], fast=1))
-def test_a_shipped_drafter_helps_and_changes_no_text(
-    demo: Callable[[str], NativeTarget], plain: Callable[[str, str, Sampling], list[int]], kind: str, packing: str
-) -> None:
-    """Whatever the packing: the text is plain decoding's own, to the token."""
+def test_a_shipped_drafter_helps_and_changes_no_text(demo, plain, kind, packing):
     target, tokens, steps = demo(packing), 0, 0
     drafter = load_drafter(read_drafter(DEMO / "drafters" / kind), target)
     assert 0 < drafter.nbytes < target.nbytes
@@ -200,8 +192,7 @@ def test_a_shipped_drafter_helps_and_changes_no_text(
 
 
 @pytest.mark.slow
-def test_no_drafter_imports_torch(tmp_path: Path) -> None:
-    """Each kind with weights is loaded and drafts; the public names of the training halves are nowhere."""
+def test_no_drafter_imports_torch(tmp_path):
     code = f"""
 import json, sys
 from pathlib import Path

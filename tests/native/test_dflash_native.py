@@ -1,9 +1,5 @@
 """DFlash on the CPU engine: the same plain loop, the same texts, in every packing."""
 
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import pytest
 from drafters.test_dflash import (  # noqa: F401
     FORMS,
@@ -18,21 +14,19 @@ from drafters.test_dflash import (  # noqa: F401
     test_without_features_or_nodes_there_is_the_root_alone,
     watched,
 )
+from each import each
+from native.packings import PACKINGS, assert_plain_text
 from session_replies import reply
 from slow_cases import covering
-from tiny_models import FAMILIES, Tiny, prompt_ids, stock_reply
+from tiny_models import FAMILIES, prompt_ids, stock_reply
 
 from localspec.decoding.budget import Budget
-from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Session
-from localspec.drafters.autoregressive import Autoregressive
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("form", "name"), covering(FORMS, FAMILIES, fast=4), ids=str)
-def test_every_block_is_that_of_a_plain_loop_and_the_text_the_targets_own(
-    tiny: Callable[..., Tiny], tmp_path: Path, name: str, form: dict[str, Any]
-) -> None:
+def test_every_block_is_that_of_a_plain_loop_and_the_text_the_targets_own(tiny, tmp_path, name, form):
     model, prompt = tiny(name), prompt_ids(17, seed=23)
     drafter, head = made(model, tmp_path, **form)
     seen = watched(drafter)
@@ -45,14 +39,9 @@ def test_every_block_is_that_of_a_plain_loop_and_the_text_the_targets_own(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("packing", ["int8", "int4", "bf16"])
-def test_the_text_is_plain_decodings_in_every_packing(
-    tiny: Callable[..., Tiny], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packing: str
-) -> None:
+@each("packing", PACKINGS)
+def test_the_text_is_plain_decodings_in_every_packing(tiny, tmp_path, monkeypatch, packing):
     model, prompt = tiny(FAMILIES[0], packing), prompt_ids(12, seed=4)
     monkeypatch.setattr(model.target, "stop_tokens", frozenset())
     drafter, _ = made(model, tmp_path, **FORMS[1])
-    for sampling in (Sampling(), Sampling(0.8, top_p=0.95, seed=1)):
-        plain, _ = reply(Session(model.target, Autoregressive(), Budget(0)), prompt, 16, sampling)
-        ids, statistics = reply(Session(model.target, drafter, Budget(6)), prompt, 16, sampling)
-        assert ids == plain and statistics.drafted > 0
+    assert_plain_text(model.target, drafter, prompt)

@@ -1,7 +1,5 @@
 """EAGLE-3 on the CPU engine: the same plain loop, the same texts, in every packing."""
 
-from collections.abc import Callable
-
 import pytest
 from drafters.test_eagle3 import (  # noqa: F401
     FORMS,
@@ -19,24 +17,15 @@ from drafters.test_eagle3 import (  # noqa: F401
     test_without_features_or_nodes_there_is_the_root_alone,
 )
 from drafting import drafting, perturbed
-from session_replies import reply
-from tiny_models import FAMILIES, Tiny, prompt_ids
-
-from localspec.decoding.budget import Budget
-from localspec.decoding.sampling import Sampling
-from localspec.decoding.session import Session
-from localspec.drafters.autoregressive import Autoregressive
+from each import each
+from native.packings import PACKINGS, assert_plain_text
+from tiny_models import FAMILIES, prompt_ids
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("packing", ["int8", "int4", "bf16"])
-def test_the_text_is_plain_decodings_in_every_packing(
-    tiny: Callable[..., Tiny], monkeypatch: pytest.MonkeyPatch, packing: str
-) -> None:
+@each("packing", PACKINGS)
+def test_the_text_is_plain_decodings_in_every_packing(tiny, monkeypatch, packing):
     target, prompt = tiny(FAMILIES[0], packing).target, prompt_ids(12, seed=4)
     monkeypatch.setattr(target, "stop_tokens", frozenset())
     drafter = drafting(perturbed(eagle(target, **FORMS[1])), target)
-    for sampling in (Sampling(), Sampling(0.8, top_p=0.95, seed=1)):
-        plain, _ = reply(Session(target, Autoregressive(), Budget(0)), prompt, 16, sampling)
-        ids, statistics = reply(Session(target, drafter, Budget(6)), prompt, 16, sampling)
-        assert ids == plain and statistics.drafted > 0
+    assert_plain_text(target, drafter, prompt)

@@ -15,18 +15,32 @@ from localspec.native.library import Request, address, check, int32, library
 from localspec.native.model import _as_fine
 
 TWO = Pool(2)
-FORMS = [(isa, pool, chunk) for isa in isas() for pool in (POOL, TWO) for chunk in (1, 7, 60)]
+# Each instruction set reads token by token and all at once, one of both in two threads.
+FORMS = [
+    *((isa, (POOL, TWO)[(at + (chunk == 1)) % 2], chunk) for at, isa in enumerate(isas()) for chunk in (1, 60)),
+    (isas()[-1], TWO, 7),
+]
 
 
-@pytest.mark.parametrize("name", cases([*CONFIGS, *RECURRENT], [*FAMILIES[:2], *list(RECURRENT)[:1]]))
+@pytest.mark.parametrize("name", cases([*FAMILIES, *RECURRENT], [*FAMILIES[:2], *list(RECURRENT)[:1]]))
 def test_logits_are_the_stock_models_and_the_same_bits_however_they_are_computed(name):
+    assert_is_the_stock_model(name, FORMS)
+
+
+@pytest.mark.slow
+@each("name", [name for name in CONFIGS if name not in FAMILIES])
+def test_every_switch_of_a_family_gives_the_stock_models_logits(name):
+    assert_is_the_stock_model(name, [FORMS[0], FORMS[-1]])
+
+
+def assert_is_the_stock_model(name, forms):
     config = {**CONFIGS, **RECURRENT}[name]()
     stock = stock_of(config, seed=0)
     tokens = np.random.default_rng(0).integers(0, config.vocab_size, 60).tolist()
     want = stock_logits(stock, tokens)
     model = Model(stock, context=getattr(config, "original_max_position_embeddings", 128))
     first = None
-    for isa, pool, chunk in FORMS:
+    for isa, pool, chunk in forms:
         with using(isa):
             text = Text(model, pool)
             got = text.read(tokens, chunk)
@@ -57,7 +71,7 @@ def test_states_that_nobody_asks_for_and_the_head_alone_change_no_bit_of_the_log
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("head_dim", cases([40, 64, 80, 128, 256], [40]))
+@each("head_dim", [40, 64, 80, 128, 256])
 def test_heads_of_real_width_are_the_stock_models(head_dim):
     """Half of 40 channels, or of 80, is no whole number of vectors; tiny models' heads are one or two. 256 is Gemma's."""
     config = CONFIGS["gemma3-grouped-mixed-window-linear" if head_dim == 256 else "llama-grouped-dynamic"]()
@@ -74,7 +88,7 @@ def test_heads_of_real_width_are_the_stock_models(head_dim):
 
 
 @each("width", [640, 1152, 2560, 3840, 5376])
-def test_gemma_s_scale_of_embeddings_is_rounded_as_torch_rounds_it(width: int) -> None:
+def test_gemma_s_scale_of_embeddings_is_rounded_as_torch_rounds_it(width):
     """Of all sizes of Gemma 3: where digits are cut off in place of that, three of the five are others."""
     table = np.empty((1, width), np.uint16)
     assert _as_fine(width**0.5, table) == float(torch.tensor(width**0.5, dtype=torch.bfloat16))

@@ -244,7 +244,6 @@ def test_windows_count_positions(stock):
 
 @pytest.mark.slow
 def test_equal_models_of_one_text_at_once(model):
-    """Threads that use one pool wait for each other, and spoil nothing."""
     from concurrent.futures import ThreadPoolExecutor
 
     tokens = np.random.default_rng(5).integers(0, VOCABULARY, 60).tolist()

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from each import each
 from golden import matching
 
 from localspec.errors import LocalspecError
@@ -85,56 +86,44 @@ def rewritten(whole, tensors, to):
     return to
 
 
-@pytest.mark.parametrize("name", [*CASES, *RECURRENT_CASES])
-def test_a_tensor_that_the_config_does_not_tell_of_so_is_a_sentence(request, tmp_path, name):
-    whole = request.getfixturevalue("whole" if name in CASES else "recurrent")
-    tensors = {known: section.tensor for known, section in whole.header.tensors.items()}
-    place, becomes = {**CASES, **RECURRENT_CASES}[name]
-    file = rewritten(whole, {**tensors, place: becomes(tensors.get(place))}, tmp_path / "model.packed")
-    with pytest.raises(LocalspecError, match=f"The packed file of tiny .*{place}.*; delete it, and it is made again"):
-        _ = PackedModel.open(file).sizes
-    with pytest.raises(LocalspecError, match=matching("packed_file_of_tiny")):
-        NativeTarget.open(file)
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize("of", ["whole", "recurrent"])
-def test_one_that_was_only_written_anew_is_read(request, tmp_path, of):
-    """The tests above could otherwise fail by how they write."""
+def test_a_tensor_that_the_config_does_not_tell_of_so_is_a_sentence(request, tmp_path, of):
     whole = request.getfixturevalue(of)
     tensors = {name: section.tensor for name, section in whole.header.tensors.items()}
-    assert NativeTarget.open(rewritten(whole, tensors, tmp_path / "model.packed")).vocab_size == whole.sizes.vocab_size
+    for place, becomes in (CASES if of == "whole" else RECURRENT_CASES).values():
+        file = rewritten(whole, {**tensors, place: becomes(tensors.get(place))}, tmp_path / "model.packed")
+        said = f"The packed file of tiny .*{place}.*; delete it, and it is made again"
+        with pytest.raises(LocalspecError, match=said):
+            _ = PackedModel.open(file).sizes
+        with pytest.raises(LocalspecError, match=matching("packed_file_of_tiny")):
+            NativeTarget.open(file)
+    file = rewritten(whole, tensors, tmp_path / "model.packed")
+    assert NativeTarget.open(file).vocab_size == whole.sizes.vocab_size, "written as it was, it is read"
 
 
-@pytest.mark.parametrize("name", ["norm", f"{LAYER}input_layernorm", f"{LAYER}k_norm", f"{LAYER}gate_up_proj.bias"])
 @pytest.mark.parametrize(
-    "given", [np.zeros(1, np.float32), np.zeros(24, np.uint16), np.zeros((2, 8), np.float32)], ids=str
+    ("of", "names"),
+    [
+        ("whole", ["norm", f"{LAYER}input_layernorm", f"{LAYER}k_norm", f"{LAYER}gate_up_proj.bias"]),
+        ("recurrent", [f"{LAYER}delta.{name}" for name in ("conv", "dt_bias", "A_log", "value_norm")]),
+    ],
 )
-def test_a_model_is_not_made_of_vectors_that_it_would_read_past(whole, name, given):
-    sizes, rope = whole.sizes, Rope.of(whole.config, whole.config.contexts[0])
-    with pytest.raises(LocalspecError, match=rf"{name} is .* and the model reads float32 \["):
-        NativeModel(sizes, rope, {**whole.tensors, name: given}, Threads(1), "fp16")
+def test_a_model_is_not_made_of_vectors_that_it_would_read_past(request, of, names):
+    model = request.getfixturevalue(of)
+    sizes, rope = model.sizes, Rope.of(model.config, model.config.contexts[0])
+
+    def refused(name, given, said):
+        with pytest.raises(LocalspecError, match=said):
+            NativeModel(sizes, rope, {**model.tensors, name: given}, Threads(1), "fp16")
+
+    for given in (np.zeros(1, np.float32), np.zeros(24, np.uint16), np.zeros((2, 8), np.float32)):
+        for name in names:
+            refused(name, given, rf"{name} is .* and the model reads float32 \[")
+    refused("embed_tokens", np.asarray(model.tensors["embed_tokens"])[1:], "embed_tokens is")
 
 
-@pytest.mark.parametrize("name", ["conv", "dt_bias", "A_log", "value_norm"])
-def test_a_recurrent_layer_is_not_made_of_vectors_that_it_would_read_past(recurrent, name):
-    sizes, rope, place = (
-        recurrent.sizes,
-        Rope.of(recurrent.config, recurrent.config.contexts[0]),
-        f"{LAYER}delta.{name}",
-    )
-    for given in (np.zeros(1, np.float32), np.zeros(24, np.uint16)):
-        with pytest.raises(LocalspecError, match=rf"{place} is .* and the model reads float32 \["):
-            NativeModel(sizes, rope, {**recurrent.tensors, place: given}, Threads(1), "fp16")
-
-
-def test_a_model_is_not_made_of_an_embedding_that_it_would_read_past(whole):
-    sizes, rope = whole.sizes, Rope.of(whole.config, whole.config.contexts[0])
-    short = np.asarray(whole.tensors["embed_tokens"])[1:]
-    with pytest.raises(LocalspecError, match="embed_tokens is"):
-        NativeModel(sizes, rope, {**whole.tensors, "embed_tokens": short}, Threads(1), "fp16")
-
-
-@pytest.mark.parametrize("window", [2**31 - 1, 2**31, 2**32 + 1, 2**40])
+@each("window", [2**31 - 1, 2**31, 2**40])
 def test_a_window_that_no_text_is_as_long_as_is_none(whole, window):
     config, tokens = whole.config, [*range(3, 40)]
     rope, weights = Rope.of(config, config.contexts[0]), whole.tensors

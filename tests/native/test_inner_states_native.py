@@ -29,7 +29,7 @@ from localspec.native.library import Request, check, int32, library
         ({"layers": [0, 1], "num_layers": 2}, matching("leave_out_one_two")),
     ],
 )
-def test_what_the_library_refuses(tiny, change, said) -> None:
+def test_what_the_library_refuses(tiny, change, said):
     model = tiny(FAMILIES[0]).target.model
     tokens, places, layers = int32([1, 2]), int32([0, 1]), int32([0, 1])
     room, cache = np.empty((2, 4 * model.sizes.hidden_size), np.float32), model.cache(2)

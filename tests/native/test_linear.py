@@ -71,8 +71,8 @@ def test_every_instruction_set_gives_the_same_bits_and_rows_are_alone(form, grou
                 assert np.array_equal(first, linear(packed, x)), isa
 
 
-@pytest.mark.parametrize("source", [np.float32, np.float16, np.uint16])
-def test_packing_rounds_to_the_nearest(source):
+@each("source", [np.float16, np.uint16])
+def test_every_type_of_number_is_packed_as_the_same_in_fp32(source):
     weights = RNG.standard_normal((40, 96)).astype(np.float16).astype(np.float32)
     given = weights.astype(source)
     if source is np.uint16:
@@ -81,23 +81,8 @@ def test_packing_rounds_to_the_nearest(source):
     assert np.array_equal(PackedMatrix.pack(given, "fp32").unpack(), weights)
     bf16 = PackedMatrix.pack(given, "bf16").unpack()
     assert np.abs(bf16 - weights).max() <= 2**-8 * np.abs(weights).max()
-    int8 = PackedMatrix.pack(given, "int8", 32).unpack()
-    largest = np.abs(weights.reshape(40, 3, 32)).max(-1)
-    assert (np.abs(int8 - weights).reshape(40, 3, 32).max(-1) <= 0.502 * largest / 127 + largest * 2**-11).all()
-    int4 = PackedMatrix.pack(given, "int4", 32).unpack()
-    step = largest[..., None] / 8
-    simply = np.clip(np.rint(weights.reshape(40, 3, 32) / step), -8, 7) * step
-    errors = [((rounded.reshape(40, 3, 32) - weights.reshape(40, 3, 32)) ** 2).sum(-1) for rounded in (int4, simply)]
-    assert (errors[0] <= errors[1] * (1 + 2**-8)).all() and errors[0].sum() < 0.9 * errors[1].sum()
-
-
-def test_int4_minds_the_important_inputs():
-    weights = RNG.standard_normal((64, 128), np.float32)
-    importance = np.ones(128, np.float32)
-    importance[::4] = 1000
-    plain, minded = (PackedMatrix.pack(weights, "int4", 32, importance=given).unpack() for given in (None, importance))
-    plain_error, minded_error = (((w - weights) ** 2)[:, ::4].mean() for w in (plain, minded))
-    assert minded_error < 0.9 * plain_error
+    for form in ("int8", "int4"):
+        assert np.array_equal(PackedMatrix.pack(given, form, 32).data, PackedMatrix.pack(weights, form, 32).data)
 
 
 @each("form", ["fp32", "int8", "int4"])
@@ -136,7 +121,7 @@ def test_extreme_weights_and_inputs():
     assert not linear(PackedMatrix.pack(huge, "int4", 32), np.zeros((2, 64), np.float32)).any()
 
 
-@pytest.mark.parametrize("form", ["int8", "int4"])
+@each("form", ["int8", "int4"])
 def test_weights_so_small_or_so_large_that_fp16_has_no_such_scale(form):
     """A scale is never zero, which would lose them, nor inf, which no text can come from."""
     weights = RNG.uniform(-1, 1, (40, 64)).astype(np.float32)

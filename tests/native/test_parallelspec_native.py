@@ -1,8 +1,5 @@
 """ParallelSpec on the CPU engine: a layer or a small model that torch trained drafts there, and no text changes."""
 
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 from drafters import test_parallelspec
 from drafters.test_parallelspec import (  # noqa: F401
@@ -22,33 +19,22 @@ from drafters.test_parallelspec import (  # noqa: F401
     test_where_the_small_model_is_the_target_itself_its_first_token_is_always_right,
     test_without_a_state_the_root_stands_alone,
 )
+from native.packings import PACKINGS, assert_plain_text
 from native_models import read_native
-from session_replies import reply
-from tiny_models import FAMILIES, Tiny, prompt_ids
+from tiny_models import FAMILIES, prompt_ids
 
-from localspec.decoding.budget import Budget
-from localspec.decoding.sampling import Sampling
-from localspec.decoding.session import Session
-from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.parallelspec import Drafter
 
 test_parallelspec.read = read_native
-Make = Callable[..., Tiny]
 
 
-@pytest.mark.parametrize("packing", ["int8", "int4", "bf16"])
-def test_a_published_small_model_is_packed_once_and_drafts(
-    tiny: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, packing: str
-) -> None:
-    """In int8 beside a model of few bits, from a file in the cache directory; its text is plain decoding's."""
+@pytest.mark.parametrize("packing", PACKINGS)
+def test_a_published_small_model_is_packed_once_and_drafts(tiny, tmp_path, monkeypatch, request, packing):
     monkeypatch.setenv("LOCALSPEC_HOME", str(tmp_path))
     target, prompt = tiny(FAMILIES[0], packing).target, prompt_ids(12, seed=4)
     monkeypatch.setattr(target, "stop_tokens", frozenset())
     for _ in range(2):
         drafter = Drafter.from_model(request.getfixturevalue("small"), target)
-        for sampling in (Sampling(), Sampling(0.8, top_p=0.95, seed=1)):
-            plain, _ = reply(Session(target, Autoregressive(), Budget(0)), prompt, 16, sampling)
-            ids, statistics = reply(Session(target, drafter, Budget(6)), prompt, 16, sampling)
-            assert ids == plain and statistics.drafted > 0
+        assert_plain_text(target, drafter, prompt)
         packed = [file.name for file in tmp_path.rglob("*.packed")]
         assert len(packed) == (packing != "bf16") and all("int8" in name for name in packed)

@@ -1,8 +1,5 @@
 """PARD-2 on the CPU engine: the same plain loop, the same texts, in every packing."""
 
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 from drafters.test_pard2 import (  # noqa: F401
     pair,
@@ -15,25 +12,18 @@ from drafters.test_pard2 import (  # noqa: F401
     test_its_numbers_count_and_what_it_keeps_grows_with_the_text,
     test_only_a_drafter_that_reads_layers_asks_for_their_states,
 )
-from session_replies import reply
-from tiny_models import FAMILIES, Tiny, prompt_ids
+from each import each
+from native.packings import PACKINGS, assert_plain_text
+from tiny_models import FAMILIES, prompt_ids
 
-from localspec.decoding.budget import Budget
-from localspec.decoding.sampling import Sampling
-from localspec.decoding.session import Session
-from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.parallelspec import Drafter
 
 
-@pytest.mark.parametrize("packing", ["int8", "int4", "bf16"])
-def test_the_text_is_plain_decodings_in_every_packing(
-    tiny: Callable[..., Tiny], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packing: str
-) -> None:
+@pytest.mark.slow
+@each("packing", PACKINGS)
+def test_the_text_is_plain_decodings_in_every_packing(tiny, tmp_path, monkeypatch, packing):
     monkeypatch.setenv("LOCALSPEC_HOME", str(tmp_path))
     target, prompt = tiny(FAMILIES[0], packing).target, prompt_ids(12, seed=4)
     monkeypatch.setattr(target, "stop_tokens", frozenset())
     drafter = Drafter.from_model(pair(tmp_path / "small", tiny(FAMILIES[0])), target, depth=4)
-    for sampling in (Sampling(), Sampling(0.8, top_p=0.95, seed=1)):
-        plain, _ = reply(Session(target, Autoregressive(), Budget(0)), prompt, 16, sampling)
-        ids, statistics = reply(Session(target, drafter, Budget(6)), prompt, 16, sampling)
-        assert ids == plain and statistics.drafted > 0
+    assert_plain_text(target, drafter, prompt)

@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from each import each
@@ -24,8 +23,9 @@ from localspec.policy.prediction import CHUNK, cache, drafter_numbers, unread, w
 pytestmark = pytest.mark.skipif(compiled.library() is None, reason="the library is not built")
 
 
-@pytest.mark.parametrize("packing", ["int8", "int4", "bf16", "fp32"])
-def test_the_demo_s_drafters_hold_what_is_predicted(packing: str, monkeypatch, tmp_path: Path) -> None:
+@pytest.mark.slow
+@each("packing", ["int8", "int4", "bf16", "fp32"])
+def test_the_demo_s_drafters_hold_what_is_predicted(packing, monkeypatch, tmp_path):
     monkeypatch.setenv("LOCALSPEC_HOME", str(tmp_path))
     card = resolve("demo")
     target = NativeTarget.open(card.path, quantize=packing)
@@ -59,7 +59,7 @@ SHARED_KEYS = {
 
 @each("packing", ["int8", "int4", "bf16", "fp32"])
 @each("unlike", [OWN_KEYS, SHARED_KEYS])
-def test_a_model_whose_layers_differ_holds_what_is_predicted(unlike: dict[str, object], packing: str) -> None:
+def test_a_model_whose_layers_differ_holds_what_is_predicted(unlike, packing):
     """To the byte where no matrix and no head has to be padded; a cache has a position beside each slot, too."""
     content = {**GEMMA4, **unlike}
     target, shape = invented_target(ModelConfig.of(content), packing), Shape.of(content)
@@ -99,7 +99,7 @@ print(json.dumps(found))
 
 @pytest.mark.slow
 @needs_shares
-def test_two_processes_share_one_copy_of_a_packed_model(tmp_path: Path, monkeypatch) -> None:
+def test_two_processes_share_one_copy_of_a_packed_model(tmp_path, monkeypatch):
     from localspec.events import Reporter
     from localspec.models.packed_files import packed_files
     from localspec.native.packed_cache import load

@@ -14,8 +14,8 @@ from each import each
 from golden import matching
 from scripted_drafters import OffChain, RandomBranches, random_tree
 from session_replies import reply
-from slow_cases import cases
-from tiny_models import DYNAMIC, FAMILIES, LONGROPE, RECURRENT, SHARDED, Tiny, prompt_ids, stock_logits
+from slow_cases import covering
+from tiny_models import DYNAMIC, FAMILIES, LONGROPE, RECURRENT, SHARDED, prompt_ids, stock_logits
 from transformers import AutoModelForCausalLM
 
 from localspec.decoding.budget import Budget
@@ -37,7 +37,6 @@ from localspec.native.target import NativeTarget
 from localspec.native.threads import Threads
 from localspec.nn.target import Target
 
-Make = Callable[..., Tiny]
 DEMO = Path(__file__).parents[2] / "localspec" / "demo"
 PACKINGS = ["int8", "int4", "bf16", "fp32"]
 NODES = 8
@@ -64,7 +63,7 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., N
 
 
 @pytest.mark.slow
-def test_the_demo_model_in_fp32_says_what_the_stock_model_says(opened: Callable[..., NativeTarget]) -> None:
+def test_the_demo_model_in_fp32_says_what_the_stock_model_says(opened):
     """A loop of a few lines over transformers' model, the whole text anew for every token."""
     target, stock = opened("fp32"), AutoModelForCausalLM.from_pretrained(DEMO, dtype=torch.float32).eval()
     for question in ("Who are you?", "Tell me about the sea."):
@@ -83,7 +82,7 @@ def test_the_demo_model_in_fp32_says_what_the_stock_model_says(opened: Callable[
 
 @pytest.mark.slow
 @each("name", [SHARDED, *FAMILIES, *RECURRENT])
-def test_logits_of_a_directory_that_is_opened_are_the_stock_models(tiny: Make, name: str) -> None:
+def test_logits_of_a_directory_that_is_opened_are_the_stock_models(tiny, name):
     model, text = tiny(name), prompt_ids(60, seed=9)
     expected = stock_logits(model.stock, text).numpy()
     found = read(NativeTarget.open(model.path, quantize="fp32", threads=Threads(1)), text)
@@ -91,7 +90,7 @@ def test_logits_of_a_directory_that_is_opened_are_the_stock_models(tiny: Make, n
 
 
 @each("name, context", [(LONGROPE, 64), (LONGROPE, 65), (DYNAMIC, 128), (DYNAMIC, 256)])
-def test_positions_are_scaled_for_the_context_that_is_asked_for(tiny: Make, name: str, context: int) -> None:
+def test_positions_are_scaled_for_the_context_that_is_asked_for(tiny, name, context):
     model, text = tiny(name), prompt_ids(50, seed=9)
     reference = Target.load(model.path, context=context)
     expected = reference.forward(DraftTree.chain(text), reference.cache(64)).logits.numpy()
@@ -101,8 +100,8 @@ def test_positions_are_scaled_for_the_context_that_is_asked_for(tiny: Make, name
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("packing", PACKINGS)
-def test_what_is_opened_knows_text_sizes_and_settings(opened: Callable[..., NativeTarget], packing: str) -> None:
+@each("packing", PACKINGS)
+def test_what_is_opened_knows_text_sizes_and_settings(opened, packing):
     target = opened(packing)
     assert (target.precision, target.context, target.device) == (packing, 1024, "cpu")
     prompt = target.encode([{"role": "user", "content": "Hi <|end|>"}])
@@ -119,7 +118,7 @@ def test_what_is_opened_knows_text_sizes_and_settings(opened: Callable[..., Nati
     assert bits / 8 * parameters < target.nbytes < (bits / 8 * parameters + rows) * 1.15
 
 
-def test_a_context_is_the_models_own_unless_another_fits(opened: Callable[..., NativeTarget]) -> None:
+def test_a_context_is_the_models_own_unless_another_fits(opened):
     opened("int8")
     assert NativeTarget.open(DEMO, context=100).context == 100
     with pytest.raises(UsageMistake, match=matching("context_4096_tokens_more_than")):
@@ -127,7 +126,7 @@ def test_a_context_is_the_models_own_unless_another_fits(opened: Callable[..., N
 
 
 @pytest.mark.slow
-def test_a_draft_model_shares_its_targets_threads(opened: Callable[..., NativeTarget]) -> None:
+def test_a_draft_model_shares_its_targets_threads(opened):
     target = NativeTarget.open(DEMO, threads=Threads(1))
     small = NativeTarget.open(DEMO / "draft", threads=target.threads)
     prompt = prompt_ids(20)
@@ -140,10 +139,8 @@ def test_a_draft_model_shares_its_targets_threads(opened: Callable[..., NativeTa
     assert np.array_equal(read(target, prompt), before[0]), "the threads it had go on"
 
 
-@pytest.mark.parametrize(("threads", "lends"), [(4, True), (3, False)])
-def test_a_core_is_lent_where_none_is_free(
-    opened: Callable[..., NativeTarget], monkeypatch: pytest.MonkeyPatch, threads: int, lends: bool
-) -> None:
+@each("threads, lends", [(4, True), (3, False)])
+def test_a_core_is_lent_where_none_is_free(opened, monkeypatch, threads, lends):
     """Four cores; what is not lent is there anyway. What was lent comes back, to however many threads there are now."""
     monkeypatch.setattr(native_target, "logical_cores", lambda: 4)
     target, told = opened("int8", threads=Threads(threads)), []
@@ -156,7 +153,6 @@ def test_a_core_is_lent_where_none_is_free(
 
 
 def read(target: NativeTarget, tokens: list[int]) -> np.ndarray:
-    """Logits [tokens, vocab_size] of a text."""
     return target.forward(DraftTree.chain(tokens), target.cache(0)).logits.numpy()
 
 
@@ -164,7 +160,6 @@ def read(target: NativeTarget, tokens: list[int]) -> np.ndarray:
 
 
 def untrained(target: NativeTarget, small: NativeTarget, text: list[int]) -> Iterator[tuple[str, Drafter]]:
-    """Every drafter that needs no training, and some that know or guess the text."""
     vocabulary = target.vocab_size
 
     def pool() -> PhrasePool:
@@ -189,28 +184,24 @@ def assert_lossless(target: NativeTarget, small: NativeTarget, prompt: list[int]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("packing", ["int8", "int4"])
-@pytest.mark.parametrize("name", cases(FAMILIES, FAMILIES[1:2]))
-def test_in_few_bits_no_drafter_changes_an_id(tiny: Make, name: str, packing: str) -> None:
+@pytest.mark.parametrize(("name", "packing"), covering(FAMILIES, ["int8", "int4"]))
+def test_in_few_bits_no_drafter_changes_an_id(tiny, name, packing):
     target = tiny(name, packing).target
     small = tiny("llama-one-key-head-tied-linear", packing).target
     assert_lossless(target, small, prompt_ids(15, seed=3), 24)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("packing", ["int8", "int4"])
-def test_the_demo_models_replies_are_the_same_with_every_drafter(
-    opened: Callable[..., NativeTarget], packing: str, threads: int
-) -> None:
+@pytest.mark.parametrize(("packing", "threads"), [("int8", 2), ("int4", 1)])
+def test_the_demo_models_replies_are_the_same_with_every_drafter(opened, packing, threads):
     shared = Threads(threads)
     target, small = opened(packing, "", shared), opened(packing, "draft", shared)
-    for question in ("Tell me a story about a king.", "Count from one to twenty."):
+    for question in ("Tell me a story about a king.",):
         assert_lossless(target, small, target.encode([{"role": "user", "content": question}]), 64)
 
 
 @each("packing", PACKINGS)
-def test_a_rows_bits_depend_on_its_ancestors_alone(tiny: Make, packing: str) -> None:
+def test_a_rows_bits_depend_on_its_ancestors_alone(tiny, packing):
     """A tree in one forward, each of its paths as a chain, and the chain token by token."""
     target, prompt = tiny(FAMILIES[1], packing).target, prompt_ids(37, seed=5)
     tree = random_tree(prompt[-1], 11, seed=2)
@@ -233,7 +224,7 @@ def test_a_rows_bits_depend_on_its_ancestors_alone(tiny: Make, packing: str) -> 
         )
 
 
-def test_what_lies_in_slots_that_a_row_does_not_see_changes_nothing(tiny: Make) -> None:
+def test_what_lies_in_slots_that_a_row_does_not_see_changes_nothing(tiny):
     target, prompt = tiny(FAMILIES[0], "int8").target, prompt_ids(21)
     cache = target.cache(64)
     target.forward(DraftTree.chain(prompt), cache)
@@ -250,7 +241,7 @@ def test_what_lies_in_slots_that_a_row_does_not_see_changes_nothing(tiny: Make) 
 
 @each("token", [-1, 320, 10**6, -(2**31)])
 @each("place", [0, 3])
-def test_ids_that_a_model_does_not_have_are_told(tiny: Make, token: int, place: int) -> None:
+def test_ids_that_a_model_does_not_have_are_told(tiny, token, place):
     target, tokens = tiny(FAMILIES[0]).target, [5, 6, 7, 8]
     tokens[place] = token
     cache = target.cache(0)
@@ -261,37 +252,7 @@ def test_ids_that_a_model_does_not_have_are_told(tiny: Make, token: int, place: 
     assert cache.length == 0 and read(target, [5, 6]).shape == (2, 320), "and it goes on"
 
 
-def test_parents_layers_and_paths_that_cannot_be_are_told(tiny: Make) -> None:
-    target = tiny(FAMILIES[0]).target
-    cache, width = target.cache(0), target.config.hidden_size
-    for parents in ([-1, 1], [-1, 5], [-2, 0], [0, 0]):
-        with pytest.raises(LocalspecError):
-            target.model.forward([5, 6], parents, cache)
-    for layers in ([1, 0], [3], [-1], [1, 1]):
-        with pytest.raises(LocalspecError):
-            target.model.states(np.zeros((1, width), np.float32), cache, layers)
-    target.forward(DraftTree.chain([5, 6, 7]), cache)
-    for path in ([1, 0], [0, 0], [-1], [10**6]):
-        with pytest.raises(LocalspecError):
-            cache.keep(path)
-        assert cache.length == 0
-    cache.keep([0, 2])
-    assert cache.length == 2
-
-
-def test_a_cache_that_cannot_be_so_large_is_told_and_stays_as_it_was(tiny: Make) -> None:
-    target, prompt = tiny(FAMILIES[0]).target, prompt_ids(9)
-    cache = target.cache(0)
-    target.forward(DraftTree.chain(prompt), cache)
-    cache.keep(range(len(prompt)))
-    before, capacity = target.forward(DraftTree.chain([5]), cache).logits.numpy(), cache.capacity
-    with pytest.raises((MemoryError, LocalspecError)):
-        cache.reserve(2**31 - 32, spare=False)
-    assert (cache.capacity, cache.length) == (capacity, 9)
-    assert np.array_equal(target.forward(DraftTree.chain([5]), cache).logits.numpy(), before)
-
-
-def test_logits_that_are_not_a_number_pick_nothing(tiny: Make) -> None:
+def test_logits_that_are_not_a_number_pick_nothing(tiny):
     target = tiny(FAMILIES[0]).target
     inputs = np.zeros((2, target.config.hidden_size), np.float32)
     inputs[1] = np.nan
@@ -328,7 +289,7 @@ print(*sorted({name.partition(".")[0] for name in sys.modules}))
 
 
 @pytest.mark.slow
-def test_a_whole_reply_imports_neither_torch_nor_transformers(opened: Callable[..., NativeTarget]) -> None:
+def test_a_whole_reply_imports_neither_torch_nor_transformers(opened):
     opened("int8")
     told = subprocess.run([sys.executable, "-c", REPLY, str(DEMO)], capture_output=True, text=True, check=True)
     loaded = set(told.stdout.split())
@@ -336,7 +297,7 @@ def test_a_whole_reply_imports_neither_torch_nor_transformers(opened: Callable[.
     assert not loaded & {"torch", "transformers", "safetensors", "huggingface_hub", "accelerate", "textual"}
 
 
-def test_where_the_library_is_missing_it_is_said_in_a_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_where_the_library_is_missing_it_is_said_in_a_sentence(monkeypatch, tmp_path):
     compiled.library.cache_clear()
     library.cache_clear()
     monkeypatch.setattr(compiled, "FILE", tmp_path / "localspec_native.so")
@@ -374,16 +335,14 @@ begun.wait()
 
 
 @pytest.mark.slow
-def test_a_program_may_end_while_another_thread_computes(opened: Callable[..., NativeTarget]) -> None:
+def test_a_program_may_end_while_another_thread_computes(opened):
     opened("int8")
-    for _ in range(3):
+    for _ in range(2):
         left = subprocess.run([sys.executable, "-c", LEAVING, str(DEMO)], capture_output=True, text=True, check=False)
         assert (left.returncode, left.stderr) == (0, "")
 
 
-def test_texts_that_changed_since_the_weights_were_packed_are_those_of_the_directory(
-    tiny, tmp_path, monkeypatch
-) -> None:
+def test_texts_that_changed_since_the_weights_were_packed_are_those_of_the_directory(tiny, tmp_path, monkeypatch):
     monkeypatch.setenv("LOCALSPEC_HOME", str(tmp_path / "home"))
     path = tmp_path / "model"
     shutil.copytree(tiny("qwen2-one-key-head").path, path)
@@ -398,9 +357,7 @@ def test_texts_that_changed_since_the_weights_were_packed_are_those_of_the_direc
 
 
 @pytest.mark.parametrize("what", ["logits", "states"])
-def test_the_self_test_sees_a_last_bit_that_depends_on_other_rows(
-    opened: Callable[..., NativeTarget], monkeypatch: pytest.MonkeyPatch, what: str
-) -> None:
+def test_the_self_test_sees_a_last_bit_that_depends_on_other_rows(opened, monkeypatch, what):
     target, forward = opened("int8"), NativeTarget.forward
     assert exactness.measure(target, 3).bitwise
 

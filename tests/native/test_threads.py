@@ -11,6 +11,7 @@ import time
 import numpy as np
 import pytest
 from clocks import PATIENCE, until
+from each import each
 from native.engine import Pool, linear
 
 from localspec.native.library import library
@@ -73,8 +74,8 @@ SOME, NEXT_TO_NOTHING = 0.03, 0.003
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the clocks of other threads are read")
-@pytest.mark.parametrize("count", [2, 3])
-def test_a_thread_rests_while_its_core_is_lent_and_no_bit_changes(count: int):
+@each("count", [2, 3])
+def test_a_thread_rests_while_its_core_is_lent_and_no_bit_changes(count):
     want = linear(WEIGHTS, INPUTS)
     pool, clocks = begun(count)
     until(lambda: min(shares(pool, clocks, want)) > SOME)
@@ -87,8 +88,8 @@ def test_a_thread_rests_while_its_core_is_lent_and_no_bit_changes(count: int):
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the clocks of other threads are read")
-@pytest.mark.parametrize("count", [2, 4])
-def test_all_compute_again_however_often_a_core_was_lent(count: int):
+@each("count", [2, 4])
+def test_all_compute_again_however_often_a_core_was_lent(count):
     want, alone, stop = linear(WEIGHTS, INPUTS), Pool(1), threading.Event()
     pool, clocks = begun(count)
     library().ls_pool_lend(alone.handle, 1)  # who calls never rests
@@ -104,7 +105,7 @@ def test_all_compute_again_however_often_a_core_was_lent(count: int):
     other = threading.Thread(target=lend_and_take_back)
     other.start()
     try:
-        for number in range(500):
+        for number in range(300):
             assert np.array_equal(linear(WEIGHTS, INPUTS, pool=pool), want)
             if number % 50 == 0:
                 time.sleep(0.001)  # long enough for all of them to fall asleep
@@ -189,7 +190,7 @@ def test_two_pools_at_once_on_every_core():
 
     def work() -> None:
         pool = Pool(2 * (os.cpu_count() or 1))
-        for number in range(100):
+        for number in range(50):
             if linear(WEIGHTS, INPUTS, pool=pool).tobytes() != want:
                 wrong.append(number)
 

@@ -1,22 +1,20 @@
 """Low-rank adapters: they act where they are brought along, amount to what merging gives, and keep their names."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from drafting import add_changes
-from tiny_models import DRAFTING, FAMILIES, Tiny, prompt_ids
+from each import each
+from tiny_models import DRAFTING, FAMILIES, prompt_ids
 
 from localspec.errors import LocalspecError
 from localspec.nn.adapters import Adapters
 from localspec.nn.cache import TextPrefix
 from localspec.nn.target import Target
 
-Make = Callable[[str], Tiny]
+every_family = each("name", FAMILIES)
 
 
 def stirred(target: Target, layers: list[int], which: str = "all", rank: int = 4) -> Adapters:
-    """Adapters that change something everywhere they may."""
     torch.manual_seed(7)
     adapters = Adapters(target.transformer, layers, rank, 8.0, which)
     for parameter in adapters.parameters():
@@ -37,9 +35,10 @@ def read_before(target: Target, tokens: list[int]) -> TextPrefix:
     return prefix.closed()
 
 
-@pytest.mark.parametrize("which", ["all", "vko"])
-@pytest.mark.parametrize("name", FAMILIES)
-def test_what_is_merged_is_what_was_brought_along(tiny: Make, name: str, which: str) -> None:
+@pytest.mark.slow
+@every_family
+@each("which", ["all", "vko"])
+def test_what_is_merged_is_what_was_brought_along(tiny, name, which):
     target = Target.load(tiny(name).path)
     adapters, plain = stirred(target, [0, 2], which), states(target)
     changed = states(target, adapters)
@@ -49,17 +48,19 @@ def test_what_is_merged_is_what_was_brought_along(tiny: Make, name: str, which: 
     torch.testing.assert_close(states(target), changed, rtol=2e-4, atol=2e-4)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_new_adapters_change_nothing(tiny: Make, name: str) -> None:
+@pytest.mark.slow
+@every_family
+def test_new_adapters_change_nothing(tiny, name):
     target = tiny(name).target
     torch.testing.assert_close(
         states(target, Adapters(target.transformer, range(3), 4, 8.0)), states(target), rtol=0, atol=0
     )
 
 
-@pytest.mark.parametrize("which", ["all", "vko"])
-@pytest.mark.parametrize("name", FAMILIES)
-def test_what_was_saved_comes_back(tiny: Make, name: str, which: str) -> None:
+@pytest.mark.slow
+@every_family
+@each("which", ["all", "vko"])
+def test_what_was_saved_comes_back(tiny, name, which):
     target = tiny(name).target
     saved = stirred(target, [1, 2], which)
     again = Adapters(target.transformer, [1, 2], 4, 8.0, which)
@@ -74,7 +75,7 @@ def test_what_was_saved_comes_back(tiny: Make, name: str, which: str) -> None:
     assert saved.peft_config("base")["target_modules"] == sorted(parts)
 
 
-def test_queries_stay_as_they_are_without_an_adapter_of_their_own(tiny: Make) -> None:
+def test_queries_stay_as_they_are_without_an_adapter_of_their_own(tiny):
     target = tiny("phi3-grouped-window-partial-rotary").target
     shape, adapters = target.transformer.config, stirred(target, [0], "vko")
     rows = adapters[0]["qkv_proj"].product()
@@ -82,7 +83,7 @@ def test_queries_stay_as_they_are_without_an_adapter_of_their_own(tiny: Make) ->
     assert rows[shape.num_heads * shape.head_dim :].any(1).all()
 
 
-def test_what_does_not_fit_is_refused(tiny: Make) -> None:
+def test_what_does_not_fit_is_refused(tiny):
     target = tiny(FAMILIES[0]).target
     adapters = stirred(target, [0])
     tensors = adapters.tensors()
@@ -93,8 +94,7 @@ def test_what_does_not_fit_is_refused(tiny: Make) -> None:
         adapters.load_tensors({**tensors, name: tensors[name][:1]})
 
 
-def test_projections_learn_apart(tiny: Make) -> None:
-    """What is trained in one stack is what separate adapters would be: no gradient outside the blocks."""
+def test_projections_learn_apart(tiny):
     target = tiny(FAMILIES[0]).target
     adapters = stirred(target, [0])
     stack = adapters[0]["qkv_proj"]
@@ -106,8 +106,9 @@ def test_projections_learn_apart(tiny: Make) -> None:
     assert stack.lora_B.grad[stack.block_mask == 1].any() and stack.lora_A.grad is not None and stack.lora_A.grad.any()
 
 
-@pytest.mark.parametrize("name", [name for name in FAMILIES if name in DRAFTING])
-def test_rows_after_a_text_are_those_of_the_cache_and_gradients_flow(tiny: Make, name: str) -> None:
+@pytest.mark.slow
+@each("name", [name for name in FAMILIES if name in DRAFTING])
+def test_rows_after_a_text_are_those_of_the_cache_and_gradients_flow(tiny, name):
     target, tokens = tiny(name).target, prompt_ids(30)
     cache, positions = target.cache(64), torch.arange(26, 30)
     causal = torch.ones(26, 26, dtype=torch.bool).tril_()
@@ -127,8 +128,7 @@ def test_rows_after_a_text_are_those_of_the_cache_and_gradients_flow(tiny: Make,
     assert cache.length == 26 and behind.length == 26
 
 
-def test_a_mask_over_the_text_says_which_tokens_are_seen(tiny: Make) -> None:
-    """Three rows, each after another beginning of the same text, are as three separate forwards."""
+def test_a_mask_over_the_text_says_which_tokens_are_seen(tiny):
     target, tokens = tiny("qwen3-grouped-mixed-window-wide-heads").target, prompt_ids(20)
     places = torch.tensor([4, 11, 19])
     mask = torch.zeros(3, 23, dtype=torch.bool)

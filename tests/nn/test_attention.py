@@ -1,10 +1,10 @@
 """Attention: both forms give what torch gives."""
 
-import pytest
 import torch
 import torch.nn.functional as F
+from each import each
 
-from localspec.nn.attention import Attention, fastest, invariant
+from localspec.nn.attention import fastest, invariant
 
 # key heads, queries that share one, width of a head
 SHAPES = {
@@ -16,7 +16,7 @@ SHAPES = {
     "groups of seven": (2, 7, 64),
     "one key head": (1, 4, 12),
 }
-every_shape = pytest.mark.parametrize("shape", SHAPES)
+every_shape = each("shape", SHAPES)
 
 
 def made(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -36,9 +36,9 @@ def scattered(rows: int, slots: int, seed: int = 0) -> torch.Tensor:
 
 
 @every_shape
-@pytest.mark.parametrize("form", [invariant, fastest])
-@pytest.mark.parametrize("rows", [1, 3, 4, 9])
-def test_both_forms_give_what_torch_gives(form: Attention, shape: str, rows: int) -> None:
+@each("form", [invariant, fastest])
+@each("rows", [1, 3, 4, 9])
+def test_both_forms_give_what_torch_gives(form, shape, rows):
     heads, group, width = SHAPES[shape]
     queries, keys, values = made(heads, group * rows, width), made(heads, 512, width, seed=1), made(heads, 512, width)
     mask = additive(scattered(rows, 512), group)
@@ -48,8 +48,8 @@ def test_both_forms_give_what_torch_gives(form: Attention, shape: str, rows: int
 
 
 @every_shape
-@pytest.mark.parametrize("rows", [1, 2, 5])
-def test_a_cache_in_bf16_is_read_with_queries_in_fp32_or_bf16(shape: str, rows: int) -> None:
+@each("rows", [1, 2, 5])
+def test_a_cache_in_bf16_is_read_with_queries_in_fp32_or_bf16(shape, rows):
     heads, group, width = SHAPES[shape]
     keys, values = (made(heads, 512, width, seed=seed).bfloat16() for seed in (1, 2))
     queries, seen = made(heads, group * rows, width).bfloat16(), scattered(rows, 512)
@@ -65,9 +65,8 @@ def test_a_cache_in_bf16_is_read_with_queries_in_fp32_or_bf16(shape: str, rows: 
         assert (ours.float() - right).abs().max() < 2e-2 * right.abs().max()
 
 
-@pytest.mark.parametrize("rows", [1, 2, 4, 7])
-def test_a_row_that_sees_one_slot_gets_the_value_there(rows: int) -> None:
-    """However little the others weigh: nothing is divided by nothing, also where rows are filled up."""
+@each("rows", [1, 2, 4, 7])
+def test_a_row_that_sees_one_slot_gets_the_value_there(rows):
     keys, values = 100 * made(2, 512, 16, seed=1), made(2, 512, 16, seed=2)
     seen = torch.zeros(rows, 512, dtype=torch.bool)
     where = torch.arange(rows) * 70
@@ -76,7 +75,7 @@ def test_a_row_that_sees_one_slot_gets_the_value_there(rows: int) -> None:
     assert torch.equal(mixed, values[:, :, where])
 
 
-def test_scores_of_any_size_give_numbers() -> None:
+def test_scores_of_any_size_give_numbers():
     keys, values = made(2, 512, 16, seed=1), made(2, 512, 16, seed=2)
     mask = additive(scattered(5, 512), 1)
     for size in (0.0, 1e-20, 1e4, 1e15):

@@ -27,14 +27,12 @@ def random_logits(rows: int, width: int, spread: float, seed: int, dtype: torch.
 
 
 def found(logits: torch.Tensor, positions: list[int], sampling: Sampling) -> list[int | None]:
-    """What the contenders say of each row."""
     some = contenders(logits, torch.tensor(keys_of(positions, sampling)), sampling)
     here = Contenders(*brought(some.ids, some.scores, some.before, some.noisy))
     return [here.pick(row, position, sampling) for row, position in enumerate(positions)]
 
 
 def told(logits: torch.Tensor, positions: list[int], sampling: Sampling) -> list[int]:
-    """The picks, row by row and of every id."""
     picks = TorchLogits(logits).picks(positions, sampling)
     return [picks[row] for row in range(len(logits))]
 
@@ -43,7 +41,7 @@ def told(logits: torch.Tensor, positions: list[int], sampling: Sampling) -> list
 @each("sampling", SAMPLINGS)
 @each("width, spread", [(7, 1.0), (300, 0.0), (5000, 4.0), (70_000, 2.0)])
 @each("dtype", [torch.float32, torch.bfloat16])
-def test_contenders_have_the_pick(width: int, spread: float, sampling: Sampling, dtype: torch.dtype) -> None:
+def test_contenders_have_the_pick(width, spread, sampling, dtype):
     """With equal logits, as bf16 often has them, the noise alone decides."""
     rows = 48 if width < 10_000 else 6
     logits = random_logits(rows, width, spread, seed=width, dtype=dtype)
@@ -59,7 +57,7 @@ def test_contenders_have_the_pick(width: int, spread: float, sampling: Sampling,
 @pytest.mark.slow
 @each("top_p", [1.0, 0.999])
 @each("min_p", [0.02, 0.3])
-def test_min_p_ends_where_it_ends(min_p: float, top_p: float) -> None:
+def test_min_p_ends_where_it_ends(min_p, top_p):
     """Ids a little more and a little less likely than it allows, at places where their noise would have them picked."""
     sampling = Sampling(1.0, min_p=min_p, top_p=top_p, seed=4)
     edge = float(np.log(np.float32(min_p)))
@@ -72,14 +70,7 @@ def test_min_p_ends_where_it_ends(min_p: float, top_p: float) -> None:
         assert (ours.count(1) > 5) == (off < 0)
 
 
-@pytest.mark.slow
-def test_most_picks_are_certain() -> None:
-    for sampling in SAMPLINGS:
-        logits = random_logits(64, 5000, 4.0, seed=1)
-        assert found(logits, [*range(64)], sampling).count(None) <= 3, sampling
-
-
-def test_the_noise_is_that_of_sampling() -> None:
+def test_the_noise_is_that_of_sampling():
     ids = np.arange(20_000)
     for seed, position in ((0, 0), (1, 5), (-7, 10**6), (2**63, 3)):
         sampling = Sampling(1.0, seed=seed)
@@ -88,8 +79,8 @@ def test_the_noise_is_that_of_sampling() -> None:
         assert np.abs(ours - theirs).max() < 3e-6
 
 
-@pytest.mark.parametrize("bits", [0, 1, 2**52 - 1, 2**52, 2**53 - 2, 2**53 - 1])
-def test_the_noise_of_the_least_and_the_greatest_hash(monkeypatch: pytest.MonkeyPatch, bits: int) -> None:
+@each("bits", [0, 1, 2**52 - 1, 2**52, 2**53 - 2, 2**53 - 1])
+def test_the_noise_of_the_least_and_the_greatest_hash(monkeypatch, bits):
     """Where a logarithm of a number close to one would have no digit left."""
     monkeypatch.setattr(
         module, "_mixed", lambda z: torch.full_like(z, bits << 11 if bits < 2**52 else (bits << 11) - 2**64)
@@ -100,7 +91,7 @@ def test_the_noise_of_the_least_and_the_greatest_hash(monkeypatch: pytest.Monkey
     assert float(module._noise(torch.tensor([1]), torch.tensor([[1]]))) == pytest.approx(exact, rel=1e-6, abs=1e-6)
 
 
-def test_numbers_that_are_none_are_left_to_another_way() -> None:
+def test_numbers_that_are_none_are_left_to_another_way():
     logits = random_logits(3, 2000, 4.0, seed=0)
     logits[1, 5], logits[2, 7] = float("nan"), float("inf")
     for sampling in (Sampling(1.0), Sampling(1.0, top_k=20), Sampling(1.0, top_p=0.9)):
@@ -108,7 +99,7 @@ def test_numbers_that_are_none_are_left_to_another_way() -> None:
         assert picks[0] is not None and picks[1:] == [None, None]
 
 
-def test_more_than_they_are_looked_for_in_is_left_to_another_way() -> None:
+def test_more_than_they_are_looked_for_in_is_left_to_another_way():
     logits = random_logits(2, 4000, 0.0, seed=0)
     assert not findable(Sampling(1.0, top_k=NARROW)) and findable(Sampling(1.0, top_k=NARROW - 1))
     with pytest.raises(ValueError, match="top_k=1024"):
@@ -118,14 +109,13 @@ def test_more_than_they_are_looked_for_in_is_left_to_another_way() -> None:
 
 
 def row(**columns: list[float]) -> Any:
-    """Contenders of one row."""
     filled = {name: columns[name] + [0.0] * (SHOWN - len(columns[name])) for name in ("ids", "scores", "before")}
     noisy = columns["noisy"] + [-np.inf] * (SHOWN - len(columns["noisy"]))
     numbers = {name: np.array([values], np.float32) for name, values in {**filled, "noisy": noisy}.items()}
     return Contenders(numbers["ids"].astype(np.int64), numbers["scores"], numbers["before"], numbers["noisy"])
 
 
-def test_main_memory_has_the_last_word() -> None:
+def test_main_memory_has_the_last_word():
     """The device has them in the wrong order by a little, as its logarithms might."""
     sampling = Sampling(1.0)
     noise = sampling.noise(3, np.array([10, 11]))
@@ -135,7 +125,7 @@ def test_main_memory_has_the_last_word() -> None:
     assert near.pick(0, 3, sampling) == 11
 
 
-def test_one_that_is_not_shown_might_win() -> None:
+def test_one_that_is_not_shown_might_win():
     sampling = Sampling(1.0)
     ids = [*range(SHOWN)]
     noise = sampling.noise(3, np.array(ids))
@@ -146,13 +136,13 @@ def test_one_that_is_not_shown_might_win() -> None:
     assert row(ids=ids, scores=scores, before=[0] * SHOWN, noisy=[1.0, *[0.0] * 7]).pick(0, 3, sampling) == 2
 
 
-def test_chances_close_to_top_p_are_left_to_another_way() -> None:
+def test_chances_close_to_top_p_are_left_to_another_way():
     sampling = Sampling(1.0, top_p=0.5)
     for before, expected in ((0.4985, 4), (0.4995, None), (0.5005, None)):
         assert row(ids=[4], scores=[0.0], before=[before], noisy=[0.0]).pick(0, 3, sampling) == expected
 
 
-def test_numbers_come_as_they_are() -> None:
+def test_numbers_come_as_they_are():
     given = torch.tensor([[2**62, -(2**62)]]), torch.tensor([[0.1, float("-inf")]]), torch.tensor([True])
     ids, scores, flag = brought(*given)
     assert ids.tolist() == given[0].tolist() and flag.tolist() == [True]
@@ -166,7 +156,7 @@ def step_logits(rows: torch.Tensor) -> StepLogits:
 @pytest.mark.slow
 @each("sampling", SAMPLINGS)
 @each("count", [1, 4, SHOWN])
-def test_a_step_proposes_what_has_the_most_noise_of_what_truncation_leaves(sampling: Sampling, count: int) -> None:
+def test_a_step_proposes_what_has_the_most_noise_of_what_truncation_leaves(sampling, count):
     rows, positions = random_logits(12, 300, 4.0, seed=3), list(range(5, 17))
     proposed, sure = step_logits(rows).candidates(positions, count, sampling), 0
     by_all = TorchLogits(rows).candidates(positions, count, sampling)
@@ -185,14 +175,14 @@ def test_a_step_proposes_what_has_the_most_noise_of_what_truncation_leaves(sampl
     assert sure == 12 or sampling.top_p < 1
 
 
-def test_what_is_likely_is_proposed_greedily_and_beyond_what_is_shown() -> None:
+def test_what_is_likely_is_proposed_greedily_and_beyond_what_is_shown():
     rows, positions = random_logits(3, 300, 4.0, seed=3), [5, 6, 7]
     for count, sampling in ((4, Sampling()), (SHOWN + 1, Sampling(1.0)), (4, Sampling(1.0, rule="typical"))):
         every = TorchLogits(rows).candidates(positions, count, sampling)
         assert step_logits(rows).candidates(positions, count, sampling) == every
 
 
-def test_where_a_row_has_no_sure_contenders_all_are_looked_at() -> None:
+def test_where_a_row_has_no_sure_contenders_all_are_looked_at():
     rows, positions, sampling = random_logits(3, 300, 4.0, seed=3), [4, 5, 6], Sampling(1.0, seed=2)
     whole = step_logits(rows).candidates(positions, 3, sampling)
     rows[1] = float("nan")
@@ -201,7 +191,7 @@ def test_where_a_row_has_no_sure_contenders_all_are_looked_at() -> None:
     assert [[token for token, _ in row] for row in (one, another)] == [[token for token, _ in whole[n]] for n in (0, 2)]
 
 
-def test_a_search_that_writes_over_the_one_before_it_does_no_harm() -> None:
+def test_a_search_that_writes_over_the_one_before_it_does_no_harm():
     """As a recording's results are: what was found for one place is brought before another is looked for."""
     place: list[torch.Tensor] = []
 
@@ -218,14 +208,14 @@ def test_a_search_that_writes_over_the_one_before_it_does_no_harm() -> None:
     assert [one[0] for one in picks] == [told(rows, [position], sampling)[0] for position in range(20)]
 
 
-def test_ids_that_columns_stand_for_are_proposed() -> None:
+def test_ids_that_columns_stand_for_are_proposed():
     rows, ids = random_logits(2, 50, 4.0, seed=3), np.arange(50) * 3 + 1
     for sampling in (Sampling(), Sampling(1.0, seed=2)):
         proposed = step_logits(rows).candidates([4, 5], 3, sampling, ids)
         assert proposed == TorchLogits(rows).candidates([4, 5], 3, sampling, ids)
 
 
-def test_what_picks_found_is_not_looked_for_again() -> None:
+def test_what_picks_found_is_not_looked_for_again():
     looked: list[int] = []
 
     def find(logits: torch.Tensor, keys: torch.Tensor, sampling: Sampling) -> Contenders:

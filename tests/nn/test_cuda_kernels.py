@@ -17,8 +17,6 @@ DEVICE = torch.device("cuda", 0)
 
 
 class Driver:
-    """Takes what it is told; answers with `code`."""
-
     def __init__(self) -> None:
         self.code = 0
         self.started: list[tuple[Any, ...]] = []
@@ -47,7 +45,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     return driver
 
 
-def test_a_kernel_gets_pointers_and_numbers_in_their_order(driver: Driver) -> None:
+def test_a_kernel_gets_pointers_and_numbers_in_their_order(driver):
     kernel = cuda_kernels.Kernel(cuda_kernels.Module(b"", DEVICE), "known")
     x = torch.ones(3)
     kernel((2, 3, 1), 64, x, None, 2**40, 0.5)
@@ -57,7 +55,7 @@ def test_a_kernel_gets_pointers_and_numbers_in_their_order(driver: Driver) -> No
     assert numbers[3] & 0xFFFFFFFF == 0x3F000000, "a C float"
 
 
-def test_what_cuda_refuses_is_an_error_in_words(driver: Driver) -> None:
+def test_what_cuda_refuses_is_an_error_in_words(driver):
     module = cuda_kernels.Module(b"", DEVICE)
     with pytest.raises(RuntimeError, match=matching("other_cuda_s_code_500")):
         module.function("other")
@@ -74,7 +72,7 @@ def test_what_cuda_refuses_is_an_error_in_words(driver: Driver) -> None:
     assert out_of_memory(raised.value)
 
 
-def test_what_is_not_there_is_named() -> None:
+def test_what_is_not_there_is_named():
     with pytest.raises(RuntimeError, match=matching("there_libmissing_here")):
         cuda_kernels._library("libmissing.so", "/nowhere/libmissing.so")
 
@@ -88,7 +86,7 @@ def test_what_is_not_there_is_named() -> None:
         ("layer.cu", ["add_norm", "gated", "rotate_and_place"]),
     ],
 )
-def test_the_sources_are_part_of_the_package(file: str, names: list[str]) -> None:
+def test_the_sources_are_part_of_the_package(file, names):
     text = cuda_kernels.source(file)
     assert text.startswith("// Sixteen-bit numbers") and "#include" not in text, "NVRTC comes without headers"
     assert all(f" {name}(" in text for name in names)

@@ -1,17 +1,15 @@
 """What our kernels for GPUs compute, on a processor: their sources, thread by thread (`cuda_emulation.py`)."""
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 from cuda_emulation import emulate
+from each import each
 from golden import wording
 from quantized_layers import error, gaussian
-from slow_cases import cases
-from tiny_models import Tiny
 
 from localspec.decoding.tree import DraftTree
 from localspec.nn import cuda_kernels, layer_kernels, own_kernels, row_kernels
@@ -28,7 +26,6 @@ NEAR = {"fp32": 1e-6, "bf16": 5e-3, "fp16": 6e-4}
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where they are compiled, each once."""
     return tmp_path_factory.mktemp("kernels")
 
 
@@ -38,14 +35,14 @@ def emulated(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_trial_before_they_are_used_finds_nothing_wrong() -> None:
+def test_the_trial_before_they_are_used_finds_nothing_wrong():
     assert own_kernels._wrong(torch.device("cpu")) is None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", cases(["bf16", "fp16"], []))
-@pytest.mark.parametrize("sizes", cases([(1, 1, 8), (9, 33, 72), (17, 16, 264)], []), ids=str)
-def test_a_product_of_any_sizes(dtype: str, sizes: tuple[int, int, int]) -> None:
+@each("dtype", ["bf16", "fp16"])
+@each("sizes", [(1, 1, 8), (9, 33, 72), (17, 16, 264)])
+def test_a_product_of_any_sizes(dtype, sizes):
     rows, out, inner = sizes
     x, weight, bias = (gaussian(*shape, seed=rows).to(DTYPES[dtype]) for shape in ((rows, inner), (out, inner), (out,)))
     for added in (None, bias):
@@ -56,11 +53,8 @@ def test_a_product_of_any_sizes(dtype: str, sizes: tuple[int, int, int]) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", cases(["bf16", "fp16"], []))
-@pytest.mark.parametrize("sizes", cases([(1, 1, 1), (9, 40, 9), (16, 49, 33), (66, 17, 2)], []), ids=str)
-def test_a_product_in_nf4_of_any_sizes(
-    monkeypatch: pytest.MonkeyPatch, dtype: str, sizes: tuple[int, int, int]
-) -> None:
+@each("dtype, sizes", [("bf16", (1, 1, 1)), ("fp16", (9, 40, 9)), ("bf16", (16, 49, 33)), ("fp16", (66, 17, 2))])
+def test_a_product_in_nf4_of_any_sizes(monkeypatch, dtype, sizes):
     """More blocks of weights than warps, and fewer; channels that fill no tile; two tiles at a time, and an odd one."""
     rows, out, blocks = sizes
     monkeypatch.setattr(row_kernels, "WIDE", 0)
@@ -85,10 +79,9 @@ def test_a_product_in_nf4_of_any_sizes(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", cases(DTYPES, []))
-@pytest.mark.parametrize("sizes", cases([(2, 8, 1, 300), (1, 80, 5, 255), (1, 256, 17, 257)], []), ids=str)
-def test_attention_of_any_sizes(dtype: str, sizes: tuple[int, int, int, int]) -> None:
-    """Also where rows see nothing in a page, and of a cache that holds more than is looked at."""
+@each("dtype", DTYPES)
+@each("sizes", [(2, 8, 1, 300), (1, 80, 5, 255), (1, 256, 17, 257)])
+def test_attention_of_any_sizes(dtype, sizes):
     heads, width, rows, slots = sizes
     keys, values = gaussian(2, heads, slots + 30, width, seed=1).to(DTYPES[dtype])[:, None, :, :slots]
     queries = gaussian(1, heads, rows, width, seed=2).to(DTYPES[dtype])
@@ -102,8 +95,8 @@ def test_attention_of_any_sizes(dtype: str, sizes: tuple[int, int, int, int]) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", cases(DTYPES, []))
-def test_what_stands_between_products(dtype: str) -> None:
+@each("dtype", DTYPES)
+def test_what_stands_between_products(dtype):
     x, given = (gaussian(3, 2056, seed=seed).to(DTYPES[dtype]) for seed in (1, 2))
     weight = gaussian(2056, seed=3).to(DTYPES[dtype])
     total, normed = layer_kernels.add_norm(x, given, weight, 1.0, 1e-6)
@@ -116,9 +109,9 @@ def test_what_stands_between_products(dtype: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("start", [None, torch.tensor([4, 5, 6])], ids=["on the host", "on the device"])
-@pytest.mark.parametrize("sizes", cases([(4, 2, 64, 64), (3, 1, 80, 32)], []), ids=str)
-def test_rows_are_rotated_and_put_in_their_places(start: torch.Tensor | None, sizes: tuple[int, int, int, int]) -> None:
+@each("start", [None, torch.tensor([4, 5, 6])])
+@each("sizes", [(4, 2, 64, 64), (3, 1, 80, 32)])
+def test_rows_are_rotated_and_put_in_their_places(start, sizes):
     heads, kv_heads, width, rotary = sizes
     qkv, angles = gaussian(3, heads + 2 * kv_heads, width, seed=1), gaussian(3, 1, rotary, seed=2)
     slots = torch.zeros(2, kv_heads, 20, width)
@@ -135,10 +128,7 @@ def test_rows_are_rotated_and_put_in_their_places(start: torch.Tensor | None, si
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_a_whole_model_says_what_it_says_without_them(
-    monkeypatch: pytest.MonkeyPatch, tiny: Callable[[str], Tiny], dtype: str
-) -> None:
-    """A tree after some text, in the exact form, step by step and in static shapes."""
+def test_a_whole_model_says_what_it_says_without_them(monkeypatch, tiny, dtype):
     model = Target.load(tiny("qwen2-many-heads-mixed-window-tied").path, dtype=DTYPES[dtype], exact=True)
     tree = DraftTree([5, 6, 7, 8], [-1, 0, 0, 1])
     said = []
@@ -155,9 +145,7 @@ def test_a_whole_model_says_what_it_says_without_them(
 
 
 @pytest.mark.slow
-def test_matrices_of_drafters_are_packed_like_those_of_their_target(
-    monkeypatch: pytest.MonkeyPatch, tiny: Callable[[str], Tiny]
-) -> None:
+def test_matrices_of_drafters_are_packed_like_those_of_their_target(monkeypatch, tiny):
     monkeypatch.setattr("localspec.nn.target.linear_class", lambda *given: NF4Linear)
     monkeypatch.setattr("localspec.nn.target.lm_head_class", lambda *given: Linear)  # as on CUDA
     path = tiny("qwen2-many-heads-mixed-window-tied").path
@@ -187,8 +175,7 @@ def test_matrices_of_drafters_are_packed_like_those_of_their_target(
         ("__syncthreads();\n        const int row = tile * 8", "const int row = tile * 8"),
     ],
 )
-def test_the_trial_sees_what_is_wrong(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, right: str, wrong: str) -> None:
-    """Faults in the sources, each of which some row or some number tells."""
+def test_the_trial_sees_what_is_wrong(monkeypatch, tmp_path, right, wrong):
     emulate(monkeypatch, tmp_path)
     source = cuda_kernels.source
     assert any(right in source(file) for file in ("linear_dense.cu", "layer.cu", "attention.cu"))

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from each import each
 from golden import matching
 from session_replies import reply
-from tiny_models import VOCABULARY, Tiny, prompt_ids, stock_logits
+from tiny_models import VOCABULARY, prompt_ids, stock_logits
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from localspec.decoding.budget import Budget
@@ -27,7 +27,6 @@ from localspec.nn.packing import linear_class, lm_head_class
 from localspec.nn.target import Target
 from localspec.nn.weights import Weights
 
-Make = Callable[[str], Tiny]
 TIED, UNTIED = "qwen2-many-heads-mixed-window-tied", "qwen2-grouped-yarn"
 ERRORS = {
     LLMInt8Linear: 0.08,
@@ -45,7 +44,7 @@ kinds = pytest.mark.parametrize(
         Int4WeightOnlyLinear,
     ],
 )
-precisions = pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16], ids=str)
+precisions = each("precision", [torch.float32, torch.bfloat16])
 
 
 @pytest.fixture
@@ -81,25 +80,21 @@ def error(ours: torch.Tensor, right: torch.Tensor) -> float:
         ("int4", "mps", Int4WeightOnlyLinear, Int4WeightOnlyLinear),
     ],
 )
-def test_each_device_has_its_kinds_and_on_cuda_the_head_is_dense(
-    quantize: str, device: str, layers: LayerClass, head: LayerClass
-) -> None:
+def test_each_device_has_its_kinds_and_on_cuda_the_head_is_dense(quantize, device, layers, head):
     assert linear_class(quantize, device) is layers
     assert lm_head_class(quantize, device) is head
 
 
 @each("quantize, device", [("int8", "cpu"), ("int4", "cpu"), ("nf4", "cpu"), ("int4", "cuda:0"), ("nf4", "mps")])
-def test_a_pair_without_a_kind_is_refused_by_name(quantize: str, device: str) -> None:
+def test_a_pair_without_a_kind_is_refused_by_name(quantize, device):
     with pytest.raises(UsageMistake, match=f"{quantize} for {device}"):
         linear_class(quantize, device)
 
 
 @kinds
 @precisions
-@pytest.mark.parametrize("name", [TIED, UNTIED, "llama-many-heads-biases-llama3"])
-def test_a_packed_model_is_the_stock_model_as_near_as_its_bits_come(
-    tiny: Make, load: Callable[..., Target], kind: LayerClass, precision: torch.dtype, name: str
-) -> None:
+@each("name", [TIED, UNTIED, "llama-many-heads-biases-llama3"])
+def test_a_packed_model_is_the_stock_model_as_near_as_its_bits_come(tiny, load, kind, precision, name):
     model, tokens = tiny(name), prompt_ids(60)
     packed = load(model.path, kind, dtype=precision)
     assert packed.transformer.packed and not model.target.transformer.packed
@@ -115,9 +110,7 @@ def test_a_packed_model_is_the_stock_model_as_near_as_its_bits_come(
 
 @pytest.mark.slow
 @kinds
-def test_it_answers_and_a_reply_is_the_same_however_it_is_read(
-    tiny: Make, load: Callable[..., Target], kind: LayerClass
-) -> None:
+def test_it_answers_and_a_reply_is_the_same_however_it_is_read(tiny, load, kind):
     packed, prompt = load(tiny(UNTIED).path, kind), prompt_ids(30, seed=5)
     packed.stop_tokens = frozenset()
     assert packed.forward(DraftTree.chain(prompt), packed.cache(30), last=True).logits.finite()
@@ -128,11 +121,11 @@ def test_it_answers_and_a_reply_is_the_same_however_it_is_read(
 
 
 @kinds
-@pytest.mark.parametrize("dense_head", [False, True])
-@pytest.mark.parametrize(("name", "tied"), [(TIED, True), (UNTIED, False)])
+@each("dense_head", [False, True])
+@each("name, tied", [(TIED, True), (UNTIED, False)])
 def test_its_bytes_are_those_of_all_it_holds_and_a_step_reads_all_but_an_embedding_of_its_own(
-    tiny: Make, load: Callable[..., Target], kind: LayerClass, name: str, tied: bool, dense_head: bool
-) -> None:
+    tiny, load, kind, name, tied, dense_head
+):
     packed = load(tiny(name).path, kind, Linear if dense_head else kind, dtype=torch.bfloat16)
     transformer = packed.transformer
     linears = [layer for layer in transformer.modules() if isinstance(layer, Linear | QuantizedLinear)]
@@ -147,9 +140,7 @@ def test_its_bytes_are_those_of_all_it_holds_and_a_step_reads_all_but_an_embeddi
 
 
 @kinds
-def test_it_cannot_be_written_back_and_says_so(
-    tiny: Make, load: Callable[..., Target], kind: LayerClass, tmp_path: Path
-) -> None:
+def test_it_cannot_be_written_back_and_says_so(tiny, load, kind, tmp_path):
     for head in (kind, Linear):
         with pytest.raises(LocalspecError, match=matching("int8_int4_nf4_cannot_written_back")):
             load(tiny(UNTIED).path, kind, head).save(tmp_path / "again")
@@ -157,9 +148,7 @@ def test_it_cannot_be_written_back_and_says_so(
 
 
 @kinds
-def test_gradients_flow_through_it_as_through_a_float_model_of_its_weights(
-    tiny: Make, load: Callable[..., Target], kind: LayerClass
-) -> None:
+def test_gradients_flow_through_it_as_through_a_float_model_of_its_weights(tiny, load, kind):
     path = tiny("llama-many-heads-biases-llama3").path
     packed, dense = load(path, kind), Target.load(path)
     for name, module in packed.transformer.named_modules():
@@ -177,7 +166,7 @@ def test_gradients_flow_through_it_as_through_a_float_model_of_its_weights(
 
 @pytest.mark.slow
 @kinds
-def test_its_exactness_is_measured_like_any_others(tiny: Make, load: Callable[..., Target], kind: LayerClass) -> None:
+def test_its_exactness_is_measured_like_any_others(tiny, load, kind):
     packed = load(tiny(UNTIED).path, kind, exact=True)
     cache = packed.cache(8)
     with torch.inference_mode():
@@ -194,9 +183,7 @@ def test_a_threshold_is_that_of_the_layers_made_with_it_and_of_no_others():
     assert linear_class("int8", "mps", 6.0) is Int8WeightOnlyLinear and linear_class("nf4", "cuda", 6.0) is NF4Linear
 
 
-def test_a_packed_model_never_lies_in_memory_whole(
-    tiny: Make, load: Callable[..., Target], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_packed_model_never_lies_in_memory_whole(tiny, load, monkeypatch):
     """Read in another format than the files have, so that what is alive has memory of its own."""
     storages: list[tuple[StorageWeakRef, int]] = []
     names: list[str] = []

@@ -20,7 +20,6 @@ OUTPUTS = 5
 
 @pytest.fixture
 def target(tiny: Make, recorded: type[Graph]) -> Target:
-    """One whose steps are recorded."""
     loaded = Target.load(tiny(FAMILIES[0]).path)
     loaded.use_step_form("captured")
     return loaded
@@ -42,7 +41,7 @@ def rows(count: int, seed: int = 0) -> torch.Tensor:
     return torch.randint(100, (count, OUTPUTS), generator=torch.Generator().manual_seed(seed)).float()
 
 
-def test_as_many_rows_as_there_are_whatever_came_before(target: Target) -> None:
+def test_as_many_rows_as_there_are_whatever_came_before(target):
     sums = Sums()
     function = target.compute.recorded(sums)
     for seed, (count, others) in enumerate([(5, 3), (8, 4), (1, 1), (6, 3), (64, 2), (5, 4), (2, 1), (65, 3), (3, 70)]):
@@ -58,7 +57,7 @@ def test_as_many_rows_as_there_are_whatever_came_before(target: Target) -> None:
     assert sums.computed == before + 2, "which is filled up to the same shape"
 
 
-def test_the_most_recordings_are_kept_of_what_was_played_lately(target: Target, recorded: type[Graph]) -> None:
+def test_the_most_recordings_are_kept_of_what_was_played_lately(target, recorded):
     function, sizes = target.compute.recorded(Sums()), (1, 2, 4, 8, 16, 32)
     first, second, *others, last = list(product(sizes, sizes))[: MOST_RECORDINGS + 1]
 
@@ -72,7 +71,7 @@ def test_the_most_recordings_are_kept_of_what_was_played_lately(target: Target, 
     assert call(*second) == made + 2
 
 
-def test_nothing_is_recorded_in_another_form(tiny: Make, recorded: type[Graph]) -> None:
+def test_nothing_is_recorded_in_another_form(tiny, recorded):
     for form in ("eager", "static"):
         target, sums = Target.load(tiny(FAMILIES[0]).path), Sums()
         target.use_step_form(form)  # type: ignore[arg-type]
@@ -83,9 +82,7 @@ def test_nothing_is_recorded_in_another_form(tiny: Make, recorded: type[Graph]) 
     assert not recorded.made
 
 
-def test_what_cannot_be_recorded_is_computed_and_told_and_the_target_goes_on(
-    target: Target, recorded: type[Graph]
-) -> None:
+def test_what_cannot_be_recorded_is_computed_and_told_and_the_target_goes_on(target, recorded):
     def looks(ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return (ids * (2 if bool((ids > 1).any()) else 3),)
 
@@ -99,7 +96,7 @@ def test_what_cannot_be_recorded_is_computed_and_told_and_the_target_goes_on(
     assert target.draft_trouble is None, "another model may be recorded"
 
 
-def test_a_recording_that_plays_other_numbers_is_not_used(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recording_that_plays_other_numbers_is_not_used(target, monkeypatch):
     replay = Graph.replay
 
     def off(self: Graph) -> None:
@@ -114,15 +111,13 @@ def test_a_recording_that_plays_other_numbers_is_not_used(target: Target, monkey
     assert "same bits" in str(target.draft_trouble)
 
 
-def test_numbers_that_are_none_are_recorded_too(target: Target) -> None:
+def test_numbers_that_are_none_are_recorded_too(target):
     function = target.compute.recorded(Sums())
     found, _ = function(target.compute.integers([(0, 1), (1, 2)]), rows(2) * float("nan"))
     assert found.isnan().all() and target.draft_trouble is None
 
 
-def test_where_memory_is_short_it_is_computed_and_not_tried_again(
-    target: Target, recorded: type[Graph], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_memory_is_short_it_is_computed_and_not_tried_again(target, recorded, monkeypatch):
     def none_left(*_: Any, **__: Any) -> Any:
         recorded.made += 1
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
@@ -178,7 +173,7 @@ class Story:
 
 
 @pytest.mark.slow
-def test_attention_is_the_same_through_drafts_and_growth(tiny: Make, target: Target, recorded: type[Graph]) -> None:
+def test_attention_is_the_same_through_drafts_and_growth(tiny, target, recorded):
     story = Story(target, Target.load(tiny(FAMILIES[0]).path))
     (ours, _), text = story.attentions, 0
     for turn in range(24):
@@ -192,7 +187,7 @@ def test_attention_is_the_same_through_drafts_and_growth(tiny: Make, target: Tar
     assert ours.grown > 1 and recorded.played > recorded.made > 6 and target.draft_trouble is None
 
 
-def test_what_was_recorded_over_smaller_memory_is_not_played(tiny: Make, target: Target) -> None:
+def test_what_was_recorded_over_smaller_memory_is_not_played(tiny, target):
     story = Story(target, Target.load(tiny(FAMILIES[0]).path))
     story.read(range(5))
     story.read(range(5, 400))
@@ -202,8 +197,7 @@ def test_what_was_recorded_over_smaller_memory_is_not_played(tiny: Make, target:
     assert story.attentions[0].grown == 2
 
 
-def test_rows_beside_those_asked_for_leave_no_trace(target: Target) -> None:
-    """Those that fill up a shape write keys and values, too: behind the text, where nobody sees them."""
+def test_rows_beside_those_asked_for_leave_no_trace(target):
     attention = target.compute.attention(target.compute.target.sizes, None, {})
     function = target.compute.recorded(Story.over(attention), attention)
     channels = (target.compute.target.sizes.num_heads + 2 * attention._sizes.num_kv_heads) * attention._sizes.head_dim
@@ -217,7 +211,7 @@ def test_rows_beside_those_asked_for_leave_no_trace(target: Target) -> None:
     assert torch.equal(attention._kept[:, :, :15], held) and attention.length == 18
 
 
-def test_numbers_that_are_none_leave_no_trace(tiny: Make, target: Target) -> None:
+def test_numbers_that_are_none_leave_no_trace(tiny, target):
     """A draft that is NaN costs itself, and none after it: nothing times NaN is NaN."""
     for one in (target, Target.load(tiny(FAMILIES[0]).path)):
         attention = one.compute.attention(one.compute.target.sizes, None, {})

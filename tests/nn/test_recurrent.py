@@ -11,7 +11,6 @@ import torch
 from drafting import drafting
 from each import each
 from golden import matching
-from recorded_operations import Graph
 from scripted_drafters import OffChain, Oracle, RandomBranches
 from slow_cases import covering
 from tiny_models import RECURRENT, VOCABULARY, Tiny, prompt_ids, stock_logits, stock_reply
@@ -39,8 +38,6 @@ from localspec.training.trainable import make_drafter
 # Sums in another order, over chunks or token by token: 2e-5 at most here, after hundreds of tokens. What is left out
 # moves logits by a hundredth and more.
 TOLERANCE = 1e-4
-Make = Callable[[str], Tiny]
-every_config = pytest.mark.parametrize("name", RECURRENT)
 BIASES, SHARED = "qwen3_5-many-heads-biases-tied-half-rotated", "qwen3_5-grouped-shared-keys-interval"
 
 
@@ -89,9 +86,9 @@ def cached(target: Target) -> StateCache:
 # -- numbers -----------------------------------------------------------------------------------------------------------
 
 
-@every_config
-@pytest.mark.parametrize("count", [60, 150])
-def test_logits_and_hidden_states_of_a_prompt_are_the_stock_models(tiny: Make, name: str, count: int) -> None:
+@each("name", RECURRENT)
+@each("count", [60, 150])
+def test_logits_and_hidden_states_of_a_prompt_are_the_stock_models(tiny, name, count):
     model, tokens = tiny(name), prompt_ids(count)
     causal = torch.ones(count, count, dtype=torch.bool).tril()
     with torch.no_grad():
@@ -102,8 +99,8 @@ def test_logits_and_hidden_states_of_a_prompt_are_the_stock_models(tiny: Make, n
 
 
 @pytest.mark.slow
-@every_config
-def test_a_prompt_in_chunks_gives_the_stock_models_logits_and_states(tiny: Make, name: str) -> None:
+@each("name", RECURRENT)
+def test_a_prompt_in_chunks_gives_the_stock_models_logits_and_states(tiny, name):
     model, tokens, cache = tiny(name), prompt_ids(330, seed=1), cached(tiny(name).target)
     ends = (0, 7, 8, 30, 170, 171, 299, 330)  # above and below what is computed row by row
     rows = [read(model.target, cache, tokens[a:b]) for a, b in pairwise(ends)]
@@ -122,8 +119,8 @@ def test_a_prompt_in_chunks_gives_the_stock_models_logits_and_states(tiny: Make,
 
 
 @pytest.mark.slow
-@every_config
-def test_gradients_and_a_batch_without_a_cache_are_the_stock_models(tiny: Make, name: str) -> None:
+@each("name", RECURRENT)
+def test_gradients_and_a_batch_without_a_cache_are_the_stock_models(tiny, name):
     model = tiny(name)
     target, tokens = Target.load(model.path), torch.tensor([prompt_ids(70, seed=seed) for seed in (7, 8)])
     direction = torch.randn(2, 70, VOCABULARY, generator=torch.Generator().manual_seed(0))
@@ -141,8 +138,9 @@ def test_gradients_and_a_batch_without_a_cache_are_the_stock_models(tiny: Make, 
         assert apart(ours[part].grad, expected) < 1e-4, part
 
 
-@every_config
-def test_what_is_saved_is_read_by_the_stock_model_bit_for_bit(tiny: Make, name: str, tmp_path) -> None:
+@pytest.mark.slow
+@each("name", RECURRENT)
+def test_what_is_saved_is_read_by_the_stock_model_bit_for_bit(tiny, name, tmp_path):
     model = tiny(name)
     model.target.save(tmp_path / "again")
     before, after = model.stock.state_dict(), type(model.stock).from_pretrained(tmp_path / "again").state_dict()
@@ -151,7 +149,7 @@ def test_what_is_saved_is_read_by_the_stock_model_bit_for_bit(tiny: Make, name: 
 
 
 @pytest.mark.slow
-def test_in_bf16_the_state_stays_in_fp32_and_logits_are_close(tiny: Make) -> None:
+def test_in_bf16_the_state_stays_in_fp32_and_logits_are_close(tiny):
     target, tokens = Target.load(tiny(SHARED).path, dtype=torch.bfloat16), prompt_ids(50)
     cache = cached(target)
     logits = torch.cat([read(target, cache, tokens[:20]), *(read(target, cache, [token]) for token in tokens[20:])])
@@ -165,13 +163,8 @@ def test_in_bf16_the_state_stays_in_fp32_and_logits_are_close(tiny: Make) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "form"), [*((name, "eager") for name in RECURRENT), (SHARED, "static"), (BIASES, "captured")]
-)
-def test_rejected_drafts_leave_no_trace_in_logits_or_states(
-    tiny: Make, recorded: type[Graph], name: str, form: StepForm
-) -> None:
-    """Drafts of all lengths, of which any part is kept: far beyond what is held of what was read."""
+@pytest.mark.parametrize(("name", "form"), covering(RECURRENT, ["eager", "static", "captured"]))
+def test_rejected_drafts_leave_no_trace_in_logits_or_states(tiny, recorded, name, form):
     model, choose = in_form(tiny(name), form), random.Random(0)
     text, cache = prompt_ids(420, seed=3), cached(model.target)
     read(model.target, cache, text[:9])
@@ -195,8 +188,8 @@ def test_rejected_drafts_leave_no_trace_in_logits_or_states(
 
 
 @pytest.mark.slow
-@each("name, form", [*((name, "eager") for name in RECURRENT), (SHARED, "static")])
-def test_any_length_of_late_can_be_gone_back_to_and_any_before_about(tiny: Make, name: str, form: StepForm) -> None:
+@each("name, form", [*covering(RECURRENT, ["eager"]), (SHARED, "static")])
+def test_any_length_of_late_can_be_gone_back_to_and_any_before_about(tiny, name, form):
     model, choose = in_form(tiny(name), form), random.Random(1)
     text = prompt_ids(330, seed=4)
     want = stock_logits(model.stock, text)
@@ -222,10 +215,7 @@ def test_any_length_of_late_can_be_gone_back_to_and_any_before_about(tiny: Make,
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "form"), [(SHARED, "static"), (SHARED, "captured"), (BIASES, "captured")])
-def test_what_was_read_otherwise_in_between_is_not_read_again(
-    tiny: Make, recorded: type[Graph], name: str, form: StepForm
-) -> None:
-    """Prompts and long drafts are computed as they are, other drafts in static shapes: over one story of both."""
+def test_what_was_read_otherwise_in_between_is_not_read_again(tiny, recorded, name, form):
     text, model, choose = prompt_ids(700, seed=5), in_form(tiny(name), form), random.Random(2)
     ours, plain = cached(model.target), cached(tiny(name).target)
     for turn in range(60):
@@ -244,7 +234,7 @@ def test_what_was_read_otherwise_in_between_is_not_read_again(
         assert apart(one.matrices, other.matrices) < TOLERANCE and one.length == other.length
 
 
-def test_rows_of_a_draft_before_are_not_those_of_a_longer_one(tiny: Make) -> None:
+def test_rows_of_a_draft_before_are_not_those_of_a_longer_one(tiny):
     """Of a draft one token is kept, and two of a longer one that is computed as it is: as many as the first one had."""
     text, model = prompt_ids(60, seed=5), in_form(tiny(SHARED), "static")
     cache = cached(model.target)
@@ -255,7 +245,7 @@ def test_rows_of_a_draft_before_are_not_those_of_a_longer_one(tiny: Make) -> Non
 
 
 @pytest.mark.slow
-def test_old_states_become_sparser_and_the_first_stays(tiny: Make) -> None:
+def test_old_states_become_sparser_and_the_first_stays(tiny):
     target, cache = tiny(SHARED).target, cached(tiny(SHARED).target)
     for token in prompt_ids(300):
         read(target, cache, [token])
@@ -270,7 +260,7 @@ def test_old_states_become_sparser_and_the_first_stays(tiny: Make) -> None:
     assert cache.nbytes - full == slots.nbytes - slots[:, :, :, :512].nbytes, "states take no more"
 
 
-def test_a_forward_that_failed_leaves_the_text_as_it_was(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forward_that_failed_leaves_the_text_as_it_was(tiny, monkeypatch):
     model, text = tiny(SHARED), prompt_ids(200)
     cache = cached(model.target)
     read(model.target, cache, text[:20])
@@ -285,7 +275,7 @@ def test_a_forward_that_failed_leaves_the_text_as_it_was(tiny: Make, monkeypatch
         assert apart(logits, stock_logits(model.stock, text[:30])[20:]) < TOLERANCE
 
 
-def test_a_branch_is_no_text_that_it_can_read(tiny: Make) -> None:
+def test_a_branch_is_no_text_that_it_can_read(tiny):
     target = tiny(SHARED).target
     tree = DraftTree([5, 6, 7, 8, 9], [-1, 0, 0, 1, 3], probe=[False, False, False, False, True])
     with pytest.raises(AssertionError, match=matching("chains_alone")):
@@ -302,7 +292,6 @@ Build = Callable[[Target, Target, list[int]], Drafter]
 
 
 def pieced(target: Target, small: Target) -> Drafter:
-    """Ouroboros, whose small model drafts by phrases of its own."""
     pool = PhrasePool(target.special_tokens, vocabulary=VOCABULARY)
     pair = Pair(target.special_tokens, VOCABULARY, small, pool)
     return ouroboros(pair, Hyperparameters(), None, True)
@@ -336,15 +325,13 @@ def reply(session: Session, prompt: Sequence[int], sampling: Sampling, count: in
 
 
 class Flat:
-    """Forwards that cost the same whatever their rows: budgets that weigh take all of a draft."""
-
     def at(self, rows: int, context: int) -> float:
         return 1.0
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "drafter"), covering(RECURRENT, DRAFTERS, fast=2))
-def test_greedy_ids_are_those_of_a_plain_loop_over_the_stock_model(tiny: Make, name: str, drafter: str) -> None:
+def test_greedy_ids_are_those_of_a_plain_loop_over_the_stock_model(tiny, name, drafter):
     model, prompt = tiny(name), prompt_ids(23, seed=23)
     text = stock_reply(model.stock, prompt, 40)
     assert len(text) == 40 and len(set(text)) > 12, "a text that circles would hide what goes wrong"
@@ -359,7 +346,7 @@ def test_greedy_ids_are_those_of_a_plain_loop_over_the_stock_model(tiny: Make, n
             assert statistics.acceptance_length > 2, "right drafts are accepted"
 
 
-def test_a_budget_takes_the_path_that_promises_most(tiny: Make) -> None:
+def test_a_budget_takes_the_path_that_promises_most(tiny):
     """And says so of trees that branch: a wrong first child must not hide the rest."""
     parents, chance = [-1, 0, 0, 2, 3, 0], [1.0, 0.5, 0.4, 0.9, 0.9, 0.1]
     tree = DraftTree([1, 2, 3, 4, 5, 6], parents, ["a"] * 6, chance=chance)
@@ -372,11 +359,8 @@ def test_a_budget_takes_the_path_that_promises_most(tiny: Make) -> None:
 
 
 @pytest.mark.slow
-@every_config
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.9, seed=3)], ids=["greedy", "drawn"])
-def test_a_later_turn_that_changes_the_text_is_as_if_it_were_the_first(
-    tiny: Make, name: str, sampling: Sampling
-) -> None:
+@pytest.mark.parametrize(("name", "sampling"), covering(RECURRENT, [Sampling(), Sampling(0.9, seed=3)]))
+def test_a_later_turn_that_changes_the_text_is_as_if_it_were_the_first(tiny, name, sampling):
     """Where a turn ends inside of a draft, near, and so far back that states are all there is."""
     target = tiny(name).target
     prompt = prompt_ids(160, seed=9)
@@ -393,36 +377,12 @@ def test_a_later_turn_that_changes_the_text_is_as_if_it_were_the_first(
         session.generate(said, sampling, Limits(1))
 
 
-@pytest.mark.slow
-def test_a_reply_that_the_reader_stopped_is_gone_on_with(tiny: Make) -> None:
-    model, prompt = tiny(SHARED), prompt_ids(23, seed=23)
-    text = stock_reply(model.stock, prompt, 40)
-    session = Session(model.target, Oracle([*prompt, *text]), Budget(8, branches=False))
-    stream = session.generate(prompt, Sampling(), Limits(40))
-    tokens: list[int] = []
-    for event in stream:
-        tokens += getattr(event, "tokens", ())
-        if len(tokens) > 10:
-            break
-    stream.close()
-    assert session.tokens == [*prompt, *tokens]
-    going_on = [*prompt, *tokens]
-    session.drafter = Autoregressive()
-    assert [*tokens, *reply(session, going_on, Sampling(), 40 - len(tokens))] == text
-
-
 # -- to the bit --------------------------------------------------------------------------------------------------------
 
 
-PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
-every_precision = pytest.mark.parametrize("precision", PRECISIONS)
-
-
-@every_config
-@pytest.mark.parametrize("threads", [1, 2])
-def test_the_recurrent_part_gives_a_row_the_same_bits_however_rows_are_read(
-    tiny: Make, name: str, threads: int
-) -> None:
+@each("name", RECURRENT)
+@each("threads", [1, 2])
+def test_the_recurrent_part_gives_a_row_the_same_bits_however_rows_are_read(tiny, name, threads):
     """And the state the same bits when what was read is taken back, on any processor: no matrix product is in it."""
     target, before = Target.load(tiny(name).path, exact=True), torch.get_num_threads()
     layer = next(iter(cached(target)._states))
@@ -449,7 +409,7 @@ def test_the_recurrent_part_gives_a_row_the_same_bits_however_rows_are_read(
 
 
 @pytest.mark.slow
-def test_the_self_test_sees_a_recurrence_whose_rows_are_not_alone(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_self_test_sees_a_recurrence_whose_rows_are_not_alone(tiny, monkeypatch):
     target = Target.load(tiny(BIASES).path, exact=True)
     delta = target.transformer.layers[1].delta
     advance = delta.advance
@@ -463,8 +423,8 @@ def test_the_self_test_sees_a_recurrence_whose_rows_are_not_alone(tiny: Make, mo
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", ["eager", "static"])
-def test_exact_prompts_of_any_length_are_read(tiny: Make, form: StepForm) -> None:
+@each("form", ["eager", "static"])
+def test_exact_prompts_of_any_length_are_read(tiny, form):
     """What fills up the rows of a long prompt would be text: nothing of it could be taken back."""
     target, stock = Target.load(tiny(SHARED).path, exact=True), tiny(SHARED).stock
     target.row_multiple = 4

@@ -1,14 +1,14 @@
 """What of our kernels for GPUs runs anywhere: the order of a matrix in NF4, and who they are not for."""
 
-import pytest
 import torch
+from each import each
 from golden import wording
 
 from localspec.nn import own_kernels, row_kernels
 
 
-@pytest.mark.parametrize(("out", "blocks"), [(16, 1), (40, 3), (301, 4)])
-def test_each_level_and_scale_lies_where_a_thread_looks_for_it(out: int, blocks: int) -> None:
+@each("out, blocks", [(16, 1), (40, 3), (301, 4)])
+def test_each_level_and_scale_lies_where_a_thread_looks_for_it(out, blocks):
     packed = torch.randint(256, (out * blocks * 32, 1), dtype=torch.uint8)
     scales = torch.randint(256, (out * blocks,), dtype=torch.uint8)
     there, there_too = row_kernels.tiled(packed, scales, out)
@@ -25,7 +25,7 @@ def test_each_level_and_scale_lies_where_a_thread_looks_for_it(out: int, blocks:
     assert torch.equal(again[0], packed) and torch.equal(again[1], scales)
 
 
-def test_they_are_not_for_a_cpu() -> None:
+def test_they_are_not_for_a_cpu():
     assert own_kernels.trouble(torch.device("cpu")) == wording("they_nvidia_s_cards")
     assert not own_kernels.serve(torch.ones(1))
 
@@ -36,7 +36,7 @@ class OnACard(torch.Tensor):
     is_cuda = True
 
 
-def test_they_are_not_for_what_wants_a_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_they_are_not_for_what_wants_a_gradient(monkeypatch):
     """Be it what is computed with: a norm learns whose input, the embedding of a token, does not."""
     monkeypatch.setattr(own_kernels, "trouble", lambda device: None)
     x, weight = torch.ones(2).as_subclass(OnACard), torch.ones(2, requires_grad=True)

@@ -6,16 +6,14 @@ import numpy as np
 import pytest
 import torch
 from each import each
-from golden import matching
-from recorded_operations import Graph
 from scripted_drafters import random_tree
+from slow_cases import covering
 from tiny_models import FAMILIES, RECURRENT, Tiny, prompt_ids
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from localspec.decoding.compute import LowRank
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.tree import DraftTree
-from localspec.errors import LocalspecError
 from localspec.nn.cache import KVCache
 from localspec.nn.contenders import Contenders
 from localspec.nn.static_forward import MOST_RECORDINGS, StaticForward, visible_slots
@@ -43,23 +41,21 @@ def filled(target: Target, length: int, slots: int | None = None) -> KVCache:
 
 
 def parts(target: Target, tree: DraftTree, cache: KVCache, inner: Sequence[int] = ()) -> list[torch.Tensor]:
-    """Logits, states, inner states, and what is written of a tree."""
     output = target.forward(tree, cache, inner=inner)
     states = [] if output.inner is None else [output.inner.rows]
     return [output.logits.take(range(tree.size)).rows, output.hidden.rows, *states, cache.rows(range(tree.size))]  # type: ignore[attr-defined]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("exact", [False, True], ids=["fastest", "exact"])
-@pytest.mark.parametrize("name", FAMILIES)
-def test_trees_have_the_bits_of_the_eager_form(tiny: Make, recorded: type[Graph], name: str, exact: bool) -> None:
+@pytest.mark.parametrize(("name", "exact"), covering(FAMILIES, [False, True]))
+def test_trees_have_the_bits_of_the_eager_form(tiny, recorded, name, exact):
     """At several lengths with one recording: what would be a number of Python in it would be that of the first."""
     eager = loaded(tiny, name, exact=exact)
     eager.row_multiple = PADDED  # it fills rows up alike
     inner = [0, len(eager.transformer.layers)]
     for form in ("static", "captured"):
         target, before = loaded(tiny, name, form, exact), None
-        for length in (1, 6, 150, 40):
+        for length in (1, 150, 40):
             tree = random_tree(7, nodes=5, seed=length, vocabulary=target.vocab_size)
             cache = before = filled(target, length, 256) if before is None else before
             cache.fill(torch.Generator().manual_seed(length))
@@ -67,13 +63,13 @@ def test_trees_have_the_bits_of_the_eager_form(tiny: Make, recorded: type[Graph]
             ours = parts(target, tree, cache, inner)
             theirs = parts(eager, tree, filled(eager, length, 256), inner)
             assert all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True)), (form, length)
-    assert (recorded.made, recorded.played) == (1, 1 + 4)
+    assert (recorded.made, recorded.played) == (1, 1 + 3)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", ["static", "captured"])
 @pytest.mark.usefixtures("recorded")
-def test_drafts_through_some_layers_have_the_bits_of_the_eager_form(tiny: Make, form: StepForm) -> None:
+@each("form", ["static", "captured"])
+def test_drafts_through_some_layers_have_the_bits_of_the_eager_form(tiny, form):
     name = FAMILIES[0]
     target, eager = loaded(tiny, name, form), loaded(tiny, name)
     adapters = None
@@ -88,7 +84,7 @@ def test_drafts_through_some_layers_have_the_bits_of_the_eager_form(tiny: Make, 
 
 
 @pytest.mark.usefixtures("recorded")
-def test_states_of_a_draft_stay_when_the_next_one_is_played(tiny: Make) -> None:
+def test_states_of_a_draft_stay_when_the_next_one_is_played(tiny):
     target = loaded(tiny, FAMILIES[0], "captured")
     model, cache = target.compute.target, filled(target, 9)
     first = model.read_rows(model.embed([5, 6]), cache)
@@ -98,7 +94,7 @@ def test_states_of_a_draft_stay_when_the_next_one_is_played(tiny: Make) -> None:
 
 
 @pytest.mark.usefixtures("recorded")
-def test_nan_of_an_earlier_draft_reaches_no_later_one(tiny: Make) -> None:
+def test_nan_of_an_earlier_draft_reaches_no_later_one(tiny):
     """Three rows are filled up to four: the fourth of a draft before may have been anything."""
     target, eager = loaded(tiny, FAMILIES[0], "captured"), loaded(tiny, FAMILIES[0])
     model, cache = target.compute.target, filled(target, 9)
@@ -111,9 +107,9 @@ def test_nan_of_an_earlier_draft_reaches_no_later_one(tiny: Make) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.8, seed=3)], ids=["greedy", "sampled"])
 @pytest.mark.usefixtures("recorded")
-def test_of_a_short_prompt_the_last_row_is_answered(tiny: Make, sampling: Sampling) -> None:
+@each("sampling", [Sampling(), Sampling(0.8, seed=3)])
+def test_of_a_short_prompt_the_last_row_is_answered(tiny, sampling):
     target, eager = loaded(tiny, FAMILIES[0], "captured"), loaded(tiny, FAMILIES[0])
     eager.row_multiple = PADDED
     chain = DraftTree.chain(prompt_ids(6))
@@ -126,7 +122,7 @@ def test_of_a_short_prompt_the_last_row_is_answered(tiny: Make, sampling: Sampli
 
 
 @pytest.mark.usefixtures("recorded")
-def test_states_of_a_prompt_stay_when_the_next_step_is_played(tiny: Make) -> None:
+def test_states_of_a_prompt_stay_when_the_next_step_is_played(tiny):
     """A drafter may hold them as they are."""
     target = loaded(tiny, FAMILIES[0], "captured")
     cache = filled(target, 9)
@@ -138,8 +134,7 @@ def test_states_of_a_prompt_stay_when_the_next_step_is_played(tiny: Make) -> Non
 
 @each("name", FAMILIES[:2])
 @each("size", [1, 2, 3, 9, 64])
-def test_rows_are_filled_up_to_a_power_of_two_and_given_back_as_they_were(tiny: Make, size: int, name: str) -> None:
-    """In trees that are deeper than a sliding window is wide, too."""
+def test_rows_are_filled_up_to_a_power_of_two_and_given_back_as_they_were(tiny, size, name):
     target, eager = loaded(tiny, name, "static"), loaded(tiny, name)
     eager.row_multiple = next(rows for rows in STATIC_ROWS if rows >= size)
     tree = random_tree(7, nodes=size - 1, seed=size, deep=0.9)
@@ -148,7 +143,7 @@ def test_rows_are_filled_up_to_a_power_of_two_and_given_back_as_they_were(tiny: 
     assert all(torch.equal(one, other) for one, other in zip(*both, strict=True))
 
 
-def test_rows_are_filled_up_to_what_exactness_asks_for(tiny: Make) -> None:
+def test_rows_are_filled_up_to_what_exactness_asks_for(tiny):
     target = loaded(tiny, FAMILIES[0], "static")
     target.row_multiple = 16
     cache = filled(target, 20, 600)
@@ -158,7 +153,7 @@ def test_rows_are_filled_up_to_what_exactness_asks_for(tiny: Make) -> None:
     assert changed == list(range(20, 36))
 
 
-def test_what_has_no_static_shape_is_read_as_before(tiny: Make) -> None:
+def test_what_has_no_static_shape_is_read_as_before(tiny):
     target = loaded(tiny, FAMILIES[0], "static")
     cache = target.cache(200)
     assert not StaticForward.reads(cache, STATIC_ROWS[-1] + 1) and StaticForward.reads(cache, STATIC_ROWS[-1])
@@ -168,7 +163,7 @@ def test_what_has_no_static_shape_is_read_as_before(tiny: Make) -> None:
     assert all(torch.equal(one, other) for one, other in zip(*both, strict=True))
 
 
-def test_after_states_few_rows_have_a_static_shape(tiny: Make) -> None:
+def test_after_states_few_rows_have_a_static_shape(tiny):
     target = loaded(tiny, next(iter(RECURRENT)), "static")
     cache = target.cache(200)
     assert StaticForward.reads(cache, MOST_CHAINED) and not StaticForward.reads(cache, MOST_CHAINED + 1)
@@ -177,7 +172,7 @@ def test_after_states_few_rows_have_a_static_shape(tiny: Make) -> None:
         assert isinstance(logits, StepLogits) is (rows <= MOST_CHAINED) and logits.finite()
 
 
-def test_a_text_grows_through_few_shapes() -> None:
+def test_a_text_grows_through_few_shapes():
     cache = KVCache([(1, 1)], 40_000, torch.float32, "cpu")
     seen: dict[int, int] = {}
     for length in range(0, 32_768, 64):
@@ -190,7 +185,7 @@ def test_a_text_grows_through_few_shapes() -> None:
     assert visible_slots(cache, 16) <= cache.capacity
 
 
-def test_recordings_end_with_the_slots_that_they_are_of(tiny: Make, recorded: type[Graph]) -> None:
+def test_recordings_end_with_the_slots_that_they_are_of(tiny, recorded):
     target = loaded(tiny, FAMILIES[0], "captured")
     eager = loaded(tiny, FAMILIES[0])
     cache, theirs = filled(target, 10, 200), filled(eager, 10, 200)
@@ -206,7 +201,7 @@ def test_recordings_end_with_the_slots_that_they_are_of(tiny: Make, recorded: ty
 
 
 @pytest.mark.slow
-def test_only_so_many_recordings_are_kept(tiny: Make, recorded: type[Graph]) -> None:
+def test_only_so_many_recordings_are_kept(tiny, recorded):
     target = loaded(tiny, FAMILIES[0], "captured")
     model, cache = target.compute.target, filled(target, 10, 200)
     every = [(*layers,) for layers in ([0], [1], [2], [0, 1], [0, 2], [1, 2], [0, 1, 2])]
@@ -223,15 +218,7 @@ def test_only_so_many_recordings_are_kept(tiny: Make, recorded: type[Graph]) -> 
     assert recorded.made == 22, "the first one had gone"
 
 
-def test_states_that_there_are_not_are_refused(tiny: Make) -> None:
-    for form in ("eager", "static"):
-        target = loaded(tiny, FAMILIES[0], form)  # type: ignore[arg-type]
-        with pytest.raises(LocalspecError, match=matching("states_9_give_0_3")):
-            target.forward(DraftTree.chain([5]), target.cache(8), inner=[1, 9])
-
-
-def test_what_must_wait_cannot_be_recorded(tiny: Make, recorded: type[Graph], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the stand-in: a forward that looked at a number would be told."""
+def test_what_must_wait_cannot_be_recorded(tiny, recorded, monkeypatch):
     target = loaded(tiny, FAMILIES[0], "captured")
     head = target.transformer.head
     monkeypatch.setattr(target.transformer, "head", lambda states: head(states) * float(states.amax().isfinite()))
@@ -243,9 +230,7 @@ def test_what_must_wait_cannot_be_recorded(tiny: Make, recorded: type[Graph], mo
     assert recorded.made == 1, "it is not tried again and again"
 
 
-def test_where_there_is_no_memory_for_a_recording_a_step_does_without(
-    tiny: Make, recorded: type[Graph], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_there_is_no_memory_for_a_recording_a_step_does_without(tiny, recorded, monkeypatch):
     target, full = loaded(tiny, FAMILIES[0], "captured"), False
     cache = filled(target, 10)
     head = target.transformer.head
@@ -267,12 +252,8 @@ def test_where_there_is_no_memory_for_a_recording_a_step_does_without(
     assert recorded.made > made and len(cache.recordings) == 1
 
 
-@pytest.mark.parametrize(
-    ("sampling", "looks"), [(Sampling(), 1), (Sampling(1.0, top_p=0.9, seed=4), 1), (Sampling(0.8, seed=3), 3)]
-)
-def test_one_look_brings_all_that_a_step_asks_for(
-    tiny: Make, monkeypatch: pytest.MonkeyPatch, sampling: Sampling, looks: int
-) -> None:
+@each("sampling, looks", [(Sampling(), 1), (Sampling(1.0, top_p=0.9, seed=4), 1), (Sampling(0.8, seed=3), 3)])
+def test_one_look_brings_all_that_a_step_asks_for(tiny, monkeypatch, sampling, looks):
     """But for noise of a whole vocabulary, which is made for the rows that are looked at."""
     target, copies = loaded(tiny, FAMILIES[0], "static"), 0
     cpu = torch.Tensor.cpu
@@ -300,8 +281,7 @@ def test_one_look_brings_all_that_a_step_asks_for(
 
 
 @pytest.mark.slow
-def test_finding_the_pick_of_a_row_is_recorded(tiny: Make, recorded: type[Graph]) -> None:
-    """For each way to sample anew: what shapes p is part of the recording."""
+def test_finding_the_pick_of_a_row_is_recorded(tiny, recorded):
     target, eager = loaded(tiny, FAMILIES[0], "captured"), loaded(tiny, FAMILIES[0])
     eager.row_multiple = PADDED
     tree = random_tree(7, nodes=5, seed=1)
@@ -322,7 +302,7 @@ def test_finding_the_pick_of_a_row_is_recorded(tiny: Make, recorded: type[Graph]
 
 
 @pytest.mark.slow
-def test_a_pick_that_is_not_certain_is_that_of_its_own_position(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pick_that_is_not_certain_is_that_of_its_own_position(tiny, monkeypatch):
     target, eager = loaded(tiny, FAMILIES[0], "static"), loaded(tiny, FAMILIES[0])
     eager.row_multiple = PADDED
     monkeypatch.setattr(Contenders, "pick", lambda *given: None)
@@ -335,7 +315,7 @@ def test_a_pick_that_is_not_certain_is_that_of_its_own_position(tiny: Make, monk
         assert [ours[row] for row in range(6)] == [theirs[row] for row in range(6)]
 
 
-def test_logits_that_are_no_numbers_are_told_though_states_are(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logits_that_are_no_numbers_are_told_though_states_are(tiny, monkeypatch):
     target = loaded(tiny, FAMILIES[0], "static")
     head = target.transformer.head
     monkeypatch.setattr(
@@ -346,10 +326,10 @@ def test_logits_that_are_no_numbers_are_told_though_states_are(tiny: Make, monke
 
 
 @pytest.mark.slow
-def test_there_is_room_for_the_rows_that_are_filled_up(tiny: Make) -> None:
+def test_there_is_room_for_the_rows_that_are_filled_up(tiny):
     target, eager = loaded(tiny, FAMILIES[0], "static"), loaded(tiny, FAMILIES[0])
     eager.row_multiple = PADDED
-    for length in range(247, 256):
+    for length in (247, 248, 251, 255):
         tree = DraftTree.chain([5, 6, 7, 8, 9][: 256 - length])
         both = [parts(one, tree, filled(one, length, 256)) for one in (target, eager)]
         torch.testing.assert_close(*both)
@@ -357,8 +337,7 @@ def test_there_is_room_for_the_rows_that_are_filled_up(tiny: Make) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("recorded")
-def test_forwards_of_as_many_rows_share_no_results_that_differ_in_kind(tiny: Make) -> None:
-    """With inner states and without, and drafts by some layers and by others, in turns."""
+def test_forwards_of_as_many_rows_share_no_results_that_differ_in_kind(tiny):
     target, eager = loaded(tiny, FAMILIES[0], "captured"), loaded(tiny, FAMILIES[0])
     at, theirs = filled(target, 30), filled(eager, 30)
     for _ in range(2):
@@ -377,7 +356,7 @@ def test_forwards_of_as_many_rows_share_no_results_that_differ_in_kind(tiny: Mak
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("recorded")
-def test_each_drafts_adapters_are_those_that_it_brings(tiny: Make) -> None:
+def test_each_drafts_adapters_are_those_that_it_brings(tiny):
     target, eager = loaded(tiny, FAMILIES[0], "captured"), loaded(tiny, FAMILIES[0])
     width = target.compute.target.sizes.hidden_size
     chance = np.random.default_rng(0)
@@ -398,14 +377,14 @@ def test_each_drafts_adapters_are_those_that_it_brings(tiny: Make) -> None:
     assert width and not torch.equal(made[0], made[1]) and not torch.equal(made[0], made[2])
 
 
-def test_the_time_of_a_recording_is_told(tiny: Make, recorded: type[Graph]) -> None:
+def test_the_time_of_a_recording_is_told(tiny, recorded):
     target = loaded(tiny, FAMILIES[0], "captured")
     cache = filled(target, 10)
     first, second = (target.forward(DraftTree.chain([5]), cache).once_seconds for _ in range(2))
     assert first > 0.0 == second and recorded.made == 1
 
 
-def test_states_that_are_no_numbers_are_told_row_by_row(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_states_that_are_no_numbers_are_told_row_by_row(tiny, monkeypatch):
     target = loaded(tiny, FAMILIES[0], "static")
     norm = target.transformer.norm
     forward = target.transformer.forward
@@ -421,7 +400,7 @@ def test_states_that_are_no_numbers_are_told_row_by_row(tiny: Make, monkeypatch:
     assert hidden.take([0, 2]).take([0]).finite() and not hidden.take([0, 2]).take([1]).finite()
 
 
-def test_rows_that_would_be_filled_up_beyond_what_states_take_are_read_as_they_are(tiny: Make) -> None:
+def test_rows_that_would_be_filled_up_beyond_what_states_take_are_read_as_they_are(tiny):
     eager, target = (loaded(tiny, next(iter(RECURRENT)), form) for form in ("eager", "static"))
     logits = []
     for one in (eager, target):

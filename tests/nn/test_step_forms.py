@@ -9,7 +9,6 @@ import pytest
 import torch
 from golden import wording
 from recorded_operations import Graph
-from slow_cases import cases
 from tiny_models import FAMILIES, RECURRENT, Tiny
 
 from localspec.decoding.sampling import Sampling
@@ -32,8 +31,8 @@ def target(tiny: Make) -> Target:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*FAMILIES, *cases(RECURRENT, [next(iter(RECURRENT))])])
-def test_recordings_are_played_where_their_bits_are_right(tiny: Make, recorded: type[Graph], name: str) -> None:
+@pytest.mark.parametrize("name", [LLAMA, WINDOW, FAMILIES[-1], next(iter(RECURRENT))])
+def test_recordings_are_played_where_their_bits_are_right(tiny, recorded, name):
     loaded = Target.load(tiny(name).path, exact=name == WINDOW)
     loaded.row_multiple = 4
     assert find_step_form(loaded) == ("captured", None)
@@ -41,8 +40,7 @@ def test_recordings_are_played_where_their_bits_are_right(tiny: Make, recorded: 
 
 
 @pytest.mark.slow
-def test_states_after_too_few_rows_are_seen(tiny: Make, recorded: type[Graph], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of recurrent layers, where a part of a draft was right."""
+def test_states_after_too_few_rows_are_seen(tiny, recorded, monkeypatch):
     read_again = static_forward.StaticForward._read_again
     monkeypatch.setattr(
         static_forward.StaticForward, "_read_again", lambda self, cache, held, count: read_again(self, cache, held, 1)
@@ -52,9 +50,7 @@ def test_states_after_too_few_rows_are_seen(tiny: Make, recorded: type[Graph], m
 
 
 @pytest.mark.slow
-def test_a_length_that_became_part_of_a_recording_is_seen(
-    target: Target, recorded: type[Graph], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_length_that_became_part_of_a_recording_is_seen(target, recorded, monkeypatch):
     class Frozen(placed_rows.PlacedRows):
         def __init__(self, cache: Any, visible: int, length: torch.Tensor, rows: int) -> None:
             super().__init__(cache, visible, torch.tensor(cache.length), rows)
@@ -65,9 +61,7 @@ def test_a_length_that_became_part_of_a_recording_is_seen(
 
 
 @pytest.mark.slow
-def test_rows_that_see_their_siblings_are_seen(
-    target: Target, recorded: type[Graph], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_that_see_their_siblings_are_seen(target, recorded, monkeypatch):
     monkeypatch.setattr(static_forward, "_bits", lambda parents: [2 ** (row + 1) - 1 for row in range(len(parents))])
     form, why = find_step_form(target)
     assert form == target.step_form == "eager" and "4 rows after" in str(why) and recorded.made == 0
@@ -87,19 +81,15 @@ def no_contender(logits: torch.Tensor, keys: torch.Tensor, sampling: Sampling) -
     ("place", "wrong"),
     [("summary", no_pick), ("contenders", no_contender), ("StaticForward.chain", lambda *given: given[1] * 0)],
 )
-def test_all_that_decoding_takes_is_looked_at(
-    target: Target, recorded: type[Graph], monkeypatch: pytest.MonkeyPatch, place: str, wrong: Any
-) -> None:
+def test_all_that_decoding_takes_is_looked_at(target, recorded, monkeypatch, place, wrong):
     owner, _, name = place.rpartition(".")
     monkeypatch.setattr(StaticForward if owner else static_forward, name, wrong)
     assert find_step_form(target)[0] == "eager"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rows", STATIC_ROWS)
-def test_every_number_of_rows_is_looked_at(
-    target: Target, recorded: type[Graph], monkeypatch: pytest.MonkeyPatch, rows: int
-) -> None:
+@pytest.mark.parametrize("rows", [STATIC_ROWS[0], STATIC_ROWS[3], STATIC_ROWS[-1]])
+def test_every_number_of_rows_is_looked_at(target, recorded, monkeypatch, rows):
     read = StaticForward.tree
 
     def off(self: StaticForward, tree: Any, *given: Any) -> Any:
@@ -112,17 +102,13 @@ def test_every_number_of_rows_is_looked_at(
 
 
 @pytest.mark.slow
-def test_a_recording_that_is_not_played_is_seen(
-    target: Target, recorded: type[Graph], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_recording_that_is_not_played_is_seen(target, recorded, monkeypatch):
     monkeypatch.setattr(recorded, "replay", lambda self: None)
     assert find_step_form(target)[0] == "static"
 
 
 @pytest.mark.slow
-def test_what_cannot_be_recorded_is_told_with_its_reason(
-    target: Target, recorded: type[Graph], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_recorded_is_told_with_its_reason(target, recorded, monkeypatch):
     def refused(*_: Any, **__: Any) -> None:
         raise RuntimeError("CUDA error: operation not permitted when stream is capturing.\nFor debugging consider …")
 
@@ -131,22 +117,14 @@ def test_what_cannot_be_recorded_is_told_with_its_reason(
 
 
 @pytest.mark.slow
-def test_where_nothing_but_the_plainest_form_runs_it_serves(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_nothing_but_the_plainest_form_runs_it_serves(target, monkeypatch):
     def broken(*_: Any, **__: Any) -> None:
-        raise RuntimeError("no kernel image is available")
+        raise error
 
     monkeypatch.setattr(StaticForward, "tree", broken)
+    error: Exception = RuntimeError("no kernel image is available")
     assert find_step_form(target) == ("eager", "no kernel image is available") and target.step_form == "eager"
-
-
-@pytest.mark.slow
-def test_memory_that_is_short_is_no_error(
-    target: Target, recorded: type[Graph], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*_: Any, **__: Any) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory.")
-
-    monkeypatch.setattr(StaticForward, "tree", full)
+    error = torch.OutOfMemoryError("CUDA out of memory.")
     with pytest.raises(MemoryError):
         find_step_form(target)
     assert target.step_form == "eager"
@@ -156,9 +134,7 @@ def test_memory_that_is_short_is_no_error(
 
 
 @pytest.mark.slow
-def test_all_recordings_on_a_device_share_their_memory_which_never_ends(
-    recorded: type[Graph], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_recordings_on_a_device_share_their_memory_which_never_ends(recorded, monkeypatch):
     """torch gives such memory to no new recording once all that shared it are gone; so one stays."""
     given: list[dict[str, Any]] = []
     alive: list[Any] = []
@@ -181,17 +157,7 @@ def test_all_recordings_on_a_device_share_their_memory_which_never_ends(
     recording._studio.cache_clear()
 
 
-def test_after_a_recording_that_failed_the_stream_is_the_usual_one(
-    recorded: type[Graph], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with pytest.raises(RuntimeError, match="not permitted"):
-        recording.Recording(lambda x: (x * float(x.sum()),), [torch.ones(2)])
-    assert recorded.streams == ["usual"]
-
-
-def test_after_a_recording_that_failed_others_have_memory_of_their_own(
-    recorded: type[Graph], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_after_a_recording_that_failed_others_have_memory_of_their_own(recorded, monkeypatch):
     """torch leaves the memory of one that failed as if it were still under way."""
     pools = iter([(0, number) for number in range(9)])
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: next(pools))
@@ -208,13 +174,14 @@ def test_after_a_recording_that_failed_others_have_memory_of_their_own(
     recording._studio.cache_clear()
     with pytest.raises(RuntimeError):
         recording.Recording(lambda x: (x * float(x.sum()),), [torch.ones(2)])
+    assert recorded.streams == ["usual"]
     before = used[-1]
     recording.Recording(lambda x: (x + 1,), [torch.ones(2)])
     assert used[-1] != before
     recording._studio.cache_clear()
 
 
-def test_a_recording_changes_nothing_of_what_it_is_given(recorded: type[Graph]) -> None:
+def test_a_recording_changes_nothing_of_what_it_is_given(recorded):
     given = torch.ones(2)
     made = recording.Recording(lambda x: (x + 1,), [given])
     made(torch.zeros(2))

@@ -1,15 +1,11 @@
 """Files keep the names that they have always had, whatever the code calls its parameters."""
 
-from collections.abc import Callable
-
 import torch
-from tiny_models import Tiny
 
 from localspec.nn.adapters import Adapters
 from localspec.nn.small_model import fresh_weights
 from localspec.nn.transformer import Transformer
 
-Make = Callable[[str], Tiny]
 QWEN3 = "qwen3-one-key-head-biases"  # has all parameters that a layer may have
 LAYER = {
     "qkv.weight", "qkv.bias", "output.weight", "output.bias", "gate_up.weight", "down.weight",
@@ -17,7 +13,7 @@ LAYER = {
 }  # fmt: skip
 
 
-def test_state_dicts_have_the_stored_names_and_parameters_our_own(tiny: Make) -> None:
+def test_state_dicts_have_the_stored_names_and_parameters_our_own(tiny):
     transformer = tiny(QWEN3).target.transformer
     state = transformer.state_dict(prefix="model.")
     expected = {f"model.layers.{index}.{name}" for index in range(3) for name in LAYER}
@@ -28,7 +24,7 @@ def test_state_dicts_have_the_stored_names_and_parameters_our_own(tiny: Make) ->
     assert state["model.layers.0.inner_norm"].data_ptr() == own["layers.0.post_attention_layernorm"].data_ptr()
 
 
-def test_state_dicts_come_back(tiny: Make) -> None:
+def test_state_dicts_come_back(tiny):
     transformer = tiny(QWEN3).target.transformer
     weights = fresh_weights(transformer.config, torch.device("cpu"))
     holder = torch.nn.ModuleDict({"model": Transformer(transformer.config, transformer.rotary, weights)})
@@ -38,8 +34,7 @@ def test_state_dicts_come_back(tiny: Make) -> None:
     assert all(torch.equal(theirs[name], parameter) for name, parameter in transformer.named_parameters())
 
 
-def test_adapters_have_the_stored_names(tiny: Make) -> None:
-    """Checkpoints of joint trainings hold them."""
+def test_adapters_have_the_stored_names(tiny):
     adapters, again = (Adapters(tiny(QWEN3).target.transformer, [1], 2, 4.0) for _ in range(2))
     linears = ("qkv", "output", "gate_up", "down")
     assert adapters.state_dict().keys() == {f"1_{linear}.{part}" for linear in linears for part in ("down", "up")}

@@ -25,11 +25,10 @@ from localspec.policy.candidates import (
     DraftModelEstimate,
     candidates,
     drafter_bytes,
-    plain,
     reply_key,
 )
 from localspec.policy.measurements import NoMeasurements, ReplyStats
-from localspec.policy.prediction import CONTEXT, Acceptance, Rates, cache, drafter_numbers
+from localspec.policy.prediction import CONTEXT, Rates, cache, drafter_numbers
 
 RATES = Rates((1, 64), (1e-12, 4e-12), (1e-4, 1e-4))
 AT = CostInputs(SEVEN, flat(0.05), RATES, "bf16", (2, 2), 4096, {})
@@ -64,14 +63,7 @@ def test_every_model_has_phrases_which_weigh_nothing_and_cost_nothing() -> None:
     assert PHRASES.length(10) == pytest.approx(1.73) and "published" in PHRASES.origin
 
 
-def test_no_drafter_is_a_candidate_too() -> None:
-    assert (plain().name, plain().bytes, plain().here, plain().draft_seconds(0)) == ("none", 0, True, 0.0)
-    assert plain().acceptance == Acceptance((), "")
-
-
-@pytest.mark.parametrize(
-    ("kind", "parameters"), [("medusa", 7 * 10**8), ("parallelspec", 10**9), ("parallelspec", 10**8)]
-)
+@each("kind, parameters", [("medusa", 7 * 10**8), ("parallelspec", 10**9), ("parallelspec", 10**8)])
 def test_a_drafter_takes_as_much_before_it_is_fetched_as_afterwards(kind: str, parameters: int) -> None:
     model = parameters == 10**9  # as it was published; else heads or a layer that were made for the target
     here = trained(kind, parameters, 0.8, revision="" if model else "0" * 40)

@@ -154,7 +154,7 @@ def test_what_a_search_decoded_again_was_greedy() -> None:
 # -- what is chosen --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("temperature", "taken"), [(0.0, "phrases"), (0.7, "none")])
+@each("temperature, taken", [(0.0, "phrases"), (0.7, "none")])
 def test_auto_takes_what_pays_at_the_temperature_that_is_asked_for(temperature: float, taken: str) -> None:
     replies = {"phrases": ReplyStats(1.6, 4.0, 0.1), "phrases, sampled": ReplyStats(1.1, 4.0, 0.3)}
     known = Told({("cpu", "int8"): ModelMeasurements(flat(0.1, slope=0.02), replies)})

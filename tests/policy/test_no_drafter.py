@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import pytest
 from each import each
 from golden import wording
 from machines import SEVEN, Told, machine, unfetched
@@ -59,6 +58,6 @@ def test_the_reason_says_what_is_compared_and_claims_no_measurement_that_was_not
     assert why_none(plain, [plain]) == wording("no_drafter_expected_to_pay")
 
 
-@pytest.mark.parametrize("asked", [{"drafter": "none"}, {"draft_max": 0}])
+@each("asked", [{"drafter": "none"}, {"draft_max": 0}])
 def test_who_asks_for_none_needs_no_reason(asked: dict[str, object]) -> None:
     assert choose(unfetched(SEVEN), replace(SETTINGS, **asked), machine(), told(busy=False)).off_reason is None

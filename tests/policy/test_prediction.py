@@ -1,6 +1,5 @@
 """Bytes, seconds and tokens a step, before anything is loaded; M, as the S3D paper computes it."""
 
-import json
 import subprocess
 import sys
 from dataclasses import replace
@@ -62,21 +61,6 @@ def test_every_m_of_the_s3d_paper_follows_from_its_speeds_and_memories(table: in
     assert mean == pytest.approx(printed_mean, abs=0.02), "overall is the mean of the three columns"
 
 
-def test_one_line_of_the_s3d_paper_does_not_follow_from_its_own_numbers() -> None:
-    """Two of its three M, and the overall one, which is not even the mean of those that are printed (3.02)."""
-    found, printed, mean, printed_mean = recomputed(*MISPRINTED)
-    assert (printed, printed_mean) == ([3.23, 3.18, 2.65], 3.23)
-    assert found == pytest.approx([3.81, 4.54, 2.65], abs=0.005)
-    assert mean == pytest.approx(3.67, abs=0.005) and fmean(printed) == pytest.approx(3.02, abs=0.005)
-
-
-def test_m_has_no_unit_and_any_baseline() -> None:
-    assert cost_effectiveness(20.0, 4, 10.0, 8) == 4.0
-    assert cost_effectiveness(20.0, 8, 10.0, 4) == 1.0
-    assert cost_effectiveness(20.0, 4 * 2**30, 10.0, 8 * 2**30) == 4.0
-    assert cost_effectiveness(3.0, 5, 3.0, 5) == 1.0
-
-
 # -- bytes ---------------------------------------------------------------------------------------------------------------
 
 TIED = Shape(2, 64, 192, 4, 2, 16, 1000, 512, tied=True)
@@ -101,7 +85,7 @@ def test_packed_weights_take_half_or_all_of_a_byte_and_their_scales() -> None:
     assert packed(64 * 1024, 100, "int4", "mps") == 32 * 1024 + 2048 * 4
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@each("dtype", ["fp32", "bf16"])
 def test_on_a_processor_the_head_is_packed_and_the_embedding_is_not(dtype: str) -> None:
     """A tied one is there twice then: in 16 bits as it is, and packed as the head; norms are in fp32."""
     for shape in (TIED, APART):
@@ -114,7 +98,7 @@ def test_on_a_processor_the_head_is_packed_and_the_embedding_is_not(dtype: str) 
         )
 
 
-@pytest.mark.parametrize(("dtype", "item"), [("fp32", 4), ("bf16", 2)])
+@each("dtype, item", [("fp32", 4), ("bf16", 2)])
 def test_a_processor_has_an_unpacked_head_apart_from_its_embedding_too(dtype: str, item: int) -> None:
     """And in bf16 the norms are in fp32 all the same; torch on a processor keeps one matrix for both."""
     for shape in (TIED, APART):
@@ -134,7 +118,7 @@ def test_a_packed_file_holds_what_is_predicted(packing: str) -> None:
     assert weights(shape, dtype, quantize, "native", source.checkpoint.parameters) == held
 
 
-@pytest.mark.parametrize("packing", ["int8", "int4"])
+@each("packing", ["int8", "int4"])
 def test_torch_trains_on_what_the_library_packed_and_makes_one_matrix_dense_at_a_time(packing: str) -> None:
     for shape in (TIED, APART):
         assert weights(shape, "fp32", packing, "cpu") == weights(shape, "bf16", packing, "native")
@@ -190,7 +174,7 @@ def test_a_tokenizer_takes_what_is_predicted(tmp_path: Path) -> None:
     words = [*ascii_letters]
     for length in (2, 3):
         words += [word + letter for word in words if len(word) == length - 1 for letter in ascii_letters]
-    words = words[:100_000]
+    words = words[:40_000]
     merges = [(word[:-1], word[-1]) for word in words if len(word) > 1]
     known = Tokenizer(models.BPE({word: index for index, word in enumerate(words)}, merges))
     PreTrainedTokenizerFast(tokenizer_object=known).save_pretrained(tmp_path / "large")
@@ -281,10 +265,6 @@ def test_a_forward_reads_all_matrices_keys_and_values_and_goes_through_every_lay
             assert Estimate(shape, RATES).at(rows, 100) == found
     for rows, weight in ((1, 1e-9), (8, 2e-9), (12, 3e-9), (24, 6e-9)):
         assert RATES.product(1000, rows) == pytest.approx(1000 * weight)
-
-
-def test_rates_go_through_json() -> None:
-    assert Rates.from_list(json.loads(json.dumps(RATES.as_list()))) == RATES
 
 
 @each(

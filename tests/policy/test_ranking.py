@@ -99,7 +99,7 @@ def test_int4_is_left_out_where_int8_fits_and_is_quick_enough_to_read_along() ->
     assert packings(cpu(9.2, bandwidth=100e9), context=256) == ["int8"], "a shorter context leaves room for it"
 
 
-@pytest.mark.parametrize(("speed", "taken"), [(QUICK * 0.99, "int4"), (QUICK * 1.01, "int8")])
+@each("speed, taken", [(QUICK * 0.99, "int4"), (QUICK * 1.01, "int8")])
 def test_quick_is_what_plain_decoding_is_with_this_memory_without_the_hope_for_a_drafter(speed, taken) -> None:
     def plain_speed(bandwidth: float) -> float:
         read = reading(cpu(48, bandwidth=bandwidth), "bf16", "int8")
@@ -191,7 +191,7 @@ def test_replies_are_worth_nothing_without_what_their_rows_cost() -> None:
     assert acceptance is not None and acceptance.origin == wording("as_measured_here"), "but what was accepted is known"
 
 
-@pytest.mark.parametrize(("brought", "taken"), [(1.6, "lookahead"), (1.1, "phrases")])
+@each("brought, taken", [(1.6, "lookahead"), (1.1, "phrases")])
 def test_a_window_is_taken_once_replies_told_that_it_pays(brought: float, taken: str) -> None:
     replies = {"lookahead": ReplyStats(brought, 4.0, 0.02), "phrases": ReplyStats(1.05, 1.0, 0.0)}
     replies["lookahead+phrases"] = ReplyStats(brought, 4.0, 0.02)
@@ -248,11 +248,8 @@ def test_what_plain_replies_take_beside_forwards_is_expected_of_all_others() -> 
     assert times_plain("medusa", slow | few) == pytest.approx(times_plain("medusa", {}), rel=1e-2), "blended, too"
 
 
-@pytest.mark.parametrize(
-    ("name", "drafter"),
-    [("ouroboros:small", "ouroboros"), ("draft_model:small", "draft_model"),
-     ("draft_model:small+phrases", "draft_model+phrases")],
-)  # fmt: skip
+@each("name, drafter", [("ouroboros:small", "ouroboros"), ("draft_model:small", "draft_model"),
+     ("draft_model:small+phrases", "draft_model+phrases")])  # fmt: skip
 def test_replies_of_a_pair_are_found_though_its_way_names_the_small_model(name: str, drafter: str) -> None:
     small = Model(unfetched(LITTLE, name="small"), LITTLE, LITTLE.parameters)
     key = reply_key(drafter, (), small.card)
@@ -356,13 +353,6 @@ def test_a_drafter_whose_m_is_below_plain_decoding_in_its_own_precision_is_never
     ranked = [plan("phrases", 1.8, precision=eight), plan("none", 1.9, precision=eight), plan("none", 1.0)]
     assert taken(*ranked) == "none"
     assert not pays(ranked[0], ranked) and pays(ranked[1], ranked) and pays(ranked[2], ranked)
-
-
-def test_on_apple_only_what_was_measured_to_be_faster_pays() -> None:
-    mac = Precision(apple(48), "bf16", "int4")
-    plain_decoding = plan("none", 1.0, precision=mac)
-    for cost_effectiveness, measured, drafter in ((3.0, False, "none"), (1.04, True, "none"), (1.06, True, "phrases")):
-        assert taken(plain_decoding, plan("phrases", cost_effectiveness, measured=measured, precision=mac)) == drafter
 
 
 # -- S3D's point -----------------------------------------------------------------------------------------------------------
@@ -488,12 +478,6 @@ def test_a_reason_for_plain_decoding_tells_what_does_not_pay() -> None:
     assert wording("speculation_off_apple_s_gpus") in explained(mac, [mac])
 
 
-def test_a_trained_drafter_that_is_here_takes_part() -> None:
-    heads = trained("medusa", 10**8, 0.9, 0.8, 0.7)
-    chosen = best(run_plans(model(here=(heads,)), [PRECISION], NoMeasurements(), 16))
-    assert chosen is not None and chosen.candidate.trained == (heads,)
-
-
 def test_a_draft_model_keeps_the_whole_text_too() -> None:
     small = Model(unfetched(LITTLE, name="small"), LITTLE, LITTLE.parameters)
     pair = replace(
@@ -510,7 +494,7 @@ def test_a_draft_model_keeps_the_whole_text_too() -> None:
 # -- a model that is here only packed --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("packed", [("int8",), ("int4",), ("int8", "int4")])
+@each("packed", [("int8",), ("int4",), ("int8", "int4")])
 def test_nothing_is_in_question_but_what_was_packed_on_the_cpu_engine(packed: tuple[str, ...]) -> None:
     alone = replace(model(), packed=packed)
     for device in (cpu(48), cpu(48, bf16=False, packings=()), gpu(48), apple(48)):

@@ -19,11 +19,11 @@ HERE = Path(__file__).parent
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of this folder. Those of large models wait for others to import them."""
+    """Mark the tests of this folder. Those of the whole matrix wait for others to import large models."""
     for item in items:
         if item.path.is_relative_to(HERE):
             item.add_marker("real")
-            if item.get_closest_marker("long"):
+            if "WHOLE_MATRIX" in os.environ:
                 item.add_marker(pytest.mark.timeout(3600))
 
 

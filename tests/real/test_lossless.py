@@ -13,6 +13,7 @@ from typing import NamedTuple
 import pytest
 from filelock import FileLock
 from real.texts import ASKED, CODE, long_document
+from real.whole_matrix import WHOLE_MATRIX
 
 from localspec import Engine
 from localspec.chat.conversation import Conversation, saved_conversation
@@ -28,7 +29,6 @@ from localspec.models.s3d_prediction import KeptLayers
 from localspec.policy.selection import choose
 from localspec.store.store import Store
 
-LONG = pytest.mark.long
 NODES = 8
 TOKENS = 32  # of a reply
 LETTERS = 14_000  # of a text of 3,900 tokens: with prompts and replies 4,000 and more
@@ -169,13 +169,13 @@ every = pytest.mark.parametrize(("drafter", "packing", "how"), EVERY)
 
 
 @pytest.mark.parametrize(
-    ("drafter", "packing", "how"), [pytest.param(*one, marks=() if one in COVERING else LONG) for one in EVERY]
+    ("drafter", "packing", "how"), [pytest.param(*one, marks=() if one in COVERING else WHOLE_MATRIX) for one in EVERY]
 )
 def test_drafts_change_no_text_of_smollm2(drafter: str, packing: str, how: str, other: Path, compare: Compare) -> None:
     compare("smollm2", packing, how, named(drafter, other))
 
 
-@LONG
+@WHOLE_MATRIX
 @every
 def test_drafts_change_no_text_after_4000_tokens(
     drafter: str, packing: str, how: str, other: Path, compare: Compare
@@ -183,7 +183,7 @@ def test_drafts_change_no_text_after_4000_tokens(
     compare("smollm2", packing, how, named(drafter, other), long_document(LETTERS))
 
 
-@LONG
+@WHOLE_MATRIX
 @every
 def test_drafts_of_the_small_qwen_change_no_text_of_the_larger(
     drafter: str, packing: str, how: str, imported: Callable[[str, str], Path], compare: Compare

@@ -12,6 +12,7 @@ import pytest
 from filelock import FileLock
 from real.reference import BytePairs, Exact, File, divergence, rendered, surprise
 from real.texts import ASKED, DOCUMENT, PROMPTS, long_document
+from real.whole_matrix import WHOLE_MATRIX
 
 from localspec.decoding.tree import DraftTree
 from localspec.gguf.model import GgufModel
@@ -24,7 +25,6 @@ from localspec.native.target import NativeTarget
 from localspec.native.threads import Threads
 from localspec.packed_file import Origin
 
-LONG = pytest.mark.long
 SAID = 64  # greedy tokens
 LENGTH = 512  # tokens of the document
 
@@ -88,7 +88,7 @@ def logits_of(model: NativeModel, tokens: Sequence[int]) -> np.ndarray:
     return model.forward(tokens, None, model.cache(len(tokens)))[0].numpy()
 
 
-@pytest.mark.parametrize("name", ["smollm2", pytest.param("qwen-0.5b", marks=LONG)])
+@pytest.mark.parametrize("name", ["smollm2", pytest.param("qwen-0.5b", marks=WHOLE_MATRIX)])
 def test_in_fp32_logits_and_greedy_text_are_those_of_transformers(
     name: str, published: Callable[[str], Path], exact: Callable[..., Measured]
 ) -> None:
@@ -118,10 +118,10 @@ BOUNDS = {
     [
         ("smollm2", "int8", LENGTH),
         ("smollm2", "int4", LENGTH),
-        pytest.param("qwen-0.5b", "int8", LENGTH, marks=LONG),
-        pytest.param("qwen-0.5b", "int4", LENGTH, marks=LONG),
-        pytest.param("smollm2", "int8", 4000, marks=LONG),
-        pytest.param("smollm2", "int4", 4000, marks=LONG),
+        pytest.param("qwen-0.5b", "int8", LENGTH, marks=WHOLE_MATRIX),
+        pytest.param("qwen-0.5b", "int4", LENGTH, marks=WHOLE_MATRIX),
+        pytest.param("smollm2", "int8", 4000, marks=WHOLE_MATRIX),
+        pytest.param("smollm2", "int4", 4000, marks=WHOLE_MATRIX),
     ],
 )
 def test_packed_models_say_nearly_what_transformers_does(

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from real.reference import BytePairs
 from real.texts import nasty
+from real.whole_matrix import WHOLE_MATRIX
 
 from localspec.gguf.model import GgufModel
 from localspec.models.tokenizer import Tokenizer
 
-LONG = pytest.mark.long
-MODELS = ["smollm2", pytest.param("qwen-0.5b", marks=LONG), pytest.param("qwen-1.5b", marks=LONG)]
+MODELS = ["smollm2", pytest.param("qwen-0.5b", marks=WHOLE_MATRIX), pytest.param("qwen-1.5b", marks=WHOLE_MATRIX)]
 # Bytes that SmolLM2's vocabulary lacks. Characters that need one vanish, as they do in llama.cpp.
 MISSING = {
     "smollm2": {*b"\x04\x06\x13\x14\x16\x1d", 0xC0, 0xC1, 0xF1, 0xF2, *range(0xF5, 0x100)},

@@ -313,7 +313,7 @@ def test_why_a_chat_could_not_begin_is_shown_in_its_tab(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("end", [pytest.param("terminate", marks=pytest.mark.long), "kill"])
+@pytest.mark.parametrize("end", [pytest.param("terminate", marks=pytest.mark.slow), "kill"])
 def test_a_server_that_ends_leaves_no_chat_behind(tmp_path, end):
     shown = Shown(tmp_path)
     entered = shown.enter()

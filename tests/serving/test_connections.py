@@ -114,7 +114,7 @@ def test_a_server_that_hangs_is_none(tmp_path, monkeypatch):
 def test_who_waits_for_a_turn_is_given_signs_of_life(monkeypatch):
     """So that a server that hangs is told from one that answers others, and long before ten minutes are over."""
     assert 5 * over_socket.SIGN_SECONDS < over_socket.SILENT_SECONDS <= 120
-    monkeypatch.setattr(app, "SIGN_SECONDS", 0.01)
+    monkeypatch.setattr(app, "LINE_SECONDS", 0.01)
 
     async def story():
         left = asyncio.ensure_future(asyncio.Event().wait())
@@ -181,7 +181,7 @@ def test_an_answer_without_end_is_none(tmp_path, monkeypatch, head, piece, pause
         listening.listen()
         thread = threading.Thread(target=babble, args=(listening,), daemon=True)
         thread.start()
-        words = "has said nothing" if pause else "none that answers"
+        words = "has said nothing" if pause else "does not answer as"
         try:
             with pytest.raises(Gone, match=words), closing(lines(tmp_path / "socket", "/localspec/open", {})) as said:
                 assert set(said) <= {None}

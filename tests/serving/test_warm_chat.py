@@ -28,14 +28,14 @@ from localspec.chat.trace import Trace
 from localspec.cli.main import main
 from localspec.config import TYPED, Settings, changed
 from localspec.engine.engine import Engine
-from localspec.errors import UsageMistake
+from localspec.errors import LocalspecError, UsageMistake
 from localspec.events import Done, Reporter, Text
 from localspec.models.registry import resolve
 from localspec.serving import own
 from localspec.serving.loaded import Loaded
 from localspec.serving.own import THIS, Asking, Telling
 from localspec.serving.room import EngineRoom, Ticket
-from localspec.serving.warm_chat import WarmChat, warm_or_here
+from localspec.serving.socket_engine import SocketEngine, for_chat
 from localspec.store.store import Store
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="no sockets with a mode")
@@ -58,7 +58,7 @@ def warm(drafting, monkeypatch):
     monkeypatch.setenv("LOCALSPEC_HOME", str(drafting.home))
 
     def make(settings=DRAFTING, here=lambda: pytest.fail("an engine was loaded here"), reporter=None):
-        return warm_or_here(settings, resolve("demo"), reporter or Reporter(), here)
+        return for_chat(settings, resolve("demo"), reporter or Reporter(), here)
 
     return make
 
@@ -84,7 +84,7 @@ def places(trace):
 def test_all_that_a_chat_shows_is_the_same(warm, tmp_path):
     with Store.open(tmp_path / "localspec.db", pytest.fail) as store:
         here, there = Engine.open(DRAFTING, resolve("demo"), store=store), warm()
-        assert isinstance(there, WarmChat)
+        assert isinstance(there, SocketEngine)
         before = LiveStats(there).figures()
         assert before.memory.target == here.session.memory.target > 0 and before.drafts
         told, own = introduction(there, resolve("demo")), introduction(here, resolve("demo"))
@@ -138,7 +138,7 @@ def test_what_changes_while_one_chats_is_what_an_engine_here_says(warm):
 
 
 def test_a_server_that_hangs_is_left_with_what_came(drafting, warm, monkeypatch):
-    monkeypatch.setattr("localspec.serving.warm.STOP_SECONDS", 0.0)
+    monkeypatch.setattr("localspec.serving.socket_engine.STOP_SECONDS", 0.0)
     there, long = warm(), replace(DRAFTING, temperature=1.5, max_tokens=None)
     events = there.chat(ASKED, there.sampling(long))
     seen = list(next(one for one in events if isinstance(one, Text)).tokens)
@@ -188,7 +188,9 @@ def test_who_waits_is_told(drafting, warm, monkeypatch):
     content = json.dumps(body).encode()
     head = f"POST /localspec/reply HTTP/1.0\r\nHost: localhost\r\nContent-Length: {len(content)}\r\n\r\n"
     told.clear()  # of the time when it was opened
-    monkeypatch.setattr("localspec.serving.warm.TOLD_SECONDS", math.inf)  # or a busy machine has it say something else
+    monkeypatch.setattr(
+        "localspec.serving.socket_engine.NOTICE_SECONDS", math.inf
+    )  # or a busy machine has it say something else
     waiting.wanted = lambda: not told  # Escape, as soon as it is told
     with ExitStack() as others:
         for _ in range(60):
@@ -196,7 +198,7 @@ def test_who_waits_is_told(drafting, warm, monkeypatch):
             other.connect(os.fspath(drafting.socket))
             other.sendall(head.encode() + content)
         with monkeypatch.context() as patch:  # there is no reply yet that could be stopped, so nothing is waited for
-            patch.setattr(waiting, "_say_more", pytest.fail)
+            patch.setattr(waiting, "_send", pytest.fail)
             assert list(waiting.chat(ASKED, waiting.sampling(DRAFTING))) == []
     assert re.fullmatch(r"localspec serve answers \d+ others? before this", told[0])
     waiting.wanted = lambda: True
@@ -204,26 +206,35 @@ def test_who_waits_is_told(drafting, warm, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("said", [-6, 2, 12])
-def test_a_server_that_goes_in_mid_reply(drafting, tmp_path, monkeypatch, said):
-    """One sentence; the same reply, seen as closely; and the next one from here, although a server is there again."""
+def test_a_server_that_goes_before_a_reply(drafting, tmp_path, monkeypatch):
+    """One sentence, the same reply, and the next one from here, although a server is there again."""
     monkeypatch.setenv("LOCALSPEC_HOME", str(tmp_path))
     (tmp_path / "state").mkdir()
     told, card = [], resolve("demo")
-    reporter = Reporter(told.append)
-    alone, plain, _ = answered(Engine.open(DRAFTING, card))
-    with dying(tmp_path, drafting.socket, said):
-        there = warm_or_here(DRAFTING, card, reporter, lambda: Engine.open(DRAFTING, card))
-        assert isinstance(there, WarmChat)
-        events, trace, figures = answered(there)
+    alone = answered(Engine.open(DRAFTING, card))[0]
+    with dying(tmp_path, drafting.socket, -6):
+        there = for_chat(DRAFTING, card, Reporter(told.append), lambda: Engine.open(DRAFTING, card))
+        assert isinstance(there, SocketEngine)
+        events, trace, _ = answered(there)
         assert told == [wording("localspec_serve_gone_from_here")]
-        assert list(trace.tokens) == list(plain.tokens) == list(alone[-1].statistics.token_ids)
-        assert "".join(one.text for one in events if isinstance(one, Text)) == trace.decode(trace.tokens)
-        assert [place.token for place, _ in places(trace)] == list(range(len(trace.tokens)))
-        assert places(trace)[-1][0].step == trace.steps >= 1 and figures[-1].tokens == len(trace.tokens)
+        assert tuple(trace.tokens) == events[-1].statistics.token_ids == alone[-1].statistics.token_ids
         assert there.choice.engine == "native" and there.session.memory.target > 0
         answered(there)
     assert len(told) == 1
+
+
+@pytest.mark.slow
+def test_a_server_that_goes_in_mid_reply(drafting, tmp_path, monkeypatch):
+    """The reply is broken off, and the next one comes from this process."""
+    monkeypatch.setenv("LOCALSPEC_HOME", str(tmp_path))
+    (tmp_path / "state").mkdir()
+    told, card = [], resolve("demo")
+    with dying(tmp_path, drafting.socket, 12):
+        there = for_chat(DRAFTING, card, Reporter(told.append), lambda: Engine.open(DRAFTING, card))
+        with pytest.raises(LocalspecError, match=matching("localspec_serve_ended_in_the_middle")):
+            answered(there)
+    assert told == []
+    assert isinstance(answered(there)[0][-1], Done) and there.choice.engine == "native" and len(told) == 1
 
 
 @pytest.mark.slow
@@ -231,7 +242,7 @@ def test_a_server_that_began_anew_may_load_models_otherwise(tmp_path, monkeypatc
     monkeypatch.setenv("LOCALSPEC_HOME", str(tmp_path))
     first = start(tmp_path)
     told, settings, card = [], Settings(max_tokens=5), resolve("demo")
-    there = warm_or_here(settings, card, Reporter(told.append), lambda: Engine.open(settings, card))
+    there = for_chat(settings, card, Reporter(told.append), lambda: Engine.open(settings, card))
     os.kill(first.process.pid, signal.SIGKILL)
     first.process.wait(PATIENCE)
     again = start(tmp_path, "--pool", "off")

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 from database_files import (
+    answers,
     as_nobody,
     damage_leaves,
     damage_root,
@@ -26,6 +27,7 @@ from database_files import (
     only_readable,
     open_directory,
 )
+from each import each
 from golden import matching, wording
 
 from localspec.store import database as database_module
@@ -154,11 +156,7 @@ def test_migrations_run_once_when_many_processes_start(
         with opened(path, notices, add_once, add_again) as database:
             os.write(pipe, b"bad" if notices or numbers(database) != [1] else b"fine")
 
-    children = [in_a_child(start) for _ in range(5)]
-    for child, pipe in children:
-        with open(pipe, "rb") as answer:
-            assert answer.read() == b"fine"
-        os.waitpid(child, 0)
+    assert answers(*[start] * 5) == [b"fine"] * 5
     with contextlib.closing(sqlite3.connect(path)) as connection:
         assert connection.execute("SELECT done FROM step ORDER BY done").fetchall() == [(1,), (2,)]
         assert connection.execute("PRAGMA user_version").fetchone() == (3,)
@@ -237,8 +235,8 @@ def damage_newer(path: Path) -> None:
         connection.execute("PRAGMA user_version = 4")
 
 
-@pytest.mark.parametrize(
-    ("damage", "suffix", "words"),
+@each(
+    "damage, suffix, words",
     [
         (damage_header, "broken", "is broken (file is not a database)"),
         (damage_short, "broken", "is broken (file is not a database)"),
@@ -250,8 +248,10 @@ def damage_newer(path: Path) -> None:
     ],
 )
 def test_a_file_that_cannot_serve_is_set_aside_whole(
-    path: Path, notices: list[str], damage: Callable[[Path], None], suffix: str, words: str
+    tmp_path: Path, damage: Callable[[Path], None], suffix: str, words: str
 ) -> None:
+    notices: list[str] = []
+    path = tmp_path / "data" / "localspec.db"
     damage(path)
     old = path.read_bytes()
     aside = path.with_name(f"localspec.db.{suffix}-1")
@@ -326,13 +326,8 @@ def test_processes_that_find_a_broken_file_together_agree_on_one_new_file(
             write(database, number)
             os.write(pipe, b"notice" * len(notices) or b"quiet")
 
-    children = [in_a_child(partial(start, number)) for number in range(5)]
-    answers = []
-    for child, pipe in children:
-        with open(pipe, "rb") as answer:
-            answers.append(answer.read())
-        os.waitpid(child, 0)
-    assert sorted(answers) == [b"notice", *[b"quiet"] * 4]
+    found = answers(*(partial(start, number) for number in range(5)))
+    assert sorted(found) == [b"notice", *[b"quiet"] * 4]
     assert [file.name for file in path.parent.glob("*.broken-*")] == ["localspec.db.broken-1"]
     with opened(path, notices) as database:
         assert numbers(database) == list(range(5))
@@ -380,8 +375,7 @@ def test_a_good_new_file_is_not_set_aside_by_a_session_with_the_old_one(path: Pa
 # -- what can only be read, or not even that --
 
 
-@pytest.mark.parametrize("directory_too", [True, False])
-@pytest.mark.parametrize("log_left", [True, False])
+@pytest.mark.parametrize(("directory_too", "log_left"), [(True, True), (False, False)])
 def test_what_can_only_be_read_is_read(
     directory: Path, notices: list[str], directory_too: bool, log_left: bool
 ) -> None:
@@ -408,7 +402,7 @@ def test_what_can_only_be_read_is_read(
     path.chmod(0o600)
 
 
-@pytest.mark.parametrize(
+@each(
     "error",
     [
         sqlite3.OperationalError(wording("database_or_disk_is_full")),
@@ -416,19 +410,18 @@ def test_what_can_only_be_read_is_read(
         OSError(errno.EDQUOT, os.strerror(errno.EDQUOT)),
     ],
 )
-def test_room_is_what_a_full_disk_needs(
-    directory: Path, notices: list[str], monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
-    path = directory / "data" / "localspec.db"
+def test_room_is_what_a_full_disk_needs(path: Path, error: Exception) -> None:
     filled(path)
 
     def full(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr("localspec.store.database.open_writable", full)
     said = r"can only be read \(.+\): make room on its disk to change it\.$"
-    with opened(path, notices) as database, pytest.raises(StoreTrouble, match=said):
-        write(database, 1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("localspec.store.database.open_writable", full)
+        with opened(path, []) as database, pytest.raises(StoreTrouble, match=said):
+            write(database, 1)
+    path.unlink()
 
 
 def test_what_could_only_be_read_is_written_once_it_can_be(

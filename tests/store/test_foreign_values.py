@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from command import called
+from each import each
 
 from localspec.decoding.exactness import Exactness
 from localspec.engine.measurement_cache import MeasurementCache, Quantity
@@ -28,9 +29,11 @@ COMMANDS = [["history", "list"], ["history", "list", "--json"], ["history", "sho
             ["pool", "list"], ["pool", "list", "--json"], ["pool", "show"], ["pool", "export"]]  # fmt: skip
 
 
-@pytest.fixture
-def home(tmp_path: Path) -> Path:
-    with Store.open(Paths(tmp_path).database, pytest.fail) as store:
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """Return a database in which everything is in order."""
+    path = tmp_path_factory.mktemp("sound") / "localspec.db"
+    with Store.open(path, pytest.fail) as store:
         for _ in range(2):
             _, turn = store.history.say(None, "question", model="demo", system="Be brief.")
             store.history.write(turn, "answer", "stop", {"seed": 1})
@@ -38,7 +41,21 @@ def home(tmp_path: Path) -> Path:
         assert pool is not None
         store.phrases.learn(pool, [(7, b"", b"1234"), (7, b"", b"5678")])
         store.measurements.remember("speed", "here", 1.5)
-    return tmp_path
+    return path.read_bytes()
+
+
+def home_of(sound: bytes, home: Path) -> Path:
+    """Put the sound database into a home and return it."""
+    database = Paths(home).database
+    database.parent.mkdir(parents=True, exist_ok=True)
+    database.write_bytes(sound)
+    database.chmod(0o600)
+    return home
+
+
+@pytest.fixture
+def home(sound: bytes, tmp_path: Path) -> Path:
+    return home_of(sound, tmp_path)
 
 
 def written(home: Path, statement: str, *values: object) -> None:
@@ -60,9 +77,10 @@ def opened(home: Path) -> Iterator[Store]:
         yield store
 
 
-@pytest.mark.parametrize("bad", BAD, ids=str)
-@pytest.mark.parametrize(("table", "column"), TIMES + TEXTS)
-def test_conversations(home, table, column, bad):
+@each("bad", BAD)
+@each("table, column", TIMES + TEXTS)
+def test_conversations(sound, tmp_path, table, column, bad):
+    home = home_of(sound, tmp_path)
     written(home, f"UPDATE {table} SET {column} = ? WHERE id = 1", bad)
     with Store.open(Paths(home).database, pytest.fail) as store:
         history = store.history
@@ -78,9 +96,10 @@ def test_conversations(home, table, column, bad):
         assert 2 in {found.info.id for found in history.search("question")}
 
 
-@pytest.mark.parametrize("bad", BAD, ids=str)
-@pytest.mark.parametrize("column", ["used", "created", "tick", "phrases", "model", "path"])
-def test_pools(home, column, bad):
+@each("bad", BAD)
+@each("column", ["used", "created", "tick", "phrases", "model", "path"])
+def test_pools(sound, tmp_path, column, bad):
+    home = home_of(sound, tmp_path)
     written(home, f"UPDATE pool SET {column} = ?", bad)
     with Store.open(Paths(home).database, pytest.fail) as store:
         [pool] = store.phrases.pools()
@@ -89,33 +108,25 @@ def test_pools(home, column, bad):
         assert [phrase.after for phrase in store.phrases.look_up(pool.pool, [9])] == [b"abcd"]
 
 
-@pytest.mark.parametrize("bad", ["text", 5, 1.5], ids=str)
-@pytest.mark.parametrize("column", ["before", "after"])
-def test_a_bad_phrase_costs_that_phrase(home, opened, column, bad):
-    with sqlite3.connect(Paths(home).database) as connection:
-        connection.execute(f"UPDATE phrase SET {column} = ? WHERE after = ?", (bad, b"1234"))
-    connection.close()
-    assert [phrase.after for phrase in opened.phrases.look_up(1, [7])] == [b"5678"]
-    assert [phrase.after for phrase in opened.phrases.export(1)] == [b"5678"]
+@each("bad", ["text", 5, 1.5])
+@each("column", ["before", "after"])
+def test_a_bad_phrase_costs_that_phrase(sound, tmp_path, column, bad):
+    home = home_of(sound, tmp_path)
+    written(home, f"UPDATE phrase SET {column} = ? WHERE after = ?", bad, b"1234")
+    with Store.open(Paths(home).database, pytest.fail) as store:
+        assert [phrase.after for phrase in store.phrases.look_up(1, [7])] == [b"5678"]
+        assert [phrase.after for phrase in store.phrases.export(1)] == [b"5678"]
 
 
-@pytest.mark.parametrize(
-    "value",
-    ["1e308", "9" * 400, "NaN", "Infinity", '{"a": [1, 1e99]}', "[" * 100_000, b"\xff"],
-    ids=lambda value: str(value)[:9],
-)
+@each("value", ["1e308", "9" * 400, "NaN", "Infinity", '{"a": [1, 1e99]}', "[" * 100_000, b"\xff"])
 def test_a_measurement_that_cannot_be_is_none(home, opened, value):
-    with sqlite3.connect(Paths(home).database) as connection:
-        connection.execute("UPDATE measurement SET value = ?", (value,))
-    connection.close()
+    written(home, "UPDATE measurement SET value = ?", value)
     assert opened.measurements.recall("speed", "here") is None
     assert MeasurementCache(opened).recall(COSTS, "here") is None
 
 
-@pytest.mark.parametrize("value", [1, "text", [], [1], {}, {"rows": "x"}, [[], [], []], None, True])
-@pytest.mark.parametrize(
-    "quantity", [COSTS, Quantity("exactness", Exactness.from_json, Exactness.as_json)], ids=["costs", "exactness"]
-)
+@each("value", [1, "text", [], [1], {}, {"rows": "x"}, [[], [], []], None, True, {"bitwise": True}])
+@each("quantity", [COSTS, Quantity("exactness", Exactness.from_json, Exactness.as_json)])
 def test_a_measurement_of_another_form_is_none(opened, quantity, value):
     opened.measurements.remember(quantity.name, "here", value)
     assert MeasurementCache(opened).recall(quantity, "here") is None

@@ -3,9 +3,6 @@
 import contextlib
 import os
 import random
-import select
-import shutil
-import signal
 import sqlite3
 import struct
 import subprocess
@@ -13,13 +10,15 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from clocks import PATIENCE
-from database_files import damage_root, in_a_child, integrity, only_readable, open_directory
+from database_files import answers, damage_root, integrity, killed_lives, only_readable, open_directory
 from deleted_text import MARKER, bytes_on_disk, index_is_whole, talk, traces
+from each import each
 from golden import matching, wording
 
 from localspec.store import cleaning, opening
@@ -154,7 +153,7 @@ def test_what_is_said_in_a_conversation_that_is_gone_begins_a_new_one(history: H
     assert said(history, "third", conversation=10**15)[0] == second + 1
 
 
-@pytest.mark.parametrize("number", [0, -1, 2**63, -(2**70), 10**30])
+@each("number", [0, -1, 2**63, -(2**70), 10**30])
 def test_a_number_that_is_no_id_is_no_conversation(history: History, number: int) -> None:
     said(history, "first", "reply")
     assert history.read(number) is None
@@ -205,7 +204,7 @@ def test_prompts_are_the_newest_distinct_ones(history: History) -> None:
     assert history.prompts(3) == ["unanswered", "d\n", "b"] and history.prompts(0) == []
 
 
-@pytest.mark.parametrize("text", [HOSTILE, MARKER, "'; DROP TABLE turn; --", "%_\\", '"', "\U0001f469\u200d\U0001f680"])
+@each("text", [HOSTILE, MARKER, "'; DROP TABLE turn; --", "%_\\", '"', "\U0001f469\u200d\U0001f680"])
 def test_hostile_text_is_kept_as_it_is(history: History, text: str) -> None:
     number, turn = history.say(None, text, model=text, system=text)
     history.write(turn, text, "stop", {text: text})
@@ -229,7 +228,7 @@ def test_what_the_database_cannot_hold_is_replaced(store: Store, history: Histor
     assert index_is_whole(store)
 
 
-@pytest.mark.parametrize("damaged", ["", "{", "[1]", "1", "\x00", b"\xff\xfe", "[" * 100_000])
+@each("damaged", ["", "{", "[1]", "1", "\x00", b"\xff\xfe", "[" * 100_000])
 def test_damaged_figures_are_none(store: Store, history: History, damaged: object) -> None:
     number, _ = said(history, "prompt", "reply")
     raw(store, "UPDATE turn SET figures = ?", damaged)
@@ -253,8 +252,8 @@ def test_whether_anything_was_ever_kept(path: Path, notices: list[str]) -> None:
 # -- searching --
 
 
-@pytest.mark.parametrize(
-    ("words", "text"),
+@each(
+    "words, text",
     [
         ("quick", wording("the_quick_brown_fox")),
         ("uic", wording("the_quick_brown_fox")),
@@ -301,10 +300,10 @@ def test_whether_anything_was_ever_kept(path: Path, notices: list[str]) -> None:
         (" ".join(f"word{n}" for n in range(500)), " ".join(f"Word{n}" for n in range(500))),
     ],
 )
-@pytest.mark.parametrize("where", ["prompt", "reply", "unfinished"])
+@each("where", ["prompt", "reply", "unfinished"])
 def test_words_are_found_whatever_they_are_made_of(history: History, words: str, text: str, where: str) -> None:
     said(history, "something", "else")
-    _, turn = said(
+    number, turn = said(
         history,
         text if where == "prompt" else "nothing",
         "nothing" if where == "prompt" else text,
@@ -312,15 +311,16 @@ def test_words_are_found_whatever_they_are_made_of(history: History, words: str,
     )
     said(history, "thing", "more")
     assert found(history, words) == [turn]
+    history.remove([number])
 
 
-@pytest.mark.parametrize("words", ["a*c", "a_c", "a%c", "a.c", "abc OR def", "x q", '"abc', "abcd", "NOT abc", "zz"])
+@each("words", ["a*c", "a_c", "a%c", "a.c", "abc OR def", "x q", '"abc', "abcd", "NOT abc", "zz"])
 def test_no_character_stands_for_others(history: History, words: str) -> None:
     said(history, "abc", "xyz abc")
     assert found(history, words) == []
 
 
-@pytest.mark.parametrize("words", ["", " ", "\n\t \u3000"])
+@each("words", ["", " ", "\n\t \u3000"])
 def test_no_words_find_nothing(history: History, words: str) -> None:
     said(history, "abc", "xyz")
     assert history.search(words) == []
@@ -552,15 +552,6 @@ def test_what_was_removed_is_in_no_file_while_another_process_has_them_open(path
 
 
 @pytest.mark.slow
-def test_removing_gives_the_space_back(path: Path, store: Store) -> None:
-    numbers = [talk(store.history, random.Random(n)) for n in range(3)]
-    store.history.remove(numbers[:1])
-    size = path.stat().st_size
-    assert store.history.remove(numbers[1:]) == 2
-    assert path.stat().st_size < size / 2
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("large", [True, False])
 def test_a_large_database_is_shrunk_without_memory_for_all_of_it(path, store, monkeypatch, large):
     """What SQLite puts aside meanwhile lies in a file in the private directory, and nowhere else."""
@@ -610,97 +601,60 @@ def test_removing_says_so_when_another_process_keeps_the_bytes(
 
 # -- two processes, two threads, sudden ends --
 
-WRITER = """
-import sys
-from pathlib import Path
-from localspec.store.store import Store
-name, conversation = sys.argv[2], int(sys.argv[3])
-history = Store.open(Path(sys.argv[1]), lambda sentence: sys.exit("notice: " + sentence)).history
-print("ready", flush=True)
-sys.stdin.readline()
-own = None
-for n in range(60):
-    own, turn = history.say(own, f"{name} own {n}", model=name, system=None)
-    for part in range(3):
-        history.write(turn, f"reply {name} {n} " * part)
-    history.write(turn, f"reply {name} {n}", "stop", {"n": n})
-    if n % 10 == 0:
-        assert history.search(f"{name} {n}") and history.latest() and history.prompts(3)
-        history.remove([history.say(None, "short lived", model=name, system=None)[0]])
-"""
-
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_two_processes_lose_nothing(path: Path, notices: list[str]) -> None:
-    # Both make, migrate and open the file at the same time.
-    writers = [
-        subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(path), name, "0"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=Path(__file__).parents[2],
-        )
-        for name in ("anna", "berta")
-    ]
-    for writer in writers:
-        assert writer.stdout is not None and writer.stdout.readline() == "ready\n", writer.communicate()[1]
-    for writer in writers:
-        assert writer.stdin is not None
-        writer.stdin.write("go\n")
-        writer.stdin.flush()
-    for writer in writers:
-        errors = writer.communicate(timeout=PATIENCE)[1]
-        assert writer.returncode == 0, errors
+    """Both make, migrate and open the file at the same time."""
+
+    def live(name: str, pipe: int) -> None:
+        history = Store.open(path, notices.append).history
+        number = None
+        for n in range(60):
+            number, turn = history.say(number, f"{name} {n}", model=name, system=None)
+            for part in range(3):
+                history.write(turn, f"reply {name} {n} " * part)
+            history.write(turn, f"reply {name} {n}", "stop", {"n": n})
+            if n % 10 == 0:
+                assert history.search(f"{name} {n}") and history.latest() and history.prompts(3)
+                history.remove([history.say(None, "short lived", model=name, system=None)[0]])
+        os.write(pipe, b"told" if notices else b"quiet")
+
+    names = ("anna", "berta")
+    assert answers(*(partial(live, name) for name in names)) == [b"quiet"] * 2
     with Store.open(path, notices.append) as store:
-        infos = store.history.conversations()
-        assert {info.model for info in infos} == {"anna", "berta"} and len(infos) == 2
-        for info in infos:
-            name = info.model
-            assert texts(store.history, info.id) == [
-                (f"{name} own {n}", f"reply {name} {n}", "stop") for n in range(60)
-            ]
+        numbers = {info.model: info.id for info in store.history.conversations()}
+        assert numbers.keys() == {*names} and len(store.history.conversations()) == 2
+        for name, number in numbers.items():
+            assert texts(store.history, number) == [(f"{name} {n}", f"reply {name} {n}", "stop") for n in range(60)]
         assert index_is_whole(store)
     assert integrity(path) == "ok" and notices == []
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.long
 def test_a_killed_process_loses_no_finished_turn(path: Path, notices: list[str]) -> None:
-    chance = random.Random(11)
-    finished: set[int] = set()
-    for life in range(50):
+    def live(life: int, pipe: int) -> None:
+        history = Store.open(path, notices.append).history
+        conversation: int | None = None
+        for n in range(100_000):
+            conversation, turn = history.say(conversation, f"prompt {life} {n}", model="demo", system=None)
+            for end in range(1, 4):
+                history.write(turn, "word " * 300 * end)
+            history.write(turn, "word " * 1200, "stop")
+            os.write(pipe, f"{turn}\n".encode())
 
-        def live(pipe: int, life: int = life) -> None:
-            history = Store.open(path, notices.append).history
-            conversation: int | None = None
-            for n in range(100_000):
-                conversation, turn = history.say(conversation, f"prompt {life} {n}", model="demo", system=None)
-                for end in range(1, 4):
-                    history.write(turn, "word " * 300 * end)
-                history.write(turn, "word " * 1200, "stop")
-                os.write(pipe, f"{turn}\n".encode())
-
-        child, pipe = in_a_child(live)
-        # Some are killed while they open, most while they write.
-        select.select([pipe], [], [], 10 if life % 3 else chance.uniform(0, 0.004))
-        time.sleep(chance.uniform(0, 0.02))
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        with open(pipe, "rb") as told:
-            finished.update(int(line) for line in told.read().split(b"\n")[:-1] if line)
+    for life, finished in enumerate(killed_lives(20, live)):
         with Store.open(path, notices.append) as store:
             turns = raw(store, "SELECT id, length(reply), reason FROM turn")
-            if life % 10 == 9:
+            if life % 5 == 4:
                 assert index_is_whole(store)
         whole = {turn for turn, length, reason in turns if (length, reason) == (6000, "stop")}
         assert finished <= whole and len(whole - finished) <= life + 1
         assert {(length, reason) for turn, length, reason in turns if turn not in whole} <= {
             (length, None) for length in (0, 1500, 3000, 4500)
         }
-    assert len(finished) > 100 and notices == [] and integrity(path) == "ok"
+    assert len(finished) > 30 and notices == [] and integrity(path) == "ok"
 
 
 @pytest.mark.slow
@@ -775,33 +729,6 @@ def test_what_was_thought_is_kept_with_its_turn_and_goes_with_a_branch(store: St
     assert history.remove([number, other]) == 2
 
 
-def test_a_database_from_before_conversations_keeps_what_it_has(
-    path: Path, notices: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as earlier:
-        earlier.setattr(store_module, "MIGRATIONS", store_module.MIGRATIONS[:2])
-        earlier.setattr(store_module, "PROBES", ())
-        with Store.open(path, notices.append) as old:
-            pool = old.phrases.pool("demo", "hash")
-            assert pool is not None
-            old.measurements.remember("costs", "demo", [1])
-    with contextlib.closing(sqlite3.connect(path)) as connection:
-        row = (pool, 1, b"", b"1234", 1, 1)
-        connection.execute("INSERT INTO phrase (pool, key, before, after, uses, used) VALUES (?, ?, ?, ?, ?, ?)", row)
-        connection.commit()
-        assert connection.execute("PRAGMA user_version").fetchone() == (2,)
-        tables = {row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-    assert tables == {"pool", "phrase", "measurement"}
-    with Store.open(path, notices.append) as store:
-        assert not store.history.ever_kept and store.history.conversations() == []
-        number, _ = said(store.history, "prompt", "reply")
-        assert texts(store.history, number) == [("prompt", "reply", "stop")]
-        assert len(store.phrases.look_up(pool, [1])) == 1 and store.measurements.recall("costs", "demo") == [1]
-    with contextlib.closing(sqlite3.connect(path)) as connection:
-        assert connection.execute("PRAGMA user_version").fetchone() == (len(store_module.MIGRATIONS),)
-    assert notices == [] and integrity(path) == "ok" and [*path.parent.glob("*.newer-*")] == []
-
-
 def filled(path: Path, conversations: int = 3) -> None:
     chance = random.Random(12)
     with Store.open(path, lambda sentence: pytest.fail(sentence)) as store:
@@ -811,13 +738,22 @@ def filled(path: Path, conversations: int = 3) -> None:
             said(store.history, "unfinished", "half", None, number)
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """Return the file of ten conversations."""
+    path = tmp_path_factory.mktemp("whole") / "localspec.db"
+    filled(path, 10)
+    return path.read_bytes()
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
+@each(
     "name",
     ["conversation", "turn", "sqlite_sequence", "trigram_data", "phrase", "pool", "draft", "measurement", "deletion"],
 )
-def test_damage_at_the_root_of_a_table_is_found_at_opening(path: Path, notices: list[str], name: str) -> None:
-    filled(path)
+def test_damage_at_the_root_of_a_table_is_found_at_opening(tmp_path: Path, whole: bytes, name: str) -> None:
+    path, notices = tmp_path / "localspec.db", list[str]()
+    path.write_bytes(whole)
     damage_root(path, name)
     with Store.open(path, notices.append) as store:
         assert len(notices) == 1 and "is broken (" in notices[0]
@@ -826,9 +762,10 @@ def test_damage_at_the_root_of_a_table_is_found_at_opening(path: Path, notices: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", ["conversation", "turn", "trigram", "phrase", "deletion"])
-def test_a_part_that_is_missing_is_found_at_opening(path: Path, notices: list[str], part: str) -> None:
-    filled(path)
+@each("part", ["conversation", "turn", "trigram", "phrase", "deletion"])
+def test_a_part_that_is_missing_is_found_at_opening(tmp_path: Path, whole: bytes, part: str) -> None:
+    path, notices = tmp_path / "localspec.db", list[str]()
+    path.write_bytes(whole)
     with contextlib.closing(sqlite3.connect(path)) as connection:
         connection.execute(f"DROP TABLE {part}")
     with Store.open(path, notices.append) as store:
@@ -854,22 +791,20 @@ def damage_tables(path: Path) -> bytes:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "how", ["say", "write", "conversations", "latest", "read", "search", "short", "prompts", "remove", "ever_kept"]
-)
+@each("how", ["say", "write", "conversations", "latest", "read", "search", "short", "prompts", "remove", "ever_kept"])
 def test_damage_found_at_work_sets_the_file_aside_and_the_session_goes_on(
-    path: Path, notices: list[str], how: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, whole: bytes, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    filled(path, 10)
+    path, notices = tmp_path / "localspec.db", list[str]()
+    path.write_bytes(whole)
     content = damage_tables(path)
     monkeypatch.setattr(store_module, "PROBES", ())  # as if the damage were where opening does not look
     with Store.open(path, notices.append) as store:
         history = store.history
         assert notices == []
         if how == "remove":
-            with pytest.raises(
-                StoreTrouble, match=f"{matching('nothing_was_removed_because')} .* {matching('is_broken_delete')}"
-            ):
+            why = f"{matching('nothing_was_removed_because')} .* {matching('is_broken_delete')}"
+            with pytest.raises(StoreTrouble, match=why):
                 history.remove([1])
         else:
             works: dict[str, tuple[Callable[[], object], object]] = {
@@ -913,60 +848,28 @@ def test_a_turn_that_is_lost_in_mid_reply_costs_nothing(
     assert len(notices) == 1
 
 
-@pytest.mark.parametrize("log_left", [True, False])
-def test_what_can_only_be_read_is_read(notices: list[str], log_left: bool) -> None:
+def test_what_can_only_be_read_is_read(notices: list[str]) -> None:
     with open_directory() as directory:
         path = directory / "data" / "localspec.db"
         filled(path)
-        if log_left:
-            # As a killed process leaves it: the last reply stands in the log only.
-            with Store.open(path, notices.append) as running:
-                said(running.history, "only in the log", "reply")
-                shutil.copytree(path.parent, directory / "copy")
-            path = directory / "copy" / "localspec.db"
         with only_readable(path, directory_too=True), Store.open(path, notices.append) as store:
             history = store.history
             assert store.read_only and store.path == path and len(notices) == 1
-            assert len(history.conversations()) == (4 if log_left else 3) and history.ever_kept
-            assert len(history.search("only in the log")) == (1 if log_left else 0)
+            assert len(history.conversations()) == 3 and history.ever_kept
             assert len(history.search("unfinished")) == 3 and texts(history, 1)[1] == ("unfinished", "half", None)
             changes: list[Callable[[], object]] = [
                 lambda: history.say(1, "prompt", model="demo", system=None),
                 lambda: history.write(1, "reply"),
                 lambda: history.remove([1]),
             ]
+            why = f"{matching('can_only_be_read_2')}.+{matching('make_it_and_its_directory_writable')}"
             for change in changes:
-                with pytest.raises(
-                    StoreTrouble,
-                    match=f"{matching('can_only_be_read_2')}.+{matching('make_it_and_its_directory_writable')}",
-                ):
+                with pytest.raises(StoreTrouble, match=why):
                     change()
             assert texts(history, 1)[1] == ("unfinished", "half", None)
 
 
-def test_without_a_file_the_session_works_in_memory(path: Path, notices: list[str]) -> None:
-    path.mkdir(parents=True)
-    with Store.open(path, notices.append) as store:
-        assert len(notices) == 1 and store.path is None
-        number, turn = said(store.history, "prompt", "reply")
-        assert found(store.history, "prompt") == [turn] and store.history.remove([number]) == 1
-
-
 # -- trouble while working --
-
-
-def test_a_full_database_keeps_the_old_and_says_so(store: Store, history: History) -> None:
-    number, turn = said(history, "prompt", "reply")
-    pages = raw(store, "PRAGMA page_count")[0][0]
-    raw(store, f"PRAGMA max_page_count = {pages}")
-    with pytest.raises(StoreTrouble, match=matching("nothing_more_saved_see_whether")):
-        history.write(turn, "x" * 1_000_000, "stop")
-    with pytest.raises(StoreTrouble, match=matching("nothing_more_saved_see_whether")):
-        history.say(number, "x" * 1_000_000, model="demo", system=None)
-    assert texts(history, number) == [("prompt", "reply", "stop")]
-    raw(store, "PRAGMA max_page_count = 1000000")
-    said(history, "more", "replies", conversation=number)
-    assert len(texts(history, number)) == 2 and index_is_whole(store)
 
 
 def test_a_long_lock_is_said_and_reading_goes_on(
@@ -989,7 +892,7 @@ def test_a_long_lock_is_said_and_reading_goes_on(
             assert found(store.history, "prompt") == [turn]
 
 
-@pytest.mark.parametrize("how", ["conversations", "latest", "read", "search", "prompts", "ever_kept"])
+@each("how", ["conversations", "latest", "read", "search", "prompts", "ever_kept"])
 def test_what_cannot_be_read_is_said(store: Store, history: History, how: str) -> None:
     number, _ = said(history, "prompt", "reply")
     works: dict[str, Callable[[], object]] = {
@@ -1005,3 +908,19 @@ def test_what_cannot_be_read_is_said(store: Store, history: History, how: str) -
         works[how]()
     store._database._connection.set_authorizer(None)
     works[how]()
+
+
+def test_removing_gives_the_space_back(path: Path, store: Store) -> None:
+    numbers = [talk(store.history, random.Random(n)) for n in range(3)]
+    store.history.remove(numbers[:1])
+    size = path.stat().st_size
+    assert store.history.remove(numbers[1:]) == 2
+    assert path.stat().st_size < size / 2
+
+
+def test_without_a_file_the_session_works_in_memory(path: Path, notices: list[str]) -> None:
+    path.mkdir(parents=True)
+    with Store.open(path, notices.append) as store:
+        assert len(notices) == 1 and store.path is None
+        number, turn = said(store.history, "prompt", "reply")
+        assert found(store.history, "prompt") == [turn] and store.history.remove([number]) == 1

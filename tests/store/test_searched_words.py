@@ -2,13 +2,13 @@
 
 import unicodedata
 
-import pytest
+from each import each
 
 from localspec.store.searched_words import fold, span
 
 
-@pytest.mark.parametrize(
-    ("word", "text", "found"),
+@each(
+    "word, text, found",
     [
         ("sea", "The SEA.", "SEA"),
         ("café", "ein Cafe\u0301 hier", "Cafe\u0301"),

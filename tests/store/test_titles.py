@@ -1,13 +1,13 @@
 """Titles by rule."""
 
-import pytest
+from each import each
 from golden import wording
 
 from localspec.store.titles import LONGEST, title_of
 
 
-@pytest.mark.parametrize(
-    ("prompt", "title"),
+@each(
+    "prompt, title",
     [
         ("Can you please explain how quicksort works in Python?", "How quicksort works in Python?"),
         (wording("what_capital_france"), "Capital of France"),

@@ -1,6 +1,7 @@
 """That `make torture TORTURE="--every run"` leaves out no change."""
 
 import pytest
+from each import each
 from torture.cage import Ended, Fault
 from torture.every import WAYS, each_change, each_change_of
 
@@ -30,9 +31,7 @@ class Stage:
         return ["it is lost"] if self.wrong and ended.failed_at == self.wrong else []
 
 
-@pytest.mark.parametrize(
-    ("kind", "failed"), [("EIO", [1, 2, 3, 0, 5, 6]), ("EINTR", [1, 2, 3, 0, 5, 6]), ("ENOSPC", [1, 3, 5])]
-)
+@each("kind, failed", [("EIO", [1, 2, 3, 0, 5, 6]), ("EINTR", [1, 2, 3, 0, 5, 6]), ("ENOSPC", [1, 3, 5])])
 def test_each_change_fails_that_can(kind: str, failed: list[int]) -> None:
     assert [ended.failed_at for ended, _ in each_change(Stage(), "run", kind, False)] == failed  # type: ignore[arg-type]
 

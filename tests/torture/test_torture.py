@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 
 import pytest
+from each import each
 
 if sys.platform != "linux":
     pytest.skip("libraries are put before others on Linux alone", allow_module_level=True)
@@ -66,8 +67,8 @@ def test_every_change_is_counted_and_the_one_that_is_asked_for_fails(stage: Stag
     assert not stage.ended("run", Fault(10**6)).failed
 
 
-@pytest.mark.parametrize(
-    ("code", "errors", "hung", "word"),
+@each(
+    "code, errors, hung, word",
     [
         (0, "", True, "hung"),
         (7, "", False, "exit code 7"),

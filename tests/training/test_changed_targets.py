@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from drafting import add_changes, after_training, session_of
+from each import each
 from quantized_layers import packed_target
 from safetensors import safe_open
 from tiny_models import Tiny, prompt_ids, read, stock_reply
@@ -37,13 +38,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "semi": {"joint": True, "rank": 4, "depth": 3},
     "s3d": {"full": True, "rank": 4, "kept": "0,2"},
 }
-PACKINGS = [
-    "int8",
-    "int4",
-    pytest.param(
-        "nf4", marks=[pytest.mark.slow, pytest.mark.skipif(not find_spec("bitsandbytes"), reason="no bitsandbytes")]
-    ),
-]
+NF4 = [pytest.mark.slow, pytest.mark.skipif(not find_spec("bitsandbytes"), reason="no bitsandbytes")]
 
 
 @pytest.fixture
@@ -119,9 +114,15 @@ def said(session: Session, prompt: Sequence[int], count: int = 24) -> tuple[list
 # -- learning on weights in few bits -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("distill", [False, True])
-@pytest.mark.parametrize("packing", PACKINGS)
-@pytest.mark.parametrize("kind", ["medusa", "semi"])
+@pytest.mark.parametrize(
+    ("kind", "packing", "distill"),
+    [
+        ("medusa", "int8", False),
+        ("semi", "int4", True),
+        pytest.param("medusa", "nf4", True, marks=NF4),
+        pytest.param("semi", "nf4", False, marks=NF4),
+    ],
+)
 def test_what_learns_on_few_bits_learns_as_on_the_same_weights_in_a_dense_model(
     packed: Callable[[str, str], Target], kind: str, packing: str, distill: bool
 ) -> None:
@@ -176,8 +177,10 @@ def test_the_full_form_on_few_bits_is_that_of_weights_with_the_adapters_added(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("packing", PACKINGS)
-@pytest.mark.parametrize("kind", FORMS)
+@pytest.mark.parametrize(
+    ("kind", "packing"),
+    [("medusa", "int4"), ("semi", "int8"), ("s3d", "int4"), pytest.param("s3d", "nf4", marks=NF4)],
+)
 def test_what_was_learnt_in_few_bits_is_another_target_for_which_it_is_lossless(
     packed: Callable[[str, str], Target], tiny: Make, tmp_path: Path, kind: str, packing: str
 ) -> None:
@@ -213,8 +216,10 @@ def tensors_of(path: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [LLAMA, PHI, "qwen3-grouped-mixed-window-wide-heads"])
-@pytest.mark.parametrize("shard", [2**30, 40_000])
+@each(
+    "name, shard",
+    [(LLAMA, 2**30), (LLAMA, 40_000), (PHI, 2**30), ("qwen3-grouped-mixed-window-wide-heads", 40_000)],
+)
 def test_what_is_written_are_the_models_own_weights_and_what_was_learnt(
     tiny: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, shard: int
 ) -> None:
@@ -250,7 +255,7 @@ def test_what_is_written_are_the_models_own_weights_and_what_was_learnt(
         assert all(file.stat().st_size < 2 * shard + 20_000 for file in (tmp_path / "new").glob("*.safetensors"))
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@each("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_weights_keep_their_precision(tiny: Make, tmp_path: Path, dtype: torch.dtype) -> None:
     Target.load(tiny(LLAMA).path, dtype=dtype).save(tmp_path / "own")
     target = Target.load(tmp_path / "own")

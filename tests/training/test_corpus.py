@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from each import each
 from golden import matching
 from tiny_models import as_ours, byte_tokenizer
 
@@ -209,7 +210,7 @@ def test_where_only_the_length_is_too_small_that_is_told(target):
     assert Corpus(target, examples, 64, 128, 0).length == 64
 
 
-@pytest.mark.parametrize("examples", [[Example("word " * 50)], [Example("a"), Example("b")], [chat("a", "b")]])
+@each("examples", [[Example("word " * 50)], [Example("a"), Example("b")], [chat("a", "b")]])
 def test_too_little_text_is_told(target, examples):
     with pytest.raises(UsageMistake, match=matching("too_little_text")):
         Corpus(target, examples, 64, 128, 0)

@@ -2,6 +2,7 @@ import json
 from xml.etree import ElementTree as ET
 
 import pytest
+from each import each
 from golden import wording
 
 from localspec.training.curves import draw, figure, in_characters
@@ -105,7 +106,7 @@ def test_from_a_log_to_a_file(tmp_path):
     assert (tmp_path / "a.svg").read_text() == figure(LINES, "title") and len(list(tmp_path.iterdir())) == 2
 
 
-@pytest.mark.parametrize("width", [40, 80, 200])
+@each("width", [40, 80, 200])
 def test_in_characters_the_loss_falls_from_its_highest_to_its_lowest(tmp_path, width):
     log = tmp_path / "losses.jsonl"
     log.write_text("".join(json.dumps(line) + "\n" for line in LINES))

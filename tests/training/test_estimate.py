@@ -8,6 +8,7 @@ import pytest
 import tokenizers
 import torch
 from command import environment
+from each import each
 from golden import matching
 from tiny_models import RECURRENT
 from torch.profiler import ProfilerActivity
@@ -109,7 +110,7 @@ def test_what_learns_is_counted(tiny):
     assert needs(drafter, CHOICE, 64).trainable == 2 * 48 * 48
 
 
-@pytest.mark.parametrize("kind", ["medusa", "semi"])
+@each("kind", ["medusa", "semi"])
 def test_a_target_that_learns_takes_memory_in_every_layer_and_is_written(tiny, kind):
     target = tiny("phi3-one-key-head-tied").target
     alone, joint = (make_drafter(kind, target, options) for options in ({}, {"joint": True}))
@@ -128,7 +129,7 @@ def test_of_s3d_each_kept_layer_takes_memory(tiny):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", RECURRENT)
+@each("name", RECURRENT)
 def test_what_a_recurrent_layer_holds_of_a_text_is_counted(tiny, name):
     """As torch's own count of memory says; of so small heads the products of a chunk's rows are most of it."""
     target, n = tiny(name).target, 256
@@ -146,13 +147,11 @@ def test_what_a_recurrent_layer_holds_of_a_text_is_counted(tiny, name):
 
 
 @pytest.mark.slow
-@pytest.mark.long
-@pytest.mark.parametrize(
+@each(
     "options",
     [
         # a quarter of the rows that a forward has by itself, where so many already are too much to be left out
         ["medusa", "-O", "joint=true", "-O", "warmup=0.1", "--batch", "1024", "--at-once", "1024"],
-        ["parallelspec"],
         ["s3d", "-O", "kept=0,7"],
     ],
 )
@@ -160,20 +159,7 @@ def test_the_estimate_is_about_what_a_training_takes(tmp_path, options):
     file = tmp_path / "text.txt"
     file.write_text("\n\n".join(f"{n} " + "The sun rises in the east and sets in the west. " * 60 for n in range(12)))
     kind, *rest = options
-    words = [
-        "train",
-        kind,
-        "-m",
-        "demo",
-        "--data",
-        str(file),
-        "--steps",
-        "2",
-        "--length",
-        "512",
-        "-o",
-        str(tmp_path / "a"),
-    ]
+    words = f"train {kind} -m demo --data {file} --steps 2 --length 512 -o {tmp_path / 'a'}".split()
     result = subprocess.run(
         # through a shell: where the kernel does not tell a program's own peak, it counts what started the program, too
         ["sh", "-c", '"$@"; exit $?', "sh", sys.executable, "-c", PEAK, *words, *rest],

@@ -48,7 +48,7 @@ def test_paragraphs_of_every_length_are_cut_alike(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("line", "times"), [("A sentence a line, as corpora have it.\n", 600_000), ("\n\n", 200_000)])
+@each("line, times", [("A sentence a line, as corpora have it.\n", 600_000), ("\n\n", 200_000)])
 def test_long_text_takes_as_long_as_it_is(tmp_path, line, times):
     """The time was that of the square: where what is left is copied each time, or all that waits is counted again."""
     file = tmp_path / "corpus.txt"

@@ -74,6 +74,18 @@ def expected(tensors: Tensors, state: torch.Tensor, head: int, layers: int, line
     return x @ linear.T
 
 
+def assert_drafts_as_published(
+    drafter: object, blocks: Tensors, layers: int, matrices: list[torch.Tensor], close: float = 1e-5
+) -> None:
+    """Compare each head's logits with those of the published code."""
+    state = random(1, WIDTH)
+    found = logits(drafter, state)
+    assert len(found) == len(matrices)
+    for head, matrix in enumerate(matrices):
+        wanted = expected(blocks, state[0], head, layers, matrix)
+        torch.testing.assert_close(found[head], wanted, rtol=close, atol=close)
+
+
 def logits(drafter: object, state: torch.Tensor) -> torch.Tensor:
     if isinstance(drafter, Medusa):
         return torch.as_tensor(drafter._logits(state, drafter.depth).rows)
@@ -85,15 +97,13 @@ def test_v01_with_private_matrices_and_a_config_that_is_wrong_about_the_heads(tm
     blocks, matrices = official(layers=2), private("{}.2.weight")
     torch.save({**blocks, **matrices}, tmp_path / "medusa_lm_head.pt")
     (tmp_path / "config.json").write_text(json.dumps({"medusa_num_heads": 2, "medusa_num_layers": 1}))
-    drafter, state = read_published(tmp_path, target), random(1, WIDTH)
+    drafter = read_published(tmp_path, target)
     assert (drafter.options.heads, drafter.options.layers, drafter.options.private) == (HEADS, 2, True)
-    for head in range(HEADS):
-        wanted = expected(blocks, state[0], head, 2, matrices[f"{head}.2.weight"])
-        torch.testing.assert_close(logits(drafter, state)[head], wanted)
+    assert_drafts_as_published(drafter, blocks, 2, [*matrices.values()])
     assert not any(parameter.requires_grad for parameter in drafter.parameters())
 
 
-@pytest.mark.parametrize("form", ["v0.1", "vllm", "vllm, one for all"])
+@each("form", ["v0.1", "vllm", "vllm, one for all"])
 def test_private_matrices_that_are_the_targets_own_are_shared(tmp_path, tiny: Make, form: str) -> None:
     """One that is another makes all private."""
     target = tiny(LLAMA).target
@@ -113,17 +123,7 @@ def test_private_matrices_that_are_the_targets_own_are_shared(tmp_path, tiny: Ma
         assert read_published(file, target).options.private
 
 
-def test_v2_shares_the_targets_matrix(tmp_path, target: Target) -> None:
-    blocks = official(heads=5)
-    save_file({name: tensor.half() for name, tensor in blocks.items()}, tmp_path / "medusa_lm_head.safetensors")
-    drafter, state = read_published(tmp_path, target), random(1, WIDTH)
-    assert (drafter.options.heads, drafter.options.private) == (5, False)
-    for head in range(5):
-        wanted = expected(blocks, state[0], head, 1, target.transformer.lm_head.weight)
-        torch.testing.assert_close(logits(drafter, state)[head], wanted, rtol=1e-2, atol=1e-2)
-
-
-@pytest.mark.parametrize("private_matrices", [True, False], ids=["V1", "V2"])
+@each("private_matrices", [True, False])
 def test_heads_of_text_generation_inference(tmp_path, target: Target, private_matrices: bool) -> None:
     """Its two classes read one file beside a config.json: in the first each head ends in a matrix of its own."""
     blocks = official(heads=3)
@@ -132,20 +132,18 @@ def test_heads_of_text_generation_inference(tmp_path, target: Target, private_ma
     save_file(halved, tmp_path / "medusa_lm_head.safetensors")
     config = {"medusa_num_heads": 3, "medusa_num_layers": 1, "base_model_name_or_path": "org/base"}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    drafter, state = read_published(tmp_path, target), random(1, WIDTH)
+    drafter = read_published(tmp_path, target)
     assert (drafter.options.heads, drafter.options.layers, drafter.options.private) == (3, 1, private_matrices)
-    for head in range(3):
-        matrix = matrices.get(f"{head}.1.weight", target.transformer.lm_head.weight)
-        torch.testing.assert_close(
-            logits(drafter, state)[head], expected(blocks, state[0], head, 1, matrix), rtol=1e-2, atol=1e-2
-        )
+    assert_drafts_as_published(
+        drafter, blocks, 1, [*matrices.values()] or [target.transformer.lm_head.weight] * 3, 1e-2
+    )
     wider = {name: torch.zeros(WIDTH + 1, WIDTH + 1) if name.endswith("r.weight") else t for name, t in halved.items()}
     save_file(wider, tmp_path / "medusa_lm_head.safetensors")
     with pytest.raises(LocalspecError, match=matching("name_model_these_heads_made")):
         read_published(tmp_path, target)
 
 
-@pytest.mark.parametrize("prefix", ["", "medusa_heads."])
+@each("prefix", ["", "medusa_heads."])
 def test_names_of_vllm_with_and_without_bias(tmp_path, target: Target, prefix: str) -> None:
     blocks, matrices = official(), private("lm_heads.{}.weight")
     if not prefix:
@@ -155,10 +153,7 @@ def test_names_of_vllm_with_and_without_bias(tmp_path, target: Target, prefix: s
     }
     # A map onto fewer tokens belongs to whoever cuts the matrices; these are whole.
     save_file({**named, "token_map": torch.arange(50)}, tmp_path / "model.safetensors")
-    drafter, state = read_published(tmp_path, target), random(1, WIDTH)
-    for head in range(HEADS):
-        wanted = expected(blocks, state[0], head, 1, matrices[f"lm_heads.{head}.weight"])
-        torch.testing.assert_close(logits(drafter, state)[head], wanted)
+    assert_drafts_as_published(read_published(tmp_path, target), blocks, 1, [*matrices.values()])
 
 
 def test_one_matrix_under_the_name_of_the_first_head_is_that_of_all(tmp_path, target: Target) -> None:
@@ -187,7 +182,7 @@ class Malicious:
         return os.system, (f"touch {self.proof}",)
 
 
-@pytest.mark.parametrize("packed", [True, False], ids=["zip", "pickle"])
+@each("packed", [True, False])
 def test_a_pickle_that_would_run_code_does_not(tmp_path, target: Target, packed: bool) -> None:
     file, proof = tmp_path / "medusa_lm_head.pt", tmp_path / "ran"
     content = {**official(), "0.1.weight": Malicious(str(proof))}
@@ -242,7 +237,7 @@ def test_a_pickle_that_would_run_code_does_not(tmp_path, target: Target, packed:
         ),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("suffix", ["pt", "safetensors"])
+@each("suffix", ["pt", "safetensors"])
 def test_what_is_no_head_of_this_model_is_refused_by_name(
     tmp_path, target: Target, suffix: str, content: Tensors, error: type[LocalspecError], said: str
 ) -> None:
@@ -305,10 +300,8 @@ def test_a_whole_model_in_safetensors_is_target_and_heads_where_it_is(
     convert(path, path, tmp_path / "ours", {"name": "tiny", "published": {"repo": "org/whole", "commit": "c"}})
     card, target = read_drafter(tmp_path / "ours"), Target.load(path)
     assert card.options["private"] == (own == "private") and card.revision == revision(path)
-    drafter, state = load_drafter(card, target), random(1, WIDTH)
-    for head in range(HEADS):
-        wanted = expected(heads, state[0], head, 1, matrices[f"{head}.1.weight"])
-        torch.testing.assert_close(logits(drafter, state)[head], wanted, rtol=1e-4, atol=1e-4)
+    drafter = load_drafter(card, target)
+    assert_drafts_as_published(drafter, heads, 1, [*matrices.values()], 1e-4)
     prompt = prompt_ids(12, seed=4)
     *_, done = Session(target, drafter, Budget(8)).generate(prompt, Sampling(), Limits(max_tokens=20))
     assert list(done.statistics.token_ids) == stock_reply(model.stock, prompt, 20)
@@ -331,9 +324,8 @@ def test_a_whole_model_in_pickles_is_split_once(tmp_path, tiny: Make, monkeypatc
         assert torch.equal(parameter, again.transformer.get_parameter(name)), name
     card = read_drafter(tmp_path / "ours")
     assert card.revision == revision(target) and card.options["heads"] == HEADS
-    drafter, state = load_drafter(card, again), random(1, WIDTH)
-    wanted = expected(heads, state[0], 1, 1, heads["1.1.weight"])
-    torch.testing.assert_close(logits(drafter, state)[1], wanted, rtol=1e-4, atol=1e-4)
+    matrices = [heads[f"{head}.1.weight"] for head in range(HEADS)]
+    assert_drafts_as_published(load_drafter(card, again), heads, 1, matrices, 1e-4)
     before = (target / "model.safetensors.index.json").stat().st_mtime_ns
     split(path, tmp_path / "ours", about)
     assert (target / "model.safetensors.index.json").stat().st_mtime_ns == before
@@ -350,7 +342,7 @@ def test_a_whole_model_that_would_run_code_does_not(tmp_path, tiny: Make) -> Non
     assert not proof.exists() and not (tmp_path / "ours" / "target").exists()
 
 
-@pytest.mark.parametrize("name", ["../other.bin", "model.pkl", "a/b.safetensors"])
+@each("name", ["../other.bin", "model.pkl", "a/b.safetensors"])
 def test_an_index_that_leads_elsewhere_is_refused(tmp_path, target: Target, name: str) -> None:
     index = {"weight_map": {"model.norm.weight": name, "medusa_head.0.0.linear.weight": name}}
     (tmp_path / PICKLED_INDEX).write_text(json.dumps(index))

@@ -9,7 +9,6 @@ import torch
 from each import each
 from held_for_gradients import gradients_and_bytes
 from quantized_layers import packed_target
-from slow_cases import cases
 from tiny_models import Tiny, prompt_ids
 from torch import nn
 from transformers import LlamaConfig
@@ -60,8 +59,7 @@ def target_of(path: Path, packing: str) -> Target:
 
 
 @pytest.mark.slow
-@each("packing", ["", "int8"])
-@each("form", FORMS)
+@each("form, packing", [*((form, "") for form in FORMS), ("medusa-2", "int8"), ("s3d full", "int8")])
 def test_a_gradient_is_the_same_to_the_bit(tiny: Make, form: str, packing: str) -> None:
     """Whatever is drawn at random on the way, too."""
     kind, options = FORMS[form]
@@ -86,8 +84,7 @@ def test_a_gradient_is_the_same_to_the_bit(tiny: Make, form: str, packing: str) 
 
 
 @pytest.mark.slow
-@pytest.mark.long
-@pytest.mark.parametrize("form", cases(FORMS, ["s3d", "s3d full"]))
+@each("form", FORMS)
 def test_the_estimate_knows_what_is_held_either_way(wide: Target, form: str) -> None:
     """Of a longer text more is held, by about as much as is promised for each token."""
     kind, options = FORMS[form]
@@ -110,9 +107,7 @@ def test_the_estimate_knows_what_is_held_either_way(wide: Target, form: str) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("kind", "options", "most"), [("medusa", {}, 4), ("semi", {}, 3), ("semi", {"recent": "lstm"}, 2)]
-)
+@each("kind, options, most", [("medusa", {}, 4), ("semi", {}, 3), ("semi", {"recent": "lstm"}, 2)])
 def test_of_heads_alone_no_layer_is_counted(
     wide: Target, monkeypatch: pytest.MonkeyPatch, kind: str, options: dict[str, Any], most: float
 ) -> None:

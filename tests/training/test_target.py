@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from each import each
 from golden import matching
 from native_models import native_target
 from quantized_layers import packed_target
+from slow_cases import covering
 from tiny_models import (
     DRAFTING_FAMILIES,
     FAMILIES,
@@ -42,7 +44,8 @@ from localspec.training.trainable import make_drafter
 
 pytestmark = pytest.mark.skipif(compiled.library() is None, reason="the library is not built")
 Make = Callable[[str], Tiny]
-packings = pytest.mark.parametrize("packing", ["int8", "int4"])
+PACKINGS = ["int8", "int4"]
+packings = each("packing", PACKINGS)
 SPAN = 128  # inputs that share a scale in the library's activations
 FLIP = 0.03  # of a row: what follows where a number near a half is rounded up by one of the two and down by the other
 
@@ -121,8 +124,7 @@ def assert_each_layer_agrees(native: NativeTarget, tokens: list[int]) -> None:
     assert_the_same_but_for_roundings(np.concatenate(errors))
 
 
-@packings
-@pytest.mark.parametrize("name", [*DRAFTING_FAMILIES, *RECURRENT])
+@pytest.mark.parametrize(("name", "packing"), covering([*DRAFTING_FAMILIES, *RECURRENT], PACKINGS))
 def test_each_layer_of_the_library_computes_what_torch_does_with_its_numbers(
     tiny: Make, name: str, packing: str
 ) -> None:
@@ -130,8 +132,7 @@ def test_each_layer_of_the_library_computes_what_torch_does_with_its_numbers(
     assert_each_layer_agrees(native_target(model.path, model.stock, packing), prompt_ids(40, seed=3))
 
 
-@packings
-@pytest.mark.parametrize("name", WITH_LAYER_INPUTS)
+@each("name, packing", covering(WITH_LAYER_INPUTS, PACKINGS))
 def test_of_layers_that_read_tokens_texts_of_one_token_are_those_of_torch(tiny: Make, name: str, packing: str) -> None:
     model = tiny(name)
     native = native_target(model.path, model.stock, packing)
@@ -184,8 +185,7 @@ def cpu_choice(path: Path, packing: str):
 
 
 @pytest.mark.slow
-@packings
-@pytest.mark.parametrize("name", ["qwen2-many-heads-mixed-window-tied", "llama-many-heads-biases-llama3"])
+@each("name, packing", [("qwen2-many-heads-mixed-window-tied", "int8"), ("llama-many-heads-biases-llama3", "int4")])
 def test_a_target_in_few_bits_is_that_of_the_packed_file(tiny: Make, name: str, packing: str) -> None:
     path = tiny(name).path
     choice = cpu_choice(path, packing)
@@ -251,15 +251,13 @@ def test_where_it_does_not_fit_one_is_told(tiny: Make, monkeypatch: pytest.Monke
 
 
 @pytest.mark.slow
-@packings
-def test_packed_weights_decode_in_the_library_with_the_same_drafter(
-    tiny: Make, packing: str, monkeypatch: pytest.MonkeyPatch
-):
+def test_packed_weights_decode_in_the_library_with_the_same_drafter(tiny: Make, monkeypatch: pytest.MonkeyPatch):
     """torch would make them dense for each product of each forward."""
-    choice = cpu_choice(tiny(FAMILIES[0]).path, packing)
-    target = load_target(choice, Reporter())
-    decoding = decoding_target(choice, target)
-    assert isinstance(decoding, NativeTarget) and decoding.precision == packing
+    for packing in PACKINGS:
+        choice = cpu_choice(tiny(FAMILIES[0]).path, packing)
+        target = load_target(choice, Reporter())
+        decoding = decoding_target(choice, target)
+        assert isinstance(decoding, NativeTarget) and decoding.precision == packing
     drafter = make_drafter("medusa", target, {}).drafter(decoding)
     assert drafter.target is decoding
     found = measured_text(decoding, drafter, [Row(list(range(5, 25)), [False] * 8 + [True] * 12)])

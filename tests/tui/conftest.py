@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
+from inspect import iscoroutinefunction
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from localspec.errors import LocalspecError
 from localspec.models import registry
 from localspec.models.registry import TargetCard
 from localspec.policy import survey
+from localspec.store.store import Store
 
 HERE = Path(__file__).parent
 LOOK_SECONDS = 0.001
@@ -35,6 +37,23 @@ def chat(tmp_path, monkeypatch) -> Callable[..., ScriptedChat]:
 
     def make(*scripts: Any, **about: Any) -> ScriptedChat:
         return ScriptedChat(tmp_path, *scripts, **about)
+
+    return make
+
+
+@pytest.fixture
+def long(chat) -> Callable[..., ScriptedChat]:
+    """Return long(turns, {number: reply}, script, …): a chat that goes on with a kept conversation of so many turns."""
+
+    def make(turns: int, replies: dict[int, str], *scripts: Any) -> ScriptedChat:
+        talk = chat(*scripts)
+        conversation = None
+        with Store.open(talk.database, print) as store:
+            for number in range(turns):
+                conversation, turn = store.history.say(conversation, f"prompt {number}", model="scripted", system=None)
+                store.history.write(turn, replies.get(number, f"reply {number}\n\nand *more*"), "stop")
+        talk.resumed = conversation
+        return talk
 
     return make
 
@@ -114,3 +133,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         plays = item.path.parent == HERE and "chat" in getattr(item, "fixturenames", ())
         if plays and not item.get_closest_marker("quick"):
             item.add_marker(pytest.mark.slow)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine."""
+    if not iscoroutinefunction(pyfuncitem.obj):
+        return None
+    asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}))
+    return True

@@ -2,8 +2,8 @@
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -208,15 +208,10 @@ class ScriptedChat:
         ready: bool = True,
         then: Callable[[], None] = lambda: None,
     ) -> None:
-        """Runs the application and the story beside it; `ready`: from the moment on when the model is loaded.
-
-        `then` happens when the application has ended, before the engine's thread does.
-        """
+        """Run the application and the story in a loop that is closed before `then` happens; see `playing`."""
 
         async def run() -> None:
-            async with self.app.run_test(size=size, notifications=True) as pilot:
-                if ready:
-                    await until(pilot, self.idle)
+            async with self._running(size, ready) as pilot:
                 await story(pilot)
 
         try:
@@ -224,6 +219,30 @@ class ScriptedChat:
             then()
         finally:
             assert self.thread.close(PATIENCE)
+
+    @asynccontextmanager
+    async def playing(self, size: tuple[int, int] = (100, 30), ready: bool = True) -> AsyncGenerator[Pilot[None]]:
+        """Run the application; `ready`: the block begins when the model is loaded."""
+        try:
+            async with self._running(size, ready) as pilot:
+                yield pilot
+        finally:
+            assert self.thread.close(PATIENCE)
+
+    @asynccontextmanager
+    async def opened(
+        self, size: tuple[int, int] = (100, 30), ready: bool = True
+    ) -> AsyncGenerator[tuple["ScriptedChat", Pilot[None]]]:
+        """Run the application as `playing` does, for a chat that is not prepared any further."""
+        async with self.playing(size, ready) as pilot:
+            yield self, pilot
+
+    @asynccontextmanager
+    async def _running(self, size: tuple[int, int], ready: bool) -> AsyncGenerator[Pilot[None]]:
+        async with self.app.run_test(size=size, notifications=True) as pilot:
+            if ready:
+                await until(pilot, self.idle)
+            yield pilot
 
     # -- what is so ---------------------------------------------------------------------------------------------------
 

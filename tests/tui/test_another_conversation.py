@@ -19,28 +19,22 @@ def burst(pilot, keys: str) -> None:
         pilot.app.post_message(events.Key(name, key))
 
 
-def test_what_is_typed_behind_ctrl_n_is_said_in_the_new_one(chat):
+async def test_what_is_typed_behind_ctrl_n_is_said_in_the_new_one(chat):
     gate = threading.Event()
-    talk = chat(["Half a reply", gate, "."], ["New."])
-
-    async def story(pilot):
+    async with chat(["Half a reply", gate, "."], ["New."]).opened() as (talk, pilot):
         await say(pilot, "Go")
         await until(pilot, lambda: talk.replies() == ["Half a reply"])
         burst(pilot, "\x0ehi there\r")
         gate.set()
         await until(pilot, lambda: talk.replies() == ["New."])
         assert talk.prompts() == ["hi there"] and talk.typed == ""
-
-    talk.play(story)
     assert [message["content"] for message in talk.engine.asked[1]] == ["hi there"]
 
 
-def test_a_prompt_that_is_sent_before_the_new_one_is_there_waits_for_it(chat):
+async def test_a_prompt_that_is_sent_before_the_new_one_is_there_waits_for_it(chat):
     """The engine's thread is busy: it shows the new conversation only after the prompt was sent."""
     gate = threading.Event()
-    talk = chat(["Half", gate], ["New."], ["Newer."])
-
-    async def story(pilot):
+    async with chat(["Half", gate], ["New."], ["Newer."]).opened() as (talk, pilot):
         await say(pilot, "Go")
         await until(pilot, lambda: talk.replies() == ["Half"])
         await pilot.press("ctrl+n", "ctrl+n")
@@ -49,36 +43,27 @@ def test_a_prompt_that_is_sent_before_the_new_one_is_there_waits_for_it(chat):
         await until(pilot, lambda: talk.replies() == ["New."])
         await say(pilot, "more")
         await until(pilot, lambda: talk.replies() == ["New.", "Newer."])
-
-    talk.play(story)
     assert talk.kept() == [("hi", "New.", "stop"), ("more", "Newer.", "stop")]
 
 
-def test_figures_of_the_one_before_are_gone(chat):
-    talk = chat(["Some text."])
-
-    async def story(pilot):
+async def test_figures_of_the_one_before_are_gone(chat):
+    async with chat(["Some text."]).opened() as (talk, pilot):
         await say(pilot, "Hi")
         await until(pilot, lambda: "tok/s" in talk.live and talk.idle())
         await pilot.press("ctrl+n")
         await until(pilot, lambda: talk.prompts() == [] and "tokens" not in talk.live)
         assert talk.live == "ready"
 
-    talk.play(story)
 
-
-def test_a_prompt_of_the_command_line_is_found_again(chat):
+async def test_a_prompt_of_the_command_line_is_found_again(chat):
     gate = threading.Event()
     talk = chat(["Yes."], first="from the shell")
     talk.models["scripted"] = [gate, talk.engine]
-
-    async def story(pilot):
+    async with talk.playing(ready=False) as pilot:
         await until(pilot, lambda: "from the shell" in talk.screen_text())
         await pilot.press("a", "escape", "up")
         assert talk.typed == "from the shell"
         gate.set()
-
-    talk.play(story, ready=False)
 
 
 def test_a_low_window_shows_where_one_types(chat):
@@ -96,7 +81,7 @@ def test_a_low_window_shows_where_one_types(chat):
 
 
 @pytest.mark.parametrize("way", ["new", "resume", "model"])
-def test_what_cuts_a_reply_short_says_so(chat, models, way):
+async def test_what_cuts_a_reply_short_says_so(chat, models, way):
     models("scripted")
     gate = threading.Event()
     talk = chat(["Before."], ["Half a reply", gate, "."])
@@ -104,7 +89,7 @@ def test_what_cuts_a_reply_short_says_so(chat, models, way):
     def toasts():
         return [notification.message for notification in talk.app._notifications]
 
-    async def story(pilot):
+    async with talk.playing() as pilot:
         await talked(talk, pilot, "Before?")
         await pilot.press("ctrl+n")
         await until(pilot, lambda: talk.prompts() == [])
@@ -120,16 +105,12 @@ def test_what_cuts_a_reply_short_says_so(chat, models, way):
         await until(pilot, lambda: toasts() == [wording("reply_under_way_stopped_what_said")])
         gate.set()
         await until(pilot, lambda: talk.idle() and not talk.app._chat._outbox.to_be_shown)
-
-    talk.play(story)
     assert [(prompt, reason) for prompt, _, reason in talk.kept()] == [("Go", "interrupted")] or way == "resume"
 
 
-def test_of_a_conversation_that_is_deleted_nothing_is_said_to_stay(chat):
+async def test_of_a_conversation_that_is_deleted_nothing_is_said_to_stay(chat):
     gate = threading.Event()
-    talk = chat(["Half a reply", gate, "."])
-
-    async def story(pilot):
+    async with chat(["Half a reply", gate, "."]).opened() as (talk, pilot):
         await say(pilot, "Go")
         await until(pilot, lambda: talk.replies() == ["Half a reply"])
         await pilot.press("ctrl+r")
@@ -141,10 +122,8 @@ def test_of_a_conversation_that_is_deleted_nothing_is_said_to_stay(chat):
         await until(pilot, lambda: "Deleted 1 conversation" in talk.screen_text())
         assert not [notification for notification in talk.app._notifications if "stays" in notification.message]
 
-    talk.play(story)
 
-
-def test_whoever_opens_one_that_is_open_elsewhere_is_told_at_once(chat, monkeypatch):
+async def test_whoever_opens_one_that_is_open_elsewhere_is_told_at_once(chat, monkeypatch):
     """And not with the first prompt that is sent."""
     entered = []
 
@@ -160,7 +139,7 @@ def test_whoever_opens_one_that_is_open_elsewhere_is_told_at_once(chat, monkeypa
     def told() -> bool:
         return wording("conversation_open_another_window") in " ".join(talk.screen_text().split())
 
-    async def story(pilot):
+    async with talk.playing(size=(80, 24)) as pilot:
         await until(pilot, lambda: "Of the hills" in talk.prompts())
         assert not told()
         await say(pilot, "/resume 1")
@@ -169,8 +148,6 @@ def test_whoever_opens_one_that_is_open_elsewhere_is_told_at_once(chat, monkeypa
         await until(pilot, lambda: not told())
         await say(pilot, "hi")
         await until(pilot, lambda: talk.replies() == ["New."])
-
-    talk.play(story, size=(80, 24))
     assert [*dict.fromkeys(entered)] == [2, 1, None, 3]
 
 

@@ -10,11 +10,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform == "win32", reas
 REPLY = "# Title\n\n- one\n  - two\n\n> quoted\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\n```python\nprint(1)\n```\nüber"
 
 
-@pytest.mark.parametrize("size", [(120, 36), pytest.param((60, 20), marks=pytest.mark.long)])
-def test_marks_have_ascii_forms(tmp_path, size):
+def test_marks_have_ascii_forms(tmp_path):
     from tui.terminal import scripted_chat
 
-    with scripted_chat(tmp_path, f"[[{REPLY!r}]]", "-m", "demo", size=size, LC_ALL="C") as terminal:
+    with scripted_chat(tmp_path, f"[[{REPLY!r}]]", "-m", "demo", size=(120, 36), LC_ALL="C") as terminal:
         terminal.shows("> ")
         terminal.send("Hello?\r")
         terminal.shows("print(1)", "über")

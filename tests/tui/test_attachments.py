@@ -5,9 +5,8 @@ import threading
 import pytest
 from golden import wording
 from textual.events import Paste
-from tui.scripted_engine import say, until
+from tui.scripted_engine import say, talked, until
 
-from localspec.config import Settings
 from localspec.errors import UsageMistake
 from localspec_tui.widgets.attached_line import AttachedLine
 
@@ -31,10 +30,8 @@ def read_by_the_model(talk):
     return [messages[-1]["content"] for messages in talk.engine.asked]
 
 
-def test_it_is_completed_counted_read_and_folded(chat, folder):
-    talk = chat(["Sorted."], ["Again."])
-
-    async def story(pilot):
+async def test_it_is_completed_counted_read_and_folded(chat, folder):
+    async with chat(["Sorted."], ["Again."]).opened() as (talk, pilot):
         await pilot.press(*"sort @no")
         await until(pilot, lambda: "notes.txt" in talk.screen_text())
         await pilot.press("tab")
@@ -49,47 +46,25 @@ def test_it_is_completed_counted_read_and_folded(chat, folder):
         await until(pilot, lambda: talk.replies() == ["Again."] and talk.idle())
         await pilot.press("f2")
         assert talk.typed == "sort @notes.txt "
-
-    talk.play(story)
     assert read_by_the_model(talk) == ["first line\nsecond line\n\nsort @notes.txt "] * 2
 
 
-def test_a_resumed_conversation_is_folded_too(chat, folder):
+async def test_a_resumed_conversation_is_folded_too(chat, folder):
     before = chat(["Sorted."])
-
-    async def first(pilot):
-        await say(pilot, "sort @notes.txt")
-        await until(pilot, before.idle)
-
-    before.play(first)
+    async with before.playing() as pilot:
+        await talked(before, pilot, "sort @notes.txt")
     talk = chat()
     talk.resumed = 1
-
-    async def story(pilot):
+    async with talk.playing() as pilot:
         await until(pilot, lambda: talk.replies() == ["Sorted."])
         assert talk.prompts() == ["sort @notes.txt"]
         assert "+ notes.txt (23 bytes)" in talk.screen_text() and "second line" not in talk.screen_text()
         await pilot.press("up")
         assert talk.typed == "sort @notes.txt"
 
-    talk.play(story)
 
-
-def test_where_a_file_lies_is_said_once(chat, folder):
-    talk = chat(["Sorted."])
-
-    async def story(pilot):
-        await say(pilot, f"sort @{folder}/notes.txt")
-        await until(pilot, lambda: talk.idle() and talk.replies() == ["Sorted."])
-        assert "+ notes.txt (23 bytes)" in talk.screen_text() and talk.screen_text().count(str(folder)) <= 1
-
-    talk.play(story, size=(140, 30))
-
-
-def test_a_prompt_of_which_one_sees_a_part_says_how_long_it_is(chat):
-    talk = chat([UsageMistake("It is too long.")], ["Said."])
-
-    async def story(pilot):
+async def test_a_prompt_of_which_one_sees_a_part_says_how_long_it_is(chat):
+    async with chat([UsageMistake("It is too long.")], ["Said."]).opened() as (talk, pilot):
         talk.app.post_message(Paste("\n".join(["word"] * 1000)))
         await until(pilot, lambda: "1,000 lines, 4,999 tokens" in attached(talk))
         assert wording("too_long_4_999_tokens_model_reads") in attached(talk)
@@ -101,13 +76,14 @@ def test_a_prompt_of_which_one_sees_a_part_says_how_long_it_is(chat):
         await say(pilot, "short")
         await until(pilot, lambda: talk.replies() == ["Said."] and talk.app._chat._top._title == "short")
 
-    talk.play(story)
 
-
-def test_what_cannot_be_read_is_told_and_given_back(chat, folder):
-    talk = chat(["Said."])
-
-    async def story(pilot):
+async def test_what_cannot_be_read_is_told_and_given_back(chat, folder):
+    (folder / "long").write_text("x" * 2000)
+    async with chat(["Said."]).opened() as (talk, pilot):
+        await pilot.press(*"see @long")
+        await until(pilot, lambda: "too long: 2,009 tokens, and the model reads 1,024" in attached(talk))
+        await pilot.press("ctrl+u")
+        await until(pilot, lambda: attached(talk) == "")
         await pilot.press(*"see @null")
         await until(pilot, lambda: "@null holds NUL bytes" in attached(talk))
         await pilot.press("enter")
@@ -120,75 +96,41 @@ def test_what_cannot_be_read_is_told_and_given_back(chat, folder):
         await pilot.press(*["backspace"] * 6)
         await say(pilot, "me@home @none")
         await until(pilot, lambda: talk.idle() and talk.replies() == ["Said."])
-
-    talk.play(story)
     assert read_by_the_model(talk) == ["see me@home @none"]
 
 
-def test_too_long_is_said_before_it_is_sent(chat, folder):
-    (folder / "long").write_text("x" * 2000)
-    talk = chat()
-
-    async def story(pilot):
-        await pilot.press(*"see @long")
-        await until(pilot, lambda: "too long: 2,009 tokens, and the model reads 1,024" in attached(talk))
-        await pilot.press("ctrl+u")
-        await until(pilot, lambda: attached(talk) == "")
-
-    talk.play(story)
-
-
-def test_a_slow_disk_holds_no_key_up(chat, folder, monkeypatch):
+async def test_a_slow_disk_holds_no_key_up(chat, folder, monkeypatch):
     gate = threading.Event()
     talk = chat()
     monkeypatch.setattr(talk.app._chat._attached, "_measure", lambda text: gate.wait(20) and [])
-
-    async def story(pilot):
+    async with talk.playing() as pilot:
         await pilot.press(*"see @notes.txt")
         await pilot.pause(0.3)
         await pilot.press(*" and on")
         assert talk.typed == "see @notes.txt and on"
         gate.set()
 
-    talk.play(story)
 
-
-def test_a_prompt_that_waits_has_the_text_of_when_it_was_sent(chat, folder):
+async def test_a_prompt_that_waits_has_the_text_of_when_it_was_sent(chat, folder):
     gate = threading.Event()
-    talk = chat([gate, "One."], ["Two."])
-
-    async def story(pilot):
+    async with chat([gate, "One."], ["Two."]).opened() as (talk, pilot):
         await say(pilot, "first")
         await say(pilot, "then @notes.txt")
         await until(pilot, lambda: "waits" in talk.screen_text())
         (folder / "notes.txt").write_text("changed")
         gate.set()
         await until(pilot, lambda: talk.replies() == ["One.", "Two."] and talk.idle())
-
-    talk.play(story)
     assert read_by_the_model(talk)[1] == "first line\nsecond line\n\nthen @notes.txt"
 
 
-def test_an_edited_prompt_may_name_one(chat, folder):
-    talk = chat(["One."], ["Two."])
-
-    async def story(pilot):
-        await say(pilot, "first")
-        await until(pilot, talk.idle)
-        await say(pilot, "/edit with @notes.txt")
-        await until(pilot, lambda: talk.replies() == ["Two."] and talk.idle())
-
-    talk.play(story)
-    assert read_by_the_model(talk)[1] == "first line\nsecond line\n\nwith @notes.txt"
-
-
-def test_files_of_the_command_line_are_folded(chat, folder):
-    talk = chat(["One."], files="given\n", settings=Settings())
-
-    async def story(pilot):
-        await say(pilot, "first @notes.txt")
+async def test_files_of_the_command_line_are_folded(chat, folder):
+    async with chat(["One."], ["Two."], files="given\n").opened(size=(140, 30)) as (talk, pilot):
+        await say(pilot, f"first @{folder}/notes.txt")
         await until(pilot, lambda: talk.replies() == ["One."] and talk.idle())
         assert wording("the_files_of_file") in talk.screen_text() and "given" not in talk.screen_text()
-
-    talk.play(story)
-    assert read_by_the_model(talk) == ["given\n\nfirst line\nsecond line\n\nfirst @notes.txt"]
+        assert "+ notes.txt (23 bytes)" in talk.screen_text() and talk.screen_text().count(str(folder)) <= 1
+        await talked(talk, pilot, "second")
+        await say(pilot, "/edit with @notes.txt")
+        await until(pilot, lambda: len(talk.engine.asked) == 3 and talk.idle())
+    assert read_by_the_model(talk)[0] == f"given\n\nfirst line\nsecond line\n\nfirst @{folder}/notes.txt"
+    assert read_by_the_model(talk)[2] == "first line\nsecond line\n\nwith @notes.txt"

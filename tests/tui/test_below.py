@@ -19,14 +19,12 @@ def new_lines(talk):
     return str(line.render()) if line.display else ""
 
 
-@pytest.mark.parametrize("how", ["end", "f12", "click"])
-def test_new_lines_are_counted_and_gone_to(chat, how):
+@pytest.mark.parametrize("how", ["f12", "click"])
+async def test_new_lines_are_counted_and_gone_to(chat, how):
     gates = threading.Event(), threading.Event()
     script = [LONG, gates[0], "\n\nOne more.\n\nAnd one.", gates[1], "\n\n" + LONG]
     key, keys = ("f12", {"chat.end": "f12"}) if how == "f12" else ("end", {})
-    talk = chat(script, settings=Settings(keymap=keys))
-
-    async def story(pilot):
+    async with chat(script, settings=Settings(keymap=keys)).opened(size=(80, 24)) as (talk, pilot):
         view = talk.app.query_one(ConversationView)
         await say(pilot, "tell me")
         await until(pilot, lambda: view.max_scroll_y > 60 and view.is_vertical_scroll_end)
@@ -45,13 +43,9 @@ def test_new_lines_are_counted_and_gone_to(chat, how):
         await until(pilot, lambda: talk.idle() and view.is_vertical_scroll_end)  # it follows again
         assert new_lines(talk) == "" and isinstance(talk.app.focused, Prompt)
 
-    talk.play(story, size=(80, 24))
 
-
-def test_end_is_first_the_end_of_the_line(chat):
-    talk = chat([LONG])
-
-    async def story(pilot):
+async def test_end_is_first_the_end_of_the_line(chat):
+    async with chat([LONG]).opened(size=(80, 24)) as (talk, pilot):
         view = talk.app.query_one(ConversationView)
         await say(pilot, "tell me")
         await until(pilot, lambda: talk.idle() and view.is_vertical_scroll_end)
@@ -61,16 +55,11 @@ def test_end_is_first_the_end_of_the_line(chat):
         await pilot.press("end")
         await until(pilot, lambda: view.is_vertical_scroll_end)
 
-    talk.play(story, size=(80, 24))
 
-
-@pytest.mark.parametrize("times", [1, 2])
-def test_what_is_refused_while_one_reads_above_is_seen(chat, times):
-    talk = chat([LONG], [LONG])
-
-    async def story(pilot):
+async def test_what_is_refused_while_one_reads_above_is_seen(chat):
+    async with chat([LONG], [LONG]).opened(size=(80, 24)) as (talk, pilot):
         await talked(talk, pilot, "first", "second")
-        for _ in range(times):  # the same sentence stands there already
+        for _ in range(2):  # the same sentence stands there already
             await pilot.press("alt+up", "alt+up")
             await until(
                 pilot,
@@ -79,5 +68,3 @@ def test_what_is_refused_while_one_reads_above_is_seen(chat, times):
             await say(pilot, "/nwe")
             await until(pilot, lambda: wording("no_command_nwe") in talk.screen_text())
         assert new_lines(talk) == ""
-
-    talk.play(story, size=(80, 24))

@@ -24,59 +24,75 @@ def in_one_read(talk, keys):
 FIELDS = [["ctrl+f"], ["ctrl+r"], ["f9"], ["f3"], ["ctrl+o"], ["ctrl+p"], ["ctrl+r", "f2"]]
 
 
-@pytest.mark.parametrize("opening", FIELDS, ids="+".join)
-def test_letters_do_not_overtake_the_keys_before_them(chat, opening):
-    talk = chat(["A reply."])
-
-    async def story(pilot):
+@pytest.mark.parametrize("openings", [FIELDS[::2], FIELDS[1::2]], ids=["one half", "the other"])
+async def test_letters_do_not_overtake_the_keys_before_them(chat, openings):
+    async with chat(["A reply."]).opened() as (talk, pilot):
         await talked(talk, pilot, "Geography")
-        for key in opening:
-            await pilot.press(key)
-            await until(pilot, lambda: isinstance(talk.app.focused, Input))
-            await until(pilot, lambda: "Geography" in talk.screen_text())
-        field = talk.app.focused
-        for keys, left in (
-            (["1", "2", "backspace", "3"], "13"),
-            (["1", "2", "left", "left", "9"], "912"),
-            (["1", *["backspace"] * 5, "1", "1"], "11"),
-            (["a", "b", "home", "delete", "c"], "cb"),
-        ):
-            field.value = ""
-            in_one_read(talk, keys)
-            await until(pilot, lambda left=left: field.value == left)
-            await pilot.pause()
-            assert field.value == left
+        for opening in openings:
+            for key in opening:
+                await pilot.press(key)
+                await until(pilot, lambda: isinstance(talk.app.focused, Input))
+                await until(pilot, lambda: "Geography" in talk.screen_text())
+            field = talk.app.focused
+            for keys, left in (
+                (["1", "2", "backspace", "3"], "13"),
+                (["1", "2", "left", "left", "9"], "912"),
+                (["1", *["backspace"] * 5, "1", "1"], "11"),
+                (["a", "b", "home", "delete", "c"], "cb"),
+            ):
+                field.value = ""
+                in_one_read(talk, keys)
+                await until(pilot, lambda field=field, left=left: field.value == left)
+                await pilot.pause()
+                assert field.value == left
+            while talk.app.screen is not talk.app._chat or isinstance(talk.app.focused, Input):
+                await pilot.press("escape")
+                await pilot.pause()
 
-    talk.play(story)
 
-
-def test_from_message_to_message_each_key_is_a_step(chat):
+async def test_each_key_is_a_step_and_each_list_is_opened_and_left_once(chat):
     talk = chat(*[["A reply."]] * 5)
 
-    async def story(pilot):
-        for number in range(5):
-            await talked(talk, pilot, f"prompt {number}")
+    def opened(kind):
+        return [type(screen) for screen in talk.app.screen_stack].count(kind)
+
+    async with talk.playing() as pilot:
+        await talked(talk, pilot, *(f"prompt {number}" for number in range(5)))
         in_one_read(talk, ["alt+up"] * 8)
         await until(pilot, lambda: isinstance(talk.app.focused, PromptView) and talk.app.focused.source == "prompt 1")
+        await pilot.press("escape", *"half")
+        in_one_read(talk, ["ctrl+r", "ctrl+r", "enter"])
+        await until(pilot, lambda: wording("search_in_what_was_said") in talk.screen_text())
+        await pilot.pause()
+        assert opened(ConversationsScreen) == 1
+        assert talk.prompts()[-1] == "prompt 4" and talk.typed == "half", "Enter right after it sends nothing"
+        await pilot.press("escape", "f7", "delete")
+        for opening in ("ctrl+r", "ctrl+o"):
+            await pilot.press(opening)
+            await until(pilot, lambda: talk.app.screen is not talk.app._chat)
+            await until(pilot, lambda: talk.app.screen.query_one(OptionList).option_count)
+            in_one_read(talk, ["enter"] * 2)  # the second would close the chat itself
+            await until(pilot, lambda: talk.app.screen is talk.app._chat)
+            await until(pilot, talk.idle)
+        await pilot.press("ctrl+p")
+        talk.app._chat.action_system()
+        await pilot.press("ctrl+p")
+        await until(pilot, lambda: "System prompt" in talk.screen_text())
+        assert opened(Palette) == 1
 
-    talk.play(story)
 
-
-def test_down_and_enter_choose_the_next_model(chat):
+async def test_down_and_enter_choose_the_next_model(chat):
     talk = chat()
     talk.models["demo"] = talk.engine
-
-    async def story(pilot):
+    async with talk.playing() as pilot:
         await pilot.press("ctrl+o")
         await until(pilot, lambda: "demo-draft" in talk.screen_text())
         talk.app.simulate_key("down")  # from the one that answers now, which is the first
         talk.app.simulate_key("enter")
         await until(pilot, lambda: "demo" in talk.loaded)
 
-    talk.play(story)
 
-
-def test_enter_right_behind_the_last_letter_resumes_what_was_looked_for(chat, monkeypatch):
+async def test_enter_right_behind_the_last_letter_resumes_what_was_looked_for(chat, monkeypatch):
     talk = chat(["The capital is Vienna."], ["A poem."])
     looked_for, found = [], threading.Event()
 
@@ -88,8 +104,7 @@ def test_enter_right_behind_the_last_letter_resumes_what_was_looked_for(chat, mo
         return real(history, words)
 
     monkeypatch.setattr(conversations, "_entries", entries)
-
-    async def story(pilot):
+    async with talk.playing() as pilot:
         for prompt in ("Geography", "Write"):
             await talked(talk, pilot, prompt)
             await pilot.press("ctrl+n")
@@ -101,60 +116,9 @@ def test_enter_right_behind_the_last_letter_resumes_what_was_looked_for(chat, mo
         talk.app.simulate_key("enter")
         await until(pilot, lambda: talk.prompts() == ["Geography"])
 
-    talk.play(story)
 
-
-def test_a_key_twice_opens_one_list_and_enter_right_behind_it_sends_nothing(chat):
-    talk = chat(["A reply."])
-
-    async def story(pilot):
-        await talked(talk, pilot, "Geography")
-        await pilot.press(*"half")
-        for key in ("ctrl+r", "ctrl+r", "enter"):
-            talk.app.post_message(Key(key, None))
-        await until(pilot, lambda: wording("search_in_what_was_said") in talk.screen_text())
-        await pilot.pause()
-        assert [type(screen) for screen in talk.app.screen_stack].count(ConversationsScreen) == 1
-        assert talk.prompts() == ["Geography"] and talk.typed == "half"
-
-    talk.play(story)
-
-
-def test_the_palette_is_not_opened_again_below_something_else(chat):
-    talk = chat()
-
-    async def story(pilot):
-        await pilot.press("ctrl+p")
-        talk.app._chat.action_system()
-        await pilot.press("ctrl+p")
-        await until(pilot, lambda: "System prompt" in talk.screen_text())
-        assert [type(screen) for screen in talk.app.screen_stack].count(Palette) == 1
-
-    talk.play(story)
-
-
-@pytest.mark.parametrize("opening", ["ctrl+r", "ctrl+o"])
-def test_enter_twice_chooses_once(chat, opening):
-    """The second would close the chat itself."""
-    talk = chat(["A reply."])
-
-    async def story(pilot):
-        await talked(talk, pilot, "Geography")
-        await pilot.press(opening)
-        await until(pilot, lambda: "Geography" in talk.screen_text() and talk.app.screen is not talk.app._chat)
-        await until(pilot, lambda: talk.app.screen.query_one(OptionList).option_count)
-        for _ in range(2):
-            talk.app.post_message(Key("enter", None))
-        await until(pilot, lambda: talk.app.screen is talk.app._chat)
-        await until(pilot, talk.idle)
-
-    talk.play(story)
-
-
-def test_the_palette_takes_keys_before_it_is_drawn(chat):
-    talk = chat()
-
-    async def story(pilot):
+async def test_the_palette_takes_keys_before_it_is_drawn(chat):
+    async with chat().opened() as (talk, pilot):
         await pilot.press("ctrl+p", *"new conv")
         options = talk.app.screen.query_one(OptionList)
         await until(
@@ -167,15 +131,12 @@ def test_the_palette_takes_keys_before_it_is_drawn(chat):
             talk.app.post_message(Key("enter", None))
         await until(pilot, lambda: talk.app.screen is talk.app._chat)
 
-    talk.play(story)
 
-
-def test_letters_that_arrive_when_the_palette_is_closed_begin_no_search(chat, monkeypatch):
+async def test_letters_that_arrive_when_the_palette_is_closed_begin_no_search(chat, monkeypatch):
     """It would show what it finds in a list that is going, and end the chat."""
     talk = chat()
     searched: list[str] = []
-
-    async def story(pilot):
+    async with talk.playing() as pilot:
         await pilot.press("ctrl+p")
         palette = talk.app.screen
         await until(pilot, lambda: palette.query_one(OptionList).option_count)
@@ -183,15 +144,11 @@ def test_letters_that_arrive_when_the_palette_is_closed_begin_no_search(chat, mo
         palette.dismiss()
         palette.post_message(Input.Changed(palette.query_one(Input), "cop"))
         await until(pilot, lambda: not palette.is_attached)
-
-    talk.play(story)
     assert not searched
 
 
-def test_a_click_on_what_has_just_gone_is_none(chat, monkeypatch):
-    talk = chat()
-
-    async def story(pilot):
+async def test_a_click_on_what_has_just_gone_is_none(chat, monkeypatch):
+    async with chat().opened() as (talk, pilot):
         screen = talk.app._chat
         await screen._conversation.tell("Something of no importance.")
         await until(pilot, lambda: "no importance" in talk.screen_text())
@@ -203,21 +160,17 @@ def test_a_click_on_what_has_just_gone_is_none(chat, monkeypatch):
         await pilot.pause()
         assert screen.selections == {}
 
-    talk.play(story)
 
-
-def test_the_palette_is_closed_before_it_is_there(chat, monkeypatch):
+async def test_the_palette_is_closed_before_it_is_there(chat, monkeypatch):
     talk, compose = chat(), Palette._compose
 
     async def slowly(palette):
         await asyncio.sleep(0.05)
         await compose(palette)
 
-    async def story(pilot):
+    async with talk.playing() as pilot:
         monkeypatch.setattr(Palette, "_compose", slowly)
         talk.app.action_command_palette()
         talk.app.screen.dismiss()
         await until(pilot, lambda: talk.app.screen is talk.app._chat)
         await asyncio.sleep(0.1)
-
-    talk.play(story)

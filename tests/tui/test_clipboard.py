@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pyperclip
 import pytest
+from each import each
 from golden import wording
 from tui.scripted_engine import until
 
@@ -55,7 +56,7 @@ def test_both_take_it(tmux):
     assert clipboard.copied("x", None) == "Copied to the clipboard and tmux's buffer."
 
 
-@pytest.mark.parametrize("trouble", [FileNotFoundError(), subprocess.TimeoutExpired("tmux", 2)])
+@each("trouble", [FileNotFoundError(), subprocess.TimeoutExpired("tmux", 2)])
 def test_a_tmux_that_fails_is_not_believed(no_desktop, monkeypatch, trouble):
     monkeypatch.setenv("TMUX", "there")
 
@@ -102,12 +103,8 @@ def test_a_file_that_cannot_be_written_is_not_named(no_desktop, tmp_path):
     assert str(tmp_path) not in clipboard.copied("x", tmp_path / "file" / "below")
 
 
-def test_where_nothing_is_selected_nothing_takes_the_place_of_what_was_copied(chat, clipboard):
-    talk = chat()
-
-    async def story(pilot):
+async def test_where_nothing_is_selected_nothing_takes_the_place_of_what_was_copied(chat, clipboard):
+    async with chat().opened() as (_talk, pilot):
         await pilot.press("ctrl+r", "ctrl+x", *"found", "shift+home", "ctrl+x")
         await until(pilot, lambda: clipboard)
         assert clipboard == ["found"]
-
-    talk.play(story)

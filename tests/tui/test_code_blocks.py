@@ -3,7 +3,7 @@
 from each import each
 from golden import wording
 from textual.events import Key
-from tui.scripted_engine import say, talked, until
+from tui.scripted_engine import talked, until
 
 from localspec_tui.code_blocks import CodeBlock, CodeCopies, code_blocks
 from localspec_tui.reply_markdown import ReplyMarkdown
@@ -35,56 +35,30 @@ def test_the_last_first_then_the_one_before_round_and_round():
     assert copies.next("none") is None
 
 
-def test_alt_c_copies_code_of_the_last_reply_or_of_the_message_in_focus(chat, clipboard):
-    talk = chat([TWO], ["```\nlater\n```"])
-
-    async def story(pilot):
-        await say(pilot, "one")
-        await until(pilot, talk.idle)
-        await say(pilot, "two")
-        await until(pilot, talk.idle)
+async def test_alt_c_copies_code_of_the_last_reply_or_of_the_message_in_focus(chat, clipboard):
+    async with chat([TWO], ["```\nlater\n```"]).opened() as (talk, pilot):
+        await talked(talk, pilot, "one")
+        await talked(talk, pilot, "two")
         await pilot.press("alt+c")
         await until(pilot, lambda: clipboard == ["later"] and "Copied to the clipboard." in talk.screen_text())
         await pilot.press("alt+up", "alt+up", "alt+up", "alt+c")
         await until(pilot, lambda: clipboard[1:] == ["ls -l\nrm x"])
         await until(pilot, lambda: "sh, block 2 of 2" in talk.screen_text())
-        await pilot.press("alt+c")
+        talk.app.post_message(Key("alt+c", "c"))  # as most terminals send it
         await until(pilot, lambda: clipboard[2:] == ["print(1)\n\tx = 2"])
-
-    talk.play(story)
-
-
-def test_alt_c_as_most_terminals_send_it(chat, clipboard):
-    talk = chat([TWO], ["```\nlater\n```"])
-
-    async def story(pilot):
-        for prompt in ("one", "two"):
-            await say(pilot, prompt)
-            await until(pilot, talk.idle)
-        await pilot.press("alt+up", "alt+up", "alt+up")
-        talk.app.post_message(Key("alt+c", "c"))
-        await until(pilot, lambda: clipboard == ["ls -l\nrm x"])
         talk.app.post_message(Key("alt+x", "x"))  # which means nothing
         await until(pilot, lambda: talk.typed == "x")
 
-    talk.play(story)
 
-
-def test_where_there_is_no_code_it_is_said(chat, clipboard):
-    talk = chat(["None."])
-
-    async def story(pilot):
+async def test_where_there_is_no_code_it_is_said(chat, clipboard):
+    async with chat(["None."]).opened() as (talk, pilot):
         await pilot.press("alt+c")
         await until(pilot, lambda: wording("there_code_copy_here") in talk.screen_text())
-
-    talk.play(story)
     assert clipboard == []
 
 
-def test_a_click_on_copy_copies_the_code_below_it(chat, clipboard):
-    talk = chat(["Two:\n\n```sh\nls -l\n```\n\nor\n\n```\nfirst [red]\nsecond\n```\n"])
-
-    async def story(pilot):
+async def test_a_click_on_copy_copies_the_code_below_it(chat, clipboard):
+    async with chat(["Two:\n\n```sh\nls -l\n```\n\nor\n\n```\nfirst [red]\nsecond\n```\n"]).opened() as (talk, pilot):
         await talked(talk, pilot, "How?")
         reply = talk.app.query_one(ReplyMarkdown)
         column = reply.size.width - 4
@@ -96,5 +70,3 @@ def test_a_click_on_copy_copies_the_code_below_it(chat, clipboard):
         await pilot.click(reply, offset=(4, first))
         await pilot.pause()
         assert len(clipboard) == 2, "beside the word"
-
-    talk.play(story)

@@ -3,10 +3,9 @@
 import threading
 import time
 
-import pytest
 from golden import wording
 from textual.widgets import OptionList
-from tui.scripted_engine import say, until
+from tui.scripted_engine import say, talked, until
 
 from localspec.chat.commands import COMMANDS
 from localspec.chat.completion import Entry
@@ -21,10 +20,8 @@ def offered(talk):
     return [str(option.prompt) for option in shown.options] if shown.display else []
 
 
-def test_a_slash_shows_the_commands_and_tab_completes(chat):
-    talk = chat()
-
-    async def story(pilot):
+async def test_a_slash_shows_the_commands_and_tab_completes(chat):
+    async with chat().opened() as (talk, pilot):
         await pilot.press("/")
         await until(pilot, lambda: len(offered(talk)) == len(COMMANDS))
         assert wording("let_another_model_answer") in talk.screen_text()
@@ -38,13 +35,9 @@ def test_a_slash_shows_the_commands_and_tab_completes(chat):
         await pilot.press(*["backspace"] * 7, *"/sy", "tab")  # as fast as one can
         assert talk.typed == "/system "
 
-    talk.play(story)
 
-
-def test_arrow_keys_choose_and_enter_takes_what_was_chosen(chat):
-    talk = chat()
-
-    async def story(pilot):
+async def test_arrow_keys_choose_and_enter_takes_what_was_chosen(chat):
+    async with chat().opened() as (talk, pilot):
         await pilot.press("/", "down", "down", "up", "up")
         await until(pilot, lambda: talk.app.query_one(Suggestions).highlighted == len(COMMANDS) - 1)
         await pilot.press("down", "down", "down", "enter")
@@ -52,13 +45,9 @@ def test_arrow_keys_choose_and_enter_takes_what_was_chosen(chat):
         await pilot.press("enter")  # complete without a name
         await until(pilot, lambda: isinstance(talk.app.screen, ModelsScreen))
 
-    talk.play(story)
 
-
-def test_enter_completes_what_is_no_command_yet_and_obeys_what_is_one(chat):
-    talk = chat(["One."])
-
-    async def story(pilot):
+async def test_enter_completes_what_is_no_command_yet_and_obeys_what_is_one(chat):
+    async with chat(["One."]).opened() as (talk, pilot):
         await say(pilot, "first")
         await until(pilot, lambda: talk.replies() == ["One."] and talk.idle())
         await say(pilot, "/ne")
@@ -66,14 +55,10 @@ def test_enter_completes_what_is_no_command_yet_and_obeys_what_is_one(chat):
         await pilot.press("enter")
         await until(pilot, lambda: talk.prompts() == [])
 
-    talk.play(story)
 
-
-def test_escape_closes_it_and_stops_nothing(chat):
+async def test_escape_closes_it_and_stops_nothing(chat):
     gate = threading.Event()
-    talk = chat(["It goes", gate, " on."])
-
-    async def story(pilot):
+    async with chat(["It goes", gate, " on."]).opened() as (talk, pilot):
         await say(pilot, "hello")
         await until(pilot, lambda: talk.replies() == ["It goes"])
         await pilot.press("/")
@@ -87,41 +72,25 @@ def test_escape_closes_it_and_stops_nothing(chat):
         assert talk.typed == "/new"
         gate.set()
         await until(pilot, talk.idle)
-
-    talk.play(story)
     assert talk.kept() == [("hello", "It goes on.", "stop")]
 
 
-@pytest.mark.parametrize("text", ["//", "//new", "a /"])
-def test_nothing_opens_for_text(chat, text):
-    talk = chat()
-
-    async def story(pilot):
-        await pilot.press(*text)
-        await pilot.pause(0.05)
-        assert offered(talk) == []
-
-    talk.play(story)
-
-
-def test_earlier_prompts_open_nothing(chat):
-    talk = chat()
-
-    async def story(pilot):
+async def test_text_and_earlier_prompts_open_nothing(chat):
+    async with chat().opened() as (talk, pilot):
+        for text in ("//", "//new", "a /"):
+            await pilot.press(*text)
+            await pilot.pause(0.05)
+            assert offered(talk) == []
+            await pilot.press("f7", "delete")
         await say(pilot, "/set seed 4")
         await say(pilot, "/set seed 5")
         await pilot.press("up", "up")
         assert talk.typed == "/set seed 4" and offered(talk) == []
 
-    talk.play(story)
 
-
-def test_conversations_are_offered_by_their_titles(chat):
-    talk = chat(["One."], ["Two."])
-
-    async def story(pilot):
-        await say(pilot, "sorting")
-        await until(pilot, talk.idle)
+async def test_conversations_are_offered_by_their_titles(chat):
+    async with chat(["One."], ["Two."]).opened() as (talk, pilot):
+        await talked(talk, pilot, "sorting")
         await say(pilot, "/new")
         await until(pilot, lambda: talk.prompts() == [])
         await say(pilot, "foxes")
@@ -133,98 +102,54 @@ def test_conversations_are_offered_by_their_titles(chat):
         await pilot.press("tab", "enter")
         await until(pilot, lambda: talk.replies() == ["One."])
 
-    talk.play(story)
 
-
-def test_a_slow_disk_holds_no_key_up(chat, monkeypatch):
+async def test_a_slow_disk_holds_no_key_up_and_tab_waits_a_moment_for_it(chat, monkeypatch):
     gate = threading.Event()
     monkeypatch.setattr("localspec_tui.screens.chat.look_up", lambda need, history: gate.wait(20) and [])
-    talk = chat()
-
-    async def story(pilot):
+    async with chat().opened() as (talk, pilot):
         await pilot.press(*"/model ", *"abc")
         assert talk.typed == "/model abc"
+        await pilot.press("f7", *"@hos", "tab", "x")
+        assert talk.typed == "@hosx" and isinstance(talk.app.focused, Prompt)
         gate.set()
+        await pilot.press("f7", "delete")
 
-    talk.play(story)
+        def slowly(need, history):
+            time.sleep(0.05)
+            return [Entry("hostile.txt", "")]
+
+        monkeypatch.setattr("localspec_tui.screens.chat.look_up", slowly)
+        await pilot.press(*"@hos", "tab", "x")  # as fast as one can
+        assert talk.typed == "@hostile.txt x"
+        assert isinstance(talk.app.focused, Prompt)
 
 
-def test_a_click_completes(chat):
-    talk = chat()
-
-    async def story(pilot):
+async def test_a_click_completes(chat):
+    async with chat().opened() as (talk, pilot):
         await pilot.press("/")
         await until(pilot, lambda: offered(talk))
         await pilot.click(Suggestions, offset=(3, 3))
         await until(pilot, lambda: talk.typed == "/system ")
         assert isinstance(talk.app.focused, Prompt)
 
-    talk.play(story)
 
-
-def test_tab_goes_to_the_messages_where_there_is_nothing_to_complete(chat):
-    talk = chat(["One."])
-
-    async def story(pilot):
-        await say(pilot, "hello")
-        await until(pilot, talk.idle)
-        await pilot.press("tab")
-        assert not isinstance(talk.app.focused, Prompt | OptionList)
-
-    talk.play(story)
-
-
-def test_tab_waits_for_the_list_that_is_being_read(chat, monkeypatch):
-    talk = chat()
-
-    def slowly(need, history):
-        time.sleep(0.05)
-        return [Entry("hostile.txt", "")]
-
-    monkeypatch.setattr("localspec_tui.screens.chat.look_up", slowly)
-
-    async def story(pilot):
-        await pilot.press(*"@hos", "tab", "x")  # as fast as one can
-        assert talk.typed == "@hostile.txt x"
-        assert isinstance(talk.app.focused, Prompt)
-
-    talk.play(story)
-
-
-def test_tab_asks_for_the_list_of_what_was_put_there(chat, monkeypatch):
+async def test_tab_asks_for_the_list_of_what_was_put_there(chat, monkeypatch):
     talk = chat()
     monkeypatch.setattr("localspec_tui.screens.chat.look_up", lambda need, history: [Entry("hostile.txt", "")])
-
-    async def story(pilot):
+    async with talk.playing() as pilot:
         talk.app.query_one(Prompt).put("@hos")  # as an earlier prompt, which opens nothing
         await pilot.pause()
         assert offered(talk) == []
         await pilot.press("tab")
         assert talk.typed == "@hostile.txt "
 
-    talk.play(story)
 
-
-def test_a_list_that_never_comes_keeps_no_key(chat, monkeypatch):
-    talk, gate = chat(), threading.Event()
-    monkeypatch.setattr("localspec_tui.screens.chat.look_up", lambda need, history: gate.wait(20) and [])
-
-    async def story(pilot):
-        await pilot.press(*"@hos", "tab", "x")
-        assert talk.typed == "@hosx" and isinstance(talk.app.focused, Prompt)
-        gate.set()
-
-    talk.play(story)
-
-
-@pytest.mark.parametrize("text", ["/te", "@no-such-file"])
-def test_tab_stays_in_a_command_or_a_path_that_nothing_completes(chat, text):
-    talk = chat(["One."])
-
-    async def story(pilot):
-        await say(pilot, "hello")
-        await until(pilot, talk.idle)
-        await pilot.press(*text, "tab")
-        assert talk.typed == text and isinstance(talk.app.focused, Prompt)
-
-    talk.play(story)
+async def test_tab_stays_in_a_command_or_a_path_that_nothing_completes(chat):
+    async with chat(["One."]).opened() as (talk, pilot):
+        await talked(talk, pilot, "hello")
+        for text in ("/te", "@no-such-file"):
+            await pilot.press(*text, "tab")
+            assert talk.typed == text and isinstance(talk.app.focused, Prompt)
+            await pilot.press("f7", "delete")
+        await pilot.press("tab")
+        assert not isinstance(talk.app.focused, Prompt | OptionList), "there is nothing to complete"

@@ -5,59 +5,25 @@ from dataclasses import replace
 
 import pytest
 from golden import wording
-from slow_cases import cases
-from tui.scripted_engine import ScriptedChat, say, statistics, until
+from tui.scripted_engine import say, statistics, talked, until
 
 from localspec.events import Done
-from localspec.store.history import History
 from localspec.store.store import Store
 from localspec_tui.widgets.conversation_view import ConversationView
 from localspec_tui.widgets.mounted_turns import BATCH, MOUNTED
-
-
-@pytest.fixture
-def long(chat, tmp_path):
-    """long(turns, script, …): a chat that goes on with a kept conversation of so many turns."""
-
-    def make(turns: int, *scripts) -> ScriptedChat:
-        talk = chat(*scripts)
-        with Store.open(talk.database, print) as store:
-            _fill(store.history, turns)
-        talk.resumed = 1
-        return talk
-
-    return make
-
-
-def _fill(history: History, turns: int) -> None:
-    conversation = None
-    for number in range(turns):
-        conversation, turn = history.say(conversation, f"prompt {number}", model="scripted", system=None)
-        history.write(turn, f"reply {number}\n\nsecond paragraph", "stop")
 
 
 def numbers(talk) -> list[int]:
     return [int(prompt.split()[1]) for prompt in talk.prompts()]
 
 
-def test_only_the_newest_turns_are_mounted(long):
-    talk = long(30)
-
-    async def story(pilot):
-        await until(pilot, lambda: len(talk.prompts()) == MOUNTED)
-        assert numbers(talk) == list(range(30 - MOUNTED, 30))
-        assert talk.replies()[-1] == "reply 29\n\nsecond paragraph"
-        assert "prompt 29" in talk.screen_text()
-
-    talk.play(story, size=(80, 24))
-
-
-def test_scrolling_to_the_top_brings_older_ones_and_keeps_the_place(long):
-    talk = long(30)
-
-    async def story(pilot):
+async def test_scrolling_to_the_top_brings_older_ones_and_keeps_the_place(long):
+    async with long(30, {}).opened(size=(80, 24)) as (talk, pilot):
         view = talk.app.query_one(ConversationView)
         await until(pilot, lambda: len(talk.prompts()) == MOUNTED and view.max_scroll_y > 0)
+        assert numbers(talk) == list(range(30 - MOUNTED, 30)), "only the newest turns are mounted"
+        assert talk.replies()[-1] == "reply 29\n\nand *more*"
+        assert "prompt 29" in talk.screen_text()
         view.scroll_home(animate=False)
         await until(pilot, lambda: len(talk.prompts()) == MOUNTED + BATCH)
         assert numbers(talk) == list(range(30 - MOUNTED - BATCH, 30))
@@ -71,33 +37,23 @@ def test_scrolling_to_the_top_brings_older_ones_and_keeps_the_place(long):
         await until(pilot, lambda: view.scroll_y == 0)
         assert numbers(talk) == list(range(30))
 
-    talk.play(story, size=(80, 24))
 
-
-@pytest.mark.parametrize("height", [24, 100], ids=["scrolled", "all in sight"])
-@pytest.mark.parametrize("key", cases(["pageup", "alt+up"], ["pageup"]))
-def test_keys_bring_older_ones_too(long, key, height):
-    talk = long(14)
-
-    async def story(pilot):
+@pytest.mark.parametrize(("key", "height"), [("pageup", 24), ("alt+up", 100)], ids=["scrolled", "all in sight"])
+async def test_keys_bring_older_ones_too(long, key, height):
+    async with long(14, {}).opened(size=(80, height)) as (talk, pilot):
         await until(pilot, lambda: len(talk.prompts()) == MOUNTED)
         for _ in range(22):
             await pilot.press(key)
         await until(pilot, lambda: numbers(talk) == list(range(14)))
 
-    talk.play(story, size=(80, height))
 
-
-def test_older_ones_leave_the_screen_when_the_conversation_goes_on(long):
-    talk = long(30, ["One."], ["Two."])
-
-    async def story(pilot):
+async def test_older_ones_leave_the_screen_when_the_conversation_goes_on(long):
+    async with long(30, {}, ["One."], ["Two."]).opened(size=(80, 24)) as (talk, pilot):
         view = talk.app.query_one(ConversationView)
         await until(pilot, lambda: len(talk.prompts()) == MOUNTED and view.max_scroll_y > 0)
         view.scroll_home(animate=False)
         await until(pilot, lambda: len(talk.prompts()) == MOUNTED + BATCH)
-        await say(pilot, "prompt 30")
-        await until(pilot, talk.idle)
+        await talked(talk, pilot, "prompt 30")
         assert numbers(talk) == list(range(31 - MOUNTED, 31))
         assert len(view.children) == 2 * MOUNTED
         view.scroll_home(animate=False)
@@ -105,54 +61,33 @@ def test_older_ones_leave_the_screen_when_the_conversation_goes_on(long):
         assert talk.replies()[-1] == "One."
         assert numbers(talk) == list(range(31 - MOUNTED - BATCH, 31))
 
-    talk.play(story, size=(80, 24))
 
-
-def test_the_last_reply_is_found_where_it_is_not_mounted(long):
-    talk = long(3)
-
-    async def story(pilot):
-        view = talk.app.query_one(ConversationView)
-        await until(pilot, lambda: len(talk.prompts()) == 3)
-        assert view.last_reply == "reply 2\n\nsecond paragraph"
-
-    talk.play(story)
-
-
-def test_a_growing_reply_is_the_last_one(long):
+async def test_a_growing_reply_is_the_last_one(long):
     gate = threading.Event()
-    talk = long(3, [gate, "Growing", threading.Event()])
+    talk = long(3, {}, [gate, "Growing", threading.Event()])
     talk.engine.scripts[0][2] = over = threading.Event()
-
-    async def story(pilot):
+    async with talk.playing() as pilot:
         view = talk.app.query_one(ConversationView)
         await say(pilot, "prompt 3")
-        assert view.last_reply == "reply 2\n\nsecond paragraph"
+        assert view.last_reply == "reply 2\n\nand *more*"
         gate.set()
         await until(pilot, lambda: view.last_reply == "Growing")
         over.set()
         await until(pilot, talk.idle)
 
-    talk.play(story)
 
-
-def test_another_conversation_while_older_messages_come(long):
-    talk = long(30)
-
-    async def story(pilot):
+async def test_another_conversation_while_older_messages_come(long):
+    async with long(30, {}).opened(size=(80, 24)) as (talk, pilot):
         view = talk.app.query_one(ConversationView)
         await until(pilot, lambda: len(talk.prompts()) == MOUNTED and view.max_scroll_y > 0)
         view.scroll_home(animate=False)
         await pilot.press("ctrl+n")
         await until(pilot, lambda: talk.prompts() == [])
-        await say(pilot, "prompt 0")
-        await until(pilot, talk.idle)
+        await talked(talk, pilot, "prompt 0")
         assert numbers(talk) == [0]
 
-    talk.play(story, size=(80, 24))
 
-
-def test_a_line_stands_where_the_models_memory_begins_and_moves_with_it(chat):
+async def test_a_line_stands_where_the_models_memory_begins_and_moves_with_it(chat):
     def reply(dropped: int) -> list:
         return ["Yes.", Done("stop", replace(statistics(), dropped_turns=dropped))]
 
@@ -164,28 +99,23 @@ def test_a_line_stands_where_the_models_memory_begins_and_moves_with_it(chat):
         children = list(view.children)
         return [children[at + 1].source for at, one in enumerate(children) if "memory" in one.classes]
 
-    async def story(pilot):
+    async with talk.playing(size=(80, 40)) as pilot:
         for number, begins in enumerate(([], [], ["1"], ["2"])):
-            await say(pilot, str(number))
-            await until(pilot, talk.idle)
+            await talked(talk, pilot, str(number))
             await until(pilot, lambda begins=begins: above() == begins)
         assert wording("model_longer_reads_what_above") in talk.screen_text()
 
-    talk.play(story, size=(80, 40))
 
-
-def test_the_line_is_there_again_when_the_conversation_is_opened_again(long):
-    talk = long(30)
+async def test_the_line_is_there_again_when_the_conversation_is_opened_again(long):
+    talk = long(30, {})
     with Store.open(talk.database, print) as store:
         turn = store.history.read(1).turns[-1]
         store.history.write(turn.id, turn.reply, "stop", {"dropped_turns": 25})
 
-    async def story(pilot):
+    async with talk.playing(size=(80, 24)) as pilot:
         view = talk.app.query_one(ConversationView)
         await until(pilot, lambda: len(talk.prompts()) == MOUNTED)
         lines = list(view.query(".memory"))
         assert len(lines) == 1
         children = list(view.children)
         assert children[children.index(lines[0]) + 1].source == "prompt 25"
-
-    talk.play(story, size=(80, 24))

@@ -4,11 +4,10 @@ import os
 import sys
 import threading
 import time
-from pathlib import Path
 
 from golden import wording
 from textual.widgets import Input, OptionList
-from tui.scripted_engine import say, until
+from tui.scripted_engine import say, talked, until
 
 from localspec.chat.export import as_markdown
 from localspec.config import Settings
@@ -63,11 +62,10 @@ def told(talk, words):
     return lambda: not talk.app.screen.query_one(AskingLine).asking and words in " ".join(talk.screen_text().split())
 
 
-def test_ctrl_d_deletes_after_asking_and_the_list_stays_where_it_was(chat):
+async def test_ctrl_d_deletes_after_asking_and_the_list_stays_where_it_was(chat):
     talk = chat()
     keep(talk, *(f"talk {n}" for n in range(40)))
-
-    async def story(pilot):
+    async with talk.playing() as pilot:
         await open_list(pilot, talk, first="talk 39")
         await pilot.press(*["down"] * 30)
         top = talk.app.screen.query_one(OptionList).scroll_y
@@ -84,28 +82,11 @@ def test_ctrl_d_deletes_after_asking_and_the_list_stays_where_it_was(chat):
         await pilot.press("ctrl+d", "y")
         await until(pilot, lambda: len(listed(talk)) == 38)
         assert marked(talk) == "talk 7"
-
-    talk.play(story)
     assert len(titles(talk)) == 38 and not {"talk 9", "talk 8"} & {*titles(talk)}
     assert b"Said of talk 9." not in b"".join(file.read_bytes() for file in talk.database.parent.glob("localspec.db*"))
 
 
-def test_a_deletion_from_a_large_file_says_that_the_next_start_overwrites_it(chat, monkeypatch):
-    talk = chat()
-    keep(talk, "cats", "dogs")
-    monkeypatch.setattr(cleaning, "SMALL", 5)
-
-    async def story(pilot):
-        await open_list(pilot, talk, first="dogs")
-        await pilot.press("ctrl+d", "y")
-        await until(pilot, told(talk, wording("is_overwritten_at_the_next_start")))
-
-    talk.play(story)
-    assert titles(talk) == ["cats"]
-    assert b"Said of dogs." not in b"".join(file.read_bytes() for file in talk.database.parent.glob("localspec.db*"))
-
-
-def test_a_branch_that_is_given_a_title_is_listed_by_it(chat):
+async def test_a_branch_that_is_given_a_title_is_listed_by_it(chat):
     talk = chat()
     keep(talk, "cats")
     with Store.open(talk.database, print) as store:
@@ -114,25 +95,28 @@ def test_a_branch_that_is_given_a_title_is_listed_by_it(chat):
             store.history.say(number, "cats", model="/models/scripted", system=None)[1], "Meow.", "stop"
         )
 
-    async def story(pilot):
+    async with talk.playing() as pilot:
         await open_list(pilot, talk, first="cats · answered “Meow.”")
         assert listed(talk)[1].strip() == "└ answered “Said of cats.”"
         await pilot.press("down", "f2", "end", "!", "enter")
         await until(pilot, told(talk, "It is called “cats!”."))
         assert listed(talk)[1].strip() == "└ cats! · answered “Said of cats.”" and marked(talk) == listed(talk)[1]
 
-    talk.play(story)
 
-
-def test_the_last_one_of_a_search_is_deleted(chat):
+async def test_the_last_one_of_a_search_is_deleted(chat, monkeypatch):
     talk = chat()
     keep(talk, "cats", "dogs")
-
-    async def story(pilot):
+    with Store.open(talk.database, print) as store:
+        store.history.rename(1, "Purring")
+    monkeypatch.setattr(talk.thread.conversation, "has_phrases", lambda: True)
+    monkeypatch.setattr(cleaning, "SMALL", 5)
+    async with talk.playing() as pilot:
         await open_list(pilot, talk, first="dogs")
-        await pilot.press(*"cats")
-        await until(pilot, lambda: listed(talk) == ["cats"])
+        await pilot.press(*"purr")
+        await until(pilot, lambda: listed(talk) == ["Purring"])
         await pilot.press("ctrl+d", "y")
+        await until(pilot, told(talk, wording("phrases_learned_from_replies_stay")))
+        assert told(talk, wording("is_overwritten_at_the_next_start"))(), "it was in a large file"
         await until(pilot, lambda: listed(talk) == [])
         for key in ("ctrl+d", "f2", "ctrl+s"):  # of nothing
             talk.app.screen._tell("")
@@ -140,13 +124,17 @@ def test_the_last_one_of_a_search_is_deleted(chat):
             await until(pilot, told(talk, wording("no_conversation_is_chosen")))
         await pilot.press("enter")
         assert not talk.app.screen.query_one(AskingLine).asking
-        assert talk.app.screen.query_one(Input).value == "cats"
-
-    talk.play(story)
+        assert talk.app.screen.query_one(Input).value == "purr"
+        await pilot.press("ctrl+u")
+        await until(pilot, lambda: listed(talk) == ["dogs"])
+        await pilot.press("ctrl+d")
+        await until(pilot, asked(talk, "Delete"))
+        await pilot.press("ctrl+q")  # leaves all as it was
     assert titles(talk) == ["dogs"]
+    assert b"Said of cats." not in b"".join(file.read_bytes() for file in talk.database.parent.glob("localspec.db*"))
 
 
-def test_what_was_copied_goes_with_a_conversation_that_is_deleted(chat, tmp_path):
+async def test_what_was_copied_goes_with_a_conversation_that_is_deleted(chat, tmp_path):
     """It may be of that one; another name of the file has nothing of it left, either."""
     talk = chat()
     keep(talk, "cats", "dogs")
@@ -154,24 +142,20 @@ def test_what_was_copied_goes_with_a_conversation_that_is_deleted(chat, tmp_path
     copied.parent.mkdir(exist_ok=True)
     copied.write_text("Said of cats.")
     os.link(copied, other := copied.with_name("other"))
-
-    async def story(pilot):
+    async with talk.playing() as pilot:
         await open_list(pilot, talk, first="dogs")
         await pilot.press("ctrl+d", "n")
         assert copied.exists()
         await pilot.press("ctrl+d", "y")
         await until(pilot, told(talk, "Deleted 1 conversation."))
-
-    talk.play(story)
     assert not copied.exists() and b"cats" not in other.read_bytes()
 
 
-def test_the_open_conversation_is_deleted_and_another_one_begins(chat):
+async def test_the_open_conversation_is_deleted_and_another_one_begins(chat):
     gate = threading.Event()
     talk = chat(["Half", gate, "never"], ["Anew."])
     keep(talk, "before")
-
-    async def story(pilot):
+    async with talk.playing() as pilot:
         await until(pilot, talk.idle)
         await say(pilot, "secret zebra")
         await until(pilot, lambda: talk.replies() == ["Half"])
@@ -188,20 +172,16 @@ def test_the_open_conversation_is_deleted_and_another_one_begins(chat):
         assert "secret" not in talk.screen_text()
         await say(pilot, "something else")
         await until(pilot, lambda: talk.replies() == ["Anew."] and talk.idle())
-
-    talk.play(story)
     assert titles(talk) == ["something else", "before"]
     assert b"zebra" not in b"".join(file.read_bytes() for file in talk.database.parent.glob("localspec.db*"))
 
 
-def test_f2_renames_and_the_top_line_knows(chat):
+async def test_f2_renames_and_the_top_line_knows(chat):
     talk = chat(["One."])
     keep(talk, "before")
-
-    async def story(pilot):
+    async with talk.playing() as pilot:
         await until(pilot, talk.idle)
-        await say(pilot, "please tell me about the sea")
-        await until(pilot, talk.idle)
+        await talked(talk, pilot, "please tell me about the sea")
         await open_list(pilot, talk, first="The sea (open)")
         await pilot.press("f2")
         await until(pilot, asked(talk, wording("what_shall_it_be_called")))
@@ -224,48 +204,17 @@ def test_f2_renames_and_the_top_line_knows(chat):
         await pilot.press("down", "enter")
         await until(pilot, lambda: talk.prompts() == ["before"] and isinstance(talk.app.screen, ChatScreen))
         assert "Earlier" in talk.screen_text().splitlines()[0]  # a conversation that is resumed has its own title
-
-    talk.play(story)
     assert titles(talk) == ["The sea", "Earlier"]
 
 
-def test_what_was_renamed_is_found_by_its_name(chat):
-    talk = chat()
-    keep(talk, "cats", "dogs")
-    with Store.open(talk.database, print) as store:
-        store.history.rename(1, "Purring")
-
-    async def story(pilot):
-        await open_list(pilot, talk, first="dogs")
-        await pilot.press(*"purr")
-        await until(pilot, lambda: listed(talk) == ["Purring"])
-
-    talk.play(story)
-
-
-def test_a_conversation_deleted_elsewhere_cannot_be_renamed(chat):
-    talk = chat()
-    keep(talk, "gone")
-
-    async def story(pilot):
-        await open_list(pilot, talk, first="gone")
-        talk.app._chat.conversations.history.remove([1])
-        await pilot.press("f2")
-        await until(pilot, asked(talk, "What shall"))
-        await pilot.press(*"x", "enter")
-        await until(pilot, told(talk, "There is no conversation 1 here"))
-
-    talk.play(story)
-
-
-def test_ctrl_s_exports_what_the_command_exports_and_overwrites_nothing(chat, tmp_path, monkeypatch):
-    (tmp_path / "here").mkdir()
-    monkeypatch.chdir(tmp_path / "here")
-    Path("cats-dogs.md").write_text("mine")
+async def test_ctrl_s_exports_what_the_command_exports_and_overwrites_nothing(chat, tmp_path, monkeypatch):
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    (here / "cats-dogs.md").write_text("mine")
     talk = chat()
     keep(talk, "Cats & dogs")
-
-    async def story(pilot):
+    async with talk.playing(size=(140, 30)) as pilot:
         await open_list(pilot, talk, first="Cats & dogs")
         await pilot.press("ctrl+s")
         await until(pilot, asked(talk, "cats-dogs-2.md"))
@@ -277,22 +226,19 @@ def test_ctrl_s_exports_what_the_command_exports_and_overwrites_nothing(chat, tm
         await pilot.press("enter")
         await until(pilot, told(talk, "It is in"))
         assert "cats-dogs-2.md" in "".join(talk.screen_text().split())
-
-    talk.play(story, size=(140, 30))
-    assert Path("cats-dogs.md").read_text() == "mine"
+    assert (here / "cats-dogs.md").read_text() == "mine"
     with Store.open(talk.database, print) as store:  # what `history export` prints
-        assert Path("cats-dogs-2.md").read_text("utf-8") == as_markdown(store.history.read(1)) + "\n"
+        assert (here / "cats-dogs-2.md").read_text("utf-8") == as_markdown(store.history.read(1)) + "\n"
     if sys.platform != "win32":
-        assert Path("cats-dogs-2.md").stat().st_mode & 0o777 == 0o600
+        assert (here / "cats-dogs-2.md").stat().st_mode & 0o777 == 0o600
 
 
-def test_f8_deletes_what_is_older_after_the_count_and_never_the_open_one(chat):
+async def test_f8_deletes_what_is_older_after_the_count_and_never_the_open_one(chat):
     talk = chat()
     keep(talk, "ancient", "old", days=40)
     keep(talk, "of late", days=3)
     talk.resumed = 2
-
-    async def story(pilot):
+    async with talk.playing() as pilot:
         await open_list(pilot, talk, first="of late")
         await pilot.press("f8")
         await until(pilot, asked(talk, "30d"))
@@ -309,18 +255,13 @@ def test_f8_deletes_what_is_older_after_the_count_and_never_the_open_one(chat):
         await pilot.press("y")
         await until(pilot, told(talk, "Deleted 1 conversation."))
         assert listed(talk) == ["of late", "old (open)"] and marked(talk) == "of late"
-
-    talk.play(story)
     assert titles(talk) == ["of late", "old"]
 
 
-def test_branches_say_of_what(chat):
-    talk = chat(["One."], ["Two."])
-
-    async def story(pilot):
+async def test_branches_say_of_what(chat):
+    async with chat(["One."], ["Two."]).opened() as (talk, pilot):
         await until(pilot, talk.idle)
-        await say(pilot, "first")
-        await until(pilot, talk.idle)
+        await talked(talk, pilot, "first")
         await pilot.press("f5")
         await until(pilot, lambda: talk.replies() == ["Two."] and talk.idle())
         await open_list(pilot, talk, first="first · answered “Two.” (open)")
@@ -330,34 +271,35 @@ def test_branches_say_of_what(chat):
         await pilot.press("ctrl+d", "y")
         await until(pilot, lambda: listed(talk) == ["first · answered “One.”"])
 
-    talk.play(story)
 
-
-def test_what_cannot_be_done_is_told(chat, monkeypatch):
+async def test_what_cannot_be_done_is_told(chat, monkeypatch):
     talk = chat()
     keep(talk, "one", "two")
-
-    async def story(pilot):
+    async with talk.playing() as pilot:
         await open_list(pilot, talk, first="two")
         history = talk.app._chat.conversations.history
 
         def refuse(*_):
             raise StoreTrouble("The disk is [full].")
 
-        for name in ("remove", "rename", "unused_since", "read"):
-            monkeypatch.setattr(history, name, refuse)
-        for keys in (("ctrl+d", "y"), ("f2", "x", "enter"), ("f8", "enter"), ("ctrl+s", "enter")):
-            talk.app.screen._tell("")
-            await pilot.press(keys[0])
-            await until(pilot, lambda: talk.app.screen.query_one(AskingLine).asking)
-            await pilot.press(*keys[1:])
-            await until(pilot, told(talk, "The disk is [full]."))
+        with monkeypatch.context() as full:
+            for name in ("remove", "rename", "unused_since", "read"):
+                full.setattr(history, name, refuse)
+            for keys in (("ctrl+d", "y"), ("f2", "x", "enter"), ("f8", "enter"), ("ctrl+s", "enter")):
+                talk.app.screen._tell("")
+                await pilot.press(keys[0])
+                await until(pilot, lambda: talk.app.screen.query_one(AskingLine).asking)
+                await pilot.press(*keys[1:])
+                await until(pilot, told(talk, "The disk is [full]."))
         assert listed(talk) == ["two", "one"]
+        history.remove([2])  # elsewhere
+        await pilot.press("f2")
+        await until(pilot, asked(talk, "What shall"))
+        await pilot.press(*"x", "enter")
+        await until(pilot, told(talk, "There is no conversation 2 here"))
 
-    talk.play(story)
 
-
-def test_a_database_that_another_process_holds_is_told_and_looked_at_again(chat, monkeypatch):
+async def test_a_database_that_another_process_holds_is_told_and_looked_at_again(chat, monkeypatch):
     talk, held = chat(), threading.Event()
     keep(talk, "one", "two")
 
@@ -368,101 +310,56 @@ def test_a_database_that_another_process_holds_is_told_and_looked_at_again(chat,
 
     monkeypatch.setattr(conversations, "_entries", entries)
     monkeypatch.setattr(conversations, "RETRY", 0.05)
-
-    async def story(pilot):
+    async with talk.playing() as pilot:
         await pilot.press("ctrl+r")
         await until(pilot, lambda: "It was in use by another process. Trying again …" in talk.screen_text())
         held.set()
         await until(pilot, lambda: listed(talk) == ["two", "one"] and "Trying" not in talk.screen_text())
 
-    talk.play(story)
 
-
-def test_what_could_not_be_opened_is_not_said_to_be_nothing(chat):
+async def test_what_could_not_be_opened_is_not_said_to_be_nothing(chat):
     talk = chat()
     talk.database.mkdir()
-
-    async def story(pilot):
+    async with talk.playing() as pilot:
         await pilot.press("ctrl+r")
         await until(pilot, lambda: wording("could_opened_when_chat_began") in talk.screen_text())
 
-    talk.play(story)
 
-
-def test_leaving_while_something_is_asked_leaves_all_as_it_was(chat):
-    talk = chat()
-    keep(talk, "one")
-
-    async def story(pilot):
-        await open_list(pilot, talk, first="one")
-        await pilot.press("ctrl+d")
-        await until(pilot, asked(talk, "Delete"))
-        await pilot.press("ctrl+q")
-
-    talk.play(story)
-    assert titles(talk) == ["one"]
-
-
-def test_a_title_of_a_conversation_that_is_not_kept_is_resumed_too(chat):
+async def test_a_title_of_a_conversation_that_is_not_kept_is_resumed_too(chat):
     talk = chat(settings=Settings(log=False))
     keep(talk, "about fish")
     with Store.open(talk.database, print) as store:
         store.history.rename(1, "Fish")
     talk.resumed = 1
-
-    async def story(pilot):
+    async with talk.playing() as pilot:
         await until(pilot, lambda: talk.prompts() == ["about fish"])
         assert "Fish" in talk.screen_text().splitlines()[0]
 
-    talk.play(story)
 
-
-def test_where_there_are_more_than_are_listed_it_is_said(chat, monkeypatch):
+async def test_where_there_are_more_than_are_listed_it_is_said(chat, monkeypatch):
     monkeypatch.setattr(conversations, "LISTED", 3)
     talk = chat()
     keep(talk, "one", "two", "three", "four")
-
-    async def story(pilot):
+    async with talk.playing() as pilot:
         await open_list(pilot, talk, first="four")
         assert listed(talk) == ["four", "three", "two"] and wording("older_ones_found_searching") in talk.screen_text()
         await pilot.press(*"one")
         await until(pilot, lambda: listed(talk) == ["one"])
         assert "Older ones" not in talk.screen_text()
 
-    talk.play(story)
 
-
-def test_the_key_that_deletes_phrases_is_named(chat, monkeypatch):
-    talk = chat()
-    keep(talk, "Geography")
-    monkeypatch.setattr(talk.thread.conversation, "has_phrases", lambda: True)
-
-    async def story(pilot):
-        await open_list(pilot, talk, first="Geography")
-        await pilot.press("ctrl+d")
-        await until(pilot, asked(talk, "for good?"))
-        await pilot.press("y")
-        await until(pilot, told(talk, wording("phrases_learned_from_replies_stay")))
-
-    talk.play(story)
-
-
-def test_conversations_of_pipes_are_listed_after_a_search_only_and_marked(chat):
+async def test_conversations_of_pipes_are_listed_after_a_search_only_and_marked(chat):
     talk = chat()
     keep(talk, "geography")
     keep(talk, "history", source="run")
     keep(talk, "fish", source="pipe")
-
-    async def story(pilot):
+    async with talk.playing() as pilot:
         await open_list(pilot, talk, first="history")
         assert listed(talk) == ["history", "geography"]
         await pilot.press(*"fish")
         await until(pilot, lambda: listed(talk) == ["fish (piped)"])
         await pilot.press("enter")  # whoever goes on with it makes it a chat
         await until(pilot, lambda: isinstance(talk.app.screen, ChatScreen))
-        await say(pilot, "and I")
-        await until(pilot, talk.idle)
+        await talked(talk, pilot, "and I")
         await open_list(pilot, talk, first="fish (open)")
         assert listed(talk) == ["fish (open)", "history", "geography"]
-
-    talk.play(story)

@@ -72,13 +72,12 @@ async def begin(talk, pilot) -> None:
     await until(pilot, back(talk))
 
 
-def test_one_goes_on_chatting_while_a_model_comes(chat, hub, home):
+async def test_one_goes_on_chatting_while_a_model_comes(chat, hub, home):
     gate = threading.Event()
     talk = chat(["Half", gate, " said."], ["Again."])
     talk.models["mine"] = mine = ScriptedEngine(["I am mine."])
     hub.hold = HALF
-
-    async def story(pilot):
+    async with talk.playing(SIZE) as pilot:
         await say(pilot, "first")
         await until(pilot, lambda: talk.replies() == ["Half"])
         await pilot.press("ctrl+o", *"mine")
@@ -100,16 +99,13 @@ def test_one_goes_on_chatting_while_a_model_comes(chat, hub, home):
         assert "↓ mine" not in words(talk) and talk.loaded == ["scripted"], "it is not switched to by itself"
         await say(pilot, "/model mine")
         await until(pilot, lambda: talk.loaded == ["scripted", "mine"] and talk.idle())
-
-    talk.play(story, SIZE)
     assert mine.asked == [] and resolve("mine").here and stray(home) == []
 
 
-def test_a_download_is_given_up_midway_and_gone_on_with(chat, hub, home):
+async def test_a_download_is_given_up_midway_and_gone_on_with(chat, hub, home):
     talk = chat()
     hub.hold = HALF
-
-    async def story(pilot):
+    async with talk.playing(SIZE) as pilot:
         await begin(talk, pilot)
         await until(pilot, hub.waiting.is_set)
         await pilot.press("ctrl+o")
@@ -124,8 +120,6 @@ def test_a_download_is_given_up_midway_and_gone_on_with(chat, hub, home):
         hub.requests.clear()
         await begin(talk, pilot)
         await until(pilot, lambda: "mine is here" in words(talk))
-
-    talk.play(story, SIZE)
     assert fetched(hub) == [WEIGHTS] and resolve("mine").here and stray(home) == []
 
 
@@ -142,22 +136,18 @@ def test_who_leaves_during_a_download_waits_for_nothing(chat, hub, home):
     assert not hub.go.is_set() and nothing_is_half_installed(home)
 
 
-def test_who_says_no_has_fetched_nothing(chat, hub, home):
-    talk = chat()
-
-    async def story(pilot):
+async def test_who_says_no_has_fetched_nothing(chat, hub, home):
+    async with chat().opened(SIZE) as (talk, pilot):
         await say(pilot, "/model mine")
         await until(pilot, asked(talk))
         await pilot.press("escape")
         await until(pilot, back(talk))
         await until(pilot, lambda: talk.app._chat.download.ended == 1)
         assert "mine" not in words(talk)
-
-    talk.play(story, SIZE)
     assert WEIGHTS not in fetched(hub) and nothing_is_half_installed(home)
 
 
-def test_one_agrees_to_what_is_known_and_one_download_comes_at_a_time(chat, hub):
+async def test_one_agrees_to_what_is_known_and_one_download_comes_at_a_time(chat, hub):
     talk, answered = chat(), threading.Event()
     hub.hold = HALF
 
@@ -165,8 +155,7 @@ def test_one_agrees_to_what_is_known_and_one_download_comes_at_a_time(chat, hub)
         answered.wait(PATIENCE)
 
     hub.answer = wait
-
-    async def story(pilot):
+    async with talk.playing(SIZE) as pilot:
         await say(pilot, "/model org/name")
         await until(pilot, lambda: wording("asking_hub_what_holds") in words(talk))
         await pilot.press("enter", "enter")
@@ -182,23 +171,18 @@ def test_one_agrees_to_what_is_known_and_one_download_comes_at_a_time(chat, hub)
         hub.go.set()
         await until(pilot, lambda: "org/name is here: /model org/name lets it answer." in words(talk))
 
-    talk.play(story, SIZE)
 
-
-def test_a_server_that_dies_costs_the_download_and_nothing_else(chat, hub, home, monkeypatch):
+async def test_a_server_that_dies_costs_the_download_and_nothing_else(chat, hub, home, monkeypatch):
     monkeypatch.setattr("huggingface_hub.file_download.time", SimpleNamespace(sleep=lambda seconds: None))
     talk = chat(["Still here."])
     hub.die_after = HALF
-
-    async def story(pilot):
+    async with talk.playing(SIZE) as pilot:
         await begin(talk, pilot)
         await until(pilot, lambda: f"{hub.endpoint} cannot be reached" in words(talk) or "broke off" in words(talk))
         assert wording("mine_was_not_fetched") in words(talk)
         assert wording("from_beginning_later_pull") in words(talk) and "↓" not in words(talk)
         await say(pilot, "Hello?")
         await until(pilot, lambda: talk.replies() == ["Still here."])
-
-    talk.play(story, SIZE)
     assert nothing_is_half_installed(home)
 
 
@@ -227,11 +211,10 @@ def full(hub: Hub, repo: Repository, monkeypatch: pytest.MonkeyPatch) -> None:
         (full, wording("n976_6_kib_free_disk")),
     ],
 )
-def test_what_cannot_be_fetched_is_one_sentence(chat, hub, home, repo, monkeypatch, trouble, sentence):
+async def test_what_cannot_be_fetched_is_one_sentence(chat, hub, home, repo, monkeypatch, trouble, sentence):
     talk = chat(["Still here."])
     trouble(hub, repo, monkeypatch)
-
-    async def story(pilot):
+    async with talk.playing(SIZE) as pilot:
         await say(pilot, "/model mine")
         await until(pilot, lambda: sentence.format(hub.endpoint + "/org/name") in words(talk))
         assert wording("mine_was_not_fetched") in words(talk)
@@ -239,26 +222,20 @@ def test_what_cannot_be_fetched_is_one_sentence(chat, hub, home, repo, monkeypat
         assert words(talk).count("✗") == 1
         await say(pilot, "Hello?")
         await until(pilot, lambda: talk.replies() == ["Still here."])
-
-    talk.play(story, SIZE)
     assert WEIGHTS not in fetched(hub) and nothing_is_half_installed(home)
 
 
-def test_a_model_that_does_not_fit_may_be_fetched_by_who_was_told(chat, hub, home, monkeypatch):
+async def test_a_model_that_does_not_fit_may_be_fetched_by_who_was_told(chat, hub, home, monkeypatch):
     monkeypatch.setattr("localspec.pulling.pull._memory", lambda *_: (False, "mine needs 9.0 GiB of memory"))
-    talk = chat()
-
-    async def story(pilot):
+    async with chat().opened(SIZE) as (talk, pilot):
         await say(pilot, "/model mine")
         await until(pilot, asked(talk))
         assert wording("may_run_here_mine_needs_9_0_gib") in words(talk)
         await pilot.press("enter")
         await until(pilot, lambda: "mine is here" in words(talk))
 
-    talk.play(story, SIZE)
 
-
-def test_what_is_made_of_it_is_told_and_can_be_given_up_too(chat, hub, home, monkeypatch):
+async def test_what_is_made_of_it_is_told_and_can_be_given_up_too(chat, hub, home, monkeypatch):
     """A drafter, or the packed form of a GGUF file: the bytes have come by then."""
     talk, gate = chat(), threading.Event()
 
@@ -269,8 +246,7 @@ def test_what_is_made_of_it_is_told_and_can_be_given_up_too(chat, hub, home, mon
         yield from ()
 
     monkeypatch.setattr("localspec.pulling.pull.convert_heads", made)
-
-    async def story(pilot):
+    async with talk.playing(SIZE) as pilot:
         await begin(talk, pilot)
         await until(pilot, lambda: "↓ mine · making a drafter of org/name …" in words(talk))
         await pilot.press("ctrl+o")
@@ -280,5 +256,3 @@ def test_what_is_made_of_it_is_told_and_can_be_given_up_too(chat, hub, home, mon
         gate.set()
         await until(pilot, lambda: "The download of mine was stopped." in words(talk))
         assert "mine is here" not in words(talk)
-
-    talk.play(story, SIZE)

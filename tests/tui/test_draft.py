@@ -30,11 +30,10 @@ def kept(talk):
         return [row[0] for row in store._database.read(lambda c: c.execute("SELECT text FROM draft").fetchall())]
 
 
-def test_what_waits_and_what_is_typed_survive_a_crash(chat, another_process):
+async def test_what_waits_and_what_is_typed_survive_a_crash(chat, another_process):
     gate = threading.Event()
     before = chat(["Half", gate, "."])
-
-    async def first(pilot):
+    async with before.playing() as pilot:
         await say(pilot, "asked")
         await until(pilot, lambda: before.replies() == ["Half"])
         await say(pilot, "waits")
@@ -42,21 +41,17 @@ def test_what_waits_and_what_is_typed_survive_a_crash(chat, another_process):
         await until(pilot, lambda: kept(before) == ["waits\n\nhalf\ntyped"])
         gate.set()
         await until(pilot, before.idle)
-
-    before.play(first)
     another_process()
     talk = chat()
     with Store.open(talk.database, pytest.fail) as store:
         store.drafts.keep("waits\n\nhalf\ntyped")
 
-    async def story(pilot):
+    async with talk.playing() as pilot:
         await until(pilot, lambda: talk.typed == "waits\n\nhalf\ntyped")
         assert wording("restored_your_unsent_draft") in talk.screen_text()
         await pilot.press("enter")
         await until(pilot, lambda: talk.prompts() == ["waits\n\nhalf\ntyped"] and talk.idle())
         await until(pilot, lambda: kept(talk) == [])
-
-    talk.play(story)
 
 
 @pytest.mark.parametrize("log", [True, False])
@@ -70,16 +65,14 @@ def test_it_is_kept_at_the_end_where_something_is_kept(chat, log):
     assert kept(talk) == (["half"] if log else [])
 
 
-def test_the_draft_of_another_window_stays_there(chat):
+async def test_the_draft_of_another_window_stays_there(chat):
     talk = chat()
     with Store.open(talk.database, pytest.fail) as store:
         store.drafts._owner = (psutil.Process().ppid(), psutil.Process(psutil.Process().ppid()).create_time())
         store.drafts.keep("theirs")
 
-    async def story(pilot):
+    async with talk.playing():
         assert talk.typed == ""
-
-    talk.play(story)
     assert kept(talk) == ["theirs"]
 
 
@@ -106,8 +99,7 @@ def test_what_was_typed_for_another_does_not_come_here_and_stays_there(chat):
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="no pseudo-terminals")
-@pytest.mark.parametrize("number", [pytest.param("SIGTERM", marks=pytest.mark.long), "SIGKILL"])
-def test_a_signal_loses_nothing(tmp_path, number):
+def test_a_kill_loses_nothing(tmp_path):
     from tui.terminal import scripted_chat
 
     terminal = scripted_chat(tmp_path, '[["Half", closed]]')
@@ -116,10 +108,9 @@ def test_a_signal_loses_nothing(tmp_path, number):
     terminal.shows("Half")
     terminal.send("waits\rhalf typed")
     terminal.shows("waits (esc takes back)", "half typed")
-    if number == "SIGKILL":  # what is kept is kept within a second
-        file = tmp_path / "data" / "localspec.db-wal"
-        terminal.until(lambda: b"half typed" in file.read_bytes())
-    os.kill(terminal.process.pid, getattr(signal, number))
+    file = tmp_path / "data" / "localspec.db-wal"  # what is kept is kept within a second
+    terminal.until(lambda: b"half typed" in file.read_bytes())
+    os.kill(terminal.process.pid, signal.SIGKILL)
     terminal.ends()
     again = scripted_chat(tmp_path, "[]", "-c")
     again.shows("waits", "half typed", wording("restored_your_unsent_draft"))
@@ -162,10 +153,8 @@ def test_a_draft_belongs_to_the_conversation_in_which_it_was_typed(chat, another
     talk.play(story)
 
 
-def test_a_draft_of_a_new_conversation_waits_for_the_next_new_one(chat):
-    talk = chat(["First."])
-
-    async def story(pilot):
+async def test_a_draft_of_a_new_conversation_waits_for_the_next_new_one(chat):
+    async with chat(["First."]).opened() as (talk, pilot):
         await talked(talk, pilot, "one")
         await pilot.press("ctrl+n")
         await until(pilot, lambda: talk.prompts() == [])
@@ -178,20 +167,14 @@ def test_a_draft_of_a_new_conversation_waits_for_the_next_new_one(chat):
         await pilot.press("ctrl+n")
         await until(pilot, lambda: talk.typed == "half" and talk.prompts() == [])
 
-    talk.play(story)
 
-
-def test_no_suggestion_goes_behind_a_restored_draft(chat, another_process):
+async def test_no_suggestion_goes_behind_a_restored_draft(chat, another_process):
     with Store.open(chat().database, pytest.fail) as store:
         store.drafts.keep("typed")
     another_process()
-    talk = chat()
-
-    async def story(pilot):
+    async with chat().opened() as (talk, pilot):
         await until(pilot, lambda: talk.typed == "typed")
         first = talk.app._chat._first
         assert first.display and first.starter("1") is None
         await pilot.press("f7", "delete", "ctrl+n")
         await until(pilot, lambda: talk.typed == "" and first.starter("1") is not None)
-
-    talk.play(story)

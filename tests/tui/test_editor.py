@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from each import each
 from golden import matching, wording
 from tui.scripted_engine import until
 
@@ -71,13 +72,13 @@ def test_bytes_that_are_no_text(command):
     assert edited("text", command("binary"), lambda: False) == "caf\ufffd"
 
 
-@pytest.mark.parametrize("named", [None, "", " "])
+@each("named", [None, "", " "])
 def test_none_named(named):
     with pytest.raises(UsageMistake, match=matching("set_visual_or_editor")):
         edited("text", named, lambda: False)
 
 
-@pytest.mark.parametrize("named", ["no-such-editor-here", "'unfinished"])
+@each("named", ["no-such-editor-here", "'unfinished"])
 def test_one_that_is_not_there(named):
     with pytest.raises(UsageMistake, match=matching("cannot_be_started")):
         edited("text", named, lambda: False)
@@ -112,12 +113,11 @@ def lent(monkeypatch):
 
 
 @pytest.mark.parametrize(("how", "typed"), [("write", "hello and more"), ("fail", "hello")])
-def test_ctrl_g(chat, lent, monkeypatch, command, how, typed):
+async def test_ctrl_g(chat, lent, monkeypatch, command, how, typed):
     monkeypatch.setenv("VISUAL", command(how))
     talk = chat(["Hi."])
     lent(talk)
-
-    async def story(pilot):
+    async with talk.playing() as pilot:
         await pilot.press(*"hello", "ctrl+g")
         await until(pilot, lambda: talk.typed == typed)
         if how == "fail":
@@ -125,11 +125,9 @@ def test_ctrl_g(chat, lent, monkeypatch, command, how, typed):
         await pilot.press("!", "enter")
         await until(pilot, lambda: talk.prompts() == [typed + "!"] and talk.idle())
 
-    talk.play(story)
-
 
 @posix
-def test_ctrl_c_before_the_editor_has_the_terminal_ends_nothing(chat, monkeypatch, command):
+async def test_ctrl_c_before_the_editor_has_the_terminal_ends_nothing(chat, monkeypatch, command):
     monkeypatch.setenv("VISUAL", command("write"))
     talk = chat()
 
@@ -140,35 +138,24 @@ def test_ctrl_c_before_the_editor_has_the_terminal_ends_nothing(chat, monkeypatc
         os.kill(os.getpid(), signal.SIGINT)
 
     monkeypatch.setattr(talk.app, "suspend", suspend)
-
-    async def story(pilot):
+    async with talk.playing() as pilot:
         await pilot.press(*"hello", "ctrl+g")
         await until(pilot, lambda: talk.typed == "hello and more")
 
-    talk.play(story)
 
-
-def test_without_an_editor_it_is_said(chat, monkeypatch):
+async def test_without_an_editor_it_is_said(chat, monkeypatch):
     for name in ("VISUAL", "EDITOR"):
         monkeypatch.delenv(name, raising=False)
-    talk = chat()
-
-    async def story(pilot):
+    async with chat().opened() as (talk, pilot):
         await pilot.press(*"hello", "ctrl+g")
         await until(pilot, lambda: wording("no_editor_is_named") in talk.screen_text())
         assert talk.typed == "hello"
 
-    talk.play(story)
 
-
-def test_a_terminal_that_cannot_be_lent(chat, monkeypatch):
+async def test_a_terminal_that_cannot_be_lent(chat, monkeypatch):
     monkeypatch.setenv("VISUAL", "anything")
     monkeypatch.setattr(editor, "edited", lambda *_: pytest.fail("it was lent"))
-    talk = chat()
-
-    async def story(pilot):
+    async with chat().opened() as (talk, pilot):
         await pilot.press(*"hello", "ctrl+g")
         await until(pilot, lambda: "cannot be lent" in talk.screen_text())
         assert talk.typed == "hello"
-
-    talk.play(story)

@@ -19,8 +19,20 @@ def talk(chat) -> ScriptedChat:
     return chat()
 
 
+def heard(kind):
+    """Return a function for messages, those that came, and a semaphore that counts those of this kind."""
+    seen, came = [], threading.Semaphore(0)
+
+    def post(message):
+        seen.append(message)
+        if isinstance(message, kind):
+            came.release()
+
+    return post, seen, came
+
+
 def test_closed_while_a_model_loads_it_ends_at_the_next_stage(talk):
-    reached, gate, went_on = threading.Event(), threading.Event(), []
+    reached, gate, told, went_on = threading.Event(), threading.Event(), [], []
 
     def load(notice, progress):
         reached.set()
@@ -28,7 +40,6 @@ def test_closed_while_a_model_loads_it_ends_at_the_next_stage(talk):
         progress("the next stage")
         went_on.append(1)
 
-    told = []
     talk.models["scripted"] = [load, talk.engine]
     talk.thread.begin(told.append)
     assert reached.wait(PATIENCE)
@@ -40,16 +51,10 @@ def test_closed_while_a_model_loads_it_ends_at_the_next_stage(talk):
 
 
 def test_what_opening_announces_is_shown_meanwhile_and_stays_in_the_conversation(talk):
-    posted, loaded = [], threading.Event()
-
-    def post(message):
-        posted.append(message)
-        if isinstance(message, messages.ModelLoaded):
-            loaded.set()
-
+    post, posted, loaded = heard(messages.ModelLoaded)
     talk.notices.append("A large store is rewritten.")
     talk.thread.begin(post)
-    assert loaded.wait(PATIENCE)
+    assert loaded.acquire(timeout=PATIENCE)
     stages = [message.stage for message in posted if isinstance(message, messages.StageReached)]
     kinds = [type(message) for message in posted]
     assert stages[0] == "A large store is rewritten"
@@ -63,14 +68,10 @@ def test_closed_before_it_was_begun_it_never_begins(talk):
 
 
 def test_a_model_that_goes_leaves_no_memory_behind_though_it_was_to_stay(talk):
-    loaded = threading.Semaphore(0)
-
-    def post(message):
-        if isinstance(message, messages.ModelLoaded):
-            loaded.release()
-
+    post, posted, loaded = heard(messages.ModelLoaded)
     talk.thread.begin(post)
     assert loaded.acquire(timeout=PATIENCE)
+    posted.clear()
     gone, talk.engine.session.engine = weakref.ref(talk.engine), talk.engine  # they name each other
     gc.freeze()
     talk.models, talk.engine = {"other": ScriptedEngine()}, None
@@ -94,16 +95,10 @@ def test_a_screen_that_is_gone_is_no_trouble(talk):
 
 
 def test_what_it_should_not_meet_ends_it_and_closes_the_store(talk):
-    told, failed = [], threading.Event()
-
-    def post(message):
-        told.append(message)
-        if isinstance(message, messages.ThreadFailed):
-            failed.set()
-
+    post, told, failed = heard(messages.ThreadFailed)
     talk.models["scripted"] = [ZeroDivisionError()]
     talk.thread.begin(post)
-    assert failed.wait(PATIENCE)
+    assert failed.acquire(timeout=PATIENCE)
     assert isinstance(told[-1].error, ZeroDivisionError)
     assert talk.thread.close(PATIENCE)
     with pytest.raises(Exception, match="closed"):
@@ -126,53 +121,39 @@ def test_jobs_behind_the_end_are_not_done(talk):
 
 
 def test_a_prompt_without_a_model_is_given_back(talk):
-    ended, got = threading.Event(), []
-
-    def post(message):
-        if isinstance(message, messages.ReplyEnded):
-            got.append(message)
-            ended.set()
-
+    post, told, ended = heard(messages.ReplyEnded)
     talk.models["scripted"] = [LocalspecError("It does not load.")]
     talk.thread.begin(post)
     talk.thread.ask(Written("Anybody?"))
-    assert ended.wait(PATIENCE)
-    assert (got[0].prompt, got[0].turn, got[0].trouble) == ("Anybody?", None, None)
+    assert ended.acquire(timeout=PATIENCE)
+    got = next(message for message in told if isinstance(message, messages.ReplyEnded))
+    assert (got.prompt, got.turn, got.trouble) == ("Anybody?", None, None)
     assert talk.thread.close(PATIENCE)
 
 
-def test_what_keys_ask_for_before_the_chat_is_open_waits_for_it(chat):
+async def test_what_keys_ask_for_before_the_chat_is_open_waits_for_it(chat):
     talk = chat(["Well."])
     talk.thread.do(talk.thread.conversation.start_new)
     talk.app._chat._outbox.to_be_shown += 1
-
-    async def story(pilot):
+    async with talk.playing() as pilot:
         await talked(talk, pilot, "Hi")
         assert talk.replies() == ["Well."]
 
-    talk.play(story)
 
-
-def test_nothing_is_done_where_the_chat_cannot_be_opened(chat):
+async def test_nothing_is_done_where_the_chat_cannot_be_opened(chat):
     talk = chat()
     talk.opening_error = LocalspecError("It is broken.")
     talk.thread.do(talk.thread.conversation.start_new)
-
-    async def story(pilot):
+    async with talk.playing(ready=False) as pilot:
         await until(pilot, lambda: talk.app.failure is not None)
-
-    talk.play(story, ready=False)
     assert str(talk.app.failure) == "It is broken."
 
 
-def test_what_is_told_while_one_leaves_is_no_failure(chat):
+async def test_what_is_told_while_one_leaves_is_no_failure(chat):
     """It finds no place any more."""
     talk = chat()
-
-    async def story(pilot):
+    async with talk.playing():
         talk.app.exit()
         talk.app._chat.post_message(messages.Noticed("Too late."))
         await asyncio.sleep(0.05)
-
-    talk.play(story)
     assert talk.app.failure is None

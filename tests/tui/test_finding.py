@@ -9,7 +9,6 @@ from textual import events
 from textual.widgets import Input
 from tui.scripted_engine import say, talked, until
 
-from localspec.store.store import Store
 from localspec_tui.block_view import BlockView
 from localspec_tui.widgets.conversation_view import ConversationView
 from localspec_tui.widgets.find_line import FindLine
@@ -18,23 +17,6 @@ from localspec_tui.widgets.mounted_turns import AROUND, BATCH, MOUNTED
 from localspec_tui.widgets.prompt import Prompt
 
 SMALL = (60, 20)
-
-
-@pytest.fixture
-def long(chat):
-    """long(turns, {number: reply}, script, …): a chat that goes on with a kept conversation of so many turns."""
-
-    def make(turns, replies, *scripts):
-        talk = chat(*scripts)
-        conversation = None
-        with Store.open(talk.database, print) as store:
-            for number in range(turns):
-                conversation, turn = store.history.say(conversation, f"prompt {number}", model="scripted", system=None)
-                store.history.write(turn, replies.get(number, f"reply {number}\n\nand *more*"), "stop")
-        talk.resumed = conversation
-        return talk
-
-    return make
 
 
 def view(talk):
@@ -68,12 +50,10 @@ async def find_the_needle(pilot, talk):
     await until(pilot, lambda: which(talk) == "1 of 1" and marked(talk)[0] and "needle" in talk.screen_text())
 
 
-@pytest.mark.parametrize("size", [SMALL, (120, 40)])
-@pytest.mark.parametrize("how", ["key", "slash"])
-def test_the_newest_is_shown_first_and_keys_go_on(long, size, how):
+@pytest.mark.parametrize(("how", "size"), [("key", SMALL), ("slash", (120, 40))])
+async def test_the_newest_is_shown_first_and_keys_go_on(long, size, how):
     talk = long(40, {2: "A *rare* one.", 20: "Rare, too.\n\n" + "line\n\n" * 40 + "`rarely`", 39: "the rarest"})
-
-    async def story(pilot):
+    async with talk.playing(size=size) as pilot:
         await shown(pilot, talk)
         before = talk.screen_text()
         if how == "key":
@@ -97,10 +77,8 @@ def test_the_newest_is_shown_first_and_keys_go_on(long, size, how):
         assert numbers(talk) == list(range(40 - MOUNTED, 40)) and marked(talk) == ([], None)
         assert talk.app.focused is talk.app._chat.query_one(Prompt)
 
-    talk.play(story, size=size)
 
-
-def test_every_occurrence_is_marked_and_counted(long):
+async def test_every_occurrence_is_marked_and_counted(long):
     talk = long(2, {0: "A fox.\n\n```\nfox = fox\n```\n\nThe *Fox* ends.", 1: "No animal."})
 
     def underlined():
@@ -109,7 +87,7 @@ def test_every_occurrence_is_marked_and_counted(long):
     def row():
         return next(iter(talk.app.screen.selections.values())).start.x if talk.app.screen.selections else None
 
-    async def story(pilot):
+    async with talk.playing() as pilot:
         await until(pilot, lambda: len(talk.prompts()) == 2)
         await say(pilot, "/find fox")
         await until(pilot, lambda: which(talk) == "1 of 4" and underlined() == 4)
@@ -122,25 +100,9 @@ def test_every_occurrence_is_marked_and_counted(long):
         await pilot.press("escape")
         await until(pilot, lambda: underlined() == 0 and not talk.app.screen.selections)
 
-    talk.play(story)
 
-
-def test_a_word_far_down_in_a_long_reply_is_in_sight(long):
-    talk = long(3, {0: "line\n\n" * 60 + "```\nfirst\nsecond needle\n```\n" + "\n\nline" * 60})
-
-    async def story(pilot):
-        await until(pilot, lambda: len(talk.prompts()) == 3)
-        await say(pilot, "/find needle")
-        await until(pilot, lambda: "second needle" in talk.screen_text())
-        assert marked(talk)[1] == "needle"
-
-    talk.play(story, size=SMALL)
-
-
-def test_what_is_not_there_is_told_and_an_empty_search_tells_nothing(long):
-    talk = long(12, {})
-
-    async def story(pilot):
+async def test_what_is_not_there_is_told_and_an_empty_search_tells_nothing(long):
+    async with long(12, {4: "needle"}).opened() as (talk, pilot):
         await shown(pilot, talk)
         await pilot.press("ctrl+f", *"nowhere")
         await until(pilot, lambda: which(talk) == "not found")
@@ -151,39 +113,33 @@ def test_what_is_not_there_is_told_and_an_empty_search_tells_nothing(long):
         assert talk.app.focused.selected_text == "nowhere", "the words of the last time, which the next ones replace"
         await pilot.press("backspace", "enter")
         await until(pilot, lambda: which(talk) == "")
-
-    talk.play(story)
-
-
-def test_before_anything_was_said_there_is_nothing_to_find(chat):
-    talk = chat()
-
-    async def story(pilot):
+        await pilot.press(*"needle")
+        await until(pilot, lambda: which(talk) == "1 of 1")
+        for message in (events.AppBlur(), events.AppFocus()):  # another window of the terminal
+            talk.app.post_message(message)
+            await pilot.pause()
+        assert which(talk) == "1 of 1" and isinstance(talk.app.focused, Input)
+        await pilot.press("ctrl+n")
+        await until(pilot, lambda: talk.prompts() == [] and which(talk) == "")
+        await pilot.press(*"hi")
+        assert talk.typed == "hi"
         await pilot.press("ctrl+f")
         await until(pilot, lambda: wording("nothing_was_said_yet") in talk.screen_text())
         assert talk.app.focused is talk.app._chat.query_one(Prompt)
 
-    talk.play(story)
 
-
-def test_what_is_typed_behind_the_key_at_once_is_looked_for_and_what_is_sent_before_it_is_said(long):
-    talk = long(12, {4: "needle"}, ["Well."])
-
-    async def story(pilot):
+async def test_what_is_typed_behind_the_key_at_once_is_looked_for_and_what_is_sent_before_it_is_said(long):
+    async with long(12, {4: "needle"}, ["Well."]).opened() as (talk, pilot):
         await shown(pilot, talk)
         for key in (*"hi", "enter", "ctrl+f", *"needle", "enter"):
             talk.app.post_message(events.Key(key, key if len(key) == 1 else None))
         await until(pilot, lambda: which(talk) == "1 of 1")
         await until(pilot, lambda: talk.idle() and talk.typed == "" and talk.prompts()[-1] == "hi")
-
-    talk.play(story)
     assert [asked[-1]["content"] for asked in talk.engine.asked] == ["hi"]
 
 
-def test_few_are_mounted_and_what_is_between_comes_when_one_reads_on(long):
-    talk = long(200, {100: "needle"})
-
-    async def story(pilot):
+async def test_few_are_mounted_and_what_is_between_comes_when_one_reads_on(long):
+    async with long(200, {100: "needle"}).opened(size=(80, 40)) as (talk, pilot):
         await shown(pilot, talk)
         await say(pilot, "/find needle")
         await until(pilot, lambda: which(talk) == "1 of 1" and 100 in numbers(talk))
@@ -199,53 +155,38 @@ def test_few_are_mounted_and_what_is_between_comes_when_one_reads_on(long):
         await until(pilot, lambda: view(talk).is_vertical_scroll_end)
         assert numbers(talk) == list(range(first, 200))
 
-    talk.play(story, size=(80, 40))
 
-
-def test_the_end_of_the_conversation_is_one_key_away(long):
-    talk = long(60, {10: "needle"})
-
-    async def story(pilot):
-        await shown(pilot, talk)
-        before = talk.screen_text()
-        await find_the_needle(pilot, talk)
-        await pilot.press("alt+up", "ctrl+end", "escape")
-        await until(pilot, lambda: talk.screen_text() == before and numbers(talk) == list(range(50, 60)))
-
-    talk.play(story)
-
-
-@pytest.mark.parametrize("far", [False, True])
-def test_escape_goes_back_to_where_one_read(long, far):
+async def test_escape_goes_back_to_where_one_read(long):
     """What is mounted above and below may be other turns than before, as the scroll bar shows."""
     talk = long(60, {3: "needle", 30: "thread", 55: "thimble"})
 
     def text():
         return [line[:-3] for line in talk.screen_text().split("\n")]
 
-    async def story(pilot):
+    async with talk.playing(size=(80, 24)) as pilot:
         await shown(pilot, talk)
-        if far:
-            await say(pilot, "/find thread")
-            await until(pilot, lambda: "thread" in talk.screen_text() and which(talk))
-            await pilot.press("alt+up", "pagedown", "escape")
-        else:
-            await pilot.press("pageup")
-        await pilot.pause()
-        before = text()
-        await pilot.press("ctrl+f", *"needle")
-        await until(pilot, lambda: which(talk) == "1 of 1" and "prompt 3 " in talk.screen_text())
-        await pilot.press("escape")
-        await until(pilot, lambda: text() == before)
+        end = talk.screen_text()
+        for far in (False, True):
+            if far:
+                await say(pilot, "/find thread")
+                await until(pilot, lambda: "thread" in talk.screen_text() and which(talk))
+                await pilot.press("alt+up", "pagedown", "escape")
+            else:
+                await pilot.press("pageup")
+            await pilot.pause()
+            before = text()
+            await pilot.press("ctrl+f", *"needle")
+            await until(pilot, lambda: which(talk) == "1 of 1" and "prompt 3 " in talk.screen_text())
+            await pilot.press("escape")
+            await until(pilot, lambda before=before: text() == before)
+        await pilot.press("alt+up", "ctrl+end", "escape")
+        await until(pilot, lambda: talk.screen_text() == end and numbers(talk) == list(range(50, 60)))
 
-    talk.play(story, size=(80, 24))
 
-
-def test_a_reply_that_comes_meanwhile_goes_on_and_is_found(long):
+async def test_a_reply_that_comes_meanwhile_goes_on_and_is_found(long):
     gate, more = threading.Event(), threading.Event()
     talk = long(40, {5: "needle"}, ["The nee", gate, "dle is", more, " here.\n\n" + "line\n\n" * 40])
-
-    async def story(pilot):
+    async with talk.playing(size=SMALL) as pilot:
         await shown(pilot, talk)
         await say(pilot, "Go")
         await until(pilot, lambda: talk.replies()[-1] == "The nee")
@@ -263,33 +204,11 @@ def test_a_reply_that_comes_meanwhile_goes_on_and_is_found(long):
         await pilot.press("escape")
         await until(pilot, lambda: view(talk).is_vertical_scroll_end)
         assert talk.replies()[-1].startswith("The needle is here.")
-
-    talk.play(story, size=SMALL)
     assert talk.kept()[-1][1].startswith("The needle is here.")
 
 
-def test_a_reply_is_stopped_by_the_second_escape(long):
-    gate = threading.Event()
-    talk = long(12, {}, ["Half", gate, "."])
-
-    async def story(pilot):
-        await shown(pilot, talk)
-        await say(pilot, "Go")
-        await until(pilot, lambda: talk.replies()[-1] == "Half")
-        await pilot.press("ctrl+f", "escape")
-        assert talk.live != "stopping"
-        await pilot.press("escape")
-        assert talk.live == "stopping"
-        gate.set()
-        await until(pilot, talk.idle)
-
-    talk.play(story)
-
-
-def test_keys_for_messages_are_about_what_was_found(long, clipboard):
-    talk = long(40, {5: "needle"})
-
-    async def story(pilot):
+async def test_keys_for_messages_are_about_what_was_found(long, clipboard):
+    async with long(40, {5: "needle"}).opened() as (talk, pilot):
         await shown(pilot, talk)
         await find_the_needle(pilot, talk)
         await pilot.press("ctrl+l")
@@ -299,14 +218,10 @@ def test_keys_for_messages_are_about_what_was_found(long, clipboard):
         await pilot.press("!", "enter")
         await until(pilot, lambda: talk.prompts() == [*(f"prompt {n}" for n in range(5)), "prompt 5!"] and talk.idle())
 
-    talk.play(story)
 
-
-def test_a_prompt_that_waits_is_asked_meanwhile(long):
+async def test_a_prompt_that_waits_is_asked_meanwhile(long):
     gate = threading.Event()
-    talk = long(40, {5: "needle"}, ["One", gate, "."], ["Two."])
-
-    async def story(pilot):
+    async with long(40, {5: "needle"}, ["One", gate, "."], ["Two."]).opened() as (talk, pilot):
         await shown(pilot, talk)
         await say(pilot, "first")
         await say(pilot, "second")
@@ -319,43 +234,9 @@ def test_a_prompt_that_waits_is_asked_meanwhile(long):
         await pilot.press("escape")
         await until(pilot, lambda: view(talk).is_vertical_scroll_end and talk.prompts()[-2:] == ["first", "second"])
 
-    talk.play(story)
 
-
-def test_another_conversation_ends_the_search(long):
-    talk = long(40, {5: "needle"})
-
-    async def story(pilot):
-        await shown(pilot, talk)
-        await find_the_needle(pilot, talk)
-        await pilot.press("ctrl+n")
-        await until(pilot, lambda: talk.prompts() == [] and which(talk) == "")
-        await pilot.press(*"hi")
-        assert talk.typed == "hi"
-
-    talk.play(story)
-
-
-def test_another_window_of_the_terminal_ends_no_search(long):
-    talk = long(12, {4: "needle"})
-
-    async def story(pilot):
-        await shown(pilot, talk)
-        await pilot.press("ctrl+f", *"needle")
-        await until(pilot, lambda: which(talk) == "1 of 1")
-        talk.app.post_message(events.AppBlur())
-        await pilot.pause()
-        talk.app.post_message(events.AppFocus())
-        await pilot.pause()
-        assert which(talk) == "1 of 1" and isinstance(talk.app.focused, Input)
-
-    talk.play(story)
-
-
-def test_a_click_on_the_prompt_stays_at_what_was_found(long):
-    talk = long(40, {5: "needle"})
-
-    async def story(pilot):
+async def test_a_click_on_the_prompt_stays_at_what_was_found(long):
+    async with long(40, {5: "needle"}).opened() as (talk, pilot):
         await shown(pilot, talk)
         await find_the_needle(pilot, talk)
         await pilot.click(Prompt)
@@ -365,42 +246,32 @@ def test_a_click_on_the_prompt_stays_at_what_was_found(long):
         await until(pilot, lambda: view(talk).is_vertical_scroll_end and talk.prompts()[-1] == "next")
         assert len(talk.prompts()) <= MOUNTED + 1
 
-    talk.play(story)
 
-
-@pytest.mark.parametrize("words", ["reply 5", "prompt 38"], ids=["far", "near"])
-def test_escape_gives_the_focus_back(long, words):
-    talk = long(40, {})
-
-    async def story(pilot):
+async def test_escape_gives_the_focus_back(long):
+    async with long(40, {}).opened() as (talk, pilot):
         await shown(pilot, talk)
         await pilot.press(*["alt+up"] * 8)
         read = talk.app.focused.source
-        await pilot.press("ctrl+f", *words)
-        await until(pilot, lambda: which(talk).startswith("1 of") and marked(talk)[0])
-        await pilot.press("up", "escape")
-        await until(pilot, lambda: isinstance(talk.app.focused, MessageView) and talk.app.focused.source == read)
+        for words in ("prompt 38", "reply 5"):  # near and far
+            await pilot.press("ctrl+f", "ctrl+u", *words)
+            await until(pilot, lambda: which(talk).startswith("1 of") and marked(talk)[0])
+            await pilot.press("up", "escape")
+            await until(pilot, lambda: isinstance(talk.app.focused, MessageView) and talk.app.focused.source == read)
         await pilot.press("f2")
         assert talk.typed == "prompt 36"
 
-    talk.play(story)
 
-
-@pytest.mark.parametrize("selected", ["proposed", "found", "by hand"])
-def test_ctrl_c_stops_a_reply_unless_one_has_selected_something(long, clipboard, selected):
+@pytest.mark.parametrize("selected", ["proposed", "by hand"])
+async def test_ctrl_c_stops_a_reply_unless_one_has_selected_something(long, clipboard, selected):
     gate = threading.Event()
-    talk = long(12, {4: "needle"}, ["Half", gate, "."])
-
-    async def story(pilot):
+    async with long(12, {4: "needle"}, ["Half", gate, "."]).opened() as (talk, pilot):
         await shown(pilot, talk)
         await say(pilot, "Go")
         await until(pilot, lambda: talk.replies()[-1] == "Half")
         await say(pilot, "/find needle")
         await until(pilot, lambda: which(talk) == "1 of 1" and marked(talk)[1] == "needle")
-        if selected != "proposed":
-            await pilot.press("end")
         if selected == "by hand":
-            await pilot.press("shift+home")
+            await pilot.press("end", "shift+home")
         await pilot.press("ctrl+c")
         await until(pilot, lambda: clipboard == ["needle"] if selected == "by hand" else talk.live == "stopping")
         assert (talk.live != "stopping") == bool(clipboard) == (selected == "by hand")
@@ -408,15 +279,12 @@ def test_ctrl_c_stops_a_reply_unless_one_has_selected_something(long, clipboard,
         await until(pilot, talk.idle)
         assert which(talk) == "1 of 1"
 
-    talk.play(story)
 
-
-def test_what_a_reply_says_meanwhile_is_found_without_a_key(long):
+async def test_what_a_reply_says_meanwhile_is_found_without_a_key(long):
     """Also while it grows; what is shown stays, and where nothing was found it is shown."""
     gates = [threading.Event() for _ in range(3)]
     talk = long(12, {5: "rare"}, ["A nee", gates[0], "dle", gates[1], " and a rare", gates[2], " one."])
-
-    async def story(pilot):
+    async with talk.playing() as pilot:
         await shown(pilot, talk)
         await say(pilot, "Go")
         await until(pilot, lambda: talk.replies()[-1] == "A nee")
@@ -431,16 +299,15 @@ def test_what_a_reply_says_meanwhile_is_found_without_a_key(long):
         assert marked(talk)[0] == ["rare"]
         await pilot.press("ctrl+u", *"one.")
         await until(pilot, lambda: which(talk) == "not found")
+        await pilot.press("escape")
+        assert talk.live != "stopping", "it would take a second Escape"
+        await pilot.press("ctrl+f")
         gates[2].set()
-        await until(pilot, lambda: talk.idle() and which(talk) == "1 of 1")
-
-    talk.play(story)
+        await until(pilot, lambda: talk.idle() and which(talk) in ("1 of 1", "1 found"))
 
 
-def test_the_words_of_the_last_time_are_counted_and_not_yet_shown(long):
-    talk = long(40, {5: "needle", 7: "needles"})
-
-    async def story(pilot):
+async def test_the_words_of_the_last_time_are_counted_and_not_yet_shown(long):
+    async with long(40, {5: "needle", 7: "needles"}).opened() as (talk, pilot):
         await shown(pilot, talk)
         before = talk.screen_text()
         await say(pilot, "/find needle")
@@ -453,14 +320,11 @@ def test_the_words_of_the_last_time_are_counted_and_not_yet_shown(long):
         await pilot.press("enter")
         await until(pilot, lambda: which(talk) == "1 of 2" and marked(talk)[0] == ["needles"])
 
-    talk.play(story)
-
 
 @pytest.mark.parametrize("sizes", [((60, 20), (120, 40)), ((120, 40), (60, 20))], ids=["larger", "smaller"])
-def test_what_was_found_is_in_sight_in_a_terminal_of_another_size(long, sizes):
+async def test_what_was_found_is_in_sight_in_a_terminal_of_another_size(long, sizes):
     talk = long(12, {number: "many words " * 60 + f"needle{number}" for number in range(12)})
-
-    async def story(pilot):
+    async with talk.playing(size=sizes[0]) as pilot:
         await shown(pilot, talk)
         await pilot.press("ctrl+f", *"needle8")
         await until(pilot, lambda: which(talk) == "1 of 1" and "needle8" in talk.screen_text())
@@ -471,36 +335,17 @@ def test_what_was_found_is_in_sight_in_a_terminal_of_another_size(long, sizes):
         await until(pilot, lambda: "needle8" in page.split("find needle8")[0])
         assert marked(talk)[1] == "needle8"
 
-    talk.play(story, size=sizes[0])
 
-
-@pytest.mark.parametrize("size", [(60, 20), (80, 24)])
-def test_a_toast_of_two_lines_leaves_what_was_found(long, size):
-    talk = long(40, {20: "reply\n\n" * 30})
-
-    async def story(pilot):
+async def test_accents_are_found_however_they_are_written(long):
+    talk = long(12, {4: normalize("NFC", "Große **Cafés**") + normalize("NFD", " Cafés")})
+    async with talk.playing() as pilot:
         await shown(pilot, talk)
-        await say(pilot, "/find prompt 20")
-        await until(pilot, lambda: which(talk) == "1 of 1" and "prompt 20" in talk.screen_text())
-        talk.app.notify(
-            "Sent to the terminal's clipboard. If nothing can be pasted, the text is in a file.", markup=False
-        )
-        await until(pilot, lambda: "pasted" in talk.screen_text())
-        assert "prompt 20" in talk.screen_text().split("find prompt")[0]
-
-    talk.play(story, size=size)
-
-
-@pytest.mark.parametrize("form", ["NFC", "NFD"])
-def test_accents_are_found_however_they_are_written(long, form):
-    other = {"NFC": "NFD", "NFD": "NFC"}[form]
-    talk = long(12, {4: normalize(form, "Große **Cafés** hier")})
-
-    async def story(pilot):
-        await shown(pilot, talk)
-        await say(pilot, "/find " + normalize(other, "CAFÉ"))
-        await until(pilot, lambda: which(talk) == "1 of 1" and marked(talk)[1] == normalize(form, "Café"))
+        for other in ("NFD", "NFC"):
+            await say(pilot, "/find " + normalize(other, "CAFÉ"))
+            await until(pilot, lambda: which(talk) == "1 of 2" and marked(talk)[1] == normalize("NFD", "Café"))
+            await pilot.press("down")
+            await until(pilot, lambda: which(talk) == "2 of 2" and marked(talk)[1] == normalize("NFC", "Café"))
+            await pilot.press("escape")
+        await pilot.press("ctrl+f")
         await pilot.press("ctrl+u", *"GROSSE")
         await until(pilot, lambda: which(talk) == "1 of 1" and marked(talk)[1] == "Große")
-
-    talk.play(story)

@@ -7,13 +7,12 @@ from pathlib import Path
 import pytest
 from golden import wording
 from textual.events import Paste
-from tui.scripted_engine import card, say, until
+from tui.scripted_engine import card, talked, until
 from tui.test_conversations import keep
 
 from localspec.chat.introduction import STARTERS
 from localspec.checkpoint import Checkpoint
 from localspec.config import Settings
-from localspec.errors import DoesNotFit
 from localspec.models.entries import Entry
 from localspec_tui.widgets.first_screen import FirstScreen
 from localspec_tui.widgets.prompt import Prompt
@@ -23,127 +22,85 @@ def shown(talk) -> bool:
     return bool(talk.app._chat.query_one(FirstScreen).display)
 
 
-def test_it_says_who_answers_and_how_well_and_what_is_kept(chat):
-    talk = chat()
+def starters(monkeypatch, *prompts) -> None:
+    """Let these be the prompts of the model that answers."""
+    entry = Entry("scripted", Path("/x"), starters=prompts)
+    monkeypatch.setattr("tui.scripted_engine.card", lambda name: replace(card(name), entry=entry))
 
-    async def story(pilot):
+
+async def test_it_says_who_answers_and_how_well_and_what_is_kept(chat):
+    talk = chat()
+    async with talk.playing(size=(98, 30)):
         text = talk.screen_text()
         assert "761 million parameters · fp32 · cpu" in text and "often wrong" in text
         assert all(starter in text for starter in STARTERS)
         assert f"alone(--no-logkeepsnothing),in{talk.database}" in "".join(text.split())  # wherever the path is broken
         assert "Last:" not in text
 
-    talk.play(story, size=(98, 30))
 
-
-def test_a_small_window_with_a_notice_cuts_no_more_than_the_path(chat, monkeypatch):
-    monkeypatch.setattr(Entry, "toy", True)
-    entry = Entry("scripted", Path("/x"), starters=("Who are you?", "What can you do?", "And what not?"))
-    monkeypatch.setattr("tui.scripted_engine.card", lambda name: replace(card(name), entry=entry))
+@pytest.mark.parametrize("notice", [True, False])
+async def test_a_small_window_cuts_no_more_than_the_path(chat, monkeypatch, notice):
+    starters(monkeypatch, "Who are you?", "What can you do?", "And what not?")
     talk = chat()
-    talk.notices = [wording("model_named_small_demo_model")]
-    keep(talk, "One question", days=1)
-
-    async def story(pilot):
+    if notice:
+        monkeypatch.setattr(Entry, "toy", True)
+        talk.notices = [wording("model_named_small_demo_model")]
+    keep(talk, "One question" if notice else "One question that is long enough to need a second line", days=1)
+    async with talk.playing(size=(60, 20)) as pilot:
         await until(pilot, lambda: "And what not?" in talk.screen_text())
         text = talk.screen_text()
         assert "Last: One question" in text and wording("no_log_keeps_nothing") in text
-
-    talk.play(story, size=(60, 20))
-
-
-def test_where_nothing_is_kept_it_says_so(chat):
-    talk = chat(settings=Settings(log=False))
-
-    async def story(pilot):
-        assert wording("nothing_is_kept") in talk.screen_text()
-
-    talk.play(story)
+        assert notice or f"in{talk.database}"[:20] in "".join(text.split()), "all of the window is used"
 
 
-def test_a_toy_is_called_a_toy_and_brings_its_own_prompts(chat, monkeypatch):
+async def test_a_toy_is_called_a_toy_and_brings_its_own_prompts(chat, monkeypatch):
     monkeypatch.setattr(Entry, "toy", True)
     talk = chat(["I am."])
-    entry = Entry("scripted", Path("/x"), starters=("Who are [you]?", "What else?"))
-    monkeypatch.setattr("tui.scripted_engine.card", lambda name: replace(card(name), entry=entry))
-
-    async def story(pilot):
+    starters(monkeypatch, "Who are [you]?", "What else?")
+    async with talk.playing() as pilot:
         assert "A toy" in talk.screen_text() and "Who are [you]?" in talk.screen_text()
         await pilot.press("3")
         assert talk.typed == "3", "there are only two"
-        await pilot.press("backspace", "1", "enter")
+        await pilot.press("backspace", "1")
+        assert talk.app.query_one(Prompt).selected_text == "Who are [you]?", "it is replaced by what is typed"
+        await pilot.press("enter")
         await until(pilot, talk.idle)
         assert talk.prompts() == ["Who are [you]?"] and not shown(talk)
+        await pilot.press("1")
+        assert talk.typed == "1", "once something was said a digit is a digit"
 
-    talk.play(story)
 
-
-def test_a_key_chooses_while_the_model_is_still_loading(chat, monkeypatch):
+@pytest.mark.parametrize("registered", [True, False])
+async def test_a_key_chooses_while_the_model_is_still_loading(chat, monkeypatch, registered):
     gate = threading.Event()
     talk = chat(["I am."])
-    entry = Entry("scripted", Path("/x"), starters=("Who are you?",))
-    monkeypatch.setattr("tui.scripted_engine.card", lambda name: replace(card(name), entry=entry))
+    offered = ["Who are you?", "What else?"] if registered else STARTERS
+    if registered:
+        starters(monkeypatch, *offered)
+    else:
+        found = Checkpoint(card("x").path, {}, "LlamaForCausalLM", (), 600_000_000, 1_200_000_000)
+        monkeypatch.setattr("localspec.chat.introduction.inspect", lambda path: found)
     talk.models["scripted"] = [gate, talk.engine]
-
-    async def story(pilot):
-        await until(pilot, lambda: "1 Who are you?" in talk.screen_text())
-        await pilot.press("1", "enter")
-        assert talk.app._chat._outbox.typed == ["Who are you?"]
+    async with talk.playing(ready=False) as pilot:
+        await until(pilot, lambda: offered[1] in talk.screen_text())
+        await pilot.press("2", "enter")
+        assert talk.app._chat._outbox.typed == [offered[1]]
         gate.set()
-        await until(pilot, lambda: talk.idle() and talk.prompts() == ["Who are you?"])
-
-    talk.play(story, ready=False)
+        await until(pilot, lambda: talk.idle() and talk.prompts() == [offered[1]])
 
 
-def test_a_key_chooses_for_a_model_of_ones_own_as_well_while_it_loads(chat, monkeypatch):
-    gate = threading.Event()
-    talk = chat()
-    found = Checkpoint(card("x").path, {}, "LlamaForCausalLM", (), 600_000_000, 1_200_000_000)
-    monkeypatch.setattr("localspec.chat.introduction.inspect", lambda path: found)
-    talk.models["scripted"] = [gate, talk.engine]
-
-    async def story(pilot):
-        await until(pilot, lambda: STARTERS[1] in talk.screen_text())
-        await pilot.press("2")
-        assert talk.typed == STARTERS[1]
-        gate.set()
-        await until(pilot, talk.idle)
-
-    talk.play(story, ready=False)
-
-
-def test_where_nothing_is_told_all_of_a_small_window_is_used(chat, monkeypatch):
-    entry = Entry("scripted", Path("/x"), starters=("Who are you?", "What can you do?", "And what not?"))
-    monkeypatch.setattr("tui.scripted_engine.card", lambda name: replace(card(name), entry=entry))
-    talk = chat()
-    keep(talk, "One question that is long enough to need a second line", days=1)
-
-    async def story(pilot):
-        await until(pilot, lambda: "And what not?" in talk.screen_text())
-        assert f"in{talk.database}"[:20] in "".join(talk.screen_text().split())
-
-    talk.play(story, size=(60, 20))
-
-
-def test_a_tiny_model_is_offered_no_prompt_that_it_cannot_answer(chat, monkeypatch):
+async def test_a_tiny_model_is_offered_no_prompt_that_it_cannot_answer(chat, monkeypatch):
     monkeypatch.setattr("localspec.chat.introduction.TINY", 1e9)
-    talk = chat()
-
-    async def story(pilot):
+    async with chat().opened() as (talk, pilot):
         await until(pilot, lambda: "scripted" in talk.screen_text() and shown(talk))
         assert not any(starter in talk.screen_text() for starter in STARTERS)
         await pilot.press("1")
         assert talk.typed == "1"
 
-    talk.play(story)
 
-
-def test_it_comes_back_in_a_new_conversation_with_the_one_before(chat):
-    talk = chat(["Yes."], settings=Settings(keymap={"chat.resume": "f12"}))
-
-    async def story(pilot):
-        await say(pilot, "Quick sort, please")
-        await until(pilot, talk.idle)
+async def test_it_comes_back_in_a_new_conversation_with_the_one_before(chat):
+    async with chat(["Yes."], settings=Settings(keymap={"chat.resume": "f12"})).opened() as (talk, pilot):
+        await talked(talk, pilot, "Quick sort, please")
         assert not shown(talk)
         await pilot.press("ctrl+n")
         await until(pilot, lambda: shown(talk))
@@ -152,95 +109,33 @@ def test_it_comes_back_in_a_new_conversation_with_the_one_before(chat):
         await until(pilot, lambda: talk.replies() == ["Yes."])
         assert not shown(talk)
 
-    talk.play(story)
 
-
-@pytest.mark.parametrize(
-    ("keys", "typed"),
-    [
-        ("2", STARTERS[1]),
-        ("22", "22"),
-        ("1 + 2", "1 + 2"),
-        ("a1", "a1"),
-        ("4", "4"),
-        (["3", "end", "x"], STARTERS[2] + "x"),
-        (["3", "end", "backspace"], STARTERS[2][:-1]),
-        (["3", "backspace"], ""),
-        ("2 please", "2 please"),
-    ],
-)
-def test_a_digit_chooses_only_where_it_is_all_that_is_typed(chat, keys, typed):
-    talk = chat()
-
-    async def story(pilot):
-        await pilot.press(*("space" if key == " " else key for key in keys))
-        assert talk.typed == typed
-
-    talk.play(story)
-
-
-def test_what_is_chosen_is_seen_to_be_replaced_by_what_is_typed(chat):
-    talk = chat(["Yes."])
-
-    async def story(pilot):
-        await pilot.press("2")
-        assert talk.app.query_one(Prompt).selected_text == STARTERS[1]
-        await pilot.press("enter")
-        await until(pilot, lambda: talk.prompts() == [STARTERS[1]] and talk.idle())
-
-    talk.play(story)
-
-
-def test_a_paste_chooses_nothing(chat):
-    talk = chat()
-
-    async def story(pilot):
+async def test_a_digit_chooses_only_where_it_is_all_that_is_typed(chat):
+    async with chat().opened() as (talk, pilot):
+        for keys, typed in (
+            ("2", STARTERS[1]),
+            ("22", "22"),
+            ("1 + 2", "1 + 2"),
+            ("a1", "a1"),
+            ("4", "4"),
+            (["3", "end", "x"], STARTERS[2] + "x"),
+            (["3", "end", "backspace"], STARTERS[2][:-1]),
+            (["3", "backspace"], ""),
+            ("2 please", "2 please"),
+        ):
+            await pilot.press(*("space" if key == " " else key for key in keys))
+            assert talk.typed == typed
+            await pilot.press("f7", "delete")
         talk.app.post_message(Paste("1"))
         await until(pilot, lambda: talk.typed)
-        assert talk.typed == "1"
-
-    talk.play(story)
-
-
-def test_once_something_was_said_a_digit_is_a_digit(chat):
-    talk = chat(["Yes."])
-
-    async def story(pilot):
-        await say(pilot, "Hi")
-        await until(pilot, talk.idle)
-        await pilot.press("1")
-        assert talk.typed == "1"
-
-    talk.play(story)
-
-
-def test_a_click_chooses_too(chat):
-    talk = chat()
-
-    async def story(pilot):
+        assert talk.typed == "1", "a paste chooses nothing"
+        await pilot.press("backspace")
         await pilot.click(".starter", offset=(8, 0))
         assert talk.typed == STARTERS[0]
 
-    talk.play(story)
-
-
-def test_trouble_with_the_model_has_the_room(chat):
-    talk = chat()
-    talk.models["scripted"] = DoesNotFit("scripted needs 99.0 GiB.")
-
-    async def story(pilot):
-        await until(pilot, lambda: "✗ scripted needs" in talk.screen_text())
-        assert not shown(talk)
-
-    talk.play(story, ready=False)
-
 
 @pytest.mark.parametrize("size", [(40, 10), (30, 6), (80, 14)])
-def test_where_there_is_little_room_the_prompt_has_it(chat, size):
-    talk = chat()
-
-    async def story(pilot):
+async def test_where_there_is_little_room_the_prompt_has_it(chat, size):
+    async with chat().opened(size=size) as (talk, pilot):
         await pilot.press("ctrl+j", *"here", "ctrl+j", *"below")
         assert "below" in talk.screen_text()
-
-    talk.play(story, size=size)

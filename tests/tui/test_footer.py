@@ -69,18 +69,18 @@ HIDDEN = {
 }
 
 
-@pytest.mark.parametrize("at", [0, 1], ids=["60", "80"])
 @pytest.mark.parametrize("name", OPENED)
-def test_what_opens_above_the_chat(full, name, at):
-    keys, *expected = OPENED[name]
-
-    async def story(pilot):
+async def test_what_opens_above_the_chat(full, name):
+    keys, small, usual = OPENED[name]
+    async with full.playing(size=USUAL) as pilot:
         await talked(full, pilot, "Hi")
         for key in keys:
             await pilot.press(key)
             await until(pilot, lambda: "⏎ Send" not in footer(full))
             await pilot.pause(0.05)
-        await until(pilot, lambda: footer(full) == expected[at])
+        await until(pilot, lambda: footer(full) == usual)
+        await pilot.resize_terminal(*SMALL)
+        await until(pilot, lambda: footer(full) == small)
         before = full.app.screen
         await pilot.press("f1")
         await until(pilot, lambda: footer(full) == "esc Back")
@@ -91,28 +91,23 @@ def test_what_opens_above_the_chat(full, name, at):
             await pilot.pause()
         assert [one for one in [*HIDDEN.get(name, []), "ctrl+q Quit"] if one not in words] == []
         await pilot.press("f1")
-        await until(pilot, lambda: full.app.screen is before and footer(full) == expected[at])
-
-    full.play(story, size=(SMALL, USUAL)[at])
+        await until(pilot, lambda: full.app.screen is before and footer(full) == small)
 
 
-@pytest.mark.parametrize(("size", "expected"), [(SMALL, CHAT_60), (USUAL, CHAT_80)], ids=["60", "80"])
-def test_the_chat_with_a_model_and_without_with_its_panel_and_its_keys(chat, size, expected):
+async def test_the_chat_without_a_model_with_its_panel_and_its_keys(chat):
     talk = chat()
     talk.models["scripted"] = [DoesNotFit("scripted needs 14.2 GiB of memory and 3.1 GiB are free.")]
-
-    async def story(pilot):
+    async with talk.playing(size=USUAL, ready=False) as pilot:
         await until(pilot, lambda: "✗" in talk.screen_text())
-        for key in ("", "f4", "f4", "f1"):
-            await pilot.press(*filter(None, [key]))
-            await until(pilot, lambda: footer(talk) == expected)
+        for size, expected in ((USUAL, CHAT_80), (SMALL, CHAT_60)):
+            await pilot.resize_terminal(*size)
+            for key in ("", "f4", "f4", "f1", "f1"):
+                await pilot.press(*filter(None, [key]))
+                await until(pilot, lambda expected=expected: footer(talk) == expected)
 
-    talk.play(story, size=size, ready=False)
 
-
-@pytest.mark.parametrize("at", [0, 1], ids=["60", "80"])
-def test_a_download_is_asked_about_and_can_be_stopped(full, at):
-    async def story(pilot):
+async def test_a_download_is_asked_about_and_can_be_stopped(full):
+    async with full.playing(size=SMALL) as pilot:
         full.app._chat.download.offer("llama-1b")
         await until(pilot, lambda: footer(full) == "⏎ Download  esc Back  f1 Keys")
         await pilot.press("enter")
@@ -120,11 +115,8 @@ def test_a_download_is_asked_about_and_can_be_stopped(full, at):
         await pilot.press("ctrl+o")
         await until(pilot, lambda: footer(full) == "⏎ Choose  esc Back  ^x Stop the download  f1 Keys")
 
-    full.play(story, size=(SMALL, USUAL)[at])
 
-
-@pytest.mark.parametrize("size", [SMALL, USUAL], ids=["60", "80"])
-def test_a_race_is_stopped_or_left_or_seen_once_more(chat, size, monkeypatch):
+async def test_a_race_is_stopped_or_left_or_seen_once_more(chat, monkeypatch):
     talk = chat()
     lanes = [Lane("plain decoding"), Lane("with phrases")]
     for lane in lanes:
@@ -136,15 +128,13 @@ def test_a_race_is_stopped_or_left_or_seen_once_more(chat, size, monkeypatch):
         post(messages.RaceEnded(["It was told of."], True))
 
     monkeypatch.setattr(race_job, "run", run)
-
-    async def story(pilot):
+    async with talk.playing(size=USUAL) as pilot:
         await say(pilot, "/race Tell me of snow")
         await until(pilot, lambda: footer(talk) == "esc Stop  ^q Quit  f1 Keys")
         await pilot.press("escape")
-        over = {60: "esc Back  f5 Play again  f9 Another prompt  f1 Keys"}
         whole = "esc Back  f5 Play again  f9 Another prompt  ^q Quit  f1 Keys"
-        await until(pilot, lambda: footer(talk) == over.get(size[0], whole))
+        await until(pilot, lambda: footer(talk) == whole)
+        await pilot.resize_terminal(*SMALL)
+        await until(pilot, lambda: footer(talk) == whole.replace("^q Quit  ", ""))
         await pilot.press("escape")
         await until(pilot, back(talk))
-
-    talk.play(story, size=size)

@@ -24,11 +24,10 @@ def counted(monkeypatch):
     return count
 
 
-def test_a_reply_that_grows_is_laid_out_and_drawn_once(chat, counted):
+async def test_a_reply_that_grows_is_laid_out_and_drawn_once(chat, counted):
     more, end = threading.Event(), threading.Event()
     talk = chat(["One. " * 600, more, f"{'Two. ' * 60}\n\n{'Two. ' * 20}", end])
-
-    async def story(pilot):
+    async with talk.playing(size=(120, 30)) as pilot:
         talk.app._chat.query_one(Prompt).cursor_blink = False
         await say(pilot, "Hi")
         await until(pilot, lambda: talk.replies() == ["One. " * 600])
@@ -43,16 +42,12 @@ def test_a_reply_that_grows_is_laid_out_and_drawn_once(chat, counted):
         assert view.is_vertical_scroll_end and "Two." in talk.screen_text() and "tok/s" in talk.screen_text()
         end.set()
 
-    talk.play(story, size=(120, 30))
 
-
-def test_xray_is_not_laid_out_as_the_reply_grows_and_draws_its_new_lines_only(chat, counted, monkeypatch):
+async def test_xray_is_not_laid_out_as_the_reply_grows_and_draws_its_new_lines_only(chat, counted, monkeypatch):
     marked, mark = [], XRayView._mark
     monkeypatch.setattr(XRayView, "_mark", lambda view, piece: marked.append(piece) or mark(view, piece))
     more, end = threading.Event(), threading.Event()
-    talk = chat([*["One. "] * 600, more, *["Two. "] * 60, end])
-
-    async def story(pilot):
+    async with chat([*["One. "] * 600, more, *["Two. "] * 60, end]).opened(size=(90, 24)) as (talk, pilot):
         await say(pilot, "Hi")
         await until(pilot, lambda: talk.replies() == ["One. " * 600])
         await pilot.press("ctrl+t")
@@ -70,5 +65,3 @@ def test_xray_is_not_laid_out_as_the_reply_grows_and_draws_its_new_lines_only(ch
         assert min(marked) >= last_of_before > 580, "lines that are whole stay as they were drawn"
         assert view.is_vertical_scroll_end and view.vertical_scrollbar.window_virtual_size == view.virtual_size.height
         end.set()
-
-    talk.play(story, size=(90, 24))

@@ -10,7 +10,6 @@ from each import each
 from golden import wording
 from textual.app import App, ComposeResult
 from textual.containers import VerticalScroll
-from textual.pilot import Pilot
 from textual.widgets import Static
 from tui.hostile_replies import SIZE, hostile_replies
 from tui.scripted_engine import say, talked, until
@@ -26,7 +25,9 @@ MORE = 2.0  # seconds of a core that a reply may cost more than plain text
 MEMORY = 100 * 2**20
 # Those that took longest before, or did not end.
 WORST = ["newlines in a fence", "bullets", "table of 20", "short headings", "fence without a language"]
-SOME = [pytest.param(name, marks=[] if name in WORST else pytest.mark.slow) for name in REPLIES]
+OTHERS = [name for name in REPLIES if name not in WORST]
+PARTS = [WORST, *(pytest.param(OTHERS[at::4], marks=pytest.mark.slow) for at in range(4))]
+in_parts = pytest.mark.parametrize("names", PARTS, ids=["worst", "1", "2", "3", "4"])
 
 
 class Page(App[None]):
@@ -65,44 +66,45 @@ def test_there_are_fifty_kinds_and_each_is_as_long_as_may_be():
     assert all(0.9 * SIZE < len(text.encode()) <= SIZE for text in REPLIES.values())
 
 
-@pytest.mark.parametrize("name", SOME)
-def test_a_reply_costs_little_more_than_plain_text(name):
-    text = REPLIES[name]
+@in_parts
+def test_a_reply_costs_little_more_than_plain_text(names):
     cost(ReplyMarkdown("# warm\n\n```python\n1\n```\n"))
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    reply = ReplyMarkdown(text)
-    dear = cost(reply)
-    more_memory = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - most) * 1024
-    # A control character is shown as a symbol of three bytes, so some of these replies are too long.
-    assert reply.is_plain is (len(safe(text).encode()) > LONGEST) and reply.blocks == read_blocks(safe(text))
-    assert more_memory < MEMORY
-    if dear > MORE:  # else it is no more than that, whatever plain text costs
-        assert dear - cost(Static(safe(text), markup=False)) < MORE
+    for name in names:
+        text = REPLIES[name]
+        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        reply = ReplyMarkdown(text)
+        dear = cost(reply)
+        more_memory = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - most) * 1024
+        # A control character is shown as a symbol of three bytes, so some of these replies are too long.
+        assert reply.is_plain is (len(safe(text).encode()) > LONGEST), name
+        assert reply.blocks == read_blocks(safe(text)), name
+        assert more_memory < MEMORY, name
+        if dear > MORE:  # else it is no more than that, whatever plain text costs
+            assert dear - cost(Static(safe(text), markup=False)) < MORE, name
 
 
-@pytest.mark.parametrize("name", SOME)
-def test_what_a_piece_costs_does_not_grow_with_the_reply(name):
+@in_parts
+def test_what_a_piece_costs_does_not_grow_with_the_reply(names):
     """Only the last part is read again; a block that cannot be divided is read again when it has grown by an eighth."""
-    text, document, read = safe(REPLIES[name]), GrowingDocument(), 0
-    reader = document._reader_of
-
-    def counted(tail):
-        nonlocal read
-        read += len(tail)
-        return reader(tail)
-
-    document._reader_of = counted
-    pieces, began = range(0, len(text), 512), time.process_time()
-    for at in pieces:
-        document.append(text[at : at + 512])
-    assert document.source == text
-    assert time.process_time() - began < 5 * MORE  # not minutes, as of a pattern that goes back again and again
-    assert read < 3 * PIECE * len(pieces) + 12 * len(text), "characters that were read"
-    shown = "".join("".join(block.text.split()) for block in document.blocks)
-    assert len(shown) >= 0.5 * len("".join("".join(block.text.split()) for block in read_blocks(text)))
+    for name in names:
+        text, document, read = safe(REPLIES[name]), GrowingDocument(), []
+        reader = document._reader_of
+        document._reader_of = lambda tail, read=read, reader=reader: read.append(len(tail)) or reader(tail)
+        pieces, began = range(0, len(text), 1024), time.process_time()
+        for at in pieces:
+            document.append(text[at : at + 1024])
+        assert document.source == text, name
+        # not minutes, as of a pattern that goes back again and again
+        assert time.process_time() - began < 5 * MORE, name
+        assert sum(read) < 3 * PIECE * len(pieces) + 12 * len(text), f"characters of {name} that were read"
+        assert letters(document.blocks) >= 0.5 * letters(read_blocks(text)), name
 
 
-@pytest.mark.parametrize(
+def letters(blocks) -> int:
+    return sum(len("".join(block.text.split())) for block in blocks)
+
+
+@each(
     "text",
     [
         "".join(f"{n}. item *{n}*\n" for n in range(1, 900)),
@@ -112,12 +114,11 @@ def test_what_a_piece_costs_does_not_grow_with_the_reply(name):
         " ".join(f"word{n} **bold{n}**" for n in range(900)) + "\n\nafter",
         "".join(f"paragraph {n}\n\n# head {n}\n\n" for n in range(200)),
     ],
-    ids=["numbers", "bullets", "code", "table", "paragraph", "blocks"],
 )
 def test_a_long_block_that_grows_is_shown_as_the_whole_is(text):
     document = GrowingDocument()
-    for at in range(0, len(text), 37):
-        document.append(text[at : at + 37])
+    for at in range(0, len(text), 97):
+        document.append(text[at : at + 97])
     words = [(block.kind, block.text.split()) for block in document.blocks]
     assert words == [(block.kind, block.text.split()) for block in read_blocks(text)]
 
@@ -140,24 +141,18 @@ def test_no_paragraph_is_a_heading_for_a_moment(pieces):
     assert document.blocks[-1].kind == "h2", "one that is meant"
 
 
-def test_a_longer_reply_is_plain_text_and_it_is_said(chat):
+async def test_a_longer_reply_is_plain_text_and_it_is_said(chat):
     text = "- *item*\n" * (LONGEST // 9 + 1)
-    talk = chat([text[: LONGEST // 2], text[LONGEST // 2 :]])
-
-    async def story(pilot: Pilot[None]) -> None:
+    async with chat([text[: LONGEST // 2], text[LONGEST // 2 :]]).opened() as (talk, pilot):
         await talked(talk, pilot, "Hi")
         reply = talk.app._chat.query_one(ReplyMarkdown)
         await until(pilot, lambda: wording("longer_64_shown_plain") in talk.screen_text())
         assert [(block.kind, block.text) for block in reply.blocks] == [("plain", text)]
 
-    talk.play(story)
-
 
 @pytest.mark.parametrize("name", ["newlines in a fence", pytest.param("bullets", marks=pytest.mark.slow)])
-def test_a_conversation_with_such_a_reply_can_be_opened(chat, name):
-    talk = chat([REPLIES[name]])
-
-    async def story(pilot: Pilot[None]) -> None:
+async def test_a_conversation_with_such_a_reply_can_be_opened(chat, name):
+    async with chat([REPLIES[name]]).opened() as (talk, pilot):
         await talked(talk, pilot, "Hi")
         await pilot.press("ctrl+n")
         await until(pilot, lambda: not talk.replies())
@@ -168,5 +163,3 @@ def test_a_conversation_with_such_a_reply_can_be_opened(chat, name):
         await until(pilot, lambda: reply.size.height > 1000)
         assert time.process_time() - spent < 2 * MORE
         await say(pilot, "x")
-
-    talk.play(story)

@@ -6,7 +6,7 @@ from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
-from tui.scripted_engine import ScriptedEngine, say, until
+from tui.scripted_engine import ScriptedEngine, talked
 from tui.terminal import scripted_chat
 
 from localspec_tui import editor, interpreter
@@ -99,7 +99,7 @@ def test_a_core_is_given_back_while_an_editor_has_the_terminal(had, monkeypatch)
     assert seen == ["[True, False]"]
 
 
-def test_it_is_shared_while_the_engine_answers_and_not_while_it_loads(chat):
+async def test_it_is_shared_while_the_engine_answers_and_not_while_it_loads(chat):
     talk, shared = chat(), {}
 
     def note(name):
@@ -113,12 +113,8 @@ def test_it_is_shared_while_the_engine_answers_and_not_while_it_loads(chat):
         yield from events(script)
 
     talk.engine._events = answer
-
-    async def story(pilot):
-        await say(pilot, "Hi")
-        await until(pilot, talk.idle)
-
-    talk.play(story)
+    async with talk.playing() as pilot:
+        await talked(talk, pilot, "Hi")
     assert shared == {"loading": False, "answering": True} and interpreter._Answering.engine is None
 
 

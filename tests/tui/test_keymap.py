@@ -5,7 +5,7 @@ import re
 import pytest
 from each import each
 from golden import wording
-from tui.scripted_engine import say, until
+from tui.scripted_engine import talked, until
 
 from localspec.config import Settings
 from localspec.errors import UsageMistake
@@ -19,15 +19,13 @@ def settings(**keys):
     )
 
 
-def test_the_users_keys_do_it_and_ours_no_longer(chat):
+async def test_the_users_keys_do_it_and_ours_no_longer(chat):
     talk = chat(
         ["One."], settings=settings(chat__new="f19", chat__help="f18", chat__resume="F20", conversations__rename="f19")
     )
-
-    async def story(pilot):
+    async with talk.playing() as pilot:
         await until(pilot, talk.idle)
-        await say(pilot, "first")
-        await until(pilot, talk.idle)
+        await talked(talk, pilot, "first")
         await pilot.press("ctrl+n", "f1")
         assert talk.prompts() == ["first"] and wording("typed_in_the_prompt") not in talk.screen_text()
         foot = talk.screen_text().splitlines()[-1]
@@ -42,34 +40,24 @@ def test_the_users_keys_do_it_and_ours_no_longer(chat):
         commands = {one.title: one.help for one in talk.app.get_system_commands(talk.app.screen)}
         assert commands["Begin a new conversation"] == "f19"
 
-    talk.play(story)
 
-
-def test_quitting_has_one_name_and_leaves_its_key(chat):
-    talk = chat(settings=settings(app__quit="f20", chat__new="ctrl+q"))
-
-    async def story(pilot):
+async def test_quitting_has_one_name_and_leaves_its_key(chat):
+    async with chat(settings=settings(app__quit="f20", chat__new="ctrl+q")).opened() as (talk, pilot):
         await until(pilot, talk.idle)
         foot = talk.screen_text().splitlines()[-1]
         assert "^q New" in foot and "f20 Quit" in foot and "^q Quit" not in foot
         await pilot.press("f20")
         await until(pilot, lambda: not talk.app.is_running)
 
-    talk.play(story)
 
-
-def test_what_shares_a_key_keeps_it(chat):
+async def test_what_shares_a_key_keeps_it(chat):
     """Textual would take Escape from both."""
-    talk = chat(settings=settings(chat__stop="f19"))
-
-    async def story(pilot):
+    async with chat(settings=settings(chat__stop="f19")).opened() as (talk, pilot):
         await until(pilot, talk.idle)
         await pilot.press("f1")
         await until(pilot, lambda: wording("typed_in_the_prompt") in talk.screen_text())
         await pilot.press("escape")
         await until(pilot, lambda: wording("typed_in_the_prompt") not in talk.screen_text())
-
-    talk.play(story)
 
 
 @each(
@@ -126,13 +114,7 @@ def test_whatever_has_a_key_of_ours_can_be_given_another():
         for one in keymap._bound(module):
             if one.name is not None:
                 names.setdefault(one.name, set()).add(one.keys)
-    assert {
-        "chat.new",
-        "app.quit",
-        "prompt.send",
-        "conversations.delete",
-        "asking.yes",
-        "models.choose",
-    } <= names.keys()
+    some = {"chat.new", "app.quit", "prompt.send", "conversations.delete", "asking.yes", "models.choose"}
+    assert some <= names.keys()
     assert {name for name, keys in names.items() if len(keys) > 1} == set()
     assert all(one.name for one in keymap._bound("localspec_tui.app")), ChatApp.BINDINGS

@@ -6,6 +6,7 @@ from importlib import import_module
 from inspect import isclass
 from pkgutil import iter_modules
 
+import pyperclip
 import pytest
 from golden import wording
 from textual.binding import Binding
@@ -44,170 +45,111 @@ def test_all_that_has_a_key_has_a_name_of_its_own():
     assert sorted(set(ids)) == sorted(ids), "what is done in two places has one name, and a name means one thing"
 
 
+def test_what_every_field_for_text_does_is_no_help():
+    bindings = {binding.action: binding for binding in Prompt.BINDINGS}
+    assert all(bindings[action].system for action in ("cursor_word_left", "cursor_left", "delete_left", "paste"))
+    assert not any(bindings[action].system for action in ("send", "break_line", "up", "delete_word_left", "undo"))
+
+
 # -- the prompt --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("key", ["ctrl+j", "alt+enter", "shift+enter"])
-def test_a_line_can_be_broken(chat, key):
-    talk = chat()
-
-    async def story(pilot):
-        await pilot.press(*"ab", key, "c", "enter")
-        await until(pilot, talk.idle)
-        assert talk.prompts() == ["ab\nc"]
-
-    talk.play(story)
-
-
-def test_the_prompt_grows_up_to_eight_lines(chat):
-    talk = chat()
-
-    async def story(pilot):
+async def test_three_keys_break_a_line_and_the_prompt_grows_up_to_eight_lines(chat):
+    async with chat().opened() as (talk, pilot):
         prompt = talk.app.query_one(Prompt)
         assert prompt.size.height == 1
-        await pilot.press(*["ctrl+j"] * 2)
+        await pilot.press("a", "ctrl+j", "b", "alt+enter", "c")
         await until(pilot, lambda: prompt.size.height == 3)
+        await pilot.press("shift+enter", "d", "enter")
+        await until(pilot, talk.idle)
+        assert talk.prompts() == ["a\nb\nc\nd"]
         await pilot.press(*["ctrl+j"] * 20)
         await until(pilot, lambda: prompt.size.height == 8)
 
-    talk.play(story)
 
-
-def test_a_paste_keeps_its_lines_does_not_send_and_commands_nothing(chat):
+async def test_pastes_and_prompts_of_earlier_chats_command_nothing(chat):
     talk = chat()
-
-    async def story(pilot):
+    with Store.open(talk.database, print) as store:
+        for prompt in ("long ago", "two\nlines\x1b]0;title\x07"):
+            store.history.say(None, prompt, model="scripted", system=None)
+    async with talk.playing() as pilot:
         talk.app.post_message(Paste("one\r\ntwo\rthree\n\x1b]0;title\x07\x9b31m\u202e"))
         await until(pilot, lambda: talk.typed)
         assert talk.typed == "one\ntwo\nthree\n␛]0;title␇\ufffd31m"
-        assert talk.prompts() == []
-
-    talk.play(story)
-
-
-def test_arrow_keys_go_through_earlier_prompts_and_keep_the_draft(chat):
-    talk = chat()
-
-    async def story(pilot):
-        for prompt in ("first", "second\nline", "third"):
-            await say(pilot, prompt)
-            await until(pilot, talk.idle)
-        await pilot.press(*"draft", "up")
-        assert talk.typed == "third"
-        await pilot.press("up")
-        assert talk.typed == "second\nline"
-        await pilot.press("up")  # within its two lines
-        assert talk.typed == "second\nline"
-        await pilot.press("up")
-        assert talk.typed == "first"
-        await pilot.press("up")
-        assert talk.typed == "first"
-        await pilot.press("down", "down")
-        assert talk.typed == "third"
-        await pilot.press("down")
-        assert talk.typed == "draft"
-        await pilot.press("down")
-        assert talk.typed == "draft"
-
-    talk.play(story)
-
-
-def test_an_earlier_prompt_is_shown_once_and_may_be_changed(chat):
-    talk = chat()
-
-    async def story(pilot):
-        for prompt in ("one", "two", "one"):
-            await say(pilot, prompt)
-            await until(pilot, talk.idle)
-        await pilot.press("up", "up")
-        assert talk.typed == "two"
-        await pilot.press("up")
-        assert talk.typed == "two"
-        await pilot.press("!", "enter")
-        await until(pilot, talk.idle)
-        assert talk.prompts()[-1] == "two!"
-        await pilot.press(*"new", "up")
-        assert talk.typed == "two!"
-        await pilot.press("down")
-        assert talk.typed == "new"
-
-    talk.play(story)
-
-
-def test_prompts_of_earlier_chats_are_there_too(chat):
-    before = chat(["Kept."])
-
-    async def first(pilot):
-        for prompt in ("long ago", "from before"):
-            await say(pilot, prompt)
-            await until(pilot, before.idle)
-
-    before.play(first)
-    talk = chat()
-
-    async def story(pilot):
-        await say(pilot, "now")
-        await until(pilot, talk.idle)
+        assert talk.prompts() == [], "nothing is sent"
+        await pilot.press("f7", "delete")
+        await talked(talk, pilot, "now")
         seen = []
-        for _ in range(3):
+        for _ in range(4):
             await pilot.press("up")
             seen.append(talk.typed)
-        assert seen == ["now", "from before", "long ago"]
-
-    talk.play(story)
+        assert [*dict.fromkeys(seen)] == ["now", "two\nlines␛]0;title␇", "long ago"]
 
 
-def test_an_earlier_prompt_commands_nothing(chat):
-    talk = chat()
-    with Store.open(talk.database, print) as store:
-        store.history.say(None, "two\nlines\x1b]0;title\x07", model="scripted", system=None)
-
-    async def story(pilot):
-        await pilot.press("up")
-        assert talk.typed == "two\nlines␛]0;title␇"
-
-    talk.play(story)
-
-
-def test_a_wrapped_line_is_gone_through_before_earlier_prompts(chat):
-    talk = chat()
-
-    async def story(pilot):
-        await say(pilot, "earlier")
+async def test_arrow_keys_go_through_earlier_prompts_and_keep_the_draft(chat):
+    async with chat().opened() as (talk, pilot):
+        await talked(talk, pilot, "again", "second\nline", "third", "again")
+        await pilot.press(*"draft")
+        for key, shown in (
+            ("up", "again"),
+            ("up", "third"),
+            ("up", "second\nline"),
+            ("up", "second\nline"),  # within its two lines
+            ("up", "second\nline"),  # what was said twice is shown once
+            ("down", "second\nline"),
+            ("down", "third"),
+            ("down", "again"),
+            ("down", "draft"),
+            ("down", "draft"),
+            ("up", "again"),
+        ):
+            await pilot.press(key)
+            assert talk.typed == shown, key
+        await pilot.press("!", "enter")
         await until(pilot, talk.idle)
+        assert talk.prompts()[-1] == "again!"
+
+
+async def test_a_wrapped_line_is_gone_through_before_earlier_prompts(chat):
+    async with chat().opened(size=(44, 20)) as (talk, pilot):
+        await talked(talk, pilot, "earlier")
         await pilot.press(*"word " * 12)
         await pilot.press("up")
         assert talk.typed == "word " * 12
         await pilot.press("up")
         assert talk.typed == "earlier"
 
-    talk.play(story, size=(44, 20))
+
+async def test_how_much_is_cleared_of_several_lines(chat):
+    """Ctrl+U does what it does in a shell; F7 and Delete take all."""
+    async with chat().opened() as (talk, pilot):
+        await pilot.press(*"one", "ctrl+j", *"two", "ctrl+j", *"three")
+        seen = []
+        for _ in range(3):
+            await pilot.press("ctrl+u")
+            seen.append(talk.typed)
+        assert seen == ["one\ntwo\n", "one\ntwo", "one\n"]
+        await pilot.press("f7", "delete", *"word", "f7", "ctrl+c")
+        assert talk.typed == talk.app.clipboard == "word"
+        assert "Ctrl+Q" not in talk.screen_text()
 
 
-def test_ctrl_d_deletes_and_on_an_empty_prompt_quits(chat):
-    talk = chat()
-
-    async def story(pilot):
+async def test_ctrl_d_deletes_and_on_an_empty_prompt_quits(chat):
+    async with chat().opened() as (talk, pilot):
         await pilot.press(*"ab", "home", "ctrl+d")
         assert talk.typed == "b"
         await pilot.press("ctrl+d")
         assert talk.app.is_running
         await pilot.press("ctrl+d")
         assert not talk.app.is_running
-
-    talk.play(story)
     assert talk.app.return_code == 0
 
 
-@pytest.mark.parametrize("before", [[], ["ctrl+s"], ["ctrl+r"], ["ctrl+o"], ["f1"], list("typed")])
-def test_ctrl_q_quits_from_anywhere(chat, before):
-    talk = chat()
-
-    async def story(pilot):
-        await pilot.press(*before, "ctrl+q")
+@pytest.mark.parametrize("before", ["ctrl+s", "ctrl+o", "f1"])
+async def test_ctrl_q_quits_from_anywhere(chat, before):
+    async with chat().opened() as (talk, pilot):
+        await pilot.press(before, "ctrl+q")
         assert not talk.app.is_running
-
-    talk.play(story)
     assert talk.app.return_code == 0
     assert talk.app.failure is None
 
@@ -215,55 +157,38 @@ def test_ctrl_q_quits_from_anywhere(chat, before):
 # -- the conversation --------------------------------------------------------------------------------------------------
 
 
-def test_page_keys_scroll_the_conversation_while_one_types(chat):
-    talk = chat([LONG])
-
-    async def story(pilot):
+async def test_who_scrolls_up_is_not_disturbed_and_asking_goes_to_the_end(chat):
+    gate, over = threading.Event(), threading.Event()
+    async with chat([LONG, gate, LONG, over, "."]).opened() as (talk, pilot):
         await say(pilot, "Go")
-        await until(pilot, talk.idle)
         view = talk.app.query_one(ConversationView)
+        await until(pilot, lambda: view.max_scroll_y > 50 and view.scroll_y == view.max_scroll_y)
         end = view.max_scroll_y
-        await until(pilot, lambda: view.scroll_y == end > 0)
         await pilot.press("pageup")
         await until(pilot, lambda: view.scroll_y < end)
         await pilot.press("x", "pagedown")
         await until(pilot, lambda: view.scroll_y == end)
         assert talk.typed == "x"
-
-    talk.play(story)
-
-
-def test_who_scrolls_up_is_not_disturbed_and_asking_goes_to_the_end(chat):
-    gate, over = threading.Event(), threading.Event()
-    talk = chat([LONG, gate, LONG, over, "."])
-
-    async def story(pilot):
-        await say(pilot, "Go")
-        view = talk.app.query_one(ConversationView)
-        await until(pilot, lambda: view.max_scroll_y > 50 and view.scroll_y == view.max_scroll_y)
-        await pilot.press("pageup", "pageup")
-        await until(pilot, lambda: view.scroll_y < view.max_scroll_y)
-        place, end = view.scroll_y, view.max_scroll_y
+        await pilot.press("backspace", "pageup", "pageup")
+        await until(pilot, lambda: view.scroll_y < end)
+        place = view.scroll_y
         gate.set()
         await until(pilot, lambda: view.max_scroll_y > end)
         assert view.scroll_y == place
         over.set()
         await until(pilot, talk.idle)
         assert view.scroll_y == place
-        await say(pilot, "More")
-        await until(pilot, talk.idle)
+        await talked(talk, pilot, "More")
         await until(pilot, lambda: view.scroll_y == view.max_scroll_y)
 
-    talk.play(story)
 
-
-def test_messages_are_walked_and_copied(chat, clipboard):
-    talk = chat(["**bold** `code`"], ["second"])
-
-    async def story(pilot):
-        for prompt in ("one", "two"):
-            await say(pilot, prompt)
-            await until(pilot, talk.idle)
+async def test_messages_are_walked_and_copied_and_letters_belong_to_the_prompt(chat, clipboard):
+    async with chat(["**bold** `code`"], ["second"]).opened() as (talk, pilot):
+        await pilot.press("ctrl+l")
+        await until(pilot, lambda: wording("no_reply_to_copy") in talk.screen_text())
+        await talked(talk, pilot, "one", "two")
+        await pilot.press("ctrl+l")
+        await until(pilot, lambda: clipboard == ["second"] == [talk.app.clipboard])
         seen = []
         for _ in range(4):
             await pilot.press("alt+up")
@@ -275,48 +200,20 @@ def test_messages_are_walked_and_copied(chat, clipboard):
             (PromptView, "one"),
         ]
         await pilot.press("alt+down", "ctrl+l")
-        assert talk.app.clipboard == "**bold** `code`"
-        await until(pilot, lambda: clipboard == ["**bold** `code`"])
+        await until(pilot, lambda: clipboard[1:] == ["**bold** `code`"] == [talk.app.clipboard])
         await until(pilot, lambda: "Copied to the clipboard." in talk.screen_text())
-        await pilot.press("escape", *"typed")
+        await pilot.press("escape", *"ty", "alt+up", *"ped")
         assert talk.typed == "typed"
-
-    talk.play(story)
-
-
-def test_letters_belong_to_the_prompt_whatever_has_the_focus(chat):
-    talk = chat()
-
-    async def story(pilot):
-        await say(pilot, "one")
-        await until(pilot, talk.idle)
-        await pilot.press("alt+up", "alt+up", *"copy")
-        assert talk.typed == "copy"
         await pilot.press("alt+up")
         talk.app.post_message(Paste("!"))
-        await until(pilot, lambda: talk.typed == "copy!")
-
-    talk.play(story)
-
-
-def test_below_the_last_message_is_the_prompt(chat):
-    talk = chat()
-
-    async def story(pilot):
-        await say(pilot, "one")
-        await until(pilot, talk.idle)
-        await pilot.press("alt+up", "alt+down")
-        assert talk.app.focused is talk.app.query_one(Prompt)
-        await pilot.press("alt+down")
-        assert talk.app.focused is talk.app.query_one(Prompt)
-
-    talk.play(story)
+        await until(pilot, lambda: talk.typed == "typed!")
+        for keys in (["alt+up", "alt+down"], ["alt+down"]):  # below the last message is the prompt
+            await pilot.press(*keys)
+            assert talk.app.focused is talk.app.query_one(Prompt)
 
 
-def test_a_click_on_a_message_chooses_it_and_what_is_typed_is_still_a_prompt(chat, clipboard):
-    talk = chat(["First."], ["Second."], ["Third."])
-
-    async def story(pilot):
+async def test_a_click_on_a_message_chooses_it_and_what_is_typed_is_still_a_prompt(chat, clipboard):
+    async with chat(["First."], ["Second."], ["Third."]).opened() as (talk, pilot):
         await talked(talk, pilot, "one", "two")
         await pilot.click(ReplyView)  # the first one
         await pilot.press("ctrl+l")
@@ -329,82 +226,29 @@ def test_a_click_on_a_message_chooses_it_and_what_is_typed_is_still_a_prompt(cha
         await pilot.press("backspace", "enter")
         await until(pilot, lambda: talk.idle() and talk.prompts() == ["one", "two", "thre"])
 
-    talk.play(story)
-
-
-def test_ctrl_l_copies_the_last_reply(chat, clipboard):
-    talk = chat(["# Source *text*"])
-
-    async def story(pilot):
-        await pilot.press("ctrl+l")
-        await until(pilot, lambda: wording("no_reply_to_copy") in talk.screen_text())
-        await say(pilot, "one")
-        await until(pilot, talk.idle)
-        await pilot.press("ctrl+l")
-        assert talk.app.clipboard == "# Source *text*"
-        await until(pilot, lambda: clipboard == ["# Source *text*"])
-
-    talk.play(story)
-
 
 @pytest.mark.parametrize("log", [True, False])
-def test_without_a_clipboard_a_file_holds_what_was_copied(chat, monkeypatch, tmp_path, log):
-    import pyperclip
-
+async def test_without_a_clipboard_a_file_holds_what_was_copied(chat, monkeypatch, tmp_path, log):
     def fail(text):
         raise pyperclip.PyperclipException("no clipboard")
 
     monkeypatch.setattr(pyperclip, "copy", fail)
     talk = chat(["Text ‹é›"], settings=Settings(log=log))
     file = Paths(tmp_path).copied
-
-    async def story(pilot):
-        await say(pilot, "one")
-        await until(pilot, talk.idle)
+    async with talk.playing() as pilot:
+        await talked(talk, pilot, "one")
         await pilot.press("ctrl+l")
         await until(pilot, lambda: wording("sent_terminal_s_clipboard") in talk.screen_text())
         assert (wording("text_is_in") in talk.screen_text()) is log
         assert talk.app.clipboard == "Text ‹é›"
-
-    talk.play(story)
     assert file.exists() is log
     if log:
         assert file.read_text("utf-8") == "Text ‹é›" and stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
-def test_how_much_is_cleared_of_several_lines(chat):
-    """Ctrl+U does what it does in a shell; F7 and Delete take all."""
-    talk = chat()
-
-    async def story(pilot):
-        await pilot.press(*"one", "ctrl+j", *"two", "ctrl+j", *"three")
-        seen = []
-        for _ in range(3):
-            await pilot.press("ctrl+u")
-            seen.append(talk.typed)
-        assert seen == ["one\ntwo\n", "one\ntwo", "one\n"]
-        await pilot.press(*"more", "f7", "delete")
-        assert talk.typed == ""
-
-    talk.play(story)
-
-
-def test_ctrl_c_copies_what_is_selected_in_the_prompt(chat):
-    talk = chat()
-
-    async def story(pilot):
-        await pilot.press(*"word", "f7", "ctrl+c")
-        assert talk.app.clipboard == "word"
-        assert "Ctrl+Q" not in talk.screen_text()
-
-    talk.play(story)
-
-
-def test_ctrl_c_copies_what_is_selected_in_a_reply(chat):
+async def test_ctrl_c_copies_what_is_selected_in_a_reply(chat):
     gate = threading.Event()
-    talk = chat(["Something selected", gate, "."])
-
-    async def story(pilot):
+    async with chat(["Something selected", gate, "."]).opened() as (talk, pilot):
         await say(pilot, "one")
         await until(pilot, lambda: talk.replies() == ["Something selected"])
         talk.app.query_one(ReplyView).text_select_all()
@@ -415,21 +259,19 @@ def test_ctrl_c_copies_what_is_selected_in_a_reply(chat):
         gate.set()
         await until(pilot, talk.idle)
 
-    talk.play(story)
-
 
 # -- help and commands -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("width", [44, 60, 80, 100])
-def test_no_key_of_the_footer_is_cut_and_stop_is_offered_while_there_is_something_to_stop(chat, width):
+@pytest.mark.parametrize("width", [44, 100])
+async def test_no_key_of_the_footer_is_cut_and_stop_is_offered_while_there_is_something_to_stop(chat, width):
     gate = threading.Event()
     talk = chat(["Half", gate, "."])
 
     def footer() -> str:
         return talk.screen_text().splitlines()[-1]
 
-    async def story(pilot):
+    async with talk.playing(size=(width, 24)) as pilot:
         await until(pilot, lambda: "Keys" in footer())
         assert "Stop" not in footer()
         await say(pilot, "Go")
@@ -441,73 +283,24 @@ def test_no_key_of_the_footer_is_cut_and_stop_is_offered_while_there_is_somethin
         await until(pilot, talk.idle)
         await until(pilot, lambda: "Stop" not in footer())
 
-    talk.play(story, size=(width, 24))
 
-
-def test_the_keys_that_stop_copy_and_clear_are_listed(chat):
-    talk = chat()
-
-    async def story(pilot):
-        await pilot.press("f1")
-        await until(pilot, lambda: wording("typed_in_the_prompt") in talk.screen_text())
-        page = " ".join(talk.screen_text().split())
-        assert wording("f7_select_all_what_typed_next") in page
-        assert wording("delete_beginning_line_then_line").partition(", ")[0] in page  # the rest is on the next row
-        assert wording("ctrl_c_copy_what_selected_stop") in page
-
-    talk.play(story, size=(240, 100))
-
-
-def test_what_every_field_for_text_does_is_no_help():
-    bindings = {binding.action: binding for binding in Prompt.BINDINGS}
-    assert all(bindings[action].system for action in ("cursor_word_left", "cursor_left", "delete_left", "paste"))
-    assert not any(bindings[action].system for action in ("send", "break_line", "up", "delete_word_left", "undo"))
-
-
-@pytest.mark.parametrize(
-    ("typed", "first"),
-    [
-        ("theme", "Choose other colours"),
-        ("temp", wording("change_how_replies_are_sampled")),
-        ("f8", wording("see_phrases_kept")),
-    ],
-)
-def test_the_palette_finds_words_and_no_scattered_letters(chat, typed, first):
-    talk = chat()
-
-    async def story(pilot):
-        await pilot.press("ctrl+p", *typed)
-        found = talk.app.screen.query_one(OptionList)
-        await until(pilot, lambda: found.option_count == 1 and first in talk.screen_text())
-        await pilot.press("x", "x")
-        await until(pilot, lambda: "No matches found" in talk.screen_text())
-
-    talk.play(story)
-
-
-def test_what_else_commands_are_found_by_is_of_commands_that_there_are(chat):
-    talk = chat()
-
-    async def story(pilot):
-        assert {*ALSO} <= {command.title for command in talk.app.get_system_commands(talk.app.screen)}
-
-    talk.play(story)
-
-
-def test_the_palette_has_the_same_commands(chat):
-    talk = chat(["Hello."])
-
-    async def story(pilot):
+async def test_the_palette_has_the_same_commands_and_finds_words_and_no_scattered_letters(chat):
+    async with chat(["Hello."]).opened() as (talk, pilot):
         names = {command.title for command in talk.app.get_system_commands(talk.app.screen)}
-        keys = {binding.tooltip for binding in ChatScreen.BINDINGS if binding.show}
-        assert names >= keys
-        await say(pilot, "one")
-        await until(pilot, talk.idle)
-        await pilot.press("ctrl+p")
-        await until(pilot, lambda: wording("begin_a_new_conversation") in talk.screen_text())
-        await pilot.press(*"new begin")
-        await until(pilot, lambda: "Let another model" not in talk.screen_text())
+        assert names >= {binding.tooltip for binding in ChatScreen.BINDINGS if binding.show} | {*ALSO}
+        await talked(talk, pilot, "one")
+        for typed, found in (
+            ("theme", "Choose other colours"),
+            ("temp", wording("change_how_replies_are_sampled")),
+            ("f8", wording("see_phrases_kept")),
+            ("new begin", wording("begin_a_new_conversation")),
+        ):
+            await pilot.press("ctrl+p", *typed)
+            options = talk.app.screen.query_one(OptionList)
+            await until(pilot, lambda o=options, f=found: o.option_count == 1 and f in talk.screen_text())
+            if typed != "new begin":
+                await pilot.press("x", "x")
+                await until(pilot, lambda: "No matches found" in talk.screen_text())
+                await pilot.press("escape")
         await pilot.press("enter")
         await until(pilot, lambda: talk.prompts() == [])
-
-    talk.play(story)

@@ -12,10 +12,8 @@ from localspec_tui.widgets.prompt import Prompt
 
 
 @pytest.mark.parametrize("size", [(100, 40), (80, 24), (44, 20)])
-def test_every_key_and_command_of_f1_is_within_reach_of_the_keyboard_once_and_whole(chat, size):
-    talk = chat(["Well.\n\n" * 40])
-
-    async def story(pilot):
+async def test_every_key_and_command_of_f1_is_within_reach_of_the_keyboard_once_and_whole(chat, size):
+    async with chat(["Well.\n\n" * 40]).opened(size=size) as (talk, pilot):
         await talked(talk, pilot, "Hi")
         await pilot.press("f1")
         await until(pilot, lambda: "Begin a new" in talk.screen_text())
@@ -54,14 +52,10 @@ def test_every_key_and_command_of_f1_is_within_reach_of_the_keyboard_once_and_wh
         await pilot.press("f1", "pageup")
         await until(pilot, lambda: conversation.scroll_y < at)
 
-    talk.play(story, size=size)
 
-
-@pytest.mark.parametrize("size", [(100, 40), (80, 24), (44, 20)])
-def test_f1_shows_and_hides_the_keys_those_of_the_chat_first(chat, size):
-    talk = chat()
-
-    async def story(pilot):
+@pytest.mark.parametrize("size", [(100, 40), (44, 20)])
+async def test_f1_shows_and_hides_the_keys_those_of_the_chat_first(chat, size):
+    async with chat().opened(size=size) as (talk, pilot):
         await pilot.press("f1")
         await until(pilot, lambda: "Begin a new" in talk.screen_text())
         assert talk.app.query_one(Prompt).region.width > 25
@@ -75,19 +69,15 @@ def test_f1_shows_and_hides_the_keys_those_of_the_chat_first(chat, size):
         await pilot.press("escape")
         await until(pilot, lambda: "Begin a new" not in talk.screen_text())
 
-    talk.play(story, size=size)
 
-
-@pytest.mark.parametrize("size", [(100, 40), (80, 24), (44, 20)])
-@pytest.mark.parametrize(("line", "seen"), [("/bogus", wording("there_is_no_command")), ("Hi", "Well.")])
-def test_what_comes_of_a_line_is_seen_also_where_the_keys_were_shown(chat, size, line, seen):
-    talk = chat(["Well."])
-
-    async def story(pilot):
-        await pilot.press("f1")
-        await until(pilot, lambda: "Begin a new" in talk.screen_text())
-        await say(pilot, line)
-        await until(pilot, lambda: seen in talk.screen_text())
-        assert bool(talk.app._chat.query(KeysPanel)) == (size[0] == 100), "beside the conversation they stay"
-
-    talk.play(story, size=size)
+@pytest.mark.parametrize("size", [(100, 40), (44, 20)])
+async def test_what_comes_of_a_line_is_seen_also_where_the_keys_were_shown(chat, size):
+    async with chat(["Well."]).opened(size=size) as (talk, pilot):
+        for line, seen in (("/bogus", wording("there_is_no_command")), ("Hi", "Well.")):
+            if not talk.app._chat.query(KeysPanel):
+                await pilot.press("f1")
+            await until(pilot, lambda: "Begin a new" in talk.screen_text())
+            await pilot.press("f7")
+            await say(pilot, line)
+            await until(pilot, lambda seen=seen: seen in talk.screen_text())
+            assert bool(talk.app._chat.query(KeysPanel)) == (size[0] == 100), "where there is room they stay"

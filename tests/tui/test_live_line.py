@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import pytest
 from each import each
 from golden import wording
 from rich.cells import cell_len
@@ -67,8 +66,8 @@ def test_what_is_unknown_is_left_out():
     assert line(Figures(), 99) == ""
 
 
-@pytest.mark.parametrize(
-    ("used", "shown", "colour"),
+@each(
+    "used, shown, colour",
     [(1, "context 1 %", ""), (3400, "context 83 %", "warning"), (4000, "! context 98 %", "error")],
 )
 def test_the_end_of_the_context_is_red_and_marked(used, shown, colour):
@@ -77,10 +76,9 @@ def test_the_end_of_the_context_is_red_and_marked(used, shown, colour):
     assert colour != "error" or line(figures, 20) == shown, "it comes first"
 
 
-def test_a_conversation_that_goes_on_shows_from_the_start_how_full_the_context_is(chat):
-    talk = chat(["One."], ["Two."])
-
-    async def story(pilot):
+async def test_a_conversation_that_goes_on_shows_from_the_start_how_full_the_context_is(chat):
+    async with chat(["One."], ["Two."]).opened() as (talk, pilot):
+        await until(pilot, lambda: talk.live == "ready")
         await talked(talk, pilot, "Hi")
         await until(pilot, lambda: "context 1 %" in talk.live)
         await pilot.press("ctrl+n")
@@ -89,28 +87,13 @@ def test_a_conversation_that_goes_on_shows_from_the_start_how_full_the_context_i
         await until(pilot, lambda: talk.prompts() == ["Hi"])
         assert "context 1 %" in talk.live
 
-    talk.play(story)
 
-
-def test_a_warning_without_figures_ends_in_no_dot(chat):
+async def test_a_warning_without_figures_ends_in_no_dot(chat):
     """A server may tell none."""
-    talk = chat()
-
-    async def story(pilot):
+    async with chat().opened() as (talk, pilot):
         await until(pilot, talk.idle)
         line = talk.app._chat._live
         line.show_figures(Figures(), "it repeats itself")
         assert str(line.render()) == wording("it_repeats_itself")
         line.show_figures(KNOWN, "it repeats itself")
         assert str(line.render()).startswith(wording("repeats_itself_61_tok_s"))
-
-    talk.play(story)
-
-
-def test_before_the_first_reply_it_says_that_one_may_begin(chat):
-    talk = chat()
-
-    async def story(pilot):
-        await until(pilot, lambda: talk.live == "ready")
-
-    talk.play(story)

@@ -3,8 +3,8 @@
 import threading
 from collections.abc import Iterator
 
-import pytest
 from clocks import PATIENCE
+from each import each
 from tui.scripted_engine import ScriptedEngine, say, until
 
 from localspec.engine.later_measurements import CHECKING, PROBING, TIMING_DRAFT
@@ -30,11 +30,10 @@ class Unmeasured:
             self.taken += 1
 
 
-def test_after_the_first_reply_it_is_shown_how_far_measuring_is(chat):
+async def test_after_the_first_reply_it_is_shown_how_far_measuring_is(chat):
     talk = chat(["Hello."])
     measured = Unmeasured(talk.engine, 2)
-
-    async def story(pilot):
+    async with talk.playing() as pilot:
         await pilot.pause()
         assert measured.before == -1, "nothing is measured before the first reply"
         await say(pilot, "Hi")
@@ -45,31 +44,25 @@ def test_after_the_first_reply_it_is_shown_how_far_measuring_is(chat):
         await until(pilot, lambda: TIMING not in talk.screen_text())
         assert (measured.before, measured.taken) == (1, 2)
 
-    talk.play(story)
 
-
-def test_in_a_narrow_terminal_the_key_that_skips_it_stays(chat):
+async def test_in_a_narrow_terminal_the_key_that_skips_it_stays(chat):
     talk = chat(["Hello."])
     measured = Unmeasured(talk.engine, 1)
-
-    async def story(pilot):
+    async with talk.playing(size=(40, 20)) as pilot:
         await say(pilot, "Hi")
         await until(pilot, lambda: "… · esc skips" in talk.screen_text())
         measured.gates[0].set()
 
-    talk.play(story, size=(40, 20))
 
-
-@pytest.mark.parametrize("what", [CHECKING, TIMING_DRAFT, PROBING])
+@each("what", [CHECKING, TIMING_DRAFT, PROBING])
 def test_count_time_and_key_fit_into_eighty_columns(what):
     assert len(f" {what}: 25 of 25, about 12 s left · esc skips ") <= 80
 
 
-def test_a_prompt_interrupts_it_and_it_goes_on_afterwards(chat):
+async def test_a_prompt_interrupts_it_and_it_goes_on_afterwards(chat):
     talk = chat(["Hello."], ["Again."])
     measured = Unmeasured(talk.engine, 2)
-
-    async def story(pilot):
+    async with talk.playing() as pilot:
         await say(pilot, "Hi")
         await until(pilot, lambda: TIMING in talk.screen_text())
         await say(pilot, "Once more")
@@ -79,15 +72,12 @@ def test_a_prompt_interrupts_it_and_it_goes_on_afterwards(chat):
         measured.gates[1].set()
         await until(pilot, lambda: measured.taken == 2)
 
-    talk.play(story)
 
-
-def test_escape_skips_it(chat, monkeypatch):
+async def test_escape_skips_it(chat, monkeypatch):
     monkeypatch.setattr(loading, "SHOWN_SECONDS", 0.0)
     talk = chat(["Hello."], ["Again."])
     measured = Unmeasured(talk.engine, 3)
-
-    async def story(pilot):
+    async with talk.playing() as pilot:
         await say(pilot, "Hi")
         await until(pilot, lambda: TIMING in talk.screen_text())
         await pilot.press("escape")
@@ -97,8 +87,6 @@ def test_escape_skips_it(chat, monkeypatch):
         await until(pilot, lambda: talk.replies() == ["Hello.", "Again."])
         await until(pilot, talk.idle)
         assert measured.taken == 1, "it stays skipped"
-
-    talk.play(story)
 
 
 def test_leaving_does_not_wait_for_it(chat):

@@ -23,92 +23,51 @@ from localspec_tui.widgets.download_line import DownloadLine
 from localspec_tui.widgets.keys_footer import KeysFooter
 
 
-def test_ctrl_o_lets_another_model_answer(chat, models):
+async def test_ctrl_o_lets_another_model_answer(chat, models):
     models("bro[ken]", "scripted", "bro[ken] too", "other", broken=["bro[ken]", "bro[ken] too"])
-    talk = chat(["One."])
+    gate = threading.Event()
+    talk = chat(["One."], ["Half", gate, Prefill(5, 5), "never"])
+    talk.engine.choice.pace = ("about 61.3 tokens/s", "1.8× faster with drafts")
     talk.models["other"] = other = ScriptedEngine(["Two."])
-
-    async def story(pilot):
+    async with talk.playing(size=(140, 30)) as pilot:
+        await until(pilot, lambda: "cpu · about 61.3 tokens/s · 1.8× faster with drafts" in talk.screen_text())
         await talked(talk, pilot, "first")
         await pilot.press("ctrl+o")
-        await until(pilot, lambda: "scripted (answers now)" in talk.screen_text())
+        await until(pilot, lambda: "MiB · about 61.3 tokens/s · 1.8× faster with drafts" in talk.screen_text())
+        assert "scripted (answers now)" in talk.screen_text()
         assert talk.app.screen.query_one(OptionList).highlighted == 2, "below a heading and what is broken"
         assert "It is [damaged]." in talk.screen_text()
+        await pilot.press("down", "escape")
+        await until(pilot, back(talk))
+        await say(pilot, "half")
+        await until(pilot, lambda: talk.replies() == ["One.", "Half"])
+        assert talk.loaded == ["scripted"], "Escape keeps the model"
+        await pilot.press("ctrl+o")
+        await until(pilot, lambda: "answers now" in talk.screen_text())
         await pilot.press("down", "enter")
-        await until(pilot, lambda: "localspec · other" in talk.screen_text())
+        await until(pilot, lambda: talk.live == "stopping")
+        gate.set()
+        await until(pilot, lambda: "localspec · other" in talk.screen_text() and talk.idle())
         await talked(talk, pilot, "second")
-        assert talk.replies() == ["One.", "Two."]
-
-    talk.play(story)
-    assert len(other.asked[0]) == 3
+        assert talk.replies() == ["One.", "Half", "Two."]
+    assert talk.kept()[1:] == [("half", "Half", "interrupted"), ("second", "Two.", "stop")]
+    assert len(other.asked[0]) == 5
     with Store.open(talk.database, print) as store:
         assert store.history.read(1).info.model == str(card("other").path)
     assert talk.loaded == ["scripted", "other"]
 
 
-def test_one_speed_of_the_model_that_answers_is_told(chat, models):
-    models("scripted")
-    talk = chat()
-    talk.engine.choice.pace = ("about 61.3 tokens/s", "1.8× faster with drafts")
-
-    async def story(pilot):
-        await until(pilot, lambda: "cpu · about 61.3 tokens/s · 1.8× faster with drafts" in talk.screen_text())
-        await pilot.press("ctrl+o")
-        await until(pilot, lambda: "MiB · about 61.3 tokens/s · 1.8× faster with drafts" in talk.screen_text())
-
-    talk.play(story, size=(140, 30))
-
-
-def test_a_model_given_by_its_directory_is_in_the_list_and_answers_now(chat, models):
+async def test_a_model_given_by_its_directory_is_in_the_list_and_answers_now(chat, models):
     models("other")
-    talk = chat()
-
-    async def story(pilot):
+    async with chat().opened() as (talk, pilot):
         await pilot.press("ctrl+o")
         await until(pilot, lambda: "scripted (answers now)" in talk.screen_text())
         assert str(card("scripted").path) in talk.screen_text()
         assert "other (answers now)" not in talk.screen_text()
         assert talk.app.screen.query_one(OptionList).highlighted == 1
 
-    talk.play(story)
 
-
-def test_a_reply_under_way_is_stopped_for_another_model(chat, models):
-    models("scripted", "other")
-    gate = threading.Event()
-    talk = chat(["Half", gate, Prefill(5, 5), "never"])
-    talk.models["other"] = ScriptedEngine(["Two."])
-
-    async def story(pilot):
-        await say(pilot, "first")
-        await until(pilot, lambda: talk.replies() == ["Half"])
-        await pilot.press("ctrl+o")
-        await until(pilot, lambda: "answers now" in talk.screen_text())
-        await pilot.press("down", "enter")
-        await until(pilot, lambda: talk.live == "stopping")
-        gate.set()
-        await until(pilot, lambda: "localspec · other" in talk.screen_text())
-        assert talk.replies() == ["Half"]
-
-    talk.play(story)
-    assert talk.kept() == [("first", "Half", "interrupted")]
-
-
-def test_escape_keeps_the_model(chat, models):
-    models("scripted", "other")
-    talk = chat()
-
-    async def story(pilot):
-        await pilot.press("ctrl+o")
-        await until(pilot, lambda: "answers now" in talk.screen_text())
-        await pilot.press("down", "escape")
-        await until(pilot, back(talk))
-
-    talk.play(story)
-    assert talk.loaded == ["scripted"]
-
-
-def test_the_model_before_is_dropped_first_and_loaded_again_where_the_other_fails(chat, models):
+async def test_the_model_before_is_dropped_first_and_loaded_again_where_the_other_fails(chat, models):
     models("scripted", "other")
     talk = chat(["One."])
     held = []
@@ -117,8 +76,7 @@ def test_the_model_before_is_dropped_first_and_loaded_again_where_the_other_fail
         held.append(talk.thread.model.engine)
 
     talk.models["other"] = [look, DoesNotFit("other needs 99.0 GiB.")]
-
-    async def story(pilot):
+    async with talk.playing() as pilot:
         await pilot.press("ctrl+o")
         await until(pilot, lambda: "answers now" in talk.screen_text())
         await pilot.press("down", "enter")
@@ -127,13 +85,11 @@ def test_the_model_before_is_dropped_first_and_loaded_again_where_the_other_fail
         assert "localspec · scripted" in talk.screen_text()
         await say(pilot, "first")
         await until(pilot, lambda: talk.replies() == ["One."])
-
-    talk.play(story)
     assert held == [None]
     assert talk.loaded == ["scripted", "other", "scripted"]
 
 
-def test_nothing_of_a_refused_model_is_left_when_the_one_before_is_loaded_again(chat, models):
+async def test_nothing_of_a_refused_model_is_left_when_the_one_before_is_loaded_again(chat, models):
     models("scripted", "other")
     talk = chat()
     left = []
@@ -152,14 +108,6 @@ def test_nothing_of_a_refused_model_is_left_when_the_one_before_is_loaded_again(
 
     talk.models["other"] = [load_other]
     talk.models["scripted"] = [look, talk.engine]
-
-    async def story(pilot):
-        await pilot.press("ctrl+o")
-        await until(pilot, lambda: "answers now" in talk.screen_text())
-        await pilot.press("down", "enter")
-        await until(pilot, lambda: "--top-p has no effect" in talk.screen_text())
-        await until(pilot, talk.idle)
-
     real = talk.thread.model._loading
 
     def loading(*about, **more):
@@ -169,11 +117,16 @@ def test_nothing_of_a_refused_model_is_left_when_the_one_before_is_loaded_again(
             talk.models["other"] = [load_other]
 
     talk.thread.model._loading = loading
-    talk.play(story)
+    async with talk.playing() as pilot:
+        await pilot.press("ctrl+o")
+        await until(pilot, lambda: "answers now" in talk.screen_text())
+        await pilot.press("down", "enter")
+        await until(pilot, lambda: "--top-p has no effect" in talk.screen_text())
+        await until(pilot, talk.idle)
     assert left[1] is None
 
 
-def test_where_no_model_can_be_loaded_any_more_it_is_said(chat, models):
+async def test_where_no_model_can_be_loaded_any_more_it_is_said(chat, models):
     models("scripted", "other")
     talk = chat()
     engines = [talk.engine]
@@ -184,8 +137,7 @@ def test_where_no_model_can_be_loaded_any_more_it_is_said(chat, models):
 
     talk.models["scripted"] = [load_once, talk.engine]
     talk.models["other"] = [DoesNotFit("other needs 99.0 GiB.")]
-
-    async def story(pilot):
+    async with talk.playing() as pilot:
         engines.clear()
         await pilot.press("ctrl+o")
         await until(pilot, lambda: "answers now" in talk.screen_text())
@@ -193,23 +145,17 @@ def test_where_no_model_can_be_loaded_any_more_it_is_said(chat, models):
         await until(pilot, lambda: "✗ scripted fits no more." in talk.screen_text())
         assert wording("no_model_is_loaded") in talk.live
 
-    talk.play(story)
 
-
-def test_a_registry_that_cannot_be_read_is_told(chat, monkeypatch):
+async def test_a_registry_that_cannot_be_read_is_told(chat, monkeypatch):
     def broken():
         raise LocalspecError("models.toml, line 1: [this] is not TOML.")
 
     monkeypatch.setattr(registry, "installed", broken)
-    talk = chat()
-
-    async def story(pilot):
+    async with chat().opened() as (talk, pilot):
         await pilot.press("ctrl+o")
         await until(pilot, lambda: wording("this_is_not_toml") in talk.screen_text())
         await pilot.press("enter", "escape")
         await until(pilot, back(talk))
-
-    talk.play(story)
 
 
 # -- what is not here --------------------------------------------------------------------------------------------------
@@ -234,7 +180,7 @@ def highlighted(talk) -> str:
     return str(option.prompt).splitlines()[0] if option else ""
 
 
-def test_three_parts_in_order_and_a_search_as_one_types(chat, models, offered):
+async def test_three_parts_in_order_and_a_search_as_one_types(chat, models, offered):
     talk = chat()
     seven = replace(unfetched(SEVEN, "seven"), license="Own [terms]")
     seven = replace(seven, entry=replace(seven.entry, gated=True))
@@ -242,8 +188,7 @@ def test_three_parts_in_order_and_a_search_as_one_types(chat, models, offered):
     models(
         "scripted", "other", elsewhere=[replace(seven, name="heavy"), replace(billion, license="Own [terms]\x1b[2J")]
     )
-
-    async def story(pilot):
+    async with talk.playing() as pilot:
         await pilot.press("ctrl+o")
         await until(pilot, lambda: wording("does_not_fit_this_machine") in lines(talk))
         found = lines(talk)
@@ -267,16 +212,13 @@ def test_three_parts_in_order_and_a_search_as_one_types(chat, models, offered):
         await until(pilot, lambda: highlighted(talk) == "bil[lion] (recommended)")
         await pilot.press("enter")
         await until(pilot, back(talk))
-
-    talk.play(story)
     assert offered == ["bil[lion]"] and talk.loaded == ["scripted"]
 
 
-def test_a_name_of_the_hub_is_looked_up_there(chat, models, offered):
+async def test_a_name_of_the_hub_is_looked_up_there(chat, models, offered):
     talk = chat()
     models("scripted")
-
-    async def story(pilot):
+    async with talk.playing() as pilot:
         await pilot.press("ctrl+o")
         await until(pilot, lambda: lines(talk) and "Looking at" not in talk.screen_text())
         await pilot.press(*"org")
@@ -285,16 +227,13 @@ def test_a_name_of_the_hub_is_looked_up_there(chat, models, offered):
         await until(pilot, lambda: highlighted(talk) == "org/name")
         await pilot.press("enter")
         await until(pilot, back(talk))
-
-    talk.play(story)
     assert offered == ["org/name"]
 
 
-def test_what_does_not_fit_can_be_looked_at(chat, models):
+async def test_what_does_not_fit_can_be_looked_at(chat, models):
     talk = chat()
     models("scripted", elsewhere=[unfetched(BILLION, "fits"), *(unfetched(SEVEN, f"large {n}") for n in range(9))])
-
-    async def story(pilot):
+    async with talk.playing(size=(80, 24)) as pilot:
         await pilot.press("ctrl+o")
         await until(pilot, lambda: "large 0" in talk.screen_text())
         await pilot.press("down", "down")
@@ -307,24 +246,8 @@ def test_what_does_not_fit_can_be_looked_at(chat, models):
         await pilot.press("pageup", "pageup")
         await until(pilot, lambda: "Here" in talk.screen_text().split())
 
-    talk.play(story, size=(80, 24))
 
-
-def test_a_click_chooses(chat, models):
-    talk = chat()
-    talk.models["other"] = ScriptedEngine()
-    models("scripted", "other")
-
-    async def story(pilot):
-        await pilot.press("ctrl+o")
-        await until(pilot, lambda: len(lines(talk)) == 5 and "Looking at" not in talk.screen_text())
-        await pilot.click(OptionList, offset=(3, 3))
-        await until(pilot, lambda: talk.loaded == ["scripted", "other"])
-
-    talk.play(story)
-
-
-def test_what_is_here_can_be_chosen_while_the_machine_is_looked_at(chat, models, monkeypatch):
+async def test_what_is_here_can_be_chosen_while_the_machine_is_looked_at(chat, models, monkeypatch):
     gate, talk = threading.Event(), chat()
     talk.models["other"] = ScriptedEngine()
     models("scripted", "other")
@@ -334,8 +257,7 @@ def test_what_is_here_can_be_chosen_while_the_machine_is_looked_at(chat, models,
         return machine(cpu(6, bandwidth=None))
 
     monkeypatch.setattr(model_list, "this_machine", look)
-
-    async def story(pilot):
+    async with talk.playing() as pilot:
         await pilot.press("ctrl+o")
         await until(pilot, lambda: wording("looking_what_fits_machine") in talk.screen_text() and len(lines(talk)) == 5)
         await pilot.press("down")
@@ -343,13 +265,11 @@ def test_what_is_here_can_be_chosen_while_the_machine_is_looked_at(chat, models,
         gate.set()
         await until(pilot, lambda: wording("localspec_doctor_measures_this") in talk.screen_text())
         assert highlighted(talk) == "other", "the list that comes later leaves the place"
-        await pilot.press("enter")
+        await pilot.click(OptionList, offset=(3, 3))
         await until(pilot, lambda: talk.loaded == ["scripted", "other"])
 
-    talk.play(story)
 
-
-def test_what_is_looked_for_comes_back_to_a_screen_that_is_leaving(chat, models, monkeypatch):
+async def test_what_is_looked_for_comes_back_to_a_screen_that_is_leaving(chat, models, monkeypatch):
     """Its widgets go one by one, and the screen itself last: until then a worker of it goes on."""
     gate, talk = threading.Event(), chat()
     models("scripted", "other")
@@ -365,12 +285,9 @@ def test_what_is_looked_for_comes_back_to_a_screen_that_is_leaving(chat, models,
 
     monkeypatch.setattr(model_list, "this_machine", look)
     monkeypatch.setattr(searched, "KeysFooter", SlowFooter)
-
-    async def story(pilot):
+    async with talk.playing() as pilot:
         await pilot.press("ctrl+o")
         await until(pilot, lambda: len(lines(talk)) == 5)
         await pilot.press("escape")
         await until(pilot, lambda: not isinstance(talk.app.screen, ModelsScreen))
         await talked(talk, pilot, "still here")
-
-    talk.play(story)

@@ -62,10 +62,8 @@ def test_a_terminal_s_escape_and_enter_are_alt_enter():
     assert PasteFilter().read("a\x1b\r\x1b\nb") == f"a{ALT_ENTER}{ALT_ENTER}b"
 
 
-def test_what_was_copied_here_is_pasted_as_text(chat):
-    talk = chat()
-
-    async def story(pilot):
+async def test_what_was_copied_here_is_pasted_as_text(chat):
+    async with chat().opened() as (talk, pilot):
         talk.app._clipboard = "one\x1b[31m\ntwo\u202e"
         await pilot.press("ctrl+v")
         await until(pilot, lambda: talk.typed == "one␛[31m\ntwo")
@@ -74,21 +72,15 @@ def test_what_was_copied_here_is_pasted_as_text(chat):
         await pilot.press("ctrl+v")
         await until(pilot, lambda: talk.app.screen.query_one(Input).value == "one␛[31m two")
 
-    talk.play(story)
 
-
-def test_what_no_model_reads_is_refused_and_nothing_changes(chat):
-    talk = chat([])
-
-    async def story(pilot):
+async def test_what_no_model_reads_is_refused_and_nothing_changes(chat):
+    async with chat([]).opened() as (talk, pilot):
         await pilot.press(*"kept")
         talk.app.post_message(Paste("x" * LONGEST))
         await until(pilot, lambda: any("1,000,000" in one and "1,000,004" in one for one in toasts(talk)))
         assert talk.typed == "kept"
         talk.app.post_message(Paste("x" * 9))
         await until(pilot, lambda: talk.typed == "kept" + "x" * 9)
-
-    talk.play(story)
 
 
 def toasts(talk):

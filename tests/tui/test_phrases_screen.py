@@ -48,12 +48,9 @@ async def opened(talk, pilot):
     return talk.app.screen
 
 
-@pytest.mark.parametrize(
-    "keys", [["f8"], ["ctrl+p", *"phrases that", "enter"], [*"/phrases", "enter"]], ids=["key", "palette", "command"]
-)
-def test_they_tell_their_story(kept, keys):
-    async def story(pilot):
-        await pilot.press(*keys)
+async def test_they_tell_their_story_and_are_searched(kept):
+    async with kept.playing() as pilot:
+        await pilot.press("f8")
         screen = await opened(kept, pilot)
         await until(pilot, lambda: "straße" in kept.screen_text())  # what was found is drawn a moment later
         page = kept.screen_text()
@@ -63,12 +60,6 @@ def test_they_tell_their_story(kept, keys):
         assert len(screen._found) == 3
         await pilot.press("escape")
         await until(pilot, lambda: isinstance(kept.app.screen, ChatScreen))
-
-    kept.play(story)
-
-
-def test_they_are_searched(kept):
-    async def story(pilot):
         await say(pilot, "/phrases FOX jumps")
         screen = await opened(kept, pilot)
         assert [found.line for found in screen._found] == ["the fox →  jumps"]
@@ -77,11 +68,9 @@ def test_they_are_searched(kept):
         await pilot.press(*["backspace"] * 20, *"straße")
         await until(pilot, lambda: [found.line for found in screen._found] == ["the⏎ →  straße"])
 
-    kept.play(story)
 
-
-def test_one_is_deleted_for_good_and_not_before_it_was_asked(kept):
-    async def story(pilot):
+async def test_one_is_deleted_for_good_and_not_before_it_was_asked(kept):
+    async with kept.playing() as pilot:
         await pilot.press("f8")
         screen = await opened(kept, pilot)
         await pilot.press("down", "down", "up")
@@ -95,13 +84,11 @@ def test_one_is_deleted_for_good_and_not_before_it_was_asked(kept):
         await pilot.press("ctrl+d", "y")
         await until(pilot, lambda: "Deleted 1 phrase." in kept.screen_text())
         await until(pilot, lambda: line not in [found.line for found in screen._found])
-
-    kept.play(story)
     assert left(kept) == {"/models/scripted": 2, "other": 1}
 
 
-def test_a_chat_s_are_deleted(kept):
-    async def story(pilot):
+async def test_a_chat_s_are_deleted(kept):
+    async with kept.playing() as pilot:
         await pilot.press("f8")
         screen = await opened(kept, pilot)
         await pilot.press("f7")  # of the one that nobody knows the chat of
@@ -110,13 +97,11 @@ def test_a_chat_s_are_deleted(kept):
         await until(pilot, lambda: "Delete the 2 phrases last said in “A [fox]?” for good?" in kept.screen_text())
         await pilot.press("y")
         await until(pilot, lambda: "Deleted 2 phrases." in kept.screen_text() and len(screen._found) == 1)
-
-    kept.play(story)
     assert left(kept) == {"/models/scripted": 1, "other": 1}
 
 
-def test_all_of_a_model_are_deleted(kept):
-    async def story(pilot):
+async def test_all_of_a_model_are_deleted(kept):
+    async with kept.playing() as pilot:
         await pilot.press("f8")
         screen = await opened(kept, pilot)
         await pilot.press("f8")
@@ -127,14 +112,11 @@ def test_all_of_a_model_are_deleted(kept):
         await until(pilot, lambda: "Deleted 3 phrases." in kept.screen_text() and not screen._found)
         await pilot.press("ctrl+d", "f7", "f8")
         assert not screen._asking.asking
-
-    kept.play(story)
     assert left(kept) == {"/models/scripted": 0, "other": 1}
     assert "straße".encode() not in kept.database.read_bytes()
 
 
-@pytest.mark.long
-def test_what_was_looked_for_last_counts(kept, monkeypatch):
+async def test_what_was_looked_for_last_counts(kept, monkeypatch):
     begun, gate, real = threading.Event(), threading.Event(), phrases.kept_phrases
 
     def slow(store, pool, decode, words):
@@ -144,8 +126,7 @@ def test_what_was_looked_for_last_counts(kept, monkeypatch):
         return real(store, pool, decode, words)
 
     monkeypatch.setattr(phrases, "kept_phrases", slow)
-
-    async def story(pilot):
+    async with kept.playing() as pilot:
         await pilot.press("f8")
         screen = await opened(kept, pilot)
         await pilot.press("f")
@@ -154,39 +135,25 @@ def test_what_was_looked_for_last_counts(kept, monkeypatch):
         gate.set()
         await until(pilot, lambda: [found.line for found in screen._found] == ["the⏎ →  straße"])
 
-    kept.play(story)
-
-
-def test_where_nothing_is_kept_it_says_so(chat):
-    talk = chat()
-
-    async def story(pilot):
-        await pilot.press("f8")
-        await until(pilot, lambda: wording("phrases_kept_model_yet") in talk.screen_text())
-
-    talk.play(story, size=(60, 20))
-
 
 def offered(talk):
     """What of the keys for deleting."""
     return [key for key in ("^d Delete", "f7 Delete this chat's", "f8 Delete all") if key in talk.screen_text()]
 
 
-def test_keys_that_have_nothing_to_delete_are_not_offered_and_do_nothing(chat):
-    talk = chat()
-
-    async def story(pilot):
-        await pilot.press("f8", *"fox")
+async def test_keys_that_have_nothing_to_delete_are_not_offered_and_do_nothing(chat):
+    async with chat().opened() as (talk, pilot):
+        await pilot.press("f8")
+        await until(pilot, lambda: wording("phrases_kept_model_yet") in talk.screen_text())
+        await pilot.press(*"fox")
         await until(pilot, lambda: "Nothing was found." in talk.screen_text())
         await until(pilot, lambda: "esc Back" in talk.screen_text() and not offered(talk))
         await pilot.press("ctrl+d", "f7", "f8")
         assert isinstance(talk.app.screen, PhrasesScreen) and not talk.app.screen._asking.asking
 
-    talk.play(story)
 
-
-def test_what_is_not_found_is_not_deleted_but_with_all(kept):
-    async def story(pilot):
+async def test_what_is_not_found_is_not_deleted_but_with_all(kept):
+    async with kept.playing() as pilot:
         await pilot.press("f8")
         await opened(kept, pilot)
         await until(pilot, lambda: len(offered(kept)) == 3)
@@ -196,5 +163,3 @@ def test_what_is_not_found_is_not_deleted_but_with_all(kept):
         await until(pilot, lambda: len(offered(kept)) == 3)
         await pilot.press("f8", "y")
         await until(pilot, lambda: "Deleted 3 phrases." in kept.screen_text() and not offered(kept))
-
-    kept.play(story)

@@ -9,7 +9,7 @@ from golden import wording
 from reply_statistics import said
 from scripted_models import scripted_model
 from textual.widgets import Input
-from tui.scripted_engine import say, until
+from tui.scripted_engine import say, talked, until
 
 from localspec import Engine, Limits, config
 from localspec.bench.race import Lane
@@ -66,11 +66,10 @@ def rules(talk):
     return [line.strip() for line in talk.screen_text().split("\n") if "┼" in line]
 
 
-def test_a_race_with_a_prompt_of_its_own(chat, races):
+async def test_a_race_with_a_prompt_of_its_own(chat, races):
     gate = threading.Event()
     asked, talk = races(gate), chat(settings=Settings(system="Be [kind]."))
-
-    async def story(pilot):
+    async with talk.playing() as pilot:
         await say(pilot, "/race Tell [me]")
         await until(pilot, lambda: isinstance(talk.app.screen, RaceScreen) and talk.app.screen._lanes)
         talk.app.screen.on_resize()  # before anything was drawn
@@ -93,60 +92,40 @@ def test_a_race_with_a_prompt_of_its_own(chat, races):
         await until(pilot, shows(talk, wording("both_texts_are_the_same")))
         await pilot.press("escape")
         await until(pilot, lambda: isinstance(talk.app.screen, ChatScreen))
-
-    talk.play(story)
     assert asked == [("Tell [me]", "Be [kind].")]
     assert talk.engine.asked == [] and talk.kept() == []
 
 
-def test_another_prompt_races_from_there(chat, races):
+async def test_another_prompt_races_from_there(chat, races):
     asked, talk = races(), chat()
-
-    async def story(pilot):
+    async with talk.playing(size=(60, 20)) as pilot:
         await say(pilot, "/race first")
         await until(pilot, shows(talk, wording("both_texts_are_the_same")))
         assert "f9 Another prompt" in talk.screen_text()
+        page = talk.screen_text()
         await pilot.press("f9")
         await until(pilot, lambda: isinstance(talk.app.focused, Input) and "⏎ Begin" in talk.screen_text())
         assert "Another prompt" not in talk.screen_text() and talk.app.focused.value == "first"
         assert REPLAYED in talk.screen_text() and wording("both_texts_are_the_same") in talk.screen_text()
+        await pilot.press(*"other", "escape")
+        await until(pilot, lambda: talk.screen_text() == page)
+        await pilot.press("f9")
+        await until(pilot, lambda: isinstance(talk.app.focused, Input))
+        await pilot.press("end", "ctrl+u")
         await pilot.press(*"second", "enter")
         await until(pilot, shows(talk, "Race: second"))
         await until(pilot, lambda: len(asked) == 2 and wording("both_texts_are_the_same") in talk.screen_text())
         await pilot.press("escape")
         await until(pilot, lambda: isinstance(talk.app.screen, ChatScreen))
-
-    talk.play(story, size=(60, 20))
     assert [prompt for prompt, _ in asked] == ["first", "second"]
 
 
-def test_escape_in_the_field_for_another_prompt_goes_back_to_the_result(chat, races):
-    asked, talk = races(), chat()
-
-    async def story(pilot):
-        await say(pilot, "/race first")
-        await until(pilot, shows(talk, wording("both_texts_are_the_same")))
-        await until(pilot, shows(talk, "Another prompt"))
-        page = talk.screen_text()
-        await pilot.press("f9")
-        await until(pilot, lambda: isinstance(talk.app.focused, Input))
-        await pilot.press(*"second", "escape")
-        await until(pilot, lambda: talk.screen_text() == page)
-        await pilot.press("escape")
-        await until(pilot, lambda: isinstance(talk.app.screen, ChatScreen))
-
-    talk.play(story)
-    assert len(asked) == 1
-
-
-def test_a_prompt_that_names_a_file_is_proposed_as_it_was_typed(chat, races, tmp_path):
+async def test_a_prompt_that_names_a_file_is_proposed_as_it_was_typed(chat, races, tmp_path):
     asked, talk = races(), chat(["One."])
     (tmp_path / "notes.txt").write_text("Many words.")
     typed = f"What is in @{tmp_path / 'notes.txt'}"
-
-    async def story(pilot):
-        await say(pilot, typed)
-        await until(pilot, talk.idle)
+    async with talk.playing() as pilot:
+        await talked(talk, pilot, typed)
         await pilot.press("f9")
         await until(pilot, lambda: isinstance(talk.app.screen, RaceScreen) and talk.app.focused is not None)
         assert talk.app.screen.query_one(Input).value == typed
@@ -156,38 +135,14 @@ def test_a_prompt_that_names_a_file_is_proposed_as_it_was_typed(chat, races, tmp
         (tmp_path / "notes.txt").unlink()
         await say(pilot, f"/race {typed}")
         await until(pilot, shows(talk, "cannot be read"))
-
-    talk.play(story)
     assert asked[0][0] == talk.engine.asked[0][-1]["content"] and asked[0][0].startswith("Many words.")
     assert len(asked) == 1
 
 
-@pytest.mark.parametrize("keys", [["f9"], ["ctrl+p", *"race against", "enter"]], ids=["key", "palette"])
-def test_it_proposes_the_last_prompt(chat, races, keys):
-    asked, talk = races(), chat(["One."])
-
-    async def story(pilot):
-        await say(pilot, "first")
-        await until(pilot, talk.idle)
-        await pilot.press(*keys)
-        await until(pilot, lambda: isinstance(talk.app.screen, RaceScreen) and talk.app.focused is not None)
-        assert talk.app.screen.query_one(Input).value == "first"
-        await pilot.press("end", *" again", "enter")
-        await until(pilot, shows(talk, wording("both_texts_are_the_same")))
-        await pilot.press("escape")
-        await until(pilot, lambda: isinstance(talk.app.screen, ChatScreen))
-
-    talk.play(story, size=(60, 20))
-    assert asked[0][0] == "first again"
-    assert [turn[0] for turn in talk.kept()] == ["first"]
-
-
-def test_it_can_be_stopped_and_left(chat, races):
+async def test_it_can_be_stopped_and_left(chat, races):
     gate = threading.Event()
     races(gate)
-    talk = chat(["One."])
-
-    async def story(pilot):
+    async with chat(["One."]).opened() as (talk, pilot):
         await say(pilot, "/race go")
         await until(pilot, under_way(talk))
         await pilot.press("escape")
@@ -200,10 +155,8 @@ def test_it_can_be_stopped_and_left(chat, races):
         await say(pilot, "Still there?")
         await until(pilot, lambda: talk.replies() == ["One."])
 
-    talk.play(story)
 
-
-def test_while_the_second_engine_loads_it_says_so(chat, monkeypatch):
+async def test_while_the_second_engine_loads_it_says_so(chat, monkeypatch):
     gate = threading.Event()
     talk = chat()
 
@@ -212,35 +165,19 @@ def test_while_the_second_engine_loads_it_says_so(chat, monkeypatch):
         raise LocalspecError("Nothing can race here.")
 
     monkeypatch.setattr("localspec_tui.race_job.opponents", opponents)
-    monkeypatch.setattr("localspec_tui.race_job.of_this_process", lambda engine: engine)
-
-    async def story(pilot):
+    monkeypatch.setattr("localspec_tui.race_job.in_this_process", lambda engine: engine)
+    async with talk.playing() as pilot:
         await say(pilot, "/race go")
         await until(pilot, shows(talk, wording("loading_engine_beside_one_answers")))
         gate.set()
         await until(pilot, shows(talk, "Nothing can race here."))
         assert "Loading" not in talk.screen_text()
 
-    talk.play(story)
 
-
-def test_texts_that_part_are_told(chat, races):
-    races(ids=(1, 9, 3))
-    talk = chat()
-
-    async def story(pilot):
-        await say(pilot, "/race go")
-        await until(pilot, shows(talk, wording("texts_part_token_2")))
-
-    talk.play(story)
-
-
-def test_where_it_cannot_be_it_says_why(chat, races):
+async def test_where_it_cannot_be_or_the_texts_part_it_says_so(chat, races):
     gate = threading.Event()
     races(error=LocalspecError("There is no room for two."))
-    talk = chat([gate, "One."])
-
-    async def story(pilot):
+    async with chat([gate, "One."]).opened() as (talk, pilot):
         await say(pilot, "first")
         await pilot.press("f9")
         await until(pilot, shows(talk, wording("race_waits_until_reply_under_way")))
@@ -248,8 +185,11 @@ def test_where_it_cannot_be_it_says_why(chat, races):
         await until(pilot, talk.idle)
         await say(pilot, "/race go")
         await until(pilot, shows(talk, "There is no room for two."))
-
-    talk.play(story)
+        await pilot.press("escape")
+        await until(pilot, lambda: isinstance(talk.app.screen, ChatScreen))
+        races(ids=(1, 9, 3))
+        await say(pilot, "/race go")
+        await until(pilot, shows(talk, wording("texts_part_token_2")))
 
 
 @pytest.mark.slow

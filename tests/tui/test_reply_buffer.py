@@ -4,6 +4,7 @@ import threading
 import time
 
 import pytest
+from each import each
 
 from localspec.chat.figures import Figures
 from localspec.events import Prefill, Text
@@ -60,7 +61,7 @@ def test_figures_are_made_as_often_as_they_are_looked_at(monkeypatch):
     assert buffer.figures == Figures(tokens=3)
 
 
-@pytest.mark.parametrize(("done", "figures"), [(512, Figures(tokens=1)), (2048, None)])
+@each("done, figures", [(512, Figures(tokens=1)), (2048, None)])
 def test_only_what_is_still_being_read_is_told(done, figures):
     buffer = ReplyBuffer()
     buffer.put(Prefill(done, 2048), Counting())

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from each import each
 from golden import wording
-from tui.scripted_engine import say, statistics, until
+from tui.scripted_engine import say, statistics, talked, until
 
 from localspec.events import Done
 from localspec_tui.widgets.reply_view import _below
@@ -15,34 +15,25 @@ FAST = replace(
 )
 
 
-def test_what_a_reply_took_stands_below_it_and_below_it_when_it_is_resumed(chat):
-    talk = chat(["A long story.", Done("stop", FAST)])
-
-    async def story(pilot):
-        await say(pilot, "Tell me a story")
-        await until(pilot, talk.idle)
+async def test_what_a_reply_took_stands_below_it_and_below_it_when_it_is_resumed(chat):
+    async with chat(["A long story.", Done("stop", FAST)]).opened() as (talk, pilot):
+        await talked(talk, pilot, "Tell me a story")
         assert "4.1 s · 248 tokens · 2.5× faster" in talk.screen_text()
         await pilot.press("ctrl+n")
         await until(pilot, lambda: talk.prompts() == [])
         talk.app._chat.conversations.resume(1)
         await until(pilot, lambda: "4.1 s · 248 tokens · 2.5× faster" in talk.screen_text())
 
-    talk.play(story)
 
-
-def test_a_reply_that_was_stopped_says_so_and_what_it_took(chat):
+async def test_a_reply_that_was_stopped_says_so_and_what_it_took(chat):
     gate = threading.Event()
-    talk = chat(["It was a dark", gate, " night"])
-
-    async def story(pilot):
+    async with chat(["It was a dark", gate, " night"]).opened() as (talk, pilot):
         await say(pilot, "Tell me a story")
         await until(pilot, lambda: talk.replies() == ["It was a dark"])
         await pilot.press("escape")
         gate.set()
         await until(pilot, talk.idle)
         assert "(stopped) · 0.6 s · 3 tokens" in talk.screen_text()
-
-    talk.play(story)
 
 
 @each(

@@ -5,7 +5,7 @@ import threading
 import pytest
 from golden import wording
 from textual.widgets import Input
-from tui.scripted_engine import say, until
+from tui.scripted_engine import say, talked, until
 
 from localspec_tui.screens.sampling import SamplingScreen
 
@@ -15,12 +15,9 @@ def asked_with(talk):
     return [(sampling.temperature, sampling.seed, limits.max_tokens) for sampling, limits in talk.engine.asked_with]
 
 
-def test_set_holds_from_the_next_reply_on(chat):
-    talk = chat(["One."], ["Two."])
-
-    async def story(pilot):
-        await say(pilot, "first")
-        await until(pilot, talk.idle)
+async def test_set_holds_from_the_next_reply_on(chat):
+    async with chat(["One."], ["Two."]).opened() as (talk, pilot):
+        await talked(talk, pilot, "first")
         await say(pilot, "/set temperature 0.5")
         await say(pilot, "/set max-tokens 9")
         await until(pilot, lambda: "temperature 0.5 · max-tokens 9" in talk.screen_text().splitlines()[0])
@@ -29,63 +26,50 @@ def test_set_holds_from_the_next_reply_on(chat):
         await until(pilot, lambda: "max-tokens 9 /set" in talk.screen_text())
         await say(pilot, "second")
         await until(pilot, lambda: talk.replies() == ["One.", "Two."] and talk.idle())
-
-    talk.play(story)
     assert asked_with(talk) == [(0.0, 7, None), (0.5, 7, 9)]
 
 
-@pytest.mark.parametrize("why", ["under way", "unchanged", "no room"])
-def test_it_is_told_where_one_would_not_see_it(chat, why):
+async def test_it_is_told_where_one_would_not_see_it(chat):
     gate = threading.Event()
-    talk = chat(["Half", gate, "."])
 
-    async def story(pilot):
-        if why == "under way":
-            await say(pilot, "first")
-            await until(pilot, lambda: talk.replies() == ["Half"])
-            await say(pilot, "/set temperature 0.5")
-        elif why == "unchanged":
-            await say(pilot, "/set temperature default")
-        else:
-            for line in ("temperature 0.5", "max-tokens 9", "seed 12345", "min-p 0.05"):
-                await say(pilot, f"/set {line}")
+    async def told():
         await until(pilot, lambda: wording("holds_from_next_reply") in talk.screen_text())
+        talk.app.clear_notifications()
+        await until(pilot, lambda: wording("holds_from_next_reply") not in talk.screen_text())
+
+    async with chat(["Half", gate, "."]).opened(size=(60, 20)) as (talk, pilot):
+        await say(pilot, "/set temperature default")  # which changes nothing
+        await told()
+        await say(pilot, "first")
+        await until(pilot, lambda: talk.replies() == ["Half"])
+        await say(pilot, "/set temperature 0.5")
+        await told()
         gate.set()
         await until(pilot, talk.idle)
+        for line in ("max-tokens 9", "seed 12345", "min-p 0.05"):  # there is no room for all of them
+            await say(pilot, f"/set {line}")
+        await told()
 
-    talk.play(story, size=(60, 20))
 
-
-def test_another_answer_takes_the_next_seed_and_the_next_prompt_the_one_that_was_set(chat):
-    talk = chat(*(["A reply."] for _ in range(5)))
-
-    async def story(pilot):
+async def test_another_answer_takes_the_next_seed_and_the_next_prompt_the_one_that_was_set(chat):
+    async with chat(*(["A reply."] for _ in range(5))).opened() as (talk, pilot):
         for line in ("first", "/set seed 40", "/again", "/again", "/again", "second"):
             asked = len(talk.engine.asked_with) + (not line.startswith("/set"))
             await say(pilot, line)
             await until(pilot, lambda asked=asked: talk.idle() and len(talk.engine.asked_with) == asked)
-
-    talk.play(story)
     assert [seed for _, seed, _ in asked_with(talk)] == [7, 40, 41, 42, 40]
 
 
-def test_a_mistake_is_told_and_given_back(chat):
-    talk = chat()
-
-    async def story(pilot):
+async def test_a_mistake_is_told_and_given_back(chat):
+    async with chat().opened() as (talk, pilot):
         await say(pilot, "/set top-p 0.5")
         await until(pilot, lambda: "/set top-p 0.5 has no effect at temperature 0" in talk.screen_text())
         assert talk.typed == "/set top-p 0.5"
 
-    talk.play(story)
 
-
-@pytest.mark.parametrize("how", ["f3", "/set"])
-def test_the_dialog(chat, how):
-    talk = chat(["One."])
-
-    async def story(pilot):
-        await (pilot.press(how) if how == "f3" else say(pilot, how))
+async def test_the_dialog(chat):
+    async with chat(["One."]).opened() as (talk, pilot):
+        await pilot.press("f3")
         await until(pilot, lambda: isinstance(talk.app.screen, SamplingScreen))
         await until(pilot, lambda: isinstance(talk.app.focused, Input))
         await pilot.press(*"0.9", "down", *"2", "enter")
@@ -102,8 +86,6 @@ def test_the_dialog(chat, how):
         await until(pilot, lambda: not isinstance(talk.app.screen, SamplingScreen))
         await say(pilot, "/set temp")
         await until(pilot, lambda: "temperature 0.9 /set" in talk.screen_text())
-
-    talk.play(story)
     assert asked_with(talk) == [(0.9, 12, None)]
 
 
@@ -136,34 +118,27 @@ def test_escape_leaves_sampling_as_it_was_and_what_was_typed_comes_back(chat):
     assert asked_with(talk) == [(0.0, 7, None)]
 
 
-def test_what_was_set_while_the_first_model_loads_is_taken_back_where_it_contradicts_it(chat):
+async def test_what_was_set_while_the_first_model_loads_is_taken_back_where_it_contradicts_it(chat):
     talk = chat(["One."])
     talk.models["scripted"] = [gate := threading.Event(), talk.engine]
-
-    async def story(pilot):
+    async with talk.playing(ready=False) as pilot:
         await say(pilot, "/set top-k 5")
         await until(pilot, lambda: "top-k 5" in talk.screen_text().splitlines()[0])
         gate.set()
         await until(pilot, talk.idle)
         await until(pilot, lambda: wording("sampling_what_beginning") in talk.screen_text())
-
-    talk.play(story, ready=False)
     assert talk.app.failure is None
 
 
 @pytest.mark.parametrize(("generation", "told"), [({"do_sample": False}, True), ({"do_sample": True}, False)])
-def test_another_answer_that_would_be_the_same_is_drawn(chat, generation, told):
+async def test_another_answer_that_would_be_the_same_is_drawn(chat, generation, told):
     talk = chat(["One."], ["Two."])
     talk.engine.generation = generation
-
-    async def story(pilot):
-        await say(pilot, "first")
-        await until(pilot, talk.idle)
+    async with talk.playing() as pilot:
+        await talked(talk, pilot, "first")
         await pilot.press("f5")
         await until(pilot, lambda: talk.replies() == ["Two."] and talk.idle())
         if told:
             await until(pilot, lambda: "drawn at temperature 0.7" in " ".join(talk.screen_text().split()))
         assert ("At temperature 0" in talk.screen_text()) is told
         assert [sampling.temperature for sampling, _ in talk.engine.asked_with] == ([0.0, 0.7] if told else [1.0, 1.0])
-
-    talk.play(story)

@@ -9,7 +9,6 @@ from textual.widgets import OptionList
 from tui.scripted_engine import back, say, talked, until
 
 from localspec.config import Settings
-from localspec.errors import LocalspecError
 from localspec.store.conversations import ConversationInfo, Found
 from localspec.store.store import Store
 from localspec_tui.screens.conversations import ConversationsScreen
@@ -18,41 +17,31 @@ from localspec_tui.widgets.typed_text import TypedText
 # -- conversations -----------------------------------------------------------------------------------------------------
 
 
-def test_ctrl_n_begins_anew(chat):
-    talk = chat(["One."], ["Two."])
-
-    async def story(pilot):
+async def test_ctrl_n_begins_anew(chat):
+    async with chat(["One."], ["Two."]).opened() as (talk, pilot):
         await talked(talk, pilot, "first")
         await pilot.press("ctrl+n")
         await until(pilot, lambda: talk.prompts() == [])
         await until(pilot, lambda: talk.replies() == [] and "Last: first" in talk.screen_text())
         await talked(talk, pilot, "second")
         assert talk.prompts() == ["second"]
-
-    talk.play(story)
     assert len(talk.engine.asked[1]) == 1
     assert [turn[0] for turn in talk.kept()] == ["second"]
 
 
-def test_ctrl_n_in_mid_reply_stops_and_keeps_it(chat):
+async def test_ctrl_n_in_mid_reply_stops_and_keeps_it(chat):
     gate = threading.Event()
-    talk = chat(["Half", gate, ""])
-
-    async def story(pilot):
+    async with chat(["Half", gate, ""]).opened() as (talk, pilot):
         await say(pilot, "first")
         await until(pilot, lambda: talk.replies() == ["Half"])
         await pilot.press("ctrl+n")
         gate.set()
         await until(pilot, lambda: talk.prompts() == [])
-
-    talk.play(story)
     assert talk.kept() == [("first", "Half", "interrupted")]
 
 
-def test_ctrl_r_goes_on_with_an_earlier_one(chat):
-    talk = chat(["Reply about [cats]."], ["Reply about dogs."], ["More on cats."])
-
-    async def story(pilot):
+async def test_ctrl_r_goes_on_with_an_earlier_one(chat):
+    async with chat(["Reply about [cats]."], ["Reply about dogs."], ["More on cats."]).opened() as (talk, pilot):
         for prompt in ("Say [cats]", "Say dogs"):
             await talked(talk, pilot, prompt)
             await pilot.press("ctrl+n")
@@ -65,30 +54,26 @@ def test_ctrl_r_goes_on_with_an_earlier_one(chat):
         await until(pilot, back(talk))
         assert "Say [cats]" in talk.screen_text().splitlines()[0]
         await talked(talk, pilot, "Go on")
-
-    talk.play(story)
     assert [turn[0] for turn in talk.kept()] == ["Say [cats]", "Go on"]
     assert [message["content"] for message in talk.engine.asked[-1]] == ["Say [cats]", "Reply about [cats].", "Go on"]
 
 
-def test_conversations_are_searched_by_what_was_said(chat):
-    talk = chat(["The capital is Vienna."], ["A poem."])
-
-    async def story(pilot):
-        for prompt in ("Geography", "Write"):
+async def test_conversations_are_searched_by_what_was_said_which_is_text(chat):
+    async with chat(["The capital is [bold]Vienna[/] [/]."], ["A poem."]).opened() as (talk, pilot):
+        for prompt in ("[red]Geography[/red] [/]", "Write"):
             await talked(talk, pilot, prompt)
             await pilot.press("ctrl+n")
             await until(pilot, lambda: talk.prompts() == [])
         await pilot.press("ctrl+r", *"vienna")
-        await until(pilot, lambda: "The capital is Vienna." in talk.screen_text())
+        await until(pilot, lambda: "The capital is [bold]Vienna[/] [/]." in talk.screen_text())
         await until(pilot, lambda: talk.app.screen.query_one(OptionList).option_count == 1)
+        assert "[red]Geography[/red] [/]" in talk.screen_text()
         await pilot.press("enter")
-        await until(pilot, lambda: talk.replies() == ["The capital is Vienna."])
+        await until(pilot, lambda: talk.replies() == ["The capital is [bold]Vienna[/] [/]."])
+        await until(pilot, lambda: "[red]Geography[/red] [/]" in talk.screen_text().splitlines()[0])
 
-    talk.play(story)
 
-
-def test_what_was_looked_for_last_counts(chat):
+async def test_what_was_looked_for_last_counts(chat):
     begun, gate = threading.Event(), threading.Event()
 
     class Slow:
@@ -103,9 +88,7 @@ def test_what_was_looked_for_last_counts(chat):
                 assert gate.wait(PATIENCE)
             return [Found(ConversationInfo(1, f"found for {words}", "scripted", 0.0, 0.0, 1), 1, "…")]
 
-    talk = chat()
-
-    async def story(pilot):
+    async with chat().opened() as (talk, pilot):
         talk.app._chat.conversations.history = Slow()
         await pilot.press("ctrl+r", "a")
         await until(pilot, begun.is_set)
@@ -117,25 +100,9 @@ def test_what_was_looked_for_last_counts(chat):
         assert "found for ab" in talk.screen_text()
         await pilot.press("escape")
 
-    talk.play(story)
 
-
-def test_titles_and_what_was_found_are_text(chat):
-    talk = chat(["found [bold]here[/] [/]"], first="[red]title[/red] [/]")
-
-    async def story(pilot):
-        await until(pilot, talk.idle)
-        await pilot.press("ctrl+r", *"here")
-        await until(pilot, lambda: "found [bold]here[/] [/]" in talk.screen_text())
-        assert talk.screen_text().count("[red]title[/red] [/]") >= 2  # in the line at the top, and in the list
-
-    talk.play(story)
-
-
-def test_nothing_found_is_said_and_escape_goes_back(chat):
-    talk = chat()
-
-    async def story(pilot):
+async def test_nothing_found_is_said_and_escape_goes_back(chat):
+    async with chat().opened() as (talk, pilot):
         await pilot.press("ctrl+r")
         await until(pilot, lambda: wording("conversation_kept_here_yet") in talk.screen_text())
         await pilot.press(*"zebra")
@@ -143,100 +110,48 @@ def test_nothing_found_is_said_and_escape_goes_back(chat):
         await pilot.press("enter", "up", "down", "escape")
         await until(pilot, back(talk))
 
-    talk.play(story)
 
-
-def test_a_click_chooses_a_conversation(chat):
+async def test_a_click_chooses_a_conversation_and_one_that_was_deleted_meanwhile_is_told(chat):
     talk = chat(["Hello."])
 
-    async def story(pilot):
-        await talked(talk, pilot, "first")
+    async def listed(pilot):
         await pilot.press("ctrl+n", "ctrl+r")
         await until(pilot, lambda: isinstance(talk.app.screen, ConversationsScreen) and "1 turn" in talk.screen_text())
+
+    async with talk.playing() as pilot:
+        await talked(talk, pilot, "first")
+        await listed(pilot)
         await pilot.click("OptionList", offset=(4, 0))
         await until(pilot, lambda: talk.replies() == ["Hello."])
-
-    talk.play(story)
-
-
-def test_a_conversation_that_was_deleted_meanwhile_is_told(chat):
-    talk = chat(["Hello."])
-
-    async def story(pilot):
-        await talked(talk, pilot, "first")
-        await pilot.press("ctrl+n", "ctrl+r")
-        await until(pilot, lambda: isinstance(talk.app.screen, ConversationsScreen) and "1 turn" in talk.screen_text())
+        await listed(pilot)
         talk.app._chat.conversations.history.remove([1])
         await pilot.press("enter")
         await until(pilot, lambda: "There is no conversation 1 here" in talk.screen_text())
 
-    talk.play(story)
 
-
-def test_resuming_shows_what_was_said_and_gives_an_unanswered_prompt_back(chat):
-    before = chat(["Answered."], [LocalspecError("It broke before anything was said.")])
-
-    async def first(pilot):
-        await say(pilot, "one")
-        await until(pilot, before.idle)
-
-    before.play(first)
-    before.engine.asked.clear()
-    with_unanswered = chat()
-
-    def leave_unanswered(notice, progress):
-        # What a process leaves behind that was killed.
-        with_unanswered.conversation._history.say(1, "two", model="scripted", system=None)
-
-    with_unanswered.models["scripted"] = [leave_unanswered, with_unanswered.engine]
-
-    async def second(pilot):
-        pass
-
-    with_unanswered.play(second)
+async def test_resuming_shows_what_was_said_and_gives_an_unanswered_prompt_back(chat):
+    """As a process leaves it that was killed."""
     talk = chat(["At last."])
-    talk.resumed = 1
-
-    async def story(pilot):
+    with Store.open(talk.database, pytest.fail) as store:
+        for prompt, reply, ended in (("one", "Answered.", ("stop",)), ("half", "Half of", ()), ("two", "", None)):
+            talk.resumed, turn = store.history.say(talk.resumed, prompt, model="scripted", system=None)
+            if ended is not None:
+                store.history.write(turn, reply, *ended)
+    async with talk.playing() as pilot:
         await until(pilot, lambda: talk.typed == "two")
-        assert talk.prompts() == ["one"]
+        assert talk.prompts() == ["one", "half"] and talk.replies() == ["Answered.", "Half of"]
+        assert "(cut off" in talk.screen_text()
         await pilot.press("enter")
         await until(pilot, talk.idle)
-
-    talk.play(story)
-    assert talk.kept() == [("one", "Answered.", "stop"), ("two", "At last.", "stop")]
-
-
-def test_a_reply_that_was_cut_off_by_a_kill_says_so(chat):
-    before = chat()
-
-    def leave_half(notice, progress):
-        _, turn = before.conversation._history.say(None, "one", model="scripted", system=None)
-        before.conversation._history.write(turn, "Half of")
-
-    before.models["scripted"] = [leave_half, before.engine]
-
-    async def nothing(pilot):
-        pass
-
-    before.play(nothing)
-    talk = chat()
-    talk.resumed = 1
-
-    async def story(pilot):
-        await until(pilot, lambda: talk.replies() == ["Half of"])
-        assert "(cut off" in talk.screen_text()
-
-    talk.play(story)
+    kept = talk.kept()
+    assert (kept[0], kept[-1]) == (("one", "Answered.", "stop"), ("two", "At last.", "stop"))
 
 
 # -- the system prompt -------------------------------------------------------------------------------------------------
 
 
-def test_ctrl_s_sets_the_system_prompt(chat):
-    talk = chat(["Aye."], ["Plain."], settings=Settings(system="Be brief."))
-
-    async def story(pilot):
+async def test_ctrl_s_sets_the_system_prompt(chat):
+    async with chat(["Aye."], ["Plain."], settings=Settings(system="Be brief.")).opened() as (talk, pilot):
         await pilot.press("ctrl+s")
         await until(pilot, lambda: "Be brief." in talk.screen_text())
         await pilot.press("f7", *"Talk like", "enter", *"a pirate.", "ctrl+s")
@@ -247,26 +162,22 @@ def test_ctrl_s_sets_the_system_prompt(chat):
         await pilot.press("f7", "space", "ctrl+s")
         await until(pilot, back(talk))
         await talked(talk, pilot, "Ho")
-
-    talk.play(story)
     assert talk.engine.asked[0][0] == {"role": "system", "content": "Talk like\na pirate."}
     assert talk.engine.asked[1][0]["role"] == "user"
 
 
 @pytest.mark.parametrize("typed", ["", "Be long."])
-def test_another_system_prompt_is_kept_before_anything_more_is_said(chat, typed):
+async def test_another_system_prompt_is_kept_before_anything_more_is_said(chat, typed):
     talk = chat()
     with Store.open(talk.database, pytest.fail) as store:
         talk.resumed, turn = store.history.say(None, "one", model="scripted", system="Be brief.")
         store.history.write(turn, "First.", "stop")
 
-    async def story(pilot):
+    async with talk.playing() as pilot:
         await pilot.press("ctrl+s")
         await until(pilot, lambda: "Be brief." in talk.screen_text())
         await pilot.press("f7", *(typed or ["backspace"]), "ctrl+s")
         await until(pilot, lambda: talk.conversation.system == (typed or None))
-
-    talk.play(story)
     with Store.open(talk.database, pytest.fail) as store:
         assert store.history.read(talk.resumed).system == (typed or None)
 

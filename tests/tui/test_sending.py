@@ -4,7 +4,8 @@ import threading
 
 import pytest
 from golden import wording
-from tui.scripted_engine import say, statistics, until
+from textual.events import Key
+from tui.scripted_engine import say, statistics, talked, until
 
 from localspec.config import Settings
 from localspec.errors import DoesNotFit, UsageMistake
@@ -13,56 +14,40 @@ from localspec.events import Done, Prefill, Text
 
 @pytest.mark.slow
 @pytest.mark.quick
-def test_enter_sends_and_the_reply_is_shown_and_kept(chat):
-    talk = chat(["Hello ", "there."])
-
-    async def story(pilot):
+async def test_enter_sends_what_says_something_and_the_reply_is_shown_and_kept(chat):
+    async with chat(["Hello ", "there."]).opened() as (talk, pilot):
+        await pilot.press("enter", "space", "ctrl+j", "space", "enter")
+        assert talk.typed == " \n "
+        await pilot.press("f7")
         await say(pilot, "Hi")
-        await until(pilot, lambda: talk.replies() == ["Hello there."])
-        await until(pilot, talk.idle)
+        await until(pilot, lambda: talk.replies() == ["Hello there."] and talk.idle())
         assert talk.prompts() == ["Hi"]
         assert talk.typed == ""
         assert "Hello there." in talk.screen_text()
         assert "40 tok/s" in talk.live
-
-    talk.play(story)
     assert talk.kept() == [("Hi", "Hello there.", "stop")]
+    assert [asked[-1]["content"] for asked in talk.engine.asked] == ["Hi"]
 
 
-def test_a_reply_is_seen_while_it_comes_and_its_figures_too(chat):
-    gate = threading.Event()
-    talk = chat([Prefill(2, 900), Prefill(900, 900), "Half of ", "it", gate, ", whole."])
-
-    async def story(pilot):
+async def test_what_is_read_is_told_and_a_reply_is_seen_while_it_comes(chat):
+    gates = threading.Event(), threading.Event()
+    held_back = Text("", (1,), ("target",), 0.1, 0)
+    talk = chat([Prefill(512, 2048), gates[0], Prefill(900, 900), held_back, "Half of ", "it", gates[1], ", whole."])
+    async with talk.playing() as pilot:
         await say(pilot, "Go")
+        await until(pilot, lambda: "reading 512 of 2,048 tokens" in talk.live)
+        gates[0].set()
         await until(pilot, lambda: talk.replies() == ["Half of it"])
         assert "Half of it" in talk.screen_text()
         await until(pilot, lambda: "context 88 %" in talk.live)
-        gate.set()
+        gates[1].set()
         await until(pilot, lambda: talk.replies() == ["Half of it, whole."])
 
-    talk.play(story)
 
-
-def test_what_is_read_is_told(chat):
-    gate = threading.Event()
-    talk = chat([Prefill(512, 2048), gate, "Read."])
-
-    async def story(pilot):
-        await say(pilot, "A long one")
-        await until(pilot, lambda: "reading 512 of 2,048 tokens" in talk.live)
-        gate.set()
-        await until(pilot, talk.idle)
-
-    talk.play(story)
-
-
-def test_a_reply_that_goes_round_is_pointed_out_with_the_key_that_stops_it(chat):
+async def test_a_reply_that_goes_round_is_pointed_out_with_the_key_that_stops_it(chat):
     gates = threading.Event(), threading.Event()
     circles = ["The same thing over and over again. " * 12, gates[0], "At last, another one.", gates[1]]
-    talk = chat(circles, settings=Settings(keymap={"chat.stop": "f12"}))
-
-    async def story(pilot):
+    async with chat(circles, settings=Settings(keymap={"chat.stop": "f12"})).opened() as (talk, pilot):
         await say(pilot, "Tell me")
         await until(pilot, lambda: talk.live.startswith("it repeats itself: f12 stops it · "))
         gates[0].set()
@@ -70,86 +55,46 @@ def test_a_reply_that_goes_round_is_pointed_out_with_the_key_that_stops_it(chat)
         gates[1].set()
         await until(pilot, talk.idle)
 
-    talk.play(story)
 
-
-def test_left_out_turns_are_told_once(chat):
-    talk = chat([Prefill(3, 9, 2), Prefill(9, 9, 2), "Short memory."])
-
-    async def story(pilot):
-        await say(pilot, "What did I say first?")
-        await until(pilot, talk.idle)
+async def test_turns_that_are_left_out_and_why_speculation_is_off_are_told(chat):
+    off = Done("stop", statistics(1, off_reason="drafts cost more than they save"))
+    talk = chat([Prefill(3, 9, 2), Prefill(9, 9, 2), "Short memory.", off])
+    async with talk.playing(size=(140, 30)) as pilot:
+        await talked(talk, pilot, "What did I say first?")
         assert talk.screen_text().count(wording("the_context_is_full")) == 1
-
-    talk.play(story)
-
-
-def test_why_speculation_is_off_is_told(chat):
-    talk = chat(["Text.", Done("stop", statistics(1, off_reason="drafts cost more than they save"))])
-
-    async def story(pilot):
-        await say(pilot, "Hi")
-        await until(pilot, talk.idle)
         await pilot.press("f4")
         await until(pilot, lambda: "drafting paused: drafts cost" in talk.screen_text())
-
-    talk.play(story, size=(140, 30))
-
-
-def test_nothing_is_sent_where_nothing_is_said(chat):
-    talk = chat()
-
-    async def story(pilot):
-        await pilot.press("enter")
-        await pilot.press("space", "ctrl+j", "space", "enter")
-        assert talk.typed == " \n "
-
-    talk.play(story)
-    assert talk.engine.asked == []
 
 
 # -- waiting -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_prompt_waits_until_the_model_is_loaded(chat):
+async def test_a_prompt_waits_until_the_model_is_loaded_and_escape_takes_it_back(chat):
     gate = threading.Event()
     talk = chat(["At last."])
     talk.models["scripted"] = [gate, talk.engine]
-
-    async def story(pilot):
+    async with talk.playing(ready=False) as pilot:
         await until(pilot, lambda: "loading scripted" in talk.live)
+        await say(pilot, "Too early")
+        await pilot.press("escape")
+        assert talk.typed == "Too early" and "waits" not in talk.screen_text()
+        await pilot.press("enter", *"else", "escape")
+        assert talk.typed == "else"
+        await pilot.press("up")
+        assert talk.typed == "Too early", "it is not lost where something else is typed"
+        await pilot.press("f7")
         await say(pilot, "Are you there?")
         await until(pilot, lambda: "waits (esc takes back): Are you there?" in talk.screen_text())
         assert talk.prompts() == []
         gate.set()
         await until(pilot, lambda: talk.replies() == ["At last."])
         assert "waits" not in talk.screen_text()
+    assert len(talk.engine.asked) == 1
 
-    talk.play(story, ready=False)
 
-
-def test_escape_takes_a_waiting_prompt_back(chat):
+async def test_prompts_that_wait_are_asked_in_turn(chat):
     gate = threading.Event()
-    talk = chat()
-    talk.models["scripted"] = [gate, talk.engine]
-
-    async def story(pilot):
-        await say(pilot, "Too early")
-        await pilot.press("escape")
-        assert talk.typed == "Too early"
-        assert "waits" not in talk.screen_text()
-        gate.set()
-        await until(pilot, talk.idle)
-
-    talk.play(story, ready=False)
-    assert talk.engine.asked == []
-
-
-def test_prompts_that_wait_are_asked_in_turn(chat):
-    gate = threading.Event()
-    talk = chat(["One", gate, "."], ["Two."], ["Three."])
-
-    async def story(pilot):
+    async with chat(["One", gate, "."], ["Two."], ["Three."]).opened() as (talk, pilot):
         await say(pilot, "a")
         await until(pilot, lambda: talk.replies() == ["One"])
         await say(pilot, "b")
@@ -159,216 +104,106 @@ def test_prompts_that_wait_are_asked_in_turn(chat):
         await until(pilot, talk.idle)
         assert talk.prompts() == ["a", "b", "c"]
         assert talk.replies() == ["One.", "Two.", "Three."]
-
-    talk.play(story)
     assert [asked[-1]["content"] for asked in talk.engine.asked] == ["a", "b", "c"]
-
-
-def test_what_waits_is_not_lost_where_something_else_is_typed(chat):
-    gate = threading.Event()
-    talk = chat()
-    talk.models["scripted"] = [gate, talk.engine]
-
-    async def story(pilot):
-        await say(pilot, "First")
-        await pilot.press(*"Second", "escape")
-        assert talk.typed == "Second"
-        await pilot.press("up")
-        assert talk.typed == "First"
-        gate.set()
-        await until(pilot, talk.idle)
-
-    talk.play(story, ready=False)
 
 
 @pytest.mark.slow
 @pytest.mark.quick
-def test_letters_and_enter_that_come_in_one_burst_keep_their_order(chat):
+async def test_letters_and_enter_that_come_in_one_burst_keep_their_order(chat):
     """A paste without brackets, or a slow line: no key may overtake another."""
-    talk = chat(["One."], ["Two."])
-
-    async def story(pilot):
+    async with chat(["One."], ["Two."]).opened() as (talk, pilot):
         for key in ("a", "b", "enter", "c", "ctrl+j", "d", "backspace", "e", "left", "f", "enter", "x"):
-            talk.app.simulate_key(key) if len(key) > 1 else talk.app.post_message(_letter(key))
+            talk.app.simulate_key(key) if len(key) > 1 else talk.app.post_message(Key(key, key))
         await until(pilot, lambda: talk.replies() == ["One.", "Two."])
         assert talk.prompts() == ["ab", "c\nfe"]
         assert talk.typed == "x"
-
-    talk.play(story)
-
-
-def _letter(character):
-    from textual.events import Key
-
-    return Key(character, character)
 
 
 # -- stopping ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("key", ["escape", "ctrl+c"])
-def test_a_stopped_reply_keeps_what_was_said(chat, key):
-    gate = threading.Event()
-    talk = chat(["So far ", "so good", gate, " and never this"])
-
-    async def story(pilot):
-        await say(pilot, "Talk")
-        await until(pilot, lambda: talk.replies() == ["So far so good"])
-        await pilot.press(key)
-        assert talk.live == "stopping"
-        gate.set()
-        await until(pilot, talk.idle)
-        assert talk.replies()[0].startswith("So far so good")
-        assert "(stopped)" in talk.screen_text()
-
-    talk.play(story)
-    ((prompt, reply, reason),) = talk.kept()
-    assert (prompt, reason) == ("Talk", "interrupted")
-    assert reply.startswith("So far so good")
-
-
-def test_the_conversation_goes_on_after_a_stop(chat):
-    gate = threading.Event()
-    talk = chat(["Part", gate, "never"], ["Whole."])
-
-    async def story(pilot):
-        await say(pilot, "one")
-        await until(pilot, lambda: talk.replies() == ["Part"])
-        await pilot.press("escape")
-        gate.set()
-        await until(pilot, talk.idle)
+async def test_a_stopped_reply_keeps_what_was_said_and_the_conversation_goes_on(chat):
+    gates = threading.Event(), threading.Event()
+    talk = chat(["So far ", "so good", gates[0], " never"], ["Part", gates[1], " never"], ["Whole."])
+    async with talk.playing() as pilot:
+        for gate, key, said in zip(gates, ("escape", "ctrl+c"), ("So far so good", "Part"), strict=True):
+            await say(pilot, key)
+            await until(pilot, lambda said=said: talk.replies()[-1:] == [said])
+            await pilot.press(key)
+            assert talk.live == "stopping"
+            gate.set()
+            await until(pilot, talk.idle)
+            assert talk.replies()[-1].startswith(said)
+            assert "(stopped)" in talk.screen_text()
         await say(pilot, "two")
-        await until(pilot, lambda: talk.replies()[1:] == ["Whole."])
-
-    talk.play(story)
-    assert [turn[0] for turn in talk.kept()] == ["one", "two"]
-    assert talk.engine.asked[1][1]["role"] == "assistant"
-
-
-def test_stopped_before_the_first_token_the_prompt_is_given_back(chat):
-    gate = threading.Event()
-    talk = chat([gate, "never seen"])
-
-    async def story(pilot):
-        await say(pilot, "Hm")
-        await until(pilot, lambda: talk.prompts() == ["Hm"])
-        await pilot.press("escape")
-        gate.set()
-        await until(pilot, talk.idle)
-        assert talk.prompts() == talk.replies() == []
-        assert talk.typed == "Hm"
-
-    talk.models["scripted"] = talk.engine
-    # The step under way is finished: its text must not come first.
-    talk.engine.scripts[0] = [gate, Prefill(5, 5), "never seen"]
-    talk.play(story)
+        await until(pilot, lambda: talk.replies()[2:] == ["Whole."])
+    kept = talk.kept()
+    assert [(prompt, reason) for prompt, _, reason in kept[:2]] == [
+        ("escape", "interrupted"),
+        ("ctrl+c", "interrupted"),
+    ]
+    assert kept[0][1].startswith("So far so good") and kept[1][1].startswith("Part") and kept[2][0] == "two"
+    assert talk.engine.asked[2][1]["role"] == "assistant"
 
 
-def test_a_prompt_is_not_given_back_over_what_is_typed(chat):
-    gate = threading.Event()
-    talk = chat([gate, Prefill(5, 5), "never seen"])
+async def test_stopped_before_the_first_token_the_prompt_is_given_back_but_not_over_what_is_typed(chat):
+    gates = threading.Event(), threading.Event()
+    talk = chat(*([gate, Prefill(5, 5), "never seen"] for gate in gates))  # the step under way is finished
+    async with talk.playing() as pilot:
+        for gate, typed, left in zip(gates, ("", "else"), ("Hm", "else"), strict=True):
+            await say(pilot, "Hm")
+            await until(pilot, lambda: talk.prompts() == ["Hm"])
+            await pilot.press(*typed, "escape")
+            gate.set()
+            await until(pilot, talk.idle)
+            assert talk.prompts() == talk.replies() == []
+            assert talk.typed == left
+            await pilot.press("f7", "delete")
 
-    async def story(pilot):
-        await say(pilot, "Hm")
-        await pilot.press(*"else", "escape")
-        gate.set()
-        await until(pilot, talk.idle)
-        assert talk.typed == "else"
 
-    talk.play(story)
-
-
-def test_escape_without_a_reply_does_nothing(chat):
-    talk = chat()
-
-    async def story(pilot):
+async def test_without_a_reply_escape_does_nothing_and_ctrl_c_says_how_to_quit(chat):
+    async with chat().opened() as (talk, pilot):
         await pilot.press(*"abc", "escape", "d")
         assert talk.typed == "abcd"
-
-    talk.play(story)
-
-
-def test_ctrl_c_without_a_reply_says_how_to_quit(chat):
-    talk = chat()
-
-    async def story(pilot):
         await pilot.press("ctrl+c")
         await until(pilot, lambda: "q quits." in talk.screen_text())
-
-    talk.play(story)
 
 
 # -- what goes wrong ---------------------------------------------------------------------------------------------------
 
 
-def test_a_refused_prompt_leaves_no_trace_and_is_given_back(chat):
-    talk = chat([UsageMistake("The prompt is [too] long; shorten it.")], ["Better."])
-
-    async def story(pilot):
-        await say(pilot, "Long")
-        await until(pilot, talk.idle)
-        assert talk.prompts() == []
+async def test_a_refused_prompt_leaves_no_trace_and_is_given_back(chat):
+    talk = chat(["Answered."], [UsageMistake("The prompt is [too] long; shorten it.")], ["Better."])
+    async with talk.playing() as pilot:
+        await talked(talk, pilot, "one", "Long")
+        assert talk.prompts() == ["one"] and talk.replies() == ["Answered."]
         assert wording("prompt_too_long_shorten") in talk.screen_text()
         assert talk.typed == "Long"
         await pilot.press("enter")
-        await until(pilot, lambda: talk.replies() == ["Better."])
-
-    talk.play(story)
-    assert talk.kept() == [("Long", "Better.", "stop")]
+        await until(pilot, lambda: talk.replies() == ["Answered.", "Better."])
+    assert talk.kept() == [("one", "Answered.", "stop"), ("Long", "Better.", "stop")]
 
 
-def test_a_refused_prompt_leaves_the_turn_before_it_alone(chat):
-    talk = chat(["Answered."], [UsageMistake("Too long.")])
-
-    async def story(pilot):
-        await say(pilot, "one")
-        await until(pilot, talk.idle)
-        await say(pilot, "two")
-        await until(pilot, talk.idle)
-        assert talk.prompts() == ["one"]
-        assert talk.replies() == ["Answered."]
-        assert talk.typed == "two"
-
-    talk.play(story)
-
-
-def test_a_reply_that_fails_keeps_what_was_said(chat):
-    talk = chat(["As far as ", "this", DoesNotFit(wording("context_9_tokens_does_fit"))])
-
-    async def story(pilot):
-        await say(pilot, "Go")
-        await until(pilot, talk.idle)
+async def test_a_reply_that_fails_keeps_what_was_said_and_one_that_is_empty_gives_the_prompt_back(chat):
+    talk = chat(["As far as ", "this", DoesNotFit(wording("context_9_tokens_does_fit"))], [])
+    async with talk.playing() as pilot:
+        await talked(talk, pilot, "Go")
         assert talk.replies() == ["As far as this"]
         assert wording("context_9_tokens_does_fit_2") in talk.screen_text()
-
-    talk.play(story)
-    assert talk.kept() == [("Go", "As far as this", "interrupted")]
-
-
-def test_a_model_that_says_nothing_gives_the_prompt_back(chat):
-    talk = chat([])
-
-    async def story(pilot):
-        await say(pilot, "Anybody?")
-        await until(pilot, talk.idle)
+        await talked(talk, pilot, "Anybody?")
         assert wording("reply_is_empty") in talk.screen_text()
         assert talk.typed == "Anybody?"
-
-    talk.play(story)
+    assert talk.kept()[0] == ("Go", "As far as this", "interrupted")
 
 
 @pytest.mark.parametrize(
     ("most", "told"), [(3, wording("at_its_limit_of_tokens")), (None, wording("the_context_was_full"))]
 )
-def test_a_reply_at_its_limit_says_so(chat, most, told):
+async def test_a_reply_at_its_limit_says_so(chat, most, told):
     talk = chat(["As long as allowed", Done("length", statistics())], settings=Settings(max_tokens=most))
-
-    async def story(pilot):
-        await say(pilot, "Go")
-        await until(pilot, talk.idle)
+    async with talk.playing() as pilot:
+        await talked(talk, pilot, "Go")
         assert told in " ".join(talk.screen_text().replace("│", " ").split())
-
-    talk.play(story)
 
 
 @pytest.mark.quick
@@ -386,143 +221,74 @@ def test_an_unexpected_failure_ends_the_chat_with_the_conversation_kept(chat):
     assert talk.kept() == [("Go", "Said before it broke", "interrupted")]
 
 
+async def test_closing_in_mid_reply_keeps_it(chat):
+    gate = threading.Event()
+    talk = chat(["Kept ", "so far", gate, ""])
+    # The model is in the middle of a step when the chat is closed.
+    threading.Thread(target=lambda: talk.thread._leaving.wait() and gate.set()).start()
+    async with talk.playing() as pilot:
+        await say(pilot, "Go")
+        await until(pilot, lambda: talk.replies() == ["Kept so far"])
+        await pilot.press("ctrl+q")
+    assert talk.kept() == [("Go", "Kept so far", "interrupted")]
+
+
 # -- what came with the command line -----------------------------------------------------------------------------------
 
 
-def test_a_first_prompt_is_asked_at_once_behind_the_files(chat):
-    talk = chat(["Read."], ["Again."], first="What is this?", files="contents")
-
-    async def story(pilot):
-        await until(pilot, lambda: talk.replies() == ["Read."])
-        assert talk.prompts() == ["What is this?"] and wording("the_files_of_file") in talk.screen_text()
-        assert talk.engine.asked[0][-1]["content"] == "contents\n\nWhat is this?"
-        await say(pilot, "And now?")
-        await until(pilot, lambda: talk.prompts()[1:] == ["And now?"])
-        await until(pilot, talk.idle)
-
-    talk.play(story, ready=False)
-
-
-def test_a_prompt_is_shown_as_it_is_and_commands_nothing(chat):
-    talk = chat(["Seen."], first="**not bold** [red]\x1b]0;title\x07 \x9b2J[/]\n# no heading")
-
-    async def story(pilot):
-        await until(pilot, talk.idle)
+async def test_a_first_prompt_is_asked_at_once_with_the_files_and_is_shown_as_it_is(chat):
+    hostile = "**not bold** [red]\x1b]0;title\x07 \x9b2J[/]\n# no heading"
+    async with chat(["Read."], ["Again."], first=hostile, files="contents").opened(ready=False) as (talk, pilot):
+        await until(pilot, lambda: talk.replies() == ["Read."] and talk.idle())
+        assert wording("the_files_of_file") in talk.screen_text()
         below_the_title = talk.screen_text().partition("\n")[2]
         assert "**not bold** [red]␛]0;title␇ \ufffd2J[/]" in below_the_title
         assert "# no heading" in below_the_title
+        await talked(talk, pilot, "And now?")
+        assert talk.prompts()[1:] == ["And now?"]
+    assert talk.engine.asked[0][-1]["content"].startswith("contents\n\n**not bold**")
+    assert talk.engine.asked[1][-1]["content"] == "And now?"
 
-    talk.play(story, ready=False)
 
-
-def test_files_without_a_prompt_wait_for_one(chat):
-    talk = chat(["Read."], files="contents")
-
-    async def story(pilot):
+async def test_files_wait_for_a_prompt_and_are_not_lost_where_it_is_refused(chat):
+    async with chat([UsageMistake("Too long.")], ["Read."], files="contents").opened() as (talk, pilot):
         await until(pilot, lambda: wording("text_files_goes_before_next") in talk.screen_text())
-        await say(pilot, "What is this?")
-        await until(pilot, lambda: talk.prompts() == ["What is this?"])
-        await until(pilot, talk.idle)
-
-    talk.play(story)
-    assert talk.engine.asked[0][-1]["content"] == "contents\n\nWhat is this?"
-
-
-def test_files_before_a_refused_prompt_are_not_lost(chat):
-    talk = chat([UsageMistake("Too long.")], ["Read."], files="contents")
-
-    async def story(pilot):
-        await say(pilot, "Hi")
-        await until(pilot, talk.idle)
+        await talked(talk, pilot, "Hi")
         assert talk.typed == "Hi"
         await pilot.press("enter")
-        await until(pilot, lambda: talk.prompts() == ["Hi"])
-        await until(pilot, talk.idle)
-
-    talk.play(story)
+        await until(pilot, lambda: talk.prompts() == ["Hi"] and talk.idle())
     assert [asked[-1]["content"] for asked in talk.engine.asked] == ["contents\n\nHi"] * 2
 
 
-@pytest.mark.parametrize("log", [True, False])
-def test_what_is_not_kept_is_said_at_the_top(chat, log):
-    talk = chat(["Off the record."], settings=Settings(log=log))
-
-    async def story(pilot):
-        assert (wording("nothing_is_kept_2") in talk.screen_text()) is not log
-        await say(pilot, "Secret")
-        await until(pilot, talk.idle)
-
-    talk.play(story)
-    assert bool(talk.kept()) is log
-
-
-def test_notices_from_the_opening_are_seen(chat):
-    talk = chat()
+async def test_what_is_not_kept_and_notices_from_the_opening_are_said_at_the_top(chat):
+    talk = chat(["Off the record."], settings=Settings(log=False))
     talk.notices = ["what is said is kept in [a file\x1b[2J]."]
-
-    async def story(pilot):
+    async with talk.playing() as pilot:
+        assert wording("nothing_is_kept_2") in talk.screen_text()
         assert wording("what_said_kept_file_2j") in talk.screen_text()
+        await talked(talk, pilot, "Secret")
+    assert talk.kept() == []
 
-    talk.play(story)
 
-
-def test_a_mistake_on_the_command_line_ends_the_chat(chat):
+@pytest.mark.parametrize("where", ["opening", "model"])
+async def test_a_mistake_on_the_command_line_ends_the_chat(chat, where):
     talk = chat()
-    talk.opening_error = UsageMistake("There is no conversation 9 here.")
-
-    async def story(pilot):
+    mistake = UsageMistake("There is no conversation 9 here.")
+    if where == "opening":
+        talk.opening_error = mistake
+    else:
+        talk.models["scripted"] = [mistake]
+    async with talk.playing(ready=False) as pilot:
         await until(pilot, lambda: talk.app.failure is not None)
-
-    talk.play(story, ready=False)
-    assert talk.app.failure is talk.opening_error
-
-
-def test_flags_that_cannot_be_meant_end_the_chat(chat):
-    talk = chat()
-    mistake = UsageMistake("--top-p has no effect at temperature 0.")
-    talk.models["scripted"] = [mistake]
-
-    async def story(pilot):
-        await until(pilot, lambda: talk.app.failure is not None)
-
-    talk.play(story, ready=False)
     assert talk.app.failure is mistake
 
 
-def test_a_model_that_does_not_fit_leaves_a_chat_that_can_choose_another(chat):
+async def test_a_model_that_does_not_fit_leaves_a_chat_that_can_choose_another(chat):
     talk = chat()
     talk.models["scripted"] = [DoesNotFit("scripted needs 99.0 GiB.")]
-
-    async def story(pilot):
+    async with talk.playing(ready=False) as pilot:
         await until(pilot, lambda: "✗ scripted needs 99.0 GiB." in talk.screen_text())
         assert "ctrl+o chooses another" in talk.live
         await say(pilot, "Hi")
         await until(pilot, lambda: "waits" in talk.screen_text())
-
-    talk.play(story, ready=False)
     assert talk.app.failure is None
-
-
-def test_closing_in_mid_reply_keeps_it(chat):
-    gate = threading.Event()
-    talk = chat(["Kept ", "so far", gate, ""])
-
-    async def story(pilot):
-        await say(pilot, "Go")
-        await until(pilot, lambda: talk.replies() == ["Kept so far"])
-        await pilot.press("ctrl+q")
-
-    # The model is in the middle of a step when the chat is closed.
-    threading.Thread(target=lambda: talk.thread._leaving.wait() and gate.set()).start()
-    talk.play(story)
-    assert talk.kept() == [("Go", "Kept so far", "interrupted")]
-
-
-def test_an_event_of_a_step_held_back_is_no_text(chat):
-    talk = chat([Text("", (1,), ("target",), 0.1, 0), "Done."])
-
-    async def story(pilot):
-        await say(pilot, "Go")
-        await until(pilot, lambda: talk.replies() == ["Done."])
-
-    talk.play(story)

@@ -2,10 +2,9 @@
 
 from dataclasses import replace
 
-import pytest
 from golden import wording
 from rich.cells import cell_len
-from tui.scripted_engine import say, until
+from tui.scripted_engine import talked, until
 
 from localspec.chat.figures import Figures, HeldMemory
 from localspec_tui.widgets.side_panel import Section, SidePanel, folded, sparkline
@@ -22,18 +21,18 @@ def panel(talk):
     return talk.app.screen_stack[0].query_one(SidePanel)
 
 
-@pytest.mark.parametrize("keys", [["f4"], ["ctrl+p", *"panel of figures", "enter"]], ids=["key", "palette"])
-def test_it_is_opened_and_closed_and_stays_so(chat, keys):
-    talk = chat(["Hello."], ["Again."])
-
-    async def story(pilot):
-        await say(pilot, "Hi")
-        await until(pilot, talk.idle)
+async def test_it_is_opened_and_closed_and_stays_so(chat):
+    async with chat(["Hello."], ["Again."]).opened(size=(100, 30)) as (talk, pilot):
+        await talked(talk, pilot, "Hi")
         await pilot.pause()
         assert not panel(talk).display
-        await pilot.press(*keys)
+        await pilot.press("f4")
         await until(pilot, lambda: "who proposed it" in talk.screen_text())
         assert panel(talk).region.x >= talk.app.screen.query_one("#talk").region.right, "at the side"
+        await pilot.press("f1")  # the keys need the room
+        await until(pilot, lambda: not panel(talk).display)
+        await pilot.press("f1")
+        await until(pilot, lambda: panel(talk).display)
         await pilot.press("f4")
         await until(pilot, lambda: not panel(talk).display)
         await pilot.resize_terminal(80, 30)
@@ -41,13 +40,9 @@ def test_it_is_opened_and_closed_and_stays_so(chat, keys):
         await pilot.pause()
         assert not panel(talk).display
 
-    talk.play(story, size=(100, 30))
 
-
-def test_where_there_is_no_room_at_the_side_it_lies_over_the_conversation(chat):
-    talk = chat(["Hello."])
-
-    async def story(pilot):
+async def test_where_there_is_no_room_at_the_side_it_lies_over_the_conversation(chat):
+    async with chat(["Hello."]).opened(size=(58, 14)) as (talk, pilot):
         await until(pilot, talk.idle)
         panel(talk).show(replace(FIGURES, sources={"s3d": 57, "target": 43}))
         await pilot.press("f4")
@@ -62,26 +57,9 @@ def test_where_there_is_no_room_at_the_side_it_lies_over_the_conversation(chat):
         await pilot.press("f4")
         await until(pilot, lambda: "who proposed it" not in talk.screen_text())
 
-    talk.play(story, size=(58, 14))
 
-
-def test_it_makes_room_for_the_keys(chat):
-    talk = chat()
-
-    async def story(pilot):
-        await until(pilot, lambda: not panel(talk).has_class("-empty"))
-        await pilot.press("f4", "f1")
-        await until(pilot, lambda: not panel(talk).display)
-        await pilot.press("f1")
-        await until(pilot, lambda: panel(talk).display)
-
-    talk.play(story)
-
-
-def test_what_it_shows(chat):
-    talk = chat()
-
-    async def story(pilot):
+async def test_what_it_shows(chat):
+    async with chat().opened(size=(120, 40)) as (talk, pilot):
         panel(talk).add_class("-open")
         for number in range(1, 40):
             panel(talk).show(replace(FIGURES, tokens=6 * number, seconds=number / 10))
@@ -113,14 +91,10 @@ def test_what_it_shows(chat):
         await until(pilot, lambda: "because you chose" in talk.screen_text())
         assert "fastest" not in talk.screen_text()
 
-    talk.play(story, size=(120, 40))
 
-
-def test_a_section_is_as_high_as_what_it_says_whoever_asks_meanwhile_where_all_stands(chat):
+async def test_a_section_is_as_high_as_what_it_says_whoever_asks_meanwhile_where_all_stands(chat):
     """Its height changes twice before the layout that it asks for."""
-    talk = chat()
-
-    async def story(pilot):
+    async with chat().opened(size=(120, 40)) as (talk, pilot):
         panel(talk).add_class("-open")
         panel(talk).show(replace(FIGURES, tokens=1, seconds=0.5, speedup=None, saved_seconds=None))
         await until(pilot, lambda: wording("speedup_not_known_yet") in talk.screen_text())
@@ -134,13 +108,9 @@ def test_a_section_is_as_high_as_what_it_says_whoever_asks_meanwhile_where_all_s
         await pilot.pause()
         assert "4.9 s saved" in talk.screen_text()
 
-    talk.play(story, size=(120, 40))
 
-
-def test_only_what_changed_is_drawn(chat, monkeypatch):
-    talk = chat()
-
-    async def story(pilot):
+async def test_only_what_changed_is_drawn(chat, monkeypatch):
+    async with chat().opened() as (talk, pilot):
         panel(talk).add_class("-open")
         panel(talk).show(FIGURES)
         await pilot.pause()
@@ -156,8 +126,6 @@ def test_only_what_changed_is_drawn(chat, monkeypatch):
         panel(talk).show(replace(FIGURES, tokens_per_second=80.0))
         assert drawn == []
 
-    talk.play(story)
-
 
 def test_sparks_and_folds():
     assert sparkline([0, 5, 10]) == "▁▅█"
@@ -167,11 +135,9 @@ def test_sparks_and_folds():
     assert "".join(lines).replace(" ", "") == "asentence日本語日本語日本語anditsverylongwordend"
 
 
-def test_where_nothing_is_told_it_takes_no_room(chat):
+async def test_where_nothing_is_told_it_takes_no_room(chat):
     """As of many servers."""
-    talk = chat()
-
-    async def story(pilot):
+    async with chat().opened() as (talk, pilot):
         await until(pilot, lambda: not panel(talk).has_class("-empty"))
         await pilot.press("f4")
         await until(pilot, lambda: panel(talk).display)
@@ -182,32 +148,16 @@ def test_where_nothing_is_told_it_takes_no_room(chat):
         panel(talk).show(Figures(tokens=4, tokens_per_second=3.0))
         await until(pilot, lambda: "3.0 tok/s" in talk.screen_text() and panel(talk).display)
 
-    talk.play(story)
 
-
-def test_all_of_it_is_seen_on_twenty_four_lines(chat):
-    talk = chat()
-
-    async def story(pilot):
-        await until(pilot, talk.idle)
+async def test_no_bar_is_too_long_where_the_panel_scrolls(chat):
+    async with chat().opened(size=(100, 24)) as (talk, pilot):
         panel(talk).add_class("-open")
         for number in (1, 2, 3):
             panel(talk).show(replace(FIGURES, tokens=6 * number, seconds=number / 10))
         await until(pilot, lambda: "█" in talk.screen_text() and "free" in talk.screen_text())
-        assert panel(talk).max_scroll_y == 0
-
-    talk.play(story, size=(100, 24))
-
-
-def test_no_bar_is_too_long_where_the_panel_scrolls(chat):
-    talk = chat()
-
-    async def story(pilot):
-        await until(pilot, talk.idle)
-        panel(talk).add_class("-open")
+        assert panel(talk).max_scroll_y == 0, "all of it is seen on 24 lines"
+        await pilot.resize_terminal(100, 18)
         panel(talk).show(replace(FIGURES, sources={"s3d": 57, "target": 43}))
         await until(pilot, lambda: panel(talk).max_scroll_y > 0 and "57%" in talk.screen_text())
         lines = [line for line in talk.screen_text().splitlines() if "own layers" in line]
         assert lines and lines[0].rstrip().endswith("57%")
-
-    talk.play(story, size=(100, 18))

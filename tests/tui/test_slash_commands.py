@@ -16,10 +16,8 @@ def test_every_listed_command_does_something():
     assert list(slash_commands.COMMANDS) == [command.name for command in COMMANDS]
 
 
-def test_new_and_resume(chat):
-    talk = chat(["One."], ["Two."])
-
-    async def story(pilot):
+async def test_new_and_resume(chat):
+    async with chat(["One."], ["Two."]).opened() as (talk, pilot):
         await talked(talk, pilot, "first")
         await say(pilot, "/new")
         await until(pilot, lambda: talk.prompts() == [])
@@ -27,17 +25,14 @@ def test_new_and_resume(chat):
         await until(pilot, lambda: talk.prompts() == ["first"])
         await say(pilot, "/resume x")
         await until(pilot, lambda: "/resume x means nothing" in talk.screen_text())
-
-    talk.play(story)
     assert len(talk.engine.asked) == 1
 
 
-def test_system_model_and_title(chat, monkeypatch):
+async def test_system_model_and_title(chat, monkeypatch):
     talk = chat(["One."], ["Two."])
     talk.models["other"] = other = ScriptedEngine(["Other."])
     monkeypatch.setattr(registry, "named_card", card)
-
-    async def story(pilot):
+    async with talk.playing() as pilot:
         await say(pilot, "/system Be [kind].")
         await say(pilot, "first")
         await until(pilot, lambda: talk.replies() == ["One."] and talk.idle())
@@ -47,30 +42,13 @@ def test_system_model_and_title(chat, monkeypatch):
         await until(pilot, lambda: "other" in talk.screen_text().splitlines()[0] and talk.idle())
         await say(pilot, "second")
         await until(pilot, lambda: talk.replies() == ["One.", "Other."])
-
-    talk.play(story)
     assert other.asked[0][0] == {"role": "system", "content": "Be [kind]."}
     with Store.open(talk.database, pytest.fail) as store:
         assert [info.title for info in store.history.conversations()] == ["[My] chat"]
 
 
-def test_help_lists_every_command_and_quit_leaves(chat):
-    talk = chat()
-
-    async def story(pilot):
-        await say(pilot, "/help")
-        await until(pilot, lambda: all(f"/{one.name}" in talk.screen_text() for one in COMMANDS))
-        await say(pilot, "/quit")
-        assert not talk.app.is_running
-
-    talk.play(story, size=(120, 56))
-    assert talk.app.return_code == 0
-
-
-def test_a_command_that_is_none_is_told_and_given_back(chat):
-    talk = chat(["Said."])
-
-    async def story(pilot):
+async def test_a_command_that_is_none_is_told_and_given_back(chat):
+    async with chat(["Said."]).opened() as (talk, pilot):
         await say(pilot, "/nwe")
         await until(pilot, lambda: wording("no_command_nwe") in talk.screen_text())
         assert talk.typed == "/nwe"
@@ -79,25 +57,17 @@ def test_a_command_that_is_none_is_told_and_given_back(chat):
         assert talk.typed == "/resume 99" and wording("there_is_no_command") not in talk.screen_text()
         await say(pilot, "//etc")
         await until(pilot, lambda: talk.prompts() == ["/etc"] and talk.idle())
-
-    talk.play(story)
     assert [message["content"] for message in talk.engine.asked[0]] == ["/etc"]
 
 
-def test_a_title_for_what_is_not_kept_is_refused(chat):
-    talk = chat()
-
-    async def story(pilot):
+async def test_a_title_for_what_is_not_kept_is_refused(chat):
+    async with chat().opened() as (talk, pilot):
         await say(pilot, "/title none")
         await until(pilot, lambda: wording("this_conversation_is_not_kept") in talk.screen_text())
 
-    talk.play(story)
 
-
-def test_a_refusal_stands_once_however_often_it_is_asked_for_and_quotes_little(chat):
-    talk = chat(["Well."])
-
-    async def story(pilot):
+async def test_a_refusal_stands_once_however_often_it_is_asked_for_and_quotes_little(chat):
+    async with chat(["Well."]).opened() as (talk, pilot):
         await until(pilot, talk.idle)
         screen = talk.app._chat
         for _ in range(3):
@@ -108,5 +78,3 @@ def test_a_refusal_stands_once_however_often_it_is_asked_for_and_quotes_little(c
         screen.post_message(Prompt.Sent("/new " + "y" * 500))
         await until(pilot, lambda: ["takes nothing" in one.sentence for one in screen.query(NoticeView)] == [True])
         assert len(screen.query_one(NoticeView).sentence) < 150
-
-    talk.play(story)

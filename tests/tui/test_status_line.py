@@ -2,7 +2,7 @@
 
 from each import each
 from rich.cells import cell_len
-from tui.scripted_engine import say, until
+from tui.scripted_engine import say, talked, until
 
 from localspec.config import Settings
 from localspec_tui.widgets.status_line import cut, fitting, whole_names
@@ -53,25 +53,20 @@ def test_a_path_is_broken_between_its_names(path, width, broken):
     assert shown.replace("\n", "").replace(" ", "") == (SAID + path).replace(" ", ""), "and nothing of it is lost"
 
 
-def test_a_title_of_hostile_text_stays_one_safe_line(chat):
-    talk = chat(["Fine."])
-
-    async def story(pilot):
-        await say(pilot, "two\nlines [red] " + "x" * 200)
-        await until(pilot, talk.idle)
+async def test_a_title_of_hostile_text_stays_one_safe_line(chat):
+    async with chat(["Fine."]).opened() as (talk, pilot):
+        await talked(talk, pilot, "two\nlines [red] " + "x" * 200)
         top = talk.screen_text().splitlines()[0]
         assert "two lines [red] xxx" in top and top.rstrip().endswith("…")
 
-    talk.play(story)
 
-
-def test_a_system_prompt_and_sampling_that_were_set_stand_at_the_top(chat):
+async def test_a_system_prompt_and_sampling_that_were_set_stand_at_the_top(chat):
     talk = chat(settings=Settings(system="Be [brief].", temperature=0.5))
 
     def top():
         return talk.screen_text().splitlines()[0]
 
-    async def story(pilot):
+    async with talk.playing() as pilot:
         assert "localspec · scripted · system prompt · temperature 0.5 · fp32 · cpu" in top()
         await say(pilot, "/set seed 7")
         await until(pilot, lambda: "temperature 0.5 · seed 7 · fp32" in top())
@@ -81,5 +76,3 @@ def test_a_system_prompt_and_sampling_that_were_set_stand_at_the_top(chat):
         await until(pilot, lambda: "scripted · temperature 0.5 · fp32" in top())
         await pilot.resize_terminal(44, 20)
         await until(pilot, lambda: top().rstrip().endswith("localspec · scripted · temperature 0.5"))
-
-    talk.play(story)

@@ -4,6 +4,9 @@ import os
 import shlex
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -35,6 +38,17 @@ def stopped(terminal: Terminal, number: signal.Signals | None) -> None:
     terminal.until(lambda: os.waitpid(terminal.process.pid, os.WUNTRACED | os.WNOHANG)[0], seconds=60)
 
 
+@contextmanager
+def begun(tmp_path: Path, **about: str) -> Iterator[Terminal]:
+    """Yield a chat that is ready, and leave it at the end."""
+    with scripted_chat(tmp_path / "home", '["Well said."]', "-m", "demo", **about) as terminal:
+        terminal.shows("❯ Say something", "ready", "^q Quit", seconds=60)
+        yield terminal
+        terminal.send(CTRL_Q)
+        assert terminal.ends() == 0
+        terminal.check_that_it_is_whole()
+
+
 def goes_on(terminal: Terminal) -> None:
     terminal.screen.reset()  # as the shell leaves it
     os.kill(terminal.process.pid, signal.SIGCONT)
@@ -43,33 +57,25 @@ def goes_on(terminal: Terminal) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTSTP, signal.SIGSTOP], ids=["asked to", "unasked"])
 def test_after_a_stop_the_whole_screen_is_drawn_again(tmp_path, number):
-    with scripted_chat(tmp_path / "home", '["Well said."]', "-m", "demo") as terminal:
-        terminal.shows("❯ Say something", "ready", "^q Quit")
+    with begun(tmp_path) as terminal:
         terminal.send("hello\r")
         terminal.shows("Well said.", "❯ Say something")
         stopped(terminal, number)
         assert terminal.sent.count(LEAVE) == (number == signal.SIGTSTP)
         goes_on(terminal)
-        terminal.send(CTRL_Q)
-        assert terminal.ends() == 0
-        terminal.check_that_it_is_whole()
 
 
 def test_a_stop_in_the_middle_of_a_write_waits_for_its_end(tmp_path):
-    with scripted_chat(tmp_path / "home", '["Well said."]', "-m", "demo", before=WITHIN_A_WRITE) as terminal:
-        terminal.shows("❯ Say something", "ready", "^q Quit")
+    with begun(tmp_path, before=WITHIN_A_WRITE) as terminal:
         terminal.send("hello\r")
         stopped(terminal, None)
         goes_on(terminal)
-        terminal.send(CTRL_Q)
-        assert terminal.ends() == 0
-        terminal.check_that_it_is_whole()
 
 
 @pytest.mark.parametrize("signals", [[signal.SIGTSTP], [signal.SIGCONT], [signal.SIGSTOP, signal.SIGCONT]])
-@pytest.mark.parametrize("moment", ["start_application_mode"])
-def test_what_comes_while_it_begins_is_served_once_it_has_begun(tmp_path, signals, moment):
+def test_what_comes_while_it_begins_is_served_once_it_has_begun(tmp_path, signals):
     """At once after the call of one of the driver's functions, in which nothing can be suspended yet."""
+    moment = "start_application_mode"
     before = f"""
 import os, signal
 from textual.drivers.linux_driver import LinuxDriver
@@ -92,14 +98,10 @@ LinuxDriver.{moment} = call
         terminal.shows("❯ Say something", "ready", "^q Quit", seconds=60)
         terminal.send("hello\r")
         terminal.shows("Well said.", "❯ Say something")
-        terminal.send(CTRL_Q)
-        assert terminal.ends() == 0
-        terminal.check_that_it_is_whole()
 
 
 def test_who_goes_on_before_it_has_stopped_does_not_stop_and_several_stops_are_one(tmp_path):
-    with scripted_chat(tmp_path / "home", '["Well said."]', "-m", "demo") as terminal:
-        terminal.shows("❯ Say something", "ready", "^q Quit")
+    with begun(tmp_path) as terminal:
         for _ in range(3):
             os.kill(terminal.process.pid, signal.SIGTSTP)
             os.kill(terminal.process.pid, signal.SIGCONT)
@@ -109,15 +111,11 @@ def test_who_goes_on_before_it_has_stopped_does_not_stop_and_several_stops_are_o
             os.kill(terminal.process.pid, signal.SIGTSTP)
         stopped(terminal, None)
         goes_on(terminal)
-        terminal.send(CTRL_Q)
-        assert terminal.ends() == 0
-        terminal.check_that_it_is_whole()
 
 
 @pytest.mark.parametrize("stops", [True, False])
 def test_what_is_typed_and_pasted_outlives_a_signal_that_took_no_terminal(tmp_path, stops):
-    with scripted_chat(tmp_path / "home", '["Well said."]', "-m", "demo") as terminal:
-        terminal.shows("❯ Say something", "ready", "^q Quit")
+    with begun(tmp_path) as terminal:
         terminal.send("typed \x1b[200~pasted\r")
         terminal.shows("❯ typed")
         if stops:
@@ -126,9 +124,7 @@ def test_what_is_typed_and_pasted_outlives_a_signal_that_took_no_terminal(tmp_pa
         terminal.send("and more\rof it\x1b[201~, end")
         terminal.shows("of it, end")
         assert "Well said." not in terminal.text, "no part of a paste is a prompt"
-        terminal.send("\x03" + CTRL_Q)
-        assert terminal.ends() == 0
-        terminal.check_that_it_is_whole()
+        terminal.send("\x03")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTSTP, signal.SIGSTOP], ids=["asked to", "unasked"])
@@ -161,10 +157,7 @@ def test_a_shell_stops_it_in_the_background_too(tmp_path, number):
 
 def test_a_stop_while_an_editor_has_the_terminal_is_at_once(tmp_path):
     (tmp_path / "editor").write_text('echo "the editor has it"; read answer; echo "$answer" > "$1"')
-    with scripted_chat(
-        tmp_path / "home", '["Well said."]', "-m", "demo", EDITOR=f"sh {tmp_path / 'editor'}", VISUAL=""
-    ) as terminal:
-        terminal.shows("❯ Say something", "ready", "^q Quit")
+    with begun(tmp_path, EDITOR=f"sh {tmp_path / 'editor'}", VISUAL="") as terminal:
         terminal.send("\x07")
         terminal.shows("the editor has it")
         stopped(terminal, signal.SIGTSTP)
@@ -172,6 +165,4 @@ def test_a_stop_while_an_editor_has_the_terminal_is_at_once(tmp_path):
         terminal.send("edited\n")
         terminal.shows("❯ edited", "^q Quit")
         assert terminal.sent.count(LEAVE) == 1
-        terminal.send("\x03" + CTRL_Q)
-        assert terminal.ends() == 0
-        terminal.check_that_it_is_whole()
+        terminal.send("\x03")

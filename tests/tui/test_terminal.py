@@ -60,21 +60,14 @@ def test_textual_draws_on_the_terminal_and_libraries_write_to_the_log(tmp_path):
             os.write(1, b"to one\n")
             os.write(2, b"to two\n")
         while_drawing = everything(drawn).decode()
+        with suppress(ZeroDivisionError), terminal.guarded(log, pytest.fail):
+            raise ZeroDivisionError
         os.write(2, b"afterwards")
         afterwards = everything(drawn)
     assert while_drawing == "drawn ❯ drawn ❯ "
     assert log.read_text() == "to one\nto two\n"
     assert afterwards == b"afterwards"
     assert (sys.__stdout__, sys.__stderr__) == real
-
-
-def test_the_terminal_is_whole_after_a_failure(tmp_path):
-    with pipe_for_a_terminal() as drawn:
-        with suppress(ZeroDivisionError), terminal.guarded(tmp_path / "native.log", pytest.fail):
-            raise ZeroDivisionError
-        os.write(1, b"afterwards")
-        afterwards = everything(drawn)
-    assert afterwards == b"afterwards"
 
 
 def test_no_descriptor_is_left_open(tmp_path):
@@ -102,32 +95,22 @@ def test_a_terminal_that_is_gone_is_told_and_stops_no_thread(tmp_path):
     assert told
 
 
-def test_the_log_is_private_and_is_added_to(tmp_path):
+def test_the_log_is_private_is_added_to_and_begins_anew_where_it_is_long(tmp_path):
     log = tmp_path / "state" / "native.log"
-    for words in (b"one\n", b"two\n"):
+
+    def write(words: bytes) -> int:
         with terminal.guarded(log, pytest.fail):
             os.write(2, words)
-    assert log.read_text() == "one\ntwo\n"
-    assert log.stat().st_mode & 0o777 == 0o600
+        assert log.stat().st_mode & 0o777 == 0o600
+        return log.stat().st_size
+
+    assert (write(b"one\n"), write(b"two\n")) == (4, 8)
     assert log.parent.stat().st_mode & 0o777 == 0o700
-
-
-def test_a_log_that_others_could_read_is_closed_to_them(tmp_path):
-    log = tmp_path / "native.log"
-    log.write_text("old\n")
     log.chmod(0o644)
-    with terminal.guarded(log, pytest.fail):
-        pass
-    assert log.stat().st_mode & 0o777 == 0o600
-
-
-@pytest.mark.parametrize(("size", "left"), [(terminal.LOG_BYTES, terminal.LOG_BYTES + 4), (terminal.LOG_BYTES + 1, 4)])
-def test_a_long_log_begins_anew(tmp_path, size, left):
-    log = tmp_path / "native.log"
-    log.write_bytes(b"x" * size)
-    with terminal.guarded(log, pytest.fail):
-        os.write(2, b"new\n")
-    assert log.stat().st_size == left
+    assert write(b"three\n") == 14 and log.read_text() == "one\ntwo\nthree\n"
+    for size, left in ((terminal.LOG_BYTES, terminal.LOG_BYTES + 4), (terminal.LOG_BYTES + 1, 4)):
+        log.write_bytes(b"x" * size)
+        assert write(b"new\n") == left
 
 
 def test_a_log_that_cannot_be_written_stops_no_chat(tmp_path):
@@ -170,7 +153,7 @@ def test_a_signal_that_is_ignored_stays_ignored():
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGTSTP"), reason="no stopping")
-@pytest.mark.parametrize("name", ["SIGTSTP", "SIGCONT"])
+@each("name", ["SIGTSTP", "SIGCONT"])
 def test_stops_are_the_applications_no_longer_than_it_runs(name):
     number = getattr(signal, name)
     before = signal.getsignal(number)
@@ -212,12 +195,14 @@ def ending(monkeypatch, tmp_path):
             os.write(2, b"whole\n")
             assert closed == [localspec_tui.CLOSE_SECONDS]
 
-    make.at_exit = at_exit
+    make.at_exit, make.closed = at_exit, closed
     return make
 
 
 def test_a_chat_that_is_left_ends_with_its_code(ending):
     assert ending(lambda app: app.exit(return_code=143)) == (143, [])
+    ending.closed.clear()
+    assert ending(lambda app: None) == (0, []) and gc.isenabled(), "it never painted"
 
 
 def test_no_garbage_is_collected_until_the_first_paint(ending):
@@ -240,15 +225,6 @@ def test_what_a_model_brought_is_not_looked_through_again(ending, monkeypatch):
         assert done == ["loaded", "frozen"]
 
     ending(run)
-
-
-def test_a_chat_that_never_painted_leaves_the_collection_on(ending):
-    ending(lambda app: None)
-    assert gc.isenabled()
-
-
-def test_a_chat_without_a_code_ends_with_none(ending):
-    assert ending(lambda app: None) == (0, [])
 
 
 def test_an_engine_that_still_works_is_left_behind_at_the_very_end(ending):
@@ -358,14 +334,11 @@ def test_keys_that_cannot_be_read(chat, monkeypatch, there, code):
     assert (talk.app.failure is not None) is there
 
 
-def test_a_signal_before_the_chat_runs_is_not_lost(chat):
+async def test_a_signal_before_the_chat_runs_is_not_lost(chat):
     talk = chat()
     talk.app.leave(143)
-
-    async def story(pilot):
+    async with talk.playing(ready=False):
         pass
-
-    talk.play(story, ready=False)
     assert talk.app.return_code == 143
 
 

@@ -24,31 +24,15 @@ def test_both_of_auto_are_there():
     assert BUILTIN_THEMES[DARK].dark and not BUILTIN_THEMES[LIGHT].dark
 
 
-@pytest.mark.parametrize(("ground", "theme"), [("15;0", DARK), ("0;15", LIGHT), ("", DARK)])
-def test_what_the_environment_says_is_believed_until_the_terminal_answers(chat, monkeypatch, ground, theme):
+@pytest.mark.parametrize(("ground", "theme"), [("15;0", DARK), ("0;15", LIGHT)])
+async def test_what_the_environment_says_is_believed_until_the_terminal_answers(chat, monkeypatch, ground, theme):
     chat()  # forgets the variable
     monkeypatch.setenv("COLORFGBG", ground)
-    talk = chat()
-
-    async def story(pilot):
+    async with chat().opened() as (talk, pilot):
         assert talk.app.theme == theme
         for light, after in ((True, LIGHT), (False, DARK)):
             talk.app.post_message(messages.BackgroundKnown(light))
             await until(pilot, lambda after=after: talk.app.theme == after)
-
-    talk.play(story)
-
-
-def test_a_theme_of_the_settings_stays_whatever_the_terminal_says(chat):
-    talk = chat(settings=Settings(theme="nord"))
-
-    async def story(pilot):
-        assert talk.app.theme == "nord"
-        talk.app.post_message(messages.BackgroundKnown(True))
-        await pilot.pause()
-        assert talk.app.theme == "nord"
-
-    talk.play(story)
 
 
 def test_a_theme_that_there_is_not_is_refused_with_the_nearest(chat, tmp_path):
@@ -58,7 +42,7 @@ def test_a_theme_that_there_is_not_is_refused_with_the_nearest(chat, tmp_path):
         chat(settings=load(Paths(tmp_path), {}))
 
 
-def test_what_is_chosen_in_the_palette_is_kept(chat, tmp_path):
+async def test_what_is_chosen_in_the_palette_is_kept(chat, tmp_path):
     file = config_file(tmp_path)
     file.parent.mkdir()
     file.write_text("# mine\nseed = 3 # three\n")
@@ -73,7 +57,7 @@ def test_what_is_chosen_in_the_palette_is_kept(chat, tmp_path):
         await until(pilot, lambda: isinstance(talk.app.screen, CommandPalette) and words in talk.screen_text())
         await pilot.press("enter")
 
-    async def story(pilot):
+    async with talk.playing() as pilot:
         await choose(pilot, "gruvbox")
         await until(pilot, lambda: talk.app.theme == "gruvbox")
         await until(pilot, lambda: "Kept in" in talk.screen_text())
@@ -83,8 +67,6 @@ def test_what_is_chosen_in_the_palette_is_kept(chat, tmp_path):
         await until(pilot, lambda: '"auto"' in file.read_text())
         assert load(Paths(tmp_path), {}).theme == "auto"
 
-    talk.play(story)
-
 
 @pytest.mark.parametrize(
     ("settings", "text", "told"),
@@ -93,18 +75,14 @@ def test_what_is_chosen_in_the_palette_is_kept(chat, tmp_path):
         (Settings(), "theme = [broken", "Not kept:"),
     ],
 )
-def test_what_is_not_kept_is_told(chat, tmp_path, settings, text, told):
+async def test_what_is_not_kept_is_told(chat, tmp_path, settings, text, told):
     file = config_file(tmp_path)
     file.parent.mkdir()
     file.write_text(text)
-    talk = chat(settings=settings)
-
-    async def story(pilot):
+    async with chat(settings=settings).opened() as (talk, pilot):
         talk.app.choose_theme("nord")
         await until(pilot, lambda: told in " ".join(talk.screen_text().split()))
         assert talk.app.theme == "nord"
-
-    talk.play(story)
 
 
 def brightness(color: Color) -> float:
@@ -125,10 +103,8 @@ def least_contrast(talk, row) -> float:
     return min(ratios)
 
 
-def test_in_every_theme_the_footer_and_the_placeholder_can_be_read(chat):
-    talk = chat()
-
-    async def story(pilot):
+async def test_in_every_theme_the_footer_and_the_placeholder_can_be_read(chat):
+    async with chat().opened() as (talk, pilot):
         themes = talk.app.available_themes
         assert set(themes) >= {*BUILTIN_THEMES}
         for name in themes:
@@ -145,15 +121,14 @@ def test_in_every_theme_the_footer_and_the_placeholder_can_be_read(chat):
                 assert least_contrast(talk, footer) >= 4.5, name
                 assert least_contrast(talk, prompt) >= 3, name
 
-    talk.play(story)
 
-
-def test_themes_are_shown_while_one_moves_through_their_list(chat, tmp_path):
-    talk = chat(settings=Settings(theme="nord"))
-
-    async def story(pilot):
+async def test_themes_are_shown_while_one_moves_through_their_list(chat, tmp_path):
+    async with chat(settings=Settings(theme="nord")).opened() as (talk, pilot):
         await pilot.press("ctrl+p", *"colours", "enter")
         await until(pilot, lambda: "auto: after" in talk.screen_text())
+        talk.app.post_message(messages.BackgroundKnown(True))
+        await pilot.pause()
+        assert talk.app.theme == "nord", "which was chosen, whatever the terminal says"
         seen = set()
         for _ in range(4):
             await pilot.press("down")
@@ -163,5 +138,3 @@ def test_themes_are_shown_while_one_moves_through_their_list(chat, tmp_path):
         await pilot.press("escape")
         await until(pilot, lambda: talk.app.theme == "nord")
         assert not config_file(tmp_path).exists()
-
-    talk.play(story)

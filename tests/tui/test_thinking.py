@@ -4,7 +4,6 @@ import re
 import threading
 from dataclasses import replace
 
-import pytest
 from golden import wording
 from tui.scripted_engine import Thought, say, statistics, talked, until
 
@@ -29,13 +28,12 @@ def reasoning(talk) -> list[str]:
         return [turn.reasoning for turn in saved.turns] if saved else []
 
 
-def test_thinking_is_one_line_that_opens_while_it_goes_on_and_after(chat):
+async def test_thinking_is_one_line_that_opens_while_it_goes_on_and_after(chat):
     first, second = threading.Event(), threading.Event()
     talk = chat(
         [Thought("They ask for a\n"), Thought("reason,"), first, Thought(" [so] I give one."), second, "Because."]
     )
-
-    async def story(pilot):
+    async with talk.playing(NARROW) as pilot:
         await say(pilot, "Why?")
         folded = re.compile(r"▸ thinking for 0\.\d s, \d tokens? · They ask for a reason,")
         await until(pilot, lambda: folded.search(talk.screen_text()))
@@ -54,8 +52,6 @@ def test_thinking_is_one_line_that_opens_while_it_goes_on_and_after(chat):
         assert "▸ thought for 0.3 s, 3 tokens" in talk.screen_text() and "Because." in talk.screen_text()
         await pilot.click(ThoughtLine)
         await until(pilot, lambda: "reason, [so] I give one." in talk.screen_text())
-
-    talk.play(story, NARROW)
     assert talk.kept() == [("Why?", "Because.", "stop")] and reasoning(talk) == [THOUGHTS]
 
 
@@ -63,10 +59,8 @@ def unpadded(talk) -> str:
     return "\n".join(line.rstrip() for line in talk.screen_text().split("\n"))
 
 
-def test_a_resumed_conversation_has_its_thoughts_folded_and_the_model_is_given_them(chat):
-    talk = chat([Thought(THOUGHTS), "Because."], ["Yes."])
-
-    async def story(pilot):
+async def test_a_resumed_conversation_has_its_thoughts_folded_and_the_model_is_given_them(chat):
+    async with chat([Thought(THOUGHTS), "Because."], ["Yes."]).opened(NARROW) as (talk, pilot):
         await talked(talk, pilot, "Why?")
         await pilot.press("ctrl+n")
         await until(pilot, lambda: talk.prompts() == [])
@@ -78,8 +72,6 @@ def test_a_resumed_conversation_has_its_thoughts_folded_and_the_model_is_given_t
         await talked(talk, pilot, "Really?")
         await say(pilot, "/think show")
         await until(pilot, lambda: "reason, [so] I give one." in talk.screen_text())
-
-    talk.play(story, NARROW)
     before = {"role": "assistant", "content": "Because.", "reasoning_content": THOUGHTS}
     assert talk.engine.asked[-1] == [
         {"role": "user", "content": "Why?"},
@@ -88,42 +80,30 @@ def test_a_resumed_conversation_has_its_thoughts_folded_and_the_model_is_given_t
     ]
 
 
-def test_a_limit_within_the_thinking_is_told_and_the_turn_stays(chat):
-    talk = chat([Thought("Hm,"), Thought(" well"), AT_LIMIT], ["Yes."])
-
-    async def story(pilot):
+async def test_a_limit_and_a_stop_within_the_thinking_are_told_and_the_turn_stays(chat):
+    gate = threading.Event()
+    talk = chat([Thought("Hm,"), Thought(" well"), AT_LIMIT], ["Yes."], [Thought("So,"), gate, Thought(" well")])
+    async with talk.playing(NARROW) as pilot:
         await talked(talk, pilot, "Why?")
         text = " ".join(talk.screen_text().split())
         assert wording("thinking_filled_context_there_2") in text
         assert talk.prompts() == ["Why?"] and talk.typed == "" and "▸ thought for 0.2 s, 2 tokens" in text
         await talked(talk, pilot, "And?")
-
-    talk.play(story, NARROW)
-    assert talk.kept() == [("Why?", "", "length"), ("And?", "Yes.", "stop")] and reasoning(talk) == ["Hm, well", ""]
-    assert talk.engine.asked[-1] == [{"role": "user", "content": "And?"}]  # nothing was answered before
-
-
-def test_who_stops_the_thinking_keeps_what_was_thought(chat):
-    gate = threading.Event()
-    talk = chat([Thought("Hm,"), gate, Thought(" well")])
-
-    async def story(pilot):
-        await say(pilot, "Why?")
+        await say(pilot, "Now?")
         await until(pilot, lambda: "▸ thinking for" in talk.screen_text())
         await pilot.press("escape")
         gate.set()
         await until(pilot, talk.idle)
-        assert "(stopped)" in talk.screen_text() and talk.prompts() == ["Why?"]
+        assert "(stopped)" in talk.screen_text() and talk.prompts()[-1] == "Now?"
+    assert talk.kept() == [("Why?", "", "length"), ("And?", "Yes.", "stop"), ("Now?", "", "interrupted")]
+    assert reasoning(talk)[:2] == ["Hm, well", ""] and reasoning(talk)[2].startswith("So,")
+    assert talk.engine.asked[1] == [{"role": "user", "content": "And?"}]  # nothing was answered before
 
-    talk.play(story, NARROW)
-    assert talk.kept() == [("Why?", "", "interrupted")] and reasoning(talk)[0].startswith("Hm,")
 
-
-def test_thinking_is_switched_by_command_and_palette(chat):
+async def test_thinking_is_switched_by_command_and_palette(chat):
     talk = chat(["a"], ["b"], ["c"], ["d"], ["e"], settings=Settings(think=False, origins={"think": "--no-think"}))
     talk.engine.switch = True
-
-    async def story(pilot):
+    async with talk.playing(NARROW) as pilot:
         await talked(talk, pilot, "one")
         await say(pilot, "/think")
         await until(pilot, lambda: "The model answers without thinking (/think off); there are" in toasts(talk))
@@ -141,21 +121,16 @@ def test_thinking_is_switched_by_command_and_palette(chat):
         await talked(talk, pilot, "four")
         await say(pilot, "/think default")
         await until(pilot, lambda: "/think takes on, off, auto or show, and 'default' was given" in talk.screen_text())
-
-    talk.play(story, NARROW)
     assert talk.engine.thought == [False, True, None, False]
 
 
-@pytest.mark.parametrize(
-    "keys", [[*"/think on", "enter"], ["ctrl+p", *"before it answers", "enter"]], ids=["command", "palette"]
-)
-def test_a_model_without_a_switch_refuses_it(chat, keys):
-    talk = chat(["a"])
-
-    async def story(pilot):
-        await pilot.press(*keys)
-        await until(pilot, lambda: "scripted has no switch for thinking" in toasts(talk) + talk.screen_text())
-        await talked(talk, pilot, *([] if talk.typed else ["one"]))
-
-    talk.play(story, NARROW)
-    assert talk.engine.thought in ([], [None])
+async def test_a_model_without_a_switch_refuses_it(chat):
+    async with chat(["a"]).opened(NARROW) as (talk, pilot):
+        for keys in (["ctrl+p", *"before it answers", "enter"], [*"/think on", "enter"]):
+            await pilot.press(*keys)
+            await until(pilot, lambda: "scripted has no switch for thinking" in toasts(talk) + talk.screen_text())
+            talk.app.clear_notifications()
+            await until(pilot, lambda: not toasts(talk))
+        await pilot.press("f7", "delete")
+        await talked(talk, pilot, "one")
+    assert talk.engine.thought == [None]

@@ -33,11 +33,8 @@ def line(talk):
     return str(found.render()) if found.display else ""
 
 
-@pytest.mark.parametrize("size", [(60, 20), (120, 40)])
-def test_it_is_told_until_all_is_kept(chat, full, size):
-    talk = chat(["a"], ["b"], ["c"], ["d"])
-
-    async def story(pilot):
+async def test_it_is_told_until_all_is_kept(chat, full):
+    async with chat(["a"], ["b"], ["c"], ["d"], ["e"]).opened(size=(60, 20)) as (talk, pilot):
         await talked(talk, pilot, "one")
         assert line(talk) == ""
         full(True)
@@ -53,23 +50,12 @@ def test_it_is_told_until_all_is_kept(chat, full, size):
         await talked(talk, pilot, "four")
         await until(pilot, lambda: line(talk) == "")
         assert wording("all_said_kept_now") in talk.screen_text()
-
-    talk.play(story, size=size)
-    assert [prompt for prompt, *_ in talk.kept()] == ["one", "two", "three", "four"]
-    assert talk.thread.farewell("") == wording("one_kept_go_localspec_chat_2")
-
-
-def test_it_is_tried_again_when_one_leaves(chat, full):
-    talk = chat(["a"])
-
-    async def story(pilot):
         full(True)
-        await talked(talk, pilot, "one")
+        await talked(talk, pilot, "five")
         await until(pilot, lambda: line(talk))
-        full(False)
-
-    talk.play(story)
-    assert talk.kept() == [("one", "a", "stop")]
+        full(False)  # it is tried again when one leaves
+    assert [prompt for prompt, *_ in talk.kept()] == ["one", "two", "three", "four", "five"]
+    assert talk.thread.farewell("") == wording("one_kept_go_localspec_chat_2")
 
 
 def test_what_is_typed_and_cannot_be_kept_is_told_too(chat, full):
@@ -101,10 +87,8 @@ def test_another_try_at_the_end_keeps_what_was_typed(chat, full):
     assert talk.app.unsent_lost == "" and talk.thread.farewell("") is None
 
 
-def test_whoever_begins_another_conversation_is_told_what_is_lost_of_this_one(chat, full):
-    talk = chat(["a"], ["b"])
-
-    async def story(pilot):
+async def test_whoever_begins_another_conversation_is_told_what_is_lost_of_this_one(chat, full):
+    async with chat(["a"], ["b"]).opened(size=(80, 24)) as (talk, pilot):
         await talked(talk, pilot, "one")
         full(True)
         await talked(talk, pilot, "two")
@@ -114,11 +98,9 @@ def test_whoever_begins_another_conversation_is_told_what_is_lost_of_this_one(ch
         await until(pilot, lambda: sentence in " ".join(talk.screen_text().split()))
         assert line(talk) == ""
 
-    talk.play(story, size=(80, 24))
-
 
 @pytest.mark.parametrize("there", [False, True])
-def test_a_disk_that_was_full_from_the_beginning(chat, monkeypatch, there):
+async def test_a_disk_that_was_full_from_the_beginning(chat, monkeypatch, there):
     talk = chat(["a"], ["b"], ["c"])
     if there:
         with Store.open(talk.database, pytest.fail) as store:
@@ -132,8 +114,7 @@ def test_a_disk_that_was_full_from_the_beginning(chat, monkeypatch, there):
     monkeypatch.setattr("localspec.store.database.open_writable", no_room)
     monkeypatch.setattr("localspec.store.database.moved", no_room)
     last = "“before” is kept, but not its last turn; to go on: localspec chat --conversation 1"
-
-    async def story(pilot):
+    async with talk.playing(size=(80, 24)) as pilot:
         await talked(talk, pilot, "one")
         await until(pilot, lambda: line(talk) == wording("kept_last_turn_each_prompt_tries"))
         said = talk.thread.farewell("")
@@ -148,8 +129,6 @@ def test_a_disk_that_was_full_from_the_beginning(chat, monkeypatch, there):
         assert kept in " ".join(talk.screen_text().split())
         await pilot.press("ctrl+n")
         await until(pilot, lambda: wording("kept_on_this_machine_alone") in talk.screen_text())
-
-    talk.play(story, size=(80, 24))
     assert [prompt for prompt, *_ in talk.kept()] == [*(["before"] if there else []), "one", "two"]
 
 

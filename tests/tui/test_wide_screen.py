@@ -15,10 +15,8 @@ TEXT, DIALOG = 100, 90  # columns
 AROUND = 2  # lines of a dialog below what it holds
 
 
-def test_no_line_of_text_is_longer_than_100_columns(chat):
-    talk = chat([REPLY + "\n\n" + "word and " * 60])
-
-    async def story(pilot):
+async def test_no_line_of_text_is_longer_than_100_columns(chat):
+    async with chat([REPLY + "\n\n" + "word and " * 60]).opened(size=SIZE) as (talk, pilot):
         prompts = [line for line in talk.screen_text().splitlines() if line.lstrip()[:2] in ("1 ", "2 ", "3 ")]
         assert len(prompts) == 3
         await talked(talk, pilot, "Write " + "a quicksort " * 30)
@@ -31,16 +29,13 @@ def test_no_line_of_text_is_longer_than_100_columns(chat):
         await until(pilot, lambda: talk.app.screen.query(XRayView))
         await until(pilot, lambda: 0 < talk.app.screen.query_one(XRayView)._columns <= TEXT)
 
-    talk.play(story, size=SIZE)
 
-
-def test_a_dialog_is_as_large_as_what_it_holds(chat, models):
+async def test_a_dialog_is_as_large_as_what_it_holds(chat, models):
     talk = chat()
     keep(talk, "Write a quicksort in Python", "please tell me about the sea", days=12)
     models("scripted", "broken", "other", broken=["broken"], elsewhere=list(registered()))
     dialogs = {"ctrl+r": "The sea", "ctrl+o": "Does not fit", "ctrl+s": "System", "f3": "seed", "f8": "No phrases"}
-
-    async def story(pilot):
+    async with talk.playing(size=SIZE) as pilot:
         for key, shown in dialogs.items():
             await pilot.press(key)
             await until(pilot, lambda shown=shown: shown in talk.screen_text())
@@ -58,5 +53,3 @@ def test_a_dialog_is_as_large_as_what_it_holds(chat, models):
         await pilot.press("ctrl+p")
         await until(pilot, lambda: isinstance(talk.app.screen, Palette) and "Leave;" in talk.screen_text())
         assert talk.app.screen.query_one(Vertical).region.width <= DIALOG
-
-    talk.play(story, size=SIZE)

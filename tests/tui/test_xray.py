@@ -2,11 +2,10 @@
 
 import threading
 
-from each import each
 from golden import wording
 from textual.widgets import Static
 from tui.drafted_replies import drafted_reply
-from tui.scripted_engine import say, until
+from tui.scripted_engine import say, talked, until
 
 from localspec.chat.trace_words import NOTHING_KEPT
 from localspec.marks import in_ascii
@@ -25,8 +24,7 @@ def drafted(chat, *more, **about):
 
 async def looked_at(talk, pilot, prompt="Say something"):
     """The X-ray of a reply that has just been given."""
-    await say(pilot, prompt)
-    await until(pilot, talk.idle)
+    await talked(talk, pilot, prompt)
     await pilot.press("ctrl+t")
     return await shown(talk, pilot)
 
@@ -46,10 +44,8 @@ def which(talk):
     return str(talk.app.screen.query_one("#which", Static).render())
 
 
-def test_ctrl_t_marks_each_token_by_who_proposed_it(chat):
-    talk = drafted(chat)
-
-    async def story(pilot):
+async def test_ctrl_t_marks_each_token_by_who_proposed_it(chat):
+    async with drafted(chat).opened(size=(100, 30)) as (talk, pilot):
         view = await looked_at(talk, pilot)
         lines = talk.screen_text().splitlines()
         assert "9 tokens in 4 steps, 2.0 tokens/step  Say something" in lines[0]
@@ -65,44 +61,27 @@ def test_ctrl_t_marks_each_token_by_who_proposed_it(chat):
         await until(pilot, lambda: isinstance(talk.app.screen, ChatScreen))
         assert talk.app.focused is not None
 
-    talk.play(story, size=(100, 30))
 
-
-def test_the_cursor_leaves_no_mark_on_lines_that_were_drawn(chat):
+async def test_the_cursor_and_other_colours_reach_lines_that_were_drawn(chat):
     talk = drafted(chat)
 
     def under_the_cursor(strip):
         return [segment.text for segment in strip if segment.style and segment.style.reverse]
 
-    async def story(pilot):
+    async with talk.playing() as pilot:
         view = await looked_at(talk, pilot)
         for key, marked in (("end", []), ("home", ["Snow"]), ("end", [])):
             await pilot.press(key)
             assert under_the_cursor(view.render_line(0)) == marked
-        assert view._layout.closed
-
-    talk.play(story)
-
-
-def test_other_colours_reach_lines_that_were_drawn(chat):
-    talk = drafted(chat)
-
-    async def story(pilot):
-        view = await looked_at(talk, pilot)
-        await pilot.press("end")
         before = view.render_line(0)
         assert view._layout.closed and view.render_line(0) is before
         talk.app.theme = "textual-light"
         await until(pilot, lambda: view.render_line(0) is not before)
         assert view.render_line(0).text == before.text and view.render_line(0) != before
 
-    talk.play(story)
 
-
-def test_the_cursor_tells_of_a_token_its_step_and_what_was_refused(chat):
-    talk = drafted(chat)
-
-    async def story(pilot):
+async def test_the_cursor_tells_of_a_token_its_step_and_what_was_refused(chat):
+    async with drafted(chat).opened() as (talk, pilot):
         await looked_at(talk, pilot)
         assert told(talk) == (wording("snow_token_1_9_model_came_reading"))
         await pilot.press("right", "right")
@@ -121,13 +100,9 @@ def test_the_cursor_tells_of_a_token_its_step_and_what_was_refused(chat):
         await until(pilot, lambda: "token 2" in told(talk))
         assert told(talk).endswith(wording("nothing_else_was_drafted_here"))
 
-    talk.play(story)
 
-
-def test_halves_of_a_character_are_one_thing_with_all_that_is_known_of_them(chat):
-    talk = drafted(chat)
-
-    async def story(pilot):
+async def test_halves_of_a_character_are_one_thing_with_all_that_is_known_of_them(chat):
+    async with drafted(chat).opened() as (talk, pilot):
         await looked_at(talk, pilot)
         await pilot.press("end", "left")
         await until(pilot, lambda: "together" in told(talk))
@@ -138,13 +113,9 @@ def test_halves_of_a_character_are_one_thing_with_all_that_is_known_of_them(chat
         assert told(talk).startswith('"␛]0;evil␇"')
         assert "\x1b" not in talk.screen_text()
 
-    talk.play(story)
 
-
-def test_keys_go_through_steps_lines_and_screens(chat):
-    talk = chat([f"word{number} " * 3 for number in range(300)])
-
-    async def story(pilot):
+async def test_keys_go_through_steps_lines_and_screens(chat):
+    async with chat([f"word{number} " * 3 for number in range(300)]).opened(size=(80, 24)) as (talk, pilot):
         view = await looked_at(talk, pilot)
 
         async def press(key):
@@ -170,32 +141,15 @@ def test_keys_go_through_steps_lines_and_screens(chat):
         assert await press("left") == 0
         assert view.scroll_offset.y == 0
 
-    talk.play(story, size=(80, 24))
 
-
-def test_tab_goes_from_step_to_step(chat):
-    talk = drafted(chat)
-
-    async def story(pilot):
+async def test_tab_goes_from_step_to_step_and_a_click_to_a_token(chat):
+    async with drafted(chat).opened() as (talk, pilot):
         view = await looked_at(talk, pilot)
-        seen = [view.cursor]
-        for _ in range(5):
-            await pilot.press("tab")
+        seen = []
+        for key in ["tab"] * 5 + ["shift+tab"] * 5:
+            await pilot.press(key)
             seen.append(view.cursor)
-        assert seen == [0, 1, 4, 5, 7, 7]
-        for _ in range(5):
-            await pilot.press("shift+tab")
-            seen.append(view.cursor)
-        assert seen[6:] == [5, 4, 1, 0, 0]
-
-    talk.play(story)
-
-
-def test_a_click_goes_to_a_token(chat):
-    talk = drafted(chat)
-
-    async def story(pilot):
-        view = await looked_at(talk, pilot)
+        assert seen == [1, 4, 5, 7, 7, 5, 4, 1, 0, 0]
         await pilot.click(XRayView, offset=(8, 0))
         await until(pilot, lambda: "token 2" in told(talk))
         await pilot.click(XRayView, offset=(12, 1))  # its mark
@@ -203,16 +157,10 @@ def test_a_click_goes_to_a_token(chat):
         await pilot.click(XRayView, offset=(5, 15))  # where nothing stands
         assert view.cursor == 2
 
-    talk.play(story)
 
-
-def test_alt_and_arrows_go_from_reply_to_reply_and_the_focus_says_with_which_to_begin(chat):
-    talk = drafted(chat, ["Second."], ["Third."])
-
-    async def story(pilot):
-        for prompt in ("one", "two", "three"):
-            await say(pilot, prompt)
-            await until(pilot, talk.idle)
+async def test_alt_and_arrows_go_from_reply_to_reply_and_the_focus_says_with_which_to_begin(chat):
+    async with drafted(chat, ["Second."], ["Third."]).opened() as (talk, pilot):
+        await talked(talk, pilot, "one", "two", "three")
         await pilot.press("alt+up", "alt+up", "alt+up", "ctrl+t")  # the reply to the second prompt
         await shown(talk, pilot)
         await until(pilot, lambda: "reply 2 of 3, 1 token  two" in which(talk))
@@ -222,17 +170,15 @@ def test_alt_and_arrows_go_from_reply_to_reply_and_the_focus_says_with_which_to_
         await until(pilot, lambda: "reply 3 of 3, 1 token" in which(talk))
         assert "Third." in talk.screen_text()
 
-    talk.play(story)
 
-
-def test_the_keys_to_other_replies_are_offered_where_there_are_some(chat):
+async def test_the_keys_to_other_replies_are_offered_where_there_are_some(chat):
     gate = threading.Event()
     talk = drafted(chat, ["Second."], [gate, "Third."])
 
     def offered():
         return [words for words in ("Reply before", "Reply after") if words in talk.screen_text()]
 
-    async def story(pilot):
+    async with talk.playing(size=(120, 30)) as pilot:
         await looked_at(talk, pilot, "one")
         await until(pilot, lambda: "Next step" in talk.screen_text() and not offered())
         await pilot.press("f1")
@@ -252,14 +198,10 @@ def test_the_keys_to_other_replies_are_offered_where_there_are_some(chat):
         gate.set()
         await until(pilot, lambda: offered() == ["Reply before", "Reply after"])
 
-    talk.play(story, size=(120, 30))
 
-
-def test_the_reply_under_way_is_followed_until_one_looks_elsewhere(chat):
+async def test_the_reply_under_way_is_followed_until_one_looks_elsewhere(chat):
     gate, other = threading.Event(), threading.Event()
-    talk = chat([*"abc", gate, *"def", other, *"ghi"])
-
-    async def story(pilot):
+    async with chat([*"abc", gate, *"def", other, *"ghi"]).opened() as (talk, pilot):
         await say(pilot, "go")
         await until(pilot, lambda: talk.replies() == ["abc"])
         await pilot.press("ctrl+t")
@@ -273,15 +215,16 @@ def test_the_reply_under_way_is_followed_until_one_looks_elsewhere(chat):
         await until(pilot, lambda: "9 tokens" in which(talk) and "goes on" not in which(talk))
         assert view.cursor == 0
 
-    talk.play(story)
 
-
-def test_what_nobody_sees_is_not_drawn_and_is_there_on_the_way_back(chat):
-    gate, other = threading.Event(), threading.Event()
-    talk = chat(["a", gate, "b", other, "c"])
-
-    async def story(pilot):
+async def test_it_is_opened_before_the_first_token_and_what_nobody_sees_is_not_drawn_meanwhile(chat):
+    first, gate, other = (threading.Event() for _ in range(3))
+    async with chat([first, "a", gate, "b", other, "c"]).opened() as (talk, pilot):
         await say(pilot, "go")
+        await pilot.press("ctrl+t")
+        await until(pilot, lambda: wording("there_reply_look_yet") in talk.screen_text())
+        first.set()
+        view = await shown(talk, pilot)
+        await pilot.press("ctrl+t")
         await until(pilot, lambda: talk.replies() == ["a"])
         await pilot.press("ctrl+t")
         view = await shown(talk, pilot)
@@ -293,55 +236,10 @@ def test_what_nobody_sees_is_not_drawn_and_is_there_on_the_way_back(chat):
         other.set()
         await until(pilot, lambda: talk.replies() == ["abc"])
 
-    talk.play(story)
 
-
-def test_it_may_be_opened_before_the_first_token(chat):
-    gate = threading.Event()
-    talk = chat([gate, "Hello."])
-
-    async def story(pilot):
-        await say(pilot, "go")
-        await pilot.press("ctrl+t")
-        await until(pilot, lambda: wording("there_reply_look_yet") in talk.screen_text())
-        gate.set()
-        await until(pilot, lambda: "Hello." in talk.screen_text())
-
-    talk.play(story)
-
-
-def test_of_replies_of_earlier_sessions_nothing_is_known(chat):
-    talk = chat(["Old."])
-
-    async def before(pilot):
-        await say(pilot, "first")
-        await until(pilot, talk.idle)
-
-    talk.play(before)
-    again = chat(["New."])
-    again.resumed = 1
-
-    async def story(pilot):
-        await pilot.press("ctrl+t")
-        await until(pilot, lambda: NOTHING_KEPT in which(again))
-        assert "Next step" not in again.screen_text()
-        await pilot.press("alt+up", "escape")
-        await say(pilot, "second")
-        await until(pilot, again.idle)
-        await pilot.press("alt+up", "alt+up", "alt+up", "ctrl+t")  # the reply of the first session
-        await until(pilot, lambda: NOTHING_KEPT in which(again))
-        await pilot.press("alt+down")
-        await until(pilot, lambda: "New." in again.screen_text())
-
-    again.play(story)
-
-
-def test_a_conversation_that_is_shown_again_still_knows_its_replies(chat):
-    talk = drafted(chat, ["Two."])
-
-    async def story(pilot):
-        await say(pilot, "first")
-        await until(pilot, talk.idle)
+async def test_replies_of_this_session_are_known_and_those_of_earlier_ones_are_not(chat):
+    async with drafted(chat).opened() as (talk, pilot):
+        await talked(talk, pilot, "first")
         await pilot.press("ctrl+n")
         await until(pilot, lambda: talk.prompts() == [])
         await say(pilot, "/resume 1")
@@ -349,43 +247,31 @@ def test_a_conversation_that_is_shown_again_still_knows_its_replies(chat):
         await say(pilot, "/xray")
         await shown(talk, pilot)
         assert "9 tokens" in which(talk)
-
-    talk.play(story)
-
-
-def test_the_palette_has_it(chat):
-    talk = chat()
-
-    async def story(pilot):
-        await pilot.press("ctrl+p", *"who proposed", "enter")
-        await until(pilot, lambda: isinstance(talk.app.screen, XRayScreen))
-        assert wording("there_reply_look_yet") in talk.screen_text()
+    again = chat(["New."])
+    again.resumed = 1
+    async with again.playing() as pilot:
         await pilot.press("ctrl+t")
-        await until(pilot, lambda: isinstance(talk.app.screen, ChatScreen))
+        await until(pilot, lambda: NOTHING_KEPT in which(again))
+        assert "Next step" not in again.screen_text()
+        await pilot.press("alt+up", "escape")
+        await talked(again, pilot, "second")
+        await pilot.press("alt+up", "alt+up", "alt+up", "ctrl+t")  # the reply of the first session
+        await until(pilot, lambda: NOTHING_KEPT in which(again))
+        await pilot.press("alt+down")
+        await until(pilot, lambda: "New." in again.screen_text())
 
-    talk.play(story)
 
-
-def test_another_width_lays_the_lines_anew(chat):
-    talk = chat(["one two three four five six seven eight nine ten " * 5])
-
-    async def story(pilot):
+async def test_another_width_lays_the_lines_anew(chat):
+    async with chat(["one two three four five six seven eight nine ten " * 5]).opened(size=(90, 24)) as (talk, pilot):
         view = await looked_at(talk, pilot)
         before = view.virtual_size
         await pilot.resize_terminal(40, 20)
         await until(pilot, lambda: view.virtual_size.width < before.width and view.virtual_size.height > before.height)
         assert "one two three" in talk.screen_text()
 
-    talk.play(story, size=(90, 24))
 
-
-@each(
-    "source, mark", [("target", MODEL), ("phrases", PAST), ("prompt", CHAT), ("s3d", DRAFTER), ("s3d+phrases", SEVERAL)]
-)
-def test_each_has_a_shape_of_its_own(source, mark):
-    assert mark_of(source) is mark
-
-
-def test_shapes_and_not_colours_alone_tell_marks_apart():
-    marks = (PAST, CHAT, DRAFTER, SEVERAL, MODEL, CORRECTED)
-    assert len({mark.first for mark in marks}) == len({in_ascii(mark.first) for mark in marks}) == len(marks)
+def test_each_source_has_a_shape_and_not_only_a_colour():
+    sources = {"target": MODEL, "phrases": PAST, "prompt": CHAT, "s3d": DRAFTER, "s3d+phrases": SEVERAL}
+    assert all(mark_of(source) is mark for source, mark in sources.items())
+    marks = {*sources.values(), CORRECTED}
+    assert len({mark.first for mark in marks}) == len({in_ascii(mark.first) for mark in marks}) == len(marks) == 6

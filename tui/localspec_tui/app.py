@@ -29,7 +29,7 @@ from localspec_tui import clipboard, keymap, messages, terminal, themes
 from localspec_tui.engine_thread import EngineThread
 from localspec_tui.screens.chat import ChatScreen
 from localspec_tui.screens.palette import Commands, Palette
-from localspec_tui.stopping import StoppableApp
+from localspec_tui.suspending import StoppableApp
 from localspec_tui.widgets.status_line import whole_names
 
 AROUND_TOAST = 2  # columns around its text

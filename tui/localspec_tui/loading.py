@@ -59,10 +59,10 @@ def load(
     progress: Callable[[str], None],
 ) -> "Answerer":
     """The engine that the settings ask for: that of a server of this user, or one of this process."""
-    from localspec.serving.warm_chat import warm_or_here
+    from localspec.serving.socket_engine import for_chat
 
     here = partial(_load_here, settings, card, store, notice, progress)
-    return warm_or_here(settings, card, Reporter(notice, progress), here)
+    return for_chat(settings, card, Reporter(notice, progress), here)
 
 
 def _load_here(

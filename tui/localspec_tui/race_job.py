@@ -12,7 +12,7 @@ from localspec.bench.racers import opponents, sentences
 from localspec.chat.attachments import written
 from localspec.config import Settings
 from localspec.errors import LocalspecError, UsageMistake
-from localspec.serving.warm_chat import of_this_process
+from localspec.serving.socket_engine import in_this_process
 from localspec_tui.messages import RaceBegun, RaceEnded
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def run(
         asked = written(prompt).prompt
         if engine is None:
             raise UsageMistake("No model is loaded, so none can race.")
-        lanes, streams = opponents(of_this_process(engine), asked, system, settings)
+        lanes, streams = opponents(in_this_process(engine), asked, system, settings)
         with ExitStack() as at_the_end:
             for stream in streams:
                 at_the_end.callback(stream.close)

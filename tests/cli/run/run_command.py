@@ -1,5 +1,7 @@
 """`localspec run` for its tests: in a process of its own, and what it answered and kept."""
 
+import errno
+import io
 import itertools
 import json
 import signal
@@ -148,13 +150,23 @@ def assert_consistent(reply: dict[str, Any]) -> None:
     assert 0 <= reply["timings"]["prefill_s"] <= reply["timings"]["first_token_s"]
 
 
-def interrupting(original: Callable[..., Any], call: int) -> Callable[..., Any]:
+class Gone(io.StringIO):
+    """A reader who leaves after 30 characters."""
+
+    def write(self, text: str) -> int:
+        if self.tell() > 30:
+            raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+        return super().write(text)
+
+
+def interrupting(original: Callable[..., Any], call: int, times: int = 1) -> Callable[..., Any]:
     """`original`, and Ctrl+C at the beginning of its call of that number."""
     calls = itertools.count(1)
 
     def wrapped(*arguments: Any) -> Any:
         if next(calls) == call:
-            signal.raise_signal(signal.SIGINT)
+            for _ in range(times):
+                signal.raise_signal(signal.SIGINT)
         return original(*arguments)
 
     return wrapped

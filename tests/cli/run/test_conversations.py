@@ -1,7 +1,5 @@
 """`localspec run`: conversations are kept, continued and, with --no-log, left alone."""
 
-import errno
-import io
 import os
 import shutil
 import sys
@@ -10,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from cli.run.run_command import interrupting, kept, kept_tokens, refused, said
+from cli.run.run_command import Gone, interrupting, kept, kept_tokens, refused, said
 from command import what_is_kept
 from golden import wording
 from scripted_models import scripted_model
@@ -23,8 +21,9 @@ from localspec.paths import Paths
 from localspec.store.phrases import pack_tokens
 from localspec.store.store import Store
 
+pytestmark = pytest.mark.slow
 
-@pytest.mark.slow
+
 def test_the_first_start_says_what_is_kept_and_no_other_does(run, first_start, hello):
     refused(run("-m", hello.path, "hi", "-n", "0"), 2, "--max-tokens 0")
     assert not first_start.exists()
@@ -35,7 +34,6 @@ def test_the_first_start_says_what_is_kept_and_no_other_does(run, first_start, h
     assert run("-m", hello.path, "hi").err == ""
 
 
-@pytest.mark.slow
 def test_a_reply_is_kept_with_how_it_was_made(run, home, hello, tmp_path):
     (tmp_path / "notes").write_text("some notes\n")
     began = time.time()
@@ -64,7 +62,6 @@ def test_what_is_refused_is_not_kept(run, home, models):
     assert kept(home) == []
 
 
-@pytest.mark.slow
 def test_going_on_with_the_last_one_and_with_another(run, home, hello, messages):
     for prompt in ("one", "two"):
         run("-m", hello.path, prompt)
@@ -84,7 +81,6 @@ def test_going_on_with_the_last_one_and_with_another(run, home, hello, messages)
     assert all(turn.reply == hello.text for conversation in kept(home) for turn in conversation.turns)
 
 
-@pytest.mark.slow
 def test_a_chat_goes_on_with_no_pipe_and_run_with_none_of_a_chat(run, home, hello, monkeypatch):
     def latest(which: Literal["last", "last of run"]) -> str:
         with Store.open(Paths(home).database, pytest.fail) as store:
@@ -109,7 +105,6 @@ def test_a_chat_goes_on_with_no_pipe_and_run_with_none_of_a_chat(run, home, hell
     assert latest("last") == latest("last of run") == "not seen"
 
 
-@pytest.mark.slow
 def test_a_system_prompt_stays_until_another_is_given(run, home, hello, messages, monkeypatch):
     run("-m", hello.path, "-s", "Be kind.", "one")
     monkeypatch.setenv("LOCALSPEC_SYSTEM", "Be rude.")
@@ -127,7 +122,6 @@ def test_a_system_prompt_stays_until_another_is_given(run, home, hello, messages
     assert messages[-1] == [("system", "Be rude."), ("user", "seven")]
 
 
-@pytest.mark.slow
 def test_its_model_stays_until_another_is_named(run, home, hello, long, monkeypatch):
     run("-m", hello.path, "one")
     monkeypatch.setenv("LOCALSPEC_MODEL", str(long.path))
@@ -138,7 +132,6 @@ def test_its_model_stays_until_another_is_named(run, home, hello, long, monkeypa
     assert kept(home)[0].info.model == str(long.path) and kept(home)[0].info.turns == 4
 
 
-@pytest.mark.slow
 def test_a_conversation_is_kept_by_the_model_s_place_from_anywhere(run, home, hello, monkeypatch, tmp_path):
     monkeypatch.chdir(hello.path.parent)
     run("-m", "./hello", "one")
@@ -146,7 +139,6 @@ def test_a_conversation_is_kept_by_the_model_s_place_from_anywhere(run, home, he
     assert run("-c", "two") == (0, hello.text + "\n", "")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("gone", ["directory", "content"])
 def test_a_conversation_whose_model_is_gone(run, home, hello, tmp_path, messages, gone):
     path = tmp_path / "model"
@@ -169,7 +161,6 @@ def test_a_conversation_whose_model_is_gone(run, home, hello, tmp_path, messages
     assert run("-c", "three").err == ""
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("which", [["-c"], ["--conversation", "1"]])
 def test_nothing_to_go_on_with(run, first_start, home, hello, which):
     said = (
@@ -183,24 +174,12 @@ def test_nothing_to_go_on_with(run, first_start, home, hello, which):
     refused(run("-m", hello.path, *which, "hi", "--no-log"), 2, said)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("number", [1, 0, -1, 10**30])
 def test_a_conversation_that_is_not_there(run, home, hello, number):
-    """Number 1 was, in a home that is lived in."""
     run("-m", hello.path, "hi")
     before = kept(home)
     refused(run("-m", hello.path, "--conversation", number, "hi"), 2, f"no conversation {number} here")
     assert kept(home) == before
-
-
-def test_flags_that_cannot_be_meant_together(run, hello):
-    refused(run("-m", hello.path, "-c", "--conversation", "3", "hi"), 2, "--continue", "--conversation 3")
-    refused(
-        run("-m", hello.path, "--conversation", "last", "hi"),
-        2,
-        "'last' is not the number of a conversation",
-        "history list",
-    )
 
 
 def files_with(home: Path, *needles: bytes) -> list[Path]:
@@ -210,7 +189,6 @@ def files_with(home: Path, *needles: bytes) -> list[Path]:
     ]
 
 
-@pytest.mark.slow
 def test_no_log_keeps_nothing(run, home, long, monkeypatch):
     traces = (b"QZJX", long.text[:12].encode(), pack_tokens(long.ids[10:13]))
     for how in ("flag", "variable", "file"):
@@ -232,7 +210,6 @@ def test_no_log_keeps_nothing(run, home, long, monkeypatch):
         assert files_with(home, trace) == [Paths(home).database]
 
 
-@pytest.mark.slow
 def test_no_log_reads_the_conversation_and_keeps_nothing_new(run, home, hello, long, messages):
     run("-m", hello.path, "-s", "Be kind.", "one")
     before = kept(home)
@@ -244,7 +221,6 @@ def test_no_log_reads_the_conversation_and_keeps_nothing_new(run, home, hello, l
     assert files_with(home, b"QZJX", b"QZJV", long.text[:12].encode(), pack_tokens(long.ids[10:13])) == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("place", ["decode_step", "step"])
 def test_an_interrupted_reply_is_kept_and_gone_on_with(run, home, endless, monkeypatch, messages, place):
     from localspec.decoding import session
@@ -259,7 +235,6 @@ def test_an_interrupted_reply_is_kept_and_gone_on_with(run, home, endless, monke
     assert messages[-1] == [("user", "hi"), ("assistant", reply["text"]), ("user", "on")]
 
 
-@pytest.mark.slow
 def test_a_prompt_that_got_no_answer_gives_way_to_the_next(run, home, endless, monkeypatch, messages):
     from localspec.decoding import session
 
@@ -272,14 +247,7 @@ def test_a_prompt_that_got_no_answer_gives_way_to_the_next(run, home, endless, m
     assert said(kept(home)[0]) == [("hi", "and ", "length")]
 
 
-@pytest.mark.slow
 def test_what_was_said_until_the_reader_left_is_kept(run, home, endless, monkeypatch):
-    class Gone(io.StringIO):
-        def write(self, text: str) -> int:
-            if self.tell() > 30:
-                raise BrokenPipeError(errno.EPIPE, "Broken pipe")
-            return super().write(text)
-
     monkeypatch.setattr(sys, "stdout", Gone())
     monkeypatch.setattr(os, "dup2", lambda *_: None)  # what is behind 1 is still in use by this process
     assert run("-m", endless.path, "hi") == (141, "", "")

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from checkpoints import change_config
 from cli.run.run_command import refused
+from each import each
 from golden import wording
 
 from localspec.models.tokenizer import Tokenizer, _failed
@@ -92,7 +93,8 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], int, list[str]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.slow
+@each("damage", DAMAGE)
 def test_damaged_models(run, tmp_path, hello, damage):
     change, code, said = DAMAGE[damage]
     path = tmp_path / "model"

@@ -93,11 +93,8 @@ def test_a_broken_database_holds_nothing_to_go_on_with(run, home, hello):
     Paths(home).database.write_bytes(b"this is no database " * 500)
     result = run("-m", hello.path, "-c", "hi")
     aside, mistake = result.err.splitlines()
-    assert (
-        (result.code, result.out) == (2, "")
-        and "set aside" in aside
-        and wording("no_conversation_to_continue") in mistake
-    )
+    assert (result.code, result.out) == (2, "") and "set aside" in aside
+    assert wording("no_conversation_to_continue") in mistake
 
 
 @pytest.mark.slow

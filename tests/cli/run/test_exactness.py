@@ -18,8 +18,9 @@ from localspec.models.registry import resolve
 from localspec.paths import Paths
 from localspec.store.store import Store
 
+pytestmark = pytest.mark.slow
 
-@pytest.mark.slow
+
 def test_seeds(run, noise):
     def said(*arguments: object) -> dict[str, Any]:
         reply = run("-m", noise, "hi", "--json", "--temp", "1", "-n", "40", *arguments).json
@@ -38,7 +39,6 @@ def test_seeds(run, noise):
     assert said("--seed", 1)["token_ids"] != said("--seed", 2)["token_ids"]
 
 
-@pytest.mark.slow
 def test_the_models_own_sampling(run, models):
     own = random_model(models / "own", generation={"do_sample": True, "temperature": 1.0, "top_k": 3})
     one, two = (run("-m", own, "hi", "--json", "-n", "30", "--seed", seed).json for seed in (1, 2))
@@ -69,7 +69,6 @@ def inexact(home: Path, lived_in: Callable[..., Path], monkeypatch: pytest.Monke
 
 
 def test_what_no_self_test_has_found_is_not_said(run, home, hello, inexact):
-    """A reply never waits for the self-test; what one found before is said."""
     for word, label in (
         ("unchecked", wording("not_checked_yet_a_chat_checks")),
         ("numerical", wording("same_text_except_for_rounding")),
@@ -83,7 +82,6 @@ def test_what_no_self_test_has_found_is_not_said(run, home, hello, inexact):
                 pass
 
 
-@pytest.mark.slow
 def test_exact_where_it_cannot_be_had_is_refused(run, hello, inexact, monkeypatch):
     refused(run("-m", hello.path, "hi", "--exact"), 2, "--exact", "int8", "1.2e-03")
     monkeypatch.setenv("LOCALSPEC_EXACT", "yes")
@@ -92,13 +90,11 @@ def test_exact_where_it_cannot_be_had_is_refused(run, hello, inexact, monkeypatc
     assert run("-m", hello.path, "hi").code == 0
 
 
-@pytest.mark.slow
 def test_the_figures_name_the_precision(run, hello):
     assert wording("int8_cpu_same_text_without_drafts") in run("-m", hello.path, "hi", "--stats", "--exact").err
     assert "int8 on cpu" in run("-m", hello.path, "hi", "--stats", "--quantize", "int8").err
 
 
-@pytest.mark.slow
 def test_only_exact_waits_for_a_measurement(run, first_start, hello, monkeypatch):
     shown: list[str] = []
     monkeypatch.setattr(run_module.Progress, "show", lambda self, what: shown.append(what))

@@ -16,10 +16,10 @@ from localspec.cli.main import main
 from localspec.paths import Paths
 from localspec.store.store import Store
 
+pytestmark = pytest.mark.slow
 
-@pytest.mark.slow
+
 def test_the_second_time_is_faster(home, long):
-    """Two processes, so that the phrases have been on disk between them."""
 
     def answer() -> dict[str, Any]:
         with process(home, "-m", long.path, "hi", "--json", "--draft-max", 8) as running:
@@ -38,7 +38,6 @@ def test_the_second_time_is_faster(home, long):
     assert stat.S_IMODE(database.parent.stat().st_mode) == 0o700
 
 
-@pytest.mark.slow
 def test_what_learns_and_what_forgets(run, long):
     def length(*arguments: object) -> float:
         drafter = (
@@ -58,9 +57,7 @@ def test_what_learns_and_what_forgets(run, long):
     assert length("--no-log") == length() == 1.0
 
 
-@pytest.mark.slow
 def test_a_directory_has_its_phrases_however_it_is_spelt(run, home, long, monkeypatch):
-    """And all of them go, by any of its names."""
     monkeypatch.chdir(long.path.parent)
     spellings = (str(long.path), long.path.name, f"./{long.path.name}", f"{long.path}/")
     ask = ("hi", "--json", "--drafter", "phrases", "--draft-max", 8)  # else a busy machine switches drafts off
@@ -72,14 +69,12 @@ def test_a_directory_has_its_phrases_however_it_is_spelt(run, home, long, monkey
     assert run("-m", long.path, *ask).json["speculation"]["acceptance_length"] == 1.0
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [[], ["--pool", "off"], ["--no-spec"], ["--draft-max", "0"], ["--exact"]])
 def test_where_nothing_may_be_kept_there_is_no_database(run, first_start, hello, arguments):
     assert run("-m", hello.path, "hi", "--no-log", *arguments) == (0, hello.text + "\n", "")
     assert not (first_start / "data").exists()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [["--pool", "off"], ["--no-spec"], ["--draft-max", "0"]])
 def test_without_phrases_what_was_said_is_kept(run, first_start, hello, arguments):
     assert run("-m", hello.path, "hi", *arguments).code == 0

@@ -94,7 +94,6 @@ def test_what_cannot_be_read(run, tmp_path, hello, monkeypatch):
 
 @pytest.mark.slow
 def test_bytes_that_are_no_text(home, hello):
-    """Arguments as the system hands them over."""
     with process(home, "-m", hello.path, b"caf\xe9", b"-s", b"\xfe", "--json") as running:
         out, err = running.communicate()
     assert (running.returncode, err) == (0, b"")
@@ -111,8 +110,4 @@ def test_a_directory_whose_name_is_no_text(run, hello, tmp_path):
 @pytest.mark.slow
 def test_a_model_without_a_chat_template_is_told(run, tmp_path):
     base = scripted_model(tmp_path / "base", [b"and", b" so"], template="")
-    assert run("-m", base.path, "Once", "--no-log") == (
-        0,
-        base.text + "\n",
-        wording("localspec_model_chat_template"),
-    )
+    assert run("-m", base.path, "Once", "--no-log") == (0, base.text + "\n", wording("localspec_model_chat_template"))

@@ -15,10 +15,13 @@ import pytest
 from cli.run.run_command import kept, process, shell
 from clocks import PATIENCE
 from command import environment
+from each import each
 from golden import wording
 from scripted_models import scripted_model
 
 from localspec.chat.start import DEMO
+
+pytestmark = pytest.mark.slow
 
 # Runs the program where nothing can reach the network, and looks at what it imported.
 OFFLINE = """
@@ -34,7 +37,6 @@ sys.exit(code)
 """
 
 
-@pytest.mark.slow
 def test_a_reply_and_nothing_else_without_network_or_interface(home, hello):
     result = subprocess.run(
         [sys.executable, "-c", OFFLINE, "run", "-m", hello.path, "hi"],
@@ -46,7 +48,6 @@ def test_a_reply_and_nothing_else_without_network_or_interface(home, hello):
     assert hello.text == "Hello wörld 世!"
 
 
-@pytest.mark.slow
 def test_the_newline_at_the_end(run, models):
     assert run("-m", scripted_model(models / "newline", [b"a", b"\n"]).path, "hi").out == "a\n"
     silent = scripted_model(models / "silent", [b"x"], follows={258: 259})
@@ -55,7 +56,6 @@ def test_the_newline_at_the_end(run, models):
     assert run("-m", silent.path, "hi", "--json").json["token_ids"] == []
 
 
-@pytest.mark.slow
 def test_stats_are_two_lines_on_standard_error(run, hello):
     result = run("-m", hello.path, "hi", "--stats")
     assert result.out == hello.text + "\n"
@@ -71,7 +71,6 @@ def test_stats_are_two_lines_on_standard_error(run, hello):
         assert all(json.loads(line) for line in result.out.splitlines())
 
 
-@pytest.mark.slow
 def test_closed_streams(home, hello):
     """Nobody to notify, nothing to read: what would go there goes nowhere, least of all to standard output."""
     (home / "config").mkdir(parents=True)
@@ -80,14 +79,12 @@ def test_closed_streams(home, hello):
     assert (result.returncode, result.stdout) == (0, (hello.text + "\n").encode())
 
 
-@pytest.mark.slow
 def test_no_standard_output(home, hello):
     result = shell(home, '"$@" >&-', "-m", hello.path, "hi")
     assert (result.returncode, result.stdout) == (1, b"")
     assert result.stderr.startswith(b"localspec: Standard output is closed") and result.stderr.count(b"\n") == 1
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
 def test_full_disks_behind_the_streams(home, hello):
     result = shell(home, '"$@" --stats 2>/dev/full', "-m", hello.path, "hi")
@@ -97,7 +94,6 @@ def test_full_disks_behind_the_streams(home, hello):
     assert result.stderr.startswith(b"localspec: Standard output") and result.stderr.count(b"\n") == 1
 
 
-@pytest.mark.slow
 def test_notices(run, home, hello, monkeypatch):
     monkeypatch.setattr("localspec.models.entries.Entry.toy", True)  # as the demo model is, in whose place it stands
     (home / "config").mkdir(parents=True)
@@ -109,7 +105,6 @@ def test_notices(run, home, hello, monkeypatch):
     assert run("hi", "-m", "demo").err == ""
 
 
-@pytest.mark.slow
 def test_a_reader_that_leaves(home, endless):
     command = '"$@" -n 100000000 2>"$LOCALSPEC_HOME/errors" | head -c 5; echo " ${PIPESTATUS[0]}"'
     result = shell(home, command, "-m", endless.path, "hi")  # in time, though the reply would take days
@@ -140,7 +135,6 @@ def test_work_stops_at_once_when_nobody_reads(run, endless, monkeypatch, form):
     assert next(steps) == 0
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="pipes as on POSIX")
 @pytest.mark.parametrize(("model", "code"), [(None, 0), ("nosuch", 3)])
 def test_nobody_reads_standard_error(home, hello, model, code):
@@ -154,13 +148,11 @@ def test_nobody_reads_standard_error(home, hello, model, code):
     assert (running.returncode, out) == (code, b"" if code else (hello.text + "\n").encode())
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
 def test_a_sentence_that_cannot_be_written_keeps_its_exit_code(home):
     assert shell(home, '"$@" 2>/dev/full', "-m", "nosuch", "hi").returncode == 3
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [
@@ -184,9 +176,7 @@ def test_whatever_temperature_and_top_p_are_accepted_something_is_said(run, home
     assert (again.code, again.out) == (0, result.out)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("cold", ["1e-20", "1e-38", "5e-324"])
-@pytest.mark.parametrize("more", [(), ("--top-p", "0.9"), ("--top-k", "3")], ids=" ".join)
+@each("cold, more", [("1e-20", ()), ("1e-38", ("--top-p", "0.9")), ("5e-324", ("--top-k", "3")), ("5e-324", ())])
 def test_the_coldest_temperatures_say_what_is_likeliest(run, noise, cold, more):
     """fp32 makes an infinite score of every logit where it divides by them, and the noise alone would pick."""
     likeliest = run("-m", noise, "hi", "-n", "5", "--temp", "0", "--no-log").out

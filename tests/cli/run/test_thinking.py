@@ -15,6 +15,8 @@ from thinking_templates import GRANITE, switched_model
 
 from localspec.paths import Paths
 
+pytestmark = pytest.mark.slow
+
 LONG = [f"{word} ".encode() for word in ("one", "two", "three", "four") * 8]
 
 
@@ -45,7 +47,6 @@ def home(
     return lived_in(fresh_home, switched.path, always.path, granite.path, hello.path)
 
 
-@pytest.mark.slow
 def test_the_answer_alone_goes_to_standard_output(run, home, switched):
     for flags in ([], ["--think"], ["--no-spec"], ["--drafter", "phrases"]):
         assert run("-m", switched.path, "hi", *flags) == (0, "Yes.\n", "")
@@ -75,7 +76,6 @@ def test_the_stream_tells_them_apart_step_by_step(run, switched):
     assert [token for step in steps for token in step["token_ids"]] == switched.ids
 
 
-@pytest.mark.slow
 def test_the_marks_of_other_families(run, always, granite):
     found = run("-m", always.path, "hi", "--json").json
     assert (found["text"], found["reasoning"]) == ("Yes.\n", b"".join(LONG).decode().strip())
@@ -84,15 +84,10 @@ def test_the_marks_of_other_families(run, always, granite):
     assert found["prompt_tokens"] > run("-m", granite.path, "hi", "--json").json["prompt_tokens"] + 50
 
 
-@pytest.mark.slow
 def test_a_template_without_a_switch_is_told(run, hello, always, granite, monkeypatch):
     for path, flag in ((hello.path, "--think"), (hello.path, "--no-think"), (always.path, "--no-think")):
         refused(
-            run("-m", path, "hi", flag),
-            2,
-            wording("effect_chat_template", flag=flag),
-            "has no switch",
-            "leave it out",
+            run("-m", path, "hi", flag), 2, wording("effect_chat_template", flag=flag), "has no switch", "leave it out"
         )
     refused(
         run("-m", granite.path, "hi", "--think", "-s", "Be brief."), 2, "--think has no effect beside a system prompt"
@@ -102,7 +97,6 @@ def test_a_template_without_a_switch_is_told(run, hello, always, granite, monkey
     assert run("-m", hello.path, "hi").code == 0
 
 
-@pytest.mark.slow
 def test_config_toml_says_it_for_all_models_and_a_flag_for_this_one(run, home, switched):
     file = Paths(home).config_file
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -113,7 +107,6 @@ def test_config_toml_says_it_for_all_models_and_a_flag_for_this_one(run, home, s
     refused(run("-m", switched.path, "hi"), 2, "think = 'perhaps'", wording("must_true_false_auto"))
 
 
-@pytest.mark.slow
 def test_a_stop_string_ends_the_answer_and_never_the_thinking(run, always, switched):
     stopped = run("-m", always.path, "hi", "--json", "--stop", "three", "--stop", "e").json
     assert (stopped["text"], stopped["finish_reason"]) == ("Y", "stop")
@@ -121,7 +114,6 @@ def test_a_stop_string_ends_the_answer_and_never_the_thinking(run, always, switc
     assert run("-m", switched.path, "hi", "--json", "--stop", "is").json["text"] == "Yes."
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("most", [1, 5, 33])
 def test_a_limit_within_the_thinking_says_so(run, home, always, most):
     result = run("-m", always.path, "hi", "-n", most)
@@ -134,7 +126,6 @@ def test_a_limit_within_the_thinking_says_so(run, home, always, most):
     assert run("-m", always.path, "hi", "-n", 35).err == ""
 
 
-@pytest.mark.slow
 def test_a_conversation_goes_on_without_what_was_thought(run, switched, home):
     run("-m", switched.path, "hi")
     first = run("-m", switched.path, "well", "-c", "--json").json
@@ -144,7 +135,6 @@ def test_a_conversation_goes_on_without_what_was_thought(run, switched, home):
     assert ASSISTANT not in first["token_ids"] and len(kept(home)[0].turns) == 2
 
 
-@pytest.mark.slow
 def test_the_demo_model_with_a_template_that_opens_the_thinking(run, tmp_path):
     """Its own weights never close it: what they say is thought, token by token the same with drafts and without."""
     demo = tmp_path / "demo"
@@ -155,9 +145,7 @@ def test_the_demo_model_with_a_template_that_opens_the_thinking(run, tmp_path):
     asked = (demo, "Tell me a story about a fox.", "--temp", "0", "-n", "40", "--json")
     found = run("-m", *asked, "--drafter", "phrases")
     assert found.code == 0 and found.json["text"] == "" and len(found.json["reasoning"].split()) > 10
-    assert (
-        wording("so_there_is_no_answer") in found.err
-        and found.json["reasoning_tokens"] == found.json["completion_tokens"]
-    )
+    assert wording("so_there_is_no_answer") in found.err
+    assert found.json["reasoning_tokens"] == found.json["completion_tokens"]
     plain = run("-m", *asked, "--no-spec").json
     assert (plain["token_ids"], plain["reasoning"]) == (found.json["token_ids"], found.json["reasoning"])

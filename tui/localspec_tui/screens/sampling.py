@@ -34,7 +34,7 @@ class SamplingScreen(ClosesOnce, ModalScreen[dict[str, str]]):
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("ctrl+s", "save", "Save", id="sampling.save", show=False, priority=True),
+        Binding("ctrl+s", "save", "Save", id="sampling.save", show=False),
         Binding("escape", "back", "Back", id="sampling.back"),
         Binding("up", "app.focus_previous", "Field above", id="sampling.above", show=False),
         Binding("down", "app.focus_next", "Field below", id="sampling.below", show=False),

@@ -11,6 +11,7 @@ from textual.widgets import Static
 from localspec.text import safe
 from localspec_tui.screens.closing import DIALOG_KEYS, ClosesOnce
 from localspec_tui.widgets.keys_footer import KeysFooter
+from localspec_tui.widgets.keys_in_order import KeysInOrder
 from localspec_tui.widgets.typed_text import TypedText
 
 HEADING = "System prompt: what the model reads before everything else"
@@ -24,11 +25,15 @@ class Typed(NamedTuple):
     saved: bool
 
 
+class _Field(KeysInOrder, TypedText):
+    """The field, in which ctrl+s saves all letters that were typed before it."""
+
+
 class SystemPromptScreen(ClosesOnce, ModalScreen[Typed | None]):
     """Gives what was typed. It begins with `text`, which holds; or with `draft`, from which an undo leads to it."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("ctrl+s", "save", "Save", id="system.save", priority=True),
+        Binding("ctrl+s", "save", "Save", id="system.save"),
         Binding("escape", "back", "Back", id="system.back"),
         DIALOG_KEYS,
     ]
@@ -40,7 +45,7 @@ class SystemPromptScreen(ClosesOnce, ModalScreen[Typed | None]):
     def compose(self) -> ComposeResult:
         with Vertical(classes="panel"):
             yield Static(HEADING if self._draft is None else UNSAVED, markup=False)
-            yield TypedText(compact=True, highlight_cursor_line=False)
+            yield _Field(compact=True, highlight_cursor_line=False)
         yield KeysFooter(show_command_palette=False)
 
     def on_mount(self) -> None:

@@ -1,0 +1,420 @@
+"""An engine of `localspec serve`, which a command of the same user reaches through the server's socket."""
+
+import os
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast
+
+from localspec import __version__, environment
+from localspec.config import NAMES, Rule, Settings
+from localspec.engine.report import Report
+from localspec.errors import LocalspecError, UsageMistake
+from localspec.events import Done, Event, Memory, Prefill, Reporter, Statistics, Text
+from localspec.models.messages import Message
+from localspec.models.registry import TargetCard
+from localspec.paths import Paths
+from localspec.quantities import counted
+from localspec.serving.over_socket import Gone, NotThisOne, event_of, lines, raise_what_is_wrong, statistics_of
+
+if TYPE_CHECKING:
+    from localspec import Engine, Limits
+    from localspec.chat.answerer import Answerer
+    from localspec.models.chat_tokenizer import ChatTokenizer
+
+NOTICE_SECONDS = 2.0  # of waiting, after which the user is informed
+STOP_SECONDS = 3.0  # to wait for the figures of a reply that was stopped
+SILENT = "waiting for localspec serve"
+_END: Any = object()
+
+
+@dataclass(frozen=True)
+class SocketSampling:
+    """The fields of `Sampling` as the server sent them. `Sampling` itself would import torch."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    seed: int
+    rule: Rule
+    epsilon: float
+    delta: float
+    source: str = ""
+    chosen: Sequence[str] = ()
+
+    @property
+    def greedy(self) -> bool:
+        """Return whether sampling is greedy."""
+        return self.temperature == 0
+
+
+@dataclass
+class Session:
+    """The figures of the current reply, or of the last one, as far as the server has sent them."""
+
+    statistics: Statistics | None = None  # when the reply is over
+    so_far: Statistics | None = None
+    memory: Memory | None = None
+
+    def end(self, statistics: Statistics) -> None:
+        """Set the figures of a reply that is over."""
+        self.statistics = self.so_far = statistics
+        self.memory = statistics.memory
+
+
+class Form(NamedTuple):
+    """The form in which the server's engine computes."""
+
+    engine: str
+    device: str
+    dtype: str
+    quantize: str
+    nodes: int
+    pace: Sequence[str]
+
+
+class SocketEngine:
+    """One model of the user's own server. Use it from one thread.
+
+    Settings change during a chat, and the server may be busy then. So a chat works out sampling and thinking in this
+    process, from the model's files. `localspec run` needs each only once. It takes what the server sent, and so starts
+    without loading a tokenizer.
+
+    If the server ends before it has begun a reply, `load` makes an engine in this process, which answers from then on.
+    If it ends within a reply, the reply is broken off.
+    """
+
+    def __init__(
+        self, place: Path, card: TargetCard, opened: Mapping[str, Any], settings: Settings, load: Callable[[], Any],
+        reporter: Reporter, chats: bool,
+    ) -> None:  # fmt: skip
+        self._place, self._card, self._opened, self._settings, self._load = place, card, opened, settings, load
+        self._reporter, self._chats, self._server = reporter, chats, str(opened["server"])
+        self._name = ""  # of the current reply
+        self._conversation: int | None = None
+        self._replying = False
+        self._here: Any = None  # the engine of this process, after the server is gone
+        self._session = Session()
+        self.wanted: Callable[[], bool] = lambda: True
+        self._context = int(opened["context"])
+        self._parameters = int(opened["parameters"]) if chats else 0
+        start = {**opened.get("start", {}), "engine": "server"}
+        self._report = Report(start, "", float(opened["load_s"]))
+        self._take_form(opened["engine"])
+        self._drafter = None if settings.drafter == "auto" else start["drafter"]
+        if chats:
+            _ = self._files  # now, because a damaged tokenizer must be reported before the first prompt
+
+    @classmethod
+    def open(
+        cls, place: Path, card: TargetCard, settings: Settings, system: str | None, reporter: Reporter,
+        load: Callable[[], Any], keep: float | None = None, *, chats: bool = False,
+    ) -> Self:  # fmt: skip
+        """Ask the server at the socket `place` for a model, which it loads if necessary.
+
+        The server lives for at least `keep` seconds after the last request. `chats` is for a conversation whose
+        settings change. Raises Gone if there is no such server, and NotThisOne if its settings differ: then an
+        engine of this process must answer. Raises what that engine would raise, too.
+        """
+        body = {
+            "keep": keep,
+            "version": __version__,
+            "isa": environment.instruction_set(),
+            "model": card.name,
+            "path": str(card.path),
+            "settings": {name: getattr(settings, name) for name in NAMES if name != "keymap"},
+            "origins": {name: settings.origins.get(name, "default") for name in NAMES},
+            "system": system,
+            "chat": chats,
+        }
+        began, opened = time.monotonic(), None
+        with closing(lines(place, "/localspec/open", body)) as answer:
+            for line in answer:
+                if line is None:
+                    late = time.monotonic() - began > NOTICE_SECONDS
+                    reporter.progress(SILENT if late else f"loading {card.name}")
+                elif "ahead" not in line:
+                    opened = line
+                    break
+        if opened is None:
+            raise Gone("The server is gone.")
+        raise_what_is_wrong(opened)
+        try:
+            notices = [*map(str, opened["notices"])]
+            engine = cls(place, card, opened, settings, load, reporter, chats)
+        except (KeyError, TypeError, ValueError):
+            raise Gone("The server does not answer as localspec serve does.") from None
+        for sentence in notices:
+            reporter.notice(sentence)
+        return engine
+
+    def _take_form(self, sent: Mapping[str, Any]) -> None:
+        """Set what the server says about its engine. Raises KeyError, TypeError and ValueError for anything else."""
+        self._form, self._label = Form(**sent["choice"]), str(sent["label"])
+        device, held = sent["held"]
+        self._held, self._session.memory = (str(device), int(held)), Memory(**sent["memory"])
+        self._report.exactness = self._label
+        self._report.start["drafter"] = sent["drafter"]
+
+    # -- the properties of an engine ----------------------------------------------------------------------------------
+
+    @property
+    def choice(self) -> Any:
+        """Return the form in which the model answers."""
+        return self._form if self._here is None else self._here.choice
+
+    @property
+    def session(self) -> Any:
+        """Return the figures of the current reply, or of the last one."""
+        return self._session if self._here is None else self._here.session
+
+    @property
+    def context(self) -> int:
+        """Return the largest number of tokens in prompt and reply together."""
+        return self._context if self._here is None else int(self._here.context)
+
+    @property
+    def held(self) -> tuple[str, int]:
+        """Return the device, and the bytes of its memory that this engine holds."""
+        return self._held if self._here is None else (self._here.held[0], self._here.held[1])
+
+    @property
+    def parameters(self) -> int:
+        """Return the number of weights, or 0 for `localspec run`."""
+        return self._parameters
+
+    @property
+    def exactness(self) -> Any:
+        """Return this object, because it has the method `label`, or the engine's own."""
+        return self if self._here is None else self._here.exactness
+
+    def label(self, rule: Rule) -> str:
+        """Return how exact the replies are."""
+        return self._label
+
+    def report(self, sampling: Any, load_seconds: float) -> Report:
+        """Return the report of a reply. The server measured how long its model took to load."""
+        return self._report
+
+    def lend_core(self, lent: bool) -> None:
+        """Leave a core to the user interface, if the model runs in this process."""
+        if self._here is not None:
+            self._here.lend_core(lent)
+
+    # -- what the model's files decide --------------------------------------------------------------------------------
+
+    @cached_property
+    def _files(self) -> "tuple[ChatTokenizer, Mapping[str, Any]]":
+        from localspec.models.chat_files import chat_files  # imports tokenizers
+
+        return chat_files(self._card.path)
+
+    @property
+    def count_tokens(self) -> Callable[[str], int] | None:
+        """Return a function that counts the tokens of a text; None for `localspec run`."""
+        return self._count_tokens if self._chats else None
+
+    def _count_tokens(self, text: str) -> int:
+        return len(self._files[0].tokenizer.encode(text, False))
+
+    @property
+    def decode(self) -> Callable[[Sequence[int]], str] | None:
+        """Return a function that decodes token ids; None for `localspec run`."""
+        return self._files[0].tokenizer.decode if self._chats else None
+
+    def sampling(self, settings: Settings) -> Any:
+        """Return how replies are sampled. Raises UsageMistake for a setting without effect."""
+        if not self._chats:
+            return SocketSampling(**self._opened["sampling"])
+        from localspec.engine.asked_sampling import asked_sampling
+
+        return asked_sampling(settings, self._files[1], self._card.names)
+
+    def thinking(self, settings: Settings, system: str | None = None) -> bool | None:
+        """Return whether the model thinks before it answers. Raises UsageMistake for a setting without effect."""
+        if not self._chats:
+            return cast("bool | None", self._opened["think"])
+        from localspec.engine.asked_thinking import asked_thinking
+
+        return asked_thinking(settings, self._files[0], self._card.name, system)
+
+    def thinks_by_itself(self, system: str | None = None) -> bool | None:
+        """Return whether the model thinks without a setting for it; None if that is unknown."""
+        if not self._chats:
+            return cast("bool | None", self._opened["by_itself"])
+        return self._files[0].thinks_by_itself(system)
+
+    # -- replies ------------------------------------------------------------------------------------------------------
+
+    @property
+    def conversation(self) -> int | None:
+        """Return the number of the saved conversation. The server stores it with the phrases that it learns."""
+        return self._conversation
+
+    @conversation.setter
+    def conversation(self, number: int | None) -> None:
+        self._conversation = number
+        if self._here is not None:
+            self._here.conversation = number
+        elif self._replying:
+            self._send({"conversation": number})
+
+    def chat(
+        self, messages: Sequence[Message], sampling: Any, limits: "Limits | None" = None, think: bool | None = None
+    ) -> Generator[Event, None, None]:
+        """Yield the events of a reply, as `Engine.chat` does, and raise the same errors.
+
+        Raises LocalspecError if the server ends within the reply.
+        """
+        if self._here is None:
+            begun = False
+            try:
+                for event in self._from_server(messages, sampling, limits, think):
+                    begun = begun or not isinstance(event, Prefill)
+                    yield event
+                return
+            except (Gone, NotThisOne) as why:
+                if begun:
+                    raise LocalspecError("localspec serve ended in the middle of the reply; ask again.") from None
+                self._load_here(why)
+        yield from self._from_here(messages, sampling, limits, think)
+
+    def _from_server(
+        self, messages: Sequence[Message], sampling: Any, limits: "Limits | None", think: bool | None
+    ) -> Iterator[Event]:
+        session, seen, ahead, began = self._session, list[Text](), 0, time.monotonic()
+        session.statistics = session.so_far = None
+        self._name, self._replying = os.urandom(16).hex(), True  # the module `secrets` takes longer to import
+        body = {
+            "model": self._card.name, "path": str(self._card.path), "messages": list(messages),
+            "sampling": vars(sampling), "max_tokens": limits.max_tokens if limits else None,
+            "stop": list(limits.stop) if limits else [], "think": think, "name": self._name,
+            "loop_prompt": limits.loop_prompt if limits else None,
+            "kept": self._settings.log, "server": self._server, "live": self._chats, "drafter": self._drafter,
+        }  # fmt: skip
+        answer, begun = lines(self._place, "/localspec/reply", body), False
+        try:
+            while (line := next(answer, _END)) is not _END:
+                if line is None:
+                    if not self.wanted():
+                        self._stop(answer, seen, begun)
+                        return
+                    if not begun and (ahead or time.monotonic() - began > NOTICE_SECONDS):
+                        before = f"localspec serve answers {counted(ahead, 'other')} before this"
+                        self._reporter.progress(before if ahead else SILENT)
+                    continue
+                raise_what_is_wrong(line)
+                if "kept" in line:
+                    return
+                if "ahead" in line:
+                    ahead = int(line["ahead"])
+                elif "notice" in line:
+                    self._reporter.notice(str(line["notice"]))
+                elif "engine" in line:
+                    self._take_form(line["engine"])
+                    ahead = 0
+                else:
+                    event, begun = event_of(line), True
+                    if isinstance(event, Done):
+                        session.end(event.statistics)
+                    elif isinstance(event, Text):
+                        seen.append(event)
+                        self._take_figures(line, seen)
+                    yield event
+            raise Gone("The server is gone.")
+        except (KeyError, TypeError, ValueError):
+            raise Gone("The server does not answer as localspec serve does.") from None
+        except GeneratorExit:
+            self._stop(answer, seen, begun)
+            raise
+        finally:
+            answer.close()
+            self._replying = False
+
+    def _take_figures(self, line: Mapping[str, Any], seen: Sequence[Text]) -> None:
+        if "figures" in line:
+            self._session.so_far = now = replace(statistics_of(line["figures"]), token_ids=_tokens(seen))
+            self._session.memory = now.memory
+
+    def _stop(self, answer: Iterator[Any], seen: Sequence[Text], begun: bool) -> None:
+        """Stop the reply at the server, and set the figures for the tokens that arrived here."""
+        if not begun:  # the request waits in the queue, and the server removes it
+            return
+        over, until = self._session.statistics is not None, time.monotonic() + STOP_SECONDS
+        if not over:
+            self._send({"stop": True})
+        with suppress(Gone):
+            for line in answer:
+                if line is not None and line.get("kept") and not over:
+                    self._session.end(_of_what_was_seen(seen, statistics_of(line["kept"])))
+                if (line is not None and "kept" in line) or time.monotonic() > until:
+                    break
+        if self._session.statistics is None and self._session.so_far is not None:  # the server does not answer
+            self._session.end(_of_what_was_seen(seen, self._session.so_far))
+
+    def _send(self, body: Mapping[str, Any]) -> None:
+        """Send something about the current reply to the server."""
+        answer = lines(self._place, f"/localspec/replies/{self._name}", body)
+        with suppress(Gone), closing(answer):
+            next(answer, None)
+
+    # -- an engine in this process ------------------------------------------------------------------------------------
+
+    def load_here(self) -> "Engine":
+        """Return an engine of this process, for example for a race. Raises what loading one raises."""
+        return cast("Engine", self._load() if self._here is None else self._here)
+
+    def _load_here(self, why: Gone | NotThisOne) -> None:
+        if self._chats:
+            what = "localspec serve is gone" if isinstance(why, Gone) else str(why).rstrip(".").replace("The", "the", 1)
+            self._reporter.notice(f"{what}, so from here on {self._card.name} answers in this process.")
+        self._here = engine = self._load()
+        self._replying = False
+        self._report.start["engine"], self._report.load_seconds = engine.choice.engine, engine.load_seconds
+
+    def _from_here(
+        self, messages: Sequence[Message], sampling: Any, limits: "Limits | None", think: bool | None
+    ) -> Iterator[Event]:
+        from localspec import Sampling
+
+        engine = self._here
+        engine.conversation, engine.wanted = self._conversation, self.wanted
+        with closing(engine.chat(messages, Sampling(**vars(sampling)), limits, think)) as events:
+            yield from events
+
+
+def _of_what_was_seen(seen: Sequence[Text], statistics: Statistics) -> Statistics:
+    """Return the figures with the tokens that arrived here."""
+    sources = [source for event in seen for source in event.sources]
+    counts = {name: sources.count(name) for name in dict.fromkeys(sources)}
+    return replace(statistics, token_ids=_tokens(seen), sources=counts)
+
+
+def _tokens(seen: Sequence[Text]) -> tuple[int, ...]:
+    return tuple(token for event in seen for token in event.tokens)
+
+
+def in_this_process(engine: "Answerer") -> "Engine":
+    """Return the engine itself, or load one if the user's own server answers.
+
+    Raises UsageMistake if another server answers, and what loading raises.
+    """
+    if engine.choice.engine == "server":
+        raise UsageMistake("A server answers, and a race needs a model in this process; give --server off.")
+    return cast("Engine", engine.load_here() if isinstance(engine, SocketEngine) else engine)
+
+
+def for_chat(settings: Settings, card: TargetCard, reporter: Reporter, load: "Callable[[], Answerer]") -> "Answerer":
+    """Return an engine of the user's server if it loads models by the same settings, else what `load` returns.
+
+    Raises what `load` raises, also if the server cannot load the model.
+    """
+    place = Paths(environment.home()).socket
+    if settings.server is None and os.path.exists(place):
+        with suppress(Gone, NotThisOne):
+            return SocketEngine.open(place, card, settings, None, reporter, load, chats=True)
+    return load()

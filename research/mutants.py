@@ -1,0 +1,446 @@
+"""Small mistakes put into the decoder, the drafters and the native engine, to count those that the tests catch.
+
+Works on a copy of a commit, one mutant after another, and goes on where it stopped. The draw depends on the seed and on
+the lines of both commits. `--commit A --like B` and `--commit B --like A` thus draw the same mutants.
+pytest loads this file as a plugin too. It then puts fast tests first and limits the CPU time of each.
+"""
+
+import argparse
+import ast
+import contextlib
+import copy
+import hashlib
+import importlib.util
+import io
+import json
+import os
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDERS = {"decoding": ["decoding"], "drafters": ["drafters", "decoding"], "native": ["native"]}  # of tests
+MOST_CPP = 60
+MEMORY = 8 << 30
+REPLACED = ("not compiled", "same library")  # another mutant is drawn in their place
+SIGNS = dict(
+    zip(("<", "<=", ">", ">=", "==", "!="), (ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.Eq, ast.NotEq), strict=True)
+)
+SIGNS |= {"is": ast.Is, "is not": ast.IsNot, "in": ast.In, "not in": ast.NotIn}
+COMPARISONS = {"<": ("<=", ">="), "<=": ("<", ">"), ">": (">=", "<="), ">=": (">", "<"), "==": ("!=",), "!=": ("==",)}
+COMPARISONS |= {"is": ("is not",), "is not": ("is",), "in": ("not in",), "not in": ("in",)}
+LOGGERS = re.compile(r"\b(log|logger|logging|warnings)\.")
+DROPPED = (ast.Expr, ast.Assign, ast.AugAssign, ast.If, ast.For, ast.While, ast.Raise, ast.Break, ast.Continue)
+TIMES_UP = (signal.SIGPROF, signal.SIGXCPU, signal.SIGKILL)
+UNREAD = ("annotation", "returns", "decorator_list", "bases")
+ELSEWHERE = ("neon", "avx_vnni")  # sources for processors that the tests do not run on
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A change of one place in a file. Its key is the same in every commit where the lines around are."""
+
+    key: str
+    file: str
+    line: int
+    operator: str
+    old: str
+    new: str
+    start: int
+    end: int
+
+
+def altered(node: ast.AST, **fields: Any) -> str:
+    """Return the text of a node with other values of some fields."""
+    node = copy.copy(node)
+    for name, value in fields.items():
+        setattr(node, name, value)
+    text = ast.unparse(node)
+    return f"({text})" if isinstance(node, ast.expr) else text
+
+
+def returned(value: ast.expr, returns: str) -> str:
+    """Return what a function returns in place of a value, by its annotation."""
+    text = ast.unparse(value)
+    return {"bool": f"not ({text})", "int": f"({text}) + 1", "float": f"({text}) + 1"}.get(returns, "None")
+
+
+def dropped(node: ast.AST) -> bool:
+    """Return whether a function can do without a statement. Without a variable's value it cannot."""
+    match node:
+        case ast.Expr(value=ast.Constant()) | ast.Assign(targets=[ast.Name() | ast.Tuple()]):
+            return False
+    return isinstance(node, DROPPED)
+
+
+def mistakes(node: ast.AST, returns: str | None = None) -> Iterator[tuple[ast.AST, str, str]]:
+    """Yield (node, operator, new text) of the mistakes in Python; `returns` is the annotation of the function around."""
+    match node:
+        case ast.JoinedStr():  # places in f-strings are not known before Python 3.12
+            return
+        case ast.If(test=ast.Name(id="TYPE_CHECKING") | ast.Compare(left=ast.Name(id="__name__"))):
+            return
+        case ast.Expr(value=ast.Call(func=called)) if LOGGERS.match(ast.unparse(called)):
+            return
+        case ast.FunctionDef() | ast.AsyncFunctionDef():
+            returns = ast.unparse(node.returns) if node.returns else ""
+        case ast.Compare(ops=[op, *others]):
+            sign = next(sign for sign, kind in SIGNS.items() if isinstance(op, kind))
+            for new in COMPARISONS[sign]:
+                yield node, "comparison", altered(node, ops=[SIGNS[new](), *others])
+        case ast.BoolOp():
+            yield node, "and/or", altered(node, op=ast.Or() if isinstance(node.op, ast.And) else ast.And())
+        case ast.UnaryOp(op=ast.Not()):
+            yield node, "negation", f"({ast.unparse(node.operand)})"
+        case ast.BinOp(op=ast.Add() | ast.Sub()) | ast.AugAssign(op=ast.Add() | ast.Sub()):
+            yield node, "+/-", altered(node, op=ast.Sub() if isinstance(node.op, ast.Add) else ast.Add())
+        case ast.Constant(value=bool()):
+            yield node, "negation", str(not node.value)
+        case ast.Constant(value=int() | float()):
+            yield node, "constant", f"{node.value + 1!r}"
+            yield node, "constant", f"({node.value - 1!r})"
+        case ast.Return(value=ast.expr() as value) if returns is not None and ast.unparse(value) != "None":
+            yield value, "return", f"({returned(value, returns)})"
+    match node:
+        case ast.If(test=test) | ast.While(test=test) | ast.IfExp(test=test):
+            if isinstance(test, ast.Name | ast.Attribute | ast.Call):
+                yield test, "negation", f"(not {ast.unparse(test)})"
+    for name, field in ast.iter_fields(node):
+        if name in UNREAD or isinstance(node, ast.Raise):
+            continue
+        for child in field if isinstance(field, list) else [field]:
+            if isinstance(child, ast.AST):
+                if returns is not None and dropped(child):
+                    yield child, "statement", "pass"
+                yield from mistakes(child, returns)
+
+
+def python_places(text: bytes) -> Iterator[tuple[int, int, str, bytes]]:
+    """Yield (start, end, operator, new text) of the mistakes in a Python file."""
+    starts = [0]
+    for line in text.splitlines(keepends=True):
+        starts.append(starts[-1] + len(line))
+    for node, operator, new in mistakes(ast.parse(text)):
+        start, end = starts[node.lineno - 1] + node.col_offset, starts[node.end_lineno - 1] + node.end_col_offset
+        if not text[start:end].startswith(b"elif"):
+            yield start, end, operator, new.encode()
+
+
+NOT_CODE = re.compile(
+    rb"//[^\n]*|/\*.*?\*/|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'|^[ ]*\#(?:\\\n|[^\n])*"
+    rb"|static_assert\([^;]*;|\btemplate\s*<[^\n]*",
+    re.DOTALL | re.MULTILINE,
+)
+CPP = {
+    "comparison": rb"(?<= )(?:<=|>=|==|!=|<|>)(?= )",
+    "and/or": rb"(?<= )(?:&&|\|\|)(?= )",
+    "+/-": rb"(?<= )[+-](?= |=)",
+    "negation": rb"\b(?:true|false)\b|(?<![\w)\]])!(?=[\w(])",
+    "constant": rb"(?<![\w.])\d+(?![\w.])",
+    "return": rb"(?<=\breturn )[^;{}\n]+(?=;)",
+    "statement": rb"(?<=\n)[ ]+(?:[\w.\[\]>*-]+ [-+*/|&^]?= [^;{}\n]*|[\w.:>-]+\([^;{}\n]*\));(?=\n)",
+}
+SWAPPED = {"&&": "||", "||": "&&", "+": "-", "-": "+", "true": "false", "false": "true", "!": ""}
+
+
+def cpp_places(text: bytes) -> Iterator[tuple[int, int, str, bytes]]:
+    """Yield (start, end, operator, new text) of the mistakes in a C++ file."""
+    code = NOT_CODE.sub(lambda found: re.sub(rb"[^\n]", b" ", found[0]), text)
+    for operator, pattern in CPP.items():
+        for found in re.finditer(pattern, code):
+            old = found[0].decode()
+            if operator == "comparison":
+                replacements = COMPARISONS[old]
+            elif operator == "constant":
+                replacements = (str(int(old) + 1), f"({int(old) - 1})")
+            else:
+                replacements = (
+                    ({"return": "{}", "statement": ";"}.get(operator) or SWAPPED[old],) if old != "!" else ("",)
+                )
+            for new in replacements:
+                yield *found.span(), operator, new.encode()
+
+
+def mutants_of(file: str, text: bytes, seed: int) -> Iterator[Mutant]:
+    """Yield the mutants of a file. A place with the same lines around as another is left out."""
+    found = []
+    for start, end, operator, new in (python_places if file.endswith(".py") else cpp_places)(text):
+        before, after = text[:start].split(b"\n"), text[end:].split(b"\n")
+        around = (b"\n".join(before[-3:]), text[start:end], b"\n".join(after[:3]))
+        key = hashlib.sha256(repr((seed, file, operator, around, new)).encode()).hexdigest()[:16]
+        found.append(Mutant(key, file, len(before), operator, text[start:end].decode(), new.decode(), start, end))
+    count = Counter(mutant.key for mutant in found)
+    yield from (mutant for mutant in found if count[mutant.key] == 1)
+
+
+def archive(commit: str, *paths: str) -> tarfile.TarFile:
+    """Return the files of a commit."""
+    done = subprocess.run(["git", "-C", ROOT, "archive", commit, *paths], stdout=subprocess.PIPE, check=True)
+    return tarfile.open(fileobj=io.BytesIO(done.stdout))
+
+
+def every_mutant(commit: str, seed: int) -> dict[str, Mutant]:
+    """Return the mutants of a commit by key."""
+    files = archive(commit, *(f"localspec/{package}" for package in FOLDERS))
+    names = [name for name in files.getnames() if name.endswith((".py", ".cpp", ".h"))]
+    names = [name for name in names if not any(word in name for word in ELSEWHERE)]
+    return {m.key: m for name in names for m in mutants_of(name, files.extractfile(name).read(), seed)}
+
+
+def drawn(commit: str, like: str, seed: int) -> list[Mutant]:
+    """Return the mutants that both commits have, at most one of a line, as many of each operator and one in five in C++."""
+    there = every_mutant(like, seed)
+    found, lines, ranks = [], set(), Counter()
+    for mutant in sorted(every_mutant(commit, seed).values(), key=lambda mutant: mutant.key):
+        if mutant.key in there and (place := (mutant.file, mutant.line)) not in lines:
+            lines.add(place)
+            share = 1 if mutant.file.endswith(".py") else 4
+            kind = mutant.operator, share
+            found.append((ranks[kind] * share, mutant.key, mutant))
+            ranks[kind] += 1
+    return [mutant for *_, mutant in sorted(found, key=lambda row: row[:2])]
+
+
+class Copy:
+    """A copy of a commit in a folder, and its tests with the seconds that they take unchanged."""
+
+    def __init__(self, commit: str, folder: Path) -> None:
+        """Write the copy and build its native library."""
+        self.folder, self.tree = folder, folder / "tree"
+        self.library = self.tree / "localspec/native/localspec_native.so"
+        archive(commit).extractall(self.tree, filter="data")
+        (folder / "plugin").mkdir(exist_ok=True)
+        shutil.copy(__file__, folder / "plugin")
+        if not self.built():
+            raise SystemExit(f"The native library of {commit} does not build in {self.tree}.")
+        shutil.copytree(self.tree / "build", folder / "clean", dirs_exist_ok=True)
+        self.unchanged = self.library.read_bytes()
+        self.base = {name: self.measured(name) for name in FOLDERS}
+
+    def built(self) -> bool:
+        """Return whether the native library compiles."""
+        command = [sys.executable, "localspec/native/build.py"]
+        return not subprocess.run(command, cwd=self.tree, capture_output=True, check=False).returncode
+
+    def measured(self, name: str) -> dict[str, Any]:
+        """Return the seconds of a folder's tests, and the tests that fail without any change."""
+        place = self.folder / f"base-{name}.json"
+        if not place.is_file():
+            print(f"mutants: measuring tests/{name}", flush=True)
+            began, used = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
+            status, ended = self.tested([name], {}, 4 * 3600, "unlimited")
+            if status not in (0, 1):
+                raise SystemExit(f"The tests of {name} end with {status}. Read {self.folder / 'output.txt'}.")
+            now = resource.getrusage(resource.RUSAGE_CHILDREN)
+            seconds: Counter[str] = Counter()
+            for test, took, _ in ended:
+                seconds[test] += took
+            failed = sorted({test for test, _, outcome in ended if outcome == "failed"})
+            cpu = now.ru_utime + now.ru_stime - used.ru_utime - used.ru_stime
+            base = {"wall": time.monotonic() - began, "cpu": cpu, "failed": failed, "seconds": seconds}
+            place.write_text(json.dumps(base))
+        return json.loads(place.read_text())
+
+    def tested(self, names: list[str], order: dict[str, Any], wall: float, cpu: int | str) -> tuple[int, list[Any]]:
+        """Run the tests of some folders, until the first failure where an order is given.
+
+        Returns:
+            The exit status of pytest, and (test, seconds, outcome) of each stage of each test.
+        """
+        progress = self.folder / "progress.jsonl"
+        progress.write_text("")
+        (self.folder / "order.json").write_text(json.dumps(order))
+        path = os.pathsep.join(map(str, (self.tree, self.tree / "tui", self.folder / "plugin")))
+        env = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "LOCALSPEC_HOME": str(self.folder / "home")}
+        env["MUTANTS"] = str(self.folder)
+        limits = f'ulimit -c 0 -v {MEMORY >> 10} -t {cpu}; exec "$@"'
+        command = ["bash", "-c", limits, "limits", sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "mutants"]
+        stall = 900 if order else 0  # seconds of a test that waits; a busy machine may need some for one that computes
+        command += ["-p", "no:cacheprovider", "-o", f"timeout={stall}", "-o", "timeout_method=thread"]
+        command += [
+            "--hypothesis-seed=0",
+            f"--basetemp={self.folder / 'tmp'}",
+            *(f"tests/{name}" for name in names),
+        ] + ["-x"] * bool(order)
+        with (self.folder / "output.txt").open("w") as output:
+            done = subprocess.Popen(command, cwd=self.tree, env=env, stdout=output, stderr=output, process_group=0)
+            try:
+                status = done.wait(wall)
+            except subprocess.TimeoutExpired:
+                status = -signal.SIGXCPU
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(done.pid, signal.SIGKILL)
+                done.wait()
+        shutil.rmtree(self.tree / ".hypothesis", ignore_errors=True)
+        return status, [json.loads(line) for line in progress.read_text().splitlines()]
+
+    def tried(self, mutant: Mutant, first: list[str]) -> dict[str, Any]:
+        """Return what the tests say of a mutant; `first` names the tests to begin with."""
+        file, cpp = self.tree / mutant.file, not mutant.file.endswith(".py")
+        text, began = file.read_bytes(), time.monotonic()
+        names = FOLDERS[Path(mutant.file).parts[1]]
+        changed = text[: mutant.start] + mutant.new.encode() + text[mutant.end :]
+        try:
+            file.write_bytes(changed)
+            if not (self.built() if cpp else compiles(changed)):
+                return {"outcome": "not compiled"}
+            if cpp and self.library.read_bytes() == self.unchanged:
+                return {"outcome": "same library"}
+            bases = [self.base[name] for name in names]
+            order = {
+                "first": first,
+                "failed": [test for base in bases for test in base["failed"]],
+                "seconds": {test: seconds for base in bases for test, seconds in base["seconds"].items()},
+            }
+            wall, cpu = sum(base["wall"] for base in bases), sum(base["cpu"] for base in bases)
+            status, ended = self.tested(list(names), order, 5 * wall + 300, int(3 * cpu + 60))
+            return {**verdict(status, ended), "seconds": round(time.monotonic() - began, 1)}
+        finally:
+            file.write_bytes(text)
+            Path(importlib.util.cache_from_source(file)).unlink(missing_ok=True)
+            if cpp:
+                shutil.rmtree(self.tree / "build")
+                shutil.copytree(self.folder / "clean", self.tree / "build")
+                self.library.unlink(missing_ok=True)
+                self.library.write_bytes(self.unchanged)
+                self.library.chmod(0o755)
+
+
+def compiles(text: bytes) -> bool:
+    """Return whether a text is Python."""
+    try:
+        compile(text, "mutant", "exec")
+    except SyntaxError:
+        return False
+    return True
+
+
+def verdict(status: int, ended: list[Any]) -> dict[str, Any]:
+    """Return the outcome by pytest's exit status, and the test that ended it."""
+    test = next((row[0] for row in ended if row[2] == "failed"), None)
+    if status == 0:
+        outcome = "survived"
+    elif test or status > 1:  # above 1 the tests could not be collected
+        outcome = "caught"
+    else:  # pytest-timeout ends the process with 1 before the test has an outcome
+        outcome = "timed out" if status in (1, *(-one for one in TIMES_UP)) else "crashed"
+    return {"outcome": outcome, "caught": status != 0, "by": test or (ended[-1][0] if status and ended else None)}
+
+
+def note(*row: object) -> None:
+    """Write a line of progress."""
+    with Path(os.environ["MUTANTS"], "progress.jsonl").open("a") as progress:
+        progress.write(json.dumps(row) + "\n")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Read the order of the tests."""
+    config.order = json.loads(Path(os.environ["MUTANTS"], "order.json").read_text())
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the tests that fail anyway. Put fast tests first, and those of a file next to each other."""
+    if order := config.order:
+        first, seconds = set(order["first"]), order["seconds"]
+        items[:] = [item for item in items if item.nodeid not in order["failed"]]
+        bands = {test: sum(took > limit for limit in (0.1, 1, 5)) for test, took in seconds.items()}
+        items.sort(key=lambda item: (item.nodeid not in first, bands.get(item.nodeid, 0)))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """End the process where a test takes ten times its CPU seconds and 20 more."""
+    note(item.nodeid, 0, "started")
+    if order := item.config.order:
+        signal.setitimer(signal.ITIMER_PROF, 20 + 10 * order["seconds"].get(item.nodeid, 0))
+    try:
+        return (yield)
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Note the outcome of a stage of a test."""
+    note(report.nodeid, report.duration, report.outcome)
+
+
+def table(rows: list[dict[str, Any]], against: dict[str, Any]) -> str:
+    """Return the outcomes by package, and the mutants that survive here and were caught there."""
+    outcomes = ("caught", "crashed", "timed out", "survived")
+    lines = ["| package | mutants | " + " | ".join(outcomes) + " |", "|---|" + "--:|" * 5]
+    for package in (*FOLDERS, ""):
+        found = [row["outcome"] for row in rows if row["file"].startswith(f"localspec/{package}")]
+        counts = " | ".join(str(found.count(outcome)) for outcome in outcomes)
+        lines.append(f"| {package or 'all'} | {len(found)} | {counts} |")
+    against = {key: row for key, row in against.items() if row["outcome"] not in REPLACED}
+    if both := [(row, against[row["key"]]) for row in rows if row["key"] in against]:
+        caught = [sum(pair[at]["caught"] for pair in both) for at in (0, 1)]
+        lines.append(f"\nOf {len(both)} mutants in both files, {caught[0]} are caught here and {caught[1]} there.")
+        lost = [here for here, there in both if there["caught"] and not here["caught"]]
+        lines += [f"caught there only: {m['file']}:{m['line']} {m['old']!r} -> {m['new']!r}" for m in lost]
+    return "\n".join(lines)
+
+
+def read(place: Path | None) -> dict[str, Any]:
+    """Return the lines of a results file by the keys of their mutants."""
+    lines = place.read_text().splitlines() if place and place.is_file() else []
+    return {row["key"]: row for row in map(json.loads, lines)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Counts the small mistakes that the tests catch.")
+    parser.add_argument("--commit", required=True, help="what is changed and tested")
+    parser.add_argument("--like", help="only lines that this commit has too")
+    parser.add_argument("--into", required=True, type=Path, help="a folder for the copy, outside every checkout")
+    parser.add_argument(
+        "--results", required=True, type=Path, help="a JSON line for each mutant; goes on after the last"
+    )
+    parser.add_argument("--against", type=Path, help="results of another commit, to compare with")
+    parser.add_argument("--seed", type=int, default=47)
+    parser.add_argument("--count", type=int, default=300)
+    parser.add_argument("--hours", type=float, default=2, help="for mutants, without the unchanged tests")
+    options = parser.parse_args()
+    into, stop = options.into.resolve(), 0.0
+    if ROOT in (into, *into.parents):
+        parser.error(f"--into is {into}, in the checkout. Name a folder outside.")
+    into.mkdir(parents=True, exist_ok=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the tests that run are ended too
+    done = {key: row for key, row in read(options.results).items() if row["commit"] == options.commit}
+    here, rows = None, []
+    for mutant in drawn(options.commit, options.like or options.commit, options.seed):
+        cpp = not mutant.file.endswith(".py")
+        if cpp and sum(not row["file"].endswith(".py") for row in rows) == MOST_CPP:
+            continue
+        if mutant.key not in done:
+            here = here or Copy(options.commit, into)
+            stop = stop or time.monotonic() + options.hours * 3600
+            if time.monotonic() > stop:
+                break
+            first = [row["by"] for row in rows if row.get("by") and row["file"] == mutant.file]
+            row = {**asdict(mutant), "commit": options.commit, **here.tried(mutant, first)}
+            done[mutant.key] = row
+            with options.results.open("a") as results:
+                results.write(json.dumps(row) + "\n")
+        if done[mutant.key]["outcome"] not in REPLACED:
+            rows.append(done[mutant.key])
+        if len(rows) == options.count:
+            break
+    print(table(rows, read(options.against)))
+
+
+if __name__ == "__main__":
+    main()
