@@ -25,22 +25,22 @@ template <class T> struct Sum {
 #elif defined(LS_TARGET_AVX2)
 typedef float Reals __attribute__((vector_size(32)));
 typedef int32_t Words __attribute__((vector_size(32)));
-constexpr int TURN = 4;
 LS_INLINE Reals fma(Reals a, Reals b, Reals c) { return (Reals)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c); }
 LS_INLINE Reals halves_at(const uint8_t* p) { return (Reals)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)); }
 LS_INLINE Words looked_up(const int8_t* table, Words indices) {
     return (Words)_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)table)), (__m256i)indices);
 }
-LS_INLINE __m256i four_of(const int8_t* x) { return _mm256_set1_epi32(*(const int32_t*)x); }
 #if defined(DPBUSD)
+constexpr int TURN = 4;
 constexpr bool UNSIGNED_WEIGHTS = true;
 template <class T> struct Sum {
     __m256i i;
     LS_INLINE void begin(Words from) { i = (__m256i)from; }
-    template <int STEP> LS_INLINE void add(Words w, const int8_t* x) { i = DPBUSD(i, (__m256i)w, four_of(x)); }
+    template <int STEP> LS_INLINE void add(Words w, const int8_t* x) { i = DPBUSD(i, (__m256i)w, _mm256_set1_epi32(*(const int32_t*)x)); }
     LS_INLINE Words total() const { return (Words)i; }
 };
 #else
+constexpr int TURN = 8;  // measured: 8 rows in 12 % less time than by fours
 constexpr bool UNSIGNED_WEIGHTS = false;
 template <class T> struct Sum {  // two products fit in 16 bits, and those of FIT steps, as large as weights are
     static constexpr int STEPS = 8 / T::SCALES, MANY = T::SIGNED ? 1 : 32767 / (2 * 127 * T::MOST), FIT = MANY < STEPS ? MANY : STEPS;
@@ -48,8 +48,10 @@ template <class T> struct Sum {  // two products fit in 16 bits, and those of FI
     LS_INLINE void begin(Words from) { i = (__m256i)from; }
     template <int STEP> LS_INLINE void add(Words w, const int8_t* x) {
         constexpr int AT = STEP % STEPS;
-        const __m256i v = four_of(x);
-        const __m256i m = T::SIGNED ? _mm256_maddubs_epi16(_mm256_abs_epi8((__m256i)w), _mm256_sign_epi8(v, (__m256i)w)) : _mm256_maddubs_epi16((__m256i)w, v);
+        const int32_t& four = *(const int32_t*)x;
+        __m256i m;  // in assembly for the same reason as with AVX-512
+        if (!T::SIGNED) asm("vpbroadcastd %2, %0\n\tvpmaddubsw %0, %1, %0" : "=&x"(m) : "x"((__m256i)w), "m"(four));
+        else asm("vpbroadcastd %3, %0\n\tvpsignb %2, %0, %0\n\tvpmaddubsw %0, %1, %0" : "=&x"(m) : "x"(_mm256_abs_epi8((__m256i)w)), "x"((__m256i)w), "m"(four));
         pairs = AT % FIT ? _mm256_add_epi16(pairs, m) : m;
         if (AT % FIT == FIT - 1 || AT == STEPS - 1) i = _mm256_add_epi32(i, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
     }
