@@ -1,0 +1,122 @@
+"""Matrices that stay in the blocks of their GGUF file, as the compiled library computes with them."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from localspec.errors import LocalspecError
+from localspec.native.library import (
+    BLOCK_TYPES,
+    BLOCKS,
+    MOST_PARTS,
+    Blocks,
+    BlocksPacking,
+    Matrix,
+    address,
+    check,
+    library,
+)
+from localspec.native.matrix import matrix_rows
+
+PANEL = 16  # output channels
+_ALIGNMENT = 64  # bytes
+
+
+@dataclass(frozen=True)
+class BlockMatrix:
+    """A weight [out, inputs] in blocks of a `type` of BLOCK_TYPES; each value is that of the file."""
+
+    data: npt.NDArray[np.uint8]
+    out: int
+    inputs: int
+    type: str
+
+    @classmethod
+    def pack(cls, rows: npt.NDArray[np.uint8], inputs: int, type: str, head_rows: int = 0) -> "BlockMatrix":  # noqa: A002
+        """Pack rows [out, bytes] of a file in memory of their own. Raises what `empty` and `fill` raise."""
+        packed = cls.empty(len(rows), inputs, type)
+        packed.fill(rows, head_rows=head_rows)
+        return packed
+
+    @classmethod
+    def empty(cls, out: int, inputs: int, type: str) -> "BlockMatrix":  # noqa: A002
+        """Return room for a matrix. Raises LocalspecError for sizes that are not possible."""
+        return empty_matrices([(out, inputs, type)])[0]
+
+    @property
+    def panels(self) -> int:
+        """Return how many panels of 16 rows there are, the last of which may have fewer."""
+        return -(-self.out // PANEL)
+
+    def fill(self, rows: npt.NDArray[np.uint8], first: int = 0, end: int | None = None, head_rows: int = 0) -> None:
+        """Fill panels [first, end) with what belongs there of all rows [out, bytes] of a file; threads may share them.
+
+        Where the file has the rows of heads in pairs of neighbours, `head_rows` is how many a head has. Raises
+        LocalspecError for a scale that is NaN or inf, and for rows of another size.
+        """
+        packing = BlocksPacking(address(rows), rows.nbytes, BLOCK_TYPES[self.type], self.out, self.inputs, head_rows)
+        check(library().ls_blocks_pack(packing, address(self.data), first, self.panels if end is None else end))
+
+
+@dataclass(frozen=True)
+class BlockStack:
+    """A weight whose rows are those of its parts, one after another: each of its own type, all of the same inputs."""
+
+    parts: tuple[BlockMatrix, ...]
+
+    @property
+    def out(self) -> int:
+        """Return how many rows all parts have."""
+        return sum(part.out for part in self.parts)
+
+    @property
+    def inputs(self) -> int:
+        """Return how many inputs each part has."""
+        return self.parts[0].inputs
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of all parts."""
+        return sum(part.data.nbytes for part in self.parts)
+
+    def struct(self, bias: npt.NDArray[np.float32] | None = None) -> Matrix:
+        """Return it as the library takes it; who keeps the structure keeps this and the bias too.
+
+        Raises LocalspecError for more parts than the library takes, and for parts that differ in their inputs.
+        """
+        if not 0 < len(self.parts) <= MOST_PARTS or {part.inputs for part in self.parts} != {self.inputs}:
+            widths = ", ".join(str(part.inputs) for part in self.parts)
+            raise LocalspecError(f"A stack has 1 to {MOST_PARTS} parts of the same width, and these have: {widths}.")
+        parts = (Blocks * MOST_PARTS)(
+            *(Blocks(address(part.data), BLOCK_TYPES[part.type], part.out) for part in self.parts)
+        )
+        return Matrix(None, address(bias), self.out, self.inputs, BLOCKS, 0, len(self.parts), parts)
+
+    def rows(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
+        """Return the weights of some rows, [n, inputs]."""
+        return matrix_rows(self.struct(), ids)
+
+
+def empty_matrices(sizes: Iterable[tuple[int, int, str]]) -> list[BlockMatrix]:
+    """Return room for matrices (out, inputs, type), all in one piece of memory, of large pages where there are any.
+
+    The memory is the system's again when none of them is left. Raises LocalspecError for sizes that are not possible.
+    """
+    sizes = list(sizes)
+    bytes_of = [packed_bytes(*size) for size in sizes]
+    starts = np.cumsum([0, *(-(-size // _ALIGNMENT) * _ALIGNMENT for size in bytes_of)]).tolist()
+    spare = np.empty(starts[-1] + _ALIGNMENT, np.uint8)  # numpy asks for large pages where it takes so much
+    whole = spare[-spare.ctypes.data % _ALIGNMENT :]
+    return [
+        BlockMatrix(whole[start : start + size], *given)
+        for given, start, size in zip(sizes, starts, bytes_of, strict=False)
+    ]
+
+
+def packed_bytes(out: int, inputs: int, type: str) -> int:  # noqa: A002
+    """Return how many bytes a matrix takes. Raises LocalspecError for sizes that are not possible."""
+    if not (size := int(library().ls_blocks_bytes(BLOCK_TYPES[type], out, inputs))):
+        raise LocalspecError(library().ls_error().decode())
+    return size
