@@ -47,9 +47,14 @@ def weight_digests(
 def known_digests(files: Sequence[Path], paths: Paths) -> dict[str, str]:
     """Return the sha256 of each file by its name, where it is known without reading the file.
 
+    The common cache's name for a file counts until the file changes.
     Raises LocalspecError for a file that is not there.
     """
-    return {file.name: digest for file, digest in _without_reading(files, _remembered(paths), stamps(files)).items()}
+    known, now = _remembered(paths), stamps(files)
+    found = _without_reading(files, known, now)
+    named = {os.path.realpath(file): (now[file.name], digest, "") for file, digest in found.items()}
+    _remember({place: one for place, one in named.items() if place not in known}, paths)
+    return {file.name: digest for file, digest in found.items()}
 
 
 def _without_reading(files: Sequence[Path], known: Mapping[str, Known], now: Mapping[str, Stamp]) -> dict[Path, str]:
