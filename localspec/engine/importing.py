@@ -82,6 +82,8 @@ def import_gguf(
 
     former = import_of(file, paths, asked, show) if origin is None else None
     model, threads = GgufModel.open(file, texts), this_machine().cores
+    files = [part.path for part in model.parts]
+    digests = registry.file_digests(files, paths, show)
     if former and all(_holds(former, name, content) for name, content in model.texts.items()):
         return _imported(former, model, False, time.perf_counter() - began)
     from localspec.native.gguf_pack import pack_gguf
@@ -89,9 +91,7 @@ def import_gguf(
     model.chat.require_template()
     if former:
         reporter.notice(f"{file} was imported by a version that read its metadata in another way; it is packed again.")
-    files = [part.path for part in model.parts]
     shape = Shape.of(model.config.content)  # before the files are read
-    digests = registry.file_digests(files, paths, show)
     same = import_of(file, paths) if origin is None else None  # in another packing, perhaps of where the file lay then
     places = {part.path.name if origin else str(part.path): part for part in model.parts}
     if origin is None:
