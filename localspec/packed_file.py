@@ -104,8 +104,9 @@ class Section:
 class Origin:
     """What a file was made of: the model's name, its revision as `checkpoint.revision` gives it, and where it is from.
 
-    `repo` and `commit` are empty for a model that was not fetched. `files` are the weight files by name: bytes and
-    sha256, which is empty where it is not known without reading them.
+    `repo` and `commit` are empty for a model that was not fetched. `files` are the weight files by name: bytes, and
+    the SHA-256 (64 digits) or the fingerprint (40 digits) of each. `weights` is the fingerprint of the weights, which
+    everything that is made of them inherits; it is empty in files of earlier versions.
     """
 
     name: str
@@ -114,6 +115,7 @@ class Origin:
     repo: str = ""
     commit: str = ""
     files: Mapping[str, tuple[int, str]] = field(default_factory=dict)
+    weights: str = ""
 
 
 @dataclass(frozen=True)
@@ -153,7 +155,9 @@ class Header:
 
     def encoded(self) -> bytes:
         """The file up to where the sections begin. Its length does not depend on the digests."""
-        text = json.dumps(asdict(self), ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
+        said = asdict(self)
+        said["weights"] = said["origin"].pop("weights")  # earlier versions refuse an origin with more in it
+        text = json.dumps(said, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
         start = _MAGIC + struct.pack("<Q", len(text)) + hashlib.sha256(text).digest() + text
         return start.ljust(aligned(len(start)), b"\0")
 
@@ -290,8 +294,9 @@ def _header(said: Any) -> Header:
             )
     origin = dict(said["origin"])
     origin["files"] = {_text(file): (_count(size), _text(digest)) for file, (size, digest) in origin["files"].items()}
-    texts = [_text(origin[name]) for name in ("name", "revision", "repo", "commit")]
-    if not texts[0] or not _REVISION.fullmatch(texts[1]):
+    origin["weights"] = _text(said.get("weights", ""))
+    texts = [_text(origin[name]) for name in ("name", "revision", "repo", "commit", "weights")]
+    if not texts[0] or not all(map(_REVISION.fullmatch, (texts[1], texts[4] or texts[1]))):
         raise ValueError
     if origin["license"] is not None:
         _text(origin["license"])

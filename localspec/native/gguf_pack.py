@@ -11,6 +11,7 @@ from localspec.models.architecture import TransformerConfig, weight_map
 from localspec.models.model_config import least_parameters
 from localspec.models.packed_files import in_all_formats
 from localspec.models.rope import Rope
+from localspec.models.stored_weights import StoredTensor
 from localspec.models.tokenizer import Tokenizer
 from localspec.models.weight_digests import stamps
 from localspec.native.pack import Recipe, Source
@@ -45,7 +46,9 @@ def gguf_source(model: GgufModel) -> Source:
     sizes = TransformerConfig.of(config)
     Rope.of(config, config.contexts[0])
     stored = model.tensors(sizes)
-    made_of = {name: [stored[part] for part, _ in parts] for name, parts in weight_map(sizes).items()}
+    made_of: dict[str, list[StoredTensor]] = {
+        name: [stored[part] for part, _ in parts] for name, parts in weight_map(sizes).items()
+    }
     made_of.setdefault("lm_head.weight", made_of["embed_tokens"])
     Tokenizer.decoded(model.texts, model.path)
     files = tuple(part.path for part in model.parts)
