@@ -16,6 +16,10 @@ from localspec.errors import LocalspecError
 from localspec.machine import compiled
 
 FORMATS = {"fp32": 0, "bf16": 1, "int8": 2, "int4": 3, "fp16": 4}
+BLOCK_TYPES = {
+    "Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q5_1": 7, "Q8_0": 8, "Q2_K": 10, "Q3_K": 11, "Q4_K": 12, "Q5_K": 13, "Q6_K": 14,
+    "IQ4_NL": 20, "IQ4_XS": 23, "MXFP4": 39,
+}  # fmt: skip
 ACTIVATIONS = {"silu": 1, "gelu": 2}
 EMBED_NONE = -1  # a model without an embedding
 _NO_MEMORY = 2
@@ -37,6 +41,12 @@ class Packing(ctypes.Structure):
         ("weights", c_void_p), ("source", c_int32), ("out", c_int32), ("inputs", c_int32), ("format", c_int32),
         ("group", c_int32), ("interleave", c_int32), ("importance", c_void_p),
     )  # fmt: skip
+
+
+class Blocks(ctypes.Structure):
+    """ls_blocks: a weight that stays in the blocks of its GGUF file."""
+
+    _fields_ = (("data", c_void_p), ("type", c_int32), ("out", c_int32), ("inputs", c_int32))
 
 
 class Adapter(ctypes.Structure):
@@ -128,6 +138,10 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "ls_pack": (c_int, [POINTER(Packing), c_void_p, c_int, c_int]),
     "ls_unpack": (c_int, [POINTER(Matrix), c_int, c_void_p]),
     "ls_linear": (c_int, [c_void_p, POINTER(Matrix), c_int, c_void_p, c_void_p, c_int]),
+    "ls_blocks_bytes": (c_size_t, [c_int, c_int, c_int]),
+    "ls_blocks_pack": (c_int, [c_int, c_int, c_void_p, c_int, c_void_p]),
+    "ls_blocks_read": (c_int, [POINTER(Blocks), c_int, c_void_p]),
+    "ls_blocks_multiply": (c_int, [c_void_p, POINTER(Blocks), c_int, c_void_p, c_void_p]),
     "ls_model_new": (c_void_p, [POINTER(ModelConfig)]),
     "ls_model_free": (None, [c_void_p]),
     "ls_cache_new": (c_void_p, [c_void_p, c_int]),

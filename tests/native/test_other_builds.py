@@ -13,7 +13,7 @@ from localspec.native import build
 
 HOST = build.TARGETS.get(build.this_machine())
 FLAG = "LS_TEST_VNNI_AS_AVX512"
-TESTS = ("tests/native/test_bits.py", "tests/native/test_linear.py")
+TESTS = ("tests/native/test_bits.py", "tests/native/test_linear.py", "tests/native/test_blocks.py")
 RUN = """
 import sys
 from pathlib import Path
@@ -32,7 +32,7 @@ pytestmark = [
 
 
 def verdict(folder, objects) -> str:
-    """What the tests of bits and of linear layers say with a library that is built now, as `build` is set up."""
+    """What the tests of bits, linear layers and blocks say with a library that is built now, as `build` is set up."""
     library = build.build(HOST, folder / HOST.library, objects)
     assert library.read_bytes() != compiled.FILE.read_bytes()
     run = subprocess.run(

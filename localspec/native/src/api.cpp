@@ -4,6 +4,7 @@
 #include <cstdarg>
 #include <cstdio>
 
+#include "blocks.h"
 #include "forward.h"
 #include "pack.h"
 #include "pick.h"
@@ -46,6 +47,21 @@ int check_matrix(const ls_matrix& m, const char* name) {
 int check_size(const ls_matrix& m, const char* name, int out, int in) {
     LS_TRY(check_matrix(m, name));
     LS_CHECK(m.out == out && m.in == in, "%s is %d x %d, and the model's sizes ask for %d x %d.", name, m.out, m.in, out, in);
+    return LS_OK;
+}
+
+int check_blocks(int type, int out, int in) {
+    const BlockLayout* layout = find_layout(type);
+    LS_CHECK(layout, "Blocks of type %d cannot be computed as they are.", type);
+    LS_CHECK(out > 0 && in > 0 && out <= LARGEST_SIZE && in <= LARGEST_SIZE, "A matrix of %d x %d is not possible; sizes are 1 to %d.", out, in, LARGEST_SIZE);
+    LS_CHECK(in % layout->inputs == 0, "Rows of %d weights are not a whole number of blocks of %d.", in, layout->inputs);
+    return LS_OK;
+}
+
+int check_blocks(const ls_blocks& m) {
+    LS_TRY(check_blocks(m.type, m.out, m.in));
+    LS_CHECK(m.data, "The matrix has no weights.");
+    LS_CHECK((uintptr_t)m.data % 64 == 0, "The weights of the matrix do not begin at a multiple of 64 bytes.");
     return LS_OK;
 }
 
@@ -278,6 +294,47 @@ int ls_linear(ls_pool* pool, const ls_matrix* matrix, int rows, const float* x, 
     for (int first = 0; first < rows; first += BATCH)
         multiply(*pool, Linear{matrix, smaller(BATCH, rows - first), x + (size_t)first * matrix->in, matrix->in, nullptr, nullptr, epilogue,
                                y + (size_t)first * matrix->out, matrix->out, nullptr, nullptr}, inputs);
+    return LS_OK;
+}
+
+size_t ls_blocks_bytes(int type, int out, int in) {
+    if (check_blocks(type, out, in)) return 0;
+    return block_panel_bytes(*find_layout(type), in) * block_panels(out);
+}
+
+int ls_blocks_pack(int type, int in, const void* rows, int count, void* to) {
+    LS_CHECK(rows && to, "Packing needs rows and a place for them.");
+    LS_TRY(check_blocks(type, count, in));
+    const int bad = pack_blocks(type, in, (const uint8_t*)rows, count, (uint8_t*)to);
+    LS_CHECK(bad < 0, "Row %d has a block whose scale is NaN or inf, which no text can come from.", bad);
+    return LS_OK;
+}
+
+int ls_blocks_read(const ls_blocks* matrix, int panel, float* weights) {
+    LS_CHECK(matrix && weights, "Reading needs a matrix and a place for its weights.");
+    LS_TRY(check_blocks(*matrix));
+    LS_CHECK(panel >= 0 && panel < block_panels(matrix->out), "There is no panel %d; there are %d.", panel, block_panels(matrix->out));
+    FloatMode mode;
+    kernels().read_blocks(*matrix, panel, weights);
+    return LS_OK;
+}
+
+int ls_blocks_multiply(ls_pool* pool, const ls_blocks* matrix, int rows, const float* x, float* y) {
+    LS_CHECK(pool && matrix && x && y, "A linear layer needs a pool, a matrix, inputs and a place for outputs.");
+    LS_TRY(check_blocks(*matrix));
+    LS_CHECK(rows >= 0, "%d rows are not possible.", rows);
+    Call call(*pool);
+    BlockInputRoom room;
+    room.need(matrix->in, smaller(rows, BATCH));
+    Arena measured(nullptr);
+    room.take(measured);
+    if (!pool->workspace.at_least(measured.used())) return fail(LS_NO_MEMORY, "There is no memory for a linear layer of %d rows.", rows);
+    Arena arena(pool->workspace.data());
+    const BlockInputs inputs = room.take(arena);
+    for (int first = 0; first < rows; first += BATCH) {
+        const float* from = x + (size_t)first * matrix->in;
+        multiply_blocks(*pool, BlockLinear{matrix, smaller(BATCH, rows - first), from, matrix->in, nullptr, nullptr, y + (size_t)first * matrix->out, matrix->out}, inputs);
+    }
     return LS_OK;
 }
 

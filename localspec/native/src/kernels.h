@@ -1,6 +1,7 @@
 // What is computed in the instructions of one CPU, as a table of functions, and the plain structs that they are given.
 // kernels_*.cpp compile the same sources (vector.h, tile_*.h, linear_kernels.h, ...) once for each instruction set.
 #pragma once
+#include "block_layout.h"
 #include "layout.h"
 #include "numbers.h"
 #include "states.h"
@@ -60,6 +61,31 @@ struct Product {
     const float* delta;        // [rows, out] of an adapter, added before the epilogue, or NULL
     Best* best;                // of a head: [threads][rows]
     float cap;                 // of a head: logits stay below it, by tanh; 0: they stay as they are
+};
+
+// The inputs of a linear whose weights are blocks, by blocks of R rows and groups of 32 inputs, padded with zeros to 128:
+// values [groups][R][32], and of each group and row its scale, scale * sum, -sum, and -sum of its two halves.
+struct BlockInputs {
+    int8_t* values;
+    float *scales, *scaled_sums;
+    int32_t *minus_sums, *minus_halves;
+};
+
+struct BlockPreparing {  // as Preparing
+    int in;
+    RowBlocks blocks;
+    const float* x;
+    int stride;
+    const float *factors, *norm;
+    BlockInputs to;
+};
+
+struct BlockProduct {
+    const ls_blocks* matrix;
+    RowBlocks blocks;
+    BlockInputs inputs;
+    float* y;                  // [rows, stride]
+    int64_t stride;
 };
 
 struct LowRank {
@@ -136,6 +162,9 @@ struct Kernels {
     void (*extremes)(const float* v, int count, float* found);
     void (*fit_steps)(const float* v, const float* importance, int count, const float* scales, float* products, float* squares);
     void (*quantise)(const float* v, int count, const float* scales, float least, float most, int8_t* steps);
+    void (*prepare_blocks)(const BlockPreparing& p, int block, int from_group, int to_group);
+    void (*multiply_blocks)(const BlockProduct& p, int from_panel, int to_panel);
+    void (*read_blocks)(const ls_blocks& m, int panel, float* to);  // the weights of a panel, [16, in]
 };
 
 const Kernels* c_kernels();

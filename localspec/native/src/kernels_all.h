@@ -31,9 +31,16 @@ namespace {
 
 #include "pack_kernels.h"
 
+#include "block_lanes.h"
+
+#include "block_types.h"
+
+#include "block_kernels.h"
+
 const Kernels TABLE = {inverse_rms, normalise, prepare, multiply, shrink, expand, place, attend, combine,
                        to_cells, from_cells, gates, recur, recurring_scratch,
-                       maximum, exponential_sum, read, extremes, fit_steps, quantise};
+                       maximum, exponential_sum, read, extremes, fit_steps, quantise,
+                       prepare_blocks, multiply_blocks, read_blocks};
 
 }  // namespace
 }  // namespace ls

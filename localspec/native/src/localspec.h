@@ -18,7 +18,7 @@
 extern "C" {
 #endif
 
-enum { LS_ABI = 6 };                                  /* changes with anything in this file */
+enum { LS_ABI = 7 };                                  /* changes with anything in this file */
 enum { LS_OK = 0, LS_WRONG = 1, LS_NO_MEMORY = 2 };   /* codes */
 enum { LS_FP32 = 0, LS_BF16 = 1, LS_INT8 = 2, LS_INT4 = 3, LS_FP16 = 4 }; /* formats; of weights the first four */
 enum { LS_C = 0, LS_NEON = 1, LS_AVX2 = 2, LS_AVX_VNNI = 3, LS_AVX512_VNNI = 4 }; /* instruction sets */
@@ -62,6 +62,25 @@ LS_API int ls_unpack(const ls_matrix* matrix, int interleave, float* weights);  
 
 /* y [rows, out] = activation(W x [rows, in] + bias); x is rounded to int8 where the weights are int8 or int4 */
 LS_API int ls_linear(ls_pool* pool, const ls_matrix* matrix, int rows, const float* x, float* y, int activation);
+
+/* ---- matrices that stay in the blocks of a GGUF file: y = W x, W [out, in] transposed in panels of 16 rows (block_layout.h) */
+enum { /* types of blocks, by ggml's numbers */
+    LS_Q4_0 = 2, LS_Q4_1 = 3, LS_Q5_0 = 6, LS_Q5_1 = 7, LS_Q8_0 = 8, LS_Q2_K = 10, LS_Q3_K = 11, LS_Q4_K = 12, LS_Q5_K = 13,
+    LS_Q6_K = 14, LS_IQ4_NL = 20, LS_IQ4_XS = 23, LS_MXFP4 = 39
+};
+typedef struct {
+    const void* data;   /* ls_blocks_bytes of them, at a multiple of 64 bytes */
+    int32_t type;
+    int32_t out, in;    /* any number of rows; `in` is a whole number of blocks */
+} ls_blocks;
+
+LS_API size_t ls_blocks_bytes(int type, int out, int in); /* 0: not possible, see ls_error */
+/* Packs `count` rows of a file into ceil(count / 16) panels; pieces of a matrix begin at multiples of 16 rows. Fails for a scale
+   or minimum that is NaN or inf. */
+LS_API int ls_blocks_pack(int type, int in, const void* rows, int count, void* to);
+LS_API int ls_blocks_read(const ls_blocks* matrix, int panel, float* weights); /* 16 rows -> [16, in], zeros after the last */
+/* y [rows, out] = W x [rows, in]; x is rounded to int8, with a scale for each 32 inputs */
+LS_API int ls_blocks_multiply(ls_pool* pool, const ls_blocks* matrix, int rows, const float* x, float* y);
 
 /* ---- models */
 typedef struct { /* y += scale * B (A x) */

@@ -11,3 +11,4 @@ LS_INLINE v16 load_halves(const uint16_t* p) { return (v16)_mm512_cvtph_ps(_mm25
 LS_INLINE void store_halves(uint16_t* p, v16 v) { _mm256_storeu_si256((__m256i*)p, _mm512_cvtps_ph((__m512)v, 0)); }
 LS_INLINE void to_bytes(i16 v, int8_t* p) { _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8((__m512i)v)); }
 LS_INLINE void prefetch(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T0); }
+LS_INLINE void prefetch_far(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T1); }  // into the second cache

@@ -47,3 +47,4 @@ LS_INLINE void to_bytes(i16 v, int8_t* p) {
     for (int i = 0; i < 16; i++) p[i] = (int8_t)v[i];
 }
 LS_INLINE void prefetch(const void* p) { __builtin_prefetch(p); }
+LS_INLINE void prefetch_far(const void* p) { __builtin_prefetch(p, 0, 2); }  // into the second cache

@@ -61,3 +61,4 @@ LS_INLINE void to_bytes(i16 v, int8_t* p) {  // -128 to 127
     vst1q_s8(p, vcombine_s8(vmovn_s16(low), vmovn_s16(high)));
 }
 LS_INLINE void prefetch(const void* p) { __builtin_prefetch(p); }
+LS_INLINE void prefetch_far(const void* p) { __builtin_prefetch(p, 0, 2); }  // into the second cache
