@@ -99,7 +99,7 @@ def inspect(path: Path) -> Checkpoint:
         text_name(name): math.prod(entry["shape"])
         for file in files
         for name, entry in tensor_headers(file).items()
-        if not name.startswith((HEAD_PREFIX, *_OTHERS))
+        if is_of_language(name)
     }
     size = sum(file.stat().st_size for file in files)
     embedding = counts.get("model.embed_tokens.weight", 0)
@@ -141,6 +141,11 @@ def text_name(name: str) -> str:
         if name.startswith(prefix):
             return own + name.removeprefix(prefix)
     return name
+
+
+def is_of_language(name: str) -> bool:
+    """Return whether a tensor belongs to the language model: not to other senses, nor to heads that draft."""
+    return not name.startswith((HEAD_PREFIX, *_OTHERS))
 
 
 def is_packed(path: Path) -> bool:

@@ -125,9 +125,10 @@ class BlockPart:
 class Origin:
     """What a file was made of: the model's name, its revision as `checkpoint.revision` gives it, and where it is from.
 
-    `repo` and `commit` are empty for a model that was not fetched. `files` are the weight files by name: bytes and
-    sha256, which is empty where it is not known without reading them. Those of a registration are named by their
-    absolute paths, and have a fingerprint in the place of the sha256.
+    `repo` and `commit` are empty for a model that was not fetched. `files` are the weight files by name: bytes, and
+    the SHA-256 (64 digits) or the fingerprint (40 digits) of each; those of a registration are absolute paths, in the
+    order of the parts. `weights` is the fingerprint of the weights, which everything that is made of them inherits; it
+    is empty in files of earlier versions.
     """
 
     name: str
@@ -136,6 +137,7 @@ class Origin:
     repo: str = ""
     commit: str = ""
     files: Mapping[str, tuple[int, str]] = field(default_factory=dict)
+    weights: str = ""
 
 
 @dataclass(frozen=True)
@@ -188,6 +190,7 @@ class Header:
     def encoded(self) -> bytes:
         """The file up to where the sections begin. Its length does not depend on the digests."""
         said = asdict(self)
+        said["weights"] = said["origin"].pop("weights")  # earlier versions refuse an origin with more in it
         if not self.registered:
             del said["blocks"], said["weight_bytes"], said["answers"]
         text = json.dumps(said, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
@@ -342,8 +345,9 @@ def _header(said: Any) -> Header:
             )
     origin = dict(said["origin"])
     origin["files"] = {_text(file): (_count(size), _text(digest)) for file, (size, digest) in origin["files"].items()}
-    texts = [_text(origin[name]) for name in ("name", "revision", "repo", "commit")]
-    if not texts[0] or not _REVISION.fullmatch(texts[1]):
+    origin["weights"] = _text(said.get("weights", ""))
+    texts = [_text(origin[name]) for name in ("name", "revision", "repo", "commit", "weights")]
+    if not texts[0] or not all(map(_REVISION.fullmatch, (texts[1], texts[4] or texts[1]))):
         raise ValueError
     if origin["license"] is not None:
         _text(origin["license"])

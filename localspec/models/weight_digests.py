@@ -33,19 +33,35 @@ def weight_digests(
 
     Raises LocalspecError for a file that cannot be read.
     """
-    known, found = _remembered(paths), {}
-    now = stamps(files)
-    for file in files:
-        before = known.get(os.path.realpath(file))
-        if before is None:
-            found[file] = _named(file)
-        elif before[0] == now[file.name]:
-            found[file] = before[1]
-    unread = [file for file in files if not found.get(file)]
+    known, now = _remembered(paths), stamps(files)
+    found = _without_reading(files, known, now)
+    unread = [file for file in files if file not in found]
     found |= _read(unread, threads, progress)
     told = {os.path.realpath(file): (now[file.name], found[file]) for file in files}
     _remember({place: one for place, one in told.items() if known.get(place) != one}, paths)
     return {file.name: found[file] for file in files}
+
+
+def known_digests(files: Sequence[Path], paths: Paths) -> dict[str, str]:
+    """Return the sha256 of each file by its name, where it is known without reading the file.
+
+    Raises LocalspecError for a file that is not there.
+    """
+    return {file.name: digest for file, digest in _without_reading(files, _remembered(paths), stamps(files)).items()}
+
+
+def _without_reading(
+    files: Sequence[Path], known: Mapping[str, tuple[Stamp, str]], now: Mapping[str, Stamp]
+) -> dict[Path, str]:
+    """Return the digests that the common cache names files by, or that are remembered of files as they are now."""
+    found = {}
+    for file in files:
+        before = known.get(os.path.realpath(file))
+        if before is None and (named := _named(file)):
+            found[file] = named
+        elif before is not None and before[0] == now[file.name]:
+            found[file] = before[1]
+    return found
 
 
 def changed_unseen(files: Sequence[Path], paths: Paths, progress: Progress = lambda done, total: None) -> list[str]:
