@@ -187,6 +187,14 @@ class Header:
         """Whether the weights are in GGUF files, and not here."""
         return self.format == REGISTERED
 
+    @property
+    def missing(self) -> Path | None:
+        """The first GGUF file of a registration that is not there, or not as long as it was; None if all are."""
+        for name, (size, _) in self.origin.files.items() if self.registered else ():
+            if not (file := Path(name)).is_file() or file.stat().st_size != size:
+                return file
+        return None
+
     def encoded(self) -> bytes:
         """The file up to where the sections begin. Its length does not depend on the digests."""
         said = asdict(self)
@@ -390,7 +398,9 @@ def _registered(said: Any, files: list[tuple[int, str]]) -> dict[str, Any]:
             raise ValueError
         _text(part.type)
     blocks = {name: tuple(replace(part, shape=tuple(part.shape)) for part in parts) for name, parts in blocks.items()}
-    return {"blocks": blocks, "weight_bytes": _count(said["weight_bytes"]), "answers": _text(said["answers"])}
+    if said["answers"] not in (BLOCKS, *_ITEM_BITS):
+        raise ValueError
+    return {"blocks": blocks, "weight_bytes": _count(said["weight_bytes"]), "answers": said["answers"]}
 
 
 def _section(said: Any) -> Section:

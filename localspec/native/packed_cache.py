@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic
+from typing import TYPE_CHECKING
 
 from localspec.checkpoint import is_packed, only_packed, revision, weight_files
 from localspec.environment import home
@@ -17,9 +18,12 @@ from localspec.models.registry import license_of
 from localspec.models.weight_digests import stamps, weight_digests
 from localspec.native.pack import Recipe, Source
 from localspec.native.packed_model import Fill, PackedModel, partial_of, write
-from localspec.packed_file import CannotRead, DamagedFile, Header, Origin, Progress, forms, read
+from localspec.packed_file import BLOCKS, CannotRead, DamagedFile, Header, Origin, Progress, forms, read
 from localspec.paths import Paths, private_directory
 from localspec.quantities import size
+
+if TYPE_CHECKING:
+    from localspec.native.gguf_pack import BlockModel
 
 PAUSE = 1.0  # seconds between two reports of how far packing is
 _SILENT = Reporter()
@@ -28,8 +32,10 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 def load(
     path: Path, packing: str, name: str, threads: int, reporter: Reporter, paths: Paths | None = None
-) -> PackedModel:
+) -> "PackedModel | BlockModel":
     """Returns a model in int8, int4, bf16 or fp32; `path` is its directory, or a packed file.
+
+    One that is registered can be had in the blocks of its GGUF files, too.
 
     A packed file is made where there is none, or a damaged one; whether its weights are whole, only `verify` looks.
     Where none can be written, the model is packed in memory, with a notice; bf16 and fp32 always are. Raises
@@ -38,9 +44,9 @@ def load(
     """
     name = name or path.name
     if is_packed(path):
-        return _all_there_is(path, packing)
+        return _all_there_is(path, packing, threads, reporter, paths or Paths(home()))
     if packing not in FILED:
-        return _in_memory(path, packing, name, threads, reporter)
+        return _in_memory(Source.open(path), Recipe.of(packing), packing, Origin(name, ""), threads, reporter)
     try:
         origin = Origin(name, revision(path))
         file = make(path, packing, origin, threads, reporter, paths)
@@ -52,7 +58,7 @@ def load(
         return _opened(make(path, packing, origin, threads, reporter, paths))
     except (CannotWrite, DoesNotFit) as error:
         reporter.notice(f"{error} The model is packed anew each time it is loaded until then.")
-        return _in_memory(path, packing, name, threads, reporter)
+        return _in_memory(Source.open(path), Recipe.of(packing), packing, Origin(name, ""), threads, reporter)
 
 
 def _opened(file: Path) -> PackedModel:
@@ -62,21 +68,48 @@ def _opened(file: Path) -> PackedModel:
     return model
 
 
-def _all_there_is(path: Path, packing: str) -> PackedModel:
-    """Maps the packed file of a model that is here in no other form, in this packing.
+def _all_there_is(path: Path, packing: str, threads: int, reporter: Reporter, paths: Paths) -> "PackedModel | BlockModel":
+    """Open a model that is here packed, or registered and read from its GGUF files, in this packing.
 
     Raises NotHere for a packing that it is not here in.
     """
-    if (file := forms(path).get(packing)) is None:
+    from localspec.native import gguf_pack
+
+    here = forms(path)
+    registered = read(here[BLOCKS]) if BLOCKS in here else None
+    if registered and packing == BLOCKS:
+        return gguf_pack.open_blocks(registered, threads)
+    if packing in here:
+        try:
+            return _opened(here[packing])
+        except DamagedFile as error:
+            if not registered:
+                origin = read(here[packing]).header.origin
+                raise LocalspecError(
+                    f"{str(error).partition(';')[0]}; delete {here[packing]}, and {made_again_by(origin)}."
+                ) from None
+            reporter.notice(str(error))
+            here[packing].unlink(missing_ok=True)
+    if registered is None:
         raise only_packed(path)
-    try:
-        return _opened(file)
-    except DamagedFile as error:
-        origin = read(file).header.origin
-        again = f"fetch the model with `localspec pull {origin.repo or origin.name}`"
-        if not origin.repo and origin.files:
-            again = f"import the model again with `localspec import {min(origin.files)}`"
-        raise LocalspecError(f"{str(error).partition(';')[0]}; delete {file}, and {again}.") from None
+    files, texts = gguf_pack.files_of(registered), {name: registered.text(name) for name in registered.header.texts}
+    if packing in FILED:
+        try:
+            return _opened(
+                gguf_pack.pack_registered(registered.header, texts, files, packing, threads, reporter, paths)
+            )
+        except (CannotWrite, DoesNotFit) as error:
+            reporter.notice(f"{error} The model is packed anew each time it is loaded until then.")
+    source = gguf_pack.gguf_source(registered.header, texts, files)
+    recipe = gguf_pack.gguf_recipe(source, packing)
+    return _in_memory(source, recipe, packing, registered.header.origin, threads, reporter)
+
+
+def made_again_by(origin: Origin) -> str:
+    """Return what a person has to do for a model of which nothing else is here, as the end of a sentence."""
+    if not origin.repo and origin.files:
+        return f"import the model again with `localspec import {min(origin.files)}`"
+    return f"fetch the model with `localspec pull {origin.repo or origin.name}`"
 
 
 class CannotWrite(LocalspecError):
@@ -199,14 +232,15 @@ def write_with_room(file: Path, header: Header, fill: Fill, threads: int, progre
     write(file, header, fill, threads, progress)
 
 
-def _in_memory(path: Path, packing: str, name: str, threads: int, reporter: Reporter) -> PackedModel:
-    source = Source.open(path)
-    header = source.header(Origin(name, ""), packing, Recipe.of(packing))
+def _in_memory(
+    source: Source, recipe: Recipe, packing: str, origin: Origin, threads: int, reporter: Reporter
+) -> PackedModel:
+    header = source.header(origin, packing, recipe)
     try:
-        return PackedModel.in_memory(header, source.filler({}), threads, packing_told(name, packing, reporter))
+        return PackedModel.in_memory(header, source.filler({}), threads, packing_told(origin.name, packing, reporter))
     except (OSError, MemoryError) as error:  # mmap says it with its own error
         raise DoesNotFit(
-            f"{name} takes {size(header.section_bytes)} of memory in {packing}, which are not free; choose a "
+            f"{origin.name} takes {size(header.section_bytes)} of memory in {packing}, which are not free; choose a "
             "smaller model."
         ) from error
 
