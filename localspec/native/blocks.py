@@ -1,14 +1,25 @@
-"""A matrix that stays in the blocks of its GGUF file, as the compiled library computes with it: panels of 16 rows."""
+"""Matrices that stay in the blocks of their GGUF file, as the compiled library computes with them: panels of 16 rows."""
 
+import mmap
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from localspec.errors import LocalspecError
-from localspec.native.library import BLOCK_TYPES, Blocks, address, check, library
-from localspec.native.threads import Threads
+from localspec.native.library import (
+    BLOCK_TYPES,
+    BLOCKS,
+    MOST_PARTS,
+    Blocks,
+    BlocksPacking,
+    Matrix,
+    address,
+    check,
+    library,
+)
+from localspec.native.matrix import matrix_rows
 
 PANEL = 16  # output channels
 _ALIGNMENT = 64  # bytes
@@ -24,46 +35,92 @@ class BlockMatrix:
     type: str
 
     @classmethod
-    def pack(cls, rows: npt.NDArray[np.uint8], inputs: int, type: str) -> "BlockMatrix":  # noqa: A002
-        """Pack rows [out, bytes] of a file.
-
-        Raises LocalspecError for a width that is no whole number of blocks, and for a scale that is NaN or inf.
-        """
+    def pack(cls, rows: npt.NDArray[np.uint8], inputs: int, type: str, head_rows: int = 0) -> "BlockMatrix":  # noqa: A002
+        """Pack rows [out, bytes] of a file in memory of their own. Raises what `empty` and `fill` raise."""
         packed = cls.empty(len(rows), inputs, type)
-        check(library().ls_blocks_pack(BLOCK_TYPES[type], inputs, address(rows), len(rows), address(packed.data)))
+        packed.fill(rows, head_rows=head_rows)
         return packed
 
     @classmethod
     def empty(cls, out: int, inputs: int, type: str) -> "BlockMatrix":  # noqa: A002
         """Return room for a matrix. Raises LocalspecError for sizes that are not possible."""
-        if not (size := packed_bytes(out, inputs, type)):
-            raise LocalspecError(library().ls_error().decode())
-        spare = np.empty(size + _ALIGNMENT, np.uint8)
-        return cls(spare[-spare.ctypes.data % _ALIGNMENT :][:size], out, inputs, type)
+        return empty_matrices([(out, inputs, type)])[0]
 
-    def struct(self) -> Blocks:
-        """Return it as the library takes it; who keeps the structure keeps this too."""
-        return Blocks(address(self.data), BLOCK_TYPES[self.type], self.out, self.inputs)
+    @property
+    def panels(self) -> int:
+        """Return how many panels of 16 rows there are, the last of which may have fewer."""
+        return -(-self.out // PANEL)
 
-    def multiply(self, x: npt.NDArray[np.float32], threads: Threads) -> npt.NDArray[np.float32]:
-        """Return x [n, inputs] times the transposed weight; x is rounded to int8, with a scale for each 32 inputs."""
-        assert x.ndim == 2 and x.shape[1] == self.inputs, x.shape  # the library reads so many
-        x = np.ascontiguousarray(x, np.float32)
-        y = np.empty((len(x), self.out), np.float32)
-        check(library().ls_blocks_multiply(threads.handle, self.struct(), len(x), address(x), address(y)))
-        return y
+    def fill(self, rows: npt.NDArray[np.uint8], first: int = 0, end: int | None = None, head_rows: int = 0) -> None:
+        """Fill panels [first, end) with what belongs there of all rows [out, bytes] of a file; threads may share them.
 
-    def rows(self, indices: Any) -> npt.NDArray[np.float32]:
+        Where the file has the rows of heads in pairs of neighbours, `head_rows` is how many a head has. Raises
+        LocalspecError for a scale that is NaN or inf, and for rows of another size.
+        """
+        packing = BlocksPacking(address(rows), rows.nbytes, BLOCK_TYPES[self.type], self.out, self.inputs, head_rows)
+        check(library().ls_blocks_pack(packing, address(self.data), first, self.panels if end is None else end))
+
+
+@dataclass(frozen=True)
+class BlockStack:
+    """A weight whose rows are those of its parts, one after another: each of its own type, all of the same inputs."""
+
+    parts: tuple[BlockMatrix, ...]
+
+    @property
+    def out(self) -> int:
+        """Return how many rows all parts have."""
+        return sum(part.out for part in self.parts)
+
+    @property
+    def inputs(self) -> int:
+        """Return how many inputs each part has."""
+        return self.parts[0].inputs
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of all parts."""
+        return sum(part.data.nbytes for part in self.parts)
+
+    def struct(self, bias: npt.NDArray[np.float32] | None = None) -> Matrix:
+        """Return it as the library takes it; who keeps the structure keeps this and the bias too.
+
+        Raises LocalspecError for more parts than the library takes, and for parts that differ in their inputs.
+        """
+        if not 0 < len(self.parts) <= MOST_PARTS or {part.inputs for part in self.parts} != {self.inputs}:
+            widths = ", ".join(str(part.inputs) for part in self.parts)
+            raise LocalspecError(f"A stack has 1 to {MOST_PARTS} parts of the same width, and these have: {widths}.")
+        parts = (Blocks * MOST_PARTS)(
+            *(Blocks(address(part.data), BLOCK_TYPES[part.type], part.out) for part in self.parts)
+        )
+        return Matrix(None, address(bias), self.out, self.inputs, BLOCKS, 0, len(self.parts), parts)
+
+    def rows(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
         """Return the weights of some rows, [n, inputs]."""
-        indices = np.asarray(indices)
-        rows, panel = np.empty((len(indices), self.inputs), np.float32), np.empty((PANEL, self.inputs), np.float32)
-        for number in np.unique(indices // PANEL).tolist():
-            check(library().ls_blocks_read(self.struct(), number, address(panel)))
-            there = indices // PANEL == number
-            rows[there] = panel[indices[there] % PANEL]
-        return rows
+        return matrix_rows(self.struct(), ids)
+
+
+def empty_matrices(sizes: Iterable[tuple[int, int, str]]) -> list[BlockMatrix]:
+    """Return room for matrices (out, inputs, type), all in one piece of memory of whole large pages where there are any.
+
+    The memory is the system's again when none of them is left. Raises LocalspecError for sizes that are not possible,
+    and OSError where there is not so much memory.
+    """
+    sizes = list(sizes)
+    bytes_of = [packed_bytes(*size) for size in sizes]
+    starts = np.cumsum([0, *(-(-size // _ALIGNMENT) * _ALIGNMENT for size in bytes_of)]).tolist()
+    room = mmap.mmap(-1, max(starts[-1], 1))
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        room.madvise(mmap.MADV_HUGEPAGE)
+    whole = np.frombuffer(room, np.uint8)
+    return [
+        BlockMatrix(whole[start : start + size], *given)
+        for given, start, size in zip(sizes, starts, bytes_of, strict=False)
+    ]
 
 
 def packed_bytes(out: int, inputs: int, type: str) -> int:  # noqa: A002
-    """Return how many bytes a matrix takes; 0 for sizes that are not possible."""
-    return int(library().ls_blocks_bytes(BLOCK_TYPES[type], out, inputs))
+    """Return how many bytes a matrix takes. Raises LocalspecError for sizes that are not possible."""
+    if not (size := int(library().ls_blocks_bytes(BLOCK_TYPES[type], out, inputs))):
+        raise LocalspecError(library().ls_error().decode())
+    return size

@@ -20,10 +20,11 @@ from localspec.events import Reporter
 from localspec.models.architecture import TransformerConfig, weight_map
 from localspec.models.rope import Rope
 from localspec.native import packed_cache
+from localspec.native.blocks import BlockStack
 from localspec.native.cache import NativeCache, cache_format
 from localspec.native.library import address, check, library
 from localspec.native.logits import NativeLogits
-from localspec.native.matrix import PANEL, PackedMatrix
+from localspec.native.matrix import PackedMatrix
 from localspec.native.model import NativeAdapters, NativeModel, Weights
 from localspec.native.packed_drafter import StoredMatrix, packed_tensors
 from localspec.native.row_attention import NativeAttention, rms_norm
@@ -124,14 +125,11 @@ class NativeRowModel:
         return self._model.head(states)
 
     def head_rows(self, ids: Sequence[int]) -> NativeLinear:
-        """Returns the part of the head that makes the logits of these tokens, packed as it is."""
-        head: PackedMatrix = self._model.weights["lm_head.weight"]
-        rows, panels = np.empty((len(ids), head.inputs), np.float32), np.array(ids) // PANEL
-        for panel in np.unique(panels).tolist():  # one at a time: a whole head may be larger than all the rest
-            there = panels == panel
-            rows[there] = head.panel(panel).unpack()[np.array(ids)[there] % PANEL]
-        rows *= np.float32(self.sizes.logit_scale)
-        packed = PackedMatrix.pack(rows, head.format, head.group)
+        """Return the part of the head that makes the logits of these tokens, packed as it is, or in int8 of blocks."""
+        head: PackedMatrix | BlockStack = self._model.weights["lm_head.weight"]
+        rows = head.rows(ids) * np.float32(self.sizes.logit_scale)
+        form = (head.format, head.group) if isinstance(head, PackedMatrix) else ("int8", _GROUP)
+        packed = PackedMatrix.pack(rows, *form)
         return NativeLinear(packed, None, self._model.threads, cap=self.sizes.logit_cap)
 
 

@@ -21,16 +21,23 @@ BLOCK_TYPES = {
     "IQ4_NL": 20, "IQ4_XS": 23, "MXFP4": 39,
 }  # fmt: skip
 ACTIVATIONS = {"silu": 1, "gelu": 2}
-EMBED_NONE = -1  # a model without an embedding
+BLOCKS, MOST_PARTS = 5, 4  # the format of a stack of parts in blocks, and how many there can be
 _NO_MEMORY = 2
 
 
+class Blocks(ctypes.Structure):
+    """ls_blocks: rows of a weight that stay in the blocks of their GGUF file."""
+
+    _fields_ = (("data", c_void_p), ("type", c_int32), ("out", c_int32))
+
+
 class Matrix(ctypes.Structure):
-    """ls_matrix: a packed weight and its bias."""
+    """ls_matrix: a packed weight, or a stack of blocks, and its bias."""
 
     _fields_ = (
         ("data", c_void_p), ("bias", c_void_p),
         ("out", c_int32), ("inputs", c_int32), ("format", c_int32), ("group", c_int32),
+        ("num_parts", c_int32), ("parts", Blocks * MOST_PARTS),
     )  # fmt: skip
 
 
@@ -43,10 +50,18 @@ class Packing(ctypes.Structure):
     )  # fmt: skip
 
 
-class Blocks(ctypes.Structure):
-    """ls_blocks: a weight that stays in the blocks of its GGUF file."""
+class BlocksPacking(ctypes.Structure):
+    """ls_blocks_packing: rows of a file, and how they are transposed."""
 
-    _fields_ = (("data", c_void_p), ("type", c_int32), ("out", c_int32), ("inputs", c_int32))
+    _fields_ = (
+        ("rows", c_void_p), ("bytes", c_int64), ("type", c_int32), ("out", c_int32), ("inputs", c_int32), ("head_rows", c_int32),
+    )  # fmt: skip
+
+
+class Table(ctypes.Structure):
+    """ls_table: rows that are read by a token's id, plain ones or those of a matrix."""
+
+    _fields_ = (("rows", c_void_p), ("format", c_int32), ("matrix", Matrix))
 
 
 class Adapter(ctypes.Structure):
@@ -87,8 +102,8 @@ class LayerInputs(ctypes.Structure):
     """ls_layer_inputs: what layers read of a token beside their states."""
 
     _fields_ = (
-        ("width", c_int32), ("tokens", c_int32), ("format", c_int32), ("table_scale", c_float),
-        ("projection_scale", c_float), ("table", c_void_p), ("projection", Matrix), ("norm", c_void_p),
+        ("width", c_int32), ("tokens", c_int32), ("table_scale", c_float), ("projection_scale", c_float),
+        ("table", Table), ("projection", Matrix), ("norm", c_void_p),
     )  # fmt: skip
 
 
@@ -98,10 +113,10 @@ class ModelConfig(ctypes.Structure):
     _fields_ = (
         ("num_layers", c_int32), ("hidden_size", c_int32), ("intermediate_size", c_int32), ("num_heads", c_int32),
         ("num_kv_heads", c_int32), ("head_dim", c_int32), ("rotary_dim", c_int32), ("vocab_size", c_int32),
-        ("cache_format", c_int32), ("embed_format", c_int32), ("rms_norm_eps", c_float),
+        ("cache_format", c_int32), ("rms_norm_eps", c_float),
         ("attention_scaling", c_float), ("local_scaling", c_float), ("query_scalar", c_float),
         ("embed_scale", c_float), ("norm_offset", c_float), ("residual_scale", c_float),
-        ("logit_scale", c_float), ("gate", c_int32), ("embed_tokens", c_void_p),
+        ("logit_scale", c_float), ("gate", c_int32), ("embed_tokens", Table),
         ("lm_head", Matrix), ("norm", c_void_p), ("inv_freq", c_void_p), ("local_inv_freq", c_void_p),
         ("query_factors", c_void_p), ("num_query_factors", c_int32), ("query_period", c_int32), ("layers", c_void_p),
         ("gated", c_int32), ("delta", DeltaSizes), ("local_rotary_dim", c_int32), ("value_norm", c_int32),
@@ -139,9 +154,8 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "ls_unpack": (c_int, [POINTER(Matrix), c_int, c_void_p]),
     "ls_linear": (c_int, [c_void_p, POINTER(Matrix), c_int, c_void_p, c_void_p, c_int]),
     "ls_blocks_bytes": (c_size_t, [c_int, c_int, c_int]),
-    "ls_blocks_pack": (c_int, [c_int, c_int, c_void_p, c_int, c_void_p]),
-    "ls_blocks_read": (c_int, [POINTER(Blocks), c_int, c_void_p]),
-    "ls_blocks_multiply": (c_int, [c_void_p, POINTER(Blocks), c_int, c_void_p, c_void_p]),
+    "ls_blocks_pack": (c_int, [POINTER(BlocksPacking), c_void_p, c_int, c_int]),
+    "ls_rows": (c_int, [POINTER(Matrix), c_int, c_void_p, c_void_p]),
     "ls_model_new": (c_void_p, [POINTER(ModelConfig)]),
     "ls_model_free": (None, [c_void_p]),
     "ls_cache_new": (c_void_p, [c_void_p, c_int]),

@@ -1,5 +1,6 @@
 """A matrix in memory as the compiled library reads it: packed in panels of 32 output channels."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -7,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from localspec.errors import LocalspecError
-from localspec.native.library import FORMATS, Matrix, Packing, address, check, library
+from localspec.native.library import FORMATS, Matrix, Packing, address, check, int32, library
 
 PANEL = 32  # output channels
 _SOURCES = {np.dtype(np.float32): "fp32", np.dtype(np.float16): "fp16", np.dtype(np.uint16): "bf16"}
@@ -61,14 +62,24 @@ class PackedMatrix:
         """As the library takes it; who keeps the structure keeps this and the bias too."""
         return Matrix(address(self.data), address(bias), self.out, self.inputs, FORMATS[self.format], self.group)
 
-    def panel(self, index: int) -> "PackedMatrix":
-        """Returns 32 output channels, or as many as are left, as a matrix of their own; nothing may be interleaved."""
-        size = len(self.data) // -(-self.out // PANEL)
-        out = min(PANEL, self.out - PANEL * index)
-        return PackedMatrix(self.data[size * index : size * (index + 1)], out, self.inputs, self.format, self.group)
+    @property
+    def nbytes(self) -> int:
+        """Return its bytes."""
+        return self.data.nbytes
 
     def unpack(self, interleave: bool = False) -> npt.NDArray[np.float32]:
         """Returns the numbers that the library computes with, [out, inputs]."""
         weights = np.empty((self.out, self.inputs), np.float32)
         check(library().ls_unpack(self.struct(), interleave, address(weights)))
         return weights
+
+    def rows(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
+        """Return the numbers of some output channels, [n, inputs]; nothing may be interleaved."""
+        return matrix_rows(self.struct(), ids)
+
+
+def matrix_rows(matrix: Matrix, ids: Sequence[int]) -> npt.NDArray[np.float32]:
+    """Return the weights of some rows, [n, inputs]. Raises LocalspecError for rows that are not there."""
+    numbers, weights = int32(ids), np.empty((len(ids), matrix.inputs), np.float32)
+    check(library().ls_rows(matrix, len(numbers), address(numbers), address(weights)))
+    return weights

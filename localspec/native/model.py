@@ -10,10 +10,10 @@ import numpy.typing as npt
 from localspec.errors import LocalspecError
 from localspec.models.architecture import TransformerConfig
 from localspec.models.rope import Rope
+from localspec.native.blocks import BlockStack
 from localspec.native.cache import NativeCache
 from localspec.native.library import (
     ACTIVATIONS,
-    EMBED_NONE,
     FORMATS,
     Adapter,
     Delta,
@@ -23,6 +23,7 @@ from localspec.native.library import (
     Matrix,
     ModelConfig,
     Request,
+    Table,
     address,
     check,
     free_with,
@@ -35,7 +36,8 @@ from localspec.native.matrix import PackedMatrix
 from localspec.native.threads import Threads
 
 Floats = npt.NDArray[np.float32]
-Weights = Mapping[str, Any]  # a PackedMatrix for each linear layer; arrays for norms, biases and the embedding
+# A PackedMatrix or a BlockStack for each linear layer; arrays for norms and biases; one or the other for tables.
+Weights = Mapping[str, Any]
 LINEARS = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
 _NO_WINDOW, _MOST_POSITIONS = 0, 2**31  # a window that no text reaches the end of is none
 
@@ -77,17 +79,16 @@ class NativeModel:
         inv_freq, local = np.ascontiguousarray(rope.inv_freq, np.float32), rope.local
         local_inv_freq = None if local is None else np.ascontiguousarray(local.inv_freq, np.float32)
         factors = None if rope.query_factors is None else np.ascontiguousarray(rope.query_factors, np.float32)
-        embed, head = self._table("embed_tokens", sizes.vocab_size, sizes.hidden_size), weights.get("lm_head.weight")
+        embed, head = weights.get("embed_tokens"), weights.get("lm_head.weight")
         norm = self._vector("norm", sizes.hidden_size)
-        embed_format = EMBED_NONE if embed is None else _format(embed)
         embed_scale = sizes.embed_scale if embed is None else _as_fine(sizes.embed_scale, embed)
         config = ModelConfig(
             sizes.num_layers, sizes.hidden_size, sizes.intermediate_size, sizes.num_heads, sizes.num_kv_heads,
-            sizes.head_dim, rope.rotary_dim, sizes.vocab_size, FORMATS[cache_format], embed_format, sizes.rms_norm_eps,
+            sizes.head_dim, rope.rotary_dim, sizes.vocab_size, FORMATS[cache_format], sizes.rms_norm_eps,
             rope.attention_scaling, 1.0 if local is None else local.attention_scaling,
             sizes.query_scalar or sizes.head_dim, embed_scale, sizes.norm_offset,
-            sizes.residual_scale, sizes.logit_scale, ACTIVATIONS[sizes.activation], address(embed),
-            head.struct() if head else Matrix(), address(norm), address(inv_freq), address(local_inv_freq),
+            sizes.residual_scale, sizes.logit_scale, ACTIVATIONS[sizes.activation],
+            self._table("embed_tokens", sizes.vocab_size, sizes.hidden_size), head.struct() if head else Matrix(), address(norm), address(inv_freq), address(local_inv_freq),
             address(factors), 0 if factors is None else len(factors), rope.query_period, ctypes.addressof(layers),
             sizes.gated, delta_sizes(sizes), 0 if local is None else local.rotary_dim, sizes.value_norm,
             sizes.logit_cap, self._layer_inputs(),
@@ -100,7 +101,7 @@ class NativeModel:
         prefix, sizes, own = f"layers.{index}.", self.sizes, self.sizes.sizes_of(index)
 
         def linear(name: str) -> Matrix:
-            matrix: PackedMatrix = self.weights[f"{prefix}{name}.weight"]
+            matrix: PackedMatrix | BlockStack = self.weights[f"{prefix}{name}.weight"]
             return matrix.struct(self._vector(f"{prefix}{name}.bias", matrix.out))
 
         def vector(name: str, size: int = sizes.hidden_size) -> int | None:
@@ -140,20 +141,24 @@ class NativeModel:
         sizes, (width, tokens) = self.sizes, self.sizes.per_layer_inputs
         if not width:
             return LayerInputs()
-        table = self._table("embed_tokens_per_layer", tokens, sizes.num_layers * width)
-        assert table is not None
+        name = "embed_tokens_per_layer"
         return LayerInputs(
-            width, tokens, _format(table), _as_fine(width**0.5, table), sizes.hidden_size**-0.5, address(table),
+            width, tokens, _as_fine(width**0.5, self.weights[name]), sizes.hidden_size**-0.5,
+            self._table(name, tokens, sizes.num_layers * width),
             self.weights["per_layer_model_projection.weight"].struct(),
             address(self._vector("per_layer_projection_norm", width)),
         )  # fmt: skip
 
-    def _table(self, name: str, rows: int, columns: int) -> npt.NDArray[Any] | None:
-        """What is read by tokens, or None where there is none. Raises LocalspecError for another shape."""
-        found: npt.NDArray[Any] | None = self.weights.get(name)
-        if found is not None and found.shape != (rows, columns):
-            raise LocalspecError(f"{name} is {list(found.shape)}, and the model reads [{rows}, {columns}].")
-        return found
+    def _table(self, name: str, rows: int, columns: int) -> Table:
+        """Return what is read by tokens, empty where there is none. Raises LocalspecError for another shape."""
+        found: Any = self.weights.get(name)
+        if found is None:
+            return Table()
+        matrix = found if isinstance(found, PackedMatrix | BlockStack) else None
+        shape = (matrix.out, matrix.inputs) if matrix else found.shape
+        if shape != (rows, columns):
+            raise LocalspecError(f"{name} is {list(shape)}, and the model reads [{rows}, {columns}].")
+        return Table(matrix=matrix.struct()) if matrix else Table(address(found), FORMATS[_table_format(found)])
 
     def _vector(self, name: str, size: int) -> Floats | None:
         """A vector, or None where there is none. Raises LocalspecError for one that the library would read past."""
@@ -168,9 +173,8 @@ class NativeModel:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its weights, mapped ones too: a forward reads them."""
-        matrices = (weight.data if isinstance(weight, PackedMatrix) else weight for weight in self.weights.values())
-        return sum(weight.nbytes for weight in matrices)
+        """Return the bytes of its weights, mapped ones too: a forward reads them. A tied embedding counts once."""
+        return sum(weight.nbytes for weight in {id(weight): weight for weight in self.weights.values()}.values())
 
     def cache(self, slots: int) -> NativeCache:
         """Returns an empty cache with room for `slots` tokens."""
@@ -262,13 +266,15 @@ def delta_sizes(sizes: TransformerConfig) -> DeltaSizes:
     return DeltaSizes(one.key_heads, one.value_heads, one.key_dim, one.value_dim, one.taps)
 
 
-def _format(table: npt.NDArray[Any]) -> int:
-    return FORMATS["bf16" if table.dtype == np.uint16 else "fp32"]
+def _table_format(table: Any) -> str:
+    """Return how fine a table's numbers are: fp32, or bf16 where they are that or coarser."""
+    exact = table.format == "fp32" if isinstance(table, PackedMatrix) else getattr(table, "dtype", None) == np.float32
+    return "fp32" if exact else "bf16"
 
 
-def _as_fine(scale: float, table: npt.NDArray[Any]) -> float:
-    """What the rows of a table are multiplied by, with no more digits than they have."""
-    if table.dtype != np.uint16:
+def _as_fine(scale: float, table: Any) -> float:
+    """Return what the rows of a table are multiplied by, with no more digits than they have."""
+    if _table_format(table) == "fp32":
         return scale
     bits = int(np.array(scale, np.float32).view(np.uint32))
     rounded = bits + 0x7FFF + (bits >> 16 & 1) & 0xFFFF0000  # to bf16, ties to even

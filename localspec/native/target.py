@@ -129,9 +129,10 @@ class NativeTarget:
 
     @property
     def read_bytes(self) -> int:
-        """Bytes of weights that one decode step reads: all but tables, of which it reads a few rows."""
+        """Return the bytes of weights that one decode step reads: all but tables that are no head, but for a few rows."""
         weights = self.model.weights
-        return self.nbytes - sum(int(weights[name].nbytes) for name in TABLES if name in weights)
+        tables = (weights[name] for name in TABLES if name in weights)
+        return self.nbytes - sum(int(table.nbytes) for table in tables if table is not weights.get("lm_head.weight"))
 
     @property
     def threads(self) -> Threads:

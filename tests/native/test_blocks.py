@@ -8,15 +8,14 @@ import pytest
 from each import each
 from gguf import GGMLQuantizationType, dequantize
 from gguf.constants import GGML_QUANT_SIZES
-from native.engine import isas, using
+from native.engine import Pool, isas, linear, using
 
 from localspec.errors import LocalspecError
-from localspec.native.blocks import BlockMatrix
-from localspec.native.library import BLOCK_TYPES, address, check, library
-from localspec.native.threads import Threads
+from localspec.native.blocks import BlockMatrix, BlockStack
+from localspec.native.library import BLOCK_TYPES, address, check, int32, library
 
 F32 = np.float32
-ONE, TWO = Threads(1), Threads(2)
+ONE, TWO = Pool(1), Pool(2)
 UNEVEN = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113])
 E2M1 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12])
 TWO_BITS, EIGHT = (0, 2, 4, 6), tuple(range(8))
@@ -186,6 +185,10 @@ def expected(name: str, rows: np.ndarray, x: np.ndarray) -> np.ndarray:
     return acc
 
 
+def multiply(matrix: BlockMatrix, x: np.ndarray, pool: Pool) -> np.ndarray:
+    return linear(BlockStack((matrix,)), x, pool=pool)
+
+
 def same(a: np.ndarray, b: np.ndarray) -> bool:
     """Return whether two arrays hold the same numbers; NaN equals NaN."""
     return a.shape == b.shape and np.array_equal(a, b, equal_nan=True)
@@ -200,7 +203,7 @@ def test_weights_are_those_of_gguf_and_take_the_bytes_of_the_file(name):
             matrix = BlockMatrix.pack(rows, inputs, name)
             for isa in isas():
                 with using(isa):
-                    assert same(matrix.rows(range(out)), weights_of(name, rows)), isa
+                    assert same(BlockStack((matrix,)).rows(range(out)), weights_of(name, rows)), isa
     rows = random_rows(name, 32, 1024)
     packed, stored = BlockMatrix.pack(rows, 1024, name).data.nbytes, rows.nbytes
     assert stored <= packed <= stored * (1.02 if name in ("Q6_K", "Q3_K") else 1)
@@ -210,7 +213,7 @@ def test_weights_are_those_of_gguf_and_take_the_bytes_of_the_file(name):
 def test_products_are_exactly_the_integer_arithmetic(name):
     for out, inputs in [(5, 512), (32, 576 if name in SMALL else 768), (48, 896 if name in SMALL else 256)]:
         rows, x = random_rows(name, out, inputs), random_inputs(11, inputs)
-        got = BlockMatrix.pack(rows, inputs, name).multiply(x, ONE)
+        got = multiply(BlockMatrix.pack(rows, inputs, name), x, ONE)
         assert same(got, expected(name, rows, x)), (out, inputs)
         weights = weights_of(name, rows).astype(np.float64)
         lost = np.repeat(rounded(x)[1], 32, 1) / 2 @ np.abs(weights).T  # half a step of each input
@@ -226,7 +229,7 @@ def test_extreme_blocks_and_inputs_have_a_defined_result(name):
     assert np.isnan(want[3:5]).all() and not want[1].any()
     for isa in isas():
         with using(isa):
-            assert same(matrix.multiply(x, ONE), want), isa
+            assert same(multiply(matrix, x, ONE), want), isa
 
 
 @each("name", FORMS)
@@ -234,14 +237,14 @@ def test_every_instruction_set_gives_the_same_bits_and_rows_are_alone(name):
     inputs = 896 if name in SMALL else 768
     matrix = BlockMatrix.pack(random_rows(name, 75, inputs), inputs, name)
     x = random_inputs(300, inputs)
-    first = matrix.multiply(x, ONE)
-    assert np.array_equal(first, matrix.multiply(x, TWO))
+    first = multiply(matrix, x, ONE)
+    assert np.array_equal(first, multiply(matrix, x, TWO))
     for isa in isas():
         with using(isa):
             for rows in (1, 2, 3, 4, 5, 6, 7, 8, 13):
                 for threads in (ONE, TWO):
-                    assert np.array_equal(first[:rows], matrix.multiply(x[:rows], threads)), (isa, rows)
-            assert np.array_equal(first[40:60], matrix.multiply(x[40:60], TWO)), isa
+                    assert np.array_equal(first[:rows], multiply(matrix, x[:rows], threads)), (isa, rows)
+            assert np.array_equal(first[40:60], multiply(matrix, x[40:60], TWO)), isa
 
 
 @each("name", [name for name in FORMS if FORMS[name].halves])
@@ -265,18 +268,33 @@ def test_widths_and_sizes_that_are_not_possible_are_refused():
 
 def test_mistakes_are_sentences():
     matrix = BlockMatrix.pack(random_rows("Q4_0", 16, 64), 64, "Q4_0")
-    good, x, y = matrix.struct(), np.zeros((1, 64), F32), np.zeros((16, 64), F32)
-    unknown, unaligned, empty = matrix.struct(), matrix.struct(), matrix.struct()
-    unknown.type, unaligned.data, empty.data = 9, matrix.data.ctypes.data + 32, None
-    for wrong, sentence in [(unknown, "type 9"), (unaligned, "multiple of 64"), (empty, "no weights")]:
+    stack, x, y = BlockStack((matrix,)), np.zeros((1, 64), F32), np.zeros((16, 64), F32)
+    wrong = [stack.struct() for _ in range(6)]
+    wrong[0].parts[0].type, wrong[1].parts[0].data, wrong[2].parts[0].data = 9, matrix.data.ctypes.data + 32, None
+    wrong[3].out, wrong[4].num_parts, wrong[5].num_parts = 17, 0, 5
+    ids = int32([0])
+    for struct, sentence in zip(
+        wrong, ["type 9", "multiple of 64", "no weights", "16 rows together, and not 17", "0 parts", "5 parts"], strict=True
+    ):
         with pytest.raises(LocalspecError, match=sentence):
-            check(library().ls_blocks_multiply(ONE.handle, wrong, 1, address(x), address(y)))
+            check(library().ls_linear(ONE.handle, struct, 1, address(x), address(y), 0))
         with pytest.raises(LocalspecError, match=sentence):
-            check(library().ls_blocks_read(wrong, 0, address(y)))
-    with pytest.raises(LocalspecError, match="panel 1; there are 1"):
-        check(library().ls_blocks_read(good, 1, address(y)))
-    with pytest.raises(LocalspecError, match="-1 rows"):
-        check(library().ls_blocks_multiply(ONE.handle, good, -1, address(x), address(y)))
-    for given in [(None, good, 1, address(x), address(y)), (ONE.handle, good, 1, None, address(y))]:
-        with pytest.raises(LocalspecError, match="needs a pool"):
-            check(library().ls_blocks_multiply(*given))
+            check(library().ls_rows(struct, 1, address(ids), address(y)))
+    for row in (-1, 16):
+        with pytest.raises(LocalspecError, match=f"no row {row}; there are 16"):
+            stack.rows([row])
+    with pytest.raises(LocalspecError, match="by rows"):
+        check(library().ls_unpack(stack.struct(), 0, address(y)))
+    for parts in ((), (matrix,) * 5, (matrix, BlockMatrix.empty(16, 32, "Q4_0"))):
+        with pytest.raises(LocalspecError, match="1 to 4 parts of the same width"):
+            BlockStack(parts).struct()
+    rows = random_rows("Q4_0", 16, 64)
+    for given, sentence in [
+        ((rows[:15],), "16 rows have 576 bytes, and not 540"),
+        ((rows, 0, 2), "no panels 0 to 2; there are 1"),
+        ((rows, -1, 1), "no panels -1 to 1"),
+        ((rows, 0, 1, 6), "whole heads of 6"),
+        ((rows, 0, 1, 1), "whole heads of 1"),
+    ]:
+        with pytest.raises(LocalspecError, match=sentence):
+            matrix.fill(*given)

@@ -37,19 +37,6 @@ int check_format(int out, int in, int format, int group) {
     return LS_OK;
 }
 
-int check_matrix(const ls_matrix& m, const char* name) {
-    LS_TRY(check_format(m.out, m.in, m.format, m.group));
-    LS_CHECK(m.data, "%s has no weights.", name);
-    LS_CHECK((uintptr_t)m.data % 64 == 0, "The weights of %s do not begin at a multiple of 64 bytes.", name);
-    return LS_OK;
-}
-
-int check_size(const ls_matrix& m, const char* name, int out, int in) {
-    LS_TRY(check_matrix(m, name));
-    LS_CHECK(m.out == out && m.in == in, "%s is %d x %d, and the model's sizes ask for %d x %d.", name, m.out, m.in, out, in);
-    return LS_OK;
-}
-
 int check_blocks(int type, int out, int in) {
     const BlockLayout* layout = find_layout(type);
     LS_CHECK(layout, "Blocks of type %d cannot be computed as they are.", type);
@@ -58,10 +45,32 @@ int check_blocks(int type, int out, int in) {
     return LS_OK;
 }
 
-int check_blocks(const ls_blocks& m) {
-    LS_TRY(check_blocks(m.type, m.out, m.in));
-    LS_CHECK(m.data, "The matrix has no weights.");
-    LS_CHECK((uintptr_t)m.data % 64 == 0, "The weights of the matrix do not begin at a multiple of 64 bytes.");
+int check_data(const void* data, const char* name) {
+    LS_CHECK(data, "%s has no weights.", name);
+    LS_CHECK((uintptr_t)data % 64 == 0, "The weights of %s do not begin at a multiple of 64 bytes.", name);
+    return LS_OK;
+}
+
+int check_stack(const ls_matrix& m, const char* name) {
+    LS_CHECK(m.num_parts >= 1 && m.num_parts <= LS_MOST_PARTS, "%s cannot have %d parts; give 1 to %d.", name, m.num_parts, LS_MOST_PARTS);
+    int64_t rows = 0;
+    for (int i = 0; i < m.num_parts; rows += m.parts[i++].out) {
+        LS_TRY(check_blocks(m.parts[i].type, m.parts[i].out, m.in));
+        LS_TRY(check_data(m.parts[i].data, name));
+    }
+    LS_CHECK(rows == m.out, "The parts of %s have %lld rows together, and not %d.", name, (long long)rows, m.out);
+    return LS_OK;
+}
+
+int check_matrix(const ls_matrix& m, const char* name) {
+    if (m.format == LS_BLOCKS) return check_stack(m, name);
+    LS_TRY(check_format(m.out, m.in, m.format, m.group));
+    return check_data(m.data, name);
+}
+
+int check_size(const ls_matrix& m, const char* name, int out, int in) {
+    LS_TRY(check_matrix(m, name));
+    LS_CHECK(m.out == out && m.in == in, "%s is %d x %d, and the model's sizes ask for %d x %d.", name, m.out, m.in, out, in);
     return LS_OK;
 }
 
@@ -99,17 +108,23 @@ int check_sizes(const ls_model_config& c) {
     return LS_OK;
 }
 
+bool is_there(const ls_table& table) { return table.rows || table.matrix.out; }
+
+int check_table(const ls_table& table, const char* name, int tokens, int columns) {
+    if (!table.rows) return check_size(table.matrix, name, tokens, columns);
+    LS_CHECK(table.format == LS_FP32 || table.format == LS_BF16, "There is no format %d of %s.", table.format, name);
+    return LS_OK;
+}
+
 int check_embedding(const ls_model_config& c) {
-    const bool rows = c.embed_format == LS_FP32 || c.embed_format == LS_BF16;
-    LS_CHECK(rows || c.embed_format == LS_EMBED_NONE, "There is no format %d of embeddings.", c.embed_format);
-    LS_CHECK(!rows || c.embed_tokens, "embed_tokens is missing.");
-    if (c.lm_head.data) LS_TRY(check_size(c.lm_head, "lm_head", c.vocab_size, c.hidden_size));
+    if (is_there(c.embed_tokens)) LS_TRY(check_table(c.embed_tokens, "embed_tokens", c.vocab_size, c.hidden_size));
+    if (c.lm_head.out) LS_TRY(check_size(c.lm_head, "lm_head", c.vocab_size, c.hidden_size));
     const ls_layer_inputs& given = c.layer_inputs;
     if (!given.width) return LS_OK;
     LS_CHECK(given.width > 0 && given.width <= MOST_LAYER_INPUTS && (int64_t)c.num_layers * given.width <= LARGEST_SIZE, "Layers cannot read %d channels of a token.", given.width);
     LS_CHECK(given.tokens >= c.vocab_size, "The table of what layers read has %d tokens, and the model knows %d.", given.tokens, c.vocab_size);
-    LS_CHECK(given.format == LS_FP32 || given.format == LS_BF16, "There is no format %d of what layers read of tokens.", given.format);
-    LS_CHECK(given.table && given.norm, "What layers read of tokens lacks its table, or its norm.");
+    LS_CHECK(is_there(given.table) && given.norm, "What layers read of tokens lacks its table, or its norm.");
+    LS_TRY(check_table(given.table, "The table of what layers read", given.tokens, c.num_layers * given.width));
     return check_size(given.projection, "The projection of what layers read", c.num_layers * given.width, c.hidden_size);
 }
 
@@ -138,6 +153,7 @@ int check_layer(const ls_model_config& c, int number) {
     LS_TRY(check_size(l.qkv_proj, named("qkv_proj"), l.delta ? read : heads * l.head_dim, c.hidden_size));
     LS_TRY(check_size(l.o_proj, named("o_proj"), c.hidden_size, l.delta ? of_state : c.num_heads * l.head_dim));
     LS_TRY(check_size(l.gate_up_proj, named("gate_up_proj"), 2 * l.intermediate_size, c.hidden_size));
+    LS_CHECK(l.gate_up_proj.format != LS_BLOCKS || (l.gate_up_proj.num_parts == 2 && l.gate_up_proj.parts[0].out == l.intermediate_size), "The parts of gate_up_proj of layer %d are not gate and up.", number);
     LS_TRY(check_size(l.down_proj, named("down_proj"), c.hidden_size, l.intermediate_size));
     if (const int width = c.layer_inputs.width) {
         LS_TRY(check_size(l.input_gate, named("input_gate"), width, c.hidden_size));
@@ -166,7 +182,7 @@ int check_rows(const ls_model_config& c, const ls_cache& cache, const ls_request
         LS_CHECK(token < c.vocab_size, "Row %d has token %d, and the model knows ids below %d.", row, token, c.vocab_size);
         LS_CHECK(token >= 0 || q.inputs, "Row %d has neither a token nor an input.", row);
         LS_CHECK(token >= 0 || !c.layer_inputs.width, "Row %d has an input in the place of a token, and layers of this model read what belongs to a token; give tokens.", row);
-        LS_CHECK(token < 0 || c.embed_format != LS_EMBED_NONE, "Row %d has a token, and the model no embeddings; give inputs.", row);
+        LS_CHECK(token < 0 || is_there(c.embed_tokens), "Row %d has a token, and the model no embeddings; give inputs.", row);
         LS_CHECK(parent >= -1 && parent < row, "Row %d has parent %d; a parent is a row before it, or -1.", row, parent);
         LS_CHECK(!cache.chains || parent == row - 1, "Row %d has parent %d, and recurrent layers read chains alone.", row, parent);
         if (!q.positions) continue;
@@ -211,7 +227,7 @@ int check_request(const ls_model* model, const ls_cache* cache, const ls_pool* p
         while (q.layers[source] < q.layers[i] - keys_from) source++;
         LS_CHECK(q.layers[source] == q.layers[i] - keys_from, "Layer %d reads the keys of layer %d, which was not asked for.", q.layers[i], q.layers[i] - keys_from);
     }
-    LS_CHECK(!(q.logits || q.argmax) || c.lm_head.data, "The model has no lm_head, so it gives no logits; ask for hidden states.");
+    LS_CHECK(!(q.logits || q.argmax) || c.lm_head.out, "The model has no lm_head, so it gives no logits; ask for hidden states.");
     LS_CHECK(q.logits_from >= 0 && q.logits_from <= q.rows, "Logits from row %d on were asked for, and there are %d rows.", q.logits_from, q.rows);
     LS_TRY(check_adapters(c, q));
     LS_TRY(check_inner(c, q));
@@ -271,6 +287,7 @@ int ls_pack(const ls_packing* packing, void* target, int from_panel, int to_pane
 int ls_unpack(const ls_matrix* matrix, int interleave, float* weights) {
     LS_CHECK(matrix && weights, "Unpacking needs a matrix and a place for its weights.");
     LS_TRY(check_matrix(*matrix, "The matrix"));
+    LS_CHECK(matrix->format != LS_BLOCKS, "Blocks are read by rows.");
     LS_CHECK(!interleave || matrix->out % 2 == 0, "%d channels have no two halves to interleave.", matrix->out);
     unpack(*matrix, interleave, weights);
     return LS_OK;
@@ -302,39 +319,25 @@ size_t ls_blocks_bytes(int type, int out, int in) {
     return block_panel_bytes(*find_layout(type), in) * block_panels(out);
 }
 
-int ls_blocks_pack(int type, int in, const void* rows, int count, void* to) {
-    LS_CHECK(rows && to, "Packing needs rows and a place for them.");
-    LS_TRY(check_blocks(type, count, in));
-    const int bad = pack_blocks(type, in, (const uint8_t*)rows, count, (uint8_t*)to);
+int ls_blocks_pack(const ls_blocks_packing* packing, void* target, int from_panel, int to_panel) {
+    LS_CHECK(packing && packing->rows && target, "Packing needs rows and a place for them.");
+    const ls_blocks_packing& p = *packing;
+    LS_TRY(check_blocks(p.type, p.out, p.in));
+    const int64_t bytes = row_bytes(*find_layout(p.type), p.in) * p.out;
+    LS_CHECK(p.bytes == bytes, "%d rows have %lld bytes, and not %lld.", p.out, (long long)bytes, (long long)p.bytes);
+    LS_CHECK(p.head_rows >= 0 && p.head_rows % 2 == 0 && (!p.head_rows || p.out % p.head_rows == 0), "%d rows are not whole heads of %d rows in pairs.", p.out, p.head_rows);
+    LS_CHECK(from_panel >= 0 && from_panel <= to_panel && to_panel <= block_panels(p.out), "There are no panels %d to %d; there are %d.", from_panel, to_panel, block_panels(p.out));
+    const int bad = pack_blocks(p, (uint8_t*)target, from_panel, to_panel);
     LS_CHECK(bad < 0, "Row %d has a block whose scale is NaN or inf, which no text can come from.", bad);
     return LS_OK;
 }
 
-int ls_blocks_read(const ls_blocks* matrix, int panel, float* weights) {
-    LS_CHECK(matrix && weights, "Reading needs a matrix and a place for its weights.");
-    LS_TRY(check_blocks(*matrix));
-    LS_CHECK(panel >= 0 && panel < block_panels(matrix->out), "There is no panel %d; there are %d.", panel, block_panels(matrix->out));
+int ls_rows(const ls_matrix* matrix, int count, const int32_t* rows, float* weights) {
+    LS_CHECK(matrix && (count == 0 || (rows && weights)), "Reading rows needs a matrix, their numbers and a place for their weights.");
+    LS_TRY(check_matrix(*matrix, "The matrix"));
+    for (int i = 0; i < count; i++) LS_CHECK(rows[i] >= 0 && rows[i] < matrix->out, "There is no row %d; there are %d.", rows[i], matrix->out);
     FloatMode mode;
-    kernels().read_blocks(*matrix, panel, weights);
-    return LS_OK;
-}
-
-int ls_blocks_multiply(ls_pool* pool, const ls_blocks* matrix, int rows, const float* x, float* y) {
-    LS_CHECK(pool && matrix && x && y, "A linear layer needs a pool, a matrix, inputs and a place for outputs.");
-    LS_TRY(check_blocks(*matrix));
-    LS_CHECK(rows >= 0, "%d rows are not possible.", rows);
-    Call call(*pool);
-    BlockInputRoom room;
-    room.need(matrix->in, smaller(rows, BATCH));
-    Arena measured(nullptr);
-    room.take(measured);
-    if (!pool->workspace.at_least(measured.used())) return fail(LS_NO_MEMORY, "There is no memory for a linear layer of %d rows.", rows);
-    Arena arena(pool->workspace.data());
-    const BlockInputs inputs = room.take(arena);
-    for (int first = 0; first < rows; first += BATCH) {
-        const float* from = x + (size_t)first * matrix->in;
-        multiply_blocks(*pool, BlockLinear{matrix, smaller(BATCH, rows - first), from, matrix->in, nullptr, nullptr, y + (size_t)first * matrix->out, matrix->out}, inputs);
-    }
+    for (int i = 0; i < count; i++) read_row(*matrix, rows[i], 0, matrix->in, weights + (size_t)matrix->in * i);
     return LS_OK;
 }
 
@@ -453,9 +456,10 @@ int ls_forward(const ls_model* model, ls_cache* cache, ls_pool* pool, const ls_r
 
 int ls_embed(const ls_model* model, int rows, const int32_t* tokens, float* x) {
     LS_CHECK(model && (rows == 0 || (tokens && x)), "Embedding needs a model, tokens and a place for their embeddings.");
-    LS_CHECK(model->config.embed_format != LS_EMBED_NONE, "The model has no embeddings.");
+    LS_CHECK(is_there(model->config.embed_tokens), "The model has no embeddings.");
     for (int row = 0; row < rows; row++)
         LS_CHECK(tokens[row] >= 0 && tokens[row] < model->config.vocab_size, "Row %d has token %d, and the model knows ids below %d.", row, tokens[row], model->config.vocab_size);
+    FloatMode mode;
     for (int row = 0; row < rows; row++) embed(*model, tokens[row], x + (size_t)row * model->config.hidden_size);
     return LS_OK;
 }
@@ -463,7 +467,7 @@ int ls_embed(const ls_model* model, int rows, const int32_t* tokens, float* x) {
 int ls_head(const ls_model* model, ls_pool* pool, int rows, const float* hidden, float* logits, int32_t* argmax) {
     LS_CHECK(model && pool && (rows == 0 || hidden), "Logits need a model, a pool and hidden states.");
     LS_CHECK(rows >= 0, "%d rows are not possible.", rows);
-    LS_CHECK(model->config.lm_head.data, "The model has no lm_head, so it gives no logits.");
+    LS_CHECK(model->config.lm_head.out, "The model has no lm_head, so it gives no logits.");
     if (rows == 0) return LS_OK;
     Call call(*pool);
     return head(*model, *pool, rows, hidden, logits, argmax);

@@ -7,11 +7,11 @@
 // with s the scale of the inputs, i the sum of (byte - offset) * input, and without the last step where there are no minima.
 
 // 32 inputs share a scale, as in prepare_span (row_kernels.h).
-LS_INLINE void prepare_group(const BlockPreparing& p, int block, int r, int group) {
-    const int R = p.blocks.size(block), start = p.blocks.start(block), row = start + r, groups = padded_inputs(p.in) / 32;
+LS_INLINE void prepare_group(const Preparing& p, int block, int r, int group) {
+    const int R = p.blocks.size(block), start = p.blocks.start(block), row = start + r, groups = padded_inputs(p.matrix->in) / 32;
     const float* x = p.x + (size_t)row * p.stride;
     v16 inputs[2];
-    for (int h = 0; h < 2; h++) inputs[h] = input_of(p, p.in, x, row, 32 * group + 16 * h);
+    for (int h = 0; h < 2; h++) inputs[h] = input_of(p, x, row, 32 * group + 16 * h);
     const int32_t top_bits = largest(larger_of(as_bits(inputs[0]) & 0x7fffffff, as_bits(inputs[1]) & 0x7fffffff));
     const bool finite_top = top_bits < 0x7f800000;
     const float top = bits_as<float>(larger(top_bits, bits_as<int32_t>(1e-30f)));
@@ -24,24 +24,25 @@ LS_INLINE void prepare_group(const BlockPreparing& p, int block, int r, int grou
         const i16 v = rounded(chosen(scaled == scaled, scaled, all(0.0f)));  // inf * 0
         to_bytes(v, p.to.values + 32 * at + 16 * h);
         sums[h] = sum_of(v);
-        p.to.minus_halves[2 * at + h] = -sums[h];
+        p.to.half_sums[2 * at + h] = -sums[h];
     }
     p.to.scales[at] = scale;
     p.to.scaled_sums[at] = scale * (float)(sums[0] + sums[1]);
-    p.to.minus_sums[at] = -(sums[0] + sums[1]);
+    p.to.sums[at] = -(sums[0] + sums[1]);
 }
 
-void prepare_blocks(const BlockPreparing& p, int block, int from_group, int to_group) {
+void prepare_blocks(const Preparing& p, int block, int from_span, int to_span) {
+    constexpr int GROUPS = INPUTS_TOGETHER / 32;
     for (int r = 0; r < p.blocks.size(block); r++)
-        for (int group = from_group; group < to_group; group++) prepare_group(p, block, r, group);
+        for (int group = GROUPS * from_span; group < GROUPS * to_span; group++) prepare_group(p, block, r, group);
 }
 
 // Some rows of one block of rows, from a group on.
 struct BlockRows {
     const int8_t* values;
     const float *scales, *scaled_sums;
-    const int32_t *minus_sums, *minus_halves;
-    LS_INLINE void pass(size_t count) { values += 32 * count, scales += count, scaled_sums += count, minus_sums += count, minus_halves += 2 * count; }
+    const int32_t *sums, *half_sums;
+    LS_INLINE void pass(size_t count) { values += 32 * count, scales += count, scaled_sums += count, sums += count, half_sums += 2 * count; }
 };
 
 template <class T, int N, int GROUP, int STEP> LS_INLINE void add_steps(const uint8_t* p, int chunk, const int8_t* values, Sum<T>* sums) {
@@ -60,7 +61,7 @@ template <class T, int N, int GROUP> LS_INLINE void add_group(const uint8_t* p, 
     Sum<T> sums[N];
     if constexpr (T::SCALES == 1) {
 #pragma GCC unroll 8
-        for (int r = 0; r < N; r++) sums[r].begin(begun<T>(x.minus_sums[r]));
+        for (int r = 0; r < N; r++) sums[r].begin(begun<T>(x.sums[r]));
         add_steps<T, N, GROUP, 0>(p, chunk, x.values, sums);
 #pragma GCC unroll 8
         for (int r = 0; r < N; r++) {
@@ -70,18 +71,18 @@ template <class T, int N, int GROUP> LS_INLINE void add_group(const uint8_t* p, 
     } else {
         Reals t[N];
 #pragma GCC unroll 8
-        for (int r = 0; r < N; r++) sums[r].begin(begun<T>(x.minus_halves[2 * r]));
+        for (int r = 0; r < N; r++) sums[r].begin(begun<T>(x.half_sums[2 * r]));
         add_steps<T, N, GROUP, 0>(p, chunk, x.values, sums);
 #pragma GCC unroll 8
         for (int r = 0; r < N; r++) t[r] = reals(sums[r].total()) * scale[0];
 #pragma GCC unroll 8
-        for (int r = 0; r < N; r++) sums[r].begin(begun<T>(x.minus_halves[2 * r + 1]));
+        for (int r = 0; r < N; r++) sums[r].begin(begun<T>(x.half_sums[2 * r + 1]));
         add_steps<T, N, GROUP, 4>(p, chunk, x.values, sums);
 #pragma GCC unroll 8
         for (int r = 0; r < N; r++) {
             acc[r] = fma(fma(reals(sums[r].total()), scale[1], t[r]), every(x.scales[r]), acc[r]);
             if (!T::MINIMA) continue;
-            const Reals u = fma(minimum[1], every((float)x.minus_halves[2 * r + 1]), minimum[0] * every((float)x.minus_halves[2 * r]));
+            const Reals u = fma(minimum[1], every((float)x.half_sums[2 * r + 1]), minimum[0] * every((float)x.half_sums[2 * r]));
             acc[r] = fma(u, every(-x.scales[r]), acc[r]);
         }
     }
@@ -132,29 +133,27 @@ template <class T, int NUMBER> LS_INLINE void list_words(const uint8_t* p, int c
     to[NUMBER] = T::template word<NUMBER / 8, NUMBER % 8>(p, chunk);
     if constexpr (NUMBER + 1 < 8 * T::GROUPS) list_words<T, NUMBER + 1>(p, chunk, to);
 }
-// The weights of a word, to [LANES] rows, `stride` apart; minimum: or NULL.
-__attribute__((noinline)) void read_word(const Words& w, bool is_signed, int offset, const Reals& scale, const Reals* minimum, float* to, size_t stride) {
-    for (int b = 0; b < 4; b++) {
-        Reals v = reals((is_signed ? signed_byte_of(w, b) : byte_of(w, b)) - offset) * scale;
-        if (minimum) v = v + *minimum;
-        for (int lane = 0; lane < LANES; lane++) to[stride * lane + b] = v[lane];
-    }
-}
-template <class T> __attribute__((noinline)) void read_panel(const uint8_t* p, int in, float* to) {
-    constexpr int LINES = record_lines(T::LAYOUT), PER_CHUNK = T::GROUPS * T::SCALES, STEPS = 8 / T::SCALES;
-    for (int first = 0; first < in; p += LINE * LINES)
-        for (int chunk = 0; chunk < T::CHUNKS; chunk++, first += 32 * T::GROUPS)
-            for (int part = 0; part < PARTS; part++) {
-                Reals scale[T::CHUNKS * PER_CHUNK], minimum[T::CHUNKS * PER_CHUNK];
-                Words listed[8 * T::GROUPS];
-                const uint8_t* words = p + LINE + WIDTH * part;
-                T::scales(words, p + WIDTH / 2 * part, scale, minimum);
-                list_words<T, 0>(words, chunk, listed);
-                for (int i = 0; i < 8 * T::GROUPS && first + 4 * i < in; i++) {
-                    const int at = PER_CHUNK * chunk + i / STEPS;
-                    read_word(listed[i], T::SIGNED, T::OFFSET < 0 ? 0 : 1 << (T::OFFSET & 31), scale[at], T::MINIMA ? minimum + at : nullptr, to + (size_t)in * LANES * part + first + 4 * i, in);
-                }
+// Weights [from, to) of the row in a lane of a panel.
+template <class T> __attribute__((noinline)) void read_lane(const uint8_t* panel, int row, int from, int to, float* weights) {
+    constexpr int LINES = record_lines(T::LAYOUT), INPUTS = record_inputs(T::LAYOUT), PER_CHUNK = T::GROUPS * T::SCALES, STEPS = 8 / T::SCALES;
+    constexpr int OFFSET = T::OFFSET < 0 ? 0 : 1 << (T::OFFSET & 31);
+    const int part = row / LANES, lane = row % LANES;
+    int first = from / INPUTS * INPUTS;
+    for (const uint8_t* p = panel + (size_t)LINE * LINES * (from / INPUTS); first < to; p += LINE * LINES) {
+        Reals scale[T::CHUNKS * PER_CHUNK], minimum[T::CHUNKS * PER_CHUNK];
+        const uint8_t* words = p + LINE + WIDTH * part;
+        T::scales(words, p + WIDTH / 2 * part, scale, minimum);
+        for (int chunk = 0; chunk < T::CHUNKS; chunk++, first += 32 * T::GROUPS) {
+            Words listed[8 * T::GROUPS];
+            list_words<T, 0>(words, chunk, listed);
+            for (int i = larger(0, from - first); i < smaller(32 * T::GROUPS, to - first); i++) {
+                const int at = PER_CHUNK * chunk + i / 4 / STEPS, byte = listed[i / 4][lane] >> 8 * (i % 4) & 255;
+                float v = (float)((T::SIGNED ? (int8_t)byte : byte) - OFFSET) * scale[at][lane];
+                if (T::MINIMA) v = v + minimum[at][lane];
+                weights[first + i - from] = v;
             }
+        }
+    }
 }
 
 // Calls `work` with the type of a matrix.
@@ -176,38 +175,58 @@ template <class Work> LS_INLINE void with_block_type(int type, const Work& work)
     }
 }
 
-void read_blocks(const ls_blocks& m, int panel, float* to) {
-    const uint8_t* data = (const uint8_t*)m.data + block_panel_bytes(*find_layout(m.type), m.in) * panel;
-    with_block_type(m.type, [&](auto type) { read_panel<decltype(type)>(data, m.in, to); });
+void read_blocks(const ls_blocks& part, int in, int row, int from, int to, float* weights) {
+    const uint8_t* data = (const uint8_t*)part.data + block_panel_bytes(*find_layout(part.type), in) * (row / BLOCK_PANEL);
+    with_block_type(part.type, [&](auto type) { read_lane<decltype(type)>(data, row % BLOCK_PANEL, from, to, weights); });
 }
 
 // One panel and one block of rows; out [rows][16].
-LS_INLINE void block_panel(const BlockProduct& p, int panel, int block, bool first, float* out) {
-    const ls_blocks& m = *p.matrix;
-    const BlockLayout& layout = *find_layout(m.type);
-    const int R = p.blocks.size(block), start = p.blocks.start(block), records = records_of(layout, m.in);
-    const uint8_t* data = (const uint8_t*)m.data + block_panel_bytes(layout, m.in) * panel;
-    const BlockInputs& in = p.inputs;
-    BlockRows x{in.values, in.scales, in.scaled_sums, in.minus_sums, in.minus_halves};
-    x.pass((size_t)start * (padded_inputs(m.in) / 32));
+LS_INLINE void block_panel(const Product& p, const ls_blocks& part, int panel, int block, bool first, float* out) {
+    const BlockLayout& layout = *find_layout(part.type);
+    const int in = p.matrix->in, R = p.blocks.size(block), start = p.blocks.start(block), records = records_of(layout, in);
+    const uint8_t* data = (const uint8_t*)part.data + block_panel_bytes(layout, in) * panel;
+    BlockRows x{p.inputs.values, p.inputs.scales, p.inputs.scaled_sums, p.inputs.sums, p.inputs.half_sums};
+    x.pass((size_t)start * (padded_inputs(in) / 32));
     // As measured. AMD (Zen 4, Q4_K and Q6_K): one row in 29 % less time than without, eight in 14 %. Intel: as in tile_avx512.h.
     const Ahead ahead = !first ? Ahead{0, 0} : made_by_intel ? Ahead{1024, 8192} : Ahead{0, 8192};
     for (int r = 0; r < R; r += TURN, x.pass(TURN))
-        with_block_type(m.type, [&](auto type) {
+        with_block_type(part.type, [&](auto type) {
             tile_of_rows<decltype(type), TURN>(smaller(TURN, R - r), data, records, x, R, r ? Ahead{0, 0} : ahead, out + BLOCK_PANEL * r);
         });
 }
 
-void multiply_blocks(const BlockProduct& p, int from_panel, int to_panel) {
+// Two panels and the channels that they give.
+struct BlockUnit {
+    const ls_blocks* parts[2];
+    int panels[2];
+    Channels channels;
+    BlockUnit(const Product& p, int unit) {
+        const ls_matrix& m = *p.matrix;
+        const ls_blocks* part = m.parts;
+        if (is_gate(p.epilogue)) {
+            parts[0] = part, parts[1] = part + 1, panels[0] = panels[1] = unit;
+            channels = gate_and_up(BLOCK_PANEL * unit, part->out);
+            return;
+        }
+        int before = 0;
+        for (; unit >= panels_of(part->out); part++) unit -= panels_of(part->out), before += part->out;
+        parts[0] = parts[1] = part, panels[0] = 2 * unit, panels[1] = 2 * unit + 1;
+        channels = following(before + PANEL * unit, part->out - PANEL * unit);
+    }
+};
+
+void multiply_blocks(const Product& p, int from_unit, int to_unit, int thread) {
     constexpr int NEAR = 384 << 10;  // bytes of inputs that stay in the second cache while panels pass
-    float out[BLOCK * BLOCK_PANEL];
+    float u[BLOCK * BLOCK_PANEL], v[BLOCK * BLOCK_PANEL] = {};
     const int turn = larger(1, NEAR / (BLOCK * padded_inputs(p.matrix->in)));
     for (int from = 0; from < p.blocks.count; from += turn)
-        for (int panel = from_panel; panel < to_panel; panel++)
+        for (int number = from_unit; number < to_unit; number++) {
+            const BlockUnit unit(p, number);
             for (int block = from; block < smaller(p.blocks.count, from + turn); block++) {
-                block_panel(p, panel, block, block == from, out);
-                const int first = panel * BLOCK_PANEL, start = p.blocks.start(block);
+                block_panel(p, *unit.parts[0], unit.panels[0], block, block == from, u);
+                if (unit.channels.second_left > 0) block_panel(p, *unit.parts[1], unit.panels[1], block, block == from, v);
                 for (int r = 0; r < p.blocks.size(block); r++)
-                    store_part(p.y + (start + r) * p.stride + first, load(out + BLOCK_PANEL * r), p.matrix->out - first);
+                    finish(p, p.blocks.start(block) + r, unit.channels, thread, load(u + BLOCK_PANEL * r), load(v + BLOCK_PANEL * r));
             }
+        }
 }

@@ -1,6 +1,6 @@
-// How a weight [out, in] lies in memory that stays in the blocks of a GGUF file: panels of 16 output channels.
+// How a part of a weight, [out, in], lies in memory that stays in the blocks of a GGUF file: panels of 16 output channels.
 //
-//   matrix   panel | panel | ...           each from its first byte to its last
+//   part     panel | panel | ...           each from its first byte to its last
 //   panel    record | record | ...         a record: the same block, or 2 or 4 blocks, of 16 rows
 //   record   [fields] [word] [word] ...    lines of 64 bytes
 //   word     4 bytes of each row, as in the file: r0 | r1 | ... | r15; of the first block of the record, then of the next

@@ -1,13 +1,18 @@
 #include "by_token.h"
 
+#include "pack.h"
+
 namespace ls {
 namespace {
 
 constexpr float BOTH = 0.70710678118654752f;  // a row of the table and a norm have the mean square 1, and so has their sum times this
 
-void read_row(const void* table, int format, size_t at, int count, float scale, float* x) {
-    if (format == LS_FP32) memcpy(x, (const float*)table + at, sizeof(float) * count);
-    for (int i = 0; i < count && format == LS_BF16; i++) x[i] = bf16_to_float(((const uint16_t*)table)[at + i]);
+// Of a token's row, which has so many columns, `count` from the first on.
+void read_table(const ls_table& table, int columns, int token, int first, int count, float scale, float* x) {
+    const size_t at = (size_t)token * columns + first;
+    if (!table.rows) read_row(table.matrix, token, first, first + count, x);
+    else if (table.format == LS_FP32) memcpy(x, (const float*)table.rows + at, sizeof(float) * count);
+    else for (int i = 0; i < count; i++) x[i] = bf16_to_float(((const uint16_t*)table.rows)[at + i]);
     for (int i = 0; i < count && scale != 1; i++) x[i] = x[i] * scale;
 }
 
@@ -15,7 +20,7 @@ void read_row(const void* table, int format, size_t at, int count, float scale, 
 
 void embed(const ls_model& model, int token, float* x) {
     const ls_model_config& c = model.config;
-    read_row(c.embed_tokens, c.embed_format, (size_t)token * c.hidden_size, c.hidden_size, c.embed_scale, x);
+    read_table(c.embed_tokens, c.hidden_size, token, 0, c.hidden_size, c.embed_scale, x);
 }
 
 void read_layer_inputs(const ls_model& model, Pool& pool, const int32_t* tokens, const float* x, int rows, const Inputs& room, float* inputs) {
@@ -30,7 +35,7 @@ void read_layer_inputs(const ls_model& model, Pool& pool, const int32_t* tokens,
             float *of_states = inputs + (size_t)item * width, of_token[MOST_LAYER_INPUTS];
             k.normalise(of_states, given.projection_scale, nullptr, width, of_states);
             k.normalise(of_states, k.inverse_rms(of_states, width, c.rms_norm_eps), given.norm, width, of_states);
-            read_row(given.table, given.format, (size_t)tokens[row] * all + (size_t)layer * width, width, given.table_scale, of_token);
+            read_table(given.table, all, tokens[row], layer * width, width, given.table_scale, of_token);
             for (int i = 0; i < width; i++) of_states[i] = (of_states[i] + of_token[i]) * BOTH;
         }
     };

@@ -62,7 +62,7 @@ class Forward {
             inputs.need(layer.input_gate, (int)rows), inputs.need(layer.input_projection, (int)rows);
         }
         if (c_.layer_inputs.width) inputs.need(c_.layer_inputs.projection, (int)rows);
-        if (c_.lm_head.data) inputs.need(c_.lm_head, (int)rows);
+        if (c_.lm_head.out) inputs.need(c_.lm_head, (int)rows);
         x_ = arena.take<float>(rows * c_.hidden_size);
         qkv_ = arena.take<float>(rows * qkv);
         queries_ = arena.take<float>(rows * heads * padded_head(head_dim));

@@ -26,12 +26,14 @@ struct RowBlocks {
 };
 
 // The inputs of a linear, by blocks of R rows. Quantised: values [inputs / 4][R][4], scales [spans][R] (see SCALED) and
-// sums [groups][R], the correction for weights that are stored unsigned. Dense: floats [in][R].
+// sums [groups][R], the correction for weights that are stored unsigned. Dense: floats [in][R]. For weights in blocks, by
+// groups of 32 inputs, padded with zeros to 128: values [groups][R][32], scales [groups][R], sums (-sum) [groups][R],
+// half_sums (those of their two halves) [groups][R][2], scaled_sums (scale * sum) [groups][R].
 struct Inputs {
     int8_t* values;
     float* scales;
-    int32_t* sums;
-    float* floats;
+    int32_t *sums, *half_sums;
+    float *scaled_sums, *floats;
 };
 
 struct Preparing {  // rows x [rows, in] -> Inputs, after the norm where there is one
@@ -45,6 +47,19 @@ struct Preparing {  // rows x [rows, in] -> Inputs, after the norm where there i
 };
 
 enum class Epilogue { store, add, silu, gelu, gate, gelu_gate, head };
+
+LS_INLINE bool is_gate(Epilogue e) { return e == Epilogue::gate || e == Epilogue::gelu_gate; }
+
+// A piece of work on a linear: a packed panel; of blocks two panels of a part, or one of the gate and one of up.
+LS_INLINE int units_of(const ls_matrix& m, Epilogue epilogue) {
+    if (m.format != LS_BLOCKS || is_gate(epilogue)) return panels_of(m.out);
+    int units = 0;
+    for (int i = 0; i < m.num_parts; i++) units += panels_of(m.parts[i].out);
+    return units;
+}
+LS_INLINE size_t unit_bytes(const ls_matrix& m) {
+    return m.format == LS_BLOCKS ? 2 * block_panel_bytes(*find_layout(m.parts[0].type), m.in) : panel_bytes(m);
+}
 
 struct Best {  // the largest logit of a row so far; the first of equals; id -1 where one was NaN
     float logit;
@@ -61,31 +76,6 @@ struct Product {
     const float* delta;        // [rows, out] of an adapter, added before the epilogue, or NULL
     Best* best;                // of a head: [threads][rows]
     float cap;                 // of a head: logits stay below it, by tanh; 0: they stay as they are
-};
-
-// The inputs of a linear whose weights are blocks, by blocks of R rows and groups of 32 inputs, padded with zeros to 128:
-// values [groups][R][32], and of each group and row its scale, scale * sum, -sum, and -sum of its two halves.
-struct BlockInputs {
-    int8_t* values;
-    float *scales, *scaled_sums;
-    int32_t *minus_sums, *minus_halves;
-};
-
-struct BlockPreparing {  // as Preparing
-    int in;
-    RowBlocks blocks;
-    const float* x;
-    int stride;
-    const float *factors, *norm;
-    BlockInputs to;
-};
-
-struct BlockProduct {
-    const ls_blocks* matrix;
-    RowBlocks blocks;
-    BlockInputs inputs;
-    float* y;                  // [rows, stride]
-    int64_t stride;
 };
 
 struct LowRank {
@@ -145,7 +135,9 @@ struct Kernels {
     float (*inverse_rms)(const float* x, int size, float eps);
     void (*normalise)(const float* x, float factor, const float* weight, int size, float* y);  // weight NULL: none
     void (*prepare)(const Preparing& p, int block, int from_span, int to_span);  // spans: see spans_of
-    void (*multiply)(const Product& p, int from_panel, int to_panel, int thread);
+    void (*multiply)(const Product& p, int from_unit, int to_unit, int thread);
+    void (*prepare_blocks)(const Preparing& p, int block, int from_span, int to_span);  // these two where weights are blocks
+    void (*multiply_blocks)(const Product& p, int from_unit, int to_unit, int thread);
     void (*shrink)(const LowRank& l, int from, int to);   // products number [from, to) of rows * rank
     void (*expand)(const LowRank& l, int from, int to);   // output channels [from, to) of all rows
     void (*place)(const Attending& a, int kv_head, int from_row, int to_row);  // norms, rotates, writes keys and values
@@ -162,9 +154,7 @@ struct Kernels {
     void (*extremes)(const float* v, int count, float* found);
     void (*fit_steps)(const float* v, const float* importance, int count, const float* scales, float* products, float* squares);
     void (*quantise)(const float* v, int count, const float* scales, float least, float most, int8_t* steps);
-    void (*prepare_blocks)(const BlockPreparing& p, int block, int from_group, int to_group);
-    void (*multiply_blocks)(const BlockProduct& p, int from_panel, int to_panel);
-    void (*read_blocks)(const ls_blocks& m, int panel, float* to);  // the weights of a panel, [16, in]
+    void (*read_blocks)(const ls_blocks& part, int in, int row, int from, int to, float* weights);  // [from, to) of a row
 };
 
 const Kernels* c_kernels();

@@ -37,10 +37,9 @@ namespace {
 
 #include "block_kernels.h"
 
-const Kernels TABLE = {inverse_rms, normalise, prepare, multiply, shrink, expand, place, attend, combine,
+const Kernels TABLE = {inverse_rms, normalise, prepare, multiply, prepare_blocks, multiply_blocks, shrink, expand, place, attend, combine,
                        to_cells, from_cells, gates, recur, recurring_scratch,
-                       maximum, exponential_sum, read, extremes, fit_steps, quantise,
-                       prepare_blocks, multiply_blocks, read_blocks};
+                       maximum, exponential_sum, read, extremes, fit_steps, quantise, read_blocks};
 
 }  // namespace
 }  // namespace ls

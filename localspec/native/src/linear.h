@@ -1,4 +1,4 @@
-// A linear layer among threads: its inputs are prepared, its panels shared.
+// A linear layer among threads: its inputs are prepared, its panels shared. Packed weights and blocks have kernels of their own.
 #pragma once
 #include "isa.h"
 #include "pool.h"
@@ -14,7 +14,7 @@ class InputRoom {
     Inputs take(Arena& arena) const;
 
   private:
-    size_t values_ = 0, scales_ = 0, sums_ = 0, floats_ = 0;
+    size_t values_ = 0, scales_ = 0, sums_ = 0, floats_ = 0, half_sums_ = 0;
 };
 
 struct Linear {

@@ -164,18 +164,22 @@ LS_INLINE void note_best(Best& best, v16 u, v16 v, int first, int count) {
     }
 }
 
-// y of one row and panel: bias, an adapter's part, then the epilogue.
-LS_INLINE void finish(const Product& p, int row, int panel, int thread, v16 u, v16 v) {
-    const bool gelu_gate = p.epilogue == Epilogue::gelu_gate, gate = gelu_gate || p.epilogue == Epilogue::gate;
-    const int out = p.matrix->out, half = out / 2, width = gate ? 16 : PANEL;
-    const int first = panel * width, second = gate ? half + first : first + 16;  // channels of u and of v
-    const int u_count = (gate ? half : out) - first, v_count = out - second;
+// The output channels of a unit: 16 from `first` on, and 16 from `second` on, as far as there are so many left.
+struct Channels {
+    int first, second, first_left, second_left;
+};
+LS_INLINE Channels following(int first, int left) { return {first, first + 16, left, left - 16}; }
+LS_INLINE Channels gate_and_up(int first, int half) { return {first, half + first, half - first, half - first}; }
+
+// y of one row and unit: bias, an adapter's part, then the epilogue.
+LS_INLINE void finish(const Product& p, int row, const Channels& c, int thread, v16 u, v16 v) {
+    const int first = c.first, second = c.second, u_count = c.first_left, v_count = c.second_left;
     if (const float* bias = p.matrix->bias) {
         u = u + load_part(bias + first, u_count);
         if (v_count > 0) v = v + load_part(bias + second, v_count);
     }
     if (p.delta) {
-        const float* delta = p.delta + (size_t)row * out;
+        const float* delta = p.delta + (size_t)row * p.matrix->out;
         u = u + load_part(delta + first, u_count);
         if (v_count > 0) v = v + load_part(delta + second, v_count);
     }
@@ -183,7 +187,7 @@ LS_INLINE void finish(const Product& p, int row, int panel, int thread, v16 u, v
     if (p.epilogue == Epilogue::head) note_best(p.best[(size_t)thread * p.blocks.rows + row], u, v, first, smaller(PANEL, u_count));
     if (!p.y) return;
     float* y = p.y + row * p.stride + first;
-    if (gate) return store_part(y, (gelu_gate ? gelu(u) : silu(u)) * v, u_count);
+    if (is_gate(p.epilogue)) return store_part(y, (p.epilogue == Epilogue::gelu_gate ? gelu(u) : silu(u)) * v, u_count);
     if (p.epilogue == Epilogue::silu) u = silu(u), v = silu(v);
     if (p.epilogue == Epilogue::gelu) u = gelu(u), v = gelu(v);
     if (p.epilogue == Epilogue::add) {
@@ -199,7 +203,8 @@ void multiply(const Product& p, int from_panel, int to_panel, int thread) {
     const ls_matrix& m = *p.matrix;
     const size_t bytes = panel_bytes(m);
     constexpr int BLOCKS = PASS / BLOCK;
-    for (int panel = from_panel; panel < to_panel; panel++)
+    for (int panel = from_panel; panel < to_panel; panel++) {
+        const Channels channels = is_gate(p.epilogue) ? gate_and_up(16 * panel, m.out / 2) : following(PANEL * panel, m.out - PANEL * panel);
         for (int block = 0; block < p.blocks.count; block += BLOCKS) {
             const Pass pass(p, block, smaller(p.blocks.count, block + BLOCKS));
             for (int i = 0; i < 2 * pass.rows; i++) out[i] = all(0.0f);
@@ -210,6 +215,7 @@ void multiply(const Product& p, int from_panel, int to_panel, int thread) {
                 case LS_INT8: panel_of<LS_INT8>(pass, p.inputs, data, out); break;
                 default: panel_of<LS_INT4>(pass, p.inputs, data, out);
             }
-            for (int r = 0; r < pass.rows; r++) finish(p, pass.first + r, panel, thread, out[2 * r], out[2 * r + 1]);
+            for (int r = 0; r < pass.rows; r++) finish(p, pass.first + r, channels, thread, out[2 * r], out[2 * r + 1]);
         }
+    }
 }

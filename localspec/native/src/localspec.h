@@ -18,9 +18,9 @@
 extern "C" {
 #endif
 
-enum { LS_ABI = 7 };                                  /* changes with anything in this file */
+enum { LS_ABI = 8 };                                  /* changes with anything in this file */
 enum { LS_OK = 0, LS_WRONG = 1, LS_NO_MEMORY = 2 };   /* codes */
-enum { LS_FP32 = 0, LS_BF16 = 1, LS_INT8 = 2, LS_INT4 = 3, LS_FP16 = 4 }; /* formats; of weights the first four */
+enum { LS_FP32 = 0, LS_BF16 = 1, LS_INT8 = 2, LS_INT4 = 3, LS_FP16 = 4, LS_BLOCKS = 5 }; /* formats; weights have no LS_FP16 */
 enum { LS_C = 0, LS_NEON = 1, LS_AVX2 = 2, LS_AVX_VNNI = 3, LS_AVX512_VNNI = 4 }; /* instruction sets */
 enum { LS_NO_ACTIVATION = 0, LS_SILU = 1, LS_GELU = 2 /* by tanh */ };
 
@@ -38,13 +38,26 @@ LS_API ls_pool* ls_pool_new(int threads);
 LS_API void ls_pool_free(ls_pool* pool);
 LS_API void ls_pool_lend(ls_pool* pool, int lent); /* 1: one of several threads rests, from its next piece of work on, until 0 */
 
-/* ---- matrices: y = W x + bias, W [out, in] packed (layout.h) */
+/* ---- matrices: y = W x + bias, W [out, in] packed (layout.h), or a stack of parts in the blocks of a GGUF file */
+enum { /* types of blocks, by ggml's numbers */
+    LS_Q4_0 = 2, LS_Q4_1 = 3, LS_Q5_0 = 6, LS_Q5_1 = 7, LS_Q8_0 = 8, LS_Q2_K = 10, LS_Q3_K = 11, LS_Q4_K = 12, LS_Q5_K = 13,
+    LS_Q6_K = 14, LS_IQ4_NL = 20, LS_IQ4_XS = 23, LS_MXFP4 = 39
+};
+typedef struct { /* some rows of a matrix, transposed in panels of 16 (block_layout.h) */
+    const void* data;   /* ls_blocks_bytes of them, at a multiple of 64 bytes */
+    int32_t type;
+    int32_t out;        /* any number of rows */
+} ls_blocks;
+
+enum { LS_MOST_PARTS = 4 };
 typedef struct {
-    const void* data;   /* ls_packed_bytes of them, at a multiple of 64 bytes */
+    const void* data;   /* ls_packed_bytes of them, at a multiple of 64 bytes; NULL where there are parts */
     const float* bias;  /* [out] in the model's own order, or NULL */
-    int32_t out, in;    /* any sizes */
-    int32_t format;     /* LS_FP32, LS_BF16, LS_INT8 or LS_INT4 */
-    int32_t group;      /* inputs that share a scale: 32, 64 or 128; 0 where the format is dense */
+    int32_t out, in;    /* any sizes; in blocks `in` is a whole number of them; out 0: there is no matrix */
+    int32_t format;     /* LS_FP32, LS_BF16, LS_INT8, LS_INT4 or LS_BLOCKS */
+    int32_t group;      /* inputs that share a scale: 32, 64 or 128; 0 where the format is dense, or blocks */
+    int32_t num_parts;  /* of LS_BLOCKS: 1 to LS_MOST_PARTS, whose rows follow each other */
+    ls_blocks parts[LS_MOST_PARTS];
 } ls_matrix;
 
 LS_API size_t ls_packed_bytes(int out, int in, int format, int group); /* 0: not possible, see ls_error */
@@ -60,27 +73,22 @@ typedef struct {
 LS_API int ls_pack(const ls_packing* packing, void* target, int from_panel, int to_panel); /* target: the whole matrix */
 LS_API int ls_unpack(const ls_matrix* matrix, int interleave, float* weights);             /* -> [out, in] */
 
-/* y [rows, out] = activation(W x [rows, in] + bias); x is rounded to int8 where the weights are int8 or int4 */
-LS_API int ls_linear(ls_pool* pool, const ls_matrix* matrix, int rows, const float* x, float* y, int activation);
-
-/* ---- matrices that stay in the blocks of a GGUF file: y = W x, W [out, in] transposed in panels of 16 rows (block_layout.h) */
-enum { /* types of blocks, by ggml's numbers */
-    LS_Q4_0 = 2, LS_Q4_1 = 3, LS_Q5_0 = 6, LS_Q5_1 = 7, LS_Q8_0 = 8, LS_Q2_K = 10, LS_Q3_K = 11, LS_Q4_K = 12, LS_Q5_K = 13,
-    LS_Q6_K = 14, LS_IQ4_NL = 20, LS_IQ4_XS = 23, LS_MXFP4 = 39
-};
-typedef struct {
-    const void* data;   /* ls_blocks_bytes of them, at a multiple of 64 bytes */
-    int32_t type;
-    int32_t out, in;    /* any number of rows; `in` is a whole number of blocks */
-} ls_blocks;
-
 LS_API size_t ls_blocks_bytes(int type, int out, int in); /* 0: not possible, see ls_error */
-/* Packs `count` rows of a file into ceil(count / 16) panels; pieces of a matrix begin at multiples of 16 rows. Fails for a scale
+/* Packs the panels [from_panel, to_panel) of a part: 16 rows each, ceil(out / 16) in all; several threads may. Fails for a scale
    or minimum that is NaN or inf. */
-LS_API int ls_blocks_pack(int type, int in, const void* rows, int count, void* to);
-LS_API int ls_blocks_read(const ls_blocks* matrix, int panel, float* weights); /* 16 rows -> [16, in], zeros after the last */
-/* y [rows, out] = W x [rows, in]; x is rounded to int8, with a scale for each 32 inputs */
-LS_API int ls_blocks_multiply(ls_pool* pool, const ls_blocks* matrix, int rows, const float* x, float* y);
+typedef struct {
+    const void* rows;         /* of the whole part, as in the file */
+    int64_t bytes;            /* of all rows */
+    int32_t type, out, in;
+    int32_t head_rows;        /* rows of a head, of which rows 2 i and 2 i + 1 become i and head_rows / 2 + i; 0: as they are */
+} ls_blocks_packing;
+LS_API int ls_blocks_pack(const ls_blocks_packing* packing, void* target, int from_panel, int to_panel); /* target: the whole part */
+
+/* The weights of some rows, in the order of the channels in memory -> [count, in] */
+LS_API int ls_rows(const ls_matrix* matrix, int count, const int32_t* rows, float* weights);
+
+/* y [rows, out] = activation(W x [rows, in] + bias); x is rounded to int8 where the weights are int8, int4 or blocks */
+LS_API int ls_linear(ls_pool* pool, const ls_matrix* matrix, int rows, const float* x, float* y, int activation);
 
 /* ---- models */
 typedef struct { /* y += scale * B (A x) */
@@ -102,7 +110,7 @@ typedef struct { /* of a layer with a recurrent state (Gated DeltaNet) in the pl
 } ls_delta;
 
 typedef struct {
-    ls_matrix qkv_proj, o_proj, gate_up_proj, down_proj;    /* gate_up_proj is packed with interleave */
+    ls_matrix qkv_proj, o_proj, gate_up_proj, down_proj;    /* gate_up_proj is packed with interleave, or has gate and up as parts */
     const float *input_layernorm, *post_attention_layernorm; /* [hidden_size]: before attention, and before the MLP */
     const float *q_norm, *k_norm;                            /* [head_dim], or NULL: none; without keys of its own no k_norm */
     const float *o_norm, *down_norm;                         /* [hidden_size], of what o_proj and down_proj give; or NULL */
@@ -121,25 +129,28 @@ typedef struct {
     const float* input_norm;                                 /* [hidden_size] */
 } ls_layer;
 
+typedef struct { /* rows that are read by a token's id */
+    const void* rows;   /* [tokens, columns]; NULL: those of the matrix, which may be the head, too */
+    int32_t format;     /* of `rows`: LS_FP32 or LS_BF16 */
+    ls_matrix matrix;   /* [tokens, columns]; out 0: there is no table */
+} ls_table;
+
 /* What layers read of a token beside their states, `width` channels each (Gemma 4): the token's row of the table, scaled,
    plus norm(projection of its embedding, scaled), divided by the root of 2 */
 typedef struct {
     int32_t width;            /* 0: none */
     int32_t tokens;           /* rows of the table, at least vocab_size */
-    int32_t format;           /* LS_FP32 or LS_BF16 */
     float table_scale, projection_scale;
-    const void* table;        /* [tokens, num_layers * width] */
+    ls_table table;           /* [tokens, num_layers * width] */
     ls_matrix projection;     /* [num_layers * width, hidden_size] */
     const float* norm;        /* [width] */
 } ls_layer_inputs;
 
-enum { LS_EMBED_NONE = -1 };
 typedef struct {
     int32_t num_layers, hidden_size, intermediate_size, num_heads, num_kv_heads, head_dim;
     int32_t rotary_dim;          /* even, at most head_dim: the first channels of a head, which are rotated */
     int32_t vocab_size;          /* 0: it reads inputs alone */
     int32_t cache_format;        /* LS_FP32 or LS_FP16 */
-    int32_t embed_format;        /* LS_FP32, LS_BF16 or LS_EMBED_NONE */
     float rms_norm_eps;
     float attention_scaling;     /* factor of cosines and sines (yarn, longrope), 1 without */
     float local_scaling;         /* the same of layers that are `local` */
@@ -149,8 +160,8 @@ typedef struct {
     float residual_scale;        /* what attention and MLP give is multiplied by it: usually 1 */
     float logit_scale;           /* states are multiplied by it before the head: usually 1 */
     int32_t gate;                /* LS_SILU or LS_GELU */
-    const void* embed_tokens;    /* [vocab_size, hidden_size] */
-    ls_matrix lm_head;           /* data NULL: none */
+    ls_table embed_tokens;       /* [vocab_size, hidden_size] */
+    ls_matrix lm_head;           /* out 0: none */
     const float* norm;           /* [hidden_size]; NULL: no final norm */
     const float* inv_freq;       /* [rotary_dim / 2] */
     const float* local_inv_freq; /* [local_rotary_dim / 2], or NULL where no layer is `local` */

@@ -123,18 +123,21 @@ void pack(const ls_packing& p, uint8_t* target, int from_panel, int to_panel) {
 }
 
 namespace {
-void unpack_channel(const ls_matrix& m, const uint8_t* panel, int j, float* weights) {
-    for (int i = 0; i < m.in && is_dense(m.format); i++) {
+// Weights [from, to) of channel j of a panel.
+void unpack_channel(const ls_matrix& m, const uint8_t* panel, int j, int from, int to, float* weights) {
+    for (int i = from; i < to && is_dense(m.format); i++) {
         const size_t at = (size_t)i * PANEL + j;
-        weights[i] = m.format == LS_FP32 ? ((const float*)panel)[at] : bf16_to_float(((const uint16_t*)panel)[at]);
+        weights[i - from] = m.format == LS_FP32 ? ((const float*)panel)[at] : bf16_to_float(((const uint16_t*)panel)[at]);
     }
     const bool int8 = m.format == LS_INT8;
-    for (int first = 0; first < m.in && !is_dense(m.format); first += m.group, panel += record_bytes(m.format, m.group)) {
-        const float scale = half_to_float(((const uint16_t*)panel)[j]);
-        const uint8_t* stored = panel + 2 * PANEL;
-        for (int i = 0; i < smaller(m.group, m.in - first); i++) {
+    for (int g = is_dense(m.format) ? 0 : from / m.group; !is_dense(m.format) && g * m.group < to; g++) {
+        const uint8_t* record = panel + record_bytes(m.format, m.group) * g;
+        const int first = g * m.group;
+        const float scale = half_to_float(((const uint16_t*)record)[j]);
+        const uint8_t* stored = record + 2 * PANEL;
+        for (int i = larger(0, from - first); i < smaller(m.group, to - first); i++) {
             const int value = int8 ? stored[int8_at(j, i)] - 128 : (stored[int4_at(j, i)] >> int4_shift(i) & 15) - 8;
-            weights[first + i] = (float)value * scale;
+            weights[first + i - from] = (float)value * scale;
         }
     }
 }
@@ -145,8 +148,16 @@ void unpack(const ls_matrix& m, bool interleave, float* weights) {
         for (int j = 0; j < PANEL; j++) {
             const int channel = channel_of(panel, j, m.out, interleave);
             const uint8_t* data = (const uint8_t*)m.data + panel_bytes(m) * panel;
-            if (channel >= 0) unpack_channel(m, data, j, weights + (size_t)channel * m.in);
+            if (channel >= 0) unpack_channel(m, data, j, 0, m.in, weights + (size_t)channel * m.in);
         }
+}
+
+void read_row(const ls_matrix& m, int row, int from, int to, float* weights) {
+    if (m.format != LS_BLOCKS)
+        return unpack_channel(m, (const uint8_t*)m.data + panel_bytes(m) * (row / PANEL), row % PANEL, from, to, weights);
+    const ls_blocks* part = m.parts;
+    for (; row >= part->out; part++) row -= part->out;
+    kernels().read_blocks(*part, m.in, row, from, to, weights);
 }
 
 }  // namespace ls

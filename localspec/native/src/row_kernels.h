@@ -18,8 +18,8 @@ void normalise(const float* x, float factor, const float* weight, int size, floa
 }
 
 // Inputs [i, i + 16) of a row, after the norm; zeros beyond the last.
-template <class Rows> LS_INLINE v16 input_of(const Rows& p, int in, const float* x, int row, int i) {
-    const int left = in - i;
+LS_INLINE v16 input_of(const Preparing& p, const float* x, int row, int i) {
+    const int left = p.matrix->in - i;
     if (left <= 0) return all(0.0f);
     const v16 v = load_part(x + i, left);
     if (!p.factors) return v;
@@ -40,7 +40,7 @@ LS_INLINE void prepare_span(const Preparing& p, int block, int r, int span) {
     v16 inputs[MOST];
     i16 most = {0};
     for (int i = 0; i < count; i++) {
-        inputs[i] = input_of(p, m.in, x, row, first + 16 * i);
+        inputs[i] = input_of(p, x, row, first + 16 * i);
         most = larger_of(most, as_bits(inputs[i]) & 0x7fffffff);
     }
     const int32_t top_bits = largest(most);
@@ -75,7 +75,7 @@ void prepare(const Preparing& p, int block, int from_span, int to_span) {
     float* to = p.to.floats + (size_t)start * in;
     for (int r = 0; r < R; r++)
         for (int i = from_span * SCALED; i < smaller(in, to_span * SCALED); i += 16) {
-            const v16 v = input_of(p, in, p.x + (size_t)(start + r) * p.stride, start + r, i);
+            const v16 v = input_of(p, p.x + (size_t)(start + r) * p.stride, start + r, i);
             for (int k = 0; k < smaller(16, in - i); k++) to[(size_t)(i + k) * R + r] = v[k];
         }
 }
