@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import islice
 from math import gcd, prod
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import numpy.typing as npt
 
 from localspec.checkpoint import Checkpoint, moved
 from localspec.environment import home
-from localspec.errors import LocalspecError, NotHere, first_line
+from localspec.errors import DoesNotFit, LocalspecError, NotHere, first_line
 from localspec.events import Reporter
 from localspec.gguf.blocks import BLOCKS, floats, q8_0
 from localspec.gguf.file import damaged
@@ -26,7 +27,7 @@ from localspec.models.packed_files import FILED, in_all_formats
 from localspec.models.rope import Rope
 from localspec.models.tokenizer import Tokenizer
 from localspec.models.weight_digests import stamps
-from localspec.native.blocks import PANEL, BlockMatrix, BlockStack, packed_bytes
+from localspec.native.blocks import PANEL, BlockMatrix, BlockStack, empty_matrices, packed_bytes
 from localspec.native.library import BLOCK_TYPES
 from localspec.native.pack import Recipe, Source
 from localspec.native.packed_cache import once, packing_told, write_with_room
@@ -34,6 +35,7 @@ from localspec.outside_files import parse_json
 from localspec.packed_file import BLOCKS as IN_BLOCKS
 from localspec.packed_file import REGISTERED, BlockPart, Header, Origin, PackedFile
 from localspec.paths import Paths
+from localspec.quantities import size
 
 # The blocks that the numbers of a type are rounded to where the kernels have none for the type itself.
 ROUNDED_TO: Mapping[str, str] = {}
@@ -77,7 +79,12 @@ def _part(tensor: GgufTensor, numbers: Mapping[Path, int]) -> BlockPart:
 
 def _held(part: BlockPart) -> int:
     """Return the bytes of a part in memory; 0 if its rows are no whole number of blocks."""
-    return packed_bytes(*part.shape, computed_as(part.type)) if len(part.shape) == 2 else 4 * part.shape[0]
+    if len(part.shape) == 1:
+        return 4 * part.shape[0]
+    try:
+        return packed_bytes(*part.shape, computed_as(part.type))
+    except LocalspecError:
+        return 0
 
 
 def register(header: Header, texts: Mapping[str, bytes], reporter: Reporter, paths: Paths) -> Path:
@@ -134,8 +141,8 @@ def gguf_source(header: Header, texts: Mapping[str, bytes], files: Sequence[Path
             f"import {path}`."
         )
     made_of.setdefault("lm_head.weight", made_of["embed_tokens"])
-    architecture, size = str(config.content["architectures"][0]), sum(file.stat().st_size for file in files)
-    checkpoint = Checkpoint(path, config.content, architecture, (*files,), header.parameters, size)
+    architecture, held = str(config.content["architectures"][0]), sum(file.stat().st_size for file in files)
+    checkpoint = Checkpoint(path, config.content, architecture, (*files,), header.parameters, held)
     return Source(checkpoint, config, sizes, {ours: [*parts] for ours, parts in made_of.items()}, texts)
 
 
@@ -208,19 +215,26 @@ def open_blocks(found: PackedFile, threads: int) -> BlockModel:
     texts = {name: found.text(name) for name in found.header.texts}
     files = files_of(found)
     before, source = stamps(files), gguf_source(found.header, texts, files)
-    tensors: dict[str, BlockStack | npt.NDArray[np.float32]] = {}
-    pieces: list[tuple[str, GgufTensor, BlockMatrix, int, int]] = []
-    for name, stored in source.made_of.items():
-        parts = [part for part in stored if isinstance(part, GgufTensor)]
-        if name == "lm_head.weight" and stored == source.made_of["embed_tokens"]:
-            tensors[name] = tensors["embed_tokens"]
-        elif in_features(name, source.sizes) is None:
-            tensors[name] = _vector(name, parts)
-        else:
-            stack = BlockStack(tuple(BlockMatrix.empty(*part.shape, computed_as(part.block.name)) for part in parts))
-            for part, matrix in zip(parts, stack.parts, strict=True):
-                pieces += [(name, part, matrix, *rows) for rows in _ranges(part)]
-            tensors[name] = stack
+    made_of = {name: [part for part in parts if isinstance(part, GgufTensor)] for name, parts in source.made_of.items()}
+    vectors = {name: parts for name, parts in made_of.items() if in_features(name, source.sizes) is None}
+    stored = {name: parts for name, parts in made_of.items() if name not in vectors}
+    if source.sizes.tied:
+        del stored["lm_head.weight"]
+    sizes = [(*part.shape, computed_as(part.block.name)) for parts in stored.values() for part in parts]
+    try:
+        matrices = iter(empty_matrices(sizes))
+    except (OSError, MemoryError) as error:
+        needed = size(found.header.weight_bytes)
+        raise DoesNotFit(
+            f"{found.header.origin.name} takes {needed} of memory, which are not free; choose a smaller model."
+        ) from error
+    stacks = {name: BlockStack((*islice(matrices, len(parts)),)) for name, parts in stored.items()}
+    pieces = [
+        (name, part, matrix, start, end)
+        for name, parts in stored.items()
+        for part, matrix in zip(parts, stacks[name].parts, strict=True)
+        for start, end in _ranges(part)
+    ]
     held = threading.local()
     with ThreadPoolExecutor(threads) as pool:
         jobs = [pool.submit(_fill, held, *piece) for piece in pieces]
@@ -232,6 +246,9 @@ def open_blocks(found: PackedFile, threads: int) -> BlockModel:
                 job.cancel()
     if stamps(files) != before:
         raise LocalspecError(f"{files[0]} changed while it was read; try again.")
+    if source.sizes.tied:
+        stacks["lm_head.weight"] = stacks["embed_tokens"]
+    tensors = {**stacks, **{name: _vector(name, parts) for name, parts in vectors.items()}}
     return BlockModel(found.header, source.config, texts, tensors)
 
 
@@ -259,13 +276,10 @@ def _fill(held: Any, name: str, part: GgufTensor, matrix: BlockMatrix, start: in
     part.read(rows.data, start * of_row)
     if matrix.type != part.block.name:
         rows = q8_0(floats(part.block, rows.data))
-    rows = rows.reshape(count, -1)
-    if part.head_rows:  # pairs of neighbours become two halves of a head
-        rows = rows.reshape(-1, part.head_rows // 2, 2, rows.shape[1]).swapaxes(1, 2).reshape(count, -1)
     of_panel = len(matrix.data) // -(-matrix.out // PANEL)
     panels = matrix.data[start // PANEL * of_panel : -(-end // PANEL) * of_panel]
     try:
-        BlockMatrix(panels, count, matrix.inputs, matrix.type).fill(rows)
+        BlockMatrix(panels, count, matrix.inputs, matrix.type).fill(rows.reshape(count, -1), head_rows=part.head_rows)
     except LocalspecError:
         raise not_finite(name, part.file) from None
 
