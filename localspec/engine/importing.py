@@ -24,7 +24,6 @@ from localspec.models.other_programs import ollama_name
 from localspec.models.packed_files import FILED
 from localspec.models.registry import TargetCard
 from localspec.models.shape import Shape
-from localspec.models.weight_digests import weight_digests
 from localspec.packed_file import Origin, PackedFile, read
 from localspec.paths import Paths
 from localspec.policy.kept_packing import LOSSLESS, kept_packing
@@ -92,7 +91,7 @@ def import_gguf(
         reporter.notice(f"{file} was imported by a version that read its metadata in another way; it is packed again.")
     files = [part.path for part in model.parts]
     shape = Shape.of(model.config.content)  # before the files are read
-    digests = weight_digests(files, paths, threads, show)
+    digests = registry.file_digests(files, paths, show)
     same = import_of(file, paths) if origin is None else None  # in another packing, perhaps of where the file lay then
     places = {part.path.name if origin else str(part.path): part for part in model.parts}
     if origin is None:
@@ -101,6 +100,8 @@ def import_gguf(
         names = (old for old, now in registry.renamed(paths).items() if now == listed)  # phrases have the former name
         name = next(names, listed) or new_name(file, digests[files[0].name], taken, paths, ollama_name(file))
         origin = same.header.origin if same else Origin(name, "")
+    if origin.files:  # an earlier version may have recognised the same file otherwise
+        digests = {file.name: digest for file, digest in zip(files, _digests_of(origin), strict=True)}
     revision = hashlib.sha256("".join(digests[file.name] for file in files).encode())
     for name, content in sorted(model.texts.items()):
         revision.update(f"{name} {len(content)}\n".encode() + content)
@@ -109,6 +110,7 @@ def import_gguf(
         revision=revision.hexdigest()[:40],
         license=model.license() or origin.license,
         files=origin.files or {place: (part.bytes, digests[part.path.name]) for place, part in places.items()},
+        weights=model.weights,
     )
     before = [name for name, one in imports(paths).items() if _is_older(one.header.origin, origin)]
     if before:
@@ -124,6 +126,11 @@ def import_gguf(
         with suppress(OSError):
             former.path.unlink(missing_ok=True)
     return _imported(read(packed), model, True, time.perf_counter() - began)
+
+
+def _digests_of(origin: Origin) -> list[str]:
+    """Return the digests of an import's files, in the order of its parts."""
+    return [digest for _, (_, digest) in sorted(origin.files.items())]
 
 
 def _is_older(held: Origin, origin: Origin) -> bool:

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from functools import cached_property
 from math import prod
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from localspec.checkpoint import (
     is_of_language,
@@ -150,7 +150,8 @@ def weights_fingerprint(path: Path) -> str:
         others = () if origin.weights else forms(path).values()
         found = (read(other).header.origin.weights for other in others)
         return origin.weights or next(filter(None, found), origin.revision)
-    entries, starts = {}, {}
+    entries: dict[str, tuple[Path, dict[str, Any]]] = {}
+    starts: dict[Path, int] = {}
     for file in weight_files(path):
         starts[file] = tensor_start(file)
         entries |= {text_name(name): (file, one) for name, one in tensor_headers(file).items() if is_of_language(name)}

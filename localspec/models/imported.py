@@ -5,8 +5,8 @@ import re
 from collections.abc import Collection
 from pathlib import Path
 
+from localspec.models.fingerprint import recognised
 from localspec.models.packed_files import packed_files
-from localspec.models.weight_digests import weight_digests
 from localspec.packed_file import PackedFile, Progress
 from localspec.paths import Paths
 
@@ -60,17 +60,10 @@ def import_of(
     files = parts_of(path)
     if not all(file.is_file() for file in files):
         return None
-    sizes = sorted(file.stat().st_size for file in files)
-    of_size = [
-        one
-        for one in _imported(paths)
-        if sizes == sorted(size for size, _ in one.header.origin.files.values())
-        and packing in (None, one.header.packing)
-    ]
-    if not of_size:  # most files are told apart without reading them
-        return None
-    digests = sorted(weight_digests(files, paths, progress=progress).values())
-    same = [one for one in of_size if digests == sorted(digest for _, digest in one.header.origin.files.values())]
+    of_packing = [one for one in _imported(paths) if packing in (None, one.header.packing)]
+    origins = {tuple(sorted(one.header.origin.files.items())) for one in of_packing}  # packings of one import share it
+    known = {origin for origin in origins if recognised(files, dict(origin), paths, progress)}
+    same = [one for one in of_packing if tuple(sorted(one.header.origin.files.items())) in known]
     return max(same, key=lambda one: one.path.stat().st_mtime, default=None)
 
 

@@ -13,9 +13,18 @@ from localspec.checkpoint import is_packed, only_packed, revision, weight_files
 from localspec.environment import home
 from localspec.errors import DoesNotFit, LocalspecError
 from localspec.events import Reporter
-from localspec.models.packed_files import FILED, former_forms, in_all_formats, lock_of, locked, remove_abandoned
+from localspec.models.fingerprint import identified, may_be, weights_fingerprint
+from localspec.models.packed_files import (
+    FILED,
+    former_forms,
+    in_all_formats,
+    lock_of,
+    locked,
+    packed_files,
+    remove_abandoned,
+)
 from localspec.models.registry import license_of
-from localspec.models.weight_digests import stamps, weight_digests
+from localspec.models.weight_digests import stamps
 from localspec.native.pack import Recipe, Source
 from localspec.native.packed_model import Fill, PackedModel, partial_of, write
 from localspec.packed_file import BLOCKS, CannotRead, DamagedFile, Header, Origin, Progress, forms, read
@@ -26,7 +35,6 @@ if TYPE_CHECKING:
     from localspec.native.gguf_pack import BlockModel
 
 PAUSE = 1.0  # seconds between two reports of how far packing is
-_SILENT = Reporter()
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -134,7 +142,7 @@ def make(
     """
 
     paths, before = paths or Paths(home()), stamps(weight_files(path))
-    origin = with_digests(origin, path, paths, threads, reporter)
+    origin = with_files(origin, path, paths)
 
     def serves(header: Header) -> bool:
         made_of = header.origin
@@ -153,11 +161,17 @@ def make(
     return once(in_all_formats(origin, packing, paths, only_copy=only_copy), make_it, reporter, serves)
 
 
-def with_digests(origin: Origin, path: Path, paths: Paths, threads: int = 1, reporter: Reporter = _SILENT) -> Origin:
-    """Adds the weight files of a directory with their digests, which name its packed files."""
+def with_files(origin: Origin, path: Path, paths: Paths) -> Origin:
+    """Add the weight files of a directory, which name its packed files.
+
+    Where the same weights were packed before, the files stay as they are named there.
+    """
     files = weight_files(path)
-    digests = weight_digests(files, paths, threads, _shown(f"reading the weights of {origin.name}", reporter))
-    return replace(origin, files={file.name: (file.stat().st_size, digests[file.name]) for file in files})
+    for one in packed_files(paths):
+        before = one.header.origin
+        if before.revision == origin.revision and may_be(files, before.files, paths):
+            return replace(origin, files=before.files)
+    return replace(origin, files=identified(files, paths))
 
 
 def once(
@@ -216,7 +230,8 @@ def _sound(known: Sequence[Path], reporter: Reporter, serves: Callable[[Header],
 
 def _make(path: Path, file: Path, packing: str, origin: Origin, threads: int, reporter: Reporter) -> None:
     source = Source.open(path)
-    header = source.header(replace(origin, license=license_of(path)), packing, Recipe.of(packing))
+    origin = replace(origin, license=license_of(path), weights=weights_fingerprint(path))
+    header = source.header(origin, packing, Recipe.of(packing))
     write_with_room(file, header, source.filler({}), threads, packing_told(origin.name, packing, reporter))
 
 
@@ -246,15 +261,9 @@ def _in_memory(
 
 
 def packing_told(name: str, packing: str, reporter: Reporter) -> Progress:
-    """Reports that a model is being packed."""
-    what = f"packing {name} in {packing}, once"
+    """Report that a model is being packed, and how far it is if that takes a while."""
+    what, last = f"packing {name} in {packing}, once", monotonic()
     reporter.progress(what)
-    return _shown(what, reporter)
-
-
-def _shown(what: str, reporter: Reporter) -> Progress:
-    """Reports that something is done, and how far, where that takes a while."""
-    last = monotonic()
 
     def show(done: int, total: int) -> None:
         nonlocal last
