@@ -106,7 +106,10 @@ def inspect(path: Path) -> Checkpoint:
     Raises NotHere where there is no model, LocalspecError where it is damaged or of a kind that cannot be served.
     """
     if is_packed(path):
-        return _inspect_packed(packed_file.read(path))
+        try:
+            return _inspect_packed(packed_file.read(path))
+        except packed_file.DamagedFile as error:
+            raise damaged(path, error) from None
     config = read_config(path)
     architecture = _architecture(config, path)
     files = weight_files(path)
@@ -211,6 +214,22 @@ def packings(path: Path) -> tuple[str, ...]:
         return (*here,)
     in_blocks = (packed_file.BLOCKS,) if header.weight_bytes else ()
     return (*dict.fromkeys((header.answers, *in_blocks, *CAN_BE_PACKED)),)
+
+
+def damaged(path: Path, error: LocalspecError) -> LocalspecError:
+    """Return what to say of a packed file that is damaged: how to get rid of it, and how its model comes again."""
+    try:
+        origin = packed_file.peek(path)[0].header.origin
+    except LocalspecError:
+        return LocalspecError(f"{str(error).partition(';')[0]}; delete it with `localspec rm {path}`.")
+    again = f"import it again with `localspec import {min(origin.files, default='FILE')}`"
+    if origin.repo:
+        again = f"fetch it again with `localspec pull {origin.repo}`"
+    elif not any(map(os.path.isabs, origin.files)):
+        return error
+    return LocalspecError(
+        f"{str(error).partition(';')[0]}; delete it with `localspec rm {origin.repo or origin.name}`, and {again}."
+    )
 
 
 def moved(header: packed_file.Header, missing: Path) -> str:

@@ -97,6 +97,15 @@ def packed_in(directory: Path) -> list[PackedFile]:
     return found
 
 
+def damaged(paths: Paths) -> list[PackedFile]:
+    """Return the packed models that are not whole, as far as their headers can be read."""
+    found = []
+    for file in unreadable(paths):
+        with suppress(LocalspecError):
+            found.append(peek(file)[0])
+    return found
+
+
 def unreadable(paths: Paths) -> dict[Path, str]:
     """Return the packed files that cannot be read, and why not."""
     found = {}

@@ -62,10 +62,14 @@ def registration(model: GgufModel, origin: Origin, answers: str = IN_BLOCKS) -> 
     Rope.of(config, config.contexts[0])
     Tokenizer.decoded(model.texts, model.path)
     stored, numbers = model.tensors(sizes), {part.path: number for number, part in enumerate(model.parts)}
-    blocks = {name: tuple(_part(stored[part], numbers) for part, _ in parts) for name, parts in weight_map(sizes).items()}
+    blocks = {
+        name: tuple(_part(stored[part], numbers) for part, _ in parts) for name, parts in weight_map(sizes).items()
+    }
     every = [part for parts in blocks.values() for part in parts]
     held = [_held(part) for part in every]
-    planned = Header.plan(origin, IN_BLOCKS, model.parameters, {}, {name: len(one) for name, one in model.texts.items()})
+    planned = Header.plan(
+        origin, IN_BLOCKS, model.parameters, {}, {name: len(one) for name, one in model.texts.items()}
+    )
     return replace(
         planned, format=REGISTERED, blocks=blocks, weight_bytes=sum(held) if all(held) else 0,
         answers=answers if all(held) or answers != IN_BLOCKS else FILED[0],
@@ -289,4 +293,3 @@ def not_finite(name: str, file: Path) -> LocalspecError:
     return LocalspecError(
         f"{name} in {file} holds NaN or inf, which no text can come from; fetch the file again, or choose another."
     )
-

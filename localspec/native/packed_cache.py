@@ -9,7 +9,7 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from localspec.checkpoint import is_packed, only_packed, revision, weight_files
+from localspec.checkpoint import damaged, is_packed, only_packed, revision, weight_files
 from localspec.environment import home
 from localspec.errors import DoesNotFit, LocalspecError
 from localspec.events import Reporter
@@ -76,7 +76,9 @@ def _opened(file: Path) -> PackedModel:
     return model
 
 
-def _all_there_is(path: Path, packing: str, threads: int, reporter: Reporter, paths: Paths) -> "PackedModel | BlockModel":
+def _all_there_is(
+    path: Path, packing: str, threads: int, reporter: Reporter, paths: Paths
+) -> "PackedModel | BlockModel":
     """Open a model that is here packed, or registered and read from its GGUF files, in this packing.
 
     Raises NotHere for a packing that it is not here in.
@@ -92,10 +94,7 @@ def _all_there_is(path: Path, packing: str, threads: int, reporter: Reporter, pa
             return _opened(here[packing])
         except DamagedFile as error:
             if not registered:
-                origin = read(here[packing]).header.origin
-                raise LocalspecError(
-                    f"{str(error).partition(';')[0]}; delete {here[packing]}, and {made_again_by(origin)}."
-                ) from None
+                raise damaged(here[packing], error) from None
             reporter.notice(str(error))
             here[packing].unlink(missing_ok=True)
     if registered is None:
@@ -111,13 +110,6 @@ def _all_there_is(path: Path, packing: str, threads: int, reporter: Reporter, pa
     source = gguf_pack.gguf_source(registered.header, texts, files)
     recipe = gguf_pack.gguf_recipe(source, packing)
     return _in_memory(source, recipe, packing, registered.header.origin, threads, reporter)
-
-
-def made_again_by(origin: Origin) -> str:
-    """Return what a person has to do for a model of which nothing else is here, as the end of a sentence."""
-    if not origin.repo and origin.files:
-        return f"import the model again with `localspec import {min(origin.files)}`"
-    return f"fetch the model with `localspec pull {origin.repo or origin.name}`"
 
 
 class CannotWrite(LocalspecError):
