@@ -308,19 +308,26 @@ def peek(file: Path) -> tuple[PackedFile, int]:
 
 
 def forms(file: Path) -> dict[str, Path]:
-    """The packings in which the model of a packed file is here: this one, and those of its weights.
+    """The packings in which the model of a packed file is here: this one, and those of its weights."""
+    found = {peek(file)[0].header.packing: file}
+    for other in of_same_weights(file):
+        found.setdefault(read(other).header.packing, other)
+    return found
+
+
+def of_same_weights(file: Path) -> list[Path]:
+    """Return the packed files of the weights that this one is of, which can be read.
 
     They are in the same directory, or in the other one that localspec keeps packed files in.
     """
     own, paths = peek(file)[0].header, Paths(home())
-    found, ours = {own.packing: file}, (paths.imports, paths.packed)
-    places = ours if file.parent in ours else (file.parent,)
+    ours = (paths.imports, paths.packed)
+    found, places = [], ours if file.parent in ours else (file.parent,)
     others = (sorted(place.glob(f"{own.origin.revision}-*{SUFFIX}"), reverse=True) for place in places)
     for other in (one for place in others for one in place):
         with suppress(LocalspecError):
-            header = read(other).header
-            if _same_weights(own, header):
-                found.setdefault(header.packing, other)
+            if _same_weights(own, read(other).header):
+                found.append(other)
     return found
 
 

@@ -88,7 +88,7 @@ def _tell(done: Imported, file: Path) -> None:
     known = "" if done.new else " It was imported before."
     typer.echo(
         one_line(
-            f"{done.name} is ready: {amount(done.parameters)} parameters, {held}, {size(done.bytes)}, read from {file}, "
-            f"which must stay there.{known}"
+            f"{done.name} is ready: {amount(done.parameters)} parameters, {held}, {size(done.bytes)}, read from "
+            f"{file}, which must stay there.{known}"
         )
     )

@@ -21,7 +21,7 @@ from localspec.models.entries import Entry
 from localspec.models.imported import import_of, is_gguf
 from localspec.models.packed_files import other_source, packed_of, remove_abandoned, unreadable
 from localspec.models.registry import NOWHERE, cards, is_import, is_path, reference, resolve
-from localspec.packed_file import Header, forms, peek
+from localspec.packed_file import Header, of_same_weights, peek
 from localspec.paths import Paths
 from localspec.pulling.heads import drafter_made_of
 from localspec.pulling.repositories import own_source, sources_of
@@ -100,7 +100,7 @@ def _remove_packed(name: str, paths: Paths, yes: bool, phrases: bool) -> None:
         if path.parent not in (paths.imports, paths.packed):
             raise UsageMistake(f"{path} is not in {paths.imports}, where localspec keeps its own; delete it yourself.")
         whole = is_packed(Path(os.path.expanduser(name)))  # one file that is named, or what was imported
-        mine, what = ([path], str(path)) if whole else (sorted(forms(path).values()), name)
+        mine, what = ([path], str(path)) if whole else (sorted({path, *of_same_weights(path)}), name)
     else:
         mine, what = _without_others(packed_of(path, "", paths), []), f"the packed form of {name}"
         if not mine:

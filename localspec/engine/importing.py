@@ -17,6 +17,7 @@ from localspec.events import Reporter
 from localspec.machine import compiled
 from localspec.machine.machine import this_machine
 from localspec.models import registry
+from localspec.models.fingerprint import fingerprints
 from localspec.models.imported import import_of, imports, is_gguf, new_name, registrations
 from localspec.models.names import full_name
 from localspec.models.only_copies import move_only_copies
@@ -24,7 +25,7 @@ from localspec.models.other_programs import ollama_name
 from localspec.models.packed_files import FILED, packed_in
 from localspec.models.registry import TargetCard
 from localspec.models.shape import Shape
-from localspec.packed_file import BLOCKS, Origin, PackedFile, read
+from localspec.packed_file import BLOCKS, Origin, PackedFile, Progress, forms, read
 from localspec.paths import Paths
 from localspec.policy.kept_packing import LOSSLESS, kept_packing
 from localspec.policy.measurements import NoMeasurements
@@ -72,7 +73,9 @@ def import_gguf(file: Path, settings: Settings, reporter: Reporter) -> Imported:
         from localspec.native.gguf_pack import pack_registered
 
         files, threads = [part.path for part in model.parts], this_machine().cores
-        path = pack_registered(found.header, model.texts, files, packing, threads, reporter, paths)
+        path = forms(path).get(packing) or pack_registered(
+            found.header, model.texts, files, packing, threads, reporter, paths
+        )
         held = path.stat().st_size
     origin = found.header.origin
     card = registry.find(origin.name)
@@ -105,7 +108,7 @@ def _register(file: Path, answers: str, reporter: Reporter, paths: Paths) -> tup
     changed = [one for one in before if former is None or one.path != former.path]
     if former and not same:
         reporter.notice(f"{file} was imported by a version that read its metadata in another way; it is read again.")
-    digests = registry.file_digests(files, paths, show)
+    digests = _digests(files, paths, show)
     if former:
         origin = former.header.origin
     elif changed:  # the weights that it had are nowhere any more
@@ -115,8 +118,8 @@ def _register(file: Path, answers: str, reporter: Reporter, paths: Paths) -> tup
         origin = Origin(_name(file, files, digests, paths), "")
         _name_older(file, files, reporter, paths)
     held = {str(part.path): (part.bytes, digests[part.path.name]) for part in model.parts}
-    if former and [*origin.files.values()] == [*held.values()]:
-        held = {str(path): one for path, one in zip(files, origin.files.values(), strict=True)}
+    if former and former.header.registered:
+        held = dict(zip(held, origin.files.values(), strict=True))
     origin = replace(
         origin, revision=origin.revision if same else _revision(held, model.texts), files=held, weights=model.weights,
         license=model.license() or origin.license,
@@ -162,6 +165,15 @@ def _name_older(file: Path, files: Sequence[Path], reporter: Reporter, paths: Pa
         reporter.notice(
             f"{file} has changed since it was imported as {former_names}, which stays until `localspec rm {remove}`."
         )
+
+
+def _digests(files: Sequence[Path], paths: Paths, show: Progress) -> dict[str, str]:
+    """Return what files are recognised by: fingerprints, or SHA-256 where an entry lists nothing else of them."""
+    marks = {name: mark for name, (_, mark) in fingerprints(files).items()}
+    if registry.listed_as(marks.values(), paths):
+        return marks
+    digests = registry.file_digests(files, paths, show)
+    return digests if registry.listed_as(digests.values(), paths) else marks
 
 
 def _revision(files: Mapping[str, tuple[int, str]], texts: Mapping[str, bytes]) -> str:
@@ -260,7 +272,7 @@ def asked_packing(settings: Settings) -> str | None:
     asked: str = settings.dtype if settings.quantize == "auto" else settings.quantize  # as `run` understands them
     if asked not in ("auto", *FILED):
         raise UsageMistake(
-            f"A GGUF file is packed in {' or '.join(FILED)}, and weights in {asked} are asked for; give --quantize with "
-            "one of these, or leave it out."
+            f"A GGUF file is packed in {' or '.join(FILED)}, and weights in {asked} are asked for; give --quantize "
+            "with one of these, or leave it out."
         )
     return None if asked == "auto" else asked

@@ -4,12 +4,15 @@ Files that can be made again from weights on this machine are in the cache direc
 directory.
 """
 
+import errno
 import hashlib
 import json
 import os
+import re
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from time import monotonic
 
 from localspec.checkpoint import revision
 from localspec.errors import LocalspecError, UsageMistake
@@ -19,9 +22,14 @@ from localspec.packed_file import BLOCKS, FORMAT, PARTIAL, REGISTERED, SUFFIX, O
 from localspec.paths import Paths
 
 LOOK = 0.5  # seconds after which it is reported that another process has a lock
+STALLED = 30.0  # seconds after which a process that writes nothing is waited for no more
 
 GPU_SUFFIX = ".safetensors"  # of what was packed for a GPU, which another library reads
 FILED = ("int8", "int4")  # packings that are kept on disk; dense ones are read about as fast from the model's own files
+
+
+class Stalled(OSError):
+    """Another process holds a lock and does nothing."""
 
 
 def packed_path(origin: Origin, packing: str, paths: Paths, *, only_copy: bool = False) -> Path:
@@ -144,19 +152,44 @@ def other_source(file: Path, sources: Collection[str]) -> str:
 
 @contextmanager
 def locked(file: Path, reporter: Reporter, what: str) -> Iterator[None]:
-    """Hold the lock of a file; report that another process does `what` while it is waited for. Raises OSError."""
+    """Hold the lock of a file; report that another process does `what` while it is waited for.
+
+    Raises Stalled where that process writes nothing for a while, and OSError.
+    """
     from filelock import FileLock, Timeout
 
-    lock = FileLock(lock_of(file), mode=0o600)
-    try:
-        lock.acquire(timeout=LOOK)
-    except Timeout:
-        reporter.progress(f"waiting for another process, which {what}")
-        lock.acquire()
+    lock, partial, before, since = FileLock(lock_of(file), mode=0o600), partial_of(file), 0, monotonic()
+    while not lock.is_locked:
+        try:
+            lock.acquire(timeout=LOOK)
+        except Timeout:
+            with suppress(OSError):
+                if (written := partial.stat().st_mtime_ns) != before:
+                    before, since = written, monotonic()
+            if monotonic() - since > STALLED:
+                who = _writer(partial)
+                raise Stalled(
+                    errno.ETIMEDOUT,
+                    f"{who}, which {what}, has written nothing for {STALLED:.0f} s; let it go on or end it",
+                ) from None
+            reporter.progress(f"waiting for {_writer(partial)}, which {what}")
     try:
         yield
     finally:
         lock.release()
+
+
+def partial_of(file: Path) -> Path:
+    """Where a file lies while it is written."""
+    return file.with_name(file.name + PARTIAL)
+
+
+def _writer(partial: Path) -> str:
+    """Return which process writes a file, if it says so at the beginning of the file."""
+    with suppress(OSError), partial.open("rb") as stream:
+        if number := re.match(rb"(\d{1,10})\n", stream.read(16)):
+            return f"process {number[1].decode()}"
+    return "another process"
 
 
 def lock_of(file: Path) -> Path:

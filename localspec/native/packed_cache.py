@@ -9,24 +9,26 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from localspec.checkpoint import damaged, is_packed, only_packed, revision, weight_files
+from localspec.checkpoint import damaged, is_packed, moved, only_packed, revision, weight_files
 from localspec.environment import home
 from localspec.errors import DoesNotFit, LocalspecError
 from localspec.events import Reporter
 from localspec.models.fingerprint import identified, may_be, weights_fingerprint
 from localspec.models.packed_files import (
     FILED,
+    Stalled,
     former_forms,
     in_all_formats,
     lock_of,
     locked,
     packed_files,
+    partial_of,
     remove_abandoned,
 )
 from localspec.models.registry import license_of
 from localspec.models.weight_digests import stamps
 from localspec.native.pack import Recipe, Source
-from localspec.native.packed_model import Fill, PackedModel, partial_of, write
+from localspec.native.packed_model import Fill, PackedModel, write
 from localspec.packed_file import BLOCKS, CannotRead, DamagedFile, Header, Origin, Progress, forms, read
 from localspec.paths import Paths, private_directory
 from localspec.quantities import size
@@ -87,6 +89,8 @@ def _all_there_is(
 
     here = forms(path)
     registered = read(here[BLOCKS]) if BLOCKS in here else None
+    if registered and len(here) > 1 and (missing := registered.header.missing):
+        reporter.notice(f"{moved(registered.header, missing)} Until then it answers as it was packed before.")
     if registered and packing == BLOCKS:
         return gguf_pack.open_blocks(registered, threads)
     if packing in here:
@@ -191,6 +195,8 @@ def once(
                 with suppress(OSError):
                     lock_of(file).unlink()  # of what will perhaps never be made
                 raise
+    except Stalled as error:
+        raise CannotWrite(f"{str(error.strerror).capitalize()}.") from None
     except CannotRead as error:  # what was just written
         raise CannotWrite(f"{error}") from None
     except OSError as error:

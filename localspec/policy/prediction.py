@@ -214,7 +214,8 @@ _GROWTH = {
 _LAYER = {"cpu": 1e-4, "cuda": 1e-4, "mps": 2.5e-4}
 # Of the CPU engine: the seconds that a core takes for a weight and a row, by its instructions and the numbers. Ours on
 # Zen 4 under each of them, but for AVX-VNNI and NEON, which are taken to be in between. Those of blocks follow from how
-# much longer 8 rows took than one on Cascade Lake: 1.5 times with VNNI, 2.9 times with AVX2. For the others they are guessed.
+# much longer 8 rows took than one on Cascade Lake: 1.5 times with VNNI, 2.9 times with AVX2; for
+# the other instructions they are guessed.
 _ARITHMETIC = {
     "avx512_vnni": {"int8": 5.5e-12, "int4": 6e-12, BLOCKS: 8e-12, "bf16": 23e-12, "fp32": 21e-12},
     "avx_vnni": {"int8": 9e-12, "int4": 10e-12, BLOCKS: 13e-12, "bf16": 27e-12, "fp32": 25e-12},

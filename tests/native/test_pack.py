@@ -36,7 +36,8 @@ from localspec.native.library import FORMATS, library
 from localspec.native.matrix import PackedMatrix
 from localspec.native.pack import Source
 from localspec.native.packed_cache import load, with_digests
-from localspec.native.packed_model import PackedModel, partial_of
+from localspec.models.packed_files import partial_of
+from localspec.native.packed_model import PackedModel
 from localspec.packed_file import Origin, Tensor
 from localspec.paths import Paths
 
