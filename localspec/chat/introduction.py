@@ -62,7 +62,7 @@ def introduction(engine: "Answerer", card: TargetCard) -> Introduction:
     return Introduction(
         name=card.name,
         parameters=engine.parameters,
-        precision=choice.numbers,
+        precision=choice.dtype if choice.quantize == "none" else choice.quantize,
         device=choice.device,
         pace=tuple(choice.pace),
         toy=entry is not None and entry.toy,

@@ -68,7 +68,7 @@ class LiveStats:
             plain_asked=self._plain_asked,
             exactness=self._engine.exactness.label(self._rule) if self._tokens else "",
             device=choice.device,
-            precision=choice.numbers,
+            precision=choice.dtype if choice.quantize == "none" else choice.quantize,
             memory=self._memory(),
             sampling=self.sampling,
         )

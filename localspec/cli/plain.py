@@ -126,7 +126,8 @@ class _Talk:
     def greet(self) -> None:
         """Prints which model answers, and the last turn of a conversation that goes on."""
         choice = self._loaded().choice
-        how = ", ".join(filter(None, (choice.numbers, choice.device)))
+        precision = choice.dtype if choice.quantize == "none" else choice.quantize
+        how = ", ".join(filter(None, (precision, choice.device)))
         tell(one_line(f"{self._card.name} ({how}). /help lists the commands, Ctrl+D ends."))
         self._recall()
 

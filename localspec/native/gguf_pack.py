@@ -25,7 +25,6 @@ from localspec.models.fingerprint import recognised
 from localspec.models.model_config import ModelConfig, least_parameters
 from localspec.models.packed_files import FILED, in_all_formats
 from localspec.models.rope import Rope
-from localspec.models.tokenizer import Tokenizer
 from localspec.models.weight_digests import stamps
 from localspec.native.blocks import PANEL, BlockMatrix, BlockStack, empty_matrices, packed_bytes
 from localspec.native.library import BLOCK_TYPES
@@ -37,6 +36,7 @@ from localspec.packed_file import REGISTERED, BlockPart, Header, Origin, PackedF
 from localspec.paths import Paths
 from localspec.quantities import size
 
+Floats = npt.NDArray[np.float32]
 # The blocks that the numbers of a type are rounded to where the kernels have none for the type itself.
 ROUNDED_TO: Mapping[str, str] = {}
 _USUAL = "Q8_0"
@@ -52,15 +52,14 @@ def computed_as(stored: str) -> str:
 def registration(model: GgufModel, origin: Origin, answers: str = IN_BLOCKS) -> Header:
     """Return what is kept of a model that is read from its files: texts, and where each weight lies.
 
-    `answers` is the packing that was asked for. Raises LocalspecError for what cannot be computed, or whose tokenizer
-    cannot be used.
+    `answers` is the packing that was asked for. Raises LocalspecError for what cannot be computed; `GgufModel.chat`
+    tries the tokenizer.
     """
     config = model.config
     if least_parameters(config) > model.parameters:
         raise damaged(model.path, f"it promises {config.num_hidden_layers} layers and has {model.parameters} weights")
     sizes = TransformerConfig.of(config)
     Rope.of(config, config.contexts[0])
-    Tokenizer.decoded(model.texts, model.path)
     stored, numbers = model.tensors(sizes), {part.path: number for number, part in enumerate(model.parts)}
     blocks = {
         name: tuple(_part(stored[part], numbers) for part, _ in parts) for name, parts in weight_map(sizes).items()
@@ -83,10 +82,11 @@ def _part(tensor: GgufTensor, numbers: Mapping[Path, int]) -> BlockPart:
 
 def _held(part: BlockPart) -> int:
     """Return the bytes of a part in memory; 0 if its rows are no whole number of blocks."""
-    if len(part.shape) == 1:
-        return 4 * part.shape[0]
+    rows, *columns = part.shape
+    if not columns:
+        return 4 * rows
     try:
-        return packed_bytes(*part.shape, computed_as(part.type))
+        return packed_bytes(rows, columns[0], computed_as(part.type))
     except LocalspecError:
         return 0
 
@@ -202,7 +202,7 @@ class BlockModel:
     header: Header
     config: ModelConfig
     texts: Mapping[str, bytes]
-    tensors: Mapping[str, BlockStack | npt.NDArray[np.float32]]  # by the names of `weight_map`
+    tensors: Mapping[str, BlockStack | Floats]  # by the names of `weight_map`
 
     @cached_property
     def sizes(self) -> TransformerConfig:
@@ -224,7 +224,8 @@ def open_blocks(found: PackedFile, threads: int) -> BlockModel:
     stored = {name: parts for name, parts in made_of.items() if name not in vectors}
     if source.sizes.tied:
         del stored["lm_head.weight"]
-    sizes = [(*part.shape, computed_as(part.block.name)) for parts in stored.values() for part in parts]
+    every = [part for parts in stored.values() for part in parts]
+    sizes = [(part.shape[0], part.shape[1], computed_as(part.block.name)) for part in every]
     try:
         matrices = iter(empty_matrices(sizes))
     except (OSError, MemoryError) as error:
@@ -252,11 +253,11 @@ def open_blocks(found: PackedFile, threads: int) -> BlockModel:
         raise LocalspecError(f"{files[0]} changed while it was read; try again.")
     if source.sizes.tied:
         stacks["lm_head.weight"] = stacks["embed_tokens"]
-    tensors = {**stacks, **{name: _vector(name, parts) for name, parts in vectors.items()}}
+    tensors: dict[str, BlockStack | Floats] = {**stacks, **{name: _vector(name, parts) for name, parts in vectors.items()}}
     return BlockModel(found.header, source.config, texts, tensors)
 
 
-def _vector(name: str, parts: Sequence[GgufTensor]) -> npt.NDArray[np.float32]:
+def _vector(name: str, parts: Sequence[GgufTensor]) -> Floats:
     """Return a vector as the file has it. Raises LocalspecError for one with other than numbers."""
     vector = np.concatenate([part.floats(0, part.shape[0]) for part in parts])
     if not np.isfinite(vector).all():

@@ -25,12 +25,6 @@ class LoadSpec:
     engine: str  # native or torch
     loaded_bytes: int  # of the weights, and of all that a drafter holds beside them
     bytes: int  # with cache, tree and workspace
-    bits: float = 0.0  # of a weight in the blocks of GGUF files
-
-    @property
-    def numbers(self) -> str:
-        """The numbers that its weights are in, as a person reads them."""
-        return f"{self.bits:.1f} bits" if self.bits else self.precision
 
     @property
     def precision(self) -> str:

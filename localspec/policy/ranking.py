@@ -47,14 +47,9 @@ class Precision:
     dtype: str
     quantize: str
 
-    @property
-    def bits(self) -> float:
-        """Bits of a weight in the blocks of GGUF files; 0 in other numbers."""
-        return self.device.block_bits if self.quantize == BLOCKS else 0.0
-
     def __str__(self) -> str:
-        if self.bits:
-            return f"{self.bits:.1f} bits per weight"
+        if self.quantize == BLOCKS:
+            return f"{self.device.block_bits:.1f} bits per weight"
         return self.dtype if self.quantize == "none" else self.quantize
 
 
