@@ -72,6 +72,9 @@ class GgufTensor(StoredTensor):
 
         Raises LocalspecError for a file that changed or cannot be read.
         """
+        if len(self.shape) < 2:
+            whole = self.floats(0, prod(self.shape))
+            return b"".join(whole[first : first + count].astype("<f4").tobytes() for first in firsts)
         columns, block = prod(self.shape[1:]), self.block
         stored = np.empty((len(firsts), -(-count // block.weights) * block.bytes), np.uint8)
         within = []

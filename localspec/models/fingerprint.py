@@ -99,23 +99,6 @@ def recognised(
     return sorted(weight_digests(files, paths, progress=progress).values()) == wanted
 
 
-def may_be(files: Sequence[Path], held: Mapping[str, tuple[int, str]], paths: Paths) -> bool:
-    """Return whether files of these names are those that an `Origin.files` names, as far as is known without reading.
-
-    Call it for files of the same `revision`, which tells their weights apart.
-    """
-    if {file.name: file.stat().st_size for file in files} != {name: size for name, (size, _) in held.items()}:
-        return False
-    known = known_digests(files, paths)
-    for file in files:
-        digest = held[file.name][1]
-        if len(digest) == DIGITS and file_fingerprint(file) != digest:
-            return False
-        if len(digest) > DIGITS and known.get(file.name, digest) != digest:
-            return False
-    return True
-
-
 class Identity:
     """A model by what drafters, phrases and measurements of it are filed under."""
 

@@ -17,11 +17,11 @@ from localspec.hub.cache import find_snapshot, pulled_sources
 from localspec.hub.records import folder
 from localspec.hub.sources import Source
 from localspec.models.entries import PACKAGE, Entry, read_entries
-from localspec.models.fingerprint import identified
+from localspec.models.fingerprint import fingerprints, identified
 from localspec.models.former_names import former_names
 from localspec.models.imported import begins_as_gguf, damaged_imports, import_of, imports, is_gguf
 from localspec.models.packed_files import packed_sources
-from localspec.models.weight_digests import weight_digests
+from localspec.models.weight_digests import digest_of, look
 from localspec.outside_files import read_bytes
 from localspec.packed_file import PackedFile, Progress
 from localspec.paths import Paths
@@ -69,7 +69,7 @@ def cards(paths: Paths | None = None) -> dict[str, TargetCard]:
     entries = {entry.name: entry for entry in _shipped_entries()} | users
     found = {entry.name: _card(entry, paths, packed) for entry in entries.values()}
     every = damaged_imports(paths) | imports(paths)
-    listed = _listed_imports(every, found)
+    listed = _listed_imports(every, found, paths)
     for name, one in listed.items():
         if not (card := found[name]).here:
             terms = card.license or license_of(one.path)
@@ -82,17 +82,23 @@ def cards(paths: Paths | None = None) -> dict[str, TargetCard]:
     return {**others, **found, **others}  # others come first, and replace shipped entries of the same name
 
 
-def _listed_imports(every: Mapping[str, PackedFile], found: Mapping[str, TargetCard]) -> dict[str, PackedFile]:
+def _listed_imports(
+    every: Mapping[str, PackedFile], found: Mapping[str, TargetCard], paths: Paths
+) -> dict[str, PackedFile]:
     """Return the imports whose GGUF files a registered entry lists, by the name of that entry.
 
     Of several imports, the one with the name of the entry counts, else the first. An import with another name is left
     out if the model of the entry is here in another form.
     """
     entries = {name: card.entry for name, card in found.items() if card.entry}
+    by_digest_only = any(len(entry.sha256) > len(entry.fingerprints) for entry in entries.values())
     digests = {digest: name for name, entry in entries.items() for digest in (*entry.sha256, *entry.fingerprints)}
     listed: dict[str, PackedFile] = {}
     for own, one in every.items():
-        names = {digests.get(digest, "") for _, digest in one.header.origin.files.values()}
+        marks = [digest for _, digest in one.header.origin.files.values()]
+        names = {digests.get(mark, "") for mark in marks}
+        if names == {""} and by_digest_only:
+            names = {digests.get(digest_of(mark, paths), "") for mark in marks}
         name = names.pop() if len(names) == 1 else ""
         if name and (own == name or not (found[name].here or name in every)):
             listed.setdefault(name, one)
@@ -121,7 +127,11 @@ def file_digests(files: Sequence[Path], paths: Paths, progress: Progress = lambd
     by_digest_only = [entry for entry in entries if len(entry.sha256) > len(entry.fingerprints)]
     if not by_digest_only or listed_as(found.values(), paths):
         return found
-    return weight_digests(files, paths, progress=progress)
+    marks = {name: mark for name, (_, mark) in fingerprints(files).items()}
+    known = {name: digest_of(mark, paths) for name, mark in marks.items()}
+    if not all(known.values()):
+        known = {name: one.digest for name, one in look(files, marks, paths, progress).items()}
+    return known if listed_as(known.values(), paths) else found
 
 
 def find(name: str, paths: Paths | None = None) -> TargetCard | None:

@@ -47,9 +47,14 @@ def weight_digests(
 def known_digests(files: Sequence[Path], paths: Paths) -> dict[str, str]:
     """Return the sha256 of each file by its name, where it is known without reading the file.
 
+    The common cache's name for a file counts until the file changes.
     Raises LocalspecError for a file that is not there.
     """
-    return {file.name: digest for file, digest in _without_reading(files, _remembered(paths), stamps(files)).items()}
+    known, now = _remembered(paths), stamps(files)
+    found = _without_reading(files, known, now)
+    named = {os.path.realpath(file): (now[file.name], digest, "") for file, digest in found.items()}
+    _remember({place: one for place, one in named.items() if place not in known}, paths)
+    return {file.name: digest for file, digest in found.items()}
 
 
 def _without_reading(files: Sequence[Path], known: Mapping[str, Known], now: Mapping[str, Stamp]) -> dict[Path, str]:
@@ -91,9 +96,14 @@ def look(
         stamp, before, former_mark = known.get(place, ([], "", ""))
         unseen = before not in ("", digest) and (stamp == now[file.name] or former_mark == mark)
         found[file.name] = Looked(digest, before, unseen)
-        learned[place] = (now[file.name], digest, mark)
+        learned |= {place: (now[file.name], digest, mark), mark: ([], digest, mark)}
     _remember(learned, paths)
     return found
+
+
+def digest_of(mark: str, paths: Paths) -> str:
+    """Return the SHA-256 that a file with this fingerprint had when it was read; empty if none was."""
+    return _remembered(paths).get(mark, ([], "", ""))[1]
 
 
 def stamps(files: Sequence[Path]) -> dict[str, Stamp]:
@@ -149,7 +159,7 @@ def _file(paths: Paths) -> Path:
 
 
 def _remembered(paths: Paths) -> dict[str, Known]:
-    """Return what is known of files, by where they are. What cannot be read is nothing."""
+    """Return what is known of files, by where they are, and by fingerprint. What cannot be read is nothing."""
     try:
         content = parse_json(read_bytes(_file(paths))) if _file(paths).is_file() else {}
         return {str(place): (list(said[0]), str(said[1]), "".join(said[2:])) for place, said in content.items()}
@@ -174,5 +184,5 @@ def _remember(learned: Mapping[str, Known], paths: Paths) -> None:
     with suppress(OSError):  # two processes at once: what one of them learned is read again
         every = {**_remembered(paths), **learned}
         private_directory(paths.packed)
-        here = {place: one for place, one in every.items() if os.path.exists(place)}
+        here = {place: one for place, one in every.items() if place == one[2] or os.path.exists(place)}
         write_anew(_file(paths), json.dumps(here).encode())

@@ -13,7 +13,7 @@ from localspec.checkpoint import damaged, is_packed, moved, only_packed, revisio
 from localspec.environment import home
 from localspec.errors import DoesNotFit, LocalspecError
 from localspec.events import Reporter
-from localspec.models.fingerprint import identified, may_be, weights_fingerprint
+from localspec.models.fingerprint import identified, recognised, weights_fingerprint
 from localspec.models.packed_files import (
     FILED,
     Stalled,
@@ -138,7 +138,7 @@ def make(
     """
 
     paths, before = paths or Paths(home()), stamps(weight_files(path))
-    origin = with_files(origin, path, paths)
+    origin = with_files(origin, path, paths, reporter)
 
     def serves(header: Header) -> bool:
         made_of = header.origin
@@ -157,15 +157,15 @@ def make(
     return once(in_all_formats(origin, packing, paths, only_copy=only_copy), make_it, reporter, serves)
 
 
-def with_files(origin: Origin, path: Path, paths: Paths) -> Origin:
+def with_files(origin: Origin, path: Path, paths: Paths, reporter: Reporter | None = None) -> Origin:
     """Add the weight files of a directory, which name its packed files.
 
     Where the same weights were packed before, the files stay as they are named there.
     """
-    files = weight_files(path)
+    files, told = weight_files(path), _shown(f"reading the weights of {origin.name}", reporter or Reporter())
     for one in packed_files(paths):
         before = one.header.origin
-        if before.revision == origin.revision and may_be(files, before.files, paths):
+        if before.revision == origin.revision and recognised(files, before.files, paths, told):
             return replace(origin, files=before.files)
     return replace(origin, files=identified(files, paths))
 
@@ -259,9 +259,15 @@ def _in_memory(
 
 
 def packing_told(name: str, packing: str, reporter: Reporter) -> Progress:
-    """Report that a model is being packed, and how far it is if that takes a while."""
-    what, last = f"packing {name} in {packing}, once", monotonic()
+    """Report that a model is being packed."""
+    what = f"packing {name} in {packing}, once"
     reporter.progress(what)
+    return _shown(what, reporter)
+
+
+def _shown(what: str, reporter: Reporter) -> Progress:
+    """Report that something is done, and how far, if that takes a while."""
+    last = monotonic()
 
     def show(done: int, total: int) -> None:
         nonlocal last

@@ -177,7 +177,7 @@ def _pack(
 
     source = str(part.source)
     origin = Origin(source, revision(path), repo=source, commit=part.commit)
-    if other := _alone_in(with_files(origin, path, Paths(home())), packing):
+    if other := _alone_in(with_files(origin, path, Paths(home()), reporter), packing):
         raise LocalspecError(
             f"{source} has the weights of {other}, of which only the packed form is here: use that, or delete it "
             f"with `localspec rm {other}`."

@@ -20,6 +20,7 @@ from golden import wording
 from machines import Told, machine
 from transformers import LlamaConfig
 
+from localspec.models.fingerprint import file_fingerprint
 from localspec.native.pack import Source
 from localspec.paths import Paths
 
@@ -176,12 +177,13 @@ def test_two_files_of_one_name_are_two_models(tmp_path: Path, gguf: Path, direct
     assert set(listed(tmp_path)) >= {str(first["name"]), str(second["name"]), "demo"}
 
 
-def entered(home: Path, name: str, *files: Path) -> None:
-    """Writes an entry that lists the files into the user's models.toml."""
+def entered(home: Path, name: str, *files: Path, marks: bool = True) -> None:
+    """Write an entry that lists the files into the user's models.toml, with their fingerprints or without."""
     digests = [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
+    fingerprints = f"fingerprints = {json.dumps([file_fingerprint(file) for file in files])}\n" if marks else ""
     entry = f'[{name}]\nrepo = "org/{name}"\nlicense = "MIT"\ndescription = "Listed."\nquality = 7\n'
     Paths(home).user_models_file.parent.mkdir(parents=True, exist_ok=True)
-    Paths(home).user_models_file.write_text(f'{entry}starters = ["Hi"]\nsha256 = {json.dumps(digests)}\n')
+    Paths(home).user_models_file.write_text(f'{entry}starters = ["Hi"]\nsha256 = {json.dumps(digests)}\n{fingerprints}')
 
 
 def run_hi(home: Path, model: str) -> str:
@@ -239,6 +241,37 @@ def test_an_import_of_an_earlier_version_is_the_model_that_an_entry_lists(tmp_pa
     assert in_few_bits["name"] == "listed" and set(listed(tmp_path)) == {"listed", "demo", "demo-draft"}
     assert called(tmp_path, "rm", "Tiny-Chat.Q8_0", "--yes").returncode == 0
     assert list(tmp_path.rglob("*.packed")) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("before", [False, True])
+def test_a_file_is_read_for_the_digest_that_only_an_entry_of_ones_own_lists(
+    tmp_path: Path, gguf: Path, before: bool
+) -> None:
+    if before:
+        assert imported(tmp_path, gguf)["name"] == "Tiny-Chat.Q8_0"
+    entered(tmp_path, "listed", gguf, marks=False)
+    assert imported(tmp_path, gguf)["name"] == "listed"
+    assert set(listed(tmp_path)) == {"listed", "demo", "demo-draft"}
+    assert imported(tmp_path, gguf.rename(tmp_path / "moved.gguf"))["new"] is False
+
+
+@pytest.mark.slow
+def test_verify_prints_what_an_entry_lists_and_finds_a_byte_that_changed(tmp_path: Path, gguf: Path) -> None:
+    first = imported(tmp_path, gguf)
+    digest, mark = hashlib.sha256(gguf.read_bytes()).hexdigest(), file_fingerprint(gguf)
+    result = called(tmp_path, "verify", str(first["name"]))
+    assert result.returncode == 0 and digest in result.stdout and mark in result.stdout
+    assert wording("read_and_noted") in result.stdout
+    assert wording("same_content_as_last_reading") in called(tmp_path, "verify", str(gguf)).stdout
+    entered(tmp_path, "listed", gguf, marks=False)
+    assert "listed" in listed(tmp_path), "its digest is known without reading it again"
+    digests = json.loads((Paths(tmp_path).packed / "digests.json").read_text())
+    digests[os.path.realpath(gguf)][1] = "0" * 64  # as if a byte between the samples had been another one then
+    (Paths(tmp_path).packed / "digests.json").write_text(json.dumps(digests))
+    changed = called(tmp_path, "verify", "listed")
+    assert changed.returncode == 1 and wording("changed_unseen_rm_and_import_again") in changed.stderr
+    assert called(tmp_path, "verify", "listed").returncode == 0
 
 
 @pytest.mark.slow
