@@ -1,6 +1,5 @@
-"""Matrices that stay in the blocks of their GGUF file, as the compiled library computes with them: panels of 16 rows."""
+"""Matrices that stay in the blocks of their GGUF file, as the compiled library computes with them."""
 
-import mmap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -101,18 +100,15 @@ class BlockStack:
 
 
 def empty_matrices(sizes: Iterable[tuple[int, int, str]]) -> list[BlockMatrix]:
-    """Return room for matrices (out, inputs, type), all in one piece of memory of whole large pages where there are any.
+    """Return room for matrices (out, inputs, type), all in one piece of memory, of large pages where there are any.
 
-    The memory is the system's again when none of them is left. Raises LocalspecError for sizes that are not possible,
-    and OSError where there is not so much memory.
+    The memory is the system's again when none of them is left. Raises LocalspecError for sizes that are not possible.
     """
     sizes = list(sizes)
     bytes_of = [packed_bytes(*size) for size in sizes]
     starts = np.cumsum([0, *(-(-size // _ALIGNMENT) * _ALIGNMENT for size in bytes_of)]).tolist()
-    room = mmap.mmap(-1, max(starts[-1], 1))
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        room.madvise(mmap.MADV_HUGEPAGE)
-    whole = np.frombuffer(room, np.uint8)
+    spare = np.empty(starts[-1] + _ALIGNMENT, np.uint8)  # numpy asks for large pages where it takes so much
+    whole = spare[-spare.ctypes.data % _ALIGNMENT :]
     return [
         BlockMatrix(whole[start : start + size], *given)
         for given, start, size in zip(sizes, starts, bytes_of, strict=False)

@@ -54,7 +54,8 @@ class BlocksPacking(ctypes.Structure):
     """ls_blocks_packing: rows of a file, and how they are transposed."""
 
     _fields_ = (
-        ("rows", c_void_p), ("bytes", c_int64), ("type", c_int32), ("out", c_int32), ("inputs", c_int32), ("head_rows", c_int32),
+        ("rows", c_void_p), ("bytes", c_int64), ("type", c_int32), ("out", c_int32), ("inputs", c_int32),
+        ("head_rows", c_int32),
     )  # fmt: skip
 
 

@@ -88,8 +88,9 @@ class NativeModel:
             rope.attention_scaling, 1.0 if local is None else local.attention_scaling,
             sizes.query_scalar or sizes.head_dim, embed_scale, sizes.norm_offset,
             sizes.residual_scale, sizes.logit_scale, ACTIVATIONS[sizes.activation],
-            self._table("embed_tokens", sizes.vocab_size, sizes.hidden_size), head.struct() if head else Matrix(), address(norm), address(inv_freq), address(local_inv_freq),
-            address(factors), 0 if factors is None else len(factors), rope.query_period, ctypes.addressof(layers),
+            self._table("embed_tokens", sizes.vocab_size, sizes.hidden_size), head.struct() if head else Matrix(),
+            address(norm), address(inv_freq), address(local_inv_freq), address(factors),
+            0 if factors is None else len(factors), rope.query_period, ctypes.addressof(layers),
             sizes.gated, delta_sizes(sizes), 0 if local is None else local.rotary_dim, sizes.value_norm,
             sizes.logit_cap, self._layer_inputs(),
         )  # fmt: skip

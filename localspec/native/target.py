@@ -129,7 +129,7 @@ class NativeTarget:
 
     @property
     def read_bytes(self) -> int:
-        """Return the bytes of weights that one decode step reads: all but tables that are no head, but for a few rows."""
+        """Return the bytes of weights that one decode step reads: all but tables, unless they are the head, too."""
         weights = self.model.weights
         tables = (weights[name] for name in TABLES if name in weights)
         return self.nbytes - sum(int(table.nbytes) for table in tables if table is not weights.get("lm_head.weight"))

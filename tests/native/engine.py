@@ -1,7 +1,7 @@
 """Models of the compiled library made of Hugging Face ones, with nothing between a test and the C functions but arrays."""
 
 import ctypes
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -13,6 +13,7 @@ from localspec.models.architecture import TransformerConfig, weight_map
 from localspec.models.model_config import ModelConfig
 from localspec.models.rope import Rope
 from localspec.native import model as native_model
+from localspec.native.blocks import BlockStack
 from localspec.native.library import ACTIVATIONS, Adapter, Layer, Request, address, check, int32, library, made
 from localspec.native.library import ModelConfig as NativeConfig
 from localspec.native.matrix import PackedMatrix
@@ -48,7 +49,11 @@ POOL = Pool(1)
 
 
 def linear(
-    weight: PackedMatrix, x: np.ndarray, bias: np.ndarray | None = None, activation: str = "", pool: Pool = POOL
+    weight: PackedMatrix | BlockStack,
+    x: np.ndarray,
+    bias: np.ndarray | None = None,
+    activation: str = "",
+    pool: Pool = POOL,
 ) -> np.ndarray:
     x = np.ascontiguousarray(x, np.float32)
     y = np.full((len(x), weight.out), np.nan, np.float32)
@@ -61,9 +66,19 @@ def linear(
 
 
 class Model:
-    """A model in `form` ("fp32", "bf16", "int8", "int4"), made of a stock one; quantised ones in groups of 32."""
+    """A model in `form` ("fp32", "bf16", "int8", "int4"), made of a stock one; quantised ones in groups of 32.
 
-    def __init__(self, stock: Any, form: str = "fp32", cache: str = "fp32", context: int = 512) -> None:
+    What is `given` takes the place of weights that would be packed so.
+    """
+
+    def __init__(
+        self,
+        stock: Any,
+        form: str = "fp32",
+        cache: str = "fp32",
+        context: int = 512,
+        given: Mapping[str, Any] | None = None,
+    ) -> None:
         config = ModelConfig.of(stock.config.to_dict())
         sizes = self.sizes = TransformerConfig.of(config)
         state = {name: tensor.detach().float().numpy() for name, tensor in stock.state_dict().items()}
@@ -72,7 +87,9 @@ class Model:
         }
         weights.setdefault("lm_head.weight", weights["embed_tokens"])
         group = 0 if form in ("fp32", "bf16") else 32
-        for name in [name for name in weights if name.endswith(".weight")]:
+        given = given or {}
+        weights.update(given)
+        for name in [name for name in weights if name.endswith(".weight") and name not in given]:
             weights[name] = PackedMatrix.pack(weights[name], form, group, "gate_up_proj" in name)
         told: list[NativeConfig] = []
         with patch.object(native_model, "ModelConfig", lambda *given: told.append(NativeConfig(*given)) or told[-1]):

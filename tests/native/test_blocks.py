@@ -1,6 +1,7 @@
 """Matrices in GGUF's blocks: weights are those of `gguf`, and products the integer arithmetic that numpy does here."""
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import numpy as np
@@ -11,7 +12,7 @@ from gguf.constants import GGML_QUANT_SIZES
 from native.engine import Pool, isas, linear, using
 
 from localspec.errors import LocalspecError
-from localspec.native.blocks import BlockMatrix, BlockStack
+from localspec.native.blocks import BlockMatrix, BlockStack, empty_matrices
 from localspec.native.library import BLOCK_TYPES, address, check, int32, library
 
 F32 = np.float32
@@ -274,7 +275,9 @@ def test_mistakes_are_sentences():
     wrong[3].out, wrong[4].num_parts, wrong[5].num_parts = 17, 0, 5
     ids = int32([0])
     for struct, sentence in zip(
-        wrong, ["type 9", "multiple of 64", "no weights", "16 rows together, and not 17", "0 parts", "5 parts"], strict=True
+        wrong,
+        ["type 9", "multiple of 64", "no weights", "16 rows together, and not 17", "0 parts", "5 parts"],
+        strict=True,
     ):
         with pytest.raises(LocalspecError, match=sentence):
             check(library().ls_linear(ONE.handle, struct, 1, address(x), address(y), 0))
@@ -298,3 +301,39 @@ def test_mistakes_are_sentences():
     ]:
         with pytest.raises(LocalspecError, match=sentence):
             matrix.fill(*given)
+
+
+def test_a_stack_is_its_parts_one_after_another():
+    names, rows = ("Q4_K", "Q6_K", "Q8_0"), (37, 20, 5)
+    parts = [
+        BlockMatrix.pack(random_rows(name, count, 768), 768, name) for name, count in zip(names, rows, strict=True)
+    ]
+    stack, x = BlockStack(tuple(parts)), random_inputs(11, 768)
+    bias = np.random.default_rng(2).standard_normal(62, F32)
+    want = np.concatenate([multiply(part, x, ONE) for part in parts], 1) + bias
+    assert stack.out == 62 and stack.nbytes == sum(part.data.nbytes for part in parts)
+    for isa in isas():
+        with using(isa):
+            for pool in (ONE, TWO):
+                assert np.array_equal(linear(stack, x, bias, pool=pool), want)
+            silu = linear(stack, x, bias, "silu")
+            with np.errstate(over="ignore"):
+                assert np.allclose(silu, want / (1 + np.exp(-want)), rtol=1e-5, atol=1e-5)
+    ids = [61, 36, 37, 0, 56]
+    each_row = np.concatenate([BlockStack((part,)).rows(range(part.out)) for part in parts])
+    assert np.array_equal(stack.rows(ids), each_row[ids])
+
+
+@each("name", ["Q4_0", "Q5_1", "Q6_K", "MXFP4"])
+def test_threads_fill_panels_of_rows_that_lie_in_pairs(name):
+    rows, heads = random_rows(name, 3 * 24, 512), 24
+    moved = rows.reshape(3, heads // 2, 2, -1).swapaxes(1, 2).reshape(rows.shape)
+    want = BlockMatrix.pack(np.ascontiguousarray(moved), 512, name)
+    assert np.array_equal(BlockMatrix.pack(rows, 512, name, heads).data, want.data)
+    (spare, matrix), shifted = empty_matrices([(1, 256, "Q4_K"), (72, 512, name)]), np.zeros(rows.nbytes + 1, np.uint8)
+    shifted[1:] = rows.reshape(-1)  # a file's rows begin anywhere
+    assert spare.panels == 1 and matrix.panels == 5 and matrix.data.ctypes.data % 64 == 0
+    with ThreadPoolExecutor(3) as pool:
+        given = shifted[1:].reshape(rows.shape)
+        list(pool.map(lambda panel: matrix.fill(given, panel, panel + 1, heads), range(5)))
+    assert np.array_equal(matrix.data, want.data)

@@ -13,7 +13,7 @@ from localspec.native import build
 
 HOST = build.TARGETS.get(build.this_machine())
 FLAG = "LS_TEST_VNNI_AS_AVX512"
-TESTS = ("tests/native/test_bits.py", "tests/native/test_linear.py", "tests/native/test_blocks.py")
+TESTS = tuple(f"tests/native/test_{name}.py" for name in ("bits", "linear", "blocks", "block_models"))
 RUN = """
 import sys
 from pathlib import Path

@@ -112,7 +112,7 @@ bool is_there(const ls_table& table) { return table.rows || table.matrix.out; }
 
 int check_table(const ls_table& table, const char* name, int tokens, int columns) {
     if (!table.rows) return check_size(table.matrix, name, tokens, columns);
-    LS_CHECK(table.format == LS_FP32 || table.format == LS_BF16, "There is no format %d of %s.", table.format, name);
+    LS_CHECK(table.format == LS_FP32 || table.format == LS_BF16, "%s cannot have format %d; give 0 (fp32) or 1 (bf16).", name, table.format);
     return LS_OK;
 }
 
