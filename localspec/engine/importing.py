@@ -25,7 +25,7 @@ from localspec.models.other_programs import ollama_name
 from localspec.models.packed_files import FILED, packed_in
 from localspec.models.registry import TargetCard
 from localspec.models.shape import Shape
-from localspec.packed_file import BLOCKS, Origin, PackedFile, Progress, forms, read
+from localspec.packed_file import BLOCKS, Origin, PackedFile, forms, read
 from localspec.paths import Paths
 from localspec.policy.kept_packing import LOSSLESS, kept_packing
 from localspec.policy.measurements import NoMeasurements
@@ -70,12 +70,11 @@ def import_gguf(file: Path, settings: Settings, reporter: Reporter) -> Imported:
     found, model, new = _register(file, asked or BLOCKS, reporter, paths)
     path, packing, held = found.path, found.header.answers, found.header.weight_bytes
     if packing != BLOCKS:
-        from localspec.native.gguf_pack import pack_registered
+        from localspec.native.gguf_pack import gguf_source
+        from localspec.native.packed_cache import pack_gguf
 
-        files, threads = [part.path for part in model.parts], this_machine().cores
-        path = forms(path).get(packing) or pack_registered(
-            found.header, model.texts, files, packing, threads, reporter, paths
-        )
+        threads, known = this_machine().cores, forms(path).get(packing)
+        path = known or pack_gguf(gguf_source(model), packing, found.header.origin, threads, reporter, paths)
         held = path.stat().st_size
     origin = found.header.origin
     card = registry.find(origin.name)
@@ -91,7 +90,8 @@ def _register(file: Path, answers: str, reporter: Reporter, paths: Paths) -> tup
     `answers` is the packing that answers where none is asked for. Raises what `import_gguf` raises.
     """
     from localspec.gguf.model import GgufModel  # numpy
-    from localspec.native.gguf_pack import register, registration
+    from localspec.native.gguf_pack import gguf_source, registration
+    from localspec.native.packed_cache import register
 
     file = _checked(file)
     move_only_copies(paths, reporter)
@@ -108,7 +108,7 @@ def _register(file: Path, answers: str, reporter: Reporter, paths: Paths) -> tup
     changed = [one for one in before if former is None or one.path != former.path]
     if former and not same:
         reporter.notice(f"{file} was imported by a version that read its metadata in another way; it is read again.")
-    digests = _digests(files, paths, show)
+    digests, marks = registry.file_digests(files, paths, show), fingerprints(files)
     if former:
         origin = former.header.origin
     elif changed:  # the weights that it had are nowhere any more
@@ -117,14 +117,12 @@ def _register(file: Path, answers: str, reporter: Reporter, paths: Paths) -> tup
     else:
         origin = Origin(_name(file, files, digests, paths), "")
         _name_older(file, files, reporter, paths)
-    held = {str(part.path): (part.bytes, digests[part.path.name]) for part in model.parts}
-    if former and former.header.registered:
-        held = dict(zip(held, origin.files.values(), strict=True))
+    held = {str(file): marks[file.name] for file in files}
     origin = replace(
         origin, revision=origin.revision if same else _revision(held, model.texts), files=held, weights=model.weights,
         license=model.license() or origin.license,
     )  # fmt: skip
-    header = registration(model, origin, answers)
+    header = registration(gguf_source(model), origin, answers)
     new = not (same and former and former.header.registered and former.header.origin.files == origin.files)
     if new and not (same and former and former.header.registered):
         for sentence in model.notices():
@@ -167,15 +165,6 @@ def _name_older(file: Path, files: Sequence[Path], reporter: Reporter, paths: Pa
         )
 
 
-def _digests(files: Sequence[Path], paths: Paths, show: Progress) -> dict[str, str]:
-    """Return what files are recognised by: fingerprints, or SHA-256 where an entry lists nothing else of them."""
-    marks = {name: mark for name, (_, mark) in fingerprints(files).items()}
-    if registry.listed_as(marks.values(), paths):
-        return marks
-    digests = registry.file_digests(files, paths, show)
-    return digests if registry.listed_as(digests.values(), paths) else marks
-
-
 def _revision(files: Mapping[str, tuple[int, str]], texts: Mapping[str, bytes]) -> str:
     revision = hashlib.sha256("".join(digest for _, digest in files.values()).encode())
     for name, content in sorted(texts.items()):
@@ -193,7 +182,7 @@ def _forget(former: Sequence[PackedFile], written: PackedFile, paths: Paths) -> 
                 one.path.unlink(missing_ok=True)
 
 
-def pack_gguf(
+def pack_fetched(
     file: Path, settings: Settings, reporter: Reporter, origin: Origin, texts: Mapping[str, bytes] | None = None
 ) -> PackedFile:
     """Pack a GGUF file that was fetched, and will be deleted, in the packing that is asked for or suits this machine.
@@ -201,13 +190,14 @@ def pack_gguf(
     `texts` are the model's own, in place of those in the file. Raises what `import_gguf` raises.
     """
     from localspec.gguf.model import GgufModel  # numpy
-    from localspec.native.gguf_pack import pack_registered, registration
+    from localspec.native.gguf_pack import gguf_source
+    from localspec.native.packed_cache import pack_gguf
 
-    paths, asked = Paths(home()), asked_packing(settings)
+    paths, packing = Paths(home()), asked_packing(settings)
+    reporter.progress(f"reading {file.name}")
     model, threads = GgufModel.open(file, texts), this_machine().cores
-    files = [part.path for part in model.parts]
-    shape = Shape.of(model.config.content)
     model.chat.require_template()
+    files = [part.path for part in model.parts]
     digests = registry.file_digests(files, paths)
     held = {part.path.name: (part.bytes, digests[part.path.name]) for part in model.parts}
     origin = replace(
@@ -216,11 +206,11 @@ def pack_gguf(
     )  # fmt: skip
     for sentence in model.notices():
         reporter.notice(sentence)
-    found = None
-    if shape is not None and not asked:
-        found = kept_packing(origin.name, origin.license, shape, settings, this_machine(), NoMeasurements())
-    header, packing = registration(model, origin), asked or found or LOSSLESS
-    return read(pack_registered(header, model.texts, files, packing, threads, reporter, paths, only_copy=True))
+    shape = Shape.of(model.config.content)
+    if shape is not None and packing is None:
+        packing = kept_packing(origin.name, origin.license, shape, settings, this_machine(), NoMeasurements())
+    source = gguf_source(model)
+    return read(pack_gguf(source, packing or LOSSLESS, origin, threads, reporter, paths, only_copy=True))
 
 
 def _holds(packed: PackedFile, name: str, content: bytes) -> bool:

@@ -16,20 +16,19 @@ import numpy.typing as npt
 from localspec.checkpoint import Checkpoint, moved
 from localspec.environment import home
 from localspec.errors import DoesNotFit, LocalspecError, NotHere, first_line
-from localspec.events import Reporter
 from localspec.gguf.blocks import BLOCKS, floats, q8_0
 from localspec.gguf.file import damaged
 from localspec.gguf.model import GgufModel, GgufTensor
 from localspec.models.architecture import TransformerConfig, in_features, weight_map
 from localspec.models.fingerprint import recognised
 from localspec.models.model_config import ModelConfig, least_parameters
-from localspec.models.packed_files import FILED, in_all_formats
+from localspec.models.packed_files import FILED
 from localspec.models.rope import Rope
+from localspec.models.stored_weights import StoredTensor
 from localspec.models.weight_digests import stamps
 from localspec.native.blocks import PANEL, BlockMatrix, BlockStack, empty_matrices, packed_bytes
 from localspec.native.library import BLOCK_TYPES
 from localspec.native.pack import Recipe, Source
-from localspec.native.packed_cache import once, packing_told, write_with_room
 from localspec.outside_files import parse_json
 from localspec.packed_file import BLOCKS as IN_BLOCKS
 from localspec.packed_file import REGISTERED, BlockPart, Header, Origin, PackedFile
@@ -49,33 +48,53 @@ def computed_as(stored: str) -> str:
     return stored if stored in BLOCK_TYPES else ROUNDED_TO.get(stored, _USUAL)
 
 
-def registration(model: GgufModel, origin: Origin, answers: str = IN_BLOCKS) -> Header:
-    """Return what is kept of a model that is read from its files: texts, and where each weight lies.
-
-    `answers` is the packing that was asked for. Raises LocalspecError for what cannot be computed; `GgufModel.chat`
-    tries the tokenizer.
-    """
+def gguf_source(model: GgufModel) -> Source:
+    """Look at headers, and try the tokenizer. Raises LocalspecError for what cannot be computed."""
     config = model.config
     if least_parameters(config) > model.parameters:
         raise damaged(model.path, f"it promises {config.num_hidden_layers} layers and has {model.parameters} weights")
     sizes = TransformerConfig.of(config)
     Rope.of(config, config.contexts[0])
-    stored, numbers = model.tensors(sizes), {part.path: number for number, part in enumerate(model.parts)}
-    blocks = {
-        name: tuple(_part(stored[part], numbers) for part, _ in parts) for name, parts in weight_map(sizes).items()
-    }
-    every = [part for parts in blocks.values() for part in parts]
-    held = [_held(part) for part in every]
-    planned = Header.plan(
-        origin, IN_BLOCKS, model.parameters, {}, {name: len(one) for name, one in model.texts.items()}
-    )
+    stored = model.tensors(sizes)
+    made_of = {name: [stored[part] for part, _ in parts] for name, parts in weight_map(sizes).items()}
+    assert model.chat
+    return _source(config, sizes, made_of, [part.path for part in model.parts], model.texts, model.parameters)
+
+
+def _source(
+    config: ModelConfig,
+    sizes: TransformerConfig,
+    made_of: Mapping[str, Sequence[StoredTensor]],
+    files: Sequence[Path],
+    texts: Mapping[str, bytes],
+    parameters: int,
+) -> Source:
+    every = {name: [*parts] for name, parts in made_of.items()}
+    every.setdefault("lm_head.weight", every["embed_tokens"])
+    architecture, held = str(config.content["architectures"][0]), sum(file.stat().st_size for file in files)
+    checkpoint = Checkpoint(files[0], config.content, architecture, (*files,), parameters, held)
+    return Source(checkpoint, config, sizes, every, texts)
+
+
+def registration(source: Source, origin: Origin, answers: str = IN_BLOCKS) -> Header:
+    """Return what is kept of a model that is read from its files: texts, and where each weight lies.
+
+    `answers` is the packing that was asked for.
+    """
+    numbers = {file: number for number, file in enumerate(source.checkpoint.weight_files)}
+    names = weight_map(source.sizes)  # without a head that is the embedding
+    blocks = {name: tuple(_part(one, numbers) for one in source.made_of[name]) for name in names}
+    held = [_held(part) for parts in blocks.values() for part in parts]
+    texts = {name: len(text) for name, text in source.texts.items()}
     return replace(
-        planned, format=REGISTERED, blocks=blocks, weight_bytes=sum(held) if all(held) else 0,
+        Header.plan(origin, IN_BLOCKS, source.checkpoint.parameters, {}, texts), format=REGISTERED, blocks=blocks,
+        weight_bytes=sum(held) if all(held) else 0,
         answers=answers if all(held) or answers != IN_BLOCKS else FILED[0],
     )  # fmt: skip
 
 
-def _part(tensor: GgufTensor, numbers: Mapping[Path, int]) -> BlockPart:
+def _part(tensor: StoredTensor, numbers: Mapping[Path, int]) -> BlockPart:
+    assert isinstance(tensor, GgufTensor)
     number = numbers[tensor.file]
     return BlockPart(number, tensor.start, tensor.bytes, tensor.block.name, tensor.shape, tensor.head_rows)
 
@@ -89,22 +108,6 @@ def _held(part: BlockPart) -> int:
         return packed_bytes(rows, columns[0], computed_as(part.type))
     except LocalspecError:
         return 0
-
-
-def register(header: Header, texts: Mapping[str, bytes], reporter: Reporter, paths: Paths) -> Path:
-    """Write a registration, unless it is there already, and return its file. Raises what `once` raises."""
-
-    def fill(name: str, section: Any, first: int, into: memoryview) -> None:
-        into[:] = texts[name][first : first + len(into)]
-
-    def same(known: Header) -> bool:
-        return replace(known, texts=header.texts) == header
-
-    def make(file: Path) -> None:
-        file.unlink(missing_ok=True)
-        write_with_room(file, header, fill, 1, lambda done, total: None)
-
-    return once(in_all_formats(header.origin, IN_BLOCKS, paths, only_copy=True)[:1], make, reporter, same)
 
 
 def files_of(found: PackedFile) -> list[Path]:
@@ -123,7 +126,7 @@ def files_of(found: PackedFile) -> list[Path]:
     return files
 
 
-def gguf_source(header: Header, texts: Mapping[str, bytes], files: Sequence[Path]) -> Source:
+def registered_source(header: Header, texts: Mapping[str, bytes], files: Sequence[Path]) -> Source:
     """Return a registered model as the packer reads it. Raises LocalspecError for a header that cannot be meant."""
     name, path = header.origin.name, files[0]
     try:
@@ -144,10 +147,7 @@ def gguf_source(header: Header, texts: Mapping[str, bytes], files: Sequence[Path
             f"The registration of {name} has other weights than its config.json; import {path} again with `localspec "
             f"import {path}`."
         )
-    made_of.setdefault("lm_head.weight", made_of["embed_tokens"])
-    architecture, held = str(config.content["architectures"][0]), sum(file.stat().st_size for file in files)
-    checkpoint = Checkpoint(path, config.content, architecture, (*files,), header.parameters, held)
-    return Source(checkpoint, config, sizes, {ours: [*parts] for ours, parts in made_of.items()}, texts)
+    return _source(config, sizes, made_of, files, texts, header.parameters)
 
 
 def _tensor(part: BlockPart, files: Sequence[Path]) -> GgufTensor:
@@ -158,28 +158,6 @@ def _tensor(part: BlockPart, files: Sequence[Path]) -> GgufTensor:
     if not whole or not heads or prod(part.shape) // block.weights * block.bytes != part.bytes:
         raise ValueError(f"a tensor of {part.type} has {part.bytes} bytes")
     return GgufTensor(files[part.file], part.offset, part.shape, "", part.bytes, block, part.head_rows)
-
-
-def pack_registered(
-    header: Header, texts: Mapping[str, bytes], files: Sequence[Path], packing: str, threads: int, reporter: Reporter,
-    paths: Paths, *, only_copy: bool = False,
-) -> Path:  # fmt: skip
-    """Return the packed file of a registered model in int8 or int4, which is made where there is none.
-
-    `only_copy` says that its files will be deleted then. Raises what `once` raises, and LocalspecError where the files
-    change meanwhile.
-    """
-    before, source = stamps(files), gguf_source(header, texts, files)
-    planned = source.header(header.origin, packing, gguf_recipe(source, packing))
-
-    def make(file: Path) -> None:
-        name = header.origin.name
-        write_with_room(file, planned, source.filler({}), threads, packing_told(name, packing, reporter))
-        if stamps(files) != before:
-            file.unlink(missing_ok=True)
-            raise LocalspecError(f"{files[0]} changed while it was read; try again.")
-
-    return once(in_all_formats(header.origin, packing, paths, only_copy=only_copy), make, reporter)
 
 
 def gguf_recipe(source: Source, packing: str) -> Recipe:
@@ -218,7 +196,7 @@ def open_blocks(found: PackedFile, threads: int) -> BlockModel:
     """
     texts = {name: found.text(name) for name in found.header.texts}
     files = files_of(found)
-    before, source = stamps(files), gguf_source(found.header, texts, files)
+    before, source = stamps(files), registered_source(found.header, texts, files)
     made_of = {name: [part for part in parts if isinstance(part, GgufTensor)] for name, parts in source.made_of.items()}
     vectors = {name: parts for name, parts in made_of.items() if in_features(name, source.sizes) is None}
     stored = {name: parts for name, parts in made_of.items() if name not in vectors}
@@ -253,7 +231,10 @@ def open_blocks(found: PackedFile, threads: int) -> BlockModel:
         raise LocalspecError(f"{files[0]} changed while it was read; try again.")
     if source.sizes.tied:
         stacks["lm_head.weight"] = stacks["embed_tokens"]
-    tensors: dict[str, BlockStack | Floats] = {**stacks, **{name: _vector(name, parts) for name, parts in vectors.items()}}
+    tensors: dict[str, BlockStack | Floats] = {
+        **stacks,
+        **{name: _vector(name, parts) for name, parts in vectors.items()},
+    }
     return BlockModel(found.header, source.config, texts, tensors)
 
 

@@ -2,12 +2,11 @@
 
 import errno
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING
 
 from localspec.checkpoint import damaged, is_packed, moved, only_packed, revision, weight_files
 from localspec.environment import home
@@ -27,14 +26,12 @@ from localspec.models.packed_files import (
 )
 from localspec.models.registry import license_of
 from localspec.models.weight_digests import stamps
+from localspec.native.gguf_pack import BlockModel, files_of, gguf_recipe, open_blocks, registered_source
 from localspec.native.pack import Recipe, Source
 from localspec.native.packed_model import Fill, PackedModel, write
-from localspec.packed_file import BLOCKS, CannotRead, DamagedFile, Header, Origin, Progress, forms, read
+from localspec.packed_file import BLOCKS, CannotRead, DamagedFile, Header, Origin, Progress, Section, forms, read
 from localspec.paths import Paths, private_directory
 from localspec.quantities import size
-
-if TYPE_CHECKING:
-    from localspec.native.gguf_pack import BlockModel
 
 PAUSE = 1.0  # seconds between two reports of how far packing is
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
@@ -42,7 +39,7 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 def load(
     path: Path, packing: str, name: str, threads: int, reporter: Reporter, paths: Paths | None = None
-) -> "PackedModel | BlockModel":
+) -> PackedModel | BlockModel:
     """Returns a model in int8, int4, bf16 or fp32; `path` is its directory, or a packed file.
 
     One that is registered can be had in the blocks of its GGUF files, too.
@@ -78,21 +75,17 @@ def _opened(file: Path) -> PackedModel:
     return model
 
 
-def _all_there_is(
-    path: Path, packing: str, threads: int, reporter: Reporter, paths: Paths
-) -> "PackedModel | BlockModel":
+def _all_there_is(path: Path, packing: str, threads: int, reporter: Reporter, paths: Paths) -> PackedModel | BlockModel:
     """Open a model that is here packed, or registered and read from its GGUF files, in this packing.
 
     Raises NotHere for a packing that it is not here in.
     """
-    from localspec.native import gguf_pack
-
     here = forms(path)
     registered = read(here[BLOCKS]) if BLOCKS in here else None
     if registered and len(here) > 1 and (missing := registered.header.missing):
         reporter.notice(f"{moved(registered.header, missing)} Until then it answers as it was packed before.")
     if registered and packing == BLOCKS:
-        return gguf_pack.open_blocks(registered, threads)
+        return open_blocks(registered, threads)
     if packing in here:
         try:
             return _opened(here[packing])
@@ -103,17 +96,57 @@ def _all_there_is(
             here[packing].unlink(missing_ok=True)
     if registered is None:
         raise only_packed(path)
-    files, texts = gguf_pack.files_of(registered), {name: registered.text(name) for name in registered.header.texts}
+    files, texts = files_of(registered), {name: registered.text(name) for name in registered.header.texts}
+    source = registered_source(registered.header, texts, files)
     if packing in FILED:
         try:
-            return _opened(
-                gguf_pack.pack_registered(registered.header, texts, files, packing, threads, reporter, paths)
-            )
+            origin = registered.header.origin
+            return _opened(pack_gguf(source, packing, origin, threads, reporter, paths))
         except (CannotWrite, DoesNotFit) as error:
             reporter.notice(f"{error} The model is packed anew each time it is loaded until then.")
-    source = gguf_pack.gguf_source(registered.header, texts, files)
-    recipe = gguf_pack.gguf_recipe(source, packing)
+    recipe = gguf_recipe(source, packing)
     return _in_memory(source, recipe, packing, registered.header.origin, threads, reporter)
+
+
+def register(header: Header, texts: Mapping[str, bytes], reporter: Reporter, paths: Paths) -> Path:
+    """Write a registration, unless it is there already, and return its file. Raises what `once` raises."""
+
+    def fill(name: str, section: Section, first: int, into: memoryview) -> None:
+        into[:] = texts[name][first : first + len(into)]
+
+    def same(known: Header) -> bool:
+        return replace(known, texts=header.texts) == header
+
+    def make(file: Path) -> None:
+        write_with_room(file, header, fill, 1, lambda done, total: None)
+
+    return once(in_all_formats(header.origin, BLOCKS, paths, only_copy=True)[:1], make, reporter, same)
+
+
+def pack_gguf(
+    source: Source,
+    packing: str,
+    origin: Origin,
+    threads: int,
+    reporter: Reporter,
+    paths: Paths,
+    only_copy: bool = False,
+) -> Path:
+    """Return the packed file of a model in int8 or int4, which is made where there is none.
+
+    `only_copy` says that its files will be deleted then. Raises what `once` raises, and LocalspecError where the files
+    change meanwhile.
+    """
+    files = source.checkpoint.weight_files
+    before, header = stamps(files), source.header(origin, packing, gguf_recipe(source, packing))
+
+    def make(file: Path) -> None:
+        write_with_room(file, header, source.filler({}), threads, packing_told(origin.name, packing, reporter))
+        if stamps(files) != before:
+            file.unlink(missing_ok=True)
+            raise LocalspecError(f"{files[0]} changed while it was read; try again.")
+
+    return once(in_all_formats(origin, packing, paths, only_copy=only_copy), make, reporter)
 
 
 class CannotWrite(LocalspecError):

@@ -6,7 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from localspec.config import Settings
-from localspec.engine.importing import asked_packing, pack_gguf
+from localspec.engine import importing
+from localspec.engine.importing import asked_packing
 from localspec.environment import home, hub_places
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.events import Reporter
@@ -123,7 +124,7 @@ def pack_fetched(part: Part, settings: Settings, reporter: Reporter, texts: Part
     """Packs the file of a part under the name of its source, and deletes what was fetched for it.
 
     `texts` are the model's own, which are taken in place of those in the file. What was there before stays; so does all
-    that was fetched where it cannot be imported. Raises what `pack_gguf` raises, and LocalspecError for a model that
+    that was fetched where it cannot be imported. Raises what `importing.pack_fetched` raises, and LocalspecError for a model that
     cannot be opened then, or of fewer bits than its own weights were replaced for.
     """
     from localspec.native.pack import read_texts
@@ -135,7 +136,7 @@ def pack_fetched(part: Part, settings: Settings, reporter: Reporter, texts: Part
         own = read_texts(snapshot(texts.source, texts.commit)) if texts else None
         if texts:
             _check_types(file)
-        done = pack_gguf(file, settings, reporter, origin, own)
+        done = importing.pack_fetched(file, settings, reporter, origin, own)
         NativeTarget.open(done.path, quantize=done.header.packing)  # nothing else will be left of it
     except LocalspecError as error:
         instead = f"; the weights themselves come with --original, from {texts.source}" if texts else ""

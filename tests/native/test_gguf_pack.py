@@ -27,8 +27,8 @@ from localspec.gguf.model import GgufModel
 from localspec.models.fingerprint import fingerprints
 from localspec.native import gguf_pack
 from localspec.native.blocks import BlockStack
-from localspec.native.gguf_pack import BlockModel, open_blocks, register, registration
-from localspec.native.packed_cache import load
+from localspec.native.gguf_pack import BlockModel, gguf_source, open_blocks, registration
+from localspec.native.packed_cache import load, register
 from localspec.native.target import NativeTarget
 from localspec.packed_file import BLOCKS, DamagedFile, Header, Origin, PackedFile, read
 from localspec.paths import Paths
@@ -75,7 +75,7 @@ def registered(file: Path, paths: Paths, answers: str = BLOCKS) -> PackedFile:
     files = [part.path for part in model.parts]
     found = fingerprints(files)
     origin = Origin("tiny", "0" * 40, files={str(one): found[one.name] for one in files})
-    return read(register(registration(model, origin, answers), model.texts, Reporter(), paths))
+    return read(register(registration(gguf_source(model), origin, answers), model.texts, Reporter(), paths))
 
 
 def numbers(model: BlockModel, name: str) -> np.ndarray:
@@ -85,9 +85,7 @@ def numbers(model: BlockModel, name: str) -> np.ndarray:
 
 def as_read(file: Path) -> dict[str, np.ndarray]:
     """The parameters that the file's own tensors stand for, in fp32."""
-    model = GgufModel.open(file)
-    found = registration(model, Origin("tiny", "0" * 40, files={str(part.path): (part.bytes, "") for part in model.parts}))
-    source = gguf_pack.gguf_source(found, model.texts, [part.path for part in model.parts])
+    source = gguf_source(GgufModel.open(file))
     return {
         name: np.concatenate([part.floats(0, int(np.prod(part.shape))).reshape(part.shape) for part in parts])
         for name, parts in source.made_of.items()

@@ -31,8 +31,7 @@ from localspec.machine import compiled
 from localspec.models import packed_files as packed_files_module
 from localspec.models.architecture import weight_map
 from localspec.models.fingerprint import file_fingerprint, weights_fingerprint
-from localspec.models.packed_files import packed_files, packed_path
-from localspec.models.packed_files import partial_of
+from localspec.models.packed_files import packed_files, packed_path, partial_of
 from localspec.native import packed_cache, packed_model
 from localspec.native.library import FORMATS, library
 from localspec.native.matrix import PackedMatrix
