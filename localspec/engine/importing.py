@@ -74,6 +74,9 @@ def import_gguf(file: Path, settings: Settings, reporter: Reporter) -> Imported:
         from localspec.native.packed_cache import pack_gguf
 
         threads, known = this_machine().cores, forms(path).get(packing)
+        if known and not _holds_all(read(known), model):
+            known.unlink()
+            known = None
         path = known or pack_gguf(gguf_source(model), packing, found.header.origin, threads, reporter, paths)
         held = path.stat().st_size
     origin = found.header.origin
@@ -103,7 +106,7 @@ def _register(file: Path, answers: str, reporter: Reporter, paths: Paths) -> tup
     former, model = import_of(file, paths, progress=show), GgufModel.open(file)
     files = [part.path for part in model.parts]
     model.chat.require_template()
-    same = former is not None and all(_holds(former, name, content) for name, content in model.texts.items())
+    same = former is not None and _holds_all(former, model)
     before = [one for one in registrations(paths) if [*one.header.origin.files] == [*map(str, files)]]
     changed = [one for one in before if former is None or one.path != former.path]
     if former and not same:
@@ -119,19 +122,28 @@ def _register(file: Path, answers: str, reporter: Reporter, paths: Paths) -> tup
         _name_older(file, files, reporter, paths)
     held = {str(file): marks[file.name] for file in files}
     origin = replace(
-        origin, revision=origin.revision if same else _revision(held, model.texts), files=held, weights=model.weights,
-        license=model.license() or origin.license,
+        origin, revision=origin.revision if former else _revision(held, model.texts), files=held,
+        weights=model.weights, license=model.license() or origin.license,
     )  # fmt: skip
-    header = registration(gguf_source(model), origin, answers)
-    new = not (same and former and former.header.registered and former.header.origin.files == origin.files)
-    if new and not (same and former and former.header.registered):
+    header, known = registration(gguf_source(model), origin, answers), former is not None and former.header.registered
+    if not (same and known):
         for sentence in model.notices():
             reporter.notice(sentence)
+    _forget([*changed, *([former] if former and not same else [])], paths)
     written = read(register(header, model.texts, reporter, paths))
-    _forget(changed if same or not former else [*changed, former], written, paths)
-    if former and former.header.registered and former.path != written.path:
-        former.path.unlink(missing_ok=True)
-    return written, model, new
+    for one in [*changed, *([former] if former and known else [])]:
+        if one.path != written.path:
+            one.path.unlink(missing_ok=True)
+    return written, model, not (same and former and known and former.header.origin.files.keys() == held.keys())
+
+
+def _forget(former: Sequence[PackedFile], paths: Paths) -> None:
+    """Delete what was packed of the former contents of files, or with former texts, and can be made again."""
+    revisions = {one.header.origin.revision for one in former}
+    for one in packed_in(paths.packed):
+        if one.header.origin.revision in revisions:
+            with suppress(OSError):
+                one.path.unlink(missing_ok=True)
 
 
 def _checked(file: Path) -> Path:
@@ -172,16 +184,6 @@ def _revision(files: Mapping[str, tuple[int, str]], texts: Mapping[str, bytes]) 
     return revision.hexdigest()[:40]
 
 
-def _forget(former: Sequence[PackedFile], written: PackedFile, paths: Paths) -> None:
-    """Delete registrations of what files held before, and what was packed from that, which nothing would name."""
-    gone = {one.header.origin.revision for one in former} - {written.header.origin.revision}
-    packed = [one for one in packed_in(paths.packed) if one.header.origin.revision in gone]
-    for one in [*former, *packed]:
-        if one.path != written.path:
-            with suppress(OSError):
-                one.path.unlink(missing_ok=True)
-
-
 def pack_fetched(
     file: Path, settings: Settings, reporter: Reporter, origin: Origin, texts: Mapping[str, bytes] | None = None
 ) -> PackedFile:
@@ -213,9 +215,10 @@ def pack_fetched(
     return read(pack_gguf(source, packing or LOSSLESS, origin, threads, reporter, paths, only_copy=True))
 
 
-def _holds(packed: PackedFile, name: str, content: bytes) -> bool:
-    """Return whether a packed file has this text of its model."""
-    return name in packed.header.texts and packed.text(name) == content
+def _holds_all(packed: PackedFile, model: "GgufModel") -> bool:
+    """Return whether a packed file or a registration has the texts of its model as they are read now."""
+    texts = packed.header.texts
+    return all(name in texts and packed.text(name) == content for name, content in model.texts.items())
 
 
 def ready(name: str, settings: Settings, reporter: Reporter) -> TargetCard:

@@ -1,6 +1,7 @@
 """A model in its packed form, found on this machine or made."""
 
 import errno
+import hashlib
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -29,7 +30,18 @@ from localspec.models.weight_digests import stamps
 from localspec.native.gguf_pack import BlockModel, files_of, gguf_recipe, open_blocks, registered_source
 from localspec.native.pack import Recipe, Source
 from localspec.native.packed_model import Fill, PackedModel, write
-from localspec.packed_file import BLOCKS, CannotRead, DamagedFile, Header, Origin, Progress, Section, forms, read
+from localspec.packed_file import (
+    BLOCKS,
+    CannotRead,
+    DamagedFile,
+    Header,
+    Origin,
+    Progress,
+    Section,
+    forms,
+    joined,
+    read,
+)
 from localspec.paths import Paths, private_directory
 from localspec.quantities import size
 
@@ -114,8 +126,13 @@ def register(header: Header, texts: Mapping[str, bytes], reporter: Reporter, pat
     def fill(name: str, section: Section, first: int, into: memoryview) -> None:
         into[:] = texts[name][first : first + len(into)]
 
+    digests = {
+        name: joined(hashlib.sha256(texts[name][start:end]).digest() for start, end in section.pieces)
+        for name, section in header.texts.items()
+    }
+
     def same(known: Header) -> bool:
-        return replace(known, texts=header.texts) == header
+        return known == header.with_digests(digests)
 
     def make(file: Path) -> None:
         write_with_room(file, header, fill, 1, lambda done, total: None)
