@@ -181,6 +181,8 @@ def originals(path: Path) -> Checkpoint:
 def only_packed(path: Path) -> NotHere:
     """What is said where a model that is here in a packed form alone is needed in another one."""
     header, packings = packed_file.read(path).header, " and ".join(sorted(packed_file.forms(path)))
+    if header.missing:
+        return NotHere(moved(header, header.missing))
     if header.registered:
         return NotHere(
             f"{header.origin.name} is read from a GGUF file, which serves the CPU engine only; for all else fetch the "

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Imported:
-    """A GGUF file is a model of this name now; `new` says whether it was not known yet, or elsewhere, for `seconds`.
+    """A GGUF file is a model of this name now; `new` says whether it was not yet, and `seconds` how long it took.
 
     `path` is its registration, or its packed file if a packing was asked for; `bytes` are those of its weights.
     """
@@ -134,7 +134,7 @@ def _register(file: Path, answers: str, reporter: Reporter, paths: Paths) -> tup
     for one in [*changed, *([former] if former and known else [])]:
         if one.path != written.path:
             one.path.unlink(missing_ok=True)
-    return written, model, not (same and former and known and former.header.origin.files.keys() == held.keys())
+    return written, model, not (same and known)
 
 
 def _forget(former: Sequence[PackedFile], paths: Paths) -> None:

@@ -246,7 +246,7 @@ def once(
                     lock_of(file).unlink()  # of what will perhaps never be made
                 raise
     except Stalled as error:
-        raise CannotWrite(f"{str(error.strerror).capitalize()}.") from None
+        raise CannotWrite(f"{str(error.strerror)[:1].upper()}{str(error.strerror)[1:]}.") from None
     except CannotRead as error:  # what was just written
         raise CannotWrite(f"{error}") from None
     except OSError as error:
