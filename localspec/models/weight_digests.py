@@ -90,7 +90,7 @@ def look(
     files now, by name. From now on they are known as they are. Raises LocalspecError for a file that cannot be read.
     """
     known, now, found = _remembered(paths), stamps(files), {}
-    learned = {}
+    learned: dict[str, Known] = {}
     for file, digest in _read(files, 1, progress).items():
         place, mark = os.path.realpath(file), fingerprints[file.name]
         stamp, before, former_mark = known.get(place, ([], "", ""))
