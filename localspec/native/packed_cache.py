@@ -102,7 +102,7 @@ def _all_there_is(path: Path, packing: str, threads: int, reporter: Reporter, pa
         try:
             return _opened(here[packing])
         except DamagedFile as error:
-            if not registered:
+            if not registered or registered.header.missing:
                 raise damaged(here[packing], error) from None
             reporter.notice(str(error))
             here[packing].unlink(missing_ok=True)

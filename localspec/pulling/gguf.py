@@ -124,8 +124,8 @@ def pack_fetched(part: Part, settings: Settings, reporter: Reporter, texts: Part
     """Packs the file of a part under the name of its source, and deletes what was fetched for it.
 
     `texts` are the model's own, which are taken in place of those in the file. What was there before stays; so does all
-    that was fetched where it cannot be imported. Raises what `importing.pack_fetched` raises, and LocalspecError for a model that
-    cannot be opened then, or of fewer bits than its own weights were replaced for.
+    that was fetched where it cannot be packed. Raises what `importing.pack_fetched` raises, and LocalspecError for a
+    model that cannot be opened then, or of fewer bits than its own weights were replaced for.
     """
     from localspec.native.pack import read_texts
     from localspec.native.target import NativeTarget  # numpy

@@ -62,7 +62,7 @@ def paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Paths:
 
 
 def mixed(file: Path, path: Path, **kinds: str) -> Path:
-    """A model as a GGUF file whose matrices are of the types that are given by a part of their name, else Q4_K."""
+    """Write a model as a GGUF file: types by a part of the name of a matrix, else Q4_K."""
     tensors = tensors_of(path, "Q4_K")
     for name, kind in kinds.items():
         tensors |= {one: found for one, found in tensors_of(path, kind).items() if name in one}
@@ -84,7 +84,7 @@ def numbers(model: BlockModel, name: str) -> np.ndarray:
 
 
 def as_read(file: Path) -> dict[str, np.ndarray]:
-    """The parameters that the file's own tensors stand for, in fp32."""
+    """Return the parameters that the tensors of a file stand for, in fp32."""
     source = gguf_source(GgufModel.open(file))
     return {
         name: np.concatenate([part.floats(0, int(np.prod(part.shape))).reshape(part.shape) for part in parts])
@@ -269,7 +269,7 @@ def test_memory_that_is_not_there_is_said(directory, tmp_path, paths, monkeypatc
 
 
 def part(**changes: Any) -> Callable[[Header], Header]:
-    """Changes a part of a registration."""
+    """Return what changes a part of a registration."""
 
     def change(header: Header) -> Header:
         name = "layers.0.down_proj.weight"
