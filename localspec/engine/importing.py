@@ -114,7 +114,7 @@ def _register(file: Path, answers: str, reporter: Reporter, paths: Paths) -> tup
     digests, marks = registry.file_digests(files, paths, show), fingerprints(files)
     if former:
         origin = former.header.origin
-    elif changed:  # the weights that it had are nowhere any more
+    elif changed and not _has_copy(changed[0], paths):  # the weights that it had are nowhere any more
         origin = replace(changed[0].header.origin, license=None)
         reporter.notice(f"{file} has changed since it was imported; {origin.name} is now what the file holds.")
     else:
@@ -135,6 +135,12 @@ def _register(file: Path, answers: str, reporter: Reporter, paths: Paths) -> tup
         if one.path != written.path:
             one.path.unlink(missing_ok=True)
     return written, model, not (same and known)
+
+
+def _has_copy(registered: PackedFile, paths: Paths) -> bool:
+    """Return whether there is a packed file of a registered model that does not go with the cache."""
+    others = (one.header for one in packed_in(paths.imports) if not one.header.registered)
+    return any(other.origin.revision == registered.header.origin.revision for other in others)
 
 
 def _forget(former: Sequence[PackedFile], paths: Paths) -> None:

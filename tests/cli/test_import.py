@@ -164,16 +164,22 @@ def test_a_file_that_is_named_is_imported_when_it_is_first_used(tmp_path: Path, 
 
 @pytest.mark.slow
 def test_a_file_that_changed_is_what_its_name_means_now(tmp_path, gguf, directory):
-    before = imported(tmp_path, gguf, "--quantize", "int4")
+    before = imported(tmp_path, gguf)
     write_model(gguf, directory, "F16")
     assert sentence(called(tmp_path, "show", gguf.name)).endswith(f"`localspec import {gguf.name}`.\n")
-    refused = called(tmp_path, "run", "-m", str(before["name"]), "--quantize", "int8", "--no-log", "Hi")
+    refused = called(tmp_path, "run", "-m", str(before["name"]), "--no-log", "Hi")
     assert refused.returncode == 3 and wording("changed_since_imported_put_back", file=gguf) in sentence(refused)
     result = called(tmp_path, "run", "-m", gguf.name, "-n", "1", "--no-log", "Hi")
     assert result.returncode == 0 and wording("name_is_now_what_file_holds", file=gguf) in result.stderr
     after = imported(tmp_path, gguf)
     assert (after["new"], after["name"], after["types"]) == (False, before["name"], ["F16"])
     assert [file.name.split("-")[1] for file in tmp_path.rglob("*.packed")] == ["blocks"], "nothing of before is left"
+    imported(tmp_path, gguf, "--quantize", "int4")
+    write_model(gguf, directory, "F32")
+    another = imported(tmp_path, gguf)
+    assert another["name"] != before["name"], "what was packed stays, under its name"
+    reply = called(tmp_path, "run", "-m", str(before["name"]), "-n", "1", "--json", "--no-log", "Hi")
+    assert json.loads(reply.stdout)["quantize"] == "int4"
 
 
 @pytest.mark.slow
@@ -368,7 +374,7 @@ def test_what_a_file_cannot_be_is_said(tmp_path: Path, gguf: Path, directory: Pa
     (tmp_path / "texts.txt").write_text("one two three\n" * 100)
     assert wording("gguf_file_drafter") in refused(3, "train", "medusa", "-m", gguf.name, "--data", "texts.txt")
     name = str(imported(tmp_path, gguf)["name"])
-    assert wording("read_from_gguf_serves_cpu") in refused(3, "train", "medusa", "-m", name, "--data", "texts.txt")
+    assert wording("imported_from_gguf") in refused(3, "train", "medusa", "-m", name, "--data", "texts.txt")
     assert f"`localspec chat -m {gguf.name}`" in refused(2, "pull", gguf.name)
     assert called(tmp_path, "rm", gguf.name, "--yes").returncode == 0
     assert wording("which_nothing_kept_here") in refused(3, "rm", gguf.name, "--yes") and gguf.exists()
@@ -408,7 +414,12 @@ def test_a_model_whose_file_is_gone_is_said(tmp_path: Path, gguf: Path) -> None:
     imported(tmp_path, gguf)
     assert called(tmp_path, "use", "Tiny-Chat.Q8_0").returncode == 0
     away = gguf.rename(tmp_path / "away.gguf")
-    for command in (("run", "-m", "Tiny-Chat.Q8_0", "Hi"), ("run", "Hi"), ("show", "Tiny-Chat.Q8_0"), ("verify", "Tiny-Chat.Q8_0")):
+    for command in (
+        ("run", "-m", "Tiny-Chat.Q8_0", "Hi"),
+        ("run", "Hi"),
+        ("show", "Tiny-Chat.Q8_0"),
+        ("verify", "Tiny-Chat.Q8_0"),
+    ):
         result = called(tmp_path, *command)
         assert result.returncode == 3 and wording("read_from_not_there", file=gguf) in sentence(result), command
     assert "Tiny-Chat.Q8_0 is left out: " in called(tmp_path, "list").stderr

@@ -53,7 +53,7 @@ def test_a_model_of_the_settings_is_shown_by_its_present_name(home: Path) -> Non
 def test_commands_accept_both_names(home: Path, name: str) -> None:
     for command in (("show",), ("verify",), ("use",), ("pool", "show"), ("run", "hi", "-n", "1", "--no-log", "-m")):
         shown(home, *command, name)
-    assert shown(home, "pool", "show", name).startswith(f"{NEW}: ")
+    assert shown(home, "pool", "show", name).startswith(f"{NEW} is ready: ")
 
 
 @pytest.mark.parametrize("name", [OLD, NEW])
@@ -62,7 +62,7 @@ def test_phrases_are_found_by_both_names_after_the_model_was_deleted(home: Path,
     said = shown(home, "rm", name, "--yes")
     assert f"`localspec pool clear {NEW}`" in said
     for other in (OLD, NEW):
-        assert shown(home, "pool", "show", other).splitlines()[0].startswith(f"{NEW}: ")
+        assert shown(home, "pool", "show", other).splitlines()[0].startswith(f"{NEW} is ready: ")
         assert shown(home, "pool", "show", other).count("\n") == before.count("\n")
     assert NEW in shown(home, "history", "list") and f"{OLD}," not in shown(home, "history", "list")
     for other in (OLD, NEW):
@@ -78,7 +78,7 @@ def test_phrases_belong_to_a_model_that_is_imported_again(home: Path) -> None:
     ((_, digest),) = imports(Paths(home))[file.stem].header.origin.files.values()
     Paths(home).user_models_file.write_text(f'[{NEW}]\nrepo = "org/name"\nsha256 = ["{digest}"]\n')
     shown(home, "rm", NEW, "--yes")
-    assert shown(home, "import", str(file)).startswith(f"{NEW}: ")
+    assert shown(home, "import", str(file)).startswith(f"{NEW} is ready: ")
     card = find(NEW)
     assert card is not None and reference(card) == file.stem
     pools = {one["model"]: one["phrases"] for one in json.loads(shown(home, "pool", "list", "--json"))}
