@@ -73,8 +73,7 @@ def _chosen(choice: Choice, paths: Paths) -> registry.TargetCard | None:
     """Return the model of the saved choice; None if it is not here, for example if the name is any directory."""
     try:
         card = registry.resolve(choice.model, paths)
-        if not is_packed(card.path):  # of which the first prompt says that its GGUF file is not there
-            inspect(card.path)
+        inspect(card.path)
     except NotHere:
         return None
     except LocalspecError:  # the first prompt reports what is wrong with it

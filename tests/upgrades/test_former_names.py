@@ -53,7 +53,7 @@ def test_a_model_of_the_settings_is_shown_by_its_present_name(home: Path) -> Non
 def test_commands_accept_both_names(home: Path, name: str) -> None:
     for command in (("show",), ("verify",), ("use",), ("pool", "show"), ("run", "hi", "-n", "1", "--no-log", "-m")):
         shown(home, *command, name)
-    assert shown(home, "pool", "show", name).startswith(f"{NEW} is ready: ")
+    assert shown(home, "pool", "show", name).startswith(f"{NEW}: ")
 
 
 @pytest.mark.parametrize("name", [OLD, NEW])
@@ -62,7 +62,7 @@ def test_phrases_are_found_by_both_names_after_the_model_was_deleted(home: Path,
     said = shown(home, "rm", name, "--yes")
     assert f"`localspec pool clear {NEW}`" in said
     for other in (OLD, NEW):
-        assert shown(home, "pool", "show", other).splitlines()[0].startswith(f"{NEW} is ready: ")
+        assert shown(home, "pool", "show", other).splitlines()[0].startswith(f"{NEW}: ")
         assert shown(home, "pool", "show", other).count("\n") == before.count("\n")
     assert NEW in shown(home, "history", "list") and f"{OLD}," not in shown(home, "history", "list")
     for other in (OLD, NEW):
