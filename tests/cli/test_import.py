@@ -415,7 +415,6 @@ def test_a_model_whose_file_is_gone_is_said(tmp_path: Path, gguf: Path) -> None:
     away = gguf.rename(tmp_path / "away.gguf")
     for command in (
         ("run", "-m", "Tiny-Chat.Q8_0", "Hi"),
-        ("run", "Hi"),
         ("show", "Tiny-Chat.Q8_0"),
         ("verify", "Tiny-Chat.Q8_0"),
     ):
