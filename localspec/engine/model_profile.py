@@ -115,6 +115,7 @@ def estimated_costs(spec: LoadSpec, target: Target, cache: MeasurementCache) -> 
     assert device is not None and shape is not None
     rates = known.rates(device.name, spec.dtype, spec.quantize)
     if rates is None:
-        device = replace(device, bandwidth=known.bandwidth(device.name))
+        bits = 8 * target.read_bytes / shape.matrices
+        device = replace(device, bandwidth=known.bandwidth(device.name), block_bits=bits)
         rates = estimated_rates(device, spec.dtype, spec.quantize)
     return Estimate(shape, rates)

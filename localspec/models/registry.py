@@ -19,7 +19,7 @@ from localspec.hub.sources import Source
 from localspec.models.entries import PACKAGE, Entry, read_entries
 from localspec.models.fingerprint import fingerprints, identified
 from localspec.models.former_names import former_names
-from localspec.models.imported import begins_as_gguf, import_of, imports, is_gguf
+from localspec.models.imported import begins_as_gguf, damaged_imports, import_of, imports, is_gguf
 from localspec.models.packed_files import packed_sources
 from localspec.models.weight_digests import digest_of, look
 from localspec.outside_files import read_bytes
@@ -68,7 +68,7 @@ def cards(paths: Paths | None = None) -> dict[str, TargetCard]:
     packed, users = packed_sources(paths), {entry.name: entry for entry in read_entries(paths.user_models_file)}
     entries = {entry.name: entry for entry in _shipped_entries()} | users
     found = {entry.name: _card(entry, paths, packed) for entry in entries.values()}
-    every = imports(paths)
+    every = damaged_imports(paths) | imports(paths)
     listed = _listed_imports(every, found, paths)
     for name, one in listed.items():
         if not (card := found[name]).here:
@@ -318,7 +318,7 @@ def license_of(path: Path) -> str | None:
     A packed file says it itself.
     """
     if is_packed(path):
-        own = packed_file.read(path).header.origin.license
+        own = packed_file.peek(path)[0].header.origin.license
         return own[:LONGEST_LICENSE] if own else None
     try:
         front = re.match(r"---\r?\n(.*?)\r?\n---", read_bytes(path / "README.md").decode("utf-8", "replace"), re.DOTALL)

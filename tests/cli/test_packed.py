@@ -379,7 +379,7 @@ def test_kept_alone_with_a_damaged_text_it_says_what_to_do(alone):
     alone.file.write_bytes(content)
     result = alone.run("run", "Hi", "-m", "org/name", "-n", "2")
     assert result.returncode == 1 and "tokenizer.json" in result.stderr
-    assert f"delete {alone.file}" in result.stderr and "`localspec pull org/name`" in result.stderr
+    assert "`localspec rm org/name`" in result.stderr and "`localspec pull org/name`" in result.stderr
 
 
 # -- verified and removed ----------------------------------------------------------------------------------------------

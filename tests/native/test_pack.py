@@ -31,13 +31,13 @@ from localspec.machine import compiled
 from localspec.models import packed_files as packed_files_module
 from localspec.models.architecture import weight_map
 from localspec.models.fingerprint import file_fingerprint, weights_fingerprint
-from localspec.models.packed_files import packed_files, packed_path
+from localspec.models.packed_files import packed_files, packed_path, partial_of
 from localspec.native import packed_cache, packed_model
 from localspec.native.library import FORMATS, library
 from localspec.native.matrix import PackedMatrix
 from localspec.native.pack import Source
 from localspec.native.packed_cache import load, with_files
-from localspec.native.packed_model import PackedModel, partial_of
+from localspec.native.packed_model import PackedModel
 from localspec.packed_file import Origin, Tensor
 from localspec.paths import Paths
 
