@@ -81,8 +81,11 @@ class RunPlan:
 def as_computed(device: Device, model: Model) -> Device:
     """The device as it computes this model: torch has recurrent layers with dense weights alone.
 
-    Our library can compute a model in the blocks of its GGUF files.
+    Our library can compute a model in the blocks of its GGUF files. `device` may be that of another model.
     """
+    if device.block_bits:
+        others = tuple(packing for packing in device.packings if packing != BLOCKS)
+        device = replace(device, packings=others, block_bits=0.0)
     if model.block_bytes and device.engine == "native":
         bits = 8 * model.block_bytes / max(model.parameters, 1)
         return replace(device, packings=(BLOCKS, *device.packings), block_bits=bits)

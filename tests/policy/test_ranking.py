@@ -571,3 +571,10 @@ def test_a_draft_model_in_gguf_drafts_as_it_answers() -> None:
     )  # fmt: skip
     assert [one.quantize for one in ranking.draft_precisions(small, cpu())] == ["blocks"]
     assert ranking.draft_precisions(small, GPU) == []
+
+
+def test_a_draft_model_without_blocks_beside_a_target_in_blocks_is_packed():
+    target = ranking.as_computed(cpu(), IN_BLOCKS)
+    small = Model(unfetched(LITTLE, name="small"), LITTLE, LITTLE.parameters)
+    assert target.block_bits
+    assert [one.quantize for one in ranking.draft_precisions(small, target)] == ["int8"]
