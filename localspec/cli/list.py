@@ -17,7 +17,7 @@ from localspec.errors import LocalspecError
 from localspec.hub.cached_gguf import cached_gguf
 from localspec.models.only_copies import unmoved
 from localspec.models.own_draft import BESIDE, own_draft
-from localspec.models.packed_files import kept_for_gpus, packed_files, packed_sources, unreadable
+from localspec.models.packed_files import files_in_use, kept_for_gpus, packed_files, packed_sources, unreadable
 from localspec.models.present import present_model
 from localspec.models.registry import TargetCard, installed, reference
 from localspec.packed_file import BLOCKS
@@ -65,8 +65,9 @@ def list_models(
             say(f"{file.name} is left out: {why} Delete it with `localspec rm {file}`.")
     if sentence := unmoved(paths):
         say(sentence)
+    used = files_in_use(paths)
     for one in cached_gguf():
-        if str(one.source) not in packed_sources(paths):
+        if str(one.source) not in packed_sources(paths) and not one.places & used:
             say(
                 f"{one.source} lies in the common cache as GGUF, {size(one.bytes)}, and nothing is made of it; "
                 f"`localspec pull {one.source}` does that, `localspec rm {one.source}` deletes it."

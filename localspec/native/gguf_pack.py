@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from localspec.checkpoint import Checkpoint, moved
+from localspec.checkpoint import Checkpoint, again, moved
 from localspec.environment import home
 from localspec.errors import DoesNotFit, LocalspecError, NotHere, first_line
 from localspec.gguf.blocks import BLOCKS, floats, q8_0
@@ -120,23 +120,21 @@ def files_of(found: PackedFile) -> list[Path]:
         raise NotHere(moved(header, missing))
     if not recognised(files, header.origin.files, Paths(home())):
         raise LocalspecError(
-            f"{files[0]} has changed since it was imported as {header.origin.name}; import it again with `localspec "
-            f"import {files[0]}`."
+            f"{files[0]} has changed since it was imported as {header.origin.name}; {again(header.origin)}."
         )
     return files
 
 
 def registered_source(header: Header, texts: Mapping[str, bytes], files: Sequence[Path]) -> Source:
     """Return a registered model as the packer reads it. Raises LocalspecError for a header that cannot be meant."""
-    name, path = header.origin.name, files[0]
+    name = header.origin.name
     try:
         config = ModelConfig.of(parse_json(texts["config.json"]))
         sizes = TransformerConfig.of(config)
         made_of = {ours: [_tensor(part, files) for part in parts] for ours, parts in header.blocks.items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise LocalspecError(
-            f"The registration of {name} cannot be used ({first_line(error)}); import {path} again with `localspec "
-            f"import {path}`."
+            f"The registration of {name} cannot be used ({first_line(error)}); {again(header.origin)}."
         ) from None
     wanted = {
         ours: [(rows,) if (columns := in_features(ours, sizes)) is None else (rows, columns) for _, rows in parts]
@@ -144,8 +142,7 @@ def registered_source(header: Header, texts: Mapping[str, bytes], files: Sequenc
     }
     if wanted != {ours: [part.shape for part in parts] for ours, parts in made_of.items()}:
         raise LocalspecError(
-            f"The registration of {name} has other weights than its config.json; import {path} again with `localspec "
-            f"import {path}`."
+            f"The registration of {name} has other weights than its config.json; {again(header.origin)}."
         )
     return _source(config, sizes, made_of, files, texts, header.parameters)
 

@@ -28,6 +28,15 @@ from localspec.quantities import size
 
 
 @dataclass(frozen=True)
+class Installed:
+    """A model is here, in this directory or file; `held` describes the weights of one that is read from its file."""
+
+    source: Source
+    path: Path
+    held: str = ""
+
+
+@dataclass(frozen=True)
 class Packed:
     """A model's packed form is here; `deleted` bytes of what was fetched for it are not any more.
 
