@@ -1,7 +1,7 @@
 """The block types that weights are put into where no kernel multiplies by the blocks of their own type.
 
-Weights of a coarse type lie on a grid. The search below finds that grid again, so finer blocks repeat most types to within
-a thousandth of their energy. `research/stand_in_table.py` measures what is lost.
+Weights of a coarse type lie on a grid. The search below finds that grid again, so finer blocks repeat most types to
+within a thousandth of their energy. `research/stand_in_table.py` measures what is lost.
 """
 
 from collections.abc import Mapping
