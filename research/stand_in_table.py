@@ -23,7 +23,7 @@ import numpy as np
 from real.reference import log_softmax
 
 from localspec.gguf.blocks import BLOCKS, floats
-from localspec.gguf.stand_ins import requantised
+from localspec.gguf.stand_ins import STAND_INS, requantised
 from localspec.machine.hardware import physical_cores
 
 BY_NAME = {block.name: (number, block) for number, block in BLOCKS.items()}
@@ -110,7 +110,7 @@ def main() -> None:
     parser.add_argument("--texts", type=Path, required=True, help="JSONL with `text` or `messages`, also as .xz")
     parser.add_argument("--tokens", type=int, default=2048)
     parser.add_argument("--types", nargs="+", default=TYPES, choices=TYPES)
-    parser.add_argument("--stand-ins", nargs="+", default=["Q4_K", "Q5_K", "Q8_0"])
+    parser.add_argument("--stand-ins", nargs="+", default=[], help="default: the one in the table")
     parser.add_argument("--layers", default="all", help="numbers with commas (default: all)")
     given = parser.parse_args()
     import torch
@@ -147,7 +147,7 @@ def main() -> None:
     for kind in given.types:
         numbers = {name: quantiser.numbers(kind, one, weight[name]) for name, one in weights.items()}
         right, energy = read(numbers), sum(float(np.square(one).sum()) for one in numbers.values())
-        for other in given.stand_ins:
+        for other in given.stand_ins or [STAND_INS[kind]]:
             found = {name: stood_in(one, other) for name, one in numbers.items()}
             error = sum(float(np.square(found[name] - one).sum()) for name, one in numbers.items())
             divergence, higher, deviation = compared(right, read(found), texts)

@@ -11,14 +11,13 @@ import numpy.typing as npt
 
 from localspec.gguf.blocks import BLOCKS, Block, Floats
 
+Bytes = npt.NDArray[np.uint8]
+
 STAND_INS: Mapping[str, str] = {
-    "TQ1_0": "Q4_K", "TQ2_0": "Q4_K", "IQ1_S": "Q4_K", "IQ1_M": "Q5_K", "IQ2_XXS": "Q4_K", "IQ2_XS": "Q5_K",
-    "IQ2_S": "Q5_K", "IQ3_XXS": "Q4_K", "IQ3_S": "Q4_K", "NVFP4": "Q5_K", "F16": "Q8_0", "BF16": "Q8_0", "F32": "Q8_0",
+    "TQ1_0": "Q4_K", "TQ2_0": "Q4_K", "IQ1_S": "Q4_K", "IQ1_M": "Q6_K", "IQ2_XXS": "Q6_K", "IQ2_XS": "Q6_K",
+    "IQ2_S": "Q6_K", "IQ3_XXS": "Q4_K", "IQ3_S": "Q4_K", "NVFP4": "Q6_K", "F16": "Q8_0", "BF16": "Q8_0", "F32": "Q8_0",
 }  # fmt: skip
 _BY_NAME = {block.name: block for block in BLOCKS.values()}
-_K_BITS = {"Q4_K": 4, "Q5_K": 5}
-_GROUPS, _GROUP = 8, 32  # of a block of those
-_SIX_BITS = 63
 
 
 def stand_in(name: str, columns: int) -> Block | None:
@@ -30,63 +29,91 @@ def stand_in(name: str, columns: int) -> Block | None:
     return next((block for block in fitting if columns % block.weights == 0), None)
 
 
-def requantised(numbers: Floats, name: str) -> npt.NDArray[np.uint8]:
-    """Return the bytes of blocks of the type `name`, one after another, that are nearest to these numbers.
+def requantised(numbers: Floats, name: str) -> Bytes:
+    """Return the bytes of blocks of the type `name`, one after another, that are near to these numbers.
 
-    `name` is Q8_0, Q4_K or Q5_K. Numbers that are not finite become some number.
+    `name` is Q4_K, Q6_K or Q8_0.
     """
     with np.errstate(all="ignore"):  # zeros are divided by zero, and a hostile file has numbers that are not finite
-        if bits := _K_BITS.get(name):
-            return _k_blocks(numbers.reshape(-1, _GROUPS, _GROUP), bits).reshape(-1)
+        if name == "Q4_K":
+            return _q4_k(numbers.reshape(-1, 8, 32)).reshape(-1)
+        if name == "Q6_K":
+            return _q6_k(numbers.reshape(-1, 16, 16)).reshape(-1)
         from gguf import GGMLQuantizationType, quants
 
-        found: npt.NDArray[np.uint8] = quants.quantize(numbers.reshape(1, -1), GGMLQuantizationType[name]).reshape(-1)
+        found: Bytes = quants.quantize(numbers.reshape(1, -1), GGMLQuantizationType[name]).reshape(-1)
         return found
 
 
-def _k_blocks(groups: Floats, bits: int) -> npt.NDArray[np.uint8]:
-    """Return [blocks, bytes] in Q4_K or Q5_K for [blocks, 8, 32]: number = scale x integer - minimum, in each group."""
-    most = 2**bits - 1
+def _q4_k(groups: Floats) -> Bytes:
+    """Return [blocks, bytes] for [blocks, groups, numbers]: a number is scale x integer - minimum."""
     lowest = np.minimum(groups.min(-1, keepdims=True), 0)
-    steps = _grid(groups - lowest, most)
-    scale, scales = _six_bits(steps[..., 0])
-    minimum, minima = _six_bits(-lowest[..., 0])
+    largest = groups.max(-1, keepdims=True) - lowest
+    mean = groups.mean(-1, keepdims=True)
+    step, found, least = largest / np.float32(15), lowest, np.full_like(lowest, np.inf)
+    for integer in range(15, 7, -1):  # of the largest number; the line through the integers is the nearest one
+        integers = np.rint((groups - lowest) * (integer / largest))
+        middle = integers.mean(-1, keepdims=True)
+        away = integers - middle
+        slope = (away * groups).sum(-1, keepdims=True) / np.square(away).sum(-1, keepdims=True)
+        start = np.minimum(mean - slope * middle, 0)
+        error = np.square(integers * slope + start - groups).sum(-1, keepdims=True)
+        better = error < least
+        step, found = np.where(better, slope, step), np.where(better, start, found)
+        least = np.where(better, error, least)
+    scale, scales = _in_integers(step[..., 0], 63)
+    minimum, minima = _in_integers(-found[..., 0], 63)
     whole = (groups + (minimum * minima)[..., None]) / (scale * scales)[..., None]
-    integers = np.nan_to_num(np.rint(whole)).clip(0, most).astype(np.uint8)
-    parts = [scale.astype("<f2").view(np.uint8), minimum.astype("<f2").view(np.uint8), _together(scales, minima)]
-    if bits == 5:
-        fifth = (integers >> 4) << np.arange(_GROUPS, dtype=np.uint8)[:, None]  # a bit for each group
-        parts.append(np.bitwise_or.reduce(fifth, axis=1))
-    low = integers & 15
-    return np.concatenate([*parts, (low[:, ::2] | low[:, 1::2] << 4).reshape(len(groups), -1)], axis=1)
+    integers = np.nan_to_num(np.rint(whole)).clip(0, 15).astype(np.uint8)
+    halves = [*np.split(scales.astype(np.uint8), 2, axis=1), *np.split(minima.astype(np.uint8), 2, axis=1)]
+    return np.concatenate([_fp16(scale), _fp16(minimum), _sixes(*halves), _pairs(integers)], axis=1)
 
 
-def _grid(above: Floats, most: int) -> Floats:
-    """Return the step [blocks, 8, 1] for groups of numbers from zero up, of which the largest is some integer then."""
-    largest: Floats = above.max(-1, keepdims=True)
-    best, found = np.full_like(largest, np.inf), largest
-    for integer in range(most, most // 2, -1):
-        step = largest / np.float32(integer)
-        away = np.square(np.rint(above / step) * step - above).sum(-1, keepdims=True)
-        found = np.where(away < best, step, found)
-        best = np.fmin(away, best)
+def _sixes(scales: Bytes, more_scales: Bytes, minima: Bytes, more_minima: Bytes) -> Bytes:
+    """Return the 12 bytes of eight scales and minima of 6 bits."""
+    both = more_scales & 15 | (more_minima & 15) << 4
+    return np.concatenate([scales | more_scales >> 4 << 6, minima | more_minima >> 4 << 6, both], axis=1)
+
+
+def _pairs(runs: Bytes) -> Bytes:
+    """Return bytes whose low four bits are a run's, and whose high four bits are those of the next run."""
+    found: Bytes = (runs[:, ::2] | runs[:, 1::2] << np.uint8(4)).reshape(len(runs), -1)
     return found
 
 
-def _six_bits(numbers: Floats) -> tuple[Floats, Floats]:
-    """Return one scale in fp16 and eight integers of 6 bits, as floats, for each row of [blocks, 8]."""
+def _q6_k(groups: Floats) -> Bytes:
+    """Return [blocks, bytes] for [blocks, groups, numbers]: a number is scale x integer."""
+    largest = np.abs(groups).max(-1, keepdims=True)
+    step, least = np.zeros_like(largest), np.full_like(largest, np.inf)
+    for integer in range(31, 15, -1):  # of the largest number
+        integers = np.rint(groups * (integer / largest))
+        slope = (integers * groups).sum(-1, keepdims=True) / np.square(integers).sum(-1, keepdims=True)
+        error = np.square(integers * slope - groups).sum(-1, keepdims=True)
+        better = error < least
+        step, least = np.where(better, slope, step), np.where(better, error, least)
+    scale, scales = _in_integers(step[..., 0], 127)
+    whole = groups / (scale * scales)[..., None]
+    integers = (np.nan_to_num(np.rint(whole)).clip(-32, 31) + 32).astype(np.uint8).reshape(-1, 2, 4, 32)
+    low = integers & 15
+    low = low[:, :, :2] | low[:, :, 2:] << 4
+    high = np.bitwise_or.reduce(integers >> 4 << np.array([0, 2, 4, 6], np.uint8)[:, None], axis=2)
+    parts = [low, high, scales.astype(np.uint8), _fp16(scale)]
+    return np.concatenate([part.reshape(len(groups), -1) for part in parts], axis=1)
+
+
+def _in_integers(numbers: Floats, most: int) -> tuple[Floats, Floats]:
+    """Return one scale in fp16 and integers up to `most`, as floats, for each row of numbers from zero up."""
     largest = numbers.max(-1, keepdims=True)
-    best, scale, integers = np.full_like(largest, np.inf), np.zeros_like(largest), np.zeros_like(numbers)
-    for integer in range(_SIX_BITS, _SIX_BITS // 2, -1):
+    scale, integers, least = np.zeros_like(largest), np.zeros_like(numbers), np.full_like(largest, np.inf)
+    for integer in range(most, most // 2, -1):  # of the largest number
         tried = (largest / np.float32(integer)).astype(np.float16).astype(np.float32)
-        whole = np.nan_to_num(np.rint(numbers / tried)).clip(0, _SIX_BITS)
-        away = np.square(whole * tried - numbers).sum(-1, keepdims=True)
-        scale, integers = np.where(away < best, tried, scale), np.where(away < best, whole, integers)
-        best = np.fmin(away, best)
+        whole = np.nan_to_num(np.rint(numbers / tried)).clip(0, most)
+        error = np.square(whole * tried - numbers).sum(-1, keepdims=True)
+        better = error < least
+        scale, integers = np.where(better, tried, scale), np.where(better, whole, integers)
+        least = np.where(better, error, least)
     return scale, integers
 
 
-def _together(scales: Floats, minima: Floats) -> npt.NDArray[np.uint8]:
-    """Return the 12 bytes of eight scales and minima of 6 bits, as ggml has them."""
-    (first, last), (low, high) = (np.split(one.astype(np.uint8), 2, axis=1) for one in (scales, minima))
-    return np.concatenate([first | last >> 4 << 6, low | high >> 4 << 6, last & 15 | (high & 15) << 4], axis=1)
+def _fp16(numbers: Floats) -> Bytes:
+    return numbers.astype("<f2").view(np.uint8)
