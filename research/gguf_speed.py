@@ -4,7 +4,8 @@
 
 localspec reads PATH in that packing, else what an import of FILE makes, and llama.cpp reads FILE. The memory's limit is the
 time in which as many threads sum the bytes of weights that a step reads. A sample is as many forwards as fit into a
-twentieth of a second, and one at least. A sample during which the host took processor time is left out and counted.
+twentieth of a second, and one at least. A sample during which the host took processor time is left out and counted. A
+figure in brackets is of all samples, where none was undisturbed.
 LOCALSPEC_ISA=avx2 and LLAMA_CPP_LIB_PATH, the folder of llama.cpp's AVX2 build, compare without AVX-512. A machine that
 does something else meanwhile says nothing.
 """
@@ -34,7 +35,8 @@ from localspec.native.threads import Threads
 SHORT = 64  # tokens of context of a step
 SAMPLE = 0.05  # seconds
 PEER = "llama.cpp"
-Seconds = list[float | None]  # by round; None where the host took time
+Seconds = list[tuple[float, int]]  # by round, with the ticks that the host took meanwhile
+Readings = dict[str, dict[str, Seconds]]  # by work and program
 
 
 class Contender(Protocol):
@@ -113,7 +115,7 @@ def stolen() -> int:
     return int(stat.read_text().split("\n")[0].split()[8]) if stat.is_file() else 0
 
 
-def sample(work: Callable[[], object]) -> float | None:
+def sample(work: Callable[[], object]) -> tuple[float, int]:
     """Return the seconds of one `work`; the first time is not counted, since the one before still holds cores."""
     began = time.perf_counter()
     work()
@@ -121,21 +123,25 @@ def sample(work: Callable[[], object]) -> float | None:
     before, began = stolen(), time.perf_counter()
     for _ in range(times):
         work()
-    seconds = (time.perf_counter() - began) / times
-    return seconds if stolen() == before else None
+    return (time.perf_counter() - began) / times, stolen() - before
 
 
 def undisturbed(samples: Seconds) -> list[float]:
-    return [one for one in samples if one is not None]
+    return [seconds for seconds, ticks in samples if not ticks]
+
+
+def figure(clean: Sequence[float], every: Sequence[float]) -> str:
+    """Return the median of what was not disturbed; in brackets that of everything, where all was."""
+    return f"{median(clean):.2f}" if clean else f"({median(every):.2f})"
 
 
 def ratio(above: Seconds, below: Seconds) -> str:
-    """Return the median of ratios within a round, of those in which neither was disturbed."""
-    pairs = [a / b for a, b in zip(above, below, strict=True) if a is not None and b is not None]
-    return f"{median(pairs):.2f}" if pairs else "–"
+    """Return the median of ratios within a round."""
+    pairs = [(a / b, taken or also) for (a, taken), (b, also) in zip(above, below, strict=True)]
+    return figure([one for one, disturbed in pairs if not disturbed], [one for one, _ in pairs])
 
 
-def table(readings: dict[str, dict[str, Seconds]], limits: dict[str, Seconds]) -> str:
+def table(readings: Readings, limits: Readings) -> str:
     """Return a line for each work and program: how often it is as fast as llama.cpp, and its part of memory's limit."""
     lines = [
         "| work | program | ms | undisturbed | × llama.cpp | / one row | of the limit |",
@@ -147,30 +153,27 @@ def table(readings: dict[str, dict[str, Seconds]], limits: dict[str, Seconds]) -
             speed = ratio(by_name[PEER], samples) if PEER in by_name and name != PEER else "–"
             steps = not work.startswith("prompt")
             one = ratio(samples, readings["1 row"][name]) if steps and work != "1 row" else "–"
-            share = ratio(limits[name], samples) if steps else "–"
-            shown = f"{1e3 * median(clean):.2f}" if clean else "–"
+            share = ratio(limits[work][name], samples) if steps else "–"
+            shown = figure([1e3 * one for one in clean], [1e3 * one for one, _ in samples])
             lines.append(f"| {work} | {name} | {shown} | {len(clean)}/{len(samples)} | {speed} | {one} | {share} |")
     return "\n".join(lines)
 
 
 def measure(
     contenders: Sequence[Contender], rows: Sequence[int], context: int, rounds: int, threads: int
-) -> tuple[dict[str, dict[str, Seconds]], dict[str, Seconds]]:
-    """Return samples by work and program, and of a plain reading of each program's bytes."""
+) -> tuple[Readings, Readings]:
+    """Return samples by work and program, and of a plain reading of each program's bytes in the same rounds."""
     memory = np.ones(max(one.bytes for one in contenders), np.uint8)
-    limits = {
-        one.name: [sample(lambda: compiled.read_seconds(memory.ctypes.data, one.bytes, threads)) for _ in range(rounds)]
-        for one in contenders
-    }
-    readings: dict[str, dict[str, Seconds]] = {}
+    readings, limits = Readings(), Readings()
 
     def add(name: str, before: int, work: Callable[[Contender], object], times: int) -> None:
         for one in contenders:
             one.fill(before)
-        found: dict[str, Seconds] = {one.name: [] for one in contenders}
+        readings[name], limits[name] = ({one.name: [] for one in contenders} for _ in range(2))
         for _, one in in_turns(contenders, times):
-            found[one.name].append(sample(lambda: work(one)))
-        readings[name] = found
+            readings[name][one.name].append(sample(lambda: work(one)))
+            reading = sample(lambda: compiled.read_seconds(memory.ctypes.data, one.bytes, threads))
+            limits[name][one.name].append(reading)
         print(f"{name} measured, load {os.getloadavg()[0]:.1f}", flush=True)
 
     for count in rows:
@@ -209,11 +212,11 @@ def main() -> None:
         given.raw.write_text(json.dumps({"readings": readings, "limits": limits}))
     print(f"{given.model.name}, {compiled.instruction_set()}, {given.threads} threads, load {os.getloadavg()[0]:.1f}")
     for one in contenders:
-        clean = undisturbed(limits[one.name])
-        speed = f"{one.bytes / median(clean) / 1e9:.1f} GB/s" if clean else "always disturbed"
-        print(
-            f"{one.name}: {one.bytes / 1e6:.0f} MB a step, memory's limit {speed} ({len(clean)}/{len(limits[one.name])})"
-        )
+        reading = [sampled for by_name in limits.values() for sampled in by_name[one.name]]
+        clean = [one.bytes / seconds / 1e9 for seconds in undisturbed(reading)]
+        speed = figure(clean, [one.bytes / seconds / 1e9 for seconds, _ in reading])
+        count = f"{len(clean)}/{len(reading)} undisturbed"
+        print(f"{one.name}: {one.bytes / 1e6:.0f} MB a step, memory's limit {speed} GB/s, {count}")
     print(table(readings, limits))
 
 
