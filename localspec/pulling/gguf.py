@@ -23,7 +23,7 @@ from localspec.quantities import size
 
 _EIGHT_BITS = frozenset(("Q8_0", "F16", "BF16", "F32"))  # types of at least as many bits
 # Of a weight, about the most that files of a type so called have: parts of some are in types of more bits.
-_BITS = {"32": 32, "16": 16, "8_K": 16, "8": 8.5, "6": 7.5, "5": 6.5, "4": 5.5}
+_BITS = {"32": 32, "16": 16, "8_K": 16, "8": 8.5, "6": 7.5, "5": 6.5, "4": 5.5, "3": 4.5, "2": 3.7, "1": 2.9}
 
 
 def kept(part: Part, quantize: str, texts: Part | None = None) -> Packed | None:
@@ -107,7 +107,8 @@ def with_room_to_pack(plan: Plan, settings: Settings, machine: Machine) -> Plan:
 
 def _packed(part: Part, settings: Settings, machine: Machine) -> tuple[str, int]:
     """The packing that a model will be kept in, as far as can be told, and at least about how many bytes that is."""
-    bits = next((most for digits, most in _BITS.items() if re.search(rf"(^|-)(Q|B?FP?){digits}", part.source.gguf)), 32)
+    kinds = ((rf"(^|-)([IT]?Q|MXFP|B?FP?){digits}", most) for digits, most in _BITS.items())
+    bits = next((most for kind, most in kinds if re.search(kind, part.source.gguf)), 32)
     weights = int(part.weights * 8 / bits)
     asked, usable = asked_packing(settings), machine.devices[-1].usable
     sizes = {packing: packed(weights, 0, packing, "native") for packing in ([asked] if asked else FILED)}
