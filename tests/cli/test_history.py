@@ -413,6 +413,24 @@ def test_a_broken_file_is_told_on_standard_error(database: Path) -> None:
     assert result.stderr.rstrip().endswith(wording("to_get_text_back", file=f"{database}.broken-1"))
 
 
+@pytest.mark.parametrize("command", ["show", "rm"])
+def test_damage_that_a_command_meets_is_one_error_and_the_rest_is_kept(
+    database: Path, capfd: pytest.CaptureFixture[str], command: str
+) -> None:
+    for n in range(1, 31):
+        keep(database, (f"prompt {n}", f"reply {n} " * 400, "stop"))
+    content = bytearray(database.read_bytes())
+    for start in range(content.index(b"reply 15 " * 9) // 4096 * 4096, len(content), len(content)):
+        content[start : start + 4096] = b"\xff" * 4096
+    database.write_bytes(content)
+    arguments = ["history", command, "15", *["--yes"] * (command == "rm")]
+    assert main(arguments) == 1
+    said = capfd.readouterr()
+    assert said.out == "" and said.err.count("\n") == 1 and " of 30 conversations" in said.err
+    assert main(["history", "list"]) == 0
+    assert len(capfd.readouterr().out.splitlines()) >= 28
+
+
 def test_a_file_that_cannot_be_used_is_an_error(database: Path) -> None:
     database.mkdir(parents=True)
     with pytest.raises(StoreTrouble, match=matching("conversations_can_neither_shown")):
