@@ -173,8 +173,8 @@ class Database:
         self.reach_file()
         if self.read_only:
             kind = NoRoom if self._remedy == _MAKE_ROOM else StoreTrouble
-            trouble = kind(f"{self.path} can only be read ({self._why}): {self._remedy}.")
-            trouble.told = True
+            trouble = kind(f"{self.path} was not changed: {self._remedy}.")
+            trouble.told = True  # opening it has said why
             raise trouble
 
         def whole(connection: sqlite3.Connection) -> Result:

@@ -491,6 +491,25 @@ def test_rm_of_nothing_says_where_the_log_cannot_be_emptied(database: Path, monk
             run("rm", "--older-than", "1d", "--yes")
 
 
+@pytest.mark.parametrize("arguments", [["history", "rm", "1", "--yes"], ["pool", "clear", "--yes"]])
+def test_a_full_disk_is_said_once_and_what_to_do(
+    database: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    keep(database, ("one", "reply", "stop"))
+    learn(database)
+
+    def full(*_: object) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    monkeypatch.setattr(database_module, "open_writable", full)
+    assert main(arguments) == 1
+    why, do = capfd.readouterr().err.splitlines()
+    assert "disk is full" in why and "room" not in why and "make room" in do and "disk is full" not in do
+    monkeypatch.undo()
+    with Store.open(database, pytest.fail) as store:
+        assert len(store.history.conversations()) == 1 and store.phrases.any_kept()
+
+
 @pytest.mark.parametrize(
     ("change", "others"),
     [
