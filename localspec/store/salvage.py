@@ -5,10 +5,11 @@ or known to be unreadable. Only rows are copied, so nothing that was deleted com
 """
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from localspec.quantities import counted
+from localspec.store.cleaning import mark
 from localspec.store.history_tables import without_triggers
 
 TABLES = ("sqlite_sequence", "conversation", "turn", "pool", "measurement", "draft")  # the first keeps ids from use
@@ -30,19 +31,25 @@ def carry_over(source: sqlite3.Connection, target: sqlite3.Connection) -> str:
         pools = dict(target.execute("SELECT id, phrases FROM pool").fetchall())
         for pool in pools:
             _copy(source, target, "phrase", "key", f"pool = {pool} AND ")
+        _join(target, gaps["conversation"])
     target.execute("UPDATE pool SET phrases = (SELECT count(*) FROM phrase WHERE pool = pool.id)")
-    query = """SELECT conversation, min(asked), max(asked) FROM turn
-        WHERE conversation NOT IN (SELECT id FROM conversation) GROUP BY conversation"""
-    for conversation, first, last in target.execute(query).fetchall():
-        if any(low <= conversation <= high for low, high in gaps["conversation"]):  # otherwise it was deleted
-            insert = "INSERT INTO conversation (id, model, created, used) VALUES (?, '', ?, ?)"
-            target.execute(insert, (conversation, first, last))
-    target.execute("DELETE FROM turn WHERE conversation NOT IN (SELECT id FROM conversation)")
-    target.execute("DELETE FROM conversation WHERE id NOT IN (SELECT conversation FROM turn)")
-    target.execute("UPDATE conversation SET newest = (SELECT max(id) FROM turn WHERE conversation = conversation.id)")
     target.execute("INSERT INTO trigram (trigram) VALUES ('rebuild')")
     before = None if gaps["pool"] else sum(count for count in pools.values() if count > 0)
     return _account(source, target, bool(gaps["turn"]), before)
+
+
+def _join(target: sqlite3.Connection, gaps: Sequence[Gap]) -> None:
+    """Leave no turn without a conversation, nor one without turns. Rows of conversations in `gaps` are made up."""
+    query = """SELECT conversation, min(asked), max(asked) FROM turn
+        WHERE conversation NOT IN (SELECT id FROM conversation) GROUP BY conversation"""
+    for conversation, first, last in target.execute(query).fetchall():
+        if any(low <= conversation <= high for low, high in gaps):  # otherwise it was deleted
+            insert = "INSERT INTO conversation (id, model, created, used) VALUES (?, '', ?, ?)"
+            target.execute(insert, (conversation, first, last))
+    if target.execute("DELETE FROM turn WHERE conversation NOT IN (SELECT id FROM conversation)").rowcount:
+        mark(target)
+    target.execute("DELETE FROM conversation WHERE id NOT IN (SELECT conversation FROM turn)")
+    target.execute("UPDATE conversation SET newest = (SELECT max(id) FROM turn WHERE conversation = conversation.id)")
 
 
 def _account(source: sqlite3.Connection, target: sqlite3.Connection, gaps: bool, before: int | None) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from database_files import answers, damage_root, in_a_child, integrity
+from deleted_text import index_is_whole
 from golden import matching, wording
 
 from localspec.store import opening, salvage
@@ -146,6 +147,7 @@ def test_turns_of_a_deleted_conversation_do_not_come_back(path: Path, whole: Pat
     damage_root(path, "measurement")
     with Store.open(path, notices.append) as store:
         assert len(notices) == 1 and store.history.read(7) is None and len(store.history.conversations()) == 59
+        assert index_is_whole(store) and store.history.search("DELETED") == []
     assert b"DELETED" not in path.read_bytes()
 
 
