@@ -255,6 +255,8 @@ class Database:
                 self._notice(f"Deleted text in {self._named} is overwritten first, which may take a minute.")
             if (problem := self._write_anew(wait=large)) and large:
                 self._notice(f"Deleted text may still be in {self.path} ({problem}) until the next start.")
+            if self._aside is not None:
+                self._notice(f"Deleted text may still be in {self._aside}: delete that file.")
 
     def give_back(self) -> None:
         """Shrink the file, if that is quick."""
@@ -283,7 +285,10 @@ class Database:
                     self._connection.execute("DELETE FROM deletion WHERE number <= ?", (last,))
                 return problem
             except sqlite3.DatabaseError as error:
-                return str(error)
+                if not is_broken(error):
+                    return str(error)
+                self._leave_broken_file(error, self._notice)
+                return ""
 
     def empty_log(self, wait: bool = True) -> str:
         """Write the log into the file and cut it to nothing; return what stands in the way, or nothing."""
@@ -307,8 +312,11 @@ class Database:
     def _open_writable(self) -> sqlite3.Connection:
         return open_writable(self._file, self._notice, self._migrations, self._probes, self._carry_over)
 
-    def _leave_broken_file(self, error: sqlite3.DatabaseError) -> None:
-        """Go on with a new file that holds what can be read of this one, or in memory where there can be none."""
+    def _leave_broken_file(self, error: sqlite3.DatabaseError, report: Notice | None = None) -> None:
+        """Go on with a new file that holds what can be read of this one, or in memory where there can be none.
+
+        `report` takes the sentence on it instead of `report_damage`.
+        """
         if self.path is None:
             raise error
         broken, path, unfit = self._connection, self.path, damage(error)
@@ -331,7 +339,7 @@ class Database:
         with contextlib.suppress(sqlite3.Error):
             broken.close()
         self._refill(self._connection)
-        self.report_damage(what)
+        (report or self.report_damage)(what)
 
 
 def _log_size(path: Path) -> int:

@@ -243,3 +243,24 @@ def test_a_deletion_says_that_the_damaged_file_is_left(path: Path, whole: Path, 
         assert store.history.read(3) is None
         path.with_name("localspec.db.broken-1").unlink()
         assert store.history.remove([4]) == 1
+
+
+@pytest.mark.parametrize("at_start", [False, True])
+def test_damage_that_stops_a_deletion_is_no_reason_to_try_it_for_ever(
+    path: Path, whole: Path, notices: list[str], monkeypatch: pytest.MonkeyPatch, at_start: bool
+) -> None:
+    copied(whole, path)
+    overwrite(path, leaves(path, "turn")[12])
+    with Store.open(path, notices.append) as store:
+        if at_start:
+            store.history.take_back(3)
+        else:
+            with pytest.raises(StoreTrouble, match=matching("is_damaged_and_may_still_hold_it")):
+                store.history.remove([3])
+            assert len(notices) == 1 and store.history.read(3) is None
+    if at_start:
+        with Store.open(path, notices.append) as store:
+            assert len(notices) == 2 and notices[1] == wording("deleted_text_may_still_be_in", path=path)
+            assert store.history.read(3) is None
+    with Store.open(path, pytest.fail) as store:
+        assert 56 <= len(store.history.conversations()) <= 58 and integrity(path) == "ok"
