@@ -162,6 +162,11 @@ class Settings:
             return f"--{name.replace('_', '-')} {_shown(value)}"
         return f"{name} = {_shown(value)} in {origin}"
 
+    def is_set_outside(self, name: str) -> bool:
+        """Return whether a setting comes from a variable or a file, which its user may have forgotten."""
+        origin = self.origins.get(name, "default")
+        return origin not in ("default", TYPED) and not origin.startswith("--")
+
 
 TABLE: Mapping[str, Row] = {f.name: f.metadata["row"] for f in fields(Settings) if f.name != "origins"}
 NAMES = tuple(TABLE)

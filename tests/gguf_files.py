@@ -13,18 +13,77 @@ U32, I32, F32, BOOL, TEXT, ARRAY = 4, 5, 6, 7, 8, 9
 BLOCKS = {
     "F32": (0, 1, 4),
     "F16": (1, 1, 2),
+    "BF16": (30, 1, 2),
     "Q4_0": (2, 32, 18),
     "Q4_1": (3, 32, 20),
     "Q5_0": (6, 32, 22),
     "Q5_1": (7, 32, 24),
     "Q8_0": (8, 32, 34),
+    "Q2_K": (10, 256, 84),
+    "Q3_K": (11, 256, 110),
     "Q4_K": (12, 256, 144),
     "Q5_K": (13, 256, 176),
     "Q6_K": (14, 256, 210),
-    "BF16": (30, 1, 2),
+    "IQ2_XXS": (16, 256, 66),
+    "IQ2_XS": (17, 256, 74),
+    "IQ3_XXS": (18, 256, 98),
+    "IQ1_S": (19, 256, 50),
+    "IQ4_NL": (20, 32, 18),
+    "IQ3_S": (21, 256, 110),
+    "IQ2_S": (22, 256, 82),
+    "IQ4_XS": (23, 256, 136),
+    "IQ1_M": (29, 256, 56),
+    "TQ1_0": (34, 256, 54),
+    "TQ2_0": (35, 256, 66),
+    "MXFP4": (39, 32, 17),
+    "NVFP4": (40, 64, 36),
 }  # fmt: skip -- number, weights of a block, its bytes
-SCALES = {"Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}  # fmt: skip
-FULL = {"Q4_0": 8, "Q4_1": 15, "Q5_0": 16, "Q5_1": 31, "Q8_0": 127, "Q4_K": 945, "Q5_K": 1953, "Q6_K": 4064}
+SCALES = {
+    "Q4_0": (0,),
+    "Q4_1": (0, 2),
+    "Q5_0": (0,),
+    "Q5_1": (0, 2),
+    "Q8_0": (0,),
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
+    "Q4_K": (0, 2),
+    "Q5_K": (0, 2),
+    "Q6_K": (208,),
+    "IQ2_XXS": (0,),
+    "IQ2_XS": (0,),
+    "IQ3_XXS": (0,),
+    "IQ1_S": (0,),
+    "IQ4_NL": (0,),
+    "IQ3_S": (0,),
+    "IQ2_S": (0,),
+    "IQ4_XS": (0,),
+    "TQ1_0": (52,),
+    "TQ2_0": (64,),
+}  # fmt: skip -- where fp16 numbers are
+FULL = {
+    "Q4_0": 8,
+    "Q4_1": 15,
+    "Q5_0": 16,
+    "Q5_1": 31,
+    "Q8_0": 127,
+    "Q2_K": 45,
+    "Q3_K": 128,
+    "Q4_K": 945,
+    "Q5_K": 1953,
+    "Q6_K": 4064,
+    "IQ2_XXS": 166,
+    "IQ2_XS": 166,
+    "IQ3_XXS": 480,
+    "IQ1_S": 17,
+    "IQ1_M": 17,
+    "IQ4_NL": 127,
+    "IQ3_S": 465,
+    "IQ2_S": 166,
+    "IQ4_XS": 4064,
+    "TQ1_0": 1,
+    "TQ2_0": 1,
+    "MXFP4": 12,
+}  # fmt: skip -- the largest number, in units of the scale
 
 
 @dataclass(frozen=True)
@@ -82,9 +141,17 @@ def stored(kind: str, weights: np.ndarray) -> Stored:
     _, per, size = BLOCKS[kind]
     random = np.random.default_rng(weights.size)
     blocks = random.integers(0, 256, (weights.size // per, size), dtype=np.uint8)
-    for at in SCALES[kind]:
-        scale = (3 * weights.std() / FULL[kind] * random.uniform(0.5, 1, len(blocks))).astype("<f2")
-        blocks[:, at : at + 2] = scale.view(np.uint8).reshape(-1, 2)
+    largest = 3 * weights.std() * random.uniform(0.5, 1, len(blocks))
+    for at in SCALES.get(kind, ()):
+        blocks[:, at : at + 2] = (largest / FULL[kind]).astype("<f2").view(np.uint8).reshape(-1, 2)
+    if kind == "IQ1_M":  # 4 bits of its scale are in the second byte of each pair
+        scale = (largest / FULL[kind]).astype("<f2").view("<u2")
+        for part in range(4):
+            blocks[:, 49 + 2 * part] = blocks[:, 49 + 2 * part] & 15 | ((scale >> 4 * part & 15) << 4).astype(np.uint8)
+    if kind == "MXFP4":  # an exponent
+        blocks[:, 0] = (128 + np.log2(largest / FULL[kind])).astype(np.uint8)
+    if kind == "NVFP4":  # four scales of 8 bits, of which the smallest are used
+        blocks[:, :4] = random.integers(1, 9, (len(blocks), 4))
     if kind == "Q8_0":  # as ggml writes them: the largest is 127
         numbers = blocks[:, 2:].view(np.int8)
         numbers[numbers == -128] = 0

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from localspec.events import Done, Event, Statistics, Text
 from localspec.text import safe
 
+FEWEST = 16  # tokens after the first one; over fewer the clock of one step decides
+
 
 @dataclass(frozen=True)
 class Moment:
@@ -60,10 +62,11 @@ class Lane:
 
 @dataclass(frozen=True)
 class Result:
-    """How a race ended: how many times as fast the second lane was, from the first token on, and where texts part."""
+    """The end of a race: how many times as fast the second lane was, from the first token on, and where texts part."""
 
     speedup: float | None
     parted: int | None  # the number of the first token that differs, from 1
+    why_not: str = ""  # why there is no speedup
 
     @property
     def same(self) -> bool:
@@ -91,7 +94,7 @@ def race(lanes: Sequence[Lane], streams: Sequence[Generator[Event, None, None]])
 
 
 def result(plain: Lane, speculative: Lane) -> Result:
-    """What came of a race that is over."""
+    """Return what came of a race that is over. Speeds of replies without drafts, or of few tokens, are not compared."""
     assert plain.statistics is not None and speculative.statistics is not None
     one, other = plain.statistics.token_ids, speculative.statistics.token_ids
     parted = None
@@ -99,4 +102,11 @@ def result(plain: Lane, speculative: Lane) -> Result:
         pairs = zip(one, other, strict=False)
         parted = next((at for at, (a, b) in enumerate(pairs, start=1) if a != b), min(len(one), len(other)) + 1)
     speeds = plain.tokens_per_second, speculative.tokens_per_second
-    return Result(speeds[1] / speeds[0] if all(speeds) else None, parted)
+    if not all(speeds):
+        return Result(None, parted, "no second token came")
+    if not speculative.statistics.drafted:
+        return Result(None, parted, "no draft was checked")
+    fewest = min(sum(moment.tokens for moment in lane.moments[1:]) for lane in (plain, speculative))
+    if fewest < FEWEST:
+        return Result(None, parted, f"{fewest} tokens after the first are too few")
+    return Result(speeds[1] / speeds[0], parted)

@@ -67,7 +67,10 @@ def sentences(lanes: Sequence[Lane], found: Result) -> Iterator[str]:
     plain, fast = lanes
     speeds = f"{fast.tokens_per_second:.1f} and {plain.tokens_per_second:.1f} tokens/s after the first token"
     if found.speedup is None:
-        yield "The reply is too short to measure a speed; ask for something longer."
+        yield (
+            f"{fast.tokens_per_second:.1f} tokens/s {fast.name} and {plain.tokens_per_second:.1f} by plain decoding "
+            f"after the first token, which is no comparison: {found.why_not}."
+        )
     else:
         ratio = speedup(found.speedup)
         yield f"{ratio} {fast.name} ({speeds})"

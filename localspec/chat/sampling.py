@@ -1,5 +1,6 @@
 """How replies are sampled, changed while one chats: `/set`; and whether the model thinks first: `/think`."""
 
+import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -164,8 +165,8 @@ def first_sampled(card: "TargetCard", sampled: "Sampled", store: "Store | None",
 
 
 def split(rest: str) -> tuple[str, str]:
-    """What stands behind `/set`: the key and the value, each of them empty where there is none."""
-    key, _, value = rest.strip().partition(" ")
+    """Return the key and the value after `/set`, each of them empty where it is missing: `top-k 5` or `top-k=5`."""
+    key, _, value = re.sub(r"^([\w-]+)=", r"\1 ", rest.strip()).partition(" ")
     return key, value.strip()
 
 

@@ -1,13 +1,13 @@
 """localspec config"""
 
 import json
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from localspec import environment
 from localspec.cli.console import folded, width
-from localspec.config import NAMES, load
+from localspec.config import NAMES, Settings, load
 from localspec.models.present import present_model
 from localspec.paths import Paths
 from localspec.text import one_line
@@ -21,18 +21,31 @@ def config(
 ) -> None:
     """The merged settings, and where each value comes from. A dash leaves it to the model."""
     settings = load()
+    _check_chat(settings)
     values = {name: getattr(settings, name) for name in NAMES}
+    present = present_model(settings, Paths(environment.home()))
     if as_json:
+        entries: dict[str, dict[str, Any]]
         entries = {name: {"value": value, "origin": settings.origins[name]} for name, value in values.items()}
+        entries["model"] |= {"used": present.model, "used_because": present.origin}
         print(json.dumps(entries, indent=2))
         return
     names = max(map(len, values))
     origins = dict(settings.origins)
     if settings.model is None:
-        values["model"], origins["model"] = present_model(settings, Paths(environment.home()))
+        values["model"], origins["model"] = present
     for name, value in values.items():
         shown = "-" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
         line = f"{name:{names}} {one_line(shown):24} {one_line(origins[name])}"
         print("\n".join(folded(line, width(), indent=names + 1)))
     file = Paths(environment.home()).config_file
     print("\n".join(folded(one_line(f"Change them in {file}, or for one command: LOCALSPEC_TEMPERATURE=0.3"), width())))
+
+
+def _check_chat(settings: Settings) -> None:
+    """Raise UsageMistake for a theme or keys that the chat refuses."""
+    if settings.origins["theme"] != "default" or settings.keymap:  # what draws the chat takes long to import
+        from localspec_tui import keymap, themes
+
+        themes.check(settings)
+        keymap.effective(settings)

@@ -40,7 +40,7 @@ class Learned:
         now, names = renamed(), {*names, *_names_in(files)}
         former = {name: now[name] for name in names if name in now}
         drafters = _drafters_outside(names)
-        with suppress(LocalspecError), store_if_any("phrases") as store:
+        with suppress(LocalspecError), store_if_any("phrases", raise_damage=False) as store:
             if store is not None:
                 places = {str(file) for file in files}
                 pools = tuple(pool for pool in store.phrases.pools() if pool.model in names or pool.path in places)

@@ -59,7 +59,7 @@ def load_settings(flags: Mapping[str, Any]) -> Settings:
     if settings.threads is not None:
         from localspec.machine.hardware import limit_cores
 
-        limit_cores(settings.threads)
+        limit_cores(settings.threads, settings.shown("threads"))
     return settings
 
 

@@ -389,7 +389,8 @@ class _Talk:
         settings = self._settings.another(before, engine)
         trace = Trace(prompt.typed, engine.decode or str)
         live = LiveStats(engine, settings.accept)
-        limits = Limits(settings.max_tokens, settings.stop, loop_prompt=prompt.typed)
+        watched = sys.stdout.isatty()  # a program gets the whole of a loop
+        limits = Limits(settings.max_tokens, settings.stop, loop_prompt=prompt.typed if watched else None)
         prompt = prompt.behind(self._files, GIVEN)
         sampling, think = engine.sampling(settings), engine.thinking(settings, self._conversation.system)
         if sampled := first_sampled(self._card, sampling, self._store, self._settings.first):

@@ -11,24 +11,26 @@ import typer
 from localspec import environment
 from localspec.paths import Paths
 from localspec.store.database import StoreTrouble
+from localspec.store.opening import PARTS
 from localspec.store.store import Store, user_store
 from localspec.text import one_line
 
-PARTS = ("-wal", "-shm", "-journal")  # files of SQLite beside a database
-
 
 @contextmanager
-def store_if_any(what: str) -> Iterator[Store | None]:
-    """The store of this user, for the sake of the phrases or the conversations: `what`.
+def store_if_any(what: str, raise_damage: bool = True) -> Iterator[Store | None]:
+    """Yield the store of this user, for the sake of the phrases or the conversations: `what`.
 
-    None where there is none yet, since looking must not make one. Raises StoreTrouble, also where there may be one that
-    cannot be reached: then nobody knows that nothing is kept.
+    None where there is none yet, since looking must not make one. Raise StoreTrouble, also where there may be one that
+    cannot be reached: then nobody knows that nothing is kept. Damage that is found after opening raises it too, unless
+    `raise_damage` is False.
     """
     if why := _out_of_reach(database := Paths(environment.home()).database):
         raise StoreTrouble(f"{database} cannot be reached ({why}), so its {what} can be neither shown nor deleted.")
     with user_store(lambda sentence: typer.echo(one_line(sentence), err=True), create=False) as store:
         if store is not None and store.path is None:
             raise StoreTrouble(f"{database} cannot be used, so its {what} can be neither shown nor deleted.")
+        if store is not None and raise_damage:
+            store.raise_damage()
         yield store
 
 

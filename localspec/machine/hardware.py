@@ -30,13 +30,15 @@ class _Allowed:
     cores: int | None = None  # None: all of them
 
 
-def limit_cores(count: int | None) -> None:
-    """Lets this process compute with so many cores at most, or with all of them, from now on.
+def limit_cores(count: int | None, shown: str = "") -> None:
+    """Let this process compute with so many cores at most, or with all of them, from now on.
 
-    For the time before a model is loaded. Raises UsageMistake where there are fewer.
+    For the time before a model is loaded. Raise UsageMistake where there are fewer, which names the setting as `shown`.
     """
     if count is not None and count > _cores_here():
-        raise UsageMistake(f"{count} threads are more than the {counted(_cores_here(), 'core')} here; give fewer.")
+        raise UsageMistake(
+            f"{shown or count}: there are only {counted(_cores_here(), 'core')} here; give fewer threads."
+        )
     _Allowed.cores = count
 
 

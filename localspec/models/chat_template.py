@@ -70,6 +70,7 @@ def _compiled(template: str) -> Template:
 # -- limits ------------------------------------------------------------------------------------------------------------
 
 SECONDS = 5.0  # a template takes milliseconds
+TOO_SLOW = f"it takes longer than {SECONDS:.0f} seconds"
 CHARACTERS = 2**28  # of all texts that one rendering makes
 _ITEM = 32  # characters that an item of a new list counts as
 _VISIT = 256  # and one whose text is counted, which takes time
@@ -79,6 +80,8 @@ _GROWING = frozenset((
     "slice", "string", "to_bytes", "tojson", "translate", "wordwrap", "xmlattr", "zfill",
 ))  # fmt: skip
 _MOST_BITS = 4096  # of a number that a power or a product makes
+_TOO_MUCH = f"it makes more than {CHARACTERS // 10**6} million characters"
+_TOO_LARGE = f"it makes a number of more than {_MOST_BITS:,} bits"
 _BOUNDLESS = re.compile(r"\d{5}|%[^%a-zA-Z]*\*|\{[^{}]*\{")  # widths in a format that are large, or given elsewhere
 _left = threading.local()  # `characters` that the rendering on this thread may still make
 
@@ -130,11 +133,11 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         if operator == "%" and isinstance(left, (str, bytes)):
             _bounded("format", [str(left), right], {})
         elif operator == "**" and isinstance(left, int) and isinstance(right, int):
-            _refuse_unless(abs(right) * left.bit_length() <= _MOST_BITS)
+            _refuse_unless(abs(right) * left.bit_length() <= _MOST_BITS, _TOO_LARGE)
         elif operator == "*" and not numbers:
             _refuse_unless(_size(left) * _number(right) * _size(right) * _number(left) <= _left.characters)
         found = self.counted(super().call_binop(context, operator, left, right))
-        _refuse_unless(not isinstance(found, int) or found.bit_length() <= 2 * _MOST_BITS)
+        _refuse_unless(not isinstance(found, int) or found.bit_length() <= 2 * _MOST_BITS, _TOO_LARGE)
         return found
 
 
@@ -194,9 +197,9 @@ def _spend(characters: int) -> None:
     _refuse_unless(_left.characters >= 0)
 
 
-def _refuse_unless(affordable: bool) -> None:
+def _refuse_unless(affordable: bool, otherwise: str = _TOO_MUCH) -> None:
     if not affordable:
-        raise MemoryError
+        raise MemoryError(otherwise)
 
 
 # -- what templates know -------------------------------------------------------------------------------------------

@@ -12,7 +12,6 @@ from localspec.models.spelled_marks import PROBE, SpelledMarks, whole_characters
 from localspec.models.thinking import Thinking, WhenItThinks, marks_of
 from localspec.models.thinking_switch import Switch, find_switch
 from localspec.models.tokenizer import Tokenizer
-from localspec.models.tokenizer_trial import TOO_LONG
 
 _COUNTED = 2**16  # messages whose tokens are remembered
 _FRAME = 2**20  # characters that a template may put around what was said
@@ -143,17 +142,18 @@ class ChatTokenizer:
         words = whole_characters(self.marks.restored(first_line(answer["error"])[:200]))
         if answer.get("refused") and "text" in self._answer(_PLAINEST, True):
             raise Refusal(f"The model's chat template refuses this conversation: {words}")
-        raise LocalspecError(f"The model's chat template cannot be used ({words}); fetch the model again.")
+        do = "correct the template, or choose another model" if answer.get("limit") else "fetch the model again"
+        raise LocalspecError(f"The model's chat template cannot be used ({words}); {do}.")
 
     def _answer(
         self, messages: Sequence[Message], waits: bool, switches: Mapping[str, bool] | None = None
     ) -> dict[str, Any]:
-        """Return the `text` of the template, or its `error`; `refused` where its own program says so."""
+        """Return the `text` of the template, or its `error`: `refused` by its own program, or beyond a `limit`."""
         if self._stopped:
-            return {"error": self._stopped}
+            return {"error": self._stopped, "limit": True}
         from jinja2 import TemplateError  # slow to import
 
-        from localspec.models.chat_template import length, render_template
+        from localspec.models.chat_template import TOO_SLOW, length, render_template
 
         template, tokens = self.tokenizer.chat_template or "", self.tokenizer.special_tokens
         try:
@@ -161,14 +161,16 @@ class ChatTokenizer:
         except TemplateError as error:
             return {"error": f"{error}" or type(error).__name__, "refused": True}
         except TimeoutError:
-            self._stopped = TOO_LONG  # one that never ends is not waited for again
-            return {"error": TOO_LONG}
+            self._stopped = TOO_SLOW  # one that never ends is not waited for again
+            return {"error": TOO_SLOW, "limit": True}
+        except MemoryError as error:
+            return {"error": f"{error}" or "it takes more memory than there is", "limit": True}
         except Unwanted:
             raise
         except Exception as error:  # noqa: BLE001  # a template fails as any program can
             return {"error": f"{error}" or type(error).__name__}
-        if len(text) > _FRAME + 4 * length(messages):
-            return {"error": f"it makes a text of {len(text)} characters"}
+        if len(text) > (most := _FRAME + 4 * length(messages)):
+            return {"error": f"it makes a text of {len(text):,} characters, and {most:,} are the most", "limit": True}
         if _halves(text) - _halves("".join("".join(message.values()) for message in messages)):
             return {"error": "it makes halves of characters, which are no text"}
         return {"text": text}

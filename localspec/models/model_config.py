@@ -227,7 +227,7 @@ class ModelConfig:
         if asked is not None and asked > limit:
             raise UsageMistake(
                 f"A context of {asked} tokens is more than the {limit} this model was made for; "
-                f"ask for --context {limit} or less."
+                f"ask for {limit} or fewer."
             )
         return asked or own
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from localspec.errors import LocalspecError
-from localspec.models.chat_template import render_template
+from localspec.models.chat_template import TOO_SLOW, render_template
 from localspec.models.tokenizer import Tokenizer
 from localspec.models.tokenizer_trial import TOO_LONG
 from localspec.outside_files import parse_json
@@ -50,7 +50,9 @@ def child() -> None:
         except LocalspecError as error:
             answer = {"error": str(error), "sentence": True}
         except TimeoutError:
-            answer = {"error": TOO_LONG}
+            answer = {"error": TOO_LONG if tokenizer is None else TOO_SLOW}
+        except MemoryError as error:
+            answer = {"error": f"{error}" or f"it takes more than {_MEMORY // 2**30} GiB of memory"}
         except BaseException as error:  # noqa: BLE001  # the panic of a library in Rust is no Exception
             panic = "" if isinstance(error, Exception) else f"{type(error).__name__}: "
             answer = {"error": f"{panic}{error}" or type(error).__name__}

@@ -16,9 +16,10 @@ import numpy.typing as npt
 from localspec.checkpoint import Checkpoint, again, moved
 from localspec.environment import home
 from localspec.errors import DoesNotFit, LocalspecError, NotHere, first_line
-from localspec.gguf.blocks import BLOCKS, floats, q8_0
+from localspec.gguf.blocks import BLOCKS, floats
 from localspec.gguf.file import damaged
 from localspec.gguf.model import GgufModel, GgufTensor
+from localspec.gguf.stand_ins import requantised
 from localspec.models.architecture import TransformerConfig, in_features, weight_map
 from localspec.models.fingerprint import recognised
 from localspec.models.model_config import ModelConfig, least_parameters
@@ -36,16 +37,15 @@ from localspec.paths import Paths
 from localspec.quantities import size
 
 Floats = npt.NDArray[np.float32]
-# The blocks that the numbers of a type are rounded to where the kernels have none for the type itself.
-ROUNDED_TO: Mapping[str, str] = {}
-_USUAL = "Q8_0"
+_USUAL = "Q8_0"  # the blocks that weights are rounded to at each start where no kernel reads those of their own type
+_MOST_ROUNDED = 2**26  # weights: more of them take seconds, so such a model is packed once, in int8
 _PIECE = 2**21  # bytes of a file that a thread reads at a time
 _TYPES = {block.name: block for block in BLOCKS.values()}
 
 
 def computed_as(stored: str) -> str:
     """Return the type of blocks that a type of GGUF is computed in: itself, if there are kernels for it."""
-    return stored if stored in BLOCK_TYPES else ROUNDED_TO.get(stored, _USUAL)
+    return stored if stored in BLOCK_TYPES else _USUAL
 
 
 def gguf_source(model: GgufModel) -> Source:
@@ -84,12 +84,15 @@ def registration(source: Source, origin: Origin, answers: str = IN_BLOCKS) -> He
     numbers = {file: number for number, file in enumerate(source.checkpoint.weight_files)}
     names = weight_map(source.sizes)  # without a head that is the embedding
     blocks = {name: tuple(_part(one, numbers) for one in source.made_of[name]) for name in names}
-    held = [_held(part) for parts in blocks.values() for part in parts]
+    every = [part for parts in blocks.values() for part in parts]
+    held = [_held(part) for part in every]
+    rounded = sum(prod(part.shape) for part in every if len(part.shape) > 1 and part.type not in BLOCK_TYPES)
+    quick = all(held) and rounded <= _MOST_ROUNDED
     texts = {name: len(text) for name, text in source.texts.items()}
     return replace(
         Header.plan(origin, IN_BLOCKS, source.checkpoint.parameters, {}, texts), format=REGISTERED, blocks=blocks,
         weight_bytes=sum(held) if all(held) else 0,
-        answers=answers if all(held) or answers != IN_BLOCKS else FILED[0],
+        answers=answers if quick or answers != IN_BLOCKS else FILED[0],
     )  # fmt: skip
 
 
@@ -194,7 +197,10 @@ def open_blocks(found: PackedFile, threads: int) -> BlockModel:
     texts = {name: found.text(name) for name in found.header.texts}
     files = files_of(found)
     before, source = stamps(files), registered_source(found.header, texts, files)
-    made_of = {name: [part for part in parts if isinstance(part, GgufTensor)] for name, parts in source.made_of.items()}
+    made_of = {
+        name: _apart(name, [part for part in parts if isinstance(part, GgufTensor)])
+        for name, parts in source.made_of.items()
+    }
     vectors = {name: parts for name, parts in made_of.items() if in_features(name, source.sizes) is None}
     stored = {name: parts for name, parts in made_of.items() if name not in vectors}
     if source.sizes.tied:
@@ -235,6 +241,14 @@ def open_blocks(found: PackedFile, threads: int) -> BlockModel:
     return BlockModel(found.header, source.config, texts, tensors)
 
 
+def _apart(name: str, parts: list[GgufTensor]) -> list[GgufTensor]:
+    """Return the parts of a weight as the library takes them: gate and up apart, where a file has both in one."""
+    if len(parts) > 1 or not name.endswith("gate_up_proj.weight"):
+        return parts
+    gate = replace(parts[0], bytes=parts[0].bytes // 2, shape=(parts[0].shape[0] // 2, parts[0].shape[1]))
+    return [gate, replace(gate, start=gate.start + gate.bytes)]
+
+
 def _vector(name: str, parts: Sequence[GgufTensor]) -> Floats:
     """Return a vector as the file has it. Raises LocalspecError for one with other than numbers."""
     vector = np.concatenate([part.floats(0, part.shape[0]) for part in parts])
@@ -258,7 +272,7 @@ def _fill(held: Any, name: str, part: GgufTensor, matrix: BlockMatrix, start: in
     rows = held.buffer[: count * of_row]
     part.read(rows.data, start * of_row)
     if matrix.type != part.block.name:
-        rows = q8_0(floats(part.block, rows.data))
+        rows = requantised(floats(part.block, rows.data), matrix.type)
     of_panel = len(matrix.data) // -(-matrix.out // PANEL)
     panels = matrix.data[start // PANEL * of_panel : -(-end // PANEL) * of_panel]
     try:

@@ -3,13 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from localspec.checkpoint import only_packed
+from localspec.checkpoint import inspect, only_packed
 from localspec.config import Settings
 from localspec.errors import DoesNotFit, LocalspecError, NotHere, UsageMistake
 from localspec.machine import compiled
 from localspec.machine.machine import Device, Machine, this_machine
 from localspec.models.drafter_kinds import WEIGHTS, kind_of, kinds
 from localspec.models.model import Model, model_of
+from localspec.models.model_config import read_config
 from localspec.models.registry import TargetCard
 from localspec.packed_file import BLOCKS
 from localspec.policy.candidates import MOST_NODES, DrafterCandidate, drafter_bytes
@@ -91,7 +92,12 @@ def requested_drafter(settings: Settings, card: TargetCard) -> DrafterSpec:
         raise UsageMistake(
             f"{settings.shown('draft_max')} is more than the {MOST_NODES} nodes a tree may have; give fewer."
         )
-    return named_drafter(settings.drafter if settings.draft_max != 0 else "none", card)
+    try:
+        return named_drafter(settings.drafter if settings.draft_max != 0 else "none", card)
+    except UsageMistake as mistake:
+        if not settings.is_set_outside("drafter"):
+            raise
+        raise UsageMistake(f"{settings.shown('drafter')}: {mistake}") from mistake
 
 
 def choices(
@@ -106,7 +112,8 @@ def choices(
     `drafter` is the one that the settings ask for. Raises UsageMistake, NotHere and DoesNotFit.
     """
     machine, measurements = machine or this_machine(), measurements or NoMeasurements()
-    devices = machine.devices if settings.device == "auto" else (_device(machine, settings.device),)
+    _check_context(settings, model.card)
+    devices = machine.devices if settings.device == "auto" else (_device(machine, settings),)
     attempts = [_attempt(model, drafter, settings, device, machine, measurements) for device in devices]
     possible = [attempt for attempt in attempts if attempt.refused is None]
     refusals = [attempt.refused for attempt in attempts if attempt.refused]
@@ -343,10 +350,25 @@ def _names(machine: Machine) -> str:
     return ", ".join(device.name for device in machine.devices)
 
 
-def _device(machine: Machine, name: str) -> Device:
-    if (device := machine.device(name)) is None:
-        raise UsageMistake(f"There is no device '{name}' here; use one of {_names(machine)}, or auto.")
+def _device(machine: Machine, settings: Settings) -> Device:
+    if (device := machine.device(settings.device)) is None:
+        where = f"{settings.shown('device')}: " if settings.is_set_outside("device") else ""
+        raise UsageMistake(
+            f"{where}There is no device '{settings.device}' here; use one of {_names(machine)}, or auto."
+        )
     return device
+
+
+def _check_context(settings: Settings, card: TargetCard) -> None:
+    """Raise UsageMistake for a context that the model cannot hold."""
+    if settings.context is None or not card.here:
+        return
+    _, limit = read_config(inspect(card.path)).contexts
+    if settings.context > limit:
+        raise UsageMistake(
+            f"{settings.shown('context')} is more than the {limit} tokens that this model was made for; "
+            f"ask for {limit} or fewer."
+        )
 
 
 def precisions_of(settings: Settings, device: Device) -> list[Precision]:

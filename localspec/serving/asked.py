@@ -1,5 +1,6 @@
 """What a client asks for, out of the JSON of its request. Whatever cannot be done is refused, and nothing ignored."""
 
+import json
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -297,6 +298,6 @@ def _content(place: str, value: object) -> str:
 
 
 def shown(value: object) -> str:
-    """Return a short form of a value in a request, for a message."""
-    words = repr(value)
+    """Return a short form of a value in a request, for a message: as JSON has it, a text as Python escapes it."""
+    words = repr(value) if isinstance(value, str) else json.dumps(value)
     return words if len(words) <= 60 else f"{words[:57]}…"

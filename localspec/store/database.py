@@ -18,11 +18,12 @@ from localspec.paths import private_directory
 from localspec.quantities import size
 from localspec.store import cleaning, opening
 from localspec.store.opening import (
+    CarryOver,
     Notice,
     Result,
     Work,
     code_of,
-    how_to_recover,
+    damage,
     identity,
     is_broken,
     moved,
@@ -31,7 +32,7 @@ from localspec.store.opening import (
     open_readable,
     open_writable,
     reason_of,
-    set_aside,
+    replace,
     transaction,
 )
 
@@ -76,6 +77,7 @@ class Database:
         migrations: Sequence[Work[None]],
         probes: Sequence[str],
         refill: Work[None],
+        carry_over: CarryOver,
         unwritable: str = "",
         in_memory: bool = False,
     ) -> None:
@@ -87,6 +89,9 @@ class Database:
         self._migrations = migrations
         self._probes = probes
         self._refill = refill
+        self._carry_over = carry_over
+        self._aside: Path | None = None  # the damaged file of this session
+        self.report_damage = notice  # found at work; where it raises, so does the call that found it
         self._identity = identity(path)
         self._lock = threading.RLock()
 
@@ -98,30 +103,32 @@ class Database:
         migrations: Sequence[Work[None]],
         probes: Sequence[str],
         refill: Work[None],
+        carry_over: CarryOver = lambda source, target: "",
     ) -> Self:
         """Open or make the database at `path`.
 
         The version of a file (PRAGMA user_version) is the number of `migrations` that it has been through. `probes`
-        are quick queries that fail where a table is damaged. `refill` puts into an empty database in memory what a
-        session cannot go on without, should its file turn out to be broken.
+        are quick queries that fail where a table is damaged. `refill` puts into a new database what a session cannot
+        go on without, should its file turn out to be broken. `carry_over` copies what can be read of such a file.
 
-        Never fails: a broken file or one of a newer version is set aside, one that can only be read is read, and
-        where nothing works the database lives in memory. Each of these is reported to `notice` in one sentence.
+        Never fails: a broken file or one of a newer version is set aside for a new one, one that can only be read is
+        read, and where nothing works the database lives in memory. Each of these is reported to `notice`.
         """
         path = path.absolute()
         try:
             _make_way(path)
             with one_at_a_time(path, notice):
-                connection = open_writable(path, notice, migrations, probes)
-                return cls(connection, path, notice, migrations, probes, refill)
+                connection = open_writable(path, notice, migrations, probes, carry_over)
+                return cls(connection, path, notice, migrations, probes, refill, carry_over)
         except (OSError, sqlite3.Error, LocalspecError) as error:
             reason = reason_of(error)
         readable = open_readable(path, len(migrations), probes) if os.path.isfile(path) else None
         if readable is not None:
             notice(f"{path} can only be read ({reason}), so nothing new is kept in it.")
-            return cls(readable, path, notice, migrations, probes, refill, reason)
+            return cls(readable, path, notice, migrations, probes, refill, carry_over, reason)
         notice(f"{path} cannot be used ({reason}), so what is learned in this session is forgotten at its end.")
-        return cls(open_in_memory(migrations), path, notice, migrations, probes, refill, reason, in_memory=True)
+        memory = open_in_memory(migrations)
+        return cls(memory, path, notice, migrations, probes, refill, carry_over, reason, in_memory=True)
 
     @property
     def why_lost(self) -> str:
@@ -166,8 +173,8 @@ class Database:
         self.reach_file()
         if self.read_only:
             kind = NoRoom if self._remedy == _MAKE_ROOM else StoreTrouble
-            trouble = kind(f"{self.path} can only be read ({self._why}): {self._remedy}.")
-            trouble.told = True
+            trouble = kind(f"{self.path} was not changed: {self._remedy}.")
+            trouble.told = True  # opening it has said why
             raise trouble
 
         def whole(connection: sqlite3.Connection) -> Result:
@@ -187,7 +194,7 @@ class Database:
                     if self.path is None:
                         connection = moved(self._connection, self._file)
                     else:
-                        connection = open_writable(self._file, self._notice, self._migrations, self._probes)
+                        connection = self._open_writable()
             except (OSError, sqlite3.Error, LocalspecError) as error:
                 self._why = reason_of(error)
                 return
@@ -219,6 +226,8 @@ class Database:
                 f"{done}, but deleted text may still be in {self.path} and its -wal file ({problem}). The next start "
                 "overwrites it: make room on the disk, and end every other localspec session."
             )
+        if self._aside is not None and self._aside.exists():
+            raise StoreTrouble(f"{done}, but {self._aside} is damaged and may still hold it: delete that file.")
 
     @property
     def unfinished(self) -> str:
@@ -246,6 +255,8 @@ class Database:
                 self._notice(f"Deleted text in {self._named} is overwritten first, which may take a minute.")
             if (problem := self._write_anew(wait=large)) and large:
                 self._notice(f"Deleted text may still be in {self.path} ({problem}) until the next start.")
+            if self._aside is not None:
+                self._notice(f"Deleted text may still be in {self._aside}: delete that file.")
 
     def give_back(self) -> None:
         """Shrink the file, if that is quick."""
@@ -274,7 +285,10 @@ class Database:
                     self._connection.execute("DELETE FROM deletion WHERE number <= ?", (last,))
                 return problem
             except sqlite3.DatabaseError as error:
-                return str(error)
+                if not is_broken(error):
+                    return str(error)
+                self._leave_broken_file(error, self._notice)
+                return ""
 
     def empty_log(self, wait: bool = True) -> str:
         """Write the log into the file and cut it to nothing; return what stands in the way, or nothing."""
@@ -295,27 +309,37 @@ class Database:
         trouble = NoRoom if code_of(error) == sqlite3.SQLITE_FULL else StoreTrouble
         return trouble(f"{self.path} {_remedy(error)} ({reason_of(error)}).")
 
-    def _leave_broken_file(self, error: sqlite3.DatabaseError) -> None:
-        """Set the file aside, in which damage was found at work, and go on in memory."""
+    def _open_writable(self) -> sqlite3.Connection:
+        return open_writable(self._file, self._notice, self._migrations, self._probes, self._carry_over)
+
+    def _leave_broken_file(self, error: sqlite3.DatabaseError, report: Notice | None = None) -> None:
+        """Go on with a new file that holds what can be read of this one, or in memory where there can be none.
+
+        `report` takes the sentence on it instead of `report_damage`.
+        """
         if self.path is None:
             raise error
-        broken, path = self._connection, self.path
-        how = ""
+        broken, path, unfit = self._connection, self.path, damage(error)
         try:
-            with one_at_a_time(path):
+            with one_at_a_time(path, self._notice):
                 # Another process may have been quicker; then the file of this name is a new and good one.
-                aside = set_aside(path, "broken", broken) if identity(path) == self._identity else None
-            fate = f"was set aside as {aside.name}" if aside else "was set aside by another process"
-            how = f" {how_to_recover(aside)}" if aside else ""
+                what = f"{path} {unfit} and was set aside by another process."
+                if identity(path) == self._identity:
+                    how = (broken, self._notice, self._migrations, self._carry_over)
+                    self._aside, what = replace(path, unfit, *how)
+                self._connection = self._open_writable()
+            self._identity = identity(path)
         except (OSError, sqlite3.Error) as trouble:
-            fate = f"cannot be set aside ({reason_of(trouble)})"
+            what = (
+                f"{path} {unfit} and cannot be set aside ({reason_of(trouble)});"
+                " what is learned in this session is forgotten at its end."
+            )
+            self._connection, self.path, self._aside = open_in_memory(self._migrations), None, self._aside or path
+        self.read_only, self._why = False, ""
         with contextlib.suppress(sqlite3.Error):
             broken.close()
-        self._connection = open_in_memory(self._migrations)
-        self.path, self.read_only, self._why = None, False, ""
         self._refill(self._connection)
-        what = f"{path} is broken ({reason_of(error)}) and {fate}"
-        self._notice(f"{what}; what is learned in this session is forgotten at its end.{how}")
+        (report or self.report_damage)(what)
 
 
 def _log_size(path: Path) -> int:

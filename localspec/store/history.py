@@ -14,7 +14,7 @@ from localspec.errors import LocalspecError
 from localspec.quantities import counted
 from localspec.store.conversation_rows import figures_from, info_from, info_of, parting_of, turn_from
 from localspec.store.conversations import ConversationInfo, Found, Saved, Source, Turn
-from localspec.store.database import Database, StoreTrouble
+from localspec.store.database import Database
 from localspec.store.history_tables import delete_all_turns
 from localspec.store.presence import Presence
 from localspec.store.searched_words import excerpt, folded_words, hold, index_query
@@ -296,10 +296,7 @@ class History:
         With `everything` also rows that another program left without a conversation or without a turn. Raise
         StoreTrouble; its sentence says what was done and what is left to do.
         """
-        path = self._database.path
         removed = self._delete(conversations, everything)
-        if self._database.path != path:
-            raise StoreTrouble(f"Nothing was removed, because {path} is broken: delete what it was set aside as.")
         self._database.overwrite_deleted(f"{counted(removed, 'conversation')} removed")
         return removed
 

@@ -12,11 +12,13 @@ from typing import Any, TypeAlias, TypeVar
 
 from localspec.quantities import size as shown
 from localspec.store.cleaning import SMALL, content_size
+from localspec.store.copied import erase
 from localspec.text import one_line
 
 BUSY_SECONDS = 5.0
 PATIENCE = 120.0  # seconds that a start waits for another process, which may be rewriting a large file
 LONGEST_REASON = 300  # characters
+PARTS = ("-wal", "-shm", "-journal")  # files of SQLite next to a database
 BROKEN = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 
 Result = TypeVar("Result")
@@ -24,28 +26,36 @@ Work: TypeAlias = Callable[[sqlite3.Connection], Result]
 Notice: TypeAlias = Callable[[str], None]
 
 
-class _Unfit(Exception):
-    """A reason why this file cannot serve as the database, which only setting it aside cures."""
+# Copies from a damaged database into an empty one what can be read, and returns what that is, or nothing.
+CarryOver: TypeAlias = Callable[[sqlite3.Connection, sqlite3.Connection], str]
 
-    def __init__(self, suffix: str, reason: str) -> None:
+
+class Unfit(Exception):
+    """A reason why this file cannot serve as the database, which only setting it aside cures.
+
+    Something of it may be readable where it is `damaged`.
+    """
+
+    def __init__(self, suffix: str, reason: str, damaged: bool = False) -> None:
         super().__init__(reason)
-        self.suffix = suffix
+        self.suffix, self.damaged = suffix, damaged
 
 
 def open_writable(
-    path: Path, notice: Notice, migrations: Sequence[Work[None]], probes: Sequence[str]
+    path: Path, notice: Notice, migrations: Sequence[Work[None]], probes: Sequence[str], carry_over: CarryOver
 ) -> sqlite3.Connection:
-    """Open the database at `path`: made, migrated and checked. A file that cannot serve is set aside first, once.
+    """Open the database at `path`: made, migrated and checked. A file that cannot serve is replaced first, once.
 
     Raise sqlite3.Error and OSError.
     """
     aside = False
+    _drop(Path(f"{path}-new"))  # of a process that was killed while it replaced the file
     while True:
         connection = _made(path)
         try:
             return _checked(connection, path, notice, migrations, probes)
-        except (sqlite3.Error, _Unfit) as error:
-            unfit = error if isinstance(error, _Unfit) else _Unfit("broken", f"is broken ({reason_of(error)})")
+        except (sqlite3.Error, Unfit) as error:
+            unfit = error if isinstance(error, Unfit) else damage(error)
             try:
                 # SQLITE_ERROR: the file has other tables than its version promises
                 if isinstance(error, sqlite3.Error) and code_of(error) not in {*BROKEN, sqlite3.SQLITE_ERROR}:
@@ -53,14 +63,72 @@ def open_writable(
                 if aside:
                     raise OSError(f"it {unfit} again") from error
                 try:
-                    file = set_aside(path, unfit.suffix, connection)
-                except OSError as trouble:
+                    notice(replace(path, unfit, connection, notice, migrations, carry_over)[1])
+                except (OSError, sqlite3.Error) as trouble:
                     raise OSError(f"it {unfit} and cannot be set aside: {reason_of(trouble)}") from trouble
-                how = f" {how_to_recover(file)}" if unfit.suffix == "broken" else ""
-                notice(f"{path} {unfit} and was set aside as {file.name}; a new one was begun.{how}")
                 aside = True
             finally:
                 connection.close()
+
+
+def damage(error: sqlite3.Error) -> Unfit:
+    return Unfit("broken", f"is broken ({reason_of(error)})", damaged=True)
+
+
+def replace(
+    path: Path,
+    unfit: Unfit,
+    connection: sqlite3.Connection,
+    notice: Notice,
+    migrations: Sequence[Work[None]],
+    carry_over: CarryOver,
+) -> tuple[Path, str]:
+    """Set the file aside, with a new one in its place that holds what can be read; return its name and a sentence.
+
+    The new one is whole before it gets its name, so there is a file of that name whenever this process is killed.
+    Raise sqlite3.Error and OSError, where the old file stays.
+    """
+    new, came = Path(f"{path}-new"), ""
+    _drop(new)
+    try:
+        with contextlib.closing(_made(new)) as fresh:
+            _tune(fresh)
+            fresh.execute("PRAGMA journal_mode = MEMORY").fetchone()
+            _migrate(fresh, migrations)
+            if unfit.damaged:
+                came = _carried(path, fresh, notice, carry_over)
+        aside = set_aside(path, unfit.suffix, connection, new)
+    except BaseException:
+        _drop(new)
+        raise
+    how = f" {how_to_recover(aside)}" if unfit.suffix == "broken" else ""
+    held = f" with what could be read: {came}" if came else ""
+    return aside, f"{path} {unfit} and was set aside as {aside.name}; a new one was begun{held}.{how}"
+
+
+def _carried(path: Path, fresh: sqlite3.Connection, notice: Notice, carry_over: CarryOver) -> str:
+    """Copy what can be read of the file at `path`, and announce it where that takes long; return what that is."""
+    try:
+        source = _connect(f"{path.as_uri()}?mode=ro", uri=True)
+    except sqlite3.Error:
+        return ""
+    with contextlib.closing(source):
+        try:
+            source.execute("SELECT count(*) FROM sqlite_master").fetchone()
+            size = content_size(source)
+        except sqlite3.Error:
+            return ""
+        if size > SMALL:
+            notice(f"{path} ({shown(size)}) is damaged; copying what can be read of it may take minutes.")
+        with transaction(fresh):
+            return carry_over(source, fresh)
+
+
+def _drop(new: Path) -> None:
+    """Delete a new file that did not come to serve. It holds private text."""
+    for part in ("-journal", ""):
+        with contextlib.suppress(OSError):
+            erase(Path(f"{new}{part}"))
 
 
 def how_to_recover(file: Path) -> str:
@@ -110,11 +178,11 @@ def _checked(
     """Migrate and check an open database, and announce it where that takes long."""
     version = _version(connection)
     if version > len(migrations):
-        raise _Unfit("newer", f"was written by a newer localspec (version {version}, this one knows {len(migrations)})")
+        raise Unfit("newer", f"was written by a newer localspec (version {version}, this one knows {len(migrations)})")
     if version < 0:
-        raise _Unfit("broken", f"is broken (it says that its version is {version})")
+        raise Unfit("broken", f"is broken (it says that its version is {version})", damaged=True)
     if version == 0 and connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-        raise _Unfit("broken", "is a database of something else")
+        raise Unfit("broken", "is a database of something else")
     connection.execute("PRAGMA journal_mode = WAL").fetchone()
     _tune(connection)
     if version < len(migrations) and (size := content_size(connection)) > SMALL:
@@ -252,22 +320,29 @@ def _lock(lock: sqlite3.Connection, path: Path, notice: Notice | None) -> None:
                 raise
 
 
-def set_aside(path: Path, suffix: str, connection: sqlite3.Connection) -> Path:
-    """Rename the file with its -wal, -shm and -journal, byte for byte; return its new name."""
+def set_aside(path: Path, suffix: str, connection: sqlite3.Connection, new: Path) -> Path:
+    """Rename the file with its -wal, -shm and -journal, byte for byte; return its name. `new` takes its place."""
     number = 1
-    while any(os.path.lexists(f"{path}.{suffix}-{number}{part}") for part in ("", "-wal", "-shm", "-journal")):
+    while any(os.path.lexists(f"{path}.{suffix}-{number}{part}") for part in ("", *PARTS)):
         number += 1
     aside = Path(f"{path}.{suffix}-{number}")
     try:
-        # Before it is closed: closing would first write the log into the file.
-        os.rename(path, aside)
-    except PermissionError:
-        # Windows renames no open file.
-        connection.close()
-        os.rename(path, aside)
-    for part in ("-wal", "-shm", "-journal"):
+        os.link(path, aside)  # a second name, so that there is always a file of the first one
+    except OSError:  # not on every disk
+        try:
+            os.rename(path, aside)
+        except PermissionError:
+            # Windows renames no open file. Before it is closed: closing would first write the log into the file.
+            connection.close()
+            os.rename(path, aside)
+    for part in PARTS:  # first: what is new must not find the log of what is old
         with contextlib.suppress(FileNotFoundError):
             os.rename(f"{path}{part}", f"{aside}{part}")
+    try:
+        os.replace(new, path)
+    except PermissionError:
+        connection.close()
+        os.replace(new, path)
     return aside
 
 

@@ -10,8 +10,9 @@ from typing import Self
 from localspec.environment import home
 from localspec.paths import Paths
 from localspec.store import drafts, history, history_tables, measurements, phrases
-from localspec.store.database import Database
+from localspec.store.database import Database, StoreTrouble
 from localspec.store.phrases import PoolNames
+from localspec.store.salvage import carry_over
 
 # Only ever append: files out there have been through the ones that stand here.
 MIGRATIONS: list[Callable[[sqlite3.Connection], None]] = [
@@ -63,11 +64,11 @@ class Store:
         def refill(connection: sqlite3.Connection) -> None:
             """Restore the pools in use, under the same ids."""
             connection.executemany(
-                "INSERT INTO pool (id, model, tokenizer, path, created, used) VALUES (?, ?, ?, ?, 0, 0)",
+                "INSERT OR IGNORE INTO pool (id, model, tokenizer, path, created, used) VALUES (?, ?, ?, ?, 0, 0)",
                 ((pool, *names) for pool, names in known.items()),
             )
 
-        database = Database.open(path, notice, MIGRATIONS, PROBES, refill)
+        database = Database.open(path, notice, MIGRATIONS, PROBES, refill, carry_over)
         database.finish_deletion()
         return cls(database, notice, limit, known)
 
@@ -81,6 +82,14 @@ class Store:
         """Close the file; the store cannot be used afterwards."""
         self.history.presence.close()
         self._database.close()
+
+    def raise_damage(self) -> None:
+        """Let each call that finds damage in the file raise StoreTrouble, once what can be read was saved."""
+
+        def stop(sentence: str) -> None:
+            raise StoreTrouble(sentence)
+
+        self._database.report_damage = stop
 
     @property
     def path(self) -> Path | None:

@@ -40,7 +40,7 @@ def stream(clock: Clock, first: float, step: float, steps: int, tokens: int, clo
         for at in range(steps):
             clock.now += step
             yield Text("b" * tokens, (1,) * tokens, ("target",) * tokens, clock.now, at + 1)
-        yield Done("length", said(ids))
+        yield Done("length", said(ids, drafted=1))
     finally:
         closed.append("closed")
 
@@ -55,7 +55,7 @@ def test_a_lane_shows_what_was_thought_before_the_answer():
 def test_the_lane_whose_clock_is_behind_works(clock):
     closed: list[str] = []
     lanes = [Lane("plain"), Lane("fast")]
-    streams = [stream(clock, 1.0, 1.0, 12, 1, closed), stream(clock, 1.0, 1.5, 4, 3, closed)]
+    streams = [stream(clock, 1.0, 1.0, 18, 1, closed), stream(clock, 1.0, 1.5, 6, 3, closed)]
     gaps = []
     for worked in race(lanes, streams):
         assert worked in lanes
@@ -63,16 +63,16 @@ def test_the_lane_whose_clock_is_behind_works(clock):
             gaps.append(abs(lanes[0].seconds - lanes[1].seconds))
     assert max(gaps) <= 1.5, "never more than one step apart"
     plain, fast = lanes
-    assert (plain.seconds, fast.seconds) == (13.0, 7.0), "each has its own clock: what it would have taken alone"
+    assert (plain.seconds, fast.seconds) == (19.0, 10.0), "each has its own clock: what it would have taken alone"
     assert (plain.tokens_per_second, fast.tokens_per_second) == (1.0, 2.0) and result(plain, fast).speedup == 2.0
     assert closed == ["closed"] * 2
-    assert plain.until(3.0) == ("abb", 3) and fast.until(3.0) == ("abbb", 4) and fast.until() == ("a" + "b" * 12, 13)
+    assert plain.until(3.0) == ("abb", 3) and fast.until(3.0) == ("abbb", 4) and fast.until() == ("a" + "b" * 18, 19)
 
 
 @each("one, other, parted", [((1, 2), (1, 2), None), ((1, 2), (1, 3), 2), ((1, 2), (1, 2, 9), 3), ((), (1,), 1)])
 def test_where_texts_part(one, other, parted):
-    moments = [Moment(1.0, "a", 1), Moment(2.0, "b", 1)]
-    lanes = [Lane("", moments, 2.0, said(ids)) for ids in (one, other)]
+    moments = [Moment(1.0, "a", 1), Moment(2.0, "b", module.FEWEST)]
+    lanes = [Lane("", moments, 2.0, said(ids, drafted=1)) for ids in (one, other)]
     found = result(*lanes)
     assert found.parted == parted and found.same is (parted is None) and found.speedup == 1.0
 
@@ -80,7 +80,7 @@ def test_where_texts_part(one, other, parted):
 @each("fast", [0.5, 0.998, 1.002, 2.0])
 def test_where_drafts_do_not_pay_it_is_said_in_plain_words(fast):
     lanes = [
-        Lane(name, [Moment(0.0, "a", 1), Moment(seconds, "b", 1)], seconds, said((1, 2)))
+        Lane(name, [Moment(0.0, "a", 1), Moment(seconds, "b", module.FEWEST)], seconds, said((1, 2), drafted=1))
         for name, seconds in (("plain decoding", 1.0), ("with phrases", 1 / fast))
     ]
     told = list(sentences(lanes, result(*lanes)))
@@ -91,20 +91,34 @@ def test_where_drafts_do_not_pay_it_is_said_in_plain_words(fast):
 
 def test_the_seconds_shown_are_those_that_the_speedup_compares(clock):
     lanes = [Lane("plain decoding"), Lane("with phrases")]
-    for _ in race(lanes, [stream(clock, 4.0, 1.0, 12, 1, []), stream(clock, 4.0, 2.0, 3, 4, [])]):
+    for _ in race(lanes, [stream(clock, 4.0, 1.0, 16, 1, []), stream(clock, 4.0, 2.0, 4, 4, [])]):
         pass
     plain, fast = lanes
-    assert (plain.decoding(), fast.decoding()) == (12.0, 6.0), "and not the 4 seconds in which both read the prompt"
+    assert (plain.decoding(), fast.decoding()) == (16.0, 8.0), "and not the 4 seconds in which both read the prompt"
     assert result(plain, fast).speedup == plain.decoding() / fast.decoding() == 2.0
     assert next(iter(sentences(lanes, result(*lanes)))).endswith(wording("n2_0_1_0_tokens_s_after_first"))
     assert (plain.decoding(3.9), plain.decoding(4.0), plain.decoding(5.5)) == (None, 0.0, 1.5)
     plain.seconds += 1.0  # what is settled at the end brings no token
-    assert plain.decoding() == plain.decoding(99.0) == 12.0 and Lane("", []).decoding() is None
+    assert plain.decoding() == plain.decoding(99.0) == 16.0 and Lane("", []).decoding() is None
 
 
 def test_a_reply_of_one_token_has_no_speedup():
     lanes = [Lane("", [Moment(1.0, "a", 1)], 1.0, said((1,))) for _ in range(2)]
     assert result(*lanes).speedup is None and lanes[0].tokens_per_second == 0.0
+
+
+@each("tokens, drafted, why", [(16, 0, "no draft was checked"), (15, 9, "15 tokens after the first are too few")])
+def test_speeds_without_drafts_or_of_few_tokens_are_not_compared(tokens, drafted, why):
+    lanes = [
+        Lane(name, [Moment(0.0, "a", 1), Moment(seconds, "b", tokens)], seconds, said((1, 2), drafted=count))
+        for name, seconds, count in (("plain decoding", 11.0, 0), ("with phrases", 1.0, drafted))
+    ]
+    found = result(*lanes)
+    assert found.speedup is None
+    first, same = sentences(lanes, found)
+    speeds = f"{tokens}.0", f"{tokens / 11:.1f}"
+    assert first == wording("speeds_are_no_comparison", fast=speeds[0], plain=speeds[1], why=why)
+    assert same == wording("both_texts_are_the_same")
 
 
 @pytest.mark.slow

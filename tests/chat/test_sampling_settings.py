@@ -171,7 +171,18 @@ def test_another_answer_has_the_seed_after_that_of_the_one_before(seed, used, ne
     assert settings.now.seed == seed
 
 
-@each("rest, parts", [("", ("", "")), ("seed", ("seed", "")), (" seed  5 ", ("seed", "5")), ("a b c", ("a", "b c"))])
+@each(
+    "rest, parts",
+    [
+        ("", ("", "")),
+        ("seed", ("seed", "")),
+        (" seed  5 ", ("seed", "5")),
+        ("a b c", ("a", "b c")),
+        ("top-k=5", ("top-k", "5")),
+        ("stop a=b", ("stop", "a=b")),
+        ("stop =", ("stop", "=")),
+    ],
+)
 def test_a_key_and_its_value(rest, parts):
     assert split(rest) == parts
 

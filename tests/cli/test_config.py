@@ -1,10 +1,15 @@
 import json
 import os
 
+import pytest
 from command import called, sentence
+from each import each
 from golden import wording
 
 from localspec.cli.main import main
+from localspec.config import load
+from localspec.errors import UsageMistake
+from localspec_tui import keymap, themes
 
 
 def test_json_tells_every_origin(tmp_path):
@@ -16,6 +21,30 @@ def test_json_tells_every_origin(tmp_path):
     assert settings["seed"] == {"value": 4, "origin": "LOCALSPEC_SEED"}
     assert settings["drafter"] == {"value": "auto", "origin": "default"}
     assert settings["temperature"] == {"value": None, "origin": "default"}
+
+
+def test_json_names_the_model_that_answers_where_none_is_set(tmp_path):
+    model = json.loads(called(tmp_path, "config", "--json").stdout)["model"]
+    assert (model["value"], model["origin"], model["used"]) == (None, "default", "demo")
+    lines = called(tmp_path, "config").stdout.splitlines()
+    assert ["model", "demo", *model["used_because"].split()] in [line.split() for line in lines]
+    model = json.loads(called(tmp_path, "config", "--json", LOCALSPEC_MODEL="any").stdout)["model"]
+    assert model == {"value": "any", "origin": "LOCALSPEC_MODEL", "used": "any", "used_because": "LOCALSPEC_MODEL"}
+
+
+@each("content", ['theme = "nope"\n', '[keymap]\n"chat.nothing" = "f12"\n', '[keymap]\n"chat.stop" = "noway"\n'])
+def test_what_the_chat_refuses_is_refused_here_too(tmp_path, monkeypatch, capsys, content):
+    monkeypatch.setenv("LOCALSPEC_HOME", str(tmp_path))
+    (tmp_path / "config").mkdir(exist_ok=True)
+    file = tmp_path / "config" / "config.toml"
+    file.write_text(content)
+    check = themes.check if "theme" in content else keymap.effective
+    with pytest.raises(UsageMistake) as refused:
+        check(load())
+    for arguments in (["config"], ["config", "--json"]):
+        assert main(arguments) == 2
+        assert capsys.readouterr() == ("", f"localspec: {refused.value}\n")
+    assert str(file) in str(refused.value)
 
 
 def test_lines(tmp_path):

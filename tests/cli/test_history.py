@@ -413,6 +413,24 @@ def test_a_broken_file_is_told_on_standard_error(database: Path) -> None:
     assert result.stderr.rstrip().endswith(wording("to_get_text_back", file=f"{database}.broken-1"))
 
 
+@pytest.mark.parametrize("command", ["show", "rm"])
+def test_damage_that_a_command_meets_is_one_error_and_the_rest_is_kept(
+    database: Path, capfd: pytest.CaptureFixture[str], command: str
+) -> None:
+    for n in range(1, 31):
+        keep(database, (f"prompt {n}", f"reply {n} " * 400, "stop"))
+    content = bytearray(database.read_bytes())
+    for start in range(content.index(b"reply 15 " * 9) // 4096 * 4096, len(content), len(content)):
+        content[start : start + 4096] = b"\xff" * 4096
+    database.write_bytes(content)
+    arguments = ["history", command, "15", *["--yes"] * (command == "rm")]
+    assert main(arguments) == 1
+    said = capfd.readouterr()
+    assert said.out == "" and said.err.count("\n") == 1 and " of 30 conversations" in said.err
+    assert main(["history", "list"]) == 0
+    assert len(capfd.readouterr().out.splitlines()) >= 28
+
+
 def test_a_file_that_cannot_be_used_is_an_error(database: Path) -> None:
     database.mkdir(parents=True)
     with pytest.raises(StoreTrouble, match=matching("conversations_can_neither_shown")):
@@ -471,6 +489,25 @@ def test_rm_of_nothing_says_where_the_log_cannot_be_emptied(database: Path, monk
         monkeypatch.setattr(database_module, "open_writable", full)
         with pytest.raises(StoreTrouble, match=f"{matching('may_still_be_in')} .*disk is full"):
             run("rm", "--older-than", "1d", "--yes")
+
+
+@pytest.mark.parametrize("arguments", [["history", "rm", "1", "--yes"], ["pool", "clear", "--yes"]])
+def test_a_full_disk_is_said_once_and_what_to_do(
+    database: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    keep(database, ("one", "reply", "stop"))
+    learn(database)
+
+    def full(*_: object) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    monkeypatch.setattr(database_module, "open_writable", full)
+    assert main(arguments) == 1
+    why, do = capfd.readouterr().err.splitlines()
+    assert "disk is full" in why and "room" not in why and "make room" in do and "disk is full" not in do
+    monkeypatch.undo()
+    with Store.open(database, pytest.fail) as store:
+        assert len(store.history.conversations()) == 1 and store.phrases.any_kept()
 
 
 @pytest.mark.parametrize(

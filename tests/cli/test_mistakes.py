@@ -61,7 +61,7 @@ RUN = [
     ("--context 4", 2, "4", "tokens", "shorten"),
     ("--context long", 2, "long"),
     ("--threads 0", 2, "--threads 0"),
-    ("--threads 100000", 2, "100000 threads", "here; give fewer"),
+    ("--threads 100000", 2, "--threads 100000", "here; give fewer"),
     ("--stop ''", 2, "--stop"),
     ("--temprature 1", 2, "--temprature", "--temperature"),
     ("--no-sepc", 2, "--no-sepc", "--no-spec"),

@@ -431,11 +431,19 @@ def words(models: Path) -> Script:
     return scripted_model(models / "words", [b"one ", b"two ", b"three ", b"four "], again=0, context=2000)
 
 
-def test_a_loop_is_stopped_and_kept_as_it_was_cut(talk, home, words):
+def test_a_loop_is_stopped_and_kept_as_it_was_cut(talk, home, words, monkeypatch):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     result = talk("one", arguments=["-n", 900], model=words.path)
     assert wording("stopped_reply_repeated_itself_set") in result.err
     [turn] = kept(home)[0].turns
-    assert turn.reason == "repetition" and turn.reply == result.out.removesuffix("\n") and len(turn.reply) < 1200
+    assert turn.reason == "repetition" and turn.reply.split() == result.out.split() and len(turn.reply) < 1200
+
+
+def test_a_pipe_gets_the_whole_of_a_loop(talk, home, words):
+    result = talk("one", arguments=["-n", 900], model=words.path)
+    [turn] = kept(home)[0].turns
+    assert turn.reason == "length" and turn.reply == result.out.removesuffix("\n")
+    assert len(turn.reply.split()) == 900
 
 
 def test_another_answer_and_another_prompt_leave_what_was_said(talk, home, hello, messages):

@@ -250,13 +250,15 @@ def test_what_cannot_fit_is_refused_before_it_is_fetched(home, files, monkeypatc
 @each(
     "name, kind, read",
     [
-        ("a-IQ2_M.gguf", "IQ2_M", False),
-        ("a-Q3_K_S.gguf", "Q3_K_S", False),
+        ("a-IQ2_M.gguf", "IQ2_M", True),
+        ("a-Q3_K_S.gguf", "Q3_K_S", True),
+        ("a-Q2_0.gguf", "Q2_0", False),
         ("a-Q4_0_4_4.gguf", "Q4_0_4_4", False),
         ("a-UD-Q4_K_XL.gguf", "UD-Q4_K_XL", True),
         ("a-UD-Q4_K_XL.gguf", "Q4_K_XL", True),
         ("UD-Q5_K_XL/a.gguf", "UD-Q5_K_XL", True),
-        ("a-UD-IQ1_S.gguf", "UD-IQ1_S", False),
+        ("a-UD-IQ1_S.gguf", "UD-IQ1_S", True),
+        ("a-UD-Q1_0.gguf", "UD-Q1_0", False),
     ],
 )
 def test_types_that_nothing_here_reads_are_refused_by_their_names(name: str, kind: str, read: bool) -> None:

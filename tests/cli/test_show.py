@@ -25,6 +25,7 @@ KEYS = {
     "passed_over",
     "revision",
     "sampling",
+    "weights",
 }
 
 

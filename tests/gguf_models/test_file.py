@@ -141,8 +141,8 @@ def test_what_cannot_be_is_refused(tmp_path, name):
 
 def test_a_type_that_is_not_read_is_called_by_its_name(tmp_path):
     known = text("two.weight") + struct.pack("<IQQI", 2, 64, 4, 8)
-    sentence = refused(tmp_path / "a.gguf", replaced(known, known[:-4] + struct.pack("<I", 11)))
-    assert "Q3_K" in sentence and "Q4_K" in sentence
+    sentence = refused(tmp_path / "a.gguf", replaced(known, known[:-4] + struct.pack("<I", 15)))
+    assert "Q8_K" in sentence and "Q4_K" in sentence
 
 
 @pytest.mark.slow

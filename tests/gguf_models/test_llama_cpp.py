@@ -8,12 +8,16 @@ import numpy as np
 import pytest
 import tiny_models
 from chat_templates import CHATML, LLAMA3, METASPACE, PHI3, QWEN3, write_tokenizer
-from gguf_files import metadata_of, tokenizer_of, write_model, written
+from each import each
+from gguf_files import BLOCKS as WRITTEN
+from gguf_files import metadata_of, stored, tokenizer_of, write_model, written
 from gguf_models.test_model import CONFIGS as FAMILIES
 from gguf_models.test_model import SHAPE, packed
 from gguf_models.test_tokens import DEMO, TEXTS, converted, pieces
 from transformers import LlamaConfig, Phi3Config, Qwen3Config
 
+from localspec.gguf.blocks import BLOCKS as READ
+from localspec.gguf.blocks import floats
 from localspec.gguf.file import read
 from localspec.gguf.metadata import Metadata
 from localspec.gguf.model import GgufModel
@@ -156,3 +160,17 @@ def test_metadata_that_the_tests_write_is_what_llama_cpp_reads(tmp_path):
     assert model and library().llama_model_n_embd(model) == said["llama.embedding_length"]
     assert library().llama_model_n_head_kv(model) == said["llama.attention.head_count_kv"]
     library().llama_model_free(model)
+
+
+@each("kind", WRITTEN)
+def test_numbers_are_those_that_llama_cpp_finds_in_the_same_blocks(kind):
+    if kind == "F32":
+        return  # it has no function for what is there already
+    plain = {"F16": "ggml_fp16_to_fp32_row", "BF16": "ggml_bf16_to_fp32_row"}
+    library = ctypes.CDLL(str(next((Path(llama_cpp.__file__).parent / "lib").glob("*ggml-base*"))))
+    unpack = getattr(library, plain.get(kind, f"dequantize_row_{kind.lower().replace('_k', '_K')}"))
+    content = stored(kind, np.random.default_rng(3).normal(0, 0.05, (16, 1024)).astype(np.float32)).content
+    found, source = np.empty(16 * 1024, np.float32), np.frombuffer(content, np.uint8)
+    unpack(ctypes.c_void_p(source.ctypes.data), ctypes.c_void_p(found.ctypes.data), ctypes.c_int64(found.size))
+    ours = floats(READ[WRITTEN[kind][0]], content)
+    np.testing.assert_array_equal(ours, found)

@@ -190,7 +190,13 @@ def test_what_comes_with_localspec_is_not_tried(unseen, monkeypatch):
 
 
 @pytest.mark.slow
-@each("template, why", [(ENDLESS, wording("it_takes_too_long")), ("{{ 'x' * 5 * 2**30 }}", "MemoryError")])
+@each(
+    "template, why",
+    [
+        (ENDLESS, wording("it_takes_longer_than_5_seconds")),
+        ("{{ 'x' * 5 * 2**30 }}", wording("it_makes_more_than_268_million_characters")),
+    ],
+)
 def test_a_template_that_fails_its_trial_is_never_rendered_here(unseen, model, monkeypatch, template, why):
     (model / "chat_template.jinja").write_text(template)
     tokenizer = Tokenizer.open(model)

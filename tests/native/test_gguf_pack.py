@@ -22,7 +22,6 @@ from localspec.drafters.phrases import WithPhrases
 from localspec.drafters.pool import PhrasePool
 from localspec.errors import DoesNotFit, LocalspecError, NotHere
 from localspec.events import Reporter
-from localspec.gguf.blocks import q8_0
 from localspec.gguf.model import GgufModel
 from localspec.models.fingerprint import fingerprints
 from localspec.native import gguf_pack
@@ -131,12 +130,13 @@ def test_numbers_that_have_no_blocks_are_rounded_as_llama_cpp_rounds_them(direct
     assert not np.array_equal(found[:queries], values[:queries])
 
 
-def test_q8_0_is_what_the_gguf_package_writes():
-    random = np.random.default_rng(0)
-    values = np.concatenate([random.normal(size=3200), np.zeros(32), random.normal(size=32) * 1e-30, np.arange(32) / 2])
-    values = values.astype(np.float32).reshape(1, -1)
-    theirs = gguf.quants.quantize(values, gguf.GGMLQuantizationType.Q8_0)
-    assert np.array_equal(q8_0(values.reshape(-1)), theirs.reshape(-1))
+@pytest.mark.parametrize(("most", "answers"), [(2**20, BLOCKS), (1000, "int8")])
+def test_a_model_with_many_weights_to_round_is_packed_instead(
+    directory, tmp_path, paths, monkeypatch, most: int, answers: str
+):
+    monkeypatch.setattr(gguf_pack, "_MOST_ROUNDED", most)
+    file = mixed(tmp_path / "tiny.gguf", directory("llama"), attn_q="F16")
+    assert registered(file, paths).header.answers == answers
 
 
 def test_drafts_change_no_token(directory, tmp_path, paths):

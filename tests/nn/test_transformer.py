@@ -377,7 +377,7 @@ def test_dynamic_scaling_beyond_the_models_length_is_that_of_a_text_which_fills_
 def test_a_context_the_model_was_not_made_for_is_refused_with_the_longest_it_was(tiny, name, most):
     path = tiny(name).path
     assert Target.load(path, context=most).context == most
-    with pytest.raises(UsageMistake, match=rf"{most + 1} tokens is more than the {most}\b.*--context {most}"):
+    with pytest.raises(UsageMistake, match=rf"{most + 1} tokens is more than the {most}\b.*ask for {most} or fewer"):
         Target.load(path, context=most + 1)
 
 

@@ -180,7 +180,7 @@ class Exact:
             rope_parameters={"rope_type": "default", "rope_theta": file.number("rope.freq_base")},
             tie_word_embeddings=tied,
         )
-        state = {_name(name): torch.from_numpy(np.array(rows)) for name, rows in stored.items()}
+        state = {_name(name): torch.from_numpy(np.require(rows, requirements="W")) for name, rows in stored.items()}
         if tied:
             state["lm_head.weight"] = state["model.embed_tokens.weight"]
         with torch.device("meta"):

@@ -73,6 +73,8 @@ def test_parts_of_text_belong_together_and_thoughts_come_along():
         ({"seed": -1}, "seed", "whole number"),
         ({"max_tokens": 0}, "max_tokens", "1 or more"),
         ({"max_tokens": True}, "max_tokens", wording("whole_number_1_more_true")),
+        ({"max_tokens": [None, False]}, "max_tokens", "and not [null, false]."),
+        ({"temperature": None, "top_p": "1"}, "top_p", "and not '1'."),
         ({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens", "contradict"),
         ({"stop": [""]}, "stop", wording("none_of_them_empty")),
         ({"stop": ["x"] * 17}, "stop", "at most 16"),

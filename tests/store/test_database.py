@@ -353,10 +353,11 @@ def test_damage_found_at_work_sets_the_file_aside_and_the_session_goes_on(
             assert numbers(database) == [-1, 1]
         assert len(notices) == 1 and "localspec.db.broken-1" in notices[0] and "malformed" in notices[0]
         assert path.with_name("localspec.db.broken-1").read_bytes() == content
-        assert not path.exists() and database.path is None
+        assert database.path == path
         write(database, 5)
         with opened(path, notices) as fresh:
-            assert fresh.path == path and numbers(fresh) == [] and len(notices) == 1
+            assert numbers(fresh) == numbers(database) == ([-1, 5] if how == "read" else [-1, 1, 5])
+            assert len(notices) == 1
 
 
 def test_a_good_new_file_is_not_set_aside_by_a_session_with_the_old_one(path: Path, notices: list[str]) -> None:
@@ -393,9 +394,7 @@ def test_what_can_only_be_read_is_read(
         assert len(notices) == 1 and wording("can_only_be_read") in notices[0] and str(path) in notices[0]
         lines = [*range(200), 777] if log_left else [*range(200)]
         assert numbers(database) == lines
-        with pytest.raises(
-            StoreTrouble, match=f"{matching('can_only_be_read_2')}.+{matching('make_it_and_its_directory_writable')}"
-        ):
+        with pytest.raises(StoreTrouble, match=matching("make_it_and_its_directory_writable")):
             write(database, 1)
         assert numbers(database) == lines
     assert path.read_bytes() == content
@@ -416,7 +415,7 @@ def test_room_is_what_a_full_disk_needs(path: Path, error: Exception) -> None:
     def full(*_: object) -> None:
         raise error
 
-    said = r"can only be read \(.+\): make room on its disk to change it\.$"
+    said = r" was not changed: make room on its disk to change it\.$"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("localspec.store.database.open_writable", full)
         with opened(path, []) as database, pytest.raises(StoreTrouble, match=said):

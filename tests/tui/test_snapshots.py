@@ -431,7 +431,7 @@ def test_race(chat, looks_as_before, size, monkeypatch):
     lanes = [Lane("plain decoding"), Lane("with phrases")]
     for lane, step in zip(lanes, (0.02, 0.01), strict=True):
         lane.moments = [Moment(step * at, f"{word} ", 1) for at, word in enumerate(words, 1)]
-        lane.seconds, lane.statistics = step * len(words), said(range(len(words)))
+        lane.seconds, lane.statistics = step * len(words), said(range(len(words)), drafted=9)
 
     def run(engine, prompt, system, settings, stop, post):
         post(messages.RaceBegun(lanes))

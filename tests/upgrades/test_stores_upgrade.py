@@ -178,7 +178,9 @@ def test_a_damaged_store_is_set_aside_as_it_is(tmp_path: Path, name: str) -> Non
     content = path.read_bytes()
     notices: list[str] = []
     with Store.open(path, notices.append) as store:
-        assert store.path == path and store.history.conversations() == []
+        assert store.path == path
+        turns = sum(info.turns for info in store.history.conversations())
+        assert 0 < turns < 18 if name == "turn_1" else turns == 18
     aside = path.with_name("localspec.db.broken-1")
     assert len(notices) == 1 and notices[0].endswith(wording("to_get_text_back", file=aside))
     assert aside.read_bytes() == content

@@ -1,0 +1,118 @@
+"""The rows of a damaged file that can still be read, copied into a new one.
+
+SQLite stops at a damaged page. So a table is read from both ends, and what lies between is halved until it is read
+or known to be unreadable. Only rows are copied, so nothing that was deleted comes back.
+"""
+
+import sqlite3
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from localspec.quantities import counted
+from localspec.store.cleaning import mark
+from localspec.store.history_tables import without_triggers
+
+TABLES = ("sqlite_sequence", "conversation", "turn", "pool", "measurement", "draft")  # the first keeps ids from use
+LAST = 2**63 - 1
+MOST_HALVINGS = 20_000  # of one table; each takes some 20 µs
+
+Gap = tuple[int, int]  # the first and the last key of a range that cannot be read
+
+
+def carry_over(source: sqlite3.Connection, target: sqlite3.Connection) -> str:
+    """Copy what can be read into an empty store, in a transaction; return what that is, or nothing.
+
+    Raise sqlite3.Error for what goes wrong with the target only.
+    """
+    with without_triggers(target, "turn"), without_triggers(target, "phrase"):
+        gaps = {table: _copy(source, target, table, "rowid") for table in TABLES}
+        for (table,) in source.execute("SELECT name FROM sqlite_master WHERE name GLOB 'turn_[0-9]*'").fetchall():
+            gaps["turn"] += _copy(source, target, table, "rowid", into="turn")  # some earlier versions had these
+        pools = dict(target.execute("SELECT id, phrases FROM pool").fetchall())
+        for pool in pools:
+            _copy(source, target, "phrase", "key", f"pool = {pool} AND ")
+        _join(target, gaps["conversation"])
+    target.execute("UPDATE pool SET phrases = (SELECT count(*) FROM phrase WHERE pool = pool.id)")
+    target.execute("INSERT INTO trigram (trigram) VALUES ('rebuild')")
+    before = None if gaps["pool"] else sum(count for count in pools.values() if count > 0)
+    return _account(source, target, bool(gaps["turn"]), before)
+
+
+def _join(target: sqlite3.Connection, gaps: Sequence[Gap]) -> None:
+    """Leave no turn without a conversation, nor one without turns. Rows of conversations in `gaps` are made up."""
+    query = """SELECT conversation, min(asked), max(asked) FROM turn
+        WHERE conversation NOT IN (SELECT id FROM conversation) GROUP BY conversation"""
+    for conversation, first, last in target.execute(query).fetchall():
+        if any(low <= conversation <= high for low, high in gaps):  # otherwise it was deleted
+            insert = "INSERT INTO conversation (id, model, created, used) VALUES (?, '', ?, ?)"
+            target.execute(insert, (conversation, first, last))
+    if target.execute("DELETE FROM turn WHERE conversation NOT IN (SELECT id FROM conversation)").rowcount:
+        mark(target)
+    target.execute("DELETE FROM conversation WHERE id NOT IN (SELECT conversation FROM turn)")
+    target.execute("UPDATE conversation SET newest = (SELECT max(id) FROM turn WHERE conversation = conversation.id)")
+
+
+def _account(source: sqlite3.Connection, target: sqlite3.Connection, gaps: bool, before: int | None) -> str:
+    """Return how much was copied. The turns that were there stand in an index, too.
+
+    There were phrases `before`; None where nobody knows how many.
+    """
+    index, unknown = "SELECT conversation, id FROM turn INDEXED BY turn_by_conversation", list[Gap]()
+    there = set(target.execute("SELECT conversation, id FROM turn").fetchall())
+    lost = {row[0] for row in _rows(source, index, "conversation", "", unknown) if row not in there}
+    here = {conversation for conversation, _ in there}
+    phrases, measurements = (
+        target.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in ("phrase", "measurement")
+    )
+    if not (here or lost or phrases or measurements):
+        return ""
+    least = "at least " if gaps and unknown else ""
+    part = f" ({len(lost & here):,} in part)" if lost & here else ""
+    of = "" if before is None else f"{phrases:,} of "
+    return (
+        f"{len(here):,} of {least}{counted(len(here | lost), 'conversation')}{part}, "
+        f"{of}{counted(max(phrases, before or 0), 'phrase')} and {counted(measurements, 'measurement')}"
+    )
+
+
+def _copy(
+    source: sqlite3.Connection, target: sqlite3.Connection, table: str, key: str, condition: str = "", into: str = ""
+) -> list[Gap]:
+    """Copy the rows of a table that can be read; return the ranges of `key` in which some cannot."""
+    try:
+        there = {name for _, name, *_ in source.execute(f"PRAGMA table_info({table})")}
+    except sqlite3.DatabaseError:
+        there = set()
+    names = [name for _, name, *_ in target.execute(f"PRAGMA table_info({into or table})") if name in there]
+    if not names:
+        return [(0, LAST)]
+    columns, gaps = ", ".join(names), list[Gap]()
+    insert = f"INSERT OR IGNORE INTO {into or table} ({columns}) VALUES ({', '.join('?' * len(names))})"
+    for row in _rows(source, f"SELECT {key}, {columns} FROM {table}", key, condition, gaps):
+        target.execute(insert, row[1:])
+    return gaps
+
+
+def _rows(
+    source: sqlite3.Connection, select: str, key: str, condition: str, gaps: list[Gap]
+) -> Iterator[tuple[Any, ...]]:
+    """Yield the rows that can be read, the first column of which is `key`; add the ranges of others to `gaps`."""
+    ranges, halvings = [(0, LAST)], 0
+    while ranges:
+        low, high = ranges.pop()
+        for order in ("ASC", "DESC"):
+            query = f"{select} WHERE {condition}{key} BETWEEN ? AND ? ORDER BY {key} {order}"
+            try:
+                for row in source.execute(query, (low, high)):
+                    yield row
+                    low, high = (min(row[0] + 1, LAST), high) if order == "ASC" else (low, row[0] - 1)
+                break
+            except sqlite3.DatabaseError:  # this page cannot be read: what lies after it is reached from the other end
+                pass
+        else:
+            halvings += 1
+            if low < high and halvings < MOST_HALVINGS:
+                middle = (low + high) // 2
+                ranges += [(middle + 1, high), (low, middle)]
+            elif low <= high:
+                gaps.append((low, high))

@@ -1,0 +1,235 @@
+"""What programs make of one GGUF file: perplexity, and how far probabilities are from exact ones, on the same tokens.
+
+    python research/gguf_quality.py FILE.gguf --work DIR --texts TEXTS.jsonl.xz [--tokens 16384] [--programs exact int8]
+
+*Exact* is stock transformers in fp32 with the weights that the package `gguf` reads. Another program is `llama.cpp`, or a
+packing of localspec, which reads PATH in `--programs PACKING=PATH`, else what an import of FILE would make. The text is
+read in windows of 512 tokens whose first half is context and is not counted. Each window of each program is kept in
+--work, so that a run goes on where the last one ended. The table is of the windows that all programs have read.
+LLAMA_CPP_LIB_PATH is the folder of another build of llama.cpp, and LOCALSPEC_ISA names other instructions: give such runs
+a --label. Standard errors are those of windows, since the tokens of a window depend on each other.
+"""
+
+import argparse
+import json
+import lzma
+import os
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+
+import checkout  # noqa: F401
+import gguf
+import numpy as np
+from real.reference import File, log_softmax
+
+from localspec.config import Settings
+from localspec.events import Reporter
+from localspec.gguf.model import GgufModel
+from localspec.machine.hardware import physical_cores
+from localspec.models.tokenizer import Tokenizer
+
+WINDOW = 512
+CONTEXT = WINDOW // 2  # tokens of it that are not counted
+ROWS = 32  # logits that are widened to 64 bits at a time
+Logits = Callable[[list[int]], np.ndarray]  # after the last token of the context and all but the last of the window
+
+
+class Unpacked(File):
+    """A GGUF file whose weights lie on the disk in fp32 and are mapped: memory has room for what is computed with."""
+
+    def __init__(self, path: Path, folder: Path) -> None:
+        super().__init__(path)
+        self._folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def weights(self) -> dict[str, np.ndarray]:
+        """Return all tensors by their names in the file."""
+        return {one.name: self._mapped(one) for one in self._reader.tensors}
+
+    def _mapped(self, tensor: gguf.ReaderTensor) -> np.ndarray:
+        file = self._folder / f"{tensor.name}.npy"
+        if not file.exists():
+            partial = file.with_suffix(".partial.npy")
+            np.save(partial, gguf.dequantize(tensor.data, tensor.tensor_type).astype(np.float32))
+            partial.rename(file)
+        return np.load(file, mmap_mode="c")
+
+
+def exact(file: Path, work: Path) -> Logits:
+    import torch
+    from real.reference import Exact
+
+    model = Exact(Unpacked(file, work / "fp32")).model
+
+    @torch.inference_mode()
+    def logits(ids: list[int]) -> np.ndarray:
+        return model(torch.tensor([ids]), logits_to_keep=CONTEXT + 1).logits[0, :-1].numpy()
+
+    return logits
+
+
+def llama_cpp(file: Path) -> Logits:
+    from llama_cpp_model import Gguf
+
+    model = GgufModel.open(file)
+    peer = Gguf(file, model.config.vocab_size, WINDOW, mapped=True)
+    peer.set_threads(physical_cores())
+    return lambda ids: peer.logits(ids, 0)[CONTEXT - 1 : -1]
+
+
+def ours(path: Path, packing: str) -> Logits:
+    from localspec.native.target import NativeTarget
+
+    model = NativeTarget.open(path, quantize=packing, context=WINDOW).model
+    return lambda ids: model.forward(ids, None, model.cache(WINDOW), CONTEXT - 1)[0].numpy()[:-1]
+
+
+def imported(file: Path, packing: str) -> Path:
+    """Return the path that `localspec import --quantize PACKING` gives this file."""
+    from localspec.engine.importing import import_gguf
+
+    return import_gguf(file, Settings(quantize=packing), Reporter()).path
+
+
+def windows(file: Path, texts: Path, count: int) -> list[list[int]]:
+    """Return the first windows of the texts, which follow each other with an empty line between them."""
+    model = GgufModel.open(file)
+    tokenizer, ids = Tokenizer.decoded(model.texts, model.path), list[int]()
+    for text in documents(texts):
+        ids += tokenizer.encode(text + "\n\n", False)
+        if len(ids) >= count * WINDOW:
+            return [ids[start : start + WINDOW] for start in range(0, count * WINDOW, WINDOW)]
+    raise SystemExit(f"{texts} has {len(ids)} tokens; lower --tokens.")
+
+
+def documents(file: Path) -> Iterator[str]:
+    with lzma.open(file, "rt", encoding="utf-8") if file.suffix == ".xz" else file.open(encoding="utf-8") as lines:
+        for line in lines:
+            example = json.loads(line)
+            yield example["text"] if "text" in example else "\n".join(one["content"] for one in example["messages"])
+
+
+def saved(file: Path, **arrays: np.ndarray) -> None:
+    partial = file.with_suffix(".partial.npz")
+    np.savez(partial, **arrays)
+    partial.rename(file)
+
+
+def surprise(log_probabilities: np.ndarray, ids: list[int], start: int) -> np.ndarray:
+    chosen = ids[CONTEXT + start : CONTEXT + start + len(log_probabilities)]
+    return -log_probabilities[np.arange(len(chosen)), chosen]
+
+
+def keep_exact(file: Path, logits: np.ndarray, ids: list[int]) -> None:
+    """Write the log probabilities of a window in 16 bits each: a step is a thousandth of a nat at most."""
+    low = logits.min(-1, keepdims=True)
+    step = (logits.max(-1, keepdims=True) - low) / np.float32(65535)
+    whole = np.rint((logits - low) / step).astype(np.uint16)
+    nats = [surprise(log_softmax(logits[at : at + ROWS]), ids, at) for at in range(0, CONTEXT, ROWS)]
+    saved(file, whole=whole, low=low, step=step, nats=np.concatenate(nats))
+
+
+def keep_compared(file: Path, logits: np.ndarray, ids: list[int], right: Path) -> None:
+    """Write the surprise of each token, its divergence from the exact one, and whether both have the same favourite."""
+    with np.load(right) as stored:
+        whole, low, step = stored["whole"], stored["low"], stored["step"]
+    found: dict[str, list[np.ndarray]] = {"nats": [], "divergence": [], "same": []}
+    for at in range(0, CONTEXT, ROWS):
+        rows = slice(at, at + ROWS)
+        theirs, probable = log_softmax(logits[rows]), log_softmax(whole[rows] * step[rows] + low[rows])
+        found["nats"].append(surprise(theirs, ids, at))
+        found["divergence"].append((np.exp(probable) * (probable - theirs)).sum(-1))
+        found["same"].append(theirs.argmax(-1) == whole[rows].argmax(-1))
+    saved(file, **{name: np.concatenate(parts) for name, parts in found.items()})
+
+
+def computed(folder: Path, made: Callable[[], Logits], texts: list[list[int]], right: Path | None) -> None:
+    """Read the windows that `folder` does not have yet; a program is loaded for the first of them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    made = cache(made)
+    for number, ids in enumerate(texts):
+        file = folder / f"{number:04}.npz"
+        if file.exists():
+            continue
+        if right is None:
+            keep_exact(file, made()(ids), ids)
+        elif (exactly := right / file.name).exists():
+            keep_compared(file, made()(ids), ids, exactly)
+        print(f"{folder.name}: window {number + 1} of {len(texts)}", flush=True)
+
+
+def mean_of_windows(values: np.ndarray) -> tuple[float, float]:
+    """Return the mean of [windows, tokens] and its standard error."""
+    each = values.mean(-1)
+    return float(each.mean()), float(each.std(ddof=1) / len(each) ** 0.5) if len(each) > 1 else float("nan")
+
+
+def table(work: Path, names: list[str]) -> str:
+    """Return one line a program, of the windows that all have."""
+    numbers = sorted(set.intersection(*({file.name for file in (work / name).glob("????.npz")} for name in names)))
+    if not numbers:
+        return "No window has been read by all of these programs."
+    found: dict[str, dict[str, np.ndarray]] = {}
+    for name in names:
+        fields = ("nats",) if name == "exact" else ("nats", "divergence", "same")
+        files = [np.load(work / name / number) for number in numbers]
+        found[name] = {field: np.stack([one[field] for one in files]) for field in fields}
+    peer = next((name for name in names if name.startswith("llama.cpp")), "")
+    lines = [
+        f"{len(numbers) * CONTEXT:,} tokens in {len(numbers)} windows, {work.name}",
+        "| program | perplexity | against exact | against llama.cpp | mean KL | KL, 99 % | same favourite |",
+        "|---|--:|--:|--:|--:|--:|--:|",
+    ]
+    for name, one in found.items():
+        against = [
+            f"{100 * np.expm1(mean):+.2f} ± {100 * error:.2f} %" if other and other != name else "–"
+            for other in ("exact" if "exact" in found else "", peer)
+            for mean, error in [mean_of_windows(one["nats"] - found[other or name]["nats"])]
+        ]
+        kl = ["–"] * 3
+        if "divergence" in one:
+            mean, error = mean_of_windows(one["divergence"])
+            kl = [
+                f"{mean:.5f} ± {error:.5f}",
+                f"{np.quantile(one['divergence'], 0.99):.4f}",
+                f"{one['same'].mean():.2%}",
+            ]
+        lines.append("| " + " | ".join([name, f"{np.exp(one['nats'].mean()):.4f}", *against, *kl]) + " |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Read what is not read yet, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path, help="a GGUF file")
+    parser.add_argument("--work", type=Path, required=True, help="where windows and packed files are kept")
+    parser.add_argument("--texts", type=Path, required=True, help="JSONL with `text` or `messages`, also as .xz")
+    parser.add_argument("--tokens", type=int, default=16384, help="that count (default: 16384)")
+    parser.add_argument(
+        "--programs", nargs="+", default=["exact", "llama.cpp", "int8"], help="in this order; see above"
+    )
+    parser.add_argument("--label", default="", help="of this run, for programs but the exact one")
+    parser.add_argument("--table", action="store_true", help="only print the table")
+    given = parser.parse_args()
+    os.environ["LOCALSPEC_HOME"] = str(given.work.resolve() / "home")
+    work = given.work / given.model.stem
+    count, names = -(-given.tokens // CONTEXT), list[str]()
+    texts = [] if given.table else windows(given.model, given.texts, count)
+    for program in given.programs:
+        kind, _, path = program.partition("=")
+        names.append(kind if kind == "exact" else f"{kind} {given.label}".strip())
+
+        def made(kind: str = kind, path: str = path) -> Logits:
+            if kind == "exact":
+                return exact(given.model, work)
+            if kind == "llama.cpp":
+                return llama_cpp(given.model)
+            return ours(Path(path) if path else imported(given.model, kind), kind)
+
+        computed(work / names[-1], made, texts, None if kind == "exact" else work / "exact")
+    print(f"load {os.getloadavg()[0]:.1f}\n{table(work, names)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,224 @@
+"""How fast programs compute one GGUF file, in turns: steps of some rows, a prompt, and steps after a long context.
+
+    python research/gguf_speed.py FILE.gguf --ours int8 --ours int4=PATH [--rounds 15] [--raw samples.json]
+
+localspec reads PATH in that packing, else what an import of FILE makes, and llama.cpp reads FILE. The memory's limit is the
+time in which as many threads sum the bytes of weights that a step reads. A sample is as many forwards as fit into a
+twentieth of a second, and one at least. A sample during which the host took processor time is left out and counted. A
+figure in brackets is of all samples, where none was undisturbed.
+LOCALSPEC_ISA=avx2 and LLAMA_CPP_LIB_PATH, the folder of llama.cpp's AVX2 build, compare without AVX-512. A machine that
+does something else meanwhile says nothing.
+"""
+
+import argparse
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Protocol
+
+import checkout  # noqa: F401
+import gguf_quality
+import numpy as np
+from llama_cpp_model import BATCH, Gguf
+
+from localspec.bench.turns import in_turns
+from localspec.gguf.model import GgufModel
+from localspec.machine import compiled
+from localspec.machine.hardware import physical_cores
+from localspec.native.target import NativeTarget
+from localspec.native.threads import Threads
+
+SHORT = 64  # tokens of context of a step
+SAMPLE = 0.05  # seconds
+PEER = "llama.cpp"
+Seconds = list[tuple[float, int]]  # by round, with the ticks that the host took meanwhile
+Readings = dict[str, dict[str, Seconds]]  # by work and program
+
+
+class Contender(Protocol):
+    """A program with the file loaded. `bytes` are those of weights that a step reads."""
+
+    name: str
+    bytes: int
+
+    def fill(self, context: int) -> None:
+        """Have so many tokens in the cache."""
+
+    def step(self, rows: int, context: int) -> None:
+        """Run a forward of `rows` tokens after those, until the likeliest next token of each is known."""
+
+    def prompt(self, tokens: int) -> None:
+        """Read a text from its beginning, until its next token is known."""
+
+
+def some_tokens(count: int, vocabulary: int) -> list[int]:
+    return [(1000 + 31 * place) % vocabulary for place in range(count)]
+
+
+class Ours:
+    """The CPU engine. Its context is zeros, which take as long as any."""
+
+    def __init__(self, path: Path, packing: str, room: int, threads: int) -> None:
+        self._target = NativeTarget.open(path, quantize=packing, context=room, threads=Threads(threads))
+        self._cache = self._target.cache(room)
+        self.name, self.bytes = f"localspec {packing}", self._target.read_bytes
+
+    def fill(self, context: int) -> None:
+        self._cache.assume(context)
+
+    def step(self, rows: int, context: int) -> None:
+        self._cache.assume(context)
+        self._read(rows, 0)
+
+    def prompt(self, tokens: int) -> None:
+        self._cache.assume(0)
+        self._read(tokens, tokens - 1)
+
+    def _read(self, count: int, first: int) -> None:
+        tokens = some_tokens(count, self._target.vocab_size)
+        self._target.model.forward(tokens, None, self._cache, first)[0].numpy().argmax(-1).tolist()
+
+
+class Peer:
+    """llama.cpp."""
+
+    name = PEER
+
+    def __init__(self, file: Path, room: int, threads: int) -> None:
+        model = GgufModel.open(file)
+        self._vocabulary = model.config.vocab_size
+        self._gguf = Gguf(file, self._vocabulary, room)
+        self._gguf.set_threads(threads)
+        tied = "output.weight" not in model.places
+        self.bytes = sum(
+            place.bytes for name, (_, place) in model.places.items() if tied or name != "token_embd.weight"
+        )
+
+    def fill(self, context: int) -> None:
+        for start in range(0, context, BATCH):
+            self._gguf.logits(some_tokens(min(BATCH, context - start), self._vocabulary), start, last=True)
+
+    def step(self, rows: int, context: int) -> None:
+        self._gguf.logits(some_tokens(rows, self._vocabulary), context).argmax(-1).tolist()
+
+    def prompt(self, tokens: int) -> None:
+        self._gguf.read(some_tokens(tokens, self._vocabulary)).argmax(-1).tolist()
+
+
+def stolen() -> int:
+    """Return the ticks that the host took so far; 0 where the system does not say."""
+    stat = Path("/proc/stat")
+    return int(stat.read_text().split("\n")[0].split()[8]) if stat.is_file() else 0
+
+
+def sample(work: Callable[[], object]) -> tuple[float, int]:
+    """Return the seconds of one `work`; the first time is not counted, since the one before still holds cores."""
+    began = time.perf_counter()
+    work()
+    times = max(1, round(SAMPLE / (time.perf_counter() - began)))
+    before, began = stolen(), time.perf_counter()
+    for _ in range(times):
+        work()
+    return (time.perf_counter() - began) / times, stolen() - before
+
+
+def undisturbed(samples: Seconds) -> list[float]:
+    return [seconds for seconds, ticks in samples if not ticks]
+
+
+def figure(clean: Sequence[float], every: Sequence[float]) -> str:
+    """Return the median of what was not disturbed; in brackets that of everything, where all was."""
+    return f"{median(clean):.2f}" if clean else f"({median(every):.2f})"
+
+
+def ratio(above: Seconds, below: Seconds) -> str:
+    """Return the median of ratios within a round."""
+    pairs = [(a / b, taken or also) for (a, taken), (b, also) in zip(above, below, strict=True)]
+    return figure([one for one, disturbed in pairs if not disturbed], [one for one, _ in pairs])
+
+
+def table(readings: Readings, limits: Readings) -> str:
+    """Return a line for each work and program: how often it is as fast as llama.cpp, and its part of memory's limit."""
+    lines = [
+        "| work | program | ms | undisturbed | × llama.cpp | / one row | of the limit |",
+        "|---|---|--:|--:|--:|--:|--:|",
+    ]
+    for work, by_name in readings.items():
+        for name, samples in by_name.items():
+            clean = undisturbed(samples)
+            speed = ratio(by_name[PEER], samples) if PEER in by_name and name != PEER else "–"
+            steps = not work.startswith("prompt")
+            one = ratio(samples, readings["1 row"][name]) if steps and work != "1 row" else "–"
+            share = ratio(limits[work][name], samples) if steps else "–"
+            shown = figure([1e3 * one for one in clean], [1e3 * one for one, _ in samples])
+            lines.append(f"| {work} | {name} | {shown} | {len(clean)}/{len(samples)} | {speed} | {one} | {share} |")
+    return "\n".join(lines)
+
+
+def measure(
+    contenders: Sequence[Contender], rows: Sequence[int], context: int, rounds: int, threads: int
+) -> tuple[Readings, Readings]:
+    """Return samples by work and program, and of a plain reading of each program's bytes in the same rounds."""
+    memory = np.ones(max(one.bytes for one in contenders), np.uint8)
+    readings, limits = Readings(), Readings()
+
+    def add(name: str, before: int, work: Callable[[Contender], object], times: int) -> None:
+        for one in contenders:
+            one.fill(before)
+        readings[name], limits[name] = ({one.name: [] for one in contenders} for _ in range(2))
+        for _, one in in_turns(contenders, times):
+            readings[name][one.name].append(sample(lambda: work(one)))
+            reading = sample(lambda: compiled.read_seconds(memory.ctypes.data, one.bytes, threads))
+            limits[name][one.name].append(reading)
+        print(f"{name} measured, load {os.getloadavg()[0]:.1f}", flush=True)
+
+    for count in rows:
+        add(f"{count} row{'s' if count > 1 else ''}", SHORT, lambda one: one.step(count, SHORT), rounds)
+    add("prompt of 512", 0, lambda one: one.prompt(512), max(3, rounds // 3))
+    add(f"1 row after {context}", context, lambda one: one.step(1, context), rounds)
+    return readings, limits
+
+
+def main() -> None:
+    """Measure, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path, help="a GGUF file")
+    parser.add_argument("--ours", action="append", default=[], metavar="PACKING[=PATH]", help="may be repeated")
+    parser.add_argument("--rows", default="1,4,8", help="1 first (default: 1,4,8)")
+    parser.add_argument("--context", type=int, default=4096, help="the long one, in tokens (default: 4096)")
+    parser.add_argument("--threads", type=int, default=physical_cores())
+    parser.add_argument("--rounds", type=int, default=15, help="a third as many prompts, but three")
+    parser.add_argument("--no-peer", action="store_true", help="without llama.cpp")
+    parser.add_argument("--work", type=Path, help="where packed files are kept (default: nowhere)")
+    parser.add_argument("--raw", type=Path, help="a file for all samples")
+    given = parser.parse_args()
+    room = given.context + max(BATCH, 64)
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["LOCALSPEC_HOME"] = str((given.work or Path(folder)).resolve() / "home")
+        contenders = list[Contender]()
+        for one in given.ours:
+            packing, _, path = one.partition("=")
+            place = Path(path) if path else gguf_quality.imported(given.model, packing)
+            contenders.append(Ours(place, packing, room, given.threads))
+        if not given.no_peer:
+            contenders.append(Peer(given.model, room, given.threads))
+        rows = [int(count) for count in given.rows.split(",")]
+        readings, limits = measure(contenders, rows, given.context, given.rounds, given.threads)
+    if given.raw:
+        given.raw.write_text(json.dumps({"readings": readings, "limits": limits}))
+    print(f"{given.model.name}, {compiled.instruction_set()}, {given.threads} threads, load {os.getloadavg()[0]:.1f}")
+    for one in contenders:
+        reading = [sampled for by_name in limits.values() for sampled in by_name[one.name]]
+        clean = [one.bytes / seconds / 1e9 for seconds in undisturbed(reading)]
+        speed = figure(clean, [one.bytes / seconds / 1e9 for seconds, _ in reading])
+        count = f"{len(clean)}/{len(reading)} undisturbed"
+        print(f"{one.name}: {one.bytes / 1e6:.0f} MB a step, memory's limit {speed} GB/s, {count}")
+    print(table(readings, limits))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,161 @@
+"""What is lost where blocks of one type stand in for those of another: the figures behind localspec/gguf/stand_ins.py.
+
+    python research/stand_in_table.py FILE.gguf --work DIR --texts TEXTS.jsonl.xz [--types IQ2_XS] [--layers 3,10,17,24]
+
+The matrices of some layers are put into a type by llama.cpp's own quantiser, with the importance of inputs that one window
+of the text gives. Then they are put into each stand-in, and both models read the same tokens in fp32, as transformers
+computes them. So nothing but the stand-in makes a difference. Energy is that of the error, as a part of the weights'. The
+divergence of a few layers is multiplied up to all: their errors do not know of each other. For a text that the model
+itself might have written, the divergence is by how much the logarithm of perplexity grows.
+"""
+
+import argparse
+import ctypes
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import checkout  # noqa: F401
+import gguf_quality
+import numpy as np
+from real.reference import log_softmax
+
+from localspec.gguf.blocks import BLOCKS, floats
+from localspec.gguf.stand_ins import STAND_INS, requantised
+from localspec.machine.hardware import physical_cores
+
+BY_NAME = {block.name: (number, block) for number, block in BLOCKS.items()}
+TYPES = ("IQ1_S", "IQ1_M", "TQ1_0", "TQ2_0", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "NVFP4")
+PIECE = 2**18  # weights that are put into other blocks at once
+ROWS = 32  # of logits that are widened to 64 bits at a time
+
+
+class Quantiser:
+    """llama.cpp's quantiser."""
+
+    def __init__(self) -> None:
+        folder = os.environ.get("LLAMA_CPP_LIB_PATH")
+        if folder is None:
+            import llama_cpp
+
+            folder = str(Path(llama_cpp.__file__).parent / "lib")
+        self._library = ctypes.CDLL(str(next(Path(folder).glob("*ggml-base*"))))
+        chunk = self._library.ggml_quantize_chunk
+        chunk.restype = ctypes.c_size_t
+        chunk.argtypes = [ctypes.c_int, *[ctypes.c_void_p] * 2, *[ctypes.c_int64] * 3, ctypes.c_void_p]
+
+    def numbers(self, kind: str, weights: np.ndarray, importance: np.ndarray) -> np.ndarray:
+        """Return what weights [outputs, inputs] are in a type; `importance` is the mean square of each input."""
+        number, block = BY_NAME[kind]
+        self._library.ggml_quantize_init(number)
+        outputs, inputs = weights.shape
+        found = np.empty((outputs, inputs // block.weights * block.bytes), np.uint8)
+
+        def some(first: int) -> None:
+            rows = min(64, outputs - first)
+            self._library.ggml_quantize_chunk(
+                number, weights[first:].ctypes.data, found[first:].ctypes.data, 0, rows, inputs, importance.ctypes.data
+            )
+
+        with ThreadPoolExecutor(physical_cores()) as pool:
+            list(pool.map(some, range(0, outputs, 64)))
+        return floats(block, found).reshape(weights.shape)
+
+
+def stood_in(numbers: np.ndarray, kind: str) -> np.ndarray:
+    """Return what numbers are in the blocks that stand in for theirs."""
+    flat, block = numbers.reshape(-1), BY_NAME[kind][1]
+    starts = range(0, flat.size, PIECE)
+    pieces = [floats(block, requantised(flat[start : start + PIECE], kind)) for start in starts]
+    return np.concatenate(pieces).reshape(numbers.shape)
+
+
+def importances(layers: dict[str, Any], read: Callable[[], object]) -> dict[str, np.ndarray]:
+    """Return the mean square of each input of some linear layers while a text is read."""
+    found: dict[str, np.ndarray] = {}
+
+    def hook(name: str) -> Callable[..., None]:
+        def keep(module: Any, given: Any) -> None:
+            found[name] = given[0].square().mean((0, 1)).numpy().astype(np.float32)
+
+        return keep
+
+    handles = [layer.register_forward_pre_hook(hook(name)) for name, layer in layers.items()]
+    read()
+    for handle in handles:
+        handle.remove()
+    return found
+
+
+def compared(exact: list[np.ndarray], found: list[np.ndarray], texts: list[list[int]]) -> tuple[float, float, float]:
+    """Return the mean divergence, and how much higher the surprise is, with the standard error of the tokens."""
+    divergence, higher = list[np.ndarray](), list[np.ndarray]()
+    for one, other, ids in zip(exact, found, texts, strict=True):
+        for at in range(0, len(ids) - 1, ROWS):
+            left, right = log_softmax(one[at : at + ROWS]), log_softmax(other[at : at + ROWS])
+            divergence.append((np.exp(left) * (left - right)).sum(-1))
+            after = ids[at + 1 : at + 1 + ROWS]
+            higher.append((left - right)[np.arange(len(after)), after])
+    every = np.concatenate(higher)
+    return float(np.concatenate(divergence).mean()), float(every.mean()), float(every.std() / len(every) ** 0.5)
+
+
+def main() -> None:
+    """Print a line for each type and stand-in."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path, help="a GGUF file")
+    parser.add_argument("--work", type=Path, required=True, help="where its weights are kept in fp32")
+    parser.add_argument("--texts", type=Path, required=True, help="JSONL with `text` or `messages`, also as .xz")
+    parser.add_argument("--tokens", type=int, default=2048)
+    parser.add_argument("--types", nargs="+", default=TYPES, choices=TYPES)
+    parser.add_argument("--stand-ins", nargs="+", default=[], help="default: the one in the table")
+    parser.add_argument("--layers", default="all", help="numbers with commas (default: all)")
+    given = parser.parse_args()
+    import torch
+    from real.reference import Exact
+
+    work = given.work / given.model.stem
+    model = Exact(gguf_quality.Unpacked(given.model, work / "fp32")).model
+    every = len(model.model.layers)
+    chosen: Sequence[int] = range(every) if given.layers == "all" else [int(one) for one in given.layers.split(",")]
+    layers = {
+        f"{number}.{name}": part
+        for number in chosen
+        for name, part in model.model.layers[number].named_modules()
+        if isinstance(part, torch.nn.Linear)
+    }
+    first, *texts = gguf_quality.windows(given.model, given.texts, 1 + -(-given.tokens // gguf_quality.WINDOW))
+
+    @torch.inference_mode()
+    def logits(ids: list[int]) -> np.ndarray:
+        return model(torch.tensor([ids])).logits[0, :-1].numpy()
+
+    def read(weights: dict[str, np.ndarray]) -> list[np.ndarray]:
+        for name, numbers in weights.items():
+            layers[name].weight = torch.nn.Parameter(torch.from_numpy(numbers), requires_grad=False)
+        return [logits(ids) for ids in texts]
+
+    weights = {name: layer.weight.numpy(force=True) for name, layer in layers.items()}
+    weight = importances(layers, lambda: logits(first))
+    quantiser, times = Quantiser(), every / len(chosen)
+    print(f"{given.model.name}, {sum(map(len, texts))} tokens, layers {given.layers}")
+    print(
+        "| type | stand-in | energy of the error | divergence, all layers | surprise, all layers |\n|---|---|--:|--:|--:|"
+    )
+    for kind in given.types:
+        numbers = {name: quantiser.numbers(kind, one, weight[name]) for name, one in weights.items()}
+        right, energy = read(numbers), sum(float(np.square(one).sum()) for one in numbers.values())
+        for other in given.stand_ins or [STAND_INS[kind]]:
+            found = {name: stood_in(one, other) for name, one in numbers.items()}
+            error = sum(float(np.square(found[name] - one).sum()) for name, one in numbers.items())
+            divergence, higher, deviation = compared(right, read(found), texts)
+            shown = f"{100 * times * higher:+.2f} ± {100 * times * deviation:.2f} %"
+            print(
+                f"| {kind} | {other} | {error / energy:.1e} | {100 * times * divergence:.3f} % | {shown} |", flush=True
+            )
+
+
+if __name__ == "__main__":
+    main()
