@@ -14,7 +14,7 @@ import tiny_models
 from each import each
 from gguf_files import Stored, metadata_of, stored, tensors_of, write_model, written
 from native.packings import assert_plain_text
-from transformers import LlamaConfig, Qwen2Config
+from transformers import LlamaConfig, Phi3Config, Qwen2Config
 
 from localspec.decoding.tree import DraftTree
 from localspec.drafters.autoregressive import Autoregressive
@@ -46,6 +46,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]
             "llama": lambda: LlamaConfig(**SHAPE),
             "tied": lambda: LlamaConfig(**{**SHAPE, "tie_word_embeddings": True}),
             "qwen2": lambda: Qwen2Config(**SHAPE),
+            "phi3": lambda: Phi3Config(**SHAPE),
         }[family]
         if family not in made:
             made[family] = tiny_models.write(folder / family, config(), tiny_models.byte_tokenizer(), 0)
@@ -151,6 +152,22 @@ def test_its_logits_are_those_of_the_numbers_in_the_file(directory, tmp_path, pa
     rows = []
     for packing in (BLOCKS, "fp32"):
         target = NativeTarget.open(path, quantize=packing)
+        rows.append(target.forward(DraftTree.chain([*range(1, 40)]), target.cache(64)).logits.rows)
+    assert np.abs(rows[0] - rows[1]).max() < 0.05 * np.abs(rows[1]).max()  # inputs of products have 8 bits
+
+
+def test_gate_and_up_in_one_tensor_are_taken_apart(directory, tmp_path, paths, monkeypatch):
+    """As files of Phi-3 have them."""
+    monkeypatch.setattr(gguf_pack, "_PIECE", 5000)
+    file = mixed(tmp_path / "tiny.gguf", directory("phi3"), ffn_up="Q5_1")
+    found = registered(file, paths)
+    wanted = as_read(file)
+    model = open_blocks(found, 2)
+    for name in model.tensors:
+        assert np.array_equal(numbers(model, name), wanted[name]), name
+    rows = []
+    for packing in (BLOCKS, "fp32"):
+        target = NativeTarget.open(found.path, quantize=packing)
         rows.append(target.forward(DraftTree.chain([*range(1, 40)]), target.cache(64)).logits.rows)
     assert np.abs(rows[0] - rows[1]).max() < 0.05 * np.abs(rows[1]).max()  # inputs of products have 8 bits
 
