@@ -15,7 +15,7 @@ from localspec import packed_file
 from localspec.errors import LocalspecError, NotHere, cannot_read
 from localspec.outside_files import JSON_LIMIT, TEXT_LIMIT, parse_json, read_bytes
 from localspec.published_heads import kind_of_heads, why_not_read
-from localspec.quantities import size
+from localspec.quantities import precision_in_words, size
 
 ARCHITECTURES = {
     "LlamaForCausalLM": "llama",
@@ -84,9 +84,10 @@ class Checkpoint:
     @property
     def held(self) -> str:
         """The bytes of its weights in words, with the bits per weight of one that is read from its GGUF files."""
-        if self.packing != packed_file.BLOCKS:
-            return f"{self.packing}, {size(self.bytes)}" if self.packing else size(self.bytes)
-        return f"{self.bits:.1f} bits per weight, {size(self.bytes)}"
+        if not self.packing:
+            return size(self.bytes)
+        bits = self.bits if self.packing == packed_file.BLOCKS else None
+        return f"{precision_in_words('', self.packing, bits)}, {size(self.bytes)}"
 
     @property
     def bits(self) -> float:

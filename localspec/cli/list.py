@@ -22,7 +22,7 @@ from localspec.models.present import present_model
 from localspec.models.registry import TargetCard, installed, reference
 from localspec.packed_file import BLOCKS
 from localspec.paths import Paths
-from localspec.quantities import amount, size
+from localspec.quantities import amount, precision_in_words, size
 
 app = typer.Typer()
 
@@ -95,7 +95,8 @@ def list_models(
 
 def _forms(row: dict[str, Any], bytes_: Callable[[int], str]) -> str:
     """How a model's weights are held, if not only in its own files."""
-    in_blocks = [f"{row['bits_per_weight']:.1f} bits per weight"] if row["bits_per_weight"] else []
+    bits = row["bits_per_weight"]
+    in_blocks = [precision_in_words("", BLOCKS, bits)] if bits else []
     packed = [f"{form} {bytes_(held)}" for form, held in row["packed"].items()]
     return ", ".join([*in_blocks, *packed]) or "no"
 
