@@ -125,7 +125,7 @@ def test_a_file_becomes_a_model_that_is_read_from_it(tmp_path: Path, gguf: Path)
     assert json.loads(reply.stdout)["bits_per_weight"] == first["bits_per_weight"]
     assert " bits per weight, " in shown["weights"]
     for command in (
-        ("run", "--verbose", "-n", "8", "Hi"),
+        ("run", "--stats", "-n", "8", "Hi"),
         ("bench", "--limit", "1", "-n", "8", "--drafter", "phrases"),
     ):
         said = called(tmp_path, command[0], "-m", "Tiny-Chat.Q8_0", *command[1:])
