@@ -32,11 +32,6 @@ class Stalled(OSError):
     """Another process holds a lock and does nothing."""
 
 
-def packed_path(origin: Origin, packing: str, paths: Paths, *, only_copy: bool = False) -> Path:
-    """Where the packed form of these weights lies or would lie."""
-    return in_all_formats(origin, packing, paths, only_copy=only_copy)[0]
-
-
 def in_all_formats(origin: Origin, packing: str, paths: Paths, *, only_copy: bool = False) -> list[Path]:
     """Return the possible paths of a packed form, in the format of any version; a new file is written to the first.
 

@@ -25,7 +25,7 @@ from localspec.machine.machine import Device, Machine
 from localspec.native.gguf_pack import gguf_source
 from localspec.native.packed_cache import pack_gguf
 from localspec.packed_file import Origin
-from localspec.paths import Paths
+from localspec.paths import Paths, private_directory
 
 pytestmark = pytest.mark.slow
 
@@ -149,7 +149,10 @@ def test_what_an_earlier_version_packed_answers_until_the_file_is_here(home, fil
         held = {"tiny-Q8_0.gguf": (model.size, hashlib.sha256(files["tiny-Q8_0.gguf"]).hexdigest())}
         origin = Origin(NAME, "a" * 40, "mit", NAME, commit, held)
         place = Paths(home)
-        old = pack_gguf(gguf_source(model), "int8", origin, 1, Reporter(), place, only_copy=True)
+        made = pack_gguf(gguf_source(model), "int8", origin, 1, Reporter(), place)
+        old = place.imports / made.name  # as the version before kept it
+        private_directory(place.imports)
+        made.rename(old)
         assert answers(home, hub) == "int8"
         assert at(home, hub, "verify", NAME).returncode == 0
         assert at(home, hub, "pull", NAME, "--yes").returncode == 0
