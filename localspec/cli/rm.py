@@ -57,6 +57,12 @@ def rm(
             missing.append(error)
     packed = _packed(removals, sources, paths)
     used = files_in_use(paths, packed)
+    for removal in removals:
+        if read := [file for file in removal.path.rglob("*.gguf") if os.path.realpath(file) in used]:
+            raise LocalspecError(
+                f"Another model is read from {read[0]}, which would be deleted too; delete that model first with "
+                "`localspec rm`."
+            )
     found = [one for source in sources if source.gguf or not removals for one in cached_gguf(source)]
     left = [one for one in found if not one.places & used]
     if not removals and not packed and not left:

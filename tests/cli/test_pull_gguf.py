@@ -12,7 +12,7 @@ from command import sentence
 from each import each
 from gguf_files import metadata_of, tensors_of, write_model, written
 from golden import matching, wording
-from hub_server import Hub, Repository, served
+from hub_server import Hub, Repository, model_repository, served
 from transformers import Qwen3Config
 
 from localspec.errors import LocalspecError
@@ -22,6 +22,7 @@ from localspec.hub.gguf_files import of_type, types_listed
 from localspec.hub.records import ExpectedFile
 from localspec.hub.sources import Source
 from localspec.machine.machine import Device, Machine
+from localspec.models.registry import resolve
 from localspec.native.gguf_pack import gguf_source
 from localspec.native.packed_cache import pack_gguf
 from localspec.packed_file import Origin
@@ -172,6 +173,26 @@ def test_an_import_of_the_file_in_the_cache_is_another_model(home: Path, files: 
         assert at(home, hub, "pull", NAME, "--yes").returncode == 0
         assert at(home, hub, "rm", "tiny-Q8_0", "--yes").returncode == 0 and file.exists()
         assert at(home, hub, "run", "-m", NAME, "-n", "1", "--no-log", "Hi").returncode == 0
+
+
+def test_a_file_that_is_the_only_copy_outlives_the_rest_of_its_repository(home, files, tmp_path):
+    both = model_repository(resolve("demo").path)
+    both.files |= {"tiny-Q8_0.gguf": files["tiny-Q8_0.gguf"]}
+    with served(**{"org__tiny-GGUF": Repository(both.files)}) as hub:
+        assert at(home, hub, "pull", "org/tiny-GGUF", "--yes").returncode == 0
+        assert at(home, hub, "pull", NAME, "--yes").returncode == 0
+        said = at(home, hub, "rm", "org/tiny-GGUF", "--yes")
+        assert said.returncode == 1 and "tiny-Q8_0.gguf" in sentence(said)
+        assert at(home, hub, "run", "-m", NAME, "-n", "1", "--no-log", "Hi").returncode == 0
+        assert at(home, hub, "rm", NAME, "--yes").returncode == 0
+        assert at(home, hub, "rm", "org/tiny-GGUF", "--yes").returncode == 0 and blobs(home) == {}
+
+
+def test_uninstall_deletes_what_was_fetched_where_that_is_said(home: Path, files: dict[str, bytes]) -> None:
+    with served(**{"org__tiny-GGUF": Repository(files)}) as hub:
+        at(home, hub, "pull", NAME, "--yes")
+        result = at(home, hub, "uninstall", "--yes", "--fetched")
+        assert result.returncode == 0 and f"{NAME}, in " in result.stdout and blobs(home) == {}
 
 
 def test_parts_are_fetched_together_and_types_in_any_spelling(home: Path, files: dict[str, bytes]) -> None:
