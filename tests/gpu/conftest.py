@@ -7,8 +7,10 @@ from functools import cache
 
 import pytest
 import torch
-from gpu_models import DEMO, Stock, stock_of
+from gpu_models import DEMO, WIDEST, Stock, stock_of
 
+from localspec.decoding.exactness import Exactness
+from localspec.nn.exactness import measure
 from localspec.nn.packing import DTYPES
 from localspec.nn.step_forms import find_step_form
 from localspec.nn.target import Target
@@ -58,6 +60,12 @@ def demo(device: str) -> Callable[..., Target]:
         return target
 
     return make
+
+
+@pytest.fixture(scope="session")
+def found_of(demo: Callable[..., Target]) -> Callable[[str, bool], Exactness]:
+    """found_of(dtype, exact): what the self-test finds. It sets how far rows are filled up, so it comes before any text."""
+    return cache(lambda dtype, exact: measure(demo(dtype, exact), WIDEST, exact))
 
 
 @pytest.fixture(scope="session")
