@@ -81,7 +81,8 @@ def test_steps_that_are_recorded_are_looked_into(tiny, recorded, exact):
 @needs_order
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*FAMILIES, next(iter(RECURRENT))])
-def test_exact_text_of_recorded_steps_is_that_of_plain_decoding(tiny, recorded, name):
+def test_exact_text_of_recorded_steps_is_that_of_plain_decoding(tiny, recorded, monkeypatch, name):
+    monkeypatch.setattr(exactness, "WIDE", ())  # no tree of this test is wider than 17 rows
     target = Target.load(tiny(name).path, exact=True)
     target.use_step_form("captured")
     assert measure(target, 17, exact=True).bitwise
