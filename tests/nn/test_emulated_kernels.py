@@ -27,7 +27,7 @@ NEAR = {"fp32": 1e-6, "bf16": 5e-3, "fp16": 6e-4}
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of compiled kernels that the processes of this session share."""
+    """Return a folder of compiled kernels that the processes of this session share."""
     base = tmp_path_factory.getbasetemp()
     found = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "kernels"
     found.mkdir(exist_ok=True)
