@@ -458,7 +458,8 @@ def launched(home: Path, *words: object) -> subprocess.CompletedProcess[str]:
 FORKED = """
 import os, socket, sys
 from localspec.cli.main import main
-from localspec.training import job  # which is most of what a process imports
+import accelerate.utils, torch.distributed
+from localspec.training import job  # with these, most of what a process imports
 with socket.socket() as free:
     free.bind(("127.0.0.1", 0))
     port = str(free.getsockname()[1])
