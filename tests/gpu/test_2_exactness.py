@@ -58,6 +58,7 @@ def test_a_difference_that_is_there_is_seen(demo: Demo, monkeypatch: pytest.Monk
     assert not found.bitwise and found.largest > 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_the_form_that_is_used_says_what_the_eager_one_says(
     demo: Demo, record_property: Callable[[str, object], None], dtype: str

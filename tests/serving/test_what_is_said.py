@@ -29,6 +29,7 @@ def serving(servers: Any, tmp_path: Path) -> Callable[..., Any]:
     return start
 
 
+@pytest.mark.slow
 def test_the_api_says_what_the_model_wrote_and_a_terminal_gets_none_of_it(serving: Any, tmp_path: Path) -> None:
     server, text = serving(SAID), b"".join(SAID).decode()
     whole = server.chat("Hi", temperature=0).json["choices"][0]["message"]["content"]
