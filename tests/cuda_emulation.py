@@ -5,6 +5,7 @@ exchanged for what PTX says that it does.
 """
 
 import ctypes
+import os
 import re
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -32,6 +33,7 @@ EXCHANGED = (
 KERNEL = re.compile(r'extern "C" __global__ void (?:__launch_bounds__\(.*?\)+ )?(\w+)\((.*?)\) \{', re.DOTALL)
 
 
+@cache
 def as_cpp(source: str, name: str) -> str:
     """A source whose function `started` calls this kernel with what a driver is given."""
     for asked, told in EXCHANGED:
@@ -49,7 +51,8 @@ class Emulation:
         self._folder = folder
 
     def compiled(self, device: torch.device, file: str, name: str, **defined: int) -> cuda_kernels.Kernel:
-        return _kernel(self._folder, file, name, tuple(cuda_kernels.options(defined)))
+        text = as_cpp(cuda_kernels.source(file), name)
+        return _kernel(self._folder, text, name, tuple(cuda_kernels.options(defined)))
 
     def cuLaunchKernel(self, function: Callable[..., int], *given: Any) -> int:  # noqa: N802  its own name
         x, y, z, threads, _, _, _, _, places, _ = given
@@ -57,15 +60,19 @@ class Emulation:
 
 
 @cache
-def _kernel(folder: Path, file: str, name: str, defined: tuple[str, ...]) -> cuda_kernels.Kernel:
-    using = build.compiler(build.TARGETS[build.this_machine()])
-    text = as_cpp(cuda_kernels.source(file), name)
-    place = folder / build.digest(text, *defined)[:16]
-    source, made, library = (place.with_suffix(end) for end in (".cpp", ".o", ".so"))
-    source.write_text(text, "utf-8")
-    flags = ("-std=c++17", "-O1", "-w", "-fPIC", "-fno-strict-aliasing", "-ffp-contract=off", "-fno-exceptions")
-    build.run([*using.compile, *flags, *defined, f"-I{HERE}", "-c", str(source), "-o", str(made)], f"Compiling {name}")
-    build.run([*using.link, "-shared", str(made), "-o", str(library)], f"Linking {name}")
+def _kernel(folder: Path, text: str, name: str, defined: tuple[str, ...]) -> cuda_kernels.Kernel:
+    """Return a kernel, compiled unless another process put the same one into the folder."""
+    library = folder / f"{build.digest(text, *defined)[:16]}.so"
+    if not library.exists():
+        using = build.compiler(build.TARGETS[build.this_machine()])
+        part = folder / f"{library.stem}-{os.getpid()}"
+        source, made, linked = (part.with_suffix(end) for end in (".cpp", ".o", ".so"))
+        source.write_text(text, "utf-8")
+        flags = ("-std=c++17", "-O1", "-w", "-fPIC", "-fno-strict-aliasing", "-ffp-contract=off", "-fno-exceptions")
+        command = [*using.compile, *flags, *defined, f"-I{HERE}", "-c", str(source), "-o", str(made)]
+        build.run(command, f"Compiling {name}")
+        build.run([*using.link, "-shared", str(made), "-o", str(linked)], f"Linking {name}")
+        linked.replace(library)
     function = ctypes.CDLL(str(library)).start
     module: Any = SimpleNamespace(device=torch.device("cpu"), function=lambda _: function)
     return cuda_kernels.Kernel(module, name)

@@ -34,6 +34,7 @@ from localspec.nn.target import Target
 DEMO = Path(localspec.__file__).parent / "demo"
 PARTS = ("accelerating", "lengthening", "beside", "verification", "history")  # of Ouroboros: all of them
 GREEDY = Sampling()
+WIDEST = 17  # rows of the trees that the self-test tries
 TIE = 2e-5  # of the largest logit: sums in another order differ by less, so nearer ones prove nothing
 QUESTIONS = ("Who are you?", "Tell me a short story about a fox and a lantern.", "What is 17 + 25?")
 

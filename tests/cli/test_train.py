@@ -455,9 +455,36 @@ def launched(home: Path, *words: object) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
+FORKED = """
+import os, socket, sys
+from localspec.cli.main import main
+import accelerate.utils, torch.distributed
+from localspec.training import job  # with these, most of what a process imports
+with socket.socket() as free:
+    free.bind(("127.0.0.1", 0))
+    port = str(free.getsockname()[1])
+os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port, WORLD_SIZE="2", LOCAL_WORLD_SIZE="2")
+started = []
+for rank in "01":
+    started.append(os.fork())
+    if not started[-1]:
+        os.environ.update(RANK=rank, LOCAL_RANK=rank)
+        code = main(sys.argv[1:])
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+sys.exit(any([os.waitpid(one, 0)[1] for one in started]))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
 def test_two_processes_learn_what_one_learns(tmp_path, model, data, whole):
+    """As `accelerate launch` would start them, which the next test does. Here they share their imports."""
     out = tmp_path / "out"
-    result = launched(tmp_path, "--multi_gpu", "-m", "localspec", *asked(model, data, out, "--device", "cpu"))
+    result = subprocess.run(
+        [sys.executable, "-c", FORKED, *asked(model, data, out, "--device", "cpu")], cwd=tmp_path,
+        env=environment(tmp_path, OMP_NUM_THREADS="1"), capture_output=True, text=True, timeout=250,
+    )  # fmt: skip
     assert result.returncode == 0, result.stderr
     card = json.loads((out / "drafter" / "drafter.json").read_text())
     assert card["trained"]["processes"] == 2

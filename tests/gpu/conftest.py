@@ -7,8 +7,11 @@ from functools import cache
 
 import pytest
 import torch
-from gpu_models import DEMO, Stock, stock_of
+from gpu_models import DEMO, WIDEST, Stock, stock_of
 
+from localspec.decoding.exactness import Exactness
+from localspec.nn import exactness
+from localspec.nn.exactness import measure
 from localspec.nn.packing import DTYPES
 from localspec.nn.step_forms import find_step_form
 from localspec.nn.target import Target
@@ -58,6 +61,23 @@ def demo(device: str) -> Callable[..., Target]:
         return target
 
     return make
+
+
+@pytest.fixture(scope="session")
+def found_of(demo: Callable[..., Target], device: str) -> Callable[[str, bool], Exactness]:
+    """found_of(dtype, exact): what the self-test finds. It sets how far rows are filled up, so it comes before any text.
+
+    A CPU leaves out trees that are wider than those of these tests.
+    """
+
+    @cache
+    def find(dtype: str, exact: bool) -> Exactness:
+        with pytest.MonkeyPatch.context() as patch:
+            if device == "cpu":
+                patch.setattr(exactness, "WIDE", ())
+            return measure(demo(dtype, exact), WIDEST, exact)
+
+    return find
 
 
 @pytest.fixture(scope="session")

@@ -38,6 +38,8 @@ def test_the_product_is_the_dense_one_as_near_as_so_few_bits_come(
     device: str, kind: type[QuantizedLinear], dtype: str, sizes: tuple[int, int]
 ) -> None:
     out, inner = sizes
+    if device == "cpu" and max(sizes) > 4096:
+        pytest.skip("the largest layer takes seconds on a CPU, which has no other kernels for it")
     weight, bias = (
         gaussian(out, inner, seed=1).to(device, DTYPES[dtype]),
         gaussian(out, seed=2).to(device, DTYPES[dtype]),

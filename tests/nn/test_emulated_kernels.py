@@ -1,5 +1,6 @@
 """What our kernels for GPUs compute, on a processor: their sources, thread by thread (`cuda_emulation.py`)."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -26,7 +27,11 @@ NEAR = {"fp32": 1e-6, "bf16": 5e-3, "fp16": 6e-4}
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("kernels")
+    """Return a folder of compiled kernels that the processes of this session share."""
+    base = tmp_path_factory.getbasetemp()
+    found = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "kernels"
+    found.mkdir(exist_ok=True)
+    return found
 
 
 @pytest.fixture(autouse=True)
@@ -79,8 +84,7 @@ def test_a_product_in_nf4_of_any_sizes(monkeypatch, dtype, sizes):
 
 
 @pytest.mark.slow
-@each("dtype", DTYPES)
-@each("sizes", [(2, 8, 1, 300), (1, 80, 5, 255), (1, 256, 17, 257)])
+@each("dtype, sizes", [("bf16", (2, 8, 1, 300)), ("fp16", (1, 80, 5, 255)), ("fp32", (1, 256, 17, 257))])
 def test_attention_of_any_sizes(dtype, sizes):
     heads, width, rows, slots = sizes
     keys, values = gaussian(2, heads, slots + 30, width, seed=1).to(DTYPES[dtype])[:, None, :, :slots]
@@ -175,8 +179,7 @@ def test_matrices_of_drafters_are_packed_like_those_of_their_target(monkeypatch,
         ("__syncthreads();\n        const int row = tile * 8", "const int row = tile * 8"),
     ],
 )
-def test_the_trial_sees_what_is_wrong(monkeypatch, tmp_path, right, wrong):
-    emulate(monkeypatch, tmp_path)
+def test_the_trial_sees_what_is_wrong(monkeypatch, right, wrong):
     source = cuda_kernels.source
     assert any(right in source(file) for file in ("linear_dense.cu", "layer.cu", "attention.cu"))
     monkeypatch.setattr(cuda_kernels, "source", lambda file: source(file).replace(right, wrong))

@@ -81,7 +81,8 @@ def test_steps_that_are_recorded_are_looked_into(tiny, recorded, exact):
 @needs_order
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*FAMILIES, next(iter(RECURRENT))])
-def test_exact_text_of_recorded_steps_is_that_of_plain_decoding(tiny, recorded, name):
+def test_exact_text_of_recorded_steps_is_that_of_plain_decoding(tiny, recorded, monkeypatch, name):
+    monkeypatch.setattr(exactness, "WIDE", ())  # no tree of this test is wider than 17 rows
     target = Target.load(tiny(name).path, exact=True)
     target.use_step_form("captured")
     assert measure(target, 17, exact=True).bitwise
@@ -92,11 +93,10 @@ def test_exact_text_of_recorded_steps_is_that_of_plain_decoding(tiny, recorded, 
         list(session.generate(prompt, sampling, Limits(60)))
         return session.tokens[len(prompt) :]
 
-    for sampling in (Sampling(), Sampling(0.8, seed=5), Sampling(1.0, top_p=0.9, seed=6)):
+    for sampling, kind in ((Sampling(), OffChain), (Sampling(1.0, top_p=0.9, seed=6), RandomBranches)):
         plain = written(Autoregressive(), 0, sampling)
-        for kind in (OffChain, RandomBranches):
-            assert written(kind([*prompt, *plain]), 16, sampling) == plain
-    assert recorded.played > 200
+        assert written(kind([*prompt, *plain]), 16, sampling) == plain
+    assert recorded.played > 100
 
 
 def test_the_fastest_form_in_fp32_is_numerical_and_by_a_little(load):

@@ -12,10 +12,10 @@ from gguf_fuzz import mutated, opened, write
 def test_a_damaged_header_of_smollm2_is_a_sentence_or_a_model(tmp_path: Path, published: Callable[[str], Path]) -> None:
     header, chance, found = Header(published("smollm2")), random.Random("smollm2 46"), []
     size = published("smollm2").stat().st_size
-    for number in range(60):
+    for number in range(30):
         write(tmp_path / "a.gguf", mutated(header, chance), b"", size + 2**20)
         began = time.process_time()
         found.append(opened(tmp_path / "a.gguf"))
         assert time.process_time() - began < 30, number
-    assert 10 < len([one for one in found if one is None]) < 50, "both happen"
-    assert len(set(found)) > 10
+    assert 5 < len([one for one in found if one is None]) < 25, "both happen"
+    assert len(set(found)) > 5

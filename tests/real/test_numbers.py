@@ -25,7 +25,7 @@ from localspec.native.target import NativeTarget
 from localspec.native.threads import Threads
 from localspec.packed_file import Origin
 
-SAID = 64  # greedy tokens
+SAID = 32  # greedy tokens
 LENGTH = 512  # tokens of the document
 
 

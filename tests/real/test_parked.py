@@ -21,7 +21,7 @@ from localspec.policy.selection import choose
 from localspec.store.store import Store
 
 THINGS = ("river", "bridge", "kettle")
-TURNS, TOKENS, CONTEXT = 9, 24, 384
+TURNS, TOKENS, CONTEXT = 7, 16, 272
 SYSTEM = {"role": "system", "content": "You answer in one short sentence, kindly and without lists. " * 3}
 
 
@@ -65,7 +65,7 @@ def test_conversations_in_turns_past_a_full_context_and_a_tiny_budget(
             for thing, messages in talks.items():
                 messages.append({"role": "user", "content": f"Say {turn} words about the {thing}, and why it is so."})
                 ways = [messages]
-                if turn == 4:  # another branch first, then this one
+                if turn == 3:  # another branch first, then this one
                     ways.insert(0, [*messages[:-1], {"role": "user", "content": "What else?"}])
                 for way in ways:
                     plain.session.rewind(0)

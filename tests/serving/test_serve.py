@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from clocks import PATIENCE
-from command import environment, localspec, sentence
+from command import called, environment, localspec, sentence
 from each import each
 from golden import matching, wording
 from serving.conftest import start
@@ -402,7 +402,7 @@ def test_however_it_is_ended_nothing_is_left(servers, sent, code):
     ],
 )
 def test_a_mistake_is_one_sentence(tmp_path, arguments, code, words):
-    found = localspec(tmp_path, "serve", *arguments)
+    found = called(tmp_path, "serve", *arguments)
     assert found.returncode == code and words in found.stderr and found.stdout == ""
 
 

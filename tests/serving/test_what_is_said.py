@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command import localspec
+from command import called, localspec
 from golden import wording
 from scripted_models import FRAME, TEMPLATE, scripted_model
 
@@ -29,6 +29,7 @@ def serving(servers: Any, tmp_path: Path) -> Callable[..., Any]:
     return start
 
 
+@pytest.mark.slow
 def test_the_api_says_what_the_model_wrote_and_a_terminal_gets_none_of_it(serving: Any, tmp_path: Path) -> None:
     server, text = serving(SAID), b"".join(SAID).decode()
     whole = server.chat("Hi", temperature=0).json["choices"][0]["message"]["content"]
@@ -46,7 +47,7 @@ def test_a_limit_within_a_character_leaves_none_of_it(tmp_path: Path) -> None:
     path = scripted_model(tmp_path / "model", [b"a", face[:2], face[2:], b"b", face[:3]]).path
 
     def reply(*flags: str) -> Any:
-        return json.loads(localspec(tmp_path, "run", "-m", str(path), "--json", *flags, "Hi").stdout)
+        return json.loads(called(tmp_path, "run", "-m", str(path), "--json", *flags, "Hi").stdout)
 
     for limit, text in (("1", "a"), ("2", "a"), ("3", "a\U0001f642"), ("4", "a\U0001f642b"), ("5", "a\U0001f642b")):
         for drafter in ("none", "auto"):

@@ -170,6 +170,7 @@ def killed_at(line: int, move: Callable[[], None]) -> bool:
     os._exit(0)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and SIGKILL")
 @pytest.mark.parametrize("again", [False, True], ids=["killed once", "killed at each try"])
 def test_a_move_that_is_killed_anywhere_loses_nothing(home: Path, moved_by: str, again: bool) -> None:
