@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from localspec.errors import LocalspecError
@@ -165,26 +166,24 @@ def _byte_level(
             f"The tokenizer of the {metadata.file} splits text as {pre[:40]!r}, which localspec does not know; choose "
             f"a newer file, or one of {', '.join(_SPLITS)}."
         )
-    stored = metadata.texts("tokenizer.ggml.merges") or []
+    one = {token: token for token in tokens}  # each spelling once in memory
+    made_by: dict[tuple[str, str], str] = {}  # of a pair that is there twice, the first counts
+    for merge in metadata.texts("tokenizer.ggml.merges") or []:
+        left, _, right = merge.partition(" ")
+        try:
+            made_by[one[left], one[right]] = one[left + right]
+        except KeyError:
+            what = f"its tokenizer merges {shown(merge)[:80]!r}, which is no pair that makes a token"
+            raise ValueError(what) from None
     vocabulary = _vocabulary(tokens, types)
-    if unused := {token: index for index, token in enumerate(tokens) if types[index] == _UNUSED}:
-        for merge in stored:  # llama.cpp merges tokens into an unused one, too
-            left, _, right = merge.partition(" ")
-            for token in unused.keys() & {left, right, left + right}:
-                vocabulary.setdefault(token, unused[token])
-    one: dict[str, str] = {token: token for token in vocabulary}  # each spelling once in memory
-    halves = [merge.partition(" ") for merge in stored]
-    try:
-        every = [(one[left], one[right]) for left, _, right in halves]
-        results = {one[left + right] for left, right in every}
-    except KeyError:
-        odd = next(merge for merge, (left, _, right) in zip(stored, halves, strict=True)
-                   if not {left, right, left + right} <= one.keys())  # fmt: skip
-        what = f"its tokenizer merges {shown(odd)[:80]!r}, which is no pair that makes a token"
-        raise ValueError(what) from None
-    pairs = list(dict.fromkeys(every))  # of a pair that is there twice, the first counts
+    unused = {token: index for index, (token, kind) in enumerate(zip(tokens, types, strict=True)) if kind == _UNUSED}
+    if not unused.keys().isdisjoint(chain(made_by.values(), chain.from_iterable(made_by))):
+        for pair, result in made_by.items():
+            for token in (*pair, result):  # llama.cpp merges tokens into an unused one, too
+                if token in unused:
+                    vocabulary.setdefault(token, unused[token])
     words = {token for token, of in zip(tokens, types, strict=True) if of == _NORMAL and len(token) > 1}
-    made = words & results
+    made = words.intersection(made_by.values())
     if len(made) < _MERGED * len(words):
         raise ValueError(
             f"tokenizer.ggml.merges makes {len(made)} of {len(words)} words, so that texts would be split into smaller "
@@ -198,7 +197,7 @@ def _byte_level(
         "normalizer": {"type": "NFC"} if pre in _COMPOSED else None,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*steps, {**byte_level, "use_regex": not expression}]},
         "decoder": {**byte_level, "use_regex": True},
-        "model": _bpe(vocabulary, pairs, ignore_merges=pre in _WHOLE_WORDS),
+        "model": _bpe(vocabulary, [*made_by], ignore_merges=pre in _WHOLE_WORDS),
     }
 
 
