@@ -84,7 +84,7 @@ def registration(source: Source, origin: Origin, answers: str = IN_BLOCKS) -> He
     numbers = {file: number for number, file in enumerate(source.checkpoint.weight_files)}
     names = weight_map(source.sizes)  # without a head that is the embedding
     blocks = {name: tuple(_part(one, numbers) for one in source.made_of[name]) for name in names}
-    held = [_held(part) for parts in blocks.values() for part in parts]
+    held = [_held(part) for name in names for part in _as_computed(name, source.made_of[name])]
     texts = {name: len(text) for name, text in source.texts.items()}
     return replace(
         Header.plan(origin, IN_BLOCKS, source.checkpoint.parameters, {}, texts), format=REGISTERED, blocks=blocks,
@@ -99,13 +99,22 @@ def _part(tensor: StoredTensor, numbers: Mapping[Path, int]) -> BlockPart:
     return BlockPart(number, tensor.start, tensor.bytes, tensor.block.name, tensor.shape, tensor.head_rows)
 
 
-def _held(part: BlockPart) -> int:
+def _as_computed(name: str, parts: Sequence[StoredTensor]) -> list[GgufTensor]:
+    """Return the parts of a parameter as they are computed: gate and up are two, also if the file has one tensor."""
+    found = [part for part in parts if isinstance(part, GgufTensor)]
+    if len(found) > 1 or not name.endswith(".gate_up_proj.weight"):
+        return found
+    half = replace(found[0], shape=(found[0].shape[0] // 2, found[0].shape[1]), bytes=found[0].bytes // 2)
+    return [half, replace(half, start=half.start + half.bytes)]
+
+
+def _held(part: GgufTensor) -> int:
     """Return the bytes of a part in memory; 0 if its rows are no whole number of blocks."""
     rows, *columns = part.shape
     if not columns:
         return 4 * rows
     try:
-        return packed_bytes(rows, columns[0], computed_as(part.type))
+        return packed_bytes(rows, columns[0], computed_as(part.block.name))
     except LocalspecError:
         return 0
 
@@ -197,7 +206,7 @@ def open_blocks(found: PackedFile, threads: int) -> BlockModel:
     texts = {name: found.text(name) for name in found.header.texts}
     files = files_of(found)
     before, source = stamps(files), registered_source(found.header, texts, files)
-    made_of = {name: [part for part in parts if isinstance(part, GgufTensor)] for name, parts in source.made_of.items()}
+    made_of = {name: _as_computed(name, parts) for name, parts in source.made_of.items()}
     vectors = {name: parts for name, parts in made_of.items() if in_features(name, source.sizes) is None}
     stored = {name: parts for name, parts in made_of.items() if name not in vectors}
     if source.sizes.tied:

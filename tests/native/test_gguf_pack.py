@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import tiny_models
 from each import each
-from gguf_files import Stored, metadata_of, stored, tensors_of, write_model, written
+from gguf_files import Stored, metadata_of, pairs, stored, tensors_of, write_model, written
 from native.packings import assert_plain_text
-from transformers import LlamaConfig, Qwen2Config
+from transformers import LlamaConfig, Phi3Config, Qwen2Config
 
 from localspec.decoding.tree import DraftTree
 from localspec.drafters.autoregressive import Autoregressive
@@ -47,6 +47,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]
             "llama": lambda: LlamaConfig(**SHAPE),
             "tied": lambda: LlamaConfig(**{**SHAPE, "tie_word_embeddings": True}),
             "qwen2": lambda: Qwen2Config(**SHAPE),
+            "phi3": lambda: Phi3Config(**SHAPE),
         }[family]
         if family not in made:
             made[family] = tiny_models.write(folder / family, config(), tiny_models.byte_tokenizer(), 0)
@@ -106,6 +107,51 @@ def test_every_weight_is_that_of_the_file(directory, tmp_path, paths, family, th
     assert isinstance(stacked, BlockStack) and [part.type for part in stacked.parts] == ["Q5_0", "Q4_K", "Q6_K"]
     once = model.tensors["lm_head.weight"] is model.tensors["embed_tokens"]
     assert once == (family == "tied")
+
+
+def apart(tensors: dict[str, Stored]) -> dict[str, Stored]:
+    """Return the tensors of a phi3 file as llama has them: queries, keys, values, gate and up by themselves."""
+    found: dict[str, Stored] = {}
+    heads, keys = SHAPE["num_attention_heads"], SHAPE["num_key_value_heads"]
+    per_head, inner = SHAPE["hidden_size"] // heads, SHAPE["intermediate_size"]
+    names = {
+        "attn_qkv": {"attn_q": heads * per_head, "attn_k": keys * per_head, "attn_v": keys * per_head},
+        "ffn_up": {"ffn_gate": inner, "ffn_up": inner},
+    }
+    for name, one in tensors.items():
+        rows, first = np.frombuffer(one.content, np.uint8).reshape(one.shape[0], -1), 0
+        whole = name.split(".")[-2]
+        for own, count in names.get(whole, {whole: one.shape[0]}).items():
+            part = rows[first : first + count]
+            if own in ("attn_q", "attn_k"):
+                part = pairs(part, count // per_head)
+            shape = (count, *one.shape[1:])
+            found[name.replace(whole, own)], first = Stored(one.kind, shape, part.tobytes()), first + count
+    return found
+
+
+@each("kind", ["Q4_K", "Q5_0", "F16"])
+def test_gate_and_up_in_one_tensor_are_two_parts(directory, tmp_path, paths, kind, monkeypatch):
+    monkeypatch.setattr(gguf_pack, "_PIECE", 5000)
+    tensors = tensors_of(directory("phi3"), "Q6_K")
+    tensors |= {name: one for name, one in tensors_of(directory("phi3"), kind).items() if "ffn_up" in name}
+    rows = []
+    for family, own in (("phi3", tensors), ("llama", apart(tensors))):
+        said = {key.replace("phi3.", f"{family}."): one for key, one in metadata_of(directory("phi3"), "gpt-2").items()}
+        (tmp_path / "tiny.gguf").write_bytes(written({**said, "general.architecture": family}, own))
+        found = registered(tmp_path / "tiny.gguf", paths)
+        model, wanted = open_blocks(found, 2), as_read(tmp_path / "tiny.gguf")
+        stack = model.tensors["layers.1.gate_up_proj.weight"]
+        assert isinstance(stack, BlockStack) and [part.out for part in stack.parts] == [512, 512]
+        equal = {name for name, values in wanted.items() if np.array_equal(numbers(model, name), values)}
+        rounded = {f"layers.{layer}.gate_up_proj.weight" for layer in range(SHAPE["num_hidden_layers"])}
+        assert wanted.keys() - equal == (rounded if kind == "F16" else set())
+        held = {id(one): one.nbytes for one in model.tensors.values()}
+        assert found.header.weight_bytes == sum(held.values()) and found.header.answers == BLOCKS
+        target = NativeTarget.open(found.path, quantize=BLOCKS)
+        rows.append(target.forward(DraftTree.chain([*range(1, 40)]), target.cache(64)).logits.rows)
+        found.path.unlink()
+    assert np.array_equal(*rows) and np.ptp(rows[0]) > 1
 
 
 def test_a_registration_says_what_its_weights_take(directory, tmp_path, paths):
