@@ -85,9 +85,9 @@ class Tokenizer:
             texts = {name: files[name].decode("utf-8") for name in known}
         except UnicodeDecodeError as error:
             raise _damaged(path, error) from error
-        others = filter(None, (beside, _handed_on.pop() if _handed_on else None))
-        found = next(filter(None, (other._with_template(texts, path) for other in others)), None)
-        return found or cls(texts, path)
+        others: list[Any] = [beside, _handed_on.pop() if _handed_on else None]
+        found = (other._with_template(texts, path) for other in others if other is not None)
+        return next(filter(None, found), None) or cls(texts, path)
 
     def hand_on(self) -> None:
         """Let the next tokenizer take over the vocabulary of this one, if it is read from the same files."""

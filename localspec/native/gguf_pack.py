@@ -29,7 +29,7 @@ from localspec.models.weight_digests import stamps
 from localspec.native.blocks import PANEL, BlockMatrix, BlockStack, empty_matrices, packed_bytes
 from localspec.native.library import BLOCK_TYPES
 from localspec.native.pack import Recipe, Source
-from localspec.outside_files import parse_json
+from localspec.outside_files import MIB, parse_json
 from localspec.packed_file import BLOCKS as IN_BLOCKS
 from localspec.packed_file import REGISTERED, BlockPart, Header, Origin, PackedFile
 from localspec.paths import Paths
@@ -40,6 +40,7 @@ Floats = npt.NDArray[np.float32]
 ROUNDED_TO: Mapping[str, str] = {}
 _USUAL = "Q8_0"
 _PIECE = 2**21  # bytes of a file that a thread reads at a time
+_ROOM = 320 * MIB  # address space that threads and the tokenizer take at most; without it they end the process, or hang
 _TYPES = {block.name: block for block in BLOCKS.values()}
 
 
@@ -215,6 +216,7 @@ def open_blocks(found: PackedFile, threads: int) -> BlockModel:
     sizes = [(part.shape[0], part.shape[1], computed_as(part.block.name)) for part in every]
     try:
         matrices = iter(empty_matrices(sizes))
+        np.empty(_ROOM, np.uint8)  # given back at once: it is there for what follows, which would end the process
     except (OSError, MemoryError) as error:
         needed = size(found.header.weight_bytes)
         raise DoesNotFit(

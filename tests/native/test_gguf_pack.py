@@ -314,6 +314,23 @@ def test_memory_that_is_not_there_is_said(directory, tmp_path, paths, monkeypatc
         open_blocks(found, 1)
 
 
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="counts address space as on Linux")
+def test_memory_that_the_tokenizer_would_lack_is_said(directory, tmp_path, paths):
+    import resource
+
+    found = registered(mixed(tmp_path / "tiny.gguf", directory("llama")), paths)
+    held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    try:
+        resource.setrlimit(resource.RLIMIT_AS, (held + 2**27, before[1]))
+        with pytest.raises(DoesNotFit, match="tiny takes .* of memory"):
+            open_blocks(found, 1)
+        resource.setrlimit(resource.RLIMIT_AS, (held + 2**29, before[1]))
+        assert open_blocks(found, 1).tensors
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
 def part(**changes: Any) -> Callable[[Header], Header]:
     """Return what changes a part of a registration."""
 
