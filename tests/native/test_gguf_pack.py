@@ -16,15 +16,19 @@ from gguf_files import Stored, metadata_of, pairs, stored, tensors_of, write_mod
 from native.packings import assert_plain_text
 from transformers import LlamaConfig, Phi3Config, Qwen2Config
 
+from localspec.config import Settings
 from localspec.decoding.tree import DraftTree
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.phrases import WithPhrases
 from localspec.drafters.pool import PhrasePool
+from localspec.engine.importing import ready
 from localspec.errors import DoesNotFit, LocalspecError, NotHere
 from localspec.events import Reporter
 from localspec.gguf.blocks import q8_0
 from localspec.gguf.model import GgufModel
+from localspec.models import tokenizer_trial
 from localspec.models.fingerprint import fingerprints
+from localspec.models.tokenizer import Tokenizer
 from localspec.native import gguf_pack
 from localspec.native.blocks import BlockStack
 from localspec.native.gguf_pack import BlockModel, gguf_source, open_blocks, registration
@@ -389,3 +393,18 @@ def test_a_registration_in_json_has_only_what_it_needs(directory, tmp_path, path
     said = json.loads(found.path.read_bytes()[48:].partition(b"\0")[0])
     assert (said["format"], said["packing"], said["tensors"]) == (2, "blocks", {})
     assert found.path.stat().st_size < 200_000
+
+
+def test_a_file_never_seen_before_is_read_and_tried_once(directory, tmp_path, paths, monkeypatch):
+    started: list[Any] = []
+    start = tokenizer_trial._started
+    monkeypatch.setattr(tokenizer_trial, "_tried", {})
+    monkeypatch.setattr(tokenizer_trial, "_started", lambda: (started.append(start()), started[-1])[1])
+    built: list[Any] = []
+    build = Tokenizer.__init__
+    monkeypatch.setattr(Tokenizer, "__init__", lambda self, *given: (built.append(self), build(self, *given))[1])
+    file = mixed(tmp_path / "tiny.gguf", directory("llama"))
+    card = ready(str(file), Settings(), Reporter())
+    target = NativeTarget.open(card.path, quantize=BLOCKS)
+    assert target.tokenizer.backend is built[0].backend
+    assert (len(built), [child.returncode for child in started]) == (1, [0])
