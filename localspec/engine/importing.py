@@ -24,6 +24,7 @@ from localspec.models.only_copies import move_only_copies
 from localspec.models.other_programs import ollama_name
 from localspec.models.packed_files import FILED, packed_in
 from localspec.models.registry import TargetCard
+from localspec.models.tokenizer_trial import child_at_hand
 from localspec.packed_file import BLOCKS, Origin, PackedFile, forms, read
 from localspec.paths import Paths
 from localspec.quantities import size
@@ -91,6 +92,7 @@ def _imported(
     )  # fmt: skip
 
 
+@child_at_hand()
 def _register(file: Path, answers: str, reporter: Reporter, paths: Paths) -> tuple[PackedFile, "GgufModel", bool]:
     """Register a file, unless that was done before. Returns its registration, and whether it is new.
 
@@ -194,6 +196,7 @@ def _revision(files: Mapping[str, tuple[int, str]], texts: Mapping[str, bytes]) 
     return revision.hexdigest()[:40]
 
 
+@child_at_hand()
 def register_fetched(
     file: Path, settings: Settings, reporter: Reporter, origin: Origin, texts: Mapping[str, bytes] | None = None
 ) -> Imported:
@@ -245,7 +248,9 @@ def ready(name: str, settings: Settings, reporter: Reporter) -> TargetCard:
     if known is None or not known.header.registered or known.header.missing:
         moved = known is not None and known.header.registered
         answers = known.header.answers if known else BLOCKS
-        header = _register(file, answers, reporter, paths)[0].header
+        registered, model, _ = _register(file, answers, reporter, paths)
+        model.chat.tokenizer.hand_on()
+        header = registered.header
         if not moved:
             reporter.notice(
                 f"{name} was imported as {header.origin.name}: {size(header.weight_bytes)}, read from {file}, which "

@@ -30,7 +30,7 @@ from localspec.models.weight_digests import stamps
 from localspec.native.blocks import PANEL, BlockMatrix, BlockStack, empty_matrices, packed_bytes
 from localspec.native.library import BLOCK_TYPES
 from localspec.native.pack import Recipe, Source
-from localspec.outside_files import parse_json
+from localspec.outside_files import MIB, parse_json
 from localspec.packed_file import BLOCKS as IN_BLOCKS
 from localspec.packed_file import REGISTERED, BlockPart, Header, Origin, PackedFile
 from localspec.paths import Paths
@@ -40,6 +40,7 @@ Floats = npt.NDArray[np.float32]
 _USUAL = "Q8_0"  # the blocks that weights are rounded to at each start where no kernel reads those of their own type
 _MOST_ROUNDED = 2**26  # weights: more of them take seconds, so such a model is packed once, in int8
 _PIECE = 2**21  # bytes of a file that a thread reads at a time
+_ROOM = 320 * MIB  # address space that threads and the tokenizer take at most; without it they end the process, or hang
 _TYPES = {block.name: block for block in BLOCKS.values()}
 
 
@@ -84,9 +85,9 @@ def registration(source: Source, origin: Origin, answers: str = IN_BLOCKS) -> He
     numbers = {file: number for number, file in enumerate(source.checkpoint.weight_files)}
     names = weight_map(source.sizes)  # without a head that is the embedding
     blocks = {name: tuple(_part(one, numbers) for one in source.made_of[name]) for name in names}
-    every = [part for parts in blocks.values() for part in parts]
+    every = [part for name in names for part in _as_computed(name, source.made_of[name])]
     held = [_held(part) for part in every]
-    rounded = sum(prod(part.shape) for part in every if len(part.shape) > 1 and part.type not in BLOCK_TYPES)
+    rounded = sum(prod(part.shape) for part in every if len(part.shape) > 1 and part.block.name not in BLOCK_TYPES)
     quick = all(held) and rounded <= _MOST_ROUNDED
     texts = {name: len(text) for name, text in source.texts.items()}
     return replace(
@@ -102,13 +103,22 @@ def _part(tensor: StoredTensor, numbers: Mapping[Path, int]) -> BlockPart:
     return BlockPart(number, tensor.start, tensor.bytes, tensor.block.name, tensor.shape, tensor.head_rows)
 
 
-def _held(part: BlockPart) -> int:
+def _as_computed(name: str, parts: Sequence[StoredTensor]) -> list[GgufTensor]:
+    """Return the parts of a parameter as they are computed: gate and up are two, also if the file has one tensor."""
+    found = [part for part in parts if isinstance(part, GgufTensor)]
+    if len(found) > 1 or not name.endswith(".gate_up_proj.weight"):
+        return found
+    half = replace(found[0], shape=(found[0].shape[0] // 2, found[0].shape[1]), bytes=found[0].bytes // 2)
+    return [half, replace(half, start=half.start + half.bytes)]
+
+
+def _held(part: GgufTensor) -> int:
     """Return the bytes of a part in memory; 0 if its rows are no whole number of blocks."""
     rows, *columns = part.shape
     if not columns:
         return 4 * rows
     try:
-        return packed_bytes(rows, columns[0], computed_as(part.type))
+        return packed_bytes(rows, columns[0], computed_as(part.block.name))
     except LocalspecError:
         return 0
 
@@ -197,10 +207,7 @@ def open_blocks(found: PackedFile, threads: int) -> BlockModel:
     texts = {name: found.text(name) for name in found.header.texts}
     files = files_of(found)
     before, source = stamps(files), registered_source(found.header, texts, files)
-    made_of = {
-        name: _apart(name, [part for part in parts if isinstance(part, GgufTensor)])
-        for name, parts in source.made_of.items()
-    }
+    made_of = {name: _as_computed(name, parts) for name, parts in source.made_of.items()}
     vectors = {name: parts for name, parts in made_of.items() if in_features(name, source.sizes) is None}
     stored = {name: parts for name, parts in made_of.items() if name not in vectors}
     if source.sizes.tied:
@@ -209,6 +216,7 @@ def open_blocks(found: PackedFile, threads: int) -> BlockModel:
     sizes = [(part.shape[0], part.shape[1], computed_as(part.block.name)) for part in every]
     try:
         matrices = iter(empty_matrices(sizes))
+        np.empty(_ROOM, np.uint8)  # given back at once: it is there for what follows, which would end the process
     except (OSError, MemoryError) as error:
         needed = size(found.header.weight_bytes)
         raise DoesNotFit(
@@ -239,14 +247,6 @@ def open_blocks(found: PackedFile, threads: int) -> BlockModel:
         **{name: _vector(name, parts) for name, parts in vectors.items()},
     }
     return BlockModel(found.header, source.config, texts, tensors)
-
-
-def _apart(name: str, parts: list[GgufTensor]) -> list[GgufTensor]:
-    """Return the parts of a weight as the library takes them: gate and up apart, where a file has both in one."""
-    if len(parts) > 1 or not name.endswith("gate_up_proj.weight"):
-        return parts
-    gate = replace(parts[0], bytes=parts[0].bytes // 2, shape=(parts[0].shape[0] // 2, parts[0].shape[1]))
-    return [gate, replace(gate, start=gate.start + gate.bytes)]
 
 
 def _vector(name: str, parts: Sequence[GgufTensor]) -> Floats:
