@@ -15,7 +15,7 @@ from localspec import packed_file
 from localspec.errors import LocalspecError, NotHere, cannot_read
 from localspec.outside_files import JSON_LIMIT, TEXT_LIMIT, parse_json, read_bytes
 from localspec.published_heads import kind_of_heads, why_not_read
-from localspec.quantities import size
+from localspec.quantities import precision_in_words, size
 
 ARCHITECTURES = {
     "LlamaForCausalLM": "llama",
@@ -84,9 +84,10 @@ class Checkpoint:
     @property
     def held(self) -> str:
         """The bytes of its weights in words, with the bits per weight of one that is read from its GGUF files."""
-        if self.packing != packed_file.BLOCKS:
-            return f"{self.packing}, {size(self.bytes)}" if self.packing else size(self.bytes)
-        return f"{self.bits:.1f} bits per weight, {size(self.bytes)}"
+        if not self.packing:
+            return size(self.bytes)
+        bits = self.bits if self.packing == packed_file.BLOCKS else None
+        return f"{precision_in_words('', self.packing, bits)}, {size(self.bytes)}"
 
     @property
     def bits(self) -> float:
@@ -224,23 +225,26 @@ def damaged(path: Path, error: LocalspecError) -> LocalspecError:
         origin = packed_file.peek(path)[0].header.origin
     except LocalspecError:
         return LocalspecError(f"{str(error).partition(';')[0]}; delete it with `localspec rm {path}`.")
-    again = f"import it again with `localspec import {min(origin.files, default='FILE')}`"
-    if origin.repo:
-        again = f"fetch it again with `localspec pull {origin.repo}`"
-    elif not any(map(os.path.isabs, origin.files)):
+    if not origin.repo and not any(map(os.path.isabs, origin.files)):
         return error
     return LocalspecError(
-        f"{str(error).partition(';')[0]}; delete it with `localspec rm {origin.repo or origin.name}`, and {again}."
+        f"{str(error).partition(';')[0]}; delete it with `localspec rm {origin.repo or origin.name}`, and "
+        f"{again(origin)}."
     )
+
+
+def again(origin: packed_file.Origin) -> str:
+    """Return a clause that says how a model that was pulled or imported comes again."""
+    if origin.repo:
+        return f"fetch it again with `localspec pull {origin.repo}`"
+    return f"import it again with `localspec import {next(iter(origin.files), 'FILE')}`"
 
 
 def moved(header: packed_file.Header, missing: Path) -> str:
     """Return what to say where a file of a registration is missing, or not as long as it was."""
-    what = "has changed since it was imported" if missing.is_file() else "is not there"
-    return (
-        f"{header.origin.name} is read from {missing}, which {what}; put it back, or give `localspec import` the file "
-        "where it is now."
-    )
+    origin, what = header.origin, "has changed since it was imported" if missing.is_file() else "is not there"
+    back = again(origin) if origin.repo else "put it back, or give `localspec import` the file where it is now"
+    return f"{origin.name} is read from {missing}, which {what}; {back}."
 
 
 def _inspect_packed(found: packed_file.PackedFile) -> Checkpoint:

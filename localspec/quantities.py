@@ -49,6 +49,11 @@ def expected_pace(speed: float, measured: bool) -> str:
     return tokens_a_second(speed) if measured else f"about {tokens_a_second(speed)}"
 
 
+def precision_in_words(dtype: str, quantize: str, bits: float | None) -> str:
+    """Return in which numbers weights are held; `bits` of each on average are known of those in blocks only."""
+    return f"{bits:.1f} bits per weight" if bits else dtype if quantize in ("none", "") else quantize
+
+
 def pace_in_words(speed: float, measured: bool, ratio: float | None) -> tuple[str, ...]:
     """Return the pace, and how much faster drafts make it, where they change anything."""
     pace, gain = expected_pace(speed, measured), speedup(ratio or 1.0)

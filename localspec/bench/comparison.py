@@ -104,6 +104,7 @@ def _compare(
         "engine": choice.engine,
         "dtype": choice.dtype,
         "quantize": choice.quantize,
+        "bits_per_weight": round(choice.bits, 3) or None,
         "exactness": max(exactness),  # the weaker one of the two
         "prompts": len(fitting),
         "left_out": len(prompts) - len(fitting),

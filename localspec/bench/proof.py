@@ -13,6 +13,7 @@ from localspec.engine.importing import ready
 from localspec.errors import UsageMistake
 from localspec.events import Reporter
 from localspec.models.registry import TargetCard
+from localspec.quantities import precision_in_words
 from localspec.text import safe
 
 if TYPE_CHECKING:
@@ -91,6 +92,7 @@ class Proof:
     engine: str
     dtype: str
     quantize: str
+    bits_per_weight: float | None
     exactness: str
     rows: int
     replies: int
@@ -102,7 +104,7 @@ class Proof:
     @property
     def precision(self) -> str:
         """In which precision it was proved, and how exact that is."""
-        return f"{self.dtype if self.quantize == 'none' else self.quantize}, {self.exactness}"
+        return f"{precision_in_words(self.dtype, self.quantize, self.bits_per_weight)}, {self.exactness}"
 
 
 def prove(model: str, settings: "Settings", prompts: int, max_tokens: int, reporter: Reporter) -> Proof:
@@ -134,7 +136,8 @@ def prove(model: str, settings: "Settings", prompts: int, max_tokens: int, repor
             reporter.progress(f"reply {min(compared // 2 + 1, replies)} of {replies}")
     return Proof(
         model=card.name, revision=plain.revision, drafter=choice.drafter, device=choice.device, engine=choice.engine,
-        dtype=choice.dtype, quantize=choice.quantize, exactness="bitwise",  # else the engine would have refused
+        dtype=choice.dtype, quantize=choice.quantize, bits_per_weight=round(choice.bits, 3) or None,
+        exactness="bitwise",  # else the engine would have refused
         rows=choice.nodes + 1, replies=replies, same=compared // 2, drafted=drafted, accepted=accepted,
         divergence=divergence,
     )  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Any
 from localspec.charts import bar, no_room
 from localspec.events import possible
 from localspec.models.drafter_kinds import kind_of
-from localspec.quantities import speedup
+from localspec.quantities import precision_in_words, speedup
 from localspec.text import one_line
 
 WIDTH = 100
@@ -80,7 +80,7 @@ def _details(report: dict[str, Any], width: int) -> list[str]:
 
 def label(report: dict[str, Any]) -> str:
     """In what precision, and on what, everything was measured."""
-    precision = report["dtype"] if report["quantize"] == "none" else report["quantize"]
+    precision = precision_in_words(report["dtype"], report["quantize"], report.get("bits_per_weight"))
     sampling = f"temperature {report['temperature']:g}, seed {report['seed']}" if report["temperature"] else "greedy"
     return (
         f"{precision}, {report['exactness']} · {report['prompts']} prompts"

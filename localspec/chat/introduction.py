@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from localspec.checkpoint import inspect
 from localspec.errors import LocalspecError
 from localspec.models.registry import TargetCard
-from localspec.quantities import parameters_words
+from localspec.quantities import parameters_words, precision_in_words
 
 if TYPE_CHECKING:
     from localspec.chat.answerer import Answerer
@@ -62,7 +62,7 @@ def introduction(engine: "Answerer", card: TargetCard) -> Introduction:
     return Introduction(
         name=card.name,
         parameters=engine.parameters,
-        precision=choice.dtype if choice.quantize == "none" else choice.quantize,
+        precision=precision_in_words(choice.dtype, choice.quantize, choice.bits),
         device=choice.device,
         pace=tuple(choice.pace),
         toy=entry is not None and entry.toy,

@@ -9,6 +9,7 @@ from localspec.chat.figures import Figures, HeldMemory, known_speedup
 from localspec.config import Rule
 from localspec.events import Done, Event, Prefill, Statistics, Text
 from localspec.machine.memory import free_memory
+from localspec.quantities import precision_in_words
 
 if TYPE_CHECKING:
     from localspec.chat.answerer import Answerer
@@ -68,7 +69,7 @@ class LiveStats:
             plain_asked=self._plain_asked,
             exactness=self._engine.exactness.label(self._rule) if self._tokens else "",
             device=choice.device,
-            precision=choice.dtype if choice.quantize == "none" else choice.quantize,
+            precision=precision_in_words(choice.dtype, choice.quantize, choice.bits),
             memory=self._memory(),
             sampling=self.sampling,
         )

@@ -16,7 +16,7 @@ from localspec.engine.importing import Imported, import_gguf
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.models.other_programs import models_below
 from localspec.packed_file import BLOCKS
-from localspec.quantities import amount, size
+from localspec.quantities import amount, precision_in_words, size
 from localspec.text import one_line
 
 app = typer.Typer()
@@ -84,7 +84,7 @@ def _json(done: Imported) -> dict[str, Any]:
 
 
 def _tell(done: Imported, file: Path) -> None:
-    held = f"{done.bits:.1f} bits per weight" if done.packing == BLOCKS else f"packed in {done.packing}"
+    held = precision_in_words("", done.packing, done.bits) if done.packing == BLOCKS else f"packed in {done.packing}"
     known = "" if done.new else " It was imported before."
     typer.echo(
         one_line(

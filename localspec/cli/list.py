@@ -17,12 +17,12 @@ from localspec.errors import LocalspecError
 from localspec.hub.cached_gguf import cached_gguf
 from localspec.models.only_copies import unmoved
 from localspec.models.own_draft import BESIDE, own_draft
-from localspec.models.packed_files import kept_for_gpus, packed_files, packed_sources, unreadable
+from localspec.models.packed_files import files_in_use, kept_for_gpus, packed_files, packed_sources, unreadable
 from localspec.models.present import present_model
 from localspec.models.registry import TargetCard, installed, reference
 from localspec.packed_file import BLOCKS
 from localspec.paths import Paths
-from localspec.quantities import amount, size
+from localspec.quantities import amount, precision_in_words, size
 
 app = typer.Typer()
 
@@ -65,8 +65,9 @@ def list_models(
             say(f"{file.name} is left out: {why} Delete it with `localspec rm {file}`.")
     if sentence := unmoved(paths):
         say(sentence)
+    used = files_in_use(paths)
     for one in cached_gguf():
-        if str(one.source) not in packed_sources(paths):
+        if str(one.source) not in packed_sources(paths) and not one.places & used:
             say(
                 f"{one.source} lies in the common cache as GGUF, {size(one.bytes)}, and nothing is made of it; "
                 f"`localspec pull {one.source}` does that, `localspec rm {one.source}` deletes it."
@@ -94,7 +95,8 @@ def list_models(
 
 def _forms(row: dict[str, Any], bytes_: Callable[[int], str]) -> str:
     """How a model's weights are held, if not only in its own files."""
-    in_blocks = [f"{row['bits_per_weight']:.1f} bits per weight"] if row["bits_per_weight"] else []
+    bits = row["bits_per_weight"]
+    in_blocks = [precision_in_words("", BLOCKS, bits)] if bits else []
     packed = [f"{form} {bytes_(held)}" for form, held in row["packed"].items()]
     return ", ".join([*in_blocks, *packed]) or "no"
 

@@ -39,7 +39,7 @@ from localspec.cli.word_wrap import WordWrap
 from localspec.engine.importing import ready
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.models import registry
-from localspec.quantities import counted
+from localspec.quantities import counted, precision_in_words
 from localspec.store.searched_words import excerpt, folded_words
 from localspec.text import one_line, safe
 
@@ -126,7 +126,7 @@ class _Talk:
     def greet(self) -> None:
         """Prints which model answers, and the last turn of a conversation that goes on."""
         choice = self._loaded().choice
-        precision = choice.dtype if choice.quantize == "none" else choice.quantize
+        precision = precision_in_words(choice.dtype, choice.quantize, choice.bits)
         how = ", ".join(filter(None, (precision, choice.device)))
         tell(one_line(f"{self._card.name} ({how}). /help lists the commands, Ctrl+D ends."))
         self._recall()

@@ -19,12 +19,11 @@ from localspec.hub.sources import Source, is_address
 from localspec.models.registry import cards
 from localspec.pulling.announced import Announced, announced
 from localspec.pulling.heads import Converted, NotConverted
-from localspec.pulling.packing import Packed
+from localspec.pulling.packing import Installed, Packed
 from localspec.pulling.pull import (
     AboutToFetch,
     DrafterToTrain,
     Fetched,
-    Installed,
     NothingToFetch,
     Planned,
     PullEvent,
@@ -92,7 +91,8 @@ def pull(
                 fetched = fetched or isinstance(event, AboutToFetch)
                 if isinstance(event, AboutToFetch) and not yes and not _may_fetch():
                     return
-        if seen() and (name in cards() or isinstance(event, Packed)):
+        chats = isinstance(event, Packed) or (isinstance(event, Installed) and bool(event.source.gguf))
+        if seen() and (name in cards() or chats):
             typer.echo(one_line(f"Chat with it: localspec chat -m {name}"))
             if fetched:
                 measure_new(name, settings, progress)
@@ -144,8 +144,8 @@ def _print(name: str, event: PullEvent, progress: Progress) -> None:
         case NotConverted(heads, model):
             which = f"`localspec pull {model}`" if model else "fetch that"
             progress.notice(f"The heads of {heads} become a drafter beside their model: {which}, then this again.")
-        case Installed(source, path):
-            typer.echo(one_line(f"{source} is here: {path}"))
+        case Installed(source, path, held):
+            typer.echo(one_line(f"{source} is here{f', {held}' if held else ''}: {path}"))
         case Packed(source, path, length, deleted, stays):
             typer.echo(one_line(f"{source} is packed, {size(length)}: {path}"))
             if deleted:

@@ -31,10 +31,9 @@ def planned_lines(planned: Planned) -> Iterator[str]:
             yield f"  {file.name}  {size(file.bytes)}{here}"
         yield from (f"  {note}" for note in part.notes)
     files = sum(len(part.files) for part in plan.parts)
-    packed = f", about {size(plan.packed_bytes)} beside it while it is packed" if plan.packed_bytes else ""
     yield (
         f"{counted(files, 'file')}, {size(plan.bytes)}; {size(plan.cached_bytes)} cached already, "
-        f"{size(plan.fetch_bytes)} to fetch{packed}; {_free(plan.disk_free)}"
+        f"{size(plan.fetch_bytes)} to fetch; {_free(plan.disk_free)}"
     )
     yield from _about(planned)
 

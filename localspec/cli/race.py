@@ -161,6 +161,7 @@ def _report(lanes: Sequence[Lane], found: Result, engine: "Engine", sampling: "S
         "device": choice.device,
         "dtype": choice.dtype,
         "quantize": choice.quantize,
+        "bits_per_weight": round(choice.bits, 3) or None,
         "exactness": engine.exactness.word(sampling.rule),
         "seed": sampling.seed,
         "speedup": found.speedup and round(found.speedup, 4),

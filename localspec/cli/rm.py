@@ -19,7 +19,7 @@ from localspec.hub.cached_gguf import cached_gguf, discard_gguf
 from localspec.hub.sources import Source
 from localspec.models.entries import Entry
 from localspec.models.imported import import_of, is_gguf
-from localspec.models.packed_files import other_source, packed_of, remove_abandoned, unreadable
+from localspec.models.packed_files import files_in_use, other_source, packed_of, remove_abandoned, unreadable
 from localspec.models.registry import NOWHERE, cards, is_import, is_path, reference, resolve
 from localspec.packed_file import Header, of_same_weights, peek
 from localspec.paths import Paths
@@ -29,6 +29,8 @@ from localspec.quantities import size
 from localspec.text import one_line
 
 app = typer.Typer()
+
+_SHARED = "Other programs share this cache, and would have to fetch it again."
 
 
 @app.command()
@@ -54,7 +56,15 @@ def rm(
                 raise  # its drafters may be another one's too
             missing.append(error)
     packed = _packed(removals, sources, paths)
-    left = [] if removals else [one for source in sources for one in cached_gguf(source)]
+    used = files_in_use(paths, packed)
+    for removal in removals:
+        if read := [file for file in removal.path.rglob("*.gguf") if os.path.realpath(file) in used]:
+            raise LocalspecError(
+                f"Another model is read from {read[0]}, which would be deleted too; delete that model first with "
+                "`localspec rm`."
+            )
+    found = [one for source in sources if source.gguf or not removals for one in cached_gguf(source)]
+    left = [one for one in found if not one.places & used]
     if not removals and not packed and not left:
         raise missing[0]
     for removal in removals:
@@ -65,7 +75,10 @@ def rm(
     for one in left:
         names = ", ".join(file.name for file in one.files)
         typer.echo(one_line(f"{one.source} as GGUF, {size(one.bytes)}, in {one.path}: {names}"))
-    freed = sum(removal.bytes for removal in removals) + sum(one.bytes for one in left)
+    if left:
+        typer.echo(_SHARED)
+    contents = {place for one in left for place in one.places}
+    freed = sum(removal.bytes for removal in removals) + sum(map(os.path.getsize, contents))
     freed += sum(file.stat().st_size for file in packed)
     gone = [*(removal.source for removal in removals), *(one.source for one in left)]
     what = " and ".join(map(str, gone)) or f"{name}, packed"
@@ -100,7 +113,8 @@ def _remove_packed(name: str, paths: Paths, yes: bool, phrases: bool) -> None:
         if path.parent not in (paths.imports, paths.packed):
             raise UsageMistake(f"{path} is not in {paths.imports}, where localspec keeps its own; delete it yourself.")
         whole = is_packed(Path(os.path.expanduser(name)))  # one file that is named, or what was imported
-        mine, what = ([path], str(path)) if whole else (sorted({path, *of_same_weights(path)}), name)
+        every = [path] if whole else _without_others(sorted({path, *of_same_weights(path)}), [])
+        mine, what = every, str(path) if whole else name
     else:
         mine, what = _without_others(packed_of(path, "", paths), []), f"the packed form of {name}"
         if not mine:
@@ -177,7 +191,7 @@ def _removal_lines(removal: Removal, name: str) -> list[str]:
         lines.append(f"The drafter that was made of it goes too: {drafter}.")
     if users := _users(source, name):
         lines.append(f"{', '.join(users)} {'uses' if len(users) == 1 else 'use'} it too.")
-    lines.append("Other programs share this cache, and would have to fetch it again.")
+    lines.append(_SHARED)
     return lines
 
 

@@ -34,7 +34,7 @@ from localspec.events import Done, Prefill, Text
 from localspec.hub.sources import REPOSITORY, is_address
 from localspec.models.names import begun_name, full_name
 from localspec.models.registry import known
-from localspec.quantities import counted, short_pace, size
+from localspec.quantities import counted, precision_in_words, short_pace, size
 from localspec.text import safe
 
 if TYPE_CHECKING:
@@ -219,7 +219,7 @@ def _origin(report: dict[str, Any], exactness: str) -> Iterator[str]:
     """Yield who proposed the tokens, what computed them, and how exact they are."""
     sources = report["speculation"]["sources"] or {}
     yield share_words(sources) if len(sources) > 1 else ""
-    precision = report["dtype"] if report["quantize"] in ("none", None) else report["quantize"]
+    precision = precision_in_words(report["dtype"] or "", report["quantize"] or "none", report["bits_per_weight"])
     if precision:
         yield f"{precision} on {report['device']}" if report["device"] else precision
     yield NOT_CHECKED if exactness == "unchecked" else SAMENESS.get(exactness, exactness)

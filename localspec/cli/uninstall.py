@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -14,7 +15,10 @@ from localspec.cli.console import may_delete
 from localspec.environment import home
 from localspec.errors import LocalspecError
 from localspec.hub.cache import Removal, removable, remove
+from localspec.hub.cached_gguf import CachedGguf, cached_gguf, discard_gguf
 from localspec.hub.records import all_records
+from localspec.hub.sources import Source
+from localspec.models.packed_files import packed_sources
 from localspec.paths import Paths
 from localspec.quantities import size
 from localspec.store.copied import erase
@@ -135,7 +139,7 @@ def uninstall(
     deleted = False
     for removal in removals if delete_fetched else ():  # their records are deleted below
         try:
-            remove(removal, paths)
+            discard_gguf(removal) if isinstance(removal, CachedGguf) else remove(removal, paths)
             deleted = True
         except (OSError, LocalspecError) as error:
             failures.append(str(error).rstrip("."))
@@ -222,14 +226,16 @@ def _there(places: list[Place]) -> list[Found]:
     return [Found.of(place) for place in places if os.path.lexists(place.path)]
 
 
-def _fetched(paths: Paths) -> list[Removal]:
+def _fetched(paths: Paths) -> list[Removal | CachedGguf]:
     """Return the models that `pull` put into the shared Hugging Face cache and that are still there."""
     found = dict[tuple[str, str], Removal]()
     for record in all_records(paths):
         with suppress(LocalspecError):
             removal = removable(record.source, paths)
             found.setdefault((removal.source.repo, removal.commit), removal)
-    return [*found.values()]
+    of = [one.header.origin for one in packed_sources(paths).values() if one.header.registered]
+    files = (one for origin in of for one in cached_gguf(replace(Source.parse(origin.repo), revision=origin.commit)))
+    return [*found.values(), *files]
 
 
 def _delete(place: Place) -> None:

@@ -13,9 +13,10 @@ from localspec.engine.kept_weights import kept_damage
 from localspec.environment import home
 from localspec.errors import LocalspecError, NotHere
 from localspec.hub.cache import Verified, find_snapshot, verify
+from localspec.hub.cached_gguf import verify_gguf
 from localspec.hub.sources import Source
 from localspec.models.fingerprint import fingerprints, recognised
-from localspec.models.packed_files import GPU_SUFFIX, packed_of
+from localspec.models.packed_files import GPU_SUFFIX, packed_of, packed_sources
 from localspec.models.registry import NOWHERE, is_import, is_path, resolve
 from localspec.models.weight_digests import look
 from localspec.packed_file import SUFFIX, forms, read
@@ -53,8 +54,9 @@ def verify_model(
             for problem in checked.problems
         ]
         if not checked.problems:
+            files = f"{counted(checked.files, 'file')} {'agrees' if checked.files == 1 else 'agree'}"
             by = "what was recorded when it was pulled" if checked.recorded else "their names in the cache"
-            typer.echo(one_line(f"{source} ({checked.commit[:12]}): {checked.files} files agree with {by}."))
+            typer.echo(one_line(f"{source} ({checked.commit[:12]}): {files} with {by}."))
     if problems or damaged:
         raise LocalspecError(f"{(problems + damaged)[0]}.")
 
@@ -154,10 +156,17 @@ def _packed_problems(file: Path) -> list[str]:
 
 
 def _checked(source: Source) -> Verified:
-    progress = Progress()
+    progress, found = Progress(), packed_sources(Paths(home())).get(str(source))
+
+    def show(done: int, total: int) -> None:
+        progress.show(f"reading {source}: {size(done)} of {size(total)}")
+
     try:
-        return verify(
-            source, progress=lambda done, total: progress.show(f"reading {source}: {size(done)} of {size(total)}")
-        )
+        if found and (missing := found.header.missing):
+            what = f"{missing.name} is missing, or not as long as it was"
+            return Verified(found.header.origin.commit, 0, False, (what,))
+        if found and found.header.registered:
+            return verify_gguf(source, found.header.origin.commit, show)
+        return verify(source, progress=show)
     finally:
         progress.clear()

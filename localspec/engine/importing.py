@@ -24,11 +24,9 @@ from localspec.models.only_copies import move_only_copies
 from localspec.models.other_programs import ollama_name
 from localspec.models.packed_files import FILED, packed_in
 from localspec.models.registry import TargetCard
-from localspec.models.shape import Shape
+from localspec.models.tokenizer_trial import child_at_hand
 from localspec.packed_file import BLOCKS, Origin, PackedFile, forms, read
 from localspec.paths import Paths
-from localspec.policy.kept_packing import LOSSLESS, kept_packing
-from localspec.policy.measurements import NoMeasurements
 from localspec.quantities import size
 
 if TYPE_CHECKING:
@@ -68,6 +66,13 @@ def import_gguf(file: Path, settings: Settings, reporter: Reporter) -> Imported:
     began, paths = time.perf_counter(), Paths(home())
     asked = asked_packing(settings)
     found, model, new = _register(file, asked or BLOCKS, reporter, paths)
+    return _imported(found, model, new, began, reporter, paths)
+
+
+def _imported(
+    found: PackedFile, model: "GgufModel", new: bool, began: float, reporter: Reporter, paths: Paths
+) -> Imported:
+    """Pack a registered model if a packing answers, and describe it."""
     path, packing, held = found.path, found.header.answers, found.header.weight_bytes
     if packing != BLOCKS:
         from localspec.native.gguf_pack import gguf_source
@@ -87,6 +92,7 @@ def import_gguf(file: Path, settings: Settings, reporter: Reporter) -> Imported:
     )  # fmt: skip
 
 
+@child_at_hand()
 def _register(file: Path, answers: str, reporter: Reporter, paths: Paths) -> tuple[PackedFile, "GgufModel", bool]:
     """Register a file, unless that was done before. Returns its registration, and whether it is new.
 
@@ -190,35 +196,35 @@ def _revision(files: Mapping[str, tuple[int, str]], texts: Mapping[str, bytes]) 
     return revision.hexdigest()[:40]
 
 
-def pack_fetched(
+@child_at_hand()
+def register_fetched(
     file: Path, settings: Settings, reporter: Reporter, origin: Origin, texts: Mapping[str, bytes] | None = None
-) -> PackedFile:
-    """Pack a GGUF file that was fetched, and will be deleted, in the packing that is asked for or suits this machine.
+) -> Imported:
+    """Register a GGUF file that was fetched, and pack it if a packing is asked for.
 
-    `texts` are the model's own, in place of those in the file. Raises what `import_gguf` raises.
+    `texts` are the model's own, in place of those in the file. `origin` has the revision of what was made of the same
+    file before, or none. Raises what `import_gguf` raises.
     """
     from localspec.gguf.model import GgufModel  # numpy
-    from localspec.native.gguf_pack import gguf_source
-    from localspec.native.packed_cache import pack_gguf
+    from localspec.native.gguf_pack import gguf_source, registration
+    from localspec.native.packed_cache import register
 
-    paths, packing = Paths(home()), asked_packing(settings)
+    began, paths, asked = time.perf_counter(), Paths(home()), asked_packing(settings)
     reporter.progress(f"reading {file.name}")
-    model, threads = GgufModel.open(file, texts), this_machine().cores
+    model = GgufModel.open(file, texts)
     model.chat.require_template()
     files = [part.path for part in model.parts]
-    digests = registry.file_digests(files, paths)
-    held = {part.path.name: (part.bytes, digests[part.path.name]) for part in model.parts}
+    marks = fingerprints(files)
+    held = {str(part): marks[part.name] for part in files}
     origin = replace(
-        origin, revision=_revision(held, model.texts), files=held, weights=model.weights,
-        license=model.license() or origin.license,
+        origin, revision=origin.revision or _revision(held, {**model.texts, origin.repo: b""}), files=held,
+        weights=model.weights, license=model.license() or origin.license,
     )  # fmt: skip
+    header = registration(gguf_source(model), origin, asked or BLOCKS)
     for sentence in model.notices():
         reporter.notice(sentence)
-    shape = Shape.of(model.config.content)
-    if shape is not None and packing is None:
-        packing = kept_packing(origin.name, origin.license, shape, settings, this_machine(), NoMeasurements())
-    source = gguf_source(model)
-    return read(pack_gguf(source, packing or LOSSLESS, origin, threads, reporter, paths, only_copy=True))
+    found = read(register(header, model.texts, reporter, paths))
+    return _imported(found, model, True, began, reporter, paths)
 
 
 def _holds_all(packed: PackedFile, model: "GgufModel") -> bool:
@@ -242,7 +248,9 @@ def ready(name: str, settings: Settings, reporter: Reporter) -> TargetCard:
     if known is None or not known.header.registered or known.header.missing:
         moved = known is not None and known.header.registered
         answers = known.header.answers if known else BLOCKS
-        header = _register(file, answers, reporter, paths)[0].header
+        registered, model, _ = _register(file, answers, reporter, paths)
+        model.chat.tokenizer.hand_on()
+        header = registered.header
         if not moved:
             reporter.notice(
                 f"{name} was imported as {header.origin.name}: {size(header.weight_bytes)}, read from {file}, which "

@@ -61,7 +61,7 @@ def known_exactness(choice: Choice, target: Target, profile: ModelProfile) -> Ex
         found = finished(progress_texts(CHECKING, profile.checking(choice, target, widest)), profile.reporter.progress)
     if choice.exact and not found.bitwise:
         raise UsageMistake(
-            f"{choice.target.name} cannot be exact bit for bit in {choice.precision} on {choice.device}: its "
+            f"{choice.target.name} cannot be exact bit for bit in {choice} on {choice.device}: its "
             f"logits differ by up to {found.largest:.1e} of the largest; try another precision, or leave --exact out."
         )
     return found

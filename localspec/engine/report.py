@@ -33,6 +33,7 @@ class Report:
             "engine": choice.engine,
             "dtype": choice.dtype,
             "quantize": choice.quantize,
+            "bits_per_weight": round(choice.bits, 3) or None,
             "exactness": engine.exactness.word(sampling.rule),
             "accept": sampling.rule,
             "lossless": sampling.rule != "typical",

@@ -10,8 +10,8 @@ import os
 import stat
 import struct
 from array import array
-from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from math import prod
 from pathlib import Path
@@ -31,26 +31,36 @@ _LONGEST_NAME = 2**8  # bytes of a key or a tensor's name
 _DIMENSIONS = 4
 _NUMBERS = {0: "u1", 1: "i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "?", 10: "<u8", 11: "<i8", 12: "<f8"}
 _TEXT, _ARRAY = 8, 9
+_LENGTH = struct.Struct("<Q")  # of a text
+_PIECE = 4 * MIB  # bytes that are read at a time
 
 
 class Texts:
-    """An array of texts as the file stores them, in one buffer: Python's objects take ten times that memory."""
+    """An array of texts as the file stores them, each after its length: Python's objects take ten times that memory."""
 
-    def __init__(self, content: bytes | bytearray, ends: "array[int]") -> None:
+    def __init__(self, content: bytes, ends: "array[int]") -> None:
         """`ends` are the places in `content` where texts end."""
         self._content, self._ends = content, ends
 
     def __len__(self) -> int:
         return len(self._ends)
 
-    def __iter__(self) -> Iterator[str]:
-        start = 0
-        for end in self._ends:
-            yield self._content[start:end].decode("utf-8", "surrogateescape")
-            start = end
+    @cached_property
+    def _decoded(self) -> list[str]:
+        content, size = self._content, _LENGTH.size
+
+        def decoded(errors: str) -> list[str]:
+            places = pairwise([0, *self._ends])
+            return [content[end + size : next_end].decode("utf-8", errors) for end, next_end in places]
+
+        try:
+            return decoded("strict")  # much faster
+        except UnicodeDecodeError:
+            return decoded("surrogateescape")
 
     def tolist(self) -> list[str]:
-        return list(self)
+        """Return the texts, with lone surrogates for bytes that are not UTF-8. Everybody gets the same list."""
+        return self._decoded
 
 
 Value = str | int | float | bool | Texts | npt.NDArray[Any]
@@ -84,7 +94,7 @@ def read(path: Path) -> GgufFile:
     try:
         if not stat.S_ISREG(path.stat().st_mode):  # to open a pipe is to wait for a writer
             raise LocalspecError(f"{path} cannot be read, for it is not a file.")
-        with path.open("rb") as stream:
+        with path.open("rb", buffering=0) as stream:
             return _Reader(path, stream).file()
     except OSError as error:
         raise LocalspecError(f"{path} cannot be read ({error.strerror}); correct that.") from None
@@ -102,7 +112,8 @@ class _Reader:
     def __init__(self, path: Path, stream: BinaryIO) -> None:
         self._path, self._stream = path, stream
         self._size = os.fstat(stream.fileno()).st_size
-        self._left, self._texts_left = min(self._size, _HEADER_LIMIT), _MOST_TEXTS
+        self._most, self._texts_left = min(self._size, _HEADER_LIMIT), _MOST_TEXTS
+        self._content, self._at = bytearray(), 0  # what was read so far, and how much of it was understood
 
     def file(self) -> GgufFile:
         if self._bytes(4) != b"GGUF":
@@ -135,8 +146,7 @@ class _Reader:
         step = metadata.get("general.alignment", 32)
         if type(step) is not int or not 8 <= step <= 2**20 or step & (step - 1):
             raise ValueError(f"an alignment of {str(step)[:40]} bytes")
-        header = self._stream.tell()
-        start = -(-header // step) * step
+        start = -(-self._at // step) * step
         places = {name: Place(start + offset, shape, block) for name, (offset, shape, block) in found.items()}
         for name, place in places.items():
             if (place.start - start) % step or place.start + place.bytes > self._size:
@@ -173,15 +183,27 @@ class _Reader:
     def _array(self) -> Value:
         kind, count = self._number("<I"), self._number("<Q")
         if kind == _TEXT:
-            if count > min(self._left // 8, self._texts_left):
+            if count > min((self._most - self._at) // _LENGTH.size, self._texts_left):
                 raise ValueError(f"an array of {count} texts")
             self._texts_left -= count
-            content, ends = bytearray(), array("I")
-            for _ in range(count):
-                content += self._bytes(self._number("<Q"))
-                ends.append(len(content))
-            return Texts(content, ends)
+            return self._texts(count)
         return self._numbers(kind, count)
+
+    def _texts(self, count: int) -> Texts:
+        content, start, ends = self._content, self._at, array("I")
+        length_at, size, here, at = _LENGTH.unpack_from, _LENGTH.size, len(content), start
+        for _ in range(count):  # 300,000 in usual files
+            if at + size > here:
+                here = self._fetch(at, size)
+            length = length_at(content, at)[0]
+            at += size
+            if at + length > here:
+                here = self._fetch(at, length)
+            at += length
+            ends.append(at - start)
+        self._at = at
+        with memoryview(content) as whole:
+            return Texts(bytes(whole[start:at]), ends)
 
     def _numbers(self, kind: int, count: int) -> npt.NDArray[Any]:
         if kind not in _NUMBERS:
@@ -202,10 +224,21 @@ class _Reader:
         return number
 
     def _bytes(self, count: int) -> bytes:
-        if count > self._left:
-            raise ValueError(f"{count} bytes are to follow where {self._left} are left, or may be")
-        self._left -= count
-        content = self._stream.read(count)
-        if len(content) != count:
-            raise ValueError("it became shorter while it was read")
-        return content
+        start, end = self._at, self._at + count
+        if end > len(self._content):
+            self._fetch(start, count)
+        self._at = end
+        return bytes(self._content[start:end])
+
+    def _fetch(self, at: int, count: int) -> int:
+        """Read on until `count` bytes from `at` on are there. Return how many bytes of the file are there then."""
+        if count > self._most - at:
+            raise ValueError(f"{count} bytes are to follow where {self._most - at} are left, or may be")
+        while len(self._content) < at + count:
+            piece = self._stream.read(
+                min(max(_PIECE, at + count - len(self._content)), self._most - len(self._content))
+            )
+            if not piece:
+                raise ValueError("it became shorter while it was read")
+            self._content += piece
+        return len(self._content)

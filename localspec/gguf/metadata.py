@@ -8,6 +8,7 @@ other key of the architecture is refused, because it may change the arithmetic. 
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -309,10 +310,19 @@ class Metadata:
         found: bool | None = self._of(key, (bool,))
         return found
 
-    def texts(self, key: str) -> Texts | Sequence[str] | None:
-        """Return an array of texts."""
-        found: Texts | Sequence[str] | None = self._of(key, (Texts, list))
-        return found
+    def texts(self, key: str) -> Sequence[str] | None:
+        """Return an array of texts, which everybody gets the same list of."""
+        found: Texts | list[str] | None = self._of(key, (Texts, list))
+        return found.tolist() if isinstance(found, Texts) else found
+
+    def count(self, key: str) -> int:
+        """Return how many texts an array has; 0 without one."""
+        return len(self._of(key, (Texts, list)) or ())
+
+    @cached_property
+    def merged(self) -> frozenset[str]:
+        """The tokens that merges make: "t he" makes "the"."""
+        return frozenset([merge.replace(" ", "") for merge in self.texts("tokenizer.ggml.merges") or []])
 
     def numbers(self, key: str) -> list[Any] | None:
         """Return an array of numbers as a list."""
@@ -380,7 +390,11 @@ def shown(text: str) -> str:
 
 def is_utf8(text: str) -> bool:
     """Return whether a text was UTF-8 in the file. Other bytes were read as lone surrogates."""
-    return text.isascii() or not any("\udc80" <= character <= "\udcff" for character in text)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def in_short(value: Any) -> str:

@@ -89,7 +89,7 @@ def ends(metadata: Metadata) -> list[int]:
     A token that ordinary text is tokenized into is not a mark, even if it is spelled like one. llama.cpp would take it
     for a mark.
     """
-    tokens = list(metadata.texts("tokenizer.ggml.tokens") or [])
+    tokens = metadata.texts("tokenizer.ggml.tokens") or []
     types = metadata.numbers("tokenizer.ggml.token_type") or []
     count = len(tokens) or 2**32 - 1  # any id is possible in a file without a list of tokens
     found = [token_of(metadata, role, count) for role in ("eos", "eot", "eom", *_FILL_ENDS)]
@@ -101,7 +101,7 @@ def ends(metadata: Metadata) -> list[int]:
     words = ordinary(metadata, tokens, types, spelled)
     found += [index for index in spelled if index not in words]
     ids = list(dict.fromkeys(index for index in found if index is not None))
-    spelling = dict(enumerate(tokens))
+    spelling = {index: tokens[index] for index in ids if index < len(tokens)}
     spellings_found = {spelling.get(index) for index in ids}
     within_replies = {mark for mark, others in _NO_END if others <= spellings_found}
     return [index for index in ids if spelling.get(index) not in within_replies]
@@ -109,7 +109,7 @@ def ends(metadata: Metadata) -> list[int]:
 
 def ends_at_words(metadata: Metadata) -> list[str]:
     """Return a sentence for each token that ends replies because the file names its id, though text contains it."""
-    tokens = list(metadata.texts("tokenizer.ggml.tokens") or [])
+    tokens = metadata.texts("tokenizer.ggml.tokens") or []
     types = metadata.numbers("tokenizer.ggml.token_type") or []
     named = {f"tokenizer.ggml.{role}_token_id": token_of(metadata, role, len(tokens)) for role in ("eos", "eot", "eom")}
     words = ordinary(metadata, tokens, types, {index for index in named.values() if index is not None})
@@ -129,9 +129,7 @@ def ordinary(metadata: Metadata, tokens: Sequence[str], types: Sequence[int], id
     if not normal:
         return set()
     if metadata.text("tokenizer.ggml.model") == "gpt2":
-        merged = (merge.replace(" ", "") for merge in metadata.texts("tokenizer.ggml.merges") or [])  # "t he" → "the"
-        single = {index for token, index in normal.items() if len(token) == 1}
-        return single | {normal[token] for token in merged if token in normal}
+        return {index for token, index in normal.items() if len(token) == 1 or token in metadata.merged}
     if "tokenizer.ggml.token_type" not in metadata.values:
         # Without types, "<s>" would be taken for a word of the pieces "<" and "s>".
         return set()

@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from localspec.errors import LocalspecError
@@ -64,15 +65,16 @@ def tokenizer_files(metadata: Metadata, vocab_size: int) -> dict[str, Any]:
 
     Raises ValueError, with a clause, for what is missing or not possible, LocalspecError for a kind that is not known.
     """
-    kind, stored = metadata.text("tokenizer.ggml.model"), metadata.texts("tokenizer.ggml.tokens")
-    if not kind or not stored:
+    kind, count = metadata.text("tokenizer.ggml.model"), metadata.count("tokenizer.ggml.tokens")
+    if not kind or not count:
         raise ValueError("it holds no tokenizer")
-    if len(stored) > min(vocab_size, _MOST_TOKENS):
-        raise ValueError(f"its tokenizer has {len(stored)} tokens where the model has {vocab_size}")
-    if (merges := len(metadata.texts("tokenizer.ggml.merges") or [])) > _MOST_MERGES:
+    if count > min(vocab_size, _MOST_TOKENS):
+        raise ValueError(f"its tokenizer has {count} tokens where the model has {vocab_size}")
+    if (merges := metadata.count("tokenizer.ggml.merges")) > _MOST_MERGES:
         raise ValueError(f"its tokenizer has {merges:,} merges, and {_MOST_MERGES:,} are the most")
-    tokens = list(stored)
-    if odd := next((index for index, token in enumerate(tokens) if not is_utf8(token)), None):
+    tokens = metadata.texts("tokenizer.ggml.tokens") or []
+    if not is_utf8("".join(tokens)):
+        odd = next(index for index, token in enumerate(tokens) if not is_utf8(token))
         raise ValueError(f"token {odd} in tokenizer.ggml.tokens is not UTF-8")
     if (longest := max(map(len, tokens))) > _LONGEST:
         raise ValueError(f"a token of its tokenizer has {longest:,} characters, and {_LONGEST:,} are the most")
@@ -116,21 +118,21 @@ def _added(
     """The tokens that a text is searched for before it is split."""
     marks = {token for token, kind in zip(tokens, types, strict=True) if kind != _NORMAL}
     swallow = marks >= _OF_PHI_3  # as its own files say; llama.cpp looks for "phi-3" in the name
-    kept = {"<unk>", "<s>", "<|endoftext|>"}
+    kept, named = {"<unk>", "<s>", "<|endoftext|>"}, {*roles.values()}
     return [
         {
             "id": index, "content": token, "single_word": False, "lstrip": False,
             "rstrip": swallow and token not in kept, "normalized": False,
-            "special": types[index] != _USER or token in roles.values(),
+            "special": kind != _USER or token in named,
         }
-        for index, token in enumerate(tokens)
-        if token and (types[index] in (_CONTROL, _USER, _UNKNOWN) or token in roles.values())
+        for index, (token, kind) in enumerate(zip(tokens, types, strict=True))
+        if token and (kind in (_CONTROL, _USER, _UNKNOWN) or token in named)
     ]  # fmt: skip
 
 
 def _vocabulary(tokens: Sequence[str], types: Sequence[int]) -> dict[str, int]:
     """Tokens by what they spell; what pads a vocabulary spells nothing."""
-    return {token: index for index, token in enumerate(tokens) if types[index] != _UNUSED}
+    return {token: index for index, (token, kind) in enumerate(zip(tokens, types, strict=True)) if kind != _UNUSED}
 
 
 def _with_marks(begin: Sequence[int], end: Sequence[int], tokens: Sequence[str]) -> dict[str, Any] | None:
@@ -164,22 +166,24 @@ def _byte_level(
             f"The tokenizer of the {metadata.file} splits text as {pre[:40]!r}, which localspec does not know; choose "
             f"a newer file, or one of {', '.join(_SPLITS)}."
         )
-    stored = metadata.texts("tokenizer.ggml.merges") or []
-    vocabulary = _vocabulary(tokens, types)
-    if unused := {token: index for index, token in enumerate(tokens) if types[index] == _UNUSED}:
-        for merge in stored:  # llama.cpp merges tokens into an unused one, too
-            left, _, right = merge.partition(" ")
-            for token in unused.keys() & {left, right, left + right}:
-                vocabulary.setdefault(token, unused[token])
-    one: dict[str, str] = {token: token for token in vocabulary}  # each spelling once in memory
-    pairs: dict[tuple[str, str], None] = {}  # of a pair that is there twice, the first counts
-    for merge in stored:
+    one = {token: token for token in tokens}  # each spelling once in memory
+    made_by: dict[tuple[str, str], str] = {}  # of a pair that is there twice, the first counts
+    for merge in metadata.texts("tokenizer.ggml.merges") or []:
         left, _, right = merge.partition(" ")
-        if not (left in one and right in one and left + right in one):
-            raise ValueError(f"its tokenizer merges {shown(merge)[:80]!r}, which is no pair that makes a token")
-        pairs.setdefault((one[left], one[right]))
-    words = {token for index, token in enumerate(tokens) if types[index] == _NORMAL and len(token) > 1}
-    made = words & {left + right for left, right in pairs}
+        try:
+            made_by[one[left], one[right]] = one[left + right]
+        except KeyError:
+            what = f"its tokenizer merges {shown(merge)[:80]!r}, which is no pair that makes a token"
+            raise ValueError(what) from None
+    vocabulary = _vocabulary(tokens, types)
+    unused = {token: index for index, (token, kind) in enumerate(zip(tokens, types, strict=True)) if kind == _UNUSED}
+    if not unused.keys().isdisjoint(chain(made_by.values(), chain.from_iterable(made_by))):
+        for pair, result in made_by.items():
+            for token in (*pair, result):  # llama.cpp merges tokens into an unused one, too
+                if token in unused:
+                    vocabulary.setdefault(token, unused[token])
+    words = {token for token, of in zip(tokens, types, strict=True) if of == _NORMAL and len(token) > 1}
+    made = words.intersection(made_by.values())
     if len(made) < _MERGED * len(words):
         raise ValueError(
             f"tokenizer.ggml.merges makes {len(made)} of {len(words)} words, so that texts would be split into smaller "
@@ -193,7 +197,7 @@ def _byte_level(
         "normalizer": {"type": "NFC"} if pre in _COMPOSED else None,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*steps, {**byte_level, "use_regex": not expression}]},
         "decoder": {**byte_level, "use_regex": True},
-        "model": _bpe(vocabulary, [*pairs], ignore_merges=pre in _WHOLE_WORDS),
+        "model": _bpe(vocabulary, [*made_by], ignore_merges=pre in _WHOLE_WORDS),
     }
 
 

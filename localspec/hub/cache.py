@@ -7,7 +7,7 @@ The cache belongs to every program of this user: <cache>/models--org--name/snaps
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -64,8 +64,8 @@ def snapshot(source: Source, commit: str) -> Path:
 def find_snapshot(source: Source, paths: Paths | None = None) -> Path | None:
     """The directory of this revision if it is here and complete; None after an interrupted pull, or for a wrong length.
 
-    A revision that was pulled stays the commit that it was then, whatever other programs have fetched since. Of GGUF
-    files nothing is kept in the cache.
+    A revision that was pulled stays the commit that it was then, whatever other programs have fetched since. GGUF
+    files are found by their registrations.
     """
     if source.gguf:
         return None
@@ -152,6 +152,14 @@ def verify(
     if commit is None or not path.is_dir() or source.gguf:
         raise NotHere(f"{source} is not here; fetch it with `localspec pull {source}`.")
     files = pulled.files if pulled else tuple(_linked_files(path))
+    problems = damages(path, files, progress)
+    if not pulled and not problems and not _is_complete(path):
+        problems.append("files are missing, or they are no model that localspec can use")
+    return Verified(commit, len(files), pulled is not None, tuple(problems))
+
+
+def damages(path: Path, files: Sequence[ExpectedFile], progress: Callable[[int, int], None]) -> list[str]:
+    """Read files of a directory. Return a clause about each that is damaged."""
     total, before = sum(max(size(path / file.name), 0) for file in files), 0
     problems = []
     for file in files:
@@ -162,9 +170,7 @@ def verify(
         if problem := damage(path / file.name, file, show):
             problems.append(problem)
         before += max(size(path / file.name), 0)
-    if not pulled and not problems and not _is_complete(path):
-        problems.append("files are missing, or they are no model that localspec can use")
-    return Verified(commit, len(files), pulled is not None, tuple(problems))
+    return problems
 
 
 def _linked_files(path: Path) -> Iterator[ExpectedFile]:

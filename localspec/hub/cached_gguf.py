@@ -1,16 +1,16 @@
-"""GGUF files in the common cache: what an import that failed has left there, or another program fetched."""
+"""GGUF files in the common cache: those of models that were pulled, and what another program fetched."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 from localspec.environment import hub_places
-from localspec.errors import LocalspecError, UsageMistake
-from localspec.hub.cache import discard, repository, size, snapshot
+from localspec.errors import LocalspecError, NotHere, UsageMistake
+from localspec.hub.cache import Verified, damages, discard, repository, size, snapshot
 from localspec.hub.gguf_files import by_type
-from localspec.hub.records import DIGEST, ExpectedFile
+from localspec.hub.records import COMMIT, DIGEST, ExpectedFile
 from localspec.hub.sources import Source
 
 
@@ -21,6 +21,11 @@ class CachedGguf:
     source: Source
     commit: str
     files: tuple[ExpectedFile, ...]
+
+    @property
+    def places(self) -> set[str]:
+        """Return where the contents of the files really are."""
+        return {os.path.realpath(self.path / file.name) for file in self.files}
 
     @property
     def path(self) -> Path:
@@ -35,7 +40,7 @@ def cached_gguf(source: Source | None = None) -> list[CachedGguf]:
     """What is here of a repository, of one type where the source names one; of every repository without a source."""
     with suppress(OSError):
         places = [repository(source)] if source else sorted(hub_places().cache.glob("models--*"))
-        return [one for place in places for one in _in(place) if source is None or _is_meant(one.source, source)]
+        return [one for place in places for one in _in(place) if source is None or _is_meant(one, source)]
     return []
 
 
@@ -49,8 +54,10 @@ def _in(place: Path) -> Iterator[CachedGguf]:
                 yield CachedGguf(replace(source, gguf=kind), commit.name, tuple(found))
 
 
-def _is_meant(found: Source, asked: Source) -> bool:
-    return not asked.gguf or found.gguf in (asked.gguf, f"UD-{asked.gguf}")
+def _is_meant(found: CachedGguf, asked: Source) -> bool:
+    if COMMIT.fullmatch(asked.revision) and found.commit != asked.revision:
+        return False
+    return not asked.gguf or found.source.gguf in (asked.gguf, f"UD-{asked.gguf}")
 
 
 def _file(commit: Path, path: Path) -> ExpectedFile:
@@ -59,14 +66,28 @@ def _file(commit: Path, path: Path) -> ExpectedFile:
     return ExpectedFile(path.relative_to(commit).as_posix(), size(path), digest if DIGEST.fullmatch(digest) else "-")
 
 
+def verify_gguf(source: Source, commit: str, progress: Callable[[int, int], None]) -> Verified:
+    """Read the files of a commit and compare them with their names in the cache. Raises NotHere."""
+    for one in cached_gguf(replace(source, revision=commit)):
+        named = [file for file in one.files if DIGEST.fullmatch(file.digest)]
+        return Verified(commit, len(named), False, tuple(damages(one.path, named, progress)))
+    raise NotHere(f"{source} is not here; fetch it with `localspec pull {source}`.")
+
+
 def discard_gguf(cached: CachedGguf) -> None:
     """Deletes these files, and what is empty then. Raises LocalspecError where that fails."""
+    commits = cached.path.parent
+    names = {file.name for file in cached.files}
     try:
         for file in cached.files:
             discard(cached.source, cached.commit, file)
+        for link in (commit / name for commit in commits.iterdir() for name in names):
+            if link.is_symlink() and not link.exists():  # another commit with the same content
+                link.unlink()
     except OSError as error:
         raise LocalspecError(f"{cached.path} could not be deleted ({error.strerror}); correct that.") from None
-    tidy(cached.source, cached.commit, [file.name for file in cached.files])
+    for commit in sorted(commits.iterdir()):
+        tidy(cached.source, commit.name, [*names])
 
 
 def tidy(source: Source, commit: str, names: list[str]) -> None:

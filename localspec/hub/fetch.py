@@ -56,9 +56,8 @@ def fetch(
 
 
 def too_large(planned: Plan) -> str:
-    packed = f", and about {shown(planned.packed_bytes)} packed from them" if planned.packed_bytes else ""
     return (
-        f"{shown(planned.fetch_bytes)} are to be fetched{packed}; {shown(planned.disk_free)} are free on "
+        f"{shown(planned.fetch_bytes)} are to be fetched; {shown(planned.disk_free)} are free on "
         f"the disk of {hub_places().cache}; make room, or set HF_HOME to another disk."
     )
 
@@ -226,7 +225,7 @@ def _clear_what_the_client_tried(blobs: Path) -> None:
 def _finish(part: Part, paths: Paths | None) -> list[str]:
     """Records the pull, and writes the ref that tells other programs what the revision means now. Returns notices."""
     _clear_what_the_client_tried(repository(part.source) / "blobs")
-    if part.source.gguf or part.beside:  # kept in another form, which says itself where it is from
+    if part.source.gguf or part.beside:  # its registration says where a model is from
         return []
     source, former = part.source, record(part.source, paths)
     if source.revision != part.commit:

@@ -59,14 +59,10 @@ class Part:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a pull would fetch; `disk_free` is the bytes free on the cache's disk.
-
-    `packed_bytes` are those of the packed form that is made of a GGUF file on the same disk while that is there.
-    """
+    """What a pull would fetch; `disk_free` is the bytes free on the cache's disk."""
 
     parts: tuple[Part, ...]
     disk_free: int
-    packed_bytes: int = 0
 
     @property
     def bytes(self) -> int:
@@ -82,7 +78,7 @@ class Plan:
 
     @property
     def fits_on_disk(self) -> bool:
-        return self.fetch_bytes + self.packed_bytes <= self.disk_free
+        return self.fetch_bytes <= self.disk_free
 
 
 def is_weights(name: str) -> bool:

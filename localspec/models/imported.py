@@ -6,7 +6,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from localspec.models.fingerprint import recognised
-from localspec.models.packed_files import damaged, packed_files
+from localspec.models.packed_files import damaged, packed_files, rank
 from localspec.packed_file import PackedFile, Progress
 from localspec.paths import Paths
 
@@ -47,16 +47,12 @@ def came_from_gguf(files: Collection[str]) -> bool:
 
 def imports(paths: Paths) -> dict[str, PackedFile]:
     """The packed models that were imported, by name; of several the one that is read from its files, or made last."""
-    return {one.header.origin.name: one for one in sorted(_imported(paths), key=_rank)}
+    return {one.header.origin.name: one for one in sorted(_imported(paths), key=rank)}
 
 
 def registrations(paths: Paths) -> list[PackedFile]:
     """Return the imported models that are read from their GGUF files."""
     return [one for one in _imported(paths) if one.header.registered]
-
-
-def _rank(one: PackedFile) -> tuple[bool, float]:
-    return one.header.registered, one.path.stat().st_mtime
 
 
 def import_of(path: Path, paths: Paths, progress: Progress = lambda done, total: None) -> PackedFile | None:
@@ -71,7 +67,7 @@ def import_of(path: Path, paths: Paths, progress: Progress = lambda done, total:
     origins = {tuple(sorted(one.header.origin.files.items())) for one in every}  # packings of one import share it
     known = {origin for origin in origins if recognised(files, dict(origin), paths, progress)}
     same = [one for one in every if tuple(sorted(one.header.origin.files.items())) in known]
-    return max(same, key=_rank, default=None)
+    return max(same, key=rank, default=None)
 
 
 def new_name(path: Path, digest: str, taken: Collection[str], paths: Paths, called: str | None = None) -> str:

@@ -32,11 +32,6 @@ class Stalled(OSError):
     """Another process holds a lock and does nothing."""
 
 
-def packed_path(origin: Origin, packing: str, paths: Paths, *, only_copy: bool = False) -> Path:
-    """Where the packed form of these weights lies or would lie."""
-    return in_all_formats(origin, packing, paths, only_copy=only_copy)[0]
-
-
 def in_all_formats(origin: Origin, packing: str, paths: Paths, *, only_copy: bool = False) -> list[Path]:
     """Return the possible paths of a packed form, in the format of any version; a new file is written to the first.
 
@@ -78,9 +73,20 @@ def former_forms(origin: Origin, packing: str, paths: Paths) -> list[Path]:
 
 
 def packed_sources(paths: Paths) -> dict[str, PackedFile]:
-    """The packed models that were pulled, by org/repo[@revision]; of several the one that was made last."""
+    """The packed models that were pulled, by source; of several the one that is read from its files, or made last."""
     pulled = [one for one in packed_files(paths) if _is_source(one.header.origin.repo)]
-    return {one.header.origin.repo: one for one in sorted(pulled, key=lambda one: one.path.stat().st_mtime)}
+    return {one.header.origin.repo: one for one in sorted(pulled, key=rank)}
+
+
+def rank(one: PackedFile) -> tuple[bool, float]:
+    """Return what sorts the packed files of a model: its registration comes last, after the latest of the others."""
+    return one.header.registered, one.path.stat().st_mtime
+
+
+def files_in_use(paths: Paths, but: Collection[Path] = ()) -> set[str]:
+    """Return the real paths of the GGUF files that registrations read, except some registrations."""
+    found = [one for one in packed_files(paths) if one.header.registered and one.path not in but]
+    return {os.path.realpath(file) for one in found for file in one.header.origin.files}
 
 
 def _is_source(repo: str) -> bool:

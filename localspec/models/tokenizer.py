@@ -26,6 +26,7 @@ TOKENIZER_FILES = (
     "chat_template.jinja",
 )
 AROUND = "_around_prompts"  # key in tokenizer_config.json, which localspec writes for a GGUF file
+_handed_on: "list[Tokenizer]" = []  # at most one
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -84,7 +85,13 @@ class Tokenizer:
             texts = {name: files[name].decode("utf-8") for name in known}
         except UnicodeDecodeError as error:
             raise _damaged(path, error) from error
-        return cls(texts, path) if beside is None else beside._with_template(texts, path) or cls(texts, path)
+        others: list[Any] = [beside, _handed_on.pop() if _handed_on else None]
+        found = (other._with_template(texts, path) for other in others if other is not None)
+        return next(filter(None, found), None) or cls(texts, path)
+
+    def hand_on(self) -> None:
+        """Let the next tokenizer take over the vocabulary of this one, if it is read from the same files."""
+        _handed_on[:] = [self]
 
     def _with_template(self, files: Mapping[str, str], path: Path) -> Self | None:
         """Return this tokenizer with the chat template of these files; None where they are another tokenizer's."""

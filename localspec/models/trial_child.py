@@ -7,7 +7,7 @@ import signal
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from localspec.errors import LocalspecError
 from localspec.models.chat_template import TOO_SLOW, render_template
@@ -19,6 +19,7 @@ _SECONDS = 60.0  # of computing; the largest tokenizers take one
 _TEMPLATE_SECONDS = 10.0  # of computing; rendering ends itself after 5 where Python can be interrupted
 _MEMORY = 4 * 2**30  # bytes of address space; a large tokenizer takes a quarter
 _LONGEST_ERROR = 2000  # characters
+_ONE = re.compile(r"\[[^][\\]+\]")  # an expression for one character of some
 _RUN, _MOST_RUNS = 200, 100  # characters of a text that repeats a word, and how many such texts are tried
 _SAMPLES = (
     "The quick brown fox, 12345 times: jumps!\n\n\tover  the\r\nlazy dog's #hash @home https://a.b/c?d=e&f=%20",
@@ -36,15 +37,14 @@ def child() -> None:
         os.dup2(nowhere.fileno(), 1)
     os.environ.update(TOKENIZERS_PARALLELISM="false", RAYON_NUM_THREADS="1")
     _limit_memory()
-    request = json.load(sys.stdin.buffer)
+    files, path = _request(sys.stdin.buffer)
     tokenizer = None
     for seconds in (_SECONDS, _TEMPLATE_SECONDS):
         _limit_computing(seconds)
         answer: dict[str, Any] = {}
         try:
             if tokenizer is None:
-                tokenizer = Tokenizer(request["files"], Path(request["path"]), tried=True)
-                _try_tokenizer(tokenizer, request["files"]["tokenizer.json"])
+                tokenizer = _tried_tokenizer(files, path)
             else:
                 _try_template(tokenizer)
         except LocalspecError as error:
@@ -64,14 +64,60 @@ def child() -> None:
             break
 
 
-def _try_tokenizer(tokenizer: Tokenizer, content: str) -> None:
-    """Make ids of some texts, and texts of the ids. A tokenizer that cannot be used panics, or ends the process."""
+def _request(stream: BinaryIO) -> tuple[dict[str, str], Path]:
+    """Read what is to be tried: names and lengths of texts in a line of JSON, then these texts. Without any, end."""
+    if not (line := stream.readline()):
+        sys.exit()
+    said = json.loads(line)
+    files = {name: stream.read(length).decode("utf-8", "surrogatepass") for name, length in said["files"].items()}
+    return files, Path(said["path"])
+
+
+def _tried_tokenizer(files: dict[str, str], path: Path) -> Tokenizer:
+    """Make ids of some texts, and texts of the ids. A tokenizer that cannot be used panics, or ends the process.
+
+    Raises what it fails with, and LocalspecError for steps that may never end where nothing could interrupt them.
+    """
+    try:
+        content = parse_json(files.get("tokenizer.json", ""))
+    except ValueError:
+        Tokenizer(files, path, tried=True)  # which says more
+        raise
+    if not _decodes_in_bounds(content):
+        raise LocalspecError(
+            f"The tokenizer in {path} makes text of ids by an expression, or makes it longer, which may never end and "
+            "which no known model needs; choose another one."
+        )
+    tokenizer = Tokenizer(files, path, tried=True)
     special = "".join(token.content for token in list(tokenizer.added_tokens.values())[:100])
-    for text in (*_SAMPLES, special, *_runs(parse_json(content))):
+    for text in (*_SAMPLES, special, *_runs(content)):
         for marks in (True, False):
             with suppress(Exception):  # a text may be one that it has no tokens for; its panics are no Exception
                 ids = tokenizer.backend.encode(text, add_special_tokens=marks).ids
                 tokenizer.backend.decode(ids, skip_special_tokens=marks)
+    return tokenizer
+
+
+def _decodes_in_bounds(content: Any) -> bool:
+    """Return whether the steps from ids to text end: none makes it longer, or looks for more than a word or character.
+
+    Text is made of each token on the thread that decodes, where nothing could interrupt it.
+    """
+    waiting = [content.get("decoder")] if isinstance(content, dict) else []  # what is no object fails its trial
+    while waiting:
+        step = waiting.pop()
+        if not isinstance(step, dict):
+            continue
+        waiting += step["decoders"] if isinstance(step.get("decoders"), list) else []
+        if step.get("type") == "Replace":
+            pattern = step.get("pattern")
+            found = pattern if isinstance(pattern, dict) else {}
+            length = len(str(found["String"])) if "String" in found else 1
+            if "String" not in found and not _ONE.fullmatch(str(found.get("Regex"))):
+                return False
+            if len(str(step.get("content"))) > length:
+                return False
+    return True
 
 
 def _try_template(tokenizer: Tokenizer) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from localspec.checkpoint import Checkpoint, moved
+from localspec.checkpoint import Checkpoint, again, moved
 from localspec.environment import home
 from localspec.errors import DoesNotFit, LocalspecError, NotHere, first_line
 from localspec.gguf.blocks import BLOCKS, floats
@@ -30,7 +30,7 @@ from localspec.models.weight_digests import stamps
 from localspec.native.blocks import PANEL, BlockMatrix, BlockStack, empty_matrices, packed_bytes
 from localspec.native.library import BLOCK_TYPES
 from localspec.native.pack import Recipe, Source
-from localspec.outside_files import parse_json
+from localspec.outside_files import MIB, parse_json
 from localspec.packed_file import BLOCKS as IN_BLOCKS
 from localspec.packed_file import REGISTERED, BlockPart, Header, Origin, PackedFile
 from localspec.paths import Paths
@@ -40,6 +40,7 @@ Floats = npt.NDArray[np.float32]
 _USUAL = "Q8_0"  # the blocks that weights are rounded to at each start where no kernel reads those of their own type
 _MOST_ROUNDED = 2**26  # weights: more of them take seconds, so such a model is packed once, in int8
 _PIECE = 2**21  # bytes of a file that a thread reads at a time
+_ROOM = 320 * MIB  # address space that threads and the tokenizer take at most; without it they end the process, or hang
 _TYPES = {block.name: block for block in BLOCKS.values()}
 
 
@@ -84,9 +85,9 @@ def registration(source: Source, origin: Origin, answers: str = IN_BLOCKS) -> He
     numbers = {file: number for number, file in enumerate(source.checkpoint.weight_files)}
     names = weight_map(source.sizes)  # without a head that is the embedding
     blocks = {name: tuple(_part(one, numbers) for one in source.made_of[name]) for name in names}
-    every = [part for parts in blocks.values() for part in parts]
+    every = [part for name in names for part in _as_computed(name, source.made_of[name])]
     held = [_held(part) for part in every]
-    rounded = sum(prod(part.shape) for part in every if len(part.shape) > 1 and part.type not in BLOCK_TYPES)
+    rounded = sum(prod(part.shape) for part in every if len(part.shape) > 1 and part.block.name not in BLOCK_TYPES)
     quick = all(held) and rounded <= _MOST_ROUNDED
     texts = {name: len(text) for name, text in source.texts.items()}
     return replace(
@@ -102,13 +103,22 @@ def _part(tensor: StoredTensor, numbers: Mapping[Path, int]) -> BlockPart:
     return BlockPart(number, tensor.start, tensor.bytes, tensor.block.name, tensor.shape, tensor.head_rows)
 
 
-def _held(part: BlockPart) -> int:
+def _as_computed(name: str, parts: Sequence[StoredTensor]) -> list[GgufTensor]:
+    """Return the parts of a parameter as they are computed: gate and up are two, also if the file has one tensor."""
+    found = [part for part in parts if isinstance(part, GgufTensor)]
+    if len(found) > 1 or not name.endswith(".gate_up_proj.weight"):
+        return found
+    half = replace(found[0], shape=(found[0].shape[0] // 2, found[0].shape[1]), bytes=found[0].bytes // 2)
+    return [half, replace(half, start=half.start + half.bytes)]
+
+
+def _held(part: GgufTensor) -> int:
     """Return the bytes of a part in memory; 0 if its rows are no whole number of blocks."""
     rows, *columns = part.shape
     if not columns:
         return 4 * rows
     try:
-        return packed_bytes(rows, columns[0], computed_as(part.type))
+        return packed_bytes(rows, columns[0], computed_as(part.block.name))
     except LocalspecError:
         return 0
 
@@ -123,23 +133,21 @@ def files_of(found: PackedFile) -> list[Path]:
         raise NotHere(moved(header, missing))
     if not recognised(files, header.origin.files, Paths(home())):
         raise LocalspecError(
-            f"{files[0]} has changed since it was imported as {header.origin.name}; import it again with `localspec "
-            f"import {files[0]}`."
+            f"{files[0]} has changed since it was imported as {header.origin.name}; {again(header.origin)}."
         )
     return files
 
 
 def registered_source(header: Header, texts: Mapping[str, bytes], files: Sequence[Path]) -> Source:
     """Return a registered model as the packer reads it. Raises LocalspecError for a header that cannot be meant."""
-    name, path = header.origin.name, files[0]
+    name = header.origin.name
     try:
         config = ModelConfig.of(parse_json(texts["config.json"]))
         sizes = TransformerConfig.of(config)
         made_of = {ours: [_tensor(part, files) for part in parts] for ours, parts in header.blocks.items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise LocalspecError(
-            f"The registration of {name} cannot be used ({first_line(error)}); import {path} again with `localspec "
-            f"import {path}`."
+            f"The registration of {name} cannot be used ({first_line(error)}); {again(header.origin)}."
         ) from None
     wanted = {
         ours: [(rows,) if (columns := in_features(ours, sizes)) is None else (rows, columns) for _, rows in parts]
@@ -147,8 +155,7 @@ def registered_source(header: Header, texts: Mapping[str, bytes], files: Sequenc
     }
     if wanted != {ours: [part.shape for part in parts] for ours, parts in made_of.items()}:
         raise LocalspecError(
-            f"The registration of {name} has other weights than its config.json; import {path} again with `localspec "
-            f"import {path}`."
+            f"The registration of {name} has other weights than its config.json; {again(header.origin)}."
         )
     return _source(config, sizes, made_of, files, texts, header.parameters)
 
@@ -200,7 +207,7 @@ def open_blocks(found: PackedFile, threads: int) -> BlockModel:
     texts = {name: found.text(name) for name in found.header.texts}
     files = files_of(found)
     before, source = stamps(files), registered_source(found.header, texts, files)
-    made_of = {name: [part for part in parts if isinstance(part, GgufTensor)] for name, parts in source.made_of.items()}
+    made_of = {name: _as_computed(name, parts) for name, parts in source.made_of.items()}
     vectors = {name: parts for name, parts in made_of.items() if in_features(name, source.sizes) is None}
     stored = {name: parts for name, parts in made_of.items() if name not in vectors}
     if source.sizes.tied:
@@ -209,6 +216,7 @@ def open_blocks(found: PackedFile, threads: int) -> BlockModel:
     sizes = [(part.shape[0], part.shape[1], computed_as(part.block.name)) for part in every]
     try:
         matrices = iter(empty_matrices(sizes))
+        np.empty(_ROOM, np.uint8)  # given back at once: it is there for what follows, which would end the process
     except (OSError, MemoryError) as error:
         needed = size(found.header.weight_bytes)
         raise DoesNotFit(

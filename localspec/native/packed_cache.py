@@ -140,19 +140,10 @@ def register(header: Header, texts: Mapping[str, bytes], reporter: Reporter, pat
     return once(in_all_formats(header.origin, BLOCKS, paths, only_copy=True)[:1], make, reporter, same)
 
 
-def pack_gguf(
-    source: Source,
-    packing: str,
-    origin: Origin,
-    threads: int,
-    reporter: Reporter,
-    paths: Paths,
-    only_copy: bool = False,
-) -> Path:
+def pack_gguf(source: Source, packing: str, origin: Origin, threads: int, reporter: Reporter, paths: Paths) -> Path:
     """Return the packed file of a model in int8 or int4, which is made where there is none.
 
-    `only_copy` says that its files will be deleted then. Raises what `once` raises, and LocalspecError where the files
-    change meanwhile.
+    Raises what `once` raises, and LocalspecError where the files change meanwhile.
     """
     files = source.checkpoint.weight_files
     before, header = stamps(files), source.header(origin, packing, gguf_recipe(source, packing))
@@ -163,7 +154,7 @@ def pack_gguf(
             file.unlink(missing_ok=True)
             raise LocalspecError(f"{files[0]} changed while it was read; try again.")
 
-    return once(in_all_formats(origin, packing, paths, only_copy=only_copy), make, reporter)
+    return once(in_all_formats(origin, packing, paths), make, reporter)
 
 
 class CannotWrite(LocalspecError):

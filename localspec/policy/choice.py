@@ -5,7 +5,7 @@ from typing import Literal
 
 from localspec.models.drafter_cards import DrafterCard
 from localspec.models.registry import TargetCard
-from localspec.quantities import pace_in_words
+from localspec.quantities import pace_in_words, precision_in_words
 
 # How steps are computed on a GPU: operation by operation, in static shapes, or by recordings of those.
 StepForm = Literal["eager", "static", "captured"]
@@ -25,11 +25,15 @@ class LoadSpec:
     engine: str  # native or torch
     loaded_bytes: int  # of the weights, and of all that a drafter holds beside them
     bytes: int  # with cache, tree and workspace
+    bits: float = 0.0  # of a weight on average, if they are in the blocks of GGUF files
 
     @property
     def precision(self) -> str:
         """The numbers that its weights are in."""
         return self.dtype if self.quantize == "none" else self.quantize
+
+    def __str__(self) -> str:
+        return precision_in_words(self.dtype, self.quantize, self.bits)
 
     def loads_as(self, other: "LoadSpec") -> bool:
         """Whether both load the same model in the same way, whatever stands beside it."""

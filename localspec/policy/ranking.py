@@ -23,7 +23,7 @@ from localspec.policy.forward_costs import ForwardCostModel
 from localspec.policy.host_time import step_seconds
 from localspec.policy.measurements import MeasurementSource
 from localspec.policy.prediction import CONTEXT, Estimate, Rates, estimated_rates
-from localspec.quantities import tokens_a_second
+from localspec.quantities import precision_in_words, tokens_a_second
 
 AUTO_NODES = 16  # of a tree at most, where no number was asked for and rows have a price; how many pay is measured
 # Twice the nodes brought 1 to 11 % more tokens a step: what twice the rows may take to be worth it.
@@ -47,10 +47,13 @@ class Precision:
     dtype: str
     quantize: str
 
+    @property
+    def bits(self) -> float:
+        """Bits of a weight on average, if they are in the blocks of GGUF files; else 0."""
+        return self.device.block_bits if self.quantize == BLOCKS else 0.0
+
     def __str__(self) -> str:
-        if self.quantize == BLOCKS:
-            return f"{self.device.block_bits:.1f} bits per weight"
-        return self.dtype if self.quantize == "none" else self.quantize
+        return precision_in_words(self.dtype, self.quantize, self.bits)
 
 
 @dataclass(frozen=True)

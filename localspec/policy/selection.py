@@ -268,6 +268,7 @@ def _choice(
         engine=precision.device.engine,
         loaded_bytes=plan.loaded_bytes,
         bytes=plan.bytes,
+        bits=precision.bits,
         drafter=drafter.drafter,
         nodes=plan.most if drafter.drafter != "none" else 0,
         fixed=settings.draft_max != "auto",
@@ -311,6 +312,7 @@ def _draft(
         engine=plan.precision.device.engine,
         loaded_bytes=plan.loaded_bytes,
         bytes=plan.bytes,
+        bits=plan.precision.bits,
     )
 
 

@@ -11,11 +11,11 @@ from localspec.machine.machine import Machine, this_machine
 from localspec.models.entries import Entry, Form
 from localspec.models.registry import TargetCard, cards, source_here
 from localspec.policy.forms import form_bytes, original_bytes, suited_form
-from localspec.policy.kept_packing import LOSSLESS, kept_packing
+from localspec.policy.kept_packing import kept_packing
 from localspec.policy.measurements import MeasurementSource
 from localspec.policy.pull_set import fit, pull_set
 from localspec.pulling.pull import NothingToFetch, Wishes, measured, nothing_to_fetch
-from localspec.pulling.smaller import Instead
+from localspec.pulling.smaller import Instead, replaced
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def _instead(card: TargetCard, wishes: Wishes, machine: Machine, measurements: M
     if entry is None or entry.source is None or entry.shape is None or source_here(entry) == entry.source:
         return None
     packing = kept_packing(card.name, entry.license, entry.shape, wishes.settings, machine, measurements)
-    packing = packing or (LOSSLESS if wishes.packed_only else None)
+    packing = replaced(packing, wishes.packed_only, wishes.settings)
     form, whole = suited_form(entry, packing), original_bytes(entry)
     if form is None or packing is None or (form_bytes(form, entry) or 0) >= (whole or 0):
         return None

@@ -28,6 +28,15 @@ from localspec.quantities import size
 
 
 @dataclass(frozen=True)
+class Installed:
+    """A model is here, in this directory or file; `held` describes the weights of one that is read from its file."""
+
+    source: Source
+    path: Path
+    held: str = ""
+
+
+@dataclass(frozen=True)
 class Packed:
     """A model's packed form is here; `deleted` bytes of what was fetched for it are not any more.
 
@@ -145,13 +154,10 @@ def discard_fetched(part: Part) -> int:
     for file in fetched:
         discard(part.source, part.commit, file)
     if len(fetched) == len(part.files):
-        place, refs = repository(part.source), []
-        if not part.source.gguf and not part.beside:  # of which there is no record, nor what the revision means
+        if not part.beside:  # of which there is no record, nor what the revision means
             forget(part.source, part.commit)
-            refs = [place / "refs" / part.source.revision]
-        with suppress(OSError):
-            for ref in refs:
-                ref.unlink(missing_ok=True)
+            with suppress(OSError):
+                (repository(part.source) / "refs" / part.source.revision).unlink(missing_ok=True)
         tidy(part.source, part.commit, [file.name for file in part.files])
     return sum(file.bytes for file in fetched)
 

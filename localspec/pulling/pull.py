@@ -7,8 +7,6 @@ goes on between two events, such as the bytes of a file that arrive, is reported
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any
 
 from localspec.config import Settings
 from localspec.engine.device_profile import BandwidthProfiler, DeviceProfiler
@@ -21,7 +19,6 @@ from localspec.hub.client import must_be_online, server
 from localspec.hub.fetch import fetch, too_large
 from localspec.hub.plan import Part, Plan
 from localspec.hub.plan import plan as ask_hub
-from localspec.hub.sources import Source
 from localspec.machine.machine import Machine, this_machine
 from localspec.models.family_config import NotComputed
 from localspec.models.model_config import ModelConfig, not_computed
@@ -32,6 +29,7 @@ from localspec.policy.pull_set import PullSet, fit, pull_set, to_make
 from localspec.pulling import gguf
 from localspec.pulling.heads import Converted, NotConverted, convert_heads
 from localspec.pulling.packing import (
+    Installed,
     Packed,
     forget_damaged,
     pack_alone,
@@ -41,7 +39,7 @@ from localspec.pulling.packing import (
     packing_to_keep,
 )
 from localspec.pulling.repositories import own_source, sources_of
-from localspec.pulling.smaller import Instead, with_smaller_form
+from localspec.pulling.smaller import Instead, replaced, with_smaller_form
 from localspec.store.store import user_store
 
 TRAINING_TOKENS = 10_000_000  # of text to train a drafter on: about what the S3D paper took
@@ -84,14 +82,6 @@ class Fetched:
     """Every file is here and agrees with its digest. `notices` are sentences about what was found damaged or left."""
 
     notices: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Installed:
-    """A repository is here, in this directory."""
-
-    source: Source
-    path: Path
 
 
 @dataclass(frozen=True)
@@ -157,16 +147,15 @@ def pull(
         raise DoesNotFit(f"{planned.memory}; choose a smaller model, or give --force to fetch it all the same.")
     plan, model, alone, made = planned.plan, planned.plan.parts[0], "", None
     texts = next((part for part in plan.parts if part.beside), None)
-    kept: dict[str, Any] = {"quantize": planned.instead.packing} if planned.instead else {}
-    settings = replace(wishes.settings, **kept)
-    if model.source.gguf:
-        made = gguf.kept(model, settings.quantize, texts)
-    elif wishes.packed_only:
-        alone = packing_to_keep(plan, planned.packing, settings)
+    before = gguf.made_before(model, texts) if model.source.gguf else None
+    if before and texts:
+        plan = replace(plan, parts=tuple(part for part in plan.parts if part is not texts))
+    if wishes.packed_only and not model.source.gguf:
+        alone = packing_to_keep(plan, planned.packing, wishes.settings)
         made = packed_alone(model, alone)
     if made:
         yield made
-        plan = replace(plan, packed_bytes=0, parts=tuple(part for part in plan.parts if part not in (model, texts)))
+        plan = replace(plan, parts=tuple(part for part in plan.parts if part is not model))
         if not plan.parts:
             return
     if plan.fetch_bytes:
@@ -174,8 +163,8 @@ def pull(
     yield Fetched(tuple(fetch(plan, downloaded, force=force)))
     own = tuple(part for part in plan.parts if not part.source.gguf and not part.beside)
     yield from convert_heads(replace(plan, parts=own), reporter.progress)
-    if model.source.gguf and not made:
-        yield gguf.pack_fetched(model, settings, reporter, texts)
+    if model.source.gguf:
+        yield from gguf.register(model, wishes.settings, reporter, texts, before)
     for part in own:
         forget_damaged(snapshot(part.source, part.commit))
         if alone and part is model:
@@ -236,10 +225,8 @@ def _planned(name: str, wishes: Wishes, machine: Machine, reporter: Reporter) ->
         fits, memory = _memory(name, found, wishes, machine, measurements)
         packing = packing_of(found.parts[0], wishes.settings, machine, measurements)
     if card is not None and card.entry is not None and not wishes.original and own_source(name) is not None:
-        kept = packing or (LOSSLESS if wishes.packed_only else None)
+        kept = replaced(packing, wishes.packed_only, wishes.settings)
         found, instead = with_smaller_form(found, card.entry, kept, wishes.settings, reporter.notice)
-    as_kept: dict[str, Any] = {"quantize": instead.packing} if instead else {}
-    found = gguf.with_room_to_pack(found, replace(wishes.settings, **as_kept), machine)
     return Planned(found, fits, memory, chosen.why, None if wishes.quiet else packing, instead)
 
 

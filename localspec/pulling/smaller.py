@@ -10,13 +10,14 @@ from localspec.hub.sources import Source
 from localspec.models.entries import Entry, Form
 from localspec.models.registry import source_here
 from localspec.policy.forms import suited_form
+from localspec.policy.kept_packing import LOSSLESS
 from localspec.pulling import gguf
 from localspec.quantities import size
 
 
 @dataclass(frozen=True)
 class Instead:
-    """What is fetched in place of the `original` of so many `bytes` (None: nobody says), and kept in this packing."""
+    """What is fetched in place of the `original` of so many `bytes` (None: nobody says), which would be packed so."""
 
     form: Form
     original: Source
@@ -28,10 +29,20 @@ class Instead:
         """Why nothing is lost by it, and what needs the original, in a sentence without its stop."""
         about = "" if self.bytes is None else f" ({size(self.bytes)})"
         return (
-            f"in place of {self.original}{about}: {self.packing} is what would be kept, and from Q8_0 it comes out "
+            f"in place of {self.original}{about}: {self.packing} is what would be kept of that, and Q8_0 is at least "
             "about as near to the publisher's weights (finer scales, an embedding of 8 bits); a GPU, training and "
             "other precisions need the original, which --original fetches"
         )
+
+
+def replaced(packing: str | None, packed_only: bool, settings: Settings) -> str | None:
+    """Return the packing of the original that a smaller form may replace; None if it may not.
+
+    If only a packing that is asked for is to stay, the file of the form would be a second copy.
+    """
+    if not packed_only:
+        return packing
+    return packing or LOSSLESS if (settings.quantize, settings.dtype) == ("auto", "auto") else None
 
 
 def with_smaller_form(
@@ -58,7 +69,7 @@ def with_smaller_form(
         return found, None
     names = {CONFIG, "generation_config.json", *TOKENIZER_FILES}
     texts = replace(original, files=tuple(file for file in original.files if file.name in names), beside=True)
-    taken = replace(found, parts=(*gguf.as_kept(smaller, texts, packing), *others))
+    taken = replace(found, parts=(smaller, gguf.as_held(smaller, texts), *others))
     if smaller.gated:
         notice(
             f"{form.source} is gated now, which the registry did not know; so {entry.source} is fetched, and larger."

@@ -147,6 +147,7 @@ def form(engine: Engine, rule: Rule) -> dict[str, Any]:
             "device": choice.device,
             "dtype": choice.dtype,
             "quantize": choice.quantize,
+            "bits": choice.bits,
             "nodes": choice.nodes,
             "pace": choice.pace,
         },

@@ -20,6 +20,7 @@ from localspec.models import registry
 from localspec.models.messages import Message, turns_left_out
 from localspec.serving.link import Head, Link, NothingCame, Patience, Silent
 from localspec.serving.pieces import (
+    number,
     word,
 )
 from localspec.serving.server import Server, TooLong
@@ -65,6 +66,7 @@ class ServerChoice:
     quantize: str = "none"
     nodes: int = 0
     pace: tuple[str, ...] = ()
+    bits: float = 0.0
 
 
 @dataclass
@@ -103,7 +105,12 @@ class ServerEngine:
         """Return what the server reported with the last reply."""
         told = {name: word(self.told.get(name)) for name in ("device", "dtype", "quantize")}
         where = f"at {self.server.address.name}"
-        return ServerChoice(device=where, dtype=told["dtype"], quantize=told["quantize"] or "none")
+        return ServerChoice(
+            device=where,
+            dtype=told["dtype"],
+            quantize=told["quantize"] or "none",
+            bits=number(self.told.get("bits_per_weight")) or 0.0,
+        )
 
     @property
     def decode(self) -> Callable[[Sequence[int]], str] | None:

@@ -35,6 +35,7 @@ _TOLD = (
     "device",
     "dtype",
     "quantize",
+    "bits_per_weight",
     "exactness",
     "accept",
     "lossless",

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from localspec.engine.report import figures_of, sampling_facts
 from localspec.events import Statistics
+from localspec.serving.pieces import number
 
 if TYPE_CHECKING:
     from localspec.serving.server_engine import ServerEngine, ServerSampling
@@ -27,6 +28,7 @@ class ServerReport:
         names = ("revision", "drafter", "device", "dtype", "quantize", "exactness", "accept", "lossless")
         seed = told.get("seed") if self._sampling.seed is None else self._sampling.seed
         of_model = {name: told.get(name) for name in names}
+        of_model["bits_per_weight"] = number(told.get("bits_per_weight"))
         sampling = sampling_facts(self._sampling)
         return {"model": self._engine.model, **of_model, "engine": "server", "seed": seed, "sampling": sampling}
 

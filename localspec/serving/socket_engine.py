@@ -75,6 +75,7 @@ class Form(NamedTuple):
     quantize: str
     nodes: int
     pace: Sequence[str]
+    bits: float = 0.0
 
 
 class SocketEngine:

@@ -80,7 +80,7 @@ def answerer(
         return Batched(choice, batch or BATCH)
     if batch is not None:
         raise UsageMistake(
-            f"--batch {batch} has no effect in {choice.precision} on {choice.device}, where prompts are answered one "
+            f"--batch {batch} has no effect in {choice} on {choice.device}, where prompts are answered one "
             "after the other; leave it out."
         )
     return OneByOne(Engine(choice, store=store, phrases="off", reporter=reporter))

@@ -14,7 +14,7 @@ from localspec.quantities import parameters_words
 
 
 def engine(parameters: int, **choice: Any) -> Any:
-    choice = {"dtype": "bf16", "quantize": "none", "device": "cuda:0", "pace": ()} | choice
+    choice = {"dtype": "bf16", "quantize": "none", "device": "cuda:0", "pace": (), "bits": 0.0} | choice
     return SimpleNamespace(parameters=parameters, choice=SimpleNamespace(**choice))
 
 
@@ -27,6 +27,8 @@ def test_facts_are_size_precision_device_and_pace_where_it_is_known():
     pace = ("about 2,437 tokens/s", "1.8× faster with drafts")
     packed = introduction(engine(7_606_528, quantize="int8", device="cpu", pace=pace), card())
     assert packed.facts == "7.6 million parameters · int8 · cpu · about 2,437 tokens/s · 1.8× faster with drafts"
+    in_blocks = introduction(engine(1_500_000_000, quantize="blocks", device="cpu", bits=4.84), card())
+    assert in_blocks.facts == "1.5 billion parameters · 4.8 bits per weight · cpu"
 
 
 def test_what_may_be_expected_grows_with_the_model():

@@ -23,9 +23,11 @@ def _free(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live_stats, "free_memory", lambda device: 7)
 
 
-def engine(so_far: Statistics | None = None, **choice: str) -> Any:
+def engine(so_far: Statistics | None = None, **choice: Any) -> Any:
     return SimpleNamespace(
-        choice=SimpleNamespace(**{"dtype": "fp32", "quantize": "none", "device": "cpu", "nodes": 4, **choice}),
+        choice=SimpleNamespace(
+            **{"dtype": "fp32", "quantize": "none", "device": "cpu", "nodes": 4, "bits": 0.0, **choice}
+        ),
         exactness=Exactness(choice.get("quantize") == "int8", 2),
         context=4096,
         session=SimpleNamespace(so_far=so_far, memory=Memory(1, 2, 3, 4)),

@@ -26,7 +26,8 @@ ROW = {
     "speedup_limit": float, "speedup_limit_quartiles": list, "reliable": bool,
 }  # fmt: skip
 REPORT = {
-    "machine": dict, "model": str, "revision": str, "device": str, "engine": str, "dtype": str, "quantize": str, "exactness": str,
+    "machine": dict, "model": str, "revision": str, "device": str, "engine": str, "dtype": str, "quantize": str,
+    "bits_per_weight": (float, type(None)), "exactness": str,
     "prompts": int, "left_out": int, "repeat": int, "max_tokens": int, "temperature": float, "seed": int, "pool": str,
     "rows": list, "peers": list,
 }  # fmt: skip

@@ -122,7 +122,15 @@ def test_a_file_becomes_a_model_that_is_read_from_it(tmp_path: Path, gguf: Path)
     assert wording("every_weight_agrees") in called(tmp_path, "verify", "Tiny-Chat.Q8_0").stdout
     reply = called(tmp_path, "run", "-m", "Tiny-Chat.Q8_0", "-n", "8", "--json", "Hi")
     assert json.loads(reply.stdout)["quantize"] == "blocks"
+    assert json.loads(reply.stdout)["bits_per_weight"] == first["bits_per_weight"]
     assert " bits per weight, " in shown["weights"]
+    for command in (
+        ("run", "--stats", "-n", "8", "Hi"),
+        ("bench", "--limit", "1", "-n", "8", "--drafter", "phrases"),
+    ):
+        said = called(tmp_path, command[0], "-m", "Tiny-Chat.Q8_0", *command[1:])
+        words = said.stdout + said.stderr
+        assert said.returncode == 0 and " bits per weight" in words and "blocks" not in words, words
     assert " bits per weight" in called(tmp_path, "list").stdout
     removed = called(tmp_path, "rm", "Tiny-Chat.Q8_0", "--yes")
     assert removed.returncode == 0, removed.stderr

@@ -1,23 +1,32 @@
-"""localspec pull org/repo-GGUF:TYPE: one type is fetched, imported under that name, and nothing else of it is kept."""
+"""localspec pull org/repo-GGUF:TYPE: one type is fetched, and is a model of that name which is read from its file."""
 
+import hashlib
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 import tiny_models
-from cli.hub_commands import at, blobs, common_cache, home_with_cache
+from cli.hub_commands import at, blobs, common_cache, home_with_cache, stray
 from command import sentence
 from each import each
 from gguf_files import metadata_of, tensors_of, write_model, written
 from golden import matching, wording
-from hub_server import Repository, served
+from hub_server import Hub, Repository, model_repository, served
 from transformers import Qwen3Config
 
 from localspec.errors import LocalspecError
+from localspec.events import Reporter
+from localspec.gguf.model import GgufModel
 from localspec.hub.gguf_files import of_type, types_listed
 from localspec.hub.records import ExpectedFile
 from localspec.hub.sources import Source
 from localspec.machine.machine import Device, Machine
+from localspec.models.registry import resolve
+from localspec.native.gguf_pack import gguf_source
+from localspec.native.packed_cache import pack_gguf
+from localspec.packed_file import Origin
+from localspec.paths import Paths, private_directory
 
 pytestmark = pytest.mark.slow
 
@@ -52,29 +61,138 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return home_with_cache(tmp_path, monkeypatch)
 
 
-def test_one_type_is_fetched_and_kept_packed_alone(home: Path, files: dict[str, bytes]) -> None:
+def test_one_type_is_fetched_and_read_from_its_file(home: Path, files: dict[str, bytes]) -> None:
     with served(**{"org__tiny-GGUF": Repository(files)}) as hub:
         plan = json.loads(at(home, hub, "pull", NAME, "--dry-run", "--json").stdout)
         assert [file["name"] for file in plan["sources"][0]["files"]] == ["tiny-Q8_0.gguf"]
         assert plan["fetch_bytes"] == len(files["tiny-Q8_0.gguf"]) and blobs(home) == {}
         result = at(home, hub, "pull", NAME, "--yes")
         assert result.returncode == 0, result.stderr
-        assert f"{NAME} is packed" in result.stdout and "is deleted" in result.stderr
+        (file,) = common_cache(home).rglob("tiny-Q8_0.gguf")
+        assert f"{NAME} is here, 8." in result.stdout and str(file) in result.stdout
         assert {request.split("/")[-1] for request in hub.requests if "/resolve/" in request} == {"tiny-Q8_0.gguf"}
-        assert blobs(home) == {}
-        sent = hub.sent_bytes
+        fetched = blobs(home)
+        assert len(fetched) == 1 and stray(home) == []
+        assert file.stat().st_size > 5 * sum(one.stat().st_size for one in packed(home)), "one copy of the weights"
+        sent, registered = hub.sent_bytes, packed(home)
         again = at(home, hub, "pull", NAME, "--yes")
-        assert again.returncode == 0 and hub.sent_bytes == sent and f"{NAME} is packed" in again.stdout
-    rows = {row["name"]: row for row in json.loads(at(home, hub, "list", "--json").stdout)}
-    assert list(rows[NAME]["packed"]) == ["int8"] and rows[NAME]["license"] == "apache-2.0"
+        assert again.returncode == 0 and hub.sent_bytes == sent and f"{NAME} is here" in again.stdout
+        assert blobs(home) == fetched and packed(home) == registered
+    shutil.rmtree(home / "cache", ignore_errors=True)  # which users may empty
+    listed = at(home, hub, "list", "--json")
+    rows = {row["name"]: row for row in json.loads(listed.stdout)}
+    assert rows[NAME]["packed"] == {} and rows[NAME]["license"] == "apache-2.0" and NAME not in listed.stderr
+    assert 8 < rows[NAME]["bits_per_weight"] < 9
     for name in (NAME, "org/tiny-GGUF:q8_0"):
         reply = at(home, hub, "run", "-m", name, "-n", "8", "--no-log", "--json", "Hi")
         assert reply.returncode == 0 and json.loads(reply.stdout)["model"] == NAME
-    assert wording("every_weight_agrees") in at(home, hub, "verify", NAME).stdout
-    assert json.loads(at(home, hub, "show", NAME, "--json").stdout)["source"] == NAME
-    assert at(home, hub, "rm", NAME, "--yes").returncode == 0
+    assert len(packed(home)) == 1
+    shown = json.loads(at(home, hub, "show", NAME, "--json").stdout)
+    assert shown["source"] == NAME and shown["commit"] == file.parent.name and shown["verified"] is True
+    removed = at(home, hub, "rm", NAME, "--yes")
+    assert removed.returncode == 0 and wording("other_programs_share_this_cache") in removed.stdout
+    assert blobs(home) == {} and packed(home) == [] and not list(common_cache(home).glob("models--*"))
     assert NAME not in {row["name"] for row in json.loads(at(home, hub, "list", "--json").stdout)}
     assert "localspec pull" in sentence(at(home, hub, "run", "-m", NAME, "Hi"))
+
+
+def packed(home: Path) -> list[Path]:
+    return sorted(home.rglob("*.packed"))
+
+
+def test_a_damaged_or_missing_file_is_told_and_fetched_again(home: Path, files: dict[str, bytes]) -> None:
+    with served(**{"org__tiny-GGUF": Repository(files)}) as hub:
+        at(home, hub, "pull", NAME, "--yes")
+        (file,) = common_cache(home).rglob("tiny-Q8_0.gguf")
+        good = at(home, hub, "verify", NAME)
+        assert good.returncode == 0 and wording("file_agrees_with_their_names") in good.stdout
+        content = file.resolve()
+        content.chmod(0o600)
+        content.write_bytes(files["tiny-Q8_0.gguf"][:-1] + b"x")
+        bad = at(home, hub, "verify", NAME)
+        assert bad.returncode == 1 and "tiny-Q8_0.gguf is damaged" in bad.stdout
+        assert f"`localspec pull {NAME}`" in bad.stderr
+        assert at(home, hub, "pull", NAME, "--yes").returncode == 0
+        assert at(home, hub, "verify", NAME).returncode == 0
+        file.resolve().unlink()
+        assert "tiny-Q8_0.gguf is missing" in at(home, hub, "verify", NAME).stdout
+        said = at(home, hub, "run", "-m", NAME, "Hi")
+        assert said.returncode == 3 and f"`localspec pull {NAME}`" in sentence(said)
+        assert at(home, hub, "pull", NAME, "--yes").returncode == 0
+        assert at(home, hub, "run", "-m", NAME, "-n", "1", "--no-log", "Hi").returncode == 0
+
+
+def test_a_packing_that_is_asked_for_comes_in_addition_and_answers(home: Path, files: dict[str, bytes]) -> None:
+    with served(**{"org__tiny-GGUF": Repository(files)}) as hub:
+        result = at(home, hub, "pull", NAME, "--yes", "--quantize", "int4")
+        assert result.returncode == 0, result.stderr
+        assert f"{NAME} is here" in result.stdout and f"{NAME} is packed" in result.stdout
+        assert len(blobs(home)) == 1 and answers(home, hub) == "int4"
+        assert at(home, hub, "pull", NAME, "--yes", "--quantize", "int8").returncode == 0
+        assert answers(home, hub) == "int8" and len(packed(home)) == 2
+        assert at(home, hub, "pull", NAME, "--yes").returncode == 0
+        assert answers(home, hub) == "blocks" and len(packed(home)) == 1
+        at(home, hub, "pull", NAME, "--yes", "--quantize", "int4")
+        assert at(home, hub, "rm", NAME, "--yes").returncode == 0 and packed(home) == []
+
+
+def answers(home: Path, hub: Hub) -> str:
+    reply = at(home, hub, "run", "-m", NAME, "-n", "1", "--no-log", "--json", "Hi")
+    return json.loads(reply.stdout)["quantize"]
+
+
+def test_what_an_earlier_version_packed_answers_until_the_file_is_here(home, files, tmp_path, monkeypatch):
+    """It kept the packed form in int8 and deleted the file."""
+    (tmp_path / "tiny-Q8_0.gguf").write_bytes(files["tiny-Q8_0.gguf"])
+    with served(**{"org__tiny-GGUF": Repository(files)}) as hub:
+        commit = Repository(files).revisions["main"]
+        model = GgufModel.open(tmp_path / "tiny-Q8_0.gguf")
+        held = {"tiny-Q8_0.gguf": (model.size, hashlib.sha256(files["tiny-Q8_0.gguf"]).hexdigest())}
+        origin = Origin(NAME, "a" * 40, "mit", NAME, commit, held)
+        place = Paths(home)
+        made = pack_gguf(gguf_source(model), "int8", origin, 1, Reporter(), place)
+        old = place.imports / made.name  # as the version before kept it
+        private_directory(place.imports)
+        made.rename(old)
+        assert answers(home, hub) == "int8"
+        assert at(home, hub, "verify", NAME).returncode == 0
+        assert at(home, hub, "pull", NAME, "--yes").returncode == 0
+        assert answers(home, hub) == "blocks" and not old.exists() and len(blobs(home)) == 1
+        assert json.loads(at(home, hub, "show", NAME, "--json").stdout)["revision"] == "a" * 40
+
+
+def test_an_import_of_the_file_in_the_cache_is_another_model(home: Path, files: dict[str, bytes]) -> None:
+    with served(**{"org__tiny-GGUF": Repository(files)}) as hub:
+        at(home, hub, "pull", NAME, "--yes")
+        (file,) = common_cache(home).rglob("tiny-Q8_0.gguf")
+        assert at(home, hub, "import", str(file)).returncode == 0
+        assert len(packed(home)) == 2
+        removed = at(home, hub, "rm", NAME, "--yes")
+        assert removed.returncode == 0 and file.exists(), "the user's own entry still needs it"
+        assert at(home, hub, "run", "-m", "tiny-Q8_0", "-n", "1", "--no-log", "Hi").returncode == 0
+        assert at(home, hub, "pull", NAME, "--yes").returncode == 0
+        assert at(home, hub, "rm", "tiny-Q8_0", "--yes").returncode == 0 and file.exists()
+        assert at(home, hub, "run", "-m", NAME, "-n", "1", "--no-log", "Hi").returncode == 0
+
+
+def test_a_file_that_is_the_only_copy_outlives_the_rest_of_its_repository(home, files, tmp_path):
+    both = model_repository(resolve("demo").path)
+    both.files |= {"tiny-Q8_0.gguf": files["tiny-Q8_0.gguf"]}
+    with served(**{"org__tiny-GGUF": Repository(both.files)}) as hub:
+        assert at(home, hub, "pull", "org/tiny-GGUF", "--yes").returncode == 0
+        assert at(home, hub, "pull", NAME, "--yes").returncode == 0
+        said = at(home, hub, "rm", "org/tiny-GGUF", "--yes")
+        assert said.returncode == 1 and "tiny-Q8_0.gguf" in sentence(said)
+        assert at(home, hub, "run", "-m", NAME, "-n", "1", "--no-log", "Hi").returncode == 0
+        assert at(home, hub, "rm", NAME, "--yes").returncode == 0
+        assert at(home, hub, "rm", "org/tiny-GGUF", "--yes").returncode == 0 and blobs(home) == {}
+
+
+def test_uninstall_deletes_what_was_fetched_where_that_is_said(home: Path, files: dict[str, bytes]) -> None:
+    with served(**{"org__tiny-GGUF": Repository(files)}) as hub:
+        at(home, hub, "pull", NAME, "--yes")
+        result = at(home, hub, "uninstall", "--yes", "--fetched")
+        assert result.returncode == 0 and f"{NAME}, in " in result.stdout and blobs(home) == {}
 
 
 def test_parts_are_fetched_together_and_types_in_any_spelling(home: Path, files: dict[str, bytes]) -> None:
@@ -89,7 +207,7 @@ def test_parts_are_fetched_together_and_types_in_any_spelling(home: Path, files:
             assert at(home, hub, "run", "-m", name, "-n", "1", "--no-log", "Hi").returncode == 0
 
 
-def test_files_in_folders_are_found_by_their_names_or_the_folders_and_leave_nothing(home, files):
+def test_files_in_folders_are_found_by_their_names_or_the_folders(home, files):
     """As repositories of large models are: a folder a type, with the parts in it."""
     inside = {
         **{f"BF16/{name}": content for name, content in files.items() if "BF16" in name},
@@ -103,11 +221,11 @@ def test_files_in_folders_are_found_by_their_names_or_the_folders_and_leave_noth
         assert [said.count(f"{kind} (") for kind in ("BF16", "Q8_0", "Q4_0")] == [1, 1, 0]
         for kind in ("BF16", "Q8_0", "F16"):
             result = at(home, hub, "pull", f"org/tiny-GGUF:{kind}", "--yes")
-            assert result.returncode == 0 and "is packed" in result.stdout, result.stderr
-            left = [path for path in common_cache(home).glob("models--*/**/*") if path.is_file() or path.is_symlink()]
-            assert left == [] and not list(common_cache(home).glob("models--*/snapshots/*"))
+            assert result.returncode == 0 and "is here" in result.stdout, result.stderr
             reply = at(home, hub, "run", "-m", f"org/tiny-GGUF:{kind}", "-n", "1", "--no-log", "Hi")
             assert reply.returncode == 0, reply.stderr
+            assert at(home, hub, "rm", f"org/tiny-GGUF:{kind}", "--yes").returncode == 0
+            assert not list(common_cache(home).glob("models--*"))
         assert not any("old/" in request for request in hub.requests)
     twice = {f"{folder}/tiny-Q8_0.gguf": files["tiny-Q8_0.gguf"] for folder in ("a", "b")}
     with served(**{"org__tiny-GGUF": Repository(twice)}) as hub:
@@ -134,16 +252,14 @@ def test_without_a_type_or_with_an_unknown_one_the_types_are_listed(home: Path, 
 
 
 def test_what_cannot_fit_is_refused_before_it_is_fetched(home, files, monkeypatch):
-    """By the size and the type of the file: into memory, and on the disk beside its packed form."""
+    """By the size and the type of the file: into memory, and on the disk."""
     length = len(files["tiny-Q8_0.gguf"])
     with served(**{"org__tiny-GGUF": Repository(files)}) as hub:
-        usage = type("usage", (), {"free": length * 5 // 4})
+        usage = type("usage", (), {"free": length - 1})
         with monkeypatch.context() as patch:
             patch.setattr("localspec.hub.plan.shutil.disk_usage", lambda path: usage)
             result = at(home, hub, "pull", NAME, "--yes")
-            assert (
-                result.returncode == 4 and wording("packed_from_them") in result.stderr and "--force" in result.stderr
-            )
+            assert result.returncode == 4 and "--force" in result.stderr
             assert json.loads(at(home, hub, "pull", NAME, "--dry-run", "--json").stdout)["fits"] is False
         small = Machine((Device("cpu", "a processor", 10**9, 600 * 10**6 + 1000, ("fp32",)),), 1)
         with monkeypatch.context() as patch:
@@ -223,9 +339,20 @@ def test_what_cannot_be_meant_is_refused(home: Path, files: dict[str, bytes]) ->
 def test_a_newer_commit_takes_the_place_of_the_one_before(home, files, directory, tmp_path):
     with served(**{"org__tiny-GGUF": Repository(files)}) as hub:
         at(home, hub, "pull", NAME, "--yes")
+        before = set(blobs(home))
+        hub.repositories["org/tiny-GGUF"] = Repository({**files, "README.md": b"# changed"})
+        same = at(home, hub, "pull", NAME, "--yes")
+        assert same.returncode == 0 and "localspec rm" not in same.stderr and set(blobs(home)) == before
         changed = write_model(tmp_path / "b.gguf", directory, "Q8_0", general__license="mit").read_bytes()
         hub.repositories["org/tiny-GGUF"] = Repository({**files, "tiny-Q8_0.gguf": changed})
-        assert at(home, hub, "pull", NAME, "--yes").returncode == 0
+        newer = at(home, hub, "pull", NAME, "--yes")
+        former = "org/tiny-GGUF@" + Repository({**files, "README.md": b"# changed"}).revisions["main"] + ":Q8_0"
+        assert newer.returncode == 0 and f"`localspec rm {former}`" in newer.stderr and len(blobs(home)) == 2
     rows = [row for row in json.loads(at(home, hub, "list", "--json").stdout) if row["name"] == NAME]
     assert [row["license"] for row in rows] == ["mit"]
-    assert len(list(home.rglob("*.packed"))) == 1
+    assert len(packed(home)) == 1
+    assert at(home, hub, "rm", former, "--yes").returncode == 0
+    assert len(blobs(home)) == 1 and not set(blobs(home)) & before
+    assert at(home, hub, "run", "-m", NAME, "-n", "1", "--no-log", "Hi").returncode == 0
+    assert at(home, hub, "rm", NAME, "--yes").returncode == 0
+    assert blobs(home) == {} and not list(common_cache(home).glob("models--*/snapshots/*"))

@@ -88,18 +88,20 @@ def reply(home: Path, hub: Hub, *flags: str) -> dict:
     return json.loads(result.stdout)
 
 
-@pytest.mark.parametrize("quantize", ["int8", "int4"])
+@pytest.mark.parametrize("quantize", ["auto", "int8", "int4"])
 def test_the_smaller_download_with_the_publishers_own_texts(home, hub, whole, gguf, quantize):
     result = pull(home, hub, quantize=quantize)
     assert result.returncode == 0, result.stderr
     assert wording("form_place_org_name") in result.stdout
-    assert wording("is_what_would_be_kept", quantize=quantize) in result.stdout
-    assert "--original fetches" in result.stdout and f"{FORM} is packed" in result.stdout
-    assert fetched(hub) == {"name-q8_0.gguf", *(TEXTS & whole.files.keys())} and blobs(home) == {}
-    (packed,) = packed_files(Paths(home))
-    assert packed.header.packing == quantize
-    for name in TEXTS & whole.files.keys():
-        assert packed.text(name) == whole.files[name], name
+    kept = "int8" if quantize == "auto" else quantize
+    assert wording("is_what_would_be_kept", quantize=kept) in result.stdout
+    assert "--original fetches" in result.stdout and f"{FORM} is here" in result.stdout
+    assert fetched(hub) == {"name-q8_0.gguf", *(TEXTS & whole.files.keys())} and len(blobs(home)) == 1
+    forms = {one.header.packing: one for one in packed_files(Paths(home))}
+    assert [*forms] == (["blocks"] if quantize == "auto" else ["blocks", quantize])
+    for packed in forms.values():
+        for name in TEXTS & whole.files.keys():
+            assert packed.text(name) == whole.files[name], name
     assert "localspec" in reply(home, hub)["text"]
     shown = json.loads(at(home, hub, "show", "mine", "--json").stdout)
     assert shown["installed"] and shown["source"] == FORM
@@ -107,10 +109,22 @@ def test_the_smaller_download_with_the_publishers_own_texts(home, hub, whole, gg
 
     hub.requests.clear()
     again = pull(home, hub, quantize=quantize)
-    assert again.returncode == 0 and f"{FORM} is packed" in again.stdout and "0 bytes to fetch" in again.stdout
+    assert again.returncode == 0 and f"{FORM} is here" in again.stdout and "0 bytes to fetch" in again.stdout
     assert fetched(hub) <= {"config.json"}, "that is read for the plan"
     assert at(home, hub, "verify", "mine").returncode == 0
     assert at(home, hub, "rm", "mine", "--yes").returncode == 0 and packed_files(Paths(home)) == []
+    assert blobs(home) == {}
+
+
+def test_a_packing_alone_that_is_asked_for_is_made_of_the_original(home, hub):
+    """The file of the form would be a second copy."""
+    result = pull(home, hub, "--packed-only")
+    assert result.returncode == 0 and "form:" not in result.stdout and "name-q8_0.gguf" not in fetched(hub)
+    assert [one.header.packing for one in packed_files(Paths(home))] == ["int8"] and blobs(home) == {}
+    at(home, hub, "rm", "mine", "--yes")
+    result = pull(home, hub, "--packed-only", quantize="auto")
+    assert result.returncode == 0 and f"{FORM} is here" in result.stdout
+    assert [one.header.packing for one in packed_files(Paths(home))] == ["blocks"] and len(blobs(home)) == 1
 
 
 def test_the_dry_run_knows_it_without_a_network(home):
@@ -209,10 +223,10 @@ def test_its_small_model_comes_along_and_drafts_with_it(home, hub):
 
 
 def test_what_its_publisher_changes_in_a_text_comes_with_the_next_pull(home, hub, whole):
-    assert pull(home, hub).returncode == 0
+    assert pull(home, hub, quantize="auto").returncode == 0
     template = whole.files["chat_template.jinja"] + b"{# changed #}"
     hub.repositories["org/name"] = Repository({**whole.files, "chat_template.jinja": template})
-    assert pull(home, hub).returncode == 0
+    assert pull(home, hub, quantize="auto").returncode == 0
     (packed,) = packed_files(Paths(home))
     assert packed.text("chat_template.jinja") == template
 
@@ -226,7 +240,8 @@ def test_what_was_in_the_cache_before_stays_there(home, hub):
         file.unlink()
     before = blobs(home)
     assert pull(home, hub).returncode == 0 and "name-q8_0.gguf" in fetched(hub)
-    assert blobs(home) == before and len(before) > 4
+    later = blobs(home)
+    assert len(later) == len(before) + 1 and {name: later[name] for name in before} == before and len(before) > 4
 
 
 @pytest.mark.parametrize(

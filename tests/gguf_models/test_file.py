@@ -124,7 +124,7 @@ def test_an_array_of_texts_takes_little_more_memory_than_in_the_file(tmp_path):
         assert tracemalloc.get_traced_memory()[1] < 3 * (tmp_path / "a.gguf").stat().st_size
     finally:
         tracemalloc.stop()
-    assert isinstance(found, Texts) and len(found) == 100_000 and list(found)[-1] == "99999 100000"
+    assert isinstance(found, Texts) and len(found) == 100_000 and found.tolist()[-1] == "99999 100000"
 
 
 def test_texts_are_limited_in_all_arrays_together(tmp_path, monkeypatch):

@@ -159,8 +159,8 @@ def test_ctrl_c_stays_what_it_is(model):
 
 def test_a_tokenizer_is_tried_once(unseen, model, monkeypatch):
     children: list[object] = []
-    start = subprocess.run
-    monkeypatch.setattr(subprocess, "run", lambda *given, **more: (children.append(given), start(*given, **more))[1])
+    start = tokenizer_trial._started
+    monkeypatch.setattr(tokenizer_trial, "_started", lambda: (children.append(1), start())[1])
     ChatTokenizer(Tokenizer.open(model)).render(ASKED)
     [mark] = unseen.iterdir()
     assert len(children) == 1 and mark.stat().st_size == 0
@@ -176,6 +176,40 @@ def test_a_tokenizer_is_tried_once(unseen, model, monkeypatch):
     (model / "chat_template.jinja").write_text("{{ messages[0].content }}")
     Tokenizer.open(model)
     assert len(children) == 3
+
+
+def test_a_child_that_was_started_ahead_tries_the_first_files_and_ends_without_any(unseen, model, monkeypatch):
+    children: list[subprocess.Popen[bytes]] = []
+    start = tokenizer_trial._started
+    monkeypatch.setattr(tokenizer_trial, "_started", lambda: (children.append(start()), children[-1])[1])
+    with tokenizer_trial.child_at_hand():
+        assert len(children) == 1
+        Tokenizer.open(model)
+        assert len(children) == 1 and children[0].returncode == 0
+        Tokenizer.open(changed(model, normalizer={"type": "NFC"}))
+        assert [child.returncode for child in children] == [0, 0]
+    with tokenizer_trial.child_at_hand():
+        Tokenizer.open(model)  # which is known
+    assert len(children) == 3 and children[2].returncode is not None and len(list(unseen.iterdir())) == 2
+
+
+def test_a_child_that_cannot_be_started_ahead_is_missed_only_where_files_are_tried(unseen, model, monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    with tokenizer_trial.child_at_hand():
+        pass
+    with tokenizer_trial.child_at_hand(), pytest.raises(LocalspecError, match=matching("no_process_can_be_started")):
+        Tokenizer.open(model)
+
+
+def test_a_vocabulary_is_handed_on_once_and_to_the_same_files_only(unseen, model):
+    first = Tokenizer.open(model)
+    first.hand_on()
+    assert Tokenizer.open(model).backend is first.backend
+    assert Tokenizer.open(model).backend is not first.backend
+    first.hand_on()
+    other = Tokenizer.open(changed(model, normalizer={"type": "NFC"}))
+    assert other.backend is not first.backend and other.encode("abc")
+    assert Tokenizer.open(model).backend is not first.backend
 
 
 def test_what_comes_with_localspec_is_not_tried(unseen, monkeypatch):

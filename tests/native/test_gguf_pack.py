@@ -12,18 +12,22 @@ import numpy as np
 import pytest
 import tiny_models
 from each import each
-from gguf_files import Stored, metadata_of, stored, tensors_of, write_model, written
+from gguf_files import Stored, metadata_of, pairs, stored, tensors_of, write_model, written
 from native.packings import assert_plain_text
-from transformers import LlamaConfig, Qwen2Config
+from transformers import LlamaConfig, Phi3Config, Qwen2Config
 
+from localspec.config import Settings
 from localspec.decoding.tree import DraftTree
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.phrases import WithPhrases
 from localspec.drafters.pool import PhrasePool
+from localspec.engine.importing import ready
 from localspec.errors import DoesNotFit, LocalspecError, NotHere
 from localspec.events import Reporter
 from localspec.gguf.model import GgufModel
+from localspec.models import tokenizer_trial
 from localspec.models.fingerprint import fingerprints
+from localspec.models.tokenizer import Tokenizer
 from localspec.native import gguf_pack
 from localspec.native.blocks import BlockStack
 from localspec.native.gguf_pack import BlockModel, gguf_source, open_blocks, registration
@@ -46,6 +50,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]
             "llama": lambda: LlamaConfig(**SHAPE),
             "tied": lambda: LlamaConfig(**{**SHAPE, "tie_word_embeddings": True}),
             "qwen2": lambda: Qwen2Config(**SHAPE),
+            "phi3": lambda: Phi3Config(**SHAPE),
         }[family]
         if family not in made:
             made[family] = tiny_models.write(folder / family, config(), tiny_models.byte_tokenizer(), 0)
@@ -105,6 +110,51 @@ def test_every_weight_is_that_of_the_file(directory, tmp_path, paths, family, th
     assert isinstance(stacked, BlockStack) and [part.type for part in stacked.parts] == ["Q5_0", "Q4_K", "Q6_K"]
     once = model.tensors["lm_head.weight"] is model.tensors["embed_tokens"]
     assert once == (family == "tied")
+
+
+def apart(tensors: dict[str, Stored]) -> dict[str, Stored]:
+    """Return the tensors of a phi3 file as llama has them: queries, keys, values, gate and up by themselves."""
+    found: dict[str, Stored] = {}
+    heads, keys = SHAPE["num_attention_heads"], SHAPE["num_key_value_heads"]
+    per_head, inner = SHAPE["hidden_size"] // heads, SHAPE["intermediate_size"]
+    names = {
+        "attn_qkv": {"attn_q": heads * per_head, "attn_k": keys * per_head, "attn_v": keys * per_head},
+        "ffn_up": {"ffn_gate": inner, "ffn_up": inner},
+    }
+    for name, one in tensors.items():
+        rows, first = np.frombuffer(one.content, np.uint8).reshape(one.shape[0], -1), 0
+        whole = name.split(".")[-2]
+        for own, count in names.get(whole, {whole: one.shape[0]}).items():
+            part = rows[first : first + count]
+            if own in ("attn_q", "attn_k"):
+                part = pairs(part, count // per_head)
+            shape = (count, *one.shape[1:])
+            found[name.replace(whole, own)], first = Stored(one.kind, shape, part.tobytes()), first + count
+    return found
+
+
+@each("kind", ["Q4_K", "Q5_0", "F16"])
+def test_gate_and_up_in_one_tensor_are_two_parts(directory, tmp_path, paths, kind, monkeypatch):
+    monkeypatch.setattr(gguf_pack, "_PIECE", 5000)
+    tensors = tensors_of(directory("phi3"), "Q6_K")
+    tensors |= {name: one for name, one in tensors_of(directory("phi3"), kind).items() if "ffn_up" in name}
+    rows = []
+    for family, own in (("phi3", tensors), ("llama", apart(tensors))):
+        said = {key.replace("phi3.", f"{family}."): one for key, one in metadata_of(directory("phi3"), "gpt-2").items()}
+        (tmp_path / "tiny.gguf").write_bytes(written({**said, "general.architecture": family}, own))
+        found = registered(tmp_path / "tiny.gguf", paths)
+        model, wanted = open_blocks(found, 2), as_read(tmp_path / "tiny.gguf")
+        stack = model.tensors["layers.1.gate_up_proj.weight"]
+        assert isinstance(stack, BlockStack) and [part.out for part in stack.parts] == [512, 512]
+        equal = {name for name, values in wanted.items() if np.array_equal(numbers(model, name), values)}
+        rounded = {f"layers.{layer}.gate_up_proj.weight" for layer in range(SHAPE["num_hidden_layers"])}
+        assert wanted.keys() - equal == (rounded if kind == "F16" else set())
+        held = {id(one): one.nbytes for one in model.tensors.values()}
+        assert found.header.weight_bytes == sum(held.values()) and found.header.answers == BLOCKS
+        target = NativeTarget.open(found.path, quantize=BLOCKS)
+        rows.append(target.forward(DraftTree.chain([*range(1, 40)]), target.cache(64)).logits.rows)
+        found.path.unlink()
+    assert np.array_equal(*rows) and np.ptp(rows[0]) > 1
 
 
 def test_a_registration_says_what_its_weights_take(directory, tmp_path, paths):
@@ -268,6 +318,23 @@ def test_memory_that_is_not_there_is_said(directory, tmp_path, paths, monkeypatc
         open_blocks(found, 1)
 
 
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="counts address space as on Linux")
+def test_memory_that_the_tokenizer_would_lack_is_said(directory, tmp_path, paths):
+    import resource
+
+    found = registered(mixed(tmp_path / "tiny.gguf", directory("llama")), paths)
+    held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    try:
+        resource.setrlimit(resource.RLIMIT_AS, (held + 2**27, before[1]))
+        with pytest.raises(DoesNotFit, match="tiny takes .* of memory"):
+            open_blocks(found, 1)
+        resource.setrlimit(resource.RLIMIT_AS, (held + 2**29, before[1]))
+        assert open_blocks(found, 1).tensors
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
 def part(**changes: Any) -> Callable[[Header], Header]:
     """Return what changes a part of a registration."""
 
@@ -326,3 +393,18 @@ def test_a_registration_in_json_has_only_what_it_needs(directory, tmp_path, path
     said = json.loads(found.path.read_bytes()[48:].partition(b"\0")[0])
     assert (said["format"], said["packing"], said["tensors"]) == (2, "blocks", {})
     assert found.path.stat().st_size < 200_000
+
+
+def test_a_file_never_seen_before_is_read_and_tried_once(directory, tmp_path, paths, monkeypatch):
+    started: list[Any] = []
+    start = tokenizer_trial._started
+    monkeypatch.setattr(tokenizer_trial, "_tried", {})
+    monkeypatch.setattr(tokenizer_trial, "_started", lambda: (started.append(start()), started[-1])[1])
+    built: list[Any] = []
+    build = Tokenizer.__init__
+    monkeypatch.setattr(Tokenizer, "__init__", lambda self, *given: (built.append(self), build(self, *given))[1])
+    file = mixed(tmp_path / "tiny.gguf", directory("llama"))
+    card = ready(str(file), Settings(), Reporter())
+    target = NativeTarget.open(card.path, quantize=BLOCKS)
+    assert target.tokenizer.backend is built[0].backend
+    assert (len(built), [child.returncode for child in started]) == (1, [0])

@@ -31,7 +31,7 @@ from localspec.machine import compiled
 from localspec.models import packed_files as packed_files_module
 from localspec.models.architecture import weight_map
 from localspec.models.fingerprint import file_fingerprint, weights_fingerprint
-from localspec.models.packed_files import packed_files, packed_path, partial_of
+from localspec.models.packed_files import in_all_formats, packed_files, partial_of
 from localspec.native import packed_cache, packed_model
 from localspec.native.library import FORMATS, library
 from localspec.native.matrix import PackedMatrix
@@ -135,7 +135,7 @@ def test_it_can_run_alone_with_all_that_its_directory_says(tiny, tmp_path):
     mark = file_fingerprint(path / "model.safetensors")
     assert model.header.origin.files == {"model.safetensors": (len(weights), mark)}
     assert model.header.origin.weights == weights_fingerprint(path)
-    file = packed_path(model.header.origin, "int8", Paths(tmp_path))
+    file = in_all_formats(model.header.origin, "int8", Paths(tmp_path))[0]
     shutil.rmtree(path)
     again = load(file, "int8", "tiny", 1, quiet(), Paths(tmp_path))
     assert again.config.content == json.loads(texts["config.json"]) and again.sizes.family == "llama"
@@ -171,7 +171,7 @@ def test_it_is_made_once_and_again_when_the_model_changes(tiny, tmp_path, monkey
 def test_a_damaged_one_is_made_again_with_a_sentence(tiny, tmp_path):
     path, paths, said = tiny(FAMILIES[0]).path, Paths(tmp_path), []
     header = load(path, "int8", "tiny", 1, quiet(), paths).header
-    file = packed_path(header.origin, "int8", paths)
+    file = in_all_formats(header.origin, "int8", paths)[0]
     for damage in (file.read_bytes()[:-1], b"", file.read_bytes()[:60] + b"#" + file.read_bytes()[61:]):
         file.write_bytes(damage)
         assert load(path, "int8", "tiny", 1, quiet(said), paths).header == header
@@ -202,7 +202,7 @@ def test_what_an_earlier_version_wrote_serves_and_is_not_made_again(tiny, tmp_pa
     for module in (packed_file, packed_files_module):
         monkeypatch.setattr(module, "FORMAT", packed_file.FORMAT + 1)
     monkeypatch.setattr(packed_cache, "_make", lambda *given: pytest.fail("it is made again"))
-    assert packed_path(old.header.origin, "int8", paths) != old.path
+    assert in_all_formats(old.header.origin, "int8", paths)[0] != old.path
     assert load(path, "int8", "", 1, Reporter(pytest.fail), paths).header == old.header
     assert load(old.path, "int8", "", 1, Reporter(pytest.fail), paths).header == old.header
     assert packed_file.forms(old.path) == {"int8": old.path}
@@ -212,7 +212,7 @@ def test_what_an_earlier_version_wrote_serves_and_is_not_made_again(tiny, tmp_pa
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes here")
 def test_a_pipe_in_its_place_gives_way(tiny, tmp_path):
     path, paths, said = tiny(TIED).path, Paths(tmp_path), []
-    file = packed_path(origin_of(path, paths), "int8", paths)
+    file = in_all_formats(origin_of(path, paths), "int8", paths)[0]
     file.parent.mkdir(parents=True, exist_ok=True)
     os.mkfifo(file)
     assert load(path, "int8", "", 1, quiet(said), paths).sizes and packed_file.read(file).verify() == []
@@ -221,7 +221,7 @@ def test_a_pipe_in_its_place_gives_way(tiny, tmp_path):
 
 def test_a_directory_in_its_place_is_said_and_the_model_runs(tiny, tmp_path):
     path, paths, said = tiny(TIED).path, Paths(tmp_path), []
-    packed_path(origin_of(path, paths), "int8", paths).mkdir(parents=True)
+    in_all_formats(origin_of(path, paths), "int8", paths)[0].mkdir(parents=True)
     assert load(path, "int8", "", 1, quiet(said), paths).sizes
     assert len(said) == 2 and wording("packed_anew_each_time") in said[1] and not list(tmp_path.rglob("*.partial"))
 
@@ -240,7 +240,7 @@ def test_one_that_cannot_be_read_back_is_said_and_the_model_runs(tiny, tmp_path,
 
 def test_what_a_killed_process_left_counts_as_free_room(tiny, tmp_path, monkeypatch):
     path, paths = tiny(TIED).path, Paths(tmp_path)
-    file = packed_path(origin_of(path, paths), "int8", paths)
+    file = in_all_formats(origin_of(path, paths), "int8", paths)[0]
     file.parent.mkdir(parents=True, exist_ok=True)
     partial_of(file).write_bytes(bytes(10**6))
 
@@ -329,7 +329,7 @@ def test_two_processes_at_once_pack_it_once(tiny, tmp_path):
         process.stdin.flush()
     said = [process.communicate(timeout=PATIENCE)[0].splitlines() for process in both]
     origin = with_files(Origin("", "a" * 40), tiny(FAMILIES[0]).path, Paths(tmp_path))
-    file = str(packed_path(origin, "int8", Paths(tmp_path)))
+    file = str(in_all_formats(origin, "int8", Paths(tmp_path))[0])
     assert sorted(said, key=len) == [[file], ["packs", file]]
     assert packed_file.read(Path(file)).verify() == []
 

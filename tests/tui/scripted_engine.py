@@ -74,7 +74,7 @@ class ScriptedEngine:
         self.lent: list[bool] = []  # a core, and that it is given back
         self.switch: bool | None = None  # whether it thinks by itself; None where it cannot be told
         self.choice = SimpleNamespace(
-            engine="native", dtype="fp32", quantize="none", device=device, drafter="phrases", nodes=8, pace=()
+            engine="native", dtype="fp32", quantize="none", device=device, drafter="phrases", nodes=8, pace=(), bits=0.0
         )
         self.costs, self.parameters = None, 760_652_800
         self.exactness = Exactness(True, 2)
