@@ -21,6 +21,7 @@ from localspec.models.entries import Entry
 from localspec.models.imported import import_of, is_gguf
 from localspec.models.packed_files import files_in_use, other_source, packed_of, remove_abandoned, unreadable
 from localspec.models.registry import NOWHERE, cards, is_import, is_path, reference, resolve
+from localspec.models.weight_digests import forget
 from localspec.packed_file import Header, of_same_weights, peek
 from localspec.paths import Paths
 from localspec.pulling.heads import drafter_made_of
@@ -130,6 +131,9 @@ def _remove_packed(name: str, paths: Paths, yes: bool, phrases: bool) -> None:
         learned = Learned.of({name, card.name, reference(card)}, mine)
         for file in mine:
             forget_tokenizer(file)
+            if registered := _registration(file):
+                held = registered.origin.files
+                forget([Path(name) for name in held], (mark for _, mark in held.values()), paths)
             file.unlink(missing_ok=True)
         typer.echo(f"Deleted; {size(freed)} are free again.")
         learned.settle(yes, phrases)

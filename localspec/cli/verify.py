@@ -18,7 +18,7 @@ from localspec.hub.sources import Source
 from localspec.models.fingerprint import fingerprints, recognised
 from localspec.models.packed_files import GPU_SUFFIX, packed_of, packed_sources
 from localspec.models.registry import NOWHERE, is_import, is_path, resolve
-from localspec.models.weight_digests import look
+from localspec.models.weight_digests import forget, look
 from localspec.packed_file import SUFFIX, forms, read
 from localspec.paths import Paths
 from localspec.pulling.repositories import own_source, sources_of
@@ -69,7 +69,8 @@ def _verify_own(name: str) -> list[str]:
         return _verify_imported(name, path, paths)
     typer.echo(one_line(f"{name}: weights of {size(found.bytes)} are whole, as far as their own headers tell."))
     changed = _looked(name, found.weight_files, paths)
-    if changed:  # it was perhaps packed from other weights
+    if changed:  # it was perhaps packed from other weights, and those that are here count from now on
+        forget(found.weight_files, (mark for _, mark in fingerprints(found.weight_files).values()), paths)
         for file in packed_of(path, "", paths):
             if file.parent == paths.packed:
                 file.unlink(missing_ok=True)

@@ -252,9 +252,9 @@ def ready(name: str, settings: Settings, reporter: Reporter) -> TargetCard:
         model.chat.tokenizer.hand_on()
         header = registered.header
         if not moved:
+            held = size(header.weight_bytes) if header.answers == BLOCKS else f"packed in {header.answers}"
             reporter.notice(
-                f"{name} was imported as {header.origin.name}: {size(header.weight_bytes)}, read from {file}, which "
-                "must stay there."
+                f"{name} was imported as {header.origin.name}: {held}, read from {file}, which must stay there."
             )
     return registry.resolve(name)
 

@@ -9,7 +9,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -87,7 +87,8 @@ def look(
     """Read all files, and compare them with what was remembered of them. Return what was found, by their names.
 
     A change is unseen if size, times and inode stayed, or if the fingerprint stayed. `fingerprints` are those of the
-    files now, by name. From now on they are known as they are. Raises LocalspecError for a file that cannot be read.
+    files now, by name. Other files are known as they are from now on; one that changed unseen stays known as it was,
+    until `forget` is called. Raises LocalspecError for a file that cannot be read.
     """
     known, now, found = _remembered(paths), stamps(files), {}
     learned: dict[str, Known] = {}
@@ -96,9 +97,18 @@ def look(
         stamp, before, former_mark = known.get(place, ([], "", ""))
         unseen = before not in ("", digest) and (stamp == now[file.name] or former_mark == mark)
         found[file.name] = Looked(digest, before, unseen)
-        learned |= {place: (now[file.name], digest, mark), mark: ([], digest, mark)}
+        if not unseen:
+            learned |= {place: (now[file.name], digest, mark), mark: ([], digest, mark)}
     _remember(learned, paths)
     return found
+
+
+def forget(files: Iterable[Path], fingerprints: Iterable[str], paths: Paths) -> None:
+    """Forget what these files held, and what files with these fingerprints held."""
+    gone, known = {*map(os.path.realpath, files), *fingerprints}, _remembered(paths)
+    if gone & known.keys():
+        with suppress(OSError):
+            write_anew(_file(paths), json.dumps({one: known[one] for one in known if one not in gone}).encode())
 
 
 def digest_of(mark: str, paths: Paths) -> str:

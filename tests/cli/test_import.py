@@ -317,6 +317,9 @@ def test_verify_prints_what_an_entry_lists_and_finds_a_byte_that_changed(tmp_pat
     (Paths(tmp_path).packed / "digests.json").write_text(json.dumps(digests))
     changed = called(tmp_path, "verify", "listed")
     assert changed.returncode == 1 and wording("changed_unseen_rm_and_import_again") in changed.stderr
+    assert called(tmp_path, "verify", "listed").returncode == 1, "damage is not accepted by saying it once"
+    assert called(tmp_path, "rm", "listed", "--yes").returncode == 0
+    imported(tmp_path, gguf)
     assert called(tmp_path, "verify", "listed").returncode == 0
 
 
