@@ -19,8 +19,8 @@ from benchmarks.workshop import Model
 from localspec.checkpoint import inspect, revision
 from localspec.environment import home
 from localspec.errors import LocalspecError
-from localspec.models.packed_files import packed_path
-from localspec.native.packed_cache import with_digests
+from localspec.models.packed_files import in_all_formats
+from localspec.native.packed_cache import with_files
 from localspec.packed_file import Origin
 from localspec.paths import Paths
 
@@ -63,7 +63,7 @@ def measure(model: Model, wanted: Wanted) -> Measured:
 def _everyone(model: Model, peers: Sequence[str]) -> list[Loaded]:
     everyone, paths = [], Paths(home())
     for packing in ("int8", "int4"):
-        file = packed_path(with_digests(Origin("", revision(model.path)), model.path, paths), packing, paths)
+        file = in_all_formats(with_files(Origin("", revision(model.path)), model.path, paths), packing, paths)[0]
         one = Loaded(f"localspec {packing}", packing, (file,))
         if not file.exists():
             _child(one, model)

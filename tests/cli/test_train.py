@@ -23,6 +23,7 @@ from localspec.checkpoint import revision
 from localspec.cli.main import main
 from localspec.errors import LocalspecError
 from localspec.models.drafter_cards import read_drafter, trained_drafters
+from localspec.models.fingerprint import weights_fingerprint
 from localspec.models.registry import resolve
 from localspec.policy.selection import choose
 from localspec.training import estimate, generated
@@ -95,7 +96,9 @@ def test_what_it_writes_says_what_it_is_and_drafts(train, model, tmp_path, capfd
     assert sorted(file.name for file in out.iterdir()) == ["drafter", "losses.jsonl", "losses.svg"]
     card = json.loads((out / "drafter" / "drafter.json").read_text())
     assert (card["kind"], card["options"]["heads"], card["options"]["decay"]) == ("medusa", 2, 0.5)
-    assert card["target"] == {"name": model.name, "revision": revision(model)}
+    assert card["target"] == {
+        "name": model.name, "revision": revision(model), "weights": weights_fingerprint(model),
+    }  # fmt: skip
     assert card["features"] == {"dtype": "fp32", "quantize": "none"} and card["data"] == ["chat.jsonl"]
     assert len(card["tokenizer"]) == len(card["template"]) == 16
     assert card["command"].startswith(f"localspec train medusa -m {model.name} --data chat.jsonl -O heads=2")

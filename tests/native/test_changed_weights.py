@@ -16,7 +16,7 @@ from localspec.models import fingerprint
 from localspec.models import weight_digests as module
 from localspec.models.fingerprint import file_fingerprint, fingerprints, weights_fingerprint
 from localspec.models.packed_files import packed_files
-from localspec.models.weight_digests import known_digests, look, weight_digests
+from localspec.models.weight_digests import forget, known_digests, look, weight_digests
 from localspec.native import packed_cache
 from localspec.native.packed_cache import load
 from localspec.packed_file import Origin, forms
@@ -186,7 +186,9 @@ def test_only_reading_all_of_it_sees_bytes_that_changed_between_the_samples(mode
     change_unseen(model, monkeypatch, times)
     now = looked()
     assert now.unseen and now.before == first.digest != now.digest == hashlib.sha256(file.read_bytes()).hexdigest()
-    assert not looked().unseen, "from now on it is known so"
+    assert looked().unseen, "it is damage until it is forgotten"
+    forget([file], [file_fingerprint(file)], paths)
+    assert not looked().before
     file.write_bytes(file.read_bytes()[:-64] + bytes(64))
     assert not looked().unseen and looked().digest != now.digest, "its fingerprint says it"
 
