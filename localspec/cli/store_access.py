@@ -20,7 +20,7 @@ from localspec.text import one_line
 def store_if_any(what: str, raise_damage: bool = True) -> Iterator[Store | None]:
     """Yield the store of this user, for the sake of the phrases or the conversations: `what`.
 
-    None where there is none yet, since looking must not make one. Raise StoreTrouble, also where there may be one that
+    None if it does not exist yet, since looking must not make one. Raise StoreTrouble, also where there may be one that
     cannot be reached: then nobody knows that nothing is kept. Damage that is found after opening raises it too, unless
     `raise_damage` is False.
     """

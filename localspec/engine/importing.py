@@ -96,7 +96,7 @@ def _imported(
 def _register(file: Path, answers: str, reporter: Reporter, paths: Paths) -> tuple[PackedFile, "GgufModel", bool]:
     """Register a file, unless that was done before. Returns its registration, and whether it is new.
 
-    `answers` is the packing that answers where none is asked for. Raises what `import_gguf` raises.
+    `answers` is the packing that answers by default. Raises what `import_gguf` raises.
     """
     from localspec.gguf.model import GgufModel  # numpy
     from localspec.native.gguf_pack import gguf_source, registration

@@ -21,7 +21,7 @@ _BY_NAME = {block.name: block for block in BLOCKS.values()}
 
 
 def stand_in(name: str, columns: int) -> Block | None:
-    """Return the block type for weights of the type `name` in rows of so many.
+    """Return the block type for weights of the type `name` in rows of `columns`.
 
     Rows that the type in the table does not divide are put into Q8_0. None where that does not divide them either.
     """

@@ -33,7 +33,7 @@ DIGITS = 40  # of a fingerprint; a SHA-256 has 64
 HEADER = 24 * MIB  # bytes from the start of a file that are all read: the largest headers of GGUF have 20 MiB
 SAMPLES, SAMPLE_BYTES = 1024, 64  # of the rest of a file
 RUN = 32  # neighbouring weights that are sampled together; no block of any type has fewer
-_PLACES, _LARGE = 4, 2**16  # samples of a tensor with at least so many weights; one of a smaller tensor
+_PLACES, _LARGE = 4, 2**16  # samples of a tensor with at least 2**16 weights; a smaller tensor has one
 _HEAD, _TABLE = "lm_head.weight", "model.embed_tokens.weight"
 Values = Callable[[str, Sequence[int], int], bytes]  # (tensor, first weight of each sample, weights of a sample)
 

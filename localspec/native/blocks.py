@@ -62,7 +62,7 @@ class BlockMatrix:
 
 @dataclass(frozen=True)
 class BlockStack:
-    """A weight whose rows are those of its parts, one after another: each of its own type, all of the same inputs."""
+    """A weight whose rows are those of its parts, one after another. Types may differ, and inputs are the same."""
 
     parts: tuple[BlockMatrix, ...]
 

@@ -185,7 +185,7 @@ def _is_q8_0(part: object) -> bool:
 
 @dataclass(frozen=True)
 class BlockModel:
-    """A model in the blocks of its GGUF files, in memory of its own. A head that is the embedding is there once."""
+    """A model in the blocks of its GGUF files, in private memory. A head that is the embedding is stored once."""
 
     header: Header
     config: ModelConfig

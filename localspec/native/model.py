@@ -151,7 +151,10 @@ class NativeModel:
         )  # fmt: skip
 
     def _table(self, name: str, rows: int, columns: int) -> Table:
-        """Return what is read by tokens, empty where there is none. Raises LocalspecError for another shape."""
+        """Return a table that is read by token id; it is empty if the model has no such table.
+
+        Raises LocalspecError for another shape.
+        """
         found: Any = self.weights.get(name)
         if found is None:
             return Table()

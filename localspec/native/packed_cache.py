@@ -141,7 +141,7 @@ def register(header: Header, texts: Mapping[str, bytes], reporter: Reporter, pat
 
 
 def pack_gguf(source: Source, packing: str, origin: Origin, threads: int, reporter: Reporter, paths: Paths) -> Path:
-    """Return the packed file of a model in int8 or int4, which is made where there is none.
+    """Return the packed file of a model in int8 or int4. Make it if it does not exist.
 
     Raises what `once` raises, and LocalspecError where the files change meanwhile.
     """
@@ -203,10 +203,10 @@ def with_files(origin: Origin, path: Path, paths: Paths, reporter: Reporter | No
 
     Where the same weights were packed before, the files stay as they are named there.
     """
-    files, told = weight_files(path), _shown(f"reading the weights of {origin.name}", reporter or Reporter())
+    files, show = weight_files(path), _shown(f"reading the weights of {origin.name}", reporter or Reporter())
     for one in packed_files(paths):
         before = one.header.origin
-        if before.revision == origin.revision and recognised(files, before.files, paths, told):
+        if before.revision == origin.revision and recognised(files, before.files, paths, show):
             return replace(origin, files=before.files)
     return replace(origin, files=identified(files, paths))
 
